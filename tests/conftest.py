@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import posix
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.foreground import heed_signals
-from support.project import quiet_environment
 
 _UNIT = Path(__file__).parent / "unit"
+_NUMBERS = itertools.count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let tests find signals as they are in the foreground, and a state directory of their own."""
+    """Let tests find signals as they are in the foreground, a terminal, and nobody's runs."""
     heed_signals()
-    # no test writes to the index of runs in the user's home
-    os.environ["XDG_STATE_HOME"] = _state_home(config)
+    # for fixtures of whole modules; each test has one of its own
+    state = tempfile.mkdtemp(prefix="lllaunch-state-")
+    config.add_cleanup(lambda: shutil.rmtree(state, ignore_errors=True))
+    os.environ["XDG_STATE_HOME"] = state
     # where nobody watches the tests there may be no terminal, or one that can do nothing
     os.environ["TERM"] = "xterm-256color"
-    config.addinivalue_line(
-        "markers", "measured: coverage measures it, and the interpreters that it starts"
-    )
-    config.addinivalue_line("markers", "untraced: coverage does not measure this process meanwhile")
+    # coverage measures the tests' own processes, not the interpreters that they start: Hydra takes
+    # whatever traces a process for a debugger, and each fork would write a file
+    for name in [name for name in os.environ if name.startswith("COVERAGE_PROCESS")]:
+        del os.environ[name]
 
 
-def _state_home(config: pytest.Config) -> str:
-    """Return a state directory for this process and all that it starts."""
-    directory = tempfile.mkdtemp(prefix="lllaunch-state-")
-    config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
-    return directory
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all but unit tests as scenarios, of which ``make test`` runs few."""
+    for item in items:
+        if _UNIT not in item.path.parents:
+            item.add_marker("scenario")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -53,43 +55,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return WorkStealingScheduling(config, log)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Keep coverage to unit tests, and to those that ask for it.
-
-    The tests of commands run the same lines over and over: to measure an interpreter takes more
-    than half as long again as to start it, and each of its forks writes a file, too.
-    """
-    measured = item.get_closest_marker("measured") or _UNIT in item.path.parents
-    with pytest.MonkeyPatch.context() as patch:
-        if not measured:
-            for name in quiet_environment():
-                patch.delenv(name)
-            patch.setattr(_Forks, "measured", False)
-        # of a property a hundred examples are tried; other tests run the same lines once
-        property_ = item.get_closest_marker("hypothesis")
-        if measured and not (property_ or item.get_closest_marker("untraced")):
-            return (yield)
-        trace = sys.gettrace()
-        sys.settrace(None)
-        try:
-            return (yield)
-        finally:
-            sys.settrace(trace)
+@pytest.fixture(autouse=True)
+def place_of_its_own(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run each test in an empty directory, with a state directory of its own."""
+    place = tmp_path_factory.getbasetemp() / f"place-{next(_NUMBERS)}"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("XDG_STATE_HOME", str(place.with_name(f"{place.name}-state")))
 
 
-class _Forks:
-    """Whether forks of this process are measured."""
+@pytest.fixture(autouse=True)
+def hydra_as_it_was() -> Iterator[None]:
+    """Put back what a test tells Hydra: it is for a process, and this one runs other tests."""
+    if "hydra" not in sys.modules:
+        yield
+        return
+    from support.hydra_state import hydra_put_back
 
-    measured = True
-
-
-def _leave_unmeasured() -> None:
-    """In a fork: without the trace function that it has inherited, or a file at its end."""
-    if not _Forks.measured:
-        sys.settrace(None)
-        # coverage has put its own in this one's place
-        os._exit = posix._exit  # type: ignore[assignment]
-
-
-os.register_at_fork(after_in_child=_leave_unmeasured)
+    with hydra_put_back():
+        yield

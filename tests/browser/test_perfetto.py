@@ -17,10 +17,7 @@ import pytest
 from support.timelines import START, event, sample
 
 from lllaunch.results.timeline import NodeRecords, timeline_of
-from lllaunch.results.trace import TraceEvent, rendered, run_events, sweep_events
-from lllaunch.results.tries import tries_of
-from lllaunch.sweep.journal import EndedRecord, Header, JournalEntry, Result, StartedRecord
-from lllaunch.sweep.pool import Lease
+from lllaunch.results.trace import TraceEvent, rendered, run_events
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -127,31 +124,6 @@ def test_a_run_is_read_as_it_is_meant(browser: Browsing, perfetto: tuple[str, Pa
         ["CPU (cores) rank 1", 3 * second, 0.5],
         ["CPU (cores) rank 1", 9 * second, 0],
         ["metric loss rank 1", 3 * second, 2.5],
-    ]
-
-
-def test_a_sweep_is_read_as_it_is_meant(browser: Browsing, perfetto: tuple[str, Path]) -> None:
-    records = (
-        Header("s", "1", slots=Lease(("0", "1"))),
-        StartedRecord(0, 0, Lease(("0", "1"))),
-        EndedRecord(0, 0, Result("failed", 3)),
-        StartedRecord(0, 1, Lease(("1",))),
-        EndedRecord(0, 1, Result("succeeded", 0)),
-    )
-    second = 1_000_000
-    sweep = tries_of(
-        JournalEntry(START + number * 10**9, record) for number, record in enumerate(records)
-    )
-    page = opened(browser, perfetto, sweep_events(sweep))
-    assert page.evaluate(_QUERY, _SPANS) == [
-        ["sweep", "launcher", "sweep", 0, 4 * second, 0],
-        ["GPUs", "GPU 0", "job 0: failed", second, second, 0],
-        ["GPUs", "GPU 1", "job 0: failed", second, second, 0],
-        ["GPUs", "GPU 1", "job 0: succeeded", 3 * second, second, 0],
-    ]
-    assert page.evaluate(_QUERY, "select name from thread where name like 'GPU%'") == [
-        ["GPU 0"],
-        ["GPU 1"],
     ]
 
 

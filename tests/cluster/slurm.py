@@ -1,168 +1,286 @@
-"""A real Slurm on this machine, for tests; what brings it up stands beside the project."""
+"""A real Slurm on this machine: each of its hosts is a set of namespaces, each daemon a child."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import importlib.util
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from support import launching
 from support.launching import gone, until
 
-SCRIPTS = Path(__file__).parents[3] / "shared" / "slurm"
-COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun")
-_DAEMONS = ("munged", "slurmctld", "slurmd", "sinfo")
+from cluster import networks
+from cluster.networks import Network
+from lllaunch.linux import proc
 
-# How long Slurm may take for what it does by itself: it ends a job within 7 s, puts one back in 13.
-WAIT = 90.0
+COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun")
+_DAEMONS = ("munged", "slurmctld", "slurmd")
+NODES = 4
+# They are made up; each is /dev/null by its number, as Slurm counts device nodes alone.
+GPUS = 8
+
+# Far more than Slurm takes for what it does by itself: it ends a job within 7 s, puts one back in
+# 13, and misses a node after some 15.
+WAIT = 2 * launching.WAIT
+
+# The first process of a host. It takes in the exit statuses of all orphans there.
+_HOST = """
+echo "$1" >/proc/sys/kernel/hostname
+mount --bind "$2/etc/hosts" /etc/hosts
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+trap '' CHLD
+: >"$2/run/$1"
+exec sleep infinity
+"""
+
+# A job that is put back starts again when its credential is over (cred_expire), a node is missed
+# after SlurmdTimeout. Tests take job 4 for one that never was.
+_CONF = """
+ClusterName=test
+FirstJobId=1000
+SlurmctldHost=login({login})
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={root}/run/munge,cred_expire=5
+MpiDefault=none
+MailProg=/bin/true
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerCPU=100
+GresTypes=gpu
+SlurmdParameters=config_overrides
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0,batch_sched_delay=0
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+JobRequeue=1
+ReturnToService=2
+SlurmctldTimeout=10
+SlurmdTimeout=10
+MessageTimeout=5
+TCPTimeout=2
+KillWait=5
+InactiveLimit=0
+MinJobAge=3600
+Waittime=0
+SlurmctldPidFile={root}/run/slurmctld.pid
+SlurmdPidFile={root}/run/slurmd.%n.pid
+SlurmdSpoolDir={root}/spool/%n
+StateSaveLocation={root}/state
+NodeName=node[0-{last}] CPUs=16 RealMemory=64000 Gres=gpu:{gpus} State=UNKNOWN
+PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE DefaultTime=60 State=UP
+PartitionName=main Default=YES PriorityTier=1 PreemptMode=REQUEUE
+PartitionName=high PriorityTier=10 PreemptMode=OFF
+"""
 
 
 def what_is_missing() -> str:
     """Return why there can be no Slurm here, empty if there can."""
-    if not (SCRIPTS / "up.sh").exists():
-        return f"{SCRIPTS}/up.sh is not there"
-    if os.geteuid() != 0:
-        return "its nodes are namespaces, which needs root"
-    if shutil.which("ip") is None or shutil.which("nsenter") is None:
-        return "there is no `ip` or no `nsenter`: apt-get install iproute2 util-linux"
-    return ""
-
-
-class NotUp(Exception):
-    """Slurm could not be installed here; says why."""
+    if importlib.util.find_spec("submitit") is None:
+        return "there is no submitit, which makes batch files: pip install 'lllaunch[slurm]'"
+    programs = (*_DAEMONS, *COMMANDS, "nsenter", "setsid")
+    if without := [each for each in programs if shutil.which(each) is None]:
+        return f"there is no {', '.join(without)}: see .ci/run"
+    return networks.what_is_missing()
 
 
 class Slurm:
     """A cluster: ``node0`` and so on, and ``login``, where the commands are given.
 
     Args:
-        nodes: how many.
-        gpus: how many each has; they are made up.
+        network: what it runs on, one machine more than it has nodes.
     """
 
-    def __init__(self, nodes: int = 4, gpus: int = 8) -> None:
-        self.nodes = nodes
-        self._gpus = gpus
-        # sockets below it have a length
+    nodes = NODES
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        # sockets below it have a length, and munge wants all to be able to come to its own
         self.root = Path(tempfile.mkdtemp(prefix="sl", dir="/tmp"))
+        self.root.chmod(0o755)
         self.tools = self.root / "tools"
+        # by their names; of a host that is what made its namespaces
+        self._hosts: dict[str, subprocess.Popen[bytes]] = {}
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    # Up and down
 
     def up(self) -> None:
         """Bring it up, or bring back nodes that are down."""
-        with open("/tmp/lllaunch-slurm.lock", "w") as lock:
-            # Debian's packages are installed by one at a time
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            installed = all(map(shutil.which, _DAEMONS))
-            done = self._script("up.sh")
-        if done.returncode:
-            text = f"up.sh ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}"
-            assert not installed, text
-            raise NotUp(text)
-        self._write_tools()
+        if not self.tools.exists():
+            self._write()
+        key = f"--key-file={self.root}/etc/munge.key"
+        socket = f"--socket={self.root}/run/munge"
+        others = [f"--{name}-file={self.root}/run/munge.{name}" for name in ("pid", "seed")]
+        self._daemon("munged", ["munged", "--foreground", key, socket, *others])
+        until((self.root / "run" / "munge").exists, "munged")
+        self._host("login", self.nodes)
+        self._start_controller()
+        for number in range(self.nodes):
+            name = f"node{number}"
+            self._host(name, number, "--pid", "--fork", "--kill-child", "--mount-proc")
+            slurmd = self._on(name, "slurmd", "-D", "-N", name, where=str(self.root))
+            self._daemon(f"slurmd of {name}", slurmd)
+        patiently(lambda: len(self._idle()) == self.nodes, "idle nodes")
+        # some of what they say of each other comes later
+        patiently(self._works, "a job on all nodes")
 
     def down(self) -> None:
         """Take it down; nothing is left of it."""
-        self._script("down.sh", CLEAN="1")
+        for name in list(self._hosts):
+            self._end_host(name)
+        for daemon in self._daemons.values():
+            daemon.kill()
+            daemon.wait()
         shutil.rmtree(self.root, ignore_errors=True)
 
-    def _script(self, name: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        env = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("SLURM_")},
-            "SLURM_ROOT": str(self.root),
-            "NODES": str(self.nodes),
-            "GPUS": str(self._gpus),
-            **variables,
-        }
-        # not a pipe, which its daemons would keep open
-        with tempfile.TemporaryFile("w+") as output:
-            done = subprocess.run(
-                [SCRIPTS / name],
-                env=env,
+    def _write(self) -> None:
+        for name in ("etc", "run", "log", "spool", "state", "dev", "tools"):
+            (self.root / name).mkdir()
+        (self.root / "etc" / "munge.key").write_bytes(os.urandom(1024))
+        (self.root / "etc" / "munge.key").chmod(0o600)
+        addresses = [self._network.address(number) for number in range(self.nodes + 1)]
+        names = [*(f"node{number}" for number in range(self.nodes)), "login"]
+        # a peer's address is looked up in the form that it has for a socket of IPv6, too
+        lines = [
+            f"{address} {name}\n::ffff:{address} {name}"
+            for address, name in zip(addresses, names, strict=True)
+        ]
+        (self.root / "etc" / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+        for number in range(GPUS):
+            os.mknod(self.root / "dev" / f"nvidia{number}", 0o20666, os.makedev(1, 3))
+        files = f"{self.root}/dev/nvidia[0-{GPUS - 1}]"
+        (self.root / "etc" / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={files}\n")
+        conf = _CONF.format(root=self.root, login=addresses[-1], last=self.nodes - 1, gpus=GPUS)
+        (self.root / "etc" / "slurm.conf").write_text(conf)
+
+    def _host(self, name: str, number: int, *namespaces: str) -> None:
+        """Make a host on a machine of the network, unless it is there."""
+        if name in self._hosts:
+            return
+        self._network.mend(number)
+        ready = self.root / "run" / name
+        ready.unlink(missing_ok=True)
+        apart = ["nsenter", f"--net=/run/netns/{self._network.namespace(number)}", "unshare"]
+        first = ["--uts", "--mount", *namespaces, "sh", "-c", _HOST, "sh", name, str(self.root)]
+        self._hosts[name] = self._started(f"host {name}", [*apart, *first])
+        until(ready.exists, f"host {name}")
+        if name == "login":
+            self._write_tools()
+
+    def _end_host(self, name: str) -> None:
+        """End a host's first process, and with it, on a node, all others."""
+        host = self._hosts.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(_first_of(host), signal.SIGKILL)
+        host.wait()
+
+    def _daemon(self, name: str, words: Sequence[str]) -> None:
+        running = self._daemons.get(name)
+        if running is None or running.poll() is not None:
+            self._daemons[name] = self._started(name, words)
+
+    def _started(self, name: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
+        with (self.root / "log" / name).open("ab") as log:
+            return subprocess.Popen(
+                words,
+                env={key: each for key, each in os.environ.items() if not key.startswith("SLURM_")},
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                timeout=300,
-                check=False,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C is for the tests, which then take all of it down
+                start_new_session=True,
             )
-            output.seek(0)
-            return subprocess.CompletedProcess(done.args, done.returncode, output.read(), "")
+
+    def _start_controller(self) -> None:
+        self._daemon("slurmctld", self._on("login", "slurmctld", "-D", where=str(self.root)))
+        patiently(self._answers, "an answer of slurmctld")
+
+    def _works(self) -> bool:
+        wide = f"-N{self.nodes}"
+        words = self.command("srun", "-Q", wide, "--ntasks-per-node=1", "--mem=1", "-t1", "true")
+        return _asked(words).returncode == 0
 
     def _write_tools(self) -> None:
         """Write Slurm's commands as they are called from outside: they enter ``login``.
 
         In a job, which inherits PATH, they are themselves.
         """
-        self.tools.mkdir(exist_ok=True)
+        enter = " ".join(self._on("login", where='"$PWD"'))
         for name in COMMANDS:
             real = shutil.which(name)
-            script = f'#!/bin/sh\n[ -n "$SLURM_JOB_ID" ] || set -- {self.root}/enter {real} "$@"\n'
-            script += f'[ -n "$SLURM_JOB_ID" ] && set -- {real} "$@"\nexec "$@"\n'
             path = self.tools / name
-            if not path.exists():
-                path.write_text(script)
-                path.chmod(0o755)
+            path.write_text(
+                f'#!/bin/sh\n[ -n "$SLURM_JOB_ID" ] && exec {real} "$@"\nexec {enter} {real} "$@"\n'
+            )
+            path.chmod(0o755)
 
     # Commands
 
+    def _on(self, name: str, *words: str, where: str = "") -> list[str]:
+        """Return what a command is on a host; its working directory is the caller's."""
+        process = _first_of(self._hosts[name])
+        inside = ["--net", "--uts", "--mount", *(["--pid"] if name != "login" else [])]
+        conf = f"SLURM_CONF={self.root}/etc/slurm.conf"
+        entered = ["nsenter", f"--target={process}", *inside, f"--wd={where or os.getcwd()}"]
+        return [*entered, "env", conf, *words]
+
     def command(self, *words: str) -> list[str]:
         """Return what a command is on the login node."""
-        return [str(self.root / "enter"), *words]
+        return self._on("login", *words)
 
-    def call(self, *words: str, timeout: float = 30.0, **options: Any) -> str:
+    def call(self, *words: str) -> str:
         """Call a command on the login node; return what it writes to standard output."""
-        return _call(self.command(*words), timeout, **options)
+        return _call(self.command(*words))
 
-    def on(self, node: int, *words: str, timeout: float = 30.0, **options: Any) -> str:
+    def on(self, node: int, *words: str) -> str:
         """Call a command on a node; return what it writes to standard output."""
-        return _call([str(self.root / "on"), f"node{node}", *words], timeout, **options)
+        return _call(self._on(f"node{node}", *words))
 
-    def sbatch(self, *words: str, **options: Any) -> str:
+    def sbatch(self, *words: str) -> str:
         """Submit a job; return its id."""
-        return self.call("sbatch", "--parsable", *words, **options).strip()
+        return self.call("sbatch", "--parsable", *words).strip()
 
     # What becomes of jobs
 
     def facts(self, id: str) -> dict[str, str]:  # noqa: A002
         """Return what ``scontrol show job`` says of a job, empty if it does not know it."""
-        done = subprocess.run(
-            self.command("scontrol", "--oneliner", "show", "job", id),
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
+        words = self.command("scontrol", "--oneliner", "show", "job", id)
+        done = _asked(words)
         return dict(re.findall(r"([\w:/]+)=(\S*)", done.stdout.split("\n")[0]))
 
     def state(self, id: str) -> str:  # noqa: A002
         """Return a job's state, empty if Slurm does not know it."""
         return self.facts(id).get("JobState", "")
 
-    def until_state(self, id: str, *states: str, timeout: float = WAIT) -> str:  # noqa: A002
+    def until_state(self, id: str, *states: str) -> str:  # noqa: A002
         """Wait until a job is in one of some states; return it."""
-        said: list[str] = []
-
-        def look() -> str:
-            said.append(self.state(id))
-            return said[-1] if said[-1] in states else ""
-
         try:
-            found: str = _patiently(look, f"job {id}: {', '.join(states)}", timeout)
+            patiently(lambda: self.state(id) in states, f"job {id}: {', '.join(states)}")
         except AssertionError as error:
-            raise AssertionError(f"{error}; it is {said[-1]}: {self.facts(id)}") from None
-        return found
+            raise AssertionError(f"{error}: {self.facts(id)}") from None
+        return self.state(id)
 
-    def until_over(self, id: str, timeout: float = WAIT) -> str:  # noqa: A002
+    def until_over(self, id: str) -> str:  # noqa: A002
         """Wait until a job has ended; return its state."""
         states = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL")
-        return self.until_state(id, *states, timeout=timeout)
+        return self.until_state(id, *states)
 
     def queue(self) -> list[str]:
         """Return the ids and states of all jobs in the queue."""
@@ -192,18 +310,15 @@ class Slurm:
     @contextlib.contextmanager
     def without_controller(self) -> Iterator[None]:
         """Nobody answers within the block; jobs go on."""
-        pid = int((self.root / "run" / "slurmctld.pid").read_text())
-        os.kill(pid, signal.SIGTERM)
-        _patiently(lambda: gone(pid), "the end of slurmctld", WAIT)
+        self._daemons["slurmctld"].terminate()
+        self._daemons["slurmctld"].wait(WAIT)
         try:
             yield
         finally:
-            self.call("slurmctld", "-f", str(self.root / "etc" / "slurm.conf"))
-            _patiently(self._answers, "an answer of slurmctld", WAIT)
+            self._start_controller()
 
     def _answers(self) -> bool:
-        words = self.command("scontrol", "ping")
-        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+        done = _asked(self.command("scontrol", "ping"))
         return done.returncode == 0 and "UP" in done.stdout
 
     def partition(self, name: str, **settings: object) -> None:
@@ -214,17 +329,20 @@ class Slurm:
 
     def cut_power(self, node: int) -> None:
         """End all of a node at once. Slurm sees it after some 15 s; `up` brings it back."""
-        pid = int((self.root / "run" / f"node{node}.hold").read_text())
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: gone(pid), f"the end of node{node}")
+        first = _first_of(self._hosts[f"node{node}"])
+        self._end_host(f"node{node}")
+        # not even a refusal comes from there
+        self._network.cut(node)
+        until(lambda: gone(first), f"the end of node{node}")
 
     def reset(self) -> None:
         """Cancel what is left, and take changes back."""
         if self.queue():
             self.call("scancel", "--user", str(os.getuid()))
         self._restore()
-        _patiently(lambda: not self.queue(), "an empty queue", WAIT)
-        if len(self._idle()) < self.nodes:
+        patiently(lambda: not self.queue(), "an empty queue")
+        # Slurm may not have missed a node yet
+        if len(self._hosts) <= self.nodes or len(self._idle()) < self.nodes:
             self.up()
 
     def _idle(self) -> list[str]:
@@ -242,30 +360,52 @@ class Slurm:
         changed.unlink(missing_ok=True)
 
 
-def _call(words: list[str], timeout: float, **options: Any) -> str:
-    done = subprocess.run(
-        words, capture_output=True, text=True, timeout=timeout, check=False, **options
-    )
+def _first_of(host: subprocess.Popen[bytes]) -> int:
+    """Return the first process of a host, as it is called out here."""
+    return next(iter(proc.children(host.pid)), host.pid)
+
+
+def _asked(words: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, timeout=WAIT, check=False)
+
+
+def _call(words: list[str]) -> str:
+    done = _asked(words)
     assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
-    output: str = done.stdout
-    return output
+    return done.stdout
 
 
-def _patiently(look: Callable[[], Any], what: str, timeout: float) -> Any:
+def patiently(look: Callable[[], Any], what: str) -> Any:
     """Wait as `until` does, and leave the two cores of a small machine to others meanwhile."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + WAIT
     while not (found := look()):
-        assert time.monotonic() < deadline, f"waited {timeout:g} s in vain for {what}"
+        assert time.monotonic() < deadline, f"waited {WAIT:g} s in vain for {what}"
         time.sleep(0.1)
     return found
 
 
+def verb(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Call a command of lllaunch in a project."""
+    return subprocess.run(
+        [sys.executable, "-m", "lllaunch", *words],
+        cwd=directory,
+        env=os.environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        check=False,
+    )
+
+
 @contextlib.contextmanager
-def running(nodes: int = 4, gpus: int = 8) -> Iterator[Slurm]:
+def running() -> Iterator[Slurm]:
     """Bring up a cluster, and take it down at the end."""
-    cluster = Slurm(nodes, gpus)
-    try:
-        cluster.up()
-        yield cluster
-    finally:
-        cluster.down()
+    network = Network(NODES + 1)
+    with network.made():
+        cluster = Slurm(network)
+        try:
+            cluster.up()
+            yield cluster
+        finally:
+            cluster.down()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.launching import until
 
-from cluster.clusters import WAIT, Cluster, Clusters
+from cluster.clusters import LOSES, Cluster, Clusters
 
 PORT = 2379
 
@@ -48,7 +48,7 @@ def start_etcd(tmp_path: Path) -> Iterator[Callable[[Cluster, int], str]]:
             )
         started.append(process)
         ready = b"ready to serve client requests"
-        until(lambda: ready in (tmp_path / "etcd.log").read_bytes(), "etcd", WAIT)
+        until(lambda: ready in (tmp_path / "etcd.log").read_bytes(), "etcd")
         return f"{address}:{PORT}"
 
     try:
@@ -83,7 +83,9 @@ def test_with_etcd_the_others_go_on_without_node_0(
 ) -> None:
     cluster = clusters(2)
     endpoint = start_etcd(cluster, 1)
-    _, second = cluster.start_all(nnodes="1:2", args=["hold"], endpoint=endpoint, backend="etcd-v2")
+    _, second = cluster.start_all(
+        nnodes="1:2", args=["hold"], endpoint=endpoint, backend="etcd-v2", settings=LOSES
+    )
     both = cluster.wait_for(4, 2)
     cluster.network.kill(0)
     alone = cluster.wait_for(2, 1, both)

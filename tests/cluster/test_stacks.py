@@ -9,7 +9,6 @@ import sys
 from typing import Any
 
 from support.launching import until
-from support.project import quiet_environment
 
 from cluster.clusters import PRELOAD, SETTINGS, Cluster, Clusters
 from lllaunch.supervisor.control import SOCKET
@@ -23,7 +22,7 @@ def stacks(cluster: Cluster, number: int, *args: str, code: int = 0) -> tuple[st
     done = subprocess.run(
         [*cluster.network.command(number), sys.executable, "-m", "lllaunch", "stacks", *args],
         cwd=cluster.directory(number),
-        env={**quiet_environment(), "PATH": "/usr/bin:/bin"},
+        env={"PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
         timeout=60,

@@ -119,7 +119,7 @@ class Pool:
             for signum in (signal.SIGTERM, signal.SIGALRM):
                 signal.signal(signum, _give_up)
             signal.alarm(int(_LIMIT))
-            outcome = judge(scenario(self._args.seed, number, self._args.families), root)
+            outcome = judge(scenario(self._args.seed, number), root)
             (root / "outcome.json").write_text(json.dumps(vars(outcome)))
             code = 0
         except BaseException:
@@ -141,7 +141,7 @@ class Pool:
             outcome.seconds = time.monotonic() - began
         if outcome.violations:
             print(_violation(self._args, outcome, root), flush=True)
-        if not outcome.violations and not self._args.keep:
+        if not outcome.violations:
             shutil.rmtree(root, ignore_errors=True)
             # its name is not given again
             root.mkdir()
@@ -156,8 +156,7 @@ def _give_up(signum: int, frame: FrameType | None) -> NoReturn:
 def _violation(args: argparse.Namespace, outcome: Outcome, root: Path) -> str:
     lines = [f"{outcome.number} ({outcome.family}): {', '.join(outcome.faults) or 'no fault'}"]
     lines += [f"  {check}: {text}" for check, text in outcome.violations]
-    families = f" --families {' '.join(args.families)}" if args.families else ""
-    command = f"python -m tests.faults --seed {args.seed}{families} --only {outcome.number}"
+    command = f"python -m tests.faults --seed {args.seed} --only {outcome.number}"
     lines.append(f"  again: {command}")
     lines.append(f"  its files: {root}")
     return "\n".join(lines)
@@ -194,12 +193,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, default=0, help="start none after so many seconds")
     parser.add_argument("--seed", default="", help="any text; by default a new one")
-    parser.add_argument("--first", type=int, default=0, help="the number of the first scenario")
     parser.add_argument("--only", type=int, help="perform this scenario alone")
     parser.add_argument("--times", type=int, default=1, help="how often to perform --only")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
-    parser.add_argument("--families", nargs="*", default=[], help="run place pair sweep journal")
-    parser.add_argument("--keep", action="store_true", help="keep all files")
     args = parser.parse_args(argv)
     args.seed = args.seed or secrets.token_hex(4)
     if not args.n and not args.seconds:
@@ -215,9 +211,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     numbers: Any = iter(int, 1)
     if args.only is not None:
         numbers = iter([args.only] * args.times)
-        print(scenario(args.seed, args.only, args.families), flush=True)
+        print(scenario(args.seed, args.only), flush=True)
     else:
-        numbers = iter(range(args.first, args.first + (args.n or 1_000_000)))
+        numbers = iter(range(args.n or 1_000_000))
     place = Path(tempfile.mkdtemp(prefix="lf-"))
     began = time.monotonic()
     pool = Pool(args, place)
@@ -236,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     for why, count in unable.items():
         print(f"{count} scenarios were not performed: {why}")
-    if not bad and not args.keep:
+    if not bad:
         shutil.rmtree(place, ignore_errors=True)
     return 1 if bad else 0
 

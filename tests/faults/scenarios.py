@@ -15,16 +15,8 @@ KIN = ("child", "daemon", "bare")
 """A plain child of a worker, a daemon in a session of its own, one without an environment."""
 
 DAMAGES = (
-    "torn",
-    "cut",
-    "flipped",
-    "zeros",
-    "garbage",
-    "huge",
-    "doubled",
-    "dropped",
-    "retyped",
-    "emptied",
+    *("torn", "cut", "flipped", "zeros", "garbage"),
+    *("huge", "doubled", "dropped", "retyped", "emptied"),
 )
 """What is done to a journal."""
 
@@ -143,17 +135,10 @@ class Scenario:
 _FAMILIES = {"run": 50, "place": 18, "pair": 6, "sweep": 18, "journal": 8}
 
 
-def scenario(seed: str, number: int, families: Sequence[str] = ()) -> Scenario:
-    """Return the scenario of a number.
-
-    Args:
-        seed: any text.
-        number: from 0.
-        families: those that may be drawn; all if there are none.
-    """
+def scenario(seed: str, number: int) -> Scenario:
+    """Return the scenario of a number from 0; the seed is any text."""
     rng = Random(f"{seed}/{number}")
-    weights = {name: _FAMILIES[name] for name in families or _FAMILIES}
-    (family,) = rng.choices(list(weights), list(weights.values()))
+    (family,) = rng.choices(list(_FAMILIES), list(_FAMILIES.values()))
     draw = {"run": _run, "place": _place, "pair": _pair, "sweep": _sweep, "journal": _journal}
     return draw[family](rng, Scenario(seed, number, family, cgroups=rng.random() < 0.4))
 

@@ -32,7 +32,7 @@ _HERE = Path(__file__).parent
 _TICK = 0.003
 _PATIENCE = 60.0
 """Seconds after the last fault in which every launcher must have ended."""
-_SETTLE = 10.0
+_SETTLE = 30.0
 """Seconds after the end of the last launcher in which all that it had started must be gone."""
 _SMALL_PIPE = 4096
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -50,7 +50,6 @@ class Launched:
 
     Attributes:
         name: the value of ``tag`` on its command line, or ``resume``.
-        pid: its process id.
         directory: its output directory, if the command line names one.
         status: its exit status, negative for a signal; None until it has ended.
         ended: when, nanoseconds since the epoch.
@@ -94,18 +93,15 @@ class Injected:
     """A fault that happened.
 
     Attributes:
-        fault: which.
         time: when, nanoseconds since the epoch.
         pid: of the process that it hit, else 0.
         running: keys of the workers that had begun, not ended, and were alive.
-        over: there was a result at that moment.
     """
 
     fault: Fault
     time: int
     pid: int = 0
     running: tuple[str, ...] = ()
-    over: bool = False
 
 
 @dataclass
@@ -113,16 +109,13 @@ class Observed:
     """All that is known after a scenario.
 
     Attributes:
-        scenario: what was performed.
         root: directory with ``project``, ``ledger`` and ``tmp``.
         run_dir: the directory of the run or sweep.
-        launched: the launchers, in order.
-        injected: the faults that happened.
         hung: names of launchers that had to be ended by force.
         left: processes that were still alive, in words.
         bystanders: for each, whether it lives, and the signals that it got.
-        resumed: for each resume, what the journal was before, and how many workers had started.
         debris: files, directories and cgroups that were left in places that belong to nobody.
+        entries: of the ledger.
     """
 
     scenario: Scenario
@@ -140,13 +133,11 @@ class Observed:
 
 @dataclass(frozen=True)
 class Resumed:
-    """A launcher that goes on with a sweep.
+    """A launcher that goes on with a sweep: its index, and what there was before it.
 
     Attributes:
-        launched: its index.
-        journal: the journal before it.
-        finished: jobs that had succeeded before it.
-        entries: how many entries the ledger had before it.
+        finished: jobs that had succeeded.
+        entries: how many the ledger had.
     """
 
     launched: int
@@ -156,12 +147,7 @@ class Resumed:
 
 
 class World:
-    """What a scenario happens in.
-
-    Args:
-        scenario: what is performed.
-        root: an empty directory of its own.
-    """
+    """What a scenario happens in; its root is an empty directory of its own."""
 
     def __init__(self, scenario: Scenario, root: Path) -> None:
         self.scenario = scenario
@@ -400,8 +386,7 @@ class World:
                 facts = self._facts.get(entry["pid"])
                 if facts is not None and proc.same_process(facts):
                     running.append(entry["key"])
-        over = (self.run_dir / "result.json").exists()
-        self.seen.injected.append(Injected(fault, time.time_ns(), pid, tuple(running), over))
+        self.seen.injected.append(Injected(fault, time.time_ns(), pid, tuple(running)))
 
     def _ended(self, key: str) -> bool:
         return any(entry["what"] == "end" and entry["key"] == key for entry in self.seen.entries)

@@ -25,7 +25,8 @@ def leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     strays = settled(MARK, mark)
     end_all(strays)
     assert not strays, f"processes are left: {strays}"
-    assert not leaked_fds(fds), f"open descriptors are left: {leaked_fds(fds)}"
+    leaked = leaked_fds(fds, settle=30.0)
+    assert not leaked, f"open descriptors are left: {leaked}"
 
 
 @pytest.fixture

@@ -6,9 +6,6 @@ With one worker a job they run under Hydra's sweeper, with two under ours.
 from __future__ import annotations
 
 import pytest
-from hydra import version
-from hydra.conf import HydraConf
-from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.test_utils.launcher_common_tests import (
@@ -18,18 +15,6 @@ from hydra.test_utils.launcher_common_tests import (
 )
 
 from hydra_plugins.lllaunch_launcher.launcher import LllaunchLauncher
-
-# the same lines are measured where others run them
-
-
-@pytest.fixture(autouse=True)
-def hydra_as_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another test of this process may have stored our schema, and said a version."""
-    monkeypatch.setattr(version.VersionBase.instance(), "version_base", version._UNSPECIFIED_)
-    store = ConfigStore.instance()
-    # put back in the end
-    monkeypatch.setitem(store.repo["hydra"], "config.yaml", None)
-    store.store(group="hydra", name="config", node=HydraConf(), provider="hydra")
 
 
 def test_hydra_finds_the_launcher() -> None:

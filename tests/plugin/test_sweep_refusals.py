@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from support.launching import until
-from support.project import quiet_environment
 from support.sweeping import SweepProject
 
 from lllaunch.sweep.journal import Header, read_journal
@@ -40,38 +39,16 @@ def test_a_secret_of_the_command_line_stays_a_reference(project: SweepProject) -
     assert secret in header.command
 
 
-def test_a_reference_that_only_jobs_can_resolve_is_no_matter_of_the_sweep(
-    project: SweepProject,
-) -> None:
-    ended = project.run("+exp=x", "+other=${nowhere}")
-    assert ended.code == 0, ended.err
-
-
-def test_a_secret_of_the_sweepers_parameters_stays_a_reference(project: SweepProject) -> None:
-    project.write(
-        "conf/exp/y.yaml",
-        "# @package _global_\n"
-        "launch: {entrypoint: echo}\n"
-        "hydra: {sweeper: {params: {+params.api_key: '${oc.env:SECRET}', +x: '1,2'}}}\n",
-    )
-    ended = project.run("+exp=y", env={"SECRET": PLANTED})
-    assert ended.code == 0, ended.err
-    assert project.states() == {0: "succeeded", 1: "succeeded"}
-    assert holding(project.sweep, PLANTED) == []
-
-
 def test_a_sweep_that_is_refused_leaves_nothing(project: SweepProject) -> None:
     for args in (
         (f"+params.api_key={PLANTED}",),
         ("launch.nproc=1,99",),
         ("params.lr=interval(0,1)",),
-        ("params.lr=glob(nothing*)",),
         ("hydra.launcher.nporc=2",),
-        ("hydra.launcher.nnodes=2",),
         ("launch.nnodes=1,2", "+launch.rdzv.endpoint=h"),
         ("hydra.sweeper.max_batch_size=3",),
     ):
-        ended = project.run("+exp=x", *args, env=quiet_environment())
+        ended = project.run("+exp=x", *args)
         assert ended.code == 2, ended.err
         assert "Traceback" not in ended.err
         assert PLANTED not in ended.err
@@ -92,8 +69,6 @@ def test_a_new_sweep_in_an_old_directory_says_what_it_is(project: SweepProject) 
     ("override", "key"),
     [
         ("+launch.env.CUDA_VISIBLE_DEVICES='7'", "launch.env."),
-        ("+launch.env_per_rank={0: {CUDA_VISIBLE_DEVICES: '7'}}", "launch.env_per_rank.0."),
-        ("hydra.launcher.env={CUDA_VISIBLE_DEVICES: '7'}", "launch.env."),
         ("+hydra.job.env_set.CUDA_VISIBLE_DEVICES='7'", "hydra.job.env_set."),
     ],
 )
@@ -190,16 +165,6 @@ def test_an_app_without_a_file_is_forked(project: SweepProject) -> None:
     assert project.states() == {0: "succeeded"}
 
 
-def test_jobs_that_a_reference_makes_too_large_are_found_before_anything_starts(
-    project: SweepProject,
-) -> None:
-    project.experiment("n", "{entrypoint: echo, nproc: '${params.n}'}", "params: {n: 1}")
-    ended = project.run("+exp=n", "params.n=1,2,99")
-    assert ended.code == 2, ended.err
-    assert "params.n=99" in ended.err
-    assert not project.sweep.exists()
-
-
 def test_a_sweep_without_any_stream_runs(project: SweepProject) -> None:
     command = 'exec "$@" <&- >&- 2>&-'
     python = (sys.executable, "-m", "lllaunch", "-m")
@@ -218,7 +183,7 @@ def test_the_composing_of_a_killed_launcher_ends_with_it(project: SweepProject) 
         def slow(name):
             if name == "job" and not os.path.exists("composing"):
                 open("composing", "w").close()
-                time.sleep(60)
+                time.sleep(600)
             return name
 
         OmegaConf.register_new_resolver("slow", slow)

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support.launching import text_of, until
-from support.project import quiet_environment
-from support.sweeping import Running, SweepProject
+from support.sweeping import SweepProject
 
-from lllaunch.sweep.journal import EndedRecord, Resumed
+from lllaunch.sweep.journal import Resumed
 
-# the same lines are measured where others run them
-
-KILLS = 24
-JOBS = 20
-MOST_KILLS_OF_A_SWEEP = 9
+KILLS, JOBS = 9, 30
 RESUME = "hydra.launcher.resume=sweep"
 
 QUICK = """
@@ -38,11 +29,7 @@ def go(x):
 
 @pytest.fixture
 def project(tmp_path: Path) -> SweepProject:
-    return quick(tmp_path)
-
-
-def quick(root: Path) -> SweepProject:
-    project = SweepProject(root)
+    project = SweepProject(tmp_path)
     project.write("work.py", QUICK)
     project.experiment("quick", "{entrypoint: 'work:go', args: {x: '${x}'}}", "x: 0\n")
     return project
@@ -52,53 +39,36 @@ def starts(project: SweepProject) -> Counter[int]:
     return Counter(map(int, text_of(project.root / "starts").split()))
 
 
-# SIGKILL at any moment
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_no_finished_job_is_lost_however_often_the_launcher_is_killed(tmp_path: Path) -> None:
-    # several at a time: they wait as often as they work
-    shares = [KILLS // 3, KILLS // 3, KILLS - 2 * (KILLS // 3)]
-    with ThreadPoolExecutor(len(shares)) as pool:
-        runs = [
-            pool.submit(_kill_and_resume, tmp_path / str(seed), seed, kills)
-            for seed, kills in enumerate(shares)
-        ]
-    assert sum(run.result() for run in runs) == KILLS
-
-
-def _kill_and_resume(root: Path, seed: int, kills: int) -> int:
-    """Sweeps as many times as it takes to kill so many launchers; returns how many were killed."""
+@pytest.mark.parametrize("seed", range(2))
+def test_no_finished_job_is_lost_however_often_the_launcher_is_killed(
+    project: SweepProject, seed: int
+) -> None:
     chance = random.Random(seed)
-    killed = sweeps = 0
-    while killed < kills:
-        sweeps += 1
-        most = min(kills - killed, MOST_KILLS_OF_A_SWEEP)
-        killed += _one_sweep(quick(root / str(sweeps)), chance, most)
-    return killed
-
-
-def _one_sweep(project: SweepProject, chance: random.Random, most: int) -> int:
-    killed = 0
     numbers: dict[tuple[str, ...], int] = {}
     finished: dict[int, int] = {}
-    while True:
-        begun = project.journal.exists()
+    for last in (*[False] * KILLS, True):
+        resume = [RESUME] * project.journal.exists()
         before = text_of(project.journal).count("\n")
-        command = ("+exp=quick", f"x=range({JOBS})", *[RESUME] * begun)
         # a process that is killed has nothing to tell of its coverage
-        launcher = project.start(*command, env=quiet_environment())
-        if killed == most:
+        launcher = project.start("+exp=quick", f"x=range({JOBS})", *resume)
+        if last:
             ended = launcher.finish()
             assert ended.code == 0, ended.err
             break
-        if not _kill_somewhere(project, launcher, before, chance):
-            # it was through before its moment came
-            assert launcher.process.returncode == 0, launcher.err
-            break
-        killed += 1
-        project.all_gone()
+        lines = before + chance.randint(0, 7)
+        until(
+            lambda: (
+                launcher.process.poll() is not None  # noqa: B023
+                or text_of(project.journal).count("\n") >= lines  # noqa: B023
+            ),
+            f"{lines} records",
+        )
+        time.sleep(chance.uniform(0.0, 0.12))  # a moment of many
+        launcher.kill()
+        if chance.random() < 0.5:
+            # else jobs that are on their way to their end meet the next launcher
+            project.all_gone()
         # the journal can be read, numbers are kept
         known = project.numbers()
         assert numbers.items() <= known.items()
@@ -109,54 +79,15 @@ def _one_sweep(project: SweepProject, chance: random.Random, most: int) -> int:
         done = project.succeeded()
         assert set(finished) <= done
         finished = {x: count[x] for x in done}
-    _all_succeeded(project)
     count = starts(project)
     assert {x: count[x] for x in finished} == finished
     assert sorted(count) == list(range(JOBS))
-    return killed
-
-
-def _kill_somewhere(
-    project: SweepProject, launcher: Running, before: int, chance: random.Random
-) -> bool:
-    """SIGKILL at a random moment; whether the launcher lived to get it."""
-    if chance.random() < 0.2:
-        # on its way to the journal
-        time.sleep(chance.uniform(0.0, 0.7))
-    else:
-        lines = before + chance.randint(0, 7)
-        until(
-            lambda: (
-                launcher.process.poll() is not None or text_of(project.journal).count("\n") >= lines
-            ),
-            f"{lines} records",
-        )
-        time.sleep(chance.uniform(0.0, 0.12))
-    if launcher.process.poll() is not None:
-        return False
-    launcher.kill()
-    return launcher.process.returncode == -signal.SIGKILL
-
-
-def _all_succeeded(project: SweepProject) -> None:
-    for x in range(JOBS):
-        result = project.result(x)
-        assert result["state"] == "succeeded"
-        assert result["return_values"]["0"]["value"] == x * x
-    assert len(list(project.sweep.rglob("result.json"))) == JOBS
     document = project.document()
     assert document["exit_code"] == 0
     assert document["counts"] == {"succeeded": JOBS}
-    assert [job["job"] for job in document["jobs"]] == list(range(JOBS))
-    assert [job["return_value"] for job in document["jobs"]] == [x * x for x in range(JOBS)]
-    assert set(map(tuple, (job["overrides"] for job in document["jobs"]))) == {
-        ("+exp=quick", f"x={x}") for x in range(JOBS)
-    }
-    ends = Counter(record.job for record in project.records() if isinstance(record, EndedRecord))
-    assert set(ends) == set(range(JOBS))
-
-
-# What a resume takes, and what it refuses
+    for x, job in enumerate(document["jobs"]):
+        assert (job["job"], job["overrides"]) == (x, ["+exp=quick", f"x={x}"])
+        assert project.result(x)["return_values"]["0"]["value"] == job["return_value"] == x * x
 
 
 def test_a_resume_runs_what_is_new_and_what_has_failed(project: SweepProject) -> None:
@@ -187,7 +118,7 @@ def test_a_resume_runs_what_is_new_and_what_has_failed(project: SweepProject) ->
 
 def test_a_resume_whose_finished_jobs_have_changed_is_refused(project: SweepProject) -> None:
     assert project.run("+exp=quick", "x=1,2").code == 0
-    kept = _files(project)
+    kept = project.journal.read_bytes()
     project.experiment(
         "quick", "{entrypoint: 'work:go', nproc: 2, args: {x: '${x}'}, tee: none}", "x: 0\n"
     )
@@ -195,7 +126,7 @@ def test_a_resume_whose_finished_jobs_have_changed_is_refused(project: SweepProj
     assert refused.code == 2
     assert "launch.nproc: new, 2" in refused.err
     assert "tee" not in refused.err  # that changes nothing of the outcome
-    assert _files(project) == kept
+    assert project.journal.read_bytes() == kept
     assert sum(starts(project).values()) == 2
     # what has failed or is new may change
     (project.sweep / "0" / "result.json").unlink()
@@ -225,19 +156,6 @@ def test_a_new_setting_with_a_default_runs_no_job_again(project: SweepProject) -
     refused = project.run("+exp=quick", "x=1,2,3", RESUME, env={"PYTHONPATH": path})
     assert refused.code == 2
     assert "launch.brand_new: new, true" in refused.err
-
-
-def _files(project: SweepProject) -> dict[str, bytes]:
-    """What the sweep wrote beside its jobs; its lock names whoever held it last."""
-    files = [path for path in project.sweep.iterdir() if path.is_file()]
-    return {path.name: path.read_bytes() for path in files if not path.name.endswith(".lock")}
-
-
-def test_a_sweep_that_is_not_there_is_not_resumed(project: SweepProject) -> None:
-    ended = project.run("+exp=quick", "x=1", RESUME)
-    assert ended.code == 2
-    assert "hydra.launcher.resume" in ended.err
-    assert not project.journal.exists()
 
 
 OWN = """
@@ -306,40 +224,23 @@ WAITING = """
 import pathlib, time
 
 def go(x):
-    pathlib.Path(f"runs-{x}").touch()
     while not pathlib.Path("go").exists():
         time.sleep(0.01)
 """
 
 
-def test_of_two_resumes_at_once_one_is_refused(project: SweepProject) -> None:
+def test_a_sweep_that_runs_is_not_resumed(project: SweepProject) -> None:
     project.write("work.py", WAITING)
     first = project.start("+exp=quick", "x=1,2")
-    with _ended(first):
-        until((project.root / "runs-1").exists, "a job")
-        journal = project.journal.read_bytes
-        # of a sweep that still runs
+    try:
+        until(lambda: len(project.started()) == 2, "both jobs")
+        before = project.journal.read_bytes()
         refused = project.run("+exp=quick", "x=1,2", RESUME)
         assert refused.code == 2
         assert str(first.pid) in refused.err
-        first.kill()
-    project.all_gone()
-    second = project.start("+exp=quick", "x=1,2", RESUME)
-    with _ended(second):
-        until(lambda: len(project.started()) == 4, "both jobs")
-        before = journal()
-        refused = project.run("+exp=quick", "x=1,2", RESUME)
-        assert refused.code == 2
-        assert str(second.pid) in refused.err
-        assert journal() == before
+        assert project.journal.read_bytes() == before
         (project.root / "go").touch()
-        assert second.finish().code == 0
-    assert project.states() == {0: "succeeded", 1: "succeeded"}
-
-
-@contextlib.contextmanager
-def _ended(launcher: Running) -> Iterator[None]:
-    try:
-        yield
+        assert first.finish().code == 0
     finally:
-        launcher.kill()
+        first.kill()
+    assert project.states() == {0: "succeeded", 1: "succeeded"}

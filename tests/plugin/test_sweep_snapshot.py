@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.launching import until
+from support.launching import WAIT, until
 from support.sweeping import Ending, SweepProject
 
 # Each job waits until it may go on, and tells which code it is.
@@ -30,7 +30,7 @@ LAUNCH = "{entrypoint: 'work:go', args: {wait: '${wait}'}, env: {JOB: '${hydra:j
 def git(root: Path, *words: str) -> str:
     author = ["-c", "user.name=a", "-c", "user.email=a@b"]
     done = subprocess.run(
-        ["git", *author, *words], cwd=root, capture_output=True, text=True, check=True, timeout=60
+        ["git", *author, *words], cwd=root, capture_output=True, text=True, check=True, timeout=WAIT
     )
     return done.stdout
 
@@ -50,13 +50,13 @@ def project(tmp_path: Path) -> SweepProject:
     return project
 
 
-def swept(project: SweepProject, snapshot: str, *overrides: str) -> Ending:
+def swept(project: SweepProject, snapshot: str, *jobs: str, **options: Any) -> Ending:
     """Run two jobs, one after the other; the code changes while the first one runs."""
     sweep = project.start(
-        *("+exp=test", "x=1,2", "hydra.launcher.max_parallel=1"),
-        f"hydra.launcher.snapshot={snapshot}",
-        *overrides,
-        env={"TOP": str(project.root)},
+        *(jobs or ("+exp=test", "x=1,2")),
+        *("hydra.launcher.max_parallel=1", f"hydra.launcher.snapshot={snapshot}"),
+        env={"TOP": str(project.root), "JOB": "0"},
+        **options,
     )
     until(lambda: (project.root / "began-0").exists() or sweep.process.poll() is not None, "a job")
     project.write("part.py", "VERSION = 'third'\n")
@@ -126,16 +126,8 @@ def test_a_script_of_the_users_own_is_that_of_then(project: SweepProject) -> Non
         "    return f'{work.go(True)} {os.path.basename(os.path.dirname(__file__))}'\n\n"
         "main()\n",
     )
-    sweep = project.start(
-        *("hydra/launcher=lllaunch", "hydra.launcher.max_parallel=1", "+x=1,2"),
-        "hydra.launcher.snapshot=git",
-        python=("app.py", "-m"),
-        env={"TOP": str(project.root), "JOB": "0"},
-    )
-    until(lambda: (project.root / "began-0").exists() or sweep.process.poll() is not None, "a job")
-    project.write("part.py", "VERSION = 'third'\n")
-    (project.root / "go-on").touch()
-    ended = sweep.finish()
+    ours = ("hydra/launcher=lllaunch", "+x=1,2")
+    ended = swept(project, "git", *ours, python=("app.py", "-m"))
     assert ended.code == 0, ended.err
     # the script's own directory is what it is run from
     assert [text.split()[0] for text in returned(project)] == ["second"] * 2

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import yaml
-from support.project import quiet_environment
 from support.sweeping import Ending, SweepProject
 
 pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="Optuna's sweeper is not there")
@@ -61,7 +60,7 @@ def project(tmp_path: Path) -> SweepProject:
 
 def optimise(project: SweepProject, *args: str, **env: str) -> Ending:
     # traced by coverage Hydra would print full tracebacks
-    return project.run(*args, python=("train.py", "-m"), env=quiet_environment() | env)
+    return project.run(*args, python=("train.py", "-m"), env=env)
 
 
 def x_of(job: Any) -> float:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from support.project import quiet_environment
 from support.sweeping import Ending, SweepProject
 
 OURS = "hydra/launcher=lllaunch"
@@ -178,6 +176,7 @@ def train(cfg):
     return cfg.x
 
 train()
+raise SystemExit("workers must not come here" if "RANK" in os.environ else 0)
 """
 
 
@@ -186,8 +185,7 @@ def test_a_job_that_fails_lets_hydras_sweeper_end_with_1_when_all_have_run(
 ) -> None:
     project.write("train.py", FAILS)
     note = "+hydra.callbacks.note._target_=notes.Note"
-    # traced by coverage Hydra would print full tracebacks
-    ended = app(project, OURS, TWO, "+x=1,2,3", note, env=quiet_environment())
+    ended = app(project, OURS, TWO, "+x=1,2,3", note)
     assert ended.code == 1
     assert project.states() == {0: "succeeded", 1: "failed", 2: "succeeded"}
     assert "rank 1 (attempt 0) raised ValueError: the reason" in ended.err
@@ -196,22 +194,9 @@ def test_a_job_that_fails_lets_hydras_sweeper_end_with_1_when_all_have_run(
     assert "Traceback" not in "\n".join(
         line for line in ended.err.splitlines() if not line.startswith("[")
     )
-    ends = {note["num"]: note for note in notes(project) if note["what"] == "job_end"}
-    assert {num: note["status"] for num, note in ends.items()} == {
-        0: "COMPLETED",
-        1: "FAILED",
-        2: "COMPLETED",
-    }
+    ends = {note["num"]: note["status"] for note in notes(project) if note["what"] == "job_end"}
+    assert ends == {0: "COMPLETED", 1: "FAILED", 2: "COMPLETED"}
     assert project.document()["exit_code"] == 6
-
-
-def test_a_job_that_fails_lets_our_sweeper_end_with_6(project: SweepProject) -> None:
-    project.write("train.py", FAILS)
-    note = "+hydra.callbacks.note._target_=notes.Note"
-    ended = app(project, OURS, "hydra/sweeper=lllaunch", TWO, "+x=1,2,3", note)
-    assert ended.code == 6
-    assert project.states() == {0: "succeeded", 1: "failed", 2: "succeeded"}
-    assert [note["what"] for note in notes(project)].count("multirun_end") == 1
 
 
 MAIN = """
@@ -268,62 +253,6 @@ def test_a_primary_config_chooses_another_launcher(project: SweepProject) -> Non
 
 
 FORMS = {
-    "without a guard": (
-        ("train.py",),
-        {
-            "train.py": """
-            import os
-            import hydra
-
-            @hydra.main(version_base="1.3", config_path=None)
-            def train(cfg):
-                return [cfg.x, os.environ["RANK"]]
-
-            train()
-            raise SystemExit("workers must not come here" if "RANK" in os.environ else 0)
-            """
-        },
-    ),
-    "decorated again": (
-        ("train.py",),
-        {
-            "train.py": """
-            import functools, os
-            import hydra
-
-            def timed(function):
-                @functools.wraps(function)
-                def wrapper(cfg):
-                    return [*function(cfg), "timed"]
-                return wrapper
-
-            @hydra.main(version_base="1.3", config_path=None)
-            @timed
-            def train(cfg):
-                return [cfg.x, os.environ["RANK"]]
-
-            if __name__ == "__main__":
-                train()
-            """
-        },
-    ),
-    "a closure": (
-        ("train.py",),
-        {
-            "train.py": """
-            import os
-            import hydra
-
-            def made(offset):
-                def train(cfg):
-                    return [cfg.x + offset, os.environ["RANK"]]
-                return train
-
-            if __name__ == "__main__":
-                hydra.main(version_base="1.3", config_path=None)(made(10))()
-            """
-        },
-    ),
     "a sweeper that the script makes": (
         ("train.py",),
         {
@@ -389,10 +318,9 @@ def test_workers_find_the_function(tmp_path: Path, form: str) -> None:
         project.write(name, text)
     ended = project.run(OURS, TWO, "+x=1,2", python=(*command, "-m"))
     assert ended.code == 0, ended.err
-    plus = 10 if form == "a closure" else 0
     more = ["timed"] if form == "decorated again" else []
     for job, x in enumerate([1, 2]):
-        assert values(project, job) == {rank: [x + plus, str(rank), *more] for rank in (0, 1)}
+        assert values(project, job) == {rank: [x, str(rank), *more] for rank in (0, 1)}
         state = project.result(job)["state"]
         assert state == "succeeded"
 
@@ -425,78 +353,3 @@ def test_no_random_number_comes_twice_in_ranks_and_jobs_that_are_forked(
     assert len(drawn) == 6
     for numbers in zip(*drawn, strict=True):
         assert len(set(numbers)) == 6, drawn
-
-
-SWEEPER = """
-from hydra.core.config_store import ConfigStore
-from hydra.core.plugins import Plugins
-from hydra.plugins.sweeper import Sweeper
-
-ConfigStore.instance().store(
-    group="hydra/sweeper",
-    name="bisect",
-    node={"_target_": "hydra_plugins.bisecting.bisecting.Bisect", "low": 0, "high": 16},
-)
-
-class Bisect(Sweeper):
-    '''Looks for the lowest x that is good, by what earlier jobs returned.'''
-
-    def __init__(self, low, high):
-        self.low, self.high = low, high
-
-    def setup(self, *, hydra_context, task_function, config):
-        self.launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
-        )
-
-    def sweep(self, arguments):
-        asked = []
-        number = 0
-        while self.low < self.high:
-            step = (self.high - self.low) // 4 or 1
-            tries = sorted({self.low + step, self.high - step})
-            jobs = [(*arguments, f"+x={x}") for x in tries]
-            for x, job in zip(tries, self.launcher.launch(jobs, initial_job_idx=number)):
-                try:
-                    good = job.return_value
-                except Exception as error:
-                    print("failed:", x, job.status.name, job.overrides, error)
-                    good = False
-                asked.append((x, good))
-            number += len(jobs)
-            self.low = max([self.low, *(x + 1 for x, good in asked if not good)])
-            self.high = min([self.high, *(x for x, good in asked if good)])
-        print("found:", self.low, asked)
-        return self.low
-"""
-
-JUDGED = """
-import os
-import hydra
-
-@hydra.main(version_base="1.3", config_path=None)
-def judge(cfg):
-    if cfg.x < 3:
-        raise ValueError("far too low")
-    return cfg.x >= 11 if os.environ["RANK"] == "0" else "not rank 0's"
-
-judge()
-"""
-
-
-def test_a_sweeper_chooses_jobs_by_what_rank_0_of_others_returned(project: SweepProject) -> None:
-    project.write("plugins/hydra_plugins/bisecting/__init__.py", "")
-    project.write("plugins/hydra_plugins/bisecting/bisecting.py", SWEEPER)
-    project.write("judge.py", JUDGED)
-    path = [str(project.root / "plugins"), os.environ.get("PYTHONPATH", "")]
-    env = {"PYTHONPATH": os.pathsep.join(filter(None, path))}
-    chosen = "hydra/sweeper=bisect"
-    ended = app(project, OURS, chosen, TWO, "hydra.sweeper.low=-2", script="judge.py", env=env)
-    assert ended.code == 0, ended.err
-    assert "found: 11 " in ended.out
-    assert "failed: 2 FAILED ['+x=2'] lllaunch: job 0 (+x=2) failed (exit code 3)" in ended.out
-    document = project.document()
-    # the failure is the sweeper's affair, but the sweep remembers it
-    assert document["exit_code"] == 6
-    assert [job["job"] for job in document["jobs"]] == list(range(len(document["jobs"])))
-    assert len(document["jobs"]) >= 6

@@ -15,6 +15,7 @@ def leaves_nothing_behind() -> Iterator[None]:
     fds = open_fds()
     before = {process.pid for process in live_descendants(os.getpid())}
     yield
-    strays = live_descendants(os.getpid(), settle=2.0, but=before)
+    strays = live_descendants(os.getpid(), settle=30.0, but=before)
     assert not strays, f"live descendants are left: {strays}"
-    assert not leaked_fds(fds), f"open descriptors are left: {leaked_fds(fds)}"
+    leaked = leaked_fds(fds, settle=30.0)
+    assert not leaked, f"open descriptors are left: {leaked}"

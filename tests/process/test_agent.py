@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.launching import WAIT
 
 from lllaunch.agent import (
     LocalElasticAgent,
@@ -26,8 +27,6 @@ from lllaunch.multiprocessing import DefaultLogsSpecs, SignalException, Std
 from lllaunch.supervisor import machine as v
 from lllaunch.supervisor.ports import HeldPort
 from lllaunch.workers.tail import Tees
-
-pytestmark = pytest.mark.measured
 
 
 def value(x: int) -> tuple[str, int]:
@@ -108,7 +107,7 @@ def test_a_signal_ends_the_workers_and_is_raised(tmp_path: Path, signum: signal.
     agent = agent_of(tmp_path, "sleep", args=("1000",), observer=observe, max_restarts=5)
 
     def send() -> None:
-        started.wait(30)
+        started.wait(WAIT)
         os.kill(os.getpid(), signum)
 
     thread = threading.Thread(target=send)
@@ -149,7 +148,7 @@ def test_it_runs_in_a_thread_without_handling_signals(tmp_path: Path) -> None:
     results: list[RunResult] = []
     thread = threading.Thread(target=lambda: results.append(agent_of(tmp_path, "true").run()))
     thread.start()
-    thread.join(60)
+    thread.join(WAIT)
     assert results[0].state is WorkerState.SUCCEEDED
 
 
@@ -226,7 +225,8 @@ from lllaunch.multiprocessing import DefaultLogsSpecs, Std
 
 endpoint, nodes, directory = sys.argv[1:4]
 handler = registry.get_rendezvous_handler(RendezvousParameters(
-    "c10d", endpoint, "the-run", int(nodes), int(nodes), is_host=sys.argv[4] == "host", timeout=60))
+    "c10d", endpoint, "the-run", int(nodes), int(nodes), is_host=sys.argv[4] == "host",
+    timeout=240))
 code = (
     "import os, torch, torch.distributed as d; d.init_process_group('gloo');"
     "t = torch.ones(1) * (1 + d.get_rank()); d.all_reduce(t);"
@@ -235,12 +235,11 @@ code = (
 )
 spec = WorkerSpec("r", 1, handler, entrypoint=sys.executable, args=("-c", code), max_restarts=0)
 logs = DefaultLogsSpecs(directory, redirects=Std.ALL, tee=Std.ALL)
-result = LocalElasticAgent(spec, logs, exit_barrier_timeout=30).run()
+result = LocalElasticAgent(spec, logs, exit_barrier_timeout=240).run()
 print(result.state.value, sorted(result.return_values))
 """
 
 
-@pytest.mark.slow
 def test_two_agents_meet_through_torchs_rendezvous(tmp_path: Path) -> None:
     held = HeldPort()
     endpoint = f"127.0.0.1:{held.port}"

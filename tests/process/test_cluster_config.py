@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.launching import WAIT
 
 from lllaunch.app.rerun import read_again
 from lllaunch.config.cluster import CLUSTER_KEYS
@@ -47,16 +48,20 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def lllaunch(cwd: Path, *words: str, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "lllaunch", *words],
+def python(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
         cwd=cwd,
         env={**os.environ, **ALLOCATION},
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=WAIT,
     )
+
+
+def lllaunch(cwd: Path, *words: str, code: int = 0) -> str:
+    done = python(cwd, "-m", "lllaunch", *words)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -85,10 +90,7 @@ def test_a_plan_shows_it_with_its_origins(project: Path) -> None:
     }
     assert lines["nproc: gpu"] == "conf/exp/a.yaml:4"
     assert lines["nnodes: auto"] == lines["nodes: 4"] == "conf/exp/a.yaml:5"
-    assert (
-        lines["partition: gpu"]
-        == "conf/cluster/mysite.yaml:2 (cluster=mysite)"[: len("conf/cluster/mysite.yaml:2")]
-    )
+    assert lines["partition: gpu"] == "conf/cluster/mysite.yaml:2"
     assert lines["timeout: 3"] == "conf/cluster/mysite.yaml:4"
     assert lines["reservation: r"] == "override +cluster.reservation=r"
     assert "nnodes  " not in text
@@ -98,38 +100,12 @@ def test_a_plan_shows_it_with_its_origins(project: Path) -> None:
     assert document["origins"]["cluster.partition"][0]["where"] == "conf/cluster/mysite.yaml"
 
 
-def test_a_lock_holds_it(project: Path) -> None:
-    lllaunch(project, "plan", "--lock", "+exp=a", "cluster=mysite")
-    lock = yaml.safe_load((project / "conf/locks/a.yaml").read_text())
-    assert lock["plan"]["cluster"] == {
-        "backend": "slurm",
-        "partition": "gpu",
-        "timeout_min": 120,
-        "nodes": 4,
-        "requeue": {"timeout": 3},
-    }
-    words = ["plan", "--diff", "+exp=a", "cluster=mysite"]
-    lllaunch(project, *words, "cluster.detach=true")
-    assert "cluster.partition" in lllaunch(project, *words, "cluster.partition=other", code=5)
-
-
 def test_what_is_wrong_names_file_and_line(project: Path) -> None:
     said = lllaunch(project, "--config-name", "wrong", "launch.entrypoint=env", code=2)
     assert "conf/wrong.yaml:3: cluster.gpus_per_node: expected a number of GPUs" in said
     assert not (project / "outputs").exists()
     said = lllaunch(project, "launch.entrypoint=env", "+cluster.partition=gpu", code=2)
     assert "cluster: expected a cluster (backend: slurm, ...)" in said
-
-
-def test_check_finds_it_too(project: Path) -> None:
-    (project / "conf/exp/b.yaml").write_text(
-        "# @package _global_\ndefaults: [override /cluster: slurm]\n"
-        "launch: {entrypoint: env}\ncluster:\n  time: 2:00:00\n"
-    )
-    (project / "conf/wrong.yaml").unlink()
-    said = lllaunch(project, "check", code=2)
-    assert "conf/exp/b.yaml:5: cluster.time: 7200 is 2:00:00 as YAML reads it" in said
-    assert "unused" not in said
 
 
 def test_a_plan_that_is_run_again_keeps_its_cluster(tmp_path: Path) -> None:
@@ -165,14 +141,7 @@ if __name__ == "__main__":
 def test_an_unrelated_node_of_a_users_own_app_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(OWN_APP)
     overrides = ["+cluster.n_clusters=5,6", "+launch.nproc=1", "hydra/launcher=lllaunch"]
-    done = subprocess.run(
-        [sys.executable, "app.py", "-m", *overrides],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = python(tmp_path, "app.py", "-m", *overrides)
     assert done.returncode == 0, done.stdout + done.stderr
     logs = [path.read_text() for path in tmp_path.glob("multirun/*/*/*/attempt_0/0/stdout.log")]
     assert sorted(logs) == ["clusters: 5\n", "clusters: 6\n"]

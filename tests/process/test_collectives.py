@@ -6,25 +6,22 @@ import contextlib
 import json
 import os
 import signal
-import socket
+import socketserver
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from support.launching import Launcher, launch, text_of, until
+from support.launching import WAIT, Launcher, launch, text_of, until
 
 from lllaunch.spawner.flight_recorder import GROUPS
 from lllaunch.watchdog.collectives import read_trace
 from lllaunch.watchdog.stacks.recorders import TraceSource, ask, poke
-
-pytestmark = pytest.mark.measured
 
 WATCHDOG = 4
 SCHEMA = json.loads(
@@ -53,7 +50,6 @@ def scene(name):
 
 
 dist.init_process_group("gloo")
-lower = dist.new_group([0, 1], group_desc="lower")
 upper = dist.new_group([2, 3], group_desc="upper")
 
 scene("missing")
@@ -61,30 +57,12 @@ if RANK == 1:
     stays_away("missing")
 add(3)
 
-scene("half")
-if RANK in (0, 1):
-    if RANK == 0:
-        stays_away("half")
-    add(4, lower)
-else:
-    stays_away("half")
-
 scene("subgroup")
 if RANK == 3:
     stays_away("subgroup")
 if RANK in (2, 3):
     add(5, upper)
 add(6)
-
-scene("message")
-if RANK == 1:
-    handle = dist.irecv(torch.ones(1), 2)
-    handle.wait()
-elif RANK == 2:
-    stays_away("message")
-    dist.send(torch.ones(1), 1)
-if RANK in (0, 1):
-    add(8, lower)
 
 scene("order")
 if RANK in (0, 1):
@@ -112,7 +90,7 @@ def said(launcher: Launcher, name: str, *texts: str) -> None:
 
 
 def looked_into(launcher: Launcher) -> None:
-    """Another process sees the same as who asks by a signal, and nothing is written."""
+    """Another process sees what ranks hang in, and nothing is written."""
     words = (
         "ank 1 has not come to all_reduce #1 of default_pg (float32 [3, 2]), at {0}scenes.py:11; "
         "ranks 0, 2-3 wait in it since "
@@ -121,9 +99,8 @@ def looked_into(launcher: Launcher) -> None:
 
     def look(*arguments: str) -> str:
         command = [sys.executable, "-m", "lllaunch", "stacks", "run", *arguments]
-        done = subprocess.run(
-            command, cwd=launcher.directory, capture_output=True, text=True, check=False, timeout=60
-        )
+        options: Any = {"cwd": launcher.directory, "timeout": WAIT}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
         asked.append(done.stdout + done.stderr)
         return done.stdout
 
@@ -147,19 +124,7 @@ def test_ranks_that_skip_or_reorder_collectives_in_all_groups(tmp_path: Path) ->
         launcher = Launcher(tmp_path, node | {"tee": "none"}, stdout=console, stderr=console)
     try:
         looked_into(launcher)
-        said(
-            launcher,
-            "missing",
-            "Rank 1 has not come to all_reduce #1 of default_pg (float32 [3, 2]), at scenes.py:11; "
-            "ranks 0, 2-3 wait in it since ",
-        )
-        # the other half has nothing to do with it
-        said(
-            launcher,
-            "half",
-            "Rank 0 has not come to all_reduce #1 of lower of ranks 0-1 (float32 [4, 2]), at "
-            "scenes.py:11; rank 1 waits in it since ",
-        )
+        (tmp_path / "go-missing").touch()
         # ranks 0 and 1 wait for 2 and 3, but 2 waits for 3 itself
         said(
             launcher,
@@ -167,31 +132,24 @@ def test_ranks_that_skip_or_reorder_collectives_in_all_groups(tmp_path: Path) ->
             "Rank 3 has not come to all_reduce #1 of upper of ranks 2-3 (float32 [5, 2]), at "
             "scenes.py:11; rank 2 waits in it since ",
         )
-        # rank 1 would have come, had rank 2 sent it something
-        said(
-            launcher,
-            "message",
-            "Rank 1 has not come to all_reduce #2 of lower of ranks 0-1 (float32 [8, 2]), at "
-            "scenes.py:49; rank 0 waits in it since ",
-            "Rank 2 was here (innermost call first): scenes.py:11 in stays_away",
-        )
         said(
             launcher,
             "order",
-            "Ranks 0-1 are in broadcast #3 at scenes.py:58, ranks 2-3 in all_gather #3 at "
-            "scenes.py:60.",
+            "Ranks 0-1 are in broadcast #3 at scenes.py:39, ranks 2-3 in all_gather #3 at "
+            "scenes.py:41.",
         )
     finally:
         launcher.signal(signal.SIGINT)
         launcher.finish()
     trace = json.loads((tmp_path / "run/attempt_0/3/collectives.json").read_text())
-    assert trace["groups"] == {"0": [0, 1, 2, 3], "2": [2, 3]}
+    assert trace["groups"] == {"0": [0, 1, 2, 3], "1": [2, 3]}
     looks = [
         json.loads(line)
         for line in (tmp_path / "run/events.jsonl").read_text().splitlines()
         if '"StacksTaken"' in line
     ]
-    assert looks[0]["blame"]["collectives"]["kind"] in ("absent", "waiting")
+    found = [look["blame"]["collectives"] for look in looks]
+    assert "absent" in {each["kind"] for each in found if each}
     assert not any(stack["trace"] is not None and "calls" in stack for stack in looks[0]["stacks"])
 
 
@@ -297,124 +255,43 @@ def test_it_can_be_turned_off_and_leaves_what_the_user_has_set(
 
 # A finder that finds nothing
 
-FAKE = {
-    "torch/__init__.py": "",
-    "torch/_C.py": "class _distributed_c10d: pass",
-    "torch/distributed/__init__.py": "import torch._C\nfrom . import distributed_c10d",
-    "torch/distributed/distributed_c10d.py": "import os\nPID = os.getpid()",
-}
-IMPORTS = """
-import importlib, importlib.util, os, sys
-sys.path.insert(0, os.getcwd())
-from lllaunch.spawner import flight_recorder
-
-seen = []
-flight_recorder._start = seen.append
-flight_recorder.serve("/no/such/place/0")
-assert importlib.util.find_spec("torch") is not None
-assert seen == [], "to look for torch is not to import it"
-
-pid = os.fork()
-if not pid:
-    import torch.distributed
-    os._exit(len(seen))
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, "a fork does not serve"
-
-# as lazy loaders do it
-spec = importlib.util.find_spec("torch")
-spec.loader = importlib.util.LazyLoader(spec.loader)
-torch = importlib.util.module_from_spec(spec)
-sys.modules["torch"] = torch
-spec.loader.exec_module(torch)
-assert seen == []
-import torch.distributed
-assert seen == ["/no/such/place/0"]
-module = torch.distributed.distributed_c10d
-loaders = {type(each).__name__ for each in (module.__loader__, module.__spec__.loader)}
-assert loaders == {"SourceFileLoader"}
-flight_recorder._served.append(os.getpid())
-assert importlib.reload(module) is module
-assert len(seen) == 1
-importlib.invalidate_caches()
-print("fine")
-"""
-
-
-def test_imports_are_what_they_would_be_without(tmp_path: Path) -> None:
-    for name, text in FAKE.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    (tmp_path / "imports.py").write_text(IMPORTS)
-    command = [sys.executable, "-W", "error", "imports.py"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "fine\n", "")
-    # another torch, whose server cannot be started: the worker does not notice
-    code = """
-    import sys
-    from lllaunch.spawner import flight_recorder
-    sys.path.insert(0, ".")
-    flight_recorder.serve("0")
-    import torch.distributed
-    flight_recorder.save(".")
-    print(flight_recorder._served)
-    """
-    command = [sys.executable, "-c", dedent(code)]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[]\n", "")
-
 
 # Asking
-
-
-class Served:
-    """A server in place of torch's: answers to each handler, or never."""
-
-    def __init__(self, path: Path, answers: dict[str, bytes]) -> None:
-        self._answers = answers
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(str(path))
-        self._socket.listen(8)
-        self._open: list[socket.socket] = []
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
-            self._open.append(connection)
-            name = connection.recv(4096).partition(b" HTTP/")[0].rpartition(b"/")[2].decode()
-            with contextlib.suppress(BrokenPipeError):
-                connection.sendall(self._answers.get(name, b""))
-            if name in self._answers:
-                connection.close()
-
-    def close(self) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self._thread.join()
-        for each in self._open:
-            each.close()
 
 
 def answer(body: bytes, status: bytes = b"200 OK") -> bytes:
     return b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
 
 
+class Recorder(socketserver.StreamRequestHandler):
+    """A worker in place of torch's server: it answers some handlers, and others never."""
+
+    server: Any
+
+    def handle(self) -> None:
+        # who asks may have given up
+        with contextlib.suppress(ConnectionError):
+            name = self.rfile.readline().partition(b" HTTP/")[0].rpartition(b"/")[2].decode()
+            if name in self.server.answers:
+                self.wfile.write(self.server.answers[name])
+            else:
+                self.rfile.read()
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Any]:
-    made: list[Served] = []
+    with contextlib.ExitStack() as stack:
 
-    def serve(rank: int, **answers: bytes) -> TraceSource:
-        made.append(Served(tmp_path / str(rank), answers))
-        return TraceSource(rank, str(tmp_path / str(rank)))
+        def serve(rank: int, **answers: bytes) -> TraceSource:
+            path = str(tmp_path / str(rank))
+            server: Any = socketserver.ThreadingUnixStreamServer(path, Recorder)
+            stack.enter_context(server)
+            server.answers = answers
+            threading.Thread(target=server.serve_forever).start()
+            stack.callback(server.shutdown)
+            return TraceSource(rank, path)
 
-    yield serve
-    for each in made:
-        each.close()
+        yield serve
 
 
 TRACE = b'{"version": "2.10", "entries": []}'
@@ -437,7 +314,7 @@ def test_all_are_asked_and_who_does_not_answer_is_left_out(tmp_path: Path, serve
         # it may have called all that it has called by NCCL
         5: served(5, fr_trace_json=answer(TRACE)),
     }
-    found = ask(sources, time.monotonic() + 0.5, lambda: False)
+    found = ask(sources, time.monotonic() + 2.0, lambda: False)
     assert found == {
         0: b'{"groups": {"0": [0, 1]}, "traces": [%b]}\n' % TRACE,
         1: b'{"groups": {}, "traces": [%b, %b]}\n' % (TRACE, TRACE),
@@ -445,7 +322,9 @@ def test_all_are_asked_and_who_does_not_answer_is_left_out(tmp_path: Path, serve
     read = read_trace(json.loads(found[0]), 0)
     assert read is not None
     assert read.group("0").ranks == (0, 1)
-    assert ask(sources, time.monotonic() + 60, lambda: True) == {}, "nobody wants to know any more"
+    assert ask(sources, time.monotonic() + WAIT, lambda: True) == {}, (
+        "nobody wants to know any more"
+    )
 
 
 def test_nccl_is_poked_where_it_listens_and_nowhere_else(tmp_path: Path) -> None:

@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.launching import Launcher, until
-
-# the same lines are measured where others run them
+from support.launching import WAIT, Launcher, until
 
 FAILED, WATCHDOG = 3, 4
 SLEEPER = "import time\nprint('here', flush=True)\ntime.sleep(1000)\n"
@@ -36,7 +34,7 @@ def full_pipe() -> Iterator[tuple[int, int]]:
 
 def start(directory: Path, stderr: int, **node: object) -> Launcher:
     (directory / "work.py").write_text(SLEEPER)
-    settings = {"entrypoint": "work.py", "nproc": 2, "tee": "none", "grace_period": "2s"}
+    settings = {"entrypoint": "work.py", "nproc": 2, "tee": "none", "grace_period": "1m"}
     return Launcher(directory, {**settings, **node}, stdout=subprocess.DEVNULL, stderr=stderr)
 
 
@@ -46,21 +44,6 @@ def read_all(descriptor: int) -> str:
         while block := os.read(descriptor, 65536):
             found += block
     return found.decode().lstrip(".")
-
-
-@pytest.mark.slow
-def test_a_hang_ends_the_run_though_nobody_reads(
-    tmp_path: Path, full_pipe: tuple[int, int]
-) -> None:
-    ended = start(tmp_path, full_pipe[1], watchdog={"stall": "1s"}).finish()
-    assert ended.code == ended.result["exit_code"] == WATCHDOG
-    for rank in (0, 1):
-        stacks = (ended.run_dir / "attempt_0" / str(rank) / "stacks.txt").read_text()
-        assert "time.sleep(1000)" in stacks or "<module>" in stacks
-    events = [event["type"] for event in ended.events()]
-    assert "SignalWorkers" in events
-    assert "KillWorkers" not in events
-    assert read_all(full_pipe[0]) == ""
 
 
 def test_ctrl_c_ends_the_run_though_nobody_reads(
@@ -99,7 +82,7 @@ def test_a_closed_standard_error_does_not_change_the_exit_code(
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        timeout=60,
+        timeout=WAIT,
         check=False,
     )
     assert ended.returncode == code

@@ -6,14 +6,12 @@ import os
 import termios
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.launching import until
-from support.screen import Terminal
 
 from lllaunch.console.console import Console
 from lllaunch.run.outcome import RunOutcome
@@ -22,7 +20,8 @@ from lllaunch.testing import FakeClock
 from lllaunch.watchdog.progress import Progress
 from lllaunch.workers.terminal import Destination, screen_of
 
-pytestmark = pytest.mark.measured
+pytest.importorskip("pyte", reason="it shows what a terminal gets")
+from support.screen import Terminal
 
 BEGAN = "lllaunch: attempt 0: 2 workers of train.py, logs in run/attempt_0"
 ENDED = RunOutcome(
@@ -91,28 +90,6 @@ def test_the_line_stays_below_output_and_messages(shown: Shown) -> None:
     ]
 
 
-def test_lines_that_have_not_ended_stand_above_it(shown: Shown) -> None:
-    shown.begin()
-    shown.tick()
-    shown.workers.show("bar", "\r10 % 進捗 |####".encode())
-    assert shown.terminal.shown() == [BEGAN, "\r10 % 進捗 |####"[1:], "lllaunch: attempt 0, 1 s"]
-    shown.workers.show("bar", b"#" * 500)
-    assert shown.write("above") == [BEGAN, "above", "#" * 79, "lllaunch: attempt 0, 1 s"]
-    assert shown.tick()[2:] == ["#" * 79, "lllaunch: attempt 0, 2 s"]
-    shown.console.note("a message")
-    assert shown.terminal.shown()[2:] == [
-        "lllaunch: a message",
-        "#" * 79,
-        "lllaunch: attempt 0, 2 s",
-    ]
-    shown.workers.write([b"done\n"], ["bar"])
-    assert shown.terminal.shown()[2:] == [
-        "lllaunch: a message",
-        "done",
-        "lllaunch: attempt 0, 2 s",
-    ]
-
-
 def test_long_lines_and_lines_in_pieces_are_not_broken(shown: Shown) -> None:
     shown.begin()
     shown.tick()
@@ -127,26 +104,6 @@ def test_long_lines_and_lines_in_pieces_are_not_broken(shown: Shown) -> None:
     assert rows[9:] == ["lllaunch: attempt 0, 2 s"]
 
 
-@pytest.mark.parametrize("breaks", [True, False])
-def test_a_terminal_that_is_resized_keeps_nothing_of_it(shown: Shown, breaks: bool) -> None:
-    shown.begin()
-    shown.write("first")
-    shown.console.sampled({0: Progress(5.0, 10.0, 1.0, 5.0), 1: Progress(4.0, 10.0)}, 1024**3)
-    shown.tick()
-    shown.workers.show("bar", b"50 % " + b"#" * 70)
-    for columns in (72, 45, 50, 41, 80, 66):
-        shown.terminal.resize(columns, breaks=breaks)
-        rows = shown.tick()
-        bar, line = rows[-2:]
-        assert bar == ("50 % " + "#" * 70)[: columns - 1]
-        assert "step 5/10" in line
-        # all above stands there, and once
-        text = "".join(rows[:-2])
-        assert (text.count("lllaunch: attempt"), text.count("step"), text.count("#")) == (1, 0, 0)
-        assert rows[-3] == "first"
-    assert shown.write("second")[-4:-2] == ["first", "second"]
-
-
 @pytest.mark.parametrize(("columns", "lines"), [(39, 12), (80, 3)])
 def test_where_there_is_no_room_for_it_it_is_not_there(
     shown: Shown, columns: int, lines: int
@@ -159,25 +116,6 @@ def test_where_there_is_no_room_for_it_it_is_not_there(
     shown.write("more")
     shown.terminal.resize(80, 12)
     assert shown.tick()[-2:] == ["more", "lllaunch: attempt 0, 3 s"]
-
-
-def test_it_gives_way_to_a_shell_and_comes_again_below(shown: Shown) -> None:
-    shown.begin()
-    shown.tick()
-    shown.workers.show("bar", b"50 %")
-    shown.console.give_way()
-    assert shown.terminal.shown() == [BEGAN]
-    assert shown.write("late") == [BEGAN, "late"], "another thread writes before all is stopped"
-    written = "[1]+  Stopped\n$ fg\n"
-    shown.terminal.stream.write(written)
-    shown.terminal.stream.flush()
-    assert shown.tick(0.0) == [
-        BEGAN,
-        "late",
-        *written.splitlines(),
-        "50 %",
-        "lllaunch: attempt 0, 1 s",
-    ]
 
 
 @pytest.mark.parametrize("policy", [{"live": False}, {"quiet": True}])
@@ -257,65 +195,33 @@ def test_where_workers_write_there_themselves_it_has_to_be_asked_for(shown: Show
             assert console.next_in() == (1.0 if there else None)
 
 
-def test_a_pipe_gets_no_line_that_stays(tmp_path: Path) -> None:
-    clock = FakeClock(1000.0)
-    with open(tmp_path / "log", "w") as stream:
-        console = Console(stream, cwd="/m", clock=clock)
-        console.obey(ConsolePolicy(live=True))
-        console.started(0, 2, "train.py", "/m/run/attempt_0")
-        for _ in range(3):
-            clock.advance(console.next_in() or 0.0)
-            console.tick()
-        console.finished(ENDED)
-    assert (tmp_path / "log").read_text().splitlines() == [
-        BEGAN,
-        *(f"lllaunch: {minutes} min: attempt 0" for minutes in (5, 10, 15)),
-        "lllaunch: succeeded in 1.0 s; results in run",
-    ]
-
-
-def colours_of(shown: Shown, **policy: object) -> tuple[bool, bool]:
-    """Whether the line has attributes, and whether it has colours."""
+@pytest.mark.parametrize(
+    ("environ", "policy", "attributes", "colours"),
+    [
+        ({}, {}, True, True),
+        ({"NO_COLOR": "1"}, {}, True, False),
+        # the config is stronger than the environment
+        ({"NO_COLOR": "1"}, {"color": "always"}, True, True),
+        ({}, {"color": "never"}, False, False),
+    ],
+)
+def test_the_line_has_the_colours_that_are_wanted(
+    shown: Shown,
+    monkeypatch: pytest.MonkeyPatch,
+    environ: dict[str, str],
+    policy: dict[str, object],
+    attributes: bool,
+    colours: bool,
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
     shown.begin(**policy)
     run = shown.console._run
     assert run is not None
     run.findings.append("stall")
     assert shown.tick()[-1] == "lllaunch: attempt 0, 1 s, 1 finding (stall)"
     raw = shown.terminal.received
-    return b"\x1b[2m" in raw, b"\x1b[31m" in raw
-
-
-def test_the_line_has_the_colours_of_the_terminal(shown: Shown) -> None:
-    assert colours_of(shown) == (True, True)
-
-
-def test_no_color_is_obeyed(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert colours_of(shown) == (True, False)
-
-
-def test_the_config_is_stronger_than_the_environment(
-    shown: Shown, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert colours_of(shown, color="always") == (True, True)
-
-
-def test_without_colours_it_has_no_attributes_either(shown: Shown) -> None:
-    assert colours_of(shown, color="never") == (False, False)
-
-
-def test_a_terminal_that_was_stopped_is_not_waited_for(shown: Shown) -> None:
-    shown.begin()
-    shown.tick()
-    descriptor = shown.terminal.stream.fileno()
-    termios.tcflow(descriptor, termios.TCOOFF)
-    for _ in range(3):
-        shown.clock.advance(1.0)
-        shown.console.tick()
-        shown.console.give_way()
-    termios.tcflow(descriptor, termios.TCOON)
-    assert shown.tick() == [BEGAN, "lllaunch: attempt 0, 5 s"]
+    assert (b"\x1b[2m" in raw, b"\x1b[31m" in raw) == (attributes, colours)
 
 
 def test_who_waits_in_a_stopped_terminal_keeps_nobody_else(shown: Shown) -> None:
@@ -358,23 +264,6 @@ def test_a_later_attempt_says_nothing_of_the_one_before(shown: Shown) -> None:
     assert shown.tick()[-1] == "lllaunch: attempt 1, 4 s"
 
 
-def test_before_the_first_attempt_it_says_what_is_imported(shown: Shown) -> None:
-    shown.console.obey(ConsolePolicy())
-    shown.console.doing("importing torch, train")
-    assert shown.tick() == ["lllaunch: 1 s, importing torch, train"]
-    shown.console.started(0, 2, "train.py", "/m/run/attempt_0")
-    assert shown.tick() == [BEGAN, "lllaunch: attempt 0, 2 s"]
-
-
-def test_what_is_seen_with_each_look_is_shown(shown: Shown) -> None:
-    shown.begin()
-    shown.console.sampled({0: Progress(5.0)}, 1024**3)
-    shown.clock.advance(1.0)
-    shown.console.tick(lambda: {0: Progress(6.0)})
-    assert shown.terminal.shown()[-1] == "lllaunch: attempt 0, 1 s, step 6, 1.0 GiB"
-    assert shown.tick()[-1] == "lllaunch: attempt 0, 2 s, step 6, 1.0 GiB"
-
-
 def test_what_is_seen_with_each_look_is_said_in_a_log(shown: Shown) -> None:
     # without samples nobody else looks, and those of now and then are old
     shown.begin(live=False, interval=2.0)
@@ -393,22 +282,6 @@ def test_what_a_closed_terminal_does_not_take_is_forgotten(
         shown.clock.advance(1.0)
         shown.console.tick()
     shown.console.finished(ENDED)
-
-
-def test_nobody_draws_it_who_is_in_the_background(
-    shown: Shown, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    front = [True]
-    monkeypatch.setattr("lllaunch.workers.terminal.in_foreground", lambda _: front[0])
-    shown.begin()
-    shown.tick()
-    front[0] = False
-    assert shown.tick() == [BEGAN]
-    shown.workers.show("bar", b"50 %")
-    assert shown.write("output") == [BEGAN, "output"]
-    front[0] = True
-    assert shown.tick() == [BEGAN, "output", "50 %", "lllaunch: attempt 0, 3 s"]
-    assert screen_of(shown.terminal.stream).status is not None
 
 
 texts = st.text(st.sampled_from("ab進 é"), min_size=1, max_size=14).map(str.strip).filter(bool)

@@ -11,8 +11,6 @@ import pytest
 
 from lllaunch.multiprocessing.errors import ChildFailedError, ProcessFailure, record
 
-# the same lines are measured where others run them
-
 SCRIPT = """
 import json, os, sys
 from torch.distributed.elastic.multiprocessing.errors import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.launching import WAIT
 from support.project import environment, result
-
-# the same lines are measured where others run them
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,11 +26,18 @@ def python(*args: str, **env: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=WAIT,
         check=False,
     )
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
     return ended.stdout
+
+
+@pytest.fixture
+def digits() -> None:
+    """What the examples need that learn digits."""
+    pytest.importorskip("sklearn")
+    pytest.importorskip("tqdm")
 
 
 def experiment(name: str, run_dir: Path, *overrides: str) -> Any:
@@ -48,20 +55,19 @@ def values(found: Any) -> list[Any]:
     return [value["value"] for _, value in sorted(found["return_values"].items())]
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("digits")
 def test_resnet_learns_the_digits_with_two_workers(tmp_path: Path) -> None:
     found = experiment("resnet", tmp_path)
     assert found["return_values"].keys() == {"0"}
     (value,) = values(found)
     assert value["accuracy"] >= 0.95
     assert value["epochs"] == 3
-    assert found["seconds"] < 60
     assert f"test accuracy {value['accuracy']:.4f}\n" in log(tmp_path, 0)
     assert "epoch 3/3: 100%" in log(tmp_path, 0, stream="stderr")
     assert "epoch" not in log(tmp_path, 1, stream="stderr")
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("digits")
 def test_resnet_goes_on_from_its_checkpoint_for_a_cause_of_its_policy(tmp_path: Path) -> None:
     # "resnet_restart", watched and with a policy; as it is by itself it runs on pages of the docs
     found = experiment("resnet_watched", tmp_path)
@@ -78,10 +84,10 @@ def test_resnet_goes_on_from_its_checkpoint_for_a_cause_of_its_policy(tmp_path: 
     assert os.listdir(tmp_path).count("checkpoint.pt") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("digits")
 def test_resnet_gets_stuck_after_its_restart(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="exit code 4"):
-        experiment("resnet_stuck", tmp_path, "launch.watchdog.stall=2s", "params.epochs=3")
+        experiment("resnet_stuck", tmp_path, "params.epochs=3")
 
     found = result(tmp_path)
     first, second = (attempt["root_cause"] for attempt in found["attempts"])
@@ -92,7 +98,7 @@ def test_resnet_gets_stuck_after_its_restart(tmp_path: Path) -> None:
     assert hang["stacks"][2]["frames"][0]["function"] == "load_next_shard"
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("digits")
 def test_resnet_runs_under_torchrun_unchanged(tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     script = ("examples/resnet/train.py", "--epochs", "1")
@@ -124,7 +130,7 @@ def test_program_reports_what_its_environment_says(tmp_path: Path) -> None:
     assert "the blue one, 2 of 3; called with: greetings from" in log(tmp_path, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("digits")
 def test_own_app_validates_a_fold_in_each_worker(tmp_path: Path) -> None:
     shown = python("examples/own_app/train.py", f"hydra.run.dir={tmp_path}")
     accuracies = values(result(tmp_path))
@@ -135,3 +141,19 @@ def test_own_app_validates_a_fold_in_each_worker(tmp_path: Path) -> None:
         # rank 0 logs where a plain app does
         text = (tmp_path / (f"attempt_0/{rank}" if rank else "") / "train.log").read_text()
         assert f"fold {rank} of 4: {accuracies[rank]:.3f} told right" in text
+
+
+@pytest.mark.usefixtures("digits")
+def test_a_sweep_validates_a_fold_in_each_worker_of_each_job(tmp_path: Path) -> None:
+    overrides = ("params.lr=0.1,10", "launch.nproc=2,4", f"hydra.sweep.dir={tmp_path}")
+    command = ("-m", "lllaunch", "-m", "+exp=sweep", *overrides)
+    python(*command, LLLAUNCH_PRETEND_GPUS="a,b,c,d")
+    swept = json.loads((tmp_path / "sweep.json").read_text())
+    assert swept["counts"] == {"succeeded": 4}
+    found = {job["job"]: job["return_value"] for job in swept["jobs"]}
+    # ten times the step, and a fold of 1/4 instead of 1/2, leave more to learn from
+    assert 0.85 < found[0] < found[2] < found[3]
+    for number, nproc in ((0, 2), (1, 4), (2, 2), (3, 4)):
+        returned = values(result(tmp_path / str(number)))
+        assert set(returned) == {found[number]}
+        assert len(returned) == len(os.listdir(tmp_path / str(number) / "attempt_0")) == nproc

@@ -15,13 +15,12 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
+from support.launching import WAIT
 from support.project import Project, environment
 
 TRANSCRIPT = Path(__file__).with_name("first_commands.txt")
 # between the commands that stand alone and those of which each sees what the ones before have left
 _ORDERED = "# in this order\n"
-_SECONDS = 300  # bounds a hang
 
 _STEADY = (
     (r"\d{4}-\d\d-\d\d([ /])\d\d([:-])\d\d(\2\d\d(-\d+)?)?", r"DATE\1TIME"),
@@ -86,7 +85,7 @@ def transcript(commands: Sequence[str], project: Project) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_SECONDS,
+            timeout=WAIT,
             check=False,
         )
         out, err = (steady(text, project.root) for text in (ended.stdout, ended.stderr))
@@ -100,7 +99,6 @@ def commands_of(text: str) -> list[str]:
     return re.findall(r"(?m)^\$ (.*)$", text)
 
 
-@pytest.mark.timeout(900)
 def test_first_commands_do_what_was_meant_or_say_how(tmp_path: Path) -> None:
     alone, ordered = TRANSCRIPT.read_text().split(_ORDERED)
     found: dict[str, str] = {}

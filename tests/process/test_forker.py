@@ -19,8 +19,6 @@ from lllaunch.linux.process import wait_readable
 from lllaunch.spawner.forker import Forker
 from lllaunch.testing import open_fds
 
-pytestmark = pytest.mark.measured
-
 
 @pytest.fixture
 def forker() -> Iterator[Forker]:

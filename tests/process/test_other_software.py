@@ -90,6 +90,7 @@ PRELOAD = "[multiprocessing.pool, concurrent.futures.process]"
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
+    pytest.importorskip("cloudpickle")
     return Project(tmp_path)
 
 
@@ -100,28 +101,27 @@ def succeeds(project: Project, *command: str, env: dict[str, str] | None = None)
     assert result(path.parent)["state"] == "succeeded"
 
 
-@pytest.mark.slow
 def test_a_script_in_a_fork_of_what_has_imported_multiprocessing(project: Project) -> None:
+    pytest.importorskip("joblib")
+    pytest.importorskip("distributed")
     project.write("script.py", SCRIPT)
     preload = f"launch.preload={PRELOAD}"
     succeeds(project, "-m", "lllaunch", "launch.entrypoint=script.py", preload, env=WITH_DASK)
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-def test_a_script(project: Project, start_method: str) -> None:
-    project.write("script.py", SCRIPT)
-    method = f"launch.start_method={start_method}"
-    succeeds(project, "-m", "lllaunch", "launch.entrypoint=script.py", method, env=QUICKLY)
-
-
-@pytest.mark.slow
 def test_an_app_in_a_fork_of_what_has_imported_multiprocessing(project: Project) -> None:
+    pytest.importorskip("joblib")
     project.write("own.py", APP.format("lllaunch.main(config_path=None)"))
     succeeds(project, "own.py", f"launch.preload={PRELOAD}")
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-def test_an_app_of_hydras(project: Project, start_method: str) -> None:
+def test_a_script_or_an_app_of_hydras_in_a_process_of_its_own(
+    project: Project, start_method: str
+) -> None:
+    project.write("script.py", SCRIPT)
+    method = f"launch.start_method={start_method}"
+    succeeds(project, "-m", "lllaunch", "launch.entrypoint=script.py", method, env=QUICKLY)
+    (project.run_dir() / "result.json").unlink()
     project.write("app.py", APP.format('hydra.main(config_path=None, version_base="1.3")'))
-    method = f"+launch.start_method={start_method}"
-    succeeds(project, "app.py", "-m", "hydra/launcher=lllaunch", method, env=QUICKLY)
+    succeeds(project, "app.py", "-m", "hydra/launcher=lllaunch", f"+{method}", env=QUICKLY)

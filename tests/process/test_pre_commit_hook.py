@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pre_commit.main import main as pre_commit
-from support.project import Project, environment, quiet_environment
+from support.launching import WAIT
+from support.project import Project, environment
+
+pre_commit = pytest.importorskip("pre_commit.main").main
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = ROOT / ".pre-commit-hooks.yaml"
@@ -41,12 +43,12 @@ class Repository(Project):
         return subprocess.run(
             command,
             cwd=self.root,
-            env=environment() | quiet_environment() | me | own,
+            env=environment() | me | own,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=90,
+            timeout=WAIT,
             check=False,
         )
 
@@ -106,30 +108,8 @@ def test_a_commit_that_only_deletes_what_an_experiment_needs_is_stopped(user: Re
     assert "train.py" in stopped.stdout
 
 
-@pytest.mark.parametrize(
-    ("verb", "file"), [("validate-manifest", MANIFEST), ("validate-config", CONFIG)]
-)
-def test_precommit_takes_the_hook_and_the_example(verb: str, file: Path) -> None:
-    assert pre_commit([verb, str(file)]) == 0
-
-
-@pytest.mark.parametrize(
-    ("verb", "file", "right", "wrong"),
-    [
-        ("validate-manifest", MANIFEST, "language: system", "language: sistem"),
-        ("validate-manifest", MANIFEST, "entry:", "entries:"),
-        ("validate-manifest", MANIFEST, "pre-push", "push!"),
-        ("validate-config", CONFIG, "rev: v0.1.0", "version: v0.1.0"),
-    ],
-)
-def test_precommit_finds_mistakes(
-    verb: str, file: Path, right: str, wrong: str, tmp_path: Path
-) -> None:
-    text = file.read_text()
-    assert right in text
-    broken = tmp_path / "broken.yaml"
-    broken.write_text(text.replace(right, wrong))
-    assert pre_commit([verb, str(broken)]) == 1
+def test_precommit_takes_the_hook() -> None:
+    assert pre_commit(["validate-manifest", str(MANIFEST)]) == 0
 
 
 def test_the_example_asks_for_the_hook_that_is_there() -> None:

@@ -20,8 +20,6 @@ from lllaunch.spec import Preflight, RestartPolicy
 from lllaunch.sweep.policy import cause_of
 from tests.process.test_run import Run
 
-pytestmark = pytest.mark.measured
-
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
@@ -108,24 +106,6 @@ def test_the_highest_step_of_any_worker_counts(run: Run) -> None:
     assert (outcome.exit_code, outcome.no_progress) == (7, NoProgress(2, 1200.0, same=True))
 
 
-def test_steps_are_read_from_what_workers_print(run: Run) -> None:
-    outcome = run.script(
-        """
-        import sys, tqdm
-        for _ in tqdm.tqdm(range(40), initial=1160, total=5000, mininterval=0):
-            pass
-        sys.exit(3)
-        """,
-        max_restarts=9,
-        restart=RestartPolicy(max_without_progress=2, on=frozenset({"failure"})),
-    )
-    assert [each["step"] for each in run.events("AttemptProgress")] == [1200.0] * 3
-    assert outcome.exit_code == 7
-    text = "no progress in 2 attempts, which all ended at step 1,200: trying again is no use"
-    assert str(outcome.no_progress) == text
-    assert f"  {text.capitalize()}.\n" in run.text
-
-
 def test_progress_gives_restarts_back(run: Run) -> None:
     policy = RestartPolicy(reset_on="progress", checkpoint=str(run.root / "done"))
     outcome = run.script(TRAINS, max_restarts=1, restart=policy)
@@ -133,29 +113,6 @@ def test_progress_gives_restarts_back(run: Run) -> None:
     # each of the first three is followed by another one, and the last by the one that is left
     assert len(outcome.attempts) == 4
     assert run.text.count("restarting (1 of 1)") == 3
-
-
-def test_restarts_that_lie_before_the_window_do_not_count(run: Run) -> None:
-    policy = RestartPolicy(window=1e-6, max_without_progress=4)
-    outcome = run.program("false", max_restarts=1, restart=policy)
-    # what ends it is not the number of restarts
-    assert (outcome.exit_code, len(outcome.attempts)) == (7, 4)
-    assert run.text.count("restarting (1 of 1)") == 3
-
-
-def test_a_run_that_succeeds_in_the_end_has_succeeded(run: Run) -> None:
-    outcome = run.script(
-        """
-        import os, sys
-        sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
-        """,
-        max_restarts=5,
-        restart=RestartPolicy(max_without_progress=2),
-    )
-    assert (outcome.state, outcome.exit_code, outcome.no_progress) == ("succeeded", 0, None)
-    # of the one that has succeeded nobody needs it
-    assert len(run.events("AttemptProgress")) == 1
-    assert run.result["no_progress"] is None
 
 
 def test_a_checkpoint_that_holds_too_much_is_told_of_once_and_is_no_reason_to_end(
@@ -226,22 +183,6 @@ def test_a_preflight_that_fails_is_the_cause(run: Run) -> None:
     assert f"    All of the preflight's output, {log}:\n    | no GPU 3\n" in run.text
     assert file_of(run).outcome is not None
     assert file_of(run).cause_type == "PreflightFailure"
-
-
-def test_it_is_tried_again_and_each_attempt_has_its_own(run: Run) -> None:
-    outcome = run.program(
-        "true", max_restarts=2, preflight=sh("test $TORCHELASTIC_RESTART_COUNT = 1")
-    )
-    assert outcome.state == "succeeded", run.text
-    assert len(outcome.attempts) == 2
-    assert (run.path / "attempt_1/preflight.log").exists()
-    assert "attempt 0: all workers could not be started: preflight failed: " in run.text
-
-
-def test_a_preflight_is_tried_again_only_if_the_policy_says_so(run: Run) -> None:
-    policy = RestartPolicy(on=frozenset({"failure"}))
-    outcome = run.program("true", max_restarts=2, restart=policy, preflight=sh("exit 1"))
-    assert (outcome.exit_code, len(outcome.attempts)) == (3, 1)
 
 
 def test_a_program_that_is_not_there_any_more(run: Run) -> None:
@@ -328,13 +269,6 @@ def test_a_failure_of_the_workers_after_a_preflight_is_theirs(run: Run) -> None:
     assert outcome.root_cause.cause == ExitedNonZero(4)
 
 
-def test_preflights_that_fail_are_no_attempts_without_progress(run: Run) -> None:
-    policy = RestartPolicy(max_without_progress=1, checkpoint=".")
-    outcome = run.program("true", max_restarts=2, restart=policy, preflight=sh("exit 1"))
-    assert (outcome.exit_code, len(outcome.attempts)) == (3, 3)
-    assert [each["ran"] for each in run.events("AttemptProgress")] == [False] * 3
-
-
 # Room on the disk
 
 
@@ -345,11 +279,6 @@ def test_where_less_is_free_than_there_must_be_nothing_begins(run: Run) -> None:
     assert outcome.error.startswith("launch.min_disk: ")
     assert f"where {str(run.path)!r} is, and " in outcome.error
     assert run.result["error"] == outcome.error
-
-
-def test_where_there_is_enough_nobody_hears_of_it(run: Run) -> None:
-    assert run.program("true", min_disk=1).state == "succeeded"
-    assert "min_disk" not in run.text
 
 
 def test_a_disk_that_fills_up_ends_the_run_before_the_next_attempt(

@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.launching import SLOW_SPAWNER, WAIT, gone, until
-from support.project import Project, environment, result
+from support.launching import SLOW_SPAWNER, WAIT, Launcher, gone, text_of, until
+from support.project import Project, result
 
 from lllaunch.errors import ConfigError
 from lllaunch.run.directory import RunDirectory
 from lllaunch.spawner.client import Spawner
 from lllaunch.testing import live_descendants
-
-pytestmark = pytest.mark.measured
 
 _OWN_APP = """
 import hydra
@@ -78,28 +74,20 @@ def test_what_a_wrong_config_says_does_not_replace_the_record_of_the_run_before(
 
 
 def test_a_run_waits_for_the_workers_that_a_killed_launcher_has_left_in_its_directory(
-    project: Project,
+    tmp_path: Path,
 ) -> None:
-    run, worker_file, die = (project.root / name for name in ("run", "worker", "die"))
-    project.write("sitecustomize.py", SLOW_SPAWNER)
-    project.experiment(
-        "long", "{entrypoint: sh, args: ['-c', 'echo $$ > worker; exec sleep 1000']}"
-    )
-    environ = {**environment(), "PYTHONPATH": str(project.root), "LET_DIE": str(die)}
-
-    def start(experiment: str, stderr: int) -> subprocess.Popen[str]:
-        words = [sys.executable, "-m", "lllaunch", f"+exp={experiment}", "hydra.run.dir=run"]
-        options: dict[str, Any] = {"cwd": project.root, "env": environ, "text": True}
-        return subprocess.Popen(words, stderr=stderr, stdin=subprocess.DEVNULL, **options)
-
-    # the spawner writes there, too
-    started = [start("long", subprocess.DEVNULL)]
+    run, worker_file, die = (tmp_path / name for name in ("run", "worker", "die"))
+    (tmp_path / "sitecustomize.py").write_text(SLOW_SPAWNER)
+    environ = {"PYTHONPATH": str(tmp_path), "LET_DIE": str(die)}
+    node = {"entrypoint": "sh", "args": ["-c", "echo $$ > worker; exec sleep 1000"]}
+    # the spawner writes to its standard error, too
+    first = Launcher(tmp_path, node, environ=environ, stderr=subprocess.DEVNULL)
+    started = [first]
     try:
-        first = started[0]
-        until(lambda: worker_file.exists() and worker_file.read_text().endswith("\n"), "the worker")
+        until(lambda: text_of(worker_file).endswith("\n"), "the worker")
         worker = int(worker_file.read_text())
-        first.kill()
-        first.wait()
+        first.process.kill()
+        first.process.wait()
         with pytest.raises(ConfigError) as caught:
             RunDirectory.claim(str(run))
         expected = f"is still in use by workers of a run whose launcher (pid {first.pid} on "
@@ -109,24 +97,21 @@ def test_a_run_waits_for_the_workers_that_a_killed_launcher_has_left_in_its_dire
         # and its spawner, which holds the directory for it
         assert str(worker) in told[1].split(", ")
         assert len(told[1].split(", ")) == 2
-        started.append(start("x", subprocess.PIPE))
-        second = started[1]
-        assert second.stderr is not None
-        line = second.stderr.readline()
-        waiting = "waiting for workers that the killed launcher of"
-        assert line == f"lllaunch: {waiting} {str(run)!r} has left\n"
+        second = Launcher(tmp_path, {"entrypoint": "echo", "args": ["0"]}, environ=environ)
+        started.append(second)
+        assert second.process.stderr is not None
+        waiting = f"waiting for workers that the killed launcher of {str(run)!r} has left"
+        assert second.process.stderr.readline() == f"lllaunch: {waiting}\n"
         assert not gone(worker)
         die.touch()
-        _, errors = second.communicate(timeout=WAIT)
-        assert second.returncode == 0, errors
+        done = second.finish()
+        assert done.code == 0, done.err
         assert gone(worker)
     finally:
         die.touch()
-        for process in started:
-            process.kill()
-            process.wait()
-            if process.stderr is not None:
-                process.stderr.close()
+        for each in started:
+            each.process.kill()
+            each.process.communicate()
         until(lambda: live_descendants(os.getpid()) == [], "the end of all")
     assert (run / "attempt_1/0/stdout.log").read_text() == "0\n"
 
@@ -153,12 +138,6 @@ def test_runs_of_one_moment_get_directories_of_their_own(project: Project) -> No
     assert (outputs / "latest").resolve() == outputs / "moment-2"
 
 
-def test_a_directory_that_was_named_is_gone_on_with(project: Project) -> None:
-    for _ in range(2):
-        assert project.lllaunch("+exp=x", "hydra.run.dir=run").returncode == 0
-    assert {"attempt_0", "attempt_1"} <= set(os.listdir(project.root / "run"))
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -174,23 +153,10 @@ def test_a_refused_run_leaves_nothing_behind(project: Project, words: tuple[str,
     assert sorted(os.listdir(project.root)) == before
 
 
-def test_a_log_directory_in_use_is_refused_before_hydra_writes_anything(project: Project) -> None:
-    before = sorted(os.listdir(project.root))
-    with RunDirectory.claim(str(project.root.parent / "logs")):
-        ended = project.lllaunch("+exp=x", "launch.log_dir=../logs")
-    assert ended.returncode == 2
-    assert sorted(os.listdir(project.root)) == before
-
-
 def test_a_log_directory_of_its_own_is_used_and_hydras_stays_apart(project: Project) -> None:
     assert project.lllaunch("+exp=x", "hydra.run.dir=run", "launch.log_dir=logs").returncode == 0
     assert result(project.root / "logs")["state"] == "succeeded"
     assert sorted(os.listdir(project.root / "run")) == [".hydra", ".lllaunch.lock"]
-
-
-def test_a_log_without_messages_is_not_made(project: Project) -> None:
-    assert project.lllaunch("+exp=x", "hydra.run.dir=run").returncode == 0
-    assert list(project.root.glob("*/*.log")) == []
 
 
 def test_a_callback_that_hydra_calls_before_the_run_still_has_its_say(project: Project) -> None:

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.launching import Launcher, until
+from support.launching import WAIT, Launcher, until
+
+pytest.importorskip("pyte", reason="it shows what a terminal gets")
 from support.screen import Terminal
 
 WORK = """
@@ -80,7 +82,7 @@ def shell(terminal: Terminal, tmp_path: Path) -> Iterator[Shell]:
     if made.process.poll() is None:
         made.type("\nexit\n\nexit\n")
         try:
-            made.process.wait(30)
+            made.process.wait(WAIT)
         finally:
             if made.process.poll() is None:
                 made.process.kill()
@@ -138,24 +140,3 @@ def test_a_log_says_now_and_then_how_far_a_run_is(tmp_path: Path) -> None:
         assert launcher.finish().code == 0
     assert "\x1b" not in text()
     assert text().splitlines()[-1].startswith("lllaunch: succeeded in")
-
-
-def test_a_start_on_a_pipe_imports_nothing_for_it(tmp_path: Path) -> None:
-    (tmp_path / "work.py").write_text("print('here')")
-    code = (
-        "import sys\n"
-        "from lllaunch.cli import main\n"
-        "code = main()\n"
-        "print(*sorted(sys.modules), file=open('modules', 'w'))\n"
-        "sys.exit(code)\n"
-    )
-    (tmp_path / "start.py").write_text(code)
-    words = [sys.executable, "start.py", "launch.entrypoint=work.py", "hydra.run.dir=run"]
-    done = subprocess.run(
-        words, check=False, cwd=tmp_path, capture_output=True, stdin=subprocess.DEVNULL, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    imported = (tmp_path / "modules").read_text().split()
-    assert "lllaunch.console.console" in imported
-    drawn = ("lllaunch.console.status", "lllaunch.console.table", "rich")
-    assert not {each for each in imported if each.startswith(drawn)}

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.launching import WAIT
 
 import lllaunch
 from lllaunch.events import (
@@ -34,10 +35,6 @@ from lllaunch.spawner.child import ChildDefaults, start
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.orphans import SETTLE_SECONDS
 from lllaunch.spawner.protocol import Function, Module, Program, Script, SpawnRequest
-
-pytestmark = pytest.mark.measured
-
-WAIT = 30.0
 
 
 @pytest.fixture
@@ -170,9 +167,9 @@ def test_a_script_runs_with_the_flags_of_the_launchers_interpreter(
         "    spawner.configure(os.environ, os.getcwd())\n"
         f"    spawner.spawn(0, Script({show.path!r}), cwd='/', env={{}}, stdout='{tmp_path}/log')\n"
         "    while not any(isinstance(fact, Exited) for fact in spawner.dispatch()):\n"
-        "        wait_readable(spawner, 30)\n"
+        "        wait_readable(spawner, 240)\n"
     )
-    subprocess.run([sys.executable, *flags, str(launcher)], check=True, timeout=60)
+    subprocess.run([sys.executable, *flags, str(launcher)], check=True, timeout=WAIT)
     plain = subprocess.run(
         [sys.executable, *flags, "-u", show.path], capture_output=True, text=True, check=True
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.launching import gone, text_of, until
+from support.launching import WAIT, gone, text_of, until
 
 from lllaunch.errors import SpawnerDied
 from lllaunch.events import Exited, SpawnerEvent
@@ -18,9 +18,6 @@ from lllaunch.linux.process import open_pidfd, wait_readable
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.protocol import Script
 
-pytestmark = pytest.mark.measured
-
-WAIT = 30.0
 SLOW = "import os\nwith open('imports', 'a') as file: file.write(f'{os.getpid()}\\n')\n"
 WORK = (
     "import os, slow_to_import, sys\nprint(sys.argv[1], os.getppid(), os.getsid(0), os.getpid())\n"

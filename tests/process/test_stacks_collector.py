@@ -1,35 +1,30 @@
-"""The stacks of real workers that hang in real ways."""
+"""The stacks of real workers that hang in real ways, and what arming does to a process."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.launching import until
+from support.launching import WAIT, until
 
 from lllaunch.events import Exited, SpawnerEvent, Started
 from lllaunch.linux import proc
 from lllaunch.linux.process import wait_readable
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.dump import SIGNUM, WATCHED
-from lllaunch.spawner.forker import Forker
-from lllaunch.spawner.protocol import Function, Program, Script, Target
+from lllaunch.spawner.protocol import Program, Script, Target
 from lllaunch.watchdog.findings import TimedOut
 from lllaunch.watchdog.stacks import pyspy
 from lllaunch.watchdog.stacks.blame import blame
 from lllaunch.watchdog.stacks.collector import StackCollector
 from lllaunch.watchdog.stacks.frames import RankStack
 from lllaunch.watchdog.stacks.kernel import bit, status
-
-pytestmark = pytest.mark.measured
-
-WAIT = 30.0
 
 
 class Group:
@@ -76,7 +71,7 @@ class Group:
                     self.pids[fact.local_rank] = fact.pid
             return done()
 
-        until(happened, "the spawner", WAIT)
+        until(happened, "the spawner")
 
     def wait_for_states(self, states: str) -> None:
         """Wait until the workers are in these states, a letter for each."""
@@ -85,25 +80,31 @@ class Group:
             found = [proc.facts(pid) for _, pid in sorted(self.pids.items())]
             return states == "".join("?" if each is None else each.state for each in found)
 
-        until(there, f"the workers to be in {states}", WAIT)
+        until(there, f"the workers to be in {states}")
 
     def collect(self, **options: float) -> tuple[RankStack, ...]:
         """Take the stacks of all workers."""
         paths = {rank: str(self.directory / f"stacks{rank}.txt") for rank in self.pids}
-        collector = StackCollector(self.pids, paths, "why and when", **options)
-        try:
-            collector.start()
-            assert wait_readable(collector, WAIT)
-            assert collector.problem == ""
-            return collector.result()
-        finally:
-            collector.close()
+        return stacks_of(self.pids, paths, **options)
 
     def text(self, rank: int = 0) -> str:
         return (self.directory / f"stacks{rank}.txt").read_text()
 
     def ended(self) -> list[Exited]:
         return [fact for fact in self.facts if isinstance(fact, Exited)]
+
+
+def stacks_of(
+    pids: dict[int, int], paths: dict[int, str], **options: float
+) -> tuple[RankStack, ...]:
+    collector = StackCollector(pids, paths, "why and when", **options)
+    try:
+        collector.start()
+        assert wait_readable(collector, WAIT)
+        assert collector.problem == ""
+        return collector.result()
+    finally:
+        collector.close()
 
 
 @pytest.fixture
@@ -140,35 +141,23 @@ def test_workers_that_sleep_hold_the_interpreter_or_are_deadlocked(
 ) -> None:
     group.start(SLEEP, GIL, DEADLOCK)
     group.wait_for_states("SSS")
+    # Both threads of a deadlock, and what each waits for; the other one may be on its way to it.
+    until(lambda: group.collect() and 'hang2.py", line 8 in one' in group.text(2), "the deadlock")
     stacks = group.collect()
     assert [stack.rank for stack in stacks] == [0, 1, 2]
     assert [stack.source for stack in stacks] == ["faulthandler"] * 3
     assert [stack.state for stack in stacks] == ["S"] * 3
-    assert functions(stacks[0])[:2] == ["stuck", "<module>"]
-    assert stacks[0].frames[0].file == str(group.directory / "hang0.py")
-    assert stacks[0].frames[0].line == 4
-    assert stacks[0].frames[0].code == "ready(); time.sleep(1000)"
-    assert functions(stacks[1])[:2] == ["stuck", "<module>"]
-    assert functions(stacks[2])[:2] == ["two", "<module>"]
-    # Both threads of a deadlock, and what each waits for.
+    ends = [["stuck", "<module>"], ["stuck", "<module>"], ["two", "<module>"]]
+    assert [functions(stack)[:2] for stack in stacks] == ends
+    innermost = stacks[0].frames[0]
+    assert (innermost.file, innermost.line) == (str(group.directory / "hang0.py"), 4)
+    assert innermost.code == "ready(); time.sleep(1000)"
     text = group.text(2)
-    assert 'hang2.py", line 8 in one' in text
     assert 'hang2.py", line 13 in two' in text
-    assert text.count("why and when") == 1
     assert f"process {group.pids[2]} (parent {group.spawner.pid})" in text
     assert "Threads: 2" in text
     assert "futex" in text
     assert blame(stacks, TimedOut(1.0)).hung == (2,)
-
-
-def test_a_fresh_interpreter_and_a_second_finding(group: Group, no_pyspy: None) -> None:
-    target = Function("time", "sleep", pickle.dumps(((1000,), {})))
-    group.start(target, fresh=True)
-    # The interpreter starts, and then arms itself.
-    until(lambda: group.collect()[0].source == "faulthandler", "the worker to be armed", WAIT)
-    before = group.text().count("why and when")
-    group.collect()
-    assert group.text().count("why and when") == before + 1
 
 
 def test_children_that_a_worker_forked(group: Group, no_pyspy: None) -> None:
@@ -210,11 +199,12 @@ def test_a_stopped_worker_is_read_from_outside(group: Group) -> None:
 
 def test_programs_tell_what_the_kernel_knows(group: Group) -> None:
     group.start(Program("sleep", ("1000",)))
-    until(lambda: proc.command(group.pids[0]) == "sleep 1000", "the program", WAIT)
+    until(lambda: proc.command(group.pids[0]) == "sleep 1000", "the program")
     group.wait_for_states("S")
     (stack,) = group.collect()
     assert (stack.source, stack.state, stack.frames) == ("kernel", "S", ())
-    assert stack.wchan == kernel_function(group.pids[0])
+    name = Path(f"/proc/{group.pids[0]}/wchan").read_text()
+    assert stack.wchan == ("" if name == "0" else name)
     text = group.text()
     assert f"process {group.pids[0]} (parent {group.spawner.pid}): sleep 1000\n" in text
     assert f"waits in the kernel in: {stack.wchan or '-'}\n" in text
@@ -224,11 +214,6 @@ def test_programs_tell_what_the_kernel_knows(group: Group) -> None:
     assert not group.ended()
 
 
-def kernel_function(pid: int) -> str:
-    name = Path(f"/proc/{pid}/wchan").read_text()
-    return "" if name == "0" else name
-
-
 def test_a_script_of_the_shell_stands_where_its_python_stands(group: Group) -> None:
     if not pyspy.find():
         pytest.skip("py-spy is not installed")
@@ -236,7 +221,7 @@ def test_a_script_of_the_shell_stands_where_its_python_stands(group: Group) -> N
         "import time\ndef inner():\n    open('ready', 'w').close()\n    time.sleep(1000)\ninner()\n"
     )
     group.start(Program("sh", ("-c", f"{sys.executable} inner.py; true")))
-    until((group.directory / "ready").exists, "the script", WAIT)
+    until((group.directory / "ready").exists, "the script")
     (stack,) = group.collect()
     if "permission denied" in group.text():
         pytest.skip("py-spy may not read other processes here")
@@ -267,7 +252,7 @@ def test_workers_that_undid_what_they_were_armed_with_go_on(group: Group, no_pys
     group.start(*(code + pause for code, _ in UNPREPARED.values()))
     group.wait_for_states("S" * len(UNPREPARED))
     # Until the first one has made its file a second time, it may be on its way to the default.
-    until(lambda: not catches(group.pids[0]), "the default disposition", WAIT)
+    until(lambda: not catches(group.pids[0]), "the default disposition")
     stacks = group.collect()
     assert [stack.source for stack in stacks] == ["kernel"] * len(UNPREPARED)
     for rank, (_, reason) in enumerate(UNPREPARED.values()):
@@ -281,107 +266,109 @@ def catches(pid: int) -> bool:
     return found is not None and bool(found.caught & bit(SIGNUM))
 
 
-# A parent in vfork sleeps uninterruptibly until its child ends; here the child has its own memory.
-VFORK = (
-    "number = {'x86_64': 56, 'aarch64': 220}[os.uname().machine]\n"
-    "child = ctypes.PyDLL(None).syscall(number, 0x4000 | signal.SIGCHLD, 0, 0, 0, 0)\n"
-    "if child == 0:\n    ready(); time.sleep(1000)\n"
-)
+# Arming: nothing that the code of a process would notice
+
+START = """
+import os, signal, sys
+from lllaunch.spawner import dump
+from lllaunch.testing import open_fds
+from lllaunch.watchdog.stacks.kernel import bit, status
+
+def files():
+    return [fd for fd, link in open_fds().items() if link == dump.MEMFD_LINK]
+
+def catches():
+    return bool(status(os.getpid()).caught & bit(dump.SIGNUM))
+
+def dumped():
+    os.kill(os.getpid(), dump.SIGNUM)
+    (fd,) = files()
+    return os.pread(fd, 1 << 20, 0).decode()
+"""
 
 
-def test_a_worker_in_uninterruptible_sleep(group: Group) -> None:
-    if os.uname().machine not in {"x86_64", "aarch64"}:
-        pytest.skip("the number of clone(2) is not known for this machine")
-    group.start(VFORK, SLEEP)
-    group.wait_for_states("DS")
-    stacks = group.collect()
-    assert [stack.state for stack in stacks] == ["D", "S"]
-    assert stacks[0].source == "kernel"
-    assert blame(stacks, TimedOut(1.0)).hung == (0,)
-    # Its name, not its command line.
-    assert f"(parent {group.spawner.pid}): (python" in group.text(0)
-    assert "none, it sleeps uninterruptibly" in group.text(0)
-
-
-def test_a_user_of_faulthandler_is_not_disturbed(group: Group, no_pyspy: None) -> None:
-    text = (
-        "import faulthandler\n"
-        "faulthandler.enable(open('user.txt', 'w'))\n"
-        "assert open('lowest').fileno() == 4\n" + SLEEP
+def run(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", START + code],
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        check=False,
     )
-    (group.directory / "lowest").touch()
-    group.start(text)
-    group.wait_for_states("S")
-    (stack,) = group.collect()
-    assert functions(stack)[0] == "stuck"
-    assert (group.directory / "user.txt").read_text() == ""
-    os.kill(group.pids[0], signal.SIGSEGV)
-    group.wait_until(lambda: bool(group.ended()))
-    assert group.ended()[0].exitcode == -signal.SIGSEGV
-    assert "Segmentation fault" in (group.directory / "user.txt").read_text()
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def test_workers_of_start_method_fork(tmp_path: Path, no_pyspy: None) -> None:
-    ready = tmp_path / "ready"
-
-    def stuck() -> None:
-        ready.touch()
-        time.sleep(1000)
-
-    forker = Forker()
-    try:
-        pid = forker.spawn(0, (stuck, ()), env={WATCHED: "1"})
-        until(ready.exists, "the worker", WAIT)
-        (stack,) = stacks_of({0: pid}, {})
-        assert functions(stack) == ["stuck"]
-    finally:
-        forker.close()
+def test_the_lowest_descriptors_and_pythons_handlers_stay_as_they_were() -> None:
+    out = run(
+        "before = os.dup(0); os.close(before)\n"
+        "handlers = [signal.getsignal(n) for n in signal.valid_signals()]\n"
+        "dump.arm()\n"
+        "after = os.dup(0); os.close(after)\n"
+        "(fd,) = files()\n"
+        "print(before == after, catches(), fd > 900)\n"
+        "print(handlers == [signal.getsignal(n) for n in signal.valid_signals()])\n"
+        "print(not os.get_inheritable(fd))\n"
+        "print('line' in dumped())\n"
+    )
+    assert out.split() == ["True"] * 6
 
 
-def stacks_of(pids: dict[int, int], paths: dict[int, str]) -> tuple[RankStack, ...]:
-    collector = StackCollector(pids, paths, "why")
-    try:
-        collector.start()
-        assert wait_readable(collector, WAIT)
-        return collector.result()
-    finally:
-        collector.close()
+def test_a_process_that_arms_itself_again_has_a_file_of_its_own() -> None:
+    # As in a worker that starts workers by fork: their signals are reset.
+    out = run(
+        "dump.arm()\n"
+        "mine = os.stat(f'/proc/self/fd/{files()[0]}').st_ino\n"
+        "if os.fork() == 0:\n"
+        "    signal.signal(dump.SIGNUM, signal.SIG_DFL)\n"
+        "    dump.arm()\n"
+        "    own = os.stat(f'/proc/self/fd/{files()[0]}').st_ino\n"
+        "    print(len(files()), own != mine, catches(), 'line' in dumped(), flush=True)\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+        "print(os.stat(f'/proc/self/fd/{files()[0]}').st_size)\n"
+    )
+    assert out.split() == ["1", "True", "True", "True", "0"]
 
 
-def test_strangers_are_left_alone_and_the_gone_are_left_out(tmp_path: Path) -> None:
-    # This process is not below itself, and process 1 is nobody's worker.
-    pids = {0: os.getpid(), 1: 1, 2: 2**22 + 1}
-    paths = {rank: str(tmp_path / f"{rank}.txt") for rank in pids}
-    assert stacks_of(pids, paths) == tuple(RankStack(rank) for rank in pids)
-    assert not list(tmp_path.iterdir())
+def test_a_file_of_the_users_under_the_inherited_number_is_left_alone() -> None:
+    out = run(
+        "dump.arm()\n"
+        "(fd,) = files()\n"
+        "os.dup2(1, fd)\n"
+        "if os.fork() == 0:\n"
+        "    dump.arm()\n"
+        "    os.write(fd, b'still open')\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+    )
+    assert out == "still open"
 
 
-def test_a_directory_that_cannot_be_written_is_one_problem(group: Group, no_pyspy: None) -> None:
-    group.start(SLEEP, SLEEP)
-    collector = StackCollector(group.pids, {0: "/no/such/0.txt", 1: "/no/such/1.txt"}, "why")
-    try:
-        collector.start()
-        assert wait_readable(collector, WAIT)
-        assert collector.problem == "/no/such/0.txt: No such file or directory"
-        assert [stack.path for stack in collector.result()] == ["", ""]
-        assert [functions(stack)[0] for stack in collector.result()] == ["stuck", "stuck"]
-    finally:
-        collector.close()
-        collector.close()
+def program(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    return str(path)
 
 
-def test_without_time_what_the_kernel_knows_is_written(group: Group) -> None:
-    group.start(SLEEP)
-    group.wait_for_states("S")
-    (stack,) = group.collect(seconds=0.0)
-    assert (stack.state, stack.source, stack.frames) == ("S", "kernel", ())
-    assert "State: S" in group.text()
-
-
-def test_giving_up_in_the_middle_leaves_nothing_open(group: Group) -> None:
-    # The test's own fixture looks for open descriptors.
-    group.start(SLEEP)
-    collector = StackCollector(group.pids, {}, "why")
-    collector.start()
-    collector.close()
-    assert [stack.rank for stack in collector.result()] == [0]
+def test_a_pyspy_that_hangs_fails_or_is_missing(tmp_path: Path) -> None:
+    hangs = program(tmp_path / "hangs", "exec sleep 1000")
+    # one more than are asked at a time
+    pids = [*range(1, (os.cpu_count() or 1) + 2)]
+    told = pyspy.spy(hangs, pids, time.monotonic() + 2.0, lambda: False)
+    assert sorted(told) == pids
+    assert {spied.text for spied in told.values()} == {""}
+    assert told[1].why_not.startswith("it did not end within")
+    assert "no time left" in " ".join(spied.why_not for spied in told.values())
+    # A second look may succeed.
+    fails = program(tmp_path / "fails", f"echo x >> {tmp_path}/tried; echo 'Error: no' >&2; exit 1")
+    assert pyspy.spy(fails, [7], time.monotonic() + WAIT, lambda: False) == {
+        7: pyspy.Spied("", "Error: no")
+    }
+    assert (tmp_path / "tried").read_text() == "x\nx\n"
+    missing = str(tmp_path / "missing")
+    told = pyspy.spy(missing, [7], time.monotonic() + WAIT, lambda: False)
+    assert told[7].text == ""
+    # The system says so, or the program that would have become py-spy.
+    assert told[7].why_not.endswith(f"{missing}: No such file or directory")
+    assert pyspy.spy(hangs, [7], time.monotonic() + WAIT, lambda: True)[7].text == ""

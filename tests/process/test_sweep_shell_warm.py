@@ -7,15 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.contexts import TargetContext
-from support.launching import gone, text_of
-from support.sweeps import NAMES, Execute, Played, machine
+from support.launching import WAIT, gone, text_of
+from support.sweeps import Execute, Played, machine
 
 import lllaunch.sweep.schedule as v
 from lllaunch.errors import PreloadFailed
@@ -25,24 +24,15 @@ from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.interpreter import split
 from lllaunch.spawner.protocol import Script
 from lllaunch.std import Std
-from lllaunch.sweep.leases import Leases
-from lllaunch.sweep.machine import find_machine
 from lllaunch.sweep.policy import Summary
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import Answer, Prepared, SpawnerKey
 from lllaunch.sweep.spawner_pool import SpawnerPool
 
-pytestmark = pytest.mark.measured
-
-# generous: only a hang takes that long
-WAIT = 30.0
-
 # Says what it sees; the module `slow` says who imports it, and waits while there is a file `hold`.
 WORK = """
 import os, slow
-names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HERE")
-seen = [os.environ.get(name, "unset") for name in names]
-print(*seen, sorted(os.sched_getaffinity(0)), sep=";")
+print(os.environ.get("OMP_NUM_THREADS", "unset"))
 """
 SLOW = """
 import os, time
@@ -71,16 +61,28 @@ class Warmed(Played):
             self.warm.close()
         super().close()
 
+    def succeed(
+        self,
+        numbers: int | list[int],
+        threads: Callable[[int], int] | None = None,
+        **fields: object,
+    ) -> SpawnerPool:
+        """Runs jobs, of which none may fail, with the pool that there is."""
+        warm = self.warm or self.pool()
+        finish = self.sweep(numbers, self.jobs(threads, **fields), self.work(), warm=warm)
+        assert finish.exit_code == 0
+        return warm
+
     def jobs(
-        self, env: Callable[[int], Mapping[str, str]] = lambda _: {}, **fields: object
+        self, threads: Callable[[int], int] | None = None, **fields: object
     ) -> Callable[[int], Answer]:
-        """Jobs, of which each has variables of its own."""
+        """Jobs, of which each may have an environment of its own."""
 
         def prepare(number: int) -> Answer:
-            base = split(os.environ, {0: env(number)}).base
+            env = {"OMP_NUM_THREADS": str(threads(number))} if threads else {}
+            base = split(os.environ, {0: env}).base
             key = SpawnerKey.of(["slow"], str(self.place), base, os.environ)
-            job = Prepared(Need(1), warm=key, payload=(number, env(number)))
-            return job._replace(**fields)
+            return Prepared(Need(1), warm=key, payload=(number, env))._replace(**fields)
 
         return prepare
 
@@ -115,17 +117,13 @@ class Warmed(Played):
     def kinds(self) -> list[str]:
         return [text_of(path) for path in sorted(self.place.glob("*.kind"))]
 
-    def said(self, number: int) -> list[str]:
-        return text_of(self.place / f"{number}.out").strip().split(";")
-
     def imports(self) -> list[int]:
         return [int(word) for word in text_of(self.place / "imports").split()]
 
 
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Warmed]:
-    for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     found = Warmed(tmp_path)
     yield found
     found.close()
@@ -143,10 +141,8 @@ def later(script: str, *argv: object) -> subprocess.Popen[bytes]:
 
 
 def test_jobs_of_one_environment_share_a_spawner_also_in_the_next_sweep(played: Warmed) -> None:
-    warm = played.pool()
-    assert played.sweep(3, played.jobs(), played.work(), warm=warm).summary == Summary(succeeded=3)
-    (spawner,) = warm.spawners()
-    assert played.sweep([3], played.jobs(), played.work(), warm=warm).exit_code == 0
+    (spawner,) = played.succeed(3).spawners()
+    warm = played.succeed([3])
     assert played.kinds() == ["warm"] * 4
     assert played.imports() == [spawner.pid]
     assert len(played.of(Ready)) == 1
@@ -155,37 +151,18 @@ def test_jobs_of_one_environment_share_a_spawner_also_in_the_next_sweep(played: 
 
 
 def test_each_environment_has_a_spawner_of_its_own(played: Warmed) -> None:
-    warm = played.pool()
-    jobs = played.jobs(lambda number: {"OMP_NUM_THREADS": str(number % 2 + 1)})
-    assert played.sweep(4, jobs, played.work(), warm=warm).summary == Summary(succeeded=4)
+    warm = played.succeed(4, lambda number: number % 2 + 1)
     assert played.kinds() == ["warm"] * 4
-    assert [played.said(number)[1] for number in range(4)] == ["1", "2", "1", "2"]
+    said = [text_of(played.place / f"{number}.out").strip() for number in range(4)]
+    assert said == ["1", "2", "1", "2"]
     assert sorted(played.imports()) == sorted(warm.pids())
     assert len(warm.pids()) == 2
 
 
-def test_a_variable_may_be_missing(played: Warmed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HERE", "here")
-    warm, prepare, work = played.pool(), played.jobs(), played.work()
-
-    def without(number: int) -> Answer:
-        if number:
-            del os.environ["HERE"]
-        job = prepare(number)
-        assert isinstance(job, Prepared)
-        changes = (("HERE", None),) if number else ()
-        return job._replace(warm=SpawnerKey(("slow",), str(played.place), changes))
-
-    assert played.sweep(2, without, work, warm=warm).exit_code == 0
-    assert played.kinds() == ["warm"] * 2
-    assert [played.said(number)[2] for number in range(2)] == ["here", "unset"]
-
-
 def test_above_the_limit_jobs_run_cold(played: Warmed) -> None:
     played.machine = machine(1)
-    warm = played.pool(limit=1)
-    jobs = played.jobs(lambda number: {"OMP_NUM_THREADS": str(number % 2 + 1)})
-    assert played.sweep(4, jobs, played.work(), warm=warm).summary == Summary(succeeded=4)
+    played.pool(limit=1)
+    warm = played.succeed(4, lambda number: number % 2 + 1)
     assert played.kinds() == ["warm", "cold", "warm", "cold"]
     assert len(warm.spawners()) == 1
 
@@ -195,47 +172,34 @@ def test_a_spawner_that_nobody_asks_for_makes_room(
 ) -> None:
     monkeypatch.setattr("lllaunch.sweep.spawner_pool._RECENT", 2)
     played.machine = machine(1)
-    warm = played.pool(limit=1)
-    jobs = played.jobs(lambda number: {"OMP_NUM_THREADS": str(1 + (number > 0))})
-    assert played.sweep(4, jobs, played.work(), warm=warm).summary == Summary(succeeded=4)
+    played.pool(limit=1)
+    warm = played.succeed(4, lambda number: 1 + (number > 0))
     assert played.kinds() == ["warm", "cold", "warm", "warm"]
     assert len(warm.spawners()) == 1
 
 
-def test_a_job_may_want_none(played: Warmed) -> None:
-    warm = played.pool()
-    assert played.sweep(2, played.jobs(warm=None), played.work(), warm=warm).exit_code == 0
-    assert played.kinds() == ["cold"] * 2
-    assert warm.spawners() == []
-
-
-def test_one_that_was_started_before_is_the_first(played: Warmed) -> None:
+@pytest.mark.parametrize("needed", [True, False])
+def test_one_that_was_started_before_is_the_first_and_ends_with_the_others(
+    played: Warmed, needed: bool
+) -> None:
     early = Spawner.prestart()
-    warm = played.pool(prestarted=early)
-    assert played.sweep(2, played.jobs(), played.work(), warm=warm).exit_code == 0
-    assert warm.spawners() == [early]
-    assert played.kinds() == ["warm"] * 2
-
-
-def test_one_that_was_started_before_and_is_not_needed_ends(played: Warmed) -> None:
-    early = Spawner.prestart()
-    warm = played.pool(prestarted=early)
-    pid = early.pid
-    assert played.sweep(2, played.jobs(warm=None), played.work(), warm=warm).exit_code == 0
+    warm, pid = played.pool(prestarted=early), early.pid
+    played.succeed(2, **({} if needed else {"warm": None}))
+    assert played.kinds() == (["warm"] * 2 if needed else ["cold"] * 2)
+    assert warm.spawners() == ([early] if needed else [])
     assert not gone(pid)
     warm.close()
     assert gone(pid)
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.2])
 def test_what_cannot_be_preloaded_is_the_matter_of_the_jobs(
-    played: Warmed, monkeypatch: pytest.MonkeyPatch, delay: float
+    played: Warmed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played.mark("broken")
     warm, look = played.pool(), SpawnerPool.dispatch
 
     def look_later(self: SpawnerPool, *args: Any) -> None:
-        time.sleep(delay)
+        time.sleep(0.2)
         look(self, *args)
 
     # there is no branch to be had, however late it is noticed
@@ -254,52 +218,19 @@ def test_what_cannot_be_preloaded_is_the_matter_of_the_jobs(
     assert warm.pids() == frozenset()
 
 
-def test_a_job_has_nothing_of_the_launchers_spawners(played: Warmed) -> None:
-    # those of other tests of this process
-    before = special_files()
-    warm = played.pool(prestarted=Spawner.prestart())
-    jobs = played.jobs(lambda number: {"OMP_NUM_THREADS": str(number + 1)})
-    assert played.sweep(2, jobs, played.work(), warm=warm).exit_code == 0
-    assert len(warm.spawners()) == 2
-
-    def execute(_job: Prepared, _lease: Lease, spawner: Spawner | None) -> int:
-        assert spawner is not None
-        new = special_files() - before
-        # of its own branch only, which may not have come yet
-        return 0 if sorted(new.elements()) in (OWN, [OWN[0], "pidfd", OWN[1]]) else 1
-
-    assert played.sweep([0, 1], jobs, execute, warm=warm).summary == Summary(succeeded=2)
-
-
-OWN = ["eventpoll", "timerfd"]
-
-
-def special_files() -> Counter[str]:
-    """What this process has open to wait with."""
-    found = (
-        os.readlink(f"/proc/self/fd/{fd}")
-        for fd in range(100)
-        if os.path.lexists(f"/proc/self/fd/{fd}")
-    )
-    kinds = (link.removeprefix("anon_inode:").strip("[]") for link in found)
-    return Counter(kind for kind in kinds if kind in ("eventpoll", "timerfd", "pidfd"))
-
-
 @pytest.mark.parametrize("preloading", [True, False])
 def test_jobs_whose_spawner_is_killed_run_cold(played: Warmed, preloading: bool) -> None:
     played.machine = machine(1)
-    warm = played.pool()
     if preloading:
         played.mark("hold")
         kill = "until_text('imports'); os.remove('hold'); os.kill(int(open('imports').read()), 9)"
         helper = later(f"os.chdir(sys.argv[1])\n{kill}", played.place)
     else:
-        assert played.sweep([8], played.jobs(), played.work(), warm=warm).exit_code == 0
+        warm = played.succeed([8])
         os.kill(warm.spawners()[0].pid, signal.SIGKILL)
         helper = later("")
-    finish = played.sweep(2, played.jobs(), played.work(), warm=warm)
+    warm = played.succeed(2)
     assert helper.wait(WAIT) == 0
-    assert finish.summary == Summary(succeeded=2)
     assert played.kinds()[:2] == ["cold"] * 2
     assert len(played.of(SpawnerGone)) == 1
     assert warm.spawners() == []
@@ -337,7 +268,7 @@ def test_a_job_does_not_wait_longer_than_it_wants_to(played: Warmed) -> None:
     assert finish.summary == Summary(succeeded=2)
     assert len(warm.spawners()) == 1
     (played.place / "hold").unlink()
-    assert played.sweep([2], played.jobs(), played.work(), warm=warm).exit_code == 0
+    played.succeed([2])
     assert played.kinds() == ["warm"]
 
 
@@ -364,82 +295,6 @@ def test_a_killed_job_takes_its_workers_along(played: Warmed) -> None:
     assert ended_with == [True]
 
 
-@pytest.mark.parametrize("visible", [None, "all"])
-def test_workers_of_one_spawner_see_the_gpus_of_their_leases(
-    played: Warmed, monkeypatch: pytest.MonkeyPatch, visible: str | None
-) -> None:
-    monkeypatch.setenv("LLLAUNCH_PRETEND_GPUS", ",".join(NAMES))
-    if visible:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(NAMES))
-    played.leases.close()
-    played.machine = find_machine(os.environ)
-    played.leases = Leases(played.machine)
-    warm = played.pool()
-    finish = played.sweep(8, played.jobs(), played.work(), warm=warm)
-    assert finish.summary == Summary(succeeded=8)
-    assert played.kinds() == ["warm"] * 8
-    leased = {start.number: ",".join(start.lease.gpus) for start in played.of(v.StartJob)}
-    assert {number: played.said(number)[0] for number in range(8)} == leased
-    # fewer than all where a job has ended before the next one is started
-    assert set(leased.values()) <= set(NAMES)
-    assert len(played.imports()) == 1
-
-
-def test_a_worker_is_told_the_gpus_of_its_config(
-    played: Warmed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(NAMES))
-    jobs = played.jobs(lambda number: {"CUDA_VISIBLE_DEVICES": f"own{number}"})
-    warm = played.pool()
-    assert played.sweep(2, jobs, played.work(), warm=warm).exit_code == 0
-    assert [played.said(number)[0] for number in range(2)] == ["own0", "own1"]
-    assert played.kinds() == ["warm"] * 2
-
-
-def test_without_gpus_of_the_sweep_workers_see_what_the_launcher_sees(
-    played: Warmed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "unknown")
-    played.machine = played.machine._replace(masks_gpus=False)
-    assert played.sweep(1, played.jobs(), played.work(), warm=played.pool()).exit_code == 0
-    assert played.said(0)[0] == "unknown"
-    assert played.kinds() == ["warm"]
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_workers_are_bound_to_the_cores_of_their_leases(played: Warmed) -> None:
-    jobs = played.jobs(need=Need(0, 1))
-    finish = played.sweep(4, jobs, played.work(), warm=played.pool(), pins=True)
-    assert finish.summary == Summary(succeeded=4)
-    assert played.kinds() == ["warm"] * 4
-    leased = {start.number: str(list(start.lease.cpus)) for start in played.of(v.StartJob)}
-    assert {number: played.said(number)[3] for number in range(4)} == leased
-    # of more than one where no other sweep of the machine holds the rest
-    assert set(leased.values()) <= {str([core]) for core in os.sched_getaffinity(0)}
-
-
-def test_a_sweep_that_fails_leaves_its_spawners_to_the_caller(
-    played: Warmed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Failed(Exception):
-        pass
-
-    def react(what: object) -> None:
-        if isinstance(what, Ready):
-            raise Failed
-
-    played.react = react
-    warm = played.pool()
-    with pytest.raises(Failed):
-        played.sweep(3, played.jobs(), played.work("long.py"), warm=warm)
-    (spawner,) = warm.spawners()
-    assert not gone(spawner.pid)
-    played.react = lambda _: None
-    (played.place / "0.kind").unlink(missing_ok=True)
-    assert played.sweep([5], played.jobs(), played.work(), warm=warm).exit_code == 0
-    assert played.imports() == [spawner.pid]
-
-
 def test_a_job_without_room_for_a_spawner_runs_cold(
     played: Warmed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -451,5 +306,5 @@ def test_a_job_without_room_for_a_spawner_runs_cold(
         return spawn(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "posix_spawn", refuse)
-    assert played.sweep(2, played.jobs(), played.work(), warm=played.pool()).exit_code == 0
+    played.succeed(2)
     assert played.kinds() == ["cold"] * 2

@@ -16,8 +16,6 @@ import pytest
 from lllaunch.timer import FileTimerClient, FileTimerRequest, expires
 from lllaunch.timer.service import Fifo, RequestReader
 
-pytestmark = pytest.mark.measured
-
 LATER = 4e9
 
 

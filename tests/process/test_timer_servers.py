@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.launching import WAIT
 
 from lllaunch.timer import (
     FileTimerClient,
@@ -28,10 +29,6 @@ from lllaunch.timer import (
 )
 from lllaunch.timer.local_timer import MultiprocessingRequestQueue
 
-pytestmark = pytest.mark.measured
-
-# Far more than any of this takes; a server that waits for its interval takes longer still.
-_BOUND = 60
 _LONG = 3600
 
 HANG = """
@@ -95,7 +92,7 @@ class Events:
 
     def wait_for(self, name: str) -> None:
         with self._arrived:
-            assert self._arrived.wait_for(lambda: name in dict(self.seen), _BOUND)
+            assert self._arrived.wait_for(lambda: name in dict(self.seen), WAIT)
 
 
 @pytest.fixture
@@ -112,7 +109,7 @@ def server(tmp_path: Path, events: Events) -> Iterator[FileTimerServer]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _BOUND
+    deadline = time.monotonic() + WAIT
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -133,7 +130,7 @@ def test_a_worker_that_hangs_is_killed_and_the_server_lives_on(
     caplog.set_level(logging.INFO)
     for _ in range(2):
         worker = workers.start(HANG, str(tmp_path / "timers"), "9")
-        assert worker.wait(_BOUND) == -signal.SIGKILL
+        assert worker.wait(WAIT) == -signal.SIGKILL
     until(lambda: len(events.seen) == 5)
     expired = [("timer expired", "hang"), ("kill worker process", "hang")]
     assert events.seen == [("watchdog started", None), *expired * 2]
@@ -147,7 +144,7 @@ def test_the_signal_is_the_one_that_the_worker_asked_for(
     server: FileTimerServer, workers: Workers, tmp_path: Path
 ) -> None:
     worker = workers.start(HANG, str(tmp_path / "timers"), str(int(signal.SIGTERM)))
-    assert worker.wait(_BOUND) == -signal.SIGTERM
+    assert worker.wait(WAIT) == -signal.SIGTERM
 
 
 def test_without_a_signal_the_worker_lives_on(
@@ -181,8 +178,8 @@ def test_a_subclass_decides_how_a_worker_ends(tmp_path: Path, workers: Workers) 
     server = Gentle(str(tmp_path / "timers"), "run", _LONG)
     server.start()
     worker = workers.start(HANG, str(tmp_path / "timers"), "9")
-    assert reaped.get(timeout=_BOUND) == (worker.pid, 9)
-    assert worker.wait(_BOUND) == -signal.SIGTERM
+    assert reaped.get(timeout=WAIT) == (worker.pid, 9)
+    assert worker.wait(WAIT) == -signal.SIGTERM
     server.stop()
 
 
@@ -193,7 +190,7 @@ def test_rubbish_of_one_worker_hurts_no_other(
         fifo.write(b"rubbish\n")
         worker = workers.start(HANG, str(tmp_path / "timers"), "9")
         fifo.write(b"more rubbish")
-        assert worker.wait(_BOUND) == -signal.SIGKILL
+        assert worker.wait(WAIT) == -signal.SIGKILL
     assert "it is not a JSON object" in caplog.text
 
 
@@ -206,7 +203,7 @@ def test_a_far_timer_is_no_obstacle(
     server.start()
     idle = workers.start(IDLE.replace("600", repr(after)), path)
     until(lambda: timers_of(server, 1.7e308) == {idle.pid: ["long"]})
-    assert workers.start(HANG, path, "9").wait(_BOUND) == -signal.SIGKILL
+    assert workers.start(HANG, path, "9").wait(WAIT) == -signal.SIGKILL
     assert idle.poll() is None
     server.stop()
     assert "could not be looked at" not in caplog.text
@@ -240,7 +237,7 @@ def test_a_server_that_is_started_twice_serves_once_and_leaves_no_thread(
         thread = each._watchdog_thread
         assert thread is not None
         each.stop()
-        thread.join(_BOUND)
+        thread.join(WAIT)
         assert threading.active_count() == before
 
 
@@ -271,7 +268,7 @@ def test_run_once_handles_what_was_requested(
     os.close(fifo)
     server.start()
     server.run_once()
-    assert worker.wait(_BOUND) == -signal.SIGTERM
+    assert worker.wait(WAIT) == -signal.SIGTERM
     assert not os.path.exists(path)
     assert ("kill worker process", "over") in events.seen
 
@@ -292,17 +289,17 @@ def test_timers_can_be_set_and_cleared_without_the_fifo(
     assert timers_of(server) == {}
     # It wakes the thread, which would else sleep for an hour.
     server.register_timers([FileTimerRequest(worker.pid, "now", time.time(), 15)])
-    assert worker.wait(_BOUND) == -signal.SIGTERM
+    assert worker.wait(WAIT) == -signal.SIGTERM
 
 
 def test_progress_and_life_can_be_asked_for(server: FileTimerServer, workers: Workers) -> None:
-    assert abs(server.get_last_progress_time() - time.time()) < _BOUND
+    assert abs(server.get_last_progress_time() - time.time()) < WAIT
     assert FileTimerServer.is_process_running(os.getpid())
     ended = workers.start("print()")
-    ended.wait(_BOUND)
+    ended.wait(WAIT)
     assert not FileTimerServer.is_process_running(ended.pid)
     server.register_timers([FileTimerRequest(os.getpid(), "a", -1)])
-    before = int(time.time()) - _BOUND
+    before = int(time.time()) - WAIT
     assert before < server.get_last_progress_time() <= time.time()
 
 
@@ -314,7 +311,7 @@ def test_a_daemonised_server_does_not_keep_the_interpreter(tmp_path: Path, kind:
     }[kind]
     code = f"import multiprocessing, sys; from lllaunch.timer import *; {code}; print('done')"
     command = [sys.executable, "-c", code, str(tmp_path / "timers")]
-    done = subprocess.run(command, timeout=_BOUND, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, timeout=WAIT, check=True, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("done\n", "")
 
 
@@ -351,7 +348,7 @@ def test_a_worker_that_hangs_is_killed_without_waiting_for_the_interval(
     requests.put("rubbish")
     worker = multiprocessing.get_context("fork").Process(target=hang, args=(requests,))
     worker.start()
-    worker.join(_BOUND)
+    worker.join(WAIT)
     assert worker.exitcode == -signal.SIGKILL
     thread = server._watchdog_thread
     assert thread is not None
@@ -368,13 +365,13 @@ def test_timers_of_a_local_worker_that_ended_are_dropped(
     worker = context.Process(target=idle, args=(requests, said))
     worker.start()
     said.close()
-    assert hears.poll(_BOUND)
+    assert hears.poll(WAIT)
     hears.close()
     server._run_watchdog()
     assert list(server.get_expired_timers(9e9)) == [worker.pid]
     assert server.get_expired_timers(time.time()) == {}
     worker.kill()
-    worker.join(_BOUND)
+    worker.join(WAIT)
     assert server.get_expired_timers(9e9) == {}
     # Nobody has that number now, or somebody else.
     server.register_timers([FileTimerRequest(worker.pid or 0, "a", 1.0)])
@@ -388,7 +385,7 @@ def test_a_queue_that_cannot_wake_the_server_is_served_too(workers: Workers) -> 
     server.start()
     worker = workers.start("import time; print(flush=True); time.sleep(1000)")
     requests.put(FileTimerRequest(worker.pid, "a", time.time(), 9))
-    assert worker.wait(_BOUND) == -signal.SIGKILL
+    assert worker.wait(WAIT) == -signal.SIGKILL
     server.stop()
 
 
@@ -410,7 +407,7 @@ def test_a_local_server_bears_far_timers_and_long_intervals(workers: Workers) ->
     worker = workers.start("import time; print(flush=True); time.sleep(1000)")
     for scope, when in (("never", 1e308), ("far", time.time() + 30 * 86400), ("a", time.time())):
         requests.put(TimerRequest(worker.pid, scope, when))
-    assert worker.wait(_BOUND) == -signal.SIGKILL
+    assert worker.wait(WAIT) == -signal.SIGKILL
     server.stop()
     requests.close()
     requests.join_thread()

@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.launching import WAIT
 
 from lllaunch.linux.process import wait_readable
 from lllaunch.testing import FakeClock, open_fds
 from lllaunch.timer import FileTimerClient, FileTimerRequest
 from lllaunch.timer.service import Process, TimedProcesses, TimerService
-
-pytestmark = pytest.mark.measured
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
 NS_LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
@@ -153,7 +152,7 @@ def test_a_timer_expires_once_at_its_deadline(place: Place) -> None:
     assert place.service.expired() == []
     assert place.service.next_in() is None
     assert place.service.signal(worker.pid, signal.SIGTERM)
-    assert worker.wait(30) == -signal.SIGTERM
+    assert worker.wait(WAIT) == -signal.SIGTERM
 
 
 def test_a_timer_that_is_taken_back_or_set_anew_does_not_expire(place: Place) -> None:
@@ -211,7 +210,7 @@ def test_timers_of_a_process_that_ended_are_dropped(place: Place) -> None:
     place.acquire(worker.pid, "a", 1.0)
     place.service.dispatch()
     worker.send_signal(signal.SIGKILL)
-    assert wait_readable(place.service, 30)
+    assert wait_readable(place.service, WAIT)
     # The last thing that it wrote comes to be read when it has ended.
     place.acquire(worker.pid, "b", 1.0)
     place.service.dispatch()
@@ -264,7 +263,7 @@ def test_a_process_that_got_the_number_of_another_is_not_signalled(
     place.advance(2.0)
     assert [each.scope for each in place.service.expired()] == ["b"]
     assert place.service.signal(other.pid, signal.SIGTERM)
-    assert other.wait(30) == -signal.SIGTERM
+    assert other.wait(WAIT) == -signal.SIGTERM
 
 
 def test_a_process_that_is_no_workers_gets_no_timers(place: Place) -> None:
@@ -420,7 +419,7 @@ def test_processes_are_limited_and_need_a_number(place: Place) -> None:
     assert processes.admit(one.pid) is first
     assert processes.admit(other.pid) == "1 processes have timers already"
     one.kill()
-    assert wait_readable(processes, 30)
+    assert wait_readable(processes, WAIT)
     assert processes.ended() == [one.pid]
     assert isinstance(processes.admit(other.pid), Process)
     processes.close()

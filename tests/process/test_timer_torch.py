@@ -10,10 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.slow
-
 SCRIPT = """
 import inspect, json, multiprocessing, os, signal, sys, threading, time
 from torch.distributed.elastic import timer as theirs
@@ -32,7 +28,7 @@ def started(function, *args):
 
 
 def outcome(process):
-    process.join(60)
+    process.join(WAIT)
     code = process.exitcode
     process.kill()
     return code
@@ -77,7 +73,7 @@ client = ours.FileTimerClient(path)
 # It ends with the first that it kills, and serves nobody after that.
 written.clear()
 processes = [started(finish, ours, client)]
-written.wait(60)
+written.wait(WAIT)
 processes.append(started(hang, ours, client))
 found["our file clients"] = [outcome(process) for process in processes]
 found["their file server"] = outcome(server)

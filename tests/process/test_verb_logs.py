@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,11 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.launching import Launcher, launch, until
+from support.launching import WAIT, Launcher, launch, until
 
 from lllaunch.verbs import logs
-
-pytestmark = pytest.mark.measured
 
 SCRIPT = """\
 import os, sys, time
@@ -115,7 +114,7 @@ def test_a_run_that_goes_on_is_followed_through_its_attempts_to_its_end(tmp_path
     assert follower.poll() is None
     (tmp_path / "go").touch()
     assert launcher.finish().code == 0
-    rest, _ = follower.communicate(timeout=60)
+    rest, _ = follower.communicate(timeout=WAIT)
     assert (rest, follower.returncode) == ("last of 0\n", 0)
 
 
@@ -156,47 +155,45 @@ def test_ctrl_c_ends_the_following_and_not_the_run(tmp_path: Path) -> None:
     assert follower.stdout is not None
     assert follower.stdout.readline().startswith("[rank")
     follower.send_signal(signal.SIGINT)
-    _, err = follower.communicate(timeout=60)
+    _, err = follower.communicate(timeout=WAIT)
     assert (follower.returncode, err) == (130, "")
     assert launcher.process.poll() is None
     (tmp_path / "go").touch()
     assert launcher.finish().code == 0
 
 
+def of_node(directory: Path, node: int, *attempts: tuple[str, ...], events: str) -> None:
+    """What a node has left of its workers: what each printed, by attempt."""
+    part = directory / f"run/node_{node}"
+    for attempt, printed in enumerate(attempts):
+        for local, text in enumerate(printed):
+            (part / f"attempt_{attempt}/{local}").mkdir(parents=True)
+            (part / f"attempt_{attempt}/{local}/stdout.log").write_text(text)
+    (part / "events.jsonl").write_text(events)
+    (directory / "run/plan.yaml").write_text("")
+
+
 def test_ranks_of_several_nodes_are_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for node, ranks in ((0, [0, 1]), (1, [2, 3])):
-        part = tmp_path / f"run/node_{node}"
-        for local, rank in enumerate(ranks):
-            (part / f"attempt_0/{local}").mkdir(parents=True)
-            (part / f"attempt_0/{local}/stdout.log").write_text(f"I am {rank}\n")
-        (part / "events.jsonl").write_text(
+        events = (
             '{"type": "StartWorkers", "attempt": 0}\n'
             f'{{"type": "GroupStarted", "ranks": [0, 1], "base_rank": {ranks[0]}}}\n'
             '{"type": "StartWorkers", "att'
         )
+        of_node(tmp_path, node, tuple(f"I am {rank}\n" for rank in ranks), events=events)
     os.symlink("node_0/events.jsonl", tmp_path / "run/events.jsonl")
-    (tmp_path / "run/plan.yaml").write_text("")
     monkeypatch.chdir(tmp_path)
     assert shown(capfd, "run") == "".join(f"[rank{rank}]:I am {rank}\n" for rank in range(4))
     assert shown(capfd, "run", "--rank", "3") == "I am 3\n"
-
-
-def test_ranks_of_several_nodes_are_told_apart_where_attempts_of_a_former_run_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    part = tmp_path / "run/node_0"
-    for attempt in (0, 1):
-        (part / f"attempt_{attempt}/0").mkdir(parents=True)
-        (part / f"attempt_{attempt}/0/stdout.log").write_text(f"in attempt {attempt}\n")
-    (part / "events.jsonl").write_text(
+    # where attempts of a former run are
+    events = (
         '{"type": "StartWorkers", "attempt": 0}\n'
         '{"type": "GroupStarted", "ranks": [0], "base_rank": 0, "attempt": 0}\n'
         '{"type": "StartWorkers", "attempt": 0}\n'
         '{"type": "GroupStarted", "ranks": [0], "base_rank": 5, "attempt": 1}\n'
     )
-    os.symlink("node_0/events.jsonl", tmp_path / "run/events.jsonl")
-    (tmp_path / "run/plan.yaml").write_text("")
-    monkeypatch.chdir(tmp_path)
+    shutil.rmtree("run")
+    of_node(tmp_path, 0, ("in attempt 0\n",), ("in attempt 1\n",), events=events)
     assert shown(capfd, "run", "--rank", "5") == "in attempt 1\n"

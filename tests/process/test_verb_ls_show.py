@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.project import Project, environment, quiet_environment
+from support.launching import WAIT, text_of, until
+from support.project import Project, environment
 
 from lllaunch.verbs import ls, report, show
-
-pytestmark = pytest.mark.measured
 
 WORK = """\
 import argparse
@@ -39,7 +38,7 @@ if given.how == "exit" and os.environ["RANK"] == "1":
     print("the key is", os.environ["OPENING_KEY"], file=sys.stderr)
     sys.exit(7)
 if given.how != "work":
-    time.sleep(60)
+    time.sleep(600)
 lllaunch.report(given.lr)
 """
 LAUNCH = """
@@ -88,14 +87,9 @@ class Told:
 
 @pytest.fixture
 def told(
-    project: Project,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Told:
     monkeypatch.chdir(project.root)
-    # what one test starts elsewhere is in no list of the others
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return Told(capsys)
 
 
@@ -118,6 +112,12 @@ def test_a_list_of_some(told: Told) -> None:
         found = told.json("ls", *arguments)
         return [os.path.relpath(each["path"]) for each in found]
 
+    sweep, *_, first = told.json("ls")
+    assert (sweep["kind"], sweep["counts"]) == ("sweep", {"failed": 2, "succeeded": 2})
+    assert (first["exit_code"], first["attempts"], first["return_value"]) == (0, 1, 0.5)
+    job = told.json("ls", "--jobs", "multirun")[-1]
+    assert (job["kind"], job["job"]) == ("job", 3)
+    assert job["root_cause"] == "rank 1: called sys.exit(7)"
     assert paths("--state", "failed", "outputs") == ["outputs/3", "outputs/2"]
     assert paths("--limit", "1") == ["multirun/1"]
     assert paths("--sweeps") == ["multirun/1"]
@@ -132,27 +132,12 @@ def test_a_list_of_some(told: Told) -> None:
     ]
 
 
-def test_a_list_for_programs(told: Told) -> None:
-    sweep, *_, first = told.json("ls")
-    assert (sweep["kind"], sweep["counts"]) == ("sweep", {"failed": 2, "succeeded": 2})
-    assert first["path"] == os.path.abspath("outputs/1")
-    assert (first["state"], first["exit_code"], first["attempts"]) == ("succeeded", 0, 1)
-    assert first["overrides"] == ["+exp=toy"]
-    assert first["return_value"] == 0.5
-    job = told.json("ls", "--jobs", "multirun")[-1]
-    assert (job["kind"], job["job"], job["root_cause"]) == (
-        "job",
-        3,
-        "rank 1: called sys.exit(7)",
-    )
-
-
 def test_lists_of_nothing_and_of_nonsense(told: Told, tmp_path: Path) -> None:
     assert told("ls", str(tmp_path)) == ""
     assert told.err == f"lllaunch: no runs found in {tmp_path}/\n"
     assert told.json("ls", "--state=died") == []
     told("ls", "gone", code=2)
-    assert told.err == "lllaunch: 'gone' is not a directory\n"
+    assert "'gone' is not a directory" in told.err
     told("ls", "--state", "fine", code=2)
     wrong = "lllaunch: argument --state: unknown state 'fine' (choose from succeeded, "
     assert told.err.startswith(wrong)
@@ -185,12 +170,6 @@ def test_what_ran_and_why_it_failed(told: Told) -> None:
     )
     assert sorted(parts, key=text.index) == list(parts)
     assert re.search(r"^  rank 1 .*\S +failed$", text, re.M)
-
-
-def test_the_report_is_that_of_the_end_of_the_run(told: Told, project: Project) -> None:
-    ended = project.lllaunch("+exp=toy", "params.how=raise", "hydra.run.dir=elsewhere/1")
-    report = ended.stderr[ended.stderr.index("lllaunch: FAILED") :]
-    assert told("show", "elsewhere/1").startswith(f"{report}\nrun ")
 
 
 def test_a_secret_in_a_log_is_not_shown(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,16 +220,6 @@ def test_a_sweep_and_a_job_of_it(told: Told) -> None:
     assert "params.how=exit" in job
 
 
-def test_what_is_no_run(told: Told) -> None:
-    told("show", "conf", code=2)
-    assert told.err == (
-        "lllaunch: 'conf' is not the directory of a run or a sweep; 'python -m lllaunch ls conf' "
-        "lists what is there\n"
-    )
-    told("show", "1", code=2)
-    assert told.err == "lllaunch: '1' names 2 runs: multirun/1, outputs/1; say which one\n"
-
-
 def test_the_latest_is_meant_where_no_run_is_named(told: Told) -> None:
     assert told("show") == told("show", "latest") == told("show", "multirun/1")
     assert told("report") == told("report", "multirun/1")
@@ -262,11 +231,6 @@ def test_results_that_cannot_be_understood_are_shown_as_far_as_they_go(
 ) -> None:
     document = json.loads(Path("outputs/2/result.json").read_text())
     document["root_cause"]["cause"] = {"type": "New", "text": "was \x1b[2Jnew"}
-    del document["attempts"][0]["workers"]
-    (tmp_path / "result.json").write_text(json.dumps(document))
-    text = told("show", str(tmp_path))
-    # a cause that a later version knows
-    assert "rank 1 (attempt 0) was new" in text
     document["attempts"] = "many"
     (tmp_path / "result.json").write_text(json.dumps(document))
     text = told("show", str(tmp_path))
@@ -288,7 +252,7 @@ def launcher(project: Project, *arguments: str) -> Iterator[subprocess.Popen[byt
     process = subprocess.Popen(
         [sys.executable, "-m", "lllaunch", *arguments],
         cwd=project.root,
-        env=environment() | quiet_environment(),
+        env=environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -297,21 +261,14 @@ def launcher(project: Project, *arguments: str) -> Iterator[subprocess.Popen[byt
         yield process
     finally:
         process.kill()
-        process.wait(60)
-
-
-def wait_for(path: Path, text: str) -> None:
-    deadline = time.monotonic() + 60
-    while not (path.exists() and text in path.read_text()):
-        assert time.monotonic() < deadline, path
-        time.sleep(0.02)
+        process.wait(WAIT)
 
 
 def test_a_run_that_runs_and_is_killed(told: Told, project: Project) -> None:
     place = project.root / "alive" / "1"
     words = ("+exp=toy", "params.how=wait", f"hydra.run.dir={place}")
     with launcher(project, *words) as process:
-        wait_for(place / "events.jsonl", '"Started"')
+        until(lambda: '"Started"' in text_of(place / "events.jsonl"), "a worker")
         assert f"pid {process.pid} on " in told("show", "alive/1")
         assert "still running" in told("report", "alive/1")
         (line,) = told("ls", "alive").splitlines()[1:]
@@ -341,7 +298,7 @@ def test_a_sweep_that_runs_and_is_killed(told: Told, project: Project) -> None:
     place = project.root / "alive" / "2"
     jobs = ("params.how=work,wait", "params.lr=1", f"hydra.sweep.dir={place}")
     with launcher(project, "-m", "+exp=toy", "hydra.launcher.max_parallel=1", *jobs):
-        wait_for(place / "1" / "events.jsonl", '"Started"')
+        until(lambda: '"Started"' in text_of(place / "1" / "events.jsonl"), "the second job")
         sweep, *found = told.json("ls", "--jobs", "alive/2")
         assert sweep["state"] == "running"
         assert [job["state"] for job in found] == ["succeeded", "running"]
@@ -362,7 +319,7 @@ def verb(project: Project, *arguments: str, **options: Any) -> subprocess.Popen[
     return subprocess.Popen(
         [sys.executable, "-c", code.format(arguments[0]), *arguments[1:]],
         cwd=project.root,
-        env=environment() | quiet_environment() | {"TERM": "xterm", "COLUMNS": "70"},
+        env=environment() | {"TERM": "xterm", "COLUMNS": "70"},
         stdin=subprocess.DEVNULL,
         **options,
     )
@@ -380,7 +337,7 @@ def on_terminal(project: Project, *arguments: str) -> str:
             pass
         finally:
             os.close(ours)
-        assert process.wait(60) == 0
+        assert process.wait(WAIT) == 0
     return told.decode().replace("\r\n", "\n")
 
 
@@ -400,7 +357,7 @@ def test_a_terminal_gets_colours_and_lines_that_fit(project: Project) -> None:
 def test_a_stream_that_has_no_bars_gets_ascii(project: Project) -> None:
     def shown(encoding: str) -> str:
         code = "from lllaunch.verbs import show; show.main(['outputs/2'])"
-        env = quiet_environment() | {"PYTHONIOENCODING": encoding}
+        env = {"PYTHONIOENCODING": encoding}
         return project.python("-c", code, env=env).stdout.partition("In time")[2]
 
     assert "= runs" in shown("ascii")
@@ -413,15 +370,16 @@ def test_nobody_reads_on(project: Project) -> None:
     os.close(reader)
     with verb(project, "ls", stdout=writer, stderr=subprocess.PIPE) as process:
         os.close(writer)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=WAIT)
     assert (process.returncode, errors) == (0, b"")
 
 
 def test_nothing_heavy_is_imported(project: Project) -> None:
     code = (
-        "import sys; from lllaunch.verbs import ls, show; ls.main([]); show.main(['latest'])\n"
+        "import sys; from lllaunch.verbs import ls, report, show\n"
+        "for verb in (ls, show, report): verb.main([])\n"
         "heavy = {'torch', 'hydra', 'omegaconf', 'rich', 'psutil', 'numpy', 'subprocess'}\n"
         "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
     )
-    done = project.python("-c", code, env=quiet_environment())
+    done = project.python("-c", code)
     assert done.returncode == 0, done.stderr

@@ -101,11 +101,3 @@ def test_nobody_reads_on(project: Project) -> None:
     ended = project.python("-c", shell, script)
     assert ended.stdout == "launch:\n"
     assert ended.stderr == ""
-
-
-def test_what_is_wrong_is_said(project: Project) -> None:
-    for argv, code in ((["+exp=b"], 1), (["--nothing"], 2), (["+exp=a", "launch.tee=al"], 2)):
-        ended = project.lllaunch("plan", *argv)
-        assert (ended.returncode, ended.stdout) == (code, "")
-        assert ended.stderr.startswith("lllaunch: ")
-        assert "Traceback" not in ended.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,14 +11,14 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from jsonschema import Draft202012Validator
-from support.launching import Launcher, text_of, until
+from support.launching import WAIT
 from support.project import Project, environment
+from support.traces import ruled
 
 from lllaunch.results.report import load
 from lllaunch.results.store import locate
+from lllaunch.results.timeline import RunTimeline, read_timeline
 from lllaunch.verbs.report import main
-
-# the same lines are measured where others run them
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
 VERB = "import sys; from lllaunch.verbs.report import main; sys.exit(main(sys.argv[1:]))"
@@ -30,6 +28,8 @@ import os
 import sys
 import time
 
+from lllaunch.timer import expires
+
 def values():
     return {"loss": 0.5, "rank": int(os.environ["RANK"])}
 
@@ -38,13 +38,14 @@ def fails(x=1.0):
     print("careful", file=sys.stderr)
     if os.environ["RANK"] == "1":
         raise ValueError(f"no: {x}")
-    time.sleep(60)
+    time.sleep(600)
 
 def crashes():
     os.abort()
 
 def hangs():
-    time.sleep(60)
+    # on one line, whenever the timer runs out
+    with expires(after=0.1): time.sleep(600)
 
 def job(x):
     if x < 0:
@@ -68,6 +69,19 @@ def valid(path: Path) -> Any:
     return document
 
 
+def timeline(place: Path) -> RunTimeline:
+    return read_timeline(locate(str(place)))
+
+
+def trace(path: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    assert main([str(path), "--format", "trace"]) == 0
+    return ruled(capsys.readouterr().out)
+
+
+def names(events: list[dict[str, Any]], phase: str) -> list[str]:
+    return [each["name"] for each in events if each["ph"] == phase]
+
+
 def run(project: Project, name: str, code: int, *overrides: str) -> Path:
     """A run that has ended, in a directory of its own."""
     ended = project.lllaunch(f"hydra.run.dir={name}", "launch.redirects=all", *overrides)
@@ -75,21 +89,17 @@ def run(project: Project, name: str, code: int, *overrides: str) -> Path:
     return project.root / name
 
 
-def test_values_of_a_run_that_succeeded(project: Project) -> None:
-    place = run(project, "good", 0, "launch.entrypoint=work:values", "launch.nproc=2")
-    document = valid(place / "result.json")
-    assert document["return_values"]["1"]["value"] == {"loss": 0.5, "rank": 1}
-    (case,) = load(locate(str(place))).cases
-    assert (case.outcome, case.exit_code) == ("succeeded", 0)
-    assert "launch.entrypoint=work:values" in case.overrides
-
-
-def test_a_failed_run_in_all_forms(project: Project, tmp_path: Path) -> None:
-    place = run(
+@pytest.fixture(scope="module")
+def failed(project: Project) -> Path:
+    """A run of two attempts, both of which failed."""
+    return run(
         *(project, "failed", 3, "launch.entrypoint=work:fails", "launch.nproc=2"),
-        "launch.max_restarts=1",
+        *("launch.max_restarts=1", "launch.restart.delay=100ms"),
     )
-    assert len(valid(place / "result.json")["attempts"]) == 2
+
+
+@pytest.mark.usefixtures("failed")
+def test_a_failed_run_in_all_forms(project: Project, tmp_path: Path) -> None:
     line = WORK.splitlines().index('        raise ValueError(f"no: {x}")') + 1
     summary = tmp_path / "summary.md"
     forms = {
@@ -100,7 +110,7 @@ def test_a_failed_run_in_all_forms(project: Project, tmp_path: Path) -> None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=True,
-            timeout=60,
+            timeout=WAIT,
         ).stdout.decode()
         for form in ("text", "json", "junit", "github")
     }
@@ -119,46 +129,51 @@ def test_a_failed_run_in_all_forms(project: Project, tmp_path: Path) -> None:
     assert "<details open>" in summary.read_text()
 
 
-def test_a_crash_and_a_hang_are_told(project: Project) -> None:
+def test_a_failure_and_its_restart_in_time(
+    failed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = timeline(failed).attempts
+    document = valid(failed / "result.json")
+    for attempt, told in zip((first, second), document["attempts"], strict=True):
+        assert (attempt.number, attempt.state) == (told["attempt"], told["state"])
+        fates = [(lane.rank, lane.fate) for lane in attempt.lanes]
+        assert fates == [(worker["rank"], worker["fate"]) for worker in told["workers"]]
+    assert [span.kind for span in first.spans if span.kind == "pause"] == ["pause"]
+    assert [mark.kind for mark in first.lanes[1].marks] == ["root_cause"]
+    assert "grace" in {span.kind for span in first.lanes[0].spans}
+    assert [mark.kind for mark in second.marks if mark.kind == "restart"] == ["restart"]
+    events = trace(failed, capsys)
+    assert {"run: failed", "run: ended", "pause"} <= set(names(events, "X"))
+    assert "attempt 1 begins: a worker failed" in names(events, "i")
+
+
+def test_a_crash_is_told_with_its_place(project: Project) -> None:
     crash = run(project, "crash", 3, "launch.entrypoint=work:crashes")
     assert valid(crash / "result.json")["root_cause"]["cause"]["type"] == "KilledBySignal"
     (case,) = load(locate(str(crash)), [str(project.root)]).cases
     assert case.message == "rank 0: died of SIGABRT"
     line = WORK.splitlines().index("    os.abort()") + 1
     assert case.place == ("work.py", line)
+
+
+def test_a_hang_is_told_with_its_place_and_its_time(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
     hung = run(
-        *(project, "hung", 4, "launch.entrypoint=work:hangs"),
-        *("launch.watchdog={timeout: 1s}", "launch.grace_period=1s"),
+        *(project, "hung", 4, "launch.entrypoint=work:hangs", "launch.preflight=[uname]"),
+        *("launch.watchdog={timers: true}", "launch.grace_period=1s"),
     )
-    document = valid(hung / "result.json")
-    assert document["root_cause"]["hang"]["stacks"]
+    assert valid(hung / "result.json")["root_cause"]["hang"]["stacks"]
     (case,) = load(locate(str(hung)), [str(project.root)]).cases
-    assert (case.outcome, case.kind) == ("failed", "TimedOut")
-    line = WORK.splitlines().index("def hangs():") + 2
+    assert (case.outcome, case.kind) == ("failed", "TimerExpired")
+    line = WORK.splitlines().index("def hangs():") + 3
     assert case.place == ("work.py", line)
-
-
-def test_a_run_that_is_refused_after_it_began_is_an_error(project: Project) -> None:
-    project.write("unlucky.py", "raise RuntimeError('no luck')\n")
-    place = run(project, "refused", 2, "launch.entrypoint=work:values", "launch.preload=[unlucky]")
-    assert valid(place / "result.json")["state"] == "error"
-    (case,) = load(locate(str(place))).cases
-    assert (case.outcome, case.kind) == ("error", "config")
-    assert "no luck" in case.message
-
-
-def test_a_run_is_unfinished_until_a_signal_has_ended_it(tmp_path: Path) -> None:
-    (tmp_path / "work.py").write_text("import time; print('up', flush=True); time.sleep(60)")
-    launcher = Launcher(tmp_path, {"entrypoint": "work.py", "redirects": "all", "tee": "none"})
-    until(lambda: text_of(launcher.run_dir / "attempt_0" / "0" / "stdout.log"), "a worker")
-    report = load(locate(str(launcher.run_dir)))
-    assert (report.finished, report.verdict()) == (False, "still running")
-    launcher.signal(signal.SIGTERM)
-    assert launcher.finish().code == 128 + signal.SIGTERM
-    assert valid(launcher.run_dir / "result.json")["signal"] == "SIGTERM"
-    (case,) = load(locate(str(launcher.run_dir))).cases
-    assert (case.outcome, case.kind, case.message) == ("error", "signal", "ended by SIGTERM")
-    assert case.logs[0].lines == ("up",)
+    [attempt] = timeline(hung).attempts
+    assert "preflight" in {span.kind for span in attempt.spans}
+    assert {"stacks", "signal"} <= {mark.kind for mark in attempt.marks}
+    [lane] = attempt.lanes
+    assert [span.kind for span in lane.spans] == ["spawn", "run", "hang", "grace"]
+    assert "hang" in names(trace(hung, capsys), "X")
 
 
 def test_a_sweep_is_one_test_case_a_job(
@@ -188,36 +203,7 @@ def test_a_sweep_is_one_test_case_a_job(
     assert failure.startswith("::error file=work.py,line=")
     assert "title=lllaunch%3A job 1 (params.x=-1) failed::rank 0: raised ValueError: neg" in failure
     assert skipped == "::warning title=lllaunch::1 of 3 jobs were not run"
+    spans = names(trace(project.root / "sweep", capsys), "X")
+    assert {"job 0: succeeded", "job 1: failed"} <= set(spans)
     # neither do the files of its jobs say more of them than they do by themselves
     assert load(locate("sweep/1")).cases[0].message == load(locate("sweep")).cases[1].message
-
-
-def test_a_reader_that_leaves_is_no_error(project: Project) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-c", VERB, "good"],
-            cwd=run(project, "good", 0, "launch.entrypoint=work:values").parent,
-            stdin=subprocess.DEVNULL,
-            stdout=write,
-            stderr=subprocess.PIPE,
-            check=False,
-            timeout=60,
-        )
-    finally:
-        os.close(write)
-    assert (ended.returncode, ended.stderr) == (0, b"")
-
-
-def test_no_report_needs_hydra_or_torch(project: Project) -> None:
-    place = run(project, "good", 0, "launch.entrypoint=work:values")
-    code = (
-        "import sys; from lllaunch.verbs.report import main; "
-        f"main([{str(place)!r}, '--output', '/dev/null/x']); "
-        f"main([{str(place)!r}]); print(*sorted(sys.modules), file=sys.stderr)"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert not {"hydra", "omegaconf", "torch"} & set(ended.stderr.split())

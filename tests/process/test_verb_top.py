@@ -7,10 +7,8 @@ import contextlib
 import fcntl
 import json
 import os
-import pty
 import select
 import signal
-import struct
 import subprocess
 import sys
 import termios
@@ -19,9 +17,9 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyte
 import pytest
 from support.launching import WAIT, Launcher, text_of, until
+from support.screen import Terminal as Screen
 from textual.widgets import DataTable, Input, RichLog, Static
 
 from lllaunch.results.live import LiveReader
@@ -31,8 +29,6 @@ from lllaunch.verbs.top_app import Help, ListScreen, LogScreen, Question, Stacks
 
 if TYPE_CHECKING:
     from textual.pilot import Pilot
-
-pytestmark = pytest.mark.measured
 
 SCRIPT = """\
 import os, sys, time
@@ -51,16 +47,19 @@ wait_for_the_file()
 NODE = {"entrypoint": "s.py", "nproc": 2, "redirects": "all", "samples": "1s"}
 
 
+def shows(samples: Path, *steps: float) -> bool:
+    """Whether the last sample has ranks that are so far."""
+    lines = text_of(samples).rpartition("\n")[0].splitlines()
+    ranks = json.loads(lines[-1])["ranks"] if lines else {}
+    return tuple(worker.get("step") for worker in ranks.values()) == steps
+
+
 def begun(directory: Path, *overrides: str) -> Launcher:
     """A run whose workers have shown how far they are, and wait."""
     (directory / "s.py").write_text(SCRIPT)
     launcher = Launcher(directory, NODE, *overrides)
     samples = directory / "run/samples.jsonl"
-    try:
-        until(lambda: text_of(samples).count('"step":') >= 2, "progress", 20)
-    except AssertionError:
-        launcher.process.kill()
-        raise AssertionError(launcher.finish()) from None
+    until(lambda: shows(samples, 10, 5), "progress")
     return launcher
 
 
@@ -89,6 +88,7 @@ def test_on_a_pipe_it_is_shown_once(run: Launcher, capsys: pytest.CaptureFixture
     assert row.split()[:2] == ["run", "running"]
     assert "10/40" in row
     assert "rank 1" in row
+    assert [row["kind"] for row in json.loads(said(capsys, "--json"))["rows"]] == ["run"]
     lines = said(capsys, "run").splitlines()
     assert lines[0].startswith("run: running, attempt 0, ")
     assert lines[0].endswith("2 ranks, step 10/40, rank 1 is slowest (step 5)")
@@ -105,7 +105,6 @@ def test_what_is_not_there_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert said(capsys) == "nothing runs; in outputs/ multirun/\n"
     (tmp_path / "empty").mkdir()
     assert said(capsys, "empty") == "nothing runs; in empty/\n"
@@ -123,7 +122,7 @@ def test_a_sweep_and_what_a_list_says_of_it(
     (tmp_path / "s.py").write_text(SCRIPT)
     launcher = Launcher(tmp_path, NODE, *sweep, one_by_one)
     samples = tmp_path / "sweep/0/samples.jsonl"
-    until(lambda: '"step":' in text_of(samples), "progress")
+    until(lambda: shows(samples, 10), "progress")
     view = json.loads(said(capsys, "sweep", "--json"))
     assert view["sweep"]["counts"] == {"running": 1, "waiting": 2}
     assert [(job["job"], job["state"], job["step"]) for job in view["jobs"]] == [(0, "running", 10)]
@@ -140,7 +139,7 @@ def test_a_sweep_and_what_a_list_says_of_it(
 # On a terminal
 
 
-class Terminal:
+class Terminal(Screen):
     """``top`` on a terminal, and what stands on its screen."""
 
     def __init__(
@@ -151,49 +150,38 @@ class Terminal:
         lines: int = 20,
         command: Sequence[str] = ("-m", "lllaunch"),
     ) -> None:
-        self._main, side = pty.openpty()
-        self._screen = pyte.Screen(columns, lines)
-        self._stream = pyte.ByteStream(self._screen)
-        self._side = side
+        super().__init__(columns, lines)
         # whoever exports these wants no other size
         environ = {k: v for k, v in os.environ.items() if k not in {"COLUMNS", "LINES"}}
-        self.resize(columns, lines)
         self.process = subprocess.Popen(
             [sys.executable, *command, "top", *arguments],
             cwd=directory,
-            stdin=side,
-            stdout=side,
-            stderr=side,
-            env={**environ, "TERM": "xterm-256color"},
+            stdin=self.stream,
+            stdout=self.stream,
+            stderr=self.stream,
+            env=environ,
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - its own
         )
 
-    def resize(self, columns: int, lines: int) -> None:
-        fcntl.ioctl(self._side, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        self._screen.resize(lines, columns)
-
     def type(self, text: str) -> None:
-        os.write(self._main, text.encode())
+        os.write(self.master, text.encode())
 
-    def read(self) -> list[str]:
+    def lines(self) -> list[str]:
         """The lines of the screen, by now."""
-        while select.select([self._main], [], [], 0.01)[0]:
-            try:
-                self._stream.feed(os.read(self._main, 65536))
-            except OSError:
-                break
-        return [line.rstrip() for line in self._screen.display]
+        while select.select([self.master], [], [], 0.01)[0]:
+            self.take()
+        return [line.rstrip() for line in self.screen.display]
 
     def until(self, condition: Callable[[list[str]], Any], what: str) -> list[str]:
         found: list[str] = []
 
         def holds() -> Any:
-            found[:] = self.read()
+            found[:] = self.lines()
             return condition(found)
 
         try:
-            until(holds, what, 20)
+            until(holds, what)
         except AssertionError as error:
             ended = self.process.poll()
             raise AssertionError(f"{error}, {ended}:\n" + "\n".join(found)) from None
@@ -201,14 +189,13 @@ class Terminal:
 
     def ended(self) -> tuple[int, list[str]]:
         code = self.process.wait(WAIT)
-        return code, self.read()
+        return code, self.lines()
 
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        os.close(self._main)
-        os.close(self._side)
+        super().close()
 
 
 @pytest.fixture
@@ -289,17 +276,6 @@ def test_without_textual_it_is_a_table(terminal: Callable[..., Terminal]) -> Non
     shown.until(lambda lines: lines[0] not in {"", former}, "a later time")
 
 
-def test_without_keys_where_there_is_no_input(run: Launcher) -> None:
-    # a terminal that nobody types at
-    shown = Terminal(run.directory, "run", "--once")
-    try:
-        code, lines = shown.ended()
-        assert code == 0
-        assert lines[0].startswith("run: running")
-    finally:
-        shown.close()
-
-
 # Keys
 
 
@@ -344,18 +320,17 @@ class Keys:
         return isinstance(self.app.screen, kind)
 
 
-def with_keys(
-    name: str | None, test: Callable[[Keys], Awaitable[None]], size: tuple[int, int] = (140, 30)
-) -> None:
+def with_keys(name: str | None, test: Callable[[Keys], Awaitable[None]]) -> None:
     """Look at something with keys."""
 
     async def play() -> None:
         app = TopApp(watched(name), LiveReader(), 0.1)
-        async with app.run_test(size=size) as pilot:
+        async with app.run_test(size=(140, 30)) as pilot:
             keys = Keys(app, pilot)
             await keys.until(lambda: keys.shows(ListScreen), "the list")
             await keys.until(lambda: keys.table.row_count, "a row")
             await test(keys)
+            await keys.press("q")
 
     asyncio.run(play())
 
@@ -369,10 +344,13 @@ def test_into_a_run_and_back(run: Launcher) -> None:
         assert keys.rows[1][:2] == ["1", "running"]
         await keys.press("escape")
         await keys.until(lambda: keys.table.row_count == 1, "the list")
+        await keys.press("question_mark")
+        assert keys.shows(Help)
+        await keys.press("escape")
+        await keys.until(lambda: keys.shows(ListScreen), "the list")
         # there is nothing to go back to
         await keys.press("escape")
         assert keys.shows(ListScreen)
-        await keys.press("q")
 
     with_keys(None, test)
 
@@ -404,7 +382,6 @@ def test_rows_are_sorted_and_filtered(run: Launcher) -> None:
         assert keys.status == "only what has: running; Escape shows all"
         await keys.press("escape")
         await keys.until(lambda: keys.status == "", "no filter, and no word of it")
-        await keys.press("q")
 
     with_keys("run", test)
 
@@ -424,7 +401,6 @@ def test_a_log_grows(run: Launcher) -> None:
         assert pane.lines[2].text.endswith("one\\xff more")
         await keys.press("escape")
         await keys.until(lambda: keys.shows(ListScreen), "the ranks")
-        await keys.press("q")
 
     with_keys("run", test)
 
@@ -445,7 +421,6 @@ def test_stacks_are_shown(run: Launcher) -> None:
         await keys.until(lambda: keys.shows(StacksScreen), "the pane")
         await keys.until(lambda: "Rank 1, process" in keys.text("#stacks"), "threads")
         assert "Rank 0" not in keys.text("#stacks")
-        await keys.press("q")
 
     with_keys(None, test)
 
@@ -469,21 +444,9 @@ def test_a_run_is_stopped_only_after_a_yes(run: Launcher) -> None:
         # nor does it stand anywhere
         await keys.press("k")
         await keys.until(lambda: "is over" in keys.status, "why not")
-        await keys.press("q")
 
     with_keys(None, test)
     assert run.finish().code == 128 + signal.SIGTERM
-
-
-def test_help_is_shown_above_all(run: Launcher) -> None:
-    async def test(keys: Keys) -> None:
-        await keys.press("question_mark")
-        assert keys.shows(Help)
-        await keys.press("escape")
-        await keys.until(lambda: keys.shows(ListScreen), "the list")
-        await keys.press("q")
-
-    with_keys(None, test, size=(60, 15))
 
 
 def test_without_colours_nothing_is_told_by_them(
@@ -493,7 +456,6 @@ def test_without_colours_nothing_is_told_by_them(
         assert keys.app.style("bad") == ""
         assert keys.app.style("title") == "bold"
         assert "ansi" not in keys.app.theme
-        await keys.press("q")
 
     monkeypatch.setenv("NO_COLOR", "1")
     with_keys(None, test)
@@ -510,17 +472,5 @@ def test_what_cannot_be_read_is_said_and_tried_again(
         monkeypatch.setattr(LiveReader, "everything", real)
         (run.directory / "go").touch()
         await keys.until(lambda: keys.rows[0][1] == "succeeded", "the end")
-        await keys.press("q")
 
     with_keys(None, test)
-
-
-def test_a_launcher_that_does_not_listen_is_said(run: Launcher) -> None:
-    (run.run_dir / ".lllaunch.sock").unlink()
-
-    async def test(keys: Keys) -> None:
-        await keys.press("k")
-        await keys.until(lambda: "has no socket" in keys.status, "why not")
-        await keys.press("q")
-
-    with_keys("run", test)

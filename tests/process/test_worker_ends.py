@@ -1,8 +1,9 @@
-"""How workers end, and what of their surroundings they must not touch."""
+"""How workers and runs end, and what of their surroundings workers must not touch."""
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.launching import Launcher, launch, run_script, text_of, until
+from support.launching import SLOW_SPAWNER, WAIT, Launcher, gone, launch, run_script, text_of, until
+
+from lllaunch.linux import proc
 
 FORK_CALLER = """
 import atexit, multiprocessing, os, sys, tempfile, time
@@ -43,7 +46,7 @@ def run(code: str, *args: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", code, *args],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WAIT,
         check=False,
     )
 
@@ -122,40 +125,6 @@ def test_ctrl_c_loses_no_unflushed_file(tmp_path: Path) -> None:
     assert done.result["attempts"][0]["workers"][0]["exitcode"] == -signal.SIGINT
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        # Anything may stand in sys.modules, and answer for any attribute.
-        (
-            (
-                "import sys, pathlib\n"
-                "class Lazy:\n    def __getattr__(self, name): return pathlib.Path('x')\n"
-                "sys.modules['lazy'] = Lazy()\n"
-            ),
-            0,
-        ),
-        ("import sys\nf = open('users.txt', 'w')\nsys.stderr.close()\nsys.exit('bye')\n", 1),
-        (
-            (
-                "import threading, time\ndef g(): pass\n"
-                "def loop():\n    while True: g(); time.sleep(0)\n"
-                "threading.Thread(target=loop, daemon=True).start()\ntime.sleep(0.05)\n"
-            ),
-            0,
-        ),
-        ("getattr(__builtins__, 'print')('x')\n__annotations__\n", 0),
-    ],
-    ids=["odd module", "closed stderr", "daemon thread", "builtins"],
-)
-def test_odd_scripts_end_as_under_the_interpreter(tmp_path: Path, text: str, code: int) -> None:
-    (tmp_path / "s.py").write_text(text)
-    done = launch(tmp_path, {"entrypoint": "s.py", "tee": "none"})
-    assert done.code == (3 if code else 0), done.err
-    assert done.result["attempts"][0]["workers"][0]["exitcode"] == code
-    assert done.log(0, "stderr") == b""
-    assert text_of(tmp_path / "users.txt") == ""
-
-
 def test_faulthandler_works_in_forked_workers(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text("import ctypes; ctypes.string_at(0)\n")
     environ = {"PYTHONFAULTHANDLER": "1"}
@@ -177,19 +146,6 @@ def test_closed_standard_streams_cost_no_output(tmp_path: Path, closed: tuple[in
     assert [done.log(rank) for rank in range(2)] == [b"hello\n"] * 2
 
 
-def test_too_few_descriptors_are_a_clear_error(tmp_path: Path) -> None:
-    import resource
-
-    def few() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
-
-    (tmp_path / "s.py").write_text("import time; time.sleep(1000)\n")
-    done = launch(tmp_path, {"entrypoint": "s.py", "nproc": 60, "tee": "none"}, preexec_fn=few)
-    assert done.code == 3
-    assert "this process may have 40 open (ulimit -n)" in done.err
-    assert "internal error" not in done.err
-
-
 def test_safe_path_keeps_pythonpath(tmp_path: Path) -> None:
     lib = tmp_path / "lib"
     lib.mkdir()
@@ -202,8 +158,6 @@ def test_safe_path_keeps_pythonpath(tmp_path: Path) -> None:
 
 
 def test_the_soft_limit_of_open_files_is_the_launchers_in_every_worker(tmp_path: Path) -> None:
-    import resource
-
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
     def low() -> None:
@@ -229,8 +183,6 @@ def test_the_entrypoint_check_dies_with_the_launcher(tmp_path: Path) -> None:
     assert len(pids) == 2
     launcher.signal(signal.SIGKILL)
     launcher.finish()
-    from support.launching import gone
-
     until(lambda: all(map(gone, pids)), "the end of the check")
 
 
@@ -242,7 +194,7 @@ def test_a_full_pipe_on_the_console_does_not_keep_a_signal_away(tmp_path: Path) 
         log = tmp_path / "run" / "attempt_0" / "0" / "stdout.log"
         until(lambda: "done" in text_of(log), "the worker")
         launcher.signal(signal.SIGTERM)
-        assert launcher.finish(30).code in (0, 128 + signal.SIGTERM)
+        assert launcher.finish().code in (0, 128 + signal.SIGTERM)
     finally:
         os.close(read)
         os.close(write)
@@ -285,21 +237,137 @@ def test_kill_reaches_workers_of_a_moment_ago() -> None:
     assert done.stdout == "all\n", done.stderr
 
 
-@pytest.mark.parametrize(("causes", "attempts"), [(["failure"], 1), (["oom"], 2)])
-def test_a_gpu_without_memory_is_a_lack_of_memory(
-    tmp_path: Path, causes: list[str], attempts: int
-) -> None:
+def test_a_gpu_without_memory_is_a_lack_of_memory(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text(
         "class OutOfMemoryError(RuntimeError): pass\n"
         "raise OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a'\n"
         " ' total capacity of 1.00 GiB of which 0.50 GiB is free. Process 7 has more')\n"
     )
-    node = {"entrypoint": "s.py", "max_restarts": 1, "restart": {"on": causes}, "tee": "none"}
+    node = {"entrypoint": "s.py", "max_restarts": 1, "restart": {"on": ["oom"]}, "tee": "none"}
     done = launch(tmp_path, node)
     assert done.code == 3
-    assert len(done.result["attempts"]) == attempts
+    assert len(done.result["attempts"]) == 2
     assert done.result["root_cause"]["cause"]["type"] == "DeviceOutOfMemory"
     assert (
         "ran out of device memory: CUDA out of memory. Tried to allocate 2.00 GiB."
         " GPU 0 has a total capacity of 1.00 GiB of which 0.50 GiB is free\n"
     ) in done.err
+
+
+# The end of a run: what is written is true, and signals do not keep it from being written
+
+
+def test_a_run_has_succeeded_though_the_spawner_dies_while_leftovers_are_ended(
+    tmp_path: Path,
+) -> None:
+    node = {"entrypoint": "sh", "args": ["-c", "sleep 100 & exit 0"], "nproc": 2}
+    # nothing ends the leftovers before it
+    (tmp_path / "sitecustomize.py").write_text(SLOW_SPAWNER)
+    environ = {"PYTHONPATH": str(tmp_path), "LET_DIE": str(tmp_path / "never")}
+    launcher = Launcher(tmp_path, node, environ=environ)
+    events = tmp_path / "run" / "events.jsonl"
+    until(lambda: "CleanUp" in text_of(events), "the end of all workers")
+    os.kill(launcher.spawner(), signal.SIGKILL)
+    done = launcher.finish()
+    assert "SpawnerGone" in text_of(events)
+    assert (done.code, done.result["state"]) == (0, "succeeded"), done.err
+    assert done.result["root_cause"] is None
+
+
+@pytest.mark.parametrize("signals", [["SIGTERM"], ["SIGTERM", "SIGINT"]])
+def test_a_keyboard_interrupt_ends_the_run_as_the_signal_does(
+    tmp_path: Path, signals: list[str]
+) -> None:
+    node = {"entrypoint": "sleep", "args": ["1000"], "signals": signals, "grace_period": "20s"}
+    launcher = Launcher(tmp_path, node)
+    until(lambda: '"Started"' in text_of(tmp_path / "run" / "events.jsonl"), "the worker")
+    launcher.signal(signal.SIGINT)
+    done = launcher.finish()
+    assert done.code == 130
+    assert (done.result["state"], done.result["exit_code"]) == ("signalled", 130)
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("limit", [10, 22, 34])
+def test_too_few_descriptors_are_named_with_their_limit_and_the_result_is_true(
+    tmp_path: Path, limit: int
+) -> None:
+    def few() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+
+    node = {"entrypoint": "echo", "args": ["x"], "nproc": 4, "tee": "all"}
+    launcher = Launcher(tmp_path, node, preexec_fn=few)
+    done = launcher.finish()
+    assert "Traceback" not in done.err
+    assert "internal error" not in done.err
+    assert done.code in {0, 1}
+    if done.code:
+        assert f"this process may have {limit} open (ulimit -n)" in done.err
+    result = tmp_path / "run" / "result.json"
+    if result.exists():
+        assert done.result["exit_code"] == done.code
+        started = {event["local_rank"] for event in done.events() if event["type"] == "Started"}
+        for attempt in done.result["attempts"]:
+            for worker in attempt["workers"]:
+                assert (worker["fate"] != "not_started") == (worker["local_rank"] in started)
+
+
+# Preloaded: lets this spawner end nothing, as where the kernel does not let go of a process.
+HELPLESS = """
+import sys
+from lllaunch.spawner import orphans, server
+
+server._GIVE_UP_SECONDS = 0.5
+server._BRANCH_SECONDS = 0.1
+orphans.signal_process = lambda known, signum: False
+open("helpless", "w").close()
+"""
+
+
+def test_an_orphaned_spawner_gives_up_on_what_does_not_end(tmp_path: Path) -> None:
+    (tmp_path / "helpless.py").write_text(HELPLESS)
+    (tmp_path / "work.py").write_text(
+        "import os, time\n"
+        "with open('pid', 'w') as file: file.write(f'{os.getpid()}\\n')\n"
+        "time.sleep(1000)\n"
+    )
+    node = {"entrypoint": "work.py", "tee": "none", "preload": ["helpless"]}
+    launcher = Launcher(tmp_path, node)
+    until(lambda: text_of(tmp_path / "pid").endswith("\n"), "the worker")
+    assert (tmp_path / "helpless").exists()
+    worker, spawner = int(text_of(tmp_path / "pid")), launcher.spawner()
+    launcher.process.kill()
+    launcher.process.communicate()
+    until(lambda: gone(spawner), "the end of the spawner")
+    # by its parent-death signal
+    until(lambda: gone(worker), "the end of the worker")
+
+
+def states(pids: list[int]) -> set[str]:
+    found = {pid: proc.facts(pid) for pid in pids}
+    return {facts.state for facts in found.values() if facts is not None}
+
+
+def test_ctrl_z_stops_the_workers_too_and_no_time_passes_until_they_go_on(tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text(
+        "import os, subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '1000'])\n"
+        "with open(f'pids{os.environ[\"RANK\"]}', 'w') as file:\n"
+        "    file.write(f'{os.getpid()} {child.pid}\\n')\n"
+        "while not os.path.exists('go'): time.sleep(0.01)\n"
+        "child.kill()\n"
+    )
+    node = {"entrypoint": "work.py", "nproc": 2, "tee": "none"}
+    launcher = Launcher(tmp_path, node)
+    files = [tmp_path / f"pids{rank}" for rank in range(2)]
+    until(lambda: all(text_of(file).endswith("\n") for file in files), "the workers")
+    pids = [launcher.pid, *(int(pid) for file in files for pid in file.read_text().split())]
+    for _ in range(2):
+        launcher.signal(signal.SIGTSTP)
+        until(lambda: states(pids) == {"T"}, "all to be stopped")
+        launcher.signal(signal.SIGCONT)
+        until(lambda: "T" not in states(pids), "all to go on")
+    (tmp_path / "go").touch()
+    done = launcher.finish()
+    assert (done.code, done.result["state"]) == (0, "succeeded"), done.err
+    assert not [event for event in done.events() if event["type"] == "SignalReceived"]

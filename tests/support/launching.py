@@ -14,7 +14,8 @@ from typing import Any
 
 from lllaunch.linux import proc
 
-WAIT = 60.0
+# Seconds. Only what hangs takes as long, on a machine that does much else, too.
+WAIT = 240.0
 
 # Lets a spawner end its workers only when the test says so, as a driver may take its time; and
 # leaves jobs to spawners of their own, if that is wanted.

@@ -20,7 +20,7 @@ from support.launching import until
 from support.project import Project, environment
 
 # far more than any of these sweeps takes: it bounds a hang
-SECONDS = 60.0
+SECONDS = 240.0
 MARK = "LLLAUNCH_TEST_MARK"
 """A variable of every process that a test starts, however far from the test that is."""
 
@@ -203,7 +203,7 @@ def end_all(processes: list[proc.ProcessFacts]) -> None:
             os.kill(process.pid, signal.SIGKILL)
 
 
-def settled(name: str, value: str, seconds: float = 5.0) -> list[proc.ProcessFacts]:
+def settled(name: str, value: str, seconds: float = 30.0) -> list[proc.ProcessFacts]:
     """What is left of the processes with a variable when they had some time to end."""
     deadline = time.monotonic() + seconds
     while (left := list(marked(name, value))) and time.monotonic() < deadline:

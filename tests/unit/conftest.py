@@ -14,6 +14,7 @@ from hypothesis import settings
 # how long an example takes depends on what else the machine does
 settings.register_profile("default", deadline=None)
 settings.register_profile("quick", parent=settings.get_profile("default"), max_examples=20)
+settings.register_profile("many", parent=settings.get_profile("default"), max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 _COMPOSING = re.compile(r"^(from|import) (hydra|support\.verbs|lllaunch\.app)", re.MULTILINE)

@@ -18,7 +18,6 @@ from lllaunch.run.outcome import RunOutcome
 from lllaunch.run.submission import (
     BatchEnded,
     BatchJob,
-    BatchSignalled,
     BatchStarted,
     Limits,
     QueueEvent,
@@ -80,13 +79,6 @@ def events(directory: Path) -> list[QueueEvent]:
 BACK = Requeued("preempted", "lllaunch")
 
 
-def test_a_run_that_is_told_to_end_is_put_back(fake: FakeSlurm, tmp_path: Path) -> None:
-    submission = Submission("7", str(tmp_path))
-    assert run_in_job(str(tmp_path), "7", submission, told_to_end) == 143
-    assert events(tmp_path) == [BatchStarted("7"), BatchSignalled("SIGTERM"), BACK]
-    assert fake.told == ["requeue 7"]
-
-
 def test_what_slurm_has_put_back_meanwhile_is_not_over(fake: FakeSlurm, tmp_path: Path) -> None:
     # at the start, when it decides, and after it was refused
     fake.restarts, fake.refuses = [0, 0, 1], True
@@ -100,14 +92,6 @@ def test_what_slurm_does_not_put_back_is_over(fake: FakeSlurm, tmp_path: Path) -
         run_in_job(str(tmp_path), "7", Submission("7", str(tmp_path)), told_to_end)
     last = events(tmp_path)[-1]
     assert last == BatchEnded(143, "`scontrol requeue 7`: Job is pending execution")
-
-
-def test_what_did_not_begin_has_a_reason(fake: FakeSlurm, tmp_path: Path) -> None:
-    submission = Submission("7", str(tmp_path))
-    assert run_in_job(str(tmp_path), "7", submission, lambda *_: 5) == 5
-    last = BatchEnded(5, "it could not be started; launcher.log says why")
-    assert events(tmp_path) == [BatchStarted("7"), last]
-    assert fake.told == []
 
 
 @pytest.mark.parametrize(("nodes", "told"), [("1", []), ("2", ["cancel 7"])])

@@ -40,9 +40,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     "line",
     [
         "-m +exp=toy lr=1,2 hydra.sweep.dir=s",
-        "+exp=toy -m lr=1,2 hydra.sweep.dir=s",
         "+exp=toy lr=1,2 hydra.sweep.dir=s --multirun",
-        "+exp=toy -m lr=1,2 --config-dir other hydra.sweep.dir=s",
         "+exp=toy --config-dir=other lr=1,2 -cn mine ~a -m hydra.sweep.dir=s",
     ],
 )
@@ -59,9 +57,6 @@ def test_a_flag_may_stand_anywhere_between_overrides(line: str) -> None:
     [
         ("--info +exp=toy", "--info=all +exp=toy"),
         ("+exp=toy --info config", "--info=config +exp=toy"),
-        ("+exp=toy --cfg job", "--cfg job +exp=toy"),
-        ("+exp=toy --multi", "--multi +exp=toy"),
-        ("-sc query=bash", "-sc query=bash"),
         ("+exp=toy -- ~a", "+exp=toy ~a"),
     ],
 )
@@ -72,18 +67,11 @@ def test_flags_come_first_with_their_values(line: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("line", "command"),
     [
-        ("train.py", "lllaunch launch.entrypoint=train.py"),
-        ("train.py --lr 0.3", "lllaunch launch.entrypoint=train.py 'launch.args=[--lr,0.3]'"),
         (
             "train.py launch.nproc=2 a",
             "lllaunch launch.entrypoint=train.py launch.nproc=2 'launch.args=[a]'",
         ),
         ("-m train.py lr=1,2", "lllaunch -m launch.entrypoint=train.py 'launch.args=[\"lr=1,2\"]'"),
-        ("pkg.work:train", "lllaunch launch.entrypoint=pkg.work:train"),
-        (
-            "--nproc-per-node 2 train.py --lr 0.3",
-            "lllaunch launch.entrypoint=train.py launch.nproc=2 'launch.args=[--lr,0.3]'",
-        ),
         (
             "--standalone --nproc_per_node=gpu --nnodes=1 -t 3 -r 0:3 train.py -r 1",
             (
@@ -114,32 +102,15 @@ def test_flags_come_first_with_their_values(line: str, expected: str) -> None:
             ),
         ),
         (
-            "--nnodes=2 --node_rank 1 --master-addr h train.py",
-            (
-                "lllaunch launch.entrypoint=train.py launch.nnodes=2 launch.node_rank=1 "
-                "launch.rdzv.endpoint=h:29500"
-            ),
-        ),
-        (
             "--nnodes=1:1 --node_rank=0 --master-addr=h --master-port=1 --rdzv-conf=a=1 train.py",
             "lllaunch launch.entrypoint=train.py",
         ),
-        ("--nproc-per-node 2 +exp=toy", "lllaunch launch.nproc=2 +exp=toy"),
-        (
-            "torchrun --nproc-per-node 2 train.py",
-            "lllaunch launch.entrypoint=train.py launch.nproc=2",
-        ),
-        ("run train.py", "lllaunch launch.entrypoint=train.py"),
         ("run +exp=toy -m lr=1,2", "lllaunch -m +exp=toy lr=1,2"),
         ("conf/exp/toy.yaml", "lllaunch +exp=toy"),
-        ("./conf/exp/toy.yaml lr=2 -m", "lllaunch -m +exp=toy lr=2"),
         ("conf/exp/big/net.yaml", "lllaunch +exp/big=net"),
         ("conf/config.yaml", "lllaunch --config-name config"),
-        ("other/exp/toy.yaml", "lllaunch --config-dir other +exp=toy"),
         ("--config-dir other other/exp/toy.yaml", "lllaunch --config-dir other +exp=toy"),
         ("outputs/1/plan.yaml", "lllaunch rerun outputs/1"),
-        ("exp/toy", "lllaunch +exp=toy"),
-        ("toy lr=2", "lllaunch +exp=toy lr=2"),
         ("+exp=toy plan", "lllaunch plan +exp=toy"),
         ("own.py lr=2", "python own.py lr=2"),
         ("--nproc-per-node 2 own.py lr=2", "python own.py launch.nproc=2 lr=2"),
@@ -168,10 +139,8 @@ def test_the_command_that_was_meant_is_given(line: str, command: str) -> None:
         ),
         ("trian.py", "trian.py: no such file; did you mean 'train.py'?"),
         ("conf/exp/toi.yaml", "conf/exp/toi.yaml: no such file; did you mean 'conf/exp/toy.yaml'?"),
-        ("nowhere/x.yaml", "nowhere/x.yaml: no such file"),
         ("+exp=toy lr", "'lr': expected an override (KEY=VALUE), got no '='"),
         ("+exp=toy --multirn", "unknown option '--multirn'; did you mean '--multirun'?"),
-        ("+exp=toy --zzzzzzz", "unknown option '--zzzzzzz'; see lllaunch --hydra-help"),
     ],
 )
 def test_what_cannot_be_meant_is_named(line: str, message: str) -> None:
@@ -180,7 +149,7 @@ def test_what_cannot_be_meant_is_named(line: str, message: str) -> None:
     assert str(wrong.value) == message
 
 
-@pytest.mark.parametrize("word", ["run", "tail", "cancel", "resume", "list", "version"])
+@pytest.mark.parametrize("word", ["run", "resume", "version"])
 def test_commands_of_others_name_what_does_the_same(word: str) -> None:
     with pytest.raises(WrongUsage, match=rf"unknown command '{word}' \(.*\); .*lllaunch"):
         arranged([word])
@@ -193,7 +162,6 @@ def test_commands_of_others_name_what_does_the_same(word: str) -> None:
         ("show", "to look at its runs: lllaunch show"),
         ("lr", "'lr': expected an override"),
         ("--nproc-per-node 2", "is an option of torchrun; here: launch.nproc=..."),
-        ("--nproc 2", "unknown option '--nproc'; see python own.py --hydra-help"),
     ],
 )
 def test_an_app_of_the_users_own_has_no_commands(
@@ -206,19 +174,11 @@ def test_an_app_of_the_users_own_has_no_commands(
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12))
-@example("1e-3")
-@example("007")
 @example("a:b")
-@example("a:")
-@example("1.50")
 @example("true")
-@example("NULL")
 @example("a,b]")
-@example("a\\")
 @example('say \\"hi"')
 @example("${x}")
-@example("-inf")
-@example("+5")
 def test_arguments_of_a_script_come_out_of_hydras_grammar_as_they_were(word: str) -> None:
     assume(word not in {"-t", "-r"})  # torchrun's
     with pytest.raises(WrongUsage) as wrong:
@@ -234,10 +194,8 @@ def test_arguments_of_a_script_come_out_of_hydras_grammar_as_they_were(word: str
     ("text", "expected"),
     [
         (OWN_APP, True),
-        ("import lllaunch as ll\n@ll.main()\ndef f(cfg): ...\n", True),
         ("from lllaunch import main as app\n@app(config_path=None)\ndef f(cfg): ...\n", True),
         ("from hydra import main  # not lllaunch.main\n@main()\ndef f(cfg): ...\n", False),
-        ("import lllaunch\nlllaunch.report(1)\ndef main(): ...\n", False),
         ("lllaunch.main(", False),
         ("\0lllaunch.main", False),
     ],
@@ -263,8 +221,3 @@ def test_a_value_is_no_flag() -> None:
     assert not asks_for_quiet(["--", "-q"])
     with pytest.raises(WrongUsage, match="--quiet takes no value"):
         arranged(["--quiet=no"])
-
-
-def test_what_is_suggested_is_as_quiet() -> None:
-    with pytest.raises(WrongUsage, match="lllaunch -q --config-dir other \\+exp=toy"):
-        arranged(["other/exp/toy.yaml", "-q"])

@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import version
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.plugins import Plugins
-from hydra.core.utils import JobRuntime
-from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
-from support.verbs import hydra_put_back
 
-from lllaunch.app.composed import ComposeFailed, Composition, ConfigRequest
-from lllaunch.app.search_path import ConfDirectories
-from lllaunch.review.refused import PlanRefused
+from lllaunch.app.composed import Composition, ConfigRequest
 
 Write = Callable[[str, str], Path]
-
-
-@pytest.fixture(autouse=True)
-def hydra() -> Iterator[None]:
-    with hydra_put_back():
-        yield
 
 
 @pytest.fixture
@@ -66,7 +52,6 @@ def test_a_command_comes_back_from_its_words(command: ConfigRequest) -> None:
     "words",
     [
         ["-m", "+exp=a", "--config-name", "mine", "x=1", "-cd", "there", "-cp", "path"],
-        ["-cd", "there", "+exp=a", "-cp=path", "--config-name=mine", "x=1", "--multirun"],
         ["+exp=a", "x=1", "-cn", "mine", "-m", "--config-dir=there", "--config-path", "path"],
     ],
 )
@@ -75,40 +60,7 @@ def test_flags_may_stand_anywhere(words: list[str]) -> None:
     assert found == ConfigRequest(("+exp=a", "x=1"), True, "mine", "path", "there")
 
 
-@pytest.mark.parametrize("words", [["--config-name"], ["--nothing"], ["-x"], ["--config-d", "a"]])
-def test_words_that_are_no_command(words: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        ConfigRequest.parse(words)
-
-
 # ---------------------------------------------------------------- composing
-
-
-def test_nothing_of_hydras_changes(write: Write, tmp_path: Path) -> None:
-    write("conf/exp/a.yaml", "# @package _global_\nlaunch: {entrypoint: env}\n")
-    write("other/exp/b.yaml", "# @package _global_\nlaunch: {entrypoint: env}\n")
-    Plugins.instance()
-    before = facts()
-    environ = dict(os.environ)
-    with Composition(ConfigRequest(("+exp=b",), config_dir="other")) as composed:
-        config = composed.compose(["+hydra.job.env_set={A: b}"])
-        assert HydraConfig.get().runtime.cwd == str(tmp_path)
-        assert composed.plan(config).entrypoint.text == "env"
-        composed.origins()
-    assert facts() == before
-    with pytest.raises(ComposeFailed), Composition(ConfigRequest(("+exp=no",))) as composed:
-        composed.compose()
-    assert facts() == before
-    with pytest.raises(ComposeFailed), Composition(ConfigRequest(config_dir="nowhere")):
-        raise AssertionError
-    assert facts() == before
-    assert dict(os.environ) == environ
-
-
-def facts() -> tuple[Any, ...]:
-    runtime = JobRuntime.instance().conf.get("name")
-    level = version.VersionBase.instance().version_base
-    return HydraConfig.instance().cfg, runtime, level, ConfDirectories.config_dir
 
 
 def test_directories_come_in_the_order_of_a_run(write: Write) -> None:
@@ -131,35 +83,6 @@ def test_directories_come_in_the_order_of_a_run(write: Write) -> None:
     assert found.launch.nproc is None  # the schema is under any primary config
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["+exp=no"], "no"),
-        (["nothing=1"], "nothing"),
-        (["a=[1"], "'[1'"),
-        (["+a=${b}", "+exp=a", "hydra.run.dir=${a}"], "b"),
-        (["+exp=cycle"], ""),
-        (["+exp=broken"], ""),
-    ],
-)
-def test_what_hydra_cannot_compose_is_one_error(
-    write: Write, overrides: list[str], message: str
-) -> None:
-    write("conf/exp/a.yaml", "# @package _global_\nlaunch: {entrypoint: env}\n")
-    write(
-        "conf/exp/cycle.yaml", "# @package _global_\na: ${b}\nb: ${a}\nhydra: {run: {dir: '${a}'}}"
-    )
-    write("conf/exp/broken.yaml", "a: [1\n")
-    with (
-        pytest.raises(ComposeFailed) as error,
-        Composition(ConfigRequest(tuple(overrides))) as composed,
-    ):
-        composed.compose()
-    assert message in str(error.value)
-    assert "Traceback" not in str(error.value)
-    assert error.value.exit_code == 1
-
-
 def test_whether_it_is_a_sweep(write: Write) -> None:
     write("conf/exp/a.yaml", "# @package _global_\nlaunch: {entrypoint: env}\n")
     write("conf/exp/s.yaml", "# @package _global_\nhydra: {mode: MULTIRUN}\n")
@@ -172,21 +95,6 @@ def test_whether_it_is_a_sweep(write: Write) -> None:
     ):
         with Composition(command) as composed:
             assert composed.is_sweep() is sweeps, command
-
-
-def test_a_package_that_is_not_allowed_is_not_looked_in(
-    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    write("spying/__init__.py", "open('imported', 'w').close()\n")
-    write("spying/exp/a.yaml", "# @package _global_\nlaunch: {entrypoint: env}\n")
-    write("conf/lllaunch.yaml", "allow: {}\n")
-    command = ConfigRequest(("+exp=a", "hydra.searchpath=[pkg://spying]"))
-    with Composition(command) as composed:
-        for compose in (composed.compose, composed.origins, composed.is_sweep, composed.master):
-            with pytest.raises(PlanRefused, match=r"allow\.searchpath"):
-                compose()
-    assert not Path("imported").exists()
 
 
 def test_locks_are_no_group_to_choose_from(write: Write) -> None:
@@ -232,16 +140,13 @@ def fresh_and_kept(
 @pytest.mark.parametrize(
     ("name", "asked", "more", "mode", "count"),
     [
-        ("config", [], [RUN], RunMode.RUN, 1),
         ("config", ["db=large", "+x=[1,2]", "hydra.job.chdir=true"], [RUN], RunMode.RUN, 1),
         ("config", ["lr=1,2", "db=small,large"], [SWEEP], RunMode.MULTIRUN, 1),
-        ("config", [RUN, "lr=2"], [], RunMode.RUN, 1),
         ("asks", ["lr=2"], [], RunMode.MULTIRUN, 1),
         # what a run would not take
         ("choose", ["db=small,large"], [SWEEP], RunMode.MULTIRUN, 2),
         # another command line than that before
         ("config", ["lr=2"], ["lr=3"], RunMode.RUN, 2),
-        ("config", ["lr=2"], [RUN, "lr=3"], RunMode.RUN, 2),
     ],
 )
 def test_what_was_composed_to_see_the_mode_is_what_is_used(
@@ -256,17 +161,3 @@ def test_what_was_composed_to_see_the_mode_is_what_is_used(
     assert kept.hydra.mode is fresh.hydra.mode
     assert (OmegaConf.is_struct(kept), OmegaConf.is_readonly(kept.hydra)) == (True, False)
     assert composed == count
-
-
-def test_a_sweep_that_was_composed_to_see_the_mode_is_no_run(write: Write) -> None:
-    for file, text in TREE.items():
-        write(file, text)
-    with Composition(ConfigRequest()) as composed:
-        load, asked = composed.loader.load_configuration, ["lr=1,2"]
-        load("config", asked, RunMode.MULTIRUN, validate_sweep_overrides=False)
-        with pytest.raises(ConfigCompositionException, match="Ambiguous value for argument"):
-            load("config", [*asked, RUN], RunMode.RUN)
-        # a group that nobody has chosen is none of a run's
-        load("choose", [], RunMode.MULTIRUN, validate_sweep_overrides=False)
-        with pytest.raises(ConfigCompositionException, match="You must specify 'db'"):
-            load("choose", [RUN], RunMode.RUN)

@@ -1,32 +1,26 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from lllaunch.app import early
-from lllaunch.app.search_path import config_dir_of
+from lllaunch.app.search_path import config_dir_of, with_config_path
 
 
 @pytest.mark.parametrize(
     "argv",
     [
         ["--cfg", "job"],
-        ["+exp=x", "-c", "job"],
         ["--info"],
-        ["--info=searchpath"],
         ["--help"],
-        ["--hydra-help"],
-        ["--version"],
         ["-sc", "install=bash"],
     ],
 )
 def test_a_command_line_that_only_asks_starts_no_spawner(argv: list[str]) -> None:
     assert early.only_asks(argv)
     assert early.prestarted(argv) is None
-
-
-@pytest.mark.parametrize("argv", [[], ["+exp=x"], ["-m", "a=1,2"], ["--config-name", "c"]])
-def test_any_other_command_line_runs_something(argv: list[str]) -> None:
-    assert not early.only_asks(argv)
+    assert not early.only_asks(["-m", "a=1,2", "--config-name", "c"])
 
 
 def test_without_room_for_a_process_it_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,12 +34,8 @@ def test_without_room_for_a_process_it_is_started_later(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ([], None),
-        (["+exp=x"], None),
         (["--config-dir", "a b"], "a b"),
-        (["--config-dir=a=b"], "a=b"),
         (["-cd", "x", "+exp=x"], "x"),
-        (["-cd=x"], "x"),
         (["-cd", "x", "--config-dir", "y"], "y"),
         (["--config-dir"], None),
     ],
@@ -54,3 +44,12 @@ def test_the_config_dir_is_read_from_the_command_line(
     argv: list[str], expected: str | None
 ) -> None:
     assert config_dir_of(argv) == expected
+
+
+def test_config_path_counts_from_where_the_command_was_given() -> None:
+    Path("mine").mkdir()
+    mine = str(Path.cwd() / "mine")
+    assert with_config_path(["--config-path", "mine", "a=1"]) == ["--config-path", mine, "a=1"]
+    assert with_config_path(["-cp=mine"]) == [f"-cp={mine}"]
+    for other in ("pkg://mine", "nowhere", "a=1"):
+        assert with_config_path(["-cp", other]) == ["-cp", other]

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from lllaunch.app.planning import importing_from_runtime_cwd, locating
+from lllaunch.app.planning import importing_from_runtime_cwd
 from lllaunch.config.plan import plan_node
-from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.spec import Entrypoint, LaunchSpec
 
 SPEC = LaunchSpec(
@@ -34,20 +33,8 @@ def test_workers_elsewhere_import_from_where_the_command_was_given(
     assert plan_node(spec) == plan_node(replace(SPEC, env=own))
 
 
-def test_workers_that_are_there_need_nothing() -> None:
-    there = replace(SPEC, cwd=SPEC.runtime_cwd)
-    assert importing_from_runtime_cwd(there, {}) is there
-
-
 def test_a_script_elsewhere_needs_it_only_for_its_preloads() -> None:
     script = replace(SPEC, entrypoint=Entrypoint("script", "/x.py", "x.py"))
     assert importing_from_runtime_cwd(script, {}) is script
     preloading = importing_from_runtime_cwd(replace(script, preload=("work",)), {})
     assert preloading.derived_env == {"PYTHONPATH": "/home/me"}
-
-
-def test_an_error_is_what_it_was_where_its_line_cannot_be_told() -> None:
-    wrong = Diagnostic("mask", "launch.tee", "'al'", "", expected="a mask")
-    with pytest.raises(ConfigError) as caught, locating(None, None):  # type: ignore[arg-type]
-        raise ConfigError((wrong,))
-    assert caught.value.problems == (wrong,)

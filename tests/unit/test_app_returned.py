@@ -10,28 +10,17 @@ from lllaunch.errors import OutputError
 from lllaunch.run.outcome import ReturnValue
 
 
-def test_nothing_returned_is_none() -> None:
-    assert plain(None) is None
-    assert load(None) is None
-
-
-def test_small_json_is_read_from_the_outcome() -> None:
-    value = ReturnValue("/nowhere/return.pkl", 10, "dict", '{"loss": 0.5}')
-    assert plain(value) == load(value) == {"loss": 0.5}
-
-
-def test_what_is_no_json_is_unpickled_only_on_demand(tmp_path: Path) -> None:
-    path = tmp_path / "return.pkl"
-    path.write_bytes(pickle.dumps({1, 2}))
-    value = ReturnValue(str(path), 10, "set")
-    assert plain(value) is None
-    assert load(value) == {1, 2}
-
-
-def test_large_json_is_read_from_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "return.json"
-    path.write_text("[1, 2]")
-    assert load(ReturnValue(str(path), 10, "json")) == [1, 2]
+def test_values_are_read_from_the_outcome_or_from_their_files(tmp_path: Path) -> None:
+    assert plain(None) is load(None) is None
+    small = ReturnValue("/nowhere/return.pkl", 10, "dict", '{"loss": 0.5}')
+    assert plain(small) == load(small) == {"loss": 0.5}
+    (tmp_path / "return.pkl").write_bytes(pickle.dumps({1, 2}))
+    pickled = ReturnValue(str(tmp_path / "return.pkl"), 10, "set")
+    # unpickled only on demand
+    assert plain(pickled) is None
+    assert load(pickled) == {1, 2}
+    (tmp_path / "return.json").write_text("[1, 2]")
+    assert load(ReturnValue(str(tmp_path / "return.json"), 10, "json")) == [1, 2]
 
 
 @pytest.mark.parametrize("content", [None, b"no pickle"])

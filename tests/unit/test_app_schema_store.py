@@ -1,27 +1,19 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
+from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
-from support.stored import schema_installed
 
 from lllaunch.app.schema_store import install
 
-if TYPE_CHECKING:
-    from hydra.core.config_store import ConfigStore
-
 
 @pytest.fixture(autouse=True)
-def store() -> Iterator[ConfigStore]:
-    """Puts back what is stored."""
-    with schema_installed() as store:
-        yield store
-    GlobalHydra.instance().clear()
+def store() -> ConfigStore:
+    install()
+    return ConfigStore.instance()
 
 
 def launch(directory: Path, name: str | None, *overrides: str) -> dict[str, object]:
@@ -33,21 +25,11 @@ def launch(directory: Path, name: str | None, *overrides: str) -> dict[str, obje
 
 
 def test_launch_is_there_under_any_primary_config_and_none(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("lr: 1\n")
-    for name in ("mine", None):
-        assert launch(tmp_path, name, "launch.nproc=3")["nproc"] == 3
-        assert launch(tmp_path, name)["max_restarts"] is None
-
-
-def test_the_users_values_win_over_the_schema(tmp_path: Path) -> None:
+    assert launch(tmp_path, None, "launch.nproc=3")["nproc"] == 3
     (tmp_path / "mine.yaml").write_text("launch: {nproc: 4, tee: none}\n")
     found = launch(tmp_path, "mine", "launch.tee=all")
+    # the user's values win over the schema's
     assert (found["nproc"], found["tee"], found["role"]) == (4, "all", None)
-
-
-def test_hydras_own_groups_can_still_be_overridden(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("defaults: [override hydra/job_logging: none, _self_]\n")
-    assert "nproc" in launch(tmp_path, "mine", "hydra/output=default")
 
 
 def test_installing_twice_names_the_schema_once(store: ConfigStore) -> None:
@@ -79,8 +61,3 @@ def test_what_others_added_to_hydras_root_stays(store: ConfigStore, tmp_path: Pa
         cfg = compose(None)
     assert cfg.others == 1
     assert "nproc" in cfg.launch
-    store.repo.pop("_others.yaml")
-
-
-def test_the_worker_macro_is_known_to_omegaconf() -> None:
-    assert OmegaConf.create({"a": "${worker:rank}"}).a == "${worker:rank}"

@@ -11,12 +11,14 @@ import pytest
 
 from lllaunch.app import own_worker
 from lllaunch.app.own_worker import (
+    HydraCall,
     Reach,
     UserScript,
     call_in_worker,
     calls_directly,
     check_reachable,
     find_function,
+    moved,
     original_arguments,
     reach_of,
     run_in_script,
@@ -51,16 +53,6 @@ def main_module(name: str = "", file: Path | None = None) -> ModuleType:
     return main
 
 
-def test_a_script_is_known_by_its_path(tmp_path: Path) -> None:
-    path = tmp_path / "train.py"
-    path.write_text("")
-    assert started_as(main_module(file=path), needed=True) == UserScript(path=str(path))
-
-
-def test_a_module_is_known_by_its_name(tmp_path: Path) -> None:
-    assert started_as(main_module("pkg.train"), needed=True) == UserScript(module="pkg.train")
-
-
 def test_what_a_library_calls_is_not_run_in_workers_but_imported(tmp_path: Path) -> None:
     path = tmp_path / "run_tests.py"
     path.write_text("behind = 'no'\nif __name__ == '__main__': behind = 'yes'\n")
@@ -71,17 +63,6 @@ def test_what_a_library_calls_is_not_run_in_workers_but_imported(tmp_path: Path)
     assert script == UserScript(path=str(path), guarded=True)
     assert not started_as(here, needed=True, direct=False).guarded
     assert run_in_script(script, Reach("json", "loads"), lambda _: main().behind) == "no"
-
-
-def test_a_package_is_imported_only_if_the_function_is_in_its_main() -> None:
-    main = main_module("pkg.__main__")
-    assert started_as(main, needed=False) == UserScript()
-    assert started_as(main, needed=True) == UserScript(module="pkg.__main__")
-
-
-def test_a_command_line_or_a_console_is_no_script() -> None:
-    assert started_as(main_module(), needed=True) == UserScript()
-    assert started_as(main_module(file=Path("<stdin>")), needed=True) == UserScript()
 
 
 APP = """
@@ -174,11 +155,6 @@ def test_a_module_runs_as_main_too(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "users_app" not in sys.modules
 
 
-def test_a_module_that_is_gone_is_named() -> None:
-    with pytest.raises(ImportError, match="no_such_app"):
-        run_in_script(UserScript(module="no_such_app"), Reach("json", "loads"), print)
-
-
 def test_the_app_may_be_called_outside_of_workers_only() -> None:
     def train(cfg: Any) -> None: ...
 
@@ -218,6 +194,37 @@ def test_workers_get_the_arguments_that_the_script_was_started_with(
     assert original_arguments(script, "/x") == ("train.py", *expected)
 
 
+@pytest.mark.parametrize(
+    ("script", "module", "expected"),
+    [
+        (UserScript(path="/x/train.py"), "__main__", "train.py:train"),
+        (UserScript(path="/x/start.py"), "library", "library:train"),
+        (UserScript(module="pkg.app"), "__main__", "pkg.app:train"),
+    ],
+)
+def test_messages_and_plans_name_the_function_as_its_user_would(
+    script: UserScript, module: str, expected: str
+) -> None:
+    call = HydraCall(script, Reach(module, "train"), b"", ("train.py",), (), (), "/x")
+    assert call.entrypoint().text == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("/out/logs/deep/train.log", "/attempt/0/logs/deep/train.log"),
+        ("/elsewhere/train.log", "/attempt/0/train.log"),
+        ("/output/train.log", "/attempt/0/train.log"),
+    ],
+)
+def test_a_log_file_moves_into_the_workers_directory(
+    tmp_path: Path, file: str, expected: str
+) -> None:
+    found = moved(f"{tmp_path}{file}", f"{tmp_path}/out", f"{tmp_path}/attempt/0")
+    assert found == f"{tmp_path}{expected}"
+    assert Path(found).parent.is_dir()
+
+
 def decorated(function: Any) -> Any:
     @functools.wraps(function)
     def wrapper(cfg: Any = None) -> Any:
@@ -236,40 +243,19 @@ def function_of(module: Any, qualname: str = "train") -> Any:
 def test_the_function_under_the_decorator_is_found(module: Any) -> None:
     train = function_of(module)
     module.train = decorated(train)
-    assert reach_of(train) == Reach("users_module", "train", 1)
+    assert reach_of(train) == check_reachable(train) == Reach("users_module", "train", 1)
     assert find_function(Reach("users_module", "train", 1)) is train
-
-
-def test_other_decorators_around_ours_do_not_hide_it(module: Any) -> None:
-    train = function_of(module)
-    module.train = decorated(decorated(train))
-    assert find_function(check_reachable(train)) is train
-
-
-def test_decorators_below_ours_belong_to_the_function(module: Any) -> None:
-    train = decorated(function_of(module))
-    module.train = decorated(train)
-    assert find_function(check_reachable(train)) is train
-
-
-def test_a_function_that_was_not_replaced_by_its_decorated_form_is_found(module: Any) -> None:
-    train = function_of(module)
-    module.train = train
-    module.app = decorated(train)
+    # decorators below ours belong to the function
+    below = decorated(train)
+    module.train = decorated(below)
+    assert find_function(check_reachable(below)) is below
+    # and it need not be replaced by its decorated form
+    module.train, module.app = train, decorated(train)
     assert check_reachable(train) == Reach("users_module", "train", 0)
     assert find_function(Reach("users_module", "train", 0)) is train
-
-
-def test_a_function_is_reachable_by_its_qualified_name(module: Any) -> None:
-    train = function_of(module, "Apps.train")
-    module.Apps = type("Apps", (), {"train": staticmethod(decorated(train))})
-    assert check_reachable(train) == Reach("users_module", "Apps.train", 1)
-
-
-def test_a_worker_whose_module_lacks_a_layer_says_so(module: Any) -> None:
-    module.train = function_of(module)
-    with pytest.raises(ConfigError, match=r"users_module:train"):
-        find_function(Reach("users_module", "train", 2))
+    method = function_of(module, "Apps.train")
+    module.Apps = type("Apps", (), {"train": staticmethod(decorated(method))})
+    assert check_reachable(method) == Reach("users_module", "Apps.train", 1)
 
 
 @pytest.mark.parametrize("what", ["missing", "another", "partial"])

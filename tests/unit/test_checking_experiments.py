@@ -136,15 +136,6 @@ def test_configs_that_include_each_other_are_told_at_one_place() -> None:
     assert [each.experiments for each in problems] == [("a",), ("b",), ("c",), ("d",), ("e",)]
 
 
-def test_a_long_chain_of_includes_is_followed_to_its_end() -> None:
-    texts = {f"exp__e{number}": f"defaults: [e{number + 1}]\n" for number in range(900)}
-    files = tree(**texts, exp__e900="launch: {nproc: 1}\n")
-    graph = Graph(files)
-    assert graph.circle("exp/e0") == ()
-    assert graph.size("exp/e0") == 901
-    assert len(graph.reached(["exp/e0"])) == 901
-
-
 def test_includes_that_double_with_each_level_are_too_much() -> None:
     texts = {
         f"exp__e{number}": f"defaults: [e{number + 1}@a, e{number + 1}@b]\n" for number in range(60)

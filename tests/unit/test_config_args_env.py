@@ -11,13 +11,18 @@ from lllaunch.config.resolve import read_env, read_env_per_rank
 from lllaunch.config.settings import check_worker_names, read_call, read_command_line
 from lllaunch.config.tree import BROKEN, Withheld, conceal, reveal, show
 from lllaunch.macros import WORKER_NAMES
+from tests.unit.launch_nodes import mistakes
+
+
+def read(reader: Any, tree: Any) -> Any:
+    findings = Findings()
+    found = reader(tree, "launch.args", findings)
+    assert [str(problem) for problem in findings.problems] == []
+    return found
 
 
 def command_line(tree: Any) -> list[Any]:
-    findings = Findings()
-    words = read_command_line(tree, "launch.args", findings)
-    assert [str(problem) for problem in findings.problems] == []
-    return [text for text, _ in words]
+    return [text for text, _ in read(read_command_line, tree)]
 
 
 def complaints(read: Any, tree: Any, *more: Any) -> list[str]:
@@ -27,31 +32,24 @@ def complaints(read: Any, tree: Any, *more: Any) -> list[str]:
 
 
 def test_a_word_knows_what_it_was_made_from() -> None:
-    findings = Findings()
     tree = {"lr": 1, "tags": ["-1", "lr"], "-v": True, "none": None, "x-y": "--tags"}
-    assert read_command_line(tree, "launch.args", findings) == [
+    assert read(read_command_line, tree) == [
         *(("--lr", ("lr",)), ("1", ("lr",))),
         *(("--tags", ("tags",)), ("-1", ("tags", 0)), ("lr", ("tags", 1))),
         ("-v", ("-v",)),
         *(("--x-y", ("x-y",)), ("--tags", ("x-y",))),
     ]
-    assert read_command_line(["--a", "b"], "launch.args", findings) == [("--a", (0,)), ("b", (1,))]
-    assert findings.problems == []
+    assert read(read_command_line, ["--a", "b"]) == [("--a", (0,)), ("b", (1,))]
 
 
 @pytest.mark.parametrize(
     ("tree", "words"),
     [
         (None, []),
-        ([], []),
-        ({}, []),
         (["a", 1, 0.5, "--x=${worker:rank}"], ["a", "1", "0.5", "--x=${worker:rank}"]),
-        ({"lr": 0.1, "name": "a b"}, ["--lr", "0.1", "--name", "a b"]),
         ({"amp": True, "off": False, "no": None, "none": []}, ["--amp"]),
-        ({"layers": [1, 2]}, ["--layers", "1", "2"]),
-        ({"-v": True, "--x": 1}, ["-v", "--x", "1"]),
         ({"shift": -1, "empty": ""}, ["--shift", "-1", "--empty", ""]),
-        ({"num_workers": 2, "a-b": 3}, ["--num_workers", "2", "--a-b", "3"]),
+        ({"num_workers": 2, "--x": 3}, ["--num_workers", "2", "--x", "3"]),
     ],
 )
 def test_a_command_line(tree: Any, words: list[str]) -> None:
@@ -65,49 +63,24 @@ def test_a_secret_stays_marked_on_the_command_line() -> None:
     assert "abc" not in repr(words)
 
 
-OPTION = "expected the name of an option, text without blanks and '='"
+NO_COMMAND_LINE = """
+x: --lr 1
+    launch.x: expected a list or a mapping of arguments, got '--lr 1' [type]
+x: [true]
+    launch.x[0]: expected text or a number, got true; quote it, or leave it out [arguments]
+x: {a: {b: 1}}
+    launch.x.a: expected text or a number, got {b: 1}; quote it [arguments]
+x: {a b: 2}
+    launch.x.a b: expected the name of an option, text without blanks and '=', got 'a b'; quote it
+    [arguments]
+x: {a: "x\\0"}
+    launch.x.a: expected text without NUL characters, got 'x\\x00' [arguments]
+"""
 
 
-@pytest.mark.parametrize(
-    ("tree", "complaint"),
-    [
-        ("--lr 1", "launch.x: expected a list or a mapping of arguments, got '--lr 1' [type]"),
-        (
-            [True],
-            (
-                "launch.x[0]: expected text or a number, got true; quote it, or leave it "
-                "out [arguments]"
-            ),
-        ),
-        (
-            [None],
-            (
-                "launch.x[0]: expected text or a number, got null; quote it, or leave it "
-                "out [arguments]"
-            ),
-        ),
-        ([[1]], "launch.x[0]: expected text or a number, got [1]; quote it [arguments]"),
-        (
-            {"a": {"b": 1}},
-            "launch.x.a: expected text or a number, got {b: 1}; quote it [arguments]",
-        ),
-        (
-            {"a": [True]},
-            (
-                "launch.x.a[0]: expected text or a number, got true; quote it, or leave "
-                "it out [arguments]"
-            ),
-        ),
-        ({1: 2}, f"launch.x.1: {OPTION}, got 1; quote it [arguments]"),
-        ({"a b": 2}, f"launch.x.a b: {OPTION}, got 'a b'; quote it [arguments]"),
-        (
-            {"a": "x\0"},
-            "launch.x.a: expected text without NUL characters, got 'x\\x00' [arguments]",
-        ),
-    ],
-)
-def test_what_cannot_be_a_command_line(tree: Any, complaint: str) -> None:
-    assert complaints(read_command_line, tree) == [complaint]
+@pytest.mark.parametrize(("node", "told"), mistakes(NO_COMMAND_LINE))
+def test_what_cannot_be_a_command_line(node: Any, told: str) -> None:
+    assert complaints(read_command_line, node["x"]) == [told]
 
 
 def test_what_is_broken_already_is_not_told_twice() -> None:
@@ -116,14 +89,11 @@ def test_what_is_broken_already_is_not_told_twice() -> None:
 
 
 def test_a_call_is_positional_or_by_keyword() -> None:
-    findings = Findings()
-    assert read_call([1, {"a": 2}], "k", findings) == ([1, {"a": 2}], {})
-    assert read_call({"a": [1]}, "k", findings) == ([], {"a": [1]})
-    assert read_call(None, "k", findings) == ([], {})
-    assert findings.count == 0
-    assert complaints(read_call, {"a-b": 1, 3: 1}) == [
-        "launch.x.a-b: expected the name of an argument of a function, got 'a-b' [arguments]",
-        "launch.x.3: expected the name of an argument of a function, got 3 [arguments]",
+    assert read(read_call, [1, {"a": 2}]) == ([1, {"a": 2}], {})
+    assert read(read_call, {"a": [1]}) == ([], {"a": [1]})
+    assert read(read_call, None) == ([], {})
+    assert complaints(read_call, {"a-b": 1}) == [
+        "launch.x.a-b: expected the name of an argument of a function, got 'a-b' [arguments]"
     ]
     assert complaints(read_call, 3) == [
         "launch.x: expected a list or a mapping of arguments, got 3 [type]"
@@ -142,64 +112,38 @@ def test_a_misspelt_fact_of_a_worker_is_told() -> None:
     assert complaints(check_worker_names, {"a": "${worker:rank} ${hostname}"}) == []
     (complaint,) = complaints(check_worker_names, "${worker:zzz}")
     assert complaint.endswith(
-        ("got '${worker:zzz}'; there is no 'zzz'; there are ")
-        + ", ".join(WORKER_NAMES)
-        + " [worker-variable]"
+        f"there is no 'zzz'; there are {', '.join(WORKER_NAMES)} [worker-variable]"
     )
 
 
-def fit(function: str, *args: Any, **kwargs: Any) -> list[tuple[str, str, str]]:
+NO_SUCH = "m:f has no such argument"
+POSITIONAL = "it is positional only: write 'args' as a list"
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "expected"),
+    [
+        ("def f(): ...", [], {}, []),
+        ("def f(a, b=1): ...", [1], {"b": 2}, []),
+        ("def f(a, /, *, c): ...", [1], {"c": 1}, []),
+        ("def f(*args, **more): ...", [1, 2], {"x": 1}, []),
+        ("def f(a, *, b): ...", [], {}, [("", "m:f also requires 'a', 'b'", "")]),
+        ("def f(last=1): ...", [], {"lats": 1}, [("lats", NO_SUCH, "did you mean 'last'?")]),
+        ("def f(a=1, /): ...", [], {"a": 1}, [("a", NO_SUCH, POSITIONAL)]),
+        ("def f(a): ...", [1, 2], {}, [("", "expected at most 1 for m:f, got 2", "")]),
+        ("def f(a): ...", [1], {"a": 1}, [("a", "m:f is given it twice", "")]),
+    ],
+)
+def test_whether_arguments_fit_a_function(
+    function: str, args: list[Any], kwargs: dict[str, Any], expected: list[tuple[str, str, str]]
+) -> None:
     definition = ast.parse(function).body[0]
     assert isinstance(definition, ast.FunctionDef)
-    return list(misfits(signature_of(definition), args, kwargs, "m:f"))
-
-
-@pytest.mark.parametrize(
-    ("function", "args", "kwargs"),
-    [
-        ("def f(): ...", [], {}),
-        ("def f(a, b=1): ...", [1], {}),
-        ("def f(a, b=1): ...", [1], {"b": 2}),
-        ("def f(a, /, *, c): ...", [1], {"c": 1}),
-        ("def f(*args, **more): ...", [1, 2], {"x": 1}),
-        ("def f(a, /, **more): ...", [1], {"x": 1}),
-    ],
-)
-def test_arguments_that_fit(function: str, args: list[Any], kwargs: dict[str, Any]) -> None:
-    assert fit(function, *args, **kwargs) == []
-
-
-@pytest.mark.parametrize(
-    ("function", "args", "kwargs", "misfit"),
-    [
-        ("def f(lr): ...", [], {}, ("", "m:f also requires 'lr'", "")),
-        ("def f(a, *, b): ...", [], {}, ("", "m:f also requires 'a', 'b'", "")),
-        (
-            "def f(epochs=1): ...",
-            [],
-            {"epoch": 1},
-            ("epoch", "m:f has no such argument", "did you mean 'epochs'?"),
-        ),
-        (
-            "def f(a=1, /): ...",
-            [],
-            {"a": 1},
-            ("a", "m:f has no such argument", "it is positional only: write 'args' as a list"),
-        ),
-        ("def f(a): ...", [1, 2], {}, ("", "expected at most 1 for m:f, got 2", "")),
-        ("def f(a): ...", [1], {"a": 1}, ("a", "m:f is given it twice", "")),
-    ],
-)
-def test_arguments_that_do_not(
-    function: str, args: list[Any], kwargs: dict[str, Any], misfit: tuple[str, str, str]
-) -> None:
-    assert fit(function, *args, **kwargs) == [misfit]
+    assert list(misfits(signature_of(definition), args, kwargs, "m:f")) == expected
 
 
 def env(tree: Any) -> dict[str, Any]:
-    findings = Findings()
-    variables = read_env(tree, "launch.env", findings)
-    assert [str(problem) for problem in findings.problems] == []
+    variables: dict[str, Any] = read(read_env, tree)
     return variables
 
 
@@ -215,46 +159,39 @@ def test_secret_variables_are_marked() -> None:
     assert reveal(variables) == {"API_KEY": "xyz", "HF_TOKEN": "abc"}
 
 
-QUOTE = "quote it (in a shell NAME=\"'...'\"): YAML may have changed how it was written"
-NAME = "expected the name of a variable, without '=' and NUL characters"
+NO_VARIABLES = """
+x: {A: true}
+    launch.x.A: expected text, got true; quote it (in a shell NAME="'...'"): YAML may have changed
+    how it was written [variable]
+x: {A: null}
+    launch.x.A: expected text, got null; quote it, or leave the variable out [variable]
+x: {1: a}
+    launch.x.1: expected the name of a variable, text, got 1; quote the name [variable]
+x: {A=B: a}
+    launch.x.A=B: expected the name of a variable, without '=' and NUL characters, got 'A=B'
+    [variable]
+x: {A: "\\0"}
+    launch.x.A: expected text without NUL characters, got '\\x00' [variable]
+x: A=1
+    launch.x: expected a mapping of variables (NAME: value), got 'A=1' [type]
+"""
 
 
-@pytest.mark.parametrize(
-    ("tree", "complaint"),
-    [
-        ({"A": True}, f"launch.x.A: expected text, got true; {QUOTE} [variable]"),
-        ({"A": 1.10}, f"launch.x.A: expected text, got 1.1; {QUOTE} [variable]"),
-        (
-            {"A": None},
-            "launch.x.A: expected text, got null; quote it, or leave the variable out [variable]",
-        ),
-        ({"A": [1]}, "launch.x.A: expected text, as a variable has one value, got [1] [variable]"),
-        (
-            {1: "a"},
-            "launch.x.1: expected the name of a variable, text, got 1; quote the name [variable]",
-        ),
-        ({"A=B": "a"}, f"launch.x.A=B: {NAME}, got 'A=B' [variable]"),
-        ({"": "a"}, f"launch.x.: {NAME}, got '' [variable]"),
-        ({"A": "\0"}, "launch.x.A: expected text without NUL characters, got '\\x00' [variable]"),
-        ("A=1", "launch.x: expected a mapping of variables (NAME: value), got 'A=1' [type]"),
-    ],
-)
-def test_what_cannot_be_a_variable(tree: Any, complaint: str) -> None:
-    assert complaints(read_env, tree) == [complaint]
+@pytest.mark.parametrize(("node", "told"), mistakes(NO_VARIABLES))
+def test_what_cannot_be_a_variable(node: Any, told: str) -> None:
+    assert complaints(read_env, node["x"]) == [told]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_the_variables_of_the_contract_may_not_be_set() -> None:
+    names = [
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"),
         *("GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
         *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "LLLAUNCH_RESULT_FILE"),
-    ],
-)
-def test_the_variables_of_the_contract_may_not_be_set(name: str) -> None:
+    ]
     expected = "expected a variable that the launcher does not set for each worker"
-    complaint = f"launch.x.{name}: {expected}, got '{name}'; leave it out [variable]"
-    assert complaints(read_env, {name: "1"}) == [complaint]
+    assert complaints(read_env, dict.fromkeys(names, "1")) == [
+        f"launch.x.{name}: {expected}, got '{name}'; leave it out [variable]" for name in names
+    ]
 
 
 def test_variables_by_rank() -> None:
@@ -266,32 +203,23 @@ def test_variables_by_rank() -> None:
     assert list(per_rank) == [range(1), range(1, 3), range(3, 4)]
 
 
-@pytest.mark.parametrize(
-    ("tree", "complaint"),
-    [
-        (
-            [1],
-            (
-                "launch.x: expected a mapping of local ranks to variables (0: {NAME: "
-                "value}), got [1] [type]"
-            ),
-        ),
-        (
-            {"a": {}},
-            "launch.x.a: expected a local rank or a range of them (0, 3, '1-7'), got 'a' [ranks]",
-        ),
-        (
-            {4: {}},
-            "launch.x.4: expected ranks from 0 to 3, as nproc is 4, got 4 [ranks]",
-        ),
-        ({"0-2": {}, 1: {}}, "launch.x: expected each rank at most once, got 0-2 and 1 [ranks]"),
-        ({"1": {}, 1: {}}, "launch.x: expected each rank at most once, got 1 [ranks]"),
-        ({0: {"A": True}}, f"launch.x.0.A: expected text, got true; {QUOTE} [variable]"),
-        ({0: 3}, "launch.x.0: expected a mapping of variables (NAME: value), got 3 [type]"),
-    ],
-)
-def test_what_cannot_be_variables_by_rank(tree: Any, complaint: str) -> None:
-    assert complaints(read_env_per_rank, tree, 4) == [complaint]
+NO_VARIABLES_BY_RANK = """
+x: [1]
+    launch.x: expected a mapping of local ranks to variables (0: {NAME: value}), got [1] [type]
+x: {0-2: {}, 1: {}}
+    launch.x: expected each rank at most once, got 0-2 and 1 [ranks]
+x: {"1": {}, 1: {}}
+    launch.x: expected each rank at most once, got 1 [ranks]
+x: {0: {A: [1]}}
+    launch.x.0.A: expected text, as a variable has one value, got [1] [variable]
+x: {0: 3}
+    launch.x.0: expected a mapping of variables (NAME: value), got 3 [type]
+"""
+
+
+@pytest.mark.parametrize(("node", "told"), mistakes(NO_VARIABLES_BY_RANK))
+def test_what_cannot_be_variables_by_rank(node: Any, told: str) -> None:
+    assert complaints(read_env_per_rank, node["x"], 4) == [told]
 
 
 def test_values_are_shown_short_and_without_secrets() -> None:

@@ -18,13 +18,10 @@ from lllaunch.spec import Entrypoint
         ("pkg:Class.method", "function", "pkg", "Class.method"),
         ("train.py", "script", "/here/train.py", ""),
         ("a b/train.py", "script", "/here/a b/train.py", ""),
-        ("/abs/train.py", "script", "/abs/train.py", ""),
         ("../x.py", "script", "/here/../x.py", ""),
         ("-m pkg.train", "module", "pkg.train", ""),
-        ("-m  pkg", "module", "pkg", ""),
         ("echo", "program", "echo", ""),
         ("./run.sh", "program", "/here/./run.sh", ""),
-        ("/bin/sh", "program", "/bin/sh", ""),
         ("/opt/a:b", "program", "/opt/a:b", ""),
         ("python3.11", "program", "python3.11", ""),
     ],
@@ -40,17 +37,10 @@ MODULE = "a module alone after -m (-m package.module)"
     ("value", "expected", "hint"),
     [
         (3, "an entrypoint", "quote it"),
-        (["a"], "an entrypoint", "quote it"),
         ("-m", MODULE, ""),
-        ("-m a/b", MODULE, ""),
         ("-m train.py", MODULE, "write 'train.py', without -m"),
         ("-m pkg --lr 1", MODULE, "give the arguments as 'args'"),
         ("python train.py", "one file, module, function or program", "name the script itself"),
-        (
-            "torchrun --nproc 2 train.py",
-            "one file, module, function or program",
-            "name the script itself",
-        ),
         (
             "train.py:main",
             "a script (path.py) or a function",
@@ -58,9 +48,7 @@ MODULE = "a module alone after -m (-m package.module)"
         ),
         ("src/train.py:main", "a script (path.py) or a function", "'package.module:main'"),
         ("pkg.train:", "a function (package", ""),
-        (":main", "a function (package", ""),
         ("pkg-x:main", "a function (package", ""),
-        ("pkg:<lambda>", "a function (package", ""),
         ("__main__:main", "a function that workers can import", "name its module"),
         ("a\0b", "text without NUL", ""),
     ],
@@ -76,15 +64,15 @@ def script(path: Path, text: str) -> None:
     check_script(parse_entrypoint(text, str(path)))
 
 
-def test_a_script_must_be_a_file_that_can_be_read(tmp_path: Path) -> None:
+def test_a_script_must_be_a_file_that_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "train.py").write_text("")
     script(tmp_path, "train.py")
     with pytest.raises(Unfit) as caught:
         script(tmp_path, "trian.py")
     assert caught.value.message == f"does not exist in {str(tmp_path)!r}"
     assert caught.value.hint == "did you mean 'train.py'?"
-    with pytest.raises(Unfit, match="does not exist in this file system"):
-        script(tmp_path, "/nowhere/train.py")
     with pytest.raises(Unfit) as caught:
         script(tmp_path, "sub dir --x train.py")
     assert caught.value.hint == "arguments go under 'args'"
@@ -94,10 +82,6 @@ def test_a_script_must_be_a_file_that_can_be_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.py")
     with pytest.raises(Unfit, match="is not a file"):
         script(tmp_path, "pipe.py")
-
-
-def test_a_script_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train.py").write_text("")
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(Unfit, match="permission denied"):
         script(tmp_path, "train.py")
@@ -139,10 +123,7 @@ def test_a_program_with_a_slash_is_a_file(tmp_path: Path) -> None:
     program(tmp_path, "./run.sh")
     with pytest.raises(Unfit) as caught:
         program(tmp_path, "./rnu.sh")
-    assert (caught.value.message, caught.value.hint) == (
-        "does not exist",
-        "did you mean 'run.sh'?",
-    )
+    assert (caught.value.message, caught.value.hint) == ("does not exist", "did you mean 'run.sh'?")
     file.chmod(0o644)
     with pytest.raises(Unfit) as caught:
         program(tmp_path, "./run.sh")

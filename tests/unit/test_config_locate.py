@@ -1,92 +1,75 @@
+"""Where a module and a name in it would come from, as far as that is certain without an import."""
+
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lllaunch.config.locate import Located, NameStatus, locate, locate_main
 
-Write = Callable[[str, str], Path]
+FOUND, MISSING, UNKNOWN = NameStatus.FOUND, NameStatus.MISSING, NameStatus.UNKNOWN
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def _write(name: str, text: str) -> Path:
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        importlib.invalidate_caches()
-        return path
-
-    return _write
+def write(root: Path, name: str, text: str = "") -> Path:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    importlib.invalidate_caches()
+    return path
 
 
-def find(tmp_path: Path, module: str, qualname: str = "") -> Located:
-    return locate(module, qualname, [str(tmp_path)])
+def find(root: Path, module: str, qualname: str = "") -> Located:
+    return locate(module, qualname, [str(root)])
 
 
-def test_nothing_is_imported(write: Write, tmp_path: Path) -> None:
+def test_nothing_is_imported(tmp_path: Path) -> None:
     boom = "raise SystemExit('imported')\n"
-    write("pkg_a/__init__.py", boom)
-    write("pkg_a/sub/__init__.py", boom)
-    write("pkg_a/sub/mod.py", boom + "def f(): ...\n")
+    write(tmp_path, "pkg_a/__init__.py", boom)
+    write(tmp_path, "pkg_a/sub/__init__.py", boom)
+    write(tmp_path, "pkg_a/sub/mod.py", boom + "def f(): ...\n")
     found = find(tmp_path, "pkg_a.sub.mod", "f")
-    assert found.status is NameStatus.FOUND
-    assert found.file == str(tmp_path / "pkg_a/sub/mod.py")
+    assert (found.status, found.file) == (FOUND, str(tmp_path / "pkg_a/sub/mod.py"))
     assert "pkg_a" not in sys.modules
 
 
-def test_namespace_packages_are_searched(write: Write, tmp_path: Path) -> None:
-    write("one/space/inner/mod_x.py", "def f(): ...\n")
-    write("two/space/inner/mod_y.py", "def g(): ...\n")
+def test_all_directories_are_searched_for_parts_of_a_package(tmp_path: Path) -> None:
+    write(tmp_path, "one/space/inner/mod_x.py", "def f(): ...\n")
+    write(tmp_path, "two/space/inner/mod_y.py", "def g(): ...\n")
     path = [str(tmp_path / "one"), str(tmp_path / "two")]
-    assert locate("space.inner.mod_x", "f", path).status is NameStatus.FOUND
-    assert locate("space.inner.mod_y", "g", path).status is NameStatus.FOUND
+    assert locate("space.inner.mod_x", "f", path).status is FOUND
+    assert locate("space.inner.mod_y", "g", path).status is FOUND
     missing = locate("space.inner.mod_z", "g", path)
-    assert missing.status is NameStatus.MISSING
     assert missing.reason == "package 'space.inner' has no module 'mod_z'"
     assert missing.hint.startswith("did you mean 'mod_")
+    # of a module the first directory wins
+    write(tmp_path, "one/twice.py", "def f(): ...\n")
+    write(tmp_path, "two/twice.py", "def g(): ...\n")
+    assert locate("twice", "g", path).status is MISSING
 
 
-def test_the_first_directory_wins(write: Write, tmp_path: Path) -> None:
-    write("one/twice.py", "def f(): ...\n")
-    write("two/twice.py", "def g(): ...\n")
-    path = [str(tmp_path / "one"), str(tmp_path / "two")]
-    assert locate("twice", "g", path).status is NameStatus.MISSING
-
-
-def test_a_missing_module_has_a_suggestion(write: Write, tmp_path: Path) -> None:
-    write("training.py", "")
+def test_a_missing_module_has_a_suggestion_and_a_module_has_no_parts(tmp_path: Path) -> None:
+    write(tmp_path, "training.py")
     missing = find(tmp_path, "trainign")
-    assert missing.status is NameStatus.MISSING
-    assert missing.reason == "there is no module 'trainign'"
+    assert (missing.status, missing.reason) == (MISSING, "there is no module 'trainign'")
     assert missing.hint == "did you mean 'training'?"
-
-
-def test_a_module_is_no_package(write: Write, tmp_path: Path) -> None:
-    write("single.py", "")
-    missing = find(tmp_path, "single.part")
-    assert missing.reason == "'single' is no package: it has no module 'part'"
+    part = find(tmp_path, "training.part")
+    assert part.reason == "'training' is no package: it has no module 'part'"
 
 
 @pytest.mark.parametrize(
-    "source",
-    ["__path__ = []\n", "import sys\nsys.modules['hidden.part'] = sys\n"],
+    "source", ["__path__ = []\n", "import sys\nsys.modules['hidden.part'] = sys\n"]
 )
-def test_a_package_that_makes_modules_cannot_be_judged(
-    write: Write, tmp_path: Path, source: str
-) -> None:
-    write("hidden/__init__.py", source)
-    assert find(tmp_path, "hidden.part").status is NameStatus.UNKNOWN
+def test_a_package_that_makes_modules_cannot_be_judged(tmp_path: Path, source: str) -> None:
+    write(tmp_path, "hidden/__init__.py", source)
+    assert find(tmp_path, "hidden.part").status is UNKNOWN
 
 
 def test_modules_without_source_cannot_be_judged() -> None:
-    assert locate("builtins", "print", sys.path).status is NameStatus.UNKNOWN
-    assert locate("time", "sleep", sys.path).status is NameStatus.UNKNOWN
-    assert locate("os.path", "join", sys.path).status is NameStatus.UNKNOWN
+    for module, name in (("builtins", "print"), ("time", "sleep"), ("os.path", "join")):
+        assert locate(module, name, sys.path).status is UNKNOWN
 
 
 def test_a_finder_that_fails_leaves_the_question_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,126 +80,94 @@ def test_a_finder_that_fails_leaves_the_question_open(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(sys, "meta_path", [Failing])
     found = locate("json", "loads", sys.path)
-    assert found.status is NameStatus.UNKNOWN
+    assert found.status is UNKNOWN
     assert "no" in found.reason
 
 
-def test_source_that_does_not_parse_is_told_with_its_line(write: Write, tmp_path: Path) -> None:
-    file = write("broken_one.py", "x = 1\ndef f(:\n")
+def test_source_that_does_not_parse_is_told_with_its_line(tmp_path: Path) -> None:
+    file = write(tmp_path, "broken_one.py", "x = 1\ndef f(:\n")
     broken = find(tmp_path, "broken_one", "f")
-    assert broken.status is NameStatus.MISSING
+    assert broken.status is MISSING
     assert broken.reason.startswith(f"{str(file)!r} is not valid Python, line 2: ")
 
 
 @pytest.mark.parametrize(
-    "binding",
+    ("source", "status"),
     [
-        "def f(): ...",
-        "if True:\n    def f(): ...",
-        "try:\n    from fast import f\nexcept ImportError:\n    from slow import f",
-        "class f: ...",
-        "f = partial(print)",
-        "f: object = partial(print)",
-        "a, (f, *b) = c",
-        "from somewhere import g as f",
-        "import f.sub",
-        "with open('x') as f: ...",
-        "for f in []: ...",
-        "(f := print)",
-        "match 1:\n    case f: ...",
-        "match []:\n    case [*f]: ...",
-        "match {}:\n    case {**f}: ...",
-        "@decorator\nasync def f(): ...",
-        "def f(): ...\nf = wrap(f)",
+        # whatever binds the name counts
+        ("def f(): ...", FOUND),
+        ("if True:\n    def f(): ...", FOUND),
+        ("try:\n    from fast import f\nexcept ImportError:\n    from slow import f", FOUND),
+        ("f = partial(print)", FOUND),
+        ("a, (f, *b) = c", FOUND),
+        ("from somewhere import g as f", FOUND),
+        ("import f.sub", FOUND),
+        ("with open('x') as f: ...", FOUND),
+        ("(f := print)", FOUND),
+        ("match []:\n    case [*f]: ...", FOUND),
+        ("match {}:\n    case {**f}: ...", FOUND),
+        # what is made at run time leaves the question open
+        ("from elsewhere import *", UNKNOWN),
+        ("def __getattr__(name): ...", UNKNOWN),
+        ("globals()['f'] = print", UNKNOWN),
+        ("import sys\nsetattr(sys.modules[__name__], 'f', print)", UNKNOWN),
+        ("def make():\n    global f\n    f = print\nmake()", UNKNOWN),
+        # an inner scope's is not there
+        ("def g():\n    f = 1", MISSING),
+        ("class G:\n    def f(self): ...", MISSING),
+        ("lambda f: f", MISSING),
     ],
 )
-def test_whatever_binds_a_name_counts(write: Write, tmp_path: Path, binding: str) -> None:
-    write("bound_module.py", binding)
-    assert find(tmp_path, "bound_module", "f").status is NameStatus.FOUND
+def test_whether_a_name_is_there(tmp_path: Path, source: str, status: NameStatus) -> None:
+    write(tmp_path, "some_module.py", source)
+    assert find(tmp_path, "some_module", "f").status is status
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "name", "why", "hint"),
     [
-        "from elsewhere import *",
-        "def __getattr__(name): ...",
-        "globals()['f'] = print",
-        "exec('def f(): ...')",
-        "import sys\nsetattr(sys.modules[__name__], 'f', print)",
-        "def make():\n    global f\n    f = print\nmake()",
-    ],
-)
-def test_names_made_at_run_time_leave_the_question_open(
-    write: Write, tmp_path: Path, source: str
-) -> None:
-    write("dynamic_module.py", source)
-    assert find(tmp_path, "dynamic_module", "f").status is NameStatus.UNKNOWN
-
-
-@pytest.mark.parametrize(
-    "source", ["def g():\n    f = 1", "class G:\n    def f(self): ...", "lambda f: f", "print(f)"]
-)
-def test_a_name_of_an_inner_scope_is_not_there(write: Write, tmp_path: Path, source: str) -> None:
-    write("inner_module.py", source)
-    assert find(tmp_path, "inner_module", "f").status is NameStatus.MISSING
-
-
-def test_a_missing_name_has_a_suggestion(write: Write, tmp_path: Path) -> None:
-    file = write("names_module.py", "def train(): ...\ndef evaluate(): ...\n")
-    missing = find(tmp_path, "names_module", "trian")
-    assert missing.reason == f"{str(file)!r} defines no 'trian'"
-    assert missing.hint == "did you mean 'train'?"
-
-
-@pytest.mark.parametrize(
-    ("source", "why"),
-    [
-        ("f = 3", "is a value, nothing that can be called"),
-        ("f: list = []", "is a value, nothing that can be called"),
-        ("async def f(): ...", "is a coroutine function, which nobody would await"),
+        ("def train(): ...", "trian", "{} defines no 'trian'", "did you mean 'train'?"),
+        ("f = 3", "f", "'f' in {} is a value, nothing that can be called", ""),
+        (
+            "async def f(): ...",
+            "f",
+            "'f' in {} is a coroutine function, which nobody would await",
+            "",
+        ),
     ],
 )
 def test_what_certainly_cannot_be_called(
-    write: Write, tmp_path: Path, source: str, why: str
+    tmp_path: Path, source: str, name: str, why: str, hint: str
 ) -> None:
-    file = write("uncallable.py", source)
-    unusable = find(tmp_path, "uncallable", "f")
-    assert unusable.status is NameStatus.MISSING
-    assert unusable.reason == f"'f' in {str(file)!r} {why}"
+    file = write(tmp_path, "uncallable.py", source)
+    unusable = find(tmp_path, "uncallable", name)
+    assert unusable.status is MISSING
+    assert (unusable.reason, unusable.hint) == (why.format(repr(str(file))), hint)
 
 
-def test_methods_are_found_in_their_class(write: Write, tmp_path: Path) -> None:
-    write(
-        "classes.py",
-        "class A:\n    @staticmethod\n    def run(): ...\n    def go(self): ...\n"
-        "class B(A):\n    ...\nC = A\n",
-    )
-    assert find(tmp_path, "classes", "A.run").status is NameStatus.FOUND
+def test_methods_are_found_in_their_class(tmp_path: Path) -> None:
+    source = "class A:\n    @staticmethod\n    def run(): ...\n    def go(self): ...\n"
+    write(tmp_path, "classes.py", f"{source}class B(A):\n    ...\nC = A\n")
+    assert find(tmp_path, "classes", "A.run").status is FOUND
     go = find(tmp_path, "classes", "A.go").signature
     assert list(go.parameters if go else ()) == ["self"]
-    missing = find(tmp_path, "classes", "A.rnu")
-    assert missing.status is NameStatus.MISSING
-    assert missing.hint == "did you mean 'A.run'?"
-    assert find(tmp_path, "classes", "B.run").status is NameStatus.UNKNOWN
-    assert find(tmp_path, "classes", "C.run").status is NameStatus.UNKNOWN
-    assert find(tmp_path, "classes", "D.run").status is NameStatus.MISSING
+    assert find(tmp_path, "classes", "A.rnu").hint == "did you mean 'A.run'?"
+    statuses = [find(tmp_path, "classes", f"{name}.run").status for name in "BCD"]
+    assert statuses == [UNKNOWN, UNKNOWN, MISSING]
 
 
 @pytest.mark.parametrize(
     "source",
     ["@wrap\ndef f(x): ...", "if x:\n    def f(x): ...", "def f(x): ...\nf = 1", "class f: ..."],
 )
-def test_a_signature_is_told_only_if_it_is_certain(
-    write: Write, tmp_path: Path, source: str
-) -> None:
-    write("uncertain.py", source)
+def test_a_signature_is_told_only_if_it_is_certain(tmp_path: Path, source: str) -> None:
+    write(tmp_path, "uncertain.py", source)
     found = find(tmp_path, "uncertain", "f")
-    assert found.status is NameStatus.FOUND
-    assert found.signature is None
+    assert (found.status, found.signature) == (FOUND, None)
 
 
-def test_a_plain_signature_is_told(write: Write, tmp_path: Path) -> None:
-    write("certain.py", "def f(a, b=1, /, c=2, *args, d, e=3, **more): ...")
+def test_a_plain_signature_is_told(tmp_path: Path) -> None:
+    write(tmp_path, "certain.py", "def f(a, b=1, /, c=2, *args, d, e=3, **more): ...")
     signature = find(tmp_path, "certain", "f").signature
     assert signature is not None
     names = [str(p).partition("=")[0] for p in signature.parameters.values()]
@@ -225,25 +176,12 @@ def test_a_plain_signature_is_told(write: Write, tmp_path: Path) -> None:
     assert required == ["a", "args", "d", "more"]
 
 
-def test_what_python_dash_m_would_run(write: Write, tmp_path: Path) -> None:
-    write("app_a/__init__.py", "")
-    write("app_a/__main__.py", "")
-    write("app_b/__init__.py", "")
-    write("app_c.py", "")
+def test_what_python_dash_m_would_run(tmp_path: Path) -> None:
+    for name in ("app_a/__init__.py", "app_a/__main__.py", "app_b/__init__.py", "app_c.py"):
+        write(tmp_path, name)
     path = [str(tmp_path)]
     assert locate_main("app_a", path).file == str(tmp_path / "app_a/__main__.py")
-    assert locate_main("app_c", path).status is NameStatus.FOUND
+    assert locate_main("app_c", path).status is FOUND
     none = locate_main("app_b", path)
-    assert none.status is NameStatus.MISSING
-    assert none.reason == "'app_b' is a package without a __main__ module"
-    assert locate_main("app_d", path).status is NameStatus.MISSING
-
-
-def test_a_zip_file_on_the_path_is_searched(tmp_path: Path) -> None:
-    import zipfile
-
-    archive = tmp_path / "lib.zip"
-    with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("zipped_module.py", "def f(): ...")
-    assert locate("zipped_module", "f", [str(archive)]).status is NameStatus.UNKNOWN
-    assert locate("zipped_other", "f", [str(archive)]).status is NameStatus.MISSING
+    assert (none.status, none.reason) == (MISSING, "'app_b' is a package without a __main__ module")
+    assert locate_main("app_d", path).status is MISSING

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lllaunch.config import plan
-from lllaunch.config.nodes import PORTS, RDZV_DEFAULTS, RDZV_KEYS, SYNONYMS, nodes_ahead
+from lllaunch.config.nodes import PORTS, RDZV_KEYS, nodes_ahead
 from lllaunch.config.plan import (
     SOURCES,
     complete,
@@ -26,11 +19,12 @@ from lllaunch.config.plan import (
     plan_text,
     portable_plan,
 )
-from lllaunch.config.resolve import resolve
-from lllaunch.config.schema import KEYS, defaults, schema_node
+from lllaunch.config.schema import schema_node
 from lllaunch.errors import ConfigError
 from lllaunch.spec import LaunchSpec, Nodes
 from lllaunch.std import Std
+from tests.unit import launch_nodes
+from tests.unit.launch_nodes import mistakes
 
 SLURM = {
     "SLURM_JOB_ID": "7",
@@ -67,8 +61,9 @@ def spec_of(
     here: bool = True,
     **more: Any,
 ) -> LaunchSpec:
-    cfg = OmegaConf.create({"launch": {"entrypoint": "env", **(launch or {}), **more}})
-    return resolve(cfg, runtime_cwd=cwd, output_dir=out, environ=environ or {}, here=here)
+    node = {**(launch or {}), **more}
+    places = {"runtime_cwd": cwd, "output_dir": out}
+    return launch_nodes.spec_of(node, environ=environ or {}, here=here, **places)
 
 
 def nodes_of(launch: Any = None, environ: dict[str, str] | None = None, **more: Any) -> Nodes:
@@ -78,8 +73,7 @@ def nodes_of(launch: Any = None, environ: dict[str, str] | None = None, **more: 
 
 
 def read_back(text: str, environ: dict[str, str] | None = None) -> LaunchSpec:
-    cfg = OmegaConf.create(text)
-    return resolve(cfg, runtime_cwd="/", output_dir="/out/day/time", environ=environ or {})
+    return launch_nodes.read_back(text, environ=environ or {})
 
 
 def complaints(*args: Any, **more: Any) -> list[str]:
@@ -96,12 +90,10 @@ def complaints(*args: Any, **more: Any) -> list[str]:
     [
         {},
         {"nnodes": 1},
-        {"nnodes": "1"},
         {"nnodes": "1:1"},
         {"nnodes": None, "rdzv": None, "node_rank": None},
         {"nnodes": 1, "node_rank": 0},
         {"nnodes": 1, "rdzv": {"backend": "static"}},
-        {"rdzv": {}},
     ],
 )
 def test_one_node_is_none(launch: Any) -> None:
@@ -203,82 +195,40 @@ MISTAKES = """
 {nnodes: '4:1'}
     nnodes: expected MIN:MAX with a MAX that is not less than MIN, got '4:1'; did you mean
     '1:4'? [nodes]
-{nnodes: 0}
-    nnodes: expected a number of nodes, 1 or more, got 0 [nodes]
-{rdzv: {backend: etcd}}
-    rdzv.backend: expected static, c10d or etcd-v2, got 'etcd'; did you mean 'etcd-v2'?
-    [choice]
 {rdzv: {endpoint: 'tcp://h:1'}}
     rdzv.endpoint: expected an endpoint (host:port, [IPv6 address]:port), got 'tcp://h:1';
     leave out tcp:// [endpoint]
-{rdzv: {endpoint: 'h:x'}}
-    rdzv.endpoint: expected a port from 1 to 65535, got 'h:x' [endpoint]
 {rdzv: 'host0:29500'}
     rdzv: expected a mapping of settings (backend, endpoint, id, conf, interface, timeout,
     join_timeout), got 'host0:29500'; did you mean {endpoint: host0:29500}? [type]
-{rdzv: c10d}
-    rdzv: expected a mapping of settings (backend, endpoint, id, conf, interface, timeout,
-    join_timeout), got 'c10d'; did you mean {backend: c10d}? [type]
-{rdzv: {conf: {is_host: true}}}
-    rdzv.conf: expected settings that have no place of their own, got {is_host: true}; leave
-    is_host out: the node with launch.node_rank 0 is the host [nodes]
-{rdzv: {conf: rank=0}}
-    rdzv.conf: expected settings that have no place of their own, got 'rank=0'; leave rank out:
-    launch.node_rank says it [nodes]
-{rdzv: {conf: {join_timeout: 300}, join_timeout: 10m}}
-    rdzv.conf: {join_timeout: 300} says another join_timeout than launch.rdzv.join_timeout;
-    leave one of them out [nodes]
-{rdzv: {conf: 'timeout=30,read_timeout=60'}}
-    rdzv.conf: 'timeout=30,read_timeout=60' says two timeouts; leave one of them out [nodes]
-{rdzv: {conf: {timeout: soon}}}
-    rdzv.conf: expected a duration (90, 90s, 10m, 1h30m, 1d), got {timeout: 'soon'} [duration]
+{rdzv: {endpoint: 29500}}
+    rdzv.endpoint: expected an endpoint (host:port, [IPv6 address]:port), got 29500; name the host,
+    and quote it [endpoint]
 {rdzv: {conf: [1]}}
     rdzv.conf: expected settings of torch's rendezvous, a mapping or text such as 'k=v,k=v',
     got [1] [type]
+{rdzv: {conf: 'timeout=30,read_timeout=60'}}
+    rdzv.conf: 'timeout=30,read_timeout=60' says two timeouts; leave one of them out [nodes]
 {rdzv: {interface: 10.0.0.1}}
     rdzv.interface: expected the name of a network interface (ib0, eth0), got '10.0.0.1'; name
     the interface, not its address [nodes]
 {rdzv: {interface: a b}}
     rdzv.interface: expected the name of a network interface (ib0, eth0), got 'a b' [nodes]
-{rdzv: {timeout: 0}}
-    rdzv.timeout: expected a duration of more than 0, got 0 [duration]
-{rdzv: {id: ''}}
-    rdzv.id: expected text that is not empty, got '' [text]
-{rdzv: {id: true}}
-    rdzv.id: expected text, got true; quote it [text]
-{rdzv: {port: 1}}
-    rdzv.port: unknown setting; it is a part of endpoint: host:port [unknown-key]
-{rdzv: {rank: 1}}
-    rdzv.rank: unknown setting; did you mean 'launch.node_rank'? [unknown-key]
+{rdzv: {conf: {is_host: true}}}
+    rdzv.conf: expected settings that have no place of their own, got {is_host: true}; leave
+    is_host out: the node with launch.node_rank 0 is the host [nodes]
+{rdzv: {conf: {join_timeout: 300}, join_timeout: 10m}}
+    rdzv.conf: {join_timeout: 300} says another join_timeout than launch.rdzv.join_timeout;
+    leave one of them out [nodes]
 {master_addr: h}
     master_addr: unknown setting; several nodes meet at rdzv.endpoint (host:port); the workers
     of one node meet on this machine [unknown-key]
-{local_addr: 10.0.0.1}
-    local_addr: unknown setting; rdzv.interface names the network interface whose address this
-    node has [unknown-key]
-{rdzv_backend: c10d}
-    rdzv_backend: unknown setting; did you mean 'rdzv.backend'? [unknown-key]
 """
 
 
-def mistakes() -> Iterator[tuple[str, str]]:
-    for block in re.findall(r"^\S.*\n(?:    .*\n)+", MISTAKES, re.MULTILINE):
-        launch, *said = block.splitlines()
-        yield launch, " ".join(line.strip() for line in said)
-
-
-@pytest.mark.parametrize(("launch", "said"), [*mistakes()])
-def test_one_mistake_is_one_line(launch: str, said: str) -> None:
-    assert complaints(yaml.safe_load(launch)) == [f"launch.{said}"]
-
-
-def test_mistakes_are_told_together() -> None:
-    rdzv = {"backend": "etcd", "endpoint": 1, "timeout": -1, "conf": {"rank": 1}}
-    lines = complaints(nnodes=0, node_rank=-1, rdzv=rdzv)
-    assert [line.partition(": ")[0] for line in lines] == [
-        *("launch.nnodes", "launch.node_rank", "launch.rdzv.backend", "launch.rdzv.endpoint"),
-        *("launch.rdzv.conf", "launch.rdzv.timeout"),
-    ]
+@pytest.mark.parametrize(("launch", "told"), mistakes(MISTAKES))
+def test_one_mistake_is_one_line(launch: Any, told: str) -> None:
+    assert complaints(launch) == [f"launch.{told}"]
 
 
 def test_what_cannot_be_read_is_told_once() -> None:
@@ -289,12 +239,6 @@ def test_what_cannot_be_read_is_told_once() -> None:
     ]
     assert len(complaints(nnodes="${nope}", node_rank=5)) == 1
     assert len(complaints(nnodes=2, rdzv="${nope}")) == 1
-
-
-def test_other_words_stand_for_settings_that_there_are() -> None:
-    meant = {word.removeprefix("launch.") for word in SYNONYMS.values()}
-    assert meant <= {*RDZV_KEYS, *KEYS}
-    assert not SYNONYMS.keys() & {*RDZV_KEYS}
 
 
 # Left to the environment
@@ -320,10 +264,6 @@ def test_what_the_config_says_is_stronger_setting_by_setting() -> None:
     assert spec.nodes == Nodes(2, 2, 0, "static", "head", 1, "x", timeout=5)
     assert (spec.nproc, spec.run_id) == (1, "x")
     assert [each.setting for each in spec.detected] == ["nnodes"]
-    for key, setting in [("nproc", "nproc"), ("node_rank", "node_rank")]:
-        one = spec_of({key: given[key]}, SLURM, nnodes="auto")
-        assert [each.setting for each in one.detected if each.setting == setting] == []
-        assert len(one.detected) == 4
     one = spec_of({"rdzv": {"endpoint": "head"}}, SLURM, nnodes="auto")
     assert one.nodes == Nodes(2, 2, 1, "c10d", "head", 29400, "7.0")
     assert one.nproc == 4
@@ -344,15 +284,6 @@ def test_all_that_torchrun_would_take() -> None:
     assert spec_of(more, ELASTIC, nnodes="auto").nodes == Nodes(
         *(1, 4, None, "etcd-v2", "etcd", 2379, "run-7"), {"last_call_timeout": 5}, None, 60, 3600
     )
-
-
-def test_a_word_for_the_number_of_workers() -> None:
-    assert spec_of({"nnodes": "auto"}, TRAINJOB).nproc >= 1
-    (line,) = complaints(
-        {"nnodes": "auto"},
-        {**TRAINJOB, "PET_NPROC_PER_NODE": "gpu", "CUDA_VISIBLE_DEVICES": ""},
-    )
-    assert line.startswith("launch.nproc: 'gpu' found no visible GPU")
 
 
 @pytest.mark.parametrize("word", ["auto", "AUTO", " auto "])
@@ -386,14 +317,10 @@ def test_what_the_environment_says_is_held_against_the_rules() -> None:
     assert line.startswith("launch.nnodes: expected one number, as launch.rdzv.backend is static")
     (line,) = complaints({"nnodes": "auto", "node_rank": 5}, SLURM)
     assert line.startswith("launch.node_rank: expected a number from 0 to 1, as launch.nnodes is 2")
-    for conf, said in [
-        ("timeout=x", "expected a duration (90, 90s, 10m, 1h30m, 1d)"),
-        ("timeout=1,read_timeout=2", "says two timeouts"),
-    ]:
-        (line,) = complaints({"nnodes": "auto"}, {**ELASTIC, "PET_RDZV_CONF": conf})
-        assert line.startswith(
-            f"launch.nnodes: 'auto' cannot be told from the environment: PET_RDZV_CONF: {said}"
-        )
+    (line,) = complaints({"nnodes": "auto"}, {**ELASTIC, "PET_RDZV_CONF": "timeout=x"})
+    assert line.startswith(
+        "launch.nnodes: 'auto' cannot be told from the environment: PET_RDZV_CONF: expected a dur"
+    )
 
 
 def test_variables_for_several_nodes_mean_nothing_without_auto() -> None:
@@ -402,34 +329,7 @@ def test_variables_for_several_nodes_mean_nothing_without_auto() -> None:
     assert (nodes.max_nodes, nodes.node_rank, nodes.host) == (3, None, "h")
 
 
-def test_only_auto_imports_what_looks() -> None:
-    code = (
-        "import sys; from omegaconf import OmegaConf; from lllaunch.config.resolve import resolve\n"
-        "for n in (1, 2, 'auto'):\n"
-        "  cfg = {'entrypoint': 'env', 'nnodes': n, 'rdzv': {'endpoint': 'h'}}\n"
-        "  resolve(OmegaConf.create({'launch': cfg}), runtime_cwd='/', output_dir='/out')\n"
-        "  print('lllaunch.cluster.detect' in sys.modules)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={}
-    )
-    assert done.stdout.split() == ["False", "False", "True"]
-
-
 # In plans
-
-
-def test_the_defaults_are_those_of_the_schema_and_of_plans() -> None:
-    assert defaults()["rdzv"] == RDZV_DEFAULTS
-    assert {**plan._DEFAULTS["rdzv"], "interface": None} == RDZV_DEFAULTS
-    assert (plan._DEFAULTS["nnodes"], defaults()["nnodes"]) == (1, 1)
-
-
-def test_a_plan_of_one_node_says_nothing_of_nodes() -> None:
-    for launch in ({}, {"nnodes": 1, "node_rank": 0}, {"nnodes": "1:1", "rdzv": {}}):
-        launch_of_plan = essential(portable_plan(spec_of(launch)))["launch"]
-        assert not launch_of_plan.keys() & {"nnodes", "node_rank", "rdzv"}
-        assert plan_hash(spec_of(launch)) == plan_hash(spec_of())
 
 
 RDZV = {
@@ -445,9 +345,9 @@ RDZV = {
     [
         {"nnodes": "1:4", "rdzv": RDZV},
         {"nnodes": 2, "node_rank": 1, "rdzv": {**RDZV, "backend": "static", "id": "12"}},
-        {"nnodes": 2, "run_id": "x", "rdzv": RDZV},
         {"nnodes": 2, "run_id": "x", "rdzv": {**RDZV, "id": "x"}},
         {"nnodes": 2, "run_id": "x", "rdzv": {**RDZV, "id": "\\${y}"}},
+        {"nnodes": 2, "rdzv": {**RDZV, "id": "0007", "conf": {"a": 1, "b": True, "c": "1e3"}}},
         {"nnodes": 1, "rdzv": {"backend": "static"}},
         {"nnodes": "auto"},
         {"nnodes": "auto", "node_rank": 1, "rdzv": RDZV, "tee": "0:all 1-2:out", "nproc": 3},
@@ -474,13 +374,9 @@ def test_a_plan_is_a_config_of_the_same_run(launch: Any, environ: dict[str, str]
     "launch",
     [
         {"nnodes": "auto"},
-        {"nnodes": "auto", "tee": "all"},
-        {"nnodes": "auto", "nproc": "auto"},
         {"nnodes": "auto", "nproc": 1, "tee": "0:out"},
         {"nnodes": "auto", "rdzv": RDZV},
-        {"nnodes": "auto", "rdzv": {"id": "x", "backend": "etcd-v2", "endpoint": "h"}},
         {"nnodes": "auto", "run_id": "x"},
-        {"nnodes": "auto", "restart": {"on": ["failure"]}},
     ],
 )
 def test_what_was_detected_is_in_no_plan(launch: Any) -> None:
@@ -497,26 +393,20 @@ def test_what_was_detected_is_in_no_plan(launch: Any) -> None:
 
 
 def test_what_is_a_nodes_own_is_in_no_hash() -> None:
-    launch = {"nnodes": 2, "rdzv": {"endpoint": "host0"}}
-    specs = [
-        spec_of(launch, node_rank=rank, rdzv={"endpoint": "host0", "interface": interface})
+    def hash_with(**more: Any) -> str:
+        rdzv = {"endpoint": "host0", **more.pop("rdzv", {})}
+        return plan_hash(spec_of({"nnodes": 2, "rdzv": rdzv, **more}))
+
+    own = [
+        hash_with(node_rank=rank, rdzv={"interface": interface})
         for rank, interface in [(0, "ib0"), (1, "eth0"), (1, None)]
     ]
-    assert len({plan_hash(spec) for spec in specs}) == 1
-    for spec in specs:
-        node = portable_plan(spec)["launch"]
-        assert "node_rank" not in node
-        assert "interface" not in node["rdzv"]
     others = [
-        {"nnodes": 3},
-        {"nnodes": "1:2"},
-        {"rdzv": {"endpoint": "host1"}},
-        {"rdzv": {"endpoint": "host0", "backend": "etcd-v2"}},
-        {"rdzv": {"endpoint": "host0", "timeout": 5}},
-        {"rdzv": {"endpoint": "host0", "conf": {"a": 1}}},
+        *(hash_with(nnodes=3), hash_with(nnodes="1:2"), hash_with(rdzv={"endpoint": "host1"})),
+        *(hash_with(rdzv={"backend": "etcd-v2"}), hash_with(rdzv={"conf": {"a": 1}})),
     ]
-    hashes = {plan_hash(spec_of({**launch, **other})) for other in others}
-    assert len(hashes | {plan_hash(specs[0])}) == len(others) + 1
+    assert len({*own}) == 1
+    assert len({*own, *others}) == 1 + len(others)
 
 
 def test_what_comes_from_the_environment_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -554,24 +444,12 @@ def test_what_comes_from_the_environment_is_not_written(monkeypatch: pytest.Monk
     }
     assert "run_id" not in portable["launch"]
     again = read_back(plan_text(spec))
-    assert (again.nodes, again.run_id, plan_text(again)) == (
-        *(spec.nodes, spec.run_id, plan_text(spec)),
-    )
+    assert (again.nodes, again.run_id) == (spec.nodes, spec.run_id)
     before = plan_hash(spec)
     monkeypatch.setenv("HEAD", "another")
-    monkeypatch.setenv("JOB", "8")
-    monkeypatch.setenv("WAIT", "78s")
     assert plan_hash(spec_of(launch)) == before
     (line,) = complaints({**launch, "rdzv": {**launch["rdzv"], "endpoint": "${oc.env:HEAD}:x"}})
     assert "another" not in line
-
-
-def test_a_plan_is_not_changed_by_being_looked_at() -> None:
-    spec = spec_of({"nnodes": "auto", "rdzv": {"interface": "ib0"}}, SLURM)
-    text = plan_text(spec)
-    portable_plan(spec)["launch"]["rdzv"]["backend"] = "x"
-    assert plan_text(spec) == text
-    assert yaml.safe_load(text)["launch"]["rdzv"]["interface"] == "ib0"
 
 
 # In common to all nodes
@@ -587,7 +465,6 @@ def test_nodes_may_differ_in_what_is_their_own() -> None:
     own: list[dict[str, Any]] = [
         {"nproc": 2},
         {"nproc": 8, "tee": "0:all", "redirects": "all"},
-        {"nproc": 2, "tee": "all", "redirects": "0:out"},
         {"nproc": 2, "local_ranks_filter": 0},
         {"nproc": "cpu"},
         {"node_rank": 1, "log_dir": "/tmp/elsewhere", "run_id": "x"},
@@ -599,24 +476,13 @@ def test_nodes_may_differ_in_what_is_their_own() -> None:
     assert places[0] == places[1]
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"args": ["-0"]},
-        {"env": {"A": "b"}},
-        {"env_per_rank": {0: {"A": "b"}}},
-        {"max_restarts": 1},
-        {"nnodes": 3},
-        {"nnodes": "1:2"},
-        {"watchdog": "strict"},
-        {"rdzv": {"endpoint": "host0", "backend": "etcd-v2"}},
-        {"rdzv": {"endpoint": "host0", "timeout": "5s"}},
-        {"restart": {"on": "none"}},
-    ],
-)
-def test_nodes_may_not_differ_in_what_they_run(other: Any) -> None:
+def test_nodes_may_not_differ_in_what_they_run() -> None:
     several = {"nnodes": 2, "rdzv": {"endpoint": "host0"}}
-    assert group_hash({**several, **other}) != group_hash(several)
+    others: list[dict[str, Any]] = [
+        *({"args": ["-0"]}, {"max_restarts": 1}, {"nnodes": 3}, {"watchdog": "strict"}),
+        *({"rdzv": {"endpoint": "host0", "backend": "etcd-v2"}}, {"restart": {"on": "none"}}),
+    ]
+    assert group_hash(several) not in {group_hash({**several, **other}) for other in others}
 
 
 def test_what_nodes_have_in_common_is_plain_and_essential() -> None:
@@ -632,57 +498,21 @@ def test_what_nodes_have_in_common_is_plain_and_essential() -> None:
     }
 
 
-@given(
-    st.sampled_from([1, 2, "1:4", "auto"]),
-    st.none() | st.just(0),
-    st.fixed_dictionaries(
-        {"endpoint": st.sampled_from(["h", "h:1", "[::1]", "10.0.0.1:7"])},
-        optional={
-            "backend": st.sampled_from(["c10d", "etcd-v2"]),
-            "id": st.sampled_from(["x", 7, "0007", "1e3", "a b", "\\${a}"]),
-            "conf": st.dictionaries(
-                st.sampled_from(["a", "b.c"]),
-                st.text("ab1e:#'", min_size=1, max_size=4)
-                | st.integers()
-                | st.booleans()
-                | st.floats(allow_nan=False, allow_infinity=False),
-            ),
-            "interface": st.sampled_from(["ib0", "eth0.7"]),
-            "timeout": st.floats(0.001, 1e6),
-            "join_timeout": st.integers(1, 10**6),
-        },
-    ),
-)
-def test_anything_comes_back_from_the_plan(nnodes: Any, rank: int | None, rdzv: Any) -> None:
-    spec = spec_of(nnodes=nnodes, node_rank=rank, rdzv=rdzv)
-    text = plan_text(spec)
-    again = read_back(text)
-    assert plan_text(again) == text
-    if nnodes != 1:
-        assert again == spec
-
-
 def test_what_a_config_says_of_nodes_is_known_before_the_run_has_a_directory() -> None:
-    launch = dict.fromkeys(("nnodes", "node_rank", "rdzv"))
-    said = {"nnodes": 2, "node_rank": 1, "rdzv": {"endpoint": "a:1", "id": "mine"}}
-    for rdzv in (said["rdzv"], OmegaConf.create(said["rdzv"])):
-        cfg = OmegaConf.create({"launch": {**launch, **said, "rdzv": rdzv}})
-        found = nodes_ahead(cfg, {})
-        assert found is not None
-        assert (found.node_rank, found.host, found.rdzv_id) == (1, "a", "mine")
-    assert nodes_ahead(OmegaConf.create({"launch": launch}), {}) is None
-    auto = OmegaConf.create({"launch": {**launch, "nnodes": "auto"}})
+    def ahead(environ: dict[str, str], **said: Any) -> tuple[int | None, str] | None:
+        launch = dict.fromkeys(("nnodes", "node_rank", "rdzv")) | said
+        found = nodes_ahead(OmegaConf.create({"launch": launch}), environ)
+        return None if found is None else (found.node_rank, found.rdzv_id)
+
+    assert ahead({}) is None
+    assert ahead({}, nnodes=2, node_rank=1, rdzv={"endpoint": "a:1", "id": "mine"}) == (1, "mine")
     environ = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "a", "PET_RDZV_ID": "x"}
-    found = nodes_ahead(auto, environ)
-    assert found is not None
-    assert (found.node_rank, found.rdzv_id) == (1, "x")
+    assert ahead(environ, nnodes="auto") == (1, "x")
 
 
 def test_auto_where_nothing_says_which_node_this_is_asks_for_it() -> None:
     environ = {"PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "host0:29400"}
-    with pytest.raises(ConfigError, match=r"node_rank: expected this node's number") as raised:
-        spec_of({"nnodes": "auto"}, environ=environ)
-    assert "node 0 holds the rendezvous" in str(raised.value)
-    nodes = spec_of({"nnodes": "auto", "node_rank": 2}, environ=environ).nodes
-    assert nodes is not None
-    assert nodes.node_rank == 2
+    (line,) = complaints({"nnodes": "auto"}, environ)
+    assert line.startswith("launch.node_rank: expected this node's number")
+    assert "node 0 holds the rendezvous" in line
+    assert nodes_of({"nnodes": "auto", "node_rank": 2}, environ).node_rank == 2

@@ -1,4 +1,4 @@
-"""docs/reference/config.md is the one that the schema makes, and its examples are right."""
+"""docs/reference/config.md and sweep-config.md: up to date, whole, and with examples that hold."""
 
 from __future__ import annotations
 
@@ -8,18 +8,31 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
+from lllaunch.config.launcher_schema import LAUNCH_FIELDS, launcher_node
 from lllaunch.config.resolve import resolve
 from lllaunch.config.resources import RESOURCE_KEYS
 from lllaunch.config.restart import RESTART_KEYS
-from lllaunch.config.schema import KEYS, defaults, schema_node
+from lllaunch.config.schema import KEYS
+from lllaunch.config.sweep import SWEEP_KEYS, SweepSettings, sweep_settings
 from lllaunch.config.watchdog import WATCHDOG_KEYS
 from lllaunch.macros import WORKER_NAMES
-from lllaunch.spec import RESTART_CAUSES
+from lllaunch.spec import RESTART_CAUSES, Resources
+from lllaunch.sweep.pool import need_of
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reference" / "config.md"
+PAGE = (ROOT / "docs/reference/config.md").read_text(encoding="utf-8")
+OF_SWEEPS = (ROOT / "docs/reference/sweep-config.md").read_text(encoding="utf-8")
+
+
+def section(page: str, title: str) -> str:
+    return page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def examples(page: str) -> list[str]:
+    return re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
 def generator() -> ModuleType:
@@ -33,43 +46,64 @@ def generator() -> ModuleType:
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == generator().page()
+    assert generator().page() == PAGE
 
 
 def test_every_setting_and_every_fact_is_described() -> None:
-    page = PAGE.read_text(encoding="utf-8")
     for key in KEYS:
-        assert f"\n## {key}\n\nDefault: " in page
+        assert f"\n## {key}\n\nDefault: " in PAGE
     assert list(generator().FACTS) == list(WORKER_NAMES)
     assert list(generator().CAUSES) == list(RESTART_CAUSES)
-
-
-def test_every_preset_and_every_key_of_a_mapping_is_described() -> None:
-    page = PAGE.read_text(encoding="utf-8")
     for key in ("preset", *WATCHDOG_KEYS, *RESTART_KEYS, *RESOURCE_KEYS):
-        assert f"\n- `{key}`: " in page
-    presets = page.partition("## Watchdog presets\n")[2].partition("\n## ")[0]
+        assert f"\n- `{key}`: " in PAGE
+    presets = section(PAGE, "Watchdog presets")
     assert "| key | `none` | `report` | `default` | `strict` |" in presets
     assert "| `stall` | null | {action: report, after: 30m} | 30m | 5m |" in presets
     assert "| `timers` | false | false | true | true |" in presets
 
 
-def test_every_link_within_the_page_leads_somewhere() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    titles = re.findall(r"^## (.*)$", page, re.MULTILINE)
-    anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
-    links = set(re.findall(r"\]\(#([^)]*)\)", page))
-    assert links
-    assert links <= anchors
-
-
-@pytest.mark.parametrize("block", re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.M | re.S))
+@pytest.mark.parametrize("block", examples(PAGE))
 def test_the_examples_are_right(block: str) -> None:
     resolve(OmegaConf.create(block), runtime_cwd=str(ROOT), output_dir="/out")
 
 
-def test_the_schema_is_made_anew_each_time() -> None:
-    defaults()["env"]["A"] = 1
-    assert defaults()["env"] == {}
-    schema_node()["watchdog"]["preset"] = "strict"
-    assert schema_node() == {**dict.fromkeys(KEYS), "watchdog": {"preset": None}}
+# Of sweeps
+
+
+@pytest.mark.parametrize("key", SWEEP_KEYS)
+def test_every_setting_of_a_sweep_has_its_default_and_an_example(key: str) -> None:
+    default = yaml.safe_load(yaml.safe_dump(OmegaConf.to_container(launcher_node())[key]))  # type: ignore[call-overload,index]
+    (row,) = re.findall(rf"^\| \[`{key}`\]\(#{key}\) \| `(.*)` \|$", OF_SWEEPS, re.MULTILINE)
+    (said,) = re.findall(r"^Default: `(.*)`\.$", section(OF_SWEEPS, key), re.MULTILINE)
+    assert yaml.safe_load(row) == yaml.safe_load(said) == default
+    (example,) = examples(section(OF_SWEEPS, key))
+    assert key in yaml.safe_load(example)["hydra"]["launcher"]
+
+
+def test_every_launch_field_is_named_and_described_on_the_other_page() -> None:
+    named = re.findall(r"\[`(\w+)`\]\(config\.md#\1\)", section(OF_SWEEPS, "Launch fields"))
+    assert tuple(named) == LAUNCH_FIELDS
+
+
+@pytest.mark.parametrize("block", examples(OF_SWEEPS))
+def test_the_examples_of_sweeps_are_right(block: str) -> None:
+    cfg = OmegaConf.create(block)
+    options = {"runtime_cwd": "/", "output_dir": "/out", "entrypoint_required": False}
+    spec = resolve(cfg, outer="hydra.launcher", **options)
+    changed = sweep_settings(cfg.hydra.launcher) != SweepSettings()
+    assert changed or spec != resolve(OmegaConf.create(), **options)
+
+
+def test_the_table_of_needs_is_what_is_done() -> None:
+    table = section(OF_SWEEPS, "Leases")
+    rows = re.findall(r"^\| (null|\d) \| (null|\d) \| (.*) \| (.*) \|$", table, re.MULTILINE)
+    assert len(rows) == 6
+    for gpus, cpus, *said in rows:
+        resources = Resources(yaml.safe_load(gpus), yaml.safe_load(cpus))
+        for there, text in zip((True, False), said, strict=True):
+            need = need_of(1, resources, there, 8)
+            if "never fits" in text:
+                assert need.gpus
+                continue
+            found = {what: int(number) for number, what in re.findall(r"(\d) (GPU|CPU)", text)}
+            assert (found.get("GPU", 0), found.get("CPU", 0)) == need

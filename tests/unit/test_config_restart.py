@@ -6,37 +6,22 @@ from typing import Any
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 from lllaunch.config import plan
-from lllaunch.config.plan import (
-    complete,
-    essential,
-    hash_of,
-    plan_hash,
-    plan_text,
-    portable_plan,
-)
-from lllaunch.config.resolve import resolve
-from lllaunch.config.restart import FIRST_CAUSES, RESTART_KEYS, SYNONYMS
+from lllaunch.config.plan import complete, essential, hash_of, plan_hash, plan_text, portable_plan
+from lllaunch.config.restart import FIRST_CAUSES
 from lllaunch.config.schema import schema_node
-from lllaunch.errors import ConfigError
-from lllaunch.spec import RESTART_CAUSES, LaunchSpec, RestartPolicy
+from lllaunch.spec import RESTART_CAUSES, RestartPolicy
+from tests.unit import launch_nodes
+from tests.unit.launch_nodes import complaints, mistakes
 
 
-def spec_of(restart: Any, **more: Any) -> LaunchSpec:
-    cfg = OmegaConf.create({"launch": {"entrypoint": "env", "restart": restart, **more}})
-    return resolve(cfg, runtime_cwd="/", output_dir="/out")
+def spec_of(restart: Any, **more: Any) -> Any:
+    return launch_nodes.spec_of({"restart": restart, **more})
 
 
 def policy_of(restart: Any) -> RestartPolicy:
     return spec_of(restart).restart
-
-
-def complaints(restart: Any) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        spec_of(restart)
-    return str(caught.value).splitlines()
 
 
 def test_by_default_all_is_tried_again_at_once() -> None:
@@ -47,16 +32,11 @@ def test_by_default_all_is_tried_again_at_once() -> None:
 @pytest.mark.parametrize(
     ("on", "causes"),
     [
-        (["hang", "oom"], {"hang", "oom"}),
         (["oom", "hang", "oom"], {"hang", "oom"}),
         ("oom, hang", {"hang", "oom"}),
-        ("signal", {"signal"}),
         ("all", {*RESTART_CAUSES}),
-        (["all"], {*RESTART_CAUSES}),
         (["hang", "all"], {*RESTART_CAUSES}),
-        ("none", set()),
         (["none"], set()),
-        ([], set()),
         (False, set()),
     ],
 )
@@ -70,9 +50,9 @@ def test_an_unquoted_on_is_true_for_yaml_and_means_the_causes() -> None:
     assert policy_of(written) == RestartPolicy(frozenset({"hang"}), 1, 300)
     # the command line's comes later
     assert policy_of({**written, "on": "oom"}).on == {"oom"}
-    (line,) = complaints({True: ["hgn"]})
+    (line,) = complaints({"restart": {True: ["hgn"]}})
     assert line.startswith("launch.restart.on[0]: expected failure, signal, ")
-    (line,) = complaints({True: ["${nope}"]})
+    (line,) = complaints({"restart": {True: ["${nope}"]}})
     assert line.startswith("launch.restart.on[0]: '${nope}' cannot be resolved")
 
 
@@ -84,20 +64,7 @@ def test_delays() -> None:
     assert policy_of({"max_delay": 0}).max_delay == 0
 
 
-# What there was not at first, as a plan has it if nobody has set it.
-NEW = {
-    "window": None,
-    "reset_on": None,
-    "max_without_progress": None,
-    "checkpoint": None,
-    "gpu_wait": "1m",
-}
-
-
-def test_a_plan_says_all_of_it() -> None:
-    said = yaml.safe_load(plan_text(spec_of({"on": "oom,hang", "delay": 90})))["launch"]["restart"]
-    assert list(said) == list(RESTART_KEYS)
-    assert said == {"on": ["oom", "hang"], "delay": "1m30s", "max_delay": "5m", **NEW}
+def test_the_order_of_causes_means_nothing() -> None:
     hashes = {plan_hash(spec_of({"on": on})) for on in ("oom,hang", "hang,oom", ["hang", "oom"])}
     assert len(hashes) == 1
     assert plan_hash(spec_of(None)) not in hashes
@@ -144,164 +111,73 @@ def test_with_several_nodes_it_makes_a_difference_whether_a_lost_one_counts() ->
     assert portable_plan(only)["launch"]["restart"]["on"] == ["node"]
 
 
-def test_what_came_from_the_environment_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CAUSES", "hang,oom")
-    monkeypatch.setenv("DELAY", "1234s")
-    spec = spec_of({"on": "${oc.env:CAUSES}", "delay": "${oc.env:DELAY}", "max_delay": "1h"})
-    assert spec.restart == RestartPolicy(frozenset({"hang", "oom"}), 1234, 3600)
-    text = plan_text(spec)
-    assert yaml.safe_load(text)["launch"]["restart"] == {
-        "on": "${oc.env:CAUSES}",
-        "delay": "${oc.env:DELAY}",
-        "max_delay": "1h",
-        **NEW,
-    }
-    again = resolve(OmegaConf.create(text), runtime_cwd="/", output_dir="/out")
-    assert again.restart == spec.restart
-
-
 def test_a_secret_longest_delay_is_not_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LONGEST", "77s")
-    (line,) = complaints({"delay": "2m", "max_delay": "${oc.env:LONGEST}"})
+    (line,) = complaints({"restart": {"delay": "2m", "max_delay": "${oc.env:LONGEST}"}})
     assert line == (
         "launch.restart.delay: '2m' is more than launch.restart.max_delay, which is "
         "'${oc.env:LONGEST}'; set max_delay as well [duration]"
     )
 
 
-def test_a_policy_without_restarts_is_no_mistake() -> None:
-    assert spec_of({"delay": "1s"}, max_restarts=0).restart.delay == 1
+MISTAKES = """
+restart: all
+    launch.restart: expected a mapping of settings (on, delay, max_delay, window, reset_on,
+    max_without_progress, checkpoint, gpu_wait), got 'all'; causes go under 'on': {on: [hang, oom]}
+    [type]
+restart: 3
+    launch.restart: expected a mapping of settings (on, delay, max_delay, window, reset_on,
+    max_without_progress, checkpoint, gpu_wait), got 3; max_restarts says how often [type]
+restart: {"on": hng}
+    launch.restart.on: expected failure, signal, oom, hang, timeout, node, preflight, all or none,
+    got 'hng'; did you mean 'hang'? [choice]
+restart: {"on": [hang, memory]}
+    launch.restart.on[1]: expected failure, signal, oom, hang, timeout, node, preflight, all or
+    none, got 'memory'; did you mean 'oom'? [choice]
+restart: {"on": [hang, none]}
+    launch.restart.on: expected causes or 'none', not both, got ['hang', 'none'] [choice]
+restart: {"on": null}
+    launch.restart.on: expected a list of causes (failure, signal, oom, hang, timeout, node,
+    preflight), got null; write all or none [choice]
+restart: {delay: 10s, max_delay: 5}
+    launch.restart.delay: '10s' is more than launch.restart.max_delay, which is 5; set max_delay as
+    well [duration]
+restart: {window: 0}
+    launch.restart.window: expected a duration of more than 0, got 0; null is for as long as the
+    run goes on [duration]
+restart: {reset_on: checkpoint}
+    launch.restart.reset_on: expected progress or null, got 'checkpoint'; write progress, and name
+    the path as 'checkpoint' [choice]
+restart: {reset_on: false}
+    launch.restart.reset_on: expected progress or null, got false; write null [choice]
+restart: {max_without_progress: 0}
+    launch.restart.max_without_progress: expected a whole number, 1 or more, got 0; write null for
+    no such limit [number]
+restart: {backoff: 3}
+    launch.restart.backoff: unknown setting; did you mean 'delay'? [unknown-key]
+"""
 
 
-_NO_CAUSES = "expected a list of causes (failure, signal, oom, hang, timeout, node, preflight)"
-_NO_CAUSE = "expected failure, signal, oom, hang, timeout, node, preflight, all or none"
-_NO_MAPPING = f"expected a mapping of settings ({', '.join(RESTART_KEYS)})"
-_NO_ATTEMPTS = "expected a whole number, 1 or more"
-MISTAKES = [
-    ("all", f": {_NO_MAPPING}, got 'all'; causes go under 'on': {{on: [hang, oom]}} [type]"),
-    (["hang"], f": {_NO_MAPPING}, got ['hang']; causes go under 'on': {{on: [hang, oom]}} [type]"),
-    (3, f": {_NO_MAPPING}, got 3; max_restarts says how often [type]"),
-    (False, f": {_NO_MAPPING}, got false; max_restarts says how often [type]"),
-    ({"on": "hng"}, f".on: {_NO_CAUSE}, got 'hng'; did you mean 'hang'? [choice]"),
-    (
-        {"on": ["hang", "memory"]},
-        f".on[1]: {_NO_CAUSE}, got 'memory'; did you mean 'oom'? [choice]",
-    ),
-    ({"on": [3]}, f".on[0]: {_NO_CAUSE}, got 3 [choice]"),
-    (
-        {"on": ["hang", "none"]},
-        ".on: expected causes or 'none', not both, got ['hang', 'none'] [choice]",
-    ),
-    ({"on": None}, f".on: {_NO_CAUSES}, got null; write all or none [choice]"),
-    ({"on": True}, f".on: {_NO_CAUSES}, got true; write all or none [choice]"),
-    ({"on": ""}, f".on: {_NO_CAUSES}, got ''; write all or none [choice]"),
-    ({"on": {"hang": 1}}, f".on: {_NO_CAUSES}, got {{hang: 1}}; write all or none [choice]"),
-    (
-        {"delay": "10m"},
-        (
-            ".delay: '10m' is more than launch.restart.max_delay, which is '5m'; set "
-            "max_delay as well [duration]"
-        ),
-    ),
-    (
-        {"delay": "10s", "max_delay": 5},
-        (
-            ".delay: '10s' is more than launch.restart.max_delay, which is 5; set "
-            "max_delay as well [duration]"
-        ),
-    ),
-    ({"delay": -1}, ".delay: expected a duration of 0 or more, got -1 [duration]"),
-    ({"delay": None}, ".delay: expected a duration (90, 90s, 10m, 1h30m, 1d), got null [duration]"),
-    (
-        {"max_delay": "x"},
-        ".max_delay: expected a duration (90, 90s, 10m, 1h30m, 1d), got 'x' [duration]",
-    ),
-    (
-        {"window": 0},
-        (
-            ".window: expected a duration of more than 0, got 0; null is for as long as the run "
-            "goes on [duration]"
-        ),
-    ),
-    (
-        {"reset_on": "checkpoint"},
-        (
-            ".reset_on: expected progress or null, got 'checkpoint'; write progress, and name the "
-            "path as 'checkpoint' [choice]"
-        ),
-    ),
-    ({"reset_on": False}, ".reset_on: expected progress or null, got false; write null [choice]"),
-    (
-        {"reset_on": "progres"},
-        ".reset_on: expected progress or null, got 'progres'; did you mean 'progress'? [choice]",
-    ),
-    (
-        {"max_without_progress": 0},
-        f".max_without_progress: {_NO_ATTEMPTS}, got 0; write null for no such limit [number]",
-    ),
-    (
-        {"max_without_progress": -1},
-        f".max_without_progress: {_NO_ATTEMPTS}, got -1 [number]",
-    ),
-    ({"checkpoint": ""}, ".checkpoint: expected text that is not empty, got '' [text]"),
-    ({"checkpoint": 3}, ".checkpoint: expected text, got 3; quote it [text]"),
-    ({"gpu_wait": -1}, ".gpu_wait: expected a duration of 0 or more, got -1 [duration]"),
-    (
-        {"gpu_wait": None},
-        ".gpu_wait: expected a duration (90, 90s, 10m, 1h30m, 1d), got null [duration]",
-    ),
-    ({"dealy": 3}, ".dealy: unknown setting; did you mean 'delay'? [unknown-key]"),
-    (
-        {"on": "${worker:rank}"},
-        (
-            ".on: '${worker:rank}' asks for a worker's fact where all workers have one value; "
-            "only args, env, env_per_rank, log_line_prefix may have ${worker:...} [worker-variable]"
-        ),
-    ),
-]
-
-
-@pytest.mark.parametrize(("restart", "told"), MISTAKES)
-def test_one_mistake_is_one_line(restart: Any, told: str) -> None:
-    assert complaints(restart) == [f"launch.restart{told}"]
-
-
-@pytest.mark.parametrize("written", SYNONYMS)
-def test_another_word_for_a_key_says_which(written: str) -> None:
-    (line,) = complaints({written: 1})
-    told = f"unknown setting; did you mean {SYNONYMS[written]!r}? [unknown-key]"
-    assert line == f"launch.restart.{written}: {told}"
-
-
-def test_mistakes_are_told_together() -> None:
-    lines = complaints({"on": ["x", "y"], "delay": -1, "max_delay": "x", "z": 1})
-    assert [line.partition(": ")[0] for line in lines] == [
-        *("launch.restart.z", "launch.restart.on[0]", "launch.restart.on[1]"),
-        *("launch.restart.delay", "launch.restart.max_delay"),
-    ]
-
-
-def test_attempts_without_progress_may_be_counted_where_nothing_shows_progress() -> None:
-    assert policy_of({"max_without_progress": 2}).max_without_progress == 2
+@pytest.mark.parametrize(("node", "told"), mistakes(MISTAKES))
+def test_one_mistake_is_one_line(node: Any, told: str) -> None:
+    assert complaints(node) == [told]
 
 
 def test_null_is_off() -> None:
     off = dict.fromkeys(("window", "reset_on", "max_without_progress", "checkpoint"))
     assert policy_of(off) == policy_of(None)
-    assert not policy_of(off).looks_back
 
 
-@pytest.mark.parametrize("setting", [{"window": 1}, {"reset_on": "progress"}])
-def test_what_looks_back(setting: Any) -> None:
-    assert policy_of(setting).looks_back
-
-
-def test_a_checkpoint_alone_does_not_look_back() -> None:
-    assert not policy_of({"checkpoint": "x"}).looks_back
+@pytest.mark.parametrize(
+    ("restart", "looks_back"),
+    [({"window": 1}, True), ({"reset_on": "progress"}, True), ({"checkpoint": "x"}, False)],
+)
+def test_what_looks_back(restart: Any, looks_back: bool) -> None:
+    assert policy_of(restart).looks_back is looks_back
 
 
 def test_a_checkpoint_is_the_same_in_another_directory() -> None:
-    portable = portable_plan(spec_of({"checkpoint": "/out/ckpt/latest"}))
+    portable = portable_plan(spec_of({"checkpoint": "/out/day/time/ckpt/latest"}))
     assert portable["launch"]["restart"]["checkpoint"] == "<output_dir>/ckpt/latest"
 
 

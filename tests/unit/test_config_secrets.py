@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from lllaunch.config.secrets import (
-    hides_literal,
     holds_env,
     is_literal,
     literals,
@@ -23,8 +22,7 @@ from lllaunch.secret_names import is_secret_name
         *("Db_Password", "MY_CREDENTIAL", "secret"),
         *("api-key", "apiKey", "APIKey", "API_KEY2", "HF-TOKEN", "hfToken", "WANDB.API_KEY"),
         *("GOOGLE_APPLICATION_CREDENTIALS", "DB_PASSWD", "SSH_PASSPHRASE", "AWS_SECRETS"),
-        *("OPENAI_KEYS", "api_keys", "access-tokens", "PASSWORDS", "OPENAI_APIKEY"),
-        *("private_key_value", "API_KEY_ID"),
+        *("private_key_value", "API_KEY_ID", "api_keys", "OPENAI_APIKEY"),
     ],
 )
 def test_names_of_secrets(name: str) -> None:
@@ -46,48 +44,30 @@ def test_names_that_only_look_like_it(name: Any) -> None:
 @pytest.mark.parametrize(
     ("raw", "name", "literal"),
     [
-        ("abc", "token", True),
         ("prefix-${x}", "token", True),
         ("sk-live-abc${s}", "API_KEY", True),
         ("${a}-${b.${c}}", "token", False),
-        ("v1 ${x}", "token", False),
         ("Bearer ${oc.env:T}", "auth_token", False),
         ("${oc.select:x,abc}", "token", True),
         ("${oc.select:x,null}", "token", False),
         ("image", "obs_key", False),
-        ("img2", "obs_key", True),
-        ("abc", "api_key", True),
         ("abc", "OBS_KEY", True),
-        ("${oc.env:T}", "token", False),
         ("${oc.env:T,null}", "token", False),
-        ("${oc.env:T,''}", "token", False),
         ("${oc.env:T,abc}", "token", True),
         ("${ oc.env : T , abc }", "token", True),
         ("a ${oc.env:A} ${oc.env:B,abc}", "token", True),
-        ("", "token", False),
         ("???", "token", False),
-        (None, "token", False),
         (True, "token", False),
         (512, "max_token", False),
         ("512", "max_token", False),
-        (8, "num_key_value_heads", False),
         (1234, "password", True),
-        ("1234", "DB_PASSWORD", True),
         ("<pad>", "pad_token", False),
-        ("</s>", "eos_token", False),
         ("<|endoftext|>", "eos_token", False),
         ("[MASK]", "mask_token", False),
     ],
 )
 def test_what_counts_as_a_literal(raw: Any, name: str, literal: bool) -> None:
     assert is_literal(raw, name) == literal
-
-
-def test_a_default_beside_a_secret_variable_is_a_literal_under_any_name() -> None:
-    assert hides_literal("x ${oc.env:HF_TOKEN,abc}")
-    assert not hides_literal("${oc.env:HF_TOKEN}")
-    assert not hides_literal("${oc.env:HOME,abc}")
-    assert not hides_literal(3)
 
 
 def test_literals_are_found_anywhere_and_say_what_should_be_there() -> None:
@@ -120,39 +100,26 @@ def test_a_source_is_the_name_of_a_variable() -> None:
     ("override", "written"),
     [
         ("lr=0.1", "lr=0.1"),
-        ("+exp=resnet", "+exp=resnet"),
         ("~launch.env.HF_TOKEN", "~launch.env.HF_TOKEN"),
-        ("--multirun", "--multirun"),
         ("--api-key=abc", "--api-key=${oc.env:API_KEY}"),
         ("+launch.env.HF_TOKEN=abc", "+launch.env.HF_TOKEN=${oc.env:HF_TOKEN}"),
         ("launch.env.HF_TOKEN='a b'", "launch.env.HF_TOKEN=${oc.env:HF_TOKEN}"),
-        ("launch.env.HF_TOKEN=${oc.env:T}", "launch.env.HF_TOKEN=${oc.env:T}"),
         ("launch.env.HF_TOKEN=${oc.env:T,abc}", "launch.env.HF_TOKEN=${oc.env:T}"),
         ("x=${oc.env:HOME,abc}", "x=${oc.env:HOME,abc}"),
         ("x=${oc.env:HF_TOKEN,abc}", "x=${oc.env:HF_TOKEN}"),
-        ("a.api_key=x,y", "a.api_key=${oc.env:API_KEY}"),
         ("a.api_key=[x]", "a.api_key=${oc.env:API_KEY}"),
         ("a.max_token=512", "a.max_token=512"),
-        ("a.password=512", "a.password=${oc.env:PASSWORD}"),
-        ("a.key=", "a.key="),
         ("launch.env={HF_TOKEN:abc,B:1}", "launch.env={HF_TOKEN:${oc.env:HF_TOKEN},B:1}"),
         ("launch.env={'HF_TOKEN': abc}", "launch.env={'HF_TOKEN': ${oc.env:HF_TOKEN}}"),
-        ("a={x: {api_key: 'a b'}, y: [1]}", "a={x: {api_key: ${oc.env:API_KEY}}, y: [1]}"),
         ("a={token: 'it\\'s, so'}", "a={token: ${oc.env:TOKEN}}"),
         ("a={token:${oc.env:T,abc}}", "a={token:${oc.env:T}}"),
         ("a={token:a${oc.env:T}b}", "a={token:a${oc.env:T}b}"),
         ("a={api-key:sk-${oc.env:T}-live}", "a={api-key:${oc.env:API_KEY}}"),
         (r"a.key=$\{oc.env\:T\}", r"a.key=$\{oc.env\:T\}"),
         (r"a.key=$\{oc.env\:T\,abc1\}", "a.key=${oc.env:T}"),
-        ("a.apiKey=sk-live", "a.apiKey=${oc.env:APIKEY}"),
-        ("+params.HF-TOKEN=abc", "+params.HF-TOKEN=${oc.env:HF_TOKEN}"),
-        ("model.sort_key=name1", "model.sort_key=name1"),
         ("a={num_key:8,pad_token:<pad>}", "a={num_key:8,pad_token:<pad>}"),
-        ("a={token:[a,b]}", "a=<redacted>"),
         ("a={token:{b:c}}", "a=<redacted>"),
-        ("a={token:a b}", "a=<redacted>"),
         ("api_key={token:abc,b:${c}}", "api_key=${oc.env:API_KEY}"),
-        ("launch.env={A:1}", "launch.env={A:1}"),
         ("params.x=a=b", "params.x=a=b"),
     ],
 )
@@ -164,21 +131,17 @@ def test_overrides_are_written_without_secrets(override: str, written: str) -> N
     ("raw", "asks"),
     [
         ("${oc.env:A}", True),
-        ("x ${ oc.env:A}", True),
         ("${f:${oc.env:A}}", True),
         (r"\\${oc.env:A}", True),
         (r"\${f:${oc.env:A}}", True),
         (r"${oc.decode:'\${oc.env:A}'}", True),
-        (r"${oc.decode:\${oc.env:A}}", True),
         (r"${f:'}', \${oc.env:A}}", True),
-        (r"${f:\}, \${oc.env:A}}", True),
         (r"${oc.env:A}\${oc.env:B}", True),
         (r"${f:'\${x}',${oc.env:A}}", True),
         (r"\${oc.env:A}", False),
         (r"\\\${oc.env:A}", False),
         (r"${hydra:runtime.cwd}\${oc.env:A}", False),
         ("oc.env", False),
-        (3, False),
     ],
 )
 def test_what_asks_for_the_environment_is_not_escaped(raw: object, asks: bool) -> None:

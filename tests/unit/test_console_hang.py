@@ -23,7 +23,6 @@ from lllaunch.run.records import (
     WorkerRecord,
 )
 from lllaunch.supervisor.machine import GroupStacks
-from lllaunch.text import printable
 from lllaunch.watchdog.collectives import Call, Disagreement, Party
 from lllaunch.watchdog.findings import (
     Finding,
@@ -300,8 +299,6 @@ def test_one_in_uninterruptible_sleep_that_does_not_end():
     ]
     assert found[5].startswith("    Rank 0 waited for it in all_reduce")
 
-
-def test_all_in_uninterruptible_sleep():
     stacks = [stack(rank, (), "D", "nfs_wait") for rank in range(4)]
     text = "\n".join(lines_of(hung(replace(STALL, asleep=(0, 1, 2, 3)), stacks)))
     assert "    Ranks 0-3 were in uninterruptible sleep in the kernel (nfs_wait): a" in text
@@ -316,69 +313,49 @@ def test_one_that_was_stopped():
     ]
 
 
-def test_timer_of_one_that_hung():
-    finding = TimerExpired(1, 101, f"{HOME}/train.py#40", 10.0, 9)
-    assert lines_of(hung(finding, FOUR, ONE))[0] == (
-        "rank 1 (attempt 0) hung: its timer 'train.py#40' ran out after 10 s (set at 22:23:10)"
-    )
-
-
-def test_timer_of_one_that_only_waited():
-    finding = TimerExpired(0, 100, f"{HOME}/train.py#41", 10.0, 9)
-    assert lines_of(hung(finding, FOUR, ONE))[0] == (
-        "rank 1 (attempt 0) hung: the timer 'train.py#41' of rank 0 ran out after 10 s"
-        " (set at 22:23:10)"
-    )
-
-
-def test_heartbeats_of_those_that_only_waited():
-    found = lines_of(hung(HeartbeatLost((0, 2, 3), 30.0), FOUR, ONE))
-    assert found[0] == (
-        "rank 1 (attempt 0) hung: no heartbeat of ranks 0, 2-3 for 30 s (since 22:22:50)"
-    )
-
-
-def test_stall_of_one_that_only_waited():
-    found = lines_of(hung(Stalled((0,), 60.0, "rank"), FOUR, ONE))
-    assert found[0] == (
-        "rank 1 (attempt 0) hung: rank 0 stalled: no output, no CPU use and no heartbeat for "
-        "1 min (since 22:22:20)"
-    )
-
-
-def test_stall_that_began_on_another_day():
-    assert "(since 2023-11-13 22:23:20)" in lines_of(hung(Stalled((0, 1), 86400.0)))[0]
+@pytest.mark.parametrize(
+    ("finding", "said"),
+    [
+        (
+            TimerExpired(1, 101, f"{HOME}/train.py#40", 10.0, 9),
+            "its timer 'train.py#40' ran out after 10 s (set at 22:23:10)",
+        ),
+        # of those that only waited
+        (
+            TimerExpired(0, 100, f"{HOME}/train.py#41", 10.0, 9),
+            "the timer 'train.py#41' of rank 0 ran out after 10 s (set at 22:23:10)",
+        ),
+        (
+            HeartbeatLost((0, 2, 3), 30.0),
+            "no heartbeat of ranks 0, 2-3 for 30 s (since 22:22:50)",
+        ),
+        (
+            Stalled((0,), 60.0, "rank"),
+            "rank 0 stalled: no output, no CPU use and no heartbeat for 1 min (since 22:22:20)",
+        ),
+        (
+            Stalled((0,), 86400.0, "rank"),
+            (
+                "rank 0 stalled: no output, no CPU use and no heartbeat for 24 h"
+                " (since 2023-11-13 22:23:20)"
+            ),
+        ),
+    ],
+)
+def test_who_hung_and_how_that_was_seen(finding, said):
+    assert lines_of(hung(finding, FOUR, ONE))[0] == f"rank 1 (attempt 0) hung: {said}"
 
 
 @pytest.mark.parametrize(("what", "name"), [("attempt", "timeout"), ("run", "run_timeout")])
 def test_time_is_over(what, name):
-    found = shown(hung(TimedOut(3600.0, what), FOUR, ONE), reason="timeout")
-    assert found == expected(
-        f"""
-        lllaunch: FAILED after 10 min 12 s (exit code 4)
+    found = lines_of(hung(TimedOut(3600.0, what), FOUR, ONE), reason="timeout")
+    assert found[:4] == [
+        f"all workers (attempt 0) took too long: the {what} is limited to 1 h",
+        f"    The limit is launch.watchdog.{name}.",
+        "",
+        "    Rank 1 was here (innermost call first):",
+    ]
 
-          Root cause: all workers (attempt 0) took too long: the {what} is limited to 1 h
-            The limit is launch.watchdog.{name}.
-
-            Rank 1 was here (innermost call first):
-              train.py:40 in sync: time.sleep(1000)
-              train.py:77 in main
-            Ranks 0, 2-3 waited for it in all_reduce (torch/distributed/distributed_c10d.py:2806), called at train.py:41
-            All ranks, outermost call first (1 more call in run/attempt_0/stacks.txt):
-              [0-3] main (train.py:77)
-                [0,2-3] sync (train.py:41) → all_reduce (torch/distributed/distributed_c10d.py:2806)
-                [1] sync (train.py:40)
-            All stacks: run/attempt_0/*/stacks.txt
-
-          Workers:
-            ranks 0-3  ended by the launcher (SIGTERM)
-
-          Logs: run/attempt_0
-        """  # noqa: E501 - as it is shown
-    )
-
-
-def test_time_is_over_and_nobody_waits_for_anybody():
     found = lines_of(hung(TimedOut(60.0), FOUR, Blame()), reason="timeout")
     assert found[3] == "    Where the workers were (1 more call in run/attempt_0/stacks.txt):"
 
@@ -426,17 +403,8 @@ def test_run_s_time_was_over_between_two_attempts():
 
 
 def test_without_stacks_the_finding_is_all():
-    assert lines_of(hung(STALL)) == [
-        (
-            "all workers (attempt 0) stalled: no output, no CPU use and no heartbeat for "
-            "10 min (since 22:13:20)"
-        )
-    ]
-
-
-def test_own_stderr_on_the_console_is_not_mentioned():
-    found = shown(hung(STALL, FOUR, ONE, *(worker(rank, files=WorkerFiles()) for rank in range(4))))
-    assert "stderr" not in found
+    (found,) = lines_of(hung(STALL))
+    assert found.startswith("all workers (attempt 0) stalled: ")
 
 
 @pytest.mark.parametrize(
@@ -449,11 +417,6 @@ def test_own_stderr_on_the_console_is_not_mentioned():
             "rank 1 says that loss is nan at step 1200",
         ),
         (Unchanged("step", 7.0, 30.0), None, "all workers got nowhere: step has been 7 for 30 s"),
-        (
-            STALL,
-            None,
-            "all workers stalled: no output, no CPU use and no heartbeat for 10 min",
-        ),
         (TimedOut(9.0), ONE, "all workers took too long: the attempt is limited to 9.0 s"),
     ],
 )
@@ -514,13 +477,7 @@ def test_failure_in_one_line(finding, blame, text):
                 "stacks in run/attempt_0/*/stacks.txt"
             ),
         ),
-        (
-            (stack(0), stack(1, (), "")),
-            Blame((1,), (0,)),
-            "rank 0 waits for rank 1; stacks in run/attempt_0/*/stacks.txt",
-        ),
         ((stack(0), stack(1, SLEEPS)), Blame(), "stacks in run/attempt_0/*/stacks.txt"),
-        ((stack(3, (), ""),), Blame(), "stacks in run/attempt_0/3/stacks.txt"),
         ((stack(0, (), "", path=False),), Blame(), ""),
         ((), Blame(), ""),
     ],
@@ -568,8 +525,3 @@ def test_frames(frame, text):
 )
 def test_places(found, text):
     assert place_text(found, HOME) == text
-
-
-def test_long_names_lose_their_middle():
-    found = printable("a" * 50 + "b" * 50, 21)
-    assert found == "aaaaaaaaa...bbbbbbbbb"

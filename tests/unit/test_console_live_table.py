@@ -1,4 +1,4 @@
-"""The tables of ``top``: which columns there are, in which order, and what has no room."""
+"""Tables: which columns those of ``top`` have, in which order, and what has no room."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lllaunch.console.live_table import (
     view_rows,
     what_text,
 )
-from lllaunch.console.table import Row, cells
+from lllaunch.console.table import Row, aligned, cells
 from lllaunch.results.live import LiveRow, LiveView
 from lllaunch.sweep.history import JobHistory, SweepResult
 from lllaunch.sweep.journal import Result
@@ -183,8 +183,6 @@ def test_every_column_can_be_sorted_by(view: LiveView) -> None:
     ("wanted", "found"),
     [
         ("", [BUSY, FAILED, WIDE]),
-        ("   ", [BUSY, FAILED, WIDE]),
-        ("resnet", [BUSY]),
         ("LR=0.1 running", [BUSY]),
         ("lr=0.1 failed", []),
         ("valueerror", [FAILED]),
@@ -221,3 +219,33 @@ def test_numbers_that_are_none() -> None:
     row = shown(LiveView(0, (odd,)))[2]
     assert "loss\\n=nan b=inf" in row
     assert "3.5" in row
+
+
+# Lines without titles
+
+
+ALIGNED = [
+    ("rank 0", "raised ValueError: " + "word " * 50, "pid 1", "logs/0"),
+    ("rank 1", "succeeded", "pid 22", "logs/1"),
+]
+
+
+def test_a_column_gives_way_where_there_is_no_room_for_all() -> None:
+    lines = aligned(ALIGNED, room=80, shrinks=1)
+
+    assert max(map(cells, lines)) == 80
+    assert lines[0].startswith("rank 0  raised ValueError: word ")
+    assert lines[0].endswith("...  pid 1   logs/0")
+    assert lines[1].startswith("rank 1  succeeded   ")
+    assert lines[1].endswith("  pid 22  logs/1")
+
+
+def test_it_stays_as_wide_as_it_can_be_read() -> None:
+    lines = aligned(ALIGNED, room=10, shrinks=1, least=24)
+
+    assert lines[1] == "rank 1  succeeded" + " " * 15 + "  pid 22  logs/1"
+
+
+def test_all_is_shown_where_there_is_room() -> None:
+    assert aligned(ALIGNED, room=1000, shrinks=1) == aligned(ALIGNED)
+    assert ALIGNED[0][1].strip() in aligned(ALIGNED)[0]

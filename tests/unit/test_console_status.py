@@ -51,8 +51,9 @@ def test_all_that_is_known_stands_in_the_line() -> None:
     )
 
 
-def test_of_a_run_of_which_nothing_is_known_the_time_is_said() -> None:
-    assert text_of(run_of(), 1003.9) == "lllaunch: attempt 0, 3 s"
+def test_who_is_as_far_as_the_others_is_not_slow() -> None:
+    run = run_of(progress={0: Progress(7.0), 1: Progress(7.0)})
+    assert text_of(run, 1001.0) == "lllaunch: attempt 0, 1 s, step 7"
 
 
 def test_before_the_first_attempt_there_is_none_in_the_line() -> None:
@@ -101,11 +102,6 @@ def test_the_time_left_is_that_of_the_last_rank_and_passes() -> None:
     assert "left" not in text_of(run_of(progress={0: Progress(5.0)}), 1001.0)
 
 
-def test_who_is_as_far_as_the_others_is_not_slow() -> None:
-    run = run_of(progress={0: Progress(7.0), 1: Progress(7.0)})
-    assert text_of(run, 1001.0) == "lllaunch: attempt 0, 1 s, step 7"
-
-
 @pytest.mark.parametrize(
     ("rate", "said"), [(2.0, "2/s"), (11.94, "11.9/s"), (12345.6, "12,346/s"), (0.25, "4.0 s a")]
 )
@@ -119,7 +115,6 @@ def test_a_rate_is_said_as_people_say_it(rate: float, said: str) -> None:
     [
         (0.2, "about 1 s left"),
         (59.4, "about 59 s left"),
-        (61.0, "about 1 min left"),
         (2460.0, "about 41 min left"),
         (5400.0, "about 1 h 30 min left"),
         (86400.0, "about 24 h left"),

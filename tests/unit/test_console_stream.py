@@ -139,25 +139,6 @@ def test_what_a_full_stream_does_not_take_is_left_out_and_counted(line: Line) ->
 
 
 @each_kind
-def test_one_message_is_counted_as_one(line: Line) -> None:
-    line.fill()
-    outlet = Outlet(line.stream)
-    outlet.write("first\nof two lines\n", MOMENT)
-    line.empty()
-    outlet.write("second\n", MOMENT)
-    assert line.shows(NOTICE.format("1 message was") + "second\n")
-
-
-@each_kind
-def test_flags_that_others_share_stay_as_they_are(line: Line) -> None:
-    Outlet(line.stream).write("text\n", MOMENT)
-    assert os.get_blocking(line.fd)
-    line.fill()
-    Outlet(line.stream).write("text\n", MOMENT)
-    assert os.get_blocking(line.fd)
-
-
-@each_kind
 def test_a_stream_that_somebody_made_non_blocking_is_written_to(line: Line) -> None:
     os.set_blocking(line.fd, False)
     Outlet(line.stream).write("text\n", MOMENT)
@@ -179,19 +160,6 @@ def test_a_long_message_arrives_in_pieces_while_it_is_read(line: Line) -> None:
     assert whole.endswith("\n")  # also the line that was cut has its end
     assert text.startswith(whole)
     assert after == "second\n"
-
-
-@pytest.mark.parametrize("line", [terminal], indirect=True)
-def test_a_stopped_terminal_is_written_to_when_it_goes_on(line: Line) -> None:
-    line.fill()
-    console = Console(line.stream, cwd="/", patience=MOMENT)
-    console.warning("first")
-    console.warning("second")
-    assert line.taken() == ""
-    line.empty()
-    console.warning("third")
-    notice = NOTICE.format("2 messages were")
-    assert line.shows(f"{notice}lllaunch: warning: third\n")
 
 
 @pytest.mark.parametrize("line", [terminal], indirect=True)
@@ -254,15 +222,6 @@ def test_a_stream_with_its_own_write_is_written_through_it() -> None:
     line.close()
 
 
-def test_a_regular_file_and_a_stream_without_a_descriptor_are_written_to(tmp_path) -> None:
-    with open(tmp_path / "log", "w+") as file:
-        Outlet(file).write("text\n", MOMENT)
-        assert (tmp_path / "log").read_text() == "text\n"
-    memory = io.StringIO()
-    Outlet(memory).write("text\n", MOMENT)
-    assert memory.getvalue() == "text\n"
-
-
 @each_kind
 def test_a_reader_that_went_away_is_told_at_once(line: Line) -> None:
     os.close(line.read_fd)
@@ -273,8 +232,6 @@ def test_a_reader_that_went_away_is_told_at_once(line: Line) -> None:
 def test_pieces_end_where_lines_end() -> None:
     lines = [b"a" * 3000 + b"\n", b"b\r" * 500 + b"\n", b"c" * 5000 + b"\n", b"d\n", b"e\n"]
     assert pieces(b"".join(lines)) == [lines[0] + lines[1], lines[2], lines[3] + lines[4]]
-    assert pieces(b"a\nb\n") == [b"a\nb\n"]
-    assert pieces(b"") == []
 
 
 # The console's two bounds
@@ -342,27 +299,6 @@ def test_a_message_stands_between_the_lines_of_another_writer_and_in_none() -> N
     assert rest == [*text.splitlines(), b"long " * 50_000]
 
 
-def test_a_pipe_that_takes_nothing_more_ends_with_a_whole_line() -> None:
-    read, write = os.pipe()
-    with os.fdopen(write, "w", encoding="utf-8") as stream:
-        destination = Destination(stream)
-        line = b"x" * 1000 + b"\n"
-        writer = threading.Thread(target=destination.write, args=([line * 1000],), daemon=True)
-        writer.start()
-        poller = select.poll()
-        poller.register(write, select.POLLOUT)
-        while poller.poll(0):
-            time.sleep(MOMENT)
-        os.set_blocking(read, False)
-        # as who was never read and ended then would leave it
-        assert os.read(read, 1 << 20).endswith(b"\n")
-        os.set_blocking(read, True)
-        while writer.is_alive():
-            os.read(read, 1 << 20)
-            writer.join(MOMENT)
-    os.close(read)
-
-
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 100])
 def test_pieces_end_with_lines(limit: int) -> None:
     data = b"a\n\nbbbb\ncc\nd"
@@ -370,16 +306,3 @@ def test_pieces_end_with_lines(limit: int) -> None:
     assert b"".join(found) == data
     assert all(piece.endswith(b"\n") for piece in found[:-1])
     assert all(len(piece) <= limit or piece.count(b"\n") <= 1 for piece in found)
-
-
-def test_a_line_that_has_not_ended_stays_below_a_message() -> None:
-    ours, theirs = pty.openpty()
-    with os.fdopen(theirs, "w", encoding="utf-8") as stream:
-        destination = Destination(stream)
-        destination.show("worker", b"50 %")
-        Outlet(stream).write("message\n", NEVER)
-        found = b""
-        while found.count(b"50 %") < 2:
-            found += os.read(ours, 4096)
-        assert found == b"50 %\r\x1b[Kmessage\r\n50 %"
-    os.close(ours)

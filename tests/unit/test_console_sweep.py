@@ -1,12 +1,13 @@
-"""A sweep's console where there is no terminal: whole lines, to the right stream."""
+"""What a sweep's console says where there is no terminal, and in the end, from sweep.json."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
-import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,17 +15,30 @@ import pytest
 
 import lllaunch.sweep.schedule as v
 from lllaunch.console.stream import KEPT, Outlet
+from lllaunch.console.summary import (
+    Setting,
+    resume_override,
+    summary_rows,
+)
 from lllaunch.console.sweep import Reported, SweepConsole
-from lllaunch.console.table import cells, cut, decoded, padded
+from lllaunch.console.table import cells, cut, decoded, objective_text, padded
 from lllaunch.spec import ConsolePolicy
-from lllaunch.sweep.history import JobHistory, SweepResult
-from lllaunch.sweep.journal import Result
-from lllaunch.sweep.policy import Retries, SweepPolicy
+from lllaunch.sweep.history import JobHistory, SweepHistory, SweepResult, summary_of
+from lllaunch.sweep.journal import (
+    ComposedRecord,
+    EndedRecord,
+    Header,
+    OverRecord,
+    Result,
+    Skipped,
+    StartedRecord,
+)
+from lllaunch.sweep.objective import Direction
+from lllaunch.sweep.policy import Summary
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import JobAnswered, JobPrinted, Prepared, Tick
 from lllaunch.testing import FakeClock
 from lllaunch.text import coloured, plain
-from lllaunch.workers.terminal import screen_of
 
 MOMENT = 0.01  # seconds; enough for a bound that is only to be reached
 
@@ -78,9 +92,14 @@ def test_a_sweep_begins(tmp_path: Path) -> None:
     assert not console.live
     console.began(str(tmp_path / "multirun"), 20, lambda _: ())
     console.began("/elsewhere", 1, lambda _: (), resumed=1)
+    # of several batches the first begins it
+    for batch in range(2):
+        console.began("/m", 1, lambda _: (), batch=batch)
+    machine = "8 GPUs, 2 cores"
     assert stream.getvalue().split("\n") == [
-        "lllaunch: sweep of 20 jobs in multirun, 8 GPUs, 2 cores",
-        "lllaunch: sweep of 1 job in /elsewhere, 8 GPUs, 2 cores; 1 of them had succeeded before",
+        f"lllaunch: sweep of 20 jobs in multirun, {machine}",
+        f"lllaunch: sweep of 1 job in /elsewhere, {machine}; 1 of them had succeeded before",
+        f"lllaunch: sweep in /m, whose jobs the sweeper chooses as it goes on, {machine}",
         "",
     ]
 
@@ -106,24 +125,15 @@ def test_now_and_then_a_line_says_how_far_the_sweep_is(tmp_path: Path) -> None:
     assert sweep.console.tick_in() == 0.0
     sweep.observe(Tick(), Tick())
     assert sweep.new().count("jobs done") == 1
-
-
-@pytest.mark.parametrize(
-    "policy", [ConsolePolicy(interval=None), ConsolePolicy(quiet=True, interval=1.0)]
-)
-def test_no_such_line_is_said_where_nobody_wants_it(tmp_path: Path, policy: ConsolePolicy) -> None:
-    sweep = with_policy(tmp_path, policy)
-    assert sweep.console.tick_in() is None
-    sweep.start(0)
-    sweep.new()
-    sweep.clock.advance(1e6)
-    sweep.observe(Tick())
-    assert sweep.new() == ""
+    never = with_policy(tmp_path, ConsolePolicy(interval=None))
+    assert never.console.tick_in() is None
 
 
 def test_a_quiet_sweep_says_what_fails_and_nothing_else(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path)
-    sweep.console = SweepConsole(sweep.err, cwd=str(tmp_path), policy=ConsolePolicy(quiet=True))
+    quiet = ConsolePolicy(quiet=True, interval=1.0)
+    sweep.console = SweepConsole(sweep.err, cwd=str(tmp_path), policy=quiet)
+    assert sweep.console.tick_in() is None
     sweep.console.began(str(tmp_path), 2, lambda _: ())
     sweep.start(0)
     sweep.observe(v.JobEnded(0, 0), v.Settle(0, v.JobState.SUCCEEDED, 1, 0))
@@ -138,60 +148,16 @@ def test_a_quiet_sweep_says_what_fails_and_nothing_else(tmp_path: Path) -> None:
     assert "1 of 2 jobs succeeded, 1 failed" in sweep.new()
 
 
-@pytest.mark.parametrize(
-    ("color", "environ", "expected"),
-    [
-        ("always", {}, True),
-        ("always", {"NO_COLOR": "1", "TERM": "dumb"}, True),
-        (None, {}, False),
-        (None, {"FORCE_COLOR": "1"}, True),
-        (None, {"FORCE_COLOR": "1", "TERM": ""}, True),
-        ("never", {"FORCE_COLOR": "1"}, False),
-    ],
-)
+@pytest.mark.parametrize(("color", "expected"), [("always", True), (None, True), ("never", False)])
 def test_colours_are_as_the_policy_says(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    color: Any,
-    environ: dict[str, str],
-    expected: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, color: Any, expected: bool
 ) -> None:
-    for name in ("NO_COLOR", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
     sweep = with_policy(tmp_path, ConsolePolicy(color=color))
     sweep.start(1)
     sweep.observe(v.JobEnded(1, 3), v.Settle(1, v.JobState.FAILED, 1, 3))
     assert ("\x1b[31m" in sweep.new()) == expected
-
-
-def test_each_change_is_one_line(sweep: Sweep) -> None:
-    sweep.start(1)
-    assert sweep.new() == "lllaunch: job 1 started (x=1) on GPU 0\n"
-    sweep.clock.advance(12.5)
-    sweep.observe(v.JobEnded(1, 0), v.Settle(1, v.JobState.SUCCEEDED, 1, 0))
-    assert sweep.new() == "lllaunch: job 1 succeeded in 12 s\n"
-
-
-def test_a_failed_job_says_why(sweep: Sweep) -> None:
-    sweep.start(1)
-    sweep.new()
-    ended = v.JobEnded(1, 3, "failure", "rank 1: raised ValueError: no")
-    sweep.observe(ended, v.Settle(1, v.JobState.FAILED, 1, 3))
-    why = "exit code 3: rank 1: raised ValueError: no"
-    assert sweep.new() == f"lllaunch: job 1 failed after 0 ms: {why}; logs in m/1\n"
-
-
-def test_the_policy_tells_how_often(tmp_path: Path) -> None:
-    sweep = Sweep(tmp_path, policy=SweepPolicy(max_failures=1, retries=Retries(failure=5)))
-    sweep.start(0)
-    sweep.observe(v.JobEnded(0, 3, "failure"), v.Retry(0, 1, "failure"))
-    assert "trying again (1 of 5)\n" in sweep.new()
-    sweep.start(1)
-    sweep.observe(v.JobEnded(1, 3), v.Settle(1, v.JobState.FAILED, 1, 3))
-    assert sweep.new().endswith("lllaunch: 1 job has failed: no more are started\n")
 
 
 def test_lines_of_jobs_go_where_the_jobs_wrote_them(sweep: Sweep) -> None:
@@ -228,25 +194,6 @@ def test_the_summary_of_some_jobs(sweep: Sweep) -> None:
     assert ranged.endswith(sweep.new())
 
 
-def test_a_started_job_is_told_when_nothing_else_happens(sweep: Sweep) -> None:
-    answer = Prepared(Need(1), ("a.x=0",), "0")
-    composed = [JobAnswered(0, answer), v.JobComposed(0, Need(1))]
-    sweep.observe(*composed, v.ComposeNext(), v.StartJob(0, Lease()), v.NoMoreJobs())
-    assert sweep.new() == ""
-    sweep.observe(Tick())
-    assert sweep.new() == "lllaunch: job 0 started (x=0)\n"
-
-
-def test_a_launcher_without_streams_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stderr", None)
-    monkeypatch.setattr("sys.stdout", None)
-    with contextlib.closing(SweepConsole(live=True)) as console:
-        assert not console.live
-        console.began("/m", 1, lambda _: ())
-        for event in (v.BeginSweep(1), JobPrinted(0, 1, b"x"), JobPrinted(0, 2, b"x"), Tick()):
-            console.observe(event)
-
-
 # Streams that take nothing
 
 
@@ -278,41 +225,6 @@ def taken(descriptor: int) -> str:
     return found.decode().lstrip(".")
 
 
-def test_what_a_full_pipe_does_not_take_is_kept_in_order(pipe: tuple[int, TextIO]) -> None:
-    read, stream = pipe
-    fill(stream)
-    flow = Outlet(stream, room=KEPT)
-    for number in range(1000):
-        flow.put(f"{number}\n", MOMENT)
-    assert flow.pending
-    assert taken(read) == ""
-    flow.push()
-    assert not flow.pending
-    assert taken(read) == "".join(f"{number}\n" for number in range(1000))
-
-
-def test_what_another_writer_is_in_the_way_of_is_kept(pipe: tuple[int, TextIO]) -> None:
-    read, stream = pipe
-    screen = screen_of(stream)
-    entered, leave = threading.Event(), threading.Event()
-
-    def write_slowly() -> None:
-        with screen.turn():
-            entered.set()
-            leave.wait(10)
-
-    thread = threading.Thread(target=write_slowly)
-    thread.start()
-    assert entered.wait(10)
-    flow = Outlet(stream, room=KEPT)
-    flow.put("later\n", 0.0)
-    leave.set()
-    thread.join()
-    assert flow.pending
-    flow.push()
-    assert taken(read) == "later\n"
-
-
 def test_what_is_too_much_is_left_out_and_counted(pipe: tuple[int, TextIO]) -> None:
     read, stream = pipe
     fill(stream)
@@ -334,27 +246,6 @@ def test_what_is_too_much_is_left_out_and_counted(pipe: tuple[int, TextIO]) -> N
     assert end == ""
 
 
-def test_a_reader_that_goes_away_is_forgotten(pipe: tuple[int, TextIO], tmp_path: Path) -> None:
-    read, stream = pipe
-    fill(stream)
-    console = SweepConsole(stream, out=stream)
-    console.began(str(tmp_path), 1, lambda _: ())
-    os.close(read)
-    console.observe(JobPrinted(0, 1, b"x"))
-    console.observe(Tick())
-    console.close()
-
-
-def test_a_closed_stream_is_forgotten(tmp_path: Path) -> None:
-    stream = io.StringIO()
-    console = SweepConsole(stream, out=stream)
-    stream.close()
-    console.began(str(tmp_path), 1, lambda _: ())
-    console.observe(JobPrinted(0, 1, b"x"))
-    console.close()
-    console.close()
-
-
 def test_both_streams_in_one_pipe_never_mix_within_a_line(
     pipe: tuple[int, TextIO], tmp_path: Path
 ) -> None:
@@ -374,13 +265,6 @@ def test_both_streams_in_one_pipe_never_mix_within_a_line(
         found += taken(read)
     other.close()
     assert found.split("\n")[1:] == [f"[0] {long.decode()}", "[1] b", ""]
-
-
-def test_letters_that_a_stream_lacks_are_written_out() -> None:
-    raw = io.BytesIO()
-    stream = io.TextIOWrapper(raw, "ascii")
-    Outlet(stream, room=KEPT).put("é漢\n", MOMENT)
-    assert raw.getvalue() == b"\\xe9\\u6f22\n"
 
 
 # Cells
@@ -420,10 +304,158 @@ def test_a_failure_that_was_reported_is_not_reported_again() -> None:
     assert reported.is_new("KeyError: 3")
 
 
-def test_a_sweep_of_several_batches_begins_once(tmp_path: Path) -> None:
-    stream = io.StringIO()
-    for batch in range(2):
-        console = SweepConsole(stream, cwd=str(tmp_path), machine="8 GPUs")
-        console.began(str(tmp_path / "m"), 1, lambda _: (), batch=batch)
-    begun = "lllaunch: sweep in m, whose jobs the sweeper chooses as it goes on, 8 GPUs\n"
-    assert stream.getvalue() == begun
+S = 1_000_000_000
+SETTING = Setting("/home/ada/multirun/1", "/home/ada", total=3, common={"+exp=a"})
+
+
+def ended(job: int, state: str, code: int, why: str = "", value: str | None = None) -> EndedRecord:
+    return EndedRecord(job, 0, Result(state, code, why, 12.5, value))
+
+
+def document(*records: Any, jobs: int = 3, code: int | None = 6) -> SweepResult:
+    """What sweep.json says, made from a journal."""
+    history = SweepHistory()
+    told: list[Any] = [Header("id", "0.1.0")]
+    for number in range(jobs):
+        told.append(ComposedRecord(number, ("+exp=a", f"params.lr={number + 1}"), str(number), "f"))
+    tries = [StartedRecord(record.job) for record in records if isinstance(record, EndedRecord)]
+    for record in [*told, *tries, *records, *([] if code is None else [OverRecord(code)])]:
+        history.add(S, record)
+    return summary_of(history, 201 * S)
+
+
+def shown(found: SweepResult, setting: Setting = SETTING) -> str:
+    rows = summary_rows(found, setting)
+    return "".join(f"{''.join(part.text for part in row)}\n" for row in rows)
+
+
+def test_failures_are_explained_and_how_to_go_on() -> None:
+    records = [
+        ended(0, "failed", 3, "rank 1: raised ValueError: no"),
+        ended(1, "succeeded", 0, value="0.25"),
+    ]
+    found = shown(document(*records), SETTING._replace(total=4))
+    verdict = "1 of 4 jobs succeeded, 1 failed, 2 not run in 3 min 20 s (exit code 6)"
+    assert found.split("\n") == [
+        "",
+        "  job  overrides  state      tries  time  objective",
+        "    0  lr=1       failed         1  12 s",
+        "    1  lr=2       succeeded      1  12 s       0.25",
+        "  and 2 jobs that were not run",
+        "",
+        "  job 0 (lr=1) failed: exit code 3: rank 1: raised ValueError: no",
+        "    logs in multirun/1/0",
+        "",
+        f"lllaunch: {verdict}; multirun/1/sweep.json",
+        "lllaunch: to run the rest, add to the same command: hydra.launcher.resume=multirun/1",
+        "",
+    ]
+
+
+def test_jobs_that_failed_of_the_same_are_told_together() -> None:
+    why = "rank 0: raised ValueError: no"
+    records = [ended(number, "failed", 3, why) for number in range(5)]
+    found = shown(document(*records, ended(5, "signalled", 137), jobs=6))
+    logs = ", ".join(f"multirun/1/{number}" for number in range(3))
+    assert f"  jobs 0-4 failed: exit code 3: {why}\n    logs in {logs} and 2 more\n" in found
+    assert "  job 5 (lr=6) failed: SIGKILL (exit code 137)\n" in found
+    assert "0 of 6 jobs succeeded, 6 failed" in found
+
+
+def test_of_a_large_sweep_the_failures_are_shown() -> None:
+    records = [ended(number, "succeeded", 0) for number in range(99)]
+    found = shown(document(*records, ended(99, "failed", 3), jobs=100))
+    assert found.count("succeeded") == 1
+    assert "\n   99  lr=100     failed      1  12 s\n" in found
+    few = shown(document(*(ended(n, "failed", 3, f"no {n}") for n in range(60)), jobs=60))
+    assert "and 10 more failed, see sweep.json\n" in few
+    assert "and 48 more jobs for other reasons, see sweep.json\n" in few
+
+
+def test_what_the_sweep_counted_is_what_is_told() -> None:
+    counts = Summary(succeeded=1, failed=0, cancelled=1, not_run=7, skipped=2)
+    records = [ended(0, "succeeded", 0), ended(1, "signalled", 130)]
+    found = shown(document(*records, code=130), SETTING._replace(counts=counts, cancelled={1}))
+    assert "    1  lr=2       cancelled      1  12 s\n" in found
+    assert "failed" not in found
+    told = "3 of 11 jobs succeeded, 1 cancelled, 7 not run in 3 min 20 s (exit code 130)"
+    assert told in found
+
+
+def test_a_job_whose_end_is_not_known_is_no_success() -> None:
+    found = shown(document(StartedRecord(0), Skipped(2, "no more jobs are started"), code=None))
+    assert "  job 0 (lr=1) failed: its end is not known\n" in found
+    assert "0 of 3 jobs succeeded, 1 failed, 2 not run in" in found
+
+
+def test_nothing_was_even_composed() -> None:
+    found = shown(document(jobs=0, code=130))
+    assert found.startswith("\nlllaunch: 0 of 3 jobs succeeded, 3 not run in 3 min 20 s (exit ")
+
+
+@pytest.mark.parametrize(
+    ("direction", "told"),
+    [
+        ("minimize", "best -3 of job 1 (lr=2)"),
+        ("maximize", "best 1e+300 of job 2 (lr=3)"),
+        (None, "lowest -3 of job 1 (lr=2), highest 1e+300 of job 2 (lr=3)"),
+    ],
+)
+def test_the_best_objective_is_named(direction: Direction | None, told: str) -> None:
+    values = ["0.5", "-3", "1e300"]
+    records = [ended(job, "succeeded", 0, value=value) for job, value in enumerate(values)]
+    found = shown(replace(document(*records, code=0), direction=direction))
+    assert f"lllaunch: objective: {told}\n" in found
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.123456789, "0.123457"),
+        ("good", "good"),
+        ([0.5, 1], "[0.5, 1]"),
+        (True, "true"),
+        ("\x1b[2J", ""),
+        ("x" * 25, ""),
+        (None, ""),
+    ],
+)
+def test_what_is_short_is_shown(value: object, expected: str) -> None:
+    assert objective_text(value) == expected
+
+
+def test_only_different_numbers_of_jobs_that_succeeded_are_compared() -> None:
+    def compared(*values: object, last: str = "succeeded") -> bool:
+        states = [*["succeeded"] * (len(values) - 1), last]
+        records = [
+            ended(job, state, 0, value=None if value is None else json.dumps(value))
+            for job, (value, state) in enumerate(zip(values, states, strict=True))
+        ]
+        return "objective: " in shown(document(*records, jobs=len(values)))
+
+    assert compared(3, -1.5, 7)
+    assert not compared(1, 1.0)
+    assert not compared("a", [1], True, 1, None, 10**400)
+    assert not compared(1, 0, last="failed")
+
+
+def test_the_table_fits_the_terminal_where_it_can() -> None:
+    found = document(ended(0, "succeeded", 0))
+    first, *others = found.jobs
+    long = first._replace(overrides=("name=" + "漢" * 40,))
+    found = replace(found, jobs=(long, *others))
+    wide, narrow = shown(found), shown(found, SETTING._replace(columns=50))
+    assert max(len(line) for line in narrow.split("\n")[1:5]) < 50
+    assert "漢..." in narrow
+    assert narrow.split("\n")[2].count("漢") < wide.split("\n")[2].count("漢") < 40
+
+
+@pytest.mark.parametrize(
+    ("directory", "expected"),
+    [
+        ("multirun/1-2_3", "hydra.launcher.resume=multirun/1-2_3"),
+        ("a b", """'hydra.launcher.resume='"'"'a b'"'"''"""),
+    ],
+)
+def test_the_resume_can_be_pasted_into_a_shell(directory: str, expected: str) -> None:
+    assert resume_override(directory) == expected

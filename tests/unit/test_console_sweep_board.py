@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lllaunch.sweep.schedule as v
-from lllaunch.console.board import Board, heartbeat_text, lease_text, table_rows, time_left
+from lllaunch.console.board import Board, lease_text, table_rows, time_left
+from lllaunch.console.slots import short_names, slots_row
 from lllaunch.console.sweep import change_lines
 from lllaunch.console.table import cells, short_overrides
 from lllaunch.sweep.objective import Objectives
@@ -64,25 +65,17 @@ def shown(of: Board, columns: int = 100, lines: int = 30, now: float = 0.0) -> l
 # What is said
 
 
-def test_a_job_that_starts_and_succeeds() -> None:
+def test_each_change_of_a_job_is_a_line() -> None:
     of = board()
     assert begun(of, 1, now=2.0) == ["job 1 started (lr=0.01 seed=1) on GPU 0"]
     ends = [v.JobEnded(1, 0), settled(1, J.SUCCEEDED, exit_code=0)]
     assert said(of, *ends, now=14.5) == ["job 1 succeeded in 12 s"]
     assert not of.jobs
-
-
-def test_a_job_that_fails_says_why_and_where_its_logs_are() -> None:
-    of = board()
-    begun(of, 1)
+    begun(of, 2)
     why = "rank 1: raised ValueError: no\nmore"
-    ends = [v.JobEnded(1, 3, "failure", why), settled(1, J.FAILED, exit_code=3)]
-    text = "job 1 failed after 3.2 s: exit code 3: rank 1: raised ValueError: no"
-    assert said(of, *ends, now=3.2) == [f"{text}; logs in multirun/1/1"]
-
-
-def test_a_signal_that_ended_a_job_is_named() -> None:
-    of = board()
+    ends = [v.JobEnded(2, 3, "failure", why), settled(2, J.FAILED, exit_code=3)]
+    text = "job 2 failed after 3.2 s: exit code 3: rank 1: raised ValueError: no"
+    assert said(of, *ends, now=3.2) == [f"{text}; logs in multirun/1/2"]
     begun(of, 0)
     ends = [v.JobEnded(0, 137, "signal"), settled(0, J.FAILED, attempts=3, exit_code=137)]
     text = "job 0 failed after 1.0 s in attempt 2: SIGKILL (exit code 137)"
@@ -139,27 +132,19 @@ def test_jobs_of_one_turn_start_but_for_the_one_that_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("running", "forward", "expected"),
+    ("running", "forward", "then"),
     [
-        (0, True, "SIGINT received: no new jobs start"),
-        (
-            1,
-            True,
-            "SIGINT received: no new jobs start; forwarded to 1 running job; SIGKILL follows",
-        ),
-        (
-            2,
-            False,
-            "SIGINT received: no new jobs start; 2 running jobs got it too; SIGKILL follows",
-        ),
+        (0, True, ""),
+        (1, True, "; forwarded to 1 running job; SIGKILL follows"),
+        (2, False, "; 2 running jobs got it too; SIGKILL follows"),
     ],
 )
-def test_a_signal_and_another(running: int, forward: bool, expected: str) -> None:
+def test_a_signal_and_another(running: int, forward: bool, then: str) -> None:
     of = board()
     for number in range(running):
         begun(of, number)
     (first,) = said(of, v.SweepSignalled(2, forward))
-    assert first.startswith(expected)
+    assert first.startswith(f"SIGINT received: no new jobs start{then}")
     again = [v.SweepSignalled(2, forward), v.KillJobs()]
     jobs = f"{running} running job{'s' * (running != 1)}"
     assert said(of, *again) == [f"SIGINT received again: {jobs} killed"]
@@ -170,6 +155,7 @@ def test_a_cancelled_job_is_known_as_such() -> None:
     of = board()
     begun(of, 0)
     of.take(v.SweepSignalled(2), 1.0)
+    assert shown(of)[0] == "0 s: 0/3 done, 1 running, 2 waiting, no new jobs"
     ends = [v.JobEnded(0, 130, "signal"), settled(0, J.CANCELLED, exit_code=130)]
     assert said(of, *ends, now=2.0) == ["job 0 was cancelled after 2.0 s"]
     assert of.cancelled == {0}
@@ -185,18 +171,10 @@ def test_enough_failures_stop_the_sweep() -> None:
     assert second[1:] == ["2 jobs have failed: no more are started; 2 running jobs go on"]
     third = said(of, v.JobEnded(2, 3), settled(2, J.FAILED, exit_code=3))
     assert len(third) == 1
-
-
-def test_a_failure_of_the_last_job_stops_nothing() -> None:
+    # that of the last job stops nothing
     of = board(1, max_failures=1)
     begun(of, 0)
     assert len(said(of, v.JobEnded(0, 3), settled(0, J.FAILED, exit_code=3))) == 1
-
-
-def test_jobs_that_had_succeeded_are_counted() -> None:
-    of = Board(3, overrides, resumed=2)
-    assert of.counts[J.SKIPPED] == 2
-    assert of.waiting == 1
 
 
 def test_what_keeps_jobs_from_starting_is_said_and_that_it_is_over() -> None:
@@ -214,30 +192,13 @@ def test_what_keeps_jobs_from_starting_is_said_and_that_it_is_over() -> None:
 def test_what_is_left_when_the_sweep_is_over_was_not_run() -> None:
     assert board().summary() is None
     of = Board(9, overrides, resumed=2)
+    assert (of.counts[J.SKIPPED], of.waiting) == (2, 7)
     begun(of, 4)
     said(of, v.JobEnded(4, 0), settled(4, J.SUCCEEDED), v.Settle(5, J.NOT_RUN))
     summary = of.summary()
     assert summary is not None
     assert (summary.succeeded, summary.skipped, summary.not_run) == (1, 2, 6)
     assert sum(summary) == 9
-
-
-def test_other_events_say_nothing() -> None:
-    assert said(board(), v.BeginSweep(3), v.ComposeNext(), object(), v.NoMoreJobs()) == []
-
-
-def test_a_long_sweep_keeps_no_more_than_a_short_one() -> None:
-    of = board(5000)
-    for number in range(5000):
-        begun(of, number)
-        code = 3 * (number % 2)
-        state = J.FAILED if code else J.SUCCEEDED
-        said(of, JobPrinted(number, 1, b"x"), v.JobEnded(number, code), settled(number, state))
-        # late, as of a process that the job left behind
-        of.take(JobPrinted(number, 1, b"late"), 0.0)
-    assert not of.jobs
-    assert len(of.failed) == len(of.succeeded) <= 200
-    assert (of.counts[J.FAILED], of.counts[J.SUCCEEDED]) == (2500, 2500)
 
 
 # Names
@@ -251,7 +212,8 @@ def test_a_long_sweep_keeps_no_more_than_a_short_one() -> None:
         (["model/size=big", "path=a/b=c.d"], "size=big path=a/b=c.d"),
         (["~db", "x='a b'"], "~db x='a b'"),
         (["x=\x1b[2J\n"], "x=\\x1b[2J\\n"),
-        ([], ""),
+        (["params.x=0.0012345678901234567"], "x=0.00123457"),
+        (["x=1.40638", "name=a_name_that_is_no_number"], "x=1.40638 name=a_name_that_is_no_number"),
     ],
 )
 def test_overrides_are_shown_by_the_end_of_their_keys(
@@ -297,29 +259,6 @@ def test_the_table_of_a_sweep_in_the_middle() -> None:
         "  1  lr=0.01 seed=1   succeeded      1              8.0 s",
         "and 4 more waiting",
     ]
-
-
-def test_a_small_terminal_shows_what_runs_and_counts_the_rest() -> None:
-    of = board(500)
-    for number in range(40):
-        begun(of, number, lease=Lease((str(number),)))
-    said(of, v.JobEnded(5, 3), settled(5, J.FAILED, exit_code=3))
-    rows = shown(of, columns=40, lines=8, now=3.0)
-    assert rows == [
-        "3 s: 0/500 done, 1 failed, 39 running",
-        "job  overrides        state    time",
-        "  0  lr=0.1 seed=0    running   3 s",
-        "  1  lr=0.01 seed=1   running   3 s",
-        "  2  lr=0.001 seed=2  running   3 s",
-        "  3  lr=0.1 seed=3    running   3 s",
-        "and 35 more running, 1 more failed, ...",
-    ]
-
-
-def test_a_sweep_that_ends_says_so() -> None:
-    of = board()
-    of.take(v.SweepSignalled(15), 0.0)
-    assert shown(of)[0] == "0 s: 0/3 done, 3 waiting, no new jobs"
 
 
 texts = st.text(st.sampled_from("ab=.é漢🙂\u0301\x1b\t"), max_size=40)
@@ -394,6 +333,14 @@ def test_how_long_it_will_take_is_told_when_a_job_has_ended() -> None:
     # 5 s of the one that runs, and three of 10 s after it
     assert of.left(15.0) == 30.0
     assert "about 30 s left" in shown(of, now=15.0)[0]
+    # jobs that failed at once do not promise an early end
+    of = board(4)
+    for number in range(3):
+        begun(of, number)
+    said(of, v.JobEnded(0, 2), settled(0, J.FAILED, exit_code=2), now=0.5)
+    assert of.left(0.5) == pytest.approx(0.5, rel=0.02)
+    said(of, v.JobEnded(1, 0), settled(1, J.SUCCEEDED), now=100.0)
+    assert of.left(100.0) == pytest.approx(100.0, rel=0.02)
 
 
 def test_what_jobs_say_of_themselves_counts_for_how_long_it_will_take() -> None:
@@ -407,17 +354,6 @@ def test_what_jobs_say_of_themselves_counts_for_how_long_it_will_take() -> None:
     # one that said nothing is taken to be as far as its time tells
     begun(of, 1, now=40.0)
     assert of.left(60.0) == pytest.approx(40.0 + 100.0, rel=0.02)
-
-
-def test_jobs_that_failed_at_once_do_not_promise_an_early_end() -> None:
-    of = board(4)
-    for number in range(3):
-        begun(of, number)
-    said(of, v.JobEnded(0, 2), settled(0, J.FAILED, exit_code=2), now=0.5)
-    # nothing else is known
-    assert of.left(0.5) == pytest.approx(0.5, rel=0.02)
-    said(of, v.JobEnded(1, 0), settled(1, J.SUCCEEDED), now=100.0)
-    assert of.left(100.0) == pytest.approx(100.0, rel=0.02)
 
 
 @given(
@@ -446,18 +382,12 @@ def test_the_best_objective_stands_below_the_header_with_its_job() -> None:
     assert rows[2].split()[-1] == "objective"
     assert [row.split()[-1] for row in rows[3:6]] == ["0.75", "0.25", "0.5"]
     assert shown(of, columns=34, lines=20)[1] == "best 0.25 (job 1)"
+    # without a direction nobody knows which is better
+    of.objectives.direction = None
+    row = shown(of, columns=110, lines=20)[1]
+    assert row == "lowest 0.25 of job 1 (lr=0.01 seed=1), highest 0.75 of job 2 (lr=0.001 seed=2)"
     # where there is no room for jobs they are what is shown
     assert "best" not in "".join(shown(of, lines=9))
-
-
-def test_without_a_direction_the_lowest_and_the_highest_objective_are_shown() -> None:
-    of = board()
-    for number, value in enumerate([0.5, 0.25]):
-        begun(of, number)
-        said(of, v.JobEnded(number, 0, objective=value), settled(number, J.SUCCEEDED))
-    row = shown(of)[1]
-    assert row == "lowest 0.25 of job 1 (lr=0.01 seed=1), highest 0.5 of job 0 (lr=0.1 seed=0)"
-    assert shown(of, columns=60)[1] == "lowest 0.25 (job 1), highest 0.5 (job 0)"
 
 
 def test_who_holds_which_gpu() -> None:
@@ -471,17 +401,6 @@ def test_who_holds_which_gpu() -> None:
     assert shown(of)[1] == "GPU 0:0 1:0 2:- 3:-"
 
 
-def test_what_a_job_holds_is_told_again_where_there_is_much_room() -> None:
-    of = Board(9, lambda number: [f"learning_rate=0.1 seed={number}"], slots=Lease(("0", "1")))
-    begun(of, 0)
-    said(of, JobPrinted(0, 1, b"a line of a hundred letters " * 4))
-    titles = {columns: shown(of, columns=columns)[2].split() for columns in (100, 140)}
-    assert "on" not in titles[100]
-    assert "on" in titles[140]
-    # what tells jobs apart has room before what they say
-    assert "seed=0  running" in shown(of, columns=100)[3]
-
-
 def test_cores_are_shown_where_jobs_lease_them() -> None:
     of = Board(9, overrides, slots=Lease(("0",), (0, 1, 2, 3)))
     begun(of, 3, lease=Lease(("0",), (1, 2)))
@@ -489,18 +408,6 @@ def test_cores_are_shown_where_jobs_lease_them() -> None:
     of = Board(9, overrides, slots=Lease((), tuple(range(96))))
     begun(of, 3, lease=Lease((), tuple(range(8, 40))))
     assert shown(of)[1] == "core 0-7:- 8-39:3 40-95:-"
-
-
-def test_a_heartbeat_says_how_far_the_sweep_is_in_one_line() -> None:
-    of = Board(200, overrides, objectives=Objectives("maximize"))
-    assert heartbeat_text(of, 300.0) == "5 min: 0/200 jobs done"
-    for number in range(10):
-        begun(of, number)
-    said(of, v.JobEnded(0, 0, objective=0.0123), settled(0, J.SUCCEEDED), now=100.0)
-    said(of, v.JobEnded(1, 3), settled(1, J.FAILED, exit_code=3), now=100.0)
-    text = heartbeat_text(of, 600.0)
-    assert text.startswith("10 min: 1/200 jobs done, 1 failed, 8 running, about ")
-    assert text.endswith(" left, best 0.0123 (job 0)")
 
 
 def test_on_a_narrow_terminal_the_least_of_the_header_goes_first() -> None:
@@ -518,13 +425,30 @@ def test_on_a_narrow_terminal_the_least_of_the_header_goes_first() -> None:
     ]
 
 
+EIGHT = [str(number) for number in range(8)]
+
+
+def row_of(names: Sequence[str], holders: Mapping[str, str], width: int = 80) -> str:
+    return "".join(part.text for part in slots_row("GPU", names, holders, width))
+
+
+def test_slots_share_a_cell_or_are_counted_where_there_is_less_room() -> None:
+    assert row_of(EIGHT[:4], {"0": "12", "1": "12", "3": "14"}) == "GPU 0:12 1:12 2:- 3:14"
+    holders = dict.fromkeys(EIGHT[:3], "12") | {"5": "7"}
+    assert row_of(EIGHT, holders, 30) == "GPU 0-2:12 3-4:- 5:7 6-7:-"
+    holders = {name: name for name in EIGHT[:7]}
+    assert row_of(EIGHT, holders, 30) == "GPU 0:0 1:1 ... 1 of 8 idle"
+    assert row_of(EIGHT, holders, 10) == ""
+    assert row_of([], {}) == ""
+
+
 @pytest.mark.parametrize(
-    ("override", "text"),
+    ("names", "expected"),
     [
-        ("params.x=0.0012345678901234567", "x=0.00123457"),
-        ("x=1.40638", "x=1.40638"),
-        ("name=a_long_name_that_is_no_number", "name=a_long_name_that_is_no_number"),
+        (["GPU-8932f937-d72c", "GPU-8932f937-e000"], ["8932f937-d", "8932f937-e"]),
+        (["GPU-11112222", "MIG-33334444"], ["1111", "3333"]),
+        (["a\x1b[2Jb"], ["ab"]),
     ],
 )
-def test_a_number_is_shown_with_as_many_digits_as_are_compared(override: str, text: str) -> None:
-    assert short_overrides([override]) == text
+def test_names_are_as_short_as_tells_them_apart(names: list[str], expected: list[str]) -> None:
+    assert list(short_names(names).values()) == expected

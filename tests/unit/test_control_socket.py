@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.launching import WAIT
 
 from lllaunch.linux.process import wait_readable
 from lllaunch.supervisor import control
@@ -30,9 +30,8 @@ from lllaunch.supervisor.control import (
     ask,
 )
 from lllaunch.supervisor.machine import GroupState
+from lllaunch.watchdog.stacks import collector
 from lllaunch.watchdog.stacks.frames import Frame, RankStack
-
-WAIT = 30.0
 
 
 @given(
@@ -48,14 +47,10 @@ def test_a_request_reads_as_it_was_written(request: Request) -> None:
 @pytest.mark.parametrize(
     ("line", "code"),
     [
-        (b"", "request"),
         (b"\xff\xfe", "request"),
-        (b"[1]", "request"),
         (b"[" * 4000, "request"),
-        (b'{"ask": "stacks"}', "version"),
         (b'{"version": 2, "ask": "stacks"}', "version"),
         (b'{"version": 1, "ask": "shutdown"}', "request"),
-        (b'{"version": 1, "ask": "stacks", "ranks": "all"}', "request"),
         (b'{"version": 1, "ask": "stacks", "ranks": [true]}', "request"),
         (b'{"version": 1, "ask": "stacks", "ranks": [-1]}', "request"),
         (b'{"version": 1, "ask": "stacks", "threads": 1}', "request"),
@@ -65,12 +60,6 @@ def test_what_is_no_request_is_refused(line: bytes, code: str) -> None:
     with pytest.raises(RequestRefused) as refused:
         Request.from_json(line)
     assert refused.value.code == code
-
-
-@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
-def test_no_line_does_anything_else(line: bytes) -> None:
-    with contextlib.suppress(RequestRefused):
-        assert isinstance(Request.from_json(line), Request)
 
 
 @pytest.fixture
@@ -91,21 +80,20 @@ def connected(directory: Path, sent: bytes = b"") -> socket.socket:
     return client
 
 
-def served(server: ControlSocket, until: Callable[[], object]) -> list[tuple[Client, Request]]:
-    """Let a socket work until something holds; return what it was asked."""
-    found: list[tuple[Client, Request]] = []
-    while not until():
+Asked = list[tuple[Client, Request]]
+
+
+def served(server: ControlSocket, until: Callable[[Asked], object]) -> Asked:
+    """Let a socket work until something holds of what it was asked; return that."""
+    found: Asked = []
+    while not until(found):
         assert wait_readable(server, WAIT)
         found += server.dispatch()
     return found
 
 
 def asked_once(server: ControlSocket) -> tuple[Client, Request]:
-    found: list[tuple[Client, Request]] = []
-    while not found:
-        assert wait_readable(server, WAIT)
-        found += server.dispatch()
-    return found[0]
+    return served(server, bool)[0]
 
 
 def line_of(client: socket.socket) -> Any:
@@ -115,13 +103,9 @@ def line_of(client: socket.socket) -> Any:
     return json.loads(data)
 
 
-def test_only_the_user_may_open_it(server: ControlSocket, tmp_path: Path) -> None:
-    mode = (tmp_path / SOCKET).stat().st_mode
-    assert stat.S_ISSOCK(mode)
-    assert stat.S_IMODE(mode) == 0o600
-
-
 def test_who_asks_is_known_and_gets_the_answer(server: ControlSocket, tmp_path: Path) -> None:
+    mode = (tmp_path / SOCKET).stat().st_mode
+    assert (stat.S_ISSOCK(mode), stat.S_IMODE(mode)) == (True, 0o600)
     request = Request(frozenset({1, 3}), threads=True)
     peer = connected(tmp_path, request.to_json())
     client, asked = asked_once(server)
@@ -160,19 +144,19 @@ def test_an_answer_that_is_longer_than_what_the_kernel_keeps(
     got: list[Any] = []
     reader = threading.Thread(target=lambda: got.append(line_of(peer)))
     reader.start()
-    served(server, lambda: client.fileno() < 0)
+    served(server, lambda _: client.fileno() < 0)
     reader.join(WAIT)
     assert got == [{"version": VERSION, "text": text}]
 
 
 @pytest.mark.parametrize(
-    "sent", [b"\x00\xff\n", b"GET / HTTP/1.1\r\n", b"x" * 70_000, b"{}\n", b'{"version": 1}\n']
+    "sent", [b"\x00\xff\n", b"GET / HTTP/1.1\r\n", b"x" * 70_000, b'{"version": 1}\n']
 )
 def test_garbage_is_answered_with_an_error(
     server: ControlSocket, tmp_path: Path, sent: bytes
 ) -> None:
     peer = connected(tmp_path, sent)
-    assert served(server, lambda: not server._clients and wait_readable(peer, 0)) == []
+    assert served(server, lambda _: not server._clients and wait_readable(peer, 0)) == []
     error = line_of(peer)["error"]
     assert error["code"] in {"request", "version"}
     assert error["text"]
@@ -184,7 +168,7 @@ def test_who_hangs_up_is_forgotten(server: ControlSocket, tmp_path: Path) -> Non
     early.close()
     client, _ = asked_once(server)
     late.close()
-    served(server, lambda: not server._clients)
+    served(server, lambda _: not server._clients)
     # its answer goes nowhere
     server.answer(client, {"version": VERSION})
     assert not wait_readable(server, 0)
@@ -194,7 +178,7 @@ def test_who_says_nothing_is_hung_up_on_in_time(
     server: ControlSocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = connected(tmp_path)
-    served(server, lambda: server._clients)
+    served(server, lambda _: server._clients)
     left = server.next_in()
     assert left is not None
     assert 0 < left <= 5.0
@@ -207,20 +191,6 @@ def test_who_says_nothing_is_hung_up_on_in_time(
     peer.close()
 
 
-def test_only_some_are_let_in_at_a_time_and_the_others_wait(
-    server: ControlSocket, tmp_path: Path
-) -> None:
-    silent = [connected(tmp_path) for _ in range(16)]
-    served(server, lambda: len(server._clients) == 16)
-    waits = connected(tmp_path, Request().to_json())
-    assert not wait_readable(server, 0)
-    silent.pop().close()
-    _, asked = asked_once(server)
-    assert asked == Request()
-    for each in (*silent, waits):
-        each.close()
-
-
 def test_another_user_is_refused(
     server: ControlSocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,7 +198,7 @@ def test_another_user_is_refused(
     monkeypatch.setattr(control.os, "geteuid", lambda: mine + 1)
     monkeypatch.setattr(control, "_ROOT", mine + 2)
     peer = connected(tmp_path, Request().to_json())
-    assert served(server, lambda: not server._clients and wait_readable(peer, 0)) == []
+    assert served(server, lambda _: not server._clients and wait_readable(peer, 0)) == []
     assert line_of(peer)["error"]["code"] == "permission"
 
 
@@ -257,14 +227,6 @@ def test_what_a_killed_launcher_has_left_is_replaced(tmp_path: Path) -> None:
     server.close()
 
 
-def test_where_no_socket_can_be_nothing_is_left_open(tmp_path: Path) -> None:
-    (tmp_path / SOCKET).mkdir()
-    before = os.listdir("/proc/self/fd")
-    with pytest.raises(OSError, match="Is a directory"):
-        ControlSocket(str(tmp_path))
-    assert len(os.listdir("/proc/self/fd")) == len(before)
-
-
 def test_asking_says_why_there_is_no_answer(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         ask(str(tmp_path), Request())
@@ -281,7 +243,6 @@ def test_asking_says_why_there_is_no_answer(tmp_path: Path) -> None:
     ("answer", "raised", "text"),
     [
         (b"", ConnectionResetError, "closed the connection"),
-        (b"[]\n", ValueError, "not a JSON object"),
         (b"\xff\n", ValueError, "decode"),
         (b'{"version": 9}\n', RequestRefused, "version 9"),
         (b'{"version": 1, "error": {"code": "busy", "text": "no"}}\n', RequestRefused, "busy: no"),
@@ -331,20 +292,15 @@ def run(tmp_path: Path) -> Iterator[RunControl]:
     made.close()
 
 
-def test_between_attempts_the_answer_says_so(run: RunControl, tmp_path: Path) -> None:
+def test_without_live_workers_the_answer_says_so(run: RunControl, tmp_path: Path) -> None:
     peer = connected(tmp_path, Request().to_json())
     noted = turns(run, view(GroupState.PAUSED), lambda: wait_readable(peer, 0))
     answer = line_of(peer)
     assert (answer["state"], answer["text"]) == ("PAUSED", "a restart is waited for")
     assert (answer["attempt"], answer["world_size"], answer["nodes"]) == (2, 2, [])
-    assert [(each["rank"], each["status"]) for each in answer["ranks"]] == [
-        (4, "ended"),
-        (5, "ended"),
-    ]
+    ranks = [(each["rank"], each["status"]) for each in answer["ranks"]]
+    assert ranks == [(4, "ended"), (5, "ended")]
     assert noted == [control.StacksAnswered((4, 5), os.getpid(), os.geteuid())]
-
-
-def test_workers_that_have_not_started(run: RunControl, tmp_path: Path) -> None:
     peer = connected(tmp_path, Request(frozenset({5})).to_json())
     turns(run, view(alive=frozenset({0, 1})), lambda: wait_readable(peer, 0))
     assert [(each["rank"], each["status"]) for each in line_of(peer)["ranks"]] == [(5, "starting")]
@@ -392,21 +348,26 @@ class Collector:
         type(self).closed += 1
 
 
-def test_who_gives_way_begins_anew_and_secrets_are_hidden(
-    run: RunControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from lllaunch.watchdog.stacks import collector
+WORKING = view(alive=frozenset({0, 1}), pids={0: 100, 1: 101}, parent=1)
 
+
+@pytest.fixture
+def collected(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(collector, "StackCollector", Collector)
-    monkeypatch.setattr(Collector, "done", False)
     monkeypatch.setattr(Collector, "closed", 0)
+    return monkeypatch
+
+
+def test_who_gives_way_begins_anew_and_secrets_are_hidden(
+    run: RunControl, tmp_path: Path, collected: pytest.MonkeyPatch
+) -> None:
+    collected.setattr(Collector, "done", False)
     peer = connected(tmp_path, Request().to_json())
-    seen = view(alive=frozenset({0, 1}), pids={0: 100, 1: 101}, parent=1)
-    turns(run, seen, lambda: run._look is not None)
+    turns(run, WORKING, lambda: run._look is not None)
     run.give_way()
     assert (Collector.closed, run._look, len(run._waiting)) == (1, None, 1)
-    monkeypatch.setattr(Collector, "done", True)
-    turns(run, seen, lambda: wait_readable(peer, 0))
+    collected.setattr(Collector, "done", True)
+    turns(run, WORKING, lambda: wait_readable(peer, 0))
     answer = line_of(peer)
     assert Collector.closed == 2
     assert [each["pid"] for each in answer["ranks"]] == [100, 101]
@@ -422,50 +383,12 @@ def test_who_waits_when_the_run_ends_is_told(run: RunControl, tmp_path: Path) ->
     assert line_of(peer)["error"] == {"code": "over", "text": "the run is ending"}
 
 
-def test_who_wants_the_same_gets_it_from_one_look(
-    run: RunControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from lllaunch.watchdog.stacks import collector
-
-    monkeypatch.setattr(collector, "StackCollector", Collector)
-    monkeypatch.setattr(Collector, "closed", 0)
+@pytest.mark.usefixtures("collected")
+def test_who_wants_the_same_gets_it_from_one_look(run: RunControl, tmp_path: Path) -> None:
     peers = [connected(tmp_path, Request().to_json()) for _ in range(3)]
     other = connected(tmp_path, Request(frozenset({4})).to_json())
-    seen = view(alive=frozenset({0, 1}), pids={0: 100, 1: 101}, parent=1)
-    busy = seen._replace(busy=True)
-    turns(run, busy, lambda: len(run._waiting) == 4)
-    found = turns(run, seen, lambda: wait_readable(other, 0))
+    turns(run, WORKING._replace(busy=True), lambda: len(run._waiting) == 4)
+    found = turns(run, WORKING, lambda: wait_readable(other, 0))
     assert Collector.closed == 2
     assert [each.ranks for each in found] == [(4, 5), (4, 5), (4, 5), (4,)]
     assert [len(line_of(peer)["ranks"]) for peer in (*peers, other)] == [2, 2, 2, 1]
-
-
-def test_no_thread_is_left_for_a_look(
-    run: RunControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from lllaunch.watchdog.stacks import collector
-
-    def none_left(*_: Any, **__: Any) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(collector, "StackCollector", none_left)
-    peer = connected(tmp_path, Request().to_json())
-    seen = view(alive=frozenset({0, 1}), pids={0: 100, 1: 101}, parent=1)
-    assert turns(run, seen, lambda: wait_readable(peer, 0)) == []
-    assert "can't start new thread" in line_of(peer)["error"]["text"]
-
-
-def test_a_fork_of_the_launcher_holds_nothing_of_it(server: ControlSocket, tmp_path: Path) -> None:
-    peer = connected(tmp_path)
-    served(server, lambda: server._clients)
-    held = [server.fileno(), server._listener.fileno(), server._directory, *server._clients]
-    pid = os.fork()
-    if not pid:
-        try:
-            left = [fd for fd in held if os.path.exists(f"/proc/self/fd/{fd}")]
-        finally:
-            os._exit(len(left))
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    # and has removed nothing
-    connected(tmp_path).close()
-    peer.close()

@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.difference import (
-    ABSENT,
-    Change,
-    Index,
-    as_json,
-    differences,
-    text_lines,
-)
+from lllaunch.difference import ABSENT, Change, Index, as_json, differences, text_lines
 from lllaunch.errors import Diagnostic
 from lllaunch.review.refused import PlanRefused
 
@@ -92,7 +85,7 @@ NEW = {
         "entrypoint": "train.py",
         "args": ["--epochs", "3", "--lr", "0.2"],
         "nproc": 4,
-        "env": {"B.C": "y\x1b[2K", "D": "2"},
+        "env": {"B.C": "y\x1b[2K\u202eb\u2028", "D": "2"},
         "env_per_rank": {0: {"X": "c"}, "1-2": {"X": "b"}},
         "preload": ["torch", "numpy"],
         "tee": None,
@@ -107,7 +100,7 @@ def test_a_difference_reads_like_this() -> None:
         'launch.args[3]: "0.1" -> "0.2"',
         "launch.nproc: 2 -> 4",
         'launch.env.A: was "1", is gone',
-        'launch.env["B.C"]: "x" -> "y\\u001b[2K"',
+        'launch.env["B.C"]: "x" -> "y\\u001b[2K\\u202eb\\u2028"',
         'launch.env.D: new, "2"',
         'launch.env_per_rank[0].X: "a" -> "c"',
         'launch.preload[1]: new, "numpy"',
@@ -127,12 +120,9 @@ def test_a_difference_as_json() -> None:
     ]
 
 
-@pytest.mark.parametrize(("old", "new"), [(1, True), (1, 1.0), (0, False), ("1", 1), ("", None)])
+@pytest.mark.parametrize(("old", "new"), [(1, True), (1, 1.0), ("1", 1), ("", None)])
 def test_values_of_two_types_differ(old: Any, new: Any) -> None:
     assert differences({"a": old}, {"a": new}) == (Change(("a",), old, new),)
-
-
-def test_not_a_number_is_what_it_was() -> None:
     assert differences({"a": math.nan}, {"a": float("nan")}) == ()
 
 
@@ -148,11 +138,6 @@ def test_long_texts_are_shown_where_they_begin_to_differ() -> None:
     assert "aab -> " not in line
     assert line.endswith('aab"')
     assert len(line) < 500
-
-
-def test_text_that_would_turn_a_line_around_is_escaped() -> None:
-    (line,) = text_lines(differences({"k": "a"}, {"k": "\u202eb\u2028"}))
-    assert line == 'k: "a" -> "\\u202eb\\u2028"'
 
 
 def test_a_refusal_says_all_and_is_picklable() -> None:

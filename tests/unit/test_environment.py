@@ -6,46 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.spawner.interpreter import (
-    Shared,
-    acts_at_exec,
-    acts_at_import,
-    exec_part,
-    split,
-)
+from lllaunch.spawner.interpreter import Shared, acts_at_exec, acts_at_import, exec_part, split
 
 NAMES = st.sampled_from(
-    [
-        "A",
-        "RANK",
-        "OMP_NUM_THREADS",
-        "PYTHONPATH",
-        "LD_PRELOAD",
-        "MKL_NUM_THREADS",
-        "TORCH_X",
-        "CUDA_VISIBLE_DEVICES",
-    ]
+    ["A", "RANK", "OMP_NUM_THREADS", "PYTHONPATH", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES"]
 )
 ENVS = st.dictionaries(NAMES, st.sampled_from(["0", "1", "2"]))
 
 
-@pytest.mark.parametrize("name", ["PYTHONPATH", "LD_LIBRARY_PATH", "MALLOC_ARENA_MAX"])
-def test_variables_of_interpreter_and_linker_act_at_exec(name: str) -> None:
-    assert acts_at_exec(name)
-    assert acts_at_import(name)
-
-
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_DEBUG", "KMP_AFFINITY", "TORCH_LOGS"])
-def test_variables_of_numerical_libraries_act_at_import(name: str) -> None:
-    assert not acts_at_exec(name)
-    assert acts_at_import(name)
-
-
 @pytest.mark.parametrize(
-    "name", ["RANK", "PATH", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_X"]
+    ("names", "at_exec", "at_import"),
+    [
+        (("PYTHONPATH", "LD_LIBRARY_PATH", "MALLOC_ARENA_MAX"), True, True),
+        (("OMP_NUM_THREADS", "MKL_DEBUG", "KMP_AFFINITY", "TORCH_LOGS"), False, True),
+        # of the contract: the worker itself
+        (("RANK", "PATH", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_X"), False, False),
+    ],
 )
-def test_the_contracts_variables_act_in_the_worker(name: str) -> None:
-    assert not acts_at_import(name)
+def test_when_a_variable_acts(names: tuple[str, ...], at_exec: bool, at_import: bool) -> None:
+    for name in names:
+        assert (acts_at_exec(name), acts_at_import(name)) == (at_exec, at_import), name
 
 
 def test_a_shared_value_goes_to_the_spawner_and_another_value_to_a_fresh_interpreter() -> None:
@@ -59,12 +39,6 @@ def test_a_shared_value_goes_to_the_spawner_and_another_value_to_a_fresh_interpr
     assert divided.fresh == {0, 1}
 
 
-def test_one_rank_alone_needs_no_fresh_interpreter() -> None:
-    divided = split({}, {0: {"OMP_NUM_THREADS": "8", "PYTHONPATH": "x"}})
-    assert divided.fresh == frozenset()
-    assert exec_part(divided.base) == {"PYTHONPATH": "x"}
-
-
 def test_every_rank_is_told_its_gpus() -> None:
     outer = {"CUDA_VISIBLE_DEVICES": "0,1", "A": "a"}
     divided = split(outer, {0: {}, 1: {"CUDA_VISIBLE_DEVICES": "1"}})
@@ -72,6 +46,9 @@ def test_every_rank_is_told_its_gpus() -> None:
     assert divided.own == {0: {"CUDA_VISIBLE_DEVICES": "0,1"}, 1: {"CUDA_VISIBLE_DEVICES": "1"}}
     assert divided.fresh == frozenset()
     assert split({}, {0: {}}).own == {0: {}}
+    # one rank alone needs no interpreter of its own
+    alone = split({}, {0: {"OMP_NUM_THREADS": "8", "PYTHONPATH": "x"}})
+    assert (alone.fresh, exec_part(alone.base)) == (frozenset(), {"PYTHONPATH": "x"})
 
 
 @pytest.mark.parametrize(

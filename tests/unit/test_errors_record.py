@@ -1,20 +1,23 @@
+"""Files of errors: written by `record`, read by `ProcessFailure`, told by `ChildFailedError`."""
+
 from __future__ import annotations
 
 import errno
-import faulthandler
-import io
 import json
 import logging
 import os
+import pickle
+import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from lllaunch.error_file import write_error_file
+from lllaunch import clock
 from lllaunch.multiprocessing.errors import (
     ChildFailedError,
     ErrorHandler,
@@ -23,13 +26,177 @@ from lllaunch.multiprocessing.errors import (
     record,
 )
 
+NS = 1_000_000_000
 
-@pytest.fixture(autouse=True)
-def restore_faulthandler() -> Iterator[None]:
-    enabled = faulthandler.is_enabled()
-    yield
-    if not enabled:
-        faulthandler.disable()
+
+def error_file(
+    path: Path, time_ns: int | None = None, seconds: int | None = None, **more: str
+) -> str:
+    extra: dict[str, Any] = {"py_callstack": "Traceback (most recent call last):\nValueError: bad"}
+    if seconds is not None:
+        extra["timestamp"] = str(seconds)
+    if time_ns is not None:
+        extra["timestamp_ns"] = str(time_ns)
+    extra |= more
+    path.write_text(json.dumps({"message": {"message": "ValueError: bad", "extraInfo": extra}}))
+    return str(path)
+
+
+def failure(tmp_path: Path, name: str = "error.json", **options: Any) -> ProcessFailure:
+    defaults = {"local_rank": 0, "pid": 42, "exitcode": 1, "error_file": str(tmp_path / name)}
+    return ProcessFailure(**{**defaults, **options})
+
+
+def test_error_file_gives_message_and_both_times(tmp_path: Path) -> None:
+    at = 1_700_000_000 * NS + 123_456_789
+    error_file(tmp_path / "error.json", at, 1_700_000_000)
+    result = failure(tmp_path)
+    assert isinstance(result.message, dict)
+    assert result.message["message"] == "ValueError: bad"
+    assert result.error_file_data["message"] == result.message
+    assert (result.timestamp, result.timestamp_ns) == (1_700_000_000, at)
+    assert result.traceback().startswith("Traceback")
+    local = time.localtime(1_700_000_000)
+    assert result.timestamp_isoformat() == time.strftime("%Y-%m-%d_%H:%M:%S", local)
+
+
+def test_failures_are_in_order_though_the_clock_was_set_back_between_them(tmp_path: Path) -> None:
+    now, began = clock.now_ns(), clock.since_boot_ns()
+    boot = clock.boot_id()
+    assert boot
+    for name, time_ns, moment in (("0", now, began - NS), ("1", now - 3600 * NS, began)):
+        path = tmp_path / name
+        more = {"since_boot_ns": str(moment), "boot_id": boot}
+        error_file(path, time_ns, time_ns // NS, **more)
+    first, second = failure(tmp_path, "0"), failure(tmp_path, "1")
+    assert second.timestamp_ns - first.timestamp_ns == NS
+    assert ChildFailedError("x", {0: first, 1: second}).get_first_failure() == (0, first)
+
+
+@pytest.mark.parametrize(
+    ("boot", "later"), [("another", 0), ("", 0), (None, 10**15), (None, "soon")]
+)
+def test_a_time_since_another_start_of_a_machine_says_nothing(
+    tmp_path: Path, boot: str | None, later: int | str
+) -> None:
+    moment = clock.since_boot_ns() + later if isinstance(later, int) else later
+    more = {"boot_id": clock.boot_id() if boot is None else boot, "since_boot_ns": str(moment)}
+    at = 1_700_000_000 * NS + 123
+    error_file(tmp_path / "error.json", at, 1_700_000_000, **more)
+    assert failure(tmp_path).timestamp_ns == at
+
+
+def test_whole_seconds_are_refined_by_when_the_file_was_written(tmp_path: Path) -> None:
+    path = error_file(tmp_path / "error.json", seconds=1_700_000_000)
+    # that of a copy was written later
+    assert failure(tmp_path).timestamp_ns == 1_700_000_000 * NS
+    written = 1_700_000_000 * NS + 700_000_000
+    os.utime(path, ns=(written, written))
+    assert failure(tmp_path).timestamp_ns == written
+    assert failure(tmp_path).timestamp == 1_700_000_000
+
+
+def test_message_that_is_text_is_dated_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "error.json").write_text('{"message": "boom", "timestamp": "1700000000"}')
+    result = failure(tmp_path)
+    assert (result.message, result.timestamp) == ("boom", 1_700_000_000)
+    assert result.traceback() == "boom"
+
+
+def test_without_error_file_a_signal_is_named_and_dated_by_the_observed_exit(
+    tmp_path: Path,
+) -> None:
+    result = failure(tmp_path, exitcode=-signal.SIGSEGV, exit_time_ns=5 * NS + 1)
+    assert result.error_file == "<N/A>"
+    assert result.error_file_data == {"message": "<NONE>"}
+    assert result.message == "Signal 11 (SIGSEGV) received by PID 42"
+    assert (result.timestamp, result.timestamp_ns) == (5, 5 * NS + 1)
+    status = failure(tmp_path)
+    assert status.signal_name() == failure(tmp_path, exitcode=-200).signal_name() == "<N/A>"
+    assert "exit status 1 of PID 42" in str(status.message)
+    assert status.error_file_data["errorTraits"]["category"] == "system_terminated_error"
+
+
+@pytest.mark.parametrize(
+    ("contents", "reason"),
+    [
+        ("", "it is empty"),
+        ('{"message": {"mess', "no whole JSON document"),
+        ("{}", "no 'message'"),
+        ("[" * 100_000, "no whole JSON document"),
+    ],
+)
+def test_broken_error_file_is_told_and_never_raises(
+    tmp_path: Path, contents: str, reason: str
+) -> None:
+    (tmp_path / "error.json").write_text(contents)
+    result = failure(tmp_path, exitcode=-9, exit_time_ns=7 * NS)
+    assert "Signal 9 (SIGKILL)" in str(result.message)
+    assert "unreadable" in str(result.message)
+    assert reason in str(result.message)
+    assert str(tmp_path / "error.json") in str(result.message)
+    assert result.timestamp_ns == 7 * NS
+    assert reason in str(failure(tmp_path).message)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["message", "extraInfo", "timestamp", "timestamp_ns", "py_callstack"]
+                ),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=12,
+    )
+)
+def test_no_contents_make_it_raise(tmp_path: Path, contents: Any) -> None:
+    (tmp_path / "error.json").write_text(json.dumps(contents))
+    result = failure(tmp_path)
+    assert result.message is not None
+    assert result.timestamp == result.timestamp_ns // NS
+    assert result.timestamp_isoformat()
+    assert isinstance(result.traceback(), str)
+    assert str(ChildFailedError("group", {0: result}))
+
+
+def test_first_failure_is_found_within_one_second(tmp_path: Path) -> None:
+    base = 1_700_000_000 * NS
+    late = failure(tmp_path, "no", exitcode=-6, exit_time_ns=base + 900_000_000)
+    error_file(tmp_path / "error.json", base + 300_000_000, 1_700_000_000)
+    first = failure(tmp_path, local_rank=3)
+    for failures in ({0: late, 3: first}, {3: first, 0: late}):
+        assert ChildFailedError("g", failures).get_first_failure() == (3, first)
+
+
+def test_text_names_every_failure_and_the_root_cause_last(tmp_path: Path) -> None:
+    error_file(tmp_path / "error.json", 2 * NS, 2)
+    victim = failure(tmp_path, "no", local_rank=1, pid=77, exitcode=-15, exit_time_ns=3 * NS)
+    text = str(ChildFailedError("trainer", {5: victim, 4: failure(tmp_path)}))
+    others, root = text.split("Root Cause (first observed failure):")
+    assert "trainer FAILED" in others
+    assert "rank      : 5 (local_rank: 1)" in others
+    assert "exitcode  : -15 (pid: 77) (SIGTERM)" in others
+    assert "rank      : 4 (local_rank: 0)" in root
+    assert str(tmp_path / "error.json") in root
+    assert "  ValueError: bad" in root
+    assert os.uname().nodename in root
+
+
+def test_error_survives_pickling(tmp_path: Path) -> None:
+    error = ChildFailedError("g", {2: failure(tmp_path)})
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.name, again.failures) == ("g", error.failures)
+    assert str(again) == str(error)
+
+
+# Written
 
 
 @pytest.fixture
@@ -71,73 +238,37 @@ def test_arguments_return_value_and_name_are_kept(reply: Path) -> None:
     assert not reply.exists()
 
 
-def test_exit_zero_becomes_a_return(reply: Path) -> None:
+@pytest.mark.parametrize(
+    "error", [SystemExit(None), SystemExit(3), SystemExit("message"), KeyboardInterrupt()]
+)
+def test_exits_and_interrupts_pass_unrecorded(reply: Path, error: BaseException) -> None:
+    def end() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        record(end)()
+    assert caught.value is error
+    assert not reply.exists()
     assert record(lambda: sys.exit(0))() is None
-    assert not reply.exists()
-
-
-@pytest.mark.parametrize("code", [None, 3, "message"])
-def test_other_exits_pass_unrecorded(reply: Path, code: Any) -> None:
-    with pytest.raises(SystemExit) as caught:
-        record(lambda: sys.exit(code))()
-    assert caught.value.code == code
-    assert not reply.exists()
-
-
-def test_keyboard_interrupt_passes_unrecorded(reply: Path) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        record(interrupt)()
-    assert not reply.exists()
-
-
-def failed_child(path: Path, exitcode: int = -11) -> ChildFailedError:
-    return ChildFailedError("g", {0: ProcessFailure(0, 1, exitcode, str(path))})
 
 
 def test_childs_error_is_handed_on_with_its_exit_code(reply: Path, tmp_path: Path) -> None:
     child = tmp_path / "child.json"
-    child.write_text('{"message": {"message": "m", "extraInfo": {"timestamp": "5"}}}')
 
     def supervise() -> None:
-        raise failed_child(child)
+        raise ChildFailedError("g", {0: ProcessFailure(0, 1, -11, str(child))})
 
-    with pytest.raises(ChildFailedError):
-        record(supervise)()
-    data = json.loads(reply.read_text())
-    assert data["message"]["message"] == "m"
-    assert data["message"]["errorCode"] == -11
+    def handed_on() -> Any:
+        with pytest.raises(ChildFailedError):
+            record(supervise)()
+        return json.loads(reply.read_text())["message"] if reply.exists() else None
 
-
-def test_childs_error_file_that_broke_is_told_in_ours(reply: Path, tmp_path: Path) -> None:
-    child = tmp_path / "child.json"
+    assert handed_on() is None
     child.write_text('{"mess')
-
-    def supervise() -> None:
-        raise failed_child(child)
-
-    with pytest.raises(ChildFailedError):
-        record(supervise)()
-    assert "unreadable" in json.loads(reply.read_text())["message"]
-    assert ProcessFailure(0, 1, 1, str(reply)).timestamp > 0
-
-
-def test_child_without_error_file_leaves_none_here(reply: Path, tmp_path: Path) -> None:
-    def supervise() -> None:
-        raise failed_child(tmp_path / "missing")
-
-    with pytest.raises(ChildFailedError):
-        record(supervise)()
-    assert not reply.exists()
-
-
-def test_text_message_keeps_its_form(reply: Path, tmp_path: Path) -> None:
-    child = tmp_path / "child.json"
-    child.write_text('{"message": "text"}')
-    get_error_handler().dump_error_file(str(child), 7)
-    assert json.loads(reply.read_text()) == {"message": "text"}
+    assert "unreadable" in handed_on()
+    extra = {"timestamp": "5"}
+    child.write_text(json.dumps({"message": {"message": "m", "extraInfo": extra}}))
+    assert handed_on() == {"message": "m", "extraInfo": extra, "errorCode": -11}
 
 
 def test_overwritten_error_is_logged(
@@ -177,17 +308,9 @@ def test_full_disk_does_not_hide_the_exception(
     assert os.listdir(reply.parent) == []
 
 
-def test_handler_that_fails_does_not_hide_the_exception(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(ErrorHandler):
-        def record_exception(self, e: BaseException) -> None:
-            raise RuntimeError("handler")
-
-    with pytest.raises(ValueError, match="bad value"):
-        record(raise_value_error, Broken())()
-    assert "handler" in caplog.text
-
-
-def test_own_handler_is_used() -> None:
+def test_own_handler_is_used_and_what_it_raises_hides_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     seen: list[object] = []
 
     class Mine(ErrorHandler):
@@ -196,69 +319,26 @@ def test_own_handler_is_used() -> None:
 
         def record_exception(self, e: BaseException) -> None:
             seen.append(str(e))
+            raise RuntimeError("handler")
 
     with pytest.raises(ValueError, match="bad value"):
         record(raise_value_error, error_handler=Mine())()
     assert seen == ["initialize", "bad value"]
+    assert "handler" in caplog.text
 
 
-def test_exception_whose_text_cannot_be_made_is_still_recorded(reply: Path) -> None:
-    class Mute(Exception):
-        def __str__(self) -> str:
-            raise TypeError("no text")
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise TypeError("no text")
 
+
+@pytest.mark.parametrize(
+    ("error", "text"), [(Mute(), "Mute: <"), (ValueError("\udcff"), "ValueError: \udcff")]
+)
+def test_any_exception_is_recorded(reply: Path, error: Exception, text: str) -> None:
     def fail() -> None:
-        raise Mute
+        raise error
 
-    with pytest.raises(Mute):
+    with pytest.raises(type(error)):
         record(fail)()
-    assert json.loads(reply.read_text())["message"]["message"].startswith("Mute: <")
-
-
-def test_surrogates_in_the_message_are_written(reply: Path) -> None:
-    def fail() -> None:
-        raise ValueError("\udcff")
-
-    with pytest.raises(ValueError, match="\udcff"):
-        record(fail)()
-    assert json.loads(reply.read_text())["message"]["message"] == "ValueError: \udcff"
-
-
-def test_stacks_of_crashes_are_printed_where_stderr_is_no_file(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    faulthandler.disable()
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    ErrorHandler().initialize()
-    assert faulthandler.is_enabled()
-
-
-def test_devnull_is_written_to_and_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    replaced: list[object] = []
-    monkeypatch.setattr(os, "replace", lambda *paths: replaced.append(paths))
-    write_error_file(os.devnull, "text")
-    assert replaced == []
-
-
-def test_symbolic_link_is_kept_and_its_target_written(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "target")
-    write_error_file(str(tmp_path / "link"), "text")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "target").read_text() == "text"
-
-
-def test_directory_that_takes_no_new_files_still_takes_the_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "error.json"
-    path.write_text("a longer text that was here before")
-    real = os.open
-
-    def refuse(name: str, flags: int, mode: int = 0o777) -> int:
-        if flags & os.O_EXCL:
-            raise PermissionError(13, "Permission denied", name)
-        return real(name, flags, mode)
-
-    monkeypatch.setattr(os, "open", refuse)
-    write_error_file(str(path), "text")
-    assert path.read_text() == "text"
+    assert json.loads(reply.read_text())["message"]["message"].startswith(text)

@@ -11,7 +11,9 @@ import pytest
 
 from lllaunch import errors
 from lllaunch.errors import Code, Diagnostic, LaunchError, Unfit
+from lllaunch.exit_codes import ExitCode, for_signal
 
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
 KINDS = [
     kind
     for kind in vars(errors).values()
@@ -36,7 +38,7 @@ def test_errors_survive_pickling_with_all_they_know(kind: type[LaunchError]) -> 
 
 def test_each_kind_of_diagnostic_is_explained_and_made_somewhere() -> None:
     root = Path(errors.__file__).parent
-    page = (root.parent / "docs/reference/diagnostics.md").read_text()
+    page = (DOCS / "diagnostics.md").read_text()
     rows = re.findall(r"^\| `([a-z0-9-]+)` \|", page, re.MULTILINE)
     assert rows == sorted(get_args(Code))
     sources = (path for path in root.rglob("*.py") if path != Path(errors.__file__))
@@ -61,3 +63,11 @@ def test_a_diagnostic_reads_like_a_compilers() -> None:
 def test_the_code_stands_in_the_line_that_says_what_is_wrong() -> None:
     found = Diagnostic("changed", "a", "job 1", "has changed", "put it back:\n  x: 1 -> 2")
     assert str(found) == "a: job 1 has changed; put it back [changed]:\n  x: 1 -> 2"
+
+
+def test_every_exit_code_is_on_the_page_about_them() -> None:
+    rows = re.findall(r"^\| (\d+) \|", (DOCS / "exit-codes.md").read_text(), re.MULTILINE)
+    assert [int(code) for code in rows] == sorted(ExitCode)
+    # those of signals are not those of anything else
+    assert for_signal(15) == 143
+    assert max(ExitCode) < for_signal(1)

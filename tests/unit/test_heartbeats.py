@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import struct
 import sys
 import threading
 from collections.abc import Iterator
@@ -127,13 +126,6 @@ def test_a_step_that_is_no_finite_number_says_nothing(memory: mmap.mmap, step: f
     assert read_progress(memory, 1) is None
 
 
-def test_of_an_infinite_total_nothing_is_known(memory: mmap.mmap) -> None:
-    progress(5, math.inf)
-    record = read_progress(memory, 1)
-    assert record is not None
-    assert (record.step, record.total) == (5, None)
-
-
 def test_without_a_launcher_nothing_happens(
     memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,8 +221,3 @@ def test_threads_that_write_at_the_same_time_are_read_whole(memory: mmap.mmap) -
         stop.set()
         for writer in writers:
             writer.join()
-
-
-def test_the_moment_of_a_heartbeat_stands_at_the_beginning(memory: mmap.mmap) -> None:
-    struct.pack_into("q", memory, 1024, 77)
-    assert read_heartbeats(memory, 3) == [0, 77, 0]

@@ -28,12 +28,6 @@ def test_what_an_exception_came_of_is_looked_at() -> None:
     assert "fs.file-max" in shortage(outer)
 
 
-def test_exceptions_that_came_of_each_other_have_an_end() -> None:
-    first, second = ValueError("first"), ValueError("second")
-    first.__cause__, second.__cause__ = second, first
-    assert shortage(first) == ""
-
-
 @pytest.mark.parametrize(
     "error", [BlockingIOError(errno.EAGAIN, "no"), RuntimeError("can't start new thread")]
 )

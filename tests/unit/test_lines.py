@@ -99,30 +99,6 @@ def test_suffix_stands_before_every_newline(stream: bytes, where: list[int]) -> 
     assert split(stream, *where, suffix=b"<") == plain.replace(b"\n", b"<\n")
 
 
-def test_line_written_in_pieces_gets_one_prefix() -> None:
-    assert split(b"half and half\n", 4, 8) == b"[w0]:half and half\n"
-
-
-def test_blank_lines_are_lines() -> None:
-    assert split(b"\n\na\n\n") == b"[w0]:\n[w0]:\n[w0]:a\n[w0]:\n"
-
-
-def test_progress_bar_counts_as_its_last_segment() -> None:
-    assert split(b"\r 10%\r 50%\r100%\nnext\n", 7) == b"[w0]:100%\n[w0]:next\n"
-
-
-def test_carriage_return_at_the_end_of_lines_is_part_of_the_ending() -> None:
-    assert split(b"one\r\ntwo\r\r\n", 4) == b"[w0]:one\n[w0]:two\n"
-
-
-def test_last_line_without_newline_gets_one() -> None:
-    assert split(b"first\nlast words") == b"[w0]:first\n[w0]:last words\n"
-
-
-def test_lone_carriage_returns_at_the_end_are_no_line() -> None:
-    assert split(b"done\n\r\r") == b"[w0]:done\n"
-
-
 def test_long_line_is_not_kept_but_named_by_its_offsets() -> None:
     splitter = LineSplitter(PREFIX)
     block = b"x" * 65536

@@ -4,7 +4,6 @@ import io
 import threading
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,15 +34,6 @@ class Answering:
         return self.state
 
 
-def test_bar_is_asked_for_and_given_back() -> None:
-    trigger, cleared = threading.Event(), Answering()
-    gate = BarGate({"trigger_clear": trigger, "cleared": cleared})
-    with guarded(None, gate):
-        assert trigger.is_set()
-    assert not trigger.is_set()
-    assert cleared.waited == [1.0]
-
-
 def test_bar_that_does_not_answer_is_waited_for_once_and_again_when_it_does() -> None:
     cleared = Answering(answers=False)
     gate = BarGate({"trigger_clear": threading.Event(), "cleared": cleared})
@@ -55,11 +45,6 @@ def test_bar_that_does_not_answer_is_waited_for_once_and_again_when_it_does() ->
     with gate.lifted():
         pass
     assert cleared.waited[-1] == 1.0
-
-
-def test_bar_needs_both_events() -> None:
-    with pytest.raises(KeyError):
-        BarGate({"cleared": threading.Event()})
 
 
 def test_all_who_have_a_bars_events_share_its_gate() -> None:
@@ -83,13 +68,6 @@ class Lock:
         self.log.append("release")
 
 
-def test_foreign_lock_is_held_and_released() -> None:
-    lock = Lock(free=True)
-    with guarded(lock, None):
-        assert lock.log == ["acquire"]
-    assert lock.log == ["acquire", "release"]
-
-
 def test_foreign_lock_that_cannot_be_had_is_done_without() -> None:
     lock = Lock(free=False)
     with guarded(lock, None):
@@ -111,12 +89,6 @@ def test_plain_file_gets_the_bytes_after_what_was_buffered(tmp_path: Path) -> No
     assert (tmp_path / "out").read_bytes() == b"before \xff\x00 after"
 
 
-def test_binary_stream_gets_the_bytes(tmp_path: Path) -> None:
-    with open(tmp_path / "out", "wb") as out:
-        Destination(out).write([b"\xff"])  # type: ignore[arg-type]
-    assert (tmp_path / "out").read_bytes() == b"\xff"
-
-
 def test_somebodys_own_write_is_not_passed_by(tmp_path: Path) -> None:
     class Shouting(io.TextIOWrapper):
         def write(self, text: str) -> int:
@@ -127,20 +99,6 @@ def test_somebodys_own_write_is_not_passed_by(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "LOUD"
 
 
-def test_stream_with_nothing_but_write_will_do() -> None:
-    class Bare:
-        def __init__(self) -> None:
-            self.text = ""
-
-        def write(self, text: str) -> int:
-            self.text += text
-            return len(text)
-
-    bare = Bare()
-    Destination(bare).write([b"x\n"])  # type: ignore[arg-type]
-    assert bare.text == "x\n"
-
-
 def test_all_writers_to_one_file_share_a_lock(tmp_path: Path) -> None:
     path = tmp_path / "out"
     with open(path, "a", encoding="utf-8") as one, open(path, "a", encoding="utf-8") as two:
@@ -149,15 +107,6 @@ def test_all_writers_to_one_file_share_a_lock(tmp_path: Path) -> None:
     first = Destination(text)
     assert Destination(text).screen is first.screen
     assert Destination(io.StringIO()).screen is not first.screen
-
-
-def test_no_live_area_where_there_is_no_terminal(tmp_path: Path) -> None:
-    with open(tmp_path / "out", "w", encoding="utf-8") as out:
-        destination = Destination(out)
-        destination.show("me", b"partial")
-        destination.write([b"line\n"])
-    assert not destination.is_terminal
-    assert (tmp_path / "out").read_text() == "line\n"
 
 
 def test_live_text_loses_what_would_move_the_cursor() -> None:

@@ -8,8 +8,6 @@ import pytest
 from lllaunch.errors import OutputError
 from lllaunch.multiprocessing.logs import (
     DefaultLogsSpecs,
-    LogsDest,
-    LogsSpecs,
     destinations,
     make_attempt_dir,
 )
@@ -48,14 +46,7 @@ def test_an_attempt_that_is_there_is_kept_and_the_next_number_taken(tmp_path: Pa
     assert Path(second.stdouts[0]).parts[-3] == "attempt_1"
     assert Path(first.stdouts[0]).read_text() == "kept"
     assert specs.reify(envs(1, restart_count=1)).stdouts[0].split(os.sep)[-3] == "attempt_2"
-
-
-def test_all_attempts_share_one_run_directory(tmp_path: Path) -> None:
-    specs = DefaultLogsSpecs(str(tmp_path))
-    specs.reify(envs(1, 0))
-    specs.reify(envs(1, 1))
-    (run_dir,) = tmp_path.iterdir()
-    assert sorted(path.name for path in run_dir.iterdir()) == ["attempt_0", "attempt_1"]
+    assert len(list(tmp_path.iterdir())) == 1, "all attempts share one directory"
 
 
 def test_unredirected_streams_stay_on_the_console() -> None:
@@ -89,11 +80,8 @@ def test_devnull_makes_nothing_and_empties_the_variables() -> None:
     assert workers[0]["TORCHELASTIC_ERROR_FILE"] == ""
     assert workers[0]["LLLAUNCH_RESULT_FILE"] == ""
     assert dest.filtered_stdout == os.devnull
-
-
-def test_devnull_still_hides_filtered_ranks() -> None:
-    dest = DefaultLogsSpecs(os.devnull, local_ranks_filter={1}).reify(envs(2))
-    assert dest.stdouts == {0: os.devnull, 1: ""}
+    hidden = DefaultLogsSpecs(os.devnull, local_ranks_filter={1}).reify(envs(2))
+    assert hidden.stdouts == {0: os.devnull, 1: ""}
 
 
 def test_without_log_dir_a_private_temporary_directory_is_made(
@@ -103,12 +91,6 @@ def test_without_log_dir_a_private_temporary_directory_is_made(
     specs = DefaultLogsSpecs()
     assert Path(specs.root_log_dir).parent == tmp_path
     assert Path(specs.root_log_dir).stat().st_mode & 0o777 == 0o700
-
-
-def test_missing_log_dir_is_made(tmp_path: Path) -> None:
-    specs = DefaultLogsSpecs(str(tmp_path / "a" / "b"))
-    assert (tmp_path / "a" / "b").is_dir()
-    assert specs.root_log_dir == str(tmp_path / "a" / "b")
 
 
 def test_log_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
@@ -125,8 +107,8 @@ def test_log_dir_below_a_file_is_an_error_that_names_it(tmp_path: Path) -> None:
 
 
 def test_log_dir_removed_under_us_is_made_again(tmp_path: Path) -> None:
-    specs = DefaultLogsSpecs(str(tmp_path / "logs"))
-    (tmp_path / "logs").rmdir()
+    specs = DefaultLogsSpecs(str(tmp_path / "new" / "logs"))
+    (tmp_path / "new" / "logs").rmdir()
     assert (Path(specs.reify(envs(1)).error_files[0]).parent).is_dir()
 
 
@@ -152,41 +134,12 @@ def test_attempt_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         make_attempt_dir(str(tmp_path / "missing"), 4, 1)
 
 
-@pytest.mark.parametrize("name", ["with space", "ünï-日本", "new\nline", "100%"])
-def test_hostile_log_dirs_work(tmp_path: Path, name: str) -> None:
-    dest = DefaultLogsSpecs(str(tmp_path / name), tee=Std.ALL).reify(envs(1, run_id="a/b c"))
-    assert Path(dest.tee_stdouts[0]).parent.is_dir()
-    assert Path(dest.tee_stdouts[0]).is_relative_to(tmp_path / name)
-
-
 def test_no_workers_is_an_empty_destination(tmp_path: Path) -> None:
     dest = DefaultLogsSpecs(str(tmp_path)).reify({})
     assert dest.stdouts == {}
-
-
-def test_odd_restart_count_starts_at_zero(tmp_path: Path) -> None:
-    dest = DefaultLogsSpecs(str(tmp_path)).reify({0: {"TORCHELASTIC_RESTART_COUNT": "x"}})
-    assert "attempt_0" in dest.error_files[0]
 
 
 def test_specs_compare_by_their_settings(tmp_path: Path) -> None:
     one = DefaultLogsSpecs(str(tmp_path), Std.OUT, {0: Std.ERR}, {0})
     assert one == DefaultLogsSpecs(str(tmp_path), Std.OUT, {0: Std.ERR}, {0})
     assert one != DefaultLogsSpecs(str(tmp_path), Std.OUT, {0: Std.ERR}, {1})
-    assert one != "something else"
-    assert str(tmp_path) in repr(one)
-
-
-def test_own_specs_need_reify_and_root() -> None:
-    class Mine(LogsSpecs):
-        def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-            return LogsDest()
-
-        @property
-        def root_log_dir(self) -> str:
-            return str(self._root_log_dir)
-
-    assert Mine("/x").root_log_dir == "/x"
-    assert Mine().reify({}) == LogsDest()
-    with pytest.raises(TypeError):
-        LogsSpecs()  # type: ignore[abstract]

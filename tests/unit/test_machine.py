@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import copy
 import itertools
-from pathlib import Path
+import random
+from collections import deque
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,6 @@ from lllaunch.events import (
     StartFailed,
 )
 from lllaunch.spec import RESTART_CAUSES, RestartCause, RestartPolicy
-from lllaunch.supervisor import machine as machine_module
 from lllaunch.supervisor import machine as v
 from lllaunch.supervisor.machine import (
     SIGTERM,
@@ -43,7 +42,8 @@ from lllaunch.watchdog.findings import (
 from lllaunch.watchdog.stacks.frames import Blame
 
 EVENTS: list[type] = list(v.Event.__args__)  # type: ignore[attr-defined]
-SIGINT, SIGHUP = 2, 1
+SIGINT, SIGHUP, SIGQUIT = 2, 1, 3
+SIGNALS = [SIGTERM, SIGINT, SIGHUP, SIGQUIT]
 
 
 SPAWNER_GONE = SpawnerGone(7, -9)
@@ -190,7 +190,6 @@ def test_the_table_holds_every_pair_of_state_and_event_that_is_possible() -> Non
     assert not any(state is GroupState.DONE for state, _ in listed), "then all is late news"
 
 
-@pytest.mark.untraced
 def test_every_case_in_the_table_can_come() -> None:
     reached = set()
     for state, kind, case in TABLE:
@@ -225,27 +224,6 @@ def test_an_impossible_event_raises(state: GroupState, event: type) -> None:
             machine.handle((VARIANTS.get(event) or [event()])[0])
 
 
-def test_the_machine_knows_neither_processes_nor_time() -> None:
-    tree = ast.parse(Path(machine_module.__file__).read_text())
-    imported = {
-        alias.name if isinstance(node, ast.Import) else str(node.module)
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for alias in node.names
-    }
-    allowed = {"__future__", "collections.abc", "dataclasses", "enum", "typing"}
-    pure = ("lllaunch.events", "lllaunch.spec", "lllaunch.watchdog.")
-    assert {module for module in imported if not module.startswith(pure)} <= allowed
-
-
-def test_success_is_swept_and_waits_for_the_other_nodes() -> None:
-    machine = running()
-    assert ended(machine, 0, ok=True) == ()
-    assert ended(machine, 1, ok=True) == (v.CleanUp(),)
-    assert machine.handle(OrphansGone()) == (v.WaitForOthers(),)
-    assert machine.handle(v.BarrierPassed()) == (v.Finish(WorkerState.SUCCEEDED),)
-
-
 def test_the_first_failure_ends_the_others_politely() -> None:
     machine = running()
     assert ended(machine, 1) == (v.SignalWorkers(SIGTERM, "failure"), v.StartGrace())
@@ -254,77 +232,9 @@ def test_the_first_failure_ends_the_others_politely() -> None:
     assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "failure"),)
 
 
-def test_a_failed_group_is_started_again_as_often_as_allowed() -> None:
-    machine = running(1, max_restarts=2)
-    for restart in (1, 2):
-        ended(machine, 0)
-        start = v.StartWorkers(attempt=restart, restart_count=restart, reason="failure")
-        assert machine.handle(OrphansGone()) == (start,)
-        machine.handle(v.GroupStarted(frozenset({0})))
-    ended(machine, 0)
-    assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "failure"),)
-
-
-def test_what_outlives_the_grace_period_is_killed_and_then_abandoned() -> None:
-    machine = running(2, max_restarts=5)
-    ended(machine, 1)
-    assert machine.handle(v.GraceExpired()) == (v.KillWorkers("grace"), v.StartGrace())
-    assert machine.handle(v.GraceExpired()) == (
-        v.AbandonWorkers(frozenset({0})),
-        v.Finish(WorkerState.FAILED, "failure"),
-    )
-
-
-def test_a_signal_is_forwarded_and_nothing_is_started_again() -> None:
-    machine = running(1, max_restarts=3)
-    decisions = machine.handle(v.SignalReceived(SIGHUP))
-    assert decisions == (v.SignalWorkers(SIGHUP, "signal"), v.StartGrace())
-    ended(machine, 0)
-    end = v.Finish(WorkerState.FAILED, "signal", SIGHUP)
-    assert machine.handle(OrphansGone()) == (end,)
-
-
 def test_a_signal_that_slurm_delivers_itself_is_not_forwarded() -> None:
     machine = running(1)
     assert machine.handle(v.SignalReceived(SIGTERM, forward=False)) == (v.StartGrace(),)
-
-
-@pytest.mark.parametrize(
-    ("first", "second"), list(itertools.product((SIGINT, SIGTERM, SIGHUP), repeat=2))
-)
-def test_the_second_signal_kills_now_whatever_the_pair(first: int, second: int) -> None:
-    machine = running(2)
-    machine.handle(v.SignalReceived(first))
-    decisions = machine.handle(v.SignalReceived(second))
-    assert decisions == (v.KillWorkers("signal"), v.StartGrace())
-    assert machine.handle(v.SignalReceived(second)) == (v.KillWorkers("signal"),)
-    ended(machine, 0, 1)
-    (end,) = machine.handle(OrphansGone())
-    assert end == v.Finish(WorkerState.FAILED, "signal", first)
-
-
-def test_a_signal_while_a_failure_is_handled_counts_as_the_first() -> None:
-    machine = running(2, max_restarts=3)
-    ended(machine, 0)
-    assert machine.handle(v.SignalReceived(SIGINT)) == (v.SignalWorkers(SIGINT, "signal"),)
-    assert v.KillWorkers("signal") in machine.handle(v.SignalReceived(SIGINT))
-    ended(machine, 1)
-    assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "signal", SIGINT),)
-
-
-def test_a_signal_while_leftovers_are_swept_cancels_the_restart() -> None:
-    machine = running(1, max_restarts=3)
-    ended(machine, 0)
-    assert machine.handle(v.SignalReceived(SIGINT)) == ()
-    assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "signal", SIGINT),)
-
-
-def test_a_signal_at_the_exit_barrier_ends_the_wait() -> None:
-    machine = running(1)
-    ended(machine, 0, ok=True)
-    machine.handle(OrphansGone())
-    end = v.Finish(WorkerState.FAILED, "signal", SIGTERM)
-    assert machine.handle(v.SignalReceived(SIGTERM)) == (end,)
 
 
 def test_the_death_of_the_spawner_is_retried_once_on_top_of_the_restarts() -> None:
@@ -387,13 +297,6 @@ def test_stacks_are_taken_before_anything_is_signalled() -> None:
     assert machine.worker_state is WorkerState.UNHEALTHY
     ended(machine, 0, 1)
     assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "hang"),)
-
-
-def test_a_second_finding_waits_for_the_stacks_of_the_first() -> None:
-    machine = running(2)
-    machine.handle(HANG)
-    assert machine.handle(v.WatchdogFired(TimedOut(1.0), "timeout")) == ()
-    assert machine.handle(STACKS)[-2:] == TERMINATE
 
 
 def test_a_worker_that_fails_while_stacks_are_taken_is_no_other_reason() -> None:
@@ -534,12 +437,6 @@ def test_a_signal_ends_the_wait_before_a_restart() -> None:
     )
 
 
-def test_the_spawner_may_die_while_a_restart_is_waited_for() -> None:
-    machine = pausing()
-    assert machine.handle(SPAWNER_GONE) == ()
-    assert machine.handle(v.PauseOver()) == (v.StartWorkers(1, 1, "failure"),)
-
-
 def test_the_end_of_the_runs_time_cancels_the_restart_that_is_waited_for() -> None:
     machine = pausing()
     assert machine.handle(RUN_OVER) == (v.Finish(WorkerState.FAILED, "timeout"),)
@@ -563,6 +460,80 @@ def test_the_runs_time_is_the_reason_only_if_it_prevented_a_restart(
     assert machine.handle(RUN_OVER) == ()
     ended(machine, 1)
     assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, reason),)
+
+
+# The ladder
+
+
+@given(st.lists(st.sampled_from(["cause", "signal", "grace"]), max_size=12))
+def test_whatever_came_before_two_more_grace_periods_end_the_wait(pushes: list[str]) -> None:
+    machine = running(3)
+    events: dict[str, v.Event] = {
+        "cause": v.WorkersStuck(),
+        "signal": v.SignalReceived(SIGTERM),
+        "grace": v.GraceExpired(),
+    }
+    taken: list[v.Action] = []
+    for push in ["cause", *pushes, "grace", "grace"]:
+        taken += machine.handle(events[push])
+    assert v.AbandonWorkers(frozenset({0, 1, 2})) in taken
+    assert isinstance(taken[-1], v.Finish)
+
+
+# How the group came to be ended before the two signals, and what the first of them then does.
+BEFORE: dict[str, list[v.Event]] = {
+    "running": [],
+    "after a failure": [end_of(0, ok=False)],
+    "for a new membership": [v.MembershipChanged()],
+    "stuck in the kernel": [v.WorkersStuck()],
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("first", SIGNALS)
+@pytest.mark.parametrize("second", SIGNALS)
+def test_every_pair_of_signals(before: str, first: int, second: int) -> None:
+    machine = running(max_restarts=3)
+    for fact in BEFORE[before]:
+        machine.handle(fact)
+    begins = () if BEFORE[before] else (v.StartGrace(),)
+    told = v.SignalWorkers(first, "signal")
+    assert machine.handle(v.SignalReceived(first)) == (told, *begins)
+    assert machine.handle(v.SignalReceived(second)) == (v.KillWorkers("signal"), v.StartGrace())
+    for rank in sorted(machine.alive):
+        machine.handle(end_of(rank, ok=False))
+    end = v.Finish(WorkerState.FAILED, "signal", first)
+    assert machine.handle(OrphansGone()) == (end,)
+
+
+@pytest.mark.parametrize("forward", [True, False])
+def test_a_signal_after_the_kill_is_still_the_runs_end(forward: bool) -> None:
+    machine = running(max_restarts=3)
+    machine.handle(end_of(0, ok=False))
+    assert machine.handle(v.GraceExpired()) == (v.KillWorkers("grace"), v.StartGrace())
+    assert machine.handle(v.SignalReceived(SIGTERM, forward)) == (v.KillWorkers("signal"),)
+    assert machine.handle(v.GraceExpired()) == (
+        v.AbandonWorkers(frozenset({1})),
+        v.Finish(WorkerState.FAILED, "signal", SIGTERM),
+    )
+
+
+def test_a_signal_after_success_waits_for_the_sweep_but_not_at_the_barrier() -> None:
+    machine = running(1)
+    assert machine.handle(end_of(0, ok=True)) == (v.CleanUp(),)
+    assert machine.handle(v.SignalReceived(SIGTERM)) == ()
+    assert machine.worker_state is WorkerState.STOPPED
+    end = v.Finish(WorkerState.FAILED, "signal", SIGTERM)
+    assert machine.handle(OrphansGone()) == (end,)
+
+
+def test_leftovers_that_do_not_end_forbid_a_restart_but_no_success() -> None:
+    machine = running(1, max_restarts=3)
+    machine.handle(end_of(0, ok=False))
+    assert machine.handle(v.OrphansStuck()) == (v.Finish(WorkerState.FAILED, "failure"),)
+    machine = running(1)
+    machine.handle(end_of(0, ok=True))
+    assert machine.handle(v.OrphansStuck()) == (v.WaitForOthers(),)
 
 
 class World:
@@ -700,3 +671,282 @@ def test_any_course_of_events_ends_and_keeps_the_promises(
         assert world.end.state is WorkerState.FAILED
     assert (world.end.state is WorkerState.SUCCEEDED) == (world.end.reason is None)
     assert (world.end.no_progress is not None) == (world.end.reason == "no_progress")
+
+
+# A group that is one of several: events of other nodes
+
+
+ELSEWHERE = FoundElsewhere("node 1 (b)", "hung")
+
+
+def agreed(reason: v.Reason = "failure", *, here: bool = False) -> v.Event:
+    return v.NodesAgreed(reason, GroupEnd("failed", "node 1 (b)", 1, here=here))
+
+
+def of_several(max_restarts: int = 0, policy: RestartPolicy | None = None) -> Machine:
+    machine = Machine(max_restarts, policy=policy, alone=False)
+    assert machine.handle(v.Begin()) == (v.StartWorkers(0, 0),)
+    assert machine.handle(v.GroupStarted(frozenset({0, 1}), 0)) == ()
+    return machine
+
+
+def all_gone(machine: Machine) -> v.Actions:
+    for rank in sorted(machine.alive):
+        machine.handle(end_of(rank, ok=False))
+    return machine.handle(OrphansGone())
+
+
+def counted(machine: Machine, lost: GroupEnd | None = None, *, again: bool = True) -> v.Actions:
+    """All workers end, and it becomes known which nodes are left."""
+    assert all_gone(machine) == ()
+    return machine.handle(v.NodesCounted(lost, again))
+
+
+def test_the_others_are_told_of_a_failure_before_anything_is_ended() -> None:
+    machine = of_several()
+    told, *rest = machine.handle(end_of(0, ok=False))
+    assert told == v.TellNodes("failure")
+    assert rest == [v.SignalWorkers(SIGTERM, "failure"), v.StartGrace()]
+    # once
+    assert machine.handle(end_of(1, ok=False)) == (v.CleanUp(),)
+
+
+def test_nothing_is_decided_before_all_have_agreed() -> None:
+    machine = of_several(1)
+    machine.handle(end_of(0, ok=False))
+    assert all_gone(machine) == ()
+    assert machine.state is GroupState.AGREEING
+    assert machine.handle(agreed(here=True)) == ()
+    assert machine.handle(v.NodesCounted()) == (v.StartWorkers(1, 1, "failure"),)
+
+
+def test_what_was_agreed_before_the_end_decides_at_the_end() -> None:
+    machine = of_several(1)
+    machine.handle(end_of(0, ok=False))
+    assert machine.handle(agreed("oom")) == ()
+    assert machine.handle(v.NodesCounted()) == ()
+    assert all_gone(machine) == (v.StartWorkers(1, 1, "oom"),)
+
+
+def test_a_worker_that_fails_since_a_node_is_lost_costs_no_restart_if_enough_are_left() -> None:
+    machine = of_several()
+    machine.handle(end_of(0, ok=False))
+    machine.handle(agreed(here=True))
+    assert counted(machine, LOST) == (v.StartWorkers(1, 0, "node"),)
+
+
+def test_the_first_word_holds() -> None:
+    machine = of_several(1, RestartPolicy(on=frozenset({"hang"})))
+    machine.handle(agreed("failure"))
+    hangs = GroupEnd("failed", "node 1 (b)", 1, finding=ELSEWHERE)
+    assert machine.handle(v.NodesAgreed("hang", hangs)) == ()
+    assert counted(machine) == (v.Finish(WorkerState.FAILED, "failure"),)
+
+
+def test_a_failure_elsewhere_ends_the_workers_here_and_counts() -> None:
+    machine = of_several(1)
+    ends = machine.handle(agreed())
+    assert ends == (v.SignalWorkers(SIGTERM, "failure"), v.StartGrace())
+    assert counted(machine) == (v.StartWorkers(1, 1, "failure"),)
+    machine.handle(v.GroupStarted(frozenset({0, 1}), 1))
+    machine.handle(agreed())
+    assert counted(machine) == (v.Finish(WorkerState.FAILED, "failure"),)
+
+
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_a_node_that_is_lost_costs_no_restart_if_enough_are_left(restarts: int) -> None:
+    machine = of_several(restarts)
+    machine.handle(v.NodesAgreed("node", LOST))
+    assert counted(machine) == (v.StartWorkers(1, 0, "node"),)
+
+
+def test_a_node_that_is_lost_costs_a_restart_if_too_few_are_left() -> None:
+    machine = of_several(1)
+    machine.handle(v.NodesAgreed("node", LOST))
+    assert counted(machine, again=False) == (v.StartWorkers(1, 1, "node"),)
+    machine.handle(v.GroupStarted(frozenset({0, 1}), 1))
+    machine.handle(v.NodesAgreed("node", LOST))
+    assert counted(machine, again=False) == (v.Finish(WorkerState.FAILED, "node"),)
+
+
+def test_who_has_succeeded_starts_again_with_the_others() -> None:
+    machine = of_several(1)
+    for rank in (0, 1):
+        machine.handle(end_of(rank, ok=True))
+    assert machine.handle(OrphansGone()) == (v.WaitForOthers(),)
+    assert machine.handle(agreed()) == ()
+    assert machine.handle(v.NodesCounted()) == (v.StartWorkers(1, 1, "failure"),)
+
+
+def test_joiners_are_told_to_all_and_cost_no_restart() -> None:
+    machine = of_several()
+    assert machine.handle(v.MembershipChanged())[0] == v.TellNodes("membership")
+    machine.handle(agreed("membership"))
+    assert counted(machine) == (v.StartWorkers(1, 0, "membership"),)
+
+
+def test_a_signal_here_is_told_and_waits_for_nobody() -> None:
+    machine = of_several(3)
+    assert machine.handle(v.SignalReceived(2))[0] == v.TellNodes("signal", 2)
+    assert all_gone(machine) == (v.Finish(WorkerState.FAILED, "signal", 2),)
+
+
+def test_a_lost_spawner_waits_for_what_all_agree_on() -> None:
+    machine = of_several()
+    assert machine.handle(SpawnerGone(7, -9)) == (v.TellNodes("spawner"),)
+    machine.handle(agreed("spawner", here=True))
+    assert machine.handle(v.NodesCounted()) == (v.StartWorkers(1, 1, "spawner"),)
+
+
+def test_a_finding_is_told_first_and_stacks_of_all_are_waited_for() -> None:
+    machine = of_several()
+    told, take = machine.handle(HANG)
+    assert told == v.TellNodes("hang", finding=TIMER)
+    assert take == v.TakeStacks(frozenset({0, 1}), TIMER)
+    hangs = GroupEnd("failed", "node 0 (a)", 0, here=True, finding=ELSEWHERE)
+    assert machine.handle(v.NodesAgreed("hang", hangs)) == ()
+    assert machine.handle(v.StacksTaken((), Blame(), TIMER)) == (v.TellStacks((), TIMER),)
+    asked, *terminate = machine.handle(v.GroupStacks(Blame((5,), ())))
+    assert asked == HANG.asked
+    assert terminate == [v.SignalWorkers(SIGTERM, "hang"), v.StartGrace()]
+
+
+def test_a_finding_elsewhere_takes_stacks_here_before_anything_is_ended() -> None:
+    machine = of_several()
+    hangs = GroupEnd("failed", "node 1 (b)", 1, finding=ELSEWHERE)
+    assert machine.handle(v.NodesAgreed("hang", hangs)) == (
+        v.TakeStacks(frozenset({0, 1}), ELSEWHERE),
+    )
+    assert machine.handle(v.StacksTaken((), Blame(), ELSEWHERE)) == (v.TellStacks((), ELSEWHERE),)
+    assert machine.handle(v.GroupStacks())[0] == v.SignalWorkers(SIGTERM, "hang")
+    assert counted(machine) == (v.Finish(WorkerState.FAILED, "hang"),)
+
+
+def test_where_the_time_of_the_run_is_over_on_one_node_nothing_is_started_again_on_any() -> None:
+    over = v.WatchdogFired(TimedOut(60.0, "run"), "timeout", whole_run=True)
+    machine = of_several(3)
+    assert machine.handle(over)[0] == v.TellNodes("timeout", finding=over.finding, final=True)
+    other = of_several(3)
+    hangs = GroupEnd("failed", "node 1 (b)", 1, finding=ELSEWHERE)
+    other.handle(v.NodesAgreed("timeout", hangs, final=True))
+    other.handle(v.StacksTaken((), Blame(), ELSEWHERE))
+    other.handle(v.GroupStacks())
+    assert counted(other) == (v.Finish(WorkerState.FAILED, "timeout"),)
+
+
+def test_stacks_that_come_late_change_nothing() -> None:
+    machine = of_several()
+    machine.handle(agreed())
+    assert machine.handle(v.GroupStacks(Blame((1,), ()))) == ()
+
+
+def test_who_comes_later_counts_as_the_others_do() -> None:
+    machine = Machine(2, alone=False)
+    machine.handle(v.Begin())
+    machine.handle(v.GroupStarted(frozenset({0, 1}), 2))
+    assert machine.restart_count == 2
+    machine.handle(agreed())
+    assert counted(machine) == (v.Finish(WorkerState.FAILED, "failure"),)
+
+
+class Group:
+    """Nodes whose machines hear each other through one list, in an order that chance decides."""
+
+    def __init__(self, seed: int, nodes: int, restarts: int, policy: RestartPolicy) -> None:
+        self.random = random.Random(seed)
+        self.machines = [Machine(restarts, policy=policy, alone=False) for _ in range(nodes)]
+        self.pending: list[deque[v.Event]] = [deque([v.Begin()]) for _ in range(nodes)]
+        self.attempts: list[list[v.StartWorkers]] = [[] for _ in range(nodes)]
+        self.ends: dict[int, v.Finish] = {}
+        self.joined: set[int] = set()
+        self.arrived: set[int] = set()
+        self.word: v.Reason | None = None
+        self.round = 0
+
+    def play(self) -> None:
+        """Go on until all have finished."""
+        for _ in range(10_000):
+            if len(self.ends) == len(self.machines):
+                return
+            ready = [n for n, events in enumerate(self.pending) if events and n not in self.ends]
+            assert ready, "they wait for each other for ever"
+            node = self.random.choice(ready)
+            for action in self.machines[node].handle(self.pending[node].popleft()):
+                self.perform(node, action)
+        raise AssertionError("they never come to an end")
+
+    def perform(self, node: int, action: v.Action) -> None:
+        pending = self.pending[node]
+        if isinstance(action, v.StartWorkers):
+            self.attempts[node].append(action)
+            self.joined.add(node)
+            if len(self.joined) == len(self.machines):
+                self.begin()
+        elif isinstance(action, v.TellNodes):
+            self.tell(action.reason)
+        elif isinstance(action, v.WaitForOthers):
+            self.arrived.add(node)
+            if len(self.arrived) == len(self.machines) and self.word is None:
+                for events in self.pending:
+                    events.append(v.BarrierPassed())
+        elif isinstance(action, v.Finish):
+            self.ends[node] = action
+        elif isinstance(action, v.CleanUp):
+            # All workers end by themselves, sooner or later.
+            pending.extend([self.progress(), OrphansGone()])
+
+    def begin(self) -> None:
+        """All have come: workers run, and some of them will fail."""
+        self.joined.clear()
+        self.arrived.clear()
+        self.word = None
+        for events in self.pending:
+            events.clear()
+            codes = [self.random.choice([0, 0, 0, 1]) for _ in range(2)]
+            restarts = max(a[-1].restart_count for a in self.attempts)
+            history = self.attempts[0][-1].history
+            events.append(v.GroupStarted(frozenset({0, 1}), restarts, history=history))
+            events.extend(end_of(rank, ok=not code) for rank, code in enumerate(codes))
+
+    def tell(self, reason: v.Reason) -> None:
+        if self.word is None:
+            self.word = reason
+            self.round += 1
+            progress = self.progress()
+            for events in self.pending:
+                # nothing is heard before the attempt has begun
+                first = bool(events) and isinstance(events[0], v.GroupStarted)
+                place = self.random.randint(int(first), len(events))
+                events.insert(place, agreed(reason))
+                counted = v.NodesCounted(progress=progress)
+                events.insert(self.random.randint(place + 1, len(events)), counted)
+
+    def progress(self) -> AttemptProgress:
+        """What one node has seen: none sees the same as another."""
+        step = self.random.choice([None, 1.0, 2.0, 3.0])
+        return AttemptProgress(step, self.random.random() < 0.2, self.round)
+
+
+POLICIES_OF_NODES = st.builds(
+    RestartPolicy,
+    window=st.sampled_from([None, 2e-9]),
+    reset_on=st.sampled_from([None, "progress"]),
+    # where a window or progress gives restarts back it would go on for long
+    max_without_progress=st.sampled_from([1, 2, 3]),
+)
+
+
+@given(
+    st.integers(0, 10**6),
+    st.integers(2, 5),
+    st.integers(0, 3),
+    st.just(RestartPolicy()) | POLICIES_OF_NODES,
+)
+def test_nodes_always_end_alike(
+    seed: int, nodes: int, restarts: int, policy: RestartPolicy
+) -> None:
+    group = Group(seed, nodes, restarts, policy)
+    group.play()
+    ends = {(end.state, end.reason, end.no_progress) for end in group.ends.values()}
+    assert len(ends) == 1
+    assert len({tuple(a.restart_count for a in each) for each in group.attempts}) == 1

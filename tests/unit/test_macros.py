@@ -45,13 +45,6 @@ def test_names_are_found_anywhere_misspelt_ones_too() -> None:
     assert names_in(value, bare=False) == {"rank", "rnak"}
 
 
-@given(st.text())
-def test_text_without_a_dollar_is_never_changed(text: str) -> None:
-    plain = text.replace("$", "")
-    assert substitute(plain, FACTS) == plain
-    assert names_in(plain) == set()
-
-
 @given(st.lists(st.sampled_from(WORKER_NAMES) | st.text(alphabet="$x{}:", max_size=3)))
 def test_all_that_is_asked_for_is_replaced(parts: list[str]) -> None:
     text = "|".join(f"${{worker:{part}}}" if part in FACTS else part for part in parts)

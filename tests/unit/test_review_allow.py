@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from omegaconf import OmegaConf
 
 from lllaunch.config.resolve import resolve
 from lllaunch.errors import Diagnostic
-from lllaunch.review.allow import HARMLESS_VARIABLES, check
+from lllaunch.review.allow import check
 from lllaunch.review.objects import Objects
 from lllaunch.review.policy import Policy, parse_policy
 
@@ -85,29 +84,21 @@ def refusals(tree: Path) -> Refusals:
         ("main", "pkg.train", ["pkg.train:main"]),
         ("main", "pkg", ["pkg.train:main"]),
         ("kit.helper", "pkg", ["pkg.tools:helper"]),
-        ("train.main", "pkg", ["pkg.train:main"]),
-        ("Trainer", "pkg.train", ["pkg.train:Trainer"]),
         ("Trainer.fit", "pkg.train", ["pkg.train:Trainer.fit"]),
         ("helped", "pkg.train", ["pkg.tools:helper"]),
         ("starred", "pkg.train", ["pkg.stars:starred"]),
         ("dumps", "pkg.train", ["json:dumps"]),
-        ("alias", "pkg.train", ["pkg.train:main"]),
         ("made", "pkg.train", ["pkg.train:made"]),
-        ("call", "pkg.train", ["subprocess:call"]),
         ("sp.call", "pkg.train", ["subprocess:call"]),
         ("either", "pkg.train", ["pkg.tools:either", "pkg.train:either"]),
         # what cannot be told
         ("os.system", "pkg.train", []),
         ("Trainer.shell", "pkg.train", []),
         ("Trainer.fit.__globals__", "pkg.train", []),
-        ("main.__globals__.get", "pkg.train", []),
         ("decided", "pkg.train", []),
-        ("path", "pkg.train", []),
         ("anything", "pkg.lazy", []),
         ("a", "pkg.cycle", []),
-        ("a", "pkg.broken", []),
         ("a", "nowhere", []),
-        ("a", "", []),
         ("sleep", "time", []),
     ],
 )
@@ -127,8 +118,6 @@ def test_where_a_name_is_defined(tree: Path, module: str, qualname: str, found: 
         ("pkg:main", "pkg.train:main"),
         ("pkg:main", "pkg:main"),
         ("pkg.train:Trainer.shell", "pkg.train:Trainer.shell"),
-        ("-m pkg", "-m pkg"),
-        ("-m  pkg", "-m pkg"),
         ("-m pkg.tools", "pkg.*"),
         ("-m pkg", "pkg/__main__.py"),
         ("-m json.tool", "-m json.tool"),
@@ -144,16 +133,12 @@ def test_entrypoints_that_are_allowed(entrypoint: str, pattern: str, refusals: R
     ("entrypoint", "pattern", "expected"),
     [
         ("pkg.train:main", "pkg", "is not in allow.entrypoints; to allow it, add 'pkg.train:main'"),
-        ("pkg.train:sp.call", "pkg.*", "is 'subprocess:call', which is not in"),
         ("pkg.train:call", "pkg.*", "is 'subprocess:call', which is not in"),
         ("pkg.train:os.system", "pkg.*", "cannot be told without importing it, so only the same"),
-        ("pkg.train:Trainer.shell", "pkg.*", "cannot be told without importing it"),
         ("pkg.lazy:popen", "*", "cannot be told without importing it"),
         ("pkg:main", "pkg:*", "is 'pkg.train:main', which is not in"),
         ("pkg.train:either", "pkg.train:*", "is 'pkg.tools:either', which is not in"),
         ("-m json.tool", "pkg.*", "add '-m json.tool' to allow.entrypoints in conf/lllaunch.yaml"),
-        ("-m pkg", "-m json.*", "is not in"),
-        ("other/no.py", "scripts/*.py", "add 'other/no.py'"),
         ("scripts/../other/no.py", "scripts/*.py", "is 'other/no.py', which is not in"),
         ("other/no.py", "other.*", "is not in"),
     ],
@@ -204,60 +189,25 @@ def test_programs(tree: Path, refusals: Refusals) -> None:
     assert ask("scripts/tool", "scripts/*") == []
 
 
-def test_a_preflight_is_a_program(tree: Path, refusals: Refusals) -> None:
-    def ask(preflight: Any, *programs: str) -> list[Diagnostic]:
-        launch = {"entrypoint": "scripts/ok.py", "preflight": preflight}
-        return refusals(launch, programs=programs, entrypoints=["*"])
-
-    assert ask("env -0", "env") == ask(["env"], "e*") == ask({"command": "env"}, "*") == []
-    (problem,) = ask("env -0", "python*")
-    assert problem.key == "launch.preflight"
-    assert "allow.programs" in str(problem)
-    tool = tree / "scripts/tool"
-    tool.symlink_to("/bin/sh")
-    (problem,) = ask("scripts/tool", "scripts/*")
-    assert f"is {os.path.realpath('/bin/sh')!r}" in str(problem)
-    assert len(ask("env")) == 1
-
-
-@pytest.mark.parametrize("written", [["${oc.env:WHAT}"], "${oc.env:WHAT}"])
-def test_a_secret_preflight_is_not_shown(
-    refusals: Refusals, monkeypatch: pytest.MonkeyPatch, written: Any
-) -> None:
-    monkeypatch.setenv("WHAT", "env")
-    launch = {"entrypoint": "scripts/ok.py", "preflight": written}
-    (problem,) = refusals(launch, programs=["python"], entrypoints=["*"])
-    assert (
-        str(problem) == "launch.preflight: '${oc.env:WHAT}' is not in allow.programs [not-allowed]"
-    )
-
-
 def test_a_secret_name_is_not_shown(refusals: Refusals, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WHAT", "other/no.py")
     monkeypatch.setenv("WHERE", "/planted")
     monkeypatch.setenv("MODULE", "decimal")
+    monkeypatch.setenv("PROGRAM", "env")
     launch = {
         "entrypoint": "${oc.env:WHAT}",
         "log_dir": "${oc.env:WHERE}",
         "preload": ["${oc.env:MODULE}"],
+        "preflight": "${oc.env:PROGRAM}",
     }
     text = "\n".join(map(str, refusals(launch)))
+    told = "launch.preflight: '${oc.env:PROGRAM}' is not in allow.programs [not-allowed]"
+    assert told in text
     assert "launch.entrypoint: '${oc.env:WHAT}' is not in allow.entrypoints [not-allowed]" in text
     assert "launch.log_dir: is outside of the tree" in text
     assert "launch.preload: is not in allow.preload [not-allowed]" in text
     for value in ("no.py", "planted", "decimal"):
         assert value not in text
-
-
-def test_preloads(refusals: Refusals) -> None:
-    launch = {"preload": ["json", "decimal"]}
-    assert refusals(launch, preload=["json", "dec*"]) == []
-    (problem,) = refusals(launch, preload=["json"])
-    expected = (
-        "launch.preload: 'decimal' is not in allow.preload; "
-        "to allow it, add 'decimal' to allow.preload in conf/lllaunch.yaml [not-allowed]"
-    )
-    assert str(problem) == expected
 
 
 def test_what_runs_in_a_batch_job_beside_the_run(tree: Path) -> None:
@@ -291,34 +241,17 @@ def test_what_runs_in_a_batch_job_beside_the_run(tree: Path) -> None:
 def test_variables_that_change_what_runs(refusals: Refusals) -> None:
     launch = {
         "env": {"PYTHONPATH": "/x", "LD_PRELOAD": "/x.so", "PATH": "/bin:/usr/bin", "MY_PATH": "1"},
-        "env_per_rank": {0: {"PYTHONHASHSEED": "0", "A": "1"}},
+        "env_per_rank": {0: {"PYTHONHASHSEED": "0", "NCCL_NET_PLUGIN": "x", "A": "1"}},
     }
     config = {"hydra": {"job": {"env_set": {"LD_LIBRARY_PATH": "/x", "B": "2"}}}}
     keys = [problem.key for problem in refusals(launch, config, env=["PATH", "MY_*", "?"])]
     assert keys == [
         "launch.env.LD_PRELOAD",
         "launch.env.PYTHONPATH",
+        "launch.env_per_rank.0.NCCL_NET_PLUGIN",
         "launch.env_per_rank.0.PYTHONHASHSEED",
         "hydra.job.env_set.LD_LIBRARY_PATH",
     ]
-
-
-@pytest.mark.parametrize(
-    "name", ["GCONV_PATH", "CUDA_INJECTION64_PATH", "NCCL_NET_PLUGIN", "OMP_TOOL_LIBRARIES", "HOME"]
-)
-def test_a_variable_that_may_load_code_is_refused_unless_it_is_listed(
-    refusals: Refusals, name: str
-) -> None:
-    launch = {"env": {name: "x"}}
-    (problem,) = refusals(launch, env=[])
-    assert problem.key == f"launch.env.{name}"
-    assert refusals(launch, env=[name]) == []
-
-
-def test_variables_that_load_nothing_are_allowed_in_every_project(
-    refusals: Refusals,
-) -> None:
-    assert refusals({"env": dict.fromkeys(HARMLESS_VARIABLES, "1")}) == []
 
 
 def test_directories_outside_of_the_tree(tree: Path, tmp_path: Path, refusals: Refusals) -> None:
@@ -333,22 +266,10 @@ def test_directories_outside_of_the_tree(tree: Path, tmp_path: Path, refusals: R
     assert refusals({"cwd": "scripts", "log_dir": "out/../logs"}) == []
 
 
-def test_a_run_outside_of_the_tree_is_refused_by_its_output_directory(tree: Path) -> None:
-    cfg = OmegaConf.create({"launch": {"entrypoint": "pkg.train:main"}})
-    spec = resolve(cfg, runtime_cwd=str(tree), output_dir="/nowhere/out")
-    (problem,) = check(spec, {}, Policy("p", entrypoints=("*",)), str(tree))
-    assert problem.key == "hydra.runtime.output_dir"
-
-
 EVIL: list[tuple[dict[str, Any], str]] = [
     ({"_target_": "os.system"}, "_target_"),
     ({"model": {"_target_": "os.system"}}, "model._target_"),
-    ({"a": [{"b": {"_target_": "os.system"}}]}, "a[0].b._target_"),
     ({"launch": {"args": {"x": {"_target_": "os.system"}}}}, "launch.args.x._target_"),
-    (
-        {"hydra": {"callbacks": {"c": {"_target_": "os.system"}}}},
-        "hydra.callbacks.c._target_",
-    ),
     (
         {"hydra": {"callbacks": {"c": {"d": {"_target_": "os.system"}}}}},
         "hydra.callbacks.c.d._target_",
@@ -356,32 +277,20 @@ EVIL: list[tuple[dict[str, Any], str]] = [
     ({"hydra": {"callbacks": "${cb}"}}, "hydra.callbacks"),
     ({"hydra": {"callbacks": {"c": "${cb}"}}}, "hydra.callbacks.c"),
     ({"hydra": {"launcher": {"_target_": "os.system"}}}, "hydra.launcher._target_"),
-    ({"hydra": {"sweeper": {"_target_": "os.system"}}}, "hydra.sweeper._target_"),
     ({"hydra": {"sweeper": {"x": {"_target_": "os.system"}}}}, "hydra.sweeper.x._target_"),
-    ({"hydra": {"searchpath": ["file:///evil"]}}, "hydra.searchpath[0]"),
     ({"hydra": {"searchpath": "${x}"}}, "hydra.searchpath"),
     (
         {"hydra": {"job_logging": {"formatters": {"f": {"()": "os.system"}}}}},
         "hydra.job_logging.formatters.f.()",
     ),
-    (
-        {"hydra": {"hydra_logging": {"handlers": {"h": {"class": "os.system"}}}}},
-        "hydra.hydra_logging.handlers.h.class",
-    ),
-    (
-        {"hydra": {"job_logging": {"handlers": {"h": {"stream": "ext://evil.run"}}}}},
-        "hydra.job_logging.handlers.h.stream",
-    ),
     ({"a": "${oc.decode:'{_target_: os.system}'}"}, "a"),
-    ({"a": "x ${oc.create:${b}}"}, "a"),
     ({"a": "${ oc.decode :${oc.env:X,'{a: 1}'}}"}, "a"),
     ({"a": "${oc.${b}:'{x: 1}'}"}, "a"),
-    ({"a": {"_target_": "${b}"}, "b": "os.system"}, "a._target_"),
+    ({"a": "${oc.${${b}}:'{x: 1}'}"}, "a"),
+    ({"hydra": {"overrides": {"e": {"_target_": "evil.main"}}}}, "hydra.overrides.e._target_"),
     ({"a": {"_target_": "os.${b}"}, "b": "system"}, "a._target_"),
     ({"a": {"_target_": 3}}, "a._target_"),
-    ({"a": {"_target_": ["os.system"]}}, "a._target_"),
     ({"a": {"_target_": "pkg.train.os.system"}}, "a._target_"),
-    ({"a": {"_target_": "{0.__class__}"}}, "a._target_"),
 ]
 
 
@@ -442,29 +351,6 @@ def test_a_search_path_does_not_climb(refusals: Refusals) -> None:
     assert problem.key == "hydra.searchpath[0]"
 
 
-@pytest.mark.untraced
-def test_a_config_that_is_huge_or_holds_itself(refusals: Refusals) -> None:
-    wide: dict[str, Any] = {f"k{n}": {"_target_": "os.system"} for n in range(10_000)}
-    assert len(refusals({}, wide)) == 10_000
-    deep: dict[str, Any] = {}
-    node = deep
-    for _ in range(5_000):
-        node["a"] = {}
-        node = node["a"]
-    node["_target_"] = "os.system"
-    node["itself"] = deep
-    (problem,) = refusals({}, deep)
-    assert len(problem.key) <= 400
-
-
-def test_without_a_policy_everything_may_run_unless_it_is_locked(tree: Path) -> None:
-    cfg = OmegaConf.create({"launch": {"entrypoint": "env", "env": {"LD_PRELOAD": "x"}}})
-    spec = resolve(cfg, runtime_cwd=str(tree), output_dir="/elsewhere")
-    assert check(spec, {"_target_": "os.system"}, None, str(tree)) == []
-    (problem,) = check(spec, {}, None, str(tree), locked=True)
-    assert str(problem).startswith("conf/lllaunch.yaml: is not there, and a locked run needs it")
-
-
 def test_the_lines_that_are_shown_where_no_policy_is_make_one(tree: Path) -> None:
     cfg = OmegaConf.create({"launch": {"entrypoint": "train.py", "preload": ["torch"]}})
     (tree / "train.py").write_text("")
@@ -473,17 +359,3 @@ def test_the_lines_that_are_shown_where_no_policy_is_make_one(tree: Path) -> Non
     _, *lines = str(problem).splitlines()
     policy = parse_policy("\n".join(lines), "conf/lllaunch.yaml")
     assert check(spec, {}, policy, str(tree), locked=True) == []
-
-
-def test_the_function_of_an_app_is_known_by_its_script(tree: Path) -> None:
-    cfg = OmegaConf.create({"launch": {}})
-    spec = resolve(cfg, runtime_cwd=str(tree), output_dir=f"{tree}/out", entrypoint_required=False)
-    entrypoint = dataclasses.replace(
-        spec.entrypoint, name="__main__", qualname="main", text="train.py:main"
-    )
-    spec = dataclasses.replace(spec, entrypoint=entrypoint, preload=("lllaunch.app.own_worker",))
-    assert check(spec, {}, Policy("p", entrypoints=("train.py:*",)), str(tree)) == []
-    (problem,) = check(spec, {}, Policy("p", entrypoints=("pkg.*",)), str(tree))
-    assert "add 'train.py:main'" in str(problem)
-    empty = dataclasses.replace(spec, entrypoint=dataclasses.replace(entrypoint, name="", text=""))
-    assert len(check(empty, {}, Policy("p", entrypoints=("pkg.*",)), str(tree))) == 1

@@ -3,21 +3,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lllaunch.config.origin import KeyOrigin, Kind, Link, Origin, Origins
+from lllaunch.config.origin import KeyOrigin, Origin, Origins
 from lllaunch.config.resolve import resolve
 from lllaunch.config.tree import leaf_items
 from lllaunch.review.annotated import (
     OriginAnnotator,
     annotated,
     comment_lines,
-    origin_json,
-    origin_text,
 )
 
 texts = st.text("ab#:'\" \\\n\r\t\x85\u2028\x1b[é🐘-{}0.~?&*!|>%@`", max_size=8)
@@ -85,37 +82,7 @@ def test_a_comment_is_one_line_and_moves_no_cursor() -> None:
     assert len(comment_lines("Here:", [])) == 1
 
 
-def at(kind: Kind, where: str, line: int | None = None, group: str = "", *losers: Origin) -> Origin:
-    return Origin(kind, where, line, group, losers)
-
-
-FILE = at("file", "conf/exp/a.yaml", 3, "exp=a")
-SCHEMA = at("schema", "structured://_lllaunch_schema")
-
-
-@pytest.mark.parametrize(
-    ("origins", "text"),
-    [
-        ([], ""),
-        ([SCHEMA], "default"),
-        ([FILE], "conf/exp/a.yaml:3"),
-        ([at("file", "conf/exp/b.yaml", 4, "exp=a")], "conf/exp/b.yaml:4 (exp=a)"),
-        ([at("override", "lr=1")], "override lr=1"),
-        ([at("override", "lr=1", None, "", SCHEMA, FILE)], "override lr=1, over conf/exp/a.yaml:3"),
-        ([at("unknown", "")], "unknown"),
-        ([at("package", "pkg://x/a.yaml", 2)], "pkg://x/a.yaml:2"),
-        ([FILE, at("hydra", "hydra")], "conf/exp/a.yaml:3"),
-        ([FILE, at("override", "lr=1")], "conf/exp/a.yaml:3 <- key1: override lr=1"),
-    ],
-)
-def test_an_origin_reads_like_this(origins: list[Origin], text: str) -> None:
-    chain = [Link(f"key{number}", origin) for number, origin in enumerate(origins)]
-    assert origin_text(chain) == text
-    told = origin_json(chain)
-    assert [each["key"] for each in told] == [link.key for link in chain]
-    assert all(
-        each.keys() == {"key", "kind", "where", "line", "group", "overridden"} for each in told
-    )
+SCHEMA = Origin("schema", "structured://_lllaunch_schema")
 
 
 def told(args: Any = None, *, sweeps: bool = False, **entries: Origin) -> OriginAnnotator:
@@ -126,7 +93,7 @@ def told(args: Any = None, *, sweeps: bool = False, **entries: Origin) -> Origin
 
 
 def where(number: int) -> Origin:
-    return at("file", "f.yaml", number)
+    return Origin("file", "f.yaml", number)
 
 
 def test_a_word_of_a_command_line_has_the_origin_of_its_argument() -> None:
@@ -137,13 +104,6 @@ def test_a_word_of_a_command_line_has_the_origin_of_its_argument() -> None:
     found = told(args, launch__args=where(9), **entries)
     lines = [found.chain(("launch", "args", place))[0].origin.line for place in range(8)]
     assert lines == [0, 0, 1, 1, 1, 2, 3, 3]
-
-
-def test_arguments_of_a_list_have_their_own_origin() -> None:
-    entries = {"launch__args": where(1), "launch__args__0": where(2), "launch__args__1": where(3)}
-    found = told(["--a", "b", "c"], **entries)
-    lines = [found.chain(("launch", "args", place))[0].origin.line for place in range(3)]
-    assert lines == [2, 3, 1]
 
 
 def test_a_limit_has_its_own_origin_or_that_of_its_preset() -> None:

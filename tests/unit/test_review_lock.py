@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -16,16 +14,13 @@ from omegaconf import OmegaConf
 from lllaunch.config import plan
 from lllaunch.config.plan import complete, dump_yaml, essential, hash_of, plan_hash, portable_plan
 from lllaunch.config.resolve import resolve
-from lllaunch.config.schema import DEFAULT, KEYS, PRESETS, UNPLANNED
-from lllaunch.config.watchdog import written_policy
-from lllaunch.errors import ConfigError, OutputError
+from lllaunch.errors import ConfigError
 from lllaunch.review.lock import (
     compare,
     lock_path,
     lock_text,
     name_problem,
     parse_lock,
-    read_lock,
     write_lock,
 )
 from lllaunch.review.refused import PlanRefused
@@ -88,17 +83,6 @@ def test_a_lock_reads_like_this_and_is_the_same_everywhere(
     assert compare(lock, specs[1]) == ()
 
 
-def test_what_differs_from_a_lock_is_told_by_key() -> None:
-    lock = parse_lock(
-        lock_text("a", [], portable_plan(spec_of({"entrypoint": "env", "nproc": 2}))), "x"
-    )
-    changes = compare(lock, spec_of({"entrypoint": "env", "nproc": 4, "run_id": "mine"}))
-    told = [str(change) for change in changes]
-    assert "launch.nproc: 2 -> 4" in told
-    assert 'launch.run_id: new, "mine"' in told
-    assert lock.renew == "python -m lllaunch plan --lock"
-
-
 # As lllaunch 0.1.0 wrote it: with all defaults, and a hash of the YAML.
 FORMER = """\
 lock: 1
@@ -159,11 +143,9 @@ def test_a_new_setting_with_a_default_changes_no_lock_and_no_hash(
     assert str(change) == "launch.brand_new: false -> true"
 
 
-REPORTED = {"after": "3h", "action": "report"}
 # What plans said of these before there was `spin`.
 WITHOUT_SPIN: list[tuple[Any, dict[str, Any] | None]] = [
     ("report", None),
-    ("none", {"stall": None}),
     ("default", {"timers": True, "stall": "30m", "warmup": "5m"}),
     (
         "strict",
@@ -175,14 +157,10 @@ WITHOUT_SPIN: list[tuple[Any, dict[str, Any] | None]] = [
             "heartbeat": "5m",
         },
     ),
-    ({"stall": "10m"}, {"stall": "10m"}),
-    ({"preset": "none", "stall": "3h"}, {"stall": "3h"}),
-    ({"stall": REPORTED}, {"stall": REPORTED}),
     (
         {"preset": "strict", "stall": "1h", "timers": False},
         {"stall": "1h", "stall_scope": "rank", "warmup": "5m", "heartbeat": "5m"},
     ),
-    ({"stall_scope": "rank"}, {"stall_scope": "rank"}),
 ]
 
 
@@ -200,22 +178,6 @@ def test_a_lock_from_before_there_was_spin_holds(said: Any, planned: dict[str, A
     hashed = hashlib.sha256(dump_yaml(whole).encode()).hexdigest()
     document = {"lock": 1, "command": [], "plan_hash": hashed, "plan": whole}
     assert compare(parse_lock(dump_yaml(document), "x"), spec) == ()
-
-
-def test_what_nobody_has_set_is_in_no_plan() -> None:
-    assert plan._DEFAULTS.keys() == {*KEYS} - UNPLANNED - {"entrypoint", "run_id", "node_rank"}
-    assert written_policy(PRESETS[DEFAULT]) == plan._WATCHDOG
-    for nproc in (1, 2):
-        found = essential(portable_plan(spec_of({"entrypoint": "env", "nproc": nproc})))
-        expected = {"entrypoint": "env"} if nproc == 1 else {"entrypoint": "env", "nproc": 2}
-        assert found == {"launch": expected}
-        assert complete(found) == portable_plan(spec_of({"entrypoint": "env", "nproc": nproc}))
-
-
-def test_the_hash_of_a_plan_is_of_its_json() -> None:
-    spec = spec_of({"entrypoint": "env", "nproc": 2})
-    text = '{"launch":{"entrypoint":"env","nproc":2}}'
-    assert plan_hash(spec) == hashlib.sha256(text.encode()).hexdigest()
 
 
 texts = st.text(st.characters(exclude_categories=()), max_size=8)
@@ -242,48 +204,11 @@ def test_any_plan_comes_back_from_its_lock(node: dict[Any, Any], command: list[s
     assert text == lock_text("a", command, made)
 
 
-def test_a_command_cannot_end_the_comment() -> None:
-    text = lock_text("a", ["x=1\nlock: 2"], portable_plan(spec_of({"entrypoint": "env"})))
-    assert yaml.safe_load(text)["lock"] == 2
-    assert parse_lock(text, "x").command == ("x=1\nlock: 2",)
-
-
-@pytest.mark.untraced
-def test_a_lock_with_ten_thousand_keys() -> None:
-    args = {f"key_{number}": number for number in range(10_000)}
-    spec = spec_of({"entrypoint": "env", "args": args})
-    assert compare(parse_lock(lock_text("a", [], portable_plan(spec)), "x"), spec) == ()
-
-
-def test_a_lock_is_written_and_read(tmp_path: Path) -> None:
-    spec = spec_of({"entrypoint": "env"})
-    text = lock_text("vision/resnet", [], portable_plan(spec))
-    path = write_lock(str(tmp_path), "vision/resnet", text)
-    assert path == f"{tmp_path}/conf/locks/vision/resnet.yaml"
-    assert compare(read_lock(path), spec) == ()
-    write_lock(str(tmp_path), "vision/resnet", text + "\n")
-    assert os.listdir(os.path.dirname(path)) == ["resnet.yaml"]
-    assert stat.S_IMODE(os.stat(path).st_mode) & 0o111 == 0
-
-
 @pytest.mark.parametrize(
     "name",
     [
-        *(
-            "",
-            "/",
-            "a/",
-            "/etc/passwd",
-            "..",
-            "../a",
-            "a/../../b",
-            "a//b",
-            "./a",
-            ".a",
-            "-a",
-            "a b",
-        ),
-        *("a\0b", "a\nb", "a\\b", "é", "a:b", "~a", "a\u202eb", "a" * 300, "a.yaml", "a/.git/b"),
+        *("", "a/", "/etc/passwd", "a/../../b", "a//b", "./a", ".a", "-a", "a b", "a\nb", "a\\b"),
+        *("é", "~a", "a\u202eb", "a" * 300, "a.yaml", "a/.git/b"),
     ],
 )
 def test_a_name_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
@@ -297,7 +222,15 @@ def test_a_name_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["resnet", "vision/resnet", "a/b/c", "_x", "v1.2", "a-b+c", "7"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet",
+        "vision/resnet",
+        "v1.2",
+        "a-b+c",
+    ],
+)
 def test_a_name_of_an_experiment_is_one_of_a_lock(name: str) -> None:
     assert name_problem(name) is None
 
@@ -316,12 +249,6 @@ def test_a_link_out_of_the_project_is_not_followed(link: str, tmp_path: Path) ->
     assert os.listdir(outside) == ["resnet.yaml"]
 
 
-def test_a_lock_that_cannot_be_written_is_an_error_with_its_path(tmp_path: Path) -> None:
-    (tmp_path / "conf").write_text("a file")
-    with pytest.raises(OutputError, match="conf/locks"):
-        write_lock(str(tmp_path), "a", "text")
-
-
 def good() -> str:
     return lock_text("a", ["+exp=a"], portable_plan(spec_of({"entrypoint": "env", "nproc": 2})))
 
@@ -334,11 +261,6 @@ def test_a_lock_that_somebody_edited_is_refused() -> None:
     (problem,) = caught.value.problems
     assert str(problem).startswith("conf/locks/a.yaml:7: plan_hash: ")
     assert caught.value.renew == "python -m lllaunch plan --lock +exp=a"
-
-
-def test_another_layout_of_the_same_plan_is_no_edit() -> None:
-    text = good().replace("    nproc: 2\n", "    nproc:   2  # two\n").replace("\n", "\r\n")
-    assert parse_lock("\n" + text, "x").plan["launch"]["nproc"] == 2
 
 
 @pytest.mark.parametrize(
@@ -358,18 +280,8 @@ def test_another_layout_of_the_same_plan_is_no_edit() -> None:
         ("plan_hash: ", "plan_hash: x", r"a.yaml:7: plan_hash: expected a SHA-256"),
         ("plan_hash: ", "plan_hsh: ", "a.yaml:7: plan_hsh: unknown key; did you mean"),
         ("  launch:", "  lunch:", "a.yaml:8: plan: expected a plan"),
-        ("lock: 2", "lock: 2\nlock: 2", "a.yaml:5: has the key 'lock' of line 4"),
         ("nproc: 2", "nproc: !!python/object:os.system {}", "has a tag"),
-        ("nproc: 2", "nproc: !!int 2", "has a tag"),
-        ("nproc: 2", "<<: {nproc: 2}", "merges mappings"),
-        ("nproc: 2", "? [nproc]\n    : 2", "has a key that is not a plain value"),
         ("nproc: 2", "<<<<<<< HEAD\n    nproc: 2", "is not valid YAML"),
-        ("nproc: 2", "nproc: \x07", "is not valid YAML"),
-        ("nproc: 2", f"nproc: {'9' * 5000}", "has a number that cannot be read"),
-        ("nproc: 2", "nproc: &a [*a]", r"holds itself: \*a stands within &a"),
-        ("nproc: 2", "nproc: *a", "has no &a"),
-        ("nproc: 2", f"nproc: {'[' * 5000}", "is nested more than 100 deep"),
-        ("plan:", "---\nplan:", "holds more than one document"),
     ],
 )
 def test_a_broken_lock_is_told_with_file_and_line(old: str, new: str, message: str) -> None:
@@ -389,29 +301,3 @@ def test_what_is_no_lock_at_all(text: str) -> None:
 def test_a_merge_conflict_is_named() -> None:
     with pytest.raises(ConfigError, match="a merge that was not resolved"):
         parse_lock("lock: 1\n<<<<<<< HEAD\na: 1\n=======\na: 2\n>>>>>>> b\n", "a.yaml")
-
-
-def test_a_yaml_bomb_goes_off_nowhere() -> None:
-    lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
-    for level in range(1, 30):
-        aliases = ", ".join([f"*a{level - 1}"] * 10)
-        lines.append(f"a{level}: &a{level} [{aliases}]")
-    with pytest.raises(ConfigError, match=r"a\.yaml:5: comes to more than 100000 values"):
-        parse_lock("\n".join(lines), "a.yaml")
-
-
-def test_files_that_are_no_files(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "latin").write_bytes(b"lock: 1\n# \xe9\n")
-    (tmp_path / "long").write_bytes(b"#" * (2 * 1024**2 + 1))
-    expected = {
-        "missing": "missing: is not there",
-        "fifo": "fifo: is not an ordinary file",
-        "": "is not an ordinary file|Is a directory|cannot be read",
-        "latin": "latin:2: is not UTF-8 text",
-        "long": "long: is longer than 2 MiB",
-        "a\0b": "cannot be read",
-    }
-    for name, message in expected.items():
-        with pytest.raises(ConfigError, match=message):
-            read_lock(os.path.join(tmp_path, name))

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from lllaunch.errors import ConfigError
-from lllaunch.review.paths import policy_path, tree_top
-from lllaunch.review.policy import Policy, parse_policy, read_policy
+from lllaunch.review.paths import tree_top
+from lllaunch.review.policy import Policy, parse_policy
 
 GOOD = """\
 # what may run here
@@ -85,13 +85,13 @@ allow:
     ]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "a", "3", "allowed: {}", "launch: {}"])
+@pytest.mark.parametrize("text", ["", "a", "launch: {}"])
 def test_a_file_that_allows_nothing_by_mistake(text: str) -> None:
     assert "p.yaml:1: " in problems_of(text)[0]
     assert "expected a mapping with the key 'allow'" in problems_of(text)[0]
 
 
-@pytest.mark.parametrize("allow", ["", "[a]", "all", "true"])
+@pytest.mark.parametrize("allow", ["", "true"])
 def test_allow_is_a_mapping(allow: str) -> None:
     (problem,) = problems_of(f"allow: {allow}")
     assert problem.startswith("p.yaml:1: allow: ")
@@ -108,39 +108,15 @@ def test_allow_is_a_mapping(allow: str) -> None:
             "has no &a for *a; quote a pattern that begins with * [yaml]",
         ),
         ("allow: !!python/object/apply:os.system [id]\n", "p.yaml:1: has a tag"),
-        ("allow: !!python/name:os.system\n", "has a tag"),
-        ("allow: !include other.yaml\n", "has a tag"),
         (
             "allow: {}\nallow: {programs: [sh]}\n",
             "p.yaml:2: has the key 'allow' of line 1 a second time [yaml]",
         ),
-        ("allow: &a\n  programs: *a\n", "p.yaml:2: holds itself"),
-        ("allow: {programs: [a\n", "is not valid YAML"),
-        ("%TAG ! tag:x,2000:\n---\nallow: !y {}\n", "has a tag"),
     ],
 )
 def test_broken_and_hostile_yaml(text: str, expected: str) -> None:
     (problem,) = problems_of(text)
     assert expected in problem
-
-
-def test_ten_thousand_wrong_keys_fill_no_screen() -> None:
-    problems = problems_of("allow:\n" + "".join(f"  k{n}: []\n" for n in range(10_000)))
-    assert len(problems) == 51
-    assert problems[-1] == "and: 9950 more problems [more]"
-
-
-def test_the_file_that_counts(tmp_path: Path) -> None:
-    top = str(tmp_path)
-    assert policy_path(top, {}) is None
-    assert policy_path(top, {"LLLAUNCH_POLICY": "/ci/policy.yaml"}) == "/ci/policy.yaml"
-    (tmp_path / "conf").mkdir()
-    (tmp_path / "conf/lllaunch.yaml").symlink_to("nowhere")
-    # there, but broken: that is no permission
-    path = policy_path(top, {"LLLAUNCH_POLICY": ""})
-    assert path == f"{top}/conf/lllaunch.yaml"
-    with pytest.raises(ConfigError, match="is not there"):
-        read_policy(path)
 
 
 def test_the_top_of_the_tree(tmp_path: Path) -> None:

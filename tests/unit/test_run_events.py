@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lllaunch.events import Exited, Orphan, OrphansGone
-from lllaunch.run.events import EventLog, encode, isoformat, read_history
+from lllaunch.run.events import EventLog, encode, read_history
 from lllaunch.run.redact import Redactor
 from lllaunch.spawner.protocol import Function, Script
 from lllaunch.spec import Entrypoint, LaunchSpec
@@ -23,14 +23,11 @@ from lllaunch.supervisor.machine import (
     Finish,
     RestartHistory,
     SignalProcess,
-    StacksTaken,
     StartWorkers,
     WatchdogFired,
     WorkerState,
 )
-from lllaunch.timer.service import Rejected
-from lllaunch.watchdog.findings import TimedOut, TimerExpired
-from lllaunch.watchdog.stacks.frames import Blame, Frame, RankStack
+from lllaunch.watchdog.findings import TimerExpired
 
 if TYPE_CHECKING:
     from lllaunch.errors import OutputError
@@ -60,23 +57,6 @@ def test_a_fact_is_one_line_with_its_own_time_first():
     ]
 
 
-def test_a_finding_is_told_with_its_type():
-    fired = WatchdogFired(
-        TimerExpired(1, 77, "sync", 10.0, 9), "hang", asked=SignalProcess(1, 77, 9)
-    )
-    line = json.loads(encode(fired, AT))
-    assert line["type"] == "WatchdogFired"
-    assert line["finding"] == {
-        "type": "TimerExpired",
-        "rank": 1,
-        "pid": 77,
-        "scope": "sync",
-        "after": 10.0,
-        "signum": 9,
-    }
-    assert (line["kind"], line["asked"]["pid"]) == ("hang", 77)
-
-
 def test_examples_in_the_docs_are_what_is_written():
     page = Path(__file__).parents[2] / "docs" / "reference" / "files.md"
     examples = [line for line in page.read_text().splitlines() if line.startswith('{"time": "')]
@@ -87,23 +67,6 @@ def test_examples_in_the_docs_are_what_is_written():
     assert [encode(each, at).decode() for each in (exited, fired)] == [
         f"{example}\n" for example in examples
     ]
-
-
-def test_stacks_are_told_down_to_their_frames():
-    stack = RankStack(0, "/run/s", (Frame("/a/x.py", 3, "f"),), "S", "", "py-spy")
-    line = json.loads(encode(StacksTaken((stack,), Blame((0,)), TimedOut(1.0)), AT))
-    assert line["stacks"][0]["frames"][0]["function"] == "f"
-    assert line["blame"]["hung"] == [0]
-
-
-def test_a_named_tuple_is_told_by_its_fields():
-    line = json.loads(encode(Rejected(7, "it has no pid", "{}"), AT))
-    assert line["type"] == "Rejected"
-    assert (line["pid"], line["reason"], line["text"]) == (7, "it has no pid", "{}")
-
-
-def test_an_event_without_time_gets_the_time_it_was_seen():
-    assert json.loads(encode(OrphansGone(), AT))["time_ns"] == AT
 
 
 @pytest.mark.parametrize(
@@ -178,25 +141,6 @@ def test_secrets_are_replaced_by_their_source():
     assert Redactor()("anything") == "anything"
 
 
-@pytest.mark.parametrize("time_ns", [0, 1, AT, 2**62])
-def test_isoformat_is_exact_to_the_microsecond(time_ns):
-    text = isoformat(time_ns)
-    assert text.endswith(f".{time_ns % 10**9 // 1000:06d}Z")
-
-
-def test_events_are_appended(tmp_path):
-    path = tmp_path / "events.jsonl"
-    for _ in range(2):
-        log = EventLog(str(path), pytest.fail)
-        log.write(OrphansGone())
-        log.close()
-        log.close()
-        log.write(OrphansGone())  # after the end: nothing
-    assert [json.loads(line)["type"] for line in path.read_text().splitlines()] == [
-        "OrphansGone"
-    ] * 2
-
-
 def test_torn_line_of_a_former_run_is_ended(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text('{"time": "20')
@@ -236,14 +180,6 @@ def test_failing_disk_is_reported_once_and_never_raises(tmp_path, monkeypatch):
     torn, whole = path.read_text().splitlines()
     assert len(torn) == 10
     assert json.loads(whole)["type"] == "OrphansGone"
-
-
-def test_unwritable_directory_is_reported_once(tmp_path):
-    failures: list[OutputError] = []
-    log = EventLog(str(tmp_path / "gone" / "events.jsonl"), failures.append)
-    log.write(OrphansGone())
-    log.close()
-    assert [each.reason for each in failures] == ["No such file or directory"]
 
 
 # What the attempts of a batch job came to, for the next one

@@ -1,9 +1,10 @@
-"""Which failure came first and what became of every worker: `judge_attempt` on made-up records."""
+"""Which failure came first, who hung, and what became of every worker: of made-up records."""
 
 from __future__ import annotations
 
 import signal
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ from lllaunch.events import (
     StartFailed,
 )
 from lllaunch.exit_codes import ExitCode, for_signal
-from lllaunch.linux.cgroup import Memory
+from lllaunch.linux.cgroup import UNKNOWN, Memory
 from lllaunch.run.causes import (
     CalledExit,
     DeviceOutOfMemory,
@@ -33,16 +34,50 @@ from lllaunch.run.causes import (
     SpawnerLost,
     StartFailure,
 )
+from lllaunch.run.ending import outcome_of
+from lllaunch.run.group import Attempt
+from lllaunch.run.hang import hang_of
 from lllaunch.run.judge import judge_attempt, was_out_of_memory
-from lllaunch.run.outcome import Ended, Failed, Lost, NotStarted, Succeeded, Victim, summarize
+from lllaunch.run.observer import Recorder
+from lllaunch.run.outcome import (
+    Ended,
+    Failed,
+    Lost,
+    NotStarted,
+    RunOutcome,
+    Succeeded,
+    Victim,
+    summarize,
+)
 from lllaunch.run.records import (
     AttemptRecord,
     ExitCall,
     PreflightRecord,
     SentSignal,
     WorkerError,
+    WorkerFiles,
     WorkerRecord,
 )
+from lllaunch.spec import Entrypoint, LaunchSpec
+from lllaunch.supervisor.machine import (
+    Finish,
+    SignalProcess,
+    StacksTaken,
+    WatchdogFired,
+    WorkerState,
+    fault_of,
+)
+from lllaunch.watchdog.findings import (
+    Finding,
+    HeartbeatLost,
+    OverMemory,
+    Spinning,
+    Stalled,
+    TimedOut,
+    TimerExpired,
+)
+from lllaunch.watchdog.stacks.frames import Blame, RankStack
+from lllaunch.workers.log_files import LogsDest
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
@@ -70,14 +105,6 @@ def attempt(*workers: WorkerRecord, **more) -> AttemptRecord:
 
 def fates(*workers: WorkerRecord, **more):
     return [each.fate for each in judge_attempt(attempt(*workers, **more)).workers]
-
-
-def test_all_succeeded():
-    found = judge_attempt(attempt(worker(0, 0), worker(1, 0)))
-    assert found.state == "succeeded"
-    assert found.root_cause is None
-    assert [each.fate for each in found.workers] == [Succeeded(), Succeeded()]
-    assert found.workers[1].pid == 101
 
 
 def test_first_exit_in_time_is_the_root_cause():
@@ -110,6 +137,8 @@ def test_worker_ended_by_the_launcher_is_no_victim():
         worker(3, 1, at=1.2, sent=(sent(15, 1.05),)),
         worker(4, 0, at=1.2, sent=(sent(15, 1.05),)),
         worker(5, 1, at=1.2, sent=(sent(15, 1.05),), error=error("KeyboardInterrupt", at=1.1)),
+        # it had raised before
+        worker(6, 1, at=31.0, sent=(sent(15, 1.05),), error=error("E: x", at=1.02)),
     ]
     assert fates(worker(0, 1), *others)[1:] == [
         Ended(15, -15, (15,)),
@@ -117,6 +146,7 @@ def test_worker_ended_by_the_launcher_is_no_victim():
         Ended(15, 1, (15,)),
         Ended(15, 0, (15,)),
         Ended(15, 1, (15,)),
+        Victim(Raised("E: x", 1), T0 + int(1.02 * S), int(1.02 * S) - S),
     ]
 
 
@@ -136,15 +166,6 @@ def test_who_called_exit_where_the_first_did_before_he_noticed_the_signal_failed
     ]
 
 
-def test_worker_that_raised_before_it_was_signalled_failed_by_itself():
-    late = worker(
-        1, -9, at=31.0, sent=(sent(15, 1.05), sent(9, 31.0)), error=error("E: x", at=1.02)
-    )
-    found = fates(worker(0, 1, at=1.0), late)[1]
-    assert isinstance(found, Victim)
-    assert found.cause == Raised("E: x", -9)
-
-
 def test_worker_that_lost_its_peer_is_not_the_root_cause():
     # the kernel closes a dying process's sockets before its parent learns of its end
     reset = worker(0, 1, at=1.4, error=error("RuntimeError: Connection closed by peer", at=1.0))
@@ -159,70 +180,51 @@ def test_worker_that_lost_its_peer_is_the_root_cause_if_nobody_else_failed_then(
     assert judge_attempt(attempt(reset, worker(1, 0))).root_cause.rank == 0
 
 
-def test_start_failure_is_a_cause_of_its_own():
-    failed = StartFailed(0, "/bin/none", "No such file or directory", 2, T0 + S)
-    found = judge_attempt(attempt(WorkerRecord(0, 0, start_failed=failed), WorkerRecord(1, 1)))
-    assert found.root_cause.cause == StartFailure("/bin/none", "No such file or directory", 2)
+NO_FILE = StartFailed(0, "/x", "No such file", 2, T0 + S)
+NOT_PICKLABLE = "NotPicklable: the return value (function) of worker 0 cannot be pickled: TypeError"
+
+
+@pytest.mark.parametrize(
+    ("one", "cause"),
+    [
+        (worker(0, -11), KilledBySignal(11)),
+        (worker(0, 1, error=error(NOT_PICKLABLE)), NotPicklableReturn("TypeError")),
+        (WorkerRecord(0, 0, start_failed=NO_FILE), StartFailure("/x", "No such file", 2)),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_how_a_worker_failed_is_its_cause(one, cause):
+    found = judge_attempt(attempt(one, WorkerRecord(1, 1)))
+    assert (found.state, found.root_cause.cause) == ("failed", cause)
     assert found.workers[1].fate == NotStarted()
-    assert found.state == "failed"
 
 
-def test_signal_is_a_cause_of_its_own_with_an_explanation():
-    found = judge_attempt(attempt(worker(0, -11))).root_cause
-    assert found.cause == KilledBySignal(11)
-    assert found.explanation.suspect == "itself"
-
-
-def test_oom_kill_becomes_its_own_cause():
+def test_oom_kill_becomes_its_own_cause_and_sigkills_of_the_launcher_do_not_count():
     before, after = Memory(cgroup_kills=0), Memory(cgroup_kills=1, limit=8 << 20)
-    found = judge_attempt(attempt(worker(0, -9, memory=after), memory=before)).root_cause
+    ours = worker(1, -9, at=2.0, sent=(sent(9, 1.5),))
+    found = judge_attempt(attempt(worker(0, -9, memory=after), ours, memory=before)).root_cause
     assert found.cause == OutOfMemory(5 << 20, 8 << 20)
     assert found.explanation.sure == "certain"
 
 
-def test_sigkills_of_the_launcher_do_not_count_among_the_unexplained():
-    before, after = Memory(cgroup_kills=0), Memory(cgroup_kills=1)
-    ours = worker(1, -9, at=2.0, sent=(sent(9, 1.5),))
-    found = judge_attempt(attempt(worker(0, -9, memory=after), ours, memory=before))
-    assert found.root_cause.explanation.sure == "certain"
-
-
-TORCH_OOM = (
-    "OutOfMemoryError: CUDA out of memory. Tried to allocate 80.00 GiB. GPU 0 has a total capacity"
-    " of 79.15 GiB of which 3.25 GiB is free. Process 77 has 70 GiB memory in use. If reserved but"
-    " unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True"
-)
-
-
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("kind", "said", "more"),
     [
         (
-            TORCH_OOM,
-            TORCH_OOM[len("OutOfMemoryError: ") : TORCH_OOM.index(". Process")],
+            "OutOfMemoryError: ",
+            "CUDA out of memory. Tried to allocate 80 GiB. GPU 0 has 79 GiB of which 3 GiB is free",
+            ". Process 77 has 70 GiB memory in use. If reserved but unallocated memory is large",
         ),
-        (
-            "RuntimeError: CUDA error: out of memory\nCUDA kernel errors",
-            "CUDA error: out of memory",
-        ),
-        (
-            "RuntimeError: MPS backend out of memory (MPS allocated: 9 GB).",
-            "MPS backend out of memory (MPS allocated: 9 GB).",
-        ),
-        (
-            "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8 bytes",
-            "Out of memory allocating 8 bytes",
-        ),
-        (
-            "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes.",
-            "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes.",
-        ),
+        ("RuntimeError: ", "CUDA error: out of memory", "\nCUDA kernel errors"),
+        ("RuntimeError: ", "MPS backend out of memory (MPS allocated: 9 GB).", ""),
+        ("cupy.cuda.memory.OutOfMemoryError: ", "Out of memory allocating 8 bytes", ""),
+        ("XlaRuntimeError: ", "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8", ""),
     ],
 )
-def test_a_gpu_without_memory_is_a_cause_of_its_own_and_a_lack_of_memory(text: str, said: str):
-    failed = worker(0, 1, error=error(text))
+def test_a_gpu_without_memory_is_a_cause_of_its_own_and_a_lack_of_memory(kind, said, more):
+    failed = worker(0, 1, error=error(kind + said + more))
     found = judge_attempt(attempt(failed)).root_cause
-    assert found.cause == DeviceOutOfMemory(text, 1)
+    assert found.cause == DeviceOutOfMemory(kind + said + more, 1)
     assert str(found.cause) == f"ran out of device memory: {said}"
     assert was_out_of_memory(failed, attempt(failed))
 
@@ -242,38 +244,24 @@ def test_who_only_speaks_of_memory_raised(text: str):
     assert not was_out_of_memory(failed, attempt(failed))
 
 
-def test_return_value_that_cannot_be_pickled_is_a_cause_of_its_own():
-    text = "NotPicklable: the return value (function) of worker 0 cannot be pickled: TypeError: no"
-    found = judge_attempt(attempt(worker(0, 1, error=error(text)))).root_cause
-    assert found.cause == NotPicklableReturn("TypeError: no")
-    assert str(found.cause) == "returned a value that cannot be pickled: TypeError: no"
-
-
-def test_spawner_that_died_is_the_root_cause_of_all():
-    found = judge_attempt(
-        attempt(worker(0), worker(1), died=SpawnerGone(77, -9, "last words"), died_ns=T0 + 2 * S)
-    )
-    assert found.root_cause.rank is None
+def test_spawner_that_died_is_the_root_cause_of_all_that_had_not_ended():
+    died = {"died": SpawnerGone(77, -9, "last words"), "died_ns": T0 + 2 * S}
+    found = judge_attempt(attempt(worker(0), worker(1), **died))
+    assert (found.state, found.root_cause.rank) == ("failed", None)
     assert found.root_cause.cause == SpawnerLost(77, -9, "last words")
     assert found.root_cause.explanation.suspect == "outside"
     assert [each.fate for each in found.workers] == [Lost("spawner"), Lost("spawner")]
-    assert found.state == "failed"
-
-
-def test_spawner_that_died_when_all_had_succeeded_is_no_failure():
-    found = judge_attempt(
-        attempt(worker(0, 0), worker(1, 0), died=SpawnerGone(77, -9), died_ns=T0 + 2 * S)
-    )
-    assert found.root_cause is None
+    assert judge_attempt(attempt(worker(0, 3), worker(1), **died)).root_cause.rank == 0
+    found = judge_attempt(attempt(worker(0, 0), worker(1, 0), **died))
+    assert (found.state, found.root_cause) == ("succeeded", None)
     assert [each.fate for each in found.workers] == [Succeeded(), Succeeded()]
-    assert found.state == "succeeded"
 
 
-def test_worker_that_failed_before_the_spawner_died_is_the_root_cause():
-    found = judge_attempt(
-        attempt(worker(0, 3), worker(1), died=SpawnerGone(77, None), died_ns=T0 + 2 * S)
-    )
-    assert found.root_cause.rank == 0
+def test_a_spawner_that_the_launcher_killed_was_killed_by_nobody_else():
+    died = SpawnerGone(5, -signal.SIGKILL, sent=(signal.SIGKILL,))
+    found = judge_attempt(attempt(worker(0), died=died, died_ns=T0 + S))
+    assert found.root_cause.explanation.suspect == "launcher"
+    assert found.root_cause.explanation.sure == "certain"
 
 
 def test_preload_that_failed_is_the_root_cause_of_all():
@@ -283,27 +271,17 @@ def test_preload_that_failed_is_the_root_cause_of_all():
     assert found.root_cause.traceback == "Traceback ..."
 
 
-def test_signal_to_the_launcher_stops_an_attempt():
-    ended = worker(0, -15, at=1.1, sent=(sent(15, 1.0),))
-    assert judge_attempt(attempt(ended), interrupted=True).state == "stopped"
-    assert judge_attempt(attempt(ended), interrupted=True).root_cause is None
-
-
-def test_failure_before_the_signal_stays_a_failure():
-    ended = worker(1, -15, at=1.1, sent=(sent(15, 1.05),))
-    assert judge_attempt(attempt(worker(0, 1), ended), interrupted=True).state == "failed"
+def test_signal_to_the_launcher_stops_an_attempt_that_had_not_failed():
+    ended = worker(0, -15, at=1.1, sent=(sent(15, 1.05),))
+    found = judge_attempt(attempt(ended), interrupted=True)
+    assert (found.state, found.root_cause) == ("stopped", None)
+    failed = attempt(ended, worker(1, 1))
+    assert judge_attempt(failed, interrupted=True).state == "failed"
 
 
 def summary(*attempts, **more):
-    return summarize(
-        attempts,
-        directory="/run",
-        run_id="r",
-        plan_hash="h",
-        started_ns=T0,
-        ended_ns=T0 + S,
-        **more,
-    )
+    known = {"directory": "/run", "run_id": "r", "plan_hash": "h"}
+    return summarize(attempts, **known, started_ns=T0, ended_ns=T0 + S, **more)
 
 
 def test_last_attempt_decides_the_run():
@@ -322,10 +300,10 @@ def test_signal_decides_over_the_attempts():
     found = summary(judge_attempt(attempt(worker(0, 1))), signum=signal.SIGINT)
     assert (found.state, found.exit_code) == ("signalled", 130)
     assert for_signal(signal.SIGTERM) == 143
-
-
-def test_run_without_attempt_failed():
-    assert summary().state == "failed"
+    # also over the watchdog
+    found = summary(judge_attempt(hung(ALL), interrupted=True), reason="signal", signum=2)
+    assert (found.state, found.exit_code) == ("signalled", 130)
+    assert found.root_cause.cause == ALL
 
 
 exits = st.tuples(
@@ -367,13 +345,6 @@ def test_every_worker_gets_one_fate_and_at_most_one_is_the_root_cause(drawn, int
         assert all(isinstance(each.fate, Succeeded) for each in found.workers)
 
 
-def test_a_spawner_that_the_launcher_killed_was_killed_by_nobody_else():
-    died = SpawnerGone(5, -signal.SIGKILL, sent=(signal.SIGKILL,))
-    found = judge_attempt(attempt(worker(0), died=died, died_ns=T0 + S))
-    assert found.root_cause.explanation.suspect == "launcher"
-    assert found.root_cause.explanation.sure == "certain"
-
-
 # Preflights
 
 
@@ -390,32 +361,24 @@ def judged(found: PreflightRecord, **more):
     return judge_attempt(attempt(not_started(0), not_started(1), preflight=found, **more))
 
 
+LATE = (sent(15, 2.0),)
+TOOK_TOO_LONG = PreflightFailure("check -v", timeout=60.0)
+
+
 @pytest.mark.parametrize(
     ("found", "cause", "at"),
     [
-        (preflight(9), PreflightFailure("check -v", 9), 1.0),
         (preflight(-11), PreflightFailure("check -v", -11), 1.0),
-        (
-            preflight(-15, 3.0, timed_out=True, sent=(sent(15, 2.0),)),
-            PreflightFailure("check -v", timeout=60.0),
-            2.0,
-        ),
+        (preflight(-15, 3.0, timed_out=True, sent=LATE), TOOK_TOO_LONG, 2.0),
         # it had failed before it was sent anything
-        (preflight(9, 1.0, sent=(sent(15, 2.0),)), PreflightFailure("check -v", 9), 1.0),
+        (preflight(9, 1.0, sent=LATE), PreflightFailure("check -v", 9), 1.0),
         # it took longer, and then it ended by itself with success
-        (
-            preflight(0, 3.0, timed_out=True, sent=(sent(15, 2.0),)),
-            PreflightFailure("check -v", timeout=60.0),
-            2.0,
-        ),
+        (preflight(0, 3.0, timed_out=True, sent=LATE), TOOK_TOO_LONG, 2.0),
     ],
 )
-def test_a_preflight_that_failed_is_the_root_cause(
-    found: PreflightRecord, cause: PreflightFailure, at: float
-):
+def test_a_preflight_that_failed_is_the_root_cause(found, cause, at):
     outcome = judged(found)
     root = outcome.root_cause
-    assert root is not None
     assert (root.cause, root.rank, root.time_ns) == (cause, None, T0 + int(at * S))
     assert root.files.stderr == "/run/attempt_0/preflight.log"
     assert outcome.state == "failed"
@@ -425,24 +388,16 @@ def test_a_preflight_that_failed_is_the_root_cause(
 def test_a_preflight_that_could_not_be_started():
     found = preflight(None)
     found.end = StartFailed(-1, "/x", "No such file or directory", 2, T0 + S)
-    root = judged(found).root_cause
-    assert root is not None
-    assert root.cause == PreflightFailure("check -v", reason="No such file or directory")
-
-
-@pytest.mark.parametrize("found", [preflight(None), preflight(0)])
-def test_a_preflight_that_did_not_fail_is_no_cause(found: PreflightRecord):
-    assert judged(found).root_cause is None
+    cause = PreflightFailure("check -v", reason="No such file or directory")
+    assert judged(found).root_cause.cause == cause
 
 
 def test_a_preflight_that_was_ended_for_something_else_is_no_cause():
     found = preflight(-15, 3.0, sent=(sent(15, 2.0),))
-    assert judge_attempt(attempt(not_started(0), preflight=found), interrupted=True).state == (
-        "stopped"
-    )
+    stopped = judge_attempt(attempt(not_started(0), preflight=found), interrupted=True)
+    assert stopped.state == "stopped"
     end = GroupEnd("failed", "node 1 (b)", 1, "raised ValueError: x", time_ns=T0 + S)
     root = judged(found, group_end=end).root_cause
-    assert root is not None
     assert str(root.cause) == "raised ValueError: x, on node 1 (b)"
 
 
@@ -450,7 +405,6 @@ def test_a_preflight_that_was_ended_for_something_else_is_no_cause():
 def test_of_a_preflight_and_another_node_the_first_counts(at: float, own: bool):
     end = GroupEnd("failed", "node 1 (b)", 1, "raised ValueError: x", time_ns=T0 + int(at * S))
     root = judged(preflight(9), group_end=end).root_cause
-    assert root is not None
     assert isinstance(root.cause, PreflightFailure) == own
 
 
@@ -474,3 +428,366 @@ def test_a_run_that_made_no_progress_has_an_exit_code_of_its_own():
     assert (outcome.state, outcome.exit_code) == ("failed", ExitCode.NO_PROGRESS)
     assert outcome.no_progress == stuck
     assert outcome.root_cause is not None
+
+
+# What the watchdog ended
+
+FIRED = 600.0
+
+ALL = Stalled((0, 1, 2), 300.0)
+TIMER = TimerExpired(1, 101, "train.py#40", 10.0, 9)
+
+
+def sent_late(signum: int = 15, at: float = FIRED + 1) -> SentSignal:
+    return SentSignal(signum, T0 + int(at * S))
+
+
+def asked(rank: int, exitcode: int | None = -15, at: float = FIRED + 2, **more) -> WorkerRecord:
+    """A worker that ended ``at`` seconds after its start, asked to by the launcher if not said."""
+    more.setdefault("sent", (sent_late(),))
+    exited = None
+    if exitcode is not None:
+        exited = Exited(rank, 100 + rank, exitcode, T0 + int(at * S))
+    started = Started(rank, 100 + rank, T0)
+    return WorkerRecord(rank, 10 + rank, started=started, exited=exited, **more)
+
+
+def hung(finding: Finding, blame: Blame | None = None, *workers: WorkerRecord, **more):
+    workers = workers or tuple(asked(rank) for rank in range(3))
+    return AttemptRecord(
+        number=0,
+        restart_count=0,
+        path="/run/attempt_0",
+        started_ns=T0,
+        ended_ns=T0 + 700 * S,
+        workers=workers,
+        finding=finding,
+        fired_ns=T0 + int(FIRED * S),
+        blame=blame,
+        **more,
+    )
+
+
+# Who hangs
+
+
+@pytest.mark.parametrize(
+    ("finding", "blame", "named", "blamed"),
+    [
+        (TIMER, None, (11,), (11,)),
+        (TIMER, Blame(), (11,), (11,)),
+        (TIMER, Blame((2,), (0, 1)), (11,), (12,)),
+        (ALL, None, (10, 11, 12), ()),
+        (ALL, Blame((), (0, 1, 2)), (10, 11, 12), ()),
+        (ALL, Blame((1, 2), (0,)), (10, 11, 12), (11, 12)),
+        (Stalled((2,), 300.0), None, (12,), (12,)),
+        (Spinning((0, 1, 2), 300.0, 21), None, (10, 11, 12), ()),
+        (Spinning((0, 1, 2), 300.0, 21), Blame((1,), (0, 2)), (10, 11, 12), (11,)),
+        (Spinning((2,), 300.0, 21), None, (12,), (12,)),
+        (Stalled((0, 2), 300.0, "rank"), None, (10, 12), (10, 12)),
+        (HeartbeatLost((0, 2), 30.0), None, (10, 12), (10, 12)),
+        (OverMemory(0, 9, 8), None, (10,), (10,)),
+        (TimedOut(60.0), Blame((1,), (0, 2)), (), ()),
+    ],
+)
+def test_who_hangs(finding, blame, named, blamed):
+    found = hang_of(hung(finding, blame))
+    assert (found.named, found.blamed) == (named, blamed)
+
+
+@pytest.mark.parametrize(
+    ("finding", "since"),
+    [
+        (ALL, FIRED - 300),
+        (Spinning((0, 1, 2), 300.0, 21), FIRED - 300),
+        (TIMER, FIRED - 10),
+        (TimedOut(60.0), None),
+    ],
+)
+def test_since_when(finding, since):
+    assert hang_of(hung(finding)).since_ns == (None if since is None else T0 + int(since * S))
+
+
+def test_who_cannot_run_is_known_from_the_stall_and_from_the_stacks():
+    stacks = (RankStack(0, state="D"), RankStack(1, state="t"), RankStack(2, state="S"))
+    found = hang_of(hung(Stalled((0, 1, 2), 9.0, asleep=(2,), stopped=(2,)), None, stacks=stacks))
+    assert (found.asleep, found.stopped) == ((10, 12), (11, 12))
+    assert list(found.stacks) == [10, 11, 12]
+
+
+# Root cause and fates
+
+
+def test_one_that_hangs_is_the_root_cause_and_others_only_waited():
+    files = WorkerFiles("/run/attempt_0/1", stderr="/run/attempt_0/1/stderr.log")
+    workers = (asked(0), asked(1, -9, files=files, sent=(sent_late(9), sent_late(15))), asked(2))
+    found = judge_attempt(hung(ALL, Blame((1,), (0, 2)), *workers))
+    root = found.root_cause
+    assert (found.state, root.rank, root.local_rank, root.ranks) == ("failed", 11, 1, (11,))
+    assert (root.cause, root.time_ns, root.files) == (ALL, T0 + int(FIRED * S), files)
+    assert root.of_watchdog
+    assert [each.fate for each in found.workers] == [
+        Ended(15, -15, (15,), waited_for=(11,)),
+        Failed(ALL, T0 + int(FIRED * S)),
+        Ended(15, -15, (15,), waited_for=(11,)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("finding", "blame"), [(ALL, Blame()), (TimedOut(60.0), Blame((1,), (0, 2)))]
+)
+def test_when_nobody_stands_out_or_time_is_over_nobody_is_to_blame(finding, blame):
+    found = judge_attempt(hung(finding, blame))
+    assert (found.root_cause.cause, found.root_cause.rank) == (finding, None)
+    assert found.root_cause.ranks == ()
+    # what is known of them is kept for what it is worth
+    known = found.root_cause.hang
+    assert [rank - 10 for rank in known.hung + known.waiting] == [*blame.hung, *blame.waiting]
+    assert [each.fate for each in found.workers] == [Ended(15, -15, (15,))] * 3
+
+
+def test_failure_before_the_finding_is_the_root_cause():
+    # It raised, and hung while it cleaned up.
+    raised = WorkerError("E: x", "Traceback", T0 + 5 * S)
+    first = asked(1, -9, error=raised, sent=(sent_late(), sent_late(9)))
+    found = judge_attempt(hung(ALL, Blame((1,), (0, 2)), asked(0), first, asked(2)))
+    root = found.root_cause
+    assert (root.rank, root.cause, root.time_ns) == (11, Raised("E: x", -9), T0 + 5 * S)
+    assert not root.of_watchdog
+    assert root.hang.finding == ALL
+    # That SIGKILL was ours.
+    assert root.explanation is None
+    assert found.workers[0].fate == Ended(15, -15, (15,))
+
+
+AT = T0 + int(FIRED * S)
+
+
+@pytest.mark.parametrize(
+    ("one", "fate"),
+    [
+        (asked(2, 1, at=FIRED + 0.5, sent=()), Victim(ExitedNonZero(1), AT + S // 2, S // 2, None)),
+        (asked(1, 1, at=FIRED + 0.5, sent=()), Failed(ALL, AT)),
+        (asked(0, 0, at=3.0, sent=()), Succeeded()),
+        (asked(2, 0, at=FIRED + 0.1, sent=()), Succeeded()),
+        (asked(1, None, abandoned=True), Lost("kernel")),
+    ],
+)
+def test_where_one_hangs_what_became_of_each_is_told(one, fate):
+    workers = [one if rank == one.local_rank else asked(rank) for rank in range(3)]
+    found = judge_attempt(hung(ALL, Blame((1,), (0, 2)), *workers))
+    assert found.root_cause.rank == 11
+    assert found.workers[one.local_rank].fate == fate
+
+
+@pytest.mark.parametrize(
+    ("finding", "workers", "more", "fate"),
+    [
+        # they wait for a preload when time is over
+        (TimedOut(60.0), (WorkerRecord(0, 10), WorkerRecord(1, 11)), {}, NotStarted()),
+        # the spawner died while stacks were taken
+        (TIMER, (asked(0, None), asked(1, None)), {"died": SpawnerGone(7, -9)}, Lost()),
+    ],
+)
+def test_finding_is_the_root_cause_though_nothing_is_known_of_workers(finding, workers, more, fate):
+    found = judge_attempt(hung(finding, None, *workers, died_ns=AT + S, **more))
+    assert found.root_cause.cause == finding
+    assert [each.fate for each in found.workers] == [fate, fate]
+
+
+def test_attempt_that_all_end_well_before_anything_is_done_about_it_succeeded():
+    done = [asked(rank, 0, at=FIRED + 0.1, sent=()) for rank in range(2)]
+    found = judge_attempt(hung(Stalled((0, 1), 9.0), None, *done))
+    assert (found.state, found.root_cause) == ("succeeded", None)
+
+
+ends = st.tuples(
+    st.sampled_from([None, 0, 1, -9, -15]),
+    st.floats(1, 2 * FIRED),
+    st.none() | st.floats(1, 2 * FIRED),
+)
+findings = st.sampled_from([ALL, TIMER, TimedOut(60.0), HeartbeatLost((0, 2), 9.0)])
+blames = st.none() | st.builds(
+    lambda hung: Blame(tuple(sorted(hung)), tuple(sorted({0, 1, 2} - hung))),
+    st.sets(st.integers(0, 2)),
+)
+
+
+@given(findings, blames, st.tuples(ends, ends, ends))
+def test_who_failed_is_part_of_the_root_cause(finding, blame, drawn):
+    workers = [
+        asked(rank, code, at, sent=() if sent_at is None else (sent_late(15, sent_at),))
+        for rank, (code, at, sent_at) in enumerate(drawn)
+    ]
+    found = judge_attempt(hung(finding, blame, *workers))
+    failed = {each.rank for each in found.workers if isinstance(each.fate, Failed)}
+    if found.root_cause is None:
+        assert [each.fate for each in found.workers] == [Succeeded()] * 3
+        return
+    assert failed <= set(found.root_cause.ranks)
+    assert found.state == "failed"
+    for each in found.workers:
+        if isinstance(each.fate, Ended):
+            assert each.rank not in each.fate.waited_for
+
+
+# The run
+
+
+def run(record: AttemptRecord, reason, **more) -> RunOutcome:
+    return summary(judge_attempt(record), reason=reason, **more)
+
+
+FAILED = attempt(worker(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("record", "reason", "code"),
+    [
+        (hung(ALL), "hang", 4),
+        (hung(TimedOut(60.0)), "timeout", 4),
+        (hung(OverMemory(0, 9, 8)), "oom", 4),
+        (replace(FAILED, stuck=True), "hang", 4),
+        (FAILED, "oom", 3),
+        (FAILED, "failure", 3),
+        (FAILED, None, 3),
+    ],
+)
+def test_exit_code_says_whether_the_watchdog_ended_the_run(record, reason, code):
+    found = run(record, reason)
+    assert (found.state, found.exit_code) == ("failed", code)
+
+
+LIMIT = TimedOut(3600.0, "run")
+
+
+@pytest.mark.parametrize(
+    ("record", "reason", "code", "told", "cause"),
+    [
+        # between attempts
+        (FAILED, "timeout", 4, LIMIT, ExitedNonZero(1)),
+        (hung(LIMIT), "timeout", 4, None, LIMIT),
+        # it changed nothing
+        (FAILED, "failure", 3, None, ExitedNonZero(1)),
+    ],
+)
+def test_limit_of_the_run_is_told_where_it_is_not_the_root_cause(record, reason, code, told, cause):
+    found = run(record, reason, limit=LIMIT)
+    assert (found.exit_code, found.limit, found.root_cause.cause) == (code, told, cause)
+
+
+# What is noted
+
+
+def noted(nproc: int = 2, read=lambda: UNKNOWN) -> Recorder:
+    recorder = Recorder(read=read)
+    dest = LogsDest(error_files={0: "", 1: ""})
+    envs = {rank: {"RANK": str(10 + rank)} for rank in range(nproc)}
+    recorder.begin(Attempt(0, "/run/attempt_0", dest, envs))
+    for rank in range(nproc):
+        recorder.note(Started(rank, 100 + rank, T0))
+    return recorder
+
+
+def record_of(recorder: Recorder) -> AttemptRecord:
+    record = recorder.latest()
+    assert record is not None
+    return record
+
+
+def fired(finding: Finding = ALL, **more: Any) -> WatchdogFired:
+    return WatchdogFired(finding, "hang", **more)
+
+
+def test_finding_before_an_attempt_or_while_it_is_being_ended_is_not_its():
+    recorder = noted()
+    recorder.ending()
+    before = Recorder(read=lambda: UNKNOWN)
+    for each in (recorder, before):
+        assert not each.fired(fired(LIMIT, whole_run=True))
+        assert each.limit == LIMIT
+    assert record_of(recorder).finding is None
+    assert before.latest() is None
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [Exited(0, 100, 1, T0), SpawnerGone(7, -9), PreloadBroken("m", "no", "")],
+    ids=lambda fact: type(fact).__name__,
+)
+def test_finding_after_the_last_worker_is_too_late(fact):
+    recorder = noted(nproc=1)
+    recorder.note(fact)
+    assert not recorder.fired(fired())
+
+
+def test_first_finding_and_its_stacks_are_kept_with_their_files():
+    recorder = noted()
+    assert recorder.fired(fired())
+    # the first one counts
+    assert not recorder.fired(fired(TIMER))
+    stacks = (RankStack(0, "/run/attempt_0/0/stacks.txt"), RankStack(1))
+    recorder.stacks_taken(StacksTaken(stacks, Blame((1,), (0,)), fired().finding))
+    record = record_of(recorder)
+    assert (record.finding, record.stacks, record.blame) == (ALL, stacks, Blame((1,), (0,)))
+    assert record.fired_ns >= record.started_ns
+    files = [each.files.stacks for each in record.workers]
+    assert files == ["/run/attempt_0/0/stacks.txt", ""]
+
+
+@pytest.mark.parametrize("pid", [101, 5555], ids=["the worker", "below it"])
+def test_signal_that_a_timer_asks_for_is_the_launcher_s(pid):
+    recorder = noted()
+    recorder.process_signalled(SignalProcess(1, pid, 9))
+    recorder.note(Exited(1, 101, -9, 2 * T0))
+    found = judge_attempt(record_of(recorder)).workers[1].fate
+    assert found == Ended(9, -9, (9,))
+
+
+def test_outcome_knows_why_the_run_ended():
+    recorder = noted(nproc=1)
+    recorder.note(Exited(0, 100, 1, T0))
+    recorder.fired(fired(LIMIT, whole_run=True))
+    recorder.finished(Finish(WorkerState.FAILED, "timeout"))
+    spec = LaunchSpec(Entrypoint("program", "x", "x"), nproc=1, log_dir="/run", cwd="/")
+    found = outcome_of(recorder, spec, "h", T0, None)
+    assert (found.exit_code, found.limit) == (4, LIMIT)
+    assert outcome_of(None, spec, "h", T0, None).exit_code == 3
+
+
+# In what way a worker failed
+
+
+@pytest.mark.parametrize(
+    ("fact", "fault"),
+    [
+        (Exited(0, 100, 137, T0), "failure"),
+        (StartFailed(0, "/x", "no", 2, T0), "failure"),
+        (Exited(0, 100, -signal.SIGKILL, T0), "died"),
+        (Exited(7, 100, -signal.SIGBUS, T0), "died"),
+    ],
+)
+def test_fault_follows_from_how_it_ended(fact, fault):
+    recorder = noted()
+    assert fault_of(recorder.note(fact)) == fault
+
+
+@pytest.mark.parametrize(
+    ("signals", "fault"), [((), "oom"), ((9,), "died")], ids=["by the kernel", "by the launcher"]
+)
+def test_fault_is_a_lack_of_memory_where_the_kernel_says_so(signals, fault):
+    kills = iter([0, 1])
+    recorder = noted(read=lambda: Memory(cgroup_kills=next(kills)))
+    for signum in signals:
+        recorder.sent(signum)
+    assert fault_of(recorder.note(Exited(0, 100, -9, 2 * T0))) == fault
+    record = record_of(recorder)
+    # as the judge says
+    assert was_out_of_memory(record.workers[0], record) is (fault == "oom")
+
+
+def test_fault_is_not_a_lack_of_memory_where_that_is_only_possible():
+    recorder = noted(read=lambda: Memory(total=100))
+    fact = Exited(0, 100, -9, T0, max_rss=99)
+    assert fault_of(recorder.note(fact)) == "died"
+    assert judge_attempt(record_of(recorder)).root_cause.cause == KilledBySignal(9)

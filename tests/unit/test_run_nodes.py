@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.launching import WAIT
 
 from lllaunch.cluster.membership import Member, Place, Roster, Share
 from lllaunch.results.store import lock_of
@@ -135,7 +136,7 @@ def test_the_word_of_a_node_before_it_came_again_is_not_the_one_that_is_waited_f
     nodes._rendezvous = SimpleNamespace(results=lambda _: next(said))  # type: ignore[assignment]
     nodes._commands = _Commands(lambda *_: None)
     try:
-        assert nodes.results(60.0) == {SECOND: [LastWord(0, {}), LastWord(2, {})]}
+        assert nodes.results(WAIT) == {SECOND: [LastWord(0, {}), LastWord(2, {})]}
     finally:
         nodes._commands.stop()
 
@@ -189,7 +190,7 @@ def test_a_signal_that_came_before_nodes_meet_is_not_waited_for(
         with pytest.raises(SignalException, match="SIGUSR1"):
             nodes.join(signals, 0, 0)
     # what is patched is what its thread comes to, however late
-    assert connecting.wait(60)
+    assert connecting.wait(WAIT)
     nodes.close(over=False)
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import sys
 from dataclasses import replace
 from types import NoneType
 from typing import Any
@@ -29,7 +30,7 @@ from lllaunch.linux.cgroup import UNKNOWN, Memory
 from lllaunch.run import observer
 from lllaunch.run.causes import DiskFull, HungInKernel
 from lllaunch.run.events import EventLog
-from lllaunch.run.group import Attempt, _header, _prefixes, _shown_ranks, env_of, target_of
+from lllaunch.run.group import Attempt, _header, _shown_ranks, env_of, target_of
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.observer import Recorder, RunObserver
 from lllaunch.run.outcome import Lost
@@ -41,14 +42,23 @@ from lllaunch.supervisor.machine import (
     Finish,
     GroupStarted,
     KillWorkers,
+    Pause,
+    SignalProcess,
     SignalReceived,
     SignalWorkers,
+    StacksTaken,
     StartGrace,
     StartWorkers,
+    TakeStacks,
+    WatchdogFired,
     WorkersStuck,
     WorkerState,
 )
+from lllaunch.timer.service import Rejected
+from lllaunch.watchdog.findings import OverMemory, Stalled, TimedOut, TimerExpired
 from lllaunch.watchdog.progress import Progress
+from lllaunch.watchdog.sampling import Sample, WorkerSample
+from lllaunch.watchdog.stacks.frames import Blame, Frame, RankStack
 from lllaunch.workers.log_files import LogsDest, destinations
 
 T0 = 1_700_000_000_000_000_000
@@ -210,33 +220,6 @@ START = (
 FIRST = "lllaunch: attempt 0: 2 workers of train.py, logs in attempt_0"
 
 
-def test_everything_observed_is_written(tmp_path):
-    told(tmp_path, *START, Finish(WorkerState.FAILED, "failure"))
-    lines = (tmp_path / "events.jsonl").read_text().splitlines()
-    types = [json.loads(line)["type"] for line in lines]
-    assert types == ["StartWorkers", "GroupStarted", "Started", "Started", "Finish"]
-
-
-def test_a_restart_names_its_cause(tmp_path):
-    lines, _ = told(
-        tmp_path,
-        *START,
-        Exited(1, 501, 7, T0 + 5),
-        SignalWorkers(15, "failure"),
-        StartGrace(),
-        StartWorkers(1, 1, "failure", 1),
-        attempt("/run/attempt_1", number=1),
-        StartWorkers(2, 2, "spawner"),
-        max_restarts=3,
-    )
-    assert lines == [
-        FIRST,
-        "lllaunch: attempt 0: rank 11 exited with status 7; restarting (1 of 3)",
-        "lllaunch: attempt 1: 2 workers of train.py, logs in attempt_1",
-        "lllaunch: attempt 1: failed; restarting",
-    ]
-
-
 def test_two_signals_are_told_once_each(tmp_path):
     lines, watcher = told(
         tmp_path,
@@ -295,6 +278,183 @@ def test_preload_that_failed_is_kept(tmp_path):
     assert watcher.recorder.records()[0].broken == broken
 
 
+# What the user is told while the watchdog works, attempts are paused, and requests are refused
+
+
+def said(tmp_path, *events: object, **more: Any) -> list[str]:
+    """What is said after an attempt began, without the launcher's name."""
+    lines, _ = told(tmp_path, *START, *events, **more)
+    return [line.removeprefix("lllaunch: ") for line in lines[1:]]
+
+
+def again(number: int) -> Attempt:
+    return attempt(f"/run/attempt_{number}", number=number)
+
+
+TIMER = TimerExpired(1, 501, "train.py#40", 10.0, 9)
+ASKED = SignalProcess(1, 501, 9)
+SLEEPS = (Frame("/run/train.py", 40, "sync"),)
+STACKS = StacksTaken(
+    (
+        RankStack(0, "/run/attempt_0/0/stacks.txt"),
+        RankStack(1, "/run/attempt_0/1/stacks.txt", SLEEPS),
+    ),
+    Blame((1,), (0,)),
+    TIMER,
+)
+
+
+def test_timer_that_expires(tmp_path):
+    lines = said(
+        tmp_path,
+        WatchdogFired(TIMER, "hang", asked=ASKED),
+        TakeStacks(frozenset({0, 1}), TIMER),
+        STACKS,
+        ASKED,
+        SignalWorkers(15, "hang"),
+        StartGrace(),
+        KillWorkers("grace"),
+    )
+    assert lines == [
+        "watchdog: rank 11 hung: its timer 'train.py#40' ran out after 10 s; taking stacks",
+        (
+            "watchdog: rank 11 is in sync (train.py:40); rank 10 waits for it; "
+            "stacks in attempt_0/*/stacks.txt"
+        ),
+        "watchdog: SIGKILL to process 501 of rank 11, as its timer asks",
+        "watchdog: SIGTERM to 2 workers; SIGKILL follows in 30 s",
+        "the grace period is over, killing 2 workers",
+    ]
+    types = [json.loads(line)["type"] for line in (tmp_path / "events.jsonl").open()]
+    assert types[4:9] == [
+        "WatchdogFired",
+        "TakeStacks",
+        "StacksTaken",
+        "SignalProcess",
+        "SignalWorkers",
+    ]
+
+
+def test_only_what_the_attempt_ends_for_is_said(tmp_path):
+    stall = Stalled((0, 1), 600.0)
+    facts = WatchdogFired(stall, "hang"), WatchdogFired(TIMER, "hang")
+    lines = said(tmp_path, *facts, StacksTaken((), Blame(), stall))
+    assert lines == [
+        (
+            "watchdog: all workers stalled: no output, no CPU use and no heartbeat for 10 min;"
+            " taking stacks"
+        )
+    ]
+
+
+def test_finding_while_the_attempt_ends_anyway_is_not_said(tmp_path):
+    lines = said(tmp_path, SignalWorkers(15, "failure"), WatchdogFired(TIMER, "hang"))
+    assert lines == []
+
+
+def test_signal_for_another_reason_than_the_watchdog_s_is_not_its(tmp_path):
+    # The kernel killed one for want of memory; workers hang in the kernel.
+    assert said(tmp_path, Exited(0, 500, -9, T0), SignalWorkers(15, "oom")) == []
+    assert said(tmp_path, WorkersStuck(), SignalWorkers(15, "hang")) == []
+
+
+FAILURE = Exited(1, 501, 7, T0 + 5)
+
+
+def test_restart_after_a_pause_is_told_before_it(tmp_path):
+    lines = said(
+        tmp_path,
+        FAILURE,
+        Pause(10.0, 1),
+        StartWorkers(1, 1, "failure", 1),
+        again(1),
+        Exited(0, 500, 3, T0 + 5),
+        Pause(20.0, 2),
+        StartWorkers(2, 2, "failure", 2),
+        max_restarts=3,
+    )
+    assert lines == [
+        "attempt 0: rank 11 exited with status 7; restarting in 10 s (1 of 3)",
+        "attempt 1: 2 workers of train.py, logs in attempt_1",
+        "attempt 1: rank 10 exited with status 3; restarting in 20 s (2 of 3)",
+    ]
+
+
+def test_other_restarts_are_not_counted(tmp_path):
+    lines = said(
+        tmp_path,
+        SpawnerGone(7, -9),
+        StartWorkers(1, 1, "spawner"),  # on the house
+        again(1),
+        StartWorkers(2, 1, "membership"),
+        again(2),
+        SpawnerGone(8, -9),
+        StartWorkers(3, 2, "spawner", 1),
+        max_restarts=1,
+    )
+    ends = [line.rpartition("; ")[2] for line in lines if "restarting" in line]
+    assert ends == ["restarting", "restarting", "restarting (1 of 1)"]
+
+
+def test_restart_after_a_finding_names_it(tmp_path):
+    fired = WatchdogFired(OverMemory(0, 9 << 30, 8 << 30), "oom")
+    again = StartWorkers(1, 1, "oom", 1)
+    lines = said(tmp_path, fired, SignalWorkers(15, "oom"), again, max_restarts=1)
+    text = "rank 10 used too much memory: 9.0 GiB, the limit is 8.0 GiB"
+    assert lines[-1] == f"attempt 0: {text}; restarting (1 of 1)"
+
+
+def test_end_of_the_run_s_time_between_attempts(tmp_path):
+    fired = WatchdogFired(TimedOut(60.0, "run"), "timeout", whole_run=True)
+    end = Finish(WorkerState.FAILED, "timeout")
+    lines = said(tmp_path, FAILURE, SignalWorkers(15, "failure"), Pause(9.0, 1), fired, end)
+    # The report says the rest.
+    assert lines == ["attempt 0: rank 11 exited with status 7; restarting in 9.0 s (1 of 0)"]
+
+
+def test_requests_that_were_refused_are_told_five_times(tmp_path):
+    bad = Rejected(77, "it has no scope_id", '{"pid": 77}')
+    many = Rejected(None, "12 more requests for timers could not be accepted", "")
+    noise = Rejected(None, "it is not JSON (no)", "\\x1b[2J")
+    lines = said(tmp_path, bad, many, noise, *[bad] * 20)
+    text = 'warning: a timer request of process 77 was refused, it has no scope_id: {"pid": 77}'
+    assert lines == [
+        text,
+        "warning: 12 more requests for timers could not be accepted",
+        "warning: a timer request was refused, it is not JSON (no): \\x1b[2J",
+        text,
+        text,
+        "warning: more timer requests were refused, see events.jsonl",
+    ]
+    assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 4 + 23
+
+
+@pytest.mark.parametrize("possible", [True, False])
+def test_a_sample_is_no_event_and_harms_nothing_where_it_cannot_be_written(
+    tmp_path, monkeypatch, possible
+):
+    if not possible:
+        # as where no descriptor is left to import it with
+        monkeypatch.setitem(sys.modules, "lllaunch.run.samples", None)
+    stream = io.StringIO()
+    log = EventLog(str(tmp_path / "events.jsonl"), pytest.fail)
+    console = Console(stream, cwd="/run")
+    watcher = RunObserver(spec(), log, console, samples=str(tmp_path / "samples.jsonl"))
+    for event in START:
+        watcher.begin(event) if isinstance(event, Attempt) else watcher.observe(event)
+    before = (tmp_path / "events.jsonl").read_text()
+    sample = Sample({1: WorkerSample(0.5, 1, 2.0, 3.0, 4)})
+    for _ in range(2):
+        assert watcher.observe(sample) is sample
+    watcher.close()
+    assert (tmp_path / "events.jsonl").read_text() == before
+    if possible:
+        lines = (tmp_path / "samples.jsonl").read_text().splitlines()
+        assert [list(json.loads(line)["ranks"]) for line in lines] == [["11"], ["11"]]
+    else:
+        assert stream.getvalue().count("samples.jsonl") == 1
+
+
 # What each worker gets
 
 FACTS = {"rank": "5", "local_rank": "1", "attempt": "2"}
@@ -341,29 +501,13 @@ def test_variables_of_a_rank_are_stronger():
 
 
 @pytest.mark.parametrize(
-    ("prefix", "shown"),
-    [
-        ("", ""),
-        ("[${worker:rank}/${worker:world_size}] ", "[5/8] "),
-        ("$x ${rank} ${worker:nope}", "$x ${rank} ${worker:nope}"),
-    ],
-)
-def test_a_prefix_is_made_per_worker_and_dollars_are_kept(prefix, shown):
-    facts = {0: {**FACTS, "world_size": "8"}}
-    assert _prefixes(spec(log_line_prefix=prefix), facts) == {0: shown}
-    assert _prefixes(spec(log_line_prefix=None), facts) is None
-
-
-@pytest.mark.parametrize(
     ("template", "several", "ranks", "shown"),
     [
         (None, False, [3], ""),
         (None, True, [3], "[default3]:"),
-        (None, True, [0, 1, 2, 3], "[default 0-3]:"),
         (None, True, [0, 1, 3], "[default 0-1,3]:"),
         # what is given is obeyed
         ("", True, [1, 2], ""),
-        ("> ", False, [3], "> "),
         ("<${worker:local_rank}> ", False, [3], "<3> "),
         ("${worker:rank}/${worker:world_size} ", True, [0, 1, 2], "8-10/16 "),
         ("${worker:hostname}:${worker:role_rank} ", True, [0, 3], "h:8,11 "),

@@ -54,6 +54,38 @@ def test_a_sample_is_a_line_of_json_by_rank() -> None:
     }
 
 
+def test_gpus_and_progress_stand_beside_what_a_worker_uses() -> None:
+    record = json.loads(encode(on_gpus(), AT, 0, int))
+    assert record["ranks"]["0"] == {
+        "cpu": 1,
+        "rss": 2,
+        "read": 3,
+        "written": 4,
+        "output": 5,
+        "gpus": ["0", "MIG-a"],
+        "step": 1200,
+        "total": 50000,
+        "rate": 3.142,
+        "eta": 15533,
+        "idle": 3,
+        "metrics": {"loss": 2.5, "lr": "nan"},
+    }
+    assert record["gpus"] == {
+        "0": {"use": 0.97, "memory": 70 << 30, "power": 512.25},
+        "MIG-a": {"memory": 5},
+    }
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    known = sample(output=None)._replace(progress={1: Progress(0.5)})
+    ranks = json.loads(encode(known, AT, 0, int))["ranks"]
+    assert ranks["1"] == {"cpu": 0.123, "rss": 1 << 30, "read": 10, "written": 0} | {
+        "step": 0.5,
+        "idle": 0,
+    }
+    assert "step" not in ranks["0"]
+
+
 def test_the_example_in_the_docs_is_what_is_written() -> None:
     page = Path(__file__).parents[2] / "docs" / "reference" / "files.md"
     (example,) = (line for line in page.read_text().splitlines() if line.startswith('{"time":1'))
@@ -65,42 +97,6 @@ def test_the_example_in_the_docs_is_what_is_written() -> None:
     line = encode(Sample(workers, gpus), 1714565400_512_000_000, 0, int)
     assert line.decode() == f"{example}\n"
     Draft202012Validator(SCHEMA).validate(json.loads(example))
-
-
-def test_gpus_are_named_by_who_sees_them() -> None:
-    record = json.loads(encode(on_gpus(), AT, 0, int))
-    assert record["ranks"]["0"]["gpus"] == ["0", "MIG-a"]
-    assert record["gpus"] == {
-        "0": {"use": 0.97, "memory": 70 << 30, "power": 512.25},
-        "MIG-a": {"memory": 5},
-    }
-
-
-def test_progress_stands_beside_what_a_worker_uses() -> None:
-    worker = json.loads(encode(on_gpus(), AT, 0, int))["ranks"]["0"]
-    assert worker["cpu"] == 1
-    assert {name: worker[name] for name in worker if name in Progress._fields} == {
-        "step": 1200,
-        "total": 50000,
-        "rate": 3.142,
-        "eta": 15533,
-        "idle": 3,
-        "metrics": {"loss": 2.5, "lr": "nan"},
-    }
-
-
-def test_of_progress_only_what_is_known_is_written() -> None:
-    progress = Progress(0.5)
-    line = encode(sample()._replace(progress={1: progress}), AT, 0, int)
-    ranks = json.loads(line)["ranks"]
-    assert ranks["1"]["step"] == 0.5
-    assert not {"total", "rate", "eta", "metrics"} & ranks["1"].keys()
-    assert "step" not in ranks["0"]
-
-
-def test_what_is_not_known_is_left_out() -> None:
-    record = json.loads(encode(sample(output=None), AT, 0, int))
-    assert "output" not in record["ranks"]["1"]
 
 
 def test_the_published_schema_has_every_field() -> None:
@@ -124,12 +120,6 @@ def played(count: int, limit: int, interval: float = 5.0, size: int = 100) -> li
         if len(times) * size > limit:
             times = [times[place] for place in thinned(times, [size] * len(times), limit)]
     return times
-
-
-def test_the_first_time_every_second_line_of_the_older_half_goes() -> None:
-    times = [5.0 * number for number in range(101)]
-    kept = thinned(times, [10] * 101, 1000)
-    assert kept == [*range(0, 51, 2), *range(51, 101)]
 
 
 @pytest.mark.parametrize("hours", [1, 5, 24, 24 * 7])
@@ -160,10 +150,6 @@ def test_whatever_the_lines_the_bound_and_their_order_hold(
     # the newer half stays as it is
     newer = [place for place in range(len(lines)) if sum(sizes[place:]) <= limit / 2]
     assert set(newer) <= set(kept)
-
-
-def test_of_nothing_nothing_is_kept() -> None:
-    assert thinned([], [], 100) == []
 
 
 def test_a_pause_of_a_week_costs_no_lines() -> None:

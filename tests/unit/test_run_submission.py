@@ -34,13 +34,11 @@ LIMITS = Limits(Requeue(preempted=2, timeout=1, node_failure=1), 90.0, {"failure
 SIGNALLED = EndFacts(143, signalled=True)
 
 
-def account(*events: QueueEvent) -> Account:
-    return Account(events)
-
-
 class TestAccount:
     def test_counts_starts_and_returns(self) -> None:
-        found = account(STARTED, Requeued("timeout", "lllaunch"), BatchStarted("7", ("node1",)))
+        found = Account(
+            [STARTED, Requeued("timeout", "lllaunch"), BatchStarted("7", ("node1",))],
+        )
         assert (found.starts, found.job, found.nodes) == (2, "7", ("node1",))
         assert (found.count("timeout"), found.count("preempted"), found.requeues) == (1, 0, 1)
 
@@ -64,91 +62,93 @@ class TestAccount:
 
     def test_refuses_one_start_too_many(self) -> None:
         lost = Requeued("node_failure", "slurm")
-        once, twice = account(STARTED, lost), account(STARTED, lost, STARTED, lost)
-        assert once.refusal("node_failure", LIMITS) == ""
-        assert twice.refusal("node_failure", LIMITS) == (
+        assert Account([STARTED, lost]).refusal("node_failure", LIMITS) == ""
+        assert Account([STARTED, lost] * 2).refusal("node_failure", LIMITS) == (
             "lost a node 2 times; cluster.requeue.node_failure is 1"
         )
 
 
-class TestDecide:
-    def test_a_success_is_over(self) -> None:
-        assert decide(account(STARTED), EndFacts(0), LIMITS) == BatchEnded(0)
+LOST = EndFacts(3, failure="failure", lost_node=True)
+FAILED = EndFacts(3, failure="failure")
+UNEXPLAINED = SIGNALLED._replace(unexplained=True)
+PREEMPTED = Requeued("preempted", "lllaunch")
+TIMEOUT = Requeued("timeout", "lllaunch")
+NODE_FAILURE = Requeued("node_failure", "lllaunch")
+TRIED = Requeued("failed", "lllaunch", "failure")
 
-    @pytest.mark.parametrize(
-        ("left", "cause"), [(None, "preempted"), (4000.0, "preempted"), (120.0, "timeout")]
-    )
-    def test_a_signal_near_the_time_limit_is_about_that(
-        self, left: float | None, cause: str
-    ) -> None:
-        facts = SIGNALLED._replace(seconds_left=left)
-        assert decide(account(STARTED), facts, LIMITS) == Requeued(cause, "lllaunch")  # type: ignore[arg-type]
 
-    def test_what_slurm_takes_back_is_preempted_whatever_the_time(self) -> None:
-        facts = SIGNALLED._replace(seconds_left=10.0, taken_back=True)
-        assert decide(account(STARTED), facts, LIMITS) == Requeued("preempted", "slurm")
+@pytest.mark.parametrize(
+    ("returns", "facts", "decision"),
+    [
+        ([], EndFacts(0), BatchEnded(0)),
+        # a signal near the time limit is about that
+        ([], SIGNALLED, PREEMPTED),
+        ([], SIGNALLED._replace(seconds_left=4000.0), PREEMPTED),
+        ([], SIGNALLED._replace(seconds_left=120.0), TIMEOUT),
+        # what Slurm takes back is preempted whatever the time
+        (
+            [],
+            SIGNALLED._replace(seconds_left=10.0, taken_back=True),
+            Requeued("preempted", "slurm"),
+        ),
+        # a lost node counts whoever notices it
+        ([], LOST, NODE_FAILURE),
+        (
+            [],
+            SIGNALLED._replace(lost_node=True, taken_back=True),
+            Requeued("node_failure", "slurm"),
+        ),
+        (
+            [NODE_FAILURE],
+            LOST,
+            BatchEnded(3, "it lost a node 2 times, and cluster.requeue.node_failure is 1"),
+        ),
+        # but not what a time limit or another job ends
+        ([], SIGNALLED._replace(lost_node=True, seconds_left=120.0), TIMEOUT),
+        ([], SIGNALLED._replace(lost_node=True, cause="preempted"), PREEMPTED),
+        ([], SIGNALLED._replace(cancelled=True), BatchEnded(143, "it was cancelled")),
+        # what goes wrong each time
+        *(
+            ([], EndFacts(code, signalled=True, failure="failure"), BatchEnded(code))
+            for code in (2, 5, 7)
+        ),
+        # what may have been cancelled is not put back
+        (
+            [],
+            UNEXPLAINED,
+            BatchEnded(143, "it was ended by SIGTERM, and Slurm does not say why"),
+        ),
+        # though nobody cancels at the very moment when the time is over
+        ([], UNEXPLAINED._replace(seconds_left=30.0), TIMEOUT),
+        # as often as it may; returns for other reasons do not count
+        ([PREEMPTED, TIMEOUT], SIGNALLED, PREEMPTED),
+        (
+            [PREEMPTED, PREEMPTED],
+            SIGNALLED,
+            BatchEnded(143, "it was preempted 3 times, and cluster.requeue.preempted is 2"),
+        ),
+        # failures: those that retries are for
+        ([], EndFacts(3), BatchEnded(3)),
+        ([], EndFacts(3, failure="hang"), BatchEnded(3)),
+        ([], FAILED, TRIED),
+        (
+            [TRIED],
+            FAILED,
+            BatchEnded(3, "it was tried again once, as retries.failure says"),
+        ),
+    ],
+)
+def test_whether_a_run_goes_back_into_the_queue(
+    returns: Sequence[Requeued], facts: EndFacts, decision: Requeued | BatchEnded
+) -> None:
+    events = [STARTED, *(each for back in returns for each in (back, STARTED))]
+    assert decide(Account(events), facts, LIMITS) == decision
 
-    def test_a_lost_node_counts_whoever_notices_it(self) -> None:
-        lost = EndFacts(3, failure="failure", lost_node=True)
-        back = Requeued("node_failure", "lllaunch")
-        assert decide(account(STARTED), lost, LIMITS) == back
-        assert decide(account(STARTED, back, STARTED), lost, LIMITS) == BatchEnded(
-            3, "it lost a node 2 times, and cluster.requeue.node_failure is 1"
-        )
-        taken = SIGNALLED._replace(lost_node=True, taken_back=True)
-        assert decide(account(STARTED), taken, LIMITS) == Requeued("node_failure", "slurm")
 
-    def test_a_lost_node_is_not_what_a_time_limit_or_another_job_ends(self) -> None:
-        near = SIGNALLED._replace(lost_node=True, seconds_left=120.0)
-        assert decide(account(STARTED), near, LIMITS) == Requeued("timeout", "lllaunch")
-        known = SIGNALLED._replace(lost_node=True, cause="preempted")
-        assert decide(account(STARTED), known, LIMITS) == Requeued("preempted", "lllaunch")
-
-    def test_a_cancelled_job_is_over(self) -> None:
-        found = decide(account(STARTED), SIGNALLED._replace(cancelled=True), LIMITS)
-        assert found == BatchEnded(143, "it was cancelled")
-
-    @pytest.mark.parametrize("code", [2, 5, 7])
-    def test_what_goes_wrong_each_time_is_over(self, code: int) -> None:
-        facts = EndFacts(code, signalled=True, failure="failure")
-        assert decide(account(STARTED), facts, LIMITS) == BatchEnded(code)
-
-    def test_what_may_have_been_cancelled_is_not_put_back(self) -> None:
-        facts = SIGNALLED._replace(unexplained=True)
-        said = "it was ended by SIGTERM, and Slurm does not say why"
-        assert decide(account(STARTED), facts, LIMITS) == BatchEnded(143, said)
-        # nobody cancels at the very moment when the time is over
-        near = facts._replace(seconds_left=30.0)
-        assert decide(account(STARTED), near, LIMITS) == Requeued("timeout", "lllaunch")
-
-    def test_as_often_as_it_may(self) -> None:
-        back = Requeued("preempted", "lllaunch")
-        assert decide(account(STARTED, back, STARTED), SIGNALLED, LIMITS) == back
-        found = decide(account(STARTED, back, STARTED, back, STARTED), SIGNALLED, LIMITS)
-        assert found == BatchEnded(
-            143, "it was preempted 3 times, and cluster.requeue.preempted is 2"
-        )
-
-    def test_never_where_that_is_not_wanted(self) -> None:
-        limits = LIMITS._replace(requeue=Requeue(0, 0, 0))
-        found = decide(account(STARTED), SIGNALLED, limits)
-        assert found == BatchEnded(143, "it was preempted once, and cluster.requeue.preempted is 0")
-
-    @pytest.mark.parametrize("kind", [None, "hang"])
-    def test_a_failure_that_no_retry_is_for(self, kind: str | None) -> None:
-        assert decide(account(STARTED), EndFacts(3, failure=kind), LIMITS) == BatchEnded(3)
-
-    def test_a_failure_that_is_tried_again(self) -> None:
-        facts = EndFacts(3, failure="failure")
-        back = Requeued("failed", "lllaunch", "failure")
-        assert decide(account(STARTED), facts, LIMITS) == back
-        assert decide(account(STARTED, back, STARTED), facts, LIMITS) == BatchEnded(
-            3, "it was tried again once, as retries.failure says"
-        )
-
-    def test_returns_for_other_reasons_do_not_count(self) -> None:
-        events = [STARTED, Requeued("timeout", "lllaunch"), STARTED]
-        assert decide(Account(events), SIGNALLED, LIMITS) == Requeued("preempted", "lllaunch")
+def test_never_where_that_is_not_wanted() -> None:
+    limits = LIMITS._replace(requeue=Requeue(0, 0, 0))
+    found = decide(Account([STARTED]), SIGNALLED, limits)
+    assert found == BatchEnded(143, "it was preempted once, and cluster.requeue.preempted is 0")
 
 
 class TestFiles:
@@ -178,24 +178,19 @@ class TestFiles:
         ]
         for event in events:
             append(path, event)
+            # half a line spoils no other
+            with open(os.path.join(path, HISTORY), "a") as file:
+                file.write('{"type": "JobEn')
         found = read_history(path)
         assert [event for _, event in found] == events
         assert all(time_ns > 0 for time_ns, _ in found)
         assert account_of(path).starts == 2
 
-    def test_half_a_line_spoils_no_other(self, tmp_path: os.PathLike[str]) -> None:
-        path = os.fspath(tmp_path)
-        append(path, STARTED)
-        with open(os.path.join(path, HISTORY), "a") as file:
-            file.write('{"type": "JobEn')
-        append(path, BatchSignalled("SIGTERM"))
-        assert [event for _, event in read_history(path)] == [STARTED, BatchSignalled("SIGTERM")]
-
 
 class TestBatchJob:
     def test_writes_down_at_once_that_a_signal_came(self, tmp_path: os.PathLike[str]) -> None:
         path = os.fspath(tmp_path)
-        job = BatchJob(path, account(STARTED), end_time=0.0)
+        job = BatchJob(path, Account([STARTED]), end_time=0.0)
         job.signalled(12)
         assert job.announced
         assert job.seconds_left == 0.0
@@ -221,6 +216,6 @@ class TestBatchJob:
         assert over.early is None
 
     def test_ends_all_the_same_where_nothing_can_be_written(self) -> None:
-        job = BatchJob("/proc/nowhere", account(STARTED))
+        job = BatchJob("/proc/nowhere", Account([STARTED]))
         job.signalled(15)
         assert job.announced

@@ -7,14 +7,11 @@ network, a store and workers that chance delays, ends and cuts off.
 from __future__ import annotations
 
 import json
-import threading
-import time
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.simulation import FAULTS, PHASES, Scenario, Violation, World, random_scenario
-from lllaunch.cluster import rendezvous
 from lllaunch.cluster.membership import keep_alive_interval
 from lllaunch.cluster.rendezvous import keep_alive, torchs_keep_alive
 
@@ -45,37 +42,6 @@ def test_after_anything_that_can_be_survived_all_end_well(kind: str) -> None:
     assert ended["SUCCEEDED"] >= 5, ended
     if kind not in {"cut", "stopped"}:
         assert [each.kind for each in world.recoveries] == [kind]
-
-
-def test_a_run_is_the_same_each_time_that_it_is_played() -> None:
-    scenario = random_scenario(3)
-    first, second = play(scenario), play(scenario)
-    assert first.now == second.now
-    assert first.load == second.load
-
-
-def test_other_threads_of_the_process_have_the_real_time() -> None:
-    # as torch's signs of life, which other tests' rendezvous have left running
-    over = threading.Event()
-    read: list[float] = []
-
-    def look() -> None:
-        while not over.is_set():
-            if rendezvous.time is not time:
-                read.append(rendezvous.time.monotonic())
-                rendezvous.time.sleep(1e-9)
-
-    other = threading.Thread(target=look)
-    began = time.monotonic()
-    other.start()
-    try:
-        world = play(Scenario(6, 7, spare=1, nproc=2, faults=((45.0, "joins"),), clean_at=150.0))
-    finally:
-        over.set()
-        other.join()
-    assert read
-    assert all(began <= each <= time.monotonic() for each in read)
-    assert world.states() == {"SUCCEEDED": 7}
 
 
 def test_what_a_node_asks_of_the_store_does_not_grow_with_the_nodes() -> None:

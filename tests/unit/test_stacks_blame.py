@@ -69,42 +69,33 @@ def stacks(places: str, states: str = "") -> tuple[RankStack, ...]:
 
 
 @pytest.mark.parametrize(
-    ("letter", "expected"),
+    ("frames", "expected"),
     [
-        ("s", Waits.NO),
-        ("S", Waits.NO),
-        ("a", Waits.SURELY),
-        ("i", Waits.SURELY),
-        ("f", Waits.SURELY),
-        ("d", Waits.PERHAPS),
-        ("w", Waits.PERHAPS),
-        ("m", Waits.PERHAPS),
-        ("h", Waits.NO),
-        ("?", Waits.NO),
-    ],
-)
-def test_what_frames_say(letter: str, expected: Waits) -> None:
-    assert waits(PLACES[letter]) is expected
-
-
-@pytest.mark.parametrize(
-    ("frame", "expected"),
-    [
-        (Frame(f"{LIB}/torch/distributed/elastic/agent/server/api.py", 1, "run"), Waits.NO),
-        (Frame(f"{LIB}/horovod/torch/mpi_ops.py", 1, "synchronize"), Waits.SURELY),
-        (Frame(f"{LIB}/jax/experimental/multihost_utils.py", 1, "sync"), Waits.SURELY),
-        (Frame(f"{LIB}/torch/cuda/__init__.py", 1, "synchronize"), Waits.PERHAPS),
-        (Frame(f"{LIB}/torch/cuda/__init__.py", 1, "set_device"), Waits.NO),
+        (PLACES["s"], Waits.NO),
+        (PLACES["S"], Waits.NO),
+        (PLACES["a"], Waits.SURELY),
+        (PLACES["i"], Waits.SURELY),
+        (PLACES["f"], Waits.SURELY),
+        (PLACES["d"], Waits.PERHAPS),
+        (PLACES["w"], Waits.PERHAPS),
+        (PLACES["m"], Waits.PERHAPS),
+        (PLACES["h"], Waits.NO),
+        ((), Waits.NO),
+        ((Frame(f"{LIB}/torch/distributed/elastic/agent/server/api.py", 1, "run"),), Waits.NO),
+        ((Frame(f"{LIB}/horovod/torch/mpi_ops.py", 1, "synchronize"),), Waits.SURELY),
+        ((Frame(f"{LIB}/jax/experimental/multihost_utils.py", 1, "sync"),), Waits.SURELY),
+        ((Frame(f"{LIB}/torch/cuda/__init__.py", 1, "synchronize"),), Waits.PERHAPS),
+        ((Frame(f"{LIB}/torch/cuda/__init__.py", 1, "set_device"),), Waits.NO),
         # As py-spy writes it.
-        (Frame(f"{LIB}/torch/_tensor.py", 1, "Tensor.backward"), Waits.PERHAPS),
-        (Frame("/home/u/mpi.py", 1, "main", "comm.Barrier()"), Waits.PERHAPS),
-        (Frame("/home/u/mpi.py", 1, "main", "comm.allreduce(x)"), Waits.PERHAPS),
-        (Frame("/home/u/mpi.py", 1, "main", "x = await_it()"), Waits.NO),
-        (Frame("/usr/lib/python3.11/threading.py", 1, "wait", "waiter.acquire()"), Waits.NO),
+        ((Frame(f"{LIB}/torch/_tensor.py", 1, "Tensor.backward"),), Waits.PERHAPS),
+        ((Frame("/home/u/mpi.py", 1, "main", "comm.Barrier()"),), Waits.PERHAPS),
+        ((Frame("/home/u/mpi.py", 1, "main", "comm.allreduce(x)"),), Waits.PERHAPS),
+        ((Frame("/home/u/mpi.py", 1, "main", "x = await_it()"),), Waits.NO),
+        ((Frame("/usr/lib/python3.11/threading.py", 1, "wait", "waiter.acquire()"),), Waits.NO),
     ],
 )
-def test_what_one_frame_says(frame: Frame, expected: Waits) -> None:
-    assert waits((frame, MAIN)) is expected
+def test_what_frames_say(frames: tuple[Frame, ...], expected: Waits) -> None:
+    assert waits((*frames, MAIN)) is expected
 
 
 @pytest.mark.parametrize(
@@ -116,29 +107,21 @@ def test_what_one_frame_says(frame: Frame, expected: Waits) -> None:
         ("aSsa", STALLED, (1, 2), (0, 3)),
         ("bsa", STALLED, (1,), (0, 2)),
         ("sii", STALLED, (0,), (1, 2)),
-        ("hdd", STALLED, (0,), (1, 2)),
         ("sdd", STALLED, (0,), (1, 2)),
         ("wsw", STALLED, (1,), (0, 2)),
-        ("msa", STALLED, (1,), (0, 2)),
         # Backward alone may be computing: it hangs where all others surely wait.
         ("aad", STALLED, (2,), (0, 1)),
         # Whatever the finding names, frames are stronger.
         ("asa", Stalled((2,), 9.0, "rank"), (1,), (0, 2)),
-        ("asa", HeartbeatLost((0,), 9.0), (1,), (0, 2)),
         ("asa", TimedOut(9.0), (1,), (0, 2)),
         # All are at the same place: nobody, but for those that the finding names.
         ("aaa", STALLED, (), ()),
-        ("aaa", TimedOut(9.0), (), ()),
         ("aaa", ONE, (1,), (0, 2)),
-        ("ddd", STALLED, (), ()),
         # All are in collectives, at different places: the minority.
         ("aab", STALLED, (2,), (0, 1)),
         ("bBb", STALLED, (1,), (0, 2)),
         ("aaabi", STALLED, (3, 4), (0, 1, 2)),
-        ("aab", ONE, (2,), (0, 1)),
         ("ab", STALLED, (), ()),
-        ("aabb", TimedOut(9.0), (), ()),
-        ("abi", STALLED, (), ()),
         ("abi", ONE, (1,), (0, 2)),
         # None is in a collective.
         ("sss", STALLED, (), ()),
@@ -146,14 +129,19 @@ def test_what_one_frame_says(frame: Frame, expected: Waits) -> None:
         ("sss", ONE, (1,), ()),
         ("sss", HeartbeatLost((0, 2), 9.0), (0, 2), ()),
         # Of those without frames only the finding can tell.
-        ("???", STALLED, (), ()),
         ("???", ONE, (1,), ()),
-        ("???", TimedOut(9.0), (), ()),
         ("?sa", STALLED, (1,), (2,)),
         ("a?a", STALLED, (), ()),
         ("a?a", ONE, (1,), (0, 2)),
         ("?", Stalled((0,), 9.0), (), ()),
-        ("", STALLED, (), ()),
+        # An expired timer names its rank unless it waits.
+        ("ssa", timer(0), (0,), (2,)),
+        ("???", timer(2), (2,), ()),
+        # It only waited for another, whose timer is later or missing.
+        ("asa", timer(2), (1,), (0, 2)),
+        ("ada", timer(2), (1,), (0, 2)),
+        # It was perhaps waiting, and its timer ran out for sure.
+        ("wsw", timer(2), (2,), (0,)),
     ],
 )
 def test_blame_by_frames(
@@ -163,39 +151,15 @@ def test_blame_by_frames(
 
 
 @pytest.mark.parametrize(
-    ("places", "finding", "hung", "waiting"),
-    [
-        ("sss", timer(1), (1,), ()),
-        ("saa", timer(0), (0,), (1, 2)),
-        ("ssa", timer(0), (0,), (2,)),
-        ("???", timer(2), (2,), ()),
-        ("aaa", timer(2), (2,), (0, 1)),
-        # It only waited for another, whose timer is later or missing.
-        ("asa", timer(2), (1,), (0, 2)),
-        ("ada", timer(2), (1,), (0, 2)),
-        # It was perhaps waiting, and its timer ran out for sure.
-        ("wsw", timer(2), (2,), (0,)),
-    ],
-)
-def test_an_expired_timer_names_its_rank_unless_it_waits(
-    places: str, finding: Finding, hung: tuple[int, ...], waiting: tuple[int, ...]
-) -> None:
-    assert blame(stacks(places), finding) == Blame(hung, waiting)
-
-
-@pytest.mark.parametrize(
     ("places", "states", "finding", "hung", "waiting"),
     [
         ("aaa", "STS", STALLED, (1,), (0, 2)),
-        ("aaa", "SDS", STALLED, (1,), (0, 2)),
         ("a?a", "StS", STALLED, (1,), (0, 2)),
         ("sas", "STS", STALLED, (1,), ()),
         ("saa", "SDT", TimedOut(9.0), (1, 2), ()),
         ("sss", "DDD", STALLED, (0, 1, 2), ()),
         ("aaa", "SST", timer(0), (2,), (0, 1)),
-        ("aaa", "SST", timer(2), (2,), (0, 1)),
         ("ssa", "STS", timer(0), (0,), (2,)),
-        ("???", ["", "", ""], STALLED, (), ()),
     ],
 )
 def test_those_that_cannot_run_hang(

@@ -243,15 +243,6 @@ def test_of_a_node_that_is_gone_nothing_is_expected(three: Playing) -> None:
     assert three.said(2) == [[FAILED, _Counted([2], farthest)]] * 2
 
 
-def test_when_the_node_that_collects_is_gone_the_others_miss_it_in_time(three: Playing) -> None:
-    three.turns(2)
-    three.nodes[1].end(FAILED)
-    say(three, 1, 3.0)
-    say(three, 2, 4.0)
-    three.turns(SETTLES + 4 * PATIENCE, dead=[0])
-    assert three.said(0) == [[FAILED, _Counted([0])]] * 2
-
-
 def _ask(playing: Playing, number: int, group_rank: int | None) -> None:
     """Let a node ask all where their workers stand; None: it is gone before it says what."""
     playing.store.set("looks", str(number))

@@ -1,4 +1,4 @@
-"""sweep.jsonl: whole records or none, whatever it is cut off at; and the lock beside it."""
+"""sweep.jsonl: whole records or none, whatever it is cut off at; and sweep.json, made from it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,32 @@ import io
 import json
 import os
 import tempfile
+from dataclasses import replace
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lllaunch.errors import ConfigError, OutputError
+from lllaunch.run.events import isoformat
 from lllaunch.sweep import journal as journal_module
 from lllaunch.sweep.directory import JOURNAL, SweepDirectory
+from lllaunch.sweep.history import (
+    RETURN_LIMIT,
+    JobHistory,
+    SweepHistory,
+    SweepResult,
+    read_result,
+    read_results,
+    render_summary,
+    result_of,
+    summary_of,
+    write_summary,
+)
 from lllaunch.sweep.journal import (
-    VERSION,
     ComposedRecord,
     Damaged,
     EndedRecord,
@@ -34,6 +49,14 @@ from lllaunch.sweep.journal import (
     encode,
     parse,
     read_journal,
+)
+from lllaunch.sweep.objective import (
+    Direction,
+    Objective,
+    Objectives,
+    as_direction,
+    improvements,
+    objective_of,
 )
 from lllaunch.sweep.pool import Lease
 
@@ -87,11 +110,12 @@ def lines_of(some: tuple[Record, ...]) -> list[bytes]:
     return [encode(record, 1_700_000_000_123_456_789 + i) for i, record in enumerate(some)]
 
 
-def read(data: bytes) -> list[Record]:
-    return [entry.record for _, entry in parse(data.splitlines(keepends=True)) if entry]
+headers = st.builds(
+    HEADER._replace, direction=st.sampled_from([None, "maximize"]), slots=st.none() | leases
+)
 
 
-@given(records, st.integers(0, 2**62))
+@given(records | headers, st.integers(0, 2**62))
 def test_a_record_is_one_line_and_reads_as_it_was(record: Record, time_ns: int) -> None:
     line = encode(record, time_ns)
     assert line.count(b"\n") == 1
@@ -99,18 +123,13 @@ def test_a_record_is_one_line_and_reads_as_it_was(record: Record, time_ns: int) 
     assert decode(line) == JournalEntry(time_ns, record)
 
 
-def test_a_header_says_what_is_better_and_what_may_be_leased_if_that_is_known() -> None:
-    known = HEADER._replace(direction="maximize", slots=Lease(("0", "1"), (4,)))
-    fields = json.loads(encode(known, 1))
-    assert fields["direction"] == "maximize"
-    assert fields["slots"] == {"gpus": ["0", "1"], "cpus": [4]}
-    assert decode(encode(known, 1)) == JournalEntry(1, known)
+def test_a_header_says_only_what_is_known() -> None:
     # as older ones have it
-    assert {"direction", "slots"}.isdisjoint(json.loads(encode(HEADER, 1)))
+    fields = json.loads(encode(HEADER, 1))
+    assert {"direction", "slots"}.isdisjoint(fields)
     # what a later one might write
-    fields["direction"] = ["minimize", "maximize"]
-    entry = decode(json.dumps(fields).encode())
-    assert entry == JournalEntry(1, known._replace(direction=None))
+    later = {**fields, "direction": ["minimize", "maximize"]}
+    assert decode(json.dumps(later).encode()) == JournalEntry(1, HEADER)
     with pytest.raises(ValueError, match="'slots' is not valid"):
         decode(json.dumps({**fields, "slots": 3}).encode())
 
@@ -132,24 +151,6 @@ def test_a_line_has_its_time_twice_and_its_type() -> None:
             "return_value": {"loss": 0.5},
         },
     }
-
-
-def test_a_value_that_is_null_is_not_the_lack_of_one() -> None:
-    for text, there in ((None, False), ("null", True)):
-        ended = EndedRecord(0, 0, Result("succeeded", 0, return_value=text))
-        line = encode(ended, 1)
-        assert ("return_value" in json.loads(line)["result"]) is there
-        assert decode(line) == JournalEntry(1, ended)
-
-
-@given(journals, st.data())
-def test_any_prefix_is_readable_and_gives_a_prefix(some: tuple[Record, ...], data) -> None:
-    lines = lines_of(some)
-    whole = b"".join(lines)
-    cut = data.draw(st.integers(0, len(whole)))
-    found = read(whole[:cut])
-    ends = [len(b"".join(lines[: i + 1])) for i in range(len(lines))]
-    assert found == list(some[: sum(end <= cut for end in ends)])
 
 
 @given(journals, st.binary(max_size=20).filter(lambda tail: b"\n" not in tail))
@@ -197,6 +198,8 @@ def test_a_journal_is_created_with_its_header_and_grows(tmp_path) -> None:
     again.append(Resumed("0.1.0"))
     again.append(STARTED)
     again.close()
+    with pytest.raises(OutputError, match="Bad file descriptor"):
+        again.append(COMPOSED)
     assert [entry.time_ns for entry in read_journal(path)] == [1, 2, 3, 4]
     assert os.listdir(tmp_path) == [JOURNAL]
 
@@ -215,17 +218,16 @@ def test_a_second_sweep_is_not_mixed_into_a_journal(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b"{]\n", "it is not JSON"),
         (b"\xff\n", "it is not JSON"),
         (b'{"a": NaN}\n', "NaN is not JSON"),
-        (b"\n", "it is not JSON"),
         (b"[1]\n", "it is not a JSON object"),
         (b"{}\n", "its 'type' is missing"),
         (b'{"type": 3}\n', "its 'type' is not valid"),
         (b'{"type": "over", "time_ns": "x"}\n', "its 'time_ns' is not valid"),
         (b'{"type": "skipped", "time_ns": 1, "job": 1}\n', "its 'reason' is missing"),
         (b'{"type": "skipped", "time_ns": 1, "job": -1}\n', "its 'job' is not valid"),
-        (b'{"type": "skipped", "time_ns": 1, "job": true}\n', "its 'job' is not valid"),
+        (b'{"type": "over", "time_ns": -1}\n', "its 'time_ns' is not a time"),
+        (b'{"type": "over", "time_ns": %d}\n' % 10**30, "its 'time_ns' is not a time"),
         (encode(HEADER, 1), "a sweep begins with its header, and only there"),
         (b"[" * 100_000 + b"\n", "it is nested too deeply"),
         (b"\0\0\n", "it holds NUL bytes"),
@@ -258,24 +260,6 @@ def test_what_a_later_lllaunch_adds_is_passed_over(tmp_path) -> None:
     found = [entry.record for entry in read_journal(str(path))]
     assert found == [HEADER, SKIPPED, STARTED]
     assert unknown in path.read_bytes()
-
-
-def test_another_version_is_refused(tmp_path) -> None:
-    path = tmp_path / JOURNAL
-    path.write_bytes(encode(HEADER._replace(version=VERSION + 1, lllaunch="9.9"), 1))
-    for use in (Journal.open, lambda name: list(read_journal(name))):
-        with pytest.raises(ConfigError) as caught:
-            use(str(path))
-        assert f"version {VERSION + 1} (lllaunch 9.9)" in str(caught.value)
-
-
-@pytest.mark.parametrize("cut", [0, 1, len(encode(HEADER, 1)) - 1])
-def test_a_journal_without_a_whole_header_cannot_be_resumed(tmp_path, cut: int) -> None:
-    path = tmp_path / JOURNAL
-    path.write_bytes(encode(HEADER, 1)[:cut])
-    assert list(read_journal(str(path))) == []
-    with pytest.raises(ConfigError, match="holds no record of a sweep"):
-        Journal.open(str(path))
 
 
 def test_files_that_cannot_be_read_or_made_are_named(tmp_path) -> None:
@@ -349,14 +333,6 @@ def test_every_record_is_one_write_and_one_fsync(tmp_path, monkeypatch) -> None:
     assert [entry.record for entry in read_journal(journal.path)] == list(ALL)
 
 
-def test_a_closed_journal_takes_nothing(tmp_path) -> None:
-    journal = Journal.create(str(tmp_path / JOURNAL), HEADER)
-    journal.close()
-    with pytest.raises(OutputError, match="Bad file descriptor"):
-        journal.append(COMPOSED)
-    assert [entry.record for entry in read_journal(journal.path)] == [HEADER]
-
-
 def test_the_last_config_of_a_job_is_found(tmp_path) -> None:
     journal = Journal.create(str(tmp_path / JOURNAL), HEADER)
     journal.append(COMPOSED)
@@ -398,7 +374,6 @@ def test_a_sweep_directory_is_held_by_one(tmp_path) -> None:
         message = str(caught.value)
         assert message.startswith(f"hydra.launcher.resume: {path!r} is in use by another sweep")
         assert f"(pid {os.getpid()} on " in message
-    directory.release()
     SweepDirectory.claim(path).release()
 
 
@@ -417,12 +392,335 @@ def test_numbers_of_directories_that_are_there_are_known(tmp_path) -> None:
         assert directory.numbers() == {0, 17, 21}
 
 
-@pytest.mark.parametrize("time_ns", [-1, 10**21, 10**30])
-def test_a_time_that_is_none_is_damage_in_a_line(tmp_path: Path, time_ns: int) -> None:
-    path = tmp_path / JOURNAL
-    Journal.create(str(path), HEADER).close()
-    line = json.loads(encode(STARTED, 1)) | {"time_ns": time_ns}
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    with pytest.raises(ConfigError, match=r"is damaged in line 2: its 'time_ns' is not a time"):
-        list(read_journal(str(path)))
+SECOND = 1_000_000_000
+T0 = 1_700_000_000 * SECOND
+FIRST = Header("day-time", "0.1.0", ("lr=1,2",))
+LEASE = Lease(("0",), (1, 2))
+GOOD = Result("succeeded", 0, "", 2.5, "0.25")
+BAD = Result("failed", 3, "rank 1: ValueError: no", 1.0)
+
+
+def composed(job: int) -> ComposedRecord:
+    return ComposedRecord(job, (f"lr={job}",), str(job), "f" * 64, {"lr": job})
+
+
+def history(*records: Record) -> SweepHistory:
+    return SweepHistory(JournalEntry(T0 + i * SECOND, record) for i, record in enumerate(records))
+
+
+def test_a_job_goes_from_composed_to_its_end() -> None:
+    first, again = StartedRecord(0, 0, LEASE), StartedRecord(0, 1, LEASE)
+    known = history(FIRST, composed(0), first, EndedRecord(0, 0, BAD), again)
+    assert (known.jobs[0].state, known.jobs[0].tries, known.jobs[0].result) == ("started", 2, None)
+    known.add(T0 + 9 * SECOND, EndedRecord(0, 1, GOOD))
+    assert known.jobs[0] == JobHistory(
+        job=0,
+        overrides=("lr=0",),
+        directory="0",
+        fingerprint="f" * 64,
+        state="succeeded",
+        retry=1,
+        tries=2,
+        lease=LEASE,
+        composed_ns=T0 + SECOND,
+        started_ns=T0 + 4 * SECOND,
+        ended_ns=T0 + 9 * SECOND,
+        result=GOOD,
+    )
+
+
+def test_a_job_composed_again_begins_anew_but_its_tries_count() -> None:
+    known = history(FIRST, composed(0), StartedRecord(0), EndedRecord(0, 0, BAD), Resumed("0.1.0"))
+    again = composed(0)._replace(fingerprint="e" * 64)
+    known.add(T0, again)
+    job = known.jobs[0]
+    assert (job.state, job.tries, job.result, job.fingerprint) == ("composed", 1, None, "e" * 64)
+    assert known.resumes == 1
+
+
+def test_what_a_launcher_says_of_the_whole_sweep_lasts_until_another_says_more() -> None:
+    first, second = Lease(("0", "1"), (0, 1)), Lease(("1", "2"), (1, 5))
+    known = history(FIRST._replace(direction="minimize", slots=first), Resumed("0.1.0"))
+    assert (known.direction, known.slots) == ("minimize", first)
+    known.add(T0, Resumed("0.2.0", (), "maximize", second))
+    assert (known.direction, known.slots) == ("maximize", Lease(("0", "1", "2"), (0, 1, 5)))
+    document = summary_of(known, T0).to_json()
+    assert document["direction"] == "maximize"
+    assert SweepResult.from_json(document).direction == "maximize"
+    # of one that was written before there was such a field
+    del document["direction"]
+    assert SweepResult.from_json(document).direction is None
+
+
+def test_sweep_json_counts_and_lists_every_job() -> None:
+    known = history(
+        FIRST,
+        *(composed(1), StartedRecord(1), EndedRecord(1, 0, BAD), Skipped(1, "stop")),
+        *(
+            composed(0),
+            StartedRecord(0),
+            EndedRecord(0, 0, BAD),
+            StartedRecord(0, 1),
+            EndedRecord(0, 1, GOOD),
+        ),
+        *(composed(2), StartedRecord(2)),
+        *(composed(3), Skipped(3, "stop")),
+        OverRecord(6),
+    )
+    document = json.loads(render_summary(summary_of(known, T0 + 20 * SECOND)))
+    found = dict(document)
+    jobs = found.pop("jobs")
+    assert found == {
+        "version": 1,
+        "sweep": "day-time",
+        "lllaunch": "0.1.0",
+        "command": ["lr=1,2"],
+        "exit_code": 6,
+        "started": isoformat(T0),
+        "ended": isoformat(T0 + 20 * SECOND),
+        "seconds": 20.0,
+        "resumes": 0,
+        "direction": None,
+        "counts": {"failed": 1, "skipped": 1, "started": 1, "succeeded": 1},
+    }
+    assert [job["job"] for job in jobs] == [0, 1, 2, 3]
+    assert jobs[0] == {
+        "job": 0,
+        "overrides": ["lr=0"],
+        "directory": "0",
+        "fingerprint": "f" * 64,
+        "state": "succeeded",
+        "tries": 2,
+        "started": isoformat(T0 + 8 * SECOND),
+        "ended": isoformat(T0 + 9 * SECOND),
+        "exit_code": 0,
+        "root_cause": "",
+        "seconds": 2.5,
+        "reason": None,
+        "return_value": 0.25,
+    }
+    states = [(job["state"], job["exit_code"], job["reason"]) for job in jobs[1:]]
+    assert states == [("failed", 3, "stop"), ("started", None, None), ("skipped", None, "stop")]
+    assert SweepResult.from_json(document).to_json() == document
+    assert jobs[1]["root_cause"] == "rank 1: ValueError: no"
+    assert all("return_value" not in job for job in jobs[1:])
+
+
+def test_sweep_json_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.json"
+    path.write_text("old")
+    document = summary_of(history(FIRST), T0)
+    write_summary(str(path), document)
+    assert json.loads(path.read_text())["jobs"] == []
+    with pytest.raises(OutputError) as caught:
+        write_summary(str(tmp_path / "no" / "sweep.json"), document)
+    assert caught.value.path == str(tmp_path / "no" / "sweep.json")
+
+
+def result_json(directory: Path, **fields: Any) -> Path:
+    directory.mkdir(exist_ok=True)
+    whole = {
+        "version": 1,
+        "state": "succeeded",
+        "exit_code": 0,
+        "signal": None,
+        "limit": None,
+        "error": None,
+        "ended": isoformat(T0),
+        "seconds": 2.5,
+        "root_cause": None,
+        "return_values": {},
+    }
+    (directory / "result.json").write_text(json.dumps(whole | fields))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (
+            {"root_cause": {"rank": 1, "cause": {"text": "ValueError: a\nb"}}},
+            "rank 1: ValueError: a",
+        ),
+        ({"root_cause": {"rank": None, "cause": {"text": "the spawner died"}}}, "the spawner died"),
+        ({"limit": {"text": "took longer than 1 h"}}, "took longer than 1 h"),
+        ({"error": "\n'/x': No space left\nmore"}, "'/x': No space left"),
+        ({"signal": "SIGTERM"}, "SIGTERM"),
+        ({"error": "x" * 1000}, "x" * 297 + "..."),
+    ],
+)
+def test_the_root_cause_is_one_line(tmp_path: Path, fields: dict[str, Any], text: str) -> None:
+    directory = result_json(tmp_path / "0", state="failed", exit_code=3, **fields)
+    result = result_of(read_result(str(directory)))
+    assert result is not None
+    assert (result.state, result.exit_code, result.root_cause) == ("failed", 3, text)
+
+
+@pytest.mark.parametrize(
+    ("state", "value", "kept", "objective"),
+    [
+        ("succeeded", {"a": [1.0]}, '{"a": [1.0]}', None),
+        ("succeeded", 3, "3", 3.0),
+        ("failed", 0.5, "0.5", None),
+        # a long one stays in result.json
+        ("succeeded", "x" * RETURN_LIMIT, None, None),
+    ],
+)
+def test_what_rank_0_returned_is_kept_and_a_number_of_a_success_is_the_objective(
+    tmp_path: Path, state: str, value: Any, kept: str | None, objective: float | None
+) -> None:
+    values = {"0": {"path": "return.json", "value": value}, "1": {"value": 7}}
+    directory = result_json(tmp_path / "0", state=state, return_values=values)
+    result = result_of(read_result(str(directory)))
+    assert result == Result(state, 0, "", 2.5, kept)
+    assert JobHistory(0, result=result).objective == objective
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"state": 3}', '{"state": "succeeded"}', "[" * 9999]
+)
+def test_what_is_no_result_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "result.json").write_text(text)
+    assert result_of(read_result(str(tmp_path))) is None
+
+
+def test_results_are_read_where_they_are(tmp_path: Path) -> None:
+    result_json(tmp_path / "0")
+    (tmp_path / "far").mkdir()
+    result_json(tmp_path / "far" / "away", state="failed", exit_code=3)
+    (tmp_path / "2").mkdir()
+    jobs = [
+        JobHistory(0, directory="0", started_ns=T0 - 1),
+        JobHistory(1, directory=str(tmp_path / "far" / "away"), started_ns=T0 - 1),
+        JobHistory(2, directory="2", started_ns=T0 - 1),
+        JobHistory(3, directory="3", started_ns=T0 - 1),
+        JobHistory(4, directory="0/result.json", started_ns=T0 - 1),
+    ]
+    found = read_results(str(tmp_path), jobs)
+    assert {number: result.state for number, result in found.items()} == {
+        0: "succeeded",
+        1: "failed",
+    }
+
+
+def test_the_result_of_a_job_that_was_never_started_is_somebody_elses(tmp_path: Path) -> None:
+    for name in "012":
+        result_json(tmp_path / name, started=isoformat(T0 - SECOND))
+    jobs = [
+        JobHistory(0, directory="0"),
+        JobHistory(1, directory="1", started_ns=T0),
+        JobHistory(2, directory="2", composed_ns=T0),
+    ]
+    assert set(read_results(str(tmp_path), jobs)) == {1}
+
+
+def test_a_result_counts_though_the_clock_was_set_back_while_the_job_ran(tmp_path: Path) -> None:
+    result_json(tmp_path / "0")  # it ended at T0, says its result.json
+    jobs = [JobHistory(0, directory="0", started_ns=T0 + 3600 * SECOND)]
+    assert read_results(str(tmp_path), jobs)[0].state == "succeeded"
+
+
+def test_of_jobs_in_one_directory_the_last_one_has_the_result(tmp_path: Path) -> None:
+    result_json(tmp_path / "one")
+    result_json(tmp_path)  # is of no job
+    jobs = [
+        JobHistory(0, directory="one", started_ns=T0 - 1 * SECOND),
+        JobHistory(1, directory="one", started_ns=T0 - 3 * SECOND, result=BAD),
+        JobHistory(2, directory="one", started_ns=T0 - 2 * SECOND),
+        JobHistory(3, directory="", started_ns=T0 - 1 * SECOND, result=GOOD),
+        JobHistory(4, directory="", started_ns=T0 - 1 * SECOND),
+    ]
+    found = read_results(str(tmp_path), jobs)
+    assert {number: result.state for number, result in found.items()} == {
+        0: "succeeded",
+        1: "failed",
+        3: "succeeded",
+    }
+
+
+def test_a_result_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "result.json").mkdir()
+    with pytest.raises(OutputError) as caught:
+        read_result(str(tmp_path))
+    assert caught.value.path == str(tmp_path / "result.json")
+
+
+def test_jobs_that_the_sweep_did_not_come_to_are_in_its_summary() -> None:
+    known = history(
+        FIRST, composed(0), StartedRecord(0, 0, LEASE), EndedRecord(0, 0, BAD), OverRecord(6)
+    )
+    document = summary_of(known, T0 + 9 * SECOND)
+    asked: list[int] = []
+
+    def overrides(number: int) -> tuple[str, ...]:
+        asked.append(number)
+        return (f"lr={number}",)
+
+    whole = document.with_others(range(3), overrides)
+    assert asked == [1, 2]  # thousands that it has come to are not looked up
+    assert whole.jobs[0] == document.jobs[0]
+    assert [(job.job, job.state, job.reason) for job in whole.jobs[1:]] == [
+        (1, "skipped", "not_run"),
+        (2, "skipped", "not_run"),
+    ]
+    assert whole.jobs[2].overrides == ("lr=2",)
+    assert whole.counts == {"failed": 1, "skipped": 2}
+    assert replace(whole, jobs=()) == replace(document, jobs=())
+    assert document.with_others([0], overrides) == document
+
+
+class Goal(Enum):
+    """As Optuna's sweeper has it."""
+
+    minimize = 1
+    maximize = 2
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("MAXIMIZE", "maximize"),
+        (Goal.maximize, "maximize"),
+        (["minimize", "maximize"], None),
+        (None, None),
+    ],
+)
+def test_a_direction_is_known_by_its_name(value: object, expected: str | None) -> None:
+    assert as_direction(value) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [True, None, "1.5", [1.0], {"loss": 1.0}, float("nan"), float("inf"), -float("inf"), 10**400],
+)
+def test_what_is_no_finite_number_is_no_objective(value: object) -> None:
+    assert objective_of(value) is None
+    assert objective_of(10**15) == 1e15
+
+
+def test_without_a_direction_none_is_best() -> None:
+    objectives = Objectives(None, [Objective(2.0, 0)])
+    # of equal ones the first counts
+    assert not objectives.add(Objective(2.0, 1))
+    assert objectives.extremes == (("objective", Objective(2.0, 0)),)
+    assert objectives.add(Objective(1.0, 2))
+    assert objectives.best is None
+    assert objectives.extremes == (("lowest", Objective(1.0, 2)), ("highest", Objective(2.0, 0)))
+
+
+VALUES = st.lists(st.floats(allow_nan=False, allow_infinity=False))
+
+
+@given(VALUES, st.sampled_from(["minimize", "maximize"]))
+def test_what_improves_gets_ever_better_and_ends_with_the_best(
+    values: list[float], direction: Direction
+) -> None:
+    found = [(time, Objective(value, time)) for time, value in enumerate(values)]
+    steps = list(improvements(reversed(found), direction))
+    assert [time for time, _ in steps] == sorted(time for time, _ in steps)
+    best = [each.value for _, each in steps]
+    ordered = sorted(set(best), reverse=direction == "minimize")
+    assert best == ordered
+    if values:
+        assert steps[0] == found[0]
+        assert best[-1] == (min(values) if direction == "minimize" else max(values))

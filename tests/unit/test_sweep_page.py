@@ -1,25 +1,48 @@
-"""The page of a sweep: what stands on it is what is known, whatever that is."""
+"""The page of a sweep: what stands on it is what is known, from whatever files a sweep has left."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.pages import Seen
 
-from benchmarks.generated import write_sweep
-from lllaunch.pages.sweep_facts import SweepFacts, SweepJob, failure_groups, read_sweep_facts
+from lllaunch.pages.sweep_facts import (
+    SweepFacts,
+    SweepJob,
+    cause_key,
+    failure_groups,
+    read_sweep_facts,
+)
 from lllaunch.pages.sweep_page import sweep_page
 from lllaunch.pages.swept import swept_parameters
 from lllaunch.results.cases import Case, CodeLine, Log
+from lllaunch.results.report import common_overrides
 from lllaunch.results.store import ListEntry, look
 from lllaunch.results.tries import JobTry, SweepTimeline
+from lllaunch.sweep.directory import SweepDirectory
+from lllaunch.sweep.history import SweepHistory, summary_of, write_summary
+from lllaunch.sweep.journal import (
+    ComposedRecord,
+    EndedRecord,
+    Header,
+    OverRecord,
+    PlannedRecord,
+    Record,
+    Result,
+    Resumed,
+    Skipped,
+    StartedRecord,
+    encode,
+    read_journal,
+)
 from lllaunch.sweep.objective import Direction
 from lllaunch.sweep.pool import Lease
 
@@ -33,65 +56,44 @@ HOSTILE = (
 TWO = Lease(("0", "1"))
 
 
-class Page(HTMLParser):
+class Page(Seen):
     """A page as a browser reads it.
 
     Attributes:
-        text: of all that is shown.
+        shown: what is text, scripts, styles and `titles` left out.
         rows: texts of the cells of each row of each table.
-        tags: of all elements.
-        links: where they lead.
-        ids: of all elements.
         titles: what is shown where somebody points.
         classes: of circles, lines and areas of charts.
     """
 
     def __init__(self, page: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.text = ""
-        self.rows: list[list[str]] = []
-        self.tags: list[str] = []
-        self.links: list[str] = []
-        self.ids: list[str] = []
+        self.shown = ""
         self.titles: list[str] = []
         self.classes: list[tuple[str, str]] = []
-        self.handlers: list[str] = []
-        self._open: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self._open == []
+        self._found: list[list[tuple[str, str | None]]] = []
+        super().__init__(page)
+        assert self.open == []
+        self.rows = [[text for text, _ in row] for row in self._found]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        found = dict(attrs)
-        self.handlers += [name for name in found if name.startswith("on") or name == "style"]
-        if tag == "a":
-            self.links.append(found.get("href") or "")
-        if found.get("id"):
-            self.ids.append(found["id"] or "")
+        super().handle_starttag(tag, attrs)
         if tag in {"circle", "path", "rect"}:
-            self.classes.append((tag, found.get("class") or ""))
+            self.classes.append((tag, dict(attrs).get("class") or ""))
         if tag == "tr":
-            self.rows.append([])
-        elif tag in {"td", "th"}:
-            self.rows[-1].append("")
+            self._found.append(self._rows[-1])
         elif tag == "title":
             self.titles.append("")
-        if tag not in {"meta", "input", "br"}:
-            self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if {"script", "style"} & {*self._open}:
-            return
-        if "title" in self._open:
+        super().handle_data(data)
+        if "title" in self.open:
             self.titles[-1] += data
-        else:
-            self.text += data
-        if {"td", "th"} & {*self._open}:
-            self.rows[-1][-1] += data
+        elif not {"script", "style"} & {*self.open}:
+            self.shown += data
+
+    def values(self, *names: str) -> list[str]:
+        """All values of attributes that are called so."""
+        return [value or "" for name, value in self.attributes if name in names]
 
     def count(self, tag: str, kind: str) -> int:
         return sum(each == tag and kind in classes.split() for each, classes in self.classes)
@@ -152,13 +154,13 @@ def cell(page: Page, number: int, title: str) -> str:
 
 def test_the_verdict_stands_first() -> None:
     page = Page(sweep_page(grid(direction="minimize"), "0.1"))
-    start = page.text.index("Failed")
-    assert "7 of 8 jobs succeeded, 1 failed" in page.text[start : start + 50]
-    assert "best 0.25 of job 0 (lr=0.1 model=size_small) · exit code 6" in page.text
-    assert page.text.index("jobs succeeded") < page.text.index("What failed")
-    assert "Took1 min 40 s" in page.text
+    start = page.shown.index("Failed")
+    assert "7 of 8 jobs succeeded, 1 failed" in page.shown[start : start + 50]
+    assert "best 0.25 of job 0 (lr=0.1 model=size_small) · exit code 6" in page.shown
+    assert page.shown.index("jobs succeeded") < page.shown.index("What failed")
+    assert "Took1 min 40 s" in page.shown
     assert page.tags.count("h1") == page.tags.count("main") == 1
-    assert len(page.ids) == len({*page.ids})
+    assert len(page.values("id")) == len({*page.values("id")})
 
 
 def test_each_job_has_a_row_with_a_column_for_each_key() -> None:
@@ -172,15 +174,15 @@ def test_each_job_has_a_row_with_a_column_for_each_key() -> None:
     ]
     assert cell(page, 5, "State") == "✕ failed"
     assert cell(page, 5, "What happened") == "rank 0: raised ValueError: no"
-    assert "./3/" in page.links
+    assert "./3/" in page.values("href")
     elsewhere = Page(sweep_page(grid(), "0.1", "../multi run/1"))
-    assert "./../multi%20run/1/3/" in elsewhere.links
-    assert "#job-5" in page.links
-    assert "job-5" in page.ids
+    assert "./../multi%20run/1/3/" in elsewhere.values("href")
+    assert "#job-5" in page.values("href")
+    assert "job-5" in page.values("id")
 
 
 def test_without_a_direction_nothing_is_called_best() -> None:
-    text = Page(sweep_page(grid(), "0.1")).text
+    text = Page(sweep_page(grid(), "0.1")).shown
     assert "lowest 0.25 of job 0" in text
     assert "highest 1.125 of job 7" in text
     assert "lowest so far" in text
@@ -202,7 +204,7 @@ def test_the_objective_is_drawn_against_each_parameter(direction: Direction, bes
     # where numbers span decades steps are factors
     assert all(f">{tick}<" in sweep_page(grid(), "0.1") for tick in ("0.001", "0.01"))
     # and a line for each job that has yielded something
-    assert "All parameters together" in page.text
+    assert "All parameters together" in page.shown
     lines = [page.count("path", kind) for kind in ("q0", "q1", "q2", "q3", "q4", "best")]
     assert sum(lines) == 7 + 4
 
@@ -211,13 +213,13 @@ def test_objectives_that_are_too_large_to_be_drawn_are_counted_and_named() -> No
     values = (1.0, 2.5, -1e300, 1e308)
     jobs = [job(at, f"x={at}", objective=value) for at, value in enumerate(values)]
     page = Page(sweep_page(swept(*jobs, direction="maximize"), "0.1"))
-    assert "Best 1e+308 of job 3 (x=3); 4 jobs returned a number." in page.text
-    assert "Not drawn: 2 of 1e+100 and more, or less than its negative." in page.text
+    assert "Best 1e+308 of job 3 (x=3); 4 jobs returned a number." in page.shown
+    assert "Not drawn: 2 of 1e+100 and more, or less than its negative." in page.shown
     # neither a curve of the best so far nor a point of the best would tell the truth
-    assert "so far" not in page.text
+    assert "so far" not in page.shown
     assert page.count("circle", "best") == 0
     page = Page(sweep_page(swept(job(0, "x=1", objective=1e300), direction="minimize"), "0.1"))
-    assert "Best 1e+300 of job 0 (x=1); 1 job returned a number." in page.text
+    assert "Best 1e+300 of job 0 (x=1); 1 job returned a number." in page.shown
 
 
 def test_parameters_that_are_numbers_with_zero_are_drawn_in_steps() -> None:
@@ -225,13 +227,6 @@ def test_parameters_that_are_numbers_with_zero_are_drawn_in_steps() -> None:
     jobs = [job(at, f"decay={decay}", objective=float(at)) for at, decay in enumerate(decays)]
     page = sweep_page(swept(*jobs), "0.1")
     assert all(f">{decay}<" in page for decay in decays)
-
-
-def test_whole_numbers_near_each_other_have_no_fractions_between_them() -> None:
-    jobs = [job(number, f"seed={number}", objective=float(number)) for number in range(3)]
-    page = sweep_page(swept(*jobs), "0.1")
-    assert ">1<" in page
-    assert ">0.5<" not in page
 
 
 def test_numbers_have_as_many_digits_as_are_compared() -> None:
@@ -242,24 +237,17 @@ def test_numbers_have_as_many_digits_as_are_compared() -> None:
 def test_jobs_that_held_nothing_have_places_and_no_share_of_any() -> None:
     tries = [tried(0, "", 0, 50), tried(1, "", 10, 100)]
     page = Page(sweep_page(swept(job(0), tries=tries, slots=Lease()), "0.1"))
-    assert "Which job was there when" in page.text
-    assert "in use" not in page.text
-    assert all(f"place {place}" in page.text for place in range(2))
-
-
-def test_a_sweep_over_one_key_has_no_parallel_axes() -> None:
-    jobs = [job(number, f"x={number}", objective=number**2) for number in range(4)]
-    text = Page(sweep_page(swept(*jobs), "0.1")).text
-    assert "All parameters together" not in text
-    assert "Objective and parameters" in text
+    assert "Which job was there when" in page.shown
+    assert "in use" not in page.shown
+    assert all(f"place {place}" in page.shown for place in range(2))
 
 
 def test_a_sweep_without_objectives_has_a_table_and_no_charts_of_any() -> None:
     jobs = [job(number, f"x={number}", returned="text" * (number == 1)) for number in range(3)]
     page = Page(sweep_page(swept(*jobs, state="succeeded"), "0.1"))
-    assert "Objective and parameters" not in page.text
+    assert "Objective and parameters" not in page.shown
     assert cell(page, 1, "Objective") == "text"
-    assert "What failed" not in page.text
+    assert "What failed" not in page.shown
 
 
 def test_failures_of_one_cause_stand_together_with_the_end_of_a_log() -> None:
@@ -277,7 +265,7 @@ def test_failures_of_one_cause_stand_together_with_the_end_of_a_log() -> None:
             Log("stderr", "1/0/stderr.log", ("the last words",)),
         ),
     )
-    text = Page(sweep_page(swept(*jobs, cases=[case]), "0.1")).text
+    text = Page(sweep_page(swept(*jobs, cases=[case]), "0.1")).shown
     assert "6 jobs, 2 causes." in text
     assert "5 jobs: rank 0: bad seed 1" in text
     assert "1 job: ended by a signal" in text
@@ -298,8 +286,8 @@ def tried(
 def test_what_ran_when_on_which_gpu_and_what_was_idle() -> None:
     tries = [tried(0, "0", 0, 50), tried(1, "0", 50, 100, "failed"), tried(2, "1", 0, 25)]
     page = Page(sweep_page(swept(job(0), tries=tries, slots=Lease(("0", "1", "2"))), "0.1"))
-    assert "GPUs were in use 42 % of the time" in page.text
-    assert all(f"GPU {gpu}" in page.text for gpu in range(3))
+    assert "GPUs were in use 42 % of the time" in page.shown
+    assert all(f"GPU {gpu}" in page.shown for gpu in range(3))
     assert "job 1: failed after 50 s, 0.5" in page.titles
     # spans, and one in the legend
     assert page.count("rect", "succeeded") == 2 + 1
@@ -309,9 +297,9 @@ def test_what_ran_when_on_which_gpu_and_what_was_idle() -> None:
 def test_gpus_on_which_the_same_ran_are_one_row() -> None:
     tries = [tried(0, "0123", 0, 50), tried(1, "0123", 50, 100)]
     page = Page(sweep_page(swept(job(0), tries=tries, slots=Lease(tuple("01234"))), "0.1"))
-    assert "GPU 0-3" in page.text
+    assert "GPU 0-3" in page.shown
     assert page.count("rect", "succeeded") == 2 + 1
-    assert "GPUs were in use 80 % of the time" in page.text
+    assert "GPUs were in use 80 % of the time" in page.shown
 
 
 @pytest.mark.parametrize(
@@ -327,7 +315,7 @@ def test_gpus_on_which_the_same_ran_are_one_row() -> None:
 def test_sweeps_that_are_not_over_have_a_page(state: str, word: str) -> None:
     others = [job(1, "x=1", state="waiting"), job(2, "x=2", state="running", cause="step 3 of 9")]
     facts = swept(job(0, "x=0", objective=1.0), *others, state=state, resumes=2)
-    text = Page(sweep_page(facts, "0.1")).text
+    text = Page(sweep_page(facts, "0.1")).shown
     assert word in text
     assert "1 of 3 jobs succeeded, 1 running, 1 waiting" in text
     assert "step 3 of 9" in text
@@ -336,7 +324,7 @@ def test_sweeps_that_are_not_over_have_a_page(state: str, word: str) -> None:
 
 def test_nothing_at_all_has_a_page() -> None:
     facts = swept(state="unknown", problem="'sweep.jsonl' is damaged in line 3")
-    assert "is damaged in line 3" in Page(sweep_page(facts, "0.1")).text
+    assert "is damaged in line 3" in Page(sweep_page(facts, "0.1")).shown
 
 
 def is_safe(page: str) -> None:
@@ -344,8 +332,9 @@ def is_safe(page: str) -> None:
     seen = Page(page)
     assert seen.tags.count("script") == 1
     assert "img" not in seen.tags
-    assert seen.handlers == []
-    assert all(link.startswith(("#", "./")) for link in seen.links)
+    names = {name for name, _ in seen.attributes}
+    assert not [name for name in names if name.startswith("on") or name == "style"]
+    assert all(link.startswith(("#", "./")) for link in seen.values("href"))
     assert "\x1b" not in page
     assert "\x00" not in page
     page.encode()
@@ -365,7 +354,7 @@ def test_whatever_stands_in_overrides_is_text() -> None:
     )
     page = sweep_page(facts, "0.1")
     is_safe(page)
-    assert "<script>alert(1)</script><img" in Page(page).text
+    assert "<script>alert(1)</script><img" in Page(page).shown
 
 
 names = st.text("ab=.+~'\"<&;/:\x1b\ud800\u202e 1e-", max_size=12)
@@ -391,22 +380,6 @@ def test_whatever_jobs_are_like_there_is_a_page(
     assert len(Page(page).rows) == (len(jobs) + 1 if jobs else 0)
 
 
-def test_a_thousand_jobs_stay_small(tmp_path: Path) -> None:
-    write_sweep(tmp_path / "s", jobs=1000)
-    found = look(str(tmp_path / "s"))
-    assert found is not None
-    facts = read_sweep_facts(found)
-    page = sweep_page(facts, "0.1")
-    assert len(page.encode()) < 2_000_000
-    seen = Page(page)
-    assert len([row for row in seen.rows if row[:1] != ["Job"]]) == 1000
-    count = re.search(r"(\d+) of 1000 jobs succeeded, (\d+) failed", seen.text)
-    assert count is not None
-    states = [row[4] for row in seen.rows if row[:1] != ["Job"]]
-    assert states.count("✓ succeeded") == int(count[1])
-    assert states.count("✕ failed") == int(count[2])
-
-
 def test_of_very_many_jobs_those_are_shown_that_tell_most() -> None:
     jobs = [
         job(number, f"x={number}", f"y={number % 7}", objective=float(number * 7919 % 10_007))
@@ -422,6 +395,238 @@ def test_of_very_many_jobs_those_are_shown_that_tell_most() -> None:
     best = max(jobs, key=lambda each: each.objective or 0.0)
     assert cell(seen, 4321, "What happened") == "why"
     assert cell(seen, best.number, "State") == "✓ succeeded"
-    assert "of 6000 jobs: those that went wrong, and the best" in seen.text
-    assert "1000 of 5999 jobs are drawn" in seen.text
+    assert "of 6000 jobs: those that went wrong, and the best" in seen.shown
+    assert "1000 of 5999 jobs are drawn" in seen.shown
     assert any(re.fullmatch(r"jobs \d[-\d, ]+", title) for title in seen.titles)
+
+
+# What is known of a sweep, from whatever files it has left
+
+
+SECRET = "hunter2hunter2"
+
+
+class Written:
+    """A sweep's directory, made of records."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.time = T0
+
+    def add(self, *records: Record) -> None:
+        with (self.place / "sweep.jsonl").open("ab") as file:
+            for record in records:
+                file.write(encode(record, self.time))
+                self.time += S
+
+    def over(self, code: int) -> None:
+        self.add(OverRecord(code))
+        history = SweepHistory(read_journal(str(self.place / "sweep.jsonl")))
+        write_summary(str(self.place / "sweep.json"), summary_of(history, self.time))
+
+    def facts(self, hide: Any = str) -> SweepFacts:
+        found = look(str(self.place))
+        assert found is not None
+        facts = read_sweep_facts(found, hide=hide)
+        # whatever there is, there is a page of it
+        assert sweep_page(facts, "0.1").startswith("<!DOCTYPE html>")
+        return facts
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    made = Written(tmp_path / "sweep")
+    made.place.mkdir()
+    slots = Lease(("0", "1"), (0,))
+    made.add(Header("id", "0.1", ("x=0,1,2", "y=1"), direction="minimize", slots=slots))
+    made.add(*(ComposedRecord(job, (f"x={job}", "y=1"), str(job), "f") for job in range(4)))
+    return made
+
+
+def ended(job: int, state: str = "succeeded", why: str = "", value: object = None) -> EndedRecord:
+    code = 0 if state == "succeeded" else 3
+    text = None if value is None else json.dumps(value)
+    return EndedRecord(job, 0, Result(state, code, why, 2.0, text))
+
+
+def started(job: int, gpu: str = "0") -> StartedRecord:
+    return StartedRecord(job, 0, Lease((gpu,)))
+
+
+def states(facts: SweepFacts) -> list[str]:
+    return [job.state for job in facts.jobs]
+
+
+def test_a_sweep_that_is_over(written: Written) -> None:
+    written.add(started(0), ended(0, value=0.5), started(1), ended(1, "failed", "rank 0: no"))
+    written.add(started(2, "1"), ended(2, value=0.25), started(3), ended(3, value="a text"))
+    written.over(6)
+    facts = written.facts()
+    assert (facts.entry.state, facts.entry.exit_code) == ("failed", 6)
+    assert states(facts) == ["succeeded", "failed", "succeeded", "succeeded"]
+    assert [job.objective for job in facts.jobs] == [0.5, None, 0.25, None]
+    assert facts.jobs[3].returned == "a text"
+    assert facts.objectives.best is not None
+    assert facts.objectives.best.job == 2
+    assert facts.objectives.best.name == "x=2"
+    assert facts.common == ("y=1",)
+    assert [each.name for each in facts.parameters] == ["x"]
+    assert [(group.cause, group.jobs) for group in facts.failures] == [("rank 0: no", (1,))]
+    assert len(facts.timeline.tries) == 4
+    assert (facts.direction, facts.version, facts.command) == (
+        "minimize",
+        "0.1",
+        ("x=0,1,2", "y=1"),
+    )
+    # since the beginning, and it ended when its end was written down
+    assert facts.jobs[2].ended_ns > facts.jobs[0].ended_ns > T0
+
+
+def test_a_sweep_that_goes_on_tells_what_runs_and_what_waits(written: Written) -> None:
+    written.add(started(0), ended(0, value=0.5), started(1))
+    lock = SweepDirectory.claim(str(written.place))
+    try:
+        facts = written.facts()
+    finally:
+        lock.release()
+    assert facts.entry.state == "running"
+    assert states(facts) == ["succeeded", "running", "waiting", "waiting"]
+    assert facts.failures == ()
+    assert facts.timeline.tries[-1].fate == "running"
+
+
+def test_jobs_that_are_not_composed_yet_are_counted(tmp_path: Path) -> None:
+    made = Written(tmp_path)
+    made.add(Header("id", "0.1", ("x=range(9)",)), PlannedRecord(9))
+    made.add(ComposedRecord(0, ("x=0",), "0", "f"))
+    made.add(started(0), ended(0, value=1.0))
+    assert "1 of 9 jobs succeeded, 8 not run" in sweep_page(made.facts(), "0.1")
+    lock = SweepDirectory.claim(str(tmp_path))
+    try:
+        assert "1 of 9 jobs succeeded, 8 waiting" in sweep_page(made.facts(), "0.1")
+    finally:
+        lock.release()
+
+
+def test_a_sweep_whose_launcher_was_killed(written: Written) -> None:
+    written.add(started(0), ended(0, value=0.5), started(1))
+    facts = written.facts()
+    assert facts.entry.state == "died"
+    assert states(facts) == ["succeeded", "died", "not_run", "not_run"]
+    assert [group.jobs for group in facts.failures] == [(1,)]
+
+
+def test_a_sweep_that_was_interrupted_and_resumed(written: Written) -> None:
+    written.add(
+        started(0), ended(0, value=0.5), started(1), Skipped(2, "cancelled"), OverRecord(130)
+    )
+    written.add(Resumed("0.2", ("x=0,1,2",), "maximize"))
+    again = (ComposedRecord(1, ("x=1", "y=1"), "1", "f"), started(1), ended(1, value=3.0))
+    written.add(*again, started(2), ended(2, value=1))
+    written.over(0)
+    facts = written.facts()
+    assert (facts.resumes, facts.direction) == (1, "maximize")
+    assert facts.jobs[1].tries == 2
+    assert facts.objectives.best is not None
+    assert facts.objectives.best.job == 1
+    assert len(facts.timeline.resumed_ns) == 1
+
+
+def test_torn_files_leave_what_there_is(written: Written) -> None:
+    written.add(started(0), ended(0, value=0.5))
+    written.over(0)
+    with (written.place / "sweep.jsonl").open("ab") as file:
+        file.write(b'{"time_ns": 17, "type": "started", "job"')
+    assert written.facts().jobs[0].objective == 0.5
+    (written.place / "sweep.json").write_text('{"version": 7, "jobs": [{"job": 0}]}')
+    facts = written.facts()
+    assert "version 7" in facts.problem
+    (written.place / "sweep.json").write_text("[")
+    (written.place / "sweep.jsonl").write_bytes(b"\0\xff\n{}\n")
+    assert written.facts().jobs == ()
+
+
+@pytest.mark.parametrize("junk", [None, 3, "x" * 5000, [{}], {"a": [1]}, True, -1e300])
+def test_a_sweep_json_of_any_make_has_a_page(written: Written, junk: object) -> None:
+    written.add(started(0), ended(0, value=0.5), started(1), ended(1, "failed", "why"))
+    written.over(6)
+    path = written.place / "sweep.json"
+    document = json.loads(path.read_text())
+    for name in document:
+        path.write_text(json.dumps({**document, name: junk}))
+        written.facts()
+    for name in document["jobs"][0]:
+        jobs = [{**job, name: junk} for job in document["jobs"]]
+        path.write_text(json.dumps({**document, "jobs": jobs}))
+        written.facts()
+
+
+def test_secrets_are_taken_out_of_all_that_people_and_workers_wrote(written: Written) -> None:
+    def hide(text: str) -> str:
+        return text.replace(SECRET, "***")
+
+    secret = (f"name={SECRET}", "x=9", f"env.API_TOKEN={SECRET}other")
+    written.add(ComposedRecord(4, secret, "4", "f"))
+    written.add(started(4), ended(4, "failed", f"rank 0: {SECRET}"), started(0))
+    written.add(ended(0, value=SECRET))
+    place = written.place / "4"
+    place.mkdir()
+    (place / "result.json").write_text(
+        json.dumps({"version": 1, "state": "failed", "error": f"no {SECRET}", "exit_code": 3})
+    )
+    written.over(6)
+    found = look(str(written.place))
+    assert found is not None
+    facts = read_sweep_facts(found, hide=hide)
+    page = sweep_page(facts, "0.1")
+    assert SECRET not in page
+    assert SECRET not in repr(facts.jobs) + repr(facts.timeline) + repr(facts.failures)
+    assert "rank 0: ***" in page
+
+
+def test_what_jobs_share_is_told_once() -> None:
+    assert common_overrides([("a=1", "b=2", "c=3"), ("c=3", "a=1", "b=4")]) == ("a=1", "c=3")
+    assert common_overrides([("a=1",)]) == ()
+
+
+# Failures
+
+
+def failing(number: int, cause: str, state: str = "failed") -> SweepJob:
+    return SweepJob(number, state, cause=cause)
+
+
+def test_failures_of_one_cause_stand_together_and_the_most_first() -> None:
+    jobs = [
+        failing(0, "rank 1: OSError: no space left on port 29511"),
+        failing(1, "rank 0: raised ValueError: bad seed 3"),
+        SweepJob(2, "succeeded"),
+        failing(3, "rank 7: raised ValueError: bad seed 18"),
+        failing(4, "", "signalled"),
+        failing(5, "ranks 0-3, 7: raised ValueError: bad seed 1e-5"),
+    ]
+    case = Case("x", "failed", job=3, logs=(Log("stderr", "3/stderr.log", ("why",)),))
+    cases = {1: Case("y", "failed", job=1), 3: case}
+    first, *others = failure_groups(jobs, cases)
+    # that of which something is known is the example
+    assert first.jobs == (1, 3, 5)
+    assert first.example is case
+    # it was another rank in each of them
+    assert first.cause == "raised ValueError: bad seed 18"
+    (same,) = failure_groups([failing(number, "rank 3: exited") for number in (1, 3)], {})
+    assert same.cause == "rank 3: exited"
+    assert [group.cause for group in others] == [jobs[0].cause, "ended by a signal"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("rank 0: SIGKILL", "rank 12: SIGKILL", True),
+        ("CUDA error at 0x7f31", "CUDA error at 0x9a00", True),
+        ("loss is 1e9 in step 3", "loss is 2.5 in step 900", True),
+        ("ValueError: a", "ValueError: b", False),
+        ("rank 0: ValueError: a", "ValueError: a", True),
+    ],
+)
+def test_causes_that_differ_in_numbers_alone_are_one(one: str, other: str, same: bool) -> None:
+    assert (cause_key(one) == cause_key(other)) == same

@@ -1,41 +1,55 @@
-"""What a sweep keeps in its directory: begun, planned, resumed, finished; and refused."""
+"""What a sweep keeps in its directory, and what its launcher and its jobs tell each other."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import json
 import os
 import resource
 import time
-import tracemalloc
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import lllaunch.sweep.schedule as v
 import lllaunch.sweep.session as session_module
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.run.events import isoformat
+from lllaunch.sweep import protocol
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.fingerprint import job_config, job_key
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,
     Header,
+    Journal,
     OverRecord,
     PlannedRecord,
     Record,
     Result,
     Resumed,
+    Skipped,
     StartedRecord,
     read_journal,
 )
-from lllaunch.sweep.pool import Lease
+from lllaunch.sweep.pool import Lease, Need
+from lllaunch.sweep.processes import JobProcess
+from lllaunch.sweep.protocol import (
+    LONGEST,
+    Answer,
+    Broken,
+    JobPrinted,
+    OutputPipe,
+    Prepared,
+    SpawnerKey,
+)
 from lllaunch.sweep.resume import NewJob
-from lllaunch.sweep.session import Batch, JobToCompare, SweepSession
+from lllaunch.sweep.session import Batch, JobRecords, JobToCompare, SweepSession
 
 COMMAND = ("+exp=resnet", "lr=0,1,2")
 NEVER = "9999-01-01T00:00:00.000000Z"
@@ -73,12 +87,9 @@ def config(name: object, **more: Any) -> dict[str, Any]:
     return job_config({}, {"lr": str(name), **more})
 
 
-def composed(number: int, name: object, **more: Any) -> ComposedRecord:
+def composed(number: int, name: object) -> ComposedRecord:
     canonical = config(name)
-    fields = {"directory": str(number)} | more
-    return ComposedRecord(
-        number, (f"lr={name}",), fields["directory"], job_key(canonical), config=canonical
-    )
+    return ComposedRecord(number, (f"lr={name}",), str(number), job_key(canonical), canonical)
 
 
 def compose_nothing(finished: Sequence[JobToCompare]) -> Composed:
@@ -97,10 +108,10 @@ def same_config(wanted: Sequence[Sequence[str]], told: list[Any] | None = None) 
     return compose
 
 
-def succeed(path: Path, began: str | None = None, ended: str = NEVER) -> None:
+def succeed(path: Path, began: str | None = None) -> None:
     """Leaves what a run leaves that has succeeded."""
     path.mkdir(parents=True, exist_ok=True)
-    times = {"started": began, "ended": ended, "seconds": 1.5}
+    times = {"started": began, "ended": NEVER, "seconds": 1.5}
     result = {"state": "succeeded", "exit_code": 0, **times}
     (path / "result.json").write_text(json.dumps(result))
 
@@ -108,7 +119,8 @@ def succeed(path: Path, began: str | None = None, ended: str = NEVER) -> None:
 def killed_sweep(path: Path) -> None:
     """A sweep of six jobs of which the launcher was killed.
 
-    0 has succeeded, 1 too, but the journal does not know; 2 has failed; 3 ran; 4 and 5 never did.
+    0 has succeeded, 1 too in its second attempt, but the journal does not know; 2 has failed; 3
+    ran; 4 and 5 never did.
     """
     with contextlib.closing(begin(path)) as session:
         session.plan(jobs(*range(6)), 0, compose_nothing)
@@ -117,6 +129,8 @@ def killed_sweep(path: Path) -> None:
             session.journal.append(StartedRecord(number))
         succeed(path / "0")
         session.journal.append(EndedRecord(0, 0, GOOD))
+        session.journal.append(EndedRecord(1, 0, BAD))
+        session.journal.append(StartedRecord(1, 1))
         succeed(path / "1")
         session.journal.append(EndedRecord(2, 0, BAD))
 
@@ -145,59 +159,42 @@ def full_disk(at: int = 0) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_new_sweep_has_a_journal_and_does_not_look_at_its_jobs(tmp_path: Path) -> None:
+def test_a_new_sweep_has_a_journal_and_does_not_look_at_its_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "multi run" / "12-00-00"
-    with contextlib.closing(begin(path)) as session:
+    slots = Lease(("0", "1"), (3,))
+    monkeypatch.chdir(tmp_path)
+    with contextlib.closing(
+        begin(Path("multi run/12-00-00"), direction="minimize", slots=slots)
+    ) as session:
+        # whatever the working directory is later
+        monkeypatch.chdir("/")
         assert session.path == str(path)
         assert not session.resumed
         assert session.plan(Untouched(10_000), 7, compose_nothing) == Batch(
             range(7, 10_007), {}, {}
         )
         assert records(path) == [
-            Header("multi_run-12-00-00", "0.1.0", COMMAND),
+            Header("multi_run-12-00-00", "0.1.0", COMMAND, direction="minimize", slots=slots),
             PlannedRecord(10_000),
         ]
+        assert finish(session)["direction"] == "minimize"
         with pytest.raises(ConfigError, match=r"hydra.sweep.dir: .* is in use by another sweep"):
             begin(path)
     session.close()
     with pytest.raises(OutputError):
         session.journal.append(OverRecord(0))
-    resume(path).close()
-
-
-def test_what_is_better_and_what_may_be_leased_stands_in_the_first_line(tmp_path: Path) -> None:
-    slots = Lease(("0", "1"), (3,))
-    given: dict[str, Any] = {"command": (), "version": "0"}
-    path = str(tmp_path / "s")
-    begin = functools.partial(SweepSession.begin, path, **given)
-    with contextlib.closing(begin(direction="minimize", slots=slots)) as session:
-        assert session.journal.header.direction == "minimize"
-        assert session.journal.header.slots == slots
-        assert session.result().direction == "minimize"
-    with contextlib.closing(begin(direction="maximize", resume=True)) as session:
+    with contextlib.closing(resume(path, direction="maximize")) as session:
         session.plan([], 0, compose_nothing)
         assert session.result().direction == "maximize"
-
-
-def test_a_directory_is_named_from_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with contextlib.closing(SweepSession.begin("a/b", command=(), version="0")) as session:
-        monkeypatch.chdir("/")
-        finish(session)
-    assert session.path == str(tmp_path / "a" / "b")
-    assert json.loads((tmp_path / "a" / "b" / SUMMARY).read_text())["sweep"] == "a-b"
 
 
 def test_a_new_sweep_keeps_the_journal_of_the_one_before(tmp_path: Path) -> None:
     said: list[str] = []
     journals = []
     for number in range(3):
-        session = SweepSession.begin(
-            str(tmp_path), command=(), version=f"{number}", say=said.append
-        )
-        with contextlib.closing(session):
+        with contextlib.closing(begin(tmp_path, say=said.append)):
             journals.append((tmp_path / JOURNAL).read_bytes())
         (tmp_path / SUMMARY).write_text(f"{number}")
     names = ("sweep.1.jsonl", "sweep.2.jsonl", JOURNAL)
@@ -238,7 +235,6 @@ def test_what_is_no_sweep_cannot_be_resumed(tmp_path: Path) -> None:
             r"is a journal of version 9 \(lllaunch 7.0\); this one reads 1",
         ),
         (b"nonsense\n", "is damaged in line 1: it is not JSON"),
-        (b"", "holds no record of a sweep"),
         (b'{"type": "sw', "holds no record of a sweep"),
     ],
 )
@@ -255,14 +251,16 @@ def test_a_journal_that_cannot_be_understood_is_not_touched(
 def test_a_resume_runs_what_has_not_finished_and_tells_what_has(tmp_path: Path) -> None:
     killed_sweep(tmp_path)
     before = records(tmp_path)
+    (tmp_path / "6").mkdir()
     wanted = jobs(5, 4, 3, 2, 1, 0, "new")
     told: list[Any] = []
     with contextlib.closing(resume(tmp_path)) as session:
         assert session.resumed
         assert records(tmp_path) == before
         batch = session.plan(wanted, 0, same_config(wanted, told))
-        # 4 and 5 never started: they get the places that are free, or what is above
-        assert batch.numbers == (4, 5, 3, 2, 1, 0, 6)
+        # 4 and 5 never started: they get the places that are free, or what is above; and there is
+        # a directory of the name 6
+        assert batch.numbers == (4, 5, 3, 2, 1, 0, 7)
         assert {number: job.result for number, job in batch.skipped.items()} == {
             0: Result("succeeded", 0, "", 1.5),
             1: Result("succeeded", 0, "", 1.5),
@@ -272,7 +270,7 @@ def test_a_resume_runs_what_has_not_finished_and_tells_what_has(tmp_path: Path) 
         assert records(tmp_path)[len(before) :] == [
             Resumed("0.1.0", COMMAND),
             PlannedRecord(7),
-            EndedRecord(1, 0, Result("succeeded", 0, "", 1.5)),
+            EndedRecord(1, 1, Result("succeeded", 0, "", 1.5)),
         ]
         with pytest.raises(RuntimeError, match="with one batch"):
             session.plan(wanted, 7, compose_nothing)
@@ -301,39 +299,6 @@ def test_a_job_that_finished_does_not_run_again_though_the_journal_has_lost_its_
         batch = session.plan(jobs(0), 0, same_config(jobs(0)))
     assert set(batch.skipped) == {0}
     assert records(tmp_path)[-1] == EndedRecord(0, 0, Result("succeeded", 0, "", 1.5))
-
-
-def test_the_retry_that_succeeded_is_the_one_that_is_journalled(tmp_path: Path) -> None:
-    with contextlib.closing(begin(tmp_path)) as session:
-        for record in (
-            composed(0, 0),
-            StartedRecord(0),
-            EndedRecord(0, 0, BAD),
-            StartedRecord(0, 1),
-        ):
-            session.journal.append(record)
-    succeed(tmp_path / "0")
-    with contextlib.closing(resume(tmp_path)) as session:
-        session.plan(jobs(0), 0, same_config(jobs(0)))
-    assert records(tmp_path)[-1] == EndedRecord(0, 1, Result("succeeded", 0, "", 1.5))
-
-
-def test_numbers_of_what_is_there_are_not_given_to_new_jobs(tmp_path: Path) -> None:
-    killed_sweep(tmp_path)
-    for name in ("4", "6"):
-        (tmp_path / name).mkdir()
-    wanted = jobs(*range(6), "a", "b")
-    with contextlib.closing(resume(tmp_path)) as session:
-        batch = session.plan(wanted, 0, same_config(wanted))
-    assert batch.numbers == (0, 1, 2, 3, 8, 5, 9, 7)
-
-
-def test_a_job_that_never_had_a_directory_gets_one(tmp_path: Path) -> None:
-    with contextlib.closing(begin(tmp_path)) as session:
-        session.journal.append(ComposedRecord(0, ("lr=0",), "", None))
-        session.journal.append(EndedRecord(0, 0, Result("error", 2)))
-    with contextlib.closing(resume(tmp_path)) as session:
-        assert session.plan(jobs(0), 0, compose_nothing) == Batch((0,), {}, {})
 
 
 def test_a_refused_resume_leaves_everything_as_it_was(tmp_path: Path) -> None:
@@ -437,21 +402,6 @@ def test_what_is_kept_for_later_is_in_the_summary_at_once(tmp_path: Path) -> Non
         assert session.journal.error is not None
 
 
-def test_configs_are_not_held_in_memory(tmp_path: Path) -> None:
-    count, long = 300, "x" * 50_000
-    with contextlib.closing(begin(tmp_path)) as session:
-        for number in range(count):
-            session.journal.append(composed(number, number)._replace(config={"long": long}))
-    tracemalloc.start()
-    try:
-        with contextlib.closing(resume(tmp_path)) as session:
-            session.plan(jobs(*range(count)), 0, compose_nothing)
-            finish(session)
-            assert tracemalloc.get_traced_memory()[1] < count * len(long) / 4
-    finally:
-        tracemalloc.stop()
-
-
 def test_a_full_disk_is_told_and_the_directory_given_back(tmp_path: Path) -> None:
     path = tmp_path / "sweep"
     with full_disk(), pytest.raises(OutputError, match="File too large") as caught:
@@ -465,23 +415,6 @@ def test_a_full_disk_is_told_and_the_directory_given_back(tmp_path: Path) -> Non
     assert len(records(path)) == 1
 
 
-def test_a_disk_that_fills_up_costs_no_record_that_was_there(tmp_path: Path) -> None:
-    with contextlib.closing(begin(tmp_path)) as session:
-        finish(session)
-        before = (tmp_path / SUMMARY).read_bytes()
-        with full_disk((tmp_path / JOURNAL).stat().st_size + 10):
-            with pytest.raises(OutputError) as caught:
-                session.journal.append(composed(0, 0))
-            assert caught.value.path == str(tmp_path / JOURNAL)
-            with pytest.raises(OutputError) as caught:
-                finish(session)
-            assert caught.value.path == str(tmp_path / SUMMARY)
-        assert len(records(tmp_path)) == 1
-        assert (tmp_path / SUMMARY).read_bytes() == before
-        session.journal.append(composed(0, 0))
-        assert finish(session)["counts"] == {"composed": 1}
-
-
 def test_a_directory_without_locks_lets_everybody_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -493,17 +426,210 @@ def test_a_directory_without_locks_lets_everybody_in(
         assert (tmp_path / JOURNAL).exists()
 
 
-def test_a_directory_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_to_is_told() -> None:
     with pytest.raises(OutputError) as caught:
         begin(Path("/proc/self/sweep"))
     assert caught.value.path == "/proc/self/sweep"
-    if os.getuid() == 0:
-        return  # nothing is read-only to root
-    killed_sweep(tmp_path)
-    tmp_path.chmod(0o500)
-    (tmp_path / ".lllaunch-sweep.lock").chmod(0o400)
-    try:
-        with pytest.raises(OutputError):
-            resume(tmp_path)
-    finally:
-        tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Broken(2, "why", ("a=1",), "dir"),
+        Prepared(Need(2, 3), ("a=1", "b=ü"), "dir", "f" * 64, {"a": [1]}),
+        Prepared(
+            warm=SpawnerKey(("torch", "x"), "/", (("A", None), ("B", "\udcff"))), patience=1.5
+        ),
+    ],
+)
+def test_an_answer_survives_the_socket(answer: Answer) -> None:
+    got = protocol.decode(json.loads(json.dumps(protocol.encode(answer))))
+    assert got == answer
+    assert type(got) is type(answer)
+    # the payload stays in the job
+    assert protocol.decode(protocol.encode(Prepared(payload=object()))) == Prepared()
+    lease = Lease(("a", "GPU-1"), (0, 7))
+    assert protocol.decode_lease(json.loads(json.dumps(protocol.encode_lease(lease)))) == lease
+
+
+@pytest.fixture
+def pipe() -> Iterator[OutputPipe]:
+    found = OutputPipe(3, 1)
+    yield found
+    found.close()
+
+
+def test_lines_are_told_whole(pipe: OutputPipe) -> None:
+    told: list[JobPrinted] = []
+    for block in (b"a", b"b\nc\n\nd", b"\r", b"e"):
+        os.write(pipe.write_end, block)
+        assert pipe.read(told.append)
+    assert [one.line for one in told] == [b"ab", b"c", b""]
+    # somebody else may still have it open
+    pipe.finish(told.append)
+    assert told[-1] == JobPrinted(3, 1, b"d\re")
+    assert pipe.fileno() == -1
+
+
+def test_the_end_of_a_pipe_closes_it(pipe: OutputPipe) -> None:
+    told: list[JobPrinted] = []
+    os.write(pipe.write_end, b"rest")
+    pipe.close_write_end()
+    assert pipe.read(told.append)
+    assert not pipe.read(told.append)
+    assert pipe.fileno() == -1
+    pipe.finish(told.append)
+    assert [one.line for one in told] == [b"rest"]
+
+
+def test_an_endless_line_is_told_in_parts(pipe: OutputPipe) -> None:
+    told: list[JobPrinted] = []
+    block = bytes(1 << 15)
+    for _ in range(LONGEST // len(block)):
+        os.write(pipe.write_end, block)
+        pipe.read(told.append)
+    assert [len(one.line) for one in told] == [LONGEST]
+
+
+class Written:
+    """JobRecords with a journal in a directory."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.journal = Journal.create(str(place / "sweep.jsonl"), Header("id", "0"))
+        self.writer = JobRecords(self.journal)
+
+    def records(self) -> list[Record]:
+        return [entry.record for entry in read_journal(self.journal.path)][1:]
+
+    def result(self, directory: str, **fields: object) -> None:
+        (self.place / directory).mkdir()
+        text = json.dumps({"ended": "9999", **fields})
+        (self.place / directory / "result.json").write_text(text)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[Written]:
+    found = Written(tmp_path)
+    yield found
+    found.journal.close()
+
+
+def begun(written: Written, directory: str = "", attempt: int = 0) -> JobProcess:
+    """A job that the journal takes for one that runs."""
+    job = JobProcess(5)
+    job.answer = Prepared(Need(1), ("a=1",), directory, "f", {"a": 1})
+    job.answered = job.begun = True
+    job.lease, job.pid, job.attempt = Lease(("g",)), 77, attempt
+    written.writer.starts(job, job.answer)
+    return job
+
+
+def test_a_job_is_composed_and_started_once_an_attempt(written: Written) -> None:
+    outside, inside = (str(written.place.parent / "elsewhere"), str(written.place / "5"))
+    begun(written, outside)
+    composed, _ = written.records()
+    assert isinstance(composed, ComposedRecord)
+    assert composed.directory == outside, "stays absolute"
+    for attempt in (0, 1):
+        begun(written, inside, attempt)
+    assert written.records()[2:] == [
+        ComposedRecord(5, ("a=1",), "5", "f", {"a": 1}),
+        StartedRecord(5, 0, Lease(("g",)), 77),
+        StartedRecord(5, 1, Lease(("g",)), 77),
+    ]
+
+
+DONE: dict[str, Any] = {"state": "succeeded", "exit_code": 0}
+FAIL: dict[str, Any] = {"state": "failed", "exit_code": 3, "error": "no"}
+MEMORY: dict[str, Any] = {"root_cause": {"cause": {"type": "OutOfMemory", "text": "memory"}}}
+LIMIT: dict[str, Any] = {"exit_code": 4, "limit": {"type": "Stalled", "text": "stalled"}}
+LOSS: dict[str, Any] = {"return_values": {"0": {"value": 0.25}, "1": {"value": 7.0}}}
+KEPT = "0.25"
+OVER = Result("failed", 4, "memory")
+PAST = "1970-01-01T00:00:00.000000Z"
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "end", "result"),
+    [
+        # no run has written one
+        (None, 0, v.JobEnded(5, 0), Result("succeeded", 0)),
+        (None, 1, v.JobEnded(5, 1, "failure"), Result("error", 1)),
+        (None, 2, v.JobEnded(5, 2), Result("error", 2)),
+        (None, 143, v.JobEnded(5, 143, "signal"), Result("signalled", 143)),
+        # a limit that was exceeded tells more than the root cause
+        (FAIL | MEMORY, 3, v.JobEnded(5, 3, "oom", "memory"), Result("failed", 3, "memory")),
+        (FAIL | MEMORY | LIMIT, 4, v.JobEnded(5, 4, "hang", "memory"), OVER),
+        # who is killed after its success has succeeded; later than its failure it was killed
+        (DONE, 137, v.JobEnded(5, 0), Result("succeeded", 0)),
+        (FAIL, 137, v.JobEnded(5, 137, "signal", "no"), Result("signalled", 137, "no")),
+        # what a resume would run again has not succeeded, and what it would skip has
+        ({}, 0, v.JobEnded(5, 1, "failure"), Result("error", 1)),
+        (FAIL, 0, v.JobEnded(5, 3, "failure", "no"), Result("failed", 3, "no")),
+        (DONE, 1, v.JobEnded(5, 0), Result("succeeded", 0)),
+        # the clock was set back while the job ran
+        (DONE | {"ended": PAST}, 0, v.JobEnded(5, 0), Result("succeeded", 0)),
+        # an objective is a number that rank 0 of a success returned
+        (DONE | LOSS, 0, v.JobEnded(5, 0, objective=0.25), GOOD._replace(return_value=KEPT)),
+        (FAIL | LOSS, 3, v.JobEnded(5, 3, "failure", "no"), Result("failed", 3, "no", None, KEPT)),
+    ],
+)
+def test_what_a_jobs_end_is_to_the_sweep(
+    written: Written, found: dict[str, Any] | None, code: int, end: v.JobEnded, result: Result
+) -> None:
+    job = begun(written, "" if found is None else "5")
+    if found is not None:
+        written.result("5", **found)
+    assert written.writer.ended(job, code) == end
+    assert written.records()[-1] == EndedRecord(5, 0, result)
+
+
+def test_who_ends_while_it_is_composed_again(written: Written) -> None:
+    job = JobProcess(5)
+    why = "its process ended (exit code 137) while it was composed again"
+    assert written.writer.ended(job, 137) == v.JobEnded(5, 137, "signal", why)
+    # what cannot be composed any more is not tried again
+    job.answer, job.answered = Broken(2, "wrong\nnow"), True
+    assert written.writer.ended(job, 0) == v.JobEnded(5, 2, why="wrong\nnow")
+    record = written.records()[-1]
+    assert isinstance(record, EndedRecord)
+    assert record.result.state == "error"
+
+
+def test_the_result_of_an_earlier_attempt_does_not_count(written: Written) -> None:
+    written.result("5", state="succeeded", exit_code=0)
+    job = begun(written, "5", attempt=1)
+    assert written.writer.ended(job, 1) == v.JobEnded(5, 1, "failure")
+    assert written.records()[-1] == EndedRecord(5, 1, Result("error", 1))
+
+
+def test_what_is_settled_before_its_start(written: Written) -> None:
+    written.writer.composed(1, Prepared(overrides=("a=1",)))
+    written.writer.settled(v.Settle(1, v.JobState.NOT_RUN))
+    assert written.records() == [ComposedRecord(1, ("a=1",), "", None), Skipped(1, "not_run")]
+    written.writer.composed(2, Prepared(overrides=("a=2",)))
+    written.writer.settled(v.Settle(2, v.JobState.FAILED, exit_code=2, why="needs 9 GPUs"))
+    assert written.records()[2:] == [
+        ComposedRecord(2, ("a=2",), "", None),
+        EndedRecord(2, 0, Result("error", 2, "needs 9 GPUs")),
+    ]
+
+
+ENVIRONS = st.dictionaries(
+    st.sampled_from(["A", "B", "C", "CUDA_VISIBLE_DEVICES"]), st.sampled_from(["", "0", "1"])
+)
+
+
+@given(ENVIRONS, ENVIRONS)
+def test_a_key_tells_the_environment_but_for_the_gpus(
+    environ: dict[str, str], outer: dict[str, str]
+) -> None:
+    key = SpawnerKey.of(["m"], "/", environ, outer)
+    assert "CUDA_VISIBLE_DEVICES" not in dict(key.changes)
+    made = key.environ(outer)
+    assert made.pop("CUDA_VISIBLE_DEVICES", None) == outer.get("CUDA_VISIBLE_DEVICES")
+    environ.pop("CUDA_VISIBLE_DEVICES", None)
+    assert made == environ
+    # jobs of one environment have one key
+    assert SpawnerKey.of(["m"], "/", key.environ(outer), outer) == key

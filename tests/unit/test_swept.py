@@ -18,14 +18,14 @@ def test_what_all_jobs_share_is_not_swept() -> None:
     assert named("+exp=a lr=1", "+exp=a lr=2") == {"lr": ("1", "2")}
     assert named("+exp=a lr=1") == {}
     assert named() == {}
+    # the last of several counts
+    assert named("x=1 x=3", "x=2") == {"x": ("3", "2")}
 
 
 def test_a_key_is_the_same_however_it_is_added() -> None:
     assert named("+params.lr=1 seed=3", "++params.lr=2 seed=3") == {"lr": ("1", "2")}
     assert named("model/size@net=big", "model/size@net=small") == {"size": ("big", "small")}
-
-
-def test_names_that_two_keys_share_are_whole() -> None:
+    # names that two keys share are whole
     assert set(named("a.lr=1 b.lr=1 c.x=1", "a.lr=2 b.lr=3 c.x=2")) == {"a.lr", "b.lr", "x"}
 
 
@@ -36,22 +36,14 @@ def test_a_job_without_the_key_has_no_value() -> None:
     }
 
 
-def test_the_last_of_several_counts() -> None:
-    assert named("x=1 x=3", "x=2") == {"x": ("3", "2")}
-
-
 @pytest.mark.parametrize(
     ("written", "shown"),
     [
         ("'a b'", "a b"),
-        ('"a b"', "a b"),
         (r"'it\'s'", "it's"),
         (r'"a\"b"', 'a"b'),
         ("''", "''"),
         ("[1,2]", "[1,2]"),
-        ("{a:1}", "{a:1}"),
-        ("", ""),
-        ("a=b", "a=b"),
         ("'a','b'", "'a','b'"),
     ],
 )
@@ -80,9 +72,7 @@ def test_numbers_are_told_from_texts() -> None:
         ((1, 2, 3), False),
         ((0.1, 0.01, 0.001), True),
         ((0, 1, 1000), False),
-        ((-1, 1000), False),
         ((None, 1, 1000), True),
-        ((None,), False),
     ],
 )
 def test_decades_are_shown_as_such(numbers: tuple[float | None, ...], expected: bool) -> None:

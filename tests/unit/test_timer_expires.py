@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.launching import WAIT
 
 from lllaunch.timer import TimerClient, configure, countdown, deadline, expires
 from lllaunch.timer.countdown import Scopes
@@ -179,7 +180,7 @@ def test_threads_do_not_share_a_timer(client: Recorder) -> None:
 
     def work() -> None:
         with deadline(5, "work"):
-            inside.wait(30)
+            inside.wait(WAIT)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:

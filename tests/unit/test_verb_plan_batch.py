@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.project import Project
-from support.verbs import Ended, call, hydra_put_back
+from support.verbs import Ended, call
 
 from lllaunch.cluster import slurm
 from lllaunch.cluster.slurm import SlurmMissing
@@ -16,14 +15,13 @@ from lllaunch.verbs import plan as verb
 
 
 @pytest.fixture(autouse=True)
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     found = Project(tmp_path / "a project")
     found.write("conf/exp/toy.yaml", "# @package _global_\nlaunch: {entrypoint: s.py}\n")
     found.write("s.py", "")
     monkeypatch.chdir(found.root)
     monkeypatch.setattr(slurm, "available", lambda: False)
-    with hydra_put_back():
-        yield found
+    return found
 
 
 def planned(capsys: pytest.CaptureFixture[str], *argv: str) -> Ended:

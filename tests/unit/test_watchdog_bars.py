@@ -20,9 +20,7 @@ from tqdm import tqdm
 
 from lllaunch.watchdog.bars import (
     LONGEST,
-    LONGEST_BAR,
     MOST_BARS,
-    MOST_LINES,
     Captured,
     OtherOutput,
     OutputParser,
@@ -89,7 +87,6 @@ def of_rich(*, terminal: bool) -> str:
     [
         {},
         {"desc": "train"},
-        {"ascii": True},
         {"ascii": " .oO", "ncols": 100},
         {"colour": "green"},
         {"desc": "50% | of [all]: 3/4"},
@@ -114,6 +111,8 @@ def test_a_bar_of_tqdm_without_a_total() -> None:
     found = shown(of_tqdm(None, desc="read"))
     assert found[-1] == Shown("read", 10.0, metrics={"loss": 0.1, "best": math.inf})
     assert last("7 files [00:01, 3.2s/ files]").step == 7.0
+    # more steps than there were to be
+    assert shown(of_tqdm(5))[-1][1:3] == (10.0, None)
 
 
 @pytest.mark.parametrize(
@@ -121,11 +120,9 @@ def test_a_bar_of_tqdm_without_a_total() -> None:
     [
         "12.3kB [01:02:03, 4.5MB/s]",
         "model.safetensors:  20%|##  | 20.0M/100M [00:03<00:04, 14.2MB/s]",
-        "model.safetensors:   0%|    | 0.00/100M [00:00<?, ?B/s]",
         "slow:  20%|##  | 2/10 [00:03<00:04, 3.2s/B]",
         "     ━━━━━━━━ 12.3/45.6 MB 3.2 MB/s eta 0:00:05",
         "file ━━━━━━━━ 50% 512/1024 bytes ? 0:00:05",
-        "file ━━━━━━━━ 50% 0:00:05 3.2 MB/s",
     ],
 )
 def test_bytes_are_no_steps(text: str) -> None:
@@ -137,23 +134,6 @@ def test_a_training_may_tell_bytes_beside_its_steps() -> None:
     assert last("train ━━━━━━━━ 50% 5/10 memory=12.5 GB").step == 5.0
 
 
-def test_more_steps_than_there_were_to_be() -> None:
-    file = io.StringIO()
-    with tqdm(total=2, file=file, mininterval=0) as bar:
-        bar.update(5)
-    assert shown(file.getvalue())[-1] == Shown("", 5.0)
-
-
-def test_bars_of_tqdm_within_each_other() -> None:
-    found = shown(nested_tqdm())
-    outer = [each for each in found if each.depth == 0]
-    inner = [each for each in found if each.depth == 1]
-    assert {each.name for each in outer} == {"epochs"}
-    assert {each.name for each in inner} == {"batches"}
-    assert outer[-1][1:3] == (3.0, 3.0)
-    assert {each.total for each in inner} == {4.0}
-
-
 def test_bars_of_rich_at_a_terminal_are_told_by_their_rows() -> None:
     found = shown(of_rich(terminal=True))
     assert {(each.name, each.depth) for each in found} == {("epochs", 0), ("batches", 1)}
@@ -163,23 +143,13 @@ def test_bars_of_rich_at_a_terminal_are_told_by_their_rows() -> None:
     ]
 
 
-def test_in_a_file_rich_draws_its_bars_once_in_the_end() -> None:
-    found = shown(of_rich(terminal=False))
-    assert [(each.name, each.step, each.depth) for each in found] == [
-        ("epochs", 3.0, 0),
-        ("batches", 4.0, 1),
-    ]
-
-
 def test_a_bar_of_rich_after_another_is_not_below_it() -> None:
     file = io.StringIO()
     for _ in range(3):
         for _ in track(range(2), "train", console=Console(file=file)):
             pass
     assert shown(file.getvalue()) == 3 * [Shown("train", 100.0, 100.0)]
-
-
-def test_rich_without_unicode() -> None:
+    # without Unicode
     assert last(f"train {'-' * 40}  50% 0:00:05").step == 50.0
     assert shown(f"{'-' * 40}\n") == []
 
@@ -256,12 +226,6 @@ def test_a_stream_shows_the_same_wherever_it_is_cut(name: str, data: st.DataObje
     assert_cut_anywhere_the_same(stream, cuts)
 
 
-@pytest.mark.parametrize("name", STREAMS)
-def test_a_stream_shows_the_same_byte_by_byte(name: str) -> None:
-    stream = STREAMS[name][:2500]
-    assert_cut_anywhere_the_same(stream, list(range(len(stream))))
-
-
 @given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode), st.integers(0, 300))
 def test_no_output_makes_the_parser_fail(data: bytes, cut: int) -> None:
     assert_cut_anywhere_the_same(data, [min(cut, len(data))])
@@ -288,22 +252,17 @@ def test_a_line_without_an_end_takes_no_memory() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "plain text",
         "[2024-01-01 10:00:00,123] step 3/4",
-        "loss: 0.3",
         "tests/test_a.py ....... [ 50%]",
         "downloaded 3/4 [retrying]",
-        "{'a': [1, 2]}",
         "{'model': 'resnet', 'path': '/data'}",
         "━━━━━━━━━━ title ━━━━━━━━━━",
         "at [00:01, x]",
         "3 [00:01, no rate]",
         "----------------- 50 -----------------",
-        "---------- coverage: 85% ----------",
         "---------- 50% done ----------",
         "━━━━━━ Training started 2026/11 ━━━━━━",
         "━━━━━━━━━━━━ 12 of 30 ━━━",
-        "+----------+----------+ 20% of 10/20",
         "INFO 5 files [00:12, a/b]",
         "took 3s [1:02, gpu/0]",
         f"{'x' * 1024} 5/10 [00:01<00:01,  4.99it/s]",
@@ -325,17 +284,14 @@ _BAR_END = "1/2 [00:00<00:00, 1it/s]"
 HOSTILE = {
     "digits": f"mask [{'01' * 32000}] it/s",
     "short digits": f"mask [{'01' * 480}] it/s\n" * 60,
-    "names": f"1/2 [00:00<00:00, {'a.b-c/d' * 130}]\n" * 60,
     "clocks": "1 [00:00," * 100 + " it/s]\n",
     "units": "1 a" * 300 + " [00:00, it/s]\n",
     "spaces": f"{' ' * 900}{_BAR_END}\n" * 60,
     "edges": f"{'-.' * 450} {_BAR_END}\n" * 60,
     "edges of bars": f"{'|' * 900} {_BAR_END}\n" * 60,
-    "percent": f"{'1' * 900}% {_BAR_END}\n" * 60,
     "epochs": f"epoch {' ' * 900} {_BAR_END}\n" * 60,
     "rows": f"━━━━━ {'1' * 900}\n" * 60,
     "bars of rich": f"{'━━━━━ ' * 150} 1%\n" * 60,
-    "hyphens": f"{'-' * 900}%\n" * 60,
     "quotes": "{" + "'" * 4000 + "}\n",
     "keys": "{'" + "a" * 4000 + "': 1}\n",
     "sequences": "\x1b]" * 500 + f" {_BAR_END}\n",
@@ -372,24 +328,6 @@ def test_of_many_bars_the_last_are_parsed() -> None:
     assert not parser.skipped
 
 
-def test_a_pattern_sees_the_begin_of_a_line_and_the_last_lines() -> None:
-    parser = OutputParser(re.compile(r"at (?P<step>\d+)"))
-    assert parser.feed(b"x" * LONGEST_BAR + b"at 3\n") == [OtherOutput()]
-    found = parser.feed(b"at 3\n" * (MOST_LINES + 1))
-    assert [each for each in found if isinstance(each, Captured)] == MOST_LINES * [
-        Captured({"step": 3.0})
-    ]
-    assert parser.skipped
-
-
-def test_of_very_many_lines_the_last_are_seen() -> None:
-    parser = OutputParser()
-    found = parser.feed(b"a\n" * 100_000 + b"1/2 [00:01<00:01, 4.99it/s]\n")
-    assert parser.skipped
-    assert found[-1] == Shown("", 1.0, 2.0)
-    assert len(found) < 20_000
-
-
 # Patterns
 
 
@@ -403,36 +341,22 @@ def test_a_pattern_captures_numbers_by_the_names_of_its_groups() -> None:
     ]
     assert captured(re.compile("ready"), b"ready") == {}
     assert captured(re.compile("(?P<word>ready)"), b"ready") == {}
-
-
-def test_a_line_that_has_not_ended_is_not_captured() -> None:
-    parser = OutputParser(re.compile(r"loss (?P<loss>\S+)"))
-    assert parser.feed(b"loss 0.3") == []
-    assert parser.feed(b"1\n") == [Captured({"loss": 0.31})]
+    # a line that has not ended
+    assert parser.feed(b"step 4 loss 0.3") == []
+    assert parser.feed(b"1\n") == [Captured({"step": 4.0, "loss": 0.31})]
 
 
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        ("1,200", 1200.0),
         ("1_200", 1200.0),
         ("12%", 12.0),
-        ("3e-4", 3e-4),
         ("-inf", -math.inf),
         ("Infinity", math.inf),
-        (" 7 ", 7.0),
         ("seven", None),
         ("9" * 400, None),
-        ("", None),
+        ("nan.0", pytest.approx(math.nan, nan_ok=True)),
     ],
 )
 def test_numbers(text: str, number: float | None) -> None:
     assert as_number(text) == number
-
-
-def test_nan_in_all_its_forms() -> None:
-    for text in ("nan", "NaN", "nan.0", "-nan"):
-        number = as_number(text)
-        assert number is not None
-        assert math.isnan(number)
-    assert as_number("inf.0") == math.inf

@@ -69,20 +69,15 @@ def test_the_rate_is_that_of_late() -> None:
     for second in range(1000, 1300, 10):
         found.say(0, record(second + 1, 10 * second), second + 1)
     assert found.at(1300.0)[0].rate == 10.0
-
-
-def test_a_bar_that_is_drawn_a_thousand_times_between_two_looks_has_a_rate() -> None:
-    found = ProgressTracker()
-    for look in range(1, 4):
-        found.show(0, 0, [bar(1000 * look + step, 9000) for step in range(1000)], 5.0 * look)
-    assert found.at(15.0)[0].rate == 200.0
-
-
-def test_steps_that_take_longer_than_the_window_have_a_rate() -> None:
-    found = ProgressTracker()
+    # and of the last two steps where each takes longer than that
+    slow = ProgressTracker()
     for step in range(3):
-        found.say(0, record(1 + 600 * step, step), 1 + 600 * step)
-    assert found.at(1300.0)[0].rate == pytest.approx(1 / 600)
+        slow.say(0, record(1 + 600 * step, step), 1 + 600 * step)
+    assert slow.at(1300.0)[0].rate == pytest.approx(1 / 600)
+
+
+OTHER = OtherOutput()
+TRAINING = [bar(1000, 1000, "download"), bar(1, 500), bar(40, 500), bar(2, 10, "evaluate")]
 
 
 def test_what_a_rank_says_counts_alone_from_then_on() -> None:
@@ -92,49 +87,42 @@ def test_what_a_rank_says_counts_alone_from_then_on() -> None:
     found.show(0, 0, [bar(4)], 6.0)
     assert step_of(found) == (1200.0, None)
     assert found.furthest() == 1200.0
+    assert tracker(*TRAINING).furthest() == 40.0
 
 
-def test_bars_within_others_do_not_count() -> None:
-    found = tracker(bar(1, 3, "epochs"), bar(7, 9, "batches", 1), bar(8, 9, "batches", 1))
-    assert step_of(found) == (1.0, 3.0)
+@pytest.mark.parametrize(
+    ("shown", "step"),
+    [
+        # of bars within each other the outer one, else the one that shows the longest
+        ([bar(1, 3, "epochs"), bar(7, 9, "batches", 1), bar(8, 9, "batches", 1)], (1.0, 3.0)),
+        (TRAINING, (2.0, 10.0)),
+        # over the epochs that it tells
+        ([bar(3, 5, "Epoch #", epoch=0), bar(4, 5, "Epoch #", epoch=2)], (14.0, None)),
+        ([bar(3, 5, epoch=1, epochs=10), bar(1, 5, epoch=2, epochs=10)], (6.0, 50.0)),
+        ([bar(3, 5, epoch=0, epochs=10), bar(3, 5, epoch=1, epochs=10)], (8.0, 50.0)),
+        # one that begins anew goes on counting
+        ([*map(bar, range(11)), bar(0)], (10.0, None)),
+        ([*map(bar, range(11)), bar(0), bar(1), bar(3)], (13.0, None)),
+        # one that is not full, whatever is printed
+        ([bar(3, 4), OTHER], (3.0, 4.0)),
+        ([bar(3, None), OTHER], (3.0, None)),
+        ([bar(5, 5, epoch=0), OTHER], (5.0, None)),
+        ([bar(5, 5, epoch=1, epochs=2), OTHER], (5.0, 10.0)),
+        # a loop that goes on counts on
+        ([bar(10), OTHER, bar(1)], (11.0, None)),
+    ],
+)
+def test_the_step_that_bars_show(shown: list[Any], step: tuple[float, float | None]) -> None:
+    assert step_of(tracker(*shown)) == step
 
 
-def test_of_bars_that_follow_each_other_the_last_counts() -> None:
-    found = tracker(bar(9, 9, "download"), bar(2, 9, "train"))
-    assert step_of(found) == (2.0, 9.0)
-
-
-def test_a_training_is_measured_by_the_bar_that_shows_the_longest() -> None:
-    found = tracker(bar(1000, 1000, "download"), bar(1, 500), bar(40, 500), bar(2, 10, "evaluate"))
-    assert step_of(found) == (2.0, 10.0)
-    assert found.furthest() == 40.0
-
-
-def test_a_bar_that_tells_its_epoch_counts_over_the_epochs() -> None:
-    lightning = tracker(bar(3, 5, "Epoch #", epoch=0), bar(4, 5, "Epoch #", epoch=2))
-    assert step_of(lightning) == (14.0, None)
-    own = tracker(bar(3, 5, "Epoch #/#", epoch=1, epochs=10))
-    assert step_of(own) == (3.0, 50.0)
-    own.show(0, 0, [bar(1, 5, "Epoch #/#", epoch=2, epochs=10)], 9.0)
-    assert step_of(own) == (6.0, 50.0)
-    from_zero = tracker(bar(3, 5, epoch=0, epochs=10), bar(3, 5, epoch=1, epochs=10))
-    assert step_of(from_zero) == (8.0, 50.0)
-
-
-def test_a_bar_that_begins_anew_goes_on_counting() -> None:
-    steps = [step_of(tracker(*map(bar, [*range(11), *range(each)])))[0] for each in range(1, 6)]
-    assert steps == [10.0, 11.0, 12.0, 13.0, 14.0]
-    assert step_of(tracker(bar(10), bar(0), bar(3)))[1] is None
-
-
-def test_the_last_of_each_number_is_kept_and_no_more_than_some() -> None:
+def test_of_bars_and_numbers_no_more_than_some_are_kept() -> None:
     found = tracker(bar(1, metrics={"loss": 1.0, "lr": 0.1}), Shown(metrics={"loss": 0.5}))
     assert found.at(5.0)[0].metrics == {"loss": 0.5, "lr": 0.1}
     found.show(0, 0, [bar(2, metrics={f"m{number}": 0.0 for number in range(100)})], 3.0)
     assert len(found.at(5.0)[0].metrics) == 32
-
-
-OTHER = OtherOutput()
+    found.show(0, 0, [bar(1, name="x" * number) for number in range(300)], 4.0)
+    assert len(found._ranks[0]._bars) <= 64
 
 
 @pytest.mark.parametrize("other", [OTHER, Shown(metrics={"loss": 0.5}), Captured({"loss": 0.5})])
@@ -146,22 +134,7 @@ def test_a_full_bar_is_the_step_until_something_else_is_printed(other: Any) -> N
     assert (seen.step, seen.furthest()) == (None, None)
     seen.show(0, 0, [bar(1, 9, "train"), OTHER], 5.0)
     assert step_of(seen) == (1.0, 9.0)
-
-
-def test_a_bar_that_is_not_full_is_the_step_whatever_is_printed() -> None:
-    assert step_of(tracker(bar(3, 4), OTHER)) == (3.0, 4.0)
-    assert step_of(tracker(bar(3, None), OTHER)) == (3.0, None)
-    assert step_of(tracker(bar(5, 5, epoch=0), OTHER)) == (5.0, None)
-    assert step_of(tracker(bar(5, 5, epoch=1, epochs=2), OTHER)) == (5.0, 10.0)
-    assert tracker(bar(5, 5, epoch=2, epochs=2), OTHER).at(9.0) == {}
-    # a loop that goes on counts on
-    assert step_of(tracker(bar(10), OTHER, bar(1))) == (11.0, None)
-
-
-def test_many_bars_take_no_memory() -> None:
-    found = tracker(*(bar(1, name="x" * number) for number in range(300)))
-    assert len(found._ranks[0]._bars) <= 64
-    assert step_of(found) == (1.0, 10.0)
+    assert tracker(bar(5, 5, epoch=2, epochs=2), other).at(9.0) == {}
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 1))))
@@ -218,12 +191,9 @@ def test_a_bar_that_is_full_demands_no_more() -> None:
     # not while bars around it go on
     seen.show(0, 0, [bar(9, 9, "batches", 1)], 1060.0)
     assert isinstance(found_after(1120.0, limit, seen), ProgressMissing)
-
-
-def test_calls_demand_more_at_their_total() -> None:
-    seen = tracker(bar(10, 10))
-    seen.say(0, record(5.0, 7, 7), 5.0)
-    assert isinstance(found_after(99.0, ProgressLimit(within=60.0), seen), ProgressMissing)
+    # calls demand more at their total
+    seen.say(0, record(1130.0, 7, 7), 1130.0)
+    assert isinstance(found_after(1200.0, limit, seen), ProgressMissing)
 
 
 def test_any_rank_and_any_bar_that_moves_is_progress() -> None:
@@ -236,22 +206,17 @@ def test_any_rank_and_any_bar_that_moves_is_progress() -> None:
     assert isinstance(found_after(161.0, limit, seen), ProgressMissing)
 
 
-def test_a_step_that_stays_the_same_is_no_progress() -> None:
+def test_a_step_that_stays_the_same_is_no_progress_and_other_numbers_may() -> None:
     limit = ProgressLimit(within=60.0)
-    seen = ProgressTracker()
+    seen, moving = ProgressTracker(), ProgressTracker()
     for second in range(1, 100):
         seen.say(0, record(second, 1200, loss=1 / second), second)
+        moving.say(0, record(second, second, lr=0.1), second)
+        moving.show(0, 0, [bar(second, 1000, metrics={"lr": 0.1})], second)
     found = found_after(99.0, limit, seen)
     assert found == Unchanged("step", 1200.0, 98.0)
     assert str(found) == "got nowhere: step has been 1200 for 1 min 38 s"
-
-
-def test_numbers_beside_the_step_may_stay_the_same() -> None:
-    seen = ProgressTracker()
-    for second in range(1, 100):
-        seen.say(0, record(second, second, lr=0.1), second)
-        seen.show(0, 0, [bar(second, 1000, metrics={"lr": 0.1})], second)
-    assert found_after(99.0, ProgressLimit(within=60.0), seen) is None
+    assert found_after(99.0, limit, moving) is None
 
 
 def captures(lines: Callable[[int], dict[str, float]], seconds: int = 100) -> ProgressTracker:
@@ -268,12 +233,10 @@ def test_with_a_pattern_only_what_matches_is_progress() -> None:
     seen.say(0, record(150.0, 7), 150.0)
     assert found_after(158.0, limit, seen) is None
     assert found_after(160.0, limit, seen) == ProgressMissing(61.0, 7.0)
-
-
-def test_a_pattern_without_groups_is_to_match() -> None:
-    limit = ProgressLimit("ready", within=60.0)
-    assert found_after(99.0, limit, captures(lambda _: {})) is None
-    assert found_after(161.0, limit, captures(lambda _: {})) == ProgressMissing(62.0)
+    # one without groups is to match
+    assert found_after(99.0, ProgressLimit("ready", within=60.0), captures(lambda _: {})) is None
+    missing = found_after(161.0, ProgressLimit("ready", within=60.0), captures(lambda _: {}))
+    assert missing == ProgressMissing(62.0)
 
 
 def test_what_a_pattern_captures_is_to_change() -> None:
@@ -288,20 +251,6 @@ def test_what_a_pattern_captures_is_to_change() -> None:
     assert step_of(sizes) == (99.0, 500.0)
     alone = captures(lambda _: {"loss": 0.69})
     assert found_after(99.0, limit, alone) == Unchanged("loss", 0.69, 98.0)
-
-
-def test_a_captured_step_moves_beside_calls_that_tell_another() -> None:
-    seen = ProgressTracker(captures=True)
-    for second in range(1, 100):
-        seen.say(0, record(second, 7), second)
-        seen.show(0, 0, [Captured({"step": second})], second)
-    assert found_after(99.0, ProgressLimit("...", within=60.0), seen) is None
-
-
-def test_a_pattern_without_limits_is_looked_for_all_the_same() -> None:
-    detector = ProgressDetector(ProgressLimit("..."), ProgressTracker(captures=True), 0.0)
-    assert detector.interval == 5.0
-    assert detector.look(10.0**6, LIVE) is None
 
 
 def test_a_name_that_a_worker_chose_steers_no_terminal() -> None:
@@ -363,40 +312,14 @@ def test_in_a_bar_a_number_must_have_been_one() -> None:
     assert str(found) == "says that loss is nan since step 2"
 
 
-def test_where_it_began_is_known_only_of_output_that_was_read_whole() -> None:
-    seen = tracker(bar(1, metrics={"loss": 0.5}))
-    seen.show(0, 0, [bar(9, metrics={"loss": math.nan})], 3.0, complete=False)
-    assert [each.exact for each in seen.not_finite()] == [False]
-    pattern = ProgressTracker(captures=True)
-    pattern.show(0, 0, [Captured({"step": 3, "loss": math.nan})], 1.0)
-    assert pattern.not_finite() == [NotFinite(0, "loss", "nan", 3.0, exact=True)]
-
-
 def test_a_line_of_a_trainer_has_no_placeholders() -> None:
     seen = tracker(Shown(metrics={"loss": math.nan, "grad_norm": math.inf}))
     assert seen.not_finite() == [NotFinite(0, "loss", "nan", chosen=False)]
-    seen.show(0, 0, [Shown(metrics={"loss": math.nan})], 3.0)
-    assert seen.not_finite() == []
-
-
-def test_what_the_code_tells_is_said_though_a_library_has_printed_it() -> None:
-    seen = tracker(Shown(metrics={"loss": math.nan}))
+    # what the code tells is said though a library has printed it
     seen.say(0, record(2.0, 7, loss=math.nan), 2.0)
-    assert [each.chosen for each in seen.not_finite()] == [False, True]
+    assert seen.not_finite() == [NotFinite(0, "loss", "nan", 7.0)]
     seen.show(0, 0, [Shown(metrics={"loss": math.nan})], 3.0)
     assert seen.not_finite() == []
-
-
-def test_numbers_under_ever_new_names_take_no_memory() -> None:
-    seen = ProgressTracker()
-    for step in range(1000):
-        seen.show(0, 0, [bar(step, metrics={f"loss_{step}": 0.5, "loss": 0.5})], step)
-        seen.show(0, 0, [Shown(metrics={f"new_{step}": math.nan})], step)
-    rank = seen._ranks[0]
-    assert len(rank.metrics) == len(rank._told) == 32
-    assert rank._finite <= rank.metrics.keys()
-    assert {"loss", "loss_999"} <= rank.metrics.keys()
-    assert len(seen.not_finite()) == 32
 
 
 # Read from files and memory
@@ -444,15 +367,6 @@ def test_what_is_said_and_what_is_printed_are_seen_in_one_look(
     progress(77, 100)
     reader.look(3.0, [0])
     assert reader.tracker.at(3.0)[0][:2] == (77.0, 100.0)
-
-
-def test_of_too_much_output_the_end_is_read(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    reader = ProgressReader(None, {0: (str(out),)}, r"step (?P<step>\d+)")
-    out.write_text("".join(f"step {step}\n" for step in range(100_000)))
-    reader.look(5.0, [0])
-    assert reader.tracker.step == 99_999.0
-    assert reader.tracker.moved == 5.0
 
 
 def test_a_bar_that_is_drawn_below_another_is_not_mistaken_for_it(tmp_path: Path) -> None:

@@ -64,7 +64,8 @@ def test_a_tree_holds_what_was_orphaned_and_what_left_the_session() -> None:
 
 
 def test_a_workers_usage_is_that_of_its_tree() -> None:
-    sampler = Sampler(Table(EVERYTHING))
+    table = Table(EVERYTHING)
+    sampler = Sampler(table)
     # 999 has ended meanwhile
     usage = sampler.usage({0: WORKER, 1: OTHER, 2: 999})
     assert set(usage) == {0, 1}
@@ -72,20 +73,12 @@ def test_a_workers_usage_is_that_of_its_tree() -> None:
     assert (usage[1].cpu, usage[1].rss, usage[1].state) == (9.0, 900, "D")
     assert usage[0].writes == len(usage[0].pids)
     assert usage[0].own_cpu.keys() == set(usage[0].pids)
-
-
-def test_what_is_below_the_workers_is_read_again_and_nothing_else() -> None:
-    table = Table(EVERYTHING)
-    sampler = Sampler(table)
-    sampler.usage({0: WORKER})
-    sampler.usage({0: WORKER, 1: OTHER})
-    assert table.asked == [{WORKER}, {WORKER, CHILD, GRANDCHILD, ORPHAN, OTHER}]
-
-
-def test_workers_that_have_not_started_share_their_parent() -> None:
-    usage = Sampler(Table(EVERYTHING)).usage({0: WORKER, 1: WORKER})
-    assert usage[0] == usage[1]
-    assert usage[0].cpu == 3.0
+    pids = WORKER + CHILD + GRANDCHILD + ORPHAN
+    assert (usage[0].written, usage[0].io) == (10 * pids, 11 * pids)
+    # those that have not started share their parent
+    assert sampler.usage({0: WORKER, 1: WORKER}) == {0: usage[0], 1: usage[0]}
+    # what is below the workers is read again, and nothing else
+    assert table.asked == [{WORKER, OTHER, 999}, {WORKER, CHILD, GRANDCHILD, ORPHAN, OTHER}]
 
 
 def test_shared_memory_is_counted_once_but_not_where_reading_could_hang() -> None:
@@ -100,49 +93,15 @@ def test_shared_memory_is_counted_once_but_not_where_reading_could_hang() -> Non
     usage = sampler.usage({0: WORKER, 1: OTHER})
     assert sampler.shared_out(usage[0]) == 120
     assert sampler.shared_out(usage[1]) == 70
-
-
-def test_where_a_process_cannot_be_asked_the_plain_sum_counts() -> None:
-    everything = [
-        process(WORKER, 50, WORKER, rss=100),
-        process(CHILD, WORKER, WORKER, rss=100),
-    ]
-    sampler = Sampler(Table(everything, shares={WORKER: 60}))
-    assert sampler.shared_out(sampler.usage({0: WORKER})[0]) == 200
-
-
-def test_what_is_read_and_written_is_that_of_the_tree() -> None:
-    usage = Sampler(Table(EVERYTHING)).usage({0: WORKER, 1: OTHER})
-    pids = WORKER + CHILD + GRANDCHILD + ORPHAN
-    assert (usage[0].written, usage[0].io) == (10 * pids, 11 * pids)
-    assert (usage[1].written, usage[1].io) == (10 * OTHER, 11 * OTHER)
+    # where one that is there cannot be asked the plain sum counts
+    table.gone.clear()
+    assert sampler.shared_out(usage[0]) == 300
 
 
 def test_files_that_are_not_there_are_empty(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"12345")
     (tmp_path / "b").write_bytes(b"12")
     assert size_of([str(tmp_path / name) for name in ("a", "b", "c")]) == 7
-
-
-def test_without_a_descriptor_nobody_is_seen_and_nothing_is_forgotten() -> None:
-    class Short(Table):
-        def look(self, again: Collection[int] = ()) -> list[ProcessFacts]:
-            if len(self.asked) == 1:
-                self.asked.append(set())
-                raise OSError(24, "Too many open files")
-            return super().look(again)
-
-    table = Short(EVERYTHING)
-    sampler = Sampler(table)
-    series = SampleSeries(5.0)
-    series.begin(0.0)
-    series.take(5.0, sampler.usage({0: WORKER}), {})
-    assert series.take(10.0, sampler.usage({0: WORKER}), {}).workers == {}
-    assert table.asked[-1] == set()
-    sample = series.take(15.0, sampler.usage({0: WORKER}), {})
-    assert table.asked[-1] == {WORKER, CHILD, GRANDCHILD, ORPHAN}
-    # it has used nothing since the first
-    assert sample.workers[0].cpu == 0.0
 
 
 # Samples
@@ -162,14 +121,9 @@ def test_a_sample_has_rates_since_the_one_before() -> None:
     # one that started late, and writes to no file
     assert second.workers[1].cpu == pytest.approx(10.0 / 15.0)
     assert second.workers[1].output is None
-
-
-def test_what_an_orphan_had_used_makes_no_rate_negative() -> None:
-    series = SampleSeries(5.0)
-    series.begin(0.0)
-    series.take(5.0, {0: Usage(9.0, 1, "S", (1, 2), written=900, io=1000)}, {})
-    sample = series.take(10.0, {0: Usage(1.0, 1, "S", (1,), written=10, io=20)}, {})
-    assert sample.workers[0] == WorkerSample(0.0, 1, 0.0, 0.0, None)
+    # what an orphan had used, which is gone, makes no rate negative
+    gone = {0: Usage(1.0, 1, "S", (1,), written=10, io=20)}
+    assert series.take(125.0, gone, {}).workers[0] == WorkerSample(0.0, 1, 0.0, 0.0, None)
 
 
 # The table itself, on a /proc that a test invents, and on the real one
@@ -210,12 +164,10 @@ class Machine:
         pass
 
 
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    return Machine(monkeypatch)
-
-
-def test_a_process_is_read_once_and_again_if_it_is_asked_for(machine: Machine) -> None:
+def test_a_process_is_read_once_and_again_if_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(monkeypatch)
     for pid in (10, 11, 12):
         machine.start(pid, 1, 1000 + pid)
     table = ProcessTable()
@@ -224,28 +176,15 @@ def test_a_process_is_read_once_and_again_if_it_is_asked_for(machine: Machine) -
     machine.start(13, 11, 1013)
     assert {each.pid for each in table.look([11])} == {10, 11, 12, 13}
     assert sorted(machine.read) == [11, 13]
-
-
-def test_another_process_of_the_same_number_is_read(machine: Machine) -> None:
-    machine.start(10, 1, 1010)
-    table = ProcessTable()
-    table.look()
-    machine.start(10, 5, 2010)
-    assert [each.ppid for each in table.look()] == [5]
-
-
-def test_a_process_that_has_ended_is_forgotten(machine: Machine) -> None:
-    machine.start(10, 1, 1010)
-    table = ProcessTable()
-    table.look()
     del machine.there[10]
-    assert table.look([10]) == []
+    assert {each.pid for each in table.look([10])} == {11, 12, 13}
 
 
 @pytest.mark.parametrize("reused", [True, False])
 def test_who_lost_its_parent_is_no_child_of_the_next_with_that_number(
-    machine: Machine, reused: bool
+    monkeypatch: pytest.MonkeyPatch, reused: bool
 ) -> None:
+    machine = Machine(monkeypatch)
     machine.start(10, 1, 1010)
     machine.start(11, 10, 1011)
     table = ProcessTable()
@@ -272,11 +211,7 @@ def test_this_process_is_there_with_what_it_has_used() -> None:
     read, written, writes = table.transferred(own.pid)
     assert read > 0
     assert written >= writes > 0
-    assert table.is_there(own.pid)
-
-
-def test_of_a_process_that_is_gone_nothing_is_known() -> None:
-    table, nobody = ProcessTable(), 2**22 + 1
-    assert not table.is_there(nobody)
+    nobody = 2**22 + 1
+    assert [table.is_there(pid) for pid in (own.pid, nobody)] == [True, False]
     assert table.share(nobody) is None
     assert table.transferred(nobody) == (0, 0, 0)

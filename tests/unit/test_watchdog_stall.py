@@ -1,21 +1,35 @@
-"""When workers count as stalled, decided without processes and without waiting."""
+"""When workers count as stalled or as spinning, decided without processes and without waiting."""
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.spec import RestartPolicy, StallScope
-from lllaunch.watchdog import stall
-from lllaunch.watchdog.findings import Finding, HeartbeatLost, Silent, Stalled
+from lllaunch.spec import StallScope
+from lllaunch.watchdog.findings import (
+    Finding,
+    HeartbeatLost,
+    Silent,
+    Spinning,
+    Stalled,
+    is_of_all,
+    kind_of,
+    lasted,
+    limit_of,
+    suspects,
+)
+from lllaunch.watchdog.stacks.frames import Frame
 from lllaunch.watchdog.stall import (
+    IDLE_BYTES,
     IDLE_SHARE,
     SilenceDetector,
+    SpinDetector,
     StallDetector,
+    Standing,
     WorkerActivity,
     heartbeats_lost,
     look_interval,
@@ -23,22 +37,6 @@ from lllaunch.watchdog.stall import (
 )
 
 SECOND = 1_000_000_000
-
-
-@pytest.mark.parametrize("name", ["stall", "findings", "stacks/frames"])
-def test_the_decisions_know_neither_processes_nor_time(name: str) -> None:
-    path = Path(stall.__file__).parent / f"{name}.py"
-    imported = {
-        alias.name if isinstance(node, ast.Import) else str(node.module)
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for alias in node.names
-    }
-    pure = {"__future__", "collections", "collections.abc", "dataclasses", "enum", "re", "signal"}
-    pure |= {"types", "typing"}
-    ours = {"lllaunch.spec", "lllaunch.text", "lllaunch.watchdog.findings"}
-    ours |= {"lllaunch.watchdog.collectives", "lllaunch.watchdog.stacks.frames"}
-    assert imported <= pure | ours
 
 
 def watched(
@@ -71,10 +69,6 @@ def idle(*ranks: int, **more: object) -> dict[int, WorkerActivity]:
     return {rank: WorkerActivity(cpu=5.0, **more) for rank in ranks}  # type: ignore[arg-type]
 
 
-def test_a_group_that_does_nothing_is_stalled_after_the_limit() -> None:
-    assert watched([idle(0, 1)] * 4) == [None, None, None, Stalled((0, 1), 30.0, "group")]
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -103,15 +97,8 @@ def test_one_idle_rank_among_busy_ones_is_found_if_it_is_asked_for() -> None:
     looks = [{0: WorkerActivity(cpu=10.0 * n), 1: WorkerActivity(cpu=0.0)} for n in range(4)]
     assert watched(looks, scope="rank")[-1] == Stalled((1,), 30.0, "rank")
     assert watched(looks, scope="group")[-1] is None
-
-
-def test_ranks_that_ended_are_not_waited_for() -> None:
-    looks = [{0: WorkerActivity(cpu=10.0 * n), 1: WorkerActivity(cpu=0.0)} for n in range(3)]
-    assert watched([*looks, {1: WorkerActivity(cpu=0.0)}])[-1] == Stalled((1,), 30.0, "group")
-
-
-def test_nothing_lives_nothing_stalls() -> None:
-    assert watched([{}] * 9) == [None] * 9
+    # ranks that ended are not waited for
+    assert watched([*looks[:3], {1: looks[3][1]}])[-1] == Stalled((1,), 30.0, "group")
 
 
 def test_idleness_counts_from_the_end_of_the_warmup() -> None:
@@ -120,31 +107,17 @@ def test_idleness_counts_from_the_end_of_the_warmup() -> None:
     assert found[6] == Stalled((0,), 35.0, "group")
 
 
-def test_a_worker_that_appears_later_is_idle_from_then_on() -> None:
-    found = watched([idle(0), idle(0), idle(0, 1), idle(0, 1), idle(0, 1), idle(0, 1)])
-    assert found[4] is None
-    assert found[5] == Stalled((0, 1), 30.0, "group")
-
-
 def test_uninterruptible_sleep_and_stopped_workers_are_told_apart() -> None:
-    looks = {
-        0: WorkerActivity(5.0, state="S"),
-        1: WorkerActivity(5.0, state="D"),
-        2: WorkerActivity(5.0, state="T"),
-    }
+    looks = {rank: WorkerActivity(5.0, state=state) for rank, state in enumerate("SDT")}
     found = watched([looks] * 4)[-1]
     assert found == Stalled((0, 1, 2), 30.0, "group", asleep=(1,), stopped=(2,))
 
 
 def test_output_that_shrinks_and_cpu_that_falls() -> None:
     """A truncated log is a sign of life; a child's CPU time that went with it is none."""
-    looks = [
-        {0: WorkerActivity(5.0, output=9)},
-        {0: WorkerActivity(5.0, output=9)},
-        {0: WorkerActivity(5.0, output=1)},
-    ]
+    looks = [{0: WorkerActivity(5.0, output=size)} for size in (9, 9, 1)]
     assert watched(looks, limit=20.0) == [None, None, None]
-    looks = [{0: WorkerActivity(5.0)}, {0: WorkerActivity(4.0)}, {0: WorkerActivity(3.0)}]
+    looks = [{0: WorkerActivity(cpu)} for cpu in (5.0, 4.0, 3.0)]
     assert watched(looks, limit=20.0)[-1] == Stalled((0,), 20.0, "group")
 
 
@@ -176,9 +149,7 @@ def test_heartbeats_are_lost_only_by_those_that_sent_some() -> None:
     assert heartbeats_lost(30.0, 89.0, beats, 0.0) is None
     assert heartbeats_lost(30.0, 95.0, beats, 0.0) == HeartbeatLost((2,), 35.0)
     assert heartbeats_lost(30.0, 125.0, beats, 0.0) == HeartbeatLost((1, 2), 65.0)
-
-
-def test_silence_in_the_warmup_is_allowed() -> None:
+    # silence in the warmup is allowed
     assert heartbeats_lost(30.0, 125.0, {0: SECOND}, 100.0) is None
     assert heartbeats_lost(30.0, 130.0, {0: SECOND}, 100.0) == HeartbeatLost((0,), 30.0)
 
@@ -190,23 +161,8 @@ def test_the_next_silence_is_known_beforehand() -> None:
     assert next_silence(30.0, 5.0, {1: 3 * SECOND}, 60.0) == 85.0
 
 
-@pytest.mark.parametrize(
-    ("limit", "interval"), [(3600.0, 180.0), (600.0, 30.0), (60.0, 5.0), (20.0, 5.0), (2.0, 0.5)]
-)
-def test_looks_are_rare_and_a_short_limit_is_kept(limit: float, interval: float) -> None:
-    assert look_interval(limit) == interval
-
-
-@pytest.mark.parametrize(
-    ("policy", "waits"),
-    [
-        (RestartPolicy(), [0.0, 0.0, 0.0]),
-        (RestartPolicy(delay=5.0, max_delay=12.0), [5.0, 10.0, 12.0]),
-    ],
-)
-def test_the_wait_before_a_restart(policy: RestartPolicy, waits: list[float]) -> None:
-    assert [policy.wait(restart) for restart in (1, 2, 3)] == waits
-    assert policy.wait(10**9) == (policy.max_delay if policy.delay else 0.0)
+def test_looks_are_rare_and_a_short_limit_is_kept() -> None:
+    assert [look_interval(limit) for limit in (3600.0, 60.0, 2.0)] == [180.0, 5.0, 0.5]
 
 
 def test_a_finding_reads_as_a_sentence_about_its_workers() -> None:
@@ -214,3 +170,291 @@ def test_a_finding_reads_as_a_sentence_about_its_workers() -> None:
     assert f"rank 0 {found}" == (
         "rank 0 stalled: no output, no CPU use and no heartbeat for 10 min"
     )
+
+
+# Spinning
+
+LIMIT = 600.0
+HERE = (Frame("/a/train.py", 12, "step"), Frame("/a/train.py", 30, "<module>"))
+THERE = (Frame("/a/train.py", 13, "step"), Frame("/a/train.py", 30, "<module>"))
+# Two ranks, in one collective with another.
+STANDS = {0: HERE, 1: THERE}
+
+Frames = Mapping[int, tuple[Frame, ...]]
+
+
+class Spun(NamedTuple):
+    """What came of a detector's life.
+
+    Attributes:
+        found: the first finding, with the moment; None if there was none.
+        asked: moments at which it was asked where workers are.
+        looks: how many looks there were.
+    """
+
+    found: tuple[float, Spinning] | None
+    asked: list[float]
+    looks: int
+
+
+def busy(now: float, **more: object) -> dict[int, WorkerActivity]:
+    """Two workers that use all the CPU there is, and do nothing else."""
+    return {rank: WorkerActivity(cpu=now, **more) for rank in (0, 1)}  # type: ignore[arg-type]
+
+
+def standing(frames: Frames) -> dict[int, Standing]:
+    """Workers without other threads."""
+    return {rank: Standing(each) for rank, each in frames.items()}
+
+
+def spun(
+    looks: Callable[[float], Mapping[int, WorkerActivity]] = busy,
+    frames: Callable[[float], Frames] = lambda _: STANDS,
+    seconds: float = 3 * LIMIT,
+    starts: float = 0.0,
+    detector: SpinDetector | None = None,
+) -> Spun:
+    """Let a detector look as often as it wants to, until it finds something."""
+    detector = detector or SpinDetector(LIMIT, starts, idle=False)
+    now, asked, count = 0.0, [], 0
+    while now < seconds:
+        detector.look(now, looks(now))
+        count += 1
+        if detector.wants_stacks:
+            asked.append(now)
+            finding = detector.compare(now, standing(frames(now)))
+            if finding is not None:
+                return Spun((now, finding), asked, count)
+        now += detector.interval
+    return Spun(None, asked, count)
+
+
+def test_who_stands_still_for_so_long_spins_however_busy() -> None:
+    end = spun()
+    assert end.found is not None
+    now, finding = end.found
+    assert LIMIT <= now <= LIMIT * 1.06
+    assert finding == Spinning((0, 1), now, len(end.asked))
+    # where they are is asked in the second half only, about twenty times
+    assert min(end.asked) >= LIMIT / 2
+    assert 15 <= len(end.asked) <= 30
+    pauses = {
+        round(after - before, 6) for before, after in zip(end.asked, end.asked[1:], strict=False)
+    }
+    assert len(pauses) > 10
+
+
+@pytest.mark.parametrize(
+    ("lines", "answers", "read", "found"),
+    [
+        # lines of a log of its own, every so many seconds, and among answers of rank 0's store to
+        # so many questions a second
+        (1.0, 0, 0, False),
+        (60.0, 0, 0, False),
+        (1.0, 64, 0, False),
+        (0.0, 512, 0, True),
+        # what the background reads: fifty bytes a second for each of sixteen ranks
+        (0.0, 0, 16 * 50, True),
+        (0.0, 0, 2 * IDLE_BYTES, False),
+    ],
+)
+def test_lines_are_moves_and_what_the_background_reads_and_writes_is_none(
+    lines: float, answers: int, read: int, found: bool
+) -> None:
+    def looks(now: float) -> dict[int, WorkerActivity]:
+        logged, answered = int(now // lines) if lines else 0, int(answers * now)
+        written = 55 * logged + answered
+        io = written + int(read * now)
+        return busy(now, io=io, written=written, writes=logged + answered)
+
+    end = spun(looks)
+    assert (end.found is not None) is found
+    assert bool(end.asked) is found
+
+
+WAITS = (Frame("/usr/lib/python3.12/threading.py", 1149, "join"), *HERE)
+SLEEPS = (Frame("/usr/lib/python3.12/threading.py", 359, "wait"), *THERE)
+ME, CHILD = 100, 101
+
+
+def lived(
+    cpu: Callable[[float], dict[int, float]], place: Callable[[int], Standing]
+) -> Spinning | None:
+    """Let one worker use so much CPU, by process, and be where it is at each look."""
+    detector = SpinDetector(LIMIT, 0.0, idle=False)
+    now, count, found = 0.0, 0, None
+    while now < 3 * LIMIT and found is None:
+        used = cpu(now)
+        detector.look(now, {0: WorkerActivity(sum(used.values()), state="S", own_cpu=used)})
+        if detector.wants_stacks:
+            found = detector.compare(now, {0: place(count)})
+            count += 1
+        now += detector.interval
+    return found
+
+
+@pytest.mark.parametrize(
+    ("own", "below", "found"),
+    [
+        (1.0, 0.0, True),
+        (1.0, 1.0, True),
+        # a thread that wakes up
+        (0.01, 1.0, False),
+    ],
+)
+def test_what_a_program_below_a_worker_does_nobody_can_tell(
+    own: float, below: float, found: bool
+) -> None:
+    end = lived(lambda now: {ME: own * now, CHILD: below * now}, lambda _: Standing(HERE, (), ME))
+    assert (end is not None) is found
+
+
+def test_of_a_shell_script_the_program_below_it_counts() -> None:
+    assert lived(lambda now: {ME: 0.0, CHILD: now}, lambda _: Standing(HERE, (), CHILD)) is not None
+
+
+@pytest.mark.parametrize(
+    ("main", "others", "found"),
+    [
+        (WAITS, (THERE,), False),
+        (WAITS, (SLEEPS, THERE), False),
+        # threads of C++ do it
+        (WAITS, (), True),
+        (WAITS, (SLEEPS,), True),
+        # it is not waiting for that one
+        (HERE, (THERE,), True),
+    ],
+)
+def test_who_waits_for_a_thread_that_works_gets_somewhere(
+    main: tuple[Frame, ...], others: tuple[tuple[Frame, ...], ...], found: bool
+) -> None:
+    end = lived(lambda now: {ME: now}, lambda _: Standing(main, others, ME))
+    assert (end is not None) is found
+
+
+@pytest.mark.parametrize(
+    ("every", "found"), [(1, True), (10, True), (3, False), (2, False)], ids=str
+)
+def test_a_thread_that_moves_is_a_move_and_one_that_only_wakes_up_is_none(
+    every: int, found: bool
+) -> None:
+    def place(count: int) -> Standing:
+        return Standing(HERE, (THERE if every > 1 and count % every == 0 else SLEEPS,), ME)
+
+    assert (lived(lambda now: {ME: now}, place) is not None) is found
+
+
+@pytest.mark.parametrize(
+    ("states", "frames", "found"),
+    [
+        ("RR", {0: HERE}, False),
+        ("RR", {0: HERE, 1: ()}, False),
+        ("RR", {}, False),
+        ("RD", {0: HERE}, True),
+        ("RT", {0: HERE}, True),
+        ("tR", {1: HERE}, True),
+        ("SS", STANDS, True),
+        # nobody is seen at any line
+        ("DD", {}, False),
+    ],
+)
+def test_where_it_is_not_known_nothing_is_found_unless_they_cannot_move(
+    states: str, frames: Frames, found: bool
+) -> None:
+    def looks(now: float) -> dict[int, WorkerActivity]:
+        return {rank: WorkerActivity(now, state=state) for rank, state in enumerate(states)}
+
+    end = spun(looks, lambda _: frames)
+    assert (end.found is not None) is found
+    if not found:
+        # once in half of the time
+        assert len(end.asked) <= 6
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_who_does_nothing_at_all_is_left_to_those_who_look_for_stalls(idle: bool) -> None:
+    def looks(now: float) -> dict[int, WorkerActivity]:
+        # a thread that wakes up now and then
+        return {0: WorkerActivity(0.01 * now), 1: WorkerActivity(5.0)}
+
+    detector = SpinDetector(LIMIT, 0.0, idle=idle)
+    end = spun(looks, detector=detector)
+    assert (end.found is not None) is idle
+    assert bool(end.asked) is idle
+
+
+def test_it_counts_from_the_end_of_the_warmup() -> None:
+    end = spun(starts=1000.0, seconds=2000.0)
+    assert end.found is not None
+    assert end.found[0] >= 1000.0 + LIMIT
+    assert min(end.asked) >= 1000.0 + LIMIT / 2
+
+
+def test_a_few_looks_prove_nothing() -> None:
+    detector = SpinDetector(1.0, 0.0, idle=True)
+    detector.look(0.0, busy(0.0))
+    found = []
+    for number in range(6):
+        detector.look(10.0 + number, busy(0.0))
+        found.append(detector.compare(10.0 + number, standing(STANDS)))
+    assert [finding is not None for finding in found] == [False] * 4 + [True] * 2
+    assert found[-1] == Spinning((0, 1), 15.0, 6)
+    # nor do many in a moment
+    detector = SpinDetector(LIMIT, 0.0, idle=True)
+    detector.look(0.0, busy(0.0))
+    for number in range(99):
+        detector.look(LIMIT + number, busy(0.0))
+        assert detector.compare(LIMIT + number, standing(STANDS)) is None
+
+
+moves = st.lists(
+    st.tuples(
+        st.sampled_from(["nothing", "output", "beat", "io", "rank", "line"]),
+        st.floats(1.0, 400.0),
+    ),
+    max_size=12,
+)
+
+
+@given(moves)
+def test_nobody_spins_who_has_moved_within_the_limit(changes: list[tuple[str, float]]) -> None:
+    """Whatever moves, and when: a finding means that nothing did for the whole time."""
+    moments, now = [], 0.0
+    for what, after in changes:
+        now += after
+        moments.append((now, what))
+
+    def count(what: str, now: float) -> int:
+        return sum(each == what and moment <= now for moment, each in moments)
+
+    def looks(now: float) -> dict[int, WorkerActivity]:
+        one = WorkerActivity(
+            now, count("output", now), count("beat", now), "R", 10**6 * count("io", now)
+        )
+        return {rank: one for rank in range(20) if rank >= count("rank", now)}
+
+    def frames(now: float) -> Frames:
+        where = (Frame("/a/b.py", count("line", now), "f"),)
+        return dict.fromkeys(range(20), where)
+
+    end = spun(looks, frames, seconds=10 * LIMIT)
+    assert end.found is not None
+    found, finding = end.found
+    assert finding.seconds >= LIMIT
+    # somebody who moves is noticed at the next look; one who is elsewhere, in the second half
+    for moment, what in moments:
+        if what not in {"nothing", "line"}:
+            assert not found - finding.seconds < moment <= found
+        elif what == "line":
+            assert not end.asked[-finding.looks] < moment <= found
+
+
+def test_it_reads_and_counts_as_what_it_is() -> None:
+    finding = Spinning((0, 1), 1800.0, 21)
+    assert f"all workers {finding}" == (
+        "all workers got nowhere: no output, no heartbeat and less than 1 KiB/s of I/O for 30 min, "
+        "at the same line of Python in each of 21 looks"
+    )
+    assert (kind_of(finding), limit_of(finding), lasted(finding)) == ("hang", "spin", 1800.0)
+    assert is_of_all(finding)
+    assert suspects(finding) == (0, 1)

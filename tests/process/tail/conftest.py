@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.launching import WAIT
 
 
 class Sink(io.StringIO):
@@ -23,7 +24,7 @@ class Sink(io.StringIO):
 
     def wait_for(self, text: str) -> None:
         with self.written:
-            assert self.written.wait_for(lambda: text in self.getvalue(), timeout=30), text
+            assert self.written.wait_for(lambda: text in self.getvalue(), timeout=WAIT), text
 
 
 @pytest.fixture

@@ -151,45 +151,6 @@ def test_a_line_that_is_too_long_to_be_held_comes_in_its_place(
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_burst_is_not_held_in_memory(
-    files: dict[int, Path], tmp_path: Path, follow: Callable[[Any], Follower]
-) -> None:
-    lines = [b"%07d of a burst" % number for number in range(200_000)]
-    files[0].write_bytes(b"\n".join(lines) + b"\n")
-    with open(tmp_path / "console", "wb+") as console:
-        follower = Follower()
-        paths = {rank: str(path) for rank, path in files.items()}
-        follower.add_collapsed([(paths, console)], header)  # type: ignore[list-item]
-        (collapsed,) = follower._collapsed
-        held = []
-        show = collapsed.show
-
-        def watched(**options: bool) -> None:
-            show(**options)
-            held.append(collapsed._collapser.held)
-
-        collapsed.show = watched  # type: ignore[method-assign]
-        follower.start()
-        follower.stop()
-        assert len(held) > 100
-        assert 0 < max(held) <= tail._HELD_BYTES
-        console.seek(0)
-        assert console.read() == b"".join(b"[0]" + line + b"\n" for line in lines)
-
-
-@pytest.mark.usefixtures("patient")
-def test_bars_count_as_their_last_state(
-    files: dict[int, Path], sink: Any, append: Append, follow: Callable[[Any], Follower]
-) -> None:
-    follow(sink)
-    for path in files.values():
-        append(path, b"\r 10%\r 50%")
-        append(path, b"\r100%\n")
-    sink.wait_for("[0,1,5]100%\n")
-    assert sink.getvalue() == "[0,1,5]100%\n"
-
-
-@pytest.mark.usefixtures("patient")
 def test_a_file_that_shrinks_is_shown_on_from_its_beginning(
     files: dict[int, Path], sink: Any, append: Append, follow: Callable[[Any], Follower]
 ) -> None:
@@ -238,10 +199,3 @@ def test_both_streams_of_a_rank_are_shown_in_the_order_in_which_they_were_seen(
         follower.stop()
         console.seek(0)
         assert console.read().splitlines() == ["[0]begins", "[0,1,5]warning", "[0]more"]
-
-
-def test_what_is_added_to_a_follower_that_was_stopped_is_refused(sink: Any) -> None:
-    follower = Follower()
-    follower.stop()
-    with pytest.raises(RuntimeError, match="takes no more files"):
-        follower.add_collapsed([({0: "a", 1: "b"}, sink)], header)

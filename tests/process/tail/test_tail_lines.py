@@ -5,16 +5,15 @@ from __future__ import annotations
 import io
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.launching import WAIT
 
-from lllaunch.multiprocessing.tail_log import TailLog
+from lllaunch.multiprocessing.tail_log import TailLog, tail_logfile
 from lllaunch.workers.tail import Follower
-from lllaunch.workers.terminal import Destination
 
 Append = Callable[[Path, bytes], None]
 
@@ -27,16 +26,6 @@ def test_lines_get_the_header_of_torch(log: Path, sink: Any) -> None:
     tail.stop()
     assert tail.stopped()
     assert sink.getvalue() == "[trainer11]:one\n[trainer11]:two\n"
-
-
-def test_lines_appear_while_they_are_written(log: Path, sink: Any, append: Append) -> None:
-    tail = TailLog("t", {0: str(log)}, sink).start()
-    try:
-        for word in (b"first", b"second", b"third"):
-            append(log, word + b"\n")
-            sink.wait_for(f"[t0]:{word.decode()}\n")
-    finally:
-        tail.stop()
 
 
 def test_file_and_its_directories_may_come_later(tmp_path: Path, sink: Any, append: Append) -> None:
@@ -63,16 +52,6 @@ def test_no_last_line_is_lost(log: Path, sink: Any, round_: int, append: Append)
     assert lines == [f"[t0]:{n}" for n in range(round_ * 500)] + ["[t0]:last words"]
 
 
-def test_last_line_without_newline_is_ended_for_the_next_one(
-    tmp_path: Path, sink: Any, append: Append
-) -> None:
-    files = {n: tmp_path / str(n) for n in range(2)}
-    for path in files.values():
-        append(path, b"open end")
-    TailLog("t", {n: str(path) for n, path in files.items()}, sink).start().stop()
-    assert sink.getvalue() == "[t0]:open end\n[t1]:open end\n"
-
-
 def test_stop_drains_files_that_appeared_at_the_last_moment(
     log: Path, sink: Any, append: Append
 ) -> None:
@@ -82,54 +61,6 @@ def test_stop_drains_files_that_appeared_at_the_last_moment(
     append(log, b"just in time\n")
     follower.stop()
     assert sink.getvalue() == "just in time\n"
-
-
-def test_piecewise_blank_and_redrawn_lines(log: Path, sink: Any, append: Append) -> None:
-    tail = TailLog("t", {0: str(log)}, sink).start()
-    try:
-        for piece in (b"ha", b"lf\n", b"\n", b"\r 10%", b"\r100%", b"\nend\n"):
-            append(log, piece)
-        sink.wait_for("end\n")
-    finally:
-        tail.stop()
-    assert sink.getvalue() == "[t0]:half\n[t0]:\n[t0]:100%\n[t0]:end\n"
-
-
-def test_binary_output_reaches_a_file_byte_for_byte(
-    log: Path, tmp_path: Path, append: Append
-) -> None:
-    noise = bytes(range(256)) * 4096
-    append(log, noise.replace(b"\r", b"") + b"\n")
-    with open(tmp_path / "shown", "w", encoding="utf-8") as shown:
-        TailLog("t", {0: str(log)}, shown, {0: ""}).start().stop()
-    assert (tmp_path / "shown").read_bytes() == log.read_bytes()
-
-
-def test_line_of_ten_megabytes_comes_whole_with_one_prefix(
-    log: Path, tmp_path: Path, append: Append
-) -> None:
-    line = b"x" * 10_000_000
-    with open(tmp_path / "shown", "w+", encoding="utf-8") as shown:
-        tail = TailLog("t", {0: str(log)}, shown).start()
-        for start in range(0, len(line), 1_000_000):
-            append(log, line[start : start + 1_000_000])
-        append(log, b"\nnext\n")
-        tail.stop()
-    assert (tmp_path / "shown").read_bytes() == b"[t0]:" + line + b"\n[t0]:next\n"
-
-
-def test_two_hundred_files_and_one_thread(tmp_path: Path, sink: Any, append: Append) -> None:
-    files = {n: str(tmp_path / str(n) / "stdout.log") for n in range(200)}
-    before = threading.active_count()
-    tail = TailLog("t", files, sink).start()
-    assert threading.active_count() == before + 1
-    for path in files.values():
-        os.mkdir(os.path.dirname(path))
-        append(Path(path), b"".join(b"%d\n" % n for n in range(50)) + b"end")
-    tail.stop()
-    expected = {f"[t{n}]:{k}": 1 for n in files for k in [*range(50), "end"]}
-    assert Counter(sink.getvalue().splitlines()) == expected
-    assert threading.active_count() == before
 
 
 def test_several_destinations_in_one_follower(tmp_path: Path, append: Append) -> None:
@@ -195,21 +126,6 @@ def test_file_that_shrinks_is_said_and_followed_from_its_start(
     )
 
 
-def test_filtered_output_holds_no_notice_of_truncation(
-    log: Path, sink: Any, append: Append
-) -> None:
-    tail = TailLog("t", {0: str(log)}, sink, log_line_filter=lambda line: "r" in line).start()
-    try:
-        append(log, b"before\n")
-        sink.wait_for("before")
-        os.truncate(log, 0)
-        append(log, b"for\n")
-        sink.wait_for("for\n")
-    finally:
-        tail.stop()
-    assert "truncated" not in sink.getvalue()
-
-
 @pytest.mark.parametrize("name", ["with space", "ünï-日本", "new\nline", "100%", "\udcff"])
 def test_hostile_paths(tmp_path: Path, sink: Any, name: str, append: Append) -> None:
     path = tmp_path / name / "stdout.log"
@@ -220,21 +136,73 @@ def test_hostile_paths(tmp_path: Path, sink: Any, name: str, append: Append) -> 
     tail.stop()
 
 
-def test_devnull_shows_nothing(sink: Any) -> None:
-    TailLog("t", {0: os.devnull}, sink).start().stop()
+# The older interface: tail_logfile, a lock, and the events of someone else's progress bar
+
+
+class Bar:
+    """Someone else's progress bar: clears itself when asked, until `close`."""
+
+    def __init__(self, serve: bool) -> None:
+        self.events = {"trigger_clear": threading.Event(), "cleared": threading.Event()}
+        self.cleared = 0
+        self.closing = False
+        self.thread = threading.Thread(target=self._serve)
+        if serve:
+            self.thread.start()
+
+    def _serve(self) -> None:
+        while not self.closing:
+            if self.events["trigger_clear"].wait(0.05) and not self.events["cleared"].is_set():
+                self.cleared += 1
+                self.events["cleared"].set()
+
+    def close(self) -> None:
+        self.closing = True
+        self.thread.join()
+
+
+def test_progress_bar_is_taken_away_before_lines(log: Path, sink: Any, append: Append) -> None:
+    bar = Bar(serve=True)
+    tail = TailLog("t", {0: str(log)}, sink, progbar_events=bar.events).start()
+    append(log, b"one\n\ntwo\n")
+    sink.wait_for("two\n")
+    append(log, b"three")
+    tail.stop()
+    bar.close()
+    assert sink.getvalue() == "[t0]:one\n[t0]:\n[t0]:two\n[t0]:three\n"
+    assert bar.cleared >= 2
+    assert not bar.events["trigger_clear"].is_set()
+
+
+def run_tail_logfile(append: Append, log: Path, sink: Any, *args: Any, **kwargs: Any) -> None:
+    finished = threading.Event()
+    call = (("[h]:", str(log), sink, finished, 0.01, *args), kwargs)
+    thread = threading.Thread(target=lambda: tail_logfile(*call[0], **call[1]))
+    thread.start()
+    append(log, b"one\n\ntwo")
+    finished.set()
+    thread.join(WAIT)
+    assert not thread.is_alive()
+
+
+def test_tail_logfile_blocks_until_finished(log: Path, sink: Any, append: Append) -> None:
+    run_tail_logfile(append, log, sink)
+    assert sink.getvalue() == "[h]:one\n[h]:\n[h]:two\n"
+
+
+def test_tail_logfile_takes_the_older_positional_lock_and_events(
+    log: Path, sink: Any, append: Append
+) -> None:
+    lock, bar = threading.Lock(), Bar(serve=True)
+    run_tail_logfile(append, log, sink, lock, bar.events)
+    bar.close()
+    assert sink.getvalue() == "[h]:one\n[h]:\n[h]:two\n"
+    assert bar.cleared
+    assert not lock.locked()
+
+
+def test_tail_logfile_of_a_file_that_never_comes_returns(tmp_path: Path, sink: Any) -> None:
+    finished = threading.Event()
+    finished.set()
+    tail_logfile("[h]:", str(tmp_path / "never"), sink, finished, 0.01)
     assert sink.getvalue() == ""
-
-
-def test_writers_of_several_threads_never_mix_their_lines(tmp_path: Path, append: Append) -> None:
-    with open(tmp_path / "shown", "w", encoding="utf-8") as shown:
-        followers = []
-        for n in range(4):
-            append(tmp_path / f"log{n}", (b"%d" % n) * 3_000_000 + b"\n")
-            follower = Follower()
-            follower.add(str(tmp_path / f"log{n}"), b"", shown)
-            followers.append(follower.start())
-        Destination(shown).write([b"own\n"])
-        for follower in followers:
-            follower.stop()
-    lines = (tmp_path / "shown").read_bytes().splitlines()
-    assert sorted(lines) == sorted([(b"%d" % n) * 3_000_000 for n in range(4)] + [b"own"])

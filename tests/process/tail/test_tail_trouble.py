@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import io
-import logging
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from support.launching import until
+from support.launching import WAIT, until
 
+from lllaunch.linux import inotify
 from lllaunch.multiprocessing.tail_log import TailLog
 from lllaunch.workers.tail import Follower
 from lllaunch.workers.terminal import Destination
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 Append = Callable[[Path, bytes], None]
 
@@ -60,28 +57,6 @@ def test_destination_that_raises_is_reported_once_and_stops_no_other(
     assert sink.getvalue() == "0\n1\n"
     assert failing.getvalue().endswith("again\n")
     assert caplog.text.count("cannot be shown") == 1
-
-
-def test_closed_destination_is_reported(
-    log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, append: Append
-) -> None:
-    append(log, b"line\n")
-    shown = open(tmp_path / "shown", "w", encoding="utf-8")  # noqa: SIM115 - closed below
-    tail = TailLog("t", {0: str(log)}, shown)
-    shown.close()
-    tail.start().stop()
-    assert "closed file" in caplog.text
-
-
-def test_reader_that_went_away_is_no_trouble(
-    log: Path, caplog: pytest.LogCaptureFixture, append: Append
-) -> None:
-    append(log, b"line\n")
-    read_end, write_end = os.pipe()
-    with open(write_end, "w", encoding="utf-8") as pipe:
-        os.close(read_end)
-        TailLog("t", {0: str(log)}, pipe).start().stop()
-    assert caplog.text == ""
 
 
 def test_full_pipe_that_does_not_block_gets_everything(log: Path, append: Append) -> None:
@@ -124,24 +99,10 @@ def test_stop_gives_up_on_a_destination_that_takes_nothing(
     while got < 4_000_001:
         got += len(os.read(read_end, 1 << 20))
     assert follower._thread is not None
-    follower._thread.join(30)
+    follower._thread.join(WAIT)
     assert not follower._thread.is_alive()
     pipe.close()
     os.close(read_end)
-
-
-def test_stop_is_idempotent_and_may_come_from_many_threads(
-    log: Path, sink: Any, append: Append
-) -> None:
-    tail = TailLog("t", {0: str(log)}, sink).start()
-    append(log, b"once\n")
-    threads = [threading.Thread(target=tail.stop) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    tail.stop()
-    assert sink.getvalue() == "[t0]:once\n"
 
 
 def test_stop_from_within_the_destination_does_not_deadlock(log: Path, append: Append) -> None:
@@ -171,21 +132,6 @@ def test_stop_ends_although_a_worker_never_stops_writing(log: Path, sink: Any) -
     finally:
         worker.kill()
         worker.wait()
-
-
-def test_tail_without_files_or_destination_does_nothing(log: Path, sink: Any) -> None:
-    for tail in (TailLog("t", {}, sink), TailLog("t", {0: str(log)}, None)):
-        assert tail.start() is tail
-        tail.stop()
-        assert tail.stopped()
-
-
-def test_tail_that_was_never_started_stops(log: Path, sink: Any, append: Append) -> None:
-    append(log, b"unseen\n")
-    tail = TailLog("t", {0: str(log)}, sink)
-    tail.stop()
-    assert tail.stopped()
-    assert sink.getvalue() == ""
 
 
 def test_what_is_no_file_is_refused_once_and_stops_no_other(
@@ -223,15 +169,6 @@ def test_forked_child_can_write_although_a_thread_held_the_lock(tmp_path: Path) 
         release.set()
         thread.join()
     assert (tmp_path / "shown").read_text() == "child\n"
-
-
-def test_error_of_its_own_is_logged_and_stop_returns(
-    log: Path, sink: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(Follower, "_finish", lambda self: 1 / 0)
-    with caplog.at_level(logging.ERROR):
-        TailLog("t", {0: str(log)}, sink).start().stop()
-    assert "ZeroDivisionError" in caplog.text
 
 
 def test_file_that_cannot_be_read_is_given_up(
@@ -282,20 +219,17 @@ class Blocked:
         return shown
 
 
-def test_a_stop_that_a_signal_interrupts_begins_no_further_line(log: Path) -> None:
+def test_a_stop_that_a_signal_interrupts_begins_no_further_line(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blocked = Blocked(log)
 
-    def interrupt(_signum: int, _frame: FrameType | None) -> None:
+    def interrupted() -> None:
         raise InterruptedError
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
-    try:
-        with pytest.raises(InterruptedError):
-            blocked.follower.stop()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    monkeypatch.setattr(blocked.follower, "_wait", interrupted)
+    with pytest.raises(InterruptedError):
+        blocked.follower.stop()
     assert blocked.read() == LINE
 
 
@@ -321,3 +255,109 @@ def test_who_waits_while_the_last_words_are_said_begins_no_line_after_them(
             destination.silent = True
         thread.join()
     assert ((tmp_path / "shown").read_text(), sink.getvalue()) == ("", "")
+
+
+# What wakes the tail: the kernel, and a look every second only where the kernel cannot tell
+
+
+@pytest.fixture
+def no_inotify(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "lllaunch.workers.tail.open_inotify", lambda: inotify.Unavailable("none here")
+    )
+
+
+@pytest.mark.usefixtures("no_inotify")
+def test_without_inotify_files_are_polled_with_one_warning(
+    tmp_path: Path, sink: Any, caplog: pytest.LogCaptureFixture, append: Append
+) -> None:
+    follower = Follower(poll_interval=0.01)
+    for n in range(3):
+        follower.add(str(tmp_path / str(n)), b"", sink)
+    follower.start()
+    for n in range(3):
+        append(tmp_path / str(n), b"file %d\n" % n)
+        sink.wait_for(f"file {n}\n")
+    append(tmp_path / "0", b"more\n")
+    sink.wait_for("more\n")
+    follower.stop()
+    assert caplog.text.count("none here") == 1
+
+
+def test_used_up_watches_mean_polling(
+    tmp_path: Path,
+    sink: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    append: Append,
+) -> None:
+    def refuse(self: inotify.Inotify, path: str, mask: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    monkeypatch.setattr(inotify.Inotify, "_watch", refuse)
+    append(tmp_path / "there", b"there\n")
+    follower = Follower(poll_interval=0.01)
+    follower.add(str(tmp_path / "there"), b"", sink)
+    follower.add(str(tmp_path / "later"), b"", sink)
+    follower.start()
+    append(tmp_path / "later", b"later\n")
+    sink.wait_for("later\n")
+    append(tmp_path / "there", b"again\n")
+    sink.wait_for("again\n")
+    follower.stop()
+    assert caplog.text.count("No space left") == 1
+
+
+def test_descriptors_that_run_out_only_delay(
+    log: Path, sink: Any, monkeypatch: pytest.MonkeyPatch, append: Append
+) -> None:
+    real = os.open
+    refusals = iter([True, True])
+
+    def scarce(path: Any, flags: int, mode: int = 0o777, **more: Any) -> int:
+        if path == str(log) and next(refusals, False):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        return real(path, flags, mode, **more)
+
+    append(log, b"line\n")
+    monkeypatch.setattr(os, "open", scarce)
+    follower = Follower(poll_interval=0.01)
+    follower.add(str(log), b"", sink)
+    follower.start()
+    sink.wait_for("line\n")
+    follower.stop()
+
+
+def test_lost_events_mean_looking_at_everything(
+    tmp_path: Path, sink: Any, monkeypatch: pytest.MonkeyPatch, append: Append
+) -> None:
+    real = inotify.Inotify.read
+
+    def lossy(self: inotify.Inotify) -> inotify.Changes:
+        real(self)
+        return inotify.Changes(overflow=True)
+
+    monkeypatch.setattr(inotify.Inotify, "read", lossy)
+    tail = TailLog("t", {n: str(tmp_path / str(n)) for n in range(3)}, sink).start()
+    for n in range(3):
+        append(tmp_path / str(n), b"line\n")
+        sink.wait_for(f"[t{n}]:line\n")
+    tail.stop()
+
+
+def test_missing_call_and_used_up_instances_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Without:
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            """A C library that has no inotify."""
+
+    class UsedUp(Without):
+        def inotify_init1(self, flags: int) -> int:
+            ctypes.set_errno(errno.EMFILE)
+            return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", Without)
+    missing = inotify.open_inotify()
+    assert isinstance(missing, inotify.Unavailable)
+    assert "inotify_init1" in missing.reason
+    monkeypatch.setattr(ctypes, "CDLL", UsedUp)
+    assert inotify.open_inotify() == inotify.Unavailable(os.strerror(errno.EMFILE))

@@ -1,0 +1,226 @@
+"""``stop`` ends a run of another process and nothing else; ``wait`` waits for its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from support.launching import WAIT, Launcher, until
+
+from lllaunch.errors import OutputError
+from lllaunch.run import lock
+from lllaunch.verbs import stop, wait
+
+SCRIPT = """\
+import os, signal, sys, time
+def save(*_):
+    open("saved", "w").close()
+    if not os.path.exists("stubborn"): sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+open("begun", "w").close()
+while not os.path.exists("go"): time.sleep(0.01)
+sys.exit(int(open("go").read()))
+"""
+
+
+def begun(directory: Path, *overrides: str) -> Launcher:
+    (directory / "s.py").write_text(SCRIPT)
+    launcher = Launcher(directory, {"entrypoint": "s.py", "grace_period": "600s"}, *overrides)
+    until((directory / "begun").exists, "the worker")
+    return launcher
+
+
+def go(directory: Path, code: int) -> None:
+    """Let the worker end; it never sees a file that is not written yet."""
+    (directory / "go.new").write_text(str(code))
+    (directory / "go.new").rename(directory / "go")
+
+
+def stopped(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert stop.main(arguments) == code
+    out, err = capsys.readouterr()
+    return err if code else out
+
+
+def test_a_run_is_ended_as_ctrl_c_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launcher = begun(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert stopped(capsys, "run").startswith("run: signalled, exit code 143 after ")
+    assert (tmp_path / "saved").exists()
+    # it returns when the run is over
+    assert launcher.finish().code == 128 + signal.SIGTERM
+    assert stopped(capsys).startswith("run: is over: signalled, exit code 143 after ")
+
+
+def test_now_does_not_wait_for_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "stubborn").touch()
+    launcher = begun(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert stopped(capsys, "run", "--now").startswith("run: signalled, exit code 143")
+    assert launcher.finish().code == 128 + signal.SIGTERM
+
+
+def test_a_sweep_is_ended_with_its_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launcher = begun(tmp_path, "-m", "launch.grace_period=1s,2s", "hydra.sweep.dir=sweep")
+    monkeypatch.chdir(tmp_path)
+    assert stopped(capsys, "sweep").startswith("sweep: signalled, exit code 143")
+    assert launcher.finish().code == 128 + signal.SIGTERM
+
+
+def signed(directory: Path, text: str) -> str:
+    file = directory / ".lllaunch.lock"
+    file.write_text(text)
+    return str(file)
+
+
+def test_who_only_has_the_number_of_a_launcher_is_left_alone(tmp_path: Path) -> None:
+    host = os.uname().nodename
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        file = signed(tmp_path, f"pid {other.pid} on {host}\n")
+        assert lock.open_launcher(file) is None
+        # one that has it open is the launcher
+        signed(tmp_path, f"pid {os.getpid()} on {host}\n")
+        held = os.open(file, os.O_RDONLY)
+        mine = lock.open_launcher(file)
+        os.close(held)
+        assert mine is not None
+        os.close(mine)
+    finally:
+        other.kill()
+        other.wait()
+    assert lock.open_launcher(signed(tmp_path, f"pid {other.pid} on {host}\n")) is None
+    assert lock.open_launcher(signed(tmp_path, "")) is None
+
+
+def test_where_no_lock_can_be_looked_at_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/plan.yaml").write_text("")
+    # a link is never followed to a lock
+    (tmp_path / "run/.lllaunch.lock").symlink_to(tmp_path / "loop")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    monkeypatch.chdir(tmp_path)
+    told = stopped(capsys, "run", code=2)
+    assert "'run' may be running or not" in told
+
+
+def test_what_runs_elsewhere_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launcher = begun(tmp_path)
+    file = tmp_path / "run/.lllaunch.lock"
+    text = file.read_text()
+    file.write_text("pid 7 on another-host\n")
+    monkeypatch.chdir(tmp_path)
+    told = stopped(capsys, "run", code=2)
+    assert "'run' is held by pid 7 on another-host; that is none of this machine" in told
+    assert launcher.process.poll() is None
+    file.write_text(text)
+    stopped(capsys, "run")
+    launcher.finish()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_users_run_is_told() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        # which that user may look into, unlike tmp_path
+        Path(directory).chmod(0o755)
+        file = signed(Path(directory), f"pid {os.getpid()} on {os.uname().nodename}\n")
+        assert another_user_is_told(file)
+
+
+def another_user_is_told(file: str) -> bool:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setuid(65534)
+            lock.open_launcher(file)
+        except OutputError as error:
+            code = 0 if "another user's" in str(error) else 2
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# Waiting
+
+
+def waiting(directory: Path) -> subprocess.Popen[str]:
+    """A ``wait`` that has come to the lock."""
+    waiter = subprocess.Popen(
+        [sys.executable, "-m", "lllaunch", "wait", "run"],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until(lambda: blocked(waiter), "the wait")
+    return waiter
+
+
+def blocked(waiter: subprocess.Popen[str]) -> bool:
+    """Whether a process has the lock's file open, which it does to wait."""
+    for link in Path(f"/proc/{waiter.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(link).endswith(".lllaunch.lock"):
+                return True
+    return False
+
+
+@pytest.mark.parametrize(("code", "ended"), [(0, 0), (7, 3)])
+def test_it_ends_with_the_run_and_as_the_run_does(tmp_path: Path, code: int, ended: int) -> None:
+    launcher = begun(tmp_path)
+    waiter = waiting(tmp_path)
+    assert waiter.poll() is None
+    go(tmp_path, code)
+    assert launcher.finish().code == ended
+    out, err = waiter.communicate(timeout=WAIT)
+    assert (waiter.returncode, err) == (ended, "")
+    if code:
+        assert out.startswith("run: failed, exit code 3 after ")
+        assert out.endswith(": rank 0: called sys.exit(7)\n")
+    else:
+        assert out.startswith("run: succeeded after ")
+
+
+def test_a_run_without_a_result_is_an_error(tmp_path: Path) -> None:
+    launcher = begun(tmp_path)
+    waiter = waiting(tmp_path)
+    launcher.signal(signal.SIGKILL)
+    launcher.finish()
+    out, _ = waiter.communicate(timeout=WAIT)
+    assert waiter.returncode == 1
+    assert "run: died after" in out
+    assert "ended without a result" in out
+
+
+def test_what_is_over_is_not_waited_for_and_ctrl_c_ends_the_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launcher = begun(tmp_path)
+    waiter = waiting(tmp_path)
+    waiter.send_signal(signal.SIGINT)
+    _, err = waiter.communicate(timeout=WAIT)
+    assert (waiter.returncode, err) == (130, "")
+    go(tmp_path, 7)
+    launcher.finish()
+    monkeypatch.chdir(tmp_path)
+    assert wait.main(["run"]) == 3
+    assert capsys.readouterr().out.startswith("run: failed, exit code 3")
+    assert wait.main(["elsewhere"]) == 2
+    assert "elsewhere" in capsys.readouterr().err

@@ -1,0 +1,186 @@
+"""What a job needs, and what is tried before it: ``resources``, ``min_disk``, ``preflight``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.nvml import FakeNvml
+
+from lllaunch.config.plan import plan_hash, plan_node, plan_text
+from lllaunch.config.schema import schema_node
+from lllaunch.errors import ConfigError
+from lllaunch.run.redact import Redactor
+from lllaunch.spec import Preflight, Resources
+from lllaunch.sweep.pool import Need, need_of
+from tests.unit.launch_nodes import complaints, mistakes, read_back, spec_of
+
+MISTAKES = """
+resources: {gpus: 1}
+    launch.resources.gpus: unknown setting; did you mean 'gpus_per_proc'? [unknown-key]
+resources: {gpus_per_proc: -1}
+    launch.resources.gpus_per_proc: expected a whole number, 0 or more, got -1 [number]
+resources: 2
+    launch.resources: expected a mapping of numbers (gpus_per_proc, cpus_per_proc), got 2; did you
+    mean {gpus_per_proc: 2}? [type]
+preflight: [nowhere-x]
+    launch.preflight[0]: 'nowhere-x' is not a program on PATH [preflight]
+preflight: {command: [./nowhere]}
+    launch.preflight.command[0]: './nowhere' does not exist [preflight]
+preflight: []
+    launch.preflight: expected a program and its arguments ([nvidia-smi, -L]), or {command: [...],
+    timeout: 5m}, got [] [preflight]
+preflight: {timeout: 3}
+    launch.preflight.command: expected a program and its arguments ([nvidia-smi, -L]), or {command:
+    [...], timeout: 5m}, got null [preflight]
+preflight: "env 'A"
+    launch.preflight: expected a command line, got "env 'A"; No closing quotation [preflight]
+preflight: {command: env, timeout: 0}
+    launch.preflight.timeout: expected a duration of more than 0, got 0 [duration]
+preflight: {command: env, cmd: x}
+    launch.preflight.cmd: unknown setting; did you mean 'command'? [unknown-key]
+min_disk: 0
+    launch.min_disk: expected a size of more than 0, got 0; null is for no such limit [size]
+"""
+
+
+@pytest.mark.parametrize(("node", "told"), mistakes(MISTAKES))
+def test_one_mistake_is_one_line(
+    node: Any, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "env").symlink_to("/usr/bin/env")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert complaints(node) == [told]
+
+
+# What a job needs, and GPUs that are only pretended
+
+
+@pytest.mark.parametrize(
+    ("written", "resources"),
+    [
+        (None, Resources()),
+        (schema_node()["resources"], Resources()),
+        ({"gpus_per_proc": 2}, Resources(2)),
+        ({"gpus_per_proc": "2", "cpus_per_proc": 0}, Resources(2, 0)),
+        ({"gpus_per_proc": None, "cpus_per_proc": 4}, Resources(None, 4)),
+    ],
+)
+def test_resources_are_read_and_written(written: Any, resources: Resources) -> None:
+    spec = spec_of({"resources": written})
+    assert spec.resources == resources
+    assert plan_node(spec)["launch"]["resources"] == resources._asdict()
+    assert read_back(plan_text(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cpus", "with_gpus", "without"),
+    [
+        (None, None, Need(3, 0), Need(0, 3)),
+        (None, 2, Need(3, 6), Need(0, 6)),
+        (0, 0, Need(0, 0), Need(0, 0)),
+        (2, 1, Need(6, 3), Need(6, 3)),
+    ],
+)
+def test_what_a_job_of_three_workers_needs(
+    gpus: int | None, cpus: int | None, with_gpus: Need, without: Need
+) -> None:
+    assert need_of(3, Resources(gpus, cpus), True, 8) == with_gpus
+    assert need_of(3, (gpus, cpus), False, 8) == without
+
+
+@pytest.mark.parametrize(
+    ("environ", "nproc"),
+    [
+        ({"LLLAUNCH_PRETEND_GPUS": "a,b,c", "CUDA_VISIBLE_DEVICES": "c,a"}, 2),
+        ({"LLLAUNCH_PRETEND_GPUS": "a,b,c", "CUDA_VISIBLE_DEVICES": "b,x,a"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, 1),
+        ({}, 2),
+    ],
+)
+def test_a_worker_for_each_pretended_gpu(environ: dict[str, str], nproc: int) -> None:
+    assert spec_of({"nproc": "gpu"}, environ=environ, nvml=FakeNvml(None, None)).nproc == nproc
+
+
+def test_the_variable_of_the_config_chooses_among_them_and_an_empty_value_is_none() -> None:
+    environ = {"LLLAUNCH_PRETEND_GPUS": "a,b,c"}
+    launch = {"nproc": "gpu", "env": {"CUDA_VISIBLE_DEVICES": "b"}}
+    assert spec_of(launch, environ=environ).nproc == 1
+    with pytest.raises(ConfigError, match=r"launch\.nproc: 'gpu' found no visible GPU"):
+        spec_of({"nproc": "gpu"}, environ={"LLLAUNCH_PRETEND_GPUS": ""}, nvml=FakeNvml(None))
+
+
+@pytest.mark.parametrize("names", ["a,a", "a,,b", "a b"])
+def test_names_that_are_none_are_told(names: str) -> None:
+    said = "'gpu' cannot be counted: LLLAUNCH_PRETEND_GPUS: expected a list of different names"
+    with pytest.raises(ConfigError, match=said):
+        spec_of({"nproc": "gpu"}, environ={"LLLAUNCH_PRETEND_GPUS": names})
+
+
+def test_a_job_of_more_workers_than_cores_has_them_all() -> None:
+    assert need_of(4, (None, None), False, 2) == Need(0, 2)
+    assert need_of(4, (None, None), True, 2) == Need(4, 0)
+    # who says how many means that
+    assert need_of(4, (None, 1), False, 2) == Need(0, 4)
+
+
+# What is tried before
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (None, None),
+        (["env", "-u", 3], Preflight(("env", "-u", "3"), 300.0)),
+        ("env -u 'A B'", Preflight(("env", "-u", "A B"), 300.0)),
+        ({"command": ["env"], "timeout": None}, Preflight(("env",), 300.0)),
+        ({"command": "env -0", "timeout": "30s"}, Preflight(("env", "-0"), 30.0)),
+    ],
+)
+def test_a_command_and_its_time_limit(written: Any, expected: Preflight | None) -> None:
+    assert spec_of({"preflight": written}).preflight == expected
+
+
+def test_a_program_with_a_slash_is_a_file_where_the_command_was_given(tmp_path: Path) -> None:
+    program = tmp_path / "check"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    spec = spec_of({"preflight": "./check"}, runtime_cwd=str(tmp_path))
+    assert spec.preflight is not None
+    assert spec.preflight.program(spec.runtime_cwd) == f"{tmp_path}/./check"
+    assert Preflight(("env",)).program("/x") == "env"
+
+
+@pytest.mark.parametrize(
+    ("written", "planned"),
+    [
+        (["env", "${oc.env:MY_TOKEN}"], ["env", "${oc.env:MY_TOKEN}"]),
+        ("env --with ${oc.env:MY_TOKEN}", "env --with ${oc.env:MY_TOKEN}"),
+    ],
+)
+def test_a_secret_argument_is_written_nowhere(
+    written: Any, planned: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "hunter2hunter2")
+    spec = spec_of({"preflight": written})
+    assert spec.preflight is not None
+    assert spec.preflight.command[-1] == "hunter2hunter2"
+    assert "hunter2" not in repr(spec)
+    text = plan_text(spec)
+    assert yaml.safe_load(text)["launch"]["preflight"]["command"] == planned
+    assert read_back(text) == spec
+    hide = Redactor.of(spec)
+    assert hide(spec.preflight.text) == hide(spec.preflight.text).replace("hunter2", "")
+    assert hide("env --with") == "env --with"
+
+
+def test_another_preflight_is_another_plan() -> None:
+    written = (None, "env", "env -0", ["env", "-0"])
+    assert len({plan_hash(spec_of({"preflight": each})) for each in written}) == 3
+
+
+def test_a_minimum_of_disk_space() -> None:
+    assert spec_of().min_disk is None
+    assert spec_of({"min_disk": "10GiB"}).min_disk == 10 * 1024**3

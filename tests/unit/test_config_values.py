@@ -1,0 +1,423 @@
+"""Durations, sizes, masks of streams, numbers of workers and of GPUs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.nvml import FakeNvml, FakeNvmlError
+
+from lllaunch.config.fields import Findings
+from lllaunch.config.values import (
+    Mask,
+    check_mask,
+    count_cpus,
+    count_gpus,
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_mask,
+    parse_nproc,
+    parse_ranks,
+    parse_size,
+    write_mask,
+)
+from lllaunch.errors import Unfit
+from lllaunch.std import Std, to_map
+from lllaunch.text import as_ranges, write_range
+from tests.unit.launch_nodes import mistakes
+
+# Durations
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [
+        (90, 90),
+        (0, 0),
+        ("1e2", 100),
+        ("1h 30m", 5400),
+        ("1H30M", 5400),
+        ("1.5h", 5400),
+        ("1d2h3m4s5ms", 93784.005),
+        ("10000d", 864_000_000),
+    ],
+)
+def test_durations(written: object, seconds: float) -> None:
+    assert parse_duration(written) == seconds
+
+
+NO_DURATIONS = ["", "1x", "1m1h", "1m1m", "1 2", "1.h", "9" * 99, "\N{ARABIC-INDIC DIGIT ONE}s"]
+
+
+@pytest.mark.parametrize("written", [*NO_DURATIONS, True, {}, float("nan")])
+def test_what_is_no_duration_says_what_one_looks_like(written: object) -> None:
+    with pytest.raises(Unfit) as caught:
+        parse_duration(written)
+    assert "a duration (90, 90s, 10m, 1h30m, 1d)" in caught.value.expected
+
+
+@pytest.mark.parametrize(
+    ("written", "hint"),
+    [
+        ("1:30:00", "write 1h30m"),
+        ("0:00:05", "write 5s"),
+        ("1:30", "write 1h30m or 1m30s"),
+        ("1:2:3:4", "write 1h30m"),
+    ],
+)
+def test_a_colon_is_refused_with_what_to_write(written: str, hint: str) -> None:
+    with pytest.raises(Unfit) as caught:
+        parse_duration(written)
+    assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("written", "zero", "expected"),
+    [
+        (-0.001, True, "a duration of 0 or more"),
+        ("0s", False, "a duration of more than 0"),
+        (-1, False, "a duration of more than 0"),
+        ("10001d", True, "a duration of 10000 days at most"),
+        (10**400, True, "a duration of 10000 days at most"),
+        (1e-10, True, "a duration of a nanosecond or more"),
+    ],
+)
+def test_a_duration_has_bounds(written: object, zero: bool, expected: str) -> None:
+    with pytest.raises(Unfit, match=expected):
+        parse_duration(written, zero=zero)
+
+
+@given(st.floats(1e-9, 864_000_000))
+def test_any_float_of_seconds_reads_back(seconds: float) -> None:
+    assert parse_duration(format_duration(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (90, "1m30s"), (5400, "1h30m"), (60.5, "1m0.5s")]
+)
+def test_durations_are_written_as_people_do(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [
+        ("1024", 1024),
+        ("7B", 7),
+        ("512 mib", 512 * 2**20),
+        ("16GB", 16 * 10**9),
+        ("1kB", 1000),
+        ("1.5KiB", 1536),
+        ("2PiB", 2**51),
+    ],
+)
+def test_sizes(written: object, size: int) -> None:
+    assert parse_size(written) == size
+
+
+@pytest.mark.parametrize("written", ["", "GB", "1 2", "1XB", "1e3", None, True, 1.5])
+def test_what_is_no_size_says_what_one_looks_like(written: object) -> None:
+    with pytest.raises(Unfit) as caught:
+        parse_size(written)
+    assert caught.value.expected == "a size (1048576, 512MiB, 16GB)"
+
+
+@pytest.mark.parametrize("written", ["16G", "16g", "16Gi"])
+def test_a_unit_without_its_b_could_be_two(written: str) -> None:
+    with pytest.raises(Unfit) as caught:
+        parse_size(written)
+    assert caught.value.hint == "write 16GB (powers of 1000) or 16GiB"
+
+
+def test_sizes_are_whole_and_have_bounds() -> None:
+    with pytest.raises(Unfit, match="whole number of bytes"):
+        parse_size("0.1B")
+    with pytest.raises(Unfit, match="a size of 0 or more"):
+        parse_size(-1)
+    with pytest.raises(Unfit, match="a size of less than 8 EiB"):
+        parse_size("9999999PB")
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_a_written_size_reads_back(size: int) -> None:
+    assert parse_size(format_size(size)) == size
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0B"), (7, "7B"), (1000, "1kB"), (2**29, "512MiB"), (16 * 10**9, "16GB")]
+)
+def test_sizes_are_written_as_people_do(size: int, text: str) -> None:
+    assert format_size(size) == text
+
+
+# Masks
+
+NONE, OUT, ERR, ALL = Std.NONE, Std.OUT, Std.ERR, Std.ALL
+
+
+def read(value: Any, nproc: int = 8) -> dict[int, Std]:
+    findings = Findings()
+    mask = parse_mask(value, "launch.tee", findings)
+    assert findings.problems == []
+    assert mask is not None
+    return mask.by_rank(nproc)
+
+
+def complaints(value: Any, nproc: int = 8) -> list[str]:
+    findings = Findings()
+    mask = parse_mask(value, "launch.tee", findings)
+    check_mask(mask or Mask(), value, "launch.tee", nproc, findings)
+    return [str(problem) for problem in findings.problems]
+
+
+WORDS = {"none": NONE, "out": OUT, "err": ERR, "all": ALL, " ALL ": ALL, 2: ERR, "3": ALL}
+
+
+@pytest.mark.parametrize(
+    ("value", "streams"), [*WORDS.items(), (False, NONE), (None, NONE), ("", NONE)]
+)
+def test_one_mask_is_for_all_ranks(value: Any, streams: Std) -> None:
+    assert read(value, 3) == dict.fromkeys(range(3), streams)
+
+
+@pytest.mark.parametrize(
+    "value", ["0:3,2:1", "2:out, 0:all", {"0": 3, "2": 1}, {"0-0": "all", "1": False, 2: "out"}]
+)
+def test_ranks_that_are_not_named_have_none(value: Any) -> None:
+    assert read(value, 4) == {0: ALL, 1: NONE, 2: OUT, 3: NONE}
+
+
+MISTAKES = """
+tee: al
+    launch.tee: expected a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out'), got 'al';
+    did you mean 'all'? [mask]
+tee: stdout
+    launch.tee: expected a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out'), got
+    'stdout'; did you mean 'out'? [mask]
+tee: true
+    launch.tee: expected a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out'), got true;
+    did you mean 'all'? [mask]
+tee: 4
+    launch.tee: expected a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out'), got 4
+    [mask]
+tee: 10:30
+    launch.tee: expected a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out'), got 630;
+    YAML reads 10:30 without quotes as 630: quote it [mask]
+tee: "0:3,1"
+    launch.tee: expected a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out'), got
+    '0:3,1'; '1' has no rank; write it as '0:all 1-7:out' [mask]
+tee: "0:al"
+    launch.tee: expected a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out'), got
+    '0:al'; 'al' is not a mask of streams (none, out, err, all, 0-3); did you mean 'all'? [mask]
+tee: "7-1:all"
+    launch.tee: expected a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out'), got
+    '7-1:all'; '7-1' is not a range from a lower to a higher rank; did you mean '1-7'? [mask]
+tee: {0: all, 0-3: out}
+    launch.tee: expected each rank at most once, got {0: 'all', 0-3: 'out'}; 0 and 0-3 overlap
+    [mask]
+tee: {0: al}
+    launch.tee.0: expected a mask of streams (none, out, err, all, 0-3), got 'al'; did you mean
+    'all'? [mask]
+tee: {true: all}
+    launch.tee.True: expected a local rank or a range of them (0, 3, '1-7'), got true [ranks]
+tee: {6-9: all}
+    launch.tee: expected ranks from 0 to 7, as nproc is 8, got {6-9: 'all'}; no worker has 6-9
+    [mask]
+"""
+
+
+@pytest.mark.parametrize(("node", "told"), mistakes(MISTAKES))
+def test_what_is_no_mask_is_explained(node: Any, told: str) -> None:
+    assert complaints(node["tee"]) == [told]
+
+
+def test_a_range_without_bounds_costs_nothing() -> None:
+    (complaint,) = complaints("0-999999999:all", nproc=1)
+    assert complaint.endswith("no worker has 0-999999999 [mask]")
+
+
+masks = st.lists(st.sampled_from(list(Std)), min_size=1, max_size=40).map(
+    lambda streams: dict(enumerate(streams))
+)
+
+
+@given(masks)
+def test_all_ways_to_write_a_mask_mean_the_same(streams: dict[int, Std]) -> None:
+    numbers = ",".join(f"{rank}:{int(std)}" for rank, std in streams.items())
+    names = {NONE: "none", OUT: "out", ERR: "err", ALL: "all"}
+    named = {rank: names[std] for rank, std in streams.items()}
+    for written in (numbers, named, write_mask(streams)):
+        assert read(written, len(streams)) == streams
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_ranks_are_written_as_the_fewest_ranges(ranks: set[int]) -> None:
+    ranges = as_ranges(ranks)
+    assert {rank for part in ranges for rank in part} == ranks
+    assert {rank for part in ranges for rank in parse_ranks(write_range(part))} == ranks
+    gaps = [late.start - early.stop for early, late in itertools.pairwise(ranges)]
+    assert all(gap > 0 for gap in gaps)
+
+
+scalars = st.text(max_size=20) | st.integers() | st.floats() | st.none() | st.booleans()
+
+
+@given(
+    scalars | st.dictionaries(scalars, scalars | st.lists(st.integers(), max_size=2), max_size=4)
+)
+def test_whatever_it_is_it_is_read_or_a_problem(value: Any) -> None:
+    findings = Findings()
+    mask = parse_mask(value, "launch.tee", findings)
+    assert (mask is None) == (findings.count > 0)
+
+
+# Masks as torch has them
+
+
+@given(st.dictionaries(st.integers(0, 5000), st.sampled_from(list(Std)), min_size=1))
+def test_of_torch_any_mapping_is_read_back(mapping: dict[int, Std]) -> None:
+    text = ",".join(f"{rank}:{int(mask)}" for rank, mask in mapping.items())
+    assert Std.from_str(text) == mapping
+    # one digit is the mask of all ranks
+    assert Std.from_str("1") is Std.OUT
+
+
+@pytest.mark.parametrize(
+    "text", ["", "4", "-1", "3\n", "0:4", "0:3,", ",0:3", "0:3, 1:1", "0:3\n", "a:1", "٣", "٣:1"]
+)
+def test_of_torch_anything_else_is_refused_with_the_text_named(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a mask") as caught:
+        Std.from_str(text)
+    assert repr(text) in str(caught.value)
+
+
+@given(st.dictionaries(st.integers(0, 20), st.sampled_from(list(Std))), st.integers(0, 20))
+def test_a_map_is_completed_with_none_and_cut_to_the_ranks(
+    mapping: dict[int, Std], nprocs: int
+) -> None:
+    full = to_map(mapping, nprocs)
+    assert list(full) == list(range(nprocs))
+    assert all(mask == mapping.get(rank, Std.NONE) for rank, mask in full.items())
+    assert to_map(Std.OUT, 3) == {0: Std.OUT, 1: Std.OUT, 2: Std.OUT}
+
+
+# Workers
+
+
+def workers(value: object, gpus: int | None) -> int:
+    """How many there are on a machine of 6 CPUs; without a number of GPUs it has no driver."""
+
+    def count() -> int:
+        if gpus is None:
+            raise Unfit("found no NVIDIA driver (it is not there)", code="gpus")
+        return gpus
+
+    return parse_nproc(value, cpus=lambda: 6, gpus=count)
+
+
+@pytest.mark.parametrize(
+    ("value", "gpus", "number"),
+    [(8, 2, 8), ("4", 0, 4), ("cpu", 2, 6), ("gpu", 2, 2), ("AUTO", 2, 2), ("auto", 0, 6)],
+)
+def test_numbers_and_words(value: object, gpus: int, number: int) -> None:
+    assert workers(value, gpus) == number
+
+
+@pytest.mark.parametrize(
+    ("value", "gpus", "said"),
+    [
+        (0, 1, "a number of workers, 1 or more"),
+        (10**9, 1, "a number of workers, 10000 at most"),
+        (1.5, 1, "a number of workers (1, 2, ... or auto, cpu, gpu)"),
+        (True, 1, "a number of workers (1, 2, ... or auto, cpu, gpu)"),
+        ("9" * 30, 1, "a number of workers (1, 2, ... or auto, cpu, gpu)"),
+        ("atuo", 1, "did you mean 'auto'?"),
+        ("gpu", 0, "found no visible GPU"),
+        ("gpu", None, "found no NVIDIA driver"),
+    ],
+)
+def test_what_is_no_number_of_workers(value: object, gpus: int | None, said: str) -> None:
+    with pytest.raises(Unfit) as caught:
+        workers(value, gpus)
+    problem = str(caught.value.at("launch.nproc", "this"))
+    assert said in problem
+
+
+def test_auto_without_a_driver_is_a_worker_per_cpu() -> None:
+    assert workers("auto", None) == 6
+    assert count_cpus() == len(os.sched_getaffinity(0))
+
+
+# GPUs
+
+
+@pytest.mark.parametrize(
+    ("visible", "number"),
+    [
+        (None, 4),
+        ("", 0),
+        ("3,1", 2),
+        (" 0 , 2 ", 2),
+        ("0,-1,1", 1),
+        ("0,,1", 1),
+        ("0,x", 1),
+        ("0,0", 0),
+        ("NoDevFiles", 0),
+        ("GPU-00aa-bb,GPU-33", 2),
+        ("GPU-00,GPU-nope,GPU-11", 1),
+        ("GPU-", 0),  # every GPU begins like that
+        ("GPU-00,GPU-00aa", 0),  # the same one twice
+        ("GPU-00,1", 1),
+        ("MIG-1,MIG-2,MIG-9", 2),
+        ("MIG-1,MIG-1", 0),
+        ("MIG-1,GPU-00", 1),
+    ],
+)
+def test_cuda_visible_devices(visible: str | None, number: int) -> None:
+    nvml = FakeNvml([], ["MIG-1", None, "MIG-2"], None, None)
+    assert count_gpus(visible, nvml) == number
+    assert nvml.open == 0
+
+
+def test_the_driver_is_asked_only_where_a_gpu_is_visible_and_told_if_it_is_not_there() -> None:
+    assert count_gpus("", FakeNvml(broken=True)) == 0
+    with pytest.raises(Unfit, match=r"found no NVIDIA driver \(Driver Not Loaded\)"):
+        count_gpus(None, FakeNvml(broken=True))
+
+
+def test_a_driver_that_fails_is_told_and_let_go() -> None:
+    class Failing(FakeNvml):
+        def nvmlDeviceGetCount(self) -> int:  # noqa: N802 - NVML's name
+            raise FakeNvmlError("GPU is lost")
+
+    nvml = Failing()
+    with pytest.raises(Unfit, match="could not count GPUs: NVML says GPU is lost"):
+        count_gpus(None, nvml)
+    assert nvml.open == 0
+
+
+def test_names_as_bytes_are_understood() -> None:
+    class Old(FakeNvml):
+        def nvmlDeviceGetUUID(self, handle: Any) -> bytes:  # noqa: N802 - NVML's name
+            return b"GPU-abc"
+
+    assert count_gpus("GPU-a", Old(None)) == 1
+
+
+def test_the_real_module_has_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pynvml
+
+    for name in dir(FakeNvml):
+        if name.startswith("nvml") or name == "NVMLError":
+            assert hasattr(pynvml, name), name
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(None, None))
+    assert count_gpus("0,1") == 2

@@ -1,0 +1,447 @@
+"""Forms for CI systems: commands and summaries for GitHub Actions, and JUnit XML."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lllaunch.results.cases import (
+    Case,
+    CodeLine,
+    Log,
+    Report,
+    Tree,
+    details,
+    frames_of,
+    without_ours,
+)
+from lllaunch.results.github import SUMMARY_BYTES, annotation, commands, summary
+from lllaunch.results.junit import render_junit
+
+TEXT = st.text(max_size=30) | st.sampled_from(["::error::x", "%0A", "a:b,c", "\r\n", "```", "|"])
+
+
+def job(number: int, outcome: Any = "failed", **more: Any) -> Case:
+    given = {"overrides": ("+exp=a", f"x={number}"), "message": f"rank 0: no {number}", **more}
+    return Case(f"x={number}", outcome, job=number, directory=str(number), **given)
+
+
+def sweep(*cases: Case, **more: Any) -> Report:
+    return Report("sweep", "multirun/s", cases, exit_code=6, common=("+exp=a",), **more)
+
+
+# Workflow commands
+
+
+@given(TEXT, TEXT, TEXT)
+def test_a_command_is_one_line_that_reads_back(message: str, title: str, file: str) -> None:
+    told = annotation("warning", message, title=title, file=file, line=7)
+    assert "\n" not in told
+    assert "\r" not in told
+    head, _, data = told[len("::warning") :].partition("::")
+
+    def back(text: str, codes: str) -> str:
+        return re.sub(f"%({codes})", lambda found: chr(int(found[1], 16)), text)
+
+    assert back(data, "25|0D|0A") == message
+    properties = dict(each.split("=", 1) for each in head[1:].split(",") if each)
+    expected = {"file": file, "line": "7" if file else "", "title": title}
+    assert {key: back(value, "25|0D|0A|3A|2C") for key, value in properties.items()} == {
+        key: value for key, value in expected.items() if value
+    }
+
+
+def test_a_failure_is_annotated_where_it_happened() -> None:
+    case = job(
+        1,
+        place=CodeLine("src/train.py", 12),
+        traceback=("Traceback (most recent call last):", "ValueError: no"),
+    )
+    (told,) = commands(sweep(job(0, "succeeded"), case))
+    assert told == (
+        "::error file=src/train.py,line=12,title=lllaunch%3A job 1 (x=1) failed"
+        "::rank 0: no 1%0A%0ATraceback (most recent call last):%0AValueError: no"
+    )
+
+
+def test_more_failures_than_github_shows_are_counted_and_jobs_not_run_are_one_warning() -> None:
+    ten = commands(sweep(*map(job, range(10))))
+    assert len(ten) == 10
+    assert all("no " in each for each in ten)
+    many = commands(sweep(*map(job, range(25)), job(25, "skipped"), job(26, "skipped")))
+    assert [each.startswith("::error") for each in many] == [True] * 10 + [False]
+    assert many[9].endswith("::16 more of 27 jobs failed, see the summary")
+    assert many[10] == "::warning title=lllaunch::2 of 27 jobs were not run"
+    assert commands(sweep(job(0, "succeeded"))) == []
+
+
+def test_a_long_failure_keeps_its_message_and_its_end() -> None:
+    (told,) = commands(sweep(job(0, traceback=tuple(f"line {each}" for each in range(3000)))))
+    assert len(told) < 8000
+    assert "::rank 0: no 0%0A...%0A" in told
+    assert told.endswith("line 2999")
+
+
+# Summaries
+
+
+def test_a_summary_tells_the_jobs_and_why_they_failed() -> None:
+    failed = job(
+        1,
+        seconds=2.5,
+        tries=3,
+        logs_in="1/attempt_2",
+        place=CodeLine("train.py", 12),
+        logs=(Log("stderr", "1/attempt_2/0/stderr.log", ("one", "two")),),
+    )
+    text = summary(sweep(job(0, "succeeded", message="", tries=1), failed, seconds=4.0))
+    assert text.startswith("### lllaunch: 1 of 2 jobs succeeded, 1 failed in 4.0 s")
+    lines = text.splitlines()
+    assert "| 0 | <code>x=0</code> | succeeded | 1 |  |  |" in lines
+    assert "| 1 | <code>x=1</code> | **failed** | 3 | 2.5 s | rank 0&#58; no 1 |" in lines
+    assert "<summary>job 1 (x=1): rank 0&#58; no 1</summary>" in lines
+    at = lines.index("```text")
+    assert lines[at : at + 5] == [
+        *("```text", "All of 1/attempt_2/0/stderr.log:", "one", "two", "```")
+    ]
+    told = html.unescape(next(line for line in lines if line.startswith("Logs: ")))
+    assert told == "Logs: <code>multirun/s/1/attempt_2</code>, failed at <code>train.py:12</code>"
+
+
+def test_a_run_that_failed_is_shown_unfolded() -> None:
+    case = Case("run", "failed", state="failed", message="rank 0: died", logs_in="attempt_0")
+    text = summary(Report("run", "out", (case,), exit_code=3, seconds=1.0))
+    assert text.startswith("### lllaunch: failed after 1.0 s")
+    assert "<details open>" in text
+    assert "| job |" not in text
+    assert "Logs: <code>out/attempt_0</code>" in html.unescape(text)
+
+
+def test_text_of_workers_cannot_end_its_block_or_become_markdown() -> None:
+    fences = ("```", "````", "</details>", "# no")
+    text = summary(sweep(job(0, message="<img src=x> **a** _b_ [b](c) @me | d", traceback=fences)))
+    assert "<img" not in text
+    assert "**a**" not in text
+    assert "@me" not in text
+    assert "_b_" not in text
+    (row,) = [line for line in text.splitlines() if line.startswith("| 0")]
+    assert row.count("|") == 7
+    assert "<img src=x> **a** _b_ [b](c) @me | d" in html.unescape(row)
+    block = text[text.index("`````text") :]
+    assert block[: block.index("\n`````\n")].splitlines()[1:] == list(fences)
+
+
+def test_a_summary_is_never_longer_than_github_takes() -> None:
+    lines = tuple("<" * 1000 for _ in range(300))
+    big = [
+        job(number, overrides=("<" * 3000,), message="&" * 300, traceback=lines)
+        for number in range(2000)
+    ]
+    for limit in (SUMMARY_BYTES, 20_000, 100, 0):
+        text = summary(sweep(*big), limit)
+        assert len(text.encode()) <= limit
+    text = summary(sweep(*big))
+    assert re.search(r"\d+ more failures are not shown here", text)
+    assert text.count("<details>") == text.count("</details>") > 0
+
+
+def test_many_jobs_that_succeeded_need_no_row() -> None:
+    text = summary(sweep(*(job(number, "succeeded", message="") for number in range(30)), job(30)))
+    assert len([line for line in text.splitlines() if line.startswith("| ")]) == 2
+    assert "30 of 31 jobs succeeded, 1 failed" in text
+
+
+# Places
+
+
+TRACE = """Traceback (most recent call last):
+  File "/repo/src/train.py", line 40, in main
+    step()
+  File "/repo/src/model.py", line 7, in step
+    layer(x)
+  File "/usr/lib/python3.11/json/decoder.py", line 9, in decode
+  File "/venv/lib/python3.11/site-packages/torch/nn.py", line 3, in forward
+  File "<frozen importlib>", line 1, in x
+ValueError: no
+"""
+CRASH = """Fatal Python error: Segmentation fault
+
+Current thread 0x00007fa32bc76b80 (most recent call first):
+  File "/venv/lib/python3.11/site-packages/torch/nn.py", line 3 in forward
+  File "/repo/src/model.py", line 7 in step
+  File "/repo/src/train.py", line 40 in main
+"""
+SYNTAX = """  File "/repo/a.py", line 3, in <module>
+    import b
+  File "/repo/b.py", line 9
+    x = = 1
+"""
+GROUP = """  | Traceback (most recent call last):
+  |   File "/repo/a.py", line 3, in f
+  +-+---------------- 1 ----------------
+    |   File "/repo/b.py", line 4, in g
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (TRACE, ("src/model.py", 7)),
+        (CRASH, ("src/model.py", 7)),
+        (SYNTAX, ("b.py", 9)),
+        (GROUP, ("b.py", 4)),
+        ('  File "train.py", line 3, in f', ("train.py", 3)),
+        ('  File "../x.py", line 3, in f', None),
+        ('  File "/repository/x.py", line 3, in f', None),
+        ('  File "/repo/../x.py", line 3, in f', None),
+        ('  File "/repo/.venv/x.py", line 3, in f', None),
+        ('  File "/repo/x.py", line 0, in f', None),
+        ('  File "/repo/lll/x.py", line 2, in f', None),
+        ("nothing", None),
+    ],
+)
+def test_the_innermost_frame_in_the_users_tree_is_found(text: str, place: Any) -> None:
+    tree = Tree(["/repo", "relative"], not_below=["/repo/lll"])
+    assert tree.place(frames_of(text)) == place
+
+
+def test_the_first_root_that_a_file_is_below_of_counts() -> None:
+    tree = Tree(["/repo/", "/repo/sub", "/"], not_below=())
+    assert tree.relative("/repo/sub/x.py") == "sub/x.py"
+    assert tree.relative("/other/x.py") == "other/x.py"
+    assert Tree([]).relative("/x.py") is None
+
+
+def test_frames_of_lllaunch_in_a_crash_are_counted() -> None:
+    ours = Case.__module__.replace(".", "/")
+    import lllaunch.results.cases as module
+
+    assert module.__file__.endswith(f"{ours}.py")
+    frame = f'  File "{module.__file__}", line 3 in f'
+    lines = ['  File "/repo/x.py", line 1 in g', frame, frame, '  File "<string>", line 1 in h']
+    assert list(without_ours(lines)) == [lines[0], "  ... (3 frames of lllaunch)"]
+    # in a traceback of Python's they may be what it is about
+    python = frame.replace(" in f", ", in f")
+    assert list(without_ours([python])) == [python]
+
+
+def test_a_log_that_ends_with_the_traceback_does_not_tell_it_twice() -> None:
+    trace = ("Traceback (most recent call last):", "ValueError: no")
+    log = Log("stderr", "e.log", ("warning", *trace))
+    case = Case("x", "failed", traceback=trace, logs=(log,))
+    assert list(details(case)) == ["", *trace, "", "All of e.log before that:", "warning"]
+    alone = Case("x", "failed", traceback=trace, logs=(Log("stderr", "e.log", trace),))
+    assert list(details(alone)) == ["", *trace]
+
+
+# JUnit XML
+
+
+# The rules of the schemas that CI systems go by, as far as they agree: junit-10.xsd of Jenkins'
+# xUnit plugin and JUnit.xsd of Apache Ant (windyroad/JUnit-Schema). What only one of them allows is
+# no part of this.
+ORDER = {
+    "testsuites": ["testsuite*"],
+    "testsuite": ["properties", "testcase*", "system-out", "system-err"],
+    "properties": ["property*"],
+    "property": [],
+    "testcase": ["(skipped|error|failure)?"],
+    "skipped": [],
+    "error": [],
+    "failure": [],
+    "system-out": [],
+    "system-err": [],
+}
+WHOLE, SECONDS = r"\d{1,9}", r"\d{1,3}(\d{3})*(\.\d*)?|\d*\.\d+"
+# a token: no blank at the ends, none after another
+TOKEN = r"\S+( \S+)*"
+REQUIRED = {
+    "testsuites": {},
+    "testsuite": {
+        "name": TOKEN,
+        "package": TOKEN,
+        "id": WHOLE,
+        "hostname": TOKEN,
+        "timestamp": r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d",
+        "tests": WHOLE,
+        "failures": WHOLE,
+        "errors": WHOLE,
+        "skipped": WHOLE,
+        "time": SECONDS,
+    },
+    "property": {"name": TOKEN, "value": r"[^\n]*"},
+    "testcase": {"name": TOKEN, "classname": TOKEN, "time": SECONDS},
+    "skipped": {"type": r".+", "message": r"[^\n]*"},
+    "error": {"type": r".+", "message": r"[^\n]*"},
+    "failure": {"type": r".+", "message": r"[^\n]*"},
+}
+WITH_TEXT = {"skipped", "error", "failure", "system-out", "system-err"}
+
+
+def wrong(element: ET.Element) -> Iterator[str]:
+    """What an element and all below it have against the rules."""
+    rules = REQUIRED.get(element.tag, {})
+    if set(element.attrib) != set(rules):
+        yield f"{element.tag}: attributes {sorted(element.attrib)}"
+    for name, pattern in rules.items():
+        if not re.fullmatch(pattern, element.get(name, ""), re.DOTALL):
+            yield f"{element.tag}: {name}={element.get(name)!r}"
+    children = "".join(f"{child.tag} " for child in element)
+    order = [re.sub(r"([\w-]+|\(.*\))", r"(?:\1 )", each) for each in ORDER[element.tag]]
+    if not re.fullmatch("".join(order), children):
+        yield f"{element.tag}: children {children}"
+    if (element.text or "").strip() and element.tag not in WITH_TEXT:
+        yield f"{element.tag}: text {element.text!r}"
+    for child in element:
+        yield from wrong(child)
+
+
+def parsed(report: Report, **options: Any) -> ET.Element:
+    text = render_junit(report, **options)
+    root = ET.fromstring(text.encode())
+    assert not list(wrong(root))
+    for suite in root:
+        tests = suite.findall("testcase")
+        for count, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+            assert int(suite.get(count, "")) == len(suite.findall(f"testcase/{tag}"))
+        assert int(suite.get("tests", "")) == len(tests) == 1
+    return root
+
+
+FAILED = Case(
+    name="+exp=resnet params.lr=0.1",
+    outcome="failed",
+    state="failed",
+    kind="Raised",
+    message="rank 1: raised ValueError: no",
+    exit_code=3,
+    seconds=1234.5678,
+    started="2024-05-01T12:10:00.000512Z",
+    hostname="node-1",
+    logs_in="attempt_0",
+    overrides=("+exp=resnet", "params.lr=0.1"),
+    plan_hash="ab12",
+    run_id="night-1",
+    attempts=2,
+    explanation=("Why (likely): A bug.",),
+    traceback=("Traceback (most recent call last):", "ValueError: no"),
+    place=CodeLine("train.py", 12),
+    logs=(
+        Log("stdout", "attempt_0/1/stdout.log", ("epoch 1", "epoch 2"), cut=True),
+        Log("stderr", "attempt_0/1/stderr.log", ("warning", "Traceback", "ValueError: no")),
+    ),
+)
+
+
+def test_a_failed_run_is_a_test_case_with_its_root_cause_and_its_logs() -> None:
+    (suite,) = parsed(Report("run", "out", (FAILED,), exit_code=3))
+    (test,) = suite.iter("testcase")
+    assert test.attrib == {
+        "name": "+exp=resnet params.lr=0.1",
+        "classname": "lllaunch",
+        "time": "1234.568",
+    }
+    assert (suite.get("timestamp"), suite.get("hostname")) == ("2024-05-01T12:10:00", "node-1")
+    (failure,) = test
+    assert failure.tag == "failure"
+    assert failure.attrib == {"type": "Raised", "message": "rank 1: raised ValueError: no"}
+    assert failure.text == (
+        "rank 1: raised ValueError: no\nWhy (likely): A bug.\n\n"
+        "Traceback (most recent call last):\nValueError: no\n\n"
+        "All of attempt_0/1/stderr.log:\nwarning\nTraceback\nValueError: no\n"
+    )
+    found = {each.get("name"): each.get("value") for each in suite.iter("property")}
+    assert found == {
+        "state": "failed",
+        "exit_code": "3",
+        "plan_hash": "ab12",
+        "overrides": "+exp=resnet params.lr=0.1",
+        "attempts": "2",
+        "run_id": "night-1",
+        "directory": ".",
+        "file": "train.py:12",
+    }
+    assert suite.findtext("system-out") == (
+        "The last lines of attempt_0/1/stdout.log:\nepoch 1\nepoch 2\n"
+    )
+    assert (suite.findtext("system-err") or "").startswith(
+        "All of attempt_0/1/stderr.log:\nwarning"
+    )
+
+
+def numbered(number: int, outcome: Any, name: str = "", **more: Any) -> Case:
+    return Case(name or f"x={number}", outcome, job=number, kind="K", message="M", **more)
+
+
+def test_each_job_is_a_test_case_of_its_kind() -> None:
+    cases = (
+        Case("x=0", "succeeded", job=0, seconds=0.5),
+        numbered(1, "failed"),
+        numbered(2, "error"),
+        numbered(3, "skipped"),
+    )
+    root = parsed(Report("sweep", "s", cases, started="2024-05-01T12:10:00Z"), name="nightly")
+    names = [(test.get("classname"), test.get("name")) for test in root.iter("testcase")]
+    assert names == [("nightly", f"x={number}") for number in range(4)]
+    assert [suite.get("name") for suite in root] == [f"nightly.job_{number}" for number in range(4)]
+    inside = [[child.tag for child in test] for test in root.iter("testcase")]
+    assert inside == [[], ["failure"], ["error"], ["skipped"]]
+    assert {suite.get("timestamp") for suite in root} == {"2024-05-01T12:10:00"}
+
+
+def test_jobs_of_the_same_overrides_have_names_of_their_own() -> None:
+    given = ("x=1", "x=1", "x=<2>]]>&amp;", "x (job 5)", "x", "x")
+    cases = tuple(numbered(number, "failed", name) for number, name in enumerate(given))
+    root = parsed(Report("sweep", "s", cases))
+    names = [each.get("name") for each in root.iter("testcase")]
+    assert names[:5] == ["x=1", "x=1 (job 1)", "x=<2>]]>&amp;", "x (job 5)", "x"]
+    assert len(set(names)) == 6
+
+
+def test_what_is_not_known_has_a_place_all_the_same() -> None:
+    (suite,) = parsed(Report("run", "", (Case("", "error"),)), name=" ")
+    assert suite.get("hostname") == "localhost"
+    assert suite.get("timestamp") == "1970-01-01T00:00:00"
+    assert suite.find("testcase").attrib == {  # type: ignore[union-attr]
+        "name": "case 0",
+        "classname": "lllaunch",
+        "time": "0.000",
+    }
+
+
+ANY_TEXT = st.text(max_size=20) | st.sampled_from(
+    ["]]>", "\x00", "\x1b[31m\x7f", "\ud9ab", "\ufffe", "&#0;", "<a>&amp;", "<!--", "é\r\n", "  "]
+)
+LOGS = st.builds(
+    Log, st.sampled_from(["stdout", "stderr"]), ANY_TEXT, st.tuples(ANY_TEXT, ANY_TEXT)
+)
+CASES = st.builds(
+    Case,
+    name=ANY_TEXT,
+    outcome=st.sampled_from(["succeeded", "failed", "error", "skipped"]),
+    job=st.none() | st.integers(0, 9),
+    kind=ANY_TEXT,
+    message=ANY_TEXT,
+    seconds=st.none() | st.floats(0, 1e9),
+    started=ANY_TEXT | st.just("2024-05-01T12:10:00.000512Z"),
+    hostname=ANY_TEXT,
+    overrides=st.tuples(ANY_TEXT),
+    explanation=st.tuples(ANY_TEXT),
+    traceback=st.tuples(ANY_TEXT),
+    logs=st.tuples(LOGS, LOGS),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(CASES, min_size=1, max_size=4), ANY_TEXT)
+def test_any_report_is_valid_and_the_same_every_time(cases: list[Case], name: str) -> None:
+    report = Report("sweep", name, tuple(cases), version=name)
+    parsed(report, name=name)
+    assert render_junit(report, name) == render_junit(report, name)
