@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.browsing import Browsing, Window, browse
 
 from tests.browser.played import Played, common_directory, play
 
-Open = Callable[..., Window]
+if TYPE_CHECKING:
+    from support.browsing import Browsing, Window
+
+Open = Callable[..., "Window"]
 
 
 # Not of the session: while playwright runs, this thread has an event loop, and tests of others
 # could start none.
 @pytest.fixture(scope="package")
 def chromium() -> Iterator[Browsing]:
+    from support.browsing import browse
+
     yield from browse()
 
 

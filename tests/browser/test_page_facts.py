@@ -120,6 +120,7 @@ def reading(window: Window, *texts: str) -> list[int]:
     return places
 
 
+@pytest.mark.smoke
 def test_verdict_and_root_cause_are_read_first(hung: Played, opened: Open) -> None:
     window = opened(hung.page, scripts=False)
     cause = hung.read("result.json")["root_cause"]["cause"]["text"]

@@ -11,6 +11,7 @@ from cluster.networks import INTERFACE, Network
 from lllaunch.verbs.logs import worker_logs
 
 
+@pytest.mark.smoke
 def test_two_nodes_run_one_group_and_node_0_writes_what_became_of_it(clusters: Clusters) -> None:
     cluster = clusters(2)
     first, second = cluster.start_all()

@@ -104,6 +104,7 @@ def test_a_link_that_is_cut_is_noticed_on_both_sides_and_the_node_can_come_again
     assert nodes_of(cluster) == {0: "", 1: ""}
 
 
+@pytest.mark.smoke
 def test_the_loss_of_a_node_ends_a_run_that_needs_it(clusters: Clusters) -> None:
     cluster = clusters(2)
     first, _ = cluster.start_all(args=["hold"], settings=LOSES)

@@ -38,6 +38,7 @@ def submit(folder: Path, *command: str, **given: Any) -> str:
     return commands.submit(batch(folder, *command, **given), str(folder / "job.sh"))
 
 
+@pytest.mark.smoke
 def test_a_job_runs_once_on_each_node_with_what_was_asked_for(slurm: Slurm, folder: Path) -> None:
     show = (
         "echo $SLURM_NODEID of $SLURM_NTASKS, $SLURM_CPUS_PER_TASK, $CUDA_VISIBLE_DEVICES, "

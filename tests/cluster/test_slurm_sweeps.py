@@ -398,6 +398,7 @@ def test_a_sweep_that_was_left_is_looked_at_waited_for_and_collected(
 # Failures
 
 
+@pytest.mark.smoke
 def test_a_job_that_fails_is_tried_again_as_often_as_retries_say(sweeps: Sweeps) -> None:
     ended = sweeps.run("does=ok,once,fail", "hydra.launcher.retries={failure:1}", code=6)
     assert sweeps.states() == {0: "succeeded", 1: "succeeded", 2: "failed"}

@@ -122,6 +122,7 @@ def ends(project: SweepProject) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.smoke
 def test_a_job_is_tried_again_as_often_as_its_cause_allows_and_the_others_go_on(
     project: SweepProject,
 ) -> None:

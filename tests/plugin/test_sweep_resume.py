@@ -207,6 +207,7 @@ def go(x):
 """
 
 
+@pytest.mark.smoke
 def test_a_resume_is_told_the_directory_and_no_more(project: SweepProject) -> None:
     project.write("work.py", PICKY)
     ended = project.run("+exp=quick", "x=1,2,3", "hydra.launcher.max_parallel=1")

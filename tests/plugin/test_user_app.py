@@ -216,6 +216,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.smoke
 def test_an_app_of_lllaunch_main_sweeps_with_it(project: SweepProject) -> None:
     project.write("train.py", MAIN)
     project.write("configs/train.yaml", "x: 0\n")

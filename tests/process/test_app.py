@@ -14,6 +14,7 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path / "my project")
 
 
+@pytest.mark.smoke
 def test_function_gets_its_arguments_and_returns_a_value_per_rank(project: Project) -> None:
     project.write(
         "work.py",

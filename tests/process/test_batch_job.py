@@ -123,6 +123,7 @@ def saved(batch: Batch, signum: signal.Signals, *also: str) -> list[QueueEvent]:
     return rest
 
 
+@pytest.mark.smoke
 def test_what_announces_the_end_lets_the_worker_save(batch: Batch) -> None:
     decided, ended = saved(batch, signal.SIGUSR2)
     # written down before it is asked for, which nobody answers here

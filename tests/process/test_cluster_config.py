@@ -82,6 +82,7 @@ def test_a_cluster_is_chosen_by_its_group(project: Path) -> None:
     assert "cluster=NAME without + on the command line" in said
 
 
+@pytest.mark.smoke
 def test_a_plan_shows_it_with_its_origins(project: Path) -> None:
     words = ["+exp=a", "cluster=mysite", "+cluster.reservation=r"]
     text = lllaunch(project, "plan", "--changed", *words)

@@ -18,12 +18,17 @@ NEEDS_MOUNT = pytest.mark.skipif(not can_mount(), reason="no file system can be 
 NEEDS_MEMORY_CGROUP = pytest.mark.skipif(
     memory_cgroup() is None, reason="no cgroup with a limit of memory can be made here"
 )
-NEEDS = {6: [NEEDS_MEMORY_CGROUP], 12: [NEEDS_MOUNT]}
+MARKS = {
+    1: pytest.mark.smoke,
+    6: NEEDS_MEMORY_CGROUP,
+    7: pytest.mark.smoke,
+    12: NEEDS_MOUNT,
+}
 
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=case.name, marks=NEEDS.get(case.number, [])) for case in CASES],
+    [pytest.param(case, id=case.name, marks=MARKS.get(case.number, ())) for case in CASES],
 )
 def test_the_console_names_cause_rank_and_place(case: Case, tmp_path: Path) -> None:
     said = console_of(case, tmp_path)

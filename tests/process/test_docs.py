@@ -146,6 +146,7 @@ def check_commands(page: Path, tmp_path: Path) -> None:
 
 
 # apart from the other pages: it is what everybody tries first
+@pytest.mark.smoke
 def test_the_commands_of_the_readme_run_and_print_what_it_shows(tmp_path: Path) -> None:
     check_commands(README, tmp_path)
 
@@ -186,6 +187,7 @@ def broken_links(page: Path) -> Iterator[str]:
             yield target
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("page", names(PAGES))
 def test_links_lead_somewhere(page: Path) -> None:
     assert not list(broken_links(page))

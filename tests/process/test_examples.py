@@ -120,6 +120,7 @@ def test_module_shares_the_files_among_the_workers(tmp_path: Path) -> None:
     assert words == [counts[0] + counts[2], counts[1]]
 
 
+@pytest.mark.smoke
 def test_program_reports_what_its_environment_says(tmp_path: Path) -> None:
     found = values(experiment("program", tmp_path))
     assert found == [

@@ -30,6 +30,7 @@ def starts(project: Project) -> list[Path]:
     return [*project.root.rglob("events.jsonl"), *project.root.rglob("attempt_0")]
 
 
+@pytest.mark.smoke
 def test_a_locked_run_runs_if_it_is_the_reviewed_one(project: Project) -> None:
     ended = project.lllaunch("+exp=a", env=LOCKED)
     assert ended.returncode == 5

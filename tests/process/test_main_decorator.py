@@ -177,6 +177,7 @@ def test_levels_that_job_logging_leaves_out_are_those_of_hydras_logging(project:
     assert (project.root / "job.log").read_text() == "rank 0 logs\n"
 
 
+@pytest.mark.smoke
 def test_failed_workers_end_the_app_with_3(project: Project) -> None:
     ended = project.python("train.py", "launch.nproc=2", "fail='1'")
     assert ended.returncode == 3

@@ -76,6 +76,7 @@ def test_bars_are_read_and_a_restart_says_how_far_it_was(tmp_path: Path) -> None
     assert "exited with status 7, at step 30 of 40 (75 %); restarting (1 of 1)" in ended.err
 
 
+@pytest.mark.smoke
 def test_a_run_that_gets_no_further_is_ended_though_it_prints(tmp_path: Path) -> None:
     script = """
     import time

@@ -53,6 +53,7 @@ def page_of(project: Project, path: str) -> str:
     return (project.root / name).read_text(encoding="utf-8")
 
 
+@pytest.mark.smoke
 def test_values_of_the_plan_have_the_place_that_they_came_from(project: Project) -> None:
     page = page_of(project, "failed")
     text = Seen(page).text

@@ -89,6 +89,7 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
 
 
+@pytest.mark.smoke
 def test_success_leaves_what_the_reference_says(run: Run) -> None:
     outcome = run.script(
         """
@@ -148,6 +149,7 @@ def test_return_values_of_a_function(run: Run) -> None:
     assert outcome.return_values[0].json == "1"
 
 
+@pytest.mark.smoke
 def test_exception_is_the_root_cause_and_the_others_are_ended(run: Run) -> None:
     outcome = run.script(
         """
@@ -165,6 +167,7 @@ def test_exception_is_the_root_cause_and_the_others_are_ended(run: Run) -> None:
     assert "    ranks 0, 2  ended by the launcher (SIGTERM) after the root cause\n" in run.text
 
 
+@pytest.mark.smoke
 def test_restart_after_a_failure(run: Run) -> None:
     outcome = run.script(
         """

@@ -175,6 +175,7 @@ def test_of_plans_locks_and_checks(asked: Asked) -> None:
         asked("check", "--format", form)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("script", "argv", "code"),
     [

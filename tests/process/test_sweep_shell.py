@@ -108,6 +108,7 @@ def many_ways_to_end(number: int) -> int:
     return {1: 3, 11: 256}.get(number, 0)
 
 
+@pytest.mark.smoke
 def test_every_way_to_end(played: Played, capfd: pytest.CaptureFixture[str]) -> None:
     finish = played.sweep(12, many_ways_to_prepare, jobs(many_ways_to_end))
     assert finish == v.FinishSweep(Summary(succeeded=1, failed=11), 6)
@@ -242,6 +243,7 @@ def interrupt(signum: int = signal.SIGINT) -> None:
     os.kill(os.getpid(), signum)
 
 
+@pytest.mark.smoke
 def test_a_second_signal_kills(played: Played) -> None:
     def react(what: object) -> None:
         both = isinstance(what, JobPrinted) and len(played.of(JobPrinted)) == 2

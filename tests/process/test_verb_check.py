@@ -371,6 +371,7 @@ def test_hostile_files_get_a_problem_each(
 # ---- forms
 
 
+@pytest.mark.smoke
 def test_as_the_user_calls_it(project: Project) -> None:
     configs(project, exp__a=f"{GLOBAL}launch: {{entrypoint: train.py, nproc: gpu, tee: al}}\n")
     ended = project.lllaunch("check", "--format", "text", env={"LC_ALL": "C"})

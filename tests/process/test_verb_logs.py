@@ -94,6 +94,7 @@ def test_output_that_was_not_kept_is_told(
     assert "launch.redirects and launch.tee keep it" in told
 
 
+@pytest.mark.smoke
 def test_a_run_that_goes_on_is_followed_through_its_attempts_to_its_end(tmp_path: Path) -> None:
     waits = "while not os.path.exists('next'): time.sleep(0.01)\n"
     (tmp_path / "s.py").write_text(

@@ -264,6 +264,7 @@ def launcher(project: Project, *arguments: str) -> Iterator[subprocess.Popen[byt
         process.wait(WAIT)
 
 
+@pytest.mark.smoke
 def test_a_run_that_runs_and_is_killed(told: Told, project: Project) -> None:
     place = project.root / "alive" / "1"
     words = ("+exp=toy", "params.how=wait", f"hydra.run.dir={place}")

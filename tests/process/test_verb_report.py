@@ -98,6 +98,7 @@ def failed(project: Project) -> Path:
     )
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("failed")
 def test_a_failed_run_in_all_forms(project: Project, tmp_path: Path) -> None:
     line = WORK.splitlines().index('        raise ValueError(f"no: {x}")') + 1
@@ -176,6 +177,7 @@ def test_a_hang_is_told_with_its_place_and_its_time(
     assert "hang" in names(trace(hung, capsys), "X")
 
 
+@pytest.mark.smoke
 def test_a_sweep_is_one_test_case_a_job(
     project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,7 @@ def test_what_was_left_to_the_environment_is_left_to_it_again(project: Project) 
     assert (again / "plan.yaml").read_bytes() == (first / "plan.yaml").read_bytes()
 
 
+@pytest.mark.smoke
 def test_the_same_runs_again_without_its_config(project: Project) -> None:
     first = run(project, "first", "+exp=a", "lr=5")
     assert said(first) == f"['5', '{first}/x', '${{no}}', '1e3'] {project.root} {SECRET}\n"

@@ -102,6 +102,7 @@ TREE = """\
 """
 
 
+@pytest.mark.smoke
 def test_a_live_run_is_looked_into_and_goes_on_unharmed(launcher: Launcher) -> None:
     until((launcher.run_dir / SOCKET).exists, "the socket")
     before = {path.relative_to(launcher.run_dir) for path in launcher.run_dir.rglob("*")}

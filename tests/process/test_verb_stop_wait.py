@@ -48,6 +48,7 @@ def stopped(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
     return err if code else out
 
 
+@pytest.mark.smoke
 def test_a_run_is_ended_as_ctrl_c_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -210,6 +210,7 @@ def terminal(run: Launcher) -> Iterator[Callable[..., Terminal]]:
         yield opened
 
 
+@pytest.mark.smoke
 def test_a_table_is_drawn_in_its_place_until_the_run_is_over(
     run: Launcher, terminal: Callable[..., Terminal]
 ) -> None:

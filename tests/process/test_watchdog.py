@@ -46,7 +46,7 @@ def types(ended: Finished) -> list[str]:
 @pytest.mark.parametrize(
     ("watchdog", "code", "kind"),
     [
-        (STALL, "time.sleep(1000)", "Stalled"),
+        pytest.param(STALL, "time.sleep(1000)", "Stalled", marks=pytest.mark.smoke),
         ({"heartbeat": "2s"}, "lllaunch.heartbeat(); spins()", "HeartbeatLost"),
         ({"silence": "4s"}, "print('begun', flush=True); spins()", "Silent"),
         ({"timeout": "4s"}, "spins()", "TimedOut"),

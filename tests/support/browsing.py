@@ -15,16 +15,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
+
+sync_api = pytest.importorskip("playwright.sync_api")
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 Scheme = Literal["light", "dark"]
 
 # far more than any page may take: it bounds one that hangs
-_MILLISECONDS = 30_000
+_MILLISECONDS = 240_000
 
 
 def find_browser() -> str | None:
@@ -127,7 +130,7 @@ def browse() -> Iterator[Browsing]:
         pytest.skip(f"there is no browser: none of {', '.join(NAMES)}")
     # it refuses root otherwise; what is opened are files of these tests
     args = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with sync_playwright() as playwright:
+    with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=args)
         try:
             yield Browsing(browser)
