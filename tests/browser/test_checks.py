@@ -9,7 +9,6 @@ from support.browsing import (
     Browsing,
     inaccessible,
     invalid,
-    luminance,
     nameless_pictures,
     overflow,
     stops,
@@ -53,27 +52,6 @@ def page(directory: Path, text: str) -> Path:
 def with_body(body: str, head: str = "") -> str:
     """The good page with more in it."""
     return GOOD.replace("</main>", f"{body}</main>").replace("</head>", f"{head}</head>")
-
-
-@pytest.mark.parametrize("scripts", [True, False])
-def test_a_good_page_has_no_fault(browser: Browsing, tmp_path: Path, scripts: bool) -> None:
-    path = page(tmp_path, GOOD)
-    window = browser.open(path, scripts=scripts, width=300)
-
-    assert window.texts("h1") == ["Good"]
-    assert overflow(window) <= 0
-    assert nameless_pictures(window) == []
-    assert [stop.element for stop in stops(window)] == ["a more", "summary More"]
-    assert all(stop.outline and stop.shown for stop in stops(window))
-    assert unseen(window) == ["Hidden until it is asked for."]
-    window.page.emulate_media(media="print")
-    assert unseen(window) == []
-    assert invalid([path]) == []
-    if scripts:
-        assert inaccessible(window) == []
-    assert luminance(browser.open(path)) == 1
-    assert luminance(browser.open(path, scheme="dark")) == 0
-    assert window.faults == []
 
 
 @pytest.mark.parametrize(

@@ -125,12 +125,3 @@ def test_a_run_is_read_as_it_is_meant(browser: Browsing, perfetto: tuple[str, Pa
         ["CPU (cores) rank 1", 9 * second, 0],
         ["metric loss rank 1", 3 * second, 2.5],
     ]
-
-
-def test_perfetto_complains_of_spans_that_overlap(
-    browser: Browsing, perfetto: tuple[str, Path]
-) -> None:
-    """What the tests above hold would not hold for any trace."""
-    span = {"ph": "X", "pid": 1, "tid": 2, "dur": 10, "name": "span"}
-    with pytest.raises(AssertionError):
-        opened(browser, perfetto, [{**span, "ts": 0}, {**span, "ts": 5}])

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, NamedTuple
 
 from support.launching import WAIT, until
+from support.sweeping import Running
 
 from cluster.networks import INTERFACE, Network
+from cluster.slurm import verb
 
 PORT = 29400
 # However busy this machine is, no node is lost that is there; and where one is to be lost, that
@@ -63,39 +62,20 @@ class Seen(NamedTuple):
         return self.env["MASTER_PORT"], self.env["WORLD_SIZE"]
 
 
-class Node:
+class Node(Running):
     """A launcher on a machine; `console` is what it prints."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], console: Path) -> None:
+    def __init__(self, name: str, *launcher: Any) -> None:
+        super().__init__(*launcher)
         self.name = name
-        self.process = process
-        self._console = console
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
 
     @property
     def console(self) -> str:
-        return self._console.read_text(errors="replace")
-
-    def signal(self, signum: int) -> None:
-        self.process.send_signal(signum)
+        return self.out + self.err
 
     def ended(self) -> int:
         """Return the exit status, negative for a signal."""
-        try:
-            return self.process.wait(WAIT)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} did not end") from None
-
-    def says(self, text: str) -> None:
-        """Wait until it has printed something."""
-        until(
-            lambda: text in self.console or self.process.poll() is not None,
-            f"{text!r} on {self.name}",
-        )
-        assert text in self.console, f"{self.name} ended without {text!r}"
+        return self.finish(WAIT).code
 
 
 class Cluster:
@@ -145,8 +125,6 @@ class Cluster:
         The nodes meet at machine 0 unless `endpoint` says another; `settings` are of torch's
         rendezvous.
         """
-        if not (self.directory(number) / "worker.py").exists():
-            self.write("worker.py", WORKER)
         conf = ", ".join(f"{name}: {value}" for name, value in settings.items())
         node = [
             f"launch.entrypoint={script}",
@@ -164,8 +142,6 @@ class Cluster:
 
     def torchrun(self, number: int, *, script: str = "worker.py", host: bool = False) -> Node:
         """Start torchrun on a machine, with two workers; `host` says whether it holds the store."""
-        if not (self.directory(number) / "worker.py").exists():
-            self.write("worker.py", WORKER)
         conf = {**SETTINGS, "is_host": int(host)}
         return self.run(
             number,
@@ -186,23 +162,13 @@ class Cluster:
         self, number: int, module: str, *args: str, environ: Mapping[str, str] | None = None
     ) -> Node:
         """Start a module on a machine."""
-        name = self.network.host(number)
-        console = self.root / f"console.{len(self.nodes)}.{name}"
-        with console.open("wb") as file:
-            process = subprocess.Popen(
-                [*self.network.command(number), sys.executable, "-m", module, *args],
-                cwd=self.directory(number),
-                # gloo takes the address of the host's name, which here has none
-                env={
-                    **os.environ,
-                    "GLOO_SOCKET_IFNAME": INTERFACE,
-                    **(environ or {}),
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-        node = Node(f"{name} ({module})", process, console)
+        if not (self.directory(number) / "worker.py").exists():
+            self.write("worker.py", WORKER)
+        command = [*self.network.command(number), sys.executable, "-m", module, *args]
+        # gloo takes the address of the host's name, which here has none
+        env = {**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, **(environ or {})}
+        name = f"{self.network.host(number)} ({module})"
+        node = Node(name, command, self.directory(number), env, len(self.nodes))
         self.nodes.append(node)
         return node
 
@@ -240,11 +206,6 @@ class Cluster:
         assert [each.rank for each in by_rank] == list(range(count))
         return by_rank
 
-    @staticmethod
-    def pause(seconds: float) -> None:
-        """Let time pass, where what is shown is that nothing happens in it."""
-        time.sleep(seconds)
-
     def go(self) -> None:
         """Let workers that hold end."""
         self.write("go")
@@ -259,15 +220,7 @@ class Cluster:
 
     def verb(self, *args: str) -> str:
         """Run a verb where machine 0 runs; return what it printed."""
-        done = subprocess.run(
-            [sys.executable, "-m", "lllaunch", *args],
-            cwd=self.directory(0),
-            env=os.environ,
-            capture_output=True,
-            text=True,
-            timeout=WAIT,
-            check=False,
-        )
+        done = verb(self.directory(0), *args)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -277,9 +230,7 @@ class Cluster:
         """End what still runs, and show what all launchers have printed."""
         for node in self.nodes:
             if node.process.poll() is None:
-                node.signal(signal.SIGCONT)
-                node.signal(signal.SIGKILL)
-                node.process.wait(WAIT)
+                node.kill()
             print(f"--- {node.name}: exit status {node.process.returncode}\n{node.console}")
 
 

@@ -11,7 +11,9 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 
-from support.launching import gone, until
+from support.launching import WAIT, gone, until
+
+from lllaunch.linux import proc
 
 # Each node's only interface, beside loopback.
 INTERFACE = "eth0"
@@ -29,7 +31,7 @@ def _ip(*args: str, commands: Sequence[str] = ()) -> str:
         input="".join(f"{command}\n" for command in commands),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=WAIT,
         check=False,
     )
     if done.returncode:
@@ -39,10 +41,9 @@ def _ip(*args: str, commands: Sequence[str] = ()) -> str:
 
 def what_is_missing() -> str:
     """Return why no network can be made here, empty if one can."""
-    if shutil.which("ip") is None:
-        return "there is no `ip`: apt-get install iproute2"
-    if shutil.which("unshare") is None:
-        return "there is no `unshare`: apt-get install util-linux"
+    for program, package in (("ip", "iproute2"), ("unshare", "util-linux")):
+        if shutil.which(program) is None:
+            return f"there is no `{program}`: apt-get install {package}"
     try:
         with Network(2).made():
             return ""
@@ -154,7 +155,7 @@ class Network:
             while (pids := self.processes(number)) and time.monotonic() < deadline:
                 time.sleep(0.02)
             for pid in pids:
-                yield f"{self.host(number)}: {_shown(pid)}"
+                yield f"{self.host(number)}: {pid} {proc.command(pid)}"
                 _send(pid, signal.SIGKILL)
 
 
@@ -166,11 +167,3 @@ def _port(number: int) -> str:
 def _send(pid: int, signum: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signum)
-
-
-def _shown(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return f"{pid} {file.read().replace(bytes(1), b' ').decode(errors='replace')}"
-    except OSError:
-        return str(pid)

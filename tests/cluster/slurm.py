@@ -115,6 +115,8 @@ class Slurm:
         self.root = Path(tempfile.mkdtemp(prefix="sl", dir="/tmp"))
         self.root.chmod(0o755)
         self.tools = self.root / "tools"
+        self._conf = self.root / "etc" / "slurm.conf"
+        self._partitions_changed = False
         # by their names; of a host that is what made its namespaces
         self._hosts: dict[str, subprocess.Popen[bytes]] = {}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -167,8 +169,9 @@ class Slurm:
             os.mknod(self.root / "dev" / f"nvidia{number}", 0o20666, os.makedev(1, 3))
         files = f"{self.root}/dev/nvidia[0-{GPUS - 1}]"
         (self.root / "etc" / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={files}\n")
-        conf = _CONF.format(root=self.root, login=addresses[-1], last=self.nodes - 1, gpus=GPUS)
-        (self.root / "etc" / "slurm.conf").write_text(conf)
+        last = self.nodes - 1
+        self._usual = _CONF.format(root=self.root, login=addresses[-1], last=last, gpus=GPUS)
+        self._conf.write_text(self._usual)
 
     def _host(self, name: str, number: int, *namespaces: str) -> None:
         """Make a host on a machine of the network, unless it is there."""
@@ -270,7 +273,6 @@ class Slurm:
         return self.facts(id).get("JobState", "")
 
     def until_state(self, id: str, *states: str) -> str:  # noqa: A002
-        """Wait until a job is in one of some states; return it."""
         try:
             patiently(lambda: self.state(id) in states, f"job {id}: {', '.join(states)}")
         except AssertionError as error:
@@ -290,15 +292,9 @@ class Slurm:
 
     def configure(self, **settings: object) -> None:
         """Change settings in ``slurm.conf``, until the end of the test."""
-        path = self.root / "etc" / "slurm.conf"
-        before = self.root / "etc" / "slurm.conf.before"
-        if not before.exists():
-            shutil.copy(path, before)
-        text = path.read_text()
         for name, value in settings.items():
-            text = re.sub(rf"^{name}=.*\n", "", text, flags=re.MULTILINE)
-            text = f"{name}={value}\n{text}"
-        path.write_text(text)
+            others = re.sub(rf"^{name}=.*\n", "", self._conf.read_text(), flags=re.MULTILINE)
+            self._conf.write_text(f"{name}={value}\n{others}")
         self._read_again()
 
     def _read_again(self) -> None:
@@ -325,7 +321,7 @@ class Slurm:
         """Change a partition, such as its ``GraceTime``, until the end of the test."""
         changes = [f"{key}={value}" for key, value in settings.items()]
         self.call("scontrol", "update", f"partition={name}", *changes)
-        (self.root / "etc" / "partition.changed").touch()
+        self._partitions_changed = True
 
     def cut_power(self, node: int) -> None:
         """End all of a node at once. Slurm sees it after some 15 s; `up` brings it back."""
@@ -350,14 +346,12 @@ class Slurm:
         return self.call("sinfo", "-h", "-N", "-p", "main", "-t", "idle", "-o", "%N").split()
 
     def _restore(self) -> None:
-        path, before = (self.root / "etc" / name for name in ("slurm.conf", "slurm.conf.before"))
-        changed = self.root / "etc" / "partition.changed"
-        if before.exists():
-            before.replace(path)
+        if self._conf.read_text() != self._usual:
+            self._conf.write_text(self._usual)
             self._read_again()
-        elif changed.exists():
+        elif self._partitions_changed:
             self.call("scontrol", "reconfigure")
-        changed.unlink(missing_ok=True)
+        self._partitions_changed = False
 
 
 def _first_of(host: subprocess.Popen[bytes]) -> int:

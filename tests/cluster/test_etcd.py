@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -16,20 +15,12 @@ from cluster.clusters import LOSES, Cluster, Clusters
 PORT = 2379
 
 
-def missing() -> str:
-    """Return what is missing for etcd, or nothing."""
-    if shutil.which("etcd") is None:
-        return "there is no etcd (Debian: apt-get install etcd-server)"
-    if importlib.util.find_spec("etcd") is None:
-        return "there is no python-etcd (pip install lllaunch[etcd])"
-    return ""
-
-
 @pytest.fixture
 def start_etcd(tmp_path: Path) -> Iterator[Callable[[Cluster, int], str]]:
     """Starts etcd on a machine, and returns its endpoint; it is ended with the test."""
-    if reason := missing():
-        pytest.skip(reason)
+    if shutil.which("etcd") is None:
+        pytest.skip("there is no etcd (Debian: apt-get install etcd-server)")
+    pytest.importorskip("etcd", reason="there is no python-etcd (pip install lllaunch[etcd])")
     started: list[subprocess.Popen[bytes]] = []
 
     def start(cluster: Cluster, number: int) -> str:
@@ -59,38 +50,22 @@ def start_etcd(tmp_path: Path) -> Iterator[Callable[[Cluster, int], str]]:
             process.wait()
 
 
-def test_nodes_meet_in_etcd_and_restart_together(
+def test_nodes_meet_in_etcd_restart_together_and_go_on_without_node_0(
     clusters: Clusters, start_etcd: Callable[[Cluster, int], str]
 ) -> None:
     cluster = clusters(2)
-    endpoint = start_etcd(cluster, 0)
+    options = {"nnodes": "1:2", "endpoint": start_etcd(cluster, 1), "backend": "etcd-v2"}
+    _, second = cluster.start_all("launch.max_restarts=1", args=["hold"], settings=LOSES, **options)
+    first = cluster.wait_for(4, 2)
     cluster.write("fail.3")
-    cluster.start_all("launch.max_restarts=1", args=["hold"], endpoint=endpoint, backend="etcd-v2")
-    cluster.wait_for(4, 2)
-    first = cluster.seen()
-    second = cluster.wait_for(4, 2, first)
-    assert {each.env["TORCHELASTIC_RESTART_COUNT"] for each in second} == {"1"}
-    cluster.go()
-    assert cluster.ended() == [0, 0]
-    result = cluster.result()
-    assert [each["state"] for each in result["attempts"]] == ["failed", "succeeded"]
-    assert [len(each["workers"]) for each in result["attempts"]] == [4, 4]
-    assert [each["state"] for each in result["nodes"]] == ["succeeded", "succeeded"]
-
-
-def test_with_etcd_the_others_go_on_without_node_0(
-    clusters: Clusters, start_etcd: Callable[[Cluster, int], str]
-) -> None:
-    cluster = clusters(2)
-    endpoint = start_etcd(cluster, 1)
-    _, second = cluster.start_all(
-        nnodes="1:2", args=["hold"], endpoint=endpoint, backend="etcd-v2", settings=LOSES
-    )
-    both = cluster.wait_for(4, 2)
+    both = cluster.wait_for(4, 2, first)
+    assert {each.env["TORCHELASTIC_RESTART_COUNT"] for each in both} == {"1"}
     cluster.network.kill(0)
-    alone = cluster.wait_for(2, 1, both)
+    alone = cluster.wait_for(2, 1, [*first, *both])
     assert {each.host for each in alone} == {"host1"}
     cluster.go()
     assert second.ended() == 0
     assert f"node 0 ({cluster.network.host(0)})" in second.console
-    assert cluster.result(1, "run/node_1")["state"] == "succeeded"
+    result = cluster.result(1, "run/node_1")
+    assert result["state"] == "succeeded"
+    assert result["attempts"][0]["state"] == "failed"

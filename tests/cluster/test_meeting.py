@@ -112,28 +112,22 @@ def test_a_static_rendezvous_starts_its_group_again(clusters: Clusters) -> None:
         assert "ValueError: rank 3 has had enough" in node.console
 
 
-NOWHERE = {
-    "no-such-machine": ("10.77.0.99:29400", r"10\.77\.0\.99:29400: (No route to host|no answer)"),
-    "no-such-name": ("nowhere.invalid:29400", r"the name 'nowhere\.invalid' does not resolve"),
-    "loopback": ("127.0.0.1:29400", r"127\.0\.0\.1:29400: Connection refused"),
-}
-
-
-@pytest.mark.parametrize("case", NOWHERE)
+@pytest.mark.parametrize(
+    ("endpoint", "said", "hint"),
+    [
+        ("nowhere.invalid:29400", "the name 'nowhere.invalid' does not resolve", "is it started"),
+        ("127.0.0.1:29400", "127.0.0.1:29400: Connection refused", "is this machine itself"),
+    ],
+)
 def test_a_node_that_reaches_nobody_says_where_it_looked_and_for_how_long(
-    clusters: Clusters, case: str
+    clusters: Clusters, endpoint: str, said: str, hint: str
 ) -> None:
-    endpoint, expected = NOWHERE[case]
     cluster = clusters(2)
     node = cluster.start(1, "launch.rdzv.join_timeout=2s", endpoint=endpoint)
     assert node.ended() == 1
-    assert re.search(expected, node.console)
+    assert said in node.console
+    assert hint in node.console
     assert re.search(r"tried for \d", node.console)
-    if case == "loopback":
-        assert "127.0.0.1 is this machine itself" in node.console
-        assert "set launch.rdzv.endpoint to an address of node 0" in node.console
-    else:
-        assert "is it started, and the port open?" in node.console
     assert cluster.result(1, "run/node_1")["exit_code"] == 1
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 import signal
-from typing import Any
+import time
 
 import pytest
-from support.launching import until
 
-from cluster.clusters import LOSES, PORT, PRELOAD, SETTINGS, Cluster, Clusters, Node
+from cluster.clusters import LOSES, PORT, SETTINGS, Cluster, Clusters, Node
 
 ELASTIC = "1:2"
 
@@ -127,7 +126,7 @@ def test_a_node_that_was_lost_can_come_again_for_a_restart(clusters: Clusters) -
     # no goodbye of the kernel's either
     cluster.network.cut(1)
     cluster.network.kill(1)
-    first.says("node 1 (host1) gave no sign of life")
+    first.said("node 1 (host1) gave no sign of life")
     cluster.network.mend(1)
     second = cluster.start(1, "launch.max_restarts=1", args=["hold"], settings=LOSES)
     after = cluster.wait_for(4, 2, before)
@@ -158,106 +157,19 @@ def test_the_loss_of_node_0_ends_the_others(clusters: Clusters, goodbye: bool) -
     assert own["state"] == "failed"
 
 
-def test_a_supervisor_that_is_stopped_for_long_comes_again_when_it_goes_on(
-    clusters: Clusters,
-) -> None:
-    cluster = clusters(2)
-    first, second = cluster.start_all(nnodes=ELASTIC, args=["hold"], settings=LOSES)
-    both = cluster.wait_for(4, 2)
-    second.signal(signal.SIGSTOP)
-    fewer = cluster.wait_for(2, 1, both)
-    assert {each.host for each in fewer} == {"host0"}
-    second.signal(signal.SIGCONT)
-    whole = cluster.wait_for(4, 2, both + fewer)
-    assert {each.env["TORCHELASTIC_RESTART_COUNT"] for each in whole} == {"0"}
-    cluster.go()
-    assert cluster.ended() == [0, 0]
-    for node in (first, second):
-        assert "node 1 (host1) gave no sign of life" in node.console
-
-
-def test_when_the_supervisor_of_node_0_is_stopped_for_long_the_others_end(
-    clusters: Clusters,
-) -> None:
-    cluster = clusters(2)
-    first, second = cluster.start_all(nnodes=ELASTIC, args=["hold"], settings=LOSES)
-    both = cluster.wait_for(4, 2)
-    first.signal(signal.SIGSTOP)
-    assert second.ended() == 3
-    assert blames(second, "node 0 (host0)", "gave no sign of life")
-    first.signal(signal.SIGCONT)
-    alone = cluster.wait_for(2, 1, both)
-    assert {each.host for each in alone} == {"host0"}
-    cluster.go()
-    assert first.ended() == 0
-    assert cluster.result()["state"] == "succeeded"
-    assert "gave no sign of life" in nodes_of(cluster)[1]
-
-
-@pytest.mark.parametrize("what", ["link", "supervisor of node 0", "supervisor of node 1"])
+@pytest.mark.parametrize("what", ["link", "supervisor"])
 def test_what_stands_still_for_a_moment_is_not_lost(clusters: Clusters, what: str) -> None:
     cluster = clusters(2)
-    nodes = cluster.start_all(args=["hold"])
+    first, _ = cluster.start_all(args=["hold"])
     cluster.wait_for(4, 2)
-    if what == "link":
-        cluster.network.cut(1)
-    else:
-        nodes[int(what[-1])].signal(signal.SIGSTOP)
+    cluster.network.cut(1) if what == "link" else first.signal(signal.SIGSTOP)
     # as long as some signs of life take
-    cluster.pause(3 * SETTINGS["keep_alive_interval"])
-    if what == "link":
-        cluster.network.mend(1)
-    else:
-        nodes[int(what[-1])].signal(signal.SIGCONT)
-    cluster.pause(2 * SETTINGS["keep_alive_interval"])
+    time.sleep(3 * SETTINGS["keep_alive_interval"])
+    cluster.network.mend(1) if what == "link" else first.signal(signal.SIGCONT)
+    time.sleep(2 * SETTINGS["keep_alive_interval"])
     cluster.go()
     assert cluster.ended() == [0, 0]
     for rank in (0, 1):
         events = (cluster.root / "run" / f"node_{rank}" / "events.jsonl").read_text()
         assert "NodesAgreed" not in {json.loads(line)["type"] for line in events.splitlines()}
     assert len(cluster.seen()) == 4
-
-
-# Each attempt says where it began; the second node is lost when some steps are saved.
-TRAIN = """
-import json, os, time
-
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-rank, world = dist.get_rank(), dist.get_world_size()
-first = torch.load("checkpoint.pt") if os.path.exists("checkpoint.pt") else 0
-if rank == 0:
-    with open("attempts", "a") as file:
-        print(json.dumps({"world": world, "first": first}), file=file)
-for step in range(first, 30):
-    dist.all_reduce(torch.ones(1))
-    if rank == 0:
-        torch.save(step + 1, "checkpoint.new")
-        os.rename("checkpoint.new", "checkpoint.pt")
-    while step >= 9 and world == 2:
-        time.sleep(0.1)
-"""
-
-
-def test_training_goes_on_from_its_checkpoint_when_a_node_is_lost(clusters: Clusters) -> None:
-    cluster = clusters(2)
-    cluster.write("train.py", TRAIN)
-    first, _ = cluster.start_all(PRELOAD, script="train.py", nnodes="1:2", nproc=1, settings=LOSES)
-
-    def attempts() -> list[Any]:
-        seen = cluster.root / "attempts"
-        return [json.loads(line) for line in seen.open()] if seen.exists() else []
-
-    until(lambda: any(each["world"] == 2 for each in attempts()), "both nodes")
-    until((cluster.root / "checkpoint.pt").exists, "a checkpoint of both")
-    cluster.network.kill(1)
-    assert first.ended() == 0
-    last = attempts()[-1]
-    assert last["world"] == 1
-    assert 0 < last["first"] <= 10
-    result = cluster.result()
-    assert result["state"] == "succeeded"
-    (lost,) = (each for each in result["nodes"] if each["node_rank"] == 1)
-    assert lost["state"] == "lost"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.launching import text_of, until
 
-from cluster.slurm import Slurm, patiently
+from cluster.slurm import Slurm
 from lllaunch.cluster import slurm as commands
 from lllaunch.cluster.slurm import QueuedJob, SlurmFailed, SubmitFailed
 from lllaunch.spec import Cluster, Requeue
@@ -78,36 +77,6 @@ def test_the_queue_knows_a_job_by_its_directory(slurm: Slurm, folder: Path) -> N
     commands.cancel([job, "4"])
 
 
-def test_an_array_has_so_many_tasks_and_so_many_at_a_time(slurm: Slurm, folder: Path) -> None:
-    wait = f"until [ -e {shlex.quote(str(folder / 'go'))} ]; do sleep 0.1; done"
-    show = f"echo started $SLURM_RESTART_COUNT; {wait}; echo $SLURM_ARRAY_TASK_ID"
-    job = submit(folder, "bash", "-c", show, array=(4, 2))
-    ids = [f"{job}_{task}" for task in range(4)]
-
-    def states() -> list[str]:
-        found = commands.queued([job])
-        return [found[each].state if each in found else "" for each in ids]
-
-    patiently(lambda: states().count("RUNNING") == 2, "two tasks")
-    assert states() == ["RUNNING", "RUNNING", "PENDING", "PENDING"]
-    # each is found by its own id, though the last has the id of the array, too
-    facts = [commands.job_facts(each) for each in ids]
-    assert [each.state for each in facts if each] == states()
-    commands.cancel([job], pending_only=True)
-    patiently(lambda: states()[2:] == ["", ""], "the end of those that wait")
-    # one goes back into the queue alone
-    patiently(lambda: text_of(folder / "out-1"), "its start")
-    commands.requeue(ids[1])
-    back = commands.job_facts(ids[1])
-    assert back is not None
-    assert (back.restarts, commands.ending(back, 0)) == (1, "requeued")
-    patiently(lambda: "started 1" in text_of(folder / "out-1"), "its second start")
-    assert states() == ["RUNNING", "RUNNING", "", ""]
-    (folder / "go").touch()
-    patiently(lambda: states() == [""] * 4, "the end")
-    assert text_of(folder / "out-0") == "started\n0\n"
-
-
 def test_what_comes_after_a_command_comes_whatever_became_of_it(slurm: Slurm, folder: Path) -> None:
     settings = {"teardown": ["echo after $status"]}
     show = "trap 'exit 6' TERM; echo started; for i in {1..6000}; do sleep 0.1; done"
@@ -121,7 +90,6 @@ def test_what_comes_after_a_command_comes_whatever_became_of_it(slurm: Slurm, fo
     ("said", "settings"),
     [
         ("Requested node configuration is not available", {"gres": "gpu:99"}),
-        ("Memory specification can not be satisfied", {"mem_gb": None, "mem": "99T"}),
         ("unrecognized option '--nope", {"additional_parameters": {"nope": 1}}),
     ],
 )

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.launching import text_of
+from support.sweeping import Running
 
 from cluster.clusters import LOSES
 from cluster.slurm import WAIT, Slurm, patiently, verb
@@ -40,15 +40,12 @@ while not Path("go").exists():
     step += 1
     time.sleep(0.05)
     if told:
-        # one that is told twice saves afterwards
-        while Path("twice").exists() and len(told) < 2:
-            time.sleep(0.02)
         time.sleep(0.5)
         Path(f"{saved}.new").write_text(str(step))
         os.rename(f"{saved}.new", saved)
         sys.exit(143)
 print("rank", rank, "ends after step", step, flush=True)
-if len(sys.argv) > 1 and sys.argv[1] == "fails":
+if "fails" in sys.argv:
     sys.exit("has had enough")
 """
 
@@ -82,35 +79,17 @@ class Run:
         words = ["-m", "lllaunch", "+exp=test", "hydra.run.dir=run", "cluster=slurm", *overrides]
         self.command = [sys.executable, *words]
 
-    def start(self, **environ: str) -> Run:
+    def start(self) -> Run:
         """Start the launcher, without a terminal; return the run."""
-        self._launcher = subprocess.Popen(
-            self.command,
-            cwd=self.root,
-            env={**os.environ, **environ},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.launcher = Running(self.command, self.root, os.environ, 0)
         return self
 
     def submitted(self) -> Run:
         """Wait for a launcher that leaves; return the run."""
-        done = self.finished()
-        assert done.returncode == 0, done.stderr
-        assert f"submitted job {self.job}" in done.stderr
+        done = self.launcher.finish(WAIT)
+        assert done.code == 0, done.err
+        assert f"submitted job {self.job}" in done.err
         return self
-
-    def finished(self) -> subprocess.CompletedProcess[str]:
-        """Wait for the end of the launcher."""
-        try:
-            out, err = self._launcher.communicate(timeout=WAIT)
-        except subprocess.TimeoutExpired:
-            self._launcher.kill()
-            out, err = self._launcher.communicate()
-            raise AssertionError(f"the launcher did not end\n{out}\n{err}") from None
-        return subprocess.CompletedProcess(self.command, self._launcher.returncode, out, err)
 
     @property
     def job(self) -> str:
@@ -164,8 +143,7 @@ class Run:
     def entry(self) -> dict[str, Any]:
         """Return what `ls` says of it."""
         (found,) = json.loads(verb(self.root, "ls", "--json", "run").stdout)
-        assert isinstance(found, dict)
-        return found
+        return dict(found)
 
     def show(self) -> str:
         done = verb(self.root, "show", "run")
@@ -183,11 +161,10 @@ def test_jobs_of_one_node_have_gpus_of_their_own_and_launchers_end_as_their_runs
     slurm: Slurm, tmp_path: Path
 ) -> None:
     where = ["cluster.gpus_per_node=2", "cluster.nodelist=node1", "cluster.detach=false"]
-    given: list[list[str]] = [[], [], [], ["fails"]]
-    runs = [
-        Run(slurm, tmp_path / str(number), *where, launch={"nproc": 2, "args": args}).start()
-        for number, args in enumerate(given)
-    ]
+    runs = []
+    for name in ("a", "b", "c", "fails"):
+        launch = {"nproc": 2, "args": [name]}
+        runs.append(Run(slurm, tmp_path / name, *where, launch=launch).start())
     # all at once: none ends before
     seen = [run.until_starts(2) for run in runs]
     for run in runs:
@@ -198,14 +175,14 @@ def test_jobs_of_one_node_have_gpus_of_their_own_and_launchers_end_as_their_runs
     assert sorted(cards) == list("01234567")
     assert {start["host"] for starts in seen for start in starts} == {"node1"}
     assert all({start["RANK"] for start in starts} == {"0", "1"} for starts in seen)
-    done = [run.finished() for run in runs]
-    assert [each.returncode for each in done] == [0, 0, 0, 3]
+    done = [run.launcher.finish(WAIT) for run in runs]
+    assert [each.code for each in done] == [0, 0, 0, 3]
     for run, each in zip(runs, done, strict=True):
-        assert f"job {run.job}: RUNNING (node1)" in each.stderr
+        assert f"job {run.job}: RUNNING (node1)" in each.err
         # of two that fail one may be ended before it says so
-        assert re.search(r"rank [01] ends after step", each.stdout)
-        assert run.told() == ["BatchStarted", f"BatchEnded {each.returncode}"]
-    assert "has had enough" in done[-1].stdout
+        assert re.search(r"rank [01] ends after step", each.out)
+        assert run.told() == ["BatchStarted", f"BatchEnded {each.code}"]
+    assert "has had enough" in done[-1].out
 
 
 ALL_REDUCE = """
@@ -271,9 +248,11 @@ def test_one_run_has_several_nodes(slurm: Slurm, tmp_path: Path, loopback_names:
 # Put back into the queue
 
 
+@pytest.mark.parametrize(("seconds", "by"), [(0, "slurm"), (30, "lllaunch")])
 def test_a_run_whose_place_another_takes_goes_on_from_its_checkpoint(
-    slurm: Slurm, tmp_path: Path
+    slurm: Slurm, tmp_path: Path, seconds: int, by: str
 ) -> None:
+    slurm.partition("main", GraceTime=seconds)
     where = ["cluster.nodelist=node0", "cluster.exclusive=true"]
     run = Run(slurm, tmp_path, *where, launch={"nproc": 2}).start().submitted()
     run.until_starts(2)
@@ -295,57 +274,11 @@ def test_a_run_whose_place_another_takes_goes_on_from_its_checkpoint(
         *("BatchStarted", "BatchSignalled SIGTERM", "Requeued preempted"),
         *("BatchStarted", "BatchEnded 0"),
     ]
-    assert [each["by"] for each in run.history() if each["type"] == "Requeued"] == ["slurm"]
+    # where there is time for it, lllaunch asks to come back, and only once
+    assert [each["by"] for each in run.history() if each["type"] == "Requeued"] == [by]
+    assert slurm.facts(run.job)["Restarts"] == "1"
     assert run.entry()["attempts"] == 2
     assert "preempted" in run.show()
-
-
-def test_a_run_that_is_told_to_end_asks_to_come_back_once(slurm: Slurm, tmp_path: Path) -> None:
-    slurm.partition("main", GraceTime=30)
-    # each time that a job asks for it, what its directory says until then is kept
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    wrapper = tools / "scontrol"
-    wrapper.write_text(
-        f'#!/bin/sh\n[ "$1" = requeue ] && cat {tmp_path}/*/run/submission.jsonl'
-        f" >{tmp_path}/asked.$2.$$\n"
-        # and a signal comes that late
-        '[ "$2" = show ] && [ -e twice ] && kill -TERM $PPID\n'
-        f'exec {slurm.tools}/scontrol "$@"\n'
-    )
-    wrapper.chmod(0o755)
-    graced, signalled = (
-        Run(
-            *(slurm, tmp_path / f"node{node}"),
-            *("cluster.exclusive=true", f"cluster.nodelist=node{node}"),
-            launch={"grace_period": "20s"},
-        )
-        for node in (0, 1)
-    )
-    (signalled.root / "twice").touch()
-    for run in (graced, signalled):
-        run.start(PATH=f"{tools}:{os.environ['PATH']}")
-    for run in (graced, signalled):
-        run.submitted().until_starts(1)
-    slurm.sbatch("-p", "high", "-w", "node0", "--exclusive", "-o/dev/null", "--wrap=true")
-    slurm.call("scancel", "--signal=USR2", signalled.job)
-    signalled.until(lambda: len(signalled.history()) > 1, "the first signal")
-    slurm.call("scancel", "--signal=TERM", signalled.job)
-    for run, name in ((graced, "SIGTERM"), (signalled, "SIGUSR2")):
-        first, second = run.until_starts(2)
-        assert (first["step"], second["step"]) == (0, int(text_of(run.root / "checkpoint.0")))
-        assert second["step"] > 0
-        run.go()
-        assert run.over() == 0
-        assert run.told() == [
-            *("BatchStarted", f"BatchSignalled {name}", "Requeued preempted"),
-            *("BatchStarted", "BatchEnded 0"),
-        ]
-        (back,) = (each for each in run.history() if each["type"] == "Requeued")
-        assert back["by"] == "lllaunch"
-        (asked,) = tmp_path.glob(f"asked.{run.job}.*")
-        assert back in [json.loads(line) for line in asked.read_text().splitlines()]
-        assert slurm.facts(run.job)["Restarts"] == "1"
 
 
 def test_a_run_goes_on_after_its_time_limit_as_often_as_it_may(
@@ -375,65 +308,34 @@ def test_a_run_goes_on_after_its_time_limit_as_often_as_it_may(
     assert len(ends.starts()) == 1
 
 
-# Nodes notice that one is lost before Slurm does.
-TWO_NODES = {"nnodes": 2, "rdzv": {"conf": LOSES}}
-
-
-def lose(run: Run, rank: str) -> str:
-    """Cut the power of the node that has a rank; return its name."""
-    (name,) = (start["host"] for start in run.starts() if start["RANK"] == rank)
-    run.slurm.cut_power(int(name.removeprefix("node")))
-    return str(name)
-
-
-def goes_on_without(run: Run, lost: str, other: str) -> None:
-    """Wait for a second start, without the node that was lost; the rank `other` was elsewhere."""
+@pytest.mark.parametrize(
+    ("lost", "left", "by"),
+    # of the first nobody is left to ask for it
+    [("1", "0", "lllaunch"), ("0", "1", "slurm")],
+    ids=["another", "first"],
+)
+def test_a_run_that_loses_a_node_goes_on_with_others(
+    slurm: Slurm, tmp_path: Path, lost: str, left: str, by: str
+) -> None:
+    # nodes notice that one is lost before Slurm does
+    launch = {"nnodes": 2, "rdzv": {"conf": LOSES}}
+    run = Run(slurm, tmp_path, launch=launch).start().submitted()
+    hosts = {start["RANK"]: start["host"] for start in run.until_starts(2)}
+    slurm.cut_power(int(hosts[lost].removeprefix("node")))
     again = run.until_starts(4)[2:]
-    assert lost not in {start["host"] for start in again}
+    assert hosts[lost] not in {start["host"] for start in again}
     assert len({start["host"] for start in again}) == 2
     # the one that was left was told
-    saved = int(text_of(run.root / f"checkpoint.{other}"))
+    saved = int(text_of(tmp_path / f"checkpoint.{left}"))
     assert saved > 0
-    assert [start["step"] for start in again if start["RANK"] == other] == [saved]
-    assert run.entry()["attempts"] == 2
+    assert [start["step"] for start in again if start["RANK"] == left] == [saved]
     run.go()
     assert run.over() == 0
     assert run.told()[-2:] == ["BatchStarted", "BatchEnded 0"]
+    (back,) = (each for each in run.history() if each["type"] == "Requeued")
+    assert (back["cause"], back["by"]) == ("node_failure", by)
     assert run.entry()["attempts"] == 2
     assert "a node was lost" in run.show()
-
-
-def test_a_run_that_loses_a_node_goes_on_with_others(slurm: Slurm, tmp_path: Path) -> None:
-    run = Run(slurm, tmp_path, launch=TWO_NODES).start().submitted()
-    run.until_starts(2)
-    goes_on_without(run, lose(run, "1"), "0")
-    (back,) = (each for each in run.history() if each["type"] == "Requeued")
-    assert (back["cause"], back["by"]) == ("node_failure", "lllaunch")
-
-
-def test_slurm_takes_back_a_run_that_loses_its_first_node_and_none_that_may_not(
-    slurm: Slurm, tmp_path: Path
-) -> None:
-    alone = "cluster.exclusive=true"
-    run = Run(slurm, tmp_path / "run", alone, launch=TWO_NODES)
-    never = "cluster.requeue.node_failure=0"
-    other = Run(slurm, tmp_path / "never", alone, never, launch=TWO_NODES)
-    for each in (run, other):
-        each.start()
-    for each in (run, other):
-        each.submitted().until_starts(2)
-    lost = lose(run, "0")
-    lose(other, "1")
-    assert other.over() == 3
-    assert other.told() == ["BatchStarted", "BatchEnded 3"]
-    assert "it lost a node once, and cluster.requeue.node_failure is 0" in other.log
-    # nobody is left to ask for it
-    goes_on_without(run, lost, "1")
-    (back,) = (each for each in run.history() if each["type"] == "Requeued")
-    assert (back["cause"], back["by"]) == ("node_failure", "slurm")
-    # though Slurm takes back what loses a node
-    assert slurm.until_over(other.job) == "CANCELLED"
-    assert slurm.facts(other.job)["Restarts"] == "0"
 
 
 # Ended by somebody
@@ -469,89 +371,33 @@ def test_a_run_that_somebody_has_ended_does_not_come_back(
     assert queued.starts() == []
 
 
-def test_a_launcher_that_dies_as_it_submits_loses_nothing(slurm: Slurm, tmp_path: Path) -> None:
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    sbatch = tools / "sbatch"
-    sbatch.write_text(
-        f'#!/bin/sh\n[ "$1" = --test-only ] && exec {slurm.tools}/sbatch "$@"\n'
-        f'{slurm.tools}/sbatch "$@" >{tmp_path}/id\nkill -9 $PPID\n'
-    )
-    sbatch.chmod(0o755)
-    run = Run(slurm, tmp_path).start(PATH=f"{tools}:{os.environ['PATH']}")
-    assert run.finished().returncode == -signal.SIGKILL
-    assert json.loads((run.path / "submission.json").read_text())["job"] is None
-    run.until_starts(1)
-    id_ = (tmp_path / "id").read_text().strip()
-    entry = run.entry()
-    assert (entry["state"], entry["batch_job"]) == ("running", id_)
-    assert slurm.queue() == [f"{id_} RUNNING"]
-    run.go()
-    assert run.over() == 0
-    assert run.entry()["state"] == "succeeded"
-
-
 # The code
 
 
-VERSIONED = """
-import sys
-from pathlib import Path
-import helper
-print("script", 0, helper.VERSION, Path("data/value").read_text().strip())
-"""
-
-
-def git(root: Path, *words: str) -> str:
+def git(root: Path, *words: str) -> None:
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    done = subprocess.run(
-        ["git", *identity, *words], cwd=root, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
+    subprocess.run(["git", *identity, *words], cwd=root, capture_output=True, check=True)
 
 
 def test_a_run_that_waits_runs_the_code_of_its_submission(slurm: Slurm, tmp_path: Path) -> None:
-    git(tmp_path, "init", "-q")
     script, helper = tmp_path / "work.py", tmp_path / "helper.py"
-    (tmp_path / ".gitignore").write_text("data/\nrun/\n__pycache__/\n")
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "value").write_text("ignored")
-    script.write_text(VERSIONED)
+    (tmp_path / ".gitignore").write_text("data\nrun/\n__pycache__/\n")
+    (tmp_path / "data").write_text("ignored")
+    text = "import helper\nprint('script', 0, helper.VERSION, open('data').read())\n"
+    script.write_text(text)
     helper.write_text("VERSION = 'committed'\n")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-qm", "first")
-    script.write_text(VERSIONED.replace("0", "1"))
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        git(tmp_path, *words)
+    script.write_text(text.replace("0", "1"))
     helper.write_text("VERSION = 'edited'\n")
     run = Run(slurm, tmp_path, HELD, script="").start().submitted()
     script.write_text("raise SystemExit('this is too new')")
     helper.unlink()
-    status = git(tmp_path, "status", "--short")
     slurm.call("scontrol", "release", run.job)
     assert run.over() == 0, run.log
     said = text_of(run.path / "attempt_0" / "0" / "stdout.log")
     assert said == "script 1 edited ignored\n"
-    build = run.result["build"]
-    assert build["commit"] == git(tmp_path, "rev-parse", "HEAD")
-    assert build["dirty"]
-    assert build["snapshot"]["path"] == str(run.path / "code")
-    assert git(tmp_path, "status", "--short") == status
-
-
-def test_what_was_reviewed_runs_from_its_snapshot(slurm: Slurm, tmp_path: Path) -> None:
-    script = "import os\nprint(os.environ['A'])\n"
-    launch = {"env": {"A": "yes"}, "locked": True, "redirects": "all"}
-    run = Run(slurm, tmp_path, "cluster.detach=false", launch=launch, script=script)
-    allowed = {"entrypoints": ["work.py"], "env": ["A"]}
-    (tmp_path / "conf" / "lllaunch.yaml").write_text(json.dumps({"allow": allowed}))
-    (tmp_path / ".gitignore").write_text("run/\n__pycache__/\n")
-    git(tmp_path, "init", "-q")
-    planned = verb(tmp_path, "plan", "+exp=test", "cluster=slurm", "cluster.detach=false", "--lock")
-    assert planned.returncode == 0, planned.stderr
-    done = run.start().finished()
-    assert done.returncode == 0, done.stderr
-    assert (run.path / "attempt_0" / "0" / "stdout.log").read_text() == "yes\n"
-    # the snapshot has lock and allowlist, and is another tree than that of the run's directory
-    assert (run.path / "code" / "conf" / "locks" / "test.yaml").exists()
+    assert run.result["build"]["snapshot"]["path"] == str(run.path / "code")
 
 
 # In a terminal
@@ -565,24 +411,23 @@ def test_ctrl_c_asks_whether_to_leave_to_cancel_or_to_follow(slurm: Slurm, tmp_p
         pexpect.spawn(run.command[0], run.command[1:], cwd=str(run.root), **options) for run in runs
     ]
     left, cancelled = terminals
-    question = r"leave the job, cancel, or follow on\? \[L/c/f\] "
+
+    def answer(terminal: Any, word: str) -> None:
+        terminal.sendintr()
+        terminal.expect(r"leave the job, cancel, or follow on\? \[L/c/f\] ")
+        terminal.sendline(word)
+
     try:
         for each in terminals:
             each.expect("rank 0 begins after step 0")
-        left.sendintr()
-        left.expect(question)
-        left.sendline("f")
-        cancelled.sendintr()
-        cancelled.expect(question)
-        cancelled.sendline("c")
+        answer(left, "f")
+        answer(cancelled, "c")
         cancelled.expect(pexpect.EOF)
         cancelled.close()
         assert cancelled.exitstatus == 143
         assert runs[1].entry()["state"] == "signalled"
         assert slurm.until_over(runs[1].job) == "CANCELLED"
-        left.sendintr()
-        left.expect(question)
-        left.sendline("l")
+        answer(left, "l")
         left.expect("left; .*lllaunch logs -f run")
         left.expect(pexpect.EOF)
         left.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -104,7 +103,8 @@ class Sweeps(Project):
     ) -> Running:
         """Starts a sweep in ``sweep``; with ``hydra.launcher.resume=sweep`` goes on with it."""
         self._started += 1
-        where = () if _resumes(args) else ("hydra.sweep.dir=sweep",)
+        resumes = any(arg.startswith("hydra.launcher.resume=") for arg in args)
+        where = () if resumes else ("hydra.sweep.dir=sweep",)
         environ = environment() | {PRETEND: ""} | dict(env or {})
         command = [sys.executable, *python, *where, *args]
         self._running.append(Running(command, self.root, environ, self._started))
@@ -117,7 +117,6 @@ class Sweeps(Project):
         return self.run("hydra.launcher.resume=sweep", *args, **options)
 
     def verb(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Gives another command, such as ``wait``, to its end."""
         return verb(self.root, *words)
 
     def close(self) -> None:
@@ -154,10 +153,6 @@ class Sweeps(Project):
         paths = sorted(self.sweep.glob("submitted/*/submission.json"))
         return [json.loads(path.read_text())["job"] for path in paths]
 
-    def node(self, task: str) -> str:
-        """The node on which a task runs."""
-        return self.slurm.facts(task)["NodeList"]
-
     def document(self) -> Any:
         return json.loads((self.sweep / "sweep.json").read_text())
 
@@ -188,10 +183,6 @@ def finish(launcher: Running, code: int = 0) -> Ending:
     ended = launcher.finish(WAIT)
     assert ended.code == code, ended.err
     return ended
-
-
-def _resumes(args: tuple[str, ...]) -> bool:
-    return any(arg.startswith("hydra.launcher.resume=") for arg in args)
 
 
 @pytest.fixture
@@ -253,20 +244,6 @@ def test_one_job_that_cannot_run_keeps_all_from_being_submitted(
     assert "cluster: is such that the job runs here, and the first one" in said
     said = refused("x=1,2", "hydra.sweep.subdir=same")
     assert "the directory is that of job 0" in said
-    # in an app of a user's own what is asked for stands in the launcher's node
-    sweeps.write("train.py", TRAIN)
-    sweeps.write("configs/train.yaml", APP)
-    app = ("train.py", "-m")
-    said = refused("lr=1,2", "hydra.launcher.cluster={backend: slurm, partion: main}", python=app)
-    assert "hydra.launcher.cluster.partion: unknown setting; did you mean 'partition'?" in said
-    sweeps.write("configs/submitit.yaml", SUBMITIT)
-    own = (*app, "--config-name=submitit")
-    wrong = "hydra.launcher.tasks_per_node=8"
-    said = refused("lr=1,2", wrong, python=own, env={"COMMENT": "none"})
-    assert "hydra.launcher.tasks_per_node: expected 1, got 8" in said
-    sweeps.write("local.py", LOCAL)
-    said = refused("lr=1,2", "hydra.launcher.cluster=slurm", python=("local.py", "-m"))
-    assert "hydra.launcher.cluster: needs a function that workers can import" in said
 
 
 def test_each_job_may_ask_for_something_else(slurm: Slurm, sweeps: Sweeps) -> None:
@@ -303,28 +280,6 @@ def test_a_pack_shares_the_gpus_of_its_allocation(sweeps: Sweeps) -> None:
     # each has one of the two GPUs that its allocation has
     assert [len(gpus) for gpus in seen.values()] == [2, 2]
     assert {note["gpus"] for note in starts} <= {*"01234567"}
-
-
-def test_a_pack_that_is_preempted_goes_on_where_it_was(slurm: Slurm, sweeps: Sweeps) -> None:
-    launcher = sweeps.start(
-        *("does=ok,wait,wait,ok", "cluster.pack=4", "cluster.cpus_per_task=2"),
-        *("+cluster.exclusive=true", "cluster.array_parallelism=1"),
-    )
-    sweeps.until_started(0, 1, 2)
-    (array,) = until(lambda: [id_ for id_ in sweeps.submitted() if id_], "an id")
-    node = sweeps.node(f"{array}_0")
-    # what is over is told while the others of its pack go on
-    launcher.said("job 0 succeeded")
-    slurm.sbatch("-p", "high", "-w", node, "--exclusive", "-o/dev/null", "--wrap=sleep 1")
-    sweeps.until_started(1, 2, times=2)
-    sweeps.go()
-    finish(launcher)
-    starts = sweeps.starts()
-    assert (starts[0], starts[1], starts[2], starts[3]) == (1, 2, 2, 1)
-    saved = {note["job"]: note["step"] for note in sweeps.notes("saved")}
-    second = {note["job"]: note["step"] for note in sweeps.notes() if note["step"]}
-    assert saved == second
-    assert set(saved) == {1, 2}
 
 
 # Launchers that die, and launchers that leave
@@ -435,7 +390,7 @@ def test_a_task_is_put_back_by_itself(slurm: Slurm, sweeps: Sweeps) -> None:
     )
     sweeps.until_started(0, 1, 2)
     (array,) = until(lambda: [id_ for id_ in sweeps.submitted() if id_], "an id")
-    node = sweeps.node(f"{array}_1")
+    node = slurm.facts(f"{array}_1")["NodeList"]
     sweeps.go(0)
     slurm.sbatch("-p", "high", "-w", node, "--exclusive", "-o/dev/null", "--wrap=sleep 1")
     until(lambda: {note["job"] for note in sweeps.notes("saved")} == {1}, "job 1's end", WAIT)
@@ -529,32 +484,13 @@ defaults:
 lr: 0.1
 hydra:
   launcher:
-    submitit_folder: ${hydra.sweep.dir}/.submitit/%j
     partition: main
     timeout_min: 5
     cpus_per_task: 2
     mem_gb: 0.1
-    nodes: 1
     tasks_per_node: 1
     comment: ${oc.env:COMMENT}
-    setup: [export GIVEN=yes]
-    array_parallelism: 2
-    additional_parameters: {nice: 5}
     detach: false
-"""
-
-# A function that no module has under its name.
-LOCAL = """
-import hydra
-
-def made():
-    @hydra.main(version_base="1.3", config_path="configs", config_name="train")
-    def train(cfg):
-        return 1
-    return train
-
-if __name__ == "__main__":
-    made()()
 """
 
 
@@ -583,35 +519,6 @@ def test_an_app_returns_on_slurm_what_it_returns_here(slurm: Slurm, sweeps: Swee
     facts = slurm.facts(f"{array}_1")
     assert (facts["Partition"], facts["TimeLimit"], facts["NumCPUs"]) == ("main", "00:05:00", "2")
     assert "not to be written" not in (sweeps.sweep / "0" / "plan.yaml").read_text()
-
-
-def test_optuna_chooses_by_what_jobs_on_slurm_returned(sweeps: Sweeps) -> None:
-    reason = "Optuna's sweeper is not there"
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason=reason)
-    sweeps.write(
-        "conf/exp/optuna.yaml",
-        """\
-        # @package _global_
-        defaults:
-          - test
-          - override /hydra/sweeper: optuna
-          - override /hydra/sweeper/sampler: random
-          - _self_
-        hydra:
-          sweeper:
-            direction: maximize
-            n_trials: 4
-            n_jobs: 2
-            sampler: {seed: 3}
-            params: {x: "range(1, 100)"}
-        """,
-    )
-    sweeps.run("cluster.detach=null", python=("-m", "lllaunch", "-m", "+exp=optuna"))
-    values = sweeps.values()
-    assert len(values) == 4
-    assert len(sweeps.submitted()) == 2
-    best = text_of(sweeps.sweep / "optimization_results.yaml")
-    assert f"best_value: {max(values.values())}" in best
 
 
 # A site that takes few jobs, and one that is away for a while
@@ -651,27 +558,6 @@ def test_where_the_site_takes_no_more_jobs_the_launcher_goes_on_later(
     assert sweeps.starts() == dict.fromkeys(range(4), 1)
 
 
-def test_what_a_resume_submits_shares_the_limit_of_what_is_in_the_queue(
-    slurm: Slurm, sweeps: Sweeps
-) -> None:
-    slurm.configure(MaxArraySize=2)
-    jobs = ("x=range(4)", "does=wait", "cluster.array_parallelism=1")
-    launcher = sweeps.start(*jobs, env=sweeps.tool("sbatch", FULL))
-    launcher.said("2 jobs not submitted yet, as the site takes no more now")
-    launcher.kill()
-    sweeps.until_started(0)
-    second = sweeps.start("hydra.launcher.resume=sweep", *jobs)
-    second.said("2 jobs that an earlier launcher has submitted are followed")
-    until(lambda: len(slurm.queue()) == 4, "the others", WAIT)
-    sweeps.go()
-    finish(second)
-    assert sweeps.starts() == dict.fromkeys(range(4), 1)
-    # what runs after another has begun no earlier than that has ended
-    ends = [note["time"] for note in sweeps.notes("end") if note["job"] < 2]
-    assert min(note["time"] for note in sweeps.notes() if note["job"] >= 2) > max(ends)
-    assert most_at_a_time(sweeps) == 1
-
-
 # The launcher, of little patience.
 HASTY = """
 import runpy, sys
@@ -684,45 +570,34 @@ runpy.run_module("lllaunch", run_name="__main__", alter_sys=True)
 
 
 def test_a_cluster_that_does_not_answer_is_asked_again_and_left_in_the_end(
-    slurm: Slurm, sweeps: Sweeps, tmp_path: Path
+    slurm: Slurm, sweeps: Sweeps
 ) -> None:
-    other = Sweeps(slurm, tmp_path / "other")
-    with contextlib.closing(other):
-        other.write("hasty.py", HASTY)
-        launcher = sweeps.start("x=1,2", "does=wait")
-        hasty = other.start("x=1,2", "does=wait", python=("hasty.py", "-m", "+exp=test"))
-        for each in (sweeps, other):
-            each.until_started(0, 1)
-        with slurm.without_controller():
-            ended = finish(hasty, 1)
-            assert "Slurm has not answered for 1.0 s, so its jobs are left" in ended.err
-            assert "hydra.launcher.resume=" in ended.err
-            launcher.said("Slurm does not answer")
-        for each in (sweeps, other):
-            each.go()
-        ended = finish(launcher)
-        assert ended.err.count("Slurm does not answer") == 1
-        assert "Slurm answers again" in ended.err
-        other.resume("x=1,2", "does=wait")
-        for each in (sweeps, other):
-            assert each.starts() == {0: 1, 1: 1}
-            assert each.values() == {0: 10, 1: 20}
+    jobs = ("x=1,2", "does=wait")
+    launcher = sweeps.start(*jobs)
+    sweeps.until_started(0, 1)
+    with slurm.without_controller():
+        launcher.said("Slurm does not answer")
+    launcher.said("Slurm answers again")
+    assert launcher.err.count("Slurm does not answer") == 1
+    launcher.kill()
+    sweeps.write("hasty.py", HASTY)
+    python = ("hasty.py", "-m", "+exp=test")
+    hasty = sweeps.start("hydra.launcher.resume=sweep", *jobs, python=python)
+    hasty.said("2 jobs that an earlier launcher has submitted are followed")
+    with slurm.without_controller():
+        ended = finish(hasty, 1)
+    assert "Slurm has not answered for 1.0 s, so its jobs are left" in ended.err
+    assert "hydra.launcher.resume=" in ended.err
+    sweeps.go()
+    sweeps.resume(*jobs)
+    assert sweeps.starts() == {0: 1, 1: 1}
+    assert sweeps.values() == {0: 10, 1: 20}
 
 
 def commit(root: Path) -> None:
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
         author = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        subprocess.run(["git", *author, *words], cwd=root, check=True, timeout=60)
-
-
-def test_a_refused_sweep_leaves_no_snapshot(sweeps: Sweeps) -> None:
-    sweeps.write(".gitignore", "sweep\n*.txt\n")
-    commit(sweeps.root)
-    sweeps.run("+launch.max_restarts=0,x", "cluster.snapshot=git", code=2)
-    assert not [*sweeps.sweep.glob("code*/")]
-    refs = ["git", "for-each-ref", "refs/lllaunch"]
-    done = subprocess.run(refs, cwd=sweeps.root, capture_output=True, check=True, timeout=60)
-    assert done.stdout == b""
+        subprocess.run(["git", *author, *words], cwd=root, check=True, timeout=WAIT)
 
 
 def test_all_jobs_run_the_code_of_the_submission_which_goes_with_the_last_of_them(

@@ -6,12 +6,10 @@ import json
 import signal
 import subprocess
 import sys
-from typing import Any
 
-from support.launching import until
+from support.launching import WAIT
 
 from cluster.clusters import PRELOAD, SETTINGS, Cluster, Clusters
-from lllaunch.supervisor.control import SOCKET
 
 # A node that is stopped for as long as it is asked is not lost.
 PATIENT = {**SETTINGS, "keep_alive_max_attempt": 40}
@@ -25,45 +23,11 @@ def stacks(cluster: Cluster, number: int, *args: str, code: int = 0) -> tuple[st
         env={"PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WAIT,
         check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout, done.stderr
-
-
-def events(cluster: Cluster, node: int) -> list[Any]:
-    path = cluster.root / "run" / f"node_{node}" / "events.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-HANGS = """
-import torch, torch.distributed as dist
-
-dist.init_process_group("gloo")
-if dist.get_rank() == 2:
-    import threading
-    threading.Event().wait()
-dist.all_reduce(torch.ones(1))
-"""
-
-
-def test_collectives_of_all_nodes_are_compared(clusters: Clusters) -> None:
-    cluster = clusters(2)
-    cluster.write("hangs.py", HANGS)
-    nodes = cluster.start_all(PRELOAD, "launch.grace_period=1s", script="hangs.py")
-    words = (
-        "Rank 2 has not come to all_reduce #1 of default_pg (float32 [1]), at hangs.py:7; ranks "
-        "0-1, 3 wait in it since "
-    )
-    run = cluster.root / "run"
-    for number in (0, 1):
-        socket = run / f"node_{number}" / SOCKET
-        until(socket.exists, f"the socket of node {number}")
-        until(lambda at=number: words in " ".join(stacks(cluster, at, "run")[0].split()), "all")
-    for node in nodes:
-        node.signal(signal.SIGTERM)
-    cluster.ended()
 
 
 def test_any_node_tells_of_all_and_a_silent_one_is_named(clusters: Clusters) -> None:
@@ -78,14 +42,10 @@ def test_any_node_tells_of_all_and_a_silent_one_is_named(clusters: Clusters) -> 
         assert "Ranks 0-3 were here" in out or "[0-3] <module> (worker.py" in out
         found = json.loads(stacks(cluster, number, "run", "--json")[0])
         assert [each["rank"] for each in found["ranks"]] == [0, 1, 2, 3]
-        assert [each["node"] for each in found["ranks"]] == [
-            *["node 0 (host0)"] * 2,
-            *["node 1 (host1)"] * 2,
-        ]
+        names = [each["node"] for each in found["ranks"]]
+        assert names == ["node 0 (host0)"] * 2 + ["node 1 (host1)"] * 2
         assert all(each["frames"] for each in found["ranks"])
-        assert [(each["state"], each["why_not"]) for each in found["nodes"]] == [
-            ("RUNNING", "")
-        ] * 2
+        assert {(each["state"], each["why_not"]) for each in found["nodes"]} == {("RUNNING", "")}
     # of another node only that is asked
     out, _ = stacks(cluster, 0, "run", "--rank", "3")
     assert "Rank 3 on node 1 (host1), process " in out
@@ -93,9 +53,6 @@ def test_any_node_tells_of_all_and_a_silent_one_is_named(clusters: Clusters) -> 
     # whoever is on another machine hears where to ask
     _, err = stacks(cluster, 0, "run/node_1", code=1)
     assert "run/node_1: runs on host1, and this is host0; ask there: ssh host1 " in err
-    for number in (0, 1):
-        answered = [each for each in events(cluster, number) if each["type"] == "StacksAnswered"]
-        assert {each["pid"] is None for each in answered} == {True, False}
     # a launcher that stands still, for less than it takes to be given up
     nodes[1].signal(signal.SIGSTOP)
     out, err = stacks(cluster, 0, "run")
@@ -104,5 +61,3 @@ def test_any_node_tells_of_all_and_a_silent_one_is_named(clusters: Clusters) -> 
     assert "run: attempt 0, 4 workers on 2 nodes\n" in out
     cluster.go()
     assert cluster.ended() == [0, 0]
-    for node in nodes:
-        assert "All ranks" not in node.console

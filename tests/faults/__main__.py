@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import secrets
 import shutil
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from tests.faults.checks import CHECKS, violations
 from tests.faults.scenarios import ENDING, Scenario, scenario
@@ -34,7 +35,7 @@ class Outcome:
 
     Attributes:
         faults: kinds of those that happened.
-        missed: kinds of those whose target or moment never came.
+        missed: how many others there were, whose target or moment never came.
         violations: names of checks and what is wrong.
         unable: why it was not performed, or empty.
     """
@@ -42,7 +43,7 @@ class Outcome:
     number: int
     family: str = ""
     faults: list[str] = field(default_factory=list)
-    missed: list[str] = field(default_factory=list)
+    missed: int = 0
     violations: list[tuple[str, str]] = field(default_factory=list)
     unable: str = ""
     seconds: float = 0.0
@@ -58,10 +59,9 @@ def judge(what: Scenario, root: Path) -> Outcome:
         outcome.unable = str(e)
         return outcome
     outcome.faults = [one.fault.kind for one in seen.injected]
-    happened = Counter(outcome.faults)
     planned = Counter(fault.kind for fault in what.faults if fault is not ENDING)
-    outcome.missed = list((planned - happened).elements())
-    outcome.violations = [(one.check, one.text) for one in violations(seen)]
+    outcome.missed = (planned - Counter(outcome.faults)).total()
+    outcome.violations = violations(seen)
     for one in seen.launched:
         for stream, data in one.shown.items():
             (root / f"console-{one.pid}-{one.name}-{stream}").write_bytes(data)
@@ -86,12 +86,10 @@ class Pool:
 
     def outcomes(self, numbers: Iterator[int]) -> Iterator[Outcome]:
         """Perform scenarios; yield what came of each as soon as it is there."""
-        deadline = time.monotonic() + self._args.seconds if self._args.seconds else None
+        deadline = time.monotonic() + (self._args.seconds or math.inf)
         while True:
-            while len(self._running) < self._args.jobs:
-                over = deadline is not None and time.monotonic() > deadline
-                number = None if over else next(numbers, None)
-                if number is None:
+            while len(self._running) < self._args.jobs and time.monotonic() <= deadline:
+                if (number := next(numbers, None)) is None:
                     break
                 self._start(number)
             if not self._running:
@@ -132,8 +130,7 @@ class Pool:
         pid, status = os.wait()
         number, root, began = self._running.pop(pid)
         if status == 0:
-            document = json.loads((root / "outcome.json").read_text())
-            outcome = Outcome(**document)
+            outcome = Outcome(**json.loads((root / "outcome.json").read_text()))
         else:
             text = root / "harness.txt"
             why = text.read_text() if text.exists() else f"wait status {status}"
@@ -141,7 +138,7 @@ class Pool:
             outcome.seconds = time.monotonic() - began
         if outcome.violations:
             print(_violation(self._args, outcome, root), flush=True)
-        if not outcome.violations:
+        else:
             shutil.rmtree(root, ignore_errors=True)
             # its name is not given again
             root.mkdir()
@@ -154,12 +151,10 @@ def _give_up(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 def _violation(args: argparse.Namespace, outcome: Outcome, root: Path) -> str:
-    lines = [f"{outcome.number} ({outcome.family}): {', '.join(outcome.faults) or 'no fault'}"]
-    lines += [f"  {check}: {text}" for check, text in outcome.violations]
-    command = f"python -m tests.faults --seed {args.seed} --only {outcome.number}"
-    lines.append(f"  again: {command}")
-    lines.append(f"  its files: {root}")
-    return "\n".join(lines)
+    head = f"{outcome.number} ({outcome.family}): {', '.join(outcome.faults) or 'no fault'}"
+    found = [f"  {check}: {text}" for check, text in outcome.violations]
+    again = f"  again: python -m tests.faults --seed {args.seed} --only {outcome.number}"
+    return "\n".join([head, *found, again, f"  its files: {root}"])
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
@@ -188,9 +183,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument(
-        "-n", type=int, default=0, help="how many scenarios; without: see --seconds"
-    )
+    parser.add_argument("-n", type=int, default=0, help="how many; without: see --seconds")
     parser.add_argument("--seconds", type=float, default=0, help="start none after so many seconds")
     parser.add_argument("--seed", default="", help="any text; by default a new one")
     parser.add_argument("--only", type=int, help="perform this scenario alone")
@@ -208,12 +201,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     heed_signals()
     print(f"seed {args.seed}", flush=True)
-    numbers: Any = iter(int, 1)
+    numbers = iter(range(args.n or 1_000_000))
     if args.only is not None:
         numbers = iter([args.only] * args.times)
         print(scenario(args.seed, args.only), flush=True)
-    else:
-        numbers = iter(range(args.n or 1_000_000))
     place = Path(tempfile.mkdtemp(prefix="lf-"))
     began = time.monotonic()
     pool = Pool(args, place)
@@ -222,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         pool.close()
     print(table(outcomes))
-    missed = sum(len(outcome.missed) for outcome in outcomes)
+    missed = sum(outcome.missed for outcome in outcomes)
     unable = Counter(outcome.unable for outcome in outcomes if outcome.unable)
     bad = sum(bool(outcome.violations) for outcome in outcomes)
     faults = sum(len(outcome.faults) for outcome in outcomes)

@@ -17,21 +17,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.faults.scenarios import Act
 from tests.faults.worker import pieces
 from tests.faults.world import Injected, Launched, Observed
 
 _SLACK = 2_000_000_000
 """Nanoseconds that news may take on a busy machine, from a process to the launcher."""
-_DISTURBING = {"fill", "remove", "rename", "files", "processes"}
-"""Faults that change what can be written."""
-
-
-class Violation(NamedTuple):
-    """Something that should not be: the name of a check, and what it is, for people."""
-
-    check: str
-    text: str
 
 
 class Worker(NamedTuple):
@@ -63,36 +53,27 @@ def workers(seen: Observed) -> list[Worker]:
     found = []
     for entry in seen.entries:
         if entry["what"] == "start":
-            end = ends.get(entry["key"], {"code": None, "time": 0})
-            told = [entry[name] for name in ("key", "pid", "job", "attempt", "rank", "time")]
-            late = (Path(entry["log"]), end["code"], end["time"], entry["key"] in refused)
-            found.append(Worker(*told, *late))
+            key, log = entry["key"], Path(entry["log"])
+            end = ends.get(key, {"code": None, "time": 0})
+            told = [entry[name] for name in ("pid", "job", "attempt", "rank", "time")]
+            found.append(Worker(key, *told, log, end["code"], end["time"], key in refused))
     return found
-
-
-def act_of(seen: Observed, worker: Worker) -> Act:
-    """Return what a worker was to do."""
-    attempts = seen.scenario.acts.get(worker.job) or seen.scenario.acts["*"]
-    return attempts[min(worker.attempt, len(attempts) - 1)][worker.rank]
 
 
 def sent(seen: Observed, target: str, *names: str) -> list[Injected]:
     """Return the signals of some names that a target got."""
-    return [
-        one
-        for one in seen.injected
-        if one.fault.what == "signal" and one.fault.target == target and one.fault.name in names
-    ]
-
-
-def disturbed(seen: Observed) -> bool:
-    """Return whether something could not be written."""
-    return any(one.fault.what in _DISTURBING for one in seen.injected)
+    hits = [one for one in seen.injected if one.fault.what == "signal"]
+    return [one for one in hits if one.fault.target == target and one.fault.name in names]
 
 
 def has(seen: Observed, *whats: str) -> bool:
     """Return whether a fault of a kind happened."""
     return any(one.fault.what in whats for one in seen.injected)
+
+
+def disturbed(seen: Observed) -> bool:
+    """Return whether something could not be written."""
+    return has(seen, "fill", "remove", "rename", "files", "processes")
 
 
 # Processes
@@ -177,8 +158,6 @@ def _outside_of_its_work(seen: Observed, one: Launched) -> bool:
 def _came_late(seen: Observed, hits: list[Injected]) -> bool:
     """Whether the workers that ran when the first signal came ended at once by themselves."""
     first = min(hits, key=lambda hit: hit.time)
-    if not first.running:
-        return True
     ended = {worker.key: worker.ended for worker in workers(seen)}
     if any(one.fault.name == "SIGSTOP" for one in seen.injected) or disturbed(seen):
         return True
@@ -193,10 +172,8 @@ def _natural(seen: Observed, one: Launched) -> set[int]:
     if not mine:
         # refused, since another one has the directory; or nothing could be started
         codes = {2} if has(seen, "second") else set()
-        if sent(seen, "spawner", "SIGKILL", "SIGSTOP") or sent(seen, "worker", "SIGKILL"):
-            codes |= {3}
-        if sent(seen, "worker", "SIGTERM", "SIGINT"):
-            codes |= {3}
+        ended = sent(seen, "worker", "SIGKILL", "SIGTERM", "SIGINT")
+        codes |= {3} if ended or sent(seen, "spawner", "SIGKILL", "SIGSTOP") else set()
         return codes | ({1, 2, 3} if disturbed(seen) else set())
     last = max(worker.attempt for worker in mine)
     nproc = seen.scenario.launch["nproc"]
@@ -214,15 +191,13 @@ def _of_launcher(seen: Observed, one: Launched) -> list[Worker]:
 def _hit_after_its_end(seen: Observed, final: list[Worker]) -> bool:
     """Whether a fault may have ended a worker between its last word in the ledger and its end."""
     for hit in seen.injected:
-        if hit.fault.what != "signal" or hit.fault.name == "SIGSTOP":
+        fault = hit.fault
+        if fault.what != "signal" or fault.name == "SIGSTOP" or fault.target == "launcher":
             continue
-        if hit.fault.target == "launcher":
-            continue
-        for worker in final:
-            if hit.pid == worker.pid or (
-                hit.fault.target == "spawner" and hit.time < worker.ended + _SLACK
-            ):
-                return True
+        if any(hit.pid == worker.pid for worker in final):
+            return True
+        if fault.target == "spawner" and any(hit.time < w.ended + _SLACK for w in final):
+            return True
     # a spawner that stands still is killed by the launcher when that is to end
     return bool(sent(seen, "spawner", "SIGSTOP") and sent(seen, "launcher", "SIGTERM", "SIGINT"))
 
@@ -232,7 +207,7 @@ def _natural_of_sweep(seen: Observed, one: Launched) -> set[int]:
         return {0, 1, 2, 6}
     # another one has the directory
     refused = {2} if has(seen, "second") and one.name in "ab" else set()
-    if has(seen, "remove") or disturbed(seen):
+    if disturbed(seen):
         return {0, 1, 6} | refused
     codes = {0, 6} | refused
     # or what is left of a killed one is still ending
@@ -250,13 +225,10 @@ def result(seen: Observed) -> Iterator[str]:
     if has(seen, "remove", "rename"):
         return
     for one in seen.launched:
-        if one.directory is None or seen.scenario.jobs:
+        if one.directory is None or seen.scenario.jobs or disturbed(seen) or one.status is None:
             continue
-        path = one.directory / "result.json"
-        mine = _of_launcher(seen, one)
-        if path.exists() or not mine or disturbed(seen):
-            continue
-        if one.status is not None and (one.status in {0, 3, 4} or one.status > 128):
+        known = (one.directory / "result.json").exists() or not _of_launcher(seen, one)
+        if not known and (one.status in {0, 3, 4} or one.status > 128):
             yield f"launcher {one.name} exited with {one.status} and left no result.json"
     paths = [*seen.run_dir.glob("*/result.json"), *seen.run_dir.glob("result.json")]
     for path in [*paths, *seen.run_dir.parent.glob("outputs/*/*/result.json")]:
@@ -264,8 +236,8 @@ def result(seen: Observed) -> Iterator[str]:
             document = json.loads(path.read_text())
         except ValueError as e:
             yield f"{path}: {e}"
-            continue
-        yield from _result(seen, path, document)
+        else:
+            yield from _result(seen, path, document)
 
 
 def _result(seen: Observed, path: Path, document: Any) -> Iterator[str]:
@@ -299,6 +271,7 @@ def _result(seen: Observed, path: Path, document: Any) -> Iterator[str]:
 
 def _worker(seen: Observed, name: str, worker: Worker, entry: Any) -> Iterator[str]:
     exitcode, fate = entry["exitcode"], entry["fate"]
+    hit = any(one.pid == worker.pid for one in seen.injected)
     if exitcode is None:
         if fate not in {"lost", "not_started", "ended"}:
             yield f"{name}: {fate} without an exit status"
@@ -307,16 +280,15 @@ def _worker(seen: Observed, name: str, worker: Worker, entry: Any) -> Iterator[s
         yield f"{name}: succeeded with exit status {exitcode}"
     if exitcode >= 0:
         # it could not write, or not fork
-        hindered = worker.refused or has(seen, "files", "processes")
-        if worker.code != exitcode and not (hindered and exitcode):
-            hit = any(one.pid == worker.pid for one in seen.injected)
-            # an exception of ours: Ctrl-C in the middle of a worker's start
-            if not (exitcode in {1, 130} and hit):
-                yield f"{name}: exit status {exitcode}, but it said {worker.code} in its ledger"
-    elif worker.code is not None and worker.code < 0 and worker.code != exitcode:
-        hit = any(one.pid == worker.pid for one in seen.injected)
-        if not hit and exitcode != -signal.SIGKILL:
-            yield f"{name}: ended by {-exitcode}, but it sent itself {-worker.code}"
+        hindered = exitcode and (worker.refused or has(seen, "files", "processes"))
+        # an exception of ours: Ctrl-C in the middle of a worker's start
+        early = exitcode in {1, 130} and hit
+        if worker.code != exitcode and not hindered and not early:
+            yield f"{name}: exit status {exitcode}, but it said {worker.code} in its ledger"
+        return
+    signalled_itself = worker.code is not None and worker.code < 0
+    if signalled_itself and exitcode not in {worker.code, -signal.SIGKILL} and not hit:
+        yield f"{name}: ended by {-exitcode}, but it sent itself {-worker.code}"
 
 
 def _state(seen: Observed, name: str, document: Any, mine: list[Worker]) -> Iterator[str]:
@@ -337,8 +309,7 @@ def _state(seen: Observed, name: str, document: Any, mine: list[Worker]) -> Iter
     if state == "succeeded" and not well:
         codes = [worker.code for worker in final]
         yield f"{name}: succeeded, but its {nproc} workers said {codes}"
-    undisturbed = not disturbed(seen) and not _hit_after_its_end(seen, final)
-    if state == "failed" and well and undisturbed:
+    if state == "failed" and well and not (disturbed(seen) or _hit_after_its_end(seen, final)):
         yield f"{name}: failed, but all of its workers succeeded"
 
 
@@ -381,10 +352,11 @@ class _Stream(NamedTuple):
 def _streams(seen: Observed, worker: Worker) -> Iterator[_Stream]:
     counters = seen.root / "ledger" / f"bytes-{worker.key}"
     data = counters.read_bytes() if counters.exists() else b""
-    for name, count in zip(
-        ("out", "err"), struct.unpack("<qq", data.ljust(16, b"\0")), strict=True
-    ):
-        meant = b"".join(pieces(vars(act_of(seen, worker)), worker.key, name))
+    attempts = seen.scenario.acts.get(worker.job) or seen.scenario.acts["*"]
+    act = attempts[min(worker.attempt, len(attempts) - 1)][worker.rank]
+    counts = struct.unpack("<qq", data.ljust(16, b"\0"))
+    for name, count in zip(("out", "err"), counts, strict=True):
+        meant = b"".join(pieces(vars(act), worker.key, name))
         path = worker.log.with_name(f"std{name}.log")
         yield _Stream(name, meant, count, path.read_bytes() if path.exists() else b"")
 
@@ -461,19 +433,17 @@ def _missing(seen: Observed, one: Launched, found: Counter[bytes]) -> Iterator[s
     if any(hit.fault.target == "launcher" for hit in seen.injected):
         # asked to end a second time, it shows no more
         return
-    tee = seen.scenario.launch["tee"]
+    tee = str(seen.scenario.launch["tee"])
     for worker in workers(seen):
         for stream in _streams(seen, worker):
             out, first = stream.name == "out", worker.rank == 0
-            if not {"none": False, "all": True, "0:all": first, "out": out}[str(tee)]:
+            if not {"none": False, "all": True, "0:all": first, "out": out}[tee]:
                 continue
             whole = stream.meant[: stream.count].splitlines()
-            missing = [body for body in whole if body and not found[body]]
-            if not missing:
+            if not (missing := [body for body in whole if body and not found[body]]):
                 continue
             # a signal may come when it has written more, and before it has counted that
-            late = missing == whole[-1:] and any(body.startswith(missing[0]) for body in found)
-            if not late:
+            if missing != whole[-1:] or not any(body.startswith(missing[0]) for body in found):
                 count = f"{len(missing)} of {len(whole)} lines"
                 yield f"{count} of {worker.key} are not shown: {_short(missing[0])}"
 
@@ -486,29 +456,21 @@ def records(seen: Observed) -> Iterator[str]:
     if disturbed(seen):
         return
     killed = any(one.status == -signal.SIGKILL for one in seen.launched)
-    for name in ("events.jsonl", "sweep.jsonl"):
-        for path in seen.root.glob(f"project/**/{name}"):
-            if name == "sweep.jsonl" and has(seen, "damage"):
-                continue
-            data = path.read_bytes()
-            parts = data.split(b"\n")
-            for number, line in enumerate(parts, 1):
-                last = number >= len(parts) - 1
-                if not line and number == len(parts):
-                    continue
-                try:
-                    json.loads(line)
-                except ValueError:
-                    if not (killed and last and not data.endswith(b"\n")):
-                        yield f"{path.relative_to(seen.root)}, line {number}: {_short(line)}"
+    names = ["events.jsonl", *([] if has(seen, "damage") else ["sweep.jsonl"])]
+    for path in (path for name in names for path in seen.root.glob(f"project/**/{name}")):
+        *whole, last = path.read_bytes().split(b"\n")
+        # whoever is killed may not have come to the end of its last line
+        whole += [last] if last and not killed else []
+        for number, line in enumerate(whole, 1):
+            try:
+                json.loads(line)
+            except ValueError:
+                yield f"{path.relative_to(seen.root)}, line {number}: {_short(line)}"
 
 
 _OURS = re.compile(
     rb'File "[^"]*/lllaunch/[^"]*\.py"|internal error|Exception ignored in|Traceback \(most recent'
 )
-
-
-_WORKERS_FRAME = re.compile(rb'File "[^"]*/project/worker\.py"')
 
 
 def message(seen: Observed) -> Iterator[str]:
@@ -530,7 +492,7 @@ def _is_workers(texts: list[bytes]) -> bool:
     """Whether a traceback, which the texts begin with, is one that a report quotes."""
     margin = texts[0][: texts[0].index(b"Traceback")] + b" "
     inner = itertools.takewhile(lambda line: line.startswith(margin), texts[1:])
-    return any(_WORKERS_FRAME.search(line) for line in inner)
+    return any(b'/project/worker.py"' in line for line in inner)
 
 
 def debris(seen: Observed) -> Iterator[str]:
@@ -659,6 +621,6 @@ CHECKS: dict[str, Callable[[Observed], Iterator[str]]] = {
 }
 
 
-def violations(seen: Observed) -> list[Violation]:
-    """Return all that should not be."""
-    return [Violation(name, text) for name, check in CHECKS.items() for text in check(seen)]
+def violations(seen: Observed) -> list[tuple[str, str]]:
+    """Return all that should not be: the name of a check, and what is wrong, for people."""
+    return [(name, text) for name, check in CHECKS.items() for text in check(seen)]

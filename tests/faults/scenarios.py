@@ -6,9 +6,8 @@ which its faults happen depend on the machine, too.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 KIN = ("child", "daemon", "bare")
@@ -143,10 +142,6 @@ def scenario(seed: str, number: int) -> Scenario:
     return draw[family](rng, Scenario(seed, number, family, cgroups=rng.random() < 0.4))
 
 
-def _replace(base: Scenario, **changes: object) -> Scenario:
-    return Scenario(**{**vars(base), **changes})
-
-
 def _launch(rng: Random, nproc: int) -> dict[str, object]:
     launch: dict[str, object] = {
         "nproc": nproc,
@@ -189,8 +184,7 @@ def _acts(rng: Random, nproc: int, faults: Sequence[Fault]) -> tuple[tuple[Act, 
     for _ in range(2):
         ends = rng.choices([well, ill, long], [4, 3, 3])[0]
         acts = [_act(rng, ends) for _ in range(nproc)]
-        kin = tuple(sorted(wanted | set(acts[0].kin)))
-        acts[0] = Act(**{**vars(acts[0]), "kin": kin})
+        acts[0] = replace(acts[0], kin=tuple(sorted(wanted | set(acts[0].kin))))
         attempts.append(tuple(acts))
     return tuple(attempts)
 
@@ -211,15 +205,8 @@ def _signal(rng: Random, targets: Sequence[str], anchors: Sequence[str]) -> Faul
     # which must have begun
     always = target in {"launcher", "job"} or at in {"start", "fault"}
     hold = rng.uniform(0.05, 0.8) if always or rng.random() < 0.5 else None
-    return Fault(
-        "signal",
-        at,
-        _delay(rng),
-        target,
-        name,
-        hold=hold if name == "SIGSTOP" else None,
-        again=again,
-    )
+    hold = hold if name == "SIGSTOP" else None
+    return Fault("signal", at, _delay(rng), target, name, hold=hold, again=again)
 
 
 ENDING = Fault("signal", "worker", 2.2, "launcher", "SIGTERM")
@@ -234,7 +221,7 @@ def _run(rng: Random, base: Scenario) -> Scenario:
     faults = [_signal(rng, _TARGETS, anchors)]
     while len(faults) < 3 and rng.random() < 0.4:
         faults.append(_signal(rng, _TARGETS, ["fault", "fault", "worker", "end", "result"]))
-    return _replace(
+    return replace(
         base,
         form=rng.choice(["script", "script", "function", "module", "program"]),
         launch=_launch(rng, nproc),
@@ -249,25 +236,21 @@ def _place(rng: Random, base: Scenario) -> Scenario:
     """What goes wrong is around the run: its disk, its console, its limits."""
     base = _run(rng, base)
     what = rng.choice(["fill", "remove", "rename", "close", "block", "block", "files", "processes"])
-    at = "start" if what in {"files", "processes"} else rng.choice(["start", "worker", "end"])
+    limit = what in {"files", "processes"}
+    at = "start" if limit else rng.choice(["start", "worker", "end"])
     amounts = {
         "files": rng.randrange(12, 40),
         "processes": rng.randrange(1, 6),
         "fill": rng.choice([0, 0, 5_000]),
     }
     hold = rng.uniform(0.1, 1.0) if what in {"fill", "block"} and rng.random() < 0.8 else None
-    fault = Fault(
-        what,
-        at,
-        0.0 if what in {"files", "processes"} else _delay(rng),
-        hold=hold,
-        amount=amounts.get(what, 0),
-    )
+    delay = 0.0 if limit else _delay(rng)
+    fault = Fault(what, at, delay, hold=hold, amount=amounts.get(what, 0))
     launch = dict(base.launch)
     if what in {"close", "block"}:
         launch["tee"] = "all"
     more = base.faults[:1] if rng.random() < 0.15 else ()
-    return _replace(base, launch=launch, native=None, faults=(fault, *more, ENDING))
+    return replace(base, launch=launch, native=None, faults=(fault, *more, ENDING))
 
 
 def _pair(rng: Random, base: Scenario) -> Scenario:
@@ -277,7 +260,7 @@ def _pair(rng: Random, base: Scenario) -> Scenario:
     acts = tuple(tuple(_act(rng, ["0", "0", "3"], 0.2) for _ in range(nproc)) for _ in range(2))
     second = Fault("second", "start", _delay(rng), "default" if default else "same")
     more = (_signal(rng, ["launcher", "spawner"], ["worker", "fault"]),) * (rng.random() < 0.3)
-    return _replace(
+    return replace(
         base,
         launch=_launch(rng, nproc) | {"max_restarts": 0},
         acts={"*": acts},
@@ -292,8 +275,8 @@ def _sweep(rng: Random, base: Scenario) -> Scenario:
     for job in jobs:
         act = _act(rng, ["0", "0", "0", "0", "3"], 0.25)
         heavy = rng.choice([0, 0, 150])
-        changes = {"ballast": heavy, "lines": min(act.lines, 20), "after": act.after / 2}
-        acts[str(job)] = ((Act(**{**vars(act), **changes}),),)
+        act = replace(act, ballast=heavy, lines=min(act.lines, 20), after=act.after / 2)
+        acts[str(job)] = ((act,),)
     anchors = ["start", "started", "started", "worker", "ended", "ended"]
     targets = ["launcher", "launcher", "launcher", "job", "spawner", "worker"]
     faults = [_signal(rng, targets, anchors)]
@@ -302,14 +285,14 @@ def _sweep(rng: Random, base: Scenario) -> Scenario:
     # no last fault ends a sweep, and what stands still for ever is waited for as long
     for number, one in enumerate(faults):
         if one.name == "SIGSTOP" and one.hold is None:
-            faults[number] = Fault(**{**vars(one), "hold": 0.8})
+            faults[number] = replace(one, hold=0.8)
     if rng.random() < 0.15:
         faults[0] = Fault("remove", rng.choice(["started", "ended"]), _delay(rng), "journal")
     if rng.random() < 0.3:
         where = rng.choice(["gpus", "same"])
         faults.insert(0, Fault("second", "start", rng.uniform(0, 0.5), where))
     launch = {"nproc": 1, "tee": rng.choice(["none", "all"]), "grace_period": "0.5s"}
-    return _replace(
+    return replace(
         base,
         form=rng.choice(["script", "function"]),
         launch=launch | {"resources": {"gpus_per_proc": 1}},
@@ -323,21 +306,14 @@ def _sweep(rng: Random, base: Scenario) -> Scenario:
 
 def _journal(rng: Random, base: Scenario) -> Scenario:
     """A sweep that is over or was killed, whose journal is damaged, and then resumed."""
-    jobs = tuple(range(3))
     act = Act(after=rng.uniform(0, 0.1), lines=1)
-    acts = {str(job): ((act,),) for job in jobs}
     faults = [Fault("damage", "start", 0.0, name=rng.choice(DAMAGES), amount=rng.random())]
     if rng.random() < 0.6:
         faults.insert(0, Fault("signal", "ended", _delay(rng) / 4, "launcher", "SIGKILL"))
-    return _replace(
+    return replace(
         base,
         launch={"nproc": 1, "tee": "none", "resources": {"gpus_per_proc": 1}},
-        acts=acts,
-        jobs=jobs,
+        acts={"*": ((act,),)},
+        jobs=(0, 1, 2),
         faults=tuple(faults),
     )
-
-
-def signum(fault: Fault) -> int:
-    """The number of the signal that a fault sends."""
-    return int(signal.Signals[fault.name])

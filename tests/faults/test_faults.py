@@ -33,8 +33,8 @@ SEED = (
 
 
 def test_the_same_seed_and_number_give_the_same_scenario() -> None:
-    assert [scenario("a", n) for n in range(50)] == [scenario("a", n) for n in range(50)]
-    assert [scenario("a", n) for n in range(50)] != [scenario("b", n) for n in range(50)]
+    first, again, other = ([scenario(seed, n) for n in range(50)] for seed in "aab")
+    assert first == again != other
 
 
 def test_every_kind_of_fault_is_drawn() -> None:
@@ -63,46 +63,37 @@ class Made:
 
     def __init__(self, root: Path) -> None:
         self.run = root / "project" / "run"
-        self.logs = self.run / "attempt_0" / "0"
-        self.logs.mkdir(parents=True)
+        self.log = self.run / "attempt_0" / "0" / "stdout.log"
+        self.log.parent.mkdir(parents=True)
         (root / "ledger").mkdir()
-        self.act = Act(lines=2, errors=1, width=3)
-        what = Scenario(
-            "s", 0, "run", acts={"*": ((self.act,),)}, launch={"nproc": 1, "tee": "all"}
-        )
-        self.seen = Observed(what, root, self.run)
-        self.key = "a.0.0.77"
-        log = str(self.logs / "stdout.log")
-        self.begin = {
-            "what": "start", "time": 1_000, "pid": 77, "key": self.key,
-            "job": "a", "attempt": 0, "rank": 0, "log": log,
-        }  # fmt: skip
-        self.end = {"what": "end", "time": 2_000, "pid": 77, "key": self.key, "code": 0}
-        self.seen.entries = [self.begin, self.end]
-        self.out, self.err = (b"".join(pieces(vars(self.act), self.key, s)) for s in ("out", "err"))
-        (self.logs / "stdout.log").write_bytes(self.out)
-        (self.logs / "stderr.log").write_bytes(self.err)
-        counters = struct.pack("<qq", len(self.out), len(self.err))
-        (root / "ledger" / f"bytes-{self.key}").write_bytes(counters)
-        shown = b"".join(b"[default0]:" + line for line in (self.out + self.err).splitlines(True))
+        act = Act(lines=2, errors=1, width=3)
+        launch = {"nproc": 1, "tee": "all"}
+        what = Scenario("s", 0, "run", acts={"*": ((act,),)}, launch=launch)
+        key = "a.0.0.77"
+        own: dict[str, Any] = {"pid": 77, "key": key}
+        self.begin = {**own, "what": "start", "time": 1_000, "job": "a", "attempt": 0, "rank": 0}
+        self.begin["log"] = str(self.log)
+        self.end = {**own, "what": "end", "time": 2_000, "code": 0}
+        out, err = (b"".join(pieces(vars(act), key, stream)) for stream in ("out", "err"))
+        self.log.write_bytes(out)
+        self.log.with_name("stderr.log").write_bytes(err)
+        counters = struct.pack("<qq", len(out), len(err))
+        (root / "ledger" / f"bytes-{key}").write_bytes(counters)
+        shown = b"".join(b"[default0]:" + line for line in (out + err).splitlines(True))
         self.launcher = Launched("a", 50, self.run, status=0, ended=10_000)
         self.launcher.shown = {"out": bytearray(shown)}
+        self.seen = Observed(what, root, self.run)
+        self.seen.entries = [self.begin, self.end]
         self.seen.launched = [self.launcher]
         self.seen.bystanders = [(True, [])]
-        worker = {"rank": 0, "pid": 77, "fate": "succeeded", "exitcode": 0}
-        attempt = {"attempt": 0, "workers": [worker]}
-        self.result: dict[str, Any] = {
-            "state": "succeeded", "exit_code": 0, "root_cause": None, "attempts": [attempt],
-        }  # fmt: skip
+        self.worker = {"rank": 0, "pid": 77, "fate": "succeeded", "exitcode": 0}
+        tried = [{"attempt": 0, "workers": [self.worker]}]
+        self.result = {"state": "succeeded", "exit_code": 0, "root_cause": None, "attempts": tried}
         (self.run / "events.jsonl").write_text('{"type": "Begin"}\n')
 
     def found(self) -> set[str]:
         (self.run / "result.json").write_text(json.dumps(self.result))
-        return {one.check for one in violations(self.seen)}
-
-    def inject(self, name: str, target: str, **more: Any) -> None:
-        fault = Fault("signal", "worker", 0.0, target, name)
-        self.seen.injected.append(Injected(fault, **{"time": 1_500, **more}))
+        return {check for check, _ in violations(self.seen)}
 
 
 @pytest.fixture
@@ -114,12 +105,9 @@ def test_nothing_is_found_where_all_is_well(made: Made) -> None:
     assert made.found() == set()
 
 
-def _in_log(made: Made) -> None:
-    (made.logs / "stdout.log").write_bytes(made.out[:-1])
-
-
 def _lost_signal(made: Made) -> None:
-    made.inject("SIGTERM", "launcher", pid=50, running=(made.key,))
+    fault = Fault("signal", "worker", 0.0, "launcher", "SIGTERM")
+    made.seen.injected.append(Injected(fault, 1_500, pid=50, running=(made.end["key"],)))
     made.end["time"] = 9_000_000_000
 
 
@@ -128,12 +116,8 @@ def _split_line(made: Made) -> None:
     made.launcher.shown["out"] = bytearray(text[:20] + b"lllaunch: hello\n" + text[20:])
 
 
-def _torn_event(made: Made) -> None:
-    (made.run / "events.jsonl").write_text('{"type": "Beg\n{"type": "Begin"}\n')
-
-
 def _taken(lock: str) -> Callable[[Made], None]:
-    entry = {"what": "taken", "time": 1, "pid": 77, "key": "a.0.0.77", "lock": lock, "holder": "b"}
+    entry = {"what": "taken", "pid": 77, "key": "a.0.0.77", "lock": lock, "holder": "b"}
     return lambda made: made.seen.entries.append(entry)
 
 
@@ -142,43 +126,42 @@ def _traceback(made: Made) -> None:
     made.launcher.shown["out"] += b"lllaunch: internal error\n"
 
 
-@pytest.mark.parametrize(
-    ("check", "spoil"),
-    [
-        ("ends", lambda made: made.seen.hung.append("a")),
-        ("alive", lambda made: made.seen.left.append("daemon 78 (S): sleep")),
-        ("others", lambda made: made.seen.bystanders.append((False, []))),
-        ("code", lambda made: setattr(made.launcher, "status", 3)),
-        ("code", _lost_signal),
-        ("result", lambda made: made.result["attempts"][0]["workers"][0].update(exitcode=3)),
-        ("bytes", _in_log),
-        ("lines", _split_line),
-        ("records", _torn_event),
-        ("once", _taken("job-a.0")),
-        ("leases", _taken("gpu-x")),
-        ("message", _traceback),
-        ("debris", lambda made: made.seen.debris.append("/tmp/left")),
-    ],
-)
-def test_what_is_spoilt_is_found(made: Made, check: str, spoil: Callable[[Made], None]) -> None:
+SPOILT: list[tuple[str, Callable[[Made], object]]] = [
+    ("ends", lambda made: made.seen.hung.append("a")),
+    ("alive", lambda made: made.seen.left.append("daemon 78 (S): sleep")),
+    ("others", lambda made: made.seen.bystanders.append((False, []))),
+    ("code", lambda made: setattr(made.launcher, "status", 3)),
+    ("code", _lost_signal),
+    ("result", lambda made: made.worker.update(exitcode=3)),
+    ("bytes", lambda made: os.truncate(made.log, 5)),
+    ("lines", _split_line),
+    ("records", lambda made: (made.run / "events.jsonl").write_text('{"type": "Beg\n{}\n')),
+    ("once", _taken("job-a.0")),
+    ("leases", _taken("gpu-x")),
+    ("message", _traceback),
+    ("debris", lambda made: made.seen.debris.append("/tmp/left")),
+]
+
+
+@pytest.mark.parametrize(("check", "spoil"), SPOILT)
+def test_what_is_spoilt_is_found(made: Made, check: str, spoil: Callable[[Made], object]) -> None:
     spoil(made)
     assert check in made.found()
 
 
 def test_every_check_is_shown_to_find_something() -> None:
-    (mark,) = test_what_is_spoilt_is_found.pytestmark
-    assert {check for check, _ in mark.args[1]} == set(CHECKS)
+    assert {check for check, _ in SPOILT} == {*CHECKS}
 
 
 def test_a_job_that_had_finished_and_runs_again_is_found(made: Made) -> None:
     made.seen.scenario = replace(made.seen.scenario, jobs=(0, 1))
     journal = b'{"type": "composed", "job": 1}\n{"type": "star\0\0"}\n'
-    made.seen.resumed = [Resumed(launched=0, journal=journal, finished=(1,), entries=2)]
+    made.seen.resumed = [Resumed(0, 2, journal, finished=(1,))]
     (made.run / "sweep.json").write_text(json.dumps({"exit_code": 0, "jobs": []}))
     made.seen.entries.append({**made.begin, "job": "1"})
     made.seen.injected = [Injected(Fault("damage", "start", 0.0, name="cut"), 1_500)]
     assert "once" in made.found()
-    made.seen.resumed = [Resumed(0, b'{"type": "over"}\n', (1,), 2)]
+    made.seen.resumed = [Resumed(0, 2, b'{"type": "over"}\n', finished=(1,))]
     assert "once" not in made.found(), "for this journal the job was never there"
 
 

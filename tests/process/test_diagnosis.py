@@ -6,23 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from support.diagnosis import (
-    CASES,
-    Case,
-    can_mount,
-    console_of,
-    memory_cgroup,
-)
+from support.diagnosis import CASES, Case, can_mount, console_of, memory_cgroup
 
-NEEDS_MOUNT = pytest.mark.skipif(not can_mount(), reason="no file system can be mounted here")
-NEEDS_MEMORY_CGROUP = pytest.mark.skipif(
-    memory_cgroup() is None, reason="no cgroup with a limit of memory can be made here"
-)
 MARKS = {
     1: pytest.mark.smoke,
-    6: NEEDS_MEMORY_CGROUP,
+    6: pytest.mark.skipif(memory_cgroup() is None, reason="no cgroup can limit memory here"),
     7: pytest.mark.smoke,
-    12: NEEDS_MOUNT,
+    12: pytest.mark.skipif(not can_mount(), reason="no file system can be mounted here"),
 }
 
 

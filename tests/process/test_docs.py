@@ -14,9 +14,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -42,8 +41,7 @@ PICTURE = re.compile(r"!\[([^][]*)\]\(([^()\s]+)\)")
 LINK = re.compile(r"(?<!!)\[[^][]*\]\(([^()\s]+)\)")
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """A fenced block of a page: what it is marked as, and its text."""
 
     mark: str
@@ -59,8 +57,12 @@ def runs(page: Path) -> bool:
     return not {"bash", "python"}.isdisjoint(block.mark for block in blocks(page))
 
 
-def names(pages: list[Path]) -> list[Any]:
-    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
+def names(pages: list[Path], smoke: Path | None = None) -> list[Any]:
+    marks = {smoke: [pytest.mark.smoke]}
+    return [
+        pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks.get(page, []))
+        for page in pages
+    ]
 
 
 def shell_script(page: Path, directory: Path) -> str:
@@ -71,9 +73,8 @@ def shell_script(page: Path, directory: Path) -> str:
         if block.mark == "bash":
             parts.append(block.text)
         elif block.mark == "python":
-            file = directory / f"block_{number}.py"
-            file.write_text(block.text)
-            parts.append(f"python {file}")
+            (directory / f"block_{number}.py").write_text(block.text)
+            parts.append(f"python {directory}/block_{number}.py")
     return "\n".join(parts)
 
 
@@ -130,8 +131,9 @@ def missing_lines(shown: str, printed: str) -> Iterator[str]:
             yield line
 
 
-def check_commands(page: Path, tmp_path: Path) -> None:
-    """Runs the commands of a page, and looks for what it shows of their output."""
+# the README is what everybody tries first
+@pytest.mark.parametrize("page", names([page for page in PAGES if runs(page)], smoke=README))
+def test_the_commands_of_a_page_run_and_print_what_it_shows(page: Path, tmp_path: Path) -> None:
     for pattern, packages in NEEDED.items():
         if re.search(pattern, shell_script(page, tmp_path)):
             for package in packages:
@@ -143,17 +145,6 @@ def check_commands(page: Path, tmp_path: Path) -> None:
             assert found[number - 1].mark in {"bash", "python"}
             text = printed[number - 1]
             assert not list(missing_lines(block.text, text)), text
-
-
-# apart from the other pages: it is what everybody tries first
-@pytest.mark.smoke
-def test_the_commands_of_the_readme_run_and_print_what_it_shows(tmp_path: Path) -> None:
-    check_commands(README, tmp_path)
-
-
-@pytest.mark.parametrize("page", names([page for page in PAGES if runs(page) and page != README]))
-def test_the_commands_of_a_page_run_and_print_what_it_shows(page: Path, tmp_path: Path) -> None:
-    check_commands(page, tmp_path)
 
 
 @pytest.mark.parametrize("page", names(PAGES))
@@ -189,12 +180,8 @@ def broken_links(page: Path) -> Iterator[str]:
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("page", names(PAGES))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere_and_pictures_are_told_in_words(page: Path) -> None:
     assert not list(broken_links(page))
-
-
-@pytest.mark.parametrize("page", names(PAGES))
-def test_pictures_are_there_and_told_in_words(page: Path) -> None:
     for words, target in PICTURE.findall(FENCE.sub("", page.read_text())):
         assert (page.parent / target).is_file(), target
         assert len(words) > 20, target

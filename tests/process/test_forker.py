@@ -6,16 +6,17 @@ import errno
 import os
 import resource
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.launching import WAIT, gone, text_of, until
+from support.launching import gone, text_of, until
+from support.spawned import told
 
 import lllaunch.spawner.forker
-from lllaunch.events import Exited, OrphansGone, SpawnerEvent, Started, StartFailed
-from lllaunch.linux.process import wait_readable
+from lllaunch.events import Exited, OrphansGone, Started, StartFailed
 from lllaunch.spawner.forker import Forker
 from lllaunch.testing import open_fds
 
@@ -25,16 +26,6 @@ def forker() -> Iterator[Forker]:
     made = Forker()
     yield made
     made.close()
-
-
-def facts_until(forker: Forker, kind: type[SpawnerEvent]) -> list[SpawnerEvent]:
-    found: list[SpawnerEvent] = []
-    deadline = time.monotonic() + WAIT
-    while not any(isinstance(fact, kind) for fact in found):
-        assert time.monotonic() < deadline, f"only these facts came: {found}"
-        wait_readable(forker, 1.0)
-        found += forker.dispatch()
-    return found
 
 
 def leave_a_daemon(pid_file: Path) -> None:
@@ -50,66 +41,59 @@ def leave_a_daemon(pid_file: Path) -> None:
     until(lambda: text_of(pid_file), "the daemon")
 
 
-def test_a_sweep_ends_a_daemon_and_says_so(forker: Forker, tmp_path: Path) -> None:
+@pytest.fixture
+def daemon(forker: Forker, tmp_path: Path) -> int:
+    """What a worker left behind that has ended."""
     forker.spawn(0, (leave_a_daemon, (tmp_path / "pid",)), env={})
-    facts_until(forker, Exited)
-    daemon = int(text_of(tmp_path / "pid"))
-    assert not gone(daemon)
+    told(forker, Exited)
+    pid = int(text_of(tmp_path / "pid"))
+    assert not gone(pid)
+    return pid
+
+
+def test_a_sweep_ends_a_daemon_and_says_so(forker: Forker, daemon: int) -> None:
     forker.clean_up()
-    facts = facts_until(forker, OrphansGone)
-    (swept,) = [fact for fact in facts if isinstance(fact, OrphansGone)]
+    (swept,) = told(forker, OrphansGone)
     assert (daemon, True) in [(left.pid, left.killed) for left in swept.orphans]
     assert gone(daemon)
 
 
-def test_close_ends_a_daemon(forker: Forker, tmp_path: Path) -> None:
-    forker.spawn(0, (leave_a_daemon, (tmp_path / "pid",)), env={})
-    facts_until(forker, Exited)
+def test_close_ends_a_daemon(forker: Forker, daemon: int) -> None:
     forker.close()
-    assert gone(int(text_of(tmp_path / "pid")))
+    assert gone(daemon)
 
 
 def test_a_child_that_is_not_a_workers_is_left_alone(forker: Forker) -> None:
-    mine = os.fork()
-    if mine == 0:
-        os.setsid()
-        time.sleep(1000)
-        os._exit(0)
+    mine = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     try:
         forker.spawn(0, (int, ()), env={})
-        facts_until(forker, Exited)
+        told(forker, Exited)
         forker.clean_up()
-        facts_until(forker, OrphansGone)
+        told(forker, OrphansGone)
         forker.close()
-        assert not gone(mine)
+        assert mine.poll() is None
     finally:
-        os.kill(mine, signal.SIGKILL)
-        os.waitpid(mine, 0)
+        mine.kill()
+        mine.wait()
 
 
-@pytest.fixture
-def ignored() -> Iterator[None]:
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    yield
-    signal.signal(signal.SIGCHLD, before)
-
-
-@pytest.mark.usefixtures("ignored")
 def test_an_exit_status_is_known_although_sigchld_was_ignored() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     forker = Forker()
     try:
         forker.spawn(0, (exit, (7,)), env={})
-        (end,) = [fact for fact in facts_until(forker, Exited) if isinstance(fact, Exited)]
-        assert end.exitcode == 7
+        assert told(forker, Exited)[0].exitcode == 7
+        forker.close()
+        assert signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
     finally:
         forker.close()
-    assert signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_a_worker_that_somebody_else_reaped_has_ended_with_255(forker: Forker) -> None:
     pid = forker.spawn(0, (int, ()), env={})
     os.waitpid(pid, 0)
-    (end,) = [fact for fact in facts_until(forker, Exited) if isinstance(fact, Exited)]
+    (end,) = told(forker, Exited)
     assert (end.pid, end.exitcode) == (pid, 255)
 
 
@@ -138,28 +122,14 @@ def test_a_process_too_many_is_a_worker_that_cannot_start(
     assert "no process or thread can be started; limits: " in failed.reason
 
 
-def test_close_does_not_wait_for_ever_for_what_cannot_be_killed(
-    forker: Forker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pid = forker.spawn(0, (time.sleep, (1000,)), env={})
-    facts_until(forker, Started)
-    with monkeypatch.context() as patch:
-        patch.setattr(lllaunch.spawner.forker, "send_signal", lambda *_: True)
-        patch.setattr(lllaunch.spawner.forker, "_CLOSE_SECONDS", 0.1)
-        patch.setattr(lllaunch.spawner.forker, "end_adopted", lambda _: ())
-        forker.close()
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-
-
 def test_what_an_abandoned_worker_comes_to_is_not_told(forker: Forker) -> None:
     abandoned = forker.spawn(0, (time.sleep, (1000,)), env={})
-    facts_until(forker, Started)
+    told(forker, Started)
     forker.abandon([abandoned])
     forker.kill([abandoned])
     until(lambda: gone(abandoned), "the end of the worker")
     forker.spawn(1, (int, ()), env={})
-    ends = [fact for fact in facts_until(forker, Exited) if isinstance(fact, Exited)]
+    ends = told(forker, Exited)
     assert [end.local_rank for end in ends] == [1]
 
 
@@ -171,5 +141,5 @@ def test_workers_limits_are_those_of_the_calling_process_but_for_the_mark(
         (tmp_path / "limits").write_text(str(limits))
 
     forker.spawn(0, (report, ()), env={})
-    facts_until(forker, Exited)
+    told(forker, Exited)
     assert text_of(tmp_path / "limits") == str([resource.getrlimit(n) for n in range(15)])

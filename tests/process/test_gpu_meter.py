@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -41,8 +42,7 @@ PLAYED = (
     def nvmlDeviceGetPowerUsage(handle):
         raise NVMLError("Not Supported")
 
-    def nvmlDeviceGetMaxMigDeviceCount(handle):
-        raise NVMLError("Not Supported")
+    nvmlDeviceGetMaxMigDeviceCount = nvmlDeviceGetPowerUsage
 
     def nvmlDeviceGetComputeRunningProcesses(handle):
         with open({holders!r}) as file:
@@ -87,36 +87,23 @@ Meters = Callable[[], tuple[GpuMeter, int]]
 @pytest.fixture
 def meters(driver: Driver) -> Iterator[Meters]:
     """Makes a meter, and tells the process id of its process."""
-    made: list[GpuMeter] = []
+    with contextlib.ExitStack() as stack:
 
-    def make() -> tuple[GpuMeter, int]:
-        before = set(proc.children(os.getpid()))
-        made.append(GpuMeter([None, "1", ""]))
-        (pid,) = set(proc.children(os.getpid())) - before
-        return made[-1], pid
+        def make() -> tuple[GpuMeter, int]:
+            before = set(proc.children(os.getpid()))
+            meter = GpuMeter([None, "1", ""])
+            stack.callback(meter.close)
+            (pid,) = set(proc.children(os.getpid())) - before
+            return meter, pid
 
-    yield make
-    for meter in made:
-        meter.close()
-
-
-def taken(meter: GpuMeter) -> GpuReading:
-    found: list[GpuReading] = []
-
-    def take() -> bool:
-        reading = meter.take(0.0)
-        found.extend([] if reading is None else [reading])
-        return bool(found)
-
-    until(take, "a reading")
-    return found[0]
+        yield make
 
 
 def test_a_driver_is_asked_again_and_again(meters: Meters) -> None:
     meter, pid = meters()
     assert meter.take(0.0) is None
     for _ in range(3):
-        assert taken(meter) == GpuReading(
+        assert until(lambda: meter.take(0.0), "a reading") == GpuReading(
             [("0", "1"), ("1",), ()], {"0": GpuUse(0.5, 0, None), "1": GpuUse(0.5, 1, None)}
         )
     meter.close()
@@ -142,13 +129,8 @@ def test_without_a_driver_the_process_ends_and_nobody_asks_again(
 ) -> None:
     driver.write("raise NVMLError('Driver Not Loaded')")
     meter, pid = meters()
-    meter.take(0.0)
-
-    def over() -> bool:
-        assert meter.take(0.0) is None
-        return gone(pid)
-
-    until(over, "the process to end")
+    until(lambda: meter.take(0.0) is None and gone(pid), "the process to end")
+    assert meter.take(0.0) is None
 
 
 @pytest.mark.usefixtures("driver")
@@ -179,14 +161,6 @@ def test_a_run_has_samples_of_the_gpus_that_its_workers_see(
     assert {rank: each["gpus"] for rank, each in last["ranks"].items()} == {"0": ["0"], "1": ["1"]}
 
 
-def test_a_driver_is_seen_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "version"
-    monkeypatch.setattr(proc, "_GPU_DRIVER", (str(tmp_path / "other"), str(file)))
-    assert not proc.has_gpu_driver()
-    file.touch()
-    assert proc.has_gpu_driver()
-
-
 # Memory that the dead hold
 
 Begin = Callable[..., GpuMemoryWait]
@@ -194,17 +168,15 @@ Begin = Callable[..., GpuMemoryWait]
 
 @pytest.fixture
 def begin() -> Iterator[Begin]:
-    begun: list[GpuMemoryWait] = []
+    with contextlib.ExitStack() as stack:
 
-    def begin(*pids: int, seconds: float = 3600.0) -> GpuMemoryWait:
-        wait = GpuMemoryWait.begin(pids, seconds)
-        assert wait is not None
-        begun.append(wait)
-        return wait
+        def begin(*pids: int, seconds: float = 3600.0) -> GpuMemoryWait:
+            wait = GpuMemoryWait.begin(pids, seconds)
+            assert wait is not None
+            stack.callback(wait.close)
+            return wait
 
-    yield begin
-    for wait in begun:
-        wait.close()
+        yield begin
 
 
 def until_over(wait: GpuMemoryWait) -> list[GpuMemoryHeld]:

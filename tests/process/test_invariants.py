@@ -254,24 +254,6 @@ def test_4_after_the_grace_period_comes_sigkill(tmp_path: Path) -> None:
     assert [worker["signals_sent"] for worker in workers] == [["SIGTERM", "SIGKILL"]] * 2
 
 
-def test_4_a_signal_that_was_ignored_stays_ignored(tmp_path: Path) -> None:
-    def nohup() -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    (tmp_path / "s.py").write_text(
-        "import signal, time\n"
-        "print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, flush=True)\n"
-        "while not __import__('os').path.exists('go'): time.sleep(0.01)\n"
-    )
-    launcher = Launcher(tmp_path, {"entrypoint": "s.py"}, preexec_fn=nohup)
-    log = tmp_path / "run" / "attempt_0" / "0" / "stdout.log"
-    until(lambda: text_of(log).endswith("\n"), "the worker")  # an unbuffered print writes twice
-    assert text_of(log) == "True\n"
-    launcher.signal(signal.SIGHUP)
-    (tmp_path / "go").write_text("")
-    assert launcher.finish().code == 0
-
-
 # 5. The report names the root cause by time, and what became of every worker
 
 

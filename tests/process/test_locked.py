@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.launching import text_of
 from support.project import Project, result
 
 LOCKED = {"LLLAUNCH_LOCKED": "1"}
@@ -21,13 +22,7 @@ def project(tmp_path: Path) -> Project:
 
 def runs(project: Project) -> int:
     """How many workers have run."""
-    path = project.root / "ran"
-    return len(path.read_text().splitlines()) if path.exists() else 0
-
-
-def starts(project: Project) -> list[Path]:
-    """What a run or a sweep would have begun."""
-    return [*project.root.rglob("events.jsonl"), *project.root.rglob("attempt_0")]
+    return text_of(project.root / "ran").count("\n")
 
 
 @pytest.mark.smoke
@@ -37,56 +32,22 @@ def test_a_locked_run_runs_if_it_is_the_reviewed_one(project: Project) -> None:
     assert "this plan has not been reviewed" in ended.stderr
     assert "python -m lllaunch plan --lock +exp=a" in ended.stderr
     assert project.lllaunch("plan", "--lock", "+exp=a").returncode == 0
-    ended = project.lllaunch("+exp=a", env=LOCKED)
-    assert ended.returncode == 0, ended.stderr
-    assert runs(project) == 1
-    ended = project.lllaunch("+exp=a", "launch.locked=true", "hydra.run.dir=another")
-    assert ended.returncode == 0, ended.stderr
-    assert runs(project) == 2
-    hashes = {
-        result(run)["plan_hash"] for run in project.run_dirs() if (run / "result.json").exists()
-    }
-    lock = (project.root / "conf/locks/a.yaml").read_text()
-    (only,) = hashes
-    assert f"plan_hash: {only}\n" in lock
-    assert "locked" not in (project.root / "another/plan.yaml").read_text()
-
-
-def test_what_differs_is_refused_and_told(project: Project) -> None:
-    assert project.lllaunch("plan", "--lock", "+exp=a").returncode == 0
     ended = project.lllaunch("+exp=a", "lr=2", "launch.locked=false", env=LOCKED)
     assert ended.returncode == 5
     assert 'launch.args[2]: "1" -> "2"' in ended.stderr
     assert "python -m lllaunch plan --lock +exp=a" in ended.stderr
-    # of another name
-    ended = project.lllaunch("+exp=a", "launch.locked=b")
-    assert ended.returncode == 5
-    assert "conf/locks/b.yaml" in ended.stderr
-    path = project.root / "conf/locks/a.yaml"
-    path.write_text(path.read_text().replace("- '1'\n", "- '2'\n"))
-    ended = project.lllaunch("+exp=a", "lr=2", env=LOCKED)
-    assert ended.returncode == 5
-    assert "edited by hand" in ended.stderr
-    assert runs(project) == 0
-    assert starts(project) == []
     assert not (project.root / "outputs").exists()  # nor what Hydra makes
-
-
-def test_what_hydra_sets_for_workers_is_in_no_lock(project: Project) -> None:
-    assert project.lllaunch("plan", "--lock", "+exp=a").returncode == 0
-    before = (project.root / "conf/locks/a.yaml").read_bytes()
-    extra = "+hydra.job.env_set.EXTRA=1"
-    ended = project.lllaunch("+exp=a", extra, env=LOCKED)
-    assert ended.returncode == 5
-    assert "hydra.job.env_set.EXTRA: is in no lock" in ended.stderr
-    ended = project.lllaunch("plan", "--lock", "+exp=a", extra)
-    assert ended.returncode == 2
-    assert (project.root / "conf/locks/a.yaml").read_bytes() == before
     assert runs(project) == 0
-    # what workers have anyway
+    # with what workers have anyway
     ended = project.lllaunch("+exp=a", "hydra.job.env_copy=[HOME]", env=LOCKED)
     assert ended.returncode == 0, ended.stderr
-    assert project.lllaunch("+exp=a", extra).returncode == 0
+    ended = project.lllaunch("+exp=a", "launch.locked=true", "hydra.run.dir=another")
+    assert ended.returncode == 0, ended.stderr
+    assert runs(project) == 2
+    lock = (project.root / "conf/locks/a.yaml").read_text()
+    for run in project.run_dirs():
+        assert f"plan_hash: {result(run)['plan_hash']}\n" in lock
+    assert "locked" not in (project.root / "another/plan.yaml").read_text()
 
 
 def test_no_job_of_a_locked_sweep_starts_if_one_of_them_may_not(project: Project) -> None:
@@ -105,9 +66,6 @@ def test_no_job_of_a_locked_sweep_starts_if_one_of_them_may_not(project: Project
     ended = project.lllaunch("+exp=a", "lr=2", env=LOCKED)
     assert ended.returncode == 0, ended.stderr
     assert runs(project) == 3
-    ended = project.lllaunch("+exp=a", "lr=3", env=LOCKED)
-    assert ended.returncode == 5
-    assert '.launch.args[2]: "1" -> "3"' in ended.stderr
 
 
 def test_each_experiment_of_a_sweep_is_held_against_its_own_lock(project: Project) -> None:
@@ -139,19 +97,9 @@ def test_a_sweep_in_which_a_value_is_not_allowed_starts_nothing(project: Project
 
 
 def test_an_app_of_its_own_cannot_be_locked(project: Project) -> None:
-    project.write(
-        "own.py",
-        """\
-        import lllaunch
-
-        @lllaunch.main(config_path="conf", config_name=None, version_base="1.3")
-        def app(cfg):
-            open("ran", "a").write("ran\\n")
-
-        if __name__ == "__main__":
-            app()
-        """,
-    )
+    app = "def app(cfg): print('ran', file=open('ran', 'a'))\n"
+    decorated = f"@lllaunch.main(config_path='conf', version_base='1.3')\n{app}"
+    project.write("own.py", f"import lllaunch\n{decorated}app()\n")
     project.write("conf/lllaunch.yaml", "allow: {entrypoints: ['own.py:app']}\n")
     for argv, env in ((["launch.locked=true"], {}), ([], LOCKED)):
         ended = project.python("own.py", *argv, env=env)

@@ -23,6 +23,7 @@ from lllaunch.errors import NotPicklable
 from lllaunch.multiprocessing import (
     DefaultLogsSpecs,
     MultiprocessContext,
+    PContext,
     RunProcsResult,
     SignalException,
     Std,
@@ -67,18 +68,25 @@ def ranks(n: int) -> dict[int, dict[str, str]]:
     return {rank: {"RANK": str(rank)} for rank in range(n)}
 
 
-def finish(context: Any, timeout: float = WAIT) -> RunProcsResult:
+def start(tmp_path: Path, entrypoint: Any, *args: tuple[Any, ...], **options: Any) -> PContext:
+    """Start a worker for each of the arguments."""
+    logs = options.pop("logs", {})
+    specs = DefaultLogsSpecs(str(tmp_path), **logs)
+    return start_processes(
+        "t", entrypoint, dict(enumerate(args)), ranks(len(args)), specs, **options
+    )
+
+
+def finish(context: PContext, timeout: float = WAIT) -> RunProcsResult:
     result = context.wait(timeout)
     assert result is not None, "it did not end"
-    return result  # type: ignore[no-any-return]
+    return result
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_functions_return_their_values(tmp_path: Path, method: str) -> None:
-    specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL)
-    context = start_processes(
-        "t", add, {0: (1, 2), 1: (3, 4)}, ranks(2), specs, start_method=method
-    )
+    logs = {"redirects": Std.ALL}
+    context = start(tmp_path, add, (1, 2), (3, 4), logs=logs, start_method=method)
     assert isinstance(context, MultiprocessContext)
     assert len(set(context.pids().values())) == 2
     result = finish(context)
@@ -90,9 +98,9 @@ def test_functions_return_their_values(tmp_path: Path, method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_redirect_and_tee(tmp_path: Path, method: str, capfd: pytest.CaptureFixture[str]) -> None:
-    specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL, tee={0: Std.ALL, 1: Std.ERR})
-    args = dict.fromkeys(range(3), ("x",))
-    result = finish(start_processes("t", rank_of, args, ranks(3), specs, start_method=method))
+    logs = {"redirects": Std.ALL, "tee": {0: Std.ALL, 1: Std.ERR}}
+    args = [("x",)] * 3
+    result = finish(start(tmp_path, rank_of, *args, logs=logs, start_method=method))
     for rank in range(3):
         assert Path(result.stdouts[rank]).read_text() == f"x out {rank}\n"
         assert Path(result.stderrs[rank]).read_text() == f"x err {rank}\n"
@@ -103,22 +111,18 @@ def test_redirect_and_tee(tmp_path: Path, method: str, capfd: pytest.CaptureFixt
 
 @pytest.mark.parametrize("method", METHODS)
 def test_one_failure_ends_the_others_and_is_the_only_one(tmp_path: Path, method: str) -> None:
-    specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL)
-    args: dict[int, tuple[Any, ...]] = dict.fromkeys(range(3), ())
-    context = start_processes("t", fail_on_one, args, ranks(3), specs, start_method=method)
-    result = finish(context)
+    result = finish(start(tmp_path, fail_on_one, (), (), (), start_method=method))
     assert list(result.failures) == [1]
     failure = result.failures[1]
     assert failure.exitcode == 1
-    assert failure.message["message"] == "ValueError: rank one has had enough"  # type: ignore[index]
+    assert failure.message["message"] == "ValueError: rank one has had enough"
     assert result.return_values == {}
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_an_argument_that_cannot_be_pickled_is_named(tmp_path: Path, method: str) -> None:
-    args = {0: (1, 2), 1: (1, Ungrateful())}
     with pytest.raises(NotPicklable) as caught:
-        start_processes("t", add, args, ranks(2), log_dir=tmp_path, start_method=method)
+        start(tmp_path, add, (1, 2), (1, Ungrateful()), start_method=method)
     text = str(caught.value)
     assert "argument 1 (Ungrateful) of worker 1" in text
     assert "will not travel" in text
@@ -127,12 +131,10 @@ def test_an_argument_that_cannot_be_pickled_is_named(tmp_path: Path, method: str
 
 def test_closures_run_under_fork_and_are_named_elsewhere(tmp_path: Path) -> None:
     here = 41
-    context = start_processes(
-        "t", lambda: here + 1, {0: ()}, ranks(1), log_dir=tmp_path, start_method="fork"
-    )
+    context = start(tmp_path, lambda: here + 1, (), start_method="fork")
     assert finish(context).return_values == {0: 42}
     with pytest.raises(NotPicklable, match="the function"):
-        start_processes("t", lambda: here, {0: ()}, ranks(1), log_dir=tmp_path)
+        start(tmp_path, lambda: here, ())
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -147,8 +149,8 @@ def pass_objects(tmp_path: Path, method: str) -> None:
     mp: Any = multiprocessing.get_context(method)
     queue, lock, event = mp.Queue(), mp.Lock(), mp.Event()
     ends = [mp.Pipe() for _ in range(2)]
-    args = {rank: (queue, lock, event, ends[rank][1]) for rank in range(2)}
-    context = start_processes("t", use_queue, args, ranks(2), log_dir=tmp_path, start_method=method)
+    args = [(queue, lock, event, ends[rank][1]) for rank in range(2)]
+    context = start(tmp_path, use_queue, *args, start_method=method)
     assert {queue.get(timeout=WAIT), queue.get(timeout=WAIT)} == {"0", "1"}
     event.set()
     assert [end[0].recv() for end in ends] == ["hello from 0", "hello from 1"]
@@ -156,8 +158,7 @@ def pass_objects(tmp_path: Path, method: str) -> None:
 
 
 def test_programs(tmp_path: Path) -> None:
-    specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.OUT)
-    context = start_processes("t", "echo", {0: (1, [2]), 1: ("x",)}, ranks(2), specs)
+    context = start(tmp_path, "echo", (1, [2]), ("x",), logs={"redirects": Std.OUT})
     assert isinstance(context, SubprocessContext)
     result = finish(context)
     assert result.return_values == {0: None, 1: None}
@@ -179,7 +180,7 @@ def test_a_program_that_cannot_be_executed_raises_what_popen_does(
     with pytest.raises(error) as plain:
         subprocess.Popen([str(program)])
     with pytest.raises(error) as ours:
-        start_processes("t", str(program), {0: (), 1: ()}, ranks(2), log_dir=tmp_path / "logs")
+        start(tmp_path / "logs", str(program), (), ())
     assert type(ours.value) is type(plain.value)
     assert (ours.value.errno, ours.value.filename) == (plain.value.errno, str(program))
 
@@ -190,38 +191,31 @@ def test_programs_that_run_are_ended_when_another_cannot_be_executed(tmp_path: P
         start_processes("t", "sleep", {0: ("1000",), 1: ("1000",)}, env, log_dir=tmp_path)
 
 
-def test_wait_is_woken_by_the_exit_not_by_its_period(tmp_path: Path) -> None:
-    context = start_processes("t", "true", {0: ()}, ranks(1), log_dir=tmp_path)
-    # The test's own time limit is what a wait for the period would run into.
-    assert context.wait(-1, period=10_000) is not None
-
-
-def test_wait_returns_none_at_its_timeout_and_close_ends_all(tmp_path: Path) -> None:
-    context = start_processes("t", "sleep", {0: ("1000",)}, ranks(1), log_dir=tmp_path)
+def test_wait_returns_at_the_end_or_at_its_timeout_and_close_ends_all(tmp_path: Path) -> None:
+    context = start(tmp_path, "sleep", ("1000",))
     assert context.wait(0) is None
     assert context.wait(0.05) is None
     context.close()
     context.close()
     assert context.alive == frozenset()
-    assert context.exits[0].exitcode == -signal.SIGTERM  # type: ignore[union-attr]
+    assert context.exits[0].exitcode == -signal.SIGTERM
+    # woken by the exit: the test's own time limit is what a wait for the period would run into
+    assert start(tmp_path, "true", ()).wait(-1, period=10_000) is not None
 
 
 def test_the_older_keywords_and_a_path_in_fifth_place(tmp_path: Path) -> None:
-    result = finish(
-        start_processes(
-            "t", "echo", {0: ("a",)}, ranks(1), str(tmp_path / "five"), redirects=Std.OUT
-        )
-    )
+    workers = ("t", "echo", {0: ("a",)}, ranks(1))
+    result = finish(start_processes(*workers, str(tmp_path / "five"), redirects=Std.OUT))
     assert result.stdouts[0].startswith(str(tmp_path / "five"))
     with pytest.raises(TypeError, match="log_dir"):
-        start_processes("t", "echo", {0: ()}, ranks(1), "x", log_dir="y")
+        start_processes(*workers, "x", log_dir="y")
 
 
 def test_a_death_signal_raises_in_the_main_thread_and_handlers_are_put_back(
     tmp_path: Path,
 ) -> None:
     before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    context = start_processes("t", "sleep", {0: ("1000",)}, ranks(1), log_dir=tmp_path)
+    context = start(tmp_path, "sleep", ("1000",))
 
     def wait() -> None:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()

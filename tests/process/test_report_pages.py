@@ -116,14 +116,3 @@ def test_the_plan_of_a_users_own_app_has_origins_too(tmp_path: Path) -> None:
     assert re.search(r"entrypoint: train.py:train +# the app's own function\n", text)
     assert re.search(r"nproc: 2 +# conf/own.yaml:2\n", text)
     assert re.search(r"max_restarts: 3 +# override launch.max_restarts=3", text)
-
-
-def test_a_page_is_made_where_the_working_directory_is_gone(project: Project) -> None:
-    script = (
-        "import os, sys, tempfile; from lllaunch.verbs.report import main; "
-        "gone = tempfile.mkdtemp(); os.chdir(gone); os.rmdir(gone); "
-        f"sys.exit(main([{str(project.root / 'failed')!r}, '--format', 'html']))"
-    )
-    ended = project.python("-c", script)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert f"at {project.root}/work.py:" in Seen(ended.stdout).text

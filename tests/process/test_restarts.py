@@ -13,7 +13,7 @@ from lllaunch.events import NoProgress
 from lllaunch.linux import proc
 from lllaunch.results.cases import Tree
 from lllaunch.results.report import run_case
-from lllaunch.run.causes import ExitedNonZero, PreflightFailure
+from lllaunch.run.causes import PreflightFailure
 from lllaunch.run.result import ResultFile
 from lllaunch.run.submission import BatchJob
 from lllaunch.spec import Preflight, RestartPolicy
@@ -127,11 +127,6 @@ def test_a_checkpoint_that_holds_too_much_is_told_of_once_and_is_no_reason_to_en
     assert run.text.count("warning: saved holds too much to tell") == 1
 
 
-def test_without_a_policy_that_asks_nobody_looks(run: Run) -> None:
-    run.program("false", max_restarts=1, restart=RestartPolicy(checkpoint="done"))
-    assert not run.events("AttemptProgress")
-
-
 def test_a_batch_job_goes_on_counting_what_the_one_before_has_seen(run: Run) -> None:
     policy = RestartPolicy(max_without_progress=3, checkpoint="done")
     more: dict[str, Any] = {"max_restarts": 1, "restart": policy}
@@ -144,12 +139,8 @@ def test_a_batch_job_goes_on_counting_what_the_one_before_has_seen(run: Run) -> 
     outcome = run.program("false", job=job, **more)
     assert (outcome.exit_code, len(outcome.attempts)) == (7, 1)
     assert outcome.no_progress == NoProgress(3, None, same=True)
-
-
-def test_a_run_that_begins_anew_in_its_directory_does_not(run: Run) -> None:
-    more: dict[str, Any] = {"restart": RestartPolicy(max_without_progress=2)}
-    assert run.program("false", **more).exit_code == 3
-    assert run.program("false", **more).exit_code == 3
+    # a run that begins anew in its directory does not
+    assert run.program("false", restart=policy).exit_code == 3
 
 
 # Preflights
@@ -254,19 +245,6 @@ def test_a_preflight_sees_the_gpus_of_all_workers(run: Run) -> None:
     assert outcome.state == "succeeded", run.text
     assert (run.path / "attempt_0/preflight.log").read_text() == "3,5\n"
     assert (run.path / "attempt_0/1/stdout.log").read_text() == "5\n"
-
-
-def test_workers_that_are_forked_after_a_preflight_share_its_spawner(run: Run) -> None:
-    outcome = run.function("def main(): pass", nproc=2, preload=("json",), preflight=sh("exit 0"))
-    assert outcome.state == "succeeded", run.text
-    assert len(run.events("Ready")) == 1
-
-
-def test_a_failure_of_the_workers_after_a_preflight_is_theirs(run: Run) -> None:
-    outcome = run.program("sh", "-c", "exit 4", preflight=sh("exit 0"))
-    assert outcome.exit_code == 3
-    assert outcome.root_cause is not None
-    assert outcome.root_cause.cause == ExitedNonZero(4)
 
 
 # Room on the disk

@@ -14,7 +14,6 @@ import pytest
 
 from lllaunch.console.console import Console
 from lllaunch.run.execute import execute
-from lllaunch.run.samples import last_sample
 from lllaunch.spawner.protocol import Program
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.std import Std
@@ -128,27 +127,6 @@ def test_success_leaves_what_the_reference_says(run: Run) -> None:
     assert run.text.splitlines()[1].startswith("lllaunch: succeeded in ")
 
 
-def test_return_values_of_a_function(run: Run) -> None:
-    outcome = run.function(
-        """
-        import os
-        def main(scale, *, shift):
-            value = scale * int(os.environ["RANK"]) + shift
-            return value if value < 3 else {value}
-        """,
-        nproc=3,
-        args=(2,),
-        kwargs={"shift": 1},
-    )
-    assert outcome.exit_code == 0, run.text
-    values = run.result["return_values"]
-    assert [values["0"]["value"], values["0"]["type"]] == [1, "int"]
-    assert "value" not in values["1"]
-    assert values["1"]["type"] == "set"
-    assert (run.path / values["2"]["path"]).stat().st_size == values["2"]["size"]
-    assert outcome.return_values[0].json == "1"
-
-
 @pytest.mark.smoke
 def test_exception_is_the_root_cause_and_the_others_are_ended(run: Run) -> None:
     outcome = run.script(
@@ -195,77 +173,6 @@ def test_a_later_run_in_the_same_directory_goes_on_with_the_numbers(run: Run) ->
     assert len(run.events("Begin")) == 2
 
 
-@pytest.mark.parametrize(
-    ("signum", "name", "word"), [(9, "SIGKILL", "outside"), (11, "SIGSEGV", "itself")]
-)
-def test_signal_that_the_launcher_did_not_send(run: Run, signum: int, name: str, word: str) -> None:
-    run.script(f"import os; os.kill(os.getpid(), {signum})")
-    root = run.result["root_cause"]
-    assert (root["cause"]["type"], root["cause"]["signum"]) == ("KilledBySignal", signum)
-    assert root["explanation"]["suspect"] == word
-    assert f"Root cause: rank 0 (attempt 0) died of {name}" in run.text
-    assert "    Why (" in run.text
-
-
-def test_death_of_the_spawner_is_a_cause_of_its_own_and_retried_once(run: Run) -> None:
-    outcome = run.script(
-        """
-        import os, signal, time
-        os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(1000)
-        """,
-        nproc=2,
-    )
-    assert (outcome.state, outcome.exit_code, outcome.restarts) == ("failed", 3, 1)
-    assert run.result["root_cause"]["cause"]["type"] == "SpawnerLost"
-    assert run.result["root_cause"]["rank"] is None
-    assert run.fates() == ["lost", "lost"]
-    lost = "all workers (attempt 1) were lost: the process that forks workers (pid "
-    assert f"Root cause: {lost}" in run.text
-    assert "; restarting\n" in run.text
-
-
-def test_program_that_is_not_there(run: Run) -> None:
-    outcome = run.program("no-such-program", nproc=2)
-    assert outcome.exit_code == 3
-    assert run.result["root_cause"]["cause"]["type"] == "StartFailure"
-    assert "could not be started: 'no-such-program': No such file or directory" in run.text
-
-
-def test_return_value_that_cannot_be_pickled(run: Run) -> None:
-    outcome = run.function("def main(): return lambda: 0")
-    assert outcome.exit_code == 3
-    assert run.result["root_cause"]["cause"]["type"] == "NotPicklableReturn"
-    assert "rank 0 (attempt 0) returned a value that cannot be pickled: " in run.text
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("other = 1", "AttributeError: module "),
-        ("main = 1", "TypeError: "),
-        ("def main(): pass", "the arguments do not fit "),
-        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
-    ],
-)
-def test_function_that_cannot_be_called_is_found_out_before_the_first_attempt(
-    run: Run, text: str, problem: str
-) -> None:
-    outcome = run.function(text, args=(1,))
-    assert (outcome.state, outcome.exit_code) == ("error", 2)
-    assert not (run.path / "attempt_0").exists()
-    assert "lllaunch: launch.entrypoint: 'mod_" in run.text
-    assert f"cannot be run: {problem}" in run.text
-    assert "Traceback" not in run.text
-    assert run.result["exit_code"] == 2
-
-
-def test_import_that_fails_is_shown_by_its_attempt(run: Run) -> None:
-    outcome = run.function("raise RuntimeError('not today')\ndef main(): pass")
-    assert outcome.exit_code == 3
-    assert "rank 0 (attempt 0) raised RuntimeError: not today" in run.text
-
-
 def test_preload_that_fails_ends_with_2(run: Run) -> None:
     outcome = run.function("def main(): pass", preload=("no_such_module",))
     assert (outcome.state, outcome.exit_code) == ("error", 2)
@@ -276,20 +183,6 @@ def test_preload_that_fails_ends_with_2(run: Run) -> None:
     assert "could not be started: preload of 'no_such_module' failed: ModuleNotFound" in run.text
 
 
-def test_checked_function_pays_for_its_preloads_once(run: Run) -> None:
-    counted = "import os\nwith open('loads', 'a') as f: f.write('x')\n"
-    run.write("counted.py", counted)
-    outcome = run.function(
-        "import os\ndef main(): return os.environ['OMP_NUM_THREADS']",
-        nproc=2,
-        preload=("counted",),
-        env={"KMP_SETTINGS": "0"},
-    )
-    assert outcome.exit_code == 0, run.text
-    assert (run.root / "loads").read_text() == "x"
-    assert run.result["return_values"]["1"]["value"] == "1"
-
-
 # What the console shows of several workers
 
 SAYING = """
@@ -298,17 +191,6 @@ print("ready")
 print("I am", os.environ["RANK"])
 print("warning", file=sys.stderr)
 """
-# Over both streams the order in which lines are seen may differ from rank to rank, and then not
-# all is shown once.
-SAYING_ON_ONE = """
-import os, sys
-print("ready", file=sys.{0})
-print("I am", os.environ["RANK"], file=sys.{0})
-"""
-
-
-def shown(capfd: pytest.CaptureFixture[str]) -> list[list[str]]:
-    return [text.splitlines() for text in capfd.readouterr()]
 
 
 @pytest.mark.parametrize(
@@ -322,61 +204,41 @@ def test_what_only_one_rank_can_show_has_no_prefix(
     options = {"nproc": 3, "tee": dict.fromkeys(range(3), Std.ALL), **more}
     filters = ("I am",)
     assert run.script(SAYING, duplicate_stdout_filters=filters, **options).exit_code == 0
-    assert shown(capfd) == [["ready", "I am 0"], ["warning"]]
+    assert capfd.readouterr() == ("ready\nI am 0\n", "warning\n")
     # files are what they were
     filtered = run.path / "attempt_0" / "filtered_stdout.log"
     assert filtered.read_text() == "[default0]:I am 0\n"
 
 
-@pytest.mark.parametrize(
-    ("stream", "more", "together", "own"),
-    [
-        ("stdout", {}, "[default 0-2]:", "[default{}]:"),
-        (
-            "stderr",
-            {"log_line_prefix": "${worker:local_rank}> ", "collapse": True},
-            "0-2> ",
-            "{}> ",
-        ),
-    ],
-    ids=["default", "template"],
-)
 def test_what_several_ranks_say_is_shown_once(
-    run: Run,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    stream: str,
-    more: dict[str, Any],
-    together: str,
-    own: str,
+    run: Run, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # however far apart they say it
     monkeypatch.setattr(tail, "_HELD_S", 1000.0)
-    script = SAYING_ON_ONE.format(stream)
-    assert run.script(script, 3, tee=dict.fromkeys(range(3), Std.ALL), **more).exit_code == 0
-    out, err = shown(capfd)
-    lines, nothing = (out, err) if stream == "stdout" else (err, out)
-    assert lines[0] == f"{together}ready"
-    assert sorted(lines[1:]) == [f"{own.format(rank)}I am {rank}" for rank in range(3)]
-    assert nothing == []
+    # over both streams the order in which lines are seen may differ from rank to rank, and then
+    # not all is shown once
+    script = """
+        import os
+        print("ready")
+        print("I am", os.environ["RANK"])
+        """
+    assert run.script(script, 3, tee=dict.fromkeys(range(3), Std.ALL)).exit_code == 0
+    together, *own = capfd.readouterr().out.splitlines()
+    assert together == "[default 0-2]:ready"
+    assert sorted(own) == [f"[default{rank}]:I am {rank}" for rank in range(3)]
     for rank in range(3):
-        log = run.path / "attempt_0" / str(rank) / f"{stream}.log"
+        log = run.path / "attempt_0" / str(rank) / "stdout.log"
         assert log.read_text() == f"ready\nI am {rank}\n"
 
 
-@pytest.mark.parametrize(
-    ("more", "own"),
-    [({"collapse": False}, "[default{}]:"), ({"log_line_prefix": "${worker:rank} "}, "{} ")],
-    ids=["off", "template"],
-)
 def test_each_rank_is_shown_by_itself_where_that_is_wanted(
-    run: Run, capfd: pytest.CaptureFixture[str], more: dict[str, Any], own: str
+    run: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run.script(SAYING, 3, tee=dict.fromkeys(range(3), Std.ALL), **more)
-    out, err = shown(capfd)
-    lines = [own.format(rank) + text for rank in range(3) for text in ("ready", f"I am {rank}")]
-    assert sorted(out) == sorted(lines)
-    assert sorted(err) == [f"{own.format(rank)}warning" for rank in range(3)]
+    run.script(SAYING, 3, tee=dict.fromkeys(range(3), Std.ALL), log_line_prefix="${worker:rank} ")
+    out, err = capfd.readouterr()
+    lines = [f"{rank} {text}" for rank in range(3) for text in ("ready", f"I am {rank}")]
+    assert sorted(out.splitlines()) == sorted(lines)
+    assert sorted(err.splitlines()) == [f"{rank} warning" for rank in range(3)]
 
 
 # Ends
@@ -445,34 +307,6 @@ def test_full_disk_while_recording_warns_once_and_ends_in_an_error(
     assert ("Root cause: rank" in run.text) == (program == "false")
     assert not result.exists()
     assert "Traceback" not in run.text
-
-
-def test_samples_say_what_each_worker_does(run: Run) -> None:
-    outcome = run.script(
-        """
-        import os, time
-        path = "run/samples.jsonl"
-        memory = bytearray(64 << 20) if os.environ["RANK"] == "1" else None
-        while not os.path.exists(path) or open(path).read().count("\\n") < 3:
-            print("x" * 99, flush=True)
-            time.sleep(0.05)
-        """,
-        nproc=2,
-        samples=1.0,
-    )
-    assert outcome.state == "succeeded", run.text
-    lines = [json.loads(each) for each in (run.path / "samples.jsonl").read_text().splitlines()]
-    assert {line["attempt"] for line in lines} == {0}
-    assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
-    # one may start later than the other, or end sooner
-    small, large = (
-        [line["ranks"][rank] for line in lines if rank in line["ranks"]] for rank in ("0", "1")
-    )
-    assert max(each["rss"] for each in large) > (32 << 20) + min(each["rss"] for each in small)
-    assert max(each["cpu"] for each in small) > 0
-    assert max(each["output"] for each in small) > 0
-    assert last_sample(str(run.path)) == {**lines[-1], "gpus": {}}
-    assert not run.events("Sample")
 
 
 def test_bug_of_ours_is_told_and_still_leaves_a_result(run: Run) -> None:

@@ -8,12 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.launching import SLOW_SPAWNER, WAIT, Launcher, gone, text_of, until
+from support.launching import SLOW_SPAWNER, Launcher, gone, text_of, until
 from support.project import Project, result
 
 from lllaunch.errors import ConfigError
 from lllaunch.run.directory import RunDirectory
-from lllaunch.spawner.client import Spawner
 from lllaunch.testing import live_descendants
 
 _OWN_APP = """
@@ -114,16 +113,6 @@ def test_a_run_waits_for_the_workers_that_a_killed_launcher_has_left_in_its_dire
             each.process.communicate()
         until(lambda: live_descendants(os.getpid()) == [], "the end of all")
     assert (run / "attempt_1/0/stdout.log").read_text() == "0\n"
-
-
-def test_a_directory_is_free_when_a_run_is_over_though_its_spawner_lives(tmp_path: Path) -> None:
-    with Spawner() as spawner:
-        for _ in range(2):
-            with RunDirectory.claim(str(tmp_path), WAIT) as directory:
-                spawner.configure(dict(os.environ), str(tmp_path))
-                spawner.hold(directory.locks)
-                spawner.hold(())
-        RunDirectory.claim(str(tmp_path), WAIT).release()
 
 
 def test_runs_of_one_moment_get_directories_of_their_own(project: Project) -> None:

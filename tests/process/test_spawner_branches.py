@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.launching import WAIT, gone, text_of, until
+from support.launching import gone, text_of, until
+from support.spawned import told
 
 from lllaunch.errors import SpawnerDied
-from lllaunch.events import Exited, SpawnerEvent
+from lllaunch.events import Exited
 from lllaunch.linux import proc
-from lllaunch.linux.process import open_pidfd, wait_readable
+from lllaunch.linux.process import open_pidfd
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.protocol import Script
 
@@ -77,20 +77,17 @@ def status(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def end(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    assert status(pid) == -signal.SIGKILL
+
+
 def run(spawner: Spawner, directory: Path, script: str, *argv: str) -> int:
     """Run a script to its end; its exit code."""
     out = str(directory / f"{argv[0]}.log")
     target = Script(str(directory / script), argv)
     spawner.spawn(0, target, cwd=str(directory), env={}, stdout=out, stderr=out)
-    found: list[SpawnerEvent] = []
-    deadline = time.monotonic() + WAIT
-    while True:
-        for fact in found:
-            if isinstance(fact, Exited):
-                return fact.exitcode
-        if not wait_readable(spawner, deadline - time.monotonic()):
-            return 97
-        found += spawner.dispatch()
+    return told(spawner, Exited)[0].exitcode
 
 
 def test_jobs_share_one_import_and_have_spawners_of_their_own(
@@ -127,33 +124,28 @@ def test_the_end_of_a_job_ends_all_of_its_own_and_nothing_else(
 ) -> None:
     first = holding(warm, tmp_path, "first")
     second = holding(warm, tmp_path, "second")
-    os.kill(first[0], signal.SIGKILL)
-    assert status(first[0]) == -signal.SIGKILL
+    end(first[0])
     until(lambda: all(map(gone, first[1:])), "the end of the first job's processes")
     assert not any(map(gone, second))
-    os.kill(second[0], signal.SIGKILL)
-    status(second[0])
+    # also while the branch does nothing
+    os.kill(second[1], signal.SIGSTOP)
+    end(second[0])
     until(lambda: all(map(gone, second[1:])), "the end of the second job's processes")
 
 
-def test_the_death_of_a_branch_is_seen_by_its_job_and_leaves_nothing(
-    warm: Spawner, tmp_path: Path
+@pytest.mark.parametrize("whose", ["of a branch", "of the first spawner"])
+def test_the_end_of_a_spawner_is_that_of_all_it_had_started(
+    warm: Spawner, tmp_path: Path, whose: str
 ) -> None:
     pid, branch, worker, daemon = holding(warm, tmp_path, "x")
-    os.kill(branch, signal.SIGKILL)
+    if whose == "of a branch":
+        os.kill(branch, signal.SIGKILL)
+    else:
+        warm.close()
     # no end of a worker is told any more
-    until(lambda: gone(worker) and gone(daemon), "the end of what it had started")
-    os.kill(pid, signal.SIGKILL)
-    status(pid)
-    assert not gone(warm.pid)
-
-
-def test_the_end_of_the_first_spawner_ends_its_branches(warm: Spawner, tmp_path: Path) -> None:
-    pid, branch, worker, daemon = holding(warm, tmp_path, "x")
-    warm.close()
     until(lambda: all(map(gone, (branch, worker, daemon))), "the end of the branch")
-    os.kill(pid, signal.SIGKILL)
-    status(pid)
+    end(pid)
+    assert gone(warm.pid) == (whose != "of a branch")
 
 
 def test_a_job_whose_workers_need_other_variables_gets_a_spawner_of_its_own(
@@ -176,11 +168,3 @@ def test_a_branch_of_a_dead_spawner_is_an_error(warm: Spawner, tmp_path: Path) -
     os.kill(warm.pid, signal.SIGKILL)
     until(lambda: gone(warm.pid), "the end of the spawner")
     assert status(job(warm, lambda spawner: 0)) == 98
-
-
-def test_a_branch_that_is_stopped_ends_with_its_job(warm: Spawner, tmp_path: Path) -> None:
-    pid, branch, worker, daemon = holding(warm, tmp_path, "x")
-    os.kill(branch, signal.SIGSTOP)
-    os.kill(pid, signal.SIGKILL)
-    status(pid)
-    until(lambda: all(map(gone, (branch, worker, daemon))), "the end of the branch")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -129,15 +127,10 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Warmed]:
     found.close()
 
 
-def later(script: str, *argv: object) -> subprocess.Popen[bytes]:
-    """Another process that does something while the launcher waits."""
-    waiting = (
-        "import os, sys, time\n"
-        "def until_text(path):\n"
-        "    while not os.path.exists(path) or not open(path).read().strip():\n"
-        "        time.sleep(0.01)\n"
-    )
-    return subprocess.Popen([sys.executable, "-c", waiting + script, *map(str, argv)])
+def stop_when(path: Path) -> subprocess.Popen[bytes]:
+    """Another process, which ends the sweep when something stands in a file."""
+    script = f"until [ -s '{path}' ]; do sleep 0.01; done; kill {os.getpid()}"
+    return subprocess.Popen(["sh", "-c", script])
 
 
 def test_jobs_of_one_environment_share_a_spawner_also_in_the_next_sweep(played: Warmed) -> None:
@@ -159,22 +152,22 @@ def test_each_environment_has_a_spawner_of_its_own(played: Warmed) -> None:
     assert len(warm.pids()) == 2
 
 
-def test_above_the_limit_jobs_run_cold(played: Warmed) -> None:
-    played.machine = machine(1)
-    played.pool(limit=1)
-    warm = played.succeed(4, lambda number: number % 2 + 1)
-    assert played.kinds() == ["warm", "cold", "warm", "cold"]
-    assert len(warm.spawners()) == 1
-
-
-def test_a_spawner_that_nobody_asks_for_makes_room(
-    played: Warmed, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("threads", "kinds"),
+    [
+        (lambda number: number % 2, ["warm", "cold", "warm", "cold"]),
+        # a spawner that nobody asks for makes room
+        (lambda number: number > 0, ["warm", "cold", "warm", "warm"]),
+    ],
+)
+def test_above_the_limit_jobs_run_cold(
+    played: Warmed, monkeypatch: pytest.MonkeyPatch, threads: Any, kinds: list[str]
 ) -> None:
     monkeypatch.setattr("lllaunch.sweep.spawner_pool._RECENT", 2)
     played.machine = machine(1)
     played.pool(limit=1)
-    warm = played.succeed(4, lambda number: 1 + (number > 0))
-    assert played.kinds() == ["warm", "cold", "warm", "warm"]
+    warm = played.succeed(4, lambda number: 1 + threads(number))
+    assert played.kinds() == kinds
     assert len(warm.spawners()) == 1
 
 
@@ -192,18 +185,9 @@ def test_one_that_was_started_before_is_the_first_and_ends_with_the_others(
     assert gone(pid)
 
 
-def test_what_cannot_be_preloaded_is_the_matter_of_the_jobs(
-    played: Warmed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_preloaded_is_the_matter_of_the_jobs(played: Warmed) -> None:
     played.mark("broken")
-    warm, look = played.pool(), SpawnerPool.dispatch
-
-    def look_later(self: SpawnerPool, *args: Any) -> None:
-        time.sleep(0.2)
-        look(self, *args)
-
-    # there is no branch to be had, however late it is noticed
-    monkeypatch.setattr(SpawnerPool, "dispatch", look_later)
+    warm = played.pool()
 
     def execute(job: Prepared, lease: Lease, spawner: Spawner | None) -> int:
         with pytest.raises(PreloadFailed, match="cannot be imported"):
@@ -218,20 +202,12 @@ def test_what_cannot_be_preloaded_is_the_matter_of_the_jobs(
     assert warm.pids() == frozenset()
 
 
-@pytest.mark.parametrize("preloading", [True, False])
-def test_jobs_whose_spawner_is_killed_run_cold(played: Warmed, preloading: bool) -> None:
+def test_jobs_whose_spawner_is_killed_run_cold(played: Warmed) -> None:
     played.machine = machine(1)
-    if preloading:
-        played.mark("hold")
-        kill = "until_text('imports'); os.remove('hold'); os.kill(int(open('imports').read()), 9)"
-        helper = later(f"os.chdir(sys.argv[1])\n{kill}", played.place)
-    else:
-        warm = played.succeed([8])
-        os.kill(warm.spawners()[0].pid, signal.SIGKILL)
-        helper = later("")
+    (spawner,) = played.succeed([8]).spawners()
+    os.kill(spawner.pid, signal.SIGKILL)
     warm = played.succeed(2)
-    assert helper.wait(WAIT) == 0
-    assert played.kinds()[:2] == ["cold"] * 2
+    assert played.kinds() == ["cold"] * 2 + ["warm"]
     assert len(played.of(SpawnerGone)) == 1
     assert warm.spawners() == []
 
@@ -244,8 +220,7 @@ def test_a_signal_ends_a_job_that_waits_for_its_preloads(played: Warmed) -> None
     def react(what: object) -> None:
         # not before both have their leases
         if isinstance(what, v.StartJob) and what.number == 1:
-            script = "until_text(sys.argv[1]); os.kill(int(sys.argv[2]), 15)"
-            helper.append(later(script, played.place / "imports", os.getpid()))
+            helper.append(stop_when(played.place / "imports"))
 
     played.react = react
     finish = played.sweep(5, played.jobs(), played.work(), warm=warm)
@@ -275,36 +250,18 @@ def test_a_job_does_not_wait_longer_than_it_wants_to(played: Warmed) -> None:
 def test_a_killed_job_takes_its_workers_along(played: Warmed) -> None:
     played.machine = machine(1)
     out = played.place / "0.out"
+    helper = stop_when(out)
+    ended_with: list[bool] = []
 
     def react(what: object) -> None:
-        if isinstance(what, v.StartJob) and what.number == 0:
-            script = "until_text(sys.argv[1]); os.kill(int(sys.argv[2]), 15)"
-            helper.append(later(script, out, os.getpid()))
         if isinstance(what, v.SignalJobs):
             os.kill(os.getpid(), signal.SIGTERM)
         if isinstance(what, v.JobEnded) and what.number == 0:
             # the lease was given back when it was gone
             ended_with.append(gone(int(text_of(out))))
 
-    helper: list[subprocess.Popen[bytes]] = []
-    ended_with: list[bool] = []
     played.react = react
     finish = played.sweep(3, played.jobs(), played.work("long.py"), warm=played.pool())
-    assert helper[0].wait(WAIT) == 0
+    assert helper.wait(WAIT) == 0
     assert finish.exit_code == 143
     assert ended_with == [True]
-
-
-def test_a_job_without_room_for_a_spawner_runs_cold(
-    played: Warmed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launcher, spawn = os.getpid(), os.posix_spawn
-
-    def refuse(*args: object, **options: object) -> int:
-        if os.getpid() == launcher:
-            raise BlockingIOError(11, "Resource temporarily unavailable")
-        return spawn(*args, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(os, "posix_spawn", refuse)
-    played.succeed(2)
-    assert played.kinds() == ["cold"] * 2

@@ -10,8 +10,6 @@ import pytest
 
 from lllaunch.timer import FileTimerServer
 
-PAIRS = 10_000
-WORKERS = 8
 # A client gives up on a FIFO that is full for a second, which on a machine that does much else does
 # not say that its server hangs.
 WORK = """
@@ -33,37 +31,30 @@ while True:
 """
 
 
-@pytest.mark.parametrize("garbage", ["b'x\\n' * 2048", "b'\\n' * 4096"])
-def test_who_writes_garbage_without_end_hurts_no_other(tmp_path: Path, garbage: str) -> None:
+@pytest.mark.parametrize(
+    ("garbage", "count", "pairs"),
+    [(None, 8, 10_000), ("b'x\\n' * 2048", 2, 3000), ("b'\\n' * 4096", 2, 3000)],
+    ids=["alone", "beside garbage", "beside empty lines"],
+)
+def test_nothing_is_lost_and_nobody_fails_whatever_others_write(
+    tmp_path: Path, garbage: str | None, count: int, pairs: int
+) -> None:
     path = str(tmp_path / "timers")
     server = FileTimerServer(path, "run")
     server.start()
-    flood = subprocess.Popen([sys.executable, "-c", FLOOD, path, garbage])
+    floods = [] if garbage is None else [[sys.executable, "-c", FLOOD, path, garbage]]
+    flood = [subprocess.Popen(command) for command in floods]
     try:
-        command = [sys.executable, "-c", WORK, path, "3000"]
-        workers = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
+        command = [sys.executable, "-c", WORK, path, str(pairs)]
+        workers = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(count)]
         said = [worker.communicate()[1] for worker in workers]
         # It still writes, and that does not keep a server from its end.
-        assert flood.poll() is None
+        assert [each.poll() for each in flood] == [None for _ in flood]
         server.run_once()
     finally:
-        flood.kill()
-        flood.wait()
-    assert said == [b"", b""]
-    assert server._service.received == 12_000
-
-
-def test_nothing_is_lost_and_nobody_fails(tmp_path: Path) -> None:
-    path = str(tmp_path / "timers")
-    events: list[str] = []
-    server = FileTimerServer(path, "run", log_event=lambda name, _request: events.append(name))
-    server.start()
-    command = [sys.executable, "-c", WORK, path, str(PAIRS)]
-    workers = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(WORKERS)]
-    said = [worker.communicate()[1] for worker in workers]
-    server.run_once()
-    assert said == [b""] * WORKERS
-    assert [worker.returncode for worker in workers] == [0] * WORKERS
-    assert server._service.received == 2 * PAIRS * WORKERS
+        for each in flood:
+            each.kill()
+            each.wait()
+    assert said == [b""] * count
+    assert server._service.received == 2 * pairs * count
     assert len(server._service._timers) == 0
-    assert events == ["watchdog started"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.launching import WAIT
+from support.launching import WAIT, until
 
 from lllaunch.timer import (
     FileTimerClient,
@@ -24,10 +25,8 @@ from lllaunch.timer import (
     FileTimerServer,
     LocalTimerClient,
     LocalTimerServer,
-    TimerRequest,
     expires,
 )
-from lllaunch.timer.local_timer import MultiprocessingRequestQueue
 
 _LONG = 3600
 
@@ -50,49 +49,31 @@ with expires(after=600, scope="long", client=FileTimerClient(sys.argv[1])):
 """
 
 
-class Workers:
-    """Starts scripts and ends them."""
-
-    def __init__(self) -> None:
-        self._processes: list[subprocess.Popen[str]] = []
-
-    def start(self, code: str, *args: str) -> subprocess.Popen[str]:
-        """Starts a script; returns when it has written a line."""
-        command = [sys.executable, "-c", code, *args]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self._processes.append(process)
-        assert process.stdout is not None
-        process.stdout.readline()
-        return process
-
-    def end(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.communicate()
+Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def workers() -> Iterator[Workers]:
-    made = Workers()
-    yield made
-    made.end()
+def start() -> Iterator[Start]:
+    """Starts scripts, waits until each has written a line, and ends them in the end."""
+    with contextlib.ExitStack() as stack:
+
+        def start(code: str, *args: str) -> subprocess.Popen[str]:
+            command = [sys.executable, "-c", code, *args]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+            return process
+
+        yield start
 
 
-class Events:
+class Events(list[tuple[str, str | None]]):
     """Takes note of what a server says."""
 
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, str | None]] = []
-        self._arrived = threading.Condition()
-
     def __call__(self, name: str, request: FileTimerRequest | None) -> None:
-        with self._arrived:
-            self.seen.append((name, None if request is None else request.scope_id))
-            self._arrived.notify_all()
-
-    def wait_for(self, name: str) -> None:
-        with self._arrived:
-            assert self._arrived.wait_for(lambda: name in dict(self.seen), WAIT)
+        self.append((name, None if request is None else request.scope_id))
 
 
 @pytest.fixture
@@ -108,66 +89,36 @@ def server(tmp_path: Path, events: Events) -> Iterator[FileTimerServer]:
     made.stop()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def timers_of(server: FileTimerServer, before: float = 9e9) -> dict[int, list[str]]:
-    found = server.get_expired_timers(before)
+def timers_of(server: FileTimerServer) -> dict[int, list[str]]:
+    found = server.get_expired_timers(9e9)
     return {pid: [request.scope_id for request in requests] for pid, requests in found.items()}
 
 
-def test_a_worker_that_hangs_is_killed_and_the_server_lives_on(
+def test_workers_that_hang_end_by_the_signal_they_asked_for_and_the_server_lives_on(
     server: FileTimerServer,
     events: Events,
-    workers: Workers,
+    start: Start,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    for _ in range(2):
-        worker = workers.start(HANG, str(tmp_path / "timers"), "9")
-        assert worker.wait(WAIT) == -signal.SIGKILL
-    until(lambda: len(events.seen) == 5)
-    expired = [("timer expired", "hang"), ("kill worker process", "hang")]
-    assert events.seen == [("watchdog started", None), *expired * 2]
+    path = str(tmp_path / "timers")
+    for signum in (signal.SIGKILL, signal.SIGTERM):
+        assert start(HANG, path, str(int(signum))).wait(WAIT) == -signum
+    expired, killed = ("timer expired", "hang"), ("kill worker process", "hang")
+    until(lambda: len(events) == 5, "the events")
+    # without a signal it lives on
+    worker = start(HANG, path, "0")
+    until(lambda: len(events) == 6, "the last event")
+    assert events == [("watchdog started", None), expired, killed, expired, killed, expired]
+    assert worker.poll() is None
     assert "Timers expired for run:[run 1]" in caplog.text
     assert timers_of(server) == {}
     server.stop()
-    assert events.seen[-1] == ("watchdog stopped", None)
+    assert events[-1] == ("watchdog stopped", None)
 
 
-def test_the_signal_is_the_one_that_the_worker_asked_for(
-    server: FileTimerServer, workers: Workers, tmp_path: Path
-) -> None:
-    worker = workers.start(HANG, str(tmp_path / "timers"), str(int(signal.SIGTERM)))
-    assert worker.wait(WAIT) == -signal.SIGTERM
-
-
-def test_without_a_signal_the_worker_lives_on(
-    server: FileTimerServer, events: Events, workers: Workers, tmp_path: Path
-) -> None:
-    worker = workers.start(HANG, str(tmp_path / "timers"), "0")
-    events.wait_for("timer expired")
-    assert worker.poll() is None
-    assert timers_of(server) == {}
-    assert "kill worker process" not in dict(events.seen)
-
-
-def test_timers_of_a_worker_that_was_killed_are_dropped(
-    server: FileTimerServer, events: Events, workers: Workers, tmp_path: Path
-) -> None:
-    worker = workers.start(IDLE, str(tmp_path / "timers"))
-    until(lambda: timers_of(server) == {worker.pid: ["long"]})
-    worker.kill()
-    until(lambda: timers_of(server) == {})
-    assert events.seen == [("watchdog started", None)]
-
-
-def test_a_subclass_decides_how_a_worker_ends(tmp_path: Path, workers: Workers) -> None:
+def test_a_subclass_decides_how_a_worker_ends(tmp_path: Path, start: Start) -> None:
     reaped: queue.Queue[tuple[int, int]] = queue.Queue()
 
     class Gentle(FileTimerServer):
@@ -177,36 +128,10 @@ def test_a_subclass_decides_how_a_worker_ends(tmp_path: Path, workers: Workers) 
 
     server = Gentle(str(tmp_path / "timers"), "run", _LONG)
     server.start()
-    worker = workers.start(HANG, str(tmp_path / "timers"), "9")
+    worker = start(HANG, str(tmp_path / "timers"), "9")
     assert reaped.get(timeout=WAIT) == (worker.pid, 9)
     assert worker.wait(WAIT) == -signal.SIGTERM
     server.stop()
-
-
-def test_rubbish_of_one_worker_hurts_no_other(
-    server: FileTimerServer, workers: Workers, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with open(tmp_path / "timers", "wb", buffering=0) as fifo:
-        fifo.write(b"rubbish\n")
-        worker = workers.start(HANG, str(tmp_path / "timers"), "9")
-        fifo.write(b"more rubbish")
-        assert worker.wait(WAIT) == -signal.SIGKILL
-    assert "it is not a JSON object" in caplog.text
-
-
-@pytest.mark.parametrize("after", [30 * 86400.0, 1e308])
-def test_a_far_timer_is_no_obstacle(
-    tmp_path: Path, workers: Workers, caplog: pytest.LogCaptureFixture, after: float
-) -> None:
-    path = str(tmp_path / "timers")
-    server = FileTimerServer(path, "run", float("inf"))
-    server.start()
-    idle = workers.start(IDLE.replace("600", repr(after)), path)
-    until(lambda: timers_of(server, 1.7e308) == {idle.pid: ["long"]})
-    assert workers.start(HANG, path, "9").wait(WAIT) == -signal.SIGKILL
-    assert idle.poll() is None
-    server.stop()
-    assert "could not be looked at" not in caplog.text
 
 
 def test_a_server_does_not_end_its_own_process(
@@ -216,14 +141,14 @@ def test_a_server_does_not_end_its_own_process(
     client = FileTimerClient(str(tmp_path / "timers"))
     for received in (1, 2, 3):
         client.acquire("a", time.time() + 60)
-        until(lambda: server._service.received == received)  # noqa: B023 - called at once
-        until(lambda: refusal in caplog.text)
+        until(lambda n=received: server._service.received == n, "the request")
+        until(lambda: refusal in caplog.text, "the refusal")
     client.close()
     server.stop()
     assert caplog.text.count(refusal) == 1
 
 
-def test_a_server_that_is_started_twice_serves_once_and_leaves_no_thread(
+def test_a_server_that_is_started_twice_serves_once_and_stops_at_once(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     server = FileTimerServer(str(tmp_path / "timers"), "run", max_interval=_LONG)
@@ -234,34 +159,20 @@ def test_a_server_that_is_started_twice_serves_once_and_leaves_no_thread(
         each.start()
         each.start()
         assert threading.active_count() == before + 1
-        thread = each._watchdog_thread
-        assert thread is not None
-        each.stop()
-        thread.join(WAIT)
-        assert threading.active_count() == before
-
-
-def test_stopping_waits_for_no_interval_and_leaves_no_fifo(
-    server: FileTimerServer, tmp_path: Path
-) -> None:
-    thread = server._watchdog_thread
-    assert thread is not None
-    for _ in range(2):
-        server.stop()
-        assert not thread.is_alive()
-        assert not (tmp_path / "timers").exists()
+        for _ in range(2):
+            each.stop()
+            until(lambda n=before: threading.active_count() == n, "the thread to end")
+    assert not (tmp_path / "timers").exists()
     with pytest.raises(RuntimeError, match="cannot be started again"):
         server.start()
 
 
-def test_run_once_handles_what_was_requested(
-    tmp_path: Path, events: Events, workers: Workers
-) -> None:
+def test_run_once_handles_what_was_requested(tmp_path: Path, events: Events, start: Start) -> None:
     path = str(tmp_path / "timers")
     # What an earlier server left there.
     Path(path).write_text("")
     server = FileTimerServer(path, "run", _LONG, log_event=events)
-    worker = workers.start(IDLE, path)
+    worker = start(IDLE, path)
     fifo = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     expired = FileTimerRequest(worker.pid, "over", time.time() - 1, signal.SIGTERM)
     os.write(fifo, expired.to_json().encode() + b"\n")
@@ -270,14 +181,14 @@ def test_run_once_handles_what_was_requested(
     server.run_once()
     assert worker.wait(WAIT) == -signal.SIGTERM
     assert not os.path.exists(path)
-    assert ("kill worker process", "over") in events.seen
+    assert ("kill worker process", "over") in events
 
 
 def test_timers_can_be_set_and_cleared_without_the_fifo(
-    server: FileTimerServer, workers: Workers, tmp_path: Path
+    server: FileTimerServer, start: Start, tmp_path: Path
 ) -> None:
-    worker = workers.start(IDLE, str(tmp_path / "timers"))
-    until(lambda: timers_of(server) == {worker.pid: ["long"]})
+    worker = start(IDLE, str(tmp_path / "timers"))
+    until(lambda: timers_of(server) == {worker.pid: ["long"]}, "the timer")
     later = FileTimerRequest(worker.pid, "later", time.time() + 900, 9)
     server.register_timers([later])
     assert timers_of(server) == {worker.pid: ["long", "later"]}
@@ -292,15 +203,12 @@ def test_timers_can_be_set_and_cleared_without_the_fifo(
     assert worker.wait(WAIT) == -signal.SIGTERM
 
 
-def test_progress_and_life_can_be_asked_for(server: FileTimerServer, workers: Workers) -> None:
+def test_progress_and_life_can_be_asked_for(server: FileTimerServer, start: Start) -> None:
     assert abs(server.get_last_progress_time() - time.time()) < WAIT
     assert FileTimerServer.is_process_running(os.getpid())
-    ended = workers.start("print()")
+    ended = start("print()")
     ended.wait(WAIT)
     assert not FileTimerServer.is_process_running(ended.pid)
-    server.register_timers([FileTimerRequest(os.getpid(), "a", -1)])
-    before = int(time.time()) - WAIT
-    assert before < server.get_last_progress_time() <= time.time()
 
 
 @pytest.mark.parametrize("kind", ["file", "local"])
@@ -320,14 +228,16 @@ def hang(requests: Any) -> None:
         time.sleep(1000)
 
 
-def idle(requests: Any, said: Any) -> None:
+def idle(requests: Any) -> None:
     LocalTimerClient(requests).acquire("long", time.time() + 600)
-    said.send(1)
     time.sleep(1000)
 
 
+Local = tuple[LocalTimerServer, Any]
+
+
 @pytest.fixture
-def local() -> Iterator[tuple[LocalTimerServer, Any]]:
+def local() -> Iterator[Local]:
     context = multiprocessing.get_context("fork")
     requests = context.Queue()
     made = LocalTimerServer(requests)
@@ -340,9 +250,7 @@ def local() -> Iterator[tuple[LocalTimerServer, Any]]:
         end.close()
 
 
-def test_a_worker_that_hangs_is_killed_without_waiting_for_the_interval(
-    local: tuple[LocalTimerServer, Any],
-) -> None:
+def test_a_worker_that_hangs_is_killed_without_waiting_for_the_interval(local: Local) -> None:
     server, requests = local
     server.start()
     requests.put("rubbish")
@@ -350,23 +258,12 @@ def test_a_worker_that_hangs_is_killed_without_waiting_for_the_interval(
     worker.start()
     worker.join(WAIT)
     assert worker.exitcode == -signal.SIGKILL
-    thread = server._watchdog_thread
-    assert thread is not None
-    server.stop()
-    assert not thread.is_alive()
 
 
-def test_timers_of_a_local_worker_that_ended_are_dropped(
-    local: tuple[LocalTimerServer, Any],
-) -> None:
+def test_timers_of_a_local_worker_that_ended_are_dropped(local: Local) -> None:
     server, requests = local
-    context = multiprocessing.get_context("fork")
-    hears, said = context.Pipe(duplex=False)
-    worker = context.Process(target=idle, args=(requests, said))
+    worker = multiprocessing.get_context("fork").Process(target=idle, args=(requests,))
     worker.start()
-    said.close()
-    assert hears.poll(WAIT)
-    hears.close()
     server._run_watchdog()
     assert list(server.get_expired_timers(9e9)) == [worker.pid]
     assert server.get_expired_timers(time.time()) == {}
@@ -377,38 +274,3 @@ def test_timers_of_a_local_worker_that_ended_are_dropped(
     server.register_timers([FileTimerRequest(worker.pid or 0, "a", 1.0)])
     assert server.get_expired_timers(9e9) == {}
     assert server._reap_worker(worker.pid or 0)
-
-
-def test_a_queue_that_cannot_wake_the_server_is_served_too(workers: Workers) -> None:
-    requests: queue.Queue[FileTimerRequest] = queue.Queue()
-    server = LocalTimerServer(requests, max_interval=0.05)
-    server.start()
-    worker = workers.start("import time; print(flush=True); time.sleep(1000)")
-    requests.put(FileTimerRequest(worker.pid, "a", time.time(), 9))
-    assert worker.wait(WAIT) == -signal.SIGKILL
-    server.stop()
-
-
-@pytest.mark.parametrize("kind", ["wakeable", "plain"])
-def test_a_queue_can_be_asked_to_wait_for_ever(
-    local: tuple[LocalTimerServer, Any], kind: str
-) -> None:
-    requests = local[1] if kind == "wakeable" else queue.Queue()
-    asked = MultiprocessingRequestQueue(requests)
-    threading.Timer(0.1, lambda: requests.put(TimerRequest(1, "a", 1.0))).start()
-    assert asked.get(1, float("inf")) == [TimerRequest(1, "a", 1.0)]
-    asked.close()
-
-
-def test_a_local_server_bears_far_timers_and_long_intervals(workers: Workers) -> None:
-    requests = multiprocessing.get_context("fork").Queue()
-    server = LocalTimerServer(requests, max_interval=1e300)
-    server.start()
-    worker = workers.start("import time; print(flush=True); time.sleep(1000)")
-    for scope, when in (("never", 1e308), ("far", time.time() + 30 * 86400), ("a", time.time())):
-        requests.put(TimerRequest(worker.pid, scope, when))
-    assert worker.wait(WAIT) == -signal.SIGKILL
-    server.stop()
-    requests.close()
-    requests.join_thread()
-    requests._reader.close()

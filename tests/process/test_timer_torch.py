@@ -10,11 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.launching import WAIT
+
 SCRIPT = """
 import inspect, json, multiprocessing, os, signal, sys, threading, time
 from torch.distributed.elastic import timer as theirs
 from lllaunch import timer as ours
 
+WAIT = float(sys.argv[2])
 found = {}
 fork = multiprocessing.get_context("fork")
 directory = sys.argv[1]
@@ -121,17 +124,12 @@ print(json.dumps(found))
 
 
 def test_timers_cross_between_torchs_and_ours(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path), str(WAIT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "their file clients": [-15, 7],
-        "events": [
-            "watchdog started",
-            "timer expired",
-            "kill worker process",
-            "watchdog stopped",
-        ],
+        "events": ["watchdog started", "timer expired", "kill worker process", "watchdog stopped"],
         "our file clients": [7, -9],
         "their file server": -9,
         "their local clients": [-9, 7],

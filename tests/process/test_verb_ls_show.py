@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -124,12 +122,8 @@ def test_a_list_of_some(told: Told) -> None:
     assert paths("--jobs", "multirun") == ["multirun/1", *(f"multirun/1/{n}" for n in range(4))]
     assert paths("--jobs", "--state=succeeded") == ["multirun/1/0", "multirun/1/1", "outputs/1"]
     assert paths("--state", "running,died,not-run") == []
-    assert paths("outputs/1", "outputs", "multirun") == [
-        "multirun/1",
-        "outputs/3",
-        "outputs/2",
-        "outputs/1",
-    ]
+    several = ["multirun/1", "outputs/3", "outputs/2", "outputs/1"]
+    assert paths("outputs/1", "outputs", "multirun") == several
 
 
 def test_lists_of_nothing_and_of_nonsense(told: Told, tmp_path: Path) -> None:
@@ -160,15 +154,15 @@ def test_what_ran_and_why_it_failed(told: Told) -> None:
     assert '    raise ValueError("no luck")' in text
     assert text.startswith("lllaunch: FAILED after ")
     # what became of it comes first, then when, then what it was
-    parts = (
+    parts = [
         "  Root cause:",
         "  Logs: ",
         "\nrun  ",
         "\nIn time ",
         "\nattempt 0 failed",
         "\nplan.yaml:",
-    )
-    assert sorted(parts, key=text.index) == list(parts)
+    ]
+    assert sorted(parts, key=text.index) == parts
     assert re.search(r"^  rank 1 .*\S +failed$", text, re.M)
 
 
@@ -188,22 +182,6 @@ def test_a_run_for_programs(told: Told) -> None:
     assert found["build"] == document.get("build")
     assert (found["kind"], found["path"]) == ("run", os.path.abspath("outputs/1"))
     assert "rank 1 returned 0.5; outputs/1/attempt_0/1/return.json" in told("show", "outputs/1")
-
-
-def test_the_build_is_shown_where_it_is_known(told: Told, tmp_path: Path) -> None:
-    document = json.loads(Path("outputs/1/result.json").read_text())
-    facts = {"commit": "12ab" * 10, "branch": "main", "dirty": True, "changed": 2, "untracked": 0}
-    more = {"versions": {"torch": "2.13"}, "python": "3.11", "implementation": "cpython"}
-    for build, expected in (
-        ({**facts, **more}, f"commit {'12ab' * 10} (main), with changes (2 changed)"),
-        ({**facts, "dirty": False}, f"commit {'12ab' * 10} (main)"),
-        ({"git_problem": "git is not installed"}, "commit not known: git is not installed"),
-        (more, "versions torch 2.13, cpython 3.11"),
-        ("nonsense", "attempts 1"),
-    ):
-        (tmp_path / "result.json").write_text(json.dumps({**document, "build": build}))
-        lines = [" ".join(line.split()) for line in told("show", str(tmp_path)).splitlines()]
-        assert expected in lines
 
 
 def test_a_sweep_and_a_job_of_it(told: Told) -> None:
@@ -232,10 +210,14 @@ def test_results_that_cannot_be_understood_are_shown_as_far_as_they_go(
     document = json.loads(Path("outputs/2/result.json").read_text())
     document["root_cause"]["cause"] = {"type": "New", "text": "was \x1b[2Jnew"}
     document["attempts"] = "many"
+    facts = {"commit": "12ab" * 10, "branch": "main", "dirty": True, "changed": 2, "untracked": 0}
+    document["build"] = {**facts, "versions": {"torch": "2.13"}}
     (tmp_path / "result.json").write_text(json.dumps(document))
     text = told("show", str(tmp_path))
     assert "lllaunch: root cause: rank 1: was new" in text
     assert "cannot be understood" in text
+    assert re.search(r"^commit +(12ab){10} \(main\), with changes \(2 changed\)$", text, re.M)
+    assert re.search("^versions +torch 2.13$", text, re.MULTILINE)
     assert "was new" in told("report", str(tmp_path))
     (tmp_path / "sweep.json").write_text('{"jobs": [{"job": 0}, 7]}')
     assert "0 of 1 job succeeded, 1 failed" in told("show", str(tmp_path))
@@ -247,28 +229,17 @@ def test_results_that_cannot_be_understood_are_shown_as_far_as_they_go(
 # With a launcher that lives, and one that was killed
 
 
-@contextmanager
-def launcher(project: Project, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lllaunch", *arguments],
-        cwd=project.root,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(WAIT)
-
-
 @pytest.mark.smoke
 def test_a_run_that_runs_and_is_killed(told: Told, project: Project) -> None:
     place = project.root / "alive" / "1"
     words = ("+exp=toy", "params.how=wait", f"hydra.run.dir={place}")
-    with launcher(project, *words) as process:
+    command = [sys.executable, "-m", "lllaunch", *words]
+    quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with (
+        subprocess.Popen(command, cwd=project.root, env=environment(), **quiet) as process,
+        contextlib.ExitStack() as after,
+    ):
+        after.callback(process.kill)
         until(lambda: '"Started"' in text_of(place / "events.jsonl"), "a worker")
         assert f"pid {process.pid} on " in told("show", "alive/1")
         assert "still running" in told("report", "alive/1")
@@ -285,31 +256,9 @@ def test_a_run_that_runs_and_is_killed(told: Told, project: Project) -> None:
     assert text.startswith("lllaunch: its launcher ended without a result")
     assert re.search(r"^overrides +\+exp=toy params.how=wait", text, re.MULTILINE)
     assert told.json("show", "alive/1")["result"] is None
-    # events may be far between: what was sampled was there, too
-    sample = {"time": time.time() + 1000, "attempt": 0, "ranks": {}}
-    with (place / "samples.jsonl").open("a") as samples:
-        samples.write(f"{json.dumps(sample)}\n")
-    assert told.json("ls", "alive")[0]["seconds"] > 900
     again = project.lllaunch("+exp=toy", f"hydra.run.dir={place}")
     assert again.returncode == 0, again.stderr
     assert told.json("ls", "alive")[0]["state"] == "succeeded"
-
-
-def test_a_sweep_that_runs_and_is_killed(told: Told, project: Project) -> None:
-    place = project.root / "alive" / "2"
-    jobs = ("params.how=work,wait", "params.lr=1", f"hydra.sweep.dir={place}")
-    with launcher(project, "-m", "+exp=toy", "hydra.launcher.max_parallel=1", *jobs):
-        until(lambda: '"Started"' in text_of(place / "1" / "events.jsonl"), "the second job")
-        sweep, *found = told.json("ls", "--jobs", "alive/2")
-        assert sweep["state"] == "running"
-        assert [job["state"] for job in found] == ["succeeded", "running"]
-        text = told("show", "alive/2")
-        assert re.search(r"^ +1 +how=wait +running", text, re.MULTILINE)
-        assert "to run the rest" not in text
-    sweep, *found = told.json("ls", "--jobs", "alive/2")
-    assert sweep["state"] == "died"
-    assert [job["state"] for job in found] == ["succeeded", "died"]
-    assert "hydra.launcher.resume=alive/2" in told("show", "alive/2")
 
 
 # Where it is printed
@@ -326,44 +275,20 @@ def verb(project: Project, *arguments: str, **options: Any) -> subprocess.Popen[
     )
 
 
-def on_terminal(project: Project, *arguments: str) -> str:
-    ours, theirs = pty.openpty()
-    with verb(project, *arguments, stdout=theirs) as process:
-        os.close(theirs)
-        told = b""
-        try:
-            while data := os.read(ours, 65536):
-                told += data
-        except OSError:  # nobody holds the other side any more
-            pass
-        finally:
-            os.close(ours)
-        assert process.wait(WAIT) == 0
-    return told.decode().replace("\r\n", "\n")
-
-
 def test_a_terminal_gets_colours_and_lines_that_fit(project: Project) -> None:
-    text = on_terminal(project, "ls")
+    ours, theirs = pty.openpty()
+    with verb(project, "ls", stdout=theirs) as process, open(ours, "rb", 0) as terminal:
+        os.close(theirs)
+        text = ""
+        with contextlib.suppress(OSError):  # nobody holds the other side any more
+            while data := terminal.read(65536):
+                text += data.decode()
+        assert process.wait(WAIT) == 0
     assert "\x1b[32m" in text
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    assert "multirun/1" in plain
-    assert plain.splitlines()[0].split() == ["when", "path", "state", "time", "overrides"]
-    assert max(map(len, plain.splitlines())) < 70
-    text = on_terminal(project, "show", "outputs/2")
-    assert "\x1b[" in text
-    bars = re.sub(r"\x1b\[[0-9;]*m", "", text).partition("In time")[2].partition("\n\n")[0]
-    assert max(map(len, bars.splitlines())) <= 70
-
-
-def test_a_stream_that_has_no_bars_gets_ascii(project: Project) -> None:
-    def shown(encoding: str) -> str:
-        code = "from lllaunch.verbs import show; show.main(['outputs/2'])"
-        env = {"PYTHONIOENCODING": encoding}
-        return project.python("-c", code, env=env).stdout.partition("In time")[2]
-
-    assert "= runs" in shown("ascii")
-    assert shown("ascii").isascii()
-    assert "\N{BOX DRAWINGS HEAVY HORIZONTAL} runs" in shown("utf-8")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+    assert plain[0].split() == ["when", "path", "state", "time", "overrides"]
+    assert "multirun/1" in plain[1]
+    assert max(map(len, plain)) < 70
 
 
 def test_nobody_reads_on(project: Project) -> None:

@@ -40,9 +40,6 @@ def fails(x=1.0):
         raise ValueError(f"no: {x}")
     time.sleep(600)
 
-def crashes():
-    os.abort()
-
 def hangs():
     # on one line, whenever the timer runs out
     with expires(after=0.1): time.sleep(600)
@@ -146,15 +143,6 @@ def test_a_failure_and_its_restart_in_time(
     events = trace(failed, capsys)
     assert {"run: failed", "run: ended", "pause"} <= set(names(events, "X"))
     assert "attempt 1 begins: a worker failed" in names(events, "i")
-
-
-def test_a_crash_is_told_with_its_place(project: Project) -> None:
-    crash = run(project, "crash", 3, "launch.entrypoint=work:crashes")
-    assert valid(crash / "result.json")["root_cause"]["cause"]["type"] == "KilledBySignal"
-    (case,) = load(locate(str(crash)), [str(project.root)]).cases
-    assert case.message == "rank 0: died of SIGABRT"
-    line = WORK.splitlines().index("    os.abort()") + 1
-    assert case.place == ("work.py", line)
 
 
 def test_a_hang_is_told_with_its_place_and_its_time(

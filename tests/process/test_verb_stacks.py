@@ -75,6 +75,16 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
         launcher.finish()
 
 
+def lllaunch(directory: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "lllaunch", *arguments],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 Shown = Callable[..., str]
 
 
@@ -106,13 +116,7 @@ TREE = """\
 def test_a_live_run_is_looked_into_and_goes_on_unharmed(launcher: Launcher) -> None:
     until((launcher.run_dir / SOCKET).exists, "the socket")
     before = {path.relative_to(launcher.run_dir) for path in launcher.run_dir.rglob("*")}
-    asking = subprocess.Popen(
-        [sys.executable, "-m", "lllaunch", "stacks"],
-        cwd=launcher.directory,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    asking = lllaunch(launcher.directory, "stacks")
     out, err = asking.communicate(timeout=WAIT)
     assert (asking.returncode, err) == (0, "")
     assert out.startswith("run: attempt 0, 3 workers\n    Rank 1 was here (innermost call first):")
@@ -129,11 +133,8 @@ def test_a_live_run_is_looked_into_and_goes_on_unharmed(launcher: Launcher) -> N
     assert types.count("StacksAnswered") == 1
     assert not {"TakeStacks", "StacksTaken", "SignalWorkers", "StacksAsked"} & set(types)
     answered = next(each for each in ended.events() if each["type"] == "StacksAnswered")
-    assert (answered["ranks"], answered["pid"], answered["uid"]) == (
-        [0, 1, 2],
-        asking.pid,
-        os.geteuid(),
-    )
+    told = [answered[name] for name in ("ranks", "pid", "uid")]
+    assert told == [[0, 1, 2], asking.pid, os.geteuid()]
     assert not (launcher.run_dir / SOCKET).exists()
 
 
@@ -265,13 +266,7 @@ def test_a_job_of_a_sweep(tmp_path: Path, shown: Shown, monkeypatch: pytest.Monk
     text = "# @package _global_\nlaunch: {entrypoint: work.py, nproc: 2, env: {JOB: '0'}}\n"
     (tmp_path / "conf/exp/x.yaml").write_text(text)
     jobs = ["-m", "+exp=x", "launch.env.JOB='0','1'", "hydra.sweep.dir=sweep"]
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "lllaunch", *jobs, "hydra.launcher.max_parallel=1"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    launcher = lllaunch(tmp_path, *jobs, "hydra.launcher.max_parallel=1")
     for name in ("at.0", "at.1"):
         until((tmp_path / name).exists, name)
     # the only one that runs
@@ -286,5 +281,5 @@ def test_a_job_of_a_sweep(tmp_path: Path, shown: Shown, monkeypatch: pytest.Monk
     monkeypatch.setattr(stacks, "jobs_of", lambda _: iter(two))
     assert "2 of whose jobs run; say which one: sweep/0, sweep/1" in shown("sweep", code=2)
     (tmp_path / "go").touch()
-    text, _ = launcher.communicate(timeout=WAIT)
-    assert launcher.returncode == 0, text
+    _, err = launcher.communicate(timeout=WAIT)
+    assert launcher.returncode == 0, err

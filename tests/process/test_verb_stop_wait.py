@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,41 +43,44 @@ def go(directory: Path, code: int) -> None:
     (directory / "go.new").rename(directory / "go")
 
 
-def stopped(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    assert stop.main(arguments) == code
-    out, err = capsys.readouterr()
-    return err if code else out
+Stopped = Callable[..., str]
+
+
+@pytest.fixture
+def stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Stopped:
+    """What the verb prints, in this process; of an error what it complains of."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str, code: int = 0) -> str:
+        assert stop.main(arguments) == code
+        out, err = capsys.readouterr()
+        return err if code else out
+
+    return call
 
 
 @pytest.mark.smoke
-def test_a_run_is_ended_as_ctrl_c_would(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_ended_as_ctrl_c_would(tmp_path: Path, stopped: Stopped) -> None:
     launcher = begun(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    assert stopped(capsys, "run").startswith("run: signalled, exit code 143 after ")
+    assert stopped("run").startswith("run: signalled, exit code 143 after ")
     assert (tmp_path / "saved").exists()
     # it returns when the run is over
     assert launcher.finish().code == 128 + signal.SIGTERM
-    assert stopped(capsys).startswith("run: is over: signalled, exit code 143 after ")
+    assert stopped().startswith("run: is over: signalled, exit code 143 after ")
 
 
-def test_now_does_not_wait_for_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_now_does_not_wait_for_workers(tmp_path: Path, stopped: Stopped) -> None:
     (tmp_path / "stubborn").touch()
     launcher = begun(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    assert stopped(capsys, "run", "--now").startswith("run: signalled, exit code 143")
+    assert stopped("run", "--now").startswith("run: signalled, exit code 143")
     assert launcher.finish().code == 128 + signal.SIGTERM
 
 
-def test_a_sweep_is_ended_with_its_jobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_is_ended_with_its_jobs(tmp_path: Path, stopped: Stopped) -> None:
     launcher = begun(tmp_path, "-m", "launch.grace_period=1s,2s", "hydra.sweep.dir=sweep")
-    monkeypatch.chdir(tmp_path)
-    assert stopped(capsys, "sweep").startswith("sweep: signalled, exit code 143")
+    assert stopped("sweep").startswith("sweep: signalled, exit code 143")
     assert launcher.finish().code == 128 + signal.SIGTERM
 
 
@@ -106,32 +110,16 @@ def test_who_only_has_the_number_of_a_launcher_is_left_alone(tmp_path: Path) -> 
     assert lock.open_launcher(signed(tmp_path, "")) is None
 
 
-def test_where_no_lock_can_be_looked_at_that_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/plan.yaml").write_text("")
-    # a link is never followed to a lock
-    (tmp_path / "run/.lllaunch.lock").symlink_to(tmp_path / "loop")
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    monkeypatch.chdir(tmp_path)
-    told = stopped(capsys, "run", code=2)
-    assert "'run' may be running or not" in told
-
-
-def test_what_runs_elsewhere_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_runs_elsewhere_is_told(tmp_path: Path, stopped: Stopped) -> None:
     launcher = begun(tmp_path)
     file = tmp_path / "run/.lllaunch.lock"
     text = file.read_text()
     file.write_text("pid 7 on another-host\n")
-    monkeypatch.chdir(tmp_path)
-    told = stopped(capsys, "run", code=2)
+    told = stopped("run", code=2)
     assert "'run' is held by pid 7 on another-host; that is none of this machine" in told
     assert launcher.process.poll() is None
     file.write_text(text)
-    stopped(capsys, "run")
+    stopped("run")
     launcher.finish()
 
 
@@ -141,21 +129,16 @@ def test_another_users_run_is_told() -> None:
         # which that user may look into, unlike tmp_path
         Path(directory).chmod(0o755)
         file = signed(Path(directory), f"pid {os.getpid()} on {os.uname().nodename}\n")
-        assert another_user_is_told(file)
-
-
-def another_user_is_told(file: str) -> bool:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.setuid(65534)
-            lock.open_launcher(file)
-        except OutputError as error:
-            code = 0 if "another user's" in str(error) else 2
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        child = os.fork()
+        if child == 0:
+            try:
+                os.setuid(65534)
+                lock.open_launcher(file)
+            except OutputError as error:
+                os._exit("another user's" not in str(error))
+            finally:
+                os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 # Waiting

@@ -231,18 +231,6 @@ def test_a_table_is_drawn_in_its_place_until_the_run_is_over(
     assert head.startswith("run: succeeded, attempt 0")
 
 
-def test_after_a_stop_the_table_is_drawn_below_what_the_shell_has_written(
-    terminal: Callable[..., Terminal],
-) -> None:
-    def heads(lines: list[str]) -> int:
-        return sum(line.startswith("run: running") for line in lines)
-
-    shown = terminal("run", "--plain", "--interval", "0.1")
-    shown.until(lambda lines: heads(lines) == 1, "the run")
-    shown.process.send_signal(signal.SIGCONT)
-    shown.until(lambda lines: heads(lines) == 2, "another table")
-
-
 def test_ctrl_c_ends_it_quietly(terminal: Callable[..., Terminal]) -> None:
     for arguments in (("--plain",), ()):
         shown = terminal(*arguments)
@@ -284,10 +272,7 @@ class Keys:
     """The app, its keys, and what is shown."""
 
     def __init__(self, app: TopApp, pilot: Pilot[None]) -> None:
-        self.app, self._pilot = app, pilot
-
-    async def press(self, *keys: str) -> None:
-        await self._pilot.press(*keys)
+        self.app, self._pilot, self.press = app, pilot, pilot.press
 
     async def until(self, condition: Callable[[], Any], what: str) -> None:
         deadline = time.monotonic() + WAIT
@@ -336,28 +321,12 @@ def with_keys(name: str | None, test: Callable[[Keys], Awaitable[None]]) -> None
     asyncio.run(play())
 
 
-def test_into_a_run_and_back(run: Launcher) -> None:
+def test_rows_are_sorted_and_filtered(run: Launcher) -> None:
     async def test(keys: Keys) -> None:
-        assert keys.rows[0][:2] == ["run", "running"]
-        await keys.press("enter")
-        await keys.until(lambda: keys.table.row_count == 2, "its ranks")
-        assert "rank 1 is slowest (step 5)" in keys.text("#head")
-        assert keys.rows[1][:2] == ["1", "running"]
-        await keys.press("escape")
-        await keys.until(lambda: keys.table.row_count == 1, "the list")
         await keys.press("question_mark")
         assert keys.shows(Help)
         await keys.press("escape")
         await keys.until(lambda: keys.shows(ListScreen), "the list")
-        # there is nothing to go back to
-        await keys.press("escape")
-        assert keys.shows(ListScreen)
-
-    with_keys(None, test)
-
-
-def test_rows_are_sorted_and_filtered(run: Launcher) -> None:
-    async def test(keys: Keys) -> None:
         assert [row[0] for row in keys.rows] == ["0", "1"]
         step = keys.titles.index("step")
         for _ in range(step + 1):
@@ -448,30 +417,3 @@ def test_a_run_is_stopped_only_after_a_yes(run: Launcher) -> None:
 
     with_keys(None, test)
     assert run.finish().code == 128 + signal.SIGTERM
-
-
-def test_without_colours_nothing_is_told_by_them(
-    run: Launcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def test(keys: Keys) -> None:
-        assert keys.app.style("bad") == ""
-        assert keys.app.style("title") == "bold"
-        assert "ansi" not in keys.app.theme
-
-    monkeypatch.setenv("NO_COLOR", "1")
-    with_keys(None, test)
-
-
-def test_what_cannot_be_read_is_said_and_tried_again(
-    run: Launcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def test(keys: Keys) -> None:
-        real = LiveReader.everything
-        monkeypatch.setattr(LiveReader, "everything", lambda *_: {}["odd"])
-        await keys.until(lambda: keys.status == "KeyError: 'odd'", "why not")
-        assert keys.table.row_count == 1
-        monkeypatch.setattr(LiveReader, "everything", real)
-        (run.directory / "go").touch()
-        await keys.until(lambda: keys.rows[0][1] == "succeeded", "the end")
-
-    with_keys(None, test)

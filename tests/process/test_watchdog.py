@@ -23,12 +23,13 @@ WATCHDOG = 4
 STALL = {"stall": "4s"}
 
 
-def run(directory: Path, script: str, *overrides: str, **node: Any) -> Finished:
+def run(
+    directory: Path, script: str, *overrides: str, environ: Any = None, **node: Any
+) -> Finished:
     """Run a script to its end."""
     (directory / "work.py").write_text(dedent(script))
-    options = {name: node.pop(name) for name in ("environ",) if name in node}
     settings = {"entrypoint": "work.py", "grace_period": "2s", "tee": "none", **node}
-    return launch(directory, settings, *overrides, **options)
+    return launch(directory, settings, *overrides, environ=environ)
 
 
 def stacks(ended: Finished, rank: int) -> str:
@@ -199,10 +200,8 @@ def test_by_default_a_stall_is_reported_once_with_stacks_and_the_run_goes_on(
 
 def test_the_time_of_the_run_counts_from_its_very_beginning(tmp_path: Path) -> None:
     """Also while the module of a function is imported to look at its arguments."""
-    text = "import time\ntime.sleep(1000)\nglobals().update(f=print)\n"
-    (tmp_path / "slow.py").write_text(text)
-    node = {"entrypoint": "slow:f", "watchdog": {"run_timeout": "2s"}, "tee": "none"}
-    ended = launch(tmp_path, {**node, "max_restarts": 5})
+    node = {"entrypoint": "work:f", "watchdog": {"run_timeout": "2s"}, "max_restarts": 5}
+    ended = run(tmp_path, "import time\ntime.sleep(1000)\nglobals().update(f=print)\n", **node)
     assert ended.code == WATCHDOG, ended.err
     assert len(ended.result["attempts"]) == 1
 
@@ -243,14 +242,10 @@ def test_what_goes_to_the_console_counts_as_output(tmp_path: Path) -> None:
     assert "34" in ended.out.split()
 
 
-@pytest.mark.parametrize(
-    "watchdog",
-    [
-        "default",
-        "strict",
-        {"timeout": "90d", "run_timeout": "300d", "stall": "60d", "timers": True},
-    ],
-)
+LONG = {"timeout": "90d", "run_timeout": "300d", "stall": "60d", "timers": True}
+
+
+@pytest.mark.parametrize("watchdog", ["default", "strict", LONG])
 def test_an_ordinary_run_is_left_alone(tmp_path: Path, watchdog: Any) -> None:
     script = """
     from lllaunch.timer import expires
@@ -262,19 +257,6 @@ def test_an_ordinary_run_is_left_alone(tmp_path: Path, watchdog: Any) -> None:
     assert ended.code == 0, ended.err
     assert ended.log(1) == b"done\n"
     assert not (ended.run_dir / "attempt_0" / "0" / "stacks.txt").exists()
-
-
-def test_secrets_on_a_command_line_are_not_in_the_stacks(tmp_path: Path) -> None:
-    secret = "s3cr3t-of-the-day"
-    args = ["-c", "sleep 1000; true", "x", "${oc.env:MY_TOKEN}"]
-    environ = {"MY_TOKEN": secret}
-    ended = run(tmp_path, "", entrypoint="sh", args=args, watchdog=STALL, environ=environ)
-    assert ended.code == WATCHDOG, ended.err
-    assert "sleep 1000" in stacks(ended, 0)
-    for path in ended.run_dir.rglob("*"):
-        if path.is_file():
-            assert secret.encode() not in path.read_bytes(), path
-    assert secret not in ended.out + ended.err
 
 
 # Busy ones that get nowhere, and some that only look like it
@@ -320,14 +302,6 @@ def test_one_rank_spins_while_the_others_wait_for_it(tmp_path: Path) -> None:
     assert "ranks 0, 2 wait for it" in ended.err
 
 
-MOVES = """
-end = time.monotonic() + 10
-while time.monotonic() < end:
-    spins(20_000)
-    spins(20_000)
-    spins(20_000)
-    spins(20_000)
-"""
 THREAD = """
 import threading
 
@@ -346,23 +320,13 @@ code = "import time, work\\nend = time.monotonic() + 10\\nwhile time.monotonic()
 if __name__ == "__main__":
     subprocess.run([sys.executable, "-c", code + "work.spins(20_000)"], check=True)
 """
-READS = """
-import subprocess, sys
-
-code = "import time\\nfor _ in range(100): open('work.py', 'rb', 0).read(4096); time.sleep(0.1)"
-subprocess.run([sys.executable, "-c", code], check=True)
-"""
 
 
-@pytest.mark.parametrize(
-    "script",
-    [MOVES, THREAD, PROGRAM, READS],
-    ids=["moves", "waits for a thread", "waits for a program", "waits for a program that reads"],
-)
-def test_nothing_is_found_of_who_is_quiet_and(tmp_path: Path, script: str) -> None:
+@pytest.mark.parametrize("script", [THREAD, PROGRAM], ids=["a thread", "a program"])
+def test_nothing_is_found_of_who_is_quiet_and_waits_for(tmp_path: Path, script: str) -> None:
     ended = run(tmp_path, BUSY + script, watchdog=SPIN)
     assert ended.code == 0, ended.err
-    assert "WatchdogFired" not in [event["type"] for event in ended.events()]
+    assert "WatchdogFired" not in types(ended)
 
 
 # The Python API

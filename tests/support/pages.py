@@ -16,6 +16,9 @@ class Seen(HTMLParser):
         open: elements that were not closed.
         text: all that is text, scripts and styles among it.
         tables: by caption, rows of cells, each its text and what it is sorted by.
+        shown: what is text, scripts, styles and `titles` left out.
+        titles: what is shown where somebody points.
+        classes: of what charts are drawn with: elements and the classes of each.
     """
 
     def __init__(self, page: str) -> None:
@@ -25,6 +28,9 @@ class Seen(HTMLParser):
         self.open: list[str] = []
         self.text = ""
         self.tables: dict[str, list[list[tuple[str, str | None]]]] = {}
+        self.shown = ""
+        self.titles: list[str] = []
+        self.classes: list[tuple[str, list[str]]] = []
         self._caption: str = ""
         self._cell: str | None = None
         self._value: str | None = None
@@ -37,7 +43,11 @@ class Seen(HTMLParser):
         self.attributes += attrs
         if tag not in _VOID:
             self.open.append(tag)
-        if tag == "caption":
+        if tag in {"circle", "path", "rect"}:
+            self.classes.append((tag, (dict(attrs).get("class") or "").split()))
+        elif tag == "title":
+            self.titles.append("")
+        elif tag == "caption":
             self._caption = ""
         elif tag == "thead":
             self._rows = []
@@ -48,6 +58,14 @@ class Seen(HTMLParser):
         elif tag in {"td", "th"}:
             self._cell, self._value = "", dict(attrs).get("data-v")
 
+    def values(self, *names: str) -> list[str]:
+        """All values of attributes that are called so."""
+        return [value or "" for name, value in self.attributes if name in names]
+
+    def count(self, tag: str, kind: str) -> int:
+        """How many of these a chart has of a class."""
+        return sum(each == tag and kind in classes for each, classes in self.classes)
+
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
         if tag in {"td", "th"}:
@@ -56,6 +74,10 @@ class Seen(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
+        if "title" in self.open:
+            self.titles[-1] += data
+        elif not {"script", "style"} & {*self.open}:
+            self.shown += data
         if self.open and self.open[-1] == "caption":
             self._caption += data
         if self._cell is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lllaunch.agent import LocalElasticAgent, WorkerGroup, WorkerSpec
 from lllaunch.clock import Deadlines
-from lllaunch.events import Exited, SpawnerEvent
+from lllaunch.events import Exited, OrphansGone, SpawnerEvent
 from lllaunch.linux.process import HasFileno, wait
 from lllaunch.multiprocessing import DefaultLogsSpecs
 from lllaunch.multiprocessing.context import PContext
@@ -222,10 +222,21 @@ class Played(LocalElasticAgent):
         return {}
 
 
-def script(agent: Played, *happenings: Callable[[], None]) -> None:
-    """One of these happens at every wait."""
+def script(agent: Played, *happenings: Callable[[], None] | tuple[SpawnerEvent, ...]) -> None:
+    """One of these happens at every wait: facts are told, anything else is called."""
     left = list(happenings)
-    agent.idle = lambda: left.pop(0)() if left else None
+
+    def idle() -> None:
+        happening = left.pop(0) if left else ()
+        if callable(happening):
+            happening()
+        elif happening:
+            agent.now.tell(*happening)
+
+    agent.idle = idle
+
+
+SWEPT = (OrphansGone(),)
 
 
 Make = Callable[..., Played]

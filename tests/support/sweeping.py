@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from lllaunch.linux import proc
 from lllaunch.linux.gpus import PRETEND
-from lllaunch.sweep.journal import ComposedRecord, EndedRecord, Record, StartedRecord, read_journal
+from lllaunch.sweep.journal import ComposedRecord, Record, StartedRecord, read_journal
 from support.launching import until
 from support.project import Project, environment
 
@@ -164,9 +164,6 @@ class SweepProject(Project):
 
     def started(self) -> list[int]:
         return [record.job for record in self.records() if isinstance(record, StartedRecord)]
-
-    def ended(self) -> list[int]:
-        return [record.job for record in self.records() if isinstance(record, EndedRecord)]
 
     def succeeded(self) -> set[int]:
         """Jobs whose result.json says so."""

@@ -1,10 +1,13 @@
-"""Verbs that look at configs, called in the test's own process as their user calls them."""
+"""The app, and verbs that look at configs, called in the test's own process."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from lllaunch.app import command
 
 if TYPE_CHECKING:
     import pytest
@@ -16,6 +19,23 @@ class Ended(NamedTuple):
     code: int
     out: str
     err: str
+
+
+# takes the words of a command line
+Called = Callable[..., Ended]
+
+
+def call_app(
+    argv: Sequence[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Ended:
+    """Run ``lllaunch ARGV``, for what starts nothing."""
+    # what measures this process is no debugger
+    monkeypatch.setattr("hydra._internal.utils.is_under_debugger", lambda: False)
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    monkeypatch.setattr(sys, "argv", ["lllaunch", *argv])
+    capfd.readouterr()
+    code = command.run(None)
+    return Ended(code, *capfd.readouterr())
 
 
 def call(

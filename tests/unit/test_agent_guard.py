@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
-from support.played import Make, Order, PlayedStarter, ended, playing, script
+from support.played import SWEPT, Make, Order, PlayedStarter, ended, playing, script
 
 from lllaunch.agent import LocalElasticAgent, WorkerSpec, WorkerState
 from lllaunch.errors import OutputError
-from lllaunch.events import OrphansGone, Started
+from lllaunch.events import Started
 from lllaunch.multiprocessing import DefaultLogsSpecs
-from lllaunch.spec import RestartPolicy, WatchdogPolicy
+from lllaunch.spec import WatchdogPolicy
 from lllaunch.supervisor import machine as v
 from lllaunch.supervisor.watchdog import STACKS_SECONDS, KernelSleep, WatchdogDriver
-from lllaunch.testing import FakeClock
-from lllaunch.watchdog.findings import TimedOut
 from lllaunch.watchdog.stacks import collector
 from lllaunch.watchdog.stacks.frames import RankStack
-from lllaunch.watchdog.stacks.recorders import TraceSource
 
 SIGTERM = 15
 
@@ -32,19 +29,11 @@ class Collector:
     made: list[Collector]
 
     def __init__(
-        self,
-        workers: Mapping[int, int],
-        paths: Mapping[int, str],
-        heading: str,
-        hide: Callable[[str], str] = str,
-        directory: str = "",
-        base_rank: int = 0,
-        parent: int = 0,
-        recorders: Mapping[int, TraceSource] | None = None,
+        self, workers: Mapping[int, int], paths: Mapping[int, str], heading: str, **more: object
     ) -> None:
-        assert parent == PlayedStarter.pid
-        assert recorders is not None
-        self.workers, self.paths, self.heading = dict(workers), dict(paths), heading
+        assert more["parent"] == PlayedStarter.pid
+        assert more["recorders"] is not None
+        self.workers, self.heading = dict(workers), heading
         self.fd = os.eventfd(int(self.done), os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         type(self).made.append(self)
 
@@ -76,11 +65,11 @@ def test_an_attempt_that_takes_too_long_is_ended_after_its_stacks_were_taken(pla
     agent = play(2, watchdog=WatchdogPolicy(timeout=60.0))
     script(
         agent,
-        lambda: agent.now.tell(Started(0, 7, 1), Started(1, 8, 1)),
-        lambda: None,
-        lambda: None,
-        lambda: agent.now.tell(ended(0, -15), ended(1, -15)),
-        lambda: agent.now.tell(OrphansGone()),
+        (Started(0, 7, 1), Started(1, 8, 1)),
+        (),
+        (),
+        (ended(0, -15), ended(1, -15)),
+        SWEPT,
     )
     assert agent.run().state is WorkerState.FAILED
     assert agent.clock.now == 60.0
@@ -103,7 +92,7 @@ def test_stacks_that_do_not_come_are_not_waited_for(
 ) -> None:
     monkeypatch.setattr(Collector, "done", False)
     agent = play(1, watchdog=WatchdogPolicy(timeout=60.0))
-    script(agent, lambda: agent.now.tell(Started(0, 7, 1)))
+    script(agent, (Started(0, 7, 1),))
     agent.run()
     signalled = [item for item in agent.seen if isinstance(item, v.SignalWorkers)]
     assert signalled == [v.SignalWorkers(SIGTERM, "timeout")]
@@ -121,37 +110,12 @@ def test_each_attempt_has_its_own_time(play: Make) -> None:
     script(
         agent,
         lambda: ends_just_in_time(1),
-        lambda: agent.now.tell(OrphansGone()),
+        SWEPT,
         lambda: ends_just_in_time(0),
-        lambda: agent.now.tell(OrphansGone()),
+        SWEPT,
     )
     assert agent.run().state is WorkerState.SUCCEEDED
     assert "WatchdogFired" not in kinds(agent.seen)
-
-
-def test_the_runs_time_is_over_in_the_wait_before_a_restart(play: Make) -> None:
-    policy = RestartPolicy(delay=100.0)
-    agent = play(1, max_restarts=9, watchdog=WatchdogPolicy(run_timeout=60.0), restart=policy)
-    script(agent, lambda: agent.now.tell(ended(0, 1)), lambda: agent.now.tell(OrphansGone()))
-    assert agent.run().state is WorkerState.FAILED
-    assert agent.clock.now == 60.0
-    assert agent.seen[-1] == v.Finish(WorkerState.FAILED, "timeout")
-    assert len(agent.contexts) == 1
-
-
-def test_the_wait_before_a_restart_passes(play: Make) -> None:
-    agent = play(1, max_restarts=9, restart=RestartPolicy(delay=100.0))
-    script(
-        agent,
-        lambda: agent.now.tell(ended(0, 1)),
-        lambda: agent.now.tell(OrphansGone()),
-        lambda: None,
-        lambda: agent.now.tell(ended(0)),
-        lambda: agent.now.tell(OrphansGone()),
-    )
-    assert agent.run().state is WorkerState.SUCCEEDED
-    assert agent.clock.now == 100.0
-    assert v.Pause(100.0) in agent.seen
 
 
 @pytest.mark.parametrize(("exitcode", "fault"), [(1, "failure"), (-11, "died")])
@@ -159,11 +123,7 @@ def test_an_end_by_a_signal_is_another_cause_than_a_status(
     play: Make, exitcode: int, fault: v.Fault
 ) -> None:
     agent = play(1)
-    script(
-        agent,
-        lambda: agent.now.tell(ended(0, exitcode)),
-        lambda: agent.now.tell(OrphansGone()),
-    )
+    script(agent, (ended(0, exitcode),), SWEPT)
     agent.run()
     assert agent.seen[-1] == v.Finish(WorkerState.FAILED, fault)
 
@@ -181,11 +141,16 @@ def test_torchs_variable_asks_for_timers(
 ) -> None:
     path = os.path.join(tmp_path, "timers")
     monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", path)
-    guard = torchs()
-    guard.prepare(1)
-    assert guard.environment(0) == {}, "not asked for: nothing is served"
-    guard.close()
+
+    def served(guard: WatchdogDriver) -> dict[str, str]:
+        guard.prepare(1)
+        found = guard.environment(0)
+        guard.close()
+        return found
+
+    assert served(torchs()) == {}, "not asked for"
     monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+    assert served(torchs(WatchdogPolicy())) == {}, "the policy says what is asked for"
     guard = torchs()
     guard.prepare(1)
     assert guard.environment(0)["TORCHELASTIC_TIMER_FILE"] == path
@@ -194,16 +159,6 @@ def test_torchs_variable_asks_for_timers(
     assert os.path.exists(path), "the next attempt is served as well"
     guard.close()
     assert not os.path.exists(path)
-
-
-def test_torchs_variable_changes_nothing_where_a_policy_is_given(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
-    guard = torchs(WatchdogPolicy())
-    guard.prepare(1)
-    assert guard.environment(0) == {}
-    guard.close()
 
 
 def test_a_timer_file_that_another_launcher_serves_is_left_alone(
@@ -226,30 +181,8 @@ def test_whoever_hangs_in_the_kernel_is_looked_for_while_the_group_runs(play: Ma
     agent = play(1, max_restarts=5)
     clock = agent.clock
     agent.watch(WatchdogDriver(None, KernelSleep(8.0, clock, lambda pid: "D"), clock))
-    script(agent, lambda: agent.now.tell(Started(0, 7, 1)))
+    script(agent, (Started(0, 7, 1),))
     assert agent.run().state is WorkerState.FAILED
     assert v.WorkersStuck() in agent.seen
     assert len(agent.contexts) == 1
     assert agent.seen[-1] == v.Finish(WorkerState.FAILED, "hang")
-
-
-def test_a_guard_without_a_policy_waits_for_nothing() -> None:
-    guard = WatchdogDriver(None, clock=FakeClock())
-    guard.prepare(2)
-    assert guard.files() == []
-    assert guard.next_in(healthy=True) is None
-    assert guard.events(healthy=True) == []
-    guard.close()
-
-
-def test_a_finding_is_told_once() -> None:
-    clock = FakeClock()
-    guard = WatchdogDriver(WatchdogPolicy(run_timeout=5.0), clock=clock)
-    guard.prepare(1)
-    assert guard.next_in(healthy=False) == 5.0
-    clock.advance(5.0)
-    fired = v.WatchdogFired(TimedOut(5.0, "run"), "timeout", whole_run=True)
-    assert guard.events(healthy=False) == [fired]
-    assert guard.events(healthy=False) == []
-    assert guard.next_in(healthy=False) is None
-    guard.close()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 
 import pytest
-from support.played import Make, Order, Rendezvous, ended, playing, script
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.played import SWEPT, Make, Order, Played, Rendezvous, ended, playing, script
 
 from lllaunch.agent import WorkerState
-from lllaunch.events import OrphansGone, SpawnerGone, Started
+from lllaunch.errors import SpawnerDied
+from lllaunch.events import OrphansGone, SpawnerEvent, SpawnerGone, Started
 from lllaunch.multiprocessing import SignalException
 from lllaunch.supervisor import machine as v
 
@@ -24,9 +28,9 @@ def test_success_is_swept_and_told_by_global_rank(play: Make) -> None:
     agent = play(2)
     script(
         agent,
-        lambda: agent.now.tell(Started(0, 7, 1), Started(1, 8, 1)),
-        lambda: agent.now.tell(ended(1), ended(0)),
-        lambda: agent.now.tell(OrphansGone()),
+        (Started(0, 7, 1), Started(1, 8, 1)),
+        (ended(1), ended(0)),
+        SWEPT,
     )
     result = agent.run()
     assert result.state is WorkerState.SUCCEEDED
@@ -37,57 +41,13 @@ def test_success_is_swept_and_told_by_global_rank(play: Make) -> None:
 
 def test_the_ladder_climbs_by_the_clock(play: Make) -> None:
     agent = play(2)
-    script(agent, lambda: agent.now.tell(ended(1, 3)))
+    script(agent, (ended(1, 3),))
     result = agent.run()
     assert agent.orders() == [Order("signal", (0,), SIGTERM), Order("kill", (0,))]
     assert agent.clock.now == 5 + 10, "the grace period, and ten seconds for what SIGKILL ends"
     assert v.AbandonWorkers(frozenset({0})) in agent.seen
     assert result.state is WorkerState.FAILED
     assert [failure.exitcode for failure in result.failures.values()] == [3]
-
-
-def test_a_sweep_that_does_not_end_is_not_waited_for(play: Make) -> None:
-    agent = play(1, max_restarts=3)
-    script(agent, lambda: agent.now.tell(ended(0, 1)))
-    assert agent.run().state is WorkerState.FAILED
-    assert agent.clock.now == 10
-    assert len(agent.contexts) == 1, "what hangs would be missing in the next attempt"
-    agent = play(1)
-    script(agent, lambda: agent.now.tell(ended(0)))
-    assert agent.run().state is WorkerState.SUCCEEDED
-    assert v.OrphansStuck() in agent.seen
-
-
-def test_a_spawner_that_dies_right_after_the_sweep_does_not_touch_the_next_attempt(
-    play: Make,
-) -> None:
-    agent = play(1, max_restarts=1)
-    script(
-        agent,
-        lambda: agent.now.tell(ended(0, 1)),
-        lambda: agent.now.tell(OrphansGone(), SpawnerGone(1, -9)),
-        lambda: agent.now.tell(ended(0)),
-        lambda: agent.now.tell(OrphansGone()),
-    )
-    assert agent.run().state is WorkerState.SUCCEEDED
-    assert len(agent.contexts) == 2
-
-
-def test_nodes_that_wait_when_the_sweep_ends_find_the_next_attempt(play: Make) -> None:
-    agent = play(1, max_restarts=1, handler=Rendezvous(waiting=1))
-
-    def sweep_ends_as_the_deadline_passes() -> None:
-        agent.clock.advance(1)
-        agent.now.tell(OrphansGone())
-
-    script(
-        agent,
-        lambda: agent.now.tell(ended(0, 1)),
-        sweep_ends_as_the_deadline_passes,
-        lambda: agent.now.tell(ended(0)),
-        lambda: agent.now.tell(OrphansGone()),
-    )
-    assert agent.run().state is WorkerState.SUCCEEDED
 
 
 def test_waiting_nodes_are_let_in(play: Make) -> None:
@@ -101,7 +61,7 @@ def test_waiting_nodes_are_let_in(play: Make) -> None:
         elif isinstance(item, v.CleanUp):
             agent.now.tell(OrphansGone())
         elif isinstance(item, v.StartWorkers) and item.attempt == 1:
-            script(agent, lambda: agent.now.tell(ended(0)))
+            script(agent, (ended(0),))
 
     agent.react = react
     assert agent.run().state is WorkerState.SUCCEEDED
@@ -117,8 +77,8 @@ def test_two_signals_from_outside(play: Make, first: int, second: int) -> None:
         agent,
         lambda: signal.raise_signal(first),
         lambda: signal.raise_signal(second),
-        lambda: agent.now.tell(ended(0, -9), ended(1, -9)),
-        lambda: agent.now.tell(OrphansGone()),
+        (ended(0, -9), ended(1, -9)),
+        SWEPT,
     )
     with pytest.raises(SignalException) as caught:
         agent.run()
@@ -128,41 +88,14 @@ def test_two_signals_from_outside(play: Make, first: int, second: int) -> None:
     assert agent.orders() == told
 
 
-def test_a_signal_while_the_leftovers_of_a_success_are_ended_waits_for_them(play: Make) -> None:
-    agent = play(1)
-    script(
-        agent,
-        lambda: agent.now.tell(ended(0)),
-        lambda: signal.raise_signal(SIGINT),
-        lambda: agent.now.tell(OrphansGone()),
-    )
-    with pytest.raises(SignalException):
-        agent.run()
-    assert OrphansGone() in agent.seen
-
-
-def test_the_second_signal_ends_the_wait_for_a_sweep(play: Make) -> None:
-    agent = play(1)
-    script(
-        agent,
-        lambda: agent.now.tell(ended(0)),
-        lambda: signal.raise_signal(SIGHUP),
-        lambda: signal.raise_signal(SIGTERM),
-    )
-    with pytest.raises(SignalException) as caught:
-        agent.run()
-    assert caught.value.sigval == SIGHUP
-    assert agent.clock.now == 0
-
-
 def test_slurm_signals_the_workers_itself(play: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     agent = play(1)
     script(
         agent,
         lambda: signal.raise_signal(SIGTERM),
-        lambda: agent.now.tell(ended(0, -SIGTERM)),
-        lambda: agent.now.tell(OrphansGone()),
+        (ended(0, -SIGTERM),),
+        SWEPT,
     )
     with pytest.raises(SignalException):
         agent.run()
@@ -178,11 +111,7 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(play: Make) -> Non
 
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        script(
-            agent,
-            signal_and_end,
-            lambda: agent.now.tell(OrphansGone()),
-        )
+        script(agent, signal_and_end, SWEPT)
         assert agent.run().state is WorkerState.SUCCEEDED
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
@@ -193,14 +122,69 @@ def test_metrics_are_the_roles(play: Make, monkeypatch: pytest.MonkeyPatch) -> N
     found: list[str] = []
     monkeypatch.setattr("lllaunch.agent.api.put_metric", lambda name, value: found.append(name))
     agent = play(1)
-    script(agent, lambda: agent.now.tell(ended(0)), lambda: agent.now.tell(OrphansGone()))
+    script(agent, (ended(0),), SWEPT)
     agent.run()
     assert found
     assert all(name.startswith("workers.r.") for name in found)
 
 
-def test_nothing_is_waited_for_without_a_wake_up_or_a_deadline(play: Make) -> None:
-    agent = play(1)
-    with pytest.raises(AssertionError, match="a wait for ever"):
+class Chance:
+    """Lets things happen in any order and any company, as hypothesis chooses."""
+
+    def __init__(self, agent: Played, choices: list[int]) -> None:
+        self.agent = agent
+        self.choices = choices
+        self.dead: set[int] = set()
+        self.waits = 0
+
+    def choose(self, below: int) -> int:
+        return self.choices.pop() % below if self.choices else 0
+
+    def idle(self) -> None:
+        self.waits += 1
+        assert self.waits < 500, "it does not end"
+        starter = self.agent.now
+        if id(starter) in self.dead:
+            return
+        facts: list[SpawnerEvent] = []
+        for rank in sorted(self.agent.contexts[-1].alive):
+            if self.choose(3) == 0 or not self.choices:
+                facts.append(ended(rank, (0, 1, -9)[self.choose(3)]))
+        if (
+            self.agent._machine.cleaning_up
+            and Order("clean_up") in starter.orders
+            and self.choose(2) == 0
+        ):
+            facts.append(OrphansGone())
+        if self.choose(12) == 1:
+            facts.append(SpawnerGone(1, -9))
+            self.dead.add(id(starter))
+        if facts:
+            starter.tell(*facts)
+        if self.choose(6) == 1:
+            signal.raise_signal((SIGINT, SIGTERM, SIGHUP)[self.choose(3)])
+        if self.choose(3) == 1:
+            self.agent.clock.advance(1)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@given(
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.integers(0, 1),
+    st.lists(st.integers(0, 1000), max_size=80),
+)
+def test_any_company_of_events_ends_the_run_once(
+    play: Make, nprocs: int, max_restarts: int, waiting: int, choices: list[int]
+) -> None:
+    agent = play(nprocs, max_restarts, Rendezvous(waiting))
+    agent._store = None
+    agent.idle = Chance(agent, choices).idle
+    with contextlib.suppress(SignalException, SpawnerDied):
         agent.run()
-    assert agent.now.orders == [Order("close")], "also then the context is released"
+    assert sum(isinstance(item, v.Finish) for item in agent.seen) == 1
+    assert not agent.contexts[-1].alive or any(
+        isinstance(item, v.AbandonWorkers) for item in agent.seen
+    )
+    counted = [i for i in agent.seen if isinstance(i, v.StartWorkers) and i.reason == "failure"]
+    assert len(counted) <= max_restarts

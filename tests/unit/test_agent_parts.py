@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.agent import WorkerSpec
-from lllaunch.agent.api import Worker, WorkerGroup, workers_of
+from lllaunch.agent import LocalElasticAgent, WorkerSpec
+from lllaunch.agent.api import workers_of
 from lllaunch.clock import Deadlines
 from lllaunch.cluster.membership import Share, shares
 from lllaunch.cluster.rendezvous import agree, arrive, await_barrier
 from lllaunch.macros import WORKER_NAMES
+from lllaunch.multiprocessing import DefaultLogsSpecs
 from lllaunch.supervisor.environ import (
     CONTRACT_NAMES,
     WorkerContext,
@@ -101,8 +104,48 @@ def test_virtual_rank_needs_a_device_per_worker() -> None:
         virtual_rank(2, {"CUDA_VISIBLE_DEVICES": "0,1"})
 
 
-def test_argument_macros() -> None:
-    assert substitute_local_rank(("--x=${local_rank}", 5, "${rank}"), 3) == ("--x=3", 5, "${rank}")
+@pytest.mark.parametrize(
+    ("text", "filled"),
+    [
+        ("--rank=${local_rank}", "--rank=3"),
+        ("$local_rank", "3"),
+        ("$$local_rank", "$local_rank"),
+        ("$$ $", "$ $"),
+        ("${rank} ${worker:rank} $local_ranks", "${rank} ${worker:rank} $local_ranks"),
+        ("plain", "plain"),
+    ],
+)
+def test_argument_macros_are_torchs(text: str, filled: str) -> None:
+    assert substitute_local_rank((text, 5, None), 3) == (filled, 5, None)
+
+
+@pytest.mark.parametrize(
+    ("template", "prefix"),
+    [
+        ("[${role_name}${rank}]:", "[trainer3]:"),
+        ("$local_rank of $hostname|", "1 of |"),
+        ("cost $$5 ${rank}", "cost $5 3"),
+        ("$${rank} $unknown", "${rank} $unknown"),
+    ],
+)
+def test_line_prefixes_are_templates(template: str, prefix: str) -> None:
+    agent = LocalElasticAgent(
+        WorkerSpec("trainer", 2, entrypoint="x"),
+        DefaultLogsSpecs(),
+        log_line_prefix_template=template,
+    )
+    assert agent._prefixes({1: place()}) == {1: prefix}
+
+
+def test_an_agent_is_made_without_torch_or_templates() -> None:
+    code = (
+        "import sys; from lllaunch.agent import LocalElasticAgent, WorkerSpec;"
+        "from lllaunch.multiprocessing import DefaultLogsSpecs;"
+        "LocalElasticAgent(WorkerSpec('r', 2, entrypoint='x'), DefaultLogsSpecs());"
+        "print([name for name in ('torch', 'numpy', 'asyncio', 'hydra') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 5)), min_size=1, max_size=6))
@@ -184,12 +227,6 @@ def test_ports_are_outside_the_clients_range(a: int, b: int, rng: random.Random)
         assert all(not low <= port <= high for port in ports)
 
 
-def test_ports_at_both_ends_of_the_range_are_drawn() -> None:
-    both = iter([0, 9_999 + 5_536 - 1])
-    ports = candidates((20_000 - 1, 60_000 - 1), lambda total: next(both) % total)
-    assert [next(ports), next(ports)] == [10_000, 65_535]
-
-
 def test_deadlines() -> None:
     now = [10.0]
     deadlines = Deadlines(lambda: now[0])
@@ -245,10 +282,3 @@ def test_a_spec_refuses_nonsense() -> None:
         spec = WorkerSpec("r", 1, fn=shares)
     assert spec.get_entrypoint_name() == "shares"
     assert WorkerSpec("r", 1, entrypoint="/a/b").get_entrypoint_name() == "b"
-
-
-def test_workers_show_their_ranks() -> None:
-    worker = Worker(1, 3, 2, 5, 4)
-    text = "local_rank=1,global_rank=3,role_rank=2,world_size=5,role_world_size=4"
-    assert str(worker) == repr(worker) == text
-    assert len(WorkerGroup(WorkerSpec("r", 3, entrypoint="x")).workers) == 3

@@ -76,14 +76,11 @@ def events(directory: Path) -> list[QueueEvent]:
     return [event for _, event in read_history(str(directory))]
 
 
-BACK = Requeued("preempted", "lllaunch")
-
-
 def test_what_slurm_has_put_back_meanwhile_is_not_over(fake: FakeSlurm, tmp_path: Path) -> None:
     # at the start, when it decides, and after it was refused
     fake.restarts, fake.refuses = [0, 0, 1], True
     assert run_in_job(str(tmp_path), "7", Submission("7", str(tmp_path)), told_to_end) == 143
-    assert events(tmp_path)[-1] == BACK
+    assert events(tmp_path)[-1] == Requeued("preempted", "lllaunch")
 
 
 def test_what_slurm_does_not_put_back_is_over(fake: FakeSlurm, tmp_path: Path) -> None:

@@ -36,20 +36,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path.write_text(text)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "-m +exp=toy lr=1,2 hydra.sweep.dir=s",
-        "+exp=toy lr=1,2 hydra.sweep.dir=s --multirun",
-        "+exp=toy --config-dir=other lr=1,2 -cn mine ~a -m hydra.sweep.dir=s",
-    ],
-)
-def test_a_flag_may_stand_anywhere_between_overrides(line: str) -> None:
-    words = shlex.split(line)
-    given = get_args_parser().parse_args(arranged(words))
+def test_a_flag_may_stand_anywhere_between_overrides() -> None:
+    line = "+exp=toy --config-dir=other lr=1,2 -cn mine ~a -m hydra.sweep.dir=s"
+    given = get_args_parser().parse_args(arranged(line.split()))
     assert given.multirun
-    keys = ("+exp", "lr", "~a", "hydra.sweep.dir")
-    assert given.overrides == [word for word in words if word.startswith(keys)]
+    assert (given.config_dir, given.config_name) == ("other", "mine")
+    assert given.overrides == ["+exp=toy", "lr=1,2", "~a", "hydra.sweep.dir=s"]
 
 
 @pytest.mark.parametrize(
@@ -106,13 +98,11 @@ def test_flags_come_first_with_their_values(line: str, expected: str) -> None:
             "lllaunch launch.entrypoint=train.py",
         ),
         ("run +exp=toy -m lr=1,2", "lllaunch -m +exp=toy lr=1,2"),
-        ("conf/exp/toy.yaml", "lllaunch +exp=toy"),
         ("conf/exp/big/net.yaml", "lllaunch +exp/big=net"),
         ("conf/config.yaml", "lllaunch --config-name config"),
         ("--config-dir other other/exp/toy.yaml", "lllaunch --config-dir other +exp=toy"),
         ("outputs/1/plan.yaml", "lllaunch rerun outputs/1"),
         ("+exp=toy plan", "lllaunch plan +exp=toy"),
-        ("own.py lr=2", "python own.py lr=2"),
         ("--nproc-per-node 2 own.py lr=2", "python own.py launch.nproc=2 lr=2"),
     ],
 )
@@ -129,14 +119,8 @@ def test_the_command_that_was_meant_is_given(line: str, command: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (
-            "foo",
-            f"unknown command 'foo' (choose from {', '.join(VERBS)})",
-        ),
-        (
-            "shwo",
-            (f"unknown command 'shwo' (choose from {', '.join(VERBS)}); did you mean 'show'?"),
-        ),
+        ("foo", f"unknown command 'foo' (choose from {', '.join(VERBS)})"),
+        ("shwo", f"unknown command 'shwo' (choose from {', '.join(VERBS)}); did you mean 'show'?"),
         ("trian.py", "trian.py: no such file; did you mean 'train.py'?"),
         ("conf/exp/toi.yaml", "conf/exp/toi.yaml: no such file; did you mean 'conf/exp/toy.yaml'?"),
         ("+exp=toy lr", "'lr': expected an override (KEY=VALUE), got no '='"),
@@ -174,10 +158,8 @@ def test_an_app_of_the_users_own_has_no_commands(
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12))
-@example("a:b")
 @example("true")
 @example("a,b]")
-@example('say \\"hi"')
 @example("${x}")
 def test_arguments_of_a_script_come_out_of_hydras_grammar_as_they_were(word: str) -> None:
     assume(word not in {"-t", "-r"})  # torchrun's
@@ -197,7 +179,6 @@ def test_arguments_of_a_script_come_out_of_hydras_grammar_as_they_were(word: str
         ("from lllaunch import main as app\n@app(config_path=None)\ndef f(cfg): ...\n", True),
         ("from hydra import main  # not lllaunch.main\n@main()\ndef f(cfg): ...\n", False),
         ("lllaunch.main(", False),
-        ("\0lllaunch.main", False),
     ],
 )
 def test_an_own_app_is_told_by_its_decorator(tmp_path: Path, text: str, expected: bool) -> None:

@@ -8,18 +8,10 @@ from lllaunch.app import early
 from lllaunch.app.search_path import config_dir_of, with_config_path
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["--cfg", "job"],
-        ["--info"],
-        ["--help"],
-        ["-sc", "install=bash"],
-    ],
-)
-def test_a_command_line_that_only_asks_starts_no_spawner(argv: list[str]) -> None:
-    assert early.only_asks(argv)
-    assert early.prestarted(argv) is None
+@pytest.mark.parametrize("words", ["--cfg job", "--info", "--help", "-sc install=bash"])
+def test_a_command_line_that_only_asks_starts_no_spawner(words: str) -> None:
+    assert early.only_asks(words.split())
+    assert early.prestarted(words.split()) is None
     assert not early.only_asks(["-m", "a=1,2", "--config-name", "c"])
 
 
@@ -31,19 +23,10 @@ def test_without_room_for_a_process_it_is_started_later(monkeypatch: pytest.Monk
     assert early.prestarted([]) is None
 
 
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        (["--config-dir", "a b"], "a b"),
-        (["-cd", "x", "+exp=x"], "x"),
-        (["-cd", "x", "--config-dir", "y"], "y"),
-        (["--config-dir"], None),
-    ],
-)
-def test_the_config_dir_is_read_from_the_command_line(
-    argv: list[str], expected: str | None
-) -> None:
-    assert config_dir_of(argv) == expected
+def test_the_config_dir_is_read_from_the_command_line() -> None:
+    assert config_dir_of(["--config-dir", "a b"]) == "a b"
+    assert config_dir_of(["-cd", "x", "--config-dir", "y", "+exp=x"]) == "y"
+    assert config_dir_of(["--config-dir"]) is None
 
 
 def test_config_path_counts_from_where_the_command_was_given() -> None:

@@ -3,10 +3,7 @@ from __future__ import annotations
 import os
 import signal
 
-import hydra._internal.utils
-import hydra.core.utils
 import pytest
-from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import ConfigCompositionException
 
 from lllaunch.app.boundary import JobFailed, Ledger
@@ -63,27 +60,24 @@ def test_ctrl_c_after_the_run_does_not_change_what_it_ended_with() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.parametrize("full", [False, True])
 def test_a_failed_job_ends_the_app_with_its_code_and_its_message(
-    capsys: pytest.CaptureFixture[str],
+    full: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ledger = Ledger()
-    ended = ledger.note(JobFailed(2, str(WRONG), WRONG))
-    assert "HYDRA_FULL_ERROR" not in os.environ
-    assert ends(ledger, ended) == 2
-    assert capsys.readouterr().err == "lllaunch: launch.tee: expected a mask, got 'al' [mask]\n"
-
-
-def test_the_user_who_wants_full_errors_gets_them(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    if full:
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     ledger = Ledger()
     try:
         raise WRONG
     except ConfigError as error:
         ended = ledger.note(JobFailed(2, str(error), error))
+    assert ("HYDRA_FULL_ERROR" in os.environ) is full
     assert ends(ledger, ended) == 2
-    assert "Traceback" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    if full:
+        assert "Traceback" in said
+    else:
+        assert said == "lllaunch: launch.tee: expected a mask, got 'al' [mask]\n"
 
 
 def test_in_a_sweep_the_first_failed_job_decides_but_for_a_signal() -> None:
@@ -94,21 +88,3 @@ def test_in_a_sweep_the_first_failed_job_decides_but_for_a_signal() -> None:
     # a sweeper that tolerates failed jobs does not hide them
     assert ledger.run(lambda: None) == 3
     assert ends(ledger, SystemExit(143)) == 143
-
-
-def test_the_value_of_a_failed_job_is_raised_and_nothing_is_printed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    raised = JobFailed(3, "failed")
-
-    def app() -> None:
-        # as Hydra makes one for each job
-        job = hydra.core.utils.JobReturn()
-        job.return_value, job.status = raised, JobStatus.FAILED
-        with pytest.raises(JobFailed, match="failed"):
-            _ = job.return_value
-
-    ledger = Ledger()
-    assert ledger.run(app) is None
-    assert capsys.readouterr().err == ""
-    assert hydra.core.utils.JobReturn is JobReturn

@@ -7,24 +7,19 @@ import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 from omegaconf import OmegaConf
 from support.project import Project
-from support.verbs import Ended, listing
+from support.verbs import Called, call_app, listing
 
-from lllaunch.app import command
 from lllaunch.app.gate import asks_for_lock
 from lllaunch.app.naming import as_written, job_name
 from lllaunch.verbs import plan
 
 # Leaves a file behind when it is imported, and when it is called.
 TRAP = "open('sprung', 'w').close()\ndef make(*args, **kwargs): open('sprung', 'w').close()\n"
-
-
-class Run(Protocol):
-    def __call__(self, *argv: str) -> Ended: ...
+CALLBACK = "+hydra.callbacks.mine._target_=trap.make"
 
 
 @pytest.fixture
@@ -42,61 +37,54 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
     found.write("conf/lllaunch.yaml", "allow: {programs: [env]}\n")
     found.write("trap/__init__.py", TRAP)
     found.write("trap/exp/a.yaml", "# @package _global_\nlaunch: {entrypoint: env}\n")
-    found.write("trap/__main__.py", TRAP)
-    found.write("train.py", "")
-    for group in ("job", "hydra"):
-        for name, text in (("factory", "'()': trap.make"), ("by_text", "x: ext://trap.make")):
-            found.write(
-                f"conf/hydra/{group}_logging/{name}.yaml",
-                f"version: 1\nformatters: {{mine: {{{text}}}}}\nroot: {{level: INFO}}\n",
-            )
+    for group, text in (("job", "'()': trap.make"), ("hydra", "x: ext://trap.make")):
+        found.write(
+            f"conf/hydra/{group}_logging/traps.yaml",
+            f"version: 1\nformatters: {{mine: {{{text}}}}}\nroot: {{level: INFO}}\n",
+        )
     yield found
     assert "trap" not in sys.modules
+    assert not (found.root / "sprung").exists()
 
 
 @pytest.fixture
 def run(
     project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Run:
-    def run(*argv: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["lllaunch", *argv])
-        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-        capfd.readouterr()
-        code = command.run(None)
-        return Ended(code, *capfd.readouterr())
-
-    return run
+) -> Called:
+    return lambda *argv: call_app(argv, monkeypatch, capfd)
 
 
 def files(project: Project) -> set[str]:
     return {name for name, content in listing(project.root).items() if content is not None}
 
 
+@pytest.mark.parametrize("more", [(), ("-m",)])
 @pytest.mark.parametrize(
-    ("override", "key", "wanted"),
+    "refused",
     [
-        ("+hydra.callbacks.mine._target_=trap.make", "hydra.callbacks.mine", "allow.callbacks"),
-        ("hydra.searchpath=[file://conf,'pkg://trap']", "hydra.searchpath", "allow.searchpath"),
-        ("hydra/job_logging=factory", "hydra.job_logging", "allow.targets"),
-        ("hydra/hydra_logging=by_text", "hydra.hydra_logging", "allow.targets"),
-        ("hydra.launcher._target_=trap.make", "hydra.launcher", "allow.targets"),
-        ("+model._target_=trap.make", "model._target_", "allow.targets"),
-        ("+model={name: trap.make, _target_: '${.name}'}", "model._target_", "allow.targets"),
-        ("+hydra.job.env_set.PYTHONSTARTUP=trap.py", "PYTHONSTARTUP", "allow.env"),
-        ("hydra.job.env_set='${elsewhere}'", "hydra.job.env_set", "write them out"),
+        {
+            CALLBACK: "hydra.callbacks.mine",
+            "hydra/job_logging=traps": "hydra.job_logging",
+            "hydra/hydra_logging=traps": "hydra.hydra_logging",
+            "hydra.launcher._target_=trap.make": "hydra.launcher",
+            "+model._target_=trap.make": "model._target_",
+            "+other={name: trap.make, _target_: '${.name}'}": "other._target_",
+            "+hydra.job.env_set.PYTHONSTARTUP=trap.py": "hydra.job.env_set.PYTHONSTARTUP",
+        },
+        {"hydra.searchpath=[file://conf,'pkg://trap']": "hydra.searchpath"},
+        {"hydra.job.env_set='${elsewhere}'": "hydra.job.env_set"},
     ],
 )
 def test_what_hydra_would_make_is_refused_before_it_makes_it(
-    override: str, key: str, wanted: str, run: Run, project: Project
+    refused: dict[str, str], more: tuple[str, ...], run: Called, project: Project
 ) -> None:
     before = files(project)
-    for more in ((), ("-m",)):
-        ended = run(*more, "+exp=a", override)
-        assert (ended.code, ended.out) == (5, "")
-        assert key in ended.err
-        assert wanted in ended.err
-        assert "Traceback" not in ended.err
-        assert files(project) == before  # nor has Hydra begun a directory
+    ended = run(*more, "+exp=a", *refused)
+    assert (ended.code, ended.out) == (5, "")
+    for key in refused.values():
+        assert f" {key}" in ended.err
+    assert "Traceback" not in ended.err
+    assert files(project) == before  # nor has Hydra begun a directory
 
 
 @pytest.mark.parametrize(
@@ -112,17 +100,15 @@ def test_what_hydra_would_make_is_refused_before_it_makes_it(
     ],
 )
 def test_no_override_changes_what_is_allowed(
-    argv: list[str], code: int, run: Run, project: Project
+    argv: list[str], code: int, run: Called, project: Project
 ) -> None:
     lenient = "allow: {programs: ['*'], callbacks: ['*'], targets: ['*'], searchpath: ['*']}\n"
     project.write("mine/lllaunch.yaml", lenient)
     project.write("mine/conf/lllaunch.yaml", lenient)
     project.write("conf/policy/open.yaml", f"# @package _global_\n{lenient}")
-    for more in ("launch.entrypoint=sh", "+hydra.callbacks.mine._target_=trap.make"):
-        ended = run(*argv, more)
-        assert ended.code == code
-        assert "allow." in ended.err or "LLLAUNCH_" in ended.err
-        assert not Path("sprung").exists()
+    ended = run(*argv, "launch.entrypoint=sh", CALLBACK)
+    assert ended.code == code
+    assert "allow." in ended.err or "LLLAUNCH_" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -137,7 +123,7 @@ def test_no_override_changes_what_is_allowed(
     ],
 )
 def test_a_run_reads_and_writes_in_the_tree_alone(
-    argv: list[str], run: Run, project: Project
+    argv: list[str], run: Called, project: Project
 ) -> None:
     ended = run(*argv)
     assert ended.code == 5
@@ -151,10 +137,9 @@ class _Evil:
         return (os.system, ("touch sprung",))
 
 
-@pytest.mark.parametrize("flag", ["--experimental-rerun", "--exp"])
-@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize(("flag", "locked"), [("--experimental-rerun", False), ("--exp", True)])
 def test_no_pickle_is_loaded_where_there_are_rules(
-    flag: str, locked: bool, run: Run, project: Project, monkeypatch: pytest.MonkeyPatch
+    flag: str, locked: bool, run: Called, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project.root / "config.pickle").write_bytes(pickle.dumps(_Evil()))
     if locked:
@@ -163,84 +148,82 @@ def test_no_pickle_is_loaded_where_there_are_rules(
     ended = run(flag, "config.pickle")
     assert ended.code == 5
     assert "--experimental-rerun" in ended.err
-    assert not Path("sprung").exists()
 
 
 def test_a_lock_is_that_of_the_project_wherever_hydra_changes_to(
-    run: Run, project: Project, monkeypatch: pytest.MonkeyPatch
+    run: Called, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert plan.main(["--lock", "+exp=a"]) == 0
-    reviewed = (project.root / "conf/locks/a.yaml").read_text()
-    assert plan.main(["--lock", "+exp=a", "launch.nproc=3"]) == 0
-    project.write("there/conf/locks/a.yaml", (project.root / "conf/locks/a.yaml").read_text())
-    project.write("conf/locks/a.yaml", reviewed)
+    assert plan.main(["--lock", "--name=other", "+exp=a", "launch.nproc=3"]) == 0
+    project.write("there/conf/locks/a.yaml", (project.root / "conf/locks/other.yaml").read_text())
     monkeypatch.setenv("LLLAUNCH_LOCKED", "1")
     ended = run("+exp=a", "launch.nproc=3", "hydra.job.chdir=true", "hydra.run.dir=there")
     assert ended.code == 5
     assert "launch.nproc: 2 -> 3" in ended.err
+    # a lock of another name was asked for
+    ended = run("+exp=a", "launch.locked=missing")
+    assert ended.code == 5
+    assert "conf/locks/missing.yaml" in ended.err
+
+
+def test_what_hydra_sets_for_workers_is_in_no_lock(
+    run: Called, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write("conf/lllaunch.yaml", "allow: {programs: [env], env: [EXTRA]}\n")
+    extra = "+hydra.job.env_set.EXTRA=1"
+    assert plan.main(["--lock", "+exp=a", extra]) == 2
+    assert not (project.root / "conf/locks").exists()
+    assert plan.main(["--lock", "+exp=a"]) == 0
+    monkeypatch.setenv("LLLAUNCH_LOCKED", "1")
+    ended = run("+exp=a", extra)
+    assert ended.code == 5
+    assert "hydra.job.env_set.EXTRA: is in no lock" in ended.err
 
 
 def test_the_policy_of_the_tree_counts_in_all_of_its_directories(
-    run: Run, project: Project, monkeypatch: pytest.MonkeyPatch
+    run: Called, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    below = project.root / "sub/project"
     project.write("sub/project/conf/exp/b.yaml", "# @package _global_\nlaunch: {entrypoint: sh}\n")
     project.write("sub/project/conf/lllaunch.yaml", "allow: {programs: [sh]}\n")
-    monkeypatch.chdir(below)
+    monkeypatch.chdir(project.root / "sub/project")
     ended = run("+exp=b")
     assert ended.code == 5
     assert "allow.programs" in ended.err
-    ended = run("+exp=b", "+hydra.callbacks.mine._target_=trap.make")
-    assert ended.code == 5
-
-
-def test_another_policy_is_named_by_the_environment(
-    run: Run, project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    other = tmp_path / "policy.yaml"
-    other.write_text("allow: {programs: [true]}\n")
-    monkeypatch.setenv("LLLAUNCH_POLICY", str(other))
-    ended = run("+exp=a")
-    assert ended.code == 2  # true is no text
-    other.write_text("allow: {programs: ['true']}\n")
-    ended = run("+exp=a")
-    assert ended.code == 5
-    assert str(other) in ended.err
-    monkeypatch.setenv("LLLAUNCH_POLICY", str(tmp_path / "nowhere.yaml"))
-    ended = run("+exp=a")
-    assert ended.code == 2
-    assert "nowhere.yaml" in ended.err
+    assert run("+exp=b", CALLBACK).code == 5
 
 
 @pytest.mark.parametrize(
-    ("policy", "line"),
+    ("text", "code"),
     [
-        ("allow:\n  programs: [env]\n  program: [sh]\n", 3),
-        ("\n\nallow: !!python/object:trap.make {}\n", 3),
-        ("allow: &a [*a]\n", 1),
+        ("allow: {programs: ['true']}\n", 5),
+        ("allow: !!python/object:trap.make {}\n", 2),
+        (None, 2),
     ],
 )
-def test_a_broken_policy_lets_nothing_start(
-    policy: str, line: int, run: Run, project: Project
+def test_another_policy_is_named_by_the_environment(
+    text: str | None, code: int, run: Called, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project.write("conf/lllaunch.yaml", policy)
+    if text is not None:
+        project.write("policy.yaml", text)
+    monkeypatch.setenv("LLLAUNCH_POLICY", str(project.root / "policy.yaml"))
     before = files(project)
     ended = run("+exp=a")
-    assert (ended.code, ended.out) == (2, "")
-    assert f"conf/lllaunch.yaml:{line}" in ended.err
+    assert (ended.code, ended.out) == (code, "")
+    assert "policy.yaml" in ended.err
     assert "Traceback" not in ended.err
     assert files(project) == before
 
 
-@pytest.mark.parametrize("argv", [["launch.locked=true"], ["-m"], []])
+@pytest.mark.parametrize(
+    ("argv", "locked"), [(["launch.locked=true"], ""), (["-m"], "1"), ([], "1")]
+)
 def test_without_a_policy_nothing_locked_starts(
-    argv: list[str], run: Run, project: Project, monkeypatch: pytest.MonkeyPatch
+    argv: list[str], locked: str, run: Called, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project.root / "conf/lllaunch.yaml").unlink()
-    if "launch.locked" not in " ".join(argv):
-        monkeypatch.setenv("LLLAUNCH_LOCKED", "1")
+    monkeypatch.setenv("LLLAUNCH_LOCKED", locked)
     before = files(project)
-    ended = run(*argv, "+exp=a", "+hydra.callbacks.mine._target_=trap.make")
+    ended = run(*argv, "+exp=a", CALLBACK)
     assert (ended.code, ended.out) == (5, "")
     assert "conf/lllaunch.yaml" in ended.err
     assert files(project) == before
@@ -257,20 +240,12 @@ def test_a_job_is_named_as_its_overrides_were_written_without_its_secrets() -> N
 
 
 @pytest.mark.parametrize(
-    ("launch", "asked"),
-    [
-        ({}, False),
-        ({"locked": True}, True),
-        ({"locked": "name"}, True),
-        ({"locked": "${nowhere}"}, True),
-    ],
+    ("launch", "asked"), [({}, False), ({"locked": "name"}, True), ({"locked": "${nowhere}"}, True)]
 )
 def test_what_asks_for_a_lock(
     launch: dict[str, object], asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("LLLAUNCH_LOCKED", raising=False)
     config = OmegaConf.create({"launch": launch})
-    assert asks_for_lock(config) is asked
     for value, locks in (("1", True), ("yes", True), ("0", False), ("", False), (" No ", False)):
         monkeypatch.setenv("LLLAUNCH_LOCKED", value)
         assert asks_for_lock(config) is (asked or locks)

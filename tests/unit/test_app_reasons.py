@@ -46,17 +46,17 @@ def test_a_node_that_refers_to_itself_is_named_first(experiment: Path) -> None:
     assert message() == "launch: expected a value, got a reference that leads back to launch"
 
 
-def test_a_key_that_is_not_there_is_told_with_how_to_add_it(experiment: Path) -> None:
-    experiment.write_text("# @package _global_\nlaunch: {entrypoint: env}\n")
-    added = "params.lr: no such key in the config; to add it: +params.lr=[1,2]"
-    assert message("params.lr=[1,2]") == added
-    with Composition(ConfigRequest(("+exp=a", "+params.lr=[1,2]"))) as composed:
-        assert composed.compose().params.lr == [1, 2]
-
-
-def test_a_key_that_is_there_is_told_with_how_to_override_it(experiment: Path) -> None:
+@pytest.mark.parametrize(
+    ("override", "told", "better"),
+    [
+        ("params.wd=[1,2]", "no such key in the config; to add it", "+params.wd=[1,2]"),
+        ("+params.lr=2", "the config has that key already; to override it", "params.lr=2"),
+    ],
+)
+def test_how_to_add_a_key_or_to_override_it_is_told(
+    override: str, told: str, better: str, experiment: Path
+) -> None:
     experiment.write_text("# @package _global_\nparams: {lr: 1}\n")
-    override = "params.lr: the config has that key already; to override it: params.lr=2"
-    assert message("+params.lr=2") == override
-    with Composition(ConfigRequest(("+exp=a", "params.lr=2"))) as composed:
-        assert composed.compose().params.lr == 2
+    assert message(override) == f"{better.strip('+').partition('=')[0]}: {told}: {better}"
+    with Composition(ConfigRequest(("+exp=a", better))) as composed:
+        composed.compose()

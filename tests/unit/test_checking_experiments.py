@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-from hypothesis import given
-from hypothesis import strategies as st
-
 from lllaunch.checking.findings import CheckedDiagnostic
 from lllaunch.checking.tree import (
     MOST_INCLUDES,
@@ -16,7 +11,6 @@ from lllaunch.checking.tree import (
     broken_by,
     endless,
     find_experiments,
-    includes_of,
     read_facts,
 )
 
@@ -34,37 +28,6 @@ def tree(**texts: str) -> dict[str, ConfigFile]:
 
 def found(files: dict[str, ConfigFile]) -> dict[str, Experiment]:
     return {each.file.name: each for each in find_experiments(files, Graph(files))}
-
-
-def test_entries_of_a_defaults_list() -> None:
-    text = """
-defaults:
-  - _self_
-  - base
-  - /other/base@x.y
-  - model: big
-  - /db@_here_: [a, b/c]
-  - optional local: ${name}
-  - override /model: small.yaml
-  - override hydra/launcher: lllaunch
-  - nothing: null
-  - missing: ???
-  - 3
-"""
-    entries = includes_of(tree(exp__vision__a=text)["exp/vision/a"])
-    assert [(each.name, each.line, each.package, each.overrides) for each in entries] == [
-        ("exp/vision/base", 4, None, False),
-        ("other/base", 5, "x.y", False),
-        ("exp/vision/model/big", 6, None, False),
-        ("db/a", 7, "_here_", False),
-        ("db/b/c", 7, "_here_", False),
-        ("exp/vision/local/${name}", 8, None, False),
-        ("model/small", 9, None, True),
-        ("exp/vision/hydra/launcher/lllaunch", 10, None, True),
-    ]
-    assert [each.is_made_up for each in entries].count(True) == 1
-    for other in ("defaults: {a: b}\n", "defaults: 3\n", "", "[defaults]\n"):
-        assert includes_of(tree(a=other)["a"]) == ()
 
 
 def test_what_is_an_experiment_and_how_it_is_asked_for() -> None:
@@ -159,22 +122,3 @@ def test_an_experiment_is_broken_by_the_files_that_it_includes() -> None:
     assert broken_by(experiments["exp/d"], files, graph) == ()
     assert broken_by(experiments["exp/a"], files, graph) == (problem,)
     assert broken_by(experiments["exp/b"], files, graph) == ()
-
-
-@given(st.dictionaries(st.sampled_from("abcdef"), st.sets(st.sampled_from("abcdef")), min_size=1))
-def test_a_circle_is_found_if_and_only_if_there_is_one(edges: dict[str, set[str]]) -> None:
-    files = tree(**{name: f"defaults: {sorted(to)}\n" for name, to in edges.items()})
-    graph = Graph(files)
-    for name in files:
-        circle = graph.circle(name)
-        reached = graph.reached([name])
-        loops = any(
-            each in graph.reached(to for to in edges[each] if to in files) for each in reached
-        )
-        assert bool(circle) == loops
-        if circle:
-            assert circle[0] == circle[-1] == min(circle)
-            pairs = pairwise(circle)
-            assert all(after in edges[before] for before, after in pairs)
-        else:
-            assert graph.size(name) >= len(reached)

@@ -2,64 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import yaml
 
-from lllaunch.checking.examine import ProblemLocator, compose_problem, in_short
+from lllaunch.checking.examine import compose_problem, in_short
 from lllaunch.checking.findings import CheckedDiagnostic, exit_code
 from lllaunch.checking.lint import lint
 from lllaunch.checking.tree import ConfigFile, read_facts
-from lllaunch.config.document import lines_of
-from lllaunch.config.origin import Origin
-from lllaunch.config.provenance import Layer, OriginTree
 from lllaunch.errors import Diagnostic
 
 GLOBAL = "# @package _global_\n"
-MAIN = """# @package _global_
-defaults: [base]
-launch:
-  args:
-    lr: ${params.lr}
-    deep: ${chain.a}
-  env: {A: b}
-  watchdog: {stall: 1x}
-params: {learning: 1}
-chain:
-  a: ${chain.b}
-  b: ${gone.key}
-"""
 
 
 def a_file(text: str, name: str = "exp/a") -> ConfigFile:
     return ConfigFile(name, f"conf/{name}.yaml", read_facts(text, name))
-
-
-def places(text: str = MAIN) -> ProblemLocator:
-    data: Any = yaml.safe_load(text)
-    data.pop("defaults", None)
-    schema = {"launch": {"tee": "0:all", "entrypoint": None}, "hydra": {"run": {"dir": "x"}}}
-    tree = OriginTree()
-    tree.lay("", schema, Layer(Origin("schema", "structured://s")))
-    tree.lay("", data, Layer(Origin("file", "conf/exp/a.yaml"), lines_of(text)))
-    config = {**data, "launch": {**schema["launch"], **data["launch"]}, "hydra": schema["hydra"]}
-    return ProblemLocator("a", a_file(text), config, tree.origins(config))
-
-
-@pytest.mark.parametrize(
-    ("key", "line"),
-    [
-        ("launch.args.lr", 5),
-        ("launch.env.NEW", 7),
-        ("launch.watchdog.stall.more", 8),
-        ("launch.tee", 3),
-        ("hydra.run.dir", 1),
-        ("the config", 1),
-    ],
-)
-def test_the_line_of_a_key(key: str, line: int) -> None:
-    assert places().place(key) == ("conf/exp/a.yaml", line)
 
 
 # ---- what Hydra says
@@ -164,17 +119,8 @@ def test_files_that_are_put_elsewhere_than_they_seem_to_say() -> None:
 
 @pytest.mark.parametrize(
     ("codes", "strict", "code"),
-    [
-        ([0], True, 2),
-        ([5, 0], False, 5),
-        ([5, 2], False, 2),
-        ([5], True, 5),
-    ],
+    [([0], True, 2), ([5, 0], False, 5), ([5, 2], False, 2), ([5], True, 5)],
 )
 def test_exit_codes(codes: list[int], strict: bool, code: int) -> None:
-    assert (
-        exit_code(
-            [CheckedDiagnostic.at(each, "type", "f", 1, "", "m") for each in codes], strict=strict
-        )
-        == code
-    )
+    found = [CheckedDiagnostic.at(each, "type", "f", 1, "", "m") for each in codes]
+    assert exit_code(found, strict=strict) == code

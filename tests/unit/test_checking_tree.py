@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from lllaunch.checking import tree
-from lllaunch.checking.tree import ConfigFile, Facts, read_facts, read_tree
-from lllaunch.config.document import Sexagesimal
+from lllaunch.checking.tree import Facts, read_facts, read_tree
 from lllaunch.errors import ConfigError
 
 
@@ -56,41 +51,6 @@ both:
     assert facts(text).lines.at(("one",)) == 4
 
 
-_SCALARS = st.sampled_from(["1", "x", "1.5", "true", "null", "~", "'1:3'", "2001-01-01", "1e3"])
-_YAML: Any = st.recursive(
-    _SCALARS,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]"),
-        st.dictionaries(st.sampled_from("abcd"), inner, max_size=3).map(
-            lambda items: "{" + ", ".join(f"{key}: {item}" for key, item in items.items()) + "}"
-        ),
-    ),
-    max_leaves=12,
-)
-
-
-@given(_YAML)
-def test_the_data_is_what_hydra_would_read(text: str) -> None:
-    read = facts(f"top: {text}").data
-    known = OmegaConf.to_container(OmegaConf.create(f"top: {text}"))
-    # OmegaConf reads a few more numbers
-    assert str(read).replace("'1e3'", "1000.0") == str(known)
-
-
-def test_numbers_of_base_60_are_found_also_as_keys_and_in_lists() -> None:
-    found = facts(
-        'launch:\n  tee: 1:3\n  redirects: "1:3"\n  args: [0:30, 10:30, 1:30.5]\n  env: {1:2: x}\n'
-    ).sexagesimals
-    assert found == (
-        Sexagesimal(("launch", "tee"), 2, "1:3", 63),
-        Sexagesimal(("launch", "args", 1), 4, "10:30", 630),
-        Sexagesimal(("launch", "args", 2), 4, "1:30.5", 90.5),
-        Sexagesimal(("launch", "env", 62), 5, "1:2", 62),
-    )
-    # that is what Hydra reads, too
-    assert yaml.safe_load("[1:3, 10:30, 1:30.5]") == [63, 630, 90.5]
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -108,26 +68,6 @@ def test_numbers_of_base_60_are_found_also_as_keys_and_in_lists() -> None:
 )
 def test_what_hydra_could_not_read_or_nobody_should(text: str, said: str) -> None:
     assert said in refusal(text)
-
-
-def test_what_libyaml_refuses_and_hydra_reads_is_read() -> None:
-    assert facts("a: [?]\n").data == {"a": [{None: None}]} == yaml.safe_load("a: [?]\n")
-    with pytest.raises(yaml.YAMLError):
-        yaml.load("a: [?]\n", yaml.CSafeLoader)
-
-
-@pytest.mark.parametrize(
-    ("name", "package", "key"),
-    [
-        ("exp/a", "_global_", ""),
-        ("model/big/a", "_group_.x", "model.big.x"),
-        ("model/a", "_global_.foo", "foo"),
-        ("model/a", "launch.watchdog", "launch.watchdog"),
-        ("a", None, ""),
-    ],
-)
-def test_where_a_file_is_put(name: str, package: str | None, key: str) -> None:
-    assert ConfigFile(name, f"{name}.yaml", Facts({}, {}, package=package)).package == key
 
 
 # ---- directories

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import builtins
 import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,45 +63,21 @@ JOB = (
 
 
 def job(**given: str) -> str:
-    usual = {
-        "id": "12",
-        "array": "",
-        "name": "n",
-        "state": "RUNNING",
-        "reason": "None",
-        "end": "1795405044",
-        "preempt": "None",
-        "nodes": "node[0-1]",
-        "directory": "/w",
-    }
+    usual = {"id": "12", "array": "", "name": "n", "state": "RUNNING", "reason": "None"}
+    usual |= {"end": "1795405044", "preempt": "None", "nodes": "node[0-1]", "directory": "/w"}
     return JOB.format(**{**usual, **given})
 
 
-FACTS = JobFacts(
-    id="12",
-    state="RUNNING",
-    reason="None",
-    restarts=2,
-    end_time=1795405044.0,
-    preempt_time=None,
-    nodes="node[0-1]",
-    directory="/w",
-    name="n",
-)
+FACTS = JobFacts("12", "RUNNING", "None", 2, 1795405044.0, None, "node[0-1]", "/w", "n")
 
 
 def test_what_slurm_says_of_a_job() -> None:
     assert parse_job(job(), "12") == FACTS
-    waiting = parse_job(
-        job(state="PENDING", reason="ReqNodeNotAvail, May be reserved", end="Unknown", nodes=""),
-        "12",
-    )
-    assert waiting == FACTS._replace(
-        state="PENDING", reason="ReqNodeNotAvail, May be reserved", end_time=None, nodes=""
-    )
+    changes = {"state": "PENDING", "reason": "ReqNodeNotAvail, May be reserved", "nodes": ""}
+    waiting = parse_job(job(end="Unknown", **changes), "12")
+    assert waiting == FACTS._replace(end_time=None, **changes)
     preempted = parse_job(job(preempt="1795401500", nodes="(null)"), "12")
     assert preempted == FACTS._replace(preempt_time=1795401500.0, nodes="")
-    assert parse_job("", "12") is None
     assert parse_job("Invalid job id specified", "12") is None
 
 
@@ -154,15 +130,12 @@ def test_lists_of_nodes() -> None:
     ("said", "mistake"),
     [
         ("sbatch: error: invalid partition specified: gpux", True),
-        ("Batch job submission failed: Invalid account or account/partition combination", True),
         ("sbatch: unrecognized option '--foo'", True),
         ("Batch job submission failed: Requested time limit is invalid (missing or ...)", True),
         ("Batch job submission failed: Invalid job credential", False),
-        ("Batch job submission failed: Invalid authentication credential", False),
         ("Batch job submission failed: Invalid user id", False),
         ("Unable to contact slurm controller (connect failure)", False),
         ("Batch job submission failed: Socket timed out on send/recv operation", False),
-        ("", False),
     ],
 )
 def test_who_is_wrong(said: str, mistake: bool) -> None:
@@ -203,14 +176,12 @@ def test_what_is_left_to_the_site_is_not_asked_for() -> None:
 SETTINGS: list[tuple[dict[str, Any], list[str]]] = [
     ({"partition": "gpu", "account": "a b"}, ["partition=gpu", "account='a b'"]),
     ({"timeout_min": 90}, ["time=90"]),
-    ({"mem_gb": 4}, ["mem=4GB"]),
     ({"mem_gb": 0.5}, ["mem=512MB"]),
     ({"mem_gb": "16G"}, ["mem=16G"]),
     ({"gres": "gpu:a100:8"}, ["gres=gpu:a100:8"]),
     ({"constraint": "a&b", "exclude": "n[1-2]"}, ["constraint='a&b'", "exclude='n[1-2]'"]),
     ({"exclusive": True}, ["exclusive"]),
     ({"exclusive": False, "comment": None}, []),
-    ({"wckey": "w", "dependency": "afterok:1"}, ["wckey=w", "dependency=afterok:1"]),
     # what only submitit's executor knows
     ({"max_num_timeout": 3, "array_parallelism": 5, "tasks_per_node": 1}, []),
     ({"stderr_to_stdout": True, "use_srun": False, "submitit_folder": "/x"}, []),
@@ -220,7 +191,6 @@ SETTINGS: list[tuple[dict[str, Any], list[str]]] = [
     ),
     # the same option by another name
     ({"mem_gb": 4, "additional_parameters": {"mem": "9G"}}, ["mem=9G"]),
-    ({"additional_parameters": {"mail-type": "END"}}, ["mail-type=END"]),
 ]  # fmt: skip
 
 
@@ -240,19 +210,14 @@ def test_nothing_that_is_relied_on_can_be_asked_for_otherwise() -> None:
     assert found == lines(Cluster())
 
 
-@pytest.mark.parametrize(
-    ("requeue", "line"),
-    [
-        (Requeue(0, 0, 1), "--requeue"),
-        (Requeue(0, 0, 0), "--no-requeue"),
-    ],
-)
-def test_a_job_that_is_never_taken_back_says_so(requeue: Requeue, line: str) -> None:
-    found = [each for each in lines(Cluster(requeue=requeue)) if "requeue" in each]
-    assert found == [f"#SBATCH {line}"]
+def test_a_job_that_is_never_taken_back_says_so() -> None:
+    def said(requeue: Requeue, **given: Any) -> list[str]:
+        return [each for each in lines(Cluster(requeue=requeue), **given) if "requeue" in each]
+
+    assert said(Requeue(0, 0, 1)) == ["#SBATCH --requeue"]
+    assert said(Requeue(0, 0, 0)) == ["#SBATCH --no-requeue"]
     # one that is tried again when it fails is taken back, too
-    found = [each for each in lines(Cluster(requeue=requeue), retries=True) if "requeue" in each]
-    assert found == ["#SBATCH --requeue"]
+    assert said(Requeue(0, 0, 0), retries=True) == ["#SBATCH --requeue"]
 
 
 def test_an_announcement_does_not_end_what_has_not_begun() -> None:
@@ -284,8 +249,6 @@ def test_the_command_is_quoted_and_srun_gets_its_arguments() -> None:
         "exec srun --unbuffered --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=0 "
         f"--wait=0 --mpi=none '-vv x' {DEAF} '/a b/python' -c 'print('\"'\"'$x'\"'\"')' 'ü'"
     )
-    *_, last = lines(Cluster({"additional_parameters": {"cpus-per-task": 3}}))
-    assert " --cpus-per-task=3 " in last
 
 
 def test_setup_comes_before_and_teardown_after() -> None:
@@ -304,7 +267,6 @@ def test_setup_comes_before_and_teardown_after() -> None:
             {"directory": "/a\nb"},
             "the run's directory: '/a\\nb' cannot be an option of sbatch, as --chdir would be",
         ),
-        ({"output": "/a\\b/log"}, "the run's directory: '/a\\\\b/log' cannot be written to"),
         ({"name": "a\nb"}, "cluster.name: "),
     ],
 )
@@ -316,14 +278,7 @@ def test_what_cannot_be_written_is_refused(given: dict[str, Any], said: str) -> 
 
 
 def test_without_submitit_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = builtins.__import__
-
-    def no_submitit(name: str, *args: Any, **options: Any) -> Any:
-        if name.startswith("submitit"):
-            raise ModuleNotFoundError("No module named 'submitit'")
-        return usual(name, *args, **options)
-
-    monkeypatch.setattr(builtins, "__import__", no_submitit)
+    monkeypatch.setitem(sys.modules, "submitit.slurm", None)
     with pytest.raises(SlurmMissing, match=r"pip install 'lllaunch\[slurm\]'"):
         batch_text(Cluster(), command=["run"], directory="/d", output="/d/log", name="n")
 
@@ -362,10 +317,9 @@ def test_submitting_is_tried_once(tool: Tool, tmp_path: Path) -> None:
         return caught.value
 
     failed = "echo 'sbatch: error: Batch job submission failed: {}' >&2"
-    busy = said(failed.format("Socket timed out on send/recv operation"))
+    busy = said(failed.format("Socket timed out"))
     assert (busy.exit_code, busy.unsure) == (1, True)
-    assert str(busy).endswith("Socket timed out on send/recv operation; the job may have been "
-                              "accepted nevertheless")  # fmt: skip
+    assert str(busy).endswith("Socket timed out; the job may have been accepted nevertheless")
     away = said(failed.format("Unable to contact slurm controller (connect failure)"))
     assert (away.exit_code, away.unsure) == (1, False)
     two = said("echo 'sbatch: error: invalid partition specified: x' >&2\n" + failed.format("y"))
@@ -377,19 +331,14 @@ def test_submitting_is_tried_once(tool: Tool, tmp_path: Path) -> None:
     assert said("echo hello", 0).unsure
     assert said("true", 3).said == "exit status 3"
     # only what is known to be a refusal is one
-    assert said("kill -9 $$").unsure
     assert said(failed.format("Message receive failure")).unsure
-    full = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
-    assert not said(failed.format('"' + full + '"').replace("'", "")).unsure
+    assert not said(failed.format("Job violates accounting/QOS policy (job submit limit)")).unsure
     sleeps = "echo 'sbatch: error: Slurm job queue full, sleeping and retrying.' >&2\n"
     assert said(sleeps + failed.format("Socket timed out on send/recv operation")).unsure
     full_at_last = said(sleeps + failed.format("Slurm temporarily unable to accept job"))
     assert (full_at_last.unsure, is_full(full_at_last.said)) == (False, True)
     # Ctrl-C is for the launcher alone
-    tool("sbatch", "cut -d' ' -f6 /proc/$$/stat >&2; exit 1")
-    with pytest.raises(SubmitFailed) as caught:
-        slurm.submit("text", path)
-    assert int(caught.value.said) != os.getsid(0)
+    assert int(said("cut -d' ' -f6 /proc/$$/stat >&2").said) != os.getsid(0)
 
 
 def test_a_job_of_another_cluster_has_its_id_before_the_name(tool: Tool, tmp_path: Path) -> None:
@@ -435,9 +384,6 @@ def test_one_job_that_is_over_excuses_no_other(tool: Tool) -> None:
     with pytest.raises(SlurmFailed) as caught:
         slurm.cancel(["1", "2"])
     assert caught.value.said == denied
-    tool("scancel", "exit 1")
-    with pytest.raises(SlurmFailed, match="exit status 1"):
-        slurm.cancel(["1"])
 
 
 def test_questions_are_asked_again_while_the_controller_is_busy(tool: Tool, tmp_path: Path) -> None:
@@ -446,15 +392,14 @@ def test_questions_are_asked_again_while_the_controller_is_busy(tool: Tool, tmp_
     for name in ("squeue", "scontrol", "scancel"):
         tool(name, busy)
 
-    def calls(call: Callable[[], object]) -> int:
-        with pytest.raises(SlurmFailed, match="Socket timed out"):
+    def calls(call: Callable[[], object], said: str = "Socket timed out") -> int:
+        with pytest.raises(SlurmFailed, match=said):
             call()
         number = len(count.read_text().split())
         count.unlink()
         return number
 
     assert calls(slurm.queued) == 3
-    assert calls(lambda: slurm.queued(["1"])) == 3
     assert calls(lambda: slurm.job_facts("1")) == 3
     assert calls(slurm.limits) == 3
     assert calls(lambda: slurm.cancel(["1"])) == 3
@@ -462,9 +407,7 @@ def test_questions_are_asked_again_while_the_controller_is_busy(tool: Tool, tmp_
     assert calls(lambda: slurm.cancel(["1"], signal="TERM")) == 1
     assert calls(lambda: slurm.requeue("1")) == 1
     tool("scontrol", f"echo x >>{count}; echo 'Unable to contact slurm controller' >&2; exit 1")
-    with pytest.raises(SlurmFailed, match="Unable to contact"):
-        slurm.requeue("1")
-    assert len(count.read_text().split()) == 3
+    assert calls(lambda: slurm.requeue("1"), "Unable to contact") == 3
 
 
 def test_old_slurm_knows_no_me(tool: Tool) -> None:
@@ -473,8 +416,7 @@ def test_old_slurm_knows_no_me(tool: Tool) -> None:
         'case "$*" in *--me*) echo "squeue: unrecognized option \'--me\'" >&2; exit 1;; esac\n'
         'printf "1\\037RUNNING\\037None\\037n\\037/w\\037%s\\036\\n" "$6"',
     )
-    found = slurm.queued()
-    assert found["1"].directory == "/w"
+    assert slurm.queued()["1"].directory == "/w"
 
 
 def test_limits_are_the_sites_or_slurms_own(tool: Tool) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lllaunch.cluster.hosts import expand_hosts
@@ -28,13 +27,7 @@ from lllaunch.errors import Unfit
 
 @pytest.mark.parametrize(
     ("written", "counts"),
-    [
-        (64, (64, 64)),
-        (" 2 ", (2, 2)),
-        ("1:4", (1, 4)),
-        ("08:16", (8, 16)),
-        (MOST_NODES, (MOST_NODES, MOST_NODES)),
-    ],
+    [(64, (64, 64)), (" 2 ", (2, 2)), ("1:4", (1, 4)), (MOST_NODES, (MOST_NODES, MOST_NODES))],
 )
 def test_numbers_of_nodes(written: Any, counts: tuple[int, int]) -> None:
     assert parse_nnodes(written) == counts
@@ -46,12 +39,11 @@ def test_numbers_of_nodes(written: Any, counts: tuple[int, int]) -> None:
     [
         (parse, written, said)
         for parse, examples, said in (
-            (parse_nnodes, [0, 1.0, True, None, [1], "", "1:", ":4", "1:2:3"], "number of nodes"),
-            (parse_nnodes, ["-1", "1_0", "٣", "1 : 4"], "number of nodes"),
+            (parse_nnodes, [0, 1.0, True, None, "", "1:", "1:2:3", "-1", "٣"], "number of nodes"),
             (parse_port, ["0", "65536", "", "-1", "1.0"], "from 1 to 65535"),
             (parse_host, ["", "a b", "a/b", "[a]", None, 3, "a:1"], "of a host"),
-            (expand_hosts, ["", "a,", "a,,b", "a[", "a]", "a[[1]]", "a[]"], "a list of hosts"),
-            (expand_hosts, ["a[1-]", "a[2-1]", "a[1-2-3]", "a b", "a[+1]"], "a list of hosts"),
+            (parse_conf, [["a=1"], 3], "a mapping"),
+            (expand_hosts, ["", "a,,b", "a[", "a]", "a[[1]]", "a[]", "a[2-1]"], "a list of hosts"),
         )
         for written in examples
     ],
@@ -89,17 +81,8 @@ def test_endpoints(written: str, endpoint: tuple[str, int | None]) -> None:
 @pytest.mark.parametrize(
     ("written", "hint"),
     [
-        ("host0:65536", ""),
-        ("host0:29500/x", ""),
-        ("host 0:29500", ""),
-        ("user@host:1", ""),
-        ("[::1", ""),
-        ("[::1%]:1", ""),
-        ("[::1]1", ""),
-        ("host0\n:1", ""),
-        ("x" * 400, ""),
+        *((each, "") for each in ("host0:65536", "host0:29500/x", "user@host:1", "[::1", "[::1]1")),
         (29500, "name the host, and quote it"),
-        (True, ""),
         ("fe80::1", "write [fe80::1] or [fe80::1]:PORT"),
         ("tcp://host0:29500", "leave out tcp://"),
     ],
@@ -146,12 +129,9 @@ def test_settings_of_a_rendezvous(written: Any, conf: dict[str, Any]) -> None:
     ("written", "said"),
     [
         ("a", "'a' is no k=v"),
-        ("=1", "'=1' is no k=v"),
         ("a=1,,b=2", "'' is no k=v"),
         ({"a": [1]}, "a is neither text nor a number"),
-        ({"a": ""}, "a is neither text nor a number"),
         ({3: 1}, "3 is no name"),
-        ({"last_call_timeout": "30s"}, "last_call_timeout is a whole number, of seconds or tries"),
         ("keep_alive_interval=0.5", "keep_alive_interval is a whole number, of seconds or tries"),
     ],
 )
@@ -162,20 +142,9 @@ def test_what_is_no_setting_of_a_rendezvous(written: Any, said: str) -> None:
     assert "'k=v,k=v'" in unfit.value.expected
 
 
-def test_settings_of_a_rendezvous_are_no_list() -> None:
-    with pytest.raises(Unfit) as unfit:
-        parse_conf(["a=1"])
-    assert unfit.value.code == "type"
-
-
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [
-        ("is_host", "launch.node_rank 0"),
-        ("endpoint", "launch.rdzv.endpoint"),
-        ("min_nodes", "launch.nnodes"),
-        ("store_type", "launch.rdzv.endpoint"),
-    ],
+    [("is_host", "launch.node_rank 0"), ("endpoint", "launch.rdzv.endpoint")],
 )
 def test_settings_with_a_place_of_their_own(name: str, instead: str) -> None:
     for written in ({name: 1}, f"{name}=1"):
@@ -199,54 +168,12 @@ def test_lists_of_hosts(written: str, names: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "written",
-    [
-        f"a[1-{10**17}]",
-        ",".join(["a[1-60000]", "b[1-60000]"]),
-        f"a[{','.join(['1-90000'] * 9)}]",
-    ],
+    [f"a[1-{10**17}]", "a[1-60000],b[1-60000]", f"a[{','.join(['1-90000'] * 9)}]"],
 )
 def test_a_list_of_hosts_has_an_end(written: str) -> None:
     with pytest.raises(Unfit) as unfit:
         expand_hosts(written)
     assert unfit.value.detail == f"it has more than {MOST_NODES} names"
-
-
-letters = st.text("abz.-", min_size=1, max_size=4)
-
-
-@st.composite
-def ranges(draw: st.DrawFn) -> tuple[str, list[str]]:
-    """A range as it is written, and its numbers."""
-    first = draw(st.integers(0, 1200))
-    last = draw(st.none() | st.integers(first, first + 5))
-    width = max(draw(st.integers(1, 4)), len(str(first)))
-    text = f"{first:0{width}d}"
-    if last is None:
-        return text, [text]
-    return f"{text}-{last}", [str(n).zfill(width) for n in range(first, last + 1)]
-
-
-@st.composite
-def names(draw: st.DrawFn) -> tuple[str, list[str]]:
-    """A name with brackets as it is written, and all that it stands for."""
-    written, parts = "", []
-    for kind in draw(st.lists(st.booleans(), min_size=1, max_size=4)):
-        if kind:
-            inner = draw(st.lists(ranges(), min_size=1, max_size=3))
-            written += f"[{','.join(text for text, _ in inner)}]"
-            parts.append([number for _, numbers in inner for number in numbers])
-        else:
-            text = draw(letters)
-            written += text
-            parts.append([text])
-    assume(len(list(itertools.product(*parts))) < 1000)
-    return written, ["".join(chosen) for chosen in itertools.product(*parts)]
-
-
-@given(st.lists(names(), min_size=1, max_size=4))
-def test_any_list_of_hosts_comes_to_its_names(lists: list[tuple[str, list[str]]]) -> None:
-    written = ",".join(text for text, _ in lists)
-    assert expand_hosts(written) == [name for _, those in lists for name in those]
 
 
 @given(st.text("ab01-,[]٣ ", max_size=25))

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from lllaunch.documents import Fields
 from lllaunch.watchdog.collectives import (
     Call,
-    Disagreement,
     GroupTrace,
     RankTrace,
     compare,
@@ -54,10 +53,9 @@ def said(traces: list[RankTrace], waits: dict[int, Waits] | None = None, **place
     return "" if found is None else found.sentence()
 
 
-def at_fault(traces: list[RankTrace], waits: dict[int, Waits] | None = None) -> tuple[int, ...]:
+def at_fault(traces: list[RankTrace], waits: dict[int, Waits] | None = None) -> object:
     found = compare({each.rank: each for each in traces}, waits)
-    assert found is not None
-    return found.at_fault
+    return found and found.at_fault
 
 
 def clock(number: int) -> str:
@@ -72,9 +70,6 @@ def test_who_never_came_is_named_with_the_operation_and_where_all_stand() -> Non
         f"ranks 0, 2-7 wait in it since {clock(4)}, at train.py:13"
     )
     assert at_fault(traces) == (1,)
-    found = compare({each.rank: each for each in traces})
-    assert found is not None
-    assert found.sentence(so_far=True).startswith("rank 1 has not come to all_reduce #4 of")
 
 
 def test_other_sizes_and_types_are_told_of_the_odd_one() -> None:
@@ -130,9 +125,6 @@ def test_who_waits_in_a_later_one_is_told_too() -> None:
         f"{first}; rank 1 waits in it since {clock(2)}, at a.py:8; "
         f"rank 0 waits in all_reduce #3 since {clock(3)}, at a.py:9"
     )
-    assert said([root, missing], waits) == (
-        f"{first}; rank 0 waits in all_reduce #3 since {clock(3)}"
-    )
     again = trace(3, *calls(1), call(2, "broadcast"), call(3, "broadcast"))
     assert said([member, missing, again], waits | {3: PERHAPS}).endswith(
         f"; rank 3 waits in #3 since {clock(3)}"
@@ -145,13 +137,9 @@ def test_who_waits_in_a_later_one_is_told_too() -> None:
 
 
 def grouped(rank: int, **groups: tuple[tuple[int, ...], tuple[Call, ...]]) -> RankTrace:
-    return RankTrace(
-        rank,
-        tuple(
-            GroupTrace(name.removeprefix("g"), "default_pg" if name == "g0" else "pair", *each)
-            for name, each in groups.items()
-        ),
-    )
+    names = {"g0": "default_pg", "g1": "pair"}
+    made = (GroupTrace(name[1:], names[name], *each) for name, each in groups.items())
+    return RankTrace(rank, tuple(made))
 
 
 def later(number: int, seconds: int = 100) -> Call:
@@ -221,25 +209,17 @@ def test_of_nccl_the_first_that_is_not_over_counts() -> None:
 
 
 def entry(number: int, name: str = "gloo:all_reduce", **more: Any) -> dict[str, Any]:
-    """As torch 2.13 writes one."""
+    """As torch 2.13 writes one, without what is not read."""
     return {
         "collective_seq_id": number,
         "input_dtypes": ["Float"],
         "input_sizes": [[128, 10]],
         "is_p2p": False,
-        "op_id": number,
-        "output_dtypes": ["Float"],
-        "output_sizes": [[128, 10]],
-        "p2p_seq_id": 0,
-        "pg_id": 0,
         "process_group": ["0", "default_pg"],
         "profiling_name": name,
-        "record_id": number - 1,
         "retired": True,
         "state": "scheduled",
         "time_created_ns": T0 + number,
-        "time_discovered_completed_ns": 0,
-        "timeout_ms": 1800000,
         **more,
     }
 
@@ -253,20 +233,11 @@ def document(*entries: Any, **more: Any) -> dict[str, Any]:
 
 def test_a_trace_of_gloo_is_read() -> None:
     read = read_trace(document(entry(1), entry(2, "gloo:broadcast", input_dtypes=["Long"])), 1)
-    assert read == RankTrace(
-        1,
-        (
-            GroupTrace(
-                "0",
-                "default_pg",
-                (0, 1),
-                (
-                    Call(1, "all_reduce", ((128, 10),), ("float32",), T0 + 1),
-                    Call(2, "broadcast", ((128, 10),), ("int64",), T0 + 2),
-                ),
-            ),
-        ),
+    made = (
+        Call(1, "all_reduce", ((128, 10),), ("float32",), T0 + 1),
+        Call(2, "broadcast", ((128, 10),), ("int64",), T0 + 2),
     )
+    assert read == RankTrace(1, (GroupTrace("0", "default_pg", (0, 1), made),))
     assert last_operation(read) == "broadcast #2 of default_pg (int64 [128, 10])"
 
 
@@ -279,7 +250,6 @@ def test_a_trace_of_nccl_is_read_after_that_of_gloo() -> None:
             "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"},
             "5": {"name": "5", "desc": "tensor", "ranks": "[2, 3]"},
         },
-        "pg_status": {"0": {"last_enqueued_collective": 2}},
         "entries": [
             entry(1, "nccl:all_reduce", state="completed", retired=True),
             entry(2, "nccl:_all_gather_base", state="started", retired=False),
@@ -302,29 +272,22 @@ def test_a_rank_that_has_called_nothing_has_a_trace_without_entries() -> None:
 
 
 def test_of_several_groups_that_had_one_name_the_last_counts() -> None:
-    old = [entry(number, input_sizes=[[7]]) for number in range(1, 6)]
-    new = [entry(number, "gloo:broadcast", input_sizes=[[3]]) for number in (1, 2)]
-    (group,) = read_groups(*old, *new)
-    assert [(each.number, each.operation) for each in group.calls] == [
-        (1, "broadcast"),
-        (2, "broadcast"),
-    ]
+    def made(*entries: Any) -> list[list[tuple[int, str]]]:
+        read = read_trace(document(*entries), 0)
+        assert read is not None
+        return [[(each.number, each.operation) for each in group.calls] for group in read.groups]
+
+    old = [entry(number) for number in range(1, 6)]
+    new = [entry(number, "gloo:broadcast") for number in (1, 2)]
+    assert made(*old, *new) == [[(1, "broadcast"), (2, "broadcast")]]
     # one call each, of different operations
-    (group,) = read_groups(entry(1), entry(1, "gloo:broadcast"))
-    assert [each.operation for each in group.calls] == ["broadcast"]
+    assert made(old[0], new[0]) == [[(1, "broadcast")]]
     # of the last one the record may begin where it likes
-    (group,) = read_groups(*(entry(number) for number in (1998, 1999, 2000)))
-    assert group.last == 2000
+    assert made(entry(1999), entry(2000)) == [[(1999, "all_reduce"), (2000, "all_reduce")]]
     # calls in another group between them change nothing
-    other = entry(1, process_group=["1", "pair"])
-    first, second = read_groups(entry(1), other, entry(2), other | {"collective_seq_id": 2})
-    assert [len(each.calls) for each in (first, second)] == [2, 2]
-
-
-def read_groups(*entries: Any) -> tuple[GroupTrace, ...]:
-    read = read_trace(document(*entries), 0)
-    assert read is not None
-    return read.groups
+    pair = [each | {"process_group": ["1", "pair"]} for each in old[:2]]
+    both = [[(1, "all_reduce"), (2, "all_reduce")]] * 2
+    assert made(old[0], pair[0], old[1], pair[1]) == both
 
 
 @pytest.mark.parametrize("made", [None, {"traces": 3}, {"traces": [None, {"entries": []}]}])
@@ -393,9 +356,8 @@ def test_no_verdict_is_beyond_its_evidence(
     assert disagreement_of(fields) == found
 
 
-@pytest.mark.parametrize("kind", ["other", None, 3])
-def test_a_disagreement_of_another_version_is_not_understood(kind: object) -> None:
-    assert disagreement_of(Fields({"kind": kind, "parties": [], "at_fault": [1]})) is None
+def test_a_disagreement_of_another_version_is_not_understood() -> None:
+    assert disagreement_of(Fields({"kind": "other", "parties": [], "at_fault": [1]})) is None
 
 
 # A rank that gloo has aborted
@@ -438,11 +400,10 @@ def test_what_is_recorded_is_stronger_than_where_ranks_stand() -> None:
 
 def test_what_cannot_run_and_timers_are_stronger_still() -> None:
     lock = (LockWait("a", TRAIN), LockWait("b", TRAIN))
-    several = [stack(0, 4, C10D, TRAIN), stack(1, 3, TRAIN), stack(2, 4, TRAIN, locks=lock)]
-    assert blame(several, STALLED).hung == (2,)
+    others = [stack(0, 4, C10D, TRAIN), stack(1, 3, TRAIN)]
+    assert blame([*others, stack(2, 4, TRAIN, locks=lock)], STALLED).hung == (2,)
     timer = TimerExpired(2, 7, "x", 1.0, 9)
-    several = [stack(0, 4, C10D, TRAIN), stack(1, 3, TRAIN), stack(2, 4, TRAIN)]
-    assert blame(several, timer).hung == (2,)
+    assert blame([*others, stack(2, 4, TRAIN)], timer).hung == (2,)
 
 
 WAITS = Frame("/home/u/train.py", 8, "step", "handle.wait()")
@@ -450,9 +411,10 @@ WAITS = Frame("/home/u/train.py", 8, "step", "handle.wait()")
 
 def test_a_rank_that_waits_for_a_message_of_one_that_works_does_not_hang() -> None:
     # ranks 0 and 1 share a group; rank 1 waits for rank 2, which is in no group with them
+    traces = [grouped(rank, g1=((0, 1), calls(1 - rank))) for rank in (0, 1)]
     pair = [
-        RankStack(rank, "", frames, trace=grouped(rank, g1=((0, 1), calls(made))))
-        for rank, made, frames in ((0, 1, (C10D, TRAIN)), (1, 0, (WAITS,)))
+        RankStack(0, "", (C10D, TRAIN), trace=traces[0]),
+        RankStack(1, "", (WAITS,), trace=traces[1]),
     ]
     for idle in (RankStack(2, "", (TRAIN,), trace=RankTrace(2)), RankStack(2, "", (TRAIN,))):
         found = blame([*pair, idle], STALLED)
@@ -482,28 +444,17 @@ def test_in_a_look_at_a_run_that_goes_on_only_waits_of_seconds_are_told() -> Non
 
 def test_who_computes_after_a_collective_does_not_wait_in_it_for_all_that_is_known() -> None:
     # the root of a broadcast goes on; gloo does not tell that it has
-    made = [
-        RankStack(0, "", (TRAIN,), trace=trace(0, *calls(4), ranks=2)),
-        RankStack(1, "", (TRAIN,), trace=trace(1, *calls(3), ranks=2)),
-    ]
-    late_ns = T0 + 10**12
-    assert blame_now(made, late_ns).collectives is None
-    # who comes to it at another place than Python's main thread tells, as NCCL does
-    kept = [
-        RankStack(rank, "", (TRAIN,), trace=trace(rank, *calls(4 - rank), ranks=2, states=True))
-        for rank in (0, 1)
-    ]
-    assert blame_now(kept, late_ns).collectives is not None
+    # unless its backend tells it, as NCCL does
+    for states in (False, True):
+        traces = [trace(rank, *calls(4 - rank), ranks=2, states=states) for rank in (0, 1)]
+        stacks = [RankStack(each.rank, "", (TRAIN,), trace=each) for each in traces]
+        assert bool(blame_now(stacks, T0 + 10**12).collectives) is states
 
 
 def test_ranks_of_this_node_are_accused_by_their_local_numbers() -> None:
-    stacks = [
-        dataclasses.replace(
-            stack(local, made, TRAIN), trace=trace(4 + local, *calls(made), ranks=8)
-        )
-        for local, made in ((0, 4), (1, 3))
-    ]
+    traces = [trace(4 + local, *calls(4 - local), ranks=8) for local in (0, 1)]
+    stacks = [RankStack(local, "", (TRAIN,), trace=each) for local, each in enumerate(traces)]
     found = blame(stacks, STALLED)
     assert found.hung == (1,)
-    assert isinstance(found.collectives, Disagreement)
+    assert found.collectives is not None
     assert found.collectives.at_fault == (5,)

@@ -21,8 +21,6 @@ from lllaunch.config.cluster import (
     REFUSED,
     SETTINGS,
     SYNONYMS,
-    asks_for_cluster,
-    launchers_cluster,
 )
 from lllaunch.config.job_config import public_config
 from lllaunch.config.plan import (
@@ -34,9 +32,9 @@ from lllaunch.config.plan import (
     plan_text,
     portable_plan,
 )
-from lllaunch.config.resolve import resolve
 from lllaunch.errors import ConfigError
 from lllaunch.spec import Cluster, LaunchSpec, Requeue
+from tests.unit import launch_nodes
 from tests.unit.launch_nodes import mistakes
 
 ROOT = Path(__file__).parents[2]
@@ -55,10 +53,8 @@ SLURM = {
 def spec_of(
     cluster: Any, launch: dict[str, Any] | None = None, environ: Any = None, **more: Any
 ) -> LaunchSpec:
-    node = {"entrypoint": "env", **(launch or {})}
-    cfg = OmegaConf.create({"launch": node, "cluster": cluster})
-    more = {"runtime_cwd": "/", "output_dir": "/out/day/time", **more}
-    return resolve(cfg, environ={"PATH": "/usr/bin:/bin", **(environ or {})}, **more)
+    environ = {"PATH": "/usr/bin:/bin", **(environ or {})}
+    return launch_nodes.spec_of(launch, {"cluster": cluster}, environ=environ, **more)
 
 
 def of(launch: dict[str, Any] | None = None, /, **keys: Any) -> Cluster:
@@ -135,7 +131,7 @@ def test_each_setting_comes_back_from_the_plan(name: str) -> None:
     spec = spec_of({"backend": "slurm", name: given})
     assert spec.cluster is not None
     assert spec.cluster.settings == {name: read}
-    again = resolve(OmegaConf.create(plan_text(spec)), runtime_cwd="/", output_dir=spec.output_dir)
+    again = launch_nodes.read_back(plan_text(spec))
     assert again.cluster == spec.cluster
     assert plan_text(again) == plan_text(spec)
 
@@ -191,51 +187,22 @@ MISTAKES = """
 {timeout_min: "1-12:00:00"}
     timeout_min: expected a number of minutes, 1 or more, or a duration (2h, 1d12h), got
     '1-12:00:00'; for sbatch's own form: time: '1-12:00:00'
-{time: 2h}
-    time: expected a time as sbatch has it (minutes, '12:00:00', '1-12:00:00'), got '2h'; write
-    timeout_min: 2h
-{mem_gb: 1, mem_per_cpu: 1G}
-    mem_per_cpu: '1G' stands beside cluster.mem_gb; sbatch takes one of them
-{srun_args: -v}
-    srun_args: expected a list of words for srun, got '-v'
-{exclusive: me}
-    exclusive: expected user, mcs or topo, got 'me'
 {signal_delay_s: 5m, timeout_min: 5}
     signal_delay_s: '5m' is not less than the time limit, cluster.timeout_min; the run would end as
     it begins
-{signal_delay_s: 1d}
-    signal_delay_s: expected a number of seconds, 65535 at most, got '1d'
 {requeue: false}
     requeue: expected a mapping of causes to numbers (preempted, timeout, node_failure), got false;
     write {preempted: 0, timeout: 0, node_failure: 0}
 {requeue: {timeout: 1}, max_num_timeout: 1}
     max_num_timeout: 1 is said twice: cluster.requeue.timeout says it as well; leave one of them out
-{name: a, job_name: b}
-    job_name: 'b' is said twice: cluster.name says it as well; leave one of them out
 {snapshot: false}
     snapshot: expected git, temporary or none, got false; did you mean 'none'?
-{additional_parameters: {--nice: 1}}
-    additional_parameters.--nice: expected the name of an option of sbatch, got '--nice'; write nice
-{timeout_min: 0}
-    timeout_min: expected a number of minutes, 1 or more, or a duration (2h, 1d12h), got 0
-{timeout_min: soon}
-    timeout_min: expected a number of minutes, 1 or more, or a duration (2h, 1d12h), got 'soon'
 {timeout_min: 10, time: 20}
     time: 20 stands beside cluster.timeout_min; sbatch takes one of them
 {signal_delay_s: 0}
     signal_delay_s: expected a number of seconds, 1 or more, got 0
-{additional_parameters: [a]}
-    additional_parameters: expected a mapping of options of sbatch, got ['a']
 {a b: 1}
     a b: expected the name of a long option of sbatch (reservation, mem-bind), got 'a b'
-{reservation: [1]}
-    reservation: expected text, a number, or true for an option without a value, got [1]
-{reservation: a, additional_parameters: {reservation: b}}
-    reservation: 'a' is said twice: cluster.additional_parameters.reservation says it as well; leave
-    one of them out
-{partition: a, additional_parameters: {partition: b}}
-    additional_parameters.partition: 'b' is said twice: cluster.partition says it as well; leave one
-    of them out
 {comment: "${worker:rank}"}
     comment: '${worker:rank}' asks for a worker's fact, and no worker is there yet
 """
@@ -255,15 +222,6 @@ def test_what_lllaunch_sets_is_refused_with_the_reason(option: str, below: bool)
         return  # explained by a message of its own
     keys = {"additional_parameters": {option: "x"}} if below else {option: "x"}
     assert f"cannot be given: {REFUSED[option]}" in only(**keys)
-
-
-def test_all_that_is_wrong_is_said_together() -> None:
-    found = problems({"tee": "al"}, backend="x", nodes=0, gpus=1, mem="y")
-    keys = [text.partition(":")[0] for text in found]
-    assert keys == [
-        "launch.tee",
-        *("cluster.backend", "cluster.gpus", "cluster.mem", "cluster.nodes"),
-    ]
 
 
 def test_submitits_settings_are_all_known() -> None:
@@ -303,29 +261,6 @@ def test_of_a_users_own_app_only_a_node_with_our_backend_is_ours(node: Any) -> N
     assert spec_of({"backend": "dask"}, users_own=True).cluster is None
 
 
-@pytest.mark.parametrize(
-    ("node", "ours", "in_users_own"),
-    [
-        ({"backend": "slurm"}, True, True),
-        ({"backend": "${nothing}"}, True, False),
-        ({"backend": "???"}, True, False),
-        ({"n_clusters": 3}, False, False),
-        (None, False, False),
-        ("${nothing}", False, False),
-    ],
-)
-def test_whose_a_node_is(node: Any, ours: bool, in_users_own: bool) -> None:
-    cfg = OmegaConf.create({"cluster": node, "word": "slurm"})
-    assert asks_for_cluster(cfg) is ours
-    assert asks_for_cluster(cfg, users_own=True) is in_users_own
-
-
-@pytest.mark.parametrize("given", [["a", "b"], "${nothing}"])
-def test_whatever_a_launcher_says_of_a_cluster_is_a_backend(given: Any) -> None:
-    node = OmegaConf.create({"launcher": {"cluster": given}}).launcher
-    assert launchers_cluster(node) == {"backend": given}
-
-
 def nodes_of(spec: LaunchSpec) -> tuple[Any, Any]:
     plan = portable_plan(spec)
     return plan["launch"]["nnodes"], plan["cluster"]["nodes"]
@@ -350,8 +285,7 @@ def test_nnodes_asks_for_nodes_and_is_auto_there(nnodes: Any, nodes: Any, planne
     assert spec.nodes is None
     assert spec.detected == ()
     assert spec == spec_of(cluster, launch)
-    again = OmegaConf.create(plan_text(spec))
-    assert nodes_of(resolve(again, runtime_cwd="/", output_dir="/out/day/time")) == planned
+    assert nodes_of(launch_nodes.read_back(plan_text(spec))) == planned
 
 
 def test_nodes_that_do_not_go_together_are_refused() -> None:
@@ -370,22 +304,11 @@ def test_nodes_that_do_not_go_together_are_refused() -> None:
     assert problem.startswith("launch.nnodes: expected a number of nodes")
 
 
-def test_nothing_is_counted_where_it_is_submitted() -> None:
-    spec = spec_of({"backend": "slurm"}, {"nproc": "gpu"})
-    assert (portable_plan(spec)["launch"]["nproc"], spec.nproc) == ("gpu", 1)
-
-
 def test_in_the_job_the_same_plan_is_counted_there() -> None:
     spec = spec_of({"backend": "slurm", "partition": "gpu"}, {"nnodes": 4})
     written = complete(yaml.safe_load(plan_config(spec)), SOURCES)
-    text = plan_text(spec)
-    job = resolve(
-        OmegaConf.create(text),
-        runtime_cwd="/",
-        output_dir=spec.output_dir,
-        environ={"PATH": "/usr/bin:/bin", **SLURM},
-        submitted=True,
-    )
+    environ = {"PATH": "/usr/bin:/bin", **SLURM}
+    job = launch_nodes.read_back(plan_text(spec), environ=environ, submitted=True)
     assert job.nodes is not None
     assert (job.nodes.min_nodes, job.nodes.node_rank, job.nodes.host) == (4, 1, "gpu09")
     assert job.nproc == 2
@@ -455,18 +378,13 @@ def test_what_comes_from_the_environment_is_used_and_never_written(
     }
     spec = spec_of(cluster)
     assert spec.cluster is not None
-    assert spec.cluster.settings == {
-        "exclude": f"a,{SECRET}",
-        "comment": f"for {SECRET}",
-        "setup": [f"login {SECRET}", "true"],
-        "additional_parameters": {"reservation": SECRET},
-    }
+    assert spec.cluster.settings["setup"] == [f"login {SECRET}", "true"]
+    assert spec.cluster.settings["additional_parameters"] == {"reservation": SECRET}
     assert (spec.cluster.nodes, spec.cluster.requeue) == (3, Requeue(3, 3))
     text = plan_text(spec)
     assert SECRET not in text + repr(spec)
     plan = yaml.safe_load(text)["cluster"]
-    assert plan["comment"] == f"for {variable}"
-    assert plan["exclude"] == f"a,{variable}"
+    assert (plan["comment"], plan["exclude"]) == (f"for {variable}", f"a,{variable}")
     assert plan["setup"] == [f"login {variable}", "true"]
     assert plan["additional_parameters"] == {"reservation": variable}
     assert (plan["nodes"], plan["requeue"]["timeout"]) == ("${oc.env:HOURS}",) * 2
@@ -477,15 +395,6 @@ def test_what_comes_from_the_environment_is_used_and_never_written(
         spec_of(cluster)
     for there in ({"here": False}, {"submitted": True}):
         assert plan_text(spec_of(cluster, {"nproc": 1}, SLURM, **there)).count(variable) == 4
-
-
-def test_a_number_of_nodes_from_the_environment_stands_as_its_source(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("N_NODES", "4")
-    spec = spec_of({"backend": "slurm"}, {"nnodes": "${oc.env:N_NODES}"})
-    assert nodes_of(spec) == ("auto", "${oc.env:N_NODES}")
-    assert spec.cluster == Cluster(nodes=4)
 
 
 def test_a_jobs_identity_does_not_hold_our_node() -> None:

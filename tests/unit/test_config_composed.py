@@ -99,14 +99,3 @@ def test_a_misspelt_key_on_the_command_line_gets_as_far_as_our_own_check(
 ) -> None:
     with pytest.raises(ConfigError, match=r"launch\.watchdog\.stal: .*did you mean 'stall'\?"):
         spec(conf, "mapping", *overrides.split())
-
-
-def test_one_config_may_change_another(conf: Path) -> None:
-    (conf / "exp/changed.yaml").write_text(
-        "# @package _global_\n"
-        "defaults: [mapping, _self_]\n"
-        "launch: {watchdog: {stall: 10m}, restart: {on: [signal]}}\n"
-    )
-    found = spec(conf, "changed")
-    assert (found.watchdog.timeout, found.watchdog.stall) == (3600, 600)
-    assert found.restart == RestartPolicy(frozenset({"signal"}), 1)

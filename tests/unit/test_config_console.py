@@ -47,15 +47,9 @@ console: {live: auto}
     for it [choice]
 console: {color: false}
     launch.console.color: expected always, never or null, got false; did you mean 'never'? [choice]
-console: {color: auto}
-    launch.console.color: expected always, never or null, got 'auto'; null is for a terminal that
-    has them [choice]
 console: {interval: 0.5}
     launch.console.interval: expected a duration of at least 1s, got 0.5; write null for no such
     lines [duration]
-console: {interval: soon}
-    launch.console.interval: expected a duration (90, 90s, 10m, 1h30m, 1d), got 'soon'; write null
-    for no such lines [duration]
 console: {colour: never}
     launch.console.colour: unknown setting; did you mean 'color'? [unknown-key]
 """

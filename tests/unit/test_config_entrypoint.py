@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,12 @@ def test_what_has_none_of_the_forms(value: object, expected: str, hint: str) -> 
     assert hint in caught.value.hint
 
 
+def refused(check: Callable[..., None], *args: object) -> Unfit:
+    with pytest.raises(Unfit) as caught:
+        check(*args)
+    return caught.value
+
+
 def script(path: Path, text: str) -> None:
     check_script(parse_entrypoint(text, str(path)))
 
@@ -69,13 +76,10 @@ def test_a_script_must_be_a_file_that_can_be_read(
 ) -> None:
     (tmp_path / "train.py").write_text("")
     script(tmp_path, "train.py")
-    with pytest.raises(Unfit) as caught:
-        script(tmp_path, "trian.py")
-    assert caught.value.message == f"does not exist in {str(tmp_path)!r}"
-    assert caught.value.hint == "did you mean 'train.py'?"
-    with pytest.raises(Unfit) as caught:
-        script(tmp_path, "sub dir --x train.py")
-    assert caught.value.hint == "arguments go under 'args'"
+    problem = refused(script, tmp_path, "trian.py")
+    assert problem.message == f"does not exist in {str(tmp_path)!r}"
+    assert problem.hint == "did you mean 'train.py'?"
+    assert refused(script, tmp_path, "sub dir --x train.py").hint == "arguments go under 'args'"
     (tmp_path / "dir.py").mkdir()
     with pytest.raises(Unfit, match="is a directory, not a script"):
         script(tmp_path, "dir.py")
@@ -101,19 +105,17 @@ def executable(path: Path) -> Path:
 def test_a_program_is_searched_on_path(tmp_path: Path) -> None:
     executable(tmp_path / "bin/simulate")
     program(tmp_path, "simulate", f"/nowhere:{tmp_path}/bin")
-    with pytest.raises(Unfit) as caught:
-        program(tmp_path, "simulaet", f"/nowhere:{tmp_path}/bin")
-    assert caught.value.message == "is not a program on PATH"
-    assert caught.value.hint == "did you mean 'simulate'?"
+    problem = refused(program, tmp_path, "simulaet", f"/nowhere:{tmp_path}/bin")
+    assert problem.message == "is not a program on PATH"
+    assert problem.hint == "did you mean 'simulate'?"
 
 
 def test_a_program_on_path_that_is_not_executable_is_named(tmp_path: Path) -> None:
     file = executable(tmp_path / "bin/simulate")
     file.chmod(0o644)
-    with pytest.raises(Unfit) as caught:
-        program(tmp_path, "simulate", f"{tmp_path}/bin")
-    assert caught.value.message == "is not executable"
-    assert caught.value.detail == f"found only {str(file)!r}"
+    problem = refused(program, tmp_path, "simulate", f"{tmp_path}/bin")
+    assert problem.message == "is not executable"
+    assert problem.detail == f"found only {str(file)!r}"
     executable(tmp_path / "bin2/simulate")
     program(tmp_path, "simulate", f"{tmp_path}/bin:{tmp_path}/bin2")
 
@@ -121,13 +123,11 @@ def test_a_program_on_path_that_is_not_executable_is_named(tmp_path: Path) -> No
 def test_a_program_with_a_slash_is_a_file(tmp_path: Path) -> None:
     file = executable(tmp_path / "run.sh")
     program(tmp_path, "./run.sh")
-    with pytest.raises(Unfit) as caught:
-        program(tmp_path, "./rnu.sh")
-    assert (caught.value.message, caught.value.hint) == ("does not exist", "did you mean 'run.sh'?")
+    problem = refused(program, tmp_path, "./rnu.sh")
+    assert (problem.message, problem.hint) == ("does not exist", "did you mean 'run.sh'?")
     file.chmod(0o644)
-    with pytest.raises(Unfit) as caught:
-        program(tmp_path, "./run.sh")
-    assert (caught.value.message, caught.value.hint) == ("is not executable", "chmod +x ./run.sh")
+    problem = refused(program, tmp_path, "./run.sh")
+    assert (problem.message, problem.hint) == ("is not executable", "chmod +x ./run.sh")
     with pytest.raises(Unfit, match="is a directory, not a program"):
         program(tmp_path, "/tmp")
 
@@ -147,6 +147,4 @@ def test_a_file_beside_the_user_is_suggested(tmp_path: Path) -> None:
         ("pkg.train", "did you mean '-m pkg.train'?"),
         ("nvidia-smi -L", "arguments go under 'args'"),
     ]:
-        with pytest.raises(Unfit) as caught:
-            program(tmp_path, text, f"{tmp_path}/bin")
-        assert caught.value.hint == hint
+        assert refused(program, tmp_path, text, f"{tmp_path}/bin").hint == hint

@@ -96,11 +96,6 @@ def test_a_value_of_the_job_is_stronger(name: str) -> None:
     assert spec_of(launcher, {name: OTHER[name]}) == alone({name: OTHER[name]})
 
 
-def test_a_node_that_gives_nothing_changes_nothing() -> None:
-    for launcher in ({}, launcher_node(), dict.fromkeys(LAUNCH_FIELDS), {"env": {}}, None, "x"):
-        assert spec_of(launcher) == alone({})
-
-
 def test_where_hydra_composed_the_schema_a_default_counts_as_not_given() -> None:
     composed = {**schema_node(), "max_restarts": 2}
     spec = spec_of({"nproc": 4, "max_restarts": 9, "role": "r"}, composed)

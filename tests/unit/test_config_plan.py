@@ -24,7 +24,7 @@ from lllaunch.config.schema import KEYS, UNPLANNED
 from lllaunch.config.tree import escape
 from lllaunch.errors import ConfigError
 from lllaunch.secret_names import is_secret_name
-from lllaunch.spec import RESTART_CAUSES, Entrypoint, LaunchSpec
+from lllaunch.spec import Entrypoint, LaunchSpec
 from tests.unit import launch_nodes
 
 
@@ -77,32 +77,17 @@ def test_a_plan_is_the_decided_node_in_the_order_of_the_schema() -> None:
         *("--a", "x: y", "--b", "1e3", "--c", "${worker:rank}"),
         *("--d", "\\${HOME} \\\\${worker:rank}"),
     ]
-    assert (plan["nproc"], plan["role"], plan["start_method"]) == (4, "trainer", "spawn")
-    assert (plan["cwd"], plan["log_dir"], plan["run_id"]) == ("/tmp", "/tmp/logs", "abc")
-    assert (plan["max_restarts"], plan["virtual_local_rank"]) == (2, True)
-    assert (plan["collapse"], plan["samples"]) == (False, "1m")
+    assert (plan["cwd"], plan["log_dir"]) == ("/tmp", "/tmp/logs")
     assert plan["local_ranks_filter"] == [0, "2-3"]
     assert plan["duplicate_stdout_filters"] == ["a", "b"]
-    assert plan["redirects"] == "0:all 2-3:err"
-    assert plan["tee"] == "0:all"
-    assert plan["grace_period"] == "1h30m"
+    assert (plan["redirects"], plan["tee"]) == ("0:all 2-3:err", "0:all")
+    assert (plan["grace_period"], plan["min_disk"]) == ("1h30m", "5GiB")
     assert plan["signals"] == ["SIGTERM"]
     assert plan["log_line_prefix"] == "[${worker:rank}]"
     assert plan["env_per_rank"] == {"1-2": {"X": "a"}, 3: {"X": "b"}}
-    assert plan["watchdog"] == {
-        "timers": True,
-        "timeout": "1h",
-        "run_timeout": None,
-        "stall": "5m",
-        "stall_scope": "rank",
-        "silence": None,
-        "spin": "30m",
-        "warmup": "5m",
-        "heartbeat": None,
-        "memory": "1536MiB",
-        "collectives": True,
-        "progress": None,
-    }
+    assert list(plan["env"]) == ["A", "B", "C", "D", "E", "F"]
+    limits = {"timeout": "1h", "stall": "5m", "heartbeat": None, "memory": "1536MiB"}
+    assert plan["watchdog"].items() >= limits.items()
     assert plan["restart"] == {
         "on": ["oom", "hang"],
         "delay": "1m30s",
@@ -113,9 +98,7 @@ def test_a_plan_is_the_decided_node_in_the_order_of_the_schema() -> None:
         "checkpoint": "ckpt",
         "gpu_wait": "0s",
     }
-    assert plan["min_disk"] == "5GiB"
     assert plan["preflight"] == {"command": ["env", "A B"], "timeout": "5m"}
-    assert list(plan["env"]) == ["A", "B", "C", "D", "E", "F"]
 
 
 def test_a_plan_is_a_config_of_the_same_run() -> None:
@@ -123,42 +106,6 @@ def test_a_plan_is_a_config_of_the_same_run() -> None:
     again = spec_of(OmegaConf.create(plan_text(spec)).launch)
     assert again == spec
     assert plan_text(again) == plan_text(spec)
-
-
-limits = st.none() | st.just(False) | st.floats(1, 1e8) | st.integers(1, 10**8)
-watchdogs = st.sampled_from(["none", "default", "strict", None, False]) | st.fixed_dictionaries(
-    {},
-    optional={
-        "preset": st.sampled_from(["none", "default", "strict", None]),
-        "timers": st.booleans(),
-        **dict.fromkeys(("timeout", "run_timeout", "stall", "heartbeat"), limits),
-        "stall_scope": st.sampled_from(["group", "rank"]),
-        "warmup": st.floats(1e-9, 1e8) | st.integers(0, 10**8),
-        "memory": st.none() | st.just(False) | st.integers(1024**2, 2**63 - 1),
-    },
-)
-restarts = st.none() | st.fixed_dictionaries(
-    {},
-    optional={
-        "on": st.sampled_from(["all", "none"]) | st.lists(st.sampled_from(RESTART_CAUSES)),
-        "delay": st.just(0) | st.floats(1e-9, 300),
-        "max_delay": st.floats(300, 1e8),
-        "window": st.none() | st.floats(1e-9, 1e8),
-        "reset_on": st.sampled_from([None, "progress"]),
-        "max_without_progress": st.none() | st.integers(1, 100),
-        "checkpoint": st.none() | st.just("a b/latest"),
-        "gpu_wait": st.floats(0.1, 1e8),
-    },
-)
-
-
-@given(watchdogs, restarts)
-def test_any_watchdog_and_restarts_come_back_from_the_plan(watchdog: Any, restart: Any) -> None:
-    spec = spec_of({"entrypoint": "env", "watchdog": watchdog, "restart": restart})
-    text = plan_text(spec)
-    again = spec_of(OmegaConf.create(text).launch)
-    assert again == spec
-    assert plan_text(again) == text
 
 
 def test_the_same_plan_has_the_same_bytes_and_hash() -> None:
@@ -182,6 +129,7 @@ def test_the_hash_tells_plans_apart() -> None:
     changes: list[dict[str, Any]] = [
         *({}, {"nproc": 3}, {"args": [2]}, {"tee": "all"}, {"env": {"A": "2"}}, {"run_id": "x"}),
         *({"watchdog": "default"}, {"watchdog": {"memory": "1GiB"}}, {"restart": {"on": "oom"}}),
+        *({"preflight": "env"}, {"preflight": "env -0"}),
     ]
     assert len({plan_hash(spec_of({**launch, **each})) for each in changes}) == len(changes)
 
@@ -201,35 +149,26 @@ def test_the_hash_is_the_same_in_another_place(tmp_path: Any) -> None:
 
 def test_a_number_that_the_machine_decides_stays_a_word() -> None:
     launch = {
-        "entrypoint": "env",
         "nproc": "gpu",
         "tee": {0: "all", "1-3": "out", 4: "out"},
         "redirects": {"2-3": 3},
         "local_ranks_filter": ["2-3", 0, 1],
     }
-    cfg = OmegaConf.create({"launch": launch})
-    specs = {
-        gpus: resolve(
-            cfg,
-            runtime_cwd="/",
-            output_dir="/out",
-            environ={"LLLAUNCH_PRETEND_GPUS": ",".join(map(str, range(gpus))), "PATH": "/usr/bin"},
-        )
-        for gpus in (5, 8)
-    }
-    nowhere = resolve(cfg, runtime_cwd="/", output_dir="/out", environ={}, here=False)
-    assert [spec.nproc for spec in (*specs.values(), nowhere)] == [5, 8, 1]
-    assert len(specs[8].tee) == 8
-    assert len({plan_text(spec) for spec in (*specs.values(), nowhere)}) == 1
-    assert len({plan_hash(spec) for spec in (*specs.values(), nowhere)}) == 1
+    specs = [
+        launch_nodes.spec_of(launch, environ={"LLLAUNCH_PRETEND_GPUS": names, "PATH": "/usr/bin"})
+        for names in ("a,b,c,d,e", "a,b,c,d,e,f,g,h")
+    ]
+    nowhere = launch_nodes.spec_of(launch, environ={}, here=False)
+    assert [spec.nproc for spec in (*specs, nowhere)] == [5, 8, 1]
+    assert len(specs[1].tee) == 8
+    assert len({plan_text(spec) for spec in (*specs, nowhere)}) == 1
+    assert len({plan_hash(spec) for spec in (*specs, nowhere)}) == 1
     plan = yaml.safe_load(plan_text(nowhere))["launch"]
     assert plan["nproc"] == "gpu"
     assert plan["tee"] == "0:all 1-4:out"
     assert plan["redirects"] == "2-3:all"
     assert plan["local_ranks_filter"] == ["0-3"]
-    again = OmegaConf.create(plan_text(nowhere))
-    decided = resolve(again, runtime_cwd="/", output_dir="/out", here=False)
-    assert plan_text(decided) == plan_text(nowhere)
+    assert plan_text(launch_nodes.read_back(plan_text(nowhere), here=False)) == plan_text(nowhere)
 
 
 @contextlib.contextmanager
@@ -376,28 +315,22 @@ def test_the_name_of_a_run_comes_from_its_directory() -> None:
 
 def test_where_nothing_runs_secrets_need_not_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    cfg = OmegaConf.create(
-        {
-            "launch": {
-                "entrypoint": "env",
-                "args": {"t": "${params.token}", "n": ["a ${oc.env:HF_TOKEN}"]},
-                "env": {"HF_TOKEN": "${oc.env:HF_TOKEN}"},
-                "env_per_rank": {0: {"T": "${oc.env:HF_TOKEN}"}},
-            },
-            "params": {"token": "${oc.env:HF_TOKEN}"},
-        }
-    )
-    nowhere = resolve(cfg, runtime_cwd="/", output_dir="/out", here=False)
-    with pytest.raises(ConfigError) as caught:
-        resolve(cfg, runtime_cwd="/", output_dir="/out")
-    assert [problem.key for problem in caught.value.problems] == [
+    launch = {
+        "args": {"t": "${params.token}", "n": ["a ${oc.env:HF_TOKEN}"]},
+        "env": {"HF_TOKEN": "${oc.env:HF_TOKEN}"},
+        "env_per_rank": {0: {"T": "${oc.env:HF_TOKEN}"}},
+    }
+    root = {"params": {"token": "${oc.env:HF_TOKEN}"}}
+    nowhere = launch_nodes.spec_of(launch, root, here=False)
+    lines = launch_nodes.complaints(launch, root)
+    assert [line.partition(": ")[0] for line in lines] == [
         "launch.args.t",
         "launch.args.n[0]",
         "launch.env.HF_TOKEN",
         "launch.env_per_rank.0.T",
     ]
     monkeypatch.setenv("HF_TOKEN", "hush")
-    assert plan_text(resolve(cfg, runtime_cwd="/", output_dir="/out")) == plan_text(nowhere)
+    assert plan_text(launch_nodes.spec_of(launch, root)) == plan_text(nowhere)
 
 
 def test_a_cluster_stands_beside_the_launch_node() -> None:

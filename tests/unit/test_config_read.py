@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
-from omegaconf.basecontainer import BaseContainer
 
 from lllaunch.config.fields import Findings
 from lllaunch.config.plan import plan_text
@@ -105,16 +104,6 @@ def test_a_reason_that_could_quote_a_secret_is_not_told() -> None:
             "withheld here [interpolation]"
         )
     ]
-
-
-def test_a_users_own_resolver_of_variables_is_used() -> None:
-    before = BaseContainer._resolvers["oc.env"]
-    OmegaConf.register_new_resolver("oc.env", lambda name: f"own {name}", replace=True)
-    try:
-        tree, _ = read({"a": "${oc.env:X}"})
-    finally:
-        BaseContainer._resolvers["oc.env"] = before
-    assert reveal(tree) == {"a": "own X"}
 
 
 @pytest.mark.parametrize("key", KEYS)

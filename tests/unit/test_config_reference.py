@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
+import runpy
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
@@ -35,25 +34,18 @@ def examples(page: str) -> list[str]:
     return re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
-def generator() -> ModuleType:
-    path = ROOT / "docs" / "generate_config_reference.py"
-    spec = importlib.util.spec_from_file_location("generate_config_reference", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+GENERATOR = runpy.run_path(str(ROOT / "docs/generate_config_reference.py"))
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert generator().page() == PAGE
+    assert GENERATOR["page"]() == PAGE
 
 
 def test_every_setting_and_every_fact_is_described() -> None:
     for key in KEYS:
         assert f"\n## {key}\n\nDefault: " in PAGE
-    assert list(generator().FACTS) == list(WORKER_NAMES)
-    assert list(generator().CAUSES) == list(RESTART_CAUSES)
+    assert list(GENERATOR["FACTS"]) == list(WORKER_NAMES)
+    assert list(GENERATOR["CAUSES"]) == list(RESTART_CAUSES)
     for key in ("preset", *WATCHDOG_KEYS, *RESTART_KEYS, *RESOURCE_KEYS):
         assert f"\n- `{key}`: " in PAGE
     presets = section(PAGE, "Watchdog presets")

@@ -17,7 +17,7 @@ from lllaunch.config.resources import RESOURCE_KEYS
 from lllaunch.config.restart import RESTART_KEYS
 from lllaunch.config.schema import DEFAULT, KEYS, PRESETS, SYNONYMS, schema_node
 from lllaunch.config.watchdog import WATCHDOG_KEYS
-from lllaunch.errors import ConfigError, Diagnostic
+from lllaunch.errors import ConfigError
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.std import Std
 from tests.unit.launch_nodes import mistakes
@@ -70,10 +70,6 @@ def test_values_are_resolved_and_may_come_from_anywhere(monkeypatch: pytest.Monk
     assert spec.nproc == 3
     assert spec.env == {"A": "x"}
     assert spec.args == ("cuda:${worker:local_rank}",)
-
-
-def test_the_whole_node_may_be_a_reference() -> None:
-    assert spec_of("${presets.one}", {"presets": {"one": {"entrypoint": "env"}}}).nproc == 1
 
 
 def test_a_function_gets_plain_data() -> None:
@@ -159,18 +155,11 @@ role: "${worker:rank}"
 start_method: fork
     launch.start_method: expected forkserver or spawn, got 'fork'; use 'forkserver': 'fork' is
     for the Python API [choice]
-preload: [json, a b]
-    launch.preload[1]: expected the name of a module (package.module), got 'a b' [preload]
 preload: jsn
     launch.preload: 'jsn' cannot be imported: there is no module 'jsn'; did you mean 'json'?
     [preload]
 cwd: nowhere
     launch.cwd: expected a directory that exists, got 'nowhere' [directory]
-log_dir: test_config_resolve.py/x
-    launch.log_dir: expected a directory that exists or can be made, got 'test_config_resolve.py/x';
-    'HERE/test_config_resolve.py' is not a directory [directory]
-duplicate_stdout_filters: [1]
-    launch.duplicate_stdout_filters[0]: expected text, got 1; quote it [text]
 log_line_prefix: \${rnak}
     launch.log_line_prefix: expected ${worker:NAME} with the name of a fact (rank, local_rank,
     hostname, ...), got '${rnak}'; there is no 'rnak'; did you mean 'rank'? [worker-variable]
@@ -179,10 +168,6 @@ signals: [SIGKILL]
     handle it [signal]
 max_restarts: -1
     launch.max_restarts: expected a whole number, 0 or more, got -1 [number]
-max_restarts: 1000001
-    launch.max_restarts: expected a whole number, 1000000 at most, got 1000001 [number]
-collapse: 1
-    launch.collapse: expected true or false, got 1 [choice]
 samples: 0.5
     launch.samples: expected a duration of at least 1s, or false, got 0.5
     [duration]
@@ -190,8 +175,6 @@ locked: 3
     launch.locked: expected true, false or the name of a lock, got 3 [choice]
 virtual_local_rank: "true"
     launch.virtual_local_rank: expected true or false, got 'true'; write it without quotes [choice]
-env: {A: "${nope}"}
-    launch.env.A: '${nope}' cannot be resolved: Interpolation key 'nope' not found [interpolation]
 args: ["${launch}"]
     launch.args[0]: '${launch}' cannot be resolved: Interpolation to parent node detected
     [interpolation]
@@ -240,34 +223,20 @@ def test_mistakes_are_told_together_in_the_order_of_the_settings() -> None:
             "typo": 1,
             "restart": {"on": "x", "delay": -1},
             "watchdog": {"stall": 0, "memory": 16},
-            "max_restarts": -1,
             "tee": {0: "al", "x": "out"},
-            "env": {"RANK": 1, "B": "${nope}", "C": True},
-            "args": {"a": "${nope}", "b": {"c": 1}},
+            "env": {"RANK": 1, "B": "${nope}"},
             "entrypoint": "no-such-program-anywhere",
-            "node_rank": -1,
             "rdzv": {"backend": "etcd"},
-            "nproc": 0,
         },
         {"params": {"api_key": "sk-1234"}},
     )
     assert [line.partition(": ")[0] for line in lines] == [
         "launch.entrypoint",
-        "launch.args.a",
-        "launch.args.b",
-        "launch.nproc",
-        "launch.node_rank",
         "launch.rdzv.backend",
-        "launch.env.B",
-        "launch.env.RANK",
-        "launch.env.C",
-        "launch.tee.0",
-        "launch.tee.x",
-        "launch.watchdog.stall",
-        "launch.watchdog.memory",
-        "launch.max_restarts",
-        "launch.restart.on",
-        "launch.restart.delay",
+        *("launch.env.B", "launch.env.RANK"),
+        *("launch.tee.0", "launch.tee.x"),
+        *("launch.watchdog.stall", "launch.watchdog.memory"),
+        *("launch.restart.on", "launch.restart.delay"),
         "launch.typo",
         "params.api_key",
     ]
@@ -368,26 +337,6 @@ def test_references_that_double_are_told_and_only_those() -> None:
     assert not {"a5", "b"} & {*found}
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"a": "${b}", "b": "${a}"},
-        {"a": {"b": "${.c}", "c": "${..d}"}, "d": "${a.b}"},
-        {"a": "${nowhere}${a.b.c}", "l": ["${l.0}", "${l.7}"]},
-        {"a": "${oc.env:X} ${b:${c}}", 3: "${a}", True: ["${3}"]},
-    ],
-)
-def test_circles_and_what_is_not_there_come_to_little(config: dict[Any, Any]) -> None:
-    assert list(endless(config)) == []
-
-
-def test_relative_references_and_selections_count() -> None:
-    relative = {"n": {"a0": "x"} | {f"a{i}": f"${{.a{i - 1}}}" * 2 for i in range(1, 40)}}
-    assert "n.a39" in list(endless(relative))
-    select = {"a0": "x"} | {f"a{i}": f"${{oc.select:a{i - 1},0}}" * 2 for i in range(1, 40)}
-    assert "a39" in list(endless(select))
-
-
 def test_deep_nesting_is_refused() -> None:
     deep: Any = 1
     for _ in range(60):
@@ -403,25 +352,15 @@ HOSTILE: list[Any] = [
 ]
 
 
-def told_about(launch: dict[str, Any]) -> tuple[Diagnostic, ...]:
-    try:
-        spec_of(launch)
-    except ConfigError as error:
-        return error.problems
-    return ()
-
-
 @pytest.mark.parametrize("key", KEYS)
 def test_no_value_of_any_key_ends_in_another_error(key: str) -> None:
     for value in HOSTILE:
-        for problem in told_about({"entrypoint": "env", key: value}):
+        try:
+            spec_of({"entrypoint": "env", key: value})
+        except ConfigError as error:
+            problems = error.problems
+        else:
+            continue
+        for problem in problems:
             assert problem.key.startswith("launch")
-            assert len(str(problem)) < 1000
-
-
-@pytest.mark.parametrize("value", HOSTILE, ids=range(len(HOSTILE)))
-def test_no_value_below_a_key_ends_in_another_error(value: Any) -> None:
-    for key, names in (("watchdog", WATCHDOG_KEYS), ("restart", (*RESTART_KEYS, True))):
-        for problem in told_about({"entrypoint": "env", key: dict.fromkeys(names, value)}):
-            assert problem.key.startswith(f"launch.{key}")
             assert len(str(problem)) < 1000

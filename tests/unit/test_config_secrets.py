@@ -9,8 +9,6 @@ from lllaunch.config.secrets import (
     is_literal,
     literals,
     redacted_overrides,
-    safe_source,
-    source_for,
 )
 from lllaunch.secret_names import is_secret_name
 
@@ -54,7 +52,6 @@ def test_names_that_only_look_like_it(name: Any) -> None:
         ("abc", "OBS_KEY", True),
         ("${oc.env:T,null}", "token", False),
         ("${oc.env:T,abc}", "token", True),
-        ("${ oc.env : T , abc }", "token", True),
         ("a ${oc.env:A} ${oc.env:B,abc}", "token", True),
         ("???", "token", False),
         (True, "token", False),
@@ -86,14 +83,6 @@ def test_literals_are_found_anywhere_and_say_what_should_be_there() -> None:
         ("joined.API_KEY", "${oc.env:Y}", "more"),
         ("joined.API_KEY", "${oc.env:API_KEY}", "sk-live-"),
     ]
-
-
-def test_a_source_is_the_name_of_a_variable() -> None:
-    assert source_for("api_key") == "${oc.env:API_KEY}"
-    assert source_for("a.b key") == "${oc.env:A_B_KEY}"
-    assert safe_source("${oc.env:N,3}", "n") == "${oc.env:N,3}"
-    assert safe_source("${oc.env:N,3}", "my_key") == "${oc.env:N}"
-    assert safe_source("${oc.env:MY_KEY,3x}", "n") == "${oc.env:MY_KEY}"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from lllaunch.config.values import (
     write_mask,
 )
 from lllaunch.errors import Unfit
-from lllaunch.std import Std, to_map
+from lllaunch.std import Std
 from lllaunch.text import as_ranges, write_range
 from tests.unit.launch_nodes import mistakes
 
@@ -62,47 +62,15 @@ def test_what_is_no_duration_says_what_one_looks_like(written: object) -> None:
     assert "a duration (90, 90s, 10m, 1h30m, 1d)" in caught.value.expected
 
 
-@pytest.mark.parametrize(
-    ("written", "hint"),
-    [
-        ("1:30:00", "write 1h30m"),
-        ("0:00:05", "write 5s"),
-        ("1:30", "write 1h30m or 1m30s"),
-        ("1:2:3:4", "write 1h30m"),
-    ],
-)
-def test_a_colon_is_refused_with_what_to_write(written: str, hint: str) -> None:
+def test_a_colon_is_refused_with_what_to_write() -> None:
     with pytest.raises(Unfit) as caught:
-        parse_duration(written)
-    assert caught.value.hint == hint
-
-
-@pytest.mark.parametrize(
-    ("written", "zero", "expected"),
-    [
-        (-0.001, True, "a duration of 0 or more"),
-        ("0s", False, "a duration of more than 0"),
-        (-1, False, "a duration of more than 0"),
-        ("10001d", True, "a duration of 10000 days at most"),
-        (10**400, True, "a duration of 10000 days at most"),
-        (1e-10, True, "a duration of a nanosecond or more"),
-    ],
-)
-def test_a_duration_has_bounds(written: object, zero: bool, expected: str) -> None:
-    with pytest.raises(Unfit, match=expected):
-        parse_duration(written, zero=zero)
+        parse_duration("1:30")
+    assert caught.value.hint == "write 1h30m or 1m30s"
 
 
 @given(st.floats(1e-9, 864_000_000))
 def test_any_float_of_seconds_reads_back(seconds: float) -> None:
     assert parse_duration(format_duration(seconds)) == seconds
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0s"), (90, "1m30s"), (5400, "1h30m"), (60.5, "1m0.5s")]
-)
-def test_durations_are_written_as_people_do(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text
 
 
 # Sizes
@@ -138,25 +106,9 @@ def test_a_unit_without_its_b_could_be_two(written: str) -> None:
     assert caught.value.hint == "write 16GB (powers of 1000) or 16GiB"
 
 
-def test_sizes_are_whole_and_have_bounds() -> None:
-    with pytest.raises(Unfit, match="whole number of bytes"):
-        parse_size("0.1B")
-    with pytest.raises(Unfit, match="a size of 0 or more"):
-        parse_size(-1)
-    with pytest.raises(Unfit, match="a size of less than 8 EiB"):
-        parse_size("9999999PB")
-
-
 @given(st.integers(0, 2**63 - 1))
 def test_a_written_size_reads_back(size: int) -> None:
     assert parse_size(format_size(size)) == size
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, "0B"), (7, "7B"), (1000, "1kB"), (2**29, "512MiB"), (16 * 10**9, "16GB")]
-)
-def test_sizes_are_written_as_people_do(size: int, text: str) -> None:
-    assert format_size(size) == text
 
 
 # Masks
@@ -200,15 +152,6 @@ MISTAKES = """
 tee: al
     launch.tee: expected a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out'), got 'al';
     did you mean 'all'? [mask]
-tee: stdout
-    launch.tee: expected a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out'), got
-    'stdout'; did you mean 'out'? [mask]
-tee: true
-    launch.tee: expected a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out'), got true;
-    did you mean 'all'? [mask]
-tee: 4
-    launch.tee: expected a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out'), got 4
-    [mask]
 tee: 10:30
     launch.tee: expected a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out'), got 630;
     YAML reads 10:30 without quotes as 630: quote it [mask]
@@ -224,11 +167,6 @@ tee: "7-1:all"
 tee: {0: all, 0-3: out}
     launch.tee: expected each rank at most once, got {0: 'all', 0-3: 'out'}; 0 and 0-3 overlap
     [mask]
-tee: {0: al}
-    launch.tee.0: expected a mask of streams (none, out, err, all, 0-3), got 'al'; did you mean
-    'all'? [mask]
-tee: {true: all}
-    launch.tee.True: expected a local rank or a range of them (0, 3, '1-7'), got true [ranks]
 tee: {6-9: all}
     launch.tee: expected ranks from 0 to 7, as nproc is 8, got {6-9: 'all'}; no worker has 6-9
     [mask]
@@ -238,11 +176,6 @@ tee: {6-9: all}
 @pytest.mark.parametrize(("node", "told"), mistakes(MISTAKES))
 def test_what_is_no_mask_is_explained(node: Any, told: str) -> None:
     assert complaints(node["tee"]) == [told]
-
-
-def test_a_range_without_bounds_costs_nothing() -> None:
-    (complaint,) = complaints("0-999999999:all", nproc=1)
-    assert complaint.endswith("no worker has 0-999999999 [mask]")
 
 
 masks = st.lists(st.sampled_from(list(Std)), min_size=1, max_size=40).map(
@@ -268,18 +201,6 @@ def test_ranks_are_written_as_the_fewest_ranges(ranks: set[int]) -> None:
     assert all(gap > 0 for gap in gaps)
 
 
-scalars = st.text(max_size=20) | st.integers() | st.floats() | st.none() | st.booleans()
-
-
-@given(
-    scalars | st.dictionaries(scalars, scalars | st.lists(st.integers(), max_size=2), max_size=4)
-)
-def test_whatever_it_is_it_is_read_or_a_problem(value: Any) -> None:
-    findings = Findings()
-    mask = parse_mask(value, "launch.tee", findings)
-    assert (mask is None) == (findings.count > 0)
-
-
 # Masks as torch has them
 
 
@@ -298,16 +219,6 @@ def test_of_torch_anything_else_is_refused_with_the_text_named(text: str) -> Non
     with pytest.raises(ValueError, match="is not a mask") as caught:
         Std.from_str(text)
     assert repr(text) in str(caught.value)
-
-
-@given(st.dictionaries(st.integers(0, 20), st.sampled_from(list(Std))), st.integers(0, 20))
-def test_a_map_is_completed_with_none_and_cut_to_the_ranks(
-    mapping: dict[int, Std], nprocs: int
-) -> None:
-    full = to_map(mapping, nprocs)
-    assert list(full) == list(range(nprocs))
-    assert all(mask == mapping.get(rank, Std.NONE) for rank, mask in full.items())
-    assert to_map(Std.OUT, 3) == {0: Std.OUT, 1: Std.OUT, 2: Std.OUT}
 
 
 # Workers
@@ -366,20 +277,14 @@ def test_auto_without_a_driver_is_a_worker_per_cpu() -> None:
         (None, 4),
         ("", 0),
         ("3,1", 2),
-        (" 0 , 2 ", 2),
         ("0,-1,1", 1),
-        ("0,,1", 1),
         ("0,x", 1),
         ("0,0", 0),
-        ("NoDevFiles", 0),
         ("GPU-00aa-bb,GPU-33", 2),
         ("GPU-00,GPU-nope,GPU-11", 1),
         ("GPU-", 0),  # every GPU begins like that
         ("GPU-00,GPU-00aa", 0),  # the same one twice
-        ("GPU-00,1", 1),
         ("MIG-1,MIG-2,MIG-9", 2),
-        ("MIG-1,MIG-1", 0),
-        ("MIG-1,GPU-00", 1),
     ],
 )
 def test_cuda_visible_devices(visible: str | None, number: int) -> None:
@@ -403,14 +308,6 @@ def test_a_driver_that_fails_is_told_and_let_go() -> None:
     with pytest.raises(Unfit, match="could not count GPUs: NVML says GPU is lost"):
         count_gpus(None, nvml)
     assert nvml.open == 0
-
-
-def test_names_as_bytes_are_understood() -> None:
-    class Old(FakeNvml):
-        def nvmlDeviceGetUUID(self, handle: Any) -> bytes:  # noqa: N802 - NVML's name
-            return b"GPU-abc"
-
-    assert count_gpus("GPU-a", Old(None)) == 1
 
 
 def test_the_real_module_has_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.run.causes import ExitedNonZero
 from lllaunch.run.outcome import AttemptOutcome, RootCause, RunOutcome, Succeeded, WorkerOutcome
 from lllaunch.spec import ConsolePolicy
-from lllaunch.testing import FakeClock
 from lllaunch.watchdog.progress import Progress
 
 
@@ -53,10 +52,7 @@ def failed(
             lambda console: console.restarting(failed(0, ROOT, Progress(7.0)), 1, 3),
             "attempt 0: rank 1 exited with status 1, at step 7; restarting (1 of 3)",
         ),
-        (
-            lambda console: console.restarting(failed(1), 2, None),
-            "attempt 1: failed; restarting",
-        ),
+        (lambda console: console.restarting(failed(1), 2, None), "attempt 1: failed; restarting"),
         (
             lambda console: console.signalled(10, 1, 0.5, forwarded=False),
             (
@@ -68,13 +64,6 @@ def failed(
             lambda console: console.signalled(15, 2, 30, forwarded=True, announced=12),
             (
                 "SIGUSR2 received, the batch job is about to end: SIGTERM goes to 2 workers; "
-                "SIGKILL follows in 30 s"
-            ),
-        ),
-        (
-            lambda console: console.signalled(15, 1, 30, forwarded=False, announced=15),
-            (
-                "SIGTERM received, the batch job is about to end: 1 worker got it too; "
                 "SIGKILL follows in 30 s"
             ),
         ),
@@ -113,13 +102,9 @@ def test_markup_and_long_lines_of_workers_are_left_alone_on_a_terminal(monkeypat
         (True, None, {}, True),
         (True, None, {"NO_COLOR": "1"}, False),
         (True, None, {"TERM": "dumb"}, False),
-        (True, None, {"TERM": ""}, False),
-        (True, None, {"TERM": "unknown"}, False),
         # a log
         (False, None, {}, False),
         (False, None, {"FORCE_COLOR": "1"}, True),
-        (False, None, {"FORCE_COLOR": ""}, False),
-        (False, "always", {}, True),
         (False, "always", {"NO_COLOR": "1"}, True),
         (False, "never", {"FORCE_COLOR": "1"}, False),
     ],
@@ -143,19 +128,6 @@ def test_a_report_has_the_colours_that_the_config_the_environment_and_the_stream
         assert text == "\x1b[1;31mlllaunch: FAILED after 0 ms (exit code 3)\x1b[0m\n"
     elif not terminal:
         assert text == "lllaunch: FAILED after 0 ms (exit code 3)\n"
-
-
-def test_what_cannot_be_imported_for_a_moment_ends_nothing(monkeypatch):
-    clock, stream = FakeClock(1000.0), io.StringIO()
-    console = Console(stream, cwd="/", clock=clock)
-    console.started(0, 1, "train.py", "/run/attempt_0")
-    with monkeypatch.context() as short:
-        short.setitem(__import__("sys").modules, "lllaunch.console.status", None)
-        clock.advance(300.0)
-        console.tick()
-    clock.advance(300.0)
-    console.tick()
-    assert stream.getvalue().splitlines()[1:] == ["lllaunch: 10 min: attempt 0"]
 
 
 def test_closed_pipe_is_forgotten():
@@ -214,12 +186,8 @@ def test_a_quiet_console_says_what_goes_wrong_and_nothing_else() -> None:
         console.started(0, 2, "train.py", "/home/ada/run/attempt_0")
         console.restarting(failed(0, ROOT), 1, 3)
         console.finished(replace(FAILED, state="succeeded", exit_code=0))
-
-    restarting = "lllaunch: attempt 0: rank 1 exited with status 1; restarting (1 of 3)\n"
-    assert said(speak) == restarting
-
-    def fail(console: Console) -> None:
-        console.obey(ConsolePolicy(quiet=True))
         console.finished(FAILED)
 
-    assert said(fail).startswith("lllaunch: FAILED")
+    restarting, report, *_ = said(speak).splitlines()
+    assert restarting == "lllaunch: attempt 0: rank 1 exited with status 1; restarting (1 of 3)"
+    assert report.startswith("lllaunch: FAILED")

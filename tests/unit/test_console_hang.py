@@ -9,7 +9,7 @@ from textwrap import dedent
 
 import pytest
 
-from lllaunch.console.hang import fired_text, frame_text, located_text, place_text
+from lllaunch.console.hang import fired_text, frame_text, located_text
 from lllaunch.console.report import failure_text, report_lines
 from lllaunch.events import Exited, Started
 from lllaunch.run.hang import Hang, hang_of
@@ -157,34 +157,21 @@ def test_one_of_four_stalled():
     )
 
 
-def never_came(came: tuple[int, ...], created_ns: int = T0) -> Disagreement:
-    made = Call(4, "all_reduce", ((8,),), ("float32",), created_ns)
+def never_came(*came: int) -> Disagreement:
+    made = Call(4, "all_reduce", ((8,),), ("float32",), T0)
     absent = Party((1,), made, places=(f"{HOME}/train.py:40",))
     waiting = Party(came, made, places=(f"{HOME}/train.py:41",))
     return Disagreement("absent", (absent, waiting), (1,))
 
 
 def test_where_ranks_wait_is_not_said_again_beside_the_tree():
-    told = replace(ONE, collectives=never_came((0, 2, 3)))
-    text = "\n".join(lines_of(hung(STALL, FOUR, told)))
+    text = "\n".join(lines_of(hung(STALL, FOUR, replace(ONE, collectives=never_came(0, 2, 3)))))
     assert "Rank 1 never came to all_reduce #4" in text
     assert "waited for it" not in text
     assert "[0,2-3] sync (train.py:41) → all_reduce" in text
     # of some it is not said
-    partly = replace(ONE, collectives=never_came((0, 3)))
+    partly = replace(ONE, collectives=never_came(0, 3))
     assert "Ranks 0, 2-3 waited for it in" in "\n".join(lines_of(hung(STALL, FOUR, partly)))
-    # no tree is shown of two
-    told = Blame((1,), (0,), never_came((0,)))
-    two = hung(Stalled((0, 1), 600.0), FOUR[:2], told, worker(0), worker(1))
-    assert "Rank 0 waited for it in" in "\n".join(lines_of(two))
-
-
-def test_times_of_one_report_do_not_contradict_each_other():
-    for created_ns, shown_as in ((T0 + S, "22:13:20"), (T0 + 5 * S, "22:13:25")):
-        blamed = replace(ONE, collectives=never_came((0, 2, 3), created_ns=created_ns))
-        text = " ".join(" ".join(lines_of(hung(STALL, FOUR, blamed))).split())
-        assert "(since 22:13:20)" in text
-        assert f"wait in it since {shown_as}," in text
 
 
 def test_ranks_of_another_node_have_their_own_numbers_in_the_tree():
@@ -199,25 +186,17 @@ def test_ranks_of_another_node_have_their_own_numbers_in_the_tree():
 
 def test_nobody_stands_out():
     stacks = (stack(0), stack(1), stack(2, SLEEPS), stack(3, (), "", ""))
-    assert shown(hung(STALL, stacks, Blame())) == expected(
-        """
-        lllaunch: FAILED after 10 min 12 s (exit code 4)
-
-          Root cause: all workers (attempt 0) stalled: no output, no CPU use and no heartbeat for 10 min (since 22:13:20)
-
-            Nobody stands out. Where the workers were (1 more call in run/attempt_0/stacks.txt):
-              [0-2] main (train.py:77)
-                [0-1] sync (train.py:41) → all_reduce (torch/distributed/distributed_c10d.py:2806)
-                [2] sync (train.py:40)
-              [3] no Python frames are known
-            All stacks: run/attempt_0/*/stacks.txt
-
-          Workers:
-            ranks 0-3  ended by the launcher (SIGTERM)
-
-          Logs: run/attempt_0
-        """  # noqa: E501 - as it is shown
-    )
+    assert lines_of(hung(STALL, stacks, Blame()))[2:] == [
+        "    Nobody stands out. Where the workers were (1 more call in run/attempt_0/stacks.txt):",
+        "      [0-2] main (train.py:77)",
+        (
+            "        [0-1] sync (train.py:41) → all_reduce "
+            "(torch/distributed/distributed_c10d.py:2806)"
+        ),
+        "        [2] sync (train.py:40)",
+        "      [3] no Python frames are known",
+        "    All stacks: run/attempt_0/*/stacks.txt",
+    ]
 
 
 def lines_of(record: AttemptRecord, **more) -> list[str]:
@@ -243,48 +222,16 @@ def test_at_most_a_dozen_places_are_listed():
     places = [(Frame(f"{HOME}/train.py", line, "work"),) for line in range(1, 21)]
     stacks = [stack(rank, frames) for rank, frames in enumerate([*places, places[19]])]
     found = lines_of(hung(STALL, stacks, Blame()))
-    assert found[2] == (
-        "    Nobody stands out. Where the workers were (9 more calls in run/attempt_0/stacks.txt):"
-    )
+    assert "(9 more calls in run/attempt_0/stacks.txt)" in found[2]
     assert found[3] == "      [0] work (train.py:1)"
     # the largest group stays
-    assert found[13] == "      [19-20] work (train.py:20)"
-    assert found[14:] == [
-        "      [10-18] at 9 other places",
-        "    All stacks: run/attempt_0/*/stacks.txt",
-    ]
+    assert found[13:15] == ["      [19-20] work (train.py:20)", "      [10-18] at 9 other places"]
 
 
 def test_of_two_workers_the_places_are_enough():
     called = "in all_reduce (torch/distributed/distributed_c10d.py:2806), called at train.py:41"
     found = lines_of(hung(STALL, FOUR[:2], Blame()))
     assert found[3:5] == [f"      rank 0  {called}", "      rank 1  in sync (train.py:40)"]
-
-
-def test_two_workers_that_came_to_the_same_place_on_two_ways():
-    other = (*REDUCES[:3], Frame(f"{HOME}/train.py", 90, "evaluate"))
-    found = lines_of(hung(STALL, (stack(0), stack(1, other)), Blame()))
-    reduces = "sync (train.py:41) → all_reduce (torch/distributed/distributed_c10d.py:2806)"
-    assert found[-4:-1] == [
-        "    Nobody stands out. Where the workers were (2 more calls in run/attempt_0/stacks.txt):",
-        f"      [0] main (train.py:77) → {reduces}",
-        f"      [1] evaluate (train.py:90) → {reduces}",
-    ]
-
-
-def test_two_in_two_places_hang():
-    other = (Frame(f"{HOME}/load.py", 7, "load"),)
-    stacks = (stack(0), stack(1, SLEEPS), stack(2, other), stack(3))
-    found = lines_of(hung(STALL, stacks, Blame((1, 2), (0, 3))))
-    assert found[0].startswith("ranks 1-2 (attempt 0) stalled: ")
-    assert [line for line in found if "Rank" in line] == [
-        "    Rank 1 was here (innermost call first):",
-        "    Rank 2 was here (innermost call first):",
-        (
-            "    Ranks 0, 3 waited for them in all_reduce "
-            "(torch/distributed/distributed_c10d.py:2806), called at train.py:41"
-        ),
-    ]
 
 
 def test_one_in_uninterruptible_sleep_that_does_not_end():
@@ -298,10 +245,6 @@ def test_one_in_uninterruptible_sleep_that_does_not_end():
         "",
     ]
     assert found[5].startswith("    Rank 0 waited for it in all_reduce")
-
-    stacks = [stack(rank, (), "D", "nfs_wait") for rank in range(4)]
-    text = "\n".join(lines_of(hung(replace(STALL, asleep=(0, 1, 2, 3)), stacks)))
-    assert "    Ranks 0-3 were in uninterruptible sleep in the kernel (nfs_wait): a" in text
 
 
 def test_one_that_was_stopped():
@@ -328,10 +271,6 @@ def test_one_that_was_stopped():
         (
             HeartbeatLost((0, 2, 3), 30.0),
             "no heartbeat of ranks 0, 2-3 for 30 s (since 22:22:50)",
-        ),
-        (
-            Stalled((0,), 60.0, "rank"),
-            "rank 0 stalled: no output, no CPU use and no heartbeat for 1 min (since 22:22:20)",
         ),
         (
             Stalled((0,), 86400.0, "rank"),
@@ -410,12 +349,7 @@ def test_without_stacks_the_finding_is_all():
 @pytest.mark.parametrize(
     ("finding", "blame", "text"),
     [
-        (HeartbeatLost((1,), 30.0), None, "rank 1 hung: no heartbeat for 30 s"),
-        (
-            NotFinite(1, "loss", "nan", 1200.0),
-            None,
-            "rank 1 says that loss is nan at step 1200",
-        ),
+        (NotFinite(1, "loss", "nan", 1200.0), None, "rank 1 says that loss is nan at step 1200"),
         (Unchanged("step", 7.0, 30.0), None, "all workers got nowhere: step has been 7 for 30 s"),
         (TimedOut(9.0), ONE, "all workers took too long: the attempt is limited to 9.0 s"),
     ],
@@ -441,22 +375,9 @@ def test_failure_in_one_line(finding, blame, text):
             ),
         ),
         (
-            (stack(0), stack(1, SLEEPS), stack(2, SLEEPS)),
-            Blame((1, 2), (0,)),
-            (
-                "ranks 1-2 are in sync (train.py:40); rank 0 waits for them; "
-                "stacks in run/attempt_0/*/stacks.txt"
-            ),
-        ),
-        (
             (stack(0), stack(1, SLEEPS), stack(2, SLEEPS[1:])),
             Blame((1, 2), (0,)),
             "ranks 1-2 hang; rank 0 waits for them; stacks in run/attempt_0/*/stacks.txt",
-        ),
-        (
-            (stack(0, SLEEPS), stack(1, SLEEPS)),
-            Blame(),
-            "all workers are in sync (train.py:40); stacks in run/attempt_0/*/stacks.txt",
         ),
         (
             tuple(
@@ -479,7 +400,6 @@ def test_failure_in_one_line(finding, blame, text):
         ),
         ((stack(0), stack(1, SLEEPS)), Blame(), "stacks in run/attempt_0/*/stacks.txt"),
         ((stack(0, (), "", path=False),), Blame(), ""),
-        ((), Blame(), ""),
     ],
 )
 def test_where_to_look(stacks, blame, text):
@@ -497,31 +417,11 @@ def test_what_was_found_does_not_steer_the_terminal():
 @pytest.mark.parametrize(
     ("frame", "text"),
     [
-        (Frame(f"{HOME}/a/b.py", 3, "f", "  x = 1"), "a/b.py:3 in f: x = 1"),
-        (Frame("/opt/b.py", 3, "f"), "/opt/b.py:3 in f"),
         (Frame("/usr/lib/python3.11/threading.py", 320, "wait", "x"), "threading.py:320 in wait"),
-        (Frame("/usr/lib/python3/dist-packages/n/a.py", 1, "g"), "n/a.py:1 in g"),
         (Frame("/x/lib/python3.11/site-packages/n/a.py", 1, "g"), "n/a.py:1 in g"),
-        (Frame("<frozen runpy>", 88, "_run_code", "x"), "<frozen runpy>:88 in _run_code"),
         (Frame("/opt/\x1b[2Jb.py", 3, "f\n"), "'/opt/\\x1b[2Jb.py':3 in f\\n"),
         (Frame("/opt/b.py", 3, "f", "a\tb\x07"), "/opt/b.py:3 in f: a b\\x07"),
     ],
 )
-def test_frames(frame, text):
+def test_frames_have_short_paths_and_steer_no_terminal(frame, text):
     assert frame_text(frame, HOME) == text
-
-
-@pytest.mark.parametrize(
-    ("found", "text"),
-    [
-        (stack(0, REDUCES[:2]), "in all_reduce (torch/distributed/distributed_c10d.py:2806)"),
-        (stack(0, (), "T"), "stopped by a signal"),
-        (stack(0, (), "t"), "stopped by a debugger"),
-        (stack(0, (), "R"), "running"),
-        (stack(0, (), "S", "do_wait"), "in the kernel (do_wait)"),
-        (stack(0, (), "S"), ""),
-        (stack(0, (), "D"), "in uninterruptible sleep"),
-    ],
-)
-def test_places(found, text):
-    assert place_text(found, HOME) == text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from hypothesis import given
@@ -42,10 +43,13 @@ def run_of(*lanes: Lane, state: str = "failed", number: int = 0) -> AttemptTimel
     return AttemptTimeline(number, "", at(0), at(20), state, lanes)
 
 
+def lines(rows: list[Row]) -> list[str]:
+    return ["".join(part.text for part in row).rstrip() for row in rows]
+
+
 def drawn(*attempts: AttemptTimeline, width: int = 40, ascii_only: bool = True) -> list[str]:
     timeline = RunTimeline(at(0), at(20), over=True, attempts=attempts)
-    rows = timeline_rows(timeline, width, ascii_only=ascii_only)
-    return ["".join(part.text for part in row).rstrip() for row in rows]
+    return lines(timeline_rows(timeline, width, ascii_only=ascii_only))
 
 
 HUNG = [
@@ -78,17 +82,17 @@ def test_what_is_drawn_is_the_same_in_other_characters() -> None:
 def test_of_very_many_ranks_those_that_failed_are_not_left_out() -> None:
     lanes = [lane(rank, "succeeded", ("run", 0, 1 + rank / 10)) for rank in range(100)]
     lanes[77] = lane(77, "failed", ("run", 0, 5), cause=5)
-    lines = drawn(run_of(*lanes), width=120)
-    assert len(lines) < 20
-    assert any(line.startswith("  rank 77 ") and line.endswith("failed") for line in lines)
-    assert any(line.strip().endswith("more ranks") for line in lines)
+    found = drawn(run_of(*lanes), width=120)
+    assert len(found) < 20
+    assert [line for line in found if re.match("  rank 77 .* failed$", line)]
+    assert any(line.strip().endswith("more ranks") for line in found)
 
 
 def test_of_very_many_attempts_the_first_and_the_last_are_shown() -> None:
-    lines = drawn(*(run_of(number=number) for number in range(50)))
-    numbers = [int(line.split()[1]) for line in lines if line.startswith("attempt ")]
+    found = drawn(*(run_of(number=number) for number in range(50)))
+    numbers = [int(line.split()[1]) for line in found if line.startswith("attempt ")]
     assert numbers == [0, 1, 44, 45, 46, 47, 48, 49]
-    assert "... 42 more attempts ..." in lines
+    assert "... 42 more attempts ..." in found
 
 
 def swept(*tries: tuple[str, int, float, float, str], gpus: int = 2) -> list[str]:
@@ -102,18 +106,17 @@ def swept(*tries: tuple[str, int, float, float, str], gpus: int = 2) -> list[str
         ),
         slots=Lease(tuple(map(str, range(gpus)))),
     )
-    rows = track_rows(timeline, tracks_of(timeline), 42, ascii_only=True)
-    return ["".join(part.text for part in row).rstrip() for row in rows]
+    return lines(track_rows(timeline, tracks_of(timeline), 42, ascii_only=True))
 
 
 def test_jobs_stand_on_their_gpus_and_what_is_idle_is_empty() -> None:
-    lines = swept(
+    found = swept(
         ("0", 0, 0, 5, "succeeded"),
         ("0", 1, 5, 10, "succeeded"),
         ("0", 2, 15, 20, "failed"),
         ("1", 3, 10, 20, "running"),
     )
-    assert lines == [
+    assert found == [
         "       0                   20 s",
         "GPU 0  ======------      XXXXXX  75 % busy",
         "GPU 1              >>>>>>>>>>>>  50 % busy",
@@ -132,29 +135,17 @@ def test_a_failure_that_was_short_is_seen_among_jobs_that_were_not() -> None:
     assert gpu.count("X") == 1
 
 
-def test_of_very_many_gpus_some_are_shown_and_of_no_jobs_nothing() -> None:
-    lines = swept(("0", 0, 0, 5, "succeeded"), gpus=100)
-    assert sum(line.startswith("GPU ") for line in lines) == 16
-    assert "and 84 more" in lines
-    assert swept() == []
-
-
 @given(st.lists(EVENTS, max_size=30), st.integers(1, 200))
 def test_whatever_happened_all_lines_fit(events: list[dict[str, Any]], width: int) -> None:
     timeline = timeline_of([NodeRecords("", [*map(Fields, events)])], None)
-    rows = timeline_rows(timeline, width)
-    lines = ["".join(part.text for part in row).rstrip() for row in rows]
+    rows = lines(timeline_rows(timeline, width))
     # a label, the shortest bar and a fate
     least = 26 + 20 + 2 + 12
-    assert all(cells(line) <= max(width, least) for line in lines)
-    assert len(lines) <= 8 * 14 + 8
+    assert all(cells(row) <= max(width, least) for row in rows)
+    assert len(rows) <= 8 * 14 + 8
 
 
 # What runs used, and how far they came
-
-
-def lines(rows: list[Row]) -> list[str]:
-    return ["".join(part.text for part in row).rstrip() for row in rows]
 
 
 def measured(*samples: Fields) -> RunTimeline:

@@ -6,20 +6,22 @@ Pipes, terminals and sockets are real ones. A write that waits for a reader woul
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import pty
 import select
 import socket
 import termios
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from lllaunch.console.console import Console
-from lllaunch.console.stream import Outlet, pieces
+from lllaunch.console.stream import KEPT, Outlet
+from lllaunch.console.sweep import SweepConsole
+from lllaunch.errors import OutputError
+from lllaunch.sweep.protocol import JobPrinted, Tick
 from lllaunch.workers.terminal import Destination, whole_lines
 
 MOMENT = 0.01  # seconds; enough for a bound that is only to be reached
@@ -162,66 +164,6 @@ def test_a_long_message_arrives_in_pieces_while_it_is_read(line: Line) -> None:
     assert after == "second\n"
 
 
-@pytest.mark.parametrize("line", [terminal], indirect=True)
-def test_a_line_is_finished_before_the_next_one(line: Line) -> None:
-    outlet = Outlet(line.stream)
-    long = "y" * 50_000
-    outlet.write(f"{long}\nnever shown\n", MOMENT)
-    shown = line.taken()
-    deadline = time.monotonic() + NEVER
-    while "second\n" not in shown and time.monotonic() < deadline:
-        outlet.write("second\n", 0.0)
-        shown += line.taken()
-    cut, _, after = shown.partition("\n")
-    assert cut == long
-    assert "never" not in after
-    assert after.startswith("lllaunch: ")
-    assert after.endswith("second\n")
-
-
-@pytest.mark.parametrize("line", [pipe, terminal], indirect=True)
-def test_without_proc_a_full_stream_is_not_written_to(
-    line: Line, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: str, *_: object) -> int:
-        raise FileNotFoundError(path)
-
-    monkeypatch.setattr("lllaunch.console.stream.os.open", refuse)
-    outlet = Outlet(line.stream)
-    outlet.write("first\n", MOMENT)
-    assert line.shows("first\n")
-    line.fill()
-    outlet.write("second\n", MOMENT)
-    line.empty()
-    outlet.write("third\n", MOMENT)
-    assert line.shows(NOTICE.format("1 message was") + "third\n")
-
-
-class Counting(io.TextIOWrapper):
-    """Somebody's own standard error."""
-
-    written = 0
-
-    def write(self, text: str) -> int:
-        self.written += len(text)
-        return super().write(text)
-
-
-def test_a_stream_with_its_own_write_is_written_through_it() -> None:
-    line = pipe()
-    stream = Counting(io.FileIO(os.dup(line.fd), "w"), encoding="utf-8")
-    outlet = Outlet(stream)
-    text = "aä" * 4000 + "\n"
-    outlet.write(text, MOMENT)
-    assert line.shows(text)
-    assert stream.written == len(text)
-    line.fill()
-    outlet.write("not taken\n", MOMENT)
-    assert stream.written == len(text)
-    stream.close()
-    line.close()
-
-
 @each_kind
 def test_a_reader_that_went_away_is_told_at_once(line: Line) -> None:
     os.close(line.read_fd)
@@ -229,25 +171,12 @@ def test_a_reader_that_went_away_is_told_at_once(line: Line) -> None:
         Outlet(line.stream).write("text\n", NEVER)
 
 
-def test_pieces_end_where_lines_end() -> None:
-    lines = [b"a" * 3000 + b"\n", b"b\r" * 500 + b"\n", b"c" * 5000 + b"\n", b"d\n", b"e\n"]
-    assert pieces(b"".join(lines)) == [lines[0] + lines[1], lines[2], lines[3] + lines[4]]
-
-
 # The console's two bounds
 
 
-def report(console: Console) -> None:
-    console.error(RuntimeError("odd"))  # type: ignore[arg-type]
-
-
-def warn(console: Console) -> None:
-    console.warning("odd")
-
-
-@pytest.mark.parametrize(("speak", "waits"), [(report, True), (warn, False)])
+@pytest.mark.parametrize("waits", [True, False])
 def test_only_the_last_message_waits_at_a_console_known_to_take_nothing(
-    line: Line, monkeypatch: pytest.MonkeyPatch, speak: Callable[[Console], None], waits: bool
+    line: Line, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
     line.fill()
     asked: list[float] = []
@@ -260,9 +189,11 @@ def test_only_the_last_message_waits_at_a_console_known_to_take_nothing(
         return real(outlet, channel, deadline)
 
     monkeypatch.setattr(Outlet, "_ready", note)
-    speak(console)
-    assert len(asked) == 1
-    assert (asked[0] > 0) == waits
+    if waits:
+        console.error(OutputError("/run", "odd"))
+    else:
+        console.warning("odd")
+    assert [left > 0 for left in asked] == [waits]
 
 
 def test_a_message_stands_between_the_lines_of_another_writer_and_in_none() -> None:
@@ -306,3 +237,40 @@ def test_pieces_end_with_lines(limit: int) -> None:
     assert b"".join(found) == data
     assert all(piece.endswith(b"\n") for piece in found[:-1])
     assert all(len(piece) <= limit or piece.count(b"\n") <= 1 for piece in found)
+
+
+# The console of a sweep
+
+
+def test_what_is_too_much_is_left_out_and_counted(line: Line) -> None:
+    line.fill()
+    flow = Outlet(line.stream, room=KEPT, elsewhere="the jobs' logs")
+    given = KEPT // 1000 + 100
+    for _ in range(given):
+        flow.put("x" * 999 + "\n", 0.0)
+    found = ""
+    while flow.pending:
+        found += line.taken()
+        flow.push()
+    *lines, notice = (found + line.taken()).splitlines()
+    assert set(lines) == {"x" * 999}
+    assert abs(len(lines) - KEPT // 1000) < 10
+    expected = f"lllaunch: {given - len(lines)} messages were not shown: the console took nothing"
+    assert notice == f"{expected}; see the jobs' logs"
+
+
+def test_both_streams_of_jobs_in_one_pipe_never_mix_within_a_line(
+    line: Line, tmp_path: Path
+) -> None:
+    # a line that a pipe takes a part of
+    long = b"a" * 200_000
+    with os.fdopen(os.dup(line.fd), "w", encoding="utf-8") as other:
+        console = SweepConsole(line.stream, out=other, cwd=str(tmp_path))
+        console.began(str(tmp_path), 1, lambda _: ())
+        console.observe(JobPrinted(0, 1, long))
+        console.observe(JobPrinted(1, 2, b"b"))
+        found = line.taken()
+        while not found.endswith("[1] b\n"):
+            console.observe(Tick())
+            found += line.taken()
+    assert found.split("\n")[1:] == [f"[0] {long.decode()}", "[1] b", ""]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lllaunch.sweep.schedule as v
-from lllaunch.console.board import Board, lease_text, table_rows, time_left
-from lllaunch.console.slots import short_names, slots_row
+from lllaunch.console.board import Board, table_rows
+from lllaunch.console.slots import slots_row
 from lllaunch.console.sweep import change_lines
 from lllaunch.console.table import cells, short_overrides
 from lllaunch.sweep.objective import Objectives
@@ -54,8 +54,10 @@ def begun(of: Board, number: int, *, now: float = 0.0, lease: Lease = GPU) -> li
     return said(of, *composed(number), v.StartJob(number, lease), Tick(), now=now)
 
 
-def settled(number: int, state: v.JobState, attempts: int = 1, **more: object) -> v.Settle:
-    return v.Settle(number, state, attempts, **more)  # type: ignore[arg-type]
+def ends(number: int, code: int = 0, attempts: int = 1, **more: Any) -> list[object]:
+    """A job ends for good."""
+    state = J.FAILED if code else J.SUCCEEDED
+    return [v.JobEnded(number, code, **more), v.Settle(number, state, attempts, exit_code=code)]
 
 
 def shown(of: Board, columns: int = 100, lines: int = 30, now: float = 0.0) -> list[str]:
@@ -68,18 +70,17 @@ def shown(of: Board, columns: int = 100, lines: int = 30, now: float = 0.0) -> l
 def test_each_change_of_a_job_is_a_line() -> None:
     of = board()
     assert begun(of, 1, now=2.0) == ["job 1 started (lr=0.01 seed=1) on GPU 0"]
-    ends = [v.JobEnded(1, 0), settled(1, J.SUCCEEDED, exit_code=0)]
-    assert said(of, *ends, now=14.5) == ["job 1 succeeded in 12 s"]
+    assert said(of, *ends(1), now=14.5) == ["job 1 succeeded in 12 s"]
     assert not of.jobs
     begun(of, 2)
     why = "rank 1: raised ValueError: no\nmore"
-    ends = [v.JobEnded(2, 3, "failure", why), settled(2, J.FAILED, exit_code=3)]
     text = "job 2 failed after 3.2 s: exit code 3: rank 1: raised ValueError: no"
-    assert said(of, *ends, now=3.2) == [f"{text}; logs in multirun/1/2"]
+    told = said(of, *ends(2, 3, cause="failure", why=why), now=3.2)
+    assert told == [f"{text}; logs in multirun/1/2"]
     begun(of, 0)
-    ends = [v.JobEnded(0, 137, "signal"), settled(0, J.FAILED, attempts=3, exit_code=137)]
     text = "job 0 failed after 1.0 s in attempt 2: SIGKILL (exit code 137)"
-    assert said(of, *ends, now=1.0) == [f"{text}; logs in multirun/1/0"]
+    told = said(of, *ends(0, 137, attempts=3, cause="signal"), now=1.0)
+    assert told == [f"{text}; logs in multirun/1/0"]
 
 
 def test_a_retry_is_counted_by_cause() -> None:
@@ -101,7 +102,7 @@ def test_a_job_that_cannot_run_says_why_in_all_its_lines() -> None:
     of = board()
     why = "the config is wrong\nlaunch.nproc: -1\nlaunch.tee: \x1b[2J"
     broken = JobAnswered(1, Broken(2, why, tuple(overrides(1)), "1"))
-    end = settled(1, J.FAILED, attempts=0, exit_code=2, why=why)
+    end = v.Settle(1, J.FAILED, 0, exit_code=2, why=why)
     assert said(of, broken, v.JobBroken(1, 2, why), end) == [
         "job 1 (lr=0.01 seed=1) cannot run (exit code 2): the config is wrong",
         "  launch.nproc: -1",
@@ -120,15 +121,6 @@ def test_slots_that_others_hold_are_named_once_and_no_start_is_told() -> None:
     assert said(of, v.SlotsFreed(("1",), (4, 5)), *refused, Tick()) == []
     started = "job 0 started (lr=0.1 seed=0) on GPU 0,1, cores 4-6"
     assert said(of, v.StartJob(0, lease), v.NoMoreJobs(), Tick()) == [started]
-
-
-def test_jobs_of_one_turn_start_but_for_the_one_that_is_refused() -> None:
-    of = board()
-    said(of, *composed(0), *composed(1))
-    turn = [v.StartJob(0, GPU), v.StartJob(1, Lease(("1",))), v.NoMoreJobs()]
-    held, started = said(of, *turn, v.LeaseRefused(0, ("0",)), v.JobEnded(7, 0))
-    assert held == "job 0 waits for GPU 0: held by another launcher"
-    assert started == "job 1 started (lr=0.01 seed=1) on GPU 1"
 
 
 @pytest.mark.parametrize(
@@ -156,8 +148,8 @@ def test_a_cancelled_job_is_known_as_such() -> None:
     begun(of, 0)
     of.take(v.SweepSignalled(2), 1.0)
     assert shown(of)[0] == "0 s: 0/3 done, 1 running, 2 waiting, no new jobs"
-    ends = [v.JobEnded(0, 130, "signal"), settled(0, J.CANCELLED, exit_code=130)]
-    assert said(of, *ends, now=2.0) == ["job 0 was cancelled after 2.0 s"]
+    cancelled = [v.JobEnded(0, 130, "signal"), v.Settle(0, J.CANCELLED, 1, exit_code=130)]
+    assert said(of, *cancelled, now=2.0) == ["job 0 was cancelled after 2.0 s"]
     assert of.cancelled == {0}
 
 
@@ -165,16 +157,13 @@ def test_enough_failures_stop_the_sweep() -> None:
     of = board(5, max_failures=2)
     for number in range(4):
         begun(of, number)
-    first = said(of, v.JobEnded(0, 3), settled(0, J.FAILED, exit_code=3))
-    assert len(first) == 1
-    second = said(of, v.JobEnded(1, 3), settled(1, J.FAILED, exit_code=3))
+    first, second, third = (said(of, *ends(number, 3)) for number in range(3))
+    assert len(first) == len(third) == 1
     assert second[1:] == ["2 jobs have failed: no more are started; 2 running jobs go on"]
-    third = said(of, v.JobEnded(2, 3), settled(2, J.FAILED, exit_code=3))
-    assert len(third) == 1
     # that of the last job stops nothing
     of = board(1, max_failures=1)
     begun(of, 0)
-    assert len(said(of, v.JobEnded(0, 3), settled(0, J.FAILED, exit_code=3))) == 1
+    assert len(said(of, *ends(0, 3))) == 1
 
 
 def test_what_keeps_jobs_from_starting_is_said_and_that_it_is_over() -> None:
@@ -194,7 +183,7 @@ def test_what_is_left_when_the_sweep_is_over_was_not_run() -> None:
     of = Board(9, overrides, resumed=2)
     assert (of.counts[J.SKIPPED], of.waiting) == (2, 7)
     begun(of, 4)
-    said(of, v.JobEnded(4, 0), settled(4, J.SUCCEEDED), v.Settle(5, J.NOT_RUN))
+    said(of, *ends(4), v.Settle(5, J.NOT_RUN))
     summary = of.summary()
     assert summary is not None
     assert (summary.succeeded, summary.skipped, summary.not_run) == (1, 2, 6)
@@ -213,25 +202,14 @@ def test_what_is_left_when_the_sweep_is_over_was_not_run() -> None:
         (["~db", "x='a b'"], "~db x='a b'"),
         (["x=\x1b[2J\n"], "x=\\x1b[2J\\n"),
         (["params.x=0.0012345678901234567"], "x=0.00123457"),
-        (["x=1.40638", "name=a_name_that_is_no_number"], "x=1.40638 name=a_name_that_is_no_number"),
+        # what all jobs share is not shown
+        (["all=1", "b.lr=2"], "lr=2"),
     ],
 )
 def test_overrides_are_shown_by_the_end_of_their_keys(
     given_overrides: list[str], expected: str
 ) -> None:
-    assert short_overrides(given_overrides) == expected
-
-
-def test_what_all_jobs_share_is_not_shown() -> None:
-    assert short_overrides(["a.lr=1", "b.lr=2"], {"a.lr=1"}) == "lr=2"
-
-
-def test_leases_read_short() -> None:
-    assert lease_text(Lease()) == ""
-    assert lease_text(Lease((), (3,))) == "core 3"
-    assert lease_text(Lease(("0", "3"), (0, 1, 2, 7))) == "GPU 0,3, cores 0-2,7"
-    uuid = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
-    assert lease_text(Lease((uuid,))) == "GPU GPU-8932f937-d72..."
+    assert short_overrides(given_overrides, {"all=1"}) == expected
 
 
 # The table
@@ -241,13 +219,8 @@ def test_the_table_of_a_sweep_in_the_middle() -> None:
     of = board(9)
     for number in range(4):
         begun(of, number, lease=Lease((str(number),)))
-    said(
-        of,
-        v.JobEnded(2, 3, "failure", "rank 0: ValueError: no"),
-        settled(2, J.FAILED, exit_code=3),
-        now=7.0,
-    )
-    said(of, v.JobEnded(1, 0), settled(1, J.SUCCEEDED), *composed(4), now=8.0)
+    said(of, *ends(2, 3, why="rank 0: ValueError: no"), now=7.0)
+    said(of, *ends(1), *composed(4), now=8.0)
     of.take(JobPrinted(0, 1, b"\rstep 1\rstep 2 \x1b[31mred\x1b[0m\r"), 8.0)
     assert shown(of, now=70.2) == [
         "1 min 10 s: 1/9 done, 1 failed, 2 running, 5 waiting, about 24 s left",
@@ -295,7 +268,7 @@ def test_the_table_always_fits(
         of.take(JobPrinted(number, 1, line.encode()), 1.0)
         if end is not None:
             ended = v.JobEnded(number, 1, None, line, objective=number / 7)
-            said(of, ended, settled(number, end))
+            said(of, ended, v.Settle(number, end, 1))
     rows = shown(of, columns, lines, now=1e5)
     assert len(rows) < max(2, lines)
     assert all(cells(row) < columns for row in rows)
@@ -316,12 +289,6 @@ def test_how_far_the_jobs_are_that_run() -> None:
     assert said(of, v.JobEnded(0, 1, "no")) == []
     begun(of, 0, now=40.0)
     assert "1200" not in "".join(shown(of, now=41.0))
-    said(of, JobProgressed(0, 1, 9, 7.0), now=41.0)
-    titles = {columns: shown(of, columns=columns, now=41.0)[1].split() for columns in (62, 52, 46)}
-    assert {"step", "left"} <= set(titles[62])
-    assert "step" in titles[52]
-    assert "left" not in titles[52]
-    assert "step" not in titles[46]
 
 
 def test_how_long_it_will_take_is_told_when_a_job_has_ended() -> None:
@@ -329,7 +296,7 @@ def test_how_long_it_will_take_is_told_when_a_job_has_ended() -> None:
     begun(of, 0)
     begun(of, 1)
     assert of.left(5.0) is None
-    said(of, v.JobEnded(0, 0), settled(0, J.SUCCEEDED), now=10.0)
+    said(of, *ends(0), now=10.0)
     # 5 s of the one that runs, and three of 10 s after it
     assert of.left(15.0) == 30.0
     assert "about 30 s left" in shown(of, now=15.0)[0]
@@ -337,9 +304,9 @@ def test_how_long_it_will_take_is_told_when_a_job_has_ended() -> None:
     of = board(4)
     for number in range(3):
         begun(of, number)
-    said(of, v.JobEnded(0, 2), settled(0, J.FAILED, exit_code=2), now=0.5)
+    said(of, *ends(0, 2), now=0.5)
     assert of.left(0.5) == pytest.approx(0.5, rel=0.02)
-    said(of, v.JobEnded(1, 0), settled(1, J.SUCCEEDED), now=100.0)
+    said(of, *ends(1), now=100.0)
     assert of.left(100.0) == pytest.approx(100.0, rel=0.02)
 
 
@@ -356,27 +323,11 @@ def test_what_jobs_say_of_themselves_counts_for_how_long_it_will_take() -> None:
     assert of.left(60.0) == pytest.approx(40.0 + 100.0, rel=0.02)
 
 
-@given(
-    st.lists(st.floats(0, 1e4), min_size=1, max_size=9),
-    st.integers(0, 60),
-    st.floats(0.01, 1e3),
-)
-def test_the_time_left_is_what_it_takes_to_run_one_after_another(
-    ends: list[float], waiting: int, each: float
-) -> None:
-    places = sorted(ends)
-    for _ in range(waiting):
-        # the next one takes the place that is free first
-        heapq.heapreplace(places, places[0] + each)
-    found = time_left(ends, waiting, each)
-    assert max(places) == pytest.approx(found, abs=each / 32 + 1e-6)
-
-
 def test_the_best_objective_stands_below_the_header_with_its_job() -> None:
     of = Board(9, overrides, {"+exp=resnet"}, objectives=Objectives("minimize"))
     for number, value in enumerate([0.5, 0.25, 0.75]):
         begun(of, number, lease=Lease())
-        said(of, v.JobEnded(number, 0, objective=value), settled(number, J.SUCCEEDED))
+        said(of, *ends(number, objective=value))
     rows = shown(of, lines=20)
     assert rows[1] == "best 0.25 of job 1 (lr=0.01 seed=1)"
     assert rows[2].split()[-1] == "objective"
@@ -397,8 +348,20 @@ def test_who_holds_which_gpu() -> None:
     begun(of, 7, lease=Lease(("3",)))
     said(of, v.StartJob(8, Lease(("2",))), v.LeaseRefused(8, ("2",)))
     assert shown(of)[1] == "GPU 0:0 1:0 2:other 3:7"
-    said(of, v.SlotsFreed(("2",)), v.JobEnded(7, 0), settled(7, J.SUCCEEDED))
+    said(of, v.SlotsFreed(("2",)), *ends(7))
     assert shown(of)[1] == "GPU 0:0 1:0 2:- 3:-"
+
+
+def test_slots_share_a_cell_or_are_counted_where_there_is_less_room() -> None:
+    names = [str(number) for number in range(8)]
+
+    def row_of(width: int, holders: dict[str, str]) -> str:
+        return "".join(part.text for part in slots_row("GPU", names, holders, width))
+
+    assert row_of(30, {"0": "12", "1": "12", "2": "12", "5": "7"}) == "GPU 0-2:12 3-4:- 5:7 6-7:-"
+    busy = {name: name for name in names[:7]}
+    assert row_of(30, busy) == "GPU 0:0 1:1 ... 1 of 8 idle"
+    assert row_of(10, busy) == ""
 
 
 def test_cores_are_shown_where_jobs_lease_them() -> None:
@@ -408,47 +371,3 @@ def test_cores_are_shown_where_jobs_lease_them() -> None:
     of = Board(9, overrides, slots=Lease((), tuple(range(96))))
     begun(of, 3, lease=Lease((), tuple(range(8, 40))))
     assert shown(of)[1] == "core 0-7:- 8-39:3 40-95:-"
-
-
-def test_on_a_narrow_terminal_the_least_of_the_header_goes_first() -> None:
-    of = board(200)
-    begun(of, 0)
-    begun(of, 1)
-    said(of, v.JobEnded(0, 3), settled(0, J.FAILED, exit_code=3), now=10.0)
-    whole = "10 s: 0/200 done, 1 failed, 1 running, 198 waiting, about 33 min left"
-    assert [shown(of, columns=columns, now=10.0)[0] for columns in (80, 60, 48, 32, 20)] == [
-        whole,
-        "10 s: 0/200 done, 1 failed, 1 running, about 33 min left",
-        "10 s: 0/200 done, 1 failed, about 33 min left",
-        "10 s: 0/200 done",
-        "10 s: 0/200 done",
-    ]
-
-
-EIGHT = [str(number) for number in range(8)]
-
-
-def row_of(names: Sequence[str], holders: Mapping[str, str], width: int = 80) -> str:
-    return "".join(part.text for part in slots_row("GPU", names, holders, width))
-
-
-def test_slots_share_a_cell_or_are_counted_where_there_is_less_room() -> None:
-    assert row_of(EIGHT[:4], {"0": "12", "1": "12", "3": "14"}) == "GPU 0:12 1:12 2:- 3:14"
-    holders = dict.fromkeys(EIGHT[:3], "12") | {"5": "7"}
-    assert row_of(EIGHT, holders, 30) == "GPU 0-2:12 3-4:- 5:7 6-7:-"
-    holders = {name: name for name in EIGHT[:7]}
-    assert row_of(EIGHT, holders, 30) == "GPU 0:0 1:1 ... 1 of 8 idle"
-    assert row_of(EIGHT, holders, 10) == ""
-    assert row_of([], {}) == ""
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (["GPU-8932f937-d72c", "GPU-8932f937-e000"], ["8932f937-d", "8932f937-e"]),
-        (["GPU-11112222", "MIG-33334444"], ["1111", "3333"]),
-        (["a\x1b[2Jb"], ["ab"]),
-    ],
-)
-def test_names_are_as_short_as_tells_them_apart(names: list[str], expected: list[str]) -> None:
-    assert list(short_names(names).values()) == expected

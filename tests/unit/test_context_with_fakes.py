@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,16 +55,6 @@ def test_workers_are_ordered_with_their_own_variables(tmp_path: Path, spawner: F
     result = context.wait()
     assert result is not None
     assert not result.is_failed()
-
-
-def test_the_disobedient_are_killed_after_the_timeout(tmp_path: Path) -> None:
-    spawner = FakeSpawner(obedient=False)
-    context = context_of(tmp_path, spawner)
-    context.start()
-    context.close(signal.SIGINT, timeout=0)
-    assert spawner.sent == [((1, 2), signal.SIGINT), ((1, 2), signal.SIGKILL)]
-    assert context.alive == frozenset()
-    spawner.close()
 
 
 @pytest.mark.parametrize(("number", "code"), [(errno.ENOENT, 127), (errno.EACCES, 126)])

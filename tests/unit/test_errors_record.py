@@ -8,7 +8,6 @@ import logging
 import os
 import pickle
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from lllaunch.multiprocessing.errors import (
     ChildFailedError,
     ErrorHandler,
     ProcessFailure,
-    get_error_handler,
     record,
 )
 
@@ -73,19 +71,6 @@ def test_failures_are_in_order_though_the_clock_was_set_back_between_them(tmp_pa
     assert ChildFailedError("x", {0: first, 1: second}).get_first_failure() == (0, first)
 
 
-@pytest.mark.parametrize(
-    ("boot", "later"), [("another", 0), ("", 0), (None, 10**15), (None, "soon")]
-)
-def test_a_time_since_another_start_of_a_machine_says_nothing(
-    tmp_path: Path, boot: str | None, later: int | str
-) -> None:
-    moment = clock.since_boot_ns() + later if isinstance(later, int) else later
-    more = {"boot_id": clock.boot_id() if boot is None else boot, "since_boot_ns": str(moment)}
-    at = 1_700_000_000 * NS + 123
-    error_file(tmp_path / "error.json", at, 1_700_000_000, **more)
-    assert failure(tmp_path).timestamp_ns == at
-
-
 def test_whole_seconds_are_refined_by_when_the_file_was_written(tmp_path: Path) -> None:
     path = error_file(tmp_path / "error.json", seconds=1_700_000_000)
     # that of a copy was written later
@@ -94,13 +79,6 @@ def test_whole_seconds_are_refined_by_when_the_file_was_written(tmp_path: Path) 
     os.utime(path, ns=(written, written))
     assert failure(tmp_path).timestamp_ns == written
     assert failure(tmp_path).timestamp == 1_700_000_000
-
-
-def test_message_that_is_text_is_dated_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "error.json").write_text('{"message": "boom", "timestamp": "1700000000"}')
-    result = failure(tmp_path)
-    assert (result.message, result.timestamp) == ("boom", 1_700_000_000)
-    assert result.traceback() == "boom"
 
 
 def test_without_error_file_a_signal_is_named_and_dated_by_the_observed_exit(
@@ -178,7 +156,9 @@ def test_first_failure_is_found_within_one_second(tmp_path: Path) -> None:
 def test_text_names_every_failure_and_the_root_cause_last(tmp_path: Path) -> None:
     error_file(tmp_path / "error.json", 2 * NS, 2)
     victim = failure(tmp_path, "no", local_rank=1, pid=77, exitcode=-15, exit_time_ns=3 * NS)
-    text = str(ChildFailedError("trainer", {5: victim, 4: failure(tmp_path)}))
+    error = ChildFailedError("trainer", {5: victim, 4: failure(tmp_path)})
+    text = str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == text
     others, root = text.split("Root Cause (first observed failure):")
     assert "trainer FAILED" in others
     assert "rank      : 5 (local_rank: 1)" in others
@@ -187,13 +167,6 @@ def test_text_names_every_failure_and_the_root_cause_last(tmp_path: Path) -> Non
     assert str(tmp_path / "error.json") in root
     assert "  ValueError: bad" in root
     assert os.uname().nodename in root
-
-
-def test_error_survives_pickling(tmp_path: Path) -> None:
-    error = ChildFailedError("g", {2: failure(tmp_path)})
-    again = pickle.loads(pickle.dumps(error))
-    assert (again.name, again.failures) == ("g", error.failures)
-    assert str(again) == str(error)
 
 
 # Written
@@ -227,20 +200,7 @@ def test_exception_is_written_and_raised_on(reply: Path) -> None:
     assert os.listdir(reply.parent) == ["error.json"], "no temporary file is left"
 
 
-def test_arguments_return_value_and_name_are_kept(reply: Path) -> None:
-    @record
-    def add(a: int, *, b: int) -> int:
-        """Adds."""
-        return a + b
-
-    assert add(1, b=2) == 3
-    assert (add.__name__, add.__doc__) == ("add", "Adds.")
-    assert not reply.exists()
-
-
-@pytest.mark.parametrize(
-    "error", [SystemExit(None), SystemExit(3), SystemExit("message"), KeyboardInterrupt()]
-)
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
 def test_exits_and_interrupts_pass_unrecorded(reply: Path, error: BaseException) -> None:
     def end() -> None:
         raise error
@@ -249,7 +209,16 @@ def test_exits_and_interrupts_pass_unrecorded(reply: Path, error: BaseException)
         record(end)()
     assert caught.value is error
     assert not reply.exists()
-    assert record(lambda: sys.exit(0))() is None
+
+
+def test_arguments_return_value_and_name_are_kept(reply: Path) -> None:
+    @record
+    def add(a: int, *, b: int) -> int:
+        return a + b
+
+    assert add(1, b=2) == 3
+    assert add.__name__ == "add"
+    assert not reply.exists()
 
 
 def test_childs_error_is_handed_on_with_its_exit_code(reply: Path, tmp_path: Path) -> None:
@@ -271,24 +240,10 @@ def test_childs_error_is_handed_on_with_its_exit_code(reply: Path, tmp_path: Pat
     assert handed_on() == {"message": "m", "extraInfo": extra, "errorCode": -11}
 
 
-def test_overwritten_error_is_logged(
-    reply: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    reply.write_text('{"message": "was here"}')
-    child = tmp_path / "child.json"
-    child.write_text('{"message": "new"}')
-    get_error_handler().dump_error_file(str(child))
-    assert "was here" in caplog.text
-    assert json.loads(reply.read_text()) == {"message": "new"}
-
-
-@pytest.mark.parametrize("value", [None, ""])
 def test_without_error_file_it_is_logged(
-    value: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
-    if value is not None:
-        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", value)
     with caplog.at_level(logging.INFO), pytest.raises(ValueError, match="bad value"):
         record(raise_value_error)()
     assert "ValueError: bad value" in caplog.text
@@ -325,20 +280,3 @@ def test_own_handler_is_used_and_what_it_raises_hides_nothing(
         record(raise_value_error, error_handler=Mine())()
     assert seen == ["initialize", "bad value"]
     assert "handler" in caplog.text
-
-
-class Mute(Exception):
-    def __str__(self) -> str:
-        raise TypeError("no text")
-
-
-@pytest.mark.parametrize(
-    ("error", "text"), [(Mute(), "Mute: <"), (ValueError("\udcff"), "ValueError: \udcff")]
-)
-def test_any_exception_is_recorded(reply: Path, error: Exception, text: str) -> None:
-    def fail() -> None:
-        raise error
-
-    with pytest.raises(type(error)):
-        record(fail)()
-    assert json.loads(reply.read_text())["message"]["message"].startswith(text)

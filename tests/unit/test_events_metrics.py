@@ -53,11 +53,6 @@ def test_events_of_a_rendezvous(kept: Kept) -> None:
     assert str(event) == line
 
 
-def test_without_a_listener_no_rendezvous_event_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events.socket, "getfqdn", lambda: pytest.fail("it was made"))
-    events.construct_and_record_rdzv_event("id", "m", NodeState.INIT)
-
-
 HANDLERS_OF_TORCH = "torch.distributed.elastic.events.handlers"
 
 
@@ -118,18 +113,6 @@ def test_prof_measures_calls(values: Values) -> None:
         Thing().work(True)
     names = [name.rpartition("Thing.")[2] for _, name, _ in values.found]
     assert names == ["work.success", "work.duration.ms", "work.failure", "work.duration.ms"]
-
-
-def test_prof_names_plain_functions_by_their_module(values: Values) -> None:
-    with pytest.warns(DeprecationWarning, match="deprecated"):
-        decorate = metrics.profile("g")
-    decorate(plain)()
-    assert values.found[0][1] == "test_events_metrics.plain.success"
-    assert metrics.prof(plain)() is None
-
-
-def plain() -> None:
-    """Does nothing."""
 
 
 def test_the_console_handler_prints(values: Values, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,27 +30,23 @@ def test_each_sees_its_own_and_each_gpu_is_read_once() -> None:
     assert nvml.open == 0
 
 
-def test_a_gpu_that_is_named_by_its_uuid_has_its_index() -> None:
+def test_gpus_by_uuid_and_slices_are_known() -> None:
     assert gpus_in_use(["GPU-11"], FakeNvml(None, None))[0] == [("1",)]
-
-
-def test_a_slice_tells_its_memory_only() -> None:
+    # a slice tells its memory only
     seen, gpus = gpus_in_use(["MIG-b"], FakeNvml(None, ["MIG-a", "MIG-b"]))
     assert seen == [("MIG-b",)]
     assert gpus == {"MIG-b": GpuUse(None, 5 * GIB, None)}
 
 
-class Losing(FakeNvml):
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:  # noqa: N802 - NVML's
-        if index == 1:
-            raise FakeNvmlError("GPU is lost")
-        return index
-
-
 def test_of_a_gpu_that_was_lost_nothing_is_known() -> None:
-    _, gpus = gpus_in_use([None], Losing(None, None))
-    assert gpus == {"0": GpuUse(0.0, GIB, 70.0), "1": GpuUse()}
+    class Losing(FakeNvml):
+        def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:  # noqa: N802 - NVML's
+            if index == 1:
+                raise FakeNvmlError("GPU is lost")
+            return index
+
     nvml = Losing(None, None)
+    assert gpus_in_use([None], nvml)[1] == {"0": GpuUse(0.0, GIB, 70.0), "1": GpuUse()}
     nvml.holders = {0: [12]}
     assert memory_holders({12}, nvml) == {12: (0,)}
 

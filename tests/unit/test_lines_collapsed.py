@@ -72,28 +72,11 @@ def test_lines_are_brought_together_where_no_order_stands_against_it(
     assert collapsed(*texts) == shown
 
 
-def test_what_stands_before_a_line_of_all_is_not_held_longer_than_that() -> None:
-    collapser = LineCollapser([range(2)], PATIENCE, ROOM)
-    collapser.add(0, [b"ready"], 0.0)
-    collapser.add(1, [b"i1", b"ready"], 0.0)
-    assert said(collapser.take(0.0)) == ["1:i1", "0,1:ready"]
-
-
 def test_a_line_far_behind_others_is_not_waited_for() -> None:
     many = " ".join(f"x{number}" for number in range(100))
     shown = collapsed("ready", f"{many} ready")
     assert shown[0] == "0:ready"
     assert shown[-1] == "1:ready"
-
-
-def test_the_rest_of_one_member_takes_with_it_what_others_have_said_too() -> None:
-    collapser = LineCollapser([range(3)], PATIENCE, ROOM)
-    collapser.add(0, [b"a", b"c"], 0.0)
-    collapser.add(1, [b"a", b"b"], 0.0)
-    assert said(collapser.take_all(1)) == ["0,1:a", "1:b"]
-    assert [collapser.holds(member) for member in range(3)] == [True, False, False]
-    assert said(collapser.take_all()) == ["0:c"]
-    assert collapser.held == 0
 
 
 def test_more_than_there_is_room_for_is_shown_before_its_time() -> None:
@@ -112,12 +95,6 @@ def test_what_a_rank_says_alone_comes_before_what_all_say_later_on_the_other_str
     assert collapser.take(0.01) == []
     collapser.add(2, [b"warning"], 0.02)
     assert said(collapser.take(0.02)) == ["0:begins", "2,3:warning"]
-    collapser.add(0, [b"goes on"], 1.0)
-    for member in (2, 3):
-        collapser.add(member, [b"warning"], 1.01)
-    assert collapser.take(1.01) == []
-    assert collapser.due == 1.0 + PATIENCE
-    assert said(collapser.take(1.0 + PATIENCE)) == ["0:goes on", "2,3:warning"]
 
 
 def test_a_line_joins_those_of_others_after_what_its_rank_said_before_on_the_other_stream() -> None:
@@ -133,38 +110,6 @@ def test_a_line_joins_those_of_others_after_what_its_rank_said_before_on_the_oth
     collapser.add(3, [b"warning"], 1.01)
     assert said(collapser.take(1.01)) == ["2:warning", "0,1:ready"]
     assert said(collapser.take(1.01 + PATIENCE)) == ["3:warning"]
-
-
-def test_what_came_at_the_same_time_on_two_streams_stands_in_nobodys_way() -> None:
-    collapser = LineCollapser([range(2), range(2)], PATIENCE, ROOM)
-    for member, line in enumerate((b"ready", b"ready", b"warning", b"warning")):
-        collapser.add(member, [line], 0.0 if member in (0, 2) else 0.01 * member)
-    assert said(collapser.take(0.03)) == ["0,1:ready", "2,3:warning"]
-    collapser.add(0, [b"ready"], 1.0)
-    collapser.add(2, [b"warning"], 1.0)
-    collapser.add(3, [b"warning"], 1.01)
-    collapser.add(1, [b"ready"], 1.02)
-    assert said(collapser.take(1.02)) == ["2,3:warning", "0,1:ready"]
-
-
-def test_a_stream_of_one_rank_waits_for_what_that_said_before() -> None:
-    collapser = LineCollapser([[0, 4, 7], [4]], PATIENCE, ROOM)
-    collapser.add(3, [b"a"], 0.0)
-    assert said(collapser.take(0.0)) == ["3:a"]
-    collapser.add(1, [b"b"], 1.0)
-    collapser.add(3, [b"c"], 1.01)
-    assert collapser.take(1.01) == []
-    assert said(collapser.take(1.0 + PATIENCE)) == ["1:b", "3:c"]
-
-
-def test_all_of_a_member_takes_with_it_what_its_rank_said_on_the_other_stream() -> None:
-    collapser = LineCollapser([range(2), range(2)], PATIENCE, ROOM)
-    collapser.add(0, [b"a"], 0.0)
-    collapser.add(2, [b"b"], 0.01)
-    collapser.add(0, [b"c"], 0.02)
-    collapser.add(1, [b"x"], 0.02)
-    assert said(collapser.take_all(2)) == ["0:a", "2:b", "0:c"]
-    assert collapser.holds(1)
 
 
 @given(

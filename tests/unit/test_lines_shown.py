@@ -3,11 +3,13 @@ from __future__ import annotations
 import io
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.workers.tail import BarGate, gate_of, guarded
+from lllaunch.workers.tail import BarGate, guarded
 from lllaunch.workers.terminal import Destination, fit
 
 
@@ -47,32 +49,13 @@ def test_bar_that_does_not_answer_is_waited_for_once_and_again_when_it_does() ->
     assert cleared.waited[-1] == 1.0
 
 
-def test_all_who_have_a_bars_events_share_its_gate() -> None:
-    events = {"trigger_clear": threading.Event(), "cleared": threading.Event()}
-    gate = gate_of(events)
-    assert gate_of(dict(events)) is gate
-    assert gate_of({name: threading.Event() for name in events}) is not gate
-
-
-class Lock:
-    def __init__(self, free: bool) -> None:
-        self.free = free
-        self.log: list[str] = []
-
-    def acquire(self, *, timeout: float = -1) -> bool:
-        assert timeout > 0, "the wait is bounded"
-        self.log.append("acquire")
-        return self.free
-
-    def release(self) -> None:
-        self.log.append("release")
-
-
 def test_foreign_lock_that_cannot_be_had_is_done_without() -> None:
-    lock = Lock(free=False)
+    lock = Mock()
+    lock.acquire.return_value = False
     with guarded(lock, None):
         pass
-    assert lock.log == ["acquire"]
+    assert lock.acquire.call_args.kwargs["timeout"] > 0, "the wait is bounded"
+    lock.release.assert_not_called()
 
 
 def test_text_stream_gets_text_with_what_is_no_utf8_replaced() -> None:
@@ -109,14 +92,19 @@ def test_all_writers_to_one_file_share_a_lock(tmp_path: Path) -> None:
     assert Destination(io.StringIO()).screen is not first.screen
 
 
-def test_live_text_loses_what_would_move_the_cursor() -> None:
-    assert fit("\x1b[31m50%\x1b[0m\x1b[A|\x07\tdone\x1b", 40) == "50%| done"
-
-
-def test_live_text_is_cut_by_cells_not_by_characters() -> None:
-    assert fit("日本語", 5) == "日本"
-    assert fit("abc", 3) == "abc"
-    assert fit("abc", 0) == ""
+@pytest.mark.parametrize(
+    ("text", "columns", "shown"),
+    [
+        # what would move the cursor is left out
+        ("\x1b[31m50%\x1b[0m\x1b[A|\x07\tdone\x1b", 40, "50%| done"),
+        # cells, not characters
+        ("日本語", 5, "日本"),
+        ("abc", 3, "abc"),
+        ("abc", 0, ""),
+    ],
+)
+def test_live_text_fits_its_line(text: str, columns: int, shown: str) -> None:
+    assert fit(text, columns) == shown
 
 
 @given(st.text(), st.integers(0, 200))

@@ -49,17 +49,11 @@ def test_an_attempt_that_is_there_is_kept_and_the_next_number_taken(tmp_path: Pa
     assert len(list(tmp_path.iterdir())) == 1, "all attempts share one directory"
 
 
-def test_unredirected_streams_stay_on_the_console() -> None:
-    dest = destinations("/d", to_map({1: Std.OUT}, 2), to_map(Std.NONE, 2))
+def test_tee_implies_redirect_and_other_streams_stay_on_the_console() -> None:
+    dest = destinations("/d", to_map({1: Std.OUT}, 2), to_map({1: Std.ERR}, 2))
     assert dest.stdouts == {0: "", 1: "/d/1/stdout.log"}
-    assert dest.stderrs == {0: "", 1: ""}
-    assert dest.tee_stdouts == {}
-
-
-def test_tee_implies_redirect() -> None:
-    dest = destinations("/d", to_map(Std.NONE, 12), to_map({11: Std.ERR}, 12))
-    assert dest.stderrs[11] == "/d/11/stderr.log"
-    assert dest.tee_stderrs == {11: "/d/11/stderr.log"}
+    assert dest.stderrs == {0: "", 1: "/d/1/stderr.log"}
+    assert dest.tee_stderrs == {1: "/d/1/stderr.log"}
     assert dest.tee_stdouts == {}
 
 
@@ -93,14 +87,10 @@ def test_without_log_dir_a_private_temporary_directory_is_made(
     assert Path(specs.root_log_dir).stat().st_mode & 0o777 == 0o700
 
 
-def test_log_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
+def test_log_dir_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError, match="file"):
         DefaultLogsSpecs(str(tmp_path / "file"))
-
-
-def test_log_dir_below_a_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
     with pytest.raises(OutputError) as caught:
         DefaultLogsSpecs(str(tmp_path / "file" / "logs"))
     assert caught.value.path == str(tmp_path / "file" / "logs")
@@ -127,16 +117,6 @@ def test_rank_directory_that_cannot_be_made_names_the_rank(
         make_attempt_dir(str(tmp_path), 0, 2)
     assert caught.value.rank == 1
     assert caught.value.path == str(tmp_path / "attempt_0" / "1")
-
-
-def test_attempt_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="attempt_4"):
-        make_attempt_dir(str(tmp_path / "missing"), 4, 1)
-
-
-def test_no_workers_is_an_empty_destination(tmp_path: Path) -> None:
-    dest = DefaultLogsSpecs(str(tmp_path)).reify({})
-    assert dest.stdouts == {}
 
 
 def test_specs_compare_by_their_settings(tmp_path: Path) -> None:

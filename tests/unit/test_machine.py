@@ -239,22 +239,13 @@ def test_a_signal_that_slurm_delivers_itself_is_not_forwarded() -> None:
 
 def test_the_death_of_the_spawner_is_retried_once_on_top_of_the_restarts() -> None:
     machine = running(2, max_restarts=1)
-    assert machine.handle(SPAWNER_GONE) == (v.StartWorkers(1, 1, "spawner"),)
-    machine.handle(v.GroupStarted(frozenset({0, 1})))
-    assert machine.handle(SPAWNER_GONE) == (v.StartWorkers(2, 2, "spawner"),)
-    machine.handle(v.GroupStarted(frozenset({0, 1})))
-    assert machine.handle(SPAWNER_GONE) == (v.Finish(WorkerState.FAILED, "spawner"),)
-
-
-def test_a_retry_for_the_spawner_is_none_of_the_restarts_that_are_counted() -> None:
-    machine = running(1, max_restarts=2)
-    taken = []
-    for _ in range(3):
+    # the first is none of the restarts that are counted
+    for taken, restart in ((1, None), (2, 1)):
         (start,) = machine.handle(SPAWNER_GONE)
-        assert isinstance(start, v.StartWorkers)
-        taken.append((start.restart_count, start.restart))
-        machine.handle(v.GroupStarted(frozenset({0})))
-    assert taken == [(1, None), (2, 1), (3, 2)]
+        assert start == v.StartWorkers(taken, taken, "spawner")
+        assert start.restart == restart
+        machine.handle(v.GroupStarted(frozenset({0, 1})))
+    assert machine.handle(SPAWNER_GONE) == (v.Finish(WorkerState.FAILED, "spawner"),)
 
 
 def test_a_broken_preload_is_not_tried_again() -> None:
@@ -299,13 +290,15 @@ def test_stacks_are_taken_before_anything_is_signalled() -> None:
     assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "hang"),)
 
 
-def test_a_worker_that_fails_while_stacks_are_taken_is_no_other_reason() -> None:
-    machine = running(2, max_restarts=1)
+def test_a_failure_while_stacks_are_taken_is_the_hangs_and_a_later_one_its_own() -> None:
+    machine = running(2, max_restarts=2)
     machine.handle(HANG)
     assert ended(machine, 0) == TERMINATE
-    assert machine.handle(STACKS) == ()
     ended(machine, 1)
     assert machine.handle(OrphansGone()) == (v.StartWorkers(1, 1, "hang"),)
+    machine.handle(v.GroupStarted(frozenset({0, 1})))
+    ended(machine, 0, 1)
+    assert machine.handle(OrphansGone()) == (v.StartWorkers(2, 2, "failure"),)
 
 
 def test_workers_that_finish_while_stacks_are_taken_have_succeeded() -> None:
@@ -326,16 +319,6 @@ def test_what_is_only_reported_ends_nothing() -> None:
     assert machine.handle(STACKS)[-2:] == TERMINATE
 
 
-def test_who_asks_where_the_workers_stand_sees_it_and_nothing_ends() -> None:
-    machine = running(2)
-    asked = Asked(3)
-    assert machine.handle(v.StacksAsked(asked)) == (v.TakeStacks(frozenset({0, 1}), asked),)
-    assert machine.handle(v.StacksTaken((), Blame(), asked)) == ()
-    assert machine.worker_state is WorkerState.HEALTHY
-    ended(machine, 0)
-    assert machine.handle(v.StacksAsked(asked)) == (v.TakeStacks(frozenset({1}), asked),)
-
-
 def test_a_signal_to_a_silent_run_is_passed_on_when_the_stacks_are_taken() -> None:
     machine = running(2, max_restarts=1)
     look = Asked(SIGINT, 9.0)
@@ -348,29 +331,16 @@ def test_a_signal_to_a_silent_run_is_passed_on_when_the_stacks_are_taken() -> No
     assert machine.handle(OrphansGone()) == (end,)
 
 
-def test_nobody_waits_for_stacks_who_sends_a_second_signal() -> None:
-    machine = running(2)
-    look = Asked(SIGINT, 9.0)
-    machine.handle(v.SignalReceived(SIGINT, look=look))
+@pytest.mark.parametrize("first", [HANG, v.SignalReceived(SIGINT, look=Asked(SIGINT, 9.0))])
+def test_a_signal_while_stacks_are_taken_does_not_wait_for_them(first: v.Event) -> None:
+    machine = running(2, max_restarts=1)
+    machine.handle(first)
     decisions = machine.handle(v.SignalReceived(SIGINT))
     assert decisions[0] == v.SignalWorkers(SIGINT, "signal")
-    assert v.KillWorkers("signal") in decisions
-    assert machine.handle(v.StacksTaken((), Blame(), look)) == ()
-
-
-def test_a_signal_does_not_wait_for_the_stacks() -> None:
-    machine = running(2, max_restarts=1)
-    machine.handle(HANG)
-    assert machine.handle(v.SignalReceived(SIGINT))[0] == v.SignalWorkers(SIGINT, "signal")
+    assert (v.KillWorkers("signal") in decisions) is (first is not HANG), "it is the second one"
     assert machine.handle(STACKS) == ()
     ended(machine, 0, 1)
-    assert machine.handle(OrphansGone())[0].signum == SIGINT  # type: ignore[union-attr]
-
-
-def test_the_death_of_the_spawner_after_a_finding_is_no_free_retry() -> None:
-    machine = running(2)
-    machine.handle(HANG)
-    assert machine.handle(SPAWNER_GONE) == (v.Finish(WorkerState.FAILED, "hang"),)
+    assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "signal", SIGINT),)
 
 
 def failing(fact: v.Event, policy: RestartPolicy, max_restarts: int = 5) -> v.Actions:
@@ -430,25 +400,17 @@ def test_the_wait_before_a_restart_grows_up_to_its_limit() -> None:
     assert waits == [2.0, 4.0, 7.0, 7.0]
 
 
-def test_a_signal_ends_the_wait_before_a_restart() -> None:
-    machine = pausing()
-    assert machine.handle(v.SignalReceived(SIGTERM)) == (
-        v.Finish(WorkerState.FAILED, "signal", SIGTERM),
-    )
-
-
-def test_the_end_of_the_runs_time_cancels_the_restart_that_is_waited_for() -> None:
-    machine = pausing()
-    assert machine.handle(RUN_OVER) == (v.Finish(WorkerState.FAILED, "timeout"),)
-
-
-def test_after_the_runs_time_nothing_is_started_again() -> None:
-    machine = running(1, max_restarts=5)
-    machine.handle(RUN_OVER)
-    taken = v.StacksTaken((), Blame(), RUN_OVER.finding)
-    assert machine.handle(taken) == (v.SignalWorkers(SIGTERM, "timeout"), v.StartGrace())
-    ended(machine, 0)
-    assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "timeout"),)
+@pytest.mark.parametrize(
+    ("event", "end"),
+    [
+        (v.SignalReceived(SIGTERM), v.Finish(WorkerState.FAILED, "signal", SIGTERM)),
+        (RUN_OVER, v.Finish(WorkerState.FAILED, "timeout")),
+    ],
+)
+def test_a_signal_and_the_end_of_the_runs_time_end_the_wait_before_a_restart(
+    event: v.Event, end: v.Finish
+) -> None:
+    assert pausing().handle(event) == (end,)
 
 
 @pytest.mark.parametrize(("restarts", "reason"), [(1, "timeout"), (0, "failure")])
@@ -506,12 +468,11 @@ def test_every_pair_of_signals(before: str, first: int, second: int) -> None:
     assert machine.handle(OrphansGone()) == (end,)
 
 
-@pytest.mark.parametrize("forward", [True, False])
-def test_a_signal_after_the_kill_is_still_the_runs_end(forward: bool) -> None:
+def test_a_signal_after_the_kill_is_still_the_runs_end() -> None:
     machine = running(max_restarts=3)
     machine.handle(end_of(0, ok=False))
     assert machine.handle(v.GraceExpired()) == (v.KillWorkers("grace"), v.StartGrace())
-    assert machine.handle(v.SignalReceived(SIGTERM, forward)) == (v.KillWorkers("signal"),)
+    assert machine.handle(v.SignalReceived(SIGTERM)) == (v.KillWorkers("signal"),)
     assert machine.handle(v.GraceExpired()) == (
         v.AbandonWorkers(frozenset({1})),
         v.Finish(WorkerState.FAILED, "signal", SIGTERM),
@@ -720,27 +681,11 @@ def test_nothing_is_decided_before_all_have_agreed() -> None:
     assert machine.handle(v.NodesCounted()) == (v.StartWorkers(1, 1, "failure"),)
 
 
-def test_what_was_agreed_before_the_end_decides_at_the_end() -> None:
-    machine = of_several(1)
-    machine.handle(end_of(0, ok=False))
-    assert machine.handle(agreed("oom")) == ()
-    assert machine.handle(v.NodesCounted()) == ()
-    assert all_gone(machine) == (v.StartWorkers(1, 1, "oom"),)
-
-
 def test_a_worker_that_fails_since_a_node_is_lost_costs_no_restart_if_enough_are_left() -> None:
     machine = of_several()
     machine.handle(end_of(0, ok=False))
     machine.handle(agreed(here=True))
     assert counted(machine, LOST) == (v.StartWorkers(1, 0, "node"),)
-
-
-def test_the_first_word_holds() -> None:
-    machine = of_several(1, RestartPolicy(on=frozenset({"hang"})))
-    machine.handle(agreed("failure"))
-    hangs = GroupEnd("failed", "node 1 (b)", 1, finding=ELSEWHERE)
-    assert machine.handle(v.NodesAgreed("hang", hangs)) == ()
-    assert counted(machine) == (v.Finish(WorkerState.FAILED, "failure"),)
 
 
 def test_a_failure_elsewhere_ends_the_workers_here_and_counts() -> None:
@@ -791,13 +736,6 @@ def test_a_signal_here_is_told_and_waits_for_nobody() -> None:
     assert all_gone(machine) == (v.Finish(WorkerState.FAILED, "signal", 2),)
 
 
-def test_a_lost_spawner_waits_for_what_all_agree_on() -> None:
-    machine = of_several()
-    assert machine.handle(SpawnerGone(7, -9)) == (v.TellNodes("spawner"),)
-    machine.handle(agreed("spawner", here=True))
-    assert machine.handle(v.NodesCounted()) == (v.StartWorkers(1, 1, "spawner"),)
-
-
 def test_a_finding_is_told_first_and_stacks_of_all_are_waited_for() -> None:
     machine = of_several()
     told, take = machine.handle(HANG)
@@ -832,21 +770,6 @@ def test_where_the_time_of_the_run_is_over_on_one_node_nothing_is_started_again_
     other.handle(v.StacksTaken((), Blame(), ELSEWHERE))
     other.handle(v.GroupStacks())
     assert counted(other) == (v.Finish(WorkerState.FAILED, "timeout"),)
-
-
-def test_stacks_that_come_late_change_nothing() -> None:
-    machine = of_several()
-    machine.handle(agreed())
-    assert machine.handle(v.GroupStacks(Blame((1,), ()))) == ()
-
-
-def test_who_comes_later_counts_as_the_others_do() -> None:
-    machine = Machine(2, alone=False)
-    machine.handle(v.Begin())
-    machine.handle(v.GroupStarted(frozenset({0, 1}), 2))
-    assert machine.restart_count == 2
-    machine.handle(agreed())
-    assert counted(machine) == (v.Finish(WorkerState.FAILED, "failure"),)
 
 
 class Group:

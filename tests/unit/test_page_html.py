@@ -37,13 +37,11 @@ def test_attributes_and_what_is_html_already() -> None:
     made = element("a", "x", class_="k", aria_label='"', hidden=True, id=None, data_v=0.1, n=False)
     assert made == '<a class="k" aria-label="&quot;" hidden data-v="0.1">x</a>'
     assert element("meta", charset="utf-8") == '<meta charset="utf-8">'
+    # without content there is no section
+    assert section("a", "A") == section("a", "A", Markup()) == definitions([("a", "")]) == ""
+    # the first line break in <pre> does not count
+    assert Seen(preformatted(["", "a", "", "b"], "log")).text == "\n\na\n\nb"
     assert [slug(name) for name in ("rank 3, stderr", "<>")] == ["rank-3-stderr", "x"]
-
-
-def test_a_section_without_content_is_none() -> None:
-    assert section("a", "A") == ""
-    assert section("a", "A", Markup()) == ""
-    assert definitions([("a", "")]) == ""
 
 
 def _whole() -> str:
@@ -98,8 +96,3 @@ def test_rows_are_named_and_columns_have_headings() -> None:
     many = table("All", columns, [TableRow([str(n), ""]) for n in range(8)])
     assert "data-filter" in many
     assert "data-sort" in many
-
-
-def test_lines_of_a_log_are_all_there() -> None:
-    # the first line break in <pre> does not count
-    assert Seen(preformatted(["", "a", "", "b"], "log")).text == "\n\na\n\nb"

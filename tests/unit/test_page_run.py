@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.left import SECOND, T0, LeftRun, write_lines
 from support.pages import Seen
 from support.timelines import event, sample
 
@@ -35,14 +36,10 @@ from lllaunch.run.outcome import (
     Victim,
     WorkerOutcome,
 )
-from lllaunch.run.records import WorkerFiles
-from lllaunch.run.result import render_result
 from lllaunch.watchdog.findings import Asked, Stalled
 from lllaunch.watchdog.progress import Progress
 from lllaunch.watchdog.stacks.frames import Frame, RankStack
 
-T0 = 1_700_000_000_000_000_000
-SECOND = 10**9
 EVIL = "<script>alert(1)</script>&amp;\"'\x1b[31m\x00\ud800"
 
 
@@ -60,67 +57,29 @@ def page_of(path: Path, hide: Callable[[str], str] = str) -> str:
     return page
 
 
-class Left:
-    """What a run has left in a directory."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.mkdir()
-        (path / "plan.yaml").write_text("launch:\n  entrypoint: train.py\n  nproc: 3\n")
-
-    def files(self, rank: int, attempt: int = 0) -> WorkerFiles:
-        place = f"{self.path}/attempt_{attempt}/{rank}"
-        return WorkerFiles(place, f"{place}/stdout.log", f"{place}/stderr.log")
-
-    def log(self, rank: int, stream: str, data: bytes) -> None:
-        directory = self.path / "attempt_0" / str(rank)
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / f"{stream}.log").write_bytes(data)
-
-    def worker(self, rank: int, fate: Any, **fields: Any) -> WorkerOutcome:
-        ended = T0 + (20 + rank) * SECOND
-        known = {"started_ns": T0 + SECOND, "ended_ns": ended, "pid": 4000 + rank, **fields}
-        return WorkerOutcome(rank, rank, fate, self.files(rank), **known)
-
-    def ends(self, message: str = "ValueError: no", trace: str = "", **more: Any) -> Any:
-        """A run of three workers whose second has failed."""
-        cause = Raised(message, 1)
-        workers = (
-            self.worker(0, Ended(15, -15, (15,)), exitcode=-15, max_rss=3 << 30, cpu_seconds=12.5),
-            self.worker(
-                *(1, Failed(cause, T0 + 21 * SECOND)),
-                exitcode=1,
-                max_rss=123_456_789,
-                progress=Progress(1200, 5000, metrics={"loss": 0.25}),
-                progress_ns=T0 + 20 * SECOND,
-            ),
-            self.worker(2, Victim(cause, T0 + 22 * SECOND, SECOND), exitcode=1),
-        )
-        root = RootCause(*(0, 1, 1, cause, T0 + 21 * SECOND), traceback=trace, files=self.files(1))
-        path = f"{self.path}/attempt_0"
-        attempt = AttemptOutcome(0, 0, path, "failed", T0, T0 + 23 * SECOND, workers, root)
-        outcome = RunOutcome(
-            *("failed", 3, str(self.path), "an id", T0, T0 + 23_456_000_000, (attempt,), root),
-            plan_hash="ab12",
-            **more,
-        )
-        host = {"hostname": "node7", "cpus": 16, "memory": 64 << 30}
-        build = {"commit": "c0ffee" * 6, "dirty": True, "changed": 2, "versions": {"torch": "2.9"}}
-        text = render_result(outcome, host, build=build)
-        (self.path / "result.json").write_bytes(text)
-        return json.loads(text)
-
-    def write(self, outcome: RunOutcome) -> None:
-        (self.path / "result.json").write_bytes(render_result(outcome, {"hostname": "node7"}))
-
-    def lines(self, name: str, records: list[Fields]) -> None:
-        text = "".join(f"{json.dumps(dict(record.document))}\n" for record in records)
-        (self.path / name).write_text(text)
-
-
 @pytest.fixture
-def left(tmp_path: Path) -> Left:
-    return Left(tmp_path / "run")
+def left(tmp_path: Path) -> LeftRun:
+    return LeftRun(tmp_path / "run")
+
+
+def failed(left: LeftRun, message: str = "ValueError: no", trace: str = "", **more: Any) -> Any:
+    """A run of three workers whose second has failed, and what stands in its result.json."""
+    cause = Raised(message, 1)
+    workers = (
+        left.worker(0, Ended(15, -15, (15,)), exitcode=-15, max_rss=3 << 30, cpu_seconds=12.5),
+        left.worker(
+            *(1, Failed(cause, T0 + 21 * SECOND)),
+            exitcode=1,
+            max_rss=123_456_789,
+            progress=Progress(1200, 5000, metrics={"loss": 0.25}),
+            progress_ns=T0 + 20 * SECOND,
+        ),
+        left.worker(2, Victim(cause, T0 + 22 * SECOND, SECOND), exitcode=1),
+    )
+    root = RootCause(0, 1, 1, cause, T0 + 21 * SECOND, traceback=trace, files=workers[1].files)
+    build = {"commit": "c0ffee" * 6, "dirty": True, "changed": 2, "versions": {"torch": "2.9"}}
+    attempt = left.attempt(*workers, root=root)
+    return left.ends("failed", 3, attempt, root_cause=root, build=build, **more)
 
 
 TRACE = """Traceback (most recent call last):
@@ -129,8 +88,8 @@ TRACE = """Traceback (most recent call last):
 ValueError: no"""
 
 
-def test_the_numbers_are_those_of_the_result(left: Left) -> None:
-    result = left.ends(trace=TRACE)
+def test_the_numbers_are_those_of_the_result(left: LeftRun) -> None:
+    result = failed(left, trace=TRACE)
     page = page_of(left.path)
     seen = Seen(page)
     assert "Rank 1 raised ValueError: no" in seen.text
@@ -157,9 +116,9 @@ def test_the_numbers_are_those_of_the_result(left: Left) -> None:
         ]
 
 
-def test_what_failed_and_where_stands_first(left: Left) -> None:
+def test_what_failed_and_where_stands_first(left: LeftRun) -> None:
     left.log(1, "stderr", b"careful\n" + TRACE.encode())
-    left.ends(trace=TRACE)
+    failed(left, trace=TRACE)
     page = page_of(left.path)
     ids = re.findall('<section id="([a-z]+)"', page)
     assert ids == ["cause", "time", "logs", "plan", "environment"]
@@ -169,8 +128,8 @@ def test_what_failed_and_where_stands_first(left: Left) -> None:
     assert "careful" in page
 
 
-def test_whatever_stands_in_the_files_is_text(left: Left) -> None:
-    left.ends(message=f"{EVIL}\nmore {EVIL}", error=EVIL)
+def test_whatever_stands_in_the_files_is_text(left: LeftRun) -> None:
+    failed(left, message=f"{EVIL}\nmore {EVIL}", error=EVIL)
     left.log(1, "stderr", EVIL.encode(errors="replace") + b"\xff\xfe\x00\x1b]0;title\x07")
     left.log(1, "stdout", b"</pre><b>\n" * 500)
     (left.path / "plan.yaml").write_bytes(f"{EVIL}: {EVIL}".encode(errors="replace"))
@@ -178,7 +137,7 @@ def test_whatever_stands_in_the_files_is_text(left: Left) -> None:
     (left.path / ".hydra" / "overrides.yaml").write_text(json.dumps([f"+exp={EVIL}"]))
     metrics = {"</title><b>": 1.0, EVIL: 2.0}
     worker = {"cpu": 1.0, "rss": 5, "step": 1, "metrics": metrics}
-    left.lines("samples.jsonl", [sample(at, {"0": worker}) for at in (1, 2, 3)])
+    write_lines(left.path / "samples.jsonl", [sample(at, {"0": worker}) for at in (1, 2, 3)])
     page = page_of(left.path)
     assert "<b>" not in page
     assert "alert(1)" in Seen(page).text
@@ -194,29 +153,26 @@ def test_whatever_stands_in_the_files_is_text(left: Left) -> None:
         (b'{"version": 1, "state": "new", "exit_code": 9, "attempts": []}', "exit code 9"),
     ],
 )
-def test_a_result_of_any_make_makes_a_page(left: Left, text: bytes, said: str) -> None:
-    left.lines("events.jsonl", [event(0, "StartWorkers", attempt=0), started(1, 0)])
-    (left.path / "result.json").write_bytes(text)
+def test_a_result_of_any_make_makes_a_page(left: LeftRun, text: bytes, said: str) -> None:
+    write_lines(left.path / "events.jsonl", [event(0, "StartWorkers", attempt=0), started(1, 0)])
+    left.result.write_bytes(text)
     assert said in Seen(page_of(left.path)).text
 
 
 @pytest.mark.parametrize("field", ["host", "build", "return_values", "nodes"])
-@pytest.mark.parametrize("depth", [100, 900])
-def test_what_is_nested_as_deeply_as_it_can_be_read_is_left_out(
-    left: Left, field: str, depth: int
-) -> None:
-    result = {**left.ends(), field: "HERE"}
-    nested = f'{{"0": {{"versions": {{"a": {"[" * depth}{"]" * depth}}}}}}}'
-    (left.path / "result.json").write_text(json.dumps(result).replace('"HERE"', nested))
+def test_what_is_nested_as_deeply_as_it_can_be_read_is_left_out(left: LeftRun, field: str) -> None:
+    result = {**failed(left), field: "HERE"}
+    nested = f'{{"0": {{"versions": {{"a": {"[" * 900}{"]" * 900}}}}}}}'
+    left.result.write_text(json.dumps(result).replace('"HERE"', nested))
     assert "Rank 1 raised ValueError: no" in Seen(page_of(left.path)).text
 
 
-def test_a_run_without_an_end_says_how_far_it_came(left: Left) -> None:
+def test_a_run_without_an_end_says_how_far_it_came(left: LeftRun) -> None:
     (left.path / "events.jsonl").write_bytes(b'{"type": "StartWor\n\xff\n')
     assert "its launcher was killed" in Seen(page_of(left.path)).text
     ranks = {"0": {"cpu": 0.5, "rss": 1 << 30, "step": 7}}
-    left.lines("events.jsonl", [event(0, "StartWorkers", attempt=0), started(1, 0)])
-    left.lines("samples.jsonl", [sample(2, ranks), sample(4, ranks)])
+    write_lines(left.path / "events.jsonl", [event(0, "StartWorkers", attempt=0), started(1, 0)])
+    write_lines(left.path / "samples.jsonl", [sample(2, ranks), sample(4, ranks)])
     seen = Seen(page_of(left.path))
     (row,) = seen.tables["All workers"]
     assert [value and float(value) for _, value in row[-2:]] == [1 << 30, 7]
@@ -240,9 +196,9 @@ _FIELDS = [
 def test_fields_of_any_type_make_a_page(
     tmp_path_factory: pytest.TempPathFactory, fields: dict[str, Any]
 ) -> None:
-    left = Left(tmp_path_factory.mktemp("any") / "run")
-    result = left.ends()
-    (left.path / "result.json").write_text(json.dumps({**result, **fields}))
+    left = LeftRun(tmp_path_factory.mktemp("any") / "run")
+    result = failed(left)
+    left.result.write_text(json.dumps({**result, **fields}))
     page_of(left.path)
 
 
@@ -253,50 +209,37 @@ def stack(rank: int, function: str) -> RankStack:
 
 @pytest.mark.parametrize(
     ("hung", "waiting", "said"),
-    [
-        ((1,), (0, 2), ["Rank 1 stood here", "Ranks 0, 2 only waited for that in sync"]),
-        ((), (), ["Rank 1 stood here", "Ranks 0, 2 stood here"]),
-    ],
+    [((1,), (0, 2), "Ranks 0, 2 only waited for that in sync"), ((), (), "Ranks 0, 2 stood here")],
 )
 def test_a_hang_says_who_hangs_and_who_only_waits(
-    left: Left, hung: tuple[int, ...], waiting: tuple[int, ...], said: list[str]
+    left: LeftRun, hung: tuple[int, ...], waiting: tuple[int, ...], said: str
 ) -> None:
     finding = Stalled((0, 1, 2), 600.0, "group")
     stacks = {0: stack(0, "sync"), 1: stack(1, "load"), 2: stack(0, "sync")}
     found = Hang(finding, T0 + SECOND, T0, hung=hung, waiting=waiting, stacks=stacks)
     root = RootCause(0, None, None, finding, T0, hang=found)
-    workers = tuple(left.worker(rank, Ended(15, -15)) for rank in range(3))
-    attempt = AttemptOutcome(0, 0, f"{left.path}/attempt_0", "failed", T0, T0 + 1, workers, root)
-    left.write(RunOutcome("failed", 4, str(left.path), "id", T0, T0 + 1, (attempt,), root))
-    page = page_of(left.path)
-    text = Seen(page).text
-    assert all(each in text for each in said)
+    workers = (left.worker(rank, Ended(15, -15)) for rank in range(3))
+    left.ends("failed", 4, left.attempt(*workers, root=root), root_cause=root)
+    text = Seen(page_of(left.path)).text
+    assert "Rank 1 stood here" in text
+    assert said in text
     assert "train.py:41 in load: wait()" in text
     assert "stalled: no output, no CPU use and no heartbeat for 10 min" in text
 
 
-def test_a_run_that_a_signal_ended_says_where_it_stood(left: Left) -> None:
+def test_a_run_that_a_signal_ended_says_where_it_stood(left: LeftRun) -> None:
     look = Hang(Asked(15, 90.0), T0 + SECOND, stacks={0: stack(0, "load")})
-    workers = (left.worker(0, Ended(15, -15)),)
-    attempt = AttemptOutcome(0, 0, f"{left.path}/attempt_0", "stopped", T0, T0 + 1, workers)
-    left.write(
-        RunOutcome(
-            *("signalled", 143, str(left.path), "id", T0, T0 + 1, (attempt,)), signum=15, look=look
-        )
-    )
-    seen = Seen(page_of(left.path))
-    assert "Ended by SIGTERM" in seen.text
-    assert "Rank 0 stood here" in seen.text
-    assert "exit code 143" in seen.text
-    assert "train.py:40 in load" in seen.text
+    attempt = left.attempt(left.worker(0, Ended(15, -15)), state="stopped")
+    left.ends("signalled", 143, attempt, signum=15, look=look)
+    text = Seen(page_of(left.path)).text
+    for said in ("Ended by SIGTERM", "Rank 0 stood here", "exit code 143", "train.py:40 in load"):
+        assert said in text
 
 
-def test_a_run_that_succeeded_has_its_values(left: Left) -> None:
+def test_a_run_that_succeeded_has_its_values(left: LeftRun) -> None:
     value = ReturnValue(f"{left.path}/attempt_0/0/return.json", 14, "json", '{"loss": 0.5}')
-    workers = (left.worker(0, Succeeded(), exitcode=0),)
-    attempt = AttemptOutcome(0, 0, f"{left.path}/attempt_0", "succeeded", T0, T0 + 1, workers)
-    outcome = RunOutcome("succeeded", 0, str(left.path), "id", T0, T0 + 5 * SECOND, (attempt,))
-    left.write(replace(outcome, return_values={0: value}))
+    attempt = left.attempt(left.worker(0, Succeeded(), exitcode=0), state="succeeded")
+    left.ends("succeeded", 0, attempt, return_values={0: value})
     seen = Seen(page_of(left.path))
     assert "1 worker in 5.0 s" in seen.text
     assert "What happened" not in seen.text
@@ -304,14 +247,14 @@ def test_a_run_that_succeeded_has_its_values(left: Left) -> None:
     assert [text for text, _ in row] == ["0", '{"loss": 0.5}', "json", "14 B"]
 
 
-def test_secrets_are_taken_out_of_all(left: Left) -> None:
+def test_secrets_are_taken_out_of_all(left: LeftRun) -> None:
     secret = "hunter2!"
-    left.ends(message=f"said {secret}", trace=f"{TRACE} {secret}")
+    failed(left, message=f"said {secret}", trace=f"{TRACE} {secret}")
     left.log(1, "stderr", f"token {secret}\n".encode())
     (left.path / "plan.yaml").write_text(f"launch: {{args: [{secret}]}}\n")
     finding = {"type": "Stalled", "ranks": [0], "seconds": 5.0, "scope": "rank"}
-    left.lines(
-        "events.jsonl",
+    write_lines(
+        left.path / "events.jsonl",
         [
             event(0, "StartWorkers", attempt=0),
             started(1, 0),
@@ -319,7 +262,7 @@ def test_secrets_are_taken_out_of_all(left: Left) -> None:
         ],
     )
     ranks = {"0": {"metrics": {secret: 1.0}}}
-    left.lines("samples.jsonl", [sample(1, ranks)])
+    write_lines(left.path / "samples.jsonl", [sample(1, ranks)])
     assert secret in page_of(left.path)
     assert secret not in page_of(left.path, lambda text: text.replace(secret, "***"))
 
@@ -387,14 +330,3 @@ def test_of_many_curves_there_are_a_band_and_who_is_to_blame() -> None:
     assert "at most 29 (rank 29), at least 0 (rank 0)" in drawn
     few = str(curves_of(replace(timeline, series=many[:3])))
     assert "band" not in few
-
-
-def test_a_curve_is_broken_between_attempts() -> None:
-    timeline = timeline_of([records(1)], None)
-    points = [[(T0 + at * SECOND, 2.0**20 * at) for at in ats] for ats in ((1, 2), (5, 9))]
-    series = tuple(
-        Series("rss", "bytes", "0", attempt, tuple(found)) for attempt, found in enumerate(points)
-    )
-    drawn = str(curves_of(replace(timeline, series=series)))
-    (path,) = re.findall('d="([^"]*)" class="curve s0"><title>', drawn)
-    assert path.count("M") == 2

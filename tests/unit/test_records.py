@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from lllaunch.documents import read_json
-from lllaunch.files import read_text
 from lllaunch.results import index
 from lllaunch.results.index import remember, used_from
 from lllaunch.results.store import (
@@ -40,7 +37,6 @@ from lllaunch.results.store import (
 )
 from lllaunch.run.directory import LOCK_NAME
 from lllaunch.run.events import isoformat
-from lllaunch.run.lock import lock_directory
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
 from lllaunch.sweep.history import SweepResult
 from lllaunch.sweep.journal import (
@@ -154,17 +150,6 @@ def test_the_walk_is_bounded(tmp_path: Path):
     # a run that is asked for may hold others
     run(tmp_path, result())
     assert len(list(find(str(tmp_path)))) == 2
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_what_cannot_be_read_is_passed_over(tmp_path: Path):
-    run(tmp_path / "good", result())
-    closed = run(tmp_path / "bad", result())
-    closed.chmod(0)
-    try:
-        assert states(tmp_path) == {"good": "succeeded"}
-    finally:
-        closed.chmod(0o755)
 
 
 # Runs
@@ -336,20 +321,6 @@ def test_a_lock_whose_launcher_is_gone_is_not_touched(
     assert is_held(str(write(tmp_path / "lock", GONE))) is False
 
 
-def test_who_looks_whether_a_directory_is_held_keeps_nobody_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    write(tmp_path / "lock", "pid 1 on another-machine\n")
-    looking = os.open(tmp_path / "lock", os.O_RDONLY)
-    # as in `is_held`, which was just stopped by the scheduler
-    fcntl.flock(looking, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    monkeypatch.setattr("lllaunch.run.lock.time.sleep", lambda _: os.close(looking))
-    fd = lock_directory(str(tmp_path), "lock", "hydra.run.dir", "run")
-    assert fd is not None
-    assert is_held(str(tmp_path / "lock")) is True
-    os.close(fd)
-
-
 # Files
 
 
@@ -367,15 +338,6 @@ def test_who_looks_whether_a_directory_is_held_keeps_nobody_out(
 def test_overrides_are_read_as_hydra_wrote_them(tmp_path: Path, text: str, expected: Any):
     write(tmp_path / ".hydra" / "overrides.yaml", text)
     assert read_overrides(str(tmp_path)) == expected
-
-
-def test_files_that_are_none(tmp_path: Path):
-    os.mkfifo(tmp_path / "result.json")
-    (tmp_path / "events.jsonl").mkdir()
-    assert read_json(str(tmp_path / "result.json")) is None
-    assert read_text(str(tmp_path / "gone")) is None
-    assert last_event(str(tmp_path)) is None
-    assert read_overrides(str(tmp_path)) == ()
 
 
 def test_the_last_event_is_the_last_whole_line(tmp_path: Path):
@@ -448,24 +410,6 @@ def test_the_index_is_bounded_and_fails_nothing(tmp_path: Path, monkeypatch: pyt
         assert used_from(str(tmp_path), broken) == []
     (tmp_path / "runs" / "24").rmdir()
     assert str(tmp_path / "runs" / "24") not in used_from(str(tmp_path), environ)
-
-
-def test_many_launchers_write_the_index_at_once(tmp_path: Path):
-    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    paths = [tmp_path / str(number) for number in range(40)]
-    for path in paths:
-        path.mkdir()
-
-    def write_all() -> None:
-        for path in paths:
-            remember(str(path), str(tmp_path), environ)
-
-    threads = [threading.Thread(target=write_all) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(used_from(str(tmp_path), environ)) == sorted(map(str, paths))
 
 
 @pytest.fixture

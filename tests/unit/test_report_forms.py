@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lllaunch.results import cases
 from lllaunch.results.cases import (
     Case,
     CodeLine,
@@ -33,8 +35,8 @@ def job(number: int, outcome: Any = "failed", **more: Any) -> Case:
     return Case(f"x={number}", outcome, job=number, directory=str(number), **given)
 
 
-def sweep(*cases: Case, **more: Any) -> Report:
-    return Report("sweep", "multirun/s", cases, exit_code=6, common=("+exp=a",), **more)
+def sweep(*jobs: Case, **more: Any) -> Report:
+    return Report("sweep", "multirun/s", jobs, exit_code=6, common=("+exp=a",), **more)
 
 
 # Workflow commands
@@ -59,16 +61,18 @@ def test_a_command_is_one_line_that_reads_back(message: str, title: str, file: s
 
 
 def test_a_failure_is_annotated_where_it_happened() -> None:
-    case = job(
-        1,
-        place=CodeLine("src/train.py", 12),
-        traceback=("Traceback (most recent call last):", "ValueError: no"),
-    )
+    lines = ("Traceback (most recent call last):", "ValueError: no")
+    case = job(1, place=CodeLine("src/train.py", 12), traceback=lines)
     (told,) = commands(sweep(job(0, "succeeded"), case))
     assert told == (
         "::error file=src/train.py,line=12,title=lllaunch%3A job 1 (x=1) failed"
         "::rank 0: no 1%0A%0ATraceback (most recent call last):%0AValueError: no"
     )
+    # a long one keeps its message and its end
+    (told,) = commands(sweep(job(0, traceback=tuple(f"line {each}" for each in range(3000)))))
+    assert len(told) < 8000
+    assert "::rank 0: no 0%0A...%0A" in told
+    assert told.endswith("line 2999")
 
 
 def test_more_failures_than_github_shows_are_counted_and_jobs_not_run_are_one_warning() -> None:
@@ -80,13 +84,6 @@ def test_more_failures_than_github_shows_are_counted_and_jobs_not_run_are_one_wa
     assert many[9].endswith("::16 more of 27 jobs failed, see the summary")
     assert many[10] == "::warning title=lllaunch::2 of 27 jobs were not run"
     assert commands(sweep(job(0, "succeeded"))) == []
-
-
-def test_a_long_failure_keeps_its_message_and_its_end() -> None:
-    (told,) = commands(sweep(job(0, traceback=tuple(f"line {each}" for each in range(3000)))))
-    assert len(told) < 8000
-    assert "::rank 0: no 0%0A...%0A" in told
-    assert told.endswith("line 2999")
 
 
 # Summaries
@@ -144,16 +141,13 @@ def test_a_summary_is_never_longer_than_github_takes() -> None:
         job(number, overrides=("<" * 3000,), message="&" * 300, traceback=lines)
         for number in range(2000)
     ]
-    for limit in (SUMMARY_BYTES, 20_000, 100, 0):
+    for limit in (0, 20_000, SUMMARY_BYTES):
         text = summary(sweep(*big), limit)
         assert len(text.encode()) <= limit
-    text = summary(sweep(*big))
     assert re.search(r"\d+ more failures are not shown here", text)
     assert text.count("<details>") == text.count("</details>") > 0
-
-
-def test_many_jobs_that_succeeded_need_no_row() -> None:
-    text = summary(sweep(*(job(number, "succeeded", message="") for number in range(30)), job(30)))
+    # jobs that succeeded need no row
+    text = summary(sweep(*(job(number, "succeeded") for number in range(30)), job(30)))
     assert len([line for line in text.splitlines() if line.startswith("| ")]) == 2
     assert "30 of 31 jobs succeeded, 1 failed" in text
 
@@ -200,7 +194,6 @@ GROUP = """  | Traceback (most recent call last):
         ('  File "train.py", line 3, in f', ("train.py", 3)),
         ('  File "../x.py", line 3, in f', None),
         ('  File "/repository/x.py", line 3, in f', None),
-        ('  File "/repo/../x.py", line 3, in f', None),
         ('  File "/repo/.venv/x.py", line 3, in f', None),
         ('  File "/repo/x.py", line 0, in f', None),
         ('  File "/repo/lll/x.py", line 2, in f', None),
@@ -212,19 +205,8 @@ def test_the_innermost_frame_in_the_users_tree_is_found(text: str, place: Any) -
     assert tree.place(frames_of(text)) == place
 
 
-def test_the_first_root_that_a_file_is_below_of_counts() -> None:
-    tree = Tree(["/repo/", "/repo/sub", "/"], not_below=())
-    assert tree.relative("/repo/sub/x.py") == "sub/x.py"
-    assert tree.relative("/other/x.py") == "other/x.py"
-    assert Tree([]).relative("/x.py") is None
-
-
 def test_frames_of_lllaunch_in_a_crash_are_counted() -> None:
-    ours = Case.__module__.replace(".", "/")
-    import lllaunch.results.cases as module
-
-    assert module.__file__.endswith(f"{ours}.py")
-    frame = f'  File "{module.__file__}", line 3 in f'
+    frame = f'  File "{cases.__file__}", line 3 in f'
     lines = ['  File "/repo/x.py", line 1 in g', frame, frame, '  File "<string>", line 1 in h']
     assert list(without_ours(lines)) == [lines[0], "  ... (3 frames of lllaunch)"]
     # in a traceback of Python's they may be what it is about
@@ -251,17 +233,12 @@ ORDER = {
     "testsuites": ["testsuite*"],
     "testsuite": ["properties", "testcase*", "system-out", "system-err"],
     "properties": ["property*"],
-    "property": [],
     "testcase": ["(skipped|error|failure)?"],
-    "skipped": [],
-    "error": [],
-    "failure": [],
-    "system-out": [],
-    "system-err": [],
 }
 WHOLE, SECONDS = r"\d{1,9}", r"\d{1,3}(\d{3})*(\.\d*)?|\d*\.\d+"
 # a token: no blank at the ends, none after another
 TOKEN = r"\S+( \S+)*"
+WHY = {"type": r".+", "message": r"[^\n]*"}
 REQUIRED = {
     "testsuites": {},
     "testsuite": {
@@ -278,9 +255,9 @@ REQUIRED = {
     },
     "property": {"name": TOKEN, "value": r"[^\n]*"},
     "testcase": {"name": TOKEN, "classname": TOKEN, "time": SECONDS},
-    "skipped": {"type": r".+", "message": r"[^\n]*"},
-    "error": {"type": r".+", "message": r"[^\n]*"},
-    "failure": {"type": r".+", "message": r"[^\n]*"},
+    "skipped": WHY,
+    "error": WHY,
+    "failure": WHY,
 }
 WITH_TEXT = {"skipped", "error", "failure", "system-out", "system-err"}
 
@@ -294,7 +271,7 @@ def wrong(element: ET.Element) -> Iterator[str]:
         if not re.fullmatch(pattern, element.get(name, ""), re.DOTALL):
             yield f"{element.tag}: {name}={element.get(name)!r}"
     children = "".join(f"{child.tag} " for child in element)
-    order = [re.sub(r"([\w-]+|\(.*\))", r"(?:\1 )", each) for each in ORDER[element.tag]]
+    order = [re.sub(r"([\w-]+|\(.*\))", r"(?:\1 )", each) for each in ORDER.get(element.tag, [])]
     if not re.fullmatch("".join(order), children):
         yield f"{element.tag}: children {children}"
     if (element.text or "").strip() and element.tag not in WITH_TEXT:
@@ -376,44 +353,25 @@ def test_a_failed_run_is_a_test_case_with_its_root_cause_and_its_logs() -> None:
     )
 
 
-def numbered(number: int, outcome: Any, name: str = "", **more: Any) -> Case:
-    return Case(name or f"x={number}", outcome, job=number, kind="K", message="M", **more)
-
-
-def test_each_job_is_a_test_case_of_its_kind() -> None:
-    cases = (
-        Case("x=0", "succeeded", job=0, seconds=0.5),
-        numbered(1, "failed"),
-        numbered(2, "error"),
-        numbered(3, "skipped"),
-    )
-    root = parsed(Report("sweep", "s", cases, started="2024-05-01T12:10:00Z"), name="nightly")
-    names = [(test.get("classname"), test.get("name")) for test in root.iter("testcase")]
-    assert names == [("nightly", f"x={number}") for number in range(4)]
-    assert [suite.get("name") for suite in root] == [f"nightly.job_{number}" for number in range(4)]
-    inside = [[child.tag for child in test] for test in root.iter("testcase")]
-    assert inside == [[], ["failure"], ["error"], ["skipped"]]
+def test_each_job_is_a_test_case_of_its_kind_with_a_name_of_its_own() -> None:
+    ends = [
+        ("succeeded", "x=1"),
+        ("failed", "x=1"),
+        ("skipped", "x"),
+        ("error", "x=<2>]]>&amp;"),
+        ("failed", "x (job 2)"),
+    ]
+    jobs = [replace(job(number, end), name=name) for number, (end, name) in enumerate(ends)]
+    root = parsed(sweep(*jobs, started="2024-05-01T12:10:00Z"), name="nightly")
+    tests = list(root.iter("testcase"))
+    assert ["".join(child.tag for child in test) for test in tests] == [
+        *("", "failure", "skipped", "error", "failure")
+    ]
+    names = [test.get("name") for test in tests]
+    assert names == ["x=1", "x=1 (job 1)", "x", "x=<2>]]>&amp;", "x (job 2)"]
+    assert {test.get("classname") for test in tests} == {"nightly"}
+    assert [suite.get("name") for suite in root] == [f"nightly.job_{number}" for number in range(5)]
     assert {suite.get("timestamp") for suite in root} == {"2024-05-01T12:10:00"}
-
-
-def test_jobs_of_the_same_overrides_have_names_of_their_own() -> None:
-    given = ("x=1", "x=1", "x=<2>]]>&amp;", "x (job 5)", "x", "x")
-    cases = tuple(numbered(number, "failed", name) for number, name in enumerate(given))
-    root = parsed(Report("sweep", "s", cases))
-    names = [each.get("name") for each in root.iter("testcase")]
-    assert names[:5] == ["x=1", "x=1 (job 1)", "x=<2>]]>&amp;", "x (job 5)", "x"]
-    assert len(set(names)) == 6
-
-
-def test_what_is_not_known_has_a_place_all_the_same() -> None:
-    (suite,) = parsed(Report("run", "", (Case("", "error"),)), name=" ")
-    assert suite.get("hostname") == "localhost"
-    assert suite.get("timestamp") == "1970-01-01T00:00:00"
-    assert suite.find("testcase").attrib == {  # type: ignore[union-attr]
-        "name": "case 0",
-        "classname": "lllaunch",
-        "time": "0.000",
-    }
 
 
 ANY_TEXT = st.text(max_size=20) | st.sampled_from(
@@ -441,7 +399,7 @@ CASES = st.builds(
 
 @settings(deadline=None)
 @given(st.lists(CASES, min_size=1, max_size=4), ANY_TEXT)
-def test_any_report_is_valid_and_the_same_every_time(cases: list[Case], name: str) -> None:
-    report = Report("sweep", name, tuple(cases), version=name)
+def test_any_report_is_valid_and_the_same_every_time(made: list[Case], name: str) -> None:
+    report = Report("sweep", name, tuple(made), version=name)
     parsed(report, name=name)
     assert render_junit(report, name) == render_junit(report, name)

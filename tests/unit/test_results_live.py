@@ -6,11 +6,12 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.left import LeftSweep
 
 from lllaunch.results import live, store
 from lllaunch.results.live import AppendedLines, LiveReader, LiveRow, LiveView, sweep_left
@@ -21,7 +22,6 @@ from lllaunch.sweep.journal import (
     Header,
     OverRecord,
     PlannedRecord,
-    Record,
     Result,
     StartedRecord,
     encode,
@@ -57,83 +57,73 @@ def sample(directory: Path, attempt: int = 0, **ranks: dict[str, Any]) -> None:
         file.write(json.dumps(record) + "\n")
 
 
-class Locks:
-    """Locks that this process holds as launchers do."""
-
-    def __init__(self) -> None:
-        self._held: dict[Path, int] = {}
-
-    def hold(self, directory: Path, name: str = ".lllaunch.lock") -> None:
-        fd = lock_directory(str(directory), name, "", "run")
-        assert fd is not None
-        self._held[directory] = fd
-
-    def release(self, directory: Path) -> None:
-        os.close(self._held.pop(directory))
-
-    def close(self) -> None:
-        for directory in [*self._held]:
-            self.release(directory)
+Locks = Callable[..., Callable[[], None]]
 
 
 @pytest.fixture
-def locks() -> Iterator[Locks]:
-    with contextlib.closing(Locks()) as found:
-        yield found
+def hold() -> Iterator[Locks]:
+    """Holds locks of directories as launchers do; what it returns lets go of one."""
+    with contextlib.ExitStack() as stack:
+
+        def held(directory: Path, name: str = ".lllaunch.lock") -> Callable[[], None]:
+            fd = lock_directory(str(directory), name, "", "run")
+            assert fd is not None
+            lock = os.fdopen(fd)
+            stack.callback(lock.close)
+            return lock.close
+
+        yield held
 
 
-def begun(directory: Path, locks: Locks | None = None) -> Path:
-    """The directory of a run that goes on, or was killed."""
+def begun(directory: Path) -> Path:
+    """The directory of a run that was killed, or goes on where its lock is held."""
     directory.mkdir(parents=True)
     (directory / "plan.yaml").write_text("launch: {}\n")
     (directory / ".hydra").mkdir()
     (directory / ".hydra/overrides.yaml").write_text("- params.lr=0.1\n")
     events(directory, {"type": "Begin"}, *attempt(0))
-    if locks is not None:
-        locks.hold(directory)
+    return directory
+
+
+@pytest.fixture
+def run(tmp_path: Path, hold: Locks) -> Path:
+    """A run that goes on."""
+    directory = begun(tmp_path / "run")
+    hold(directory)
     return directory
 
 
 def end(directory: Path, state: str = "succeeded", code: int = 0, ago: float = 0.0) -> None:
     now = time.time() - ago
-    result = {
-        "version": 1,
-        "state": state,
-        "exit_code": code,
-        "started": iso(now - 5),
-        "ended": iso(now),
-        "seconds": 5.0,
-        "attempts": [{}],
-    }
-    (directory / "result.json").write_text(json.dumps(result))
+    started, ended = (
+        time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime(moment)) for moment in (now - 5, now)
+    )
+    result = {"version": 1, "state": state, "exit_code": code, "attempts": [{}]}
+    times = {"started": started, "ended": ended, "seconds": 5.0}
+    (directory / "result.json").write_text(json.dumps({**result, **times}))
     for name, moment in (("plan.yaml", now - 5), ("result.json", now), ("", now)):
         os.utime(directory / name, (moment, moment))
 
 
-def iso(moment: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime(moment))
-
-
-def seen(view: LiveView | None) -> LiveView:
+def seen(view: LiveView | None) -> tuple[LiveView, LiveRow]:
+    """What is looked at, and the row of that."""
     assert view is not None
-    return view
-
-
-def subject(view: LiveView | None) -> LiveRow:
-    row = seen(view).subject
-    assert row is not None
-    return row
+    assert view.subject is not None
+    return view, view.subject
 
 
 # Runs
 
 
-def test_a_run_and_its_ranks(tmp_path: Path, locks: Locks) -> None:
-    run = begun(tmp_path / "run", locks)
-    worker = {"total": 500, "rate": 2.0, "eta": 200.0, "idle": 0.5, "metrics": {"loss": 0.25}}
-    sample(run, r0={"step": 120, "gpus": ["0"], **worker}, r1={"step": 90, "gpus": ["1"]})
-    view = seen(LiveReader().run(str(run)))
-    row = subject(view)
+def test_a_run_and_its_ranks(run: Path) -> None:
+    worker = {"total": 500, "rate": 2.0, "idle": 0.5, "metrics": {"loss": 0.25}}
+    sample(
+        run,
+        r0={"step": 120, "eta": 20.0, "gpus": ["0"], **worker},
+        r1={"step": 90, "eta": 200.0, "gpus": ["1"]},
+    )
+    reader = LiveReader()
+    view, row = seen(reader.run(str(run)))
     assert view.kind == "run"
     assert not view.is_over
     assert (row.state, row.attempt, row.step, row.total) == ("running", 0, 120, 500)
@@ -142,27 +132,19 @@ def test_a_run_and_its_ranks(tmp_path: Path, locks: Locks) -> None:
     assert (row.gpus, row.gpu_use, row.gpu_memory) == (("0", "1"), 0.75, 300)
     assert row.metrics == {"loss": 0.25}
     assert row.overrides == ("params.lr=0.1",)
-    # the sample is a moment old
+    # it is done when its last rank is; the sample is a moment old, or longer on a loaded machine
     assert row.eta is not None
-    assert 0 < row.eta <= 200
+    assert 20 < row.eta <= 200
     first, second = view.rows
     assert (first.number, first.state, first.pid, first.step) == (0, "running", 100, 120)
     assert (second.number, second.gpus, second.gpu_use, second.step) == (1, ("1",), 1.0, 90)
-
-
-def test_a_run_is_done_when_its_last_rank_is(tmp_path: Path, locks: Locks) -> None:
-    run = begun(tmp_path / "run", locks)
-    sample(run, r0={"step": 9, "eta": 20.0}, r1={"step": 3, "eta": 70.0}, r2={"step": 8})
-    eta = subject(LiveReader().run(str(run))).eta
-    assert eta is not None
-    # the sample is a moment old, or longer on a loaded machine
-    assert 20.0 < eta <= 70.0
-
-
-def test_ranks_that_are_level_have_none_that_is_slowest(tmp_path: Path, locks: Locks) -> None:
-    run = begun(tmp_path / "run", locks)
+    # of those that are level none is slowest
     sample(run, r0={"step": 7}, r1={"step": 7})
-    assert subject(LiveReader().run(str(run))).slowest is None
+    assert seen(reader.run(str(run)))[1].slowest is None
+    # a sample of an earlier attempt says nothing of the next one
+    events(run, *attempt(1))
+    _, row = seen(reader.run(str(run)))
+    assert (row.attempt, row.step, row.cpu) == (1, None, None)
 
 
 def test_what_was_submitted_may_be_queued_again(
@@ -180,66 +162,58 @@ def test_what_was_submitted_may_be_queued_again(
     assert (row.state, row.text) == ("queued", "7 PENDING")
 
 
-def test_findings_and_failures_are_told_with_their_attempt(tmp_path: Path, locks: Locks) -> None:
-    run = begun(tmp_path / "run", locks)
+def test_findings_and_failures_are_told_with_their_attempt(run: Path) -> None:
     reader = LiveReader()
-    assert seen(reader.run(str(run))).findings == ()
+
+    def look() -> LiveView:
+        return seen(reader.run(str(run)))[0]
+
+    assert look().findings == ()
     stalled = {"type": "Stalled", "ranks": [1], "seconds": 61.0, "scope": "rank"}
     events(run, {"type": "WatchdogFired", "finding": stalled, "kind": "hang", "ends": True})
-    (finding,) = seen(reader.run(str(run))).findings
+    (finding,) = look().findings
     assert finding == f"rank 1: {Stalled((1,), 61.0, 'rank')}"
     # what it ends is no failure of its own
     events(run, {"type": "SignalWorkers"}, exited(0, -15), exited(1, -9))
-    view = seen(reader.run(str(run)))
-    assert [row.state for row in view.rows] == ["ended", "ended"]
-    assert [row.text for row in view.rows] == ["SIGTERM", "SIGKILL"]
+    view = look()
+    assert [(row.state, row.text) for row in view.rows] == [
+        *(("ended", "SIGTERM"), ("ended", "SIGKILL"))
+    ]
     assert view.findings == (finding,)
     # in the next attempt a worker fails, the other is its victim
     events(run, *attempt(1), exited(1, 7), exited(0, 1))
-    view = seen(reader.run(str(run)))
+    view = look()
     assert view.findings == (f"attempt 0: {finding}", "rank 1: exit code 7")
-    assert subject(view).attempt == 1
     assert [row.state for row in view.rows] == ["failed", "failed"]
     events(run, *attempt(2))
-    assert seen(reader.run(str(run))).findings[-1] == "attempt 1: rank 1: exit code 7"
+    assert look().findings[-1] == "attempt 1: rank 1: exit code 7"
 
 
-def test_a_sample_of_an_earlier_attempt_says_nothing_of_this_one(
-    tmp_path: Path, locks: Locks
-) -> None:
-    run = begun(tmp_path / "run", locks)
-    sample(run, r0={"step": 5})
-    events(run, *attempt(1))
-    row = subject(LiveReader().run(str(run)))
-    assert (row.attempt, row.step, row.cpu) == (1, None, None)
-
-
-def test_ranks_of_several_nodes_are_told_by_their_node(tmp_path: Path, locks: Locks) -> None:
-    run = tmp_path / "run"
+def test_ranks_of_several_nodes_are_told_by_their_node(tmp_path: Path, hold: Locks) -> None:
     for node in range(2):
-        part = run / f"node_{node}"
-        part.mkdir(parents=True)
+        part = tmp_path / f"node_{node}"
+        part.mkdir()
         started, group, *workers = attempt(0)
         events(part, {"type": "Begin"}, started, {**group, "base_rank": 2 * node}, *workers)
         sample(part, **{f"r{2 * node}": {"step": 5 + node}})
-    (run / "plan.yaml").write_text("")
-    locks.hold(run)
-    view = seen(LiveReader().run(str(run)))
+    (tmp_path / "plan.yaml").write_text("")
+    hold(tmp_path)
+    view, row = seen(LiveReader().run(str(tmp_path)))
     assert [(row.number, row.node) for row in view.rows] == [
         *((0, "node_0"), (1, "node_0"), (2, "node_1"), (3, "node_1"))
     ]
-    assert subject(view).slowest == 0
+    assert row.slowest == 0
 
 
-def test_what_is_over_no_longer_does_anything(tmp_path: Path, locks: Locks) -> None:
-    run = begun(tmp_path / "run", locks)
+def test_what_is_over_no_longer_does_anything(tmp_path: Path, hold: Locks) -> None:
+    run = begun(tmp_path / "run")
+    release = hold(run)
     sample(run, r0={"step": 5, "rate": 1.0, "eta": 3.0})
     reader = LiveReader()
-    assert subject(reader.run(str(run))).cpu == 0.5
-    locks.release(run)
+    assert seen(reader.run(str(run)))[1].cpu == 0.5
+    release()
     end(run)
-    view = seen(reader.run(str(run)))
-    row = subject(view)
+    view, row = seen(reader.run(str(run)))
     assert view.is_over
     assert (row.state, row.cpu, row.rate, row.eta) == ("succeeded", None, None, None)
     assert row.step == 5
@@ -257,34 +231,27 @@ def test_what_is_over_no_longer_does_anything(tmp_path: Path, locks: Locks) -> N
         b'{"type": "Exited", "a":' + b"[" * 5000 + b"\n",
     ],
 )
-def test_hostile_events_are_passed_over(tmp_path: Path, locks: Locks, line: bytes) -> None:
-    run = begun(tmp_path / "run", locks)
+def test_hostile_events_are_passed_over(run: Path, line: bytes) -> None:
     with open(run / "events.jsonl", "ab") as file:
         file.write(line)
     with open(run / "samples.jsonl", "wb") as file:
         file.write(b'{"time": 1e400, "attempt": 0, "ranks": {"0": {"step": "x"}}}\n')
         file.write(b'{"time": 1, "attempt": 0, "ranks": {"-1": {}, "x": {}, "0": {"rss": "y"}}}\n')
-    view = seen(LiveReader().run(str(run)))
-    assert subject(view).state == "running"
+    view, row = seen(LiveReader().run(str(run)))
+    assert row.state == "running"
     assert all(row.number in {0, 1} for row in view.rows)
-
-
-def test_a_run_that_is_gone_is_none(tmp_path: Path) -> None:
-    assert LiveReader().run(str(tmp_path / "gone")) is None
-    assert LiveReader().sweep(str(tmp_path / "gone")) is not None
 
 
 # Below directories
 
 
-def test_what_lives_and_what_has_ended_of_late(tmp_path: Path, locks: Locks) -> None:
-    begun(tmp_path / "a" / "lives", locks)
+def test_what_lives_and_what_has_ended_of_late(tmp_path: Path, run: Path) -> None:
     end(begun(tmp_path / "a" / "just"), ago=400)
     end(begun(tmp_path / "a" / "failed"), "failed", 3, ago=300)
     end(begun(tmp_path / "a" / "before"), ago=7200)
     view = LiveReader().everything([str(tmp_path)])
     assert [(os.path.basename(row.path), row.state) for row in view.rows] == [
-        *(("lives", "running"), ("failed", "failed"), ("just", "succeeded"))
+        *(("run", "running"), ("failed", "failed"), ("just", "succeeded"))
     ]
     assert view.kind == "all"
     assert not view.is_over
@@ -292,26 +259,25 @@ def test_what_lives_and_what_has_ended_of_late(tmp_path: Path, locks: Locks) -> 
     for number in range(8):
         end(begun(tmp_path / "b" / str(number)), ago=30 * number)
     rows = LiveReader().everything([str(tmp_path)]).rows
-    assert [os.path.basename(row.path) for row in rows] == ["lives", *"01234"]
+    assert [os.path.basename(row.path) for row in rows] == ["run", *"01234"]
 
 
-def test_a_run_that_was_killed_is_seen_as_such(tmp_path: Path, locks: Locks) -> None:
-    run = begun(tmp_path / "run", locks)
+def test_a_run_that_was_killed_is_seen_as_such(tmp_path: Path, hold: Locks) -> None:
+    run = begun(tmp_path / "run")
+    release = hold(run)
     reader = LiveReader()
     assert reader.everything([str(tmp_path)]).rows[0].state == "running"
     # its last event is when it was seen alive
-    with open(run / "events.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps({"type": "X", "time_ns": time.time_ns()}) + "\n")
-    locks.release(run)
+    events(run, {"type": "X", "time_ns": time.time_ns()})
+    release()
     assert reader.everything([str(tmp_path)]).rows[0].state == "died"
 
 
 def test_what_has_not_changed_is_not_read_again(
-    tmp_path: Path, locks: Locks, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(20):
         end(begun(tmp_path / "over" / str(number)), ago=100)
-    run = begun(tmp_path / "run", locks)
     sample(run, r0={"step": 5})
     reader = LiveReader()
     reader.everything([str(tmp_path)])
@@ -333,35 +299,25 @@ def test_what_has_not_changed_is_not_read_again(
     monkeypatch.undo()
     sample(run, r0={"step": 6})
     assert reader.everything([str(tmp_path)]).rows[0].step == 6
-    # a run that goes on where one was over
-    later = tmp_path / "over" / "3"
-    locks.hold(later)
-    (later / "plan.yaml").unlink()
-    (later / "plan.yaml").write_text("launch: {}\n")
-    states = {row.path: row.state for row in reader.everything([str(tmp_path)]).rows}
-    assert states[str(later)] == "running"
 
 
 # Sweeps
 
 
-class SweepFiles:
-    """A sweep's directory, and its journal as its launcher would write it."""
+class Swept:
+    """A sweep that goes on."""
 
-    def __init__(self, path: Path, locks: Locks, planned: int = 0) -> None:
-        path.mkdir(parents=True)
-        self.path, self._locks = path, locks
-        (path / "sweep.jsonl").touch()
-        slots = Lease(("0", "1"), (0, 1))
+    def __init__(self, path: Path, hold: Locks) -> None:
         command = ("+exp=x", "call=a:b", "lr=1,2")
-        self.write(Header("s", "0.1.0", command, direction="minimize", slots=slots))
-        if planned:
-            self.write(PlannedRecord(planned))
-        locks.hold(path, ".lllaunch-sweep.lock")
+        slots = Lease(("0", "1"), (0, 1))
+        header = Header("s", "0.1.0", command, direction="minimize", slots=slots)
+        self._left = LeftSweep(path, header, time.time_ns(), step_ns=0)
+        self._reader = LiveReader()
+        self.write, self.journal = self._left.add, self._left.journal
+        self.release = hold(path, ".lllaunch-sweep.lock")
 
-    def write(self, *records: Record) -> None:
-        with open(self.path / "sweep.jsonl", "ab") as file:
-            file.writelines(encode(record, time.time_ns()) for record in records)
+    def look(self) -> tuple[LiveView, LiveRow]:
+        return seen(self._reader.sweep(str(self._left.path)))
 
     def start(self, job: int) -> Path:
         # as Hydra gives them to jobs
@@ -370,23 +326,26 @@ class SweepFiles:
             ComposedRecord(job, overrides, str(job), "0" * 64),
             StartedRecord(job, 0, Lease((str(job % 2),), (job,)), 1),
         )
-        return begun(self.path / str(job))
+        return begun(self._left.path / str(job))
 
     def end(self, job: int, value: float, state: str = "succeeded") -> None:
         code = 0 if state == "succeeded" else 3
         self.write(EndedRecord(job, 0, Result(state, code, "", 60.0, json.dumps(value))))
 
 
-def test_a_sweep_and_its_jobs(tmp_path: Path, locks: Locks) -> None:
-    sweep = SweepFiles(tmp_path / "sweep", locks, planned=10)
+@pytest.fixture
+def sweep(tmp_path: Path, hold: Locks) -> Swept:
+    return Swept(tmp_path / "sweep", hold)
+
+
+def test_a_sweep_and_its_jobs(tmp_path: Path, sweep: Swept) -> None:
+    sweep.write(PlannedRecord(10))
     for job in range(4):
         directory = sweep.start(job)
     sweep.end(0, 0.5)
     sweep.end(1, 0.3, "failed")
     sample(directory, r0={"step": 10, "total": 40, "eta": 30.0})
-    reader = LiveReader()
-    view = seen(reader.sweep(str(sweep.path)))
-    row = subject(view)
+    view, row = sweep.look()
     assert view.kind == "sweep"
     assert row.counts == {"running": 2, "succeeded": 1, "failed": 1, "waiting": 6}
     assert view.unseen == {"waiting": 6}
@@ -401,22 +360,26 @@ def test_a_sweep_and_its_jobs(tmp_path: Path, locks: Locks) -> None:
     assert busy.overrides == ("lr=3",)
     assert row.eta is not None
     # below a directory only jobs that run follow it
-    everything = reader.everything([str(tmp_path)])
+    everything = LiveReader().everything([str(tmp_path)])
     assert [(each.kind, each.number) for each in everything.rows] == [
         *(("sweep", None), ("job", 2), ("job", 3))
     ]
+    sweep.write(OverRecord(6))
+    sweep.release()
+    view, row = sweep.look()
+    assert view.is_over
+    assert (row.state, row.eta) == ("failed", None)
+    assert row.counts["not_run"] == 6
 
 
 def test_of_a_journal_only_what_was_added_is_read(
-    tmp_path: Path, locks: Locks, monkeypatch: pytest.MonkeyPatch
+    sweep: Swept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from lllaunch.sweep import journal
 
-    sweep = SweepFiles(tmp_path / "sweep", locks)
     for job in range(5):
         sweep.start(job)
-    reader = LiveReader()
-    reader.sweep(str(sweep.path))
+    sweep.look()
     decoded: list[bytes] = []
 
     def noted(line: bytes, real: Any = journal.decode) -> Any:
@@ -424,70 +387,59 @@ def test_of_a_journal_only_what_was_added_is_read(
         return real(line)
 
     monkeypatch.setattr(journal, "decode", noted)
-    reader.sweep(str(sweep.path))
+    sweep.look()
     assert decoded == []
     sweep.end(4, 1.0)
-    view = seen(reader.sweep(str(sweep.path)))
+    view, _ = sweep.look()
     assert len(decoded) == 1
     assert [job.state for job in view.rows].count("running") == 4
     # a torn line is passed over until it is whole
     line = encode(EndedRecord(3, 0, Result("succeeded", 0)), 1)
-    with open(sweep.path / "sweep.jsonl", "ab") as file:
-        file.write(line[:20])
-    assert subject(reader.sweep(str(sweep.path))).counts["succeeded"] == 1
-    with open(sweep.path / "sweep.jsonl", "ab") as file:
-        file.write(line[20:])
-    assert subject(reader.sweep(str(sweep.path))).counts["succeeded"] == 2
+    for part, succeeded in ((line[:20], 1), (line[20:], 2)):
+        with sweep.journal.open("ab") as file:
+            file.write(part)
+        assert sweep.look()[1].counts["succeeded"] == succeeded
 
 
-def test_another_sweep_in_the_directory_is_read_anew(tmp_path: Path, locks: Locks) -> None:
-    sweep = SweepFiles(tmp_path / "sweep", locks)
+def test_another_sweep_in_the_directory_is_read_anew(sweep: Swept) -> None:
     sweep.start(0)
-    reader = LiveReader()
-    assert len(seen(reader.sweep(str(sweep.path))).rows) == 1
-    (sweep.path / "sweep.jsonl").rename(sweep.path / "sweep.1.jsonl")
-    (sweep.path / "sweep.jsonl").touch()
+    assert len(sweep.look()[0].rows) == 1
+    sweep.journal.rename(sweep.journal.with_name("sweep.1.jsonl"))
     sweep.write(Header("t", "0.1.0"))
-    assert seen(reader.sweep(str(sweep.path))).rows == ()
+    assert sweep.look()[0].rows == ()
 
 
-def test_a_sweep_that_is_over(tmp_path: Path, locks: Locks) -> None:
-    sweep = SweepFiles(tmp_path / "sweep", locks, planned=3)
-    sweep.start(0)
-    sweep.end(0, 0.5)
-    sweep.write(OverRecord(6))
-    locks.release(sweep.path)
-    view = seen(LiveReader().sweep(str(sweep.path)))
-    assert view.is_over
-    assert subject(view).state == "failed"
-    assert subject(view).counts == {"succeeded": 1, "not_run": 2}
-    assert subject(view).eta is None
-
-
-def job_row(state: str, seconds: float | None = None, eta: float | None = None) -> LiveRow:
+def job_row(state: str, seconds: float, eta: float | None = None) -> LiveRow:
     return LiveRow("job", "", state, seconds=seconds, eta=eta)
 
 
-def test_how_long_a_sweep_will_take() -> None:
-    assert sweep_left([], 5) is None
-    # nobody knows how long a job takes
-    assert sweep_left([job_row("running", 10.0)], 5) is None
-    done = job_row("succeeded", 60.0)
-    left = sweep_left([done, job_row("running", 20.0), job_row("running", 20.0)], 4)
-    assert left == pytest.approx(40 + 120, abs=2)
-    # one that says how far it is
-    assert sweep_left([job_row("running", 10.0, 90.0)], 0) == 90.0
-    # what failed at once says little of the others
-    assert sweep_left([job_row("failed", 1.0), done, job_row("running", 0.0)], 0) == 60.0
-    assert sweep_left([job_row("failed", 1.0), job_row("running", 0.0)], 0) == 1.0
-    # one that takes longer than others is about to end
-    assert sweep_left([done, job_row("running", 80.0)], 0) == 0.0
+DONE = job_row("succeeded", 60.0)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "waiting", "left"),
+    [
+        # nobody knows how long a job takes
+        ([job_row("running", 10.0)], 5, None),
+        ([DONE, job_row("running", 20.0), job_row("running", 20.0)], 4, 40 + 120),
+        # one that says how far it is
+        ([job_row("running", 10.0, 90.0)], 0, 90),
+        # what failed at once says little of the others
+        ([job_row("failed", 1.0), DONE, job_row("running", 0.0)], 0, 60),
+        # one that takes longer than others is about to end
+        ([DONE, job_row("running", 80.0)], 0, 0),
+    ],
+)
+def test_how_long_a_sweep_will_take(jobs: list[LiveRow], waiting: int, left: float | None) -> None:
+    assert sweep_left(jobs, waiting) == (None if left is None else pytest.approx(left, abs=2))
 
 
 # Lines that are added
 
 
-def test_lines_are_read_once_and_only_when_they_are_whole(tmp_path: Path) -> None:
+def test_lines_are_read_once_and_only_when_they_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "file"
     file = AppendedLines(str(path))
     assert list(file.added()) == []
@@ -498,45 +450,40 @@ def test_lines_are_read_once_and_only_when_they_are_whole(tmp_path: Path) -> Non
     with open(path, "ab") as more:
         more.write(b"o\nthree\n")
     assert list(file.added()) == [(False, b"two"), (False, b"three")]
-    assert file.rest == b""
     # shorter than before: another file
     path.write_bytes(b"new\n")
     assert list(file.added()) == [(True, b"new")]
-
-
-def test_of_a_long_file_only_the_end_is_read_at_first(tmp_path: Path) -> None:
-    path = tmp_path / "file"
+    # of a long file only the end is read at first
     path.write_bytes(b"".join(b"line %d\n" % number for number in range(1000)))
-    file = AppendedLines(str(path), window=20)
-    assert [line for _, line in file.added()] == [b"line 998", b"line 999"]
-
-
-def test_a_line_without_end_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = AppendedLines(str(path), window=20).added()
+    assert [line for _, line in found] == [b"line 998", b"line 999"]
+    # a line that does not end is passed over
     monkeypatch.setattr(live, "_CHUNK", 16)
-    path = tmp_path / "file"
     path.write_bytes(b"first\n" + b"x" * 100 + b"\nlast\n")
     assert [line for _, line in AppendedLines(str(path)).added()] == [b"first", b"last"]
-
-
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    # what is no file is not waited for
     os.mkfifo(tmp_path / "fifo")
     assert list(AppendedLines(str(tmp_path / "fifo")).added()) == []
-    assert list(AppendedLines(str(tmp_path)).added()) == []
 
 
-def test_attempts_are_counted_on_from_those_of_an_earlier_run(tmp_path: Path, locks: Locks) -> None:
-    run = begun(tmp_path / "run", locks)
-    group, *starts = attempt(0)[1:]
-    events(run, {"type": "Begin"}, attempt(0)[0], {**group, "attempt": 2})
+def test_attempts_are_counted_on_from_those_of_an_earlier_run(run: Path) -> None:
+    begins, group, *starts = attempt(0)
+    events(run, {"type": "Begin"}, begins, {**group, "attempt": 2})
     sample(run, attempt=2, r0={"step": 7}, r1={"step": 6})
     reader = LiveReader()
-    assert (subject(reader.run(str(run))).attempt, subject(reader.run(str(run))).step) == (2, 7)
+
+    def look() -> tuple[LiveView, LiveRow]:
+        return seen(reader.run(str(run)))
+
+    _, row = look()
+    assert (row.attempt, row.step) == (2, 7)
     events(run, *starts, exited(1, 1))
-    first, second = seen(reader.run(str(run))).rows
+    first, second = look()[0].rows
     assert (first.attempt, first.state, second.state) == (2, "running", "failed")
     events(run, {"type": "StartWorkers", "attempt": 1})
-    assert subject(reader.run(str(run))).attempt == 3
-    assert seen(reader.run(str(run))).findings == ("attempt 2: rank 1: exit code 1",)
+    view, row = look()
+    assert row.attempt == 3
+    assert view.findings == ("attempt 2: rank 1: exit code 1",)
     # a later run in the directory begins anew
     events(run, {"type": "Begin"}, *attempt(1))
-    assert seen(reader.run(str(run))).findings == ()
+    assert look()[0].findings == ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.left import write_lines
 from support.timelines import EVENTS, START, event, sample
 
 from lllaunch.documents import Fields
-from lllaunch.results.store import look
+from lllaunch.results.store import locate
 from lllaunch.results.timeline import (
     AttemptTimeline,
     Lane,
@@ -158,8 +158,7 @@ def test_a_preflight_is_of_the_group_and_no_worker() -> None:
 
 def test_a_launcher_that_was_killed_leaves_workers_of_which_nobody_knows() -> None:
     timeline = of(event(7, "StacksAnswered", ranks=[0]))
-    assert timeline.over
-    assert timeline.end_ns == START + 7_000_000_000
+    assert (timeline.over, timeline.end_ns) == (True, START + 7_000_000_000)
     [attempt] = timeline.attempts
     assert attempt.state == "lost"
     assert {lane.fate for lane in attempt.lanes} == {"lost"}
@@ -224,26 +223,31 @@ RAISED = {"type": "Raised", "message": "ValueError: no", "exitcode": 1, "text": 
 
 
 def outcome_of(workers: Sequence[Mapping[str, Any]], **fields: Any) -> Any:
+    times = {"started": "2023-11-14T22:13:20Z", "ended": "2023-11-14T22:13:40Z"}
     attempt = {
         "attempt": 0,
         "state": "failed",
-        "started": "2023-11-14T22:13:21Z",
-        "ended": "2023-11-14T22:13:31Z",
         "workers": workers,
         "root_cause": {"rank": 1, "cause": RAISED},
+        **times,
     }
-    document = {
-        "state": "failed",
-        "exit_code": 3,
-        "started": "2023-11-14T22:13:20Z",
-        "ended": "2023-11-14T22:13:40Z",
-        "attempts": [attempt],
-        "root_cause": {"attempt": 0, "rank": 1, "time_ns": START + 4 * 10**9, "cause": RAISED},
-        **fields,
-    }
-    result = ResultFile.from_json(document, "/run")
+    root_cause = {"attempt": 0, "rank": 1, "time_ns": START + 4 * 10**9, "cause": RAISED}
+    document = {"state": "failed", "exit_code": 3, "attempts": [attempt], **times}
+    result = ResultFile.from_json({**document, "root_cause": root_cause, **fields}, "/run")
     assert result is not None
     return result.outcome
+
+
+def outcome_of_a_hang() -> Any:
+    """The second of two workers hung, the first only waited."""
+    finding = {"type": "Stalled", "ranks": [0, 1], "seconds": 3.0, "scope": "group"}
+    times = {"time": "2023-11-14T22:13:28Z", "since": "2023-11-14T22:13:25Z"}
+    hang = {"finding": finding, "hung": [1], "waiting": [0], **times}
+    cause = {**finding, "text": "stalled"}
+    return outcome_of(
+        [worker(0, "ended", exitcode=-15, waited_for=[1]), worker(1, "failed", cause=cause)],
+        root_cause={"attempt": 0, "rank": None, "time_ns": 1, "cause": cause, "hang": hang},
+    )
 
 
 def test_the_outcome_says_better_what_became_of_workers() -> None:
@@ -267,20 +271,7 @@ def test_without_events_the_outcome_tells_it_all() -> None:
 
 
 def test_who_only_waited_is_told_from_who_hung() -> None:
-    finding = {"type": "Stalled", "ranks": [0, 1], "seconds": 3.0, "scope": "group"}
-    hang = {
-        "finding": finding,
-        "time": "2023-11-14T22:13:28Z",
-        "since": "2023-11-14T22:13:25Z",
-        "hung": [1],
-        "waiting": [0],
-    }
-    cause = {**finding, "text": "stalled"}
-    outcome = outcome_of(
-        [worker(0, "ended", exitcode=-15, waited_for=[1]), worker(1, "failed", cause=cause)],
-        root_cause={"attempt": 0, "rank": None, "time_ns": 1, "cause": cause, "hang": hang},
-    )
-    [attempt] = timeline_of((), outcome).attempts
+    [attempt] = timeline_of((), outcome_of_a_hang()).attempts
     texts = [span.text for lane in attempt.lanes for span in lane.spans if span.kind == "hang"]
     assert texts == [
         "only waited for rank 1",
@@ -289,44 +280,26 @@ def test_who_only_waited_is_told_from_who_hung() -> None:
     assert spans(attempt.lanes[0]) == [("run", 3.0, 10.0), ("hang", 5.0, 10.0)]
 
 
-def write(path: Path, records: Sequence[Fields]) -> None:
-    path.write_text("".join(f"{json.dumps(dict(record.document))}\n" for record in records))
+def read(path: Path) -> RunTimeline:
+    (path / "plan.yaml").touch()
+    return read_timeline(locate(str(path)))
 
 
 def test_the_last_run_of_a_directory_is_read_and_what_is_torn_is_passed_over(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "plan.yaml").write_text("{}")
     events = tmp_path / "events.jsonl"
     earlier = [event(-100, "Begin"), event(-99, "StartWorkers", attempt=0), started(-98, 7)]
-    write(events, [*earlier, *BEGUN, exited(9, 0, 0)])
+    write_lines(events, [*earlier, *BEGUN, exited(9, 0, 0)])
     with events.open("a") as file:
         file.write('[]\nnull\n{"time_ns": "now", "type": "Exited"}\n\x00\n{"time_ns": 17')
-    write(
+    write_lines(
         tmp_path / "samples.jsonl", [sample(-50, {"0": {"cpu": 1}}), sample(4, {"0": {"cpu": 2}})]
     )
-    found = look(str(tmp_path))
-    assert found is not None
-    timeline = read_timeline(found)
+    timeline = read(tmp_path)
     assert timeline.start_ns == START
     assert [lane.rank for lane in timeline.attempts[0].lanes] == [0, 1]
     assert [each.points[0][1] for each in timeline.series] == [2.0]
-
-
-def test_nodes_of_an_earlier_run_are_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "plan.yaml").write_text("{}")
-    later = [event(1000, "Begin"), event(1000, "StartWorkers", attempt=1), started(1001, 0, 1)]
-    for name, events in (("node_0", [*BEGUN, *later]), ("node_1", BEGUN), ("node_10", later)):
-        (tmp_path / name).mkdir()
-        write(tmp_path / name / "events.jsonl", events)
-    found = look(str(tmp_path))
-    assert found is not None
-    timeline = read_timeline(found)
-    assert timeline.nodes == ("node 0", "node 10")
-    assert [(each.number, each.node) for each in timeline.attempts] == [
-        (1, "node 0"),
-        (1, "node 10"),
-    ]
 
 
 # Whatever stands in the files
@@ -360,56 +333,49 @@ def check(timeline: RunTimeline) -> None:
             last[span.kind] = span.end_ns
 
 
-@given(st.lists(EVENTS, max_size=30), st.booleans(), st.integers(-(10**9), 10**9))
+@given(
+    st.lists(EVENTS, max_size=30),
+    st.lists(EVENTS, max_size=20),
+    st.booleans(),
+    st.integers(-(10**9), 10**9),
+)
 def test_whatever_the_events_say_it_is_a_timeline(
-    events: list[dict[str, Any]], live: bool, ahead_ns: int
+    one: list[dict[str, Any]], other: list[dict[str, Any]], live: bool, ahead_ns: int
 ) -> None:
     now = START + 10**12 if live else None
-    check(timeline_of([NodeRecords("", [*map(Fields, events)], (), ahead_ns)], None, now))
-
-
-@given(st.lists(EVENTS, max_size=20), st.lists(EVENTS, max_size=20))
-def test_whatever_the_events_say_the_outcome_fits_in(
-    one: list[dict[str, Any]], other: list[dict[str, Any]]
-) -> None:
-    finding = {"type": "Stalled", "ranks": [0], "seconds": 3.0, "text": "stalled"}
-    hang = {"finding": finding, "since": "2023-11-14T22:13:25Z", "hung": [1], "waiting": [0]}
-    outcome = outcome_of(
-        [worker(0, "ended", waited_for=[1]), worker(1, "failed", cause=finding)],
-        root_cause={"attempt": 0, "rank": None, "time_ns": 1, "cause": finding, "hang": hang},
-    )
-    records = [NodeRecords("a", [*map(Fields, one)]), NodeRecords("b", [*map(Fields, other)])]
-    check(timeline_of(records, outcome))
+    first = NodeRecords("a", [*map(Fields, one)], (), ahead_ns)
+    check(timeline_of([first], None, now))
+    nodes = [first, NodeRecords("b", [*map(Fields, other)])]
+    check(timeline_of(nodes, outcome_of_a_hang()))
 
 
 @pytest.mark.parametrize("text", ["", "\x00", '{"time_ns": 1e400}\n', "[" * 100_000])
 def test_files_of_any_make_are_a_timeline(tmp_path: Path, text: str) -> None:
-    (tmp_path / "plan.yaml").write_text("{}")
     for name in ("events.jsonl", "samples.jsonl", "result.json"):
         (tmp_path / name).write_text(text)
-    found = look(str(tmp_path))
-    assert found is not None
-    check(read_timeline(found))
+    check(read(tmp_path))
 
 
-@pytest.mark.parametrize("said", ["when the group starts", "by its first worker"])
-def test_a_run_that_goes_on_in_a_directory_counts_the_attempts_that_were_there(said: str) -> None:
-    named = {"attempt": 3} if said == "when the group starts" else {}
+@pytest.mark.parametrize("named", [{"attempt": 3}, {}], ids=["by the group", "by a worker"])
+def test_a_run_that_goes_on_in_a_directory_counts_the_attempts_that_were_there(
+    named: dict[str, int],
+) -> None:
     events = [
         event(0, "Begin"),
-        event(0.5, "StartWorkers", attempt=0, restart_count=0, reason=None),
-        event(1, "GroupStarted", ranks=[0], restarts=None, base_rank=0, preflight=False, **named),
+        event(0.5, "StartWorkers", attempt=0),
+        event(1, "GroupStarted", ranks=[0], base_rank=0, **named),
         event(2, "Ready", seconds=0.5),
         started(3, 0, attempt=3),
         exited(4, 0, 1, attempt=3),
-        event(5, "StartWorkers", attempt=1, restart_count=1, reason="failure"),
+        event(5, "StartWorkers", attempt=1, reason="failure"),
         started(6, 0, attempt=4),
         exited(7, 0, 0, attempt=4),
-        event(8, "Finish", state="SUCCEEDED", reason=None, signum=None),
+        event(8, "Finish", state="SUCCEEDED"),
     ]
-    attempts = timeline_of([NodeRecords("", events)], None).attempts
-    assert [(each.number, each.state) for each in attempts] == [(3, "failed"), (4, "succeeded")]
-    assert [[lane.fate for lane in each.lanes] for each in attempts] == [["failed"], ["succeeded"]]
-    assert [each.start_ns - START for each in attempts] == [500_000_000, 5_000_000_000]
-    assert spans(attempts[0]) == [("preload", 1.5, 2.0)]
-    assert marks(attempts[1]) == [("restart", 5.0, "attempt 4 begins: a worker failed")]
+    first, second = timeline_of([NodeRecords("", events)], None).attempts
+    assert [(each.number, each.state) for each in (first, second)] == [
+        *((3, "failed"), (4, "succeeded"))
+    ]
+    assert [lane.fate for lane in (*first.lanes, *second.lanes)] == ["failed", "succeeded"]
+    assert spans(first) == [("preload", 1.5, 2.0)]
+    assert marks(second) == [("restart", 5.0, "attempt 4 begins: a worker failed")]

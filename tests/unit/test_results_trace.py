@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.left import LeftSweep
 from support.timelines import EVENTS, SAMPLES, START, event, sample
 from support.traces import ruled as ruled_text
 
@@ -20,7 +21,6 @@ from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,
     Header,
-    Journal,
     JournalEntry,
     OverRecord,
     Result,
@@ -111,34 +111,22 @@ def test_counters_have_units_and_end_with_their_workers() -> None:
     ]
 
 
-def test_of_very_many_samples_a_bounded_number_is_there_with_the_extremes() -> None:
-    samples = [
-        sample(1 + n / 1000, {"0": {"step": n % 7, "cpu": int(n == 500)}}) for n in range(1000)
-    ]
-    timed = ruled(run_events(run_of(*FAILED, samples=samples), most_values=100))
-    values = [value for each in timed if each["ph"] == "C" for value in each["args"].values()]
-    assert 50 <= len(values) <= 102
-    assert 1.0 in values
-    assert max(values) == 6.0
-
-
-def sweep_of(*records: Any) -> Any:
-    return tries_of(JournalEntry(START + at * 10**9, record) for at, record in enumerate(records))
+def of(*records: tuple[float, Any], now: float | None = None) -> SweepTimeline:
+    entries = [JournalEntry(START + round(at * 1e9), record) for at, record in records]
+    return tries_of(entries, None if now is None else START + round(now * 1e9))
 
 
 def test_a_sweep_has_a_thread_for_each_gpu_and_a_span_for_each_try() -> None:
     secret = "hunter2hunter2"
-    events = sweep_events(
-        sweep_of(
-            Header("s", "1", slots=Lease(("0", "1"))),
-            ComposedRecord(0, ("lr=1", f"name={secret}"), "0", None),
-            StartedRecord(0, 0, Lease(("0", "1"))),
-            EndedRecord(0, 0, Result("failed", 3, f"rank 0: {secret}")),
-            StartedRecord(0, 1, Lease(("1",))),
-            EndedRecord(0, 1, Result("succeeded", 0, "", 1.0, "0.5")),
-        ),
-        lambda text: text.replace(secret, "***"),
+    records = (
+        Header("s", "1", slots=Lease(("0", "1"))),
+        ComposedRecord(0, ("lr=1", f"name={secret}"), "0", None),
+        StartedRecord(0, 0, Lease(("0", "1"))),
+        EndedRecord(0, 0, Result("failed", 3, f"rank 0: {secret}")),
+        StartedRecord(0, 1, Lease(("1",))),
+        EndedRecord(0, 1, Result("succeeded", 0, "", 1.0, "0.5")),
     )
+    events = sweep_events(of(*enumerate(records)), lambda text: text.replace(secret, "***"))
     assert names(events, "thread") == ["launcher", "GPU 0", "GPU 1"]
     assert secret not in rendered(events, "sweep", START)
     timed = ruled(events)
@@ -169,26 +157,7 @@ def test_whatever_a_run_is_made_of_its_trace_keeps_the_rules(
     ruled(run_events(timeline_of(nodes, None)))
 
 
-_LEASES = st.sampled_from([Lease(), Lease(("0",)), Lease(("0", "1")), Lease((), (0, 1))])
-_RECORDS = st.one_of(
-    st.tuples(st.integers(0, 3), _LEASES).map(lambda each: StartedRecord(each[0], lease=each[1])),
-    st.integers(0, 3).map(lambda job: EndedRecord(job, 0, Result("failed"))),
-)
-
-
-@given(st.lists(st.tuples(st.integers(0, 10**10), _RECORDS), max_size=30))
-def test_whatever_a_sweep_is_made_of_its_trace_keeps_the_rules(
-    records: list[tuple[int, Any]],
-) -> None:
-    ruled(sweep_events(tries_of(JournalEntry(START + at, each) for at, each in records)))
-
-
 # Tries of jobs
-
-
-def of(*records: tuple[float, Any], now: float | None = None) -> SweepTimeline:
-    entries = [JournalEntry(START + round(at * 1e9), record) for at, record in records]
-    return tries_of(entries, None if now is None else START + round(now * 1e9))
 
 
 def told(timeline: SweepTimeline) -> list[tuple[int, int, float, float, str]]:
@@ -211,16 +180,16 @@ def laid_out(timeline: SweepTimeline) -> list[tuple[str, str, list[int]]]:
     ]
 
 
-BEGUN = (0, Header("s", "1", slots=Lease(("1", "0"), (0, 1))))
+BEGUN = (0, Header("s", "1", slots=Lease(("10", "2"), (0, 1))))
 
 
 def test_each_try_has_its_own_time_fate_and_lease() -> None:
     timeline = of(
         BEGUN,
         (1, ComposedRecord(0, ("lr=1", "token=abc"), "0", None)),
-        (2, StartedRecord(0, lease=Lease(("1",)))),
+        (2, StartedRecord(0, lease=Lease(("10",)))),
         (4, EndedRecord(0, 0, Result("failed", 3, "rank 0: no", 2.0))),
-        (5, StartedRecord(0, 1, Lease(("0",)))),
+        (5, StartedRecord(0, 1, Lease(("2",)))),
         (9, EndedRecord(0, 1, Result("succeeded", 0, "", 4.0, "0.5"))),
         (9, OverRecord(0)),
     )
@@ -230,7 +199,8 @@ def test_each_try_has_its_own_time_fate_and_lease() -> None:
     assert succeeded.objective == 0.5
     assert succeeded.overrides[0] == "lr=1"
     assert "abc" not in str(succeeded.overrides)
-    assert laid_out(timeline) == [("gpu", "0", [0]), ("gpu", "1", [0])]
+    # GPUs are in the order of their numbers
+    assert laid_out(timeline) == [("gpu", "2", [0]), ("gpu", "10", [0])]
     assert (timeline.start_ns, timeline.end_ns, timeline.over) == (START, START + 9 * 10**9, True)
 
 
@@ -262,17 +232,11 @@ def test_a_job_stands_on_all_that_it_held_and_what_is_idle_has_a_track() -> None
         (2, StartedRecord(1, lease=Lease((), (1,)))),
     )
     assert laid_out(timeline) == [
-        ("gpu", "0", []),
-        ("gpu", "1", []),
+        ("gpu", "2", []),
+        ("gpu", "10", []),
         ("cpu", "0", [0]),
         ("cpu", "1", [0, 1]),
     ]
-
-
-def test_gpus_are_in_the_order_of_their_numbers() -> None:
-    slots = Lease(tuple(map(str, reversed(range(12)))))
-    names = [name for _, name, _ in laid_out(of((0, Header("s", "1", slots=slots))))]
-    assert names == list(map(str, range(12)))
 
 
 _HELD = st.sampled_from(
@@ -288,7 +252,7 @@ _HAPPENED = st.one_of(
 
 
 @given(st.lists(st.tuples(st.integers(0, 100), _HAPPENED), max_size=40), st.booleans())
-def test_no_two_tries_overlap_on_a_track_and_none_is_missing(
+def test_no_two_tries_overlap_none_is_missing_and_the_trace_keeps_the_rules(
     records: Sequence[tuple[int, Any]], live: bool
 ) -> None:
     # clocks may be set back: the times are in no order
@@ -301,13 +265,13 @@ def test_no_two_tries_overlap_on_a_track_and_none_is_missing(
     started = [record for _, record in records if isinstance(record, StartedRecord)]
     assert len(seen) == len(started) == len(timeline.tries)
     assert all(each.start_ns <= each.end_ns <= timeline.end_ns for each in timeline.tries)
+    ruled(sweep_events(timeline))
 
 
 def test_a_journal_that_is_damaged_tells_what_stands_before_that(tmp_path: Path) -> None:
-    journal = Journal.create(str(tmp_path / "sweep.jsonl"), Header("s", "1"))
-    journal.append(StartedRecord(0))
-    journal.close()
-    with (tmp_path / "sweep.jsonl").open("a") as file:
+    sweep = LeftSweep(tmp_path, Header("s", "1"))
+    sweep.add(StartedRecord(0))
+    with sweep.journal.open("a") as file:
         file.write("nonsense\n{}\n")
     assert [each.job for each in read_sweep_timeline(str(tmp_path)).tries] == [0]
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from lllaunch.config import plan
@@ -144,31 +142,20 @@ def test_a_new_setting_with_a_default_changes_no_lock_and_no_hash(
 
 
 # What plans said of these before there was `spin`.
-WITHOUT_SPIN: list[tuple[Any, dict[str, Any] | None]] = [
-    ("report", None),
-    ("default", {"timers": True, "stall": "30m", "warmup": "5m"}),
-    (
-        "strict",
-        {
-            "timers": True,
-            "stall": "5m",
-            "stall_scope": "rank",
-            "warmup": "5m",
-            "heartbeat": "5m",
-        },
-    ),
+WITHOUT_SPIN: list[tuple[Any, dict[str, Any]]] = [
+    ("report", {}),
+    ("default", {"watchdog": {"timers": True, "stall": "30m", "warmup": "5m"}}),
     (
         {"preset": "strict", "stall": "1h", "timers": False},
-        {"stall": "1h", "stall_scope": "rank", "warmup": "5m", "heartbeat": "5m"},
+        {"watchdog": {"stall": "1h", "stall_scope": "rank", "warmup": "5m", "heartbeat": "5m"}},
     ),
 ]
 
 
 @pytest.mark.parametrize(("said", "planned"), WITHOUT_SPIN)
-def test_a_lock_from_before_there_was_spin_holds(said: Any, planned: dict[str, Any] | None) -> None:
+def test_a_lock_from_before_there_was_spin_holds(said: Any, planned: dict[str, Any]) -> None:
     spec = spec_of({"entrypoint": "env", "watchdog": said})
-    node = {"entrypoint": "env"} if planned is None else {"entrypoint": "env", "watchdog": planned}
-    before = {"launch": node}
+    before = {"launch": {"entrypoint": "env", **planned}}
     assert essential(portable_plan(spec)) == before
     document = {"lock": 2, "command": [], "plan_hash": identity(before), "plan": before}
     assert compare(parse_lock(dump_yaml(document), "x"), spec) == ()
@@ -180,28 +167,18 @@ def test_a_lock_from_before_there_was_spin_holds(said: Any, planned: dict[str, A
     assert compare(parse_lock(dump_yaml(document), "x"), spec) == ()
 
 
-texts = st.text(st.characters(exclude_categories=()), max_size=8)
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | texts | st.just("2020-01-01"),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(texts | st.integers() | st.booleans(), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
-@settings(max_examples=60)
-@given(st.dictionaries(texts, values, max_size=4), st.lists(texts, max_size=3))
-@example({"a": ["\ud800", "\x85\u2028", "\ufeff\r", "2020-01-01"], 3: {True: "1e3"}}, ["\udc80"])
-def test_any_plan_comes_back_from_its_lock(node: dict[Any, Any], command: list[str]) -> None:
-    made = {"launch": {**portable_plan(spec_of({"entrypoint": "env"}))["launch"], **node}}
-    text = lock_text("a", command, made)
+def test_a_plan_with_odd_texts_comes_back_from_its_lock() -> None:
+    odd: dict[Any, Any] = {
+        "a": ["\ud800", "\x85\u2028", "\ufeff\r", "2020-01-01"],
+        3: {True: "1e3"},
+    }
+    made = {"launch": {**portable_plan(spec_of({"entrypoint": "env"}))["launch"], **odd}}
+    text = lock_text("a", ["\udc80"], made)
     lock = parse_lock(text, "x")
     assert lock.plan_hash == hash_of(made)
-    assert list(lock.command) == command
+    assert lock.command == ("\udc80",)
     assert repr(lock.plan) == repr(complete(made))
-    assert text == lock_text("a", command, made)
+    assert text == lock_text("a", ["\udc80"], made)
 
 
 @pytest.mark.parametrize(
@@ -220,19 +197,6 @@ def test_a_name_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         lock_text(name, [], portable_plan(spec_of({"entrypoint": "env"})))
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "resnet",
-        "vision/resnet",
-        "v1.2",
-        "a-b+c",
-    ],
-)
-def test_a_name_of_an_experiment_is_one_of_a_lock(name: str) -> None:
-    assert name_problem(name) is None
 
 
 @pytest.mark.parametrize("link", ["conf", "conf/locks", "conf/locks/vision", "file"])
@@ -266,18 +230,8 @@ def test_a_lock_that_somebody_edited_is_refused() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            "lock: 2",
-            "lock: 3",
-            r"a.yaml:4: lock: expected a format that this lllaunch reads \(2\), got 3",
-        ),
+        ("lock: 2", "lock: 3", r"a.yaml:4: lock: expected a format .* reads \(2\), got 3"),
         ("lock: 2\n", "", "got no key 'lock'"),
-        (
-            "command:\n- +exp=a\n",
-            "command: 3\n",
-            "a.yaml:5: command: expected a list of texts, got 3",
-        ),
-        ("plan_hash: ", "plan_hash: x", r"a.yaml:7: plan_hash: expected a SHA-256"),
         ("plan_hash: ", "plan_hsh: ", "a.yaml:7: plan_hsh: unknown key; did you mean"),
         ("  launch:", "  lunch:", "a.yaml:8: plan: expected a plan"),
         ("nproc: 2", "nproc: !!python/object:os.system {}", "has a tag"),
@@ -290,12 +244,6 @@ def test_a_broken_lock_is_told_with_file_and_line(old: str, new: str, message: s
     with pytest.raises(ConfigError, match=message) as caught:
         parse_lock(text.replace(old, new, 1), "a.yaml")
     assert all(str(problem).startswith("a.yaml:") for problem in caught.value.problems)
-
-
-@pytest.mark.parametrize("text", ["", "a", "[]", "3", "null", "{}"])
-def test_what_is_no_lock_at_all(text: str) -> None:
-    with pytest.raises(ConfigError, match="expected a lock"):
-        parse_lock(text, "a.yaml")
 
 
 def test_a_merge_conflict_is_named() -> None:

@@ -45,10 +45,6 @@ def test_a_policy_is_read() -> None:
     )
 
 
-def test_a_policy_may_allow_nothing() -> None:
-    assert parse_policy("allow: {}", "p") == Policy("p")
-
-
 def test_all_that_is_wrong_is_told_at_once() -> None:
     text = """\
 alow: {}
@@ -85,17 +81,11 @@ allow:
     ]
 
 
-@pytest.mark.parametrize("text", ["", "a", "launch: {}"])
+@pytest.mark.parametrize("text", ["", "a", "launch: {}", "allow:", "allow: true"])
 def test_a_file_that_allows_nothing_by_mistake(text: str) -> None:
-    assert "p.yaml:1: " in problems_of(text)[0]
-    assert "expected a mapping with the key 'allow'" in problems_of(text)[0]
-
-
-@pytest.mark.parametrize("allow", ["", "true"])
-def test_allow_is_a_mapping(allow: str) -> None:
-    (problem,) = problems_of(f"allow: {allow}")
-    assert problem.startswith("p.yaml:1: allow: ")
-    assert "expected a mapping of lists (entrypoints, programs," in problem
+    problem = problems_of(text)[0]
+    assert problem.startswith("p.yaml:1: ")
+    assert "expected a mapping" in problem
 
 
 @pytest.mark.parametrize(
@@ -103,15 +93,9 @@ def test_allow_is_a_mapping(allow: str) -> None:
     [
         ("allow:\n  programs: [*]\n", "p.yaml:2: is not valid YAML"),
         ("allow:\n  entrypoints: [*.py]\n", "quote a pattern that begins with *"),
-        (
-            "allow:\n  entrypoints: [*a]\n",
-            "has no &a for *a; quote a pattern that begins with * [yaml]",
-        ),
+        ("allow:\n  entrypoints: [*a]\n", "has no &a for *a; quote a pattern that begins"),
         ("allow: !!python/object/apply:os.system [id]\n", "p.yaml:1: has a tag"),
-        (
-            "allow: {}\nallow: {programs: [sh]}\n",
-            "p.yaml:2: has the key 'allow' of line 1 a second time [yaml]",
-        ),
+        ("allow: {}\nallow: {programs: [sh]}\n", "p.yaml:2: has the key 'allow' of line 1"),
     ],
 )
 def test_broken_and_hostile_yaml(text: str, expected: str) -> None:

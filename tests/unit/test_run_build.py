@@ -5,53 +5,26 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 from support.launching import WAIT, until
+from support.repositories import ENV, git, repository, write
 
 from lllaunch.linux import proc
-from lllaunch.run.build import BuildQuery, Git, build_facts, parse_status, versions_of
+from lllaunch.run.build import BuildQuery, build_facts, parse_status, versions_of
 from lllaunch.testing import leaked_fds, live_descendants, open_fds
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 HASH = "0123456789abcdef0123456789abcdef01234567"
-# of this machine's user nothing counts
-ENV = {
-    **{name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
-    "GIT_CONFIG_GLOBAL": os.devnull,
-    "GIT_CONFIG_NOSYSTEM": "1",
-}
-
-
-def git(directory: Path, *arguments: str) -> str:
-    told = subprocess.run(
-        ["git", "-c", "user.name=A", "-c", "user.email=a@b", *arguments],
-        cwd=directory,
-        env=ENV,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    return told.stdout.strip()
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A repository with one commit."""
-    path = tmp_path / "a tree"
-    path.mkdir()
-    git(path, "init", "-q", "-b", "main")
-    (path / "train.py").write_text("1\n")
-    (path / ".gitignore").write_text("*.log\n")
-    git(path, "add", ".")
-    git(path, "commit", "-q", "-m", "first")
-    return path
+    return repository(tmp_path / "a tree")
 
 
 def status(*entries: str) -> str:
@@ -115,8 +88,7 @@ def test_a_repository(tree: Path):
 
     (tree / "noise.log").write_text("ignored")
     assert build_facts(str(tree), environ=ENV)["dirty"] is False
-    (tree / "outputs" / "1").mkdir(parents=True)
-    (tree / "outputs" / "1" / "plan.yaml").write_text("launch:")
+    write(tree, "outputs/1/plan.yaml")
     found = build_facts(str(tree), environ=ENV, own=[str(tree / "outputs" / "1")])
     assert (found["dirty"], found["untracked"]) == (False, 0)
     (tree / "train.py").write_text("2\n")
@@ -138,20 +110,6 @@ def test_subdirectories_worktrees_and_hooks(tree: Path, tmp_path: Path):
 
 
 @needs_git
-def test_a_submodule_with_changes_makes_its_tree_dirty(tree: Path, tmp_path: Path):
-    top = tmp_path / "top"
-    top.mkdir()
-    git(top, "init", "-q")
-    git(top, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(tree), "part")
-    git(top, "commit", "-q", "-m", "with a part")
-    assert build_facts(str(top), environ=ENV)["dirty"] is False
-    part = build_facts(str(top / "part"), environ=ENV)
-    assert part["commit"] == git(tree, "rev-parse", "HEAD")
-    (top / "part" / "train.py").write_text("3\n")
-    assert build_facts(str(top), environ=ENV)["changed"] == 1
-
-
-@needs_git
 def test_where_there_is_nothing_to_say(tmp_path: Path):
     environ = ENV | {"GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
     found = build_facts(str(tmp_path), environ=environ)
@@ -168,11 +126,6 @@ def test_without_git_all_else_is_told(tmp_path: Path):
     found = build_facts(str(tmp_path), environ={"PATH": str(tmp_path)})
     assert (found["commit"], found["git_problem"]) == (None, "git is not installed")
     assert "omegaconf" in found["versions"]
-    broken = tmp_path / "git"
-    broken.write_bytes(b"\x7fELF, but not really")
-    broken.chmod(0o755)
-    found = build_facts(str(tmp_path), environ={"PATH": str(tmp_path)})
-    assert found["git_problem"].startswith("git cannot be started")
 
 
 @needs_git
@@ -215,26 +168,7 @@ def test_a_git_that_hangs_is_ended_with_what_it_started(
     assert (found["commit"], found["branch"], found["dirty"]) == (HASH, "main", None)
     assert query.result(0.0) == found
     until(lambda: not any(map(proc.same_process, started)), "their end")
-    # a question that nobody wants answered
-    query = BuildQuery.start(str(tmp_path), slow_git(tmp_path))
-    query.close()
-    query.close()
-    assert query.result()["git_problem"] == "nobody waited for git"
-    until(lambda: not live_descendants(os.getpid()), "its end")
     assert not leaked_fds(fds)
-
-
-def test_git_has_a_session_of_its_own_and_no_input(tmp_path: Path):
-    program = tmp_path / "git"
-    program.write_text("#!/bin/sh\ncut -d' ' -f6 /proc/$$/stat\ncat\n")
-    program.chmod(0o755)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as under some supervisors
-    try:
-        told = Git(str(tmp_path), [], ENV | {"PATH": f"{tmp_path}:{ENV['PATH']}"}).end(WAIT)
-    finally:
-        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    assert told is not None
-    assert int(told[0]) != os.getsid(0)
 
 
 # Versions
@@ -274,12 +208,3 @@ def test_modules_are_of_the_distributions_that_list_them(tmp_path: Path):
     assert found == {"pillow": "10.1", "scikit_learn": "1.5", "Six": "1.16", "mine": "0.2"}
     (place / "direct_url.json").unlink()
     assert versions_of([], ["mine"], [str(project), str(site)]) == {}
-
-
-def test_the_first_on_the_path_counts_and_broken_ones_do_not(tmp_path: Path):
-    distribution(tmp_path / "a", "torch", "2.1+cpu")
-    distribution(tmp_path / "b", "torch", "1.0")
-    (tmp_path / "a" / "half-1.dist-info").mkdir()
-    (tmp_path / "a" / "old.egg-info").write_text("Name: old\nVersion: 3\n")
-    path = [str(tmp_path / "a"), str(tmp_path / "b")]
-    assert versions_of(["torch", "half", "old"], [], path) == {"torch": "2.1+cpu", "old": "3"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from pathlib import Path
 
@@ -88,46 +87,12 @@ def test_a_link_that_leads_round_in_a_circle_ends(place: Path) -> None:
     assert checkpoint.has_changed()
 
 
-def test_directories_count_against_the_bound_as_files_do(tmp_path: Path) -> None:
-    for number in range(6):
-        (tmp_path / str(number)).mkdir()
-    assert changed(tmp_path, most=7).has_changed() is False
-    assert changed(tmp_path, most=6).has_changed() is None
-    (tmp_path / "0/1").mkdir()
-    assert changed(tmp_path, most=7).has_changed() is None
-
-
-def test_what_takes_too_long_is_not_looked_at_to_its_end(tmp_path: Path) -> None:
-    for number in range(20):
-        (tmp_path / f"{number}.pt").write_text("")
-    ticks = itertools.count()
-    checkpoint = Checkpoint(str(tmp_path), seconds=50.0, clock=lambda: float(next(ticks)))
-    checkpoint.look()
-    assert checkpoint.has_changed() is False
-    checkpoint = Checkpoint(str(tmp_path), seconds=10.0, clock=lambda: float(next(ticks)))
-    before = next(ticks)
-    checkpoint.look()
-    assert next(ticks) - before < 20
-    assert checkpoint.has_changed() is None
-
-
-def test_of_very_many_files_only_some_are_looked_at(tmp_path: Path) -> None:
-    for number in range(20):
-        (tmp_path / f"{number}.pt").write_text("")
-        os.utime(tmp_path / f"{number}.pt", (1000, 1000))
-    checkpoint = changed(tmp_path, most=5)
-    assert checkpoint.has_changed() is None
-    # others come to the front, which were there all the time
-    for path in sorted(tmp_path.iterdir())[:10]:
-        path.unlink()
-    assert checkpoint.has_changed() is None
-
-
 def test_what_is_newer_than_all_that_was_seen_of_many_counts(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"{number}.pt").write_text("")
         os.utime(tmp_path / f"{number}.pt", (1000, 1000))
     checkpoint = changed(tmp_path, most=5)
+    assert checkpoint.has_changed() is None
     for path in tmp_path.iterdir():
         path.unlink()
     (tmp_path / "new.pt").write_text("")

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from lllaunch.events import Exited, Orphan, OrphansGone
+from lllaunch.events import Exited, OrphansGone
 from lllaunch.run.events import EventLog, encode, read_history
 from lllaunch.run.redact import Redactor
 from lllaunch.spawner.protocol import Function, Script
 from lllaunch.spec import Entrypoint, LaunchSpec
-from lllaunch.std import Std
 from lllaunch.supervisor.machine import (
     CleanUp,
     Finish,
@@ -29,19 +26,12 @@ from lllaunch.supervisor.machine import (
 )
 from lllaunch.watchdog.findings import TimerExpired
 
-if TYPE_CHECKING:
-    from lllaunch.errors import OutputError
-
 AT = 1_700_000_000_123_456_789
 
 
 @dataclass(frozen=True)
 class Thing:
     value: Any
-
-
-def plain(value: Any) -> Any:
-    return json.loads(encode(Thing(value), AT))["value"]
 
 
 def test_a_fact_is_one_line_with_its_own_time_first():
@@ -73,34 +63,19 @@ def test_examples_in_the_docs_are_what_is_written():
     ("value", "expected"),
     [
         (signal.SIGTERM, "SIGTERM"),
-        (Std.ALL, "ALL"),
         ((1, 2.5, None, True), [1, 2.5, None, True]),
         (float("nan"), "nan"),
         ({3: "x"}, {"3": "x"}),
         (frozenset({2, 1}), [1, 2]),
         (b"12345", "<5 bytes>"),
         (ValueError("no"), "ValueError: no"),
-        (object(), "<object>"),
-        (
-            Orphan(7, "sleep", True),
-            {"type": "Orphan", "pid": 7, "command": "sleep", "killed": True},
-        ),
+        pytest.param("a\nb\udcff", "a\nb\udcff", id="broken"),
     ],
 )
-def test_values_become_json(value, expected):
-    assert plain(value) == expected
-
-
-def test_what_holds_itself_ends():
-    value: list[Any] = []
-    value.append(value)
-    assert "..." in json.dumps(plain(value))
-
-
-def test_newlines_and_broken_characters_stay_within_the_line():
-    line = encode(Thing("a\nb\udcff"), AT)
+def test_values_become_json_on_one_line(value, expected):
+    line = encode(Thing(value), AT)
     assert line.count(b"\n") == 1
-    assert line.decode("utf-8")
+    assert json.loads(line)["value"] == expected
 
 
 def test_variables_and_arguments_are_not_written():
@@ -153,35 +128,6 @@ def test_torn_line_of_a_former_run_is_ended(tmp_path):
     assert [json.loads(line)["type"] for line in lines[1:]] == ["OrphansGone", "OrphansGone"]
 
 
-def test_failing_disk_is_reported_once_and_never_raises(tmp_path, monkeypatch):
-    path = tmp_path / "events.jsonl"
-    failures: list[OutputError] = []
-    log = EventLog(str(path), failures.append)
-    write = os.write
-    room = [10]
-
-    def full(fd, data):
-        if room[0] <= 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        taken = write(fd, bytes(data)[: room[0]])
-        room[0] -= taken
-        return taken
-
-    monkeypatch.setattr("os.write", full)
-    log.write(OrphansGone())
-    log.write(OrphansGone())
-    assert [(each.path, each.reason) for each in failures] == [
-        (str(path), "No space left on device")
-    ]
-    room[0] = 10**6
-    log.write(OrphansGone())
-    log.close()
-    assert len(failures) == 1
-    torn, whole = path.read_text().splitlines()
-    assert len(torn) == 10
-    assert json.loads(whole)["type"] == "OrphansGone"
-
-
 # What the attempts of a batch job came to, for the next one
 
 
@@ -219,13 +165,3 @@ def test_what_says_nothing_of_it_is_passed_over(tmp_path, text):
     assert read_history(str(path)) is None
     path.write_bytes(text)
     assert read_history(str(path)) is None
-
-
-def test_of_restarts_only_their_number_is_written():
-    line = json.loads(finish(1.0, times=(5, 6)))
-    assert line["history"] == {
-        "type": "RestartHistory",
-        "times_ns": "<2 not shown>",
-        "step": 1.0,
-        "ended_at": [],
-    }

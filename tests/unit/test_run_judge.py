@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from lllaunch.events import (
     Exited,
     GroupEnd,
-    NoProgress,
     PreloadBroken,
     SpawnerGone,
     Started,
@@ -34,7 +32,6 @@ from lllaunch.run.causes import (
     SpawnerLost,
     StartFailure,
 )
-from lllaunch.run.ending import outcome_of
 from lllaunch.run.group import Attempt
 from lllaunch.run.hang import hang_of
 from lllaunch.run.judge import judge_attempt, was_out_of_memory
@@ -58,13 +55,10 @@ from lllaunch.run.records import (
     WorkerFiles,
     WorkerRecord,
 )
-from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.supervisor.machine import (
-    Finish,
     SignalProcess,
     StacksTaken,
     WatchdogFired,
-    WorkerState,
     fault_of,
 )
 from lllaunch.watchdog.findings import (
@@ -81,6 +75,7 @@ from lllaunch.workers.log_files import LogsDest
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
+FIRED = 600.0
 
 
 def worker(rank: int, exitcode: int | None = None, at: float = 1.0, **more) -> WorkerRecord:
@@ -91,7 +86,7 @@ def worker(rank: int, exitcode: int | None = None, at: float = 1.0, **more) -> W
     return WorkerRecord(rank, rank, started=Started(rank, 100 + rank, T0), exited=exited, **more)
 
 
-def sent(signum: int, at: float) -> SentSignal:
+def sent(signum: int = 15, at: float = FIRED + 1) -> SentSignal:
     return SentSignal(signum, T0 + int(at * S))
 
 
@@ -257,13 +252,6 @@ def test_spawner_that_died_is_the_root_cause_of_all_that_had_not_ended():
     assert [each.fate for each in found.workers] == [Succeeded(), Succeeded()]
 
 
-def test_a_spawner_that_the_launcher_killed_was_killed_by_nobody_else():
-    died = SpawnerGone(5, -signal.SIGKILL, sent=(signal.SIGKILL,))
-    found = judge_attempt(attempt(worker(0), died=died, died_ns=T0 + S))
-    assert found.root_cause.explanation.suspect == "launcher"
-    assert found.root_cause.explanation.sure == "certain"
-
-
 def test_preload_that_failed_is_the_root_cause_of_all():
     broken = PreloadBroken("nope", "ModuleNotFoundError: No module named 'nope'", "Traceback ...")
     found = judge_attempt(attempt(WorkerRecord(0, 0), broken=broken))
@@ -385,13 +373,6 @@ def test_a_preflight_that_failed_is_the_root_cause(found, cause, at):
     assert [each.fate for each in outcome.workers] == [NotStarted(), NotStarted()]
 
 
-def test_a_preflight_that_could_not_be_started():
-    found = preflight(None)
-    found.end = StartFailed(-1, "/x", "No such file or directory", 2, T0 + S)
-    cause = PreflightFailure("check -v", reason="No such file or directory")
-    assert judged(found).root_cause.cause == cause
-
-
 def test_a_preflight_that_was_ended_for_something_else_is_no_cause():
     found = preflight(-15, 3.0, sent=(sent(15, 2.0),))
     stopped = judge_attempt(attempt(not_started(0), preflight=found), interrupted=True)
@@ -401,71 +382,21 @@ def test_a_preflight_that_was_ended_for_something_else_is_no_cause():
     assert str(root.cause) == "raised ValueError: x, on node 1 (b)"
 
 
-@pytest.mark.parametrize(("at", "own"), [(0.5, False), (2.0, True)])
-def test_of_a_preflight_and_another_node_the_first_counts(at: float, own: bool):
-    end = GroupEnd("failed", "node 1 (b)", 1, "raised ValueError: x", time_ns=T0 + int(at * S))
-    root = judged(preflight(9), group_end=end).root_cause
-    assert isinstance(root.cause, PreflightFailure) == own
-
-
-@pytest.mark.parametrize(
-    ("cause", "text"),
-    [
-        (PreflightFailure("nvidia-smi -L", 9), "nvidia-smi -L exited with status 9"),
-        (PreflightFailure("nvidia-smi -L", -9), "nvidia-smi -L died of SIGKILL"),
-        (PreflightFailure("x", timeout=300.0), "x took longer than 5 min"),
-        (PreflightFailure("x", reason="no"), "x could not be started: no"),
-    ],
-)
-def test_what_is_said_of_a_preflight(cause: PreflightFailure, text: str):
-    assert str(cause) == f"could not be started: preflight failed: {text}"
-
-
-def test_a_run_that_made_no_progress_has_an_exit_code_of_its_own():
-    stuck = NoProgress(3, 7.0, same=True)
-    failed = judge_attempt(attempt(worker(0, 1)))
-    outcome = summary(failed, reason="no_progress", no_progress=stuck)
-    assert (outcome.state, outcome.exit_code) == ("failed", ExitCode.NO_PROGRESS)
-    assert outcome.no_progress == stuck
-    assert outcome.root_cause is not None
-
-
 # What the watchdog ended
-
-FIRED = 600.0
 
 ALL = Stalled((0, 1, 2), 300.0)
 TIMER = TimerExpired(1, 101, "train.py#40", 10.0, 9)
 
 
-def sent_late(signum: int = 15, at: float = FIRED + 1) -> SentSignal:
-    return SentSignal(signum, T0 + int(at * S))
-
-
 def asked(rank: int, exitcode: int | None = -15, at: float = FIRED + 2, **more) -> WorkerRecord:
     """A worker that ended ``at`` seconds after its start, asked to by the launcher if not said."""
-    more.setdefault("sent", (sent_late(),))
-    exited = None
-    if exitcode is not None:
-        exited = Exited(rank, 100 + rank, exitcode, T0 + int(at * S))
-    started = Started(rank, 100 + rank, T0)
-    return WorkerRecord(rank, 10 + rank, started=started, exited=exited, **more)
+    more.setdefault("sent", (sent(),))
+    return replace(worker(rank, exitcode, at, **more), rank=10 + rank)
 
 
 def hung(finding: Finding, blame: Blame | None = None, *workers: WorkerRecord, **more):
-    workers = workers or tuple(asked(rank) for rank in range(3))
-    return AttemptRecord(
-        number=0,
-        restart_count=0,
-        path="/run/attempt_0",
-        started_ns=T0,
-        ended_ns=T0 + 700 * S,
-        workers=workers,
-        finding=finding,
-        fired_ns=T0 + int(FIRED * S),
-        blame=blame,
-        **more,
-    )
+    record = attempt(*(workers or map(asked, range(3))), fired_ns=T0 + int(FIRED * S), **more)
+    return replace(record, ended_ns=T0 + 700 * S, finding=finding, blame=blame)
 
 
 # Who hangs
@@ -520,7 +451,7 @@ def test_who_cannot_run_is_known_from_the_stall_and_from_the_stacks():
 
 def test_one_that_hangs_is_the_root_cause_and_others_only_waited():
     files = WorkerFiles("/run/attempt_0/1", stderr="/run/attempt_0/1/stderr.log")
-    workers = (asked(0), asked(1, -9, files=files, sent=(sent_late(9), sent_late(15))), asked(2))
+    workers = (asked(0), asked(1, -9, files=files, sent=(sent(9), sent(15))), asked(2))
     found = judge_attempt(hung(ALL, Blame((1,), (0, 2)), *workers))
     root = found.root_cause
     assert (found.state, root.rank, root.local_rank, root.ranks) == ("failed", 11, 1, (11,))
@@ -549,7 +480,7 @@ def test_when_nobody_stands_out_or_time_is_over_nobody_is_to_blame(finding, blam
 def test_failure_before_the_finding_is_the_root_cause():
     # It raised, and hung while it cleaned up.
     raised = WorkerError("E: x", "Traceback", T0 + 5 * S)
-    first = asked(1, -9, error=raised, sent=(sent_late(), sent_late(9)))
+    first = asked(1, -9, error=raised, sent=(sent(), sent(9)))
     found = judge_attempt(hung(ALL, Blame((1,), (0, 2)), asked(0), first, asked(2)))
     root = found.root_cause
     assert (root.rank, root.cause, root.time_ns) == (11, Raised("E: x", -9), T0 + 5 * S)
@@ -616,7 +547,7 @@ blames = st.none() | st.builds(
 @given(findings, blames, st.tuples(ends, ends, ends))
 def test_who_failed_is_part_of_the_root_cause(finding, blame, drawn):
     workers = [
-        asked(rank, code, at, sent=() if sent_at is None else (sent_late(15, sent_at),))
+        asked(rank, code, at, sent=() if sent_at is None else (sent(15, sent_at),))
         for rank, (code, at, sent_at) in enumerate(drawn)
     ]
     found = judge_attempt(hung(finding, blame, *workers))
@@ -689,46 +620,25 @@ def noted(nproc: int = 2, read=lambda: UNKNOWN) -> Recorder:
     return recorder
 
 
-def record_of(recorder: Recorder) -> AttemptRecord:
-    record = recorder.latest()
-    assert record is not None
-    return record
-
-
-def fired(finding: Finding = ALL, **more: Any) -> WatchdogFired:
-    return WatchdogFired(finding, "hang", **more)
-
-
 def test_finding_before_an_attempt_or_while_it_is_being_ended_is_not_its():
     recorder = noted()
     recorder.ending()
     before = Recorder(read=lambda: UNKNOWN)
     for each in (recorder, before):
-        assert not each.fired(fired(LIMIT, whole_run=True))
+        assert not each.fired(WatchdogFired(LIMIT, "hang", whole_run=True))
         assert each.limit == LIMIT
-    assert record_of(recorder).finding is None
+    assert recorder.latest().finding is None
     assert before.latest() is None
-
-
-@pytest.mark.parametrize(
-    "fact",
-    [Exited(0, 100, 1, T0), SpawnerGone(7, -9), PreloadBroken("m", "no", "")],
-    ids=lambda fact: type(fact).__name__,
-)
-def test_finding_after_the_last_worker_is_too_late(fact):
-    recorder = noted(nproc=1)
-    recorder.note(fact)
-    assert not recorder.fired(fired())
 
 
 def test_first_finding_and_its_stacks_are_kept_with_their_files():
     recorder = noted()
-    assert recorder.fired(fired())
+    assert recorder.fired(WatchdogFired(ALL, "hang"))
     # the first one counts
-    assert not recorder.fired(fired(TIMER))
+    assert not recorder.fired(WatchdogFired(TIMER, "hang"))
     stacks = (RankStack(0, "/run/attempt_0/0/stacks.txt"), RankStack(1))
-    recorder.stacks_taken(StacksTaken(stacks, Blame((1,), (0,)), fired().finding))
-    record = record_of(recorder)
+    recorder.stacks_taken(StacksTaken(stacks, Blame((1,), (0,)), ALL))
+    record = recorder.latest()
     assert (record.finding, record.stacks, record.blame) == (ALL, stacks, Blame((1,), (0,)))
     assert record.fired_ns >= record.started_ns
     files = [each.files.stacks for each in record.workers]
@@ -740,54 +650,30 @@ def test_signal_that_a_timer_asks_for_is_the_launcher_s(pid):
     recorder = noted()
     recorder.process_signalled(SignalProcess(1, pid, 9))
     recorder.note(Exited(1, 101, -9, 2 * T0))
-    found = judge_attempt(record_of(recorder)).workers[1].fate
+    found = judge_attempt(recorder.latest()).workers[1].fate
     assert found == Ended(9, -9, (9,))
-
-
-def test_outcome_knows_why_the_run_ended():
-    recorder = noted(nproc=1)
-    recorder.note(Exited(0, 100, 1, T0))
-    recorder.fired(fired(LIMIT, whole_run=True))
-    recorder.finished(Finish(WorkerState.FAILED, "timeout"))
-    spec = LaunchSpec(Entrypoint("program", "x", "x"), nproc=1, log_dir="/run", cwd="/")
-    found = outcome_of(recorder, spec, "h", T0, None)
-    assert (found.exit_code, found.limit) == (4, LIMIT)
-    assert outcome_of(None, spec, "h", T0, None).exit_code == 3
 
 
 # In what way a worker failed
 
 
 @pytest.mark.parametrize(
-    ("fact", "fault"),
+    ("fact", "signals", "fault"),
     [
-        (Exited(0, 100, 137, T0), "failure"),
-        (StartFailed(0, "/x", "no", 2, T0), "failure"),
-        (Exited(0, 100, -signal.SIGKILL, T0), "died"),
-        (Exited(7, 100, -signal.SIGBUS, T0), "died"),
+        (Exited(0, 100, 137, T0), (), "failure"),
+        (StartFailed(0, "/x", "no", 2, T0), (), "failure"),
+        (Exited(0, 100, -signal.SIGBUS, T0), (), "died"),
+        # by the kernel, and by the launcher
+        (Exited(0, 100, -signal.SIGKILL, 2 * T0), (), "oom"),
+        (Exited(0, 100, -signal.SIGKILL, 2 * T0), (9,), "died"),
     ],
 )
-def test_fault_follows_from_how_it_ended(fact, fault):
-    recorder = noted()
-    assert fault_of(recorder.note(fact)) == fault
-
-
-@pytest.mark.parametrize(
-    ("signals", "fault"), [((), "oom"), ((9,), "died")], ids=["by the kernel", "by the launcher"]
-)
-def test_fault_is_a_lack_of_memory_where_the_kernel_says_so(signals, fault):
+def test_fault_follows_from_how_it_ended(fact, signals, fault):
     kills = iter([0, 1])
     recorder = noted(read=lambda: Memory(cgroup_kills=next(kills)))
     for signum in signals:
         recorder.sent(signum)
-    assert fault_of(recorder.note(Exited(0, 100, -9, 2 * T0))) == fault
-    record = record_of(recorder)
+    assert fault_of(recorder.note(fact)) == fault
+    record = recorder.latest()
     # as the judge says
     assert was_out_of_memory(record.workers[0], record) is (fault == "oom")
-
-
-def test_fault_is_not_a_lack_of_memory_where_that_is_only_possible():
-    recorder = noted(read=lambda: Memory(total=100))
-    fact = Exited(0, 100, -9, T0, max_rss=99)
-    assert fault_of(recorder.note(fact)) == "died"
-    assert judge_attempt(record_of(recorder)).root_cause.cause == KilledBySignal(9)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.launching import WAIT
 
 from lllaunch.cluster.membership import Member, Place, Roster, Share
 from lllaunch.results.store import lock_of
@@ -27,11 +24,8 @@ from lllaunch.run.outcome import (
     WorkerOutcome,
 )
 from lllaunch.run.result import render_result
-from lllaunch.signal_source import SignalException, SignalSource
 from lllaunch.spec import Nodes
-from lllaunch.supervisor.machine import BarrierPassed, GroupStacks, NodesCounted, TellStacks
-from lllaunch.supervisor.nodes import LastWord, NodeGroup, _Broken, _Commands
-from lllaunch.watchdog.findings import Stalled
+from lllaunch.supervisor.nodes import LastWord, NodeGroup, _Broken
 
 T0 = 1_700_000_000_000_000_000
 FIRST, SECOND = "node 0 (a)", "node 1 (b)"
@@ -128,36 +122,6 @@ def group() -> NodeGroup:
     return NodeGroup(nodes, run_id="r", role="default", nproc=1, plan={}, directory="/r/node_0")
 
 
-def test_the_word_of_a_node_before_it_came_again_is_not_the_one_that_is_waited_for() -> None:
-    nodes = group()
-    nodes.place = place(*BOTH.roster.members, attempt=2)
-    words = [[{"name": SECOND, "attempt": number, "result": {}}] for number in (0, 2)]
-    said = iter([json.dumps(each).encode() for each in word] for word in words)
-    nodes._rendezvous = SimpleNamespace(results=lambda _: next(said))  # type: ignore[assignment]
-    nodes._commands = _Commands(lambda *_: None)
-    try:
-        assert nodes.results(WAIT) == {SECOND: [LastWord(0, {}), LastWord(2, {})]}
-    finally:
-        nodes._commands.stop()
-
-
-def test_stacks_that_cannot_be_told_to_anybody_are_waited_for_by_nobody() -> None:
-    stacks = TellStacks((), Stalled((0,), 9.0))
-    assert group().perform(stacks) == [GroupStacks()]
-
-
-@pytest.mark.parametrize("ending", [False, True])
-def test_who_waits_for_torchruns_nodes_passes_when_they_leave_unless_another_has_failed(
-    ending: bool,
-) -> None:
-    nodes = group()
-    nodes.place = place(member(1, "b"), None)
-    nodes._watch = SimpleNamespace(at_barrier=True, stop=lambda: None)  # type: ignore[assignment]
-    nodes._ending = ending
-    (event,) = nodes._broken(_Broken("Connection was closed"))
-    assert isinstance(event, NodesCounted if ending else BarrierPassed)
-
-
 @pytest.mark.parametrize(
     ("why", "said"),
     [
@@ -171,27 +135,6 @@ def test_only_a_connection_that_closed_says_that_a_launcher_is_gone(why: str, sa
     nodes._watch = SimpleNamespace(at_barrier=False, stop=lambda: None)  # type: ignore[assignment]
     agreed, _ = nodes._broken(_Broken(why))
     assert said in agreed.ended.text  # type: ignore[union-attr]
-
-
-def test_a_signal_that_came_before_nodes_meet_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("lllaunch.supervisor.nodes.load_torch", lambda: None)
-    connecting = threading.Event()
-
-    def connect(*_: object) -> None:
-        connecting.set()
-        threading.Event().wait()
-
-    monkeypatch.setattr("lllaunch.cluster.rendezvous.Rendezvous.connect", connect)
-    nodes = group()
-    with SignalSource([signal.SIGUSR1]) as signals:
-        signal.raise_signal(signal.SIGUSR1)
-        with pytest.raises(SignalException, match="SIGUSR1"):
-            nodes.join(signals, 0, 0)
-    # what is patched is what its thread comes to, however late
-    assert connecting.wait(WAIT)
-    nodes.close(over=False)
 
 
 def test_the_lock_of_a_run_on_several_nodes_is_that_of_node_0(tmp_path: Path) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
 
 import pytest
 
-from lllaunch.errors import OutputError
 from lllaunch.events import Orphan
 from lllaunch.linux.cgroup import Memory
 from lllaunch.report_value import RESULT_FILE, report
@@ -75,26 +73,11 @@ def test_failed_run():
     assert (found["started"], found["seconds"]) == ("2023-11-14T22:13:20.000000Z", 2.0)
     assert (found["signal"], found["error"]) == (None, None)
     assert found["host"] == {"hostname": "h"}
-    assert found["root_cause"] == {
-        "attempt": 0,
-        "rank": 1,
-        "local_rank": 1,
-        "node": None,
-        "time": "2023-11-14T22:13:20.000000Z",
-        "time_ns": T0,
-        "cause": {
-            "type": "KilledBySignal",
-            "text": "died of SIGSEGV",
-            "signum": 11,
-            "core_dumped": False,
-        },
-        "explanation": {"suspect": "itself", "sure": "likely", "text": "A bug."},
-        "frames": [],
-        "traceback": None,
-        "stderr": "attempt_0/1/stderr.log",
-        "collectives": None,
-        "hang": None,
-    }
+    told = found["root_cause"]
+    assert (told["attempt"], told["rank"], told["time_ns"]) == (0, 1, T0)
+    assert (told["cause"]["type"], told["cause"]["text"]) == ("KilledBySignal", "died of SIGSEGV")
+    assert told["explanation"] == {"suspect": "itself", "sure": "likely", "text": "A bug."}
+    assert told["stderr"] == "attempt_0/1/stderr.log"
     (told,) = found["attempts"]
     assert (told["directory"], told["state"]) == ("attempt_0", "failed")
     assert told["root_cause"]["rank"] == 1
@@ -121,19 +104,9 @@ def test_hang_is_told_with_where_the_workers_stood():
     found = document(RunOutcome("failed", 4, "/run", root_cause=root, limit=TimedOut(60.0)))
     told = found["root_cause"]["hang"]
     assert told["finding"] == found["root_cause"]["cause"]
-    assert found["root_cause"]["cause"] == {
-        "type": "TimerExpired",
-        "text": "hung: its timer 'sync' ran out after 10 s",
-        "rank": 0,
-        "pid": 77,
-        "scope": "sync",
-        "after": 10.0,
-        "signum": 9,
-    }
-    assert (told["hung"], told["waiting"], told["since"]) == (
-        *([5], [4]),
-        "2023-11-14T22:13:10.000000Z",
-    )
+    assert told["finding"]["text"] == "hung: its timer 'sync' ran out after 10 s"
+    assert (told["hung"], told["waiting"]) == ([5], [4])
+    assert told["since"] == "2023-11-14T22:13:10.000000Z"
     (stack,) = told["stacks"]
     assert (stack["rank"], stack["path"]) == (4, "attempt_0/0/stacks.txt")
     assert (stack["source"], stack["state"], stack["wchan"]) == ("faulthandler", "S", "futex")
@@ -157,14 +130,16 @@ def test_secrets_and_broken_text_do_not_reach_the_file():
     assert json.loads(data)["root_cause"]["traceback"] == "***"
 
 
-def test_paths_outside_the_run_stay_absolute():
-    value = ReturnValue("/elsewhere/return.pkl", 3, "int")
-    found = document(RunOutcome("succeeded", 0, "/run", return_values={0: value}))
-    assert found["return_values"]["0"]["path"] == "/elsewhere/return.pkl"
-
-
 def write(path, value: bytes | str) -> None:
     path.write_bytes(value.encode() if isinstance(value, str) else value)
+
+
+@pytest.mark.parametrize("meta", ["", "[]", '{"type": 3}', "{", '{"size": 3}'])
+def test_value_is_never_unpickled_and_a_type_that_is_not_told_is_unknown(tmp_path, meta):
+    # would raise on being unpickled
+    write(tmp_path / "return.pkl", b"cos\n_exit\n(I66\ntR.")
+    write(tmp_path / "return.meta.json", meta)
+    assert find_return_value(str(tmp_path)).type_name == "unknown"
 
 
 def test_small_json_value_is_inlined(tmp_path):
@@ -190,19 +165,6 @@ def test_value_that_is_no_json_is_told_by_path_size_and_type(tmp_path):
         "size": 1000,
         "type": "torch.Tensor",
     }
-
-
-def test_pickled_value_is_never_loaded(tmp_path):
-    # would raise on being unpickled
-    write(tmp_path / "return.pkl", b"cos\n_exit\n(I66\ntR.")
-    assert find_return_value(str(tmp_path)).type_name == "unknown"
-
-
-@pytest.mark.parametrize("meta", ["", "[]", '{"type": 3}', "{", '{"size": 3}'])
-def test_meta_that_makes_no_sense_is_an_unknown_type(tmp_path, meta):
-    write(tmp_path / "return.pkl", b"x")
-    write(tmp_path / "return.meta.json", meta)
-    assert find_return_value(str(tmp_path)).type_name == "unknown"
 
 
 def test_value_at_the_limit_is_inlined_and_beyond_it_is_not(tmp_path):
@@ -263,16 +225,6 @@ def test_report_names_the_part_that_is_no_json(result_file, value, text):
     assert not result_file.exists()
 
 
-def test_report_on_a_full_disk_names_the_file(result_file, monkeypatch):
-    def full(fd):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OutputError) as caught:
-        report(1)
-    assert (caught.value.path, caught.value.reason) == (str(result_file), "No space left on device")
-
-
 # Excerpts
 
 
@@ -302,13 +254,6 @@ def test_tail_of_one_line_without_end(tmp_path):
     assert line.startswith("x" * 400 + "... (")
 
 
-def test_tail_of_nothing(tmp_path):
-    (tmp_path / "empty").write_bytes(b"")
-    assert tail(str(tmp_path / "empty")).lines == ()
-    assert tail(str(tmp_path / "gone")) is None
-    assert tail(str(tmp_path)) is None
-
-
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
@@ -325,10 +270,31 @@ def test_lines_are_what_a_terminal_would_show(text, lines):
     assert clean_lines(text) == lines
 
 
-def error_file(tmp_path, document) -> str:
+def test_error_file_of_record_is_read(tmp_path):
+    extra = {"py_callstack": "Trace\nback\n", "timestamp": "1700000000"}
+    extra["timestamp_ns"] = str(T0 + 7)
+    write(
+        tmp_path / "error.json",
+        json.dumps({"message": {"message": "E: \x1b[31mx", "extraInfo": extra}}),
+    )
+    found = read_error(str(tmp_path / "error.json"))
+    assert (found.message, found.traceback, found.time_ns) == ("E: x", "Trace\nback", T0 + 7)
+    write(tmp_path / "error.json", '{"message": "it broke"}')
+    assert read_error(str(tmp_path / "error.json")).message == "it broke"
+
+
+@pytest.mark.parametrize(
+    "document", [None, "", "{", "[]", '{"message": 3}', '{"message": {"extraInfo": 3}}']
+)
+def test_error_file_that_makes_no_sense_is_none(tmp_path, document):
     path = tmp_path / "error.json"
-    path.write_text(document if isinstance(document, str) else json.dumps(document))
-    return str(path)
+    if document is None:
+        # too big
+        path.touch()
+        os.truncate(path, 1 << 30)
+    else:
+        path.write_text(document)
+    assert read_error(str(path)) is None
 
 
 def test_a_secret_that_is_cut_by_the_beginning_of_the_tail_is_hidden(tmp_path):
@@ -339,32 +305,6 @@ def test_a_secret_that_is_cut_by_the_beginning_of_the_tail_is_hidden(tmp_path):
         found = tail(str(path), 100_000, lambda text: text.replace(secret, "HIDDEN"))
         assert not any("of the key" in line for line in found.lines)
         assert found.cut
-
-
-def test_error_file_of_record_is_read(tmp_path):
-    extra = {
-        "py_callstack": "Trace\nback\n",
-        "timestamp": "1700000000",
-        "timestamp_ns": str(T0 + 7),
-    }
-    path = error_file(tmp_path, {"message": {"message": "E: \x1b[31mx", "extraInfo": extra}})
-    found = read_error(path)
-    assert (found.message, found.traceback, found.time_ns) == ("E: x", "Trace\nback", T0 + 7)
-    assert read_error(error_file(tmp_path, {"message": "it broke"})).message == "it broke"
-
-
-@pytest.mark.parametrize(
-    "document", ["", "{", "[]", '{"message": 3}', '{"message": {"extraInfo": 3}}']
-)
-def test_error_file_that_makes_no_sense_is_none(tmp_path, document):
-    assert read_error(error_file(tmp_path, document)) is None
-
-
-def test_error_file_that_is_not_there_or_too_big_is_none(tmp_path):
-    assert read_error(str(tmp_path / "gone")) is None
-    with open(tmp_path / "big", "wb") as file:
-        file.truncate(1 << 30)
-    assert read_error(str(tmp_path / "big")) is None
 
 
 # Causes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 
@@ -10,7 +9,6 @@ import pytest
 
 from lllaunch.run.submission import (
     HISTORY,
-    SUBMISSION,
     Account,
     BatchEnded,
     BatchJob,
@@ -35,13 +33,6 @@ SIGNALLED = EndFacts(143, signalled=True)
 
 
 class TestAccount:
-    def test_counts_starts_and_returns(self) -> None:
-        found = Account(
-            [STARTED, Requeued("timeout", "lllaunch"), BatchStarted("7", ("node1",))],
-        )
-        assert (found.starts, found.job, found.nodes) == (2, "7", ("node1",))
-        assert (found.count("timeout"), found.count("preempted"), found.requeues) == (1, 0, 1)
-
     @pytest.mark.parametrize(
         ("events", "cause"),
         [
@@ -161,12 +152,6 @@ class TestFiles:
         submission._replace(job="", snapshot=None).write(path)
         assert read_submission(path) == submission._replace(job="", snapshot=None)
 
-    def test_what_others_have_made_of_it(self, tmp_path: os.PathLike[str]) -> None:
-        path = os.fspath(tmp_path)
-        with open(os.path.join(path, SUBMISSION), "w") as file:
-            json.dump({"job": 5, "requeue": {"preempted": "x"}, "retries": []}, file)
-        assert read_submission(path) == Submission("", "")
-
     def test_events_come_back_in_order(self, tmp_path: os.PathLike[str]) -> None:
         path = os.fspath(tmp_path)
         events = [
@@ -205,17 +190,3 @@ class TestBatchJob:
         assert job.announced
         assert job.seconds_left is None
         assert read_history(os.fspath(tmp_path)) == []
-
-    def test_remembers_what_comes_before_the_run(self) -> None:
-        job = BatchJob("/nowhere")
-        job.remember(15)
-        job.remember(12)
-        assert job.early == 15
-        over = BatchJob("/nowhere", ran=True)
-        over.remember(15)
-        assert over.early is None
-
-    def test_ends_all_the_same_where_nothing_can_be_written(self) -> None:
-        job = BatchJob("/proc/nowhere", Account([STARTED]))
-        job.signalled(15)
-        assert job.announced

@@ -10,7 +10,6 @@ import pytest
 
 from lllaunch.linux.process import wait_readable
 from lllaunch.signal_source import SignalException, SignalSource
-from lllaunch.spawner.forks import STOP_AND_CONTINUE
 
 USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
 
@@ -47,14 +46,6 @@ def test_a_signal_comes_again_where_nobody_was_told_of_any(came: list[int], told
         signal.raise_signal(USR1)
         assert came == []
     assert came == ([] if told else [USR1])
-
-
-def test_what_an_inner_source_has_not_told_comes_to_the_outer_one(came: list[int]) -> None:
-    with SignalSource([USR1]) as outer:
-        with SignalSource([USR1, USR2]):
-            signal.raise_signal(USR1)
-        assert outer.received() == [USR1]
-    assert came == []
 
 
 def test_while_nothing_else_wakes_they_raise(came: list[int]) -> None:
@@ -101,28 +92,6 @@ def test_ctrl_z_is_noted_where_others_raise_and_is_no_reason_to_end(came: list[i
         source.stopping = False
         signal.raise_signal(USR1)
     assert came == [USR1]
-
-
-@pytest.fixture
-def as_a_job() -> Iterator[None]:
-    """Signals that stop and continue are blocked, as in the process of a sweep's job."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_AND_CONTINUE)
-    yield
-    # the later one takes the earlier one back, and alone does nothing
-    signal.raise_signal(signal.SIGCONT)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@pytest.mark.usefixtures("as_a_job")
-def test_a_stop_that_came_before_there_was_anything_to_stop_is_not_lost() -> None:
-    signal.raise_signal(signal.SIGTSTP)
-    with SignalSource([USR1], stops=True) as source:
-        assert wait_readable(source, 0)
-        assert (source.received(), source.stopping) == ([], True)
-        signal.raise_signal(signal.SIGCONT)
-        source.stop_until_continued()
-        assert not source.stopping
-    assert signal.SIGTSTP in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @pytest.fixture

@@ -1,25 +1,29 @@
-"""Parts of the spawner and of its client that start nothing."""
+"""Parts of the spawner, of its client and of its workers."""
 
 from __future__ import annotations
 
 import os
 import resource
 import signal
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import lllaunch.linux.proc
 import lllaunch.spawner.server
+from lllaunch.errors import OutputError
+from lllaunch.linux import proc
 from lllaunch.linux.cgroup import _remove_left_behind
-from lllaunch.linux.proc import ProcessFacts
-from lllaunch.linux.process import descends_from, wait_readable
+from lllaunch.linux.process import signal_group, wait_readable
 from lllaunch.spawner.client import ACKNOWLEDGE_SECONDS, Commands, PendingCommand
-from lllaunch.spawner.orphans import OrphanCleanup, Pauses
-from lllaunch.spawner.protocol import Message, Program, SpawnRequest
-from lllaunch.spawner.server import Server, Wakeups, Workers, _Worker
+from lllaunch.spawner.forks import fork
+from lllaunch.spawner.orphans import Pauses, signal_process
+from lllaunch.spawner.preloading import _forget_finalizers
+from lllaunch.spawner.protocol import Program, SpawnRequest
+from lllaunch.spawner.server import Wakeups, Workers, _Worker
+from lllaunch.spawner.values import RETURN_FILE, save_return_value
 from lllaunch.testing import FakeClock
 
 # More than any process id (PID_MAX_LIMIT).
@@ -110,32 +114,18 @@ def test_the_number_of_a_worker_that_was_reaped_is_not_signalled(
     assert fds == []
 
 
-def test_what_an_orphan_leaves_that_ends_just_now_is_let_be_too(
+def test_what_belongs_to_another_user_is_left_and_ends_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a parent and its child the parent ends between two looks at processes."""
-    server = Server.__new__(Server)
-    server._spared, server._cleanup = set(), OrphanCleanup(1)
-    here, looks = os.getpid(), iter([True])
+    def refuse(*_: object) -> None:
+        raise PermissionError
 
-    def seen() -> list[ProcessFacts]:
-        lives = next(looks, False)
-        child = ProcessFacts(pid=12, ppid=11 if lives else here, state="S", session=11, start=2)
-        parent = ProcessFacts(pid=11, ppid=here, state="S", session=11, start=1)
-        return [parent, child] if lives else [child]
-
-    def children() -> list[int]:
-        return [each.pid for each in seen() if each.ppid == here]
-
-    monkeypatch.setattr(lllaunch.linux.proc, "processes", seen)
-    monkeypatch.setattr(server, "_orphans", children)
-    server._end_cleanup(Message({}, b"", []))
-    assert 12 in server._spared
-
-
-def test_a_lineage_is_nobodys_who_has_not_set_it() -> None:
-    assert not descends_from(os.getpid(), "0" * 32)
-    assert not descends_from(NOBODY, "0" * 32)
+    for module, name in ((signal, "pidfd_send_signal"), (os, "killpg"), (os, "kill")):
+        monkeypatch.setattr(module, name, refuse)
+    other = proc.facts(os.getpid())
+    assert other is not None
+    assert not signal_process(other, signal.SIGTERM)
+    signal_group(other.pid, signal.SIGTERM)
 
 
 def test_empty_cgroups_of_launchers_that_ended_are_removed(tmp_path: Path) -> None:
@@ -148,3 +138,61 @@ def test_empty_cgroups_of_launchers_that_ended_are_removed(tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         path.name for path in (full, living, other)
     )
+
+
+def blocked() -> set[int]:
+    return {int(signum) for signum in signal.pthread_sigmask(signal.SIG_BLOCK, ())}
+
+
+def test_signals_are_blocked_in_the_child_alone() -> None:
+    before = blocked()
+    pid = fork()
+    if pid == 0:
+        os._exit(7 if {signal.SIGTERM, signal.SIGINT} <= blocked() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert blocked() == before
+
+
+def test_where_no_process_can_be_made_they_are_not_left_blocked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse() -> int:
+        raise BlockingIOError
+
+    monkeypatch.setattr(os, "fork", refuse)
+    before = blocked()
+    with pytest.raises(BlockingIOError):
+        fork()
+    assert blocked() == before
+
+
+def function_of(module: str, done: list[str]) -> Callable[[], None]:
+    def finish() -> None:
+        done.append(module)
+
+    finish.__module__ = module
+    return finish
+
+
+def test_only_what_torch_takes_apart_at_the_end_is_forgotten() -> None:
+    class Kept:
+        pass
+
+    objects = [Kept(), Kept()]
+    done: list[str] = []
+    weakref.finalize(objects[0], function_of("torch.library", done))
+    weakref.finalize(objects[1], function_of("users.module", done))
+    _forget_finalizers()
+    objects.clear()
+    assert done == ["users.module"]
+
+
+def test_only_a_value_that_is_lost_makes_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    # nothing can be written there, as on a full disk
+    monkeypatch.setenv(RETURN_FILE, str(tmp_path / "file/return.pkl"))
+    save_return_value(None)
+    with pytest.raises(OutputError, match="cannot be written"):
+        save_return_value(5)

@@ -12,7 +12,7 @@ from lllaunch.watchdog.stacks.frames import (
     pyspy_frames,
     users_part,
 )
-from lllaunch.watchdog.stacks.kernel import bit, parse_status, parse_task
+from lllaunch.watchdog.stacks.kernel import parse_status, parse_task
 from lllaunch.watchdog.stacks.pyspy import complaint
 
 # Python 3.10 to 3.12.
@@ -49,13 +49,6 @@ def test_the_main_thread_is_the_last_one() -> None:
     assert faulthandler_frames(bare) == ()
 
 
-def test_the_main_thread_need_not_be_the_current_one() -> None:
-    swapped = OLDER.replace("Current thread", "thread").replace("Thread", "Current thread")
-    swapped = swapped.replace("\nthread", "\nThread")
-    assert swapped.count("Current thread") == 1
-    assert faulthandler_frames(swapped)[0] == Frame("/t/d.py", 5, "main")
-
-
 def test_the_current_thread_counts_where_not_all_are_listed() -> None:
     other, current = OLDER.split("\n\n")
     assert faulthandler_frames(f"{current}\n{other}\n\n...\n")[0].function == "main"
@@ -63,11 +56,11 @@ def test_the_current_thread_counts_where_not_all_are_listed() -> None:
 
 
 def test_the_c_stack_of_newer_versions_is_not_a_thread() -> None:
-    text = NEWER + (
-        "\nCurrent thread's C stack trace (most recent call first):\n"
-        '  Binary file "/usr/bin/python3.14", at _Py_DumpStack+0x48 [0x6a1c9e]\n'
-        "  <truncated rest of calls>\n"
-    )
+    text = f"""{NEWER}
+Current thread's C stack trace (most recent call first):
+  Binary file "/usr/bin/python3.14", at _Py_DumpStack+0x48 [0x6a1c9e]
+  <truncated rest of calls>
+"""
     assert faulthandler_frames(text) == (Frame("/t/d.py", 5, "main"),)
 
 
@@ -100,30 +93,18 @@ def test_pyspy() -> None:
     )
     # In another PID namespace the numbers differ; the name is left.
     assert pyspy_frames(SPY.replace("Process 5676", "Process 1")) == pyspy_frames(SPY)
-    assert pyspy_frames(SPY.replace("MainThread", "renamed")) == pyspy_frames(SPY)
     assert pyspy_frames("Error: Permission Denied\n") == ()
     # one that bears no name is the main one if it is the only one
     thread = "Thread 0x7F71B5E80B80 (active)\n    inner (/t/inner.py:4)\n"
     head = "Process 19212: python inner.py\nPython v3.10.13 (python3.10)\n\n"
     assert pyspy_frames(head + thread) == (Frame("/t/inner.py", 4, "inner"),)
     assert pyspy_frames(head + thread + thread) == ()
-    assert pyspy_frames(SPY.replace(":4)", f":{'9' * 5000})"))[0].line == 5
 
 
-@given(
-    st.one_of(
-        st.text(),
-        st.lists(
-            st.sampled_from(
-                [*OLDER.splitlines(), *NEWER.splitlines(), *SPY.splitlines(), "...", "  ..."]
-            )
-            | st.text(max_size=8)
-        ).map("\n".join),
-        st.tuples(
-            st.sampled_from([OLDER, NEWER, SPY]), st.integers(0, 400), st.text(max_size=5)
-        ).map(lambda t: t[0][: t[1]] + t[2] + t[0][t[1] :]),
-    )
-)
+LINES = st.sampled_from([*OLDER.splitlines(), *NEWER.splitlines(), *SPY.splitlines(), "  ..."])
+
+
+@given(st.lists(LINES | st.text(max_size=8)).map("\n".join))
 def test_garbage_hurts_nobody(text: str) -> None:
     for frames in (faulthandler_frames(text), pyspy_frames(text)):
         assert len(frames) <= MAX_FRAMES
@@ -132,25 +113,9 @@ def test_garbage_hurts_nobody(text: str) -> None:
     parse_task(text)
 
 
-def test_status() -> None:
-    found = parse_status(
-        "Name:\tpython\nState:\tD (disk sleep)\nThreads:\t7\nVmRSS:\t   123 kB\n"
-        "SigPnd:\t0000000000000001\nShdPnd:\t0001000000000000\n"
-        "SigBlk:\t0000000000000002\nSigCgt:\t0001000000000004\n"
-    )
-    assert (found.state, found.threads) == ("D", 7)
-    assert found.pending == 1 | bit(49)
-    assert found.caught & bit(49)
-    assert not found.blocked & bit(49)
-    assert parse_task("12 (a) b (c)) S 1 2 3") == ("a) b (c)", "S")
-    assert found.lines[:3] == ("State: D (disk sleep)", "Threads: 7", "VmRSS: 123 kB")
-
-
 def test_what_pyspy_complains_of_fits_a_line() -> None:
-    failed = (
-        "Error: Failed to get stack traces\n\nCaused by:\n    0: no\n\nStack backtrace:\n  0: x"
-    )
-    assert complaint(failed, 1) == "Error: Failed to get stack traces Caused by: 0: no"
+    failed = "Error: Failed\n\nCaused by:\n    0: no\n\nStack backtrace:\n  0: x"
+    assert complaint(failed, 1) == "Error: Failed Caused by: 0: no"
     assert complaint("", 2) == "exit status 2"
     assert complaint("", -9) == "it ended by SIGKILL"
     denied = "Permission Denied: Try running again with elevated permissions by going 'sudo !!'"

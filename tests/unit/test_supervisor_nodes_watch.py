@@ -187,23 +187,6 @@ def test_all_are_counted_when_all_have_said_how_far_it_came(three: Playing) -> N
     assert three.over == [True] * 3
 
 
-@pytest.mark.parametrize(
-    ("answers", "told"), [((True, None), True), ((False, None), None), ((False, False), False)]
-)
-def test_where_one_node_cannot_tell_of_a_checkpoint_all_cannot(
-    three: Playing, answers: tuple[bool | None, ...], told: bool | None
-) -> None:
-    three.nodes[1].end(FAILED)
-    for rank, (changed, ran) in enumerate(
-        zip((False, *answers), (False, True, False), strict=True)
-    ):
-        progress = AttemptProgress(None, changed, 100, ran)
-        three.nodes[rank].tell_progress(json.dumps(dataclasses.asdict(progress)))
-    three.turns(3)
-    farthest = AttemptProgress(None, told, 100, ran=True)
-    assert three.said() == [[FAILED, _Counted([], farthest)]] * 3
-
-
 def test_who_knows_nothing_is_not_waited_for(three: Playing) -> None:
     three.nodes[1].end(FAILED)
     say(three, 0, 3.0)
@@ -212,14 +195,6 @@ def test_who_knows_nothing_is_not_waited_for(three: Playing) -> None:
     three.turns(3)
     farthest = AttemptProgress(3.0, checkpoint_changed=False, time_ns=102)
     assert three.said() == [[FAILED, _Counted([], farthest)]] * 3
-
-
-def test_if_none_knows_it_is_not_known(three: Playing) -> None:
-    three.nodes[1].end(FAILED)
-    for node in three.nodes:
-        node.tell_progress("{}")
-    three.turns(3)
-    assert three.said() == [[FAILED, _Counted([])]] * 3
 
 
 def test_a_node_that_says_nothing_is_waited_for_no_longer_than_it_may_take(three: Playing) -> None:
@@ -231,16 +206,6 @@ def test_a_node_that_says_nothing_is_waited_for_no_longer_than_it_may_take(three
     three.turns(6)
     farthest = AttemptProgress(4.0, checkpoint_changed=False, time_ns=101)
     assert three.said() == [[FAILED, _Counted([], farthest)]] * 3
-
-
-def test_of_a_node_that_is_gone_nothing_is_expected(three: Playing) -> None:
-    three.turns(2)
-    three.nodes[1].end(FAILED)
-    say(three, 0, 3.0)
-    say(three, 1, 4.0)
-    three.turns(3 * PATIENCE, dead=[2])
-    farthest = AttemptProgress(4.0, checkpoint_changed=False, time_ns=101)
-    assert three.said(2) == [[FAILED, _Counted([2], farthest)]] * 2
 
 
 def _ask(playing: Playing, number: int, group_rank: int | None) -> None:
@@ -262,14 +227,3 @@ def test_the_others_hear_that_somebody_wants_to_know_where_workers_stand(four: P
     four.turns(1)
     assert four.heard[0] == [wanted]
     assert four.heard[3] == [wanted, _Wanted(2, b"request 2")]
-
-
-def test_who_is_gone_before_it_says_what_it_wants_keeps_nobody_else(four: Playing) -> None:
-    four.turns(2)
-    _ask(four, 1, None)
-    four.turns(0.5)
-    _ask(four, 2, 1)
-    # what is missing may come a moment later
-    assert four.said() == [[], [], [], []]
-    four.turns(2)
-    assert four.said() == [[_Wanted(2, b"request 2")], [], *[[_Wanted(2, b"request 2")]] * 2]

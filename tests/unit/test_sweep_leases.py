@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import select
 import socket
 from collections.abc import Iterator
@@ -18,10 +17,9 @@ from support.nvml import FakeNvml, FakeNvmlError
 
 from lllaunch.errors import ConfigError
 from lllaunch.linux.cgroup import Cores, find_cores
-from lllaunch.linux.gpus import Gpu, GpusUnknown, list_gpus
-from lllaunch.sweep import leases as module
+from lllaunch.linux.gpus import Gpu, list_gpus
 from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, SlotWatch
-from lllaunch.sweep.machine import SweepMachine, find_machine, pin
+from lllaunch.sweep.machine import SweepMachine, find_machine
 from lllaunch.sweep.pool import Lease
 from lllaunch.testing import leaked_fds, open_fds
 
@@ -83,11 +81,6 @@ def test_a_lost_gpu_keeps_its_place() -> None:
     assert len({gpu.uuid for gpu in found}) == 3
 
 
-def test_a_driver_that_fails_is_told() -> None:
-    with pytest.raises(GpusUnknown, match=r"found no NVIDIA driver \(Driver Not Loaded\)"):
-        list_gpus(None, FakeNvml(broken=True))
-
-
 @pytest.mark.parametrize(
     ("limit", "visible", "chosen"),
     [
@@ -110,17 +103,11 @@ def test_gpus_within_limits(limit: object, visible: str, chosen: list[str]) -> N
     [
         (3, "expected at most 2, the number of GPUs that are visible, got 3 [number]"),
         (-1, "expected a number of GPUs, 0 or more, got -1 [gpus]"),
-        (True, "expected a number of GPUs (0, 1, 2, ...) or a list of them, got True [gpus]"),
         ("some", "expected a number of GPUs (0, 1, 2, ...) or a list of them, got 'some' [gpus]"),
         ([0], "expected names of visible GPUs (3, 1), got [0]; '0' is none of them [gpus]"),
-        ([None], "expected names of GPUs, got [None]; None is not one [gpus]"),
         (
             ["3", uuid(3)],
             f"expected each GPU at most once, got ['3', '{uuid(3)}']; 3 is named twice [gpus]",
-        ),
-        (
-            ["GPU-"],
-            "expected names of visible GPUs (3, 1), got ['GPU-']; 'GPU-' is several of them [gpus]",
         ),
     ],
 )
@@ -134,7 +121,7 @@ def test_gpus_that_are_not_there_are_told_with_the_reason() -> None:
     ]
     (problem,) = problems(gpus=[0], CUDA_VISIBLE_DEVICES="x")
     assert "[0] asks for GPUs, but found no GPU with CUDA_VISIBLE_DEVICES='x';" in problem
-    with pytest.raises(ConfigError, match="but found no NVIDIA driver"):
+    with pytest.raises(ConfigError, match=r"but found no NVIDIA driver \(Driver Not Loaded\)"):
         find_machine({}, 1, nvml=FakeNvml(broken=True), cores=EIGHT_CORES)
 
 
@@ -143,16 +130,6 @@ def test_without_a_driver_there_are_cores() -> None:
     assert found.everything == Lease((), EIGHT_CORES.numbers)
     # There may be GPUs that NVML does not know: they are not hidden from the job.
     assert found.environment(Lease()) == {}
-
-
-def test_a_driver_is_not_asked_where_no_gpu_is_wanted() -> None:
-    class Unasked(FakeNvml):
-        def nvmlInit(self) -> None:  # noqa: N802 - NVML's name
-            raise AssertionError("asked")
-
-    found = find_machine({}, 0, nvml=Unasked(None), cores=EIGHT_CORES)
-    assert found.environment(Lease()) == {"CUDA_VISIBLE_DEVICES": ""}
-    find_machine({"CUDA_VISIBLE_DEVICES": ""}, nvml=Unasked(None), cores=EIGHT_CORES)
 
 
 def test_a_job_sees_its_gpus_and_no_others() -> None:
@@ -176,13 +153,6 @@ def test_pretended_gpus(pretended: str, visible: str | None, chosen: list[str]) 
     assert names(found) == chosen
     # never taken for those that are there
     assert all(gpu.uuid.startswith("pretended-") for gpu in found.gpus)
-
-
-@pytest.mark.parametrize("pretended", ["a,,b", "a,a", "a b", "x" * 41])
-def test_pretended_gpus_that_cannot_be(pretended: str) -> None:
-    (problem,) = problems(LLLAUNCH_PRETEND_GPUS=pretended)
-    assert problem.startswith("LLLAUNCH_PRETEND_GPUS: ")
-    assert "expected a list of different names" in problem
 
 
 CORES = Cores((0, 1, 2, 3, 8, 9), quota=2.5)
@@ -213,16 +183,8 @@ def test_slots_by_quota(quota: float | None, number: int) -> None:
     ("limit", "problem"),
     [
         (7, "expected at most 6, the number of cores that may be used, got 7"),
-        (-1, "expected a number of CPU slots, 0 or more, got -1 [cpus]"),
-        (True, "expected a number of CPU slots (0, 1, 2, ...) or a list of cores, got True [cpus]"),
         ([4], "expected cores that may be used (0-3, 8-9), got [4]; 4 may not be used [cpus]"),
-        (
-            ["0-999999999"],
-            (
-                "expected cores that may be used (0-3, 8-9), got "
-                "['0-999999999']; 0-999999999 may not be used [cpus]"
-            ),
-        ),
+        (["0-999999999"], "expected cores that may be used (0-3, 8-9), got ['0-999999999'];"),
         (["3-1"], f"{CORES_OR_RANGES}, got ['3-1']; '3-1' is neither"),
         ([0, "0-1"], "expected each core at most once, got [0, '0-1']; 0 is named twice [cpus]"),
     ],
@@ -254,27 +216,17 @@ def fake_proc(directory: Path, cgroup: str, mounts: str, files: dict[str, str]) 
 
 V2 = "30 23 0:26 / MOUNT/cg rw,nosuid - cgroup2 cgroup2 rw\n"
 V1 = "31 23 0:27 / MOUNT/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+CFS = "cpu/a/cpu.cfs_"
 
 
 @pytest.mark.parametrize(
     ("cgroup", "mounts", "files", "quota"),
     [
         ("0::/a/b\n", V2, {"cg/a/b/cpu.max": "max 100000\n"}, None),
-        (
-            "0::/a/b\n",
-            V2,
-            {"cg/a/b/cpu.max": "400000 100000\n", "cg/a/cpu.max": "200000 100000\n"},
-            2.0,
-        ),
+        ("0::/a/b\n", V2, {"cg/a/b/cpu.max": "4000 1000", "cg/a/cpu.max": "2000 1000"}, 2.0),
         ("0::/host/path\n", V2, {"cg/cpu.max": "300000 100000\n"}, 3.0),  # in a container
-        (
-            "2:cpu,cpuacct:/a\n",
-            V1,
-            {"cpu/a/cpu.cfs_quota_us": "50000\n", "cpu/a/cpu.cfs_period_us": "100000\n"},
-            0.5,
-        ),
+        ("2:cpu,cpuacct:/a\n", V1, {f"{CFS}quota_us": "5\n", f"{CFS}period_us": "10\n"}, 0.5),
         ("2:cpu,cpuacct:/a\n0::/\n", V1 + V2, {"cg/cpu.max": "100000 100000"}, 1.0),
-        ("0::/\n", V2, {"cg/cpu.max": "5 0"}, None),
         ("", "", {}, None),
     ],
 )
@@ -283,20 +235,6 @@ def test_quota(
 ) -> None:
     proc = fake_proc(tmp_path, cgroup, mounts, files)
     assert find_cores(proc) == Cores(tuple(sorted(os.sched_getaffinity(0))), quota)
-
-
-def test_pinning_binds_to_the_cores_of_the_lease() -> None:
-    before = os.sched_getaffinity(0)
-    last = max(before)
-    try:
-        pin(Lease(("0",), ()))
-        assert os.sched_getaffinity(0) == before
-        pin(Lease((), (last,)))
-        assert os.sched_getaffinity(0) == {last}
-        with pytest.raises(OSError, match="Invalid argument"):
-            pin(Lease((), (1000,)))
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 # names and numbers that no other process has
@@ -341,7 +279,6 @@ def held(leases: Leases) -> tuple[Slot, ...]:
 
 
 Two = tuple[Leases, Leases]
-HANG = round(WAIT * 1000)
 
 
 def test_a_gpu_is_leased_once(launchers: Two) -> None:
@@ -351,12 +288,9 @@ def test_a_gpu_is_leased_once(launchers: Two) -> None:
     assert other.acquire(gpus("c")) == ()
     one.release(gpus("a", "b"))
     assert other.acquire(gpus("b")) == ()
-    assert (held(one), held(other)) == ((), (gpu("c"), gpu("b")))
-    assert [slot.lease for slot in held(other)] == [gpus("c"), gpus("b")]
     # all of it or nothing
     assert one.acquire(gpus("d", "c", "a")) == (gpu("c"),)
-    assert held(one) == ()
-    other.close()
+    assert (held(one), held(other)) == ((), (gpu("c"), gpu("b")))
     other.close()
     assert one.acquire(gpus("c", "b")) == ()
 
@@ -398,7 +332,7 @@ def test_a_job_keeps_what_it_was_given_and_what_it_executes_nothing(launchers: T
     assert not ready(watch)
     for descriptor in kept:
         os.close(descriptor)
-    assert ready(watch, HANG)
+    assert ready(watch, round(WAIT * 1000))
     assert other.acquire(gpus("a")) == ()
 
 
@@ -406,45 +340,13 @@ def test_a_watch_wakes_when_the_slot_is_released(launchers: Two) -> None:
     one, other = launchers
     one.acquire(gpus("a", "b"))
     watch = other.watch(gpu("a"))
-    assert watch is other.watch(gpu("a"))
     one.release(gpus("b"))
     assert not ready(watch)
     one.release(gpus("a"))
     assert ready(watch)
     watch.close()
-    watch.close()
-    assert watch.fileno() == -1
     assert other.acquire(gpus("a")) == ()
-    again = one.watch(gpu("a"))
-    assert again is not watch
-    assert not ready(again)
-
-
-def test_a_slot_that_is_free_is_not_waited_for(launchers: Two) -> None:
-    one, _ = launchers
-    assert ready(one.watch(gpu("a")), HANG)
-    assert one.acquire(gpus("a")) == ()
-
-
-@pytest.mark.parametrize("listening", [True, False])
-def test_who_cannot_be_waited_for_is_tried_again(
-    launchers: Two, listening: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "RETRY_AFTER", 0.01)
-    address = f"\0lllaunch/gpu/{MARK}-a"
-    waiting = []
-    with socket.socket(socket.AF_UNIX) as foreign:
-        foreign.bind(address)
-        if listening:
-            foreign.listen(0)
-            waiting.append(socket.socket(socket.AF_UNIX))
-            waiting[0].connect(address)  # all that fit
-        watch = launchers[0].watch(gpu("a"))
-        assert ready(watch, HANG)
-        assert launchers[0].acquire(gpus("a")) == (gpu("a"),)
-    for connection in waiting:
-        connection.close()
-    assert launchers[0].acquire(gpus("a")) == ()
+    assert not ready(one.watch(gpu("a")))
 
 
 def test_what_the_system_refuses_is_told(launchers: Two, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,18 +357,9 @@ def test_what_the_system_refuses_is_told(launchers: Two, monkeypatch: pytest.Mon
             super().bind(address)  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket, "socket", Refusing)
-    with pytest.raises(LeaseFailed) as caught:
+    with pytest.raises(LeaseFailed, match=r"^GPU b cannot be leased: Operation not permitted$"):
         launchers[0].acquire(gpus("a", "b"))
-    assert str(caught.value) == "GPU b cannot be leased: Operation not permitted"
-    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     assert held(launchers[0]) == ()
-
-    def no_more(*_: object) -> None:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(socket, "socket", no_more)
-    with pytest.raises(LeaseFailed, match="Too many open files"):
-        launchers[0].watch(gpu("a"))
 
 
 NAMES = st.lists(st.sampled_from("abcd"), unique=True, min_size=1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,42 +13,35 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.left import SECOND, T0, LeftRun, LeftSweep
 from support.pages import Seen
 
 from lllaunch.pages.sweep_facts import (
     SweepFacts,
     SweepJob,
-    cause_key,
     failure_groups,
     read_sweep_facts,
 )
 from lllaunch.pages.sweep_page import sweep_page
 from lllaunch.pages.swept import swept_parameters
 from lllaunch.results.cases import Case, CodeLine, Log
-from lllaunch.results.report import common_overrides
 from lllaunch.results.store import ListEntry, look
 from lllaunch.results.tries import JobTry, SweepTimeline
 from lllaunch.sweep.directory import SweepDirectory
-from lllaunch.sweep.history import SweepHistory, summary_of, write_summary
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,
     Header,
     OverRecord,
     PlannedRecord,
-    Record,
     Result,
     Resumed,
     Skipped,
     StartedRecord,
-    encode,
-    read_journal,
 )
 from lllaunch.sweep.objective import Direction
 from lllaunch.sweep.pool import Lease
 
-S = 10**9
-T0 = 1_700_000_000 * S
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=\"alert('2')\"> &amp; \x1b[31m\x00\ud800"
 )
@@ -57,19 +51,13 @@ TWO = Lease(("0", "1"))
 
 
 class Page(Seen):
-    """A page as a browser reads it.
+    """A page of a sweep.
 
     Attributes:
-        shown: what is text, scripts, styles and `titles` left out.
         rows: texts of the cells of each row of each table.
-        titles: what is shown where somebody points.
-        classes: of circles, lines and areas of charts.
     """
 
     def __init__(self, page: str) -> None:
-        self.shown = ""
-        self.titles: list[str] = []
-        self.classes: list[tuple[str, str]] = []
         self._found: list[list[tuple[str, str | None]]] = []
         super().__init__(page)
         assert self.open == []
@@ -77,33 +65,15 @@ class Page(Seen):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         super().handle_starttag(tag, attrs)
-        if tag in {"circle", "path", "rect"}:
-            self.classes.append((tag, dict(attrs).get("class") or ""))
         if tag == "tr":
             self._found.append(self._rows[-1])
-        elif tag == "title":
-            self.titles.append("")
-
-    def handle_data(self, data: str) -> None:
-        super().handle_data(data)
-        if "title" in self.open:
-            self.titles[-1] += data
-        elif not {"script", "style"} & {*self.open}:
-            self.shown += data
-
-    def values(self, *names: str) -> list[str]:
-        """All values of attributes that are called so."""
-        return [value or "" for name, value in self.attributes if name in names]
-
-    def count(self, tag: str, kind: str) -> int:
-        return sum(each == tag and kind in classes.split() for each, classes in self.classes)
 
 
 def job(number: int, *overrides: str, **more: Any) -> SweepJob:
     given = {"state": "succeeded", "seconds": 2.0, "tries": 1, "exit_code": 0, **more}
     given.setdefault("directory", str(number))
     if given["state"] == "succeeded":
-        given.setdefault("ended_ns", T0 + (number + 1) * S)
+        given.setdefault("ended_ns", T0 + (number + 1) * SECOND)
     return SweepJob(number, overrides=overrides, **given)
 
 
@@ -116,7 +86,7 @@ def swept(
     slots: Lease = TWO,
     **more: Any,
 ) -> SweepFacts:
-    timeline = SweepTimeline(T0, T0 + 100 * S, over=True, tries=tuple(tries), slots=slots)
+    timeline = SweepTimeline(T0, T0 + 100 * SECOND, over=True, tries=tuple(tries), slots=slots)
     return SweepFacts(
         directory="multirun/1",
         entry=ListEntry("sweep", "multirun/1", state, exit_code=6, started_ns=T0, seconds=100.0),
@@ -153,14 +123,20 @@ def cell(page: Page, number: int, title: str) -> str:
 
 
 def test_the_verdict_stands_first() -> None:
-    page = Page(sweep_page(grid(direction="minimize"), "0.1"))
+    page = Page(sweep_page(grid(direction="minimize", resumes=2), "0.1"))
     start = page.shown.index("Failed")
     assert "7 of 8 jobs succeeded, 1 failed" in page.shown[start : start + 50]
     assert "best 0.25 of job 0 (lr=0.1 model=size_small) · exit code 6" in page.shown
     assert page.shown.index("jobs succeeded") < page.shown.index("What failed")
     assert "Took1 min 40 s" in page.shown
+    assert "Resumed2 times" in page.shown
     assert page.tags.count("h1") == page.tags.count("main") == 1
     assert len(page.values("id")) == len({*page.values("id")})
+    # without a direction nothing is called best
+    text = Page(sweep_page(grid(), "0.1")).shown
+    assert "lowest 0.25 of job 0" in text
+    assert "highest 1.125 of job 7" in text
+    assert "best" not in text.lower()
 
 
 def test_each_job_has_a_row_with_a_column_for_each_key() -> None:
@@ -179,15 +155,6 @@ def test_each_job_has_a_row_with_a_column_for_each_key() -> None:
     assert "./../multi%20run/1/3/" in elsewhere.values("href")
     assert "#job-5" in page.values("href")
     assert "job-5" in page.values("id")
-
-
-def test_without_a_direction_nothing_is_called_best() -> None:
-    text = Page(sweep_page(grid(), "0.1")).shown
-    assert "lowest 0.25 of job 0" in text
-    assert "highest 1.125 of job 7" in text
-    assert "lowest so far" in text
-    assert "highest so far" in text
-    assert "best" not in text.lower()
 
 
 @pytest.mark.parametrize(("direction", "best"), [("minimize", 0), ("maximize", 7)])
@@ -222,31 +189,16 @@ def test_objectives_that_are_too_large_to_be_drawn_are_counted_and_named() -> No
     assert "Best 1e+300 of job 0 (x=1); 1 job returned a number." in page.shown
 
 
-def test_parameters_that_are_numbers_with_zero_are_drawn_in_steps() -> None:
-    decays = ("0", "1e-4", "1e-3", "1e-2")
-    jobs = [job(at, f"decay={decay}", objective=float(at)) for at, decay in enumerate(decays)]
-    page = sweep_page(swept(*jobs), "0.1")
-    assert all(f">{decay}<" in page for decay in decays)
-
-
-def test_numbers_have_as_many_digits_as_are_compared() -> None:
-    page = Page(sweep_page(swept(job(0, "lr=0.0029216335502727"), job(1, "lr=0.1")), "0.1"))
-    assert [cell(page, number, "lr") for number in range(2)] == ["0.00292163", "0.1"]
-
-
-def test_jobs_that_held_nothing_have_places_and_no_share_of_any() -> None:
-    tries = [tried(0, "", 0, 50), tried(1, "", 10, 100)]
-    page = Page(sweep_page(swept(job(0), tries=tries, slots=Lease()), "0.1"))
-    assert "Which job was there when" in page.shown
-    assert "in use" not in page.shown
-    assert all(f"place {place}" in page.shown for place in range(2))
-
-
 def test_a_sweep_without_objectives_has_a_table_and_no_charts_of_any() -> None:
-    jobs = [job(number, f"x={number}", returned="text" * (number == 1)) for number in range(3)]
+    jobs = [
+        job(0, "lr=0.0029216335502727"),
+        job(1, "lr=0.1", returned="text"),
+    ]
     page = Page(sweep_page(swept(*jobs, state="succeeded"), "0.1"))
     assert "Objective and parameters" not in page.shown
     assert cell(page, 1, "Objective") == "text"
+    # as many digits as are compared
+    assert cell(page, 0, "lr") == "0.00292163"
     assert "What failed" not in page.shown
 
 
@@ -279,7 +231,7 @@ def test_failures_of_one_cause_stand_together_with_the_end_of_a_log() -> None:
 def tried(
     number: int, gpus: Sequence[str], begin: float, end: float, fate: str = "succeeded"
 ) -> JobTry:
-    start, stop = (T0 + int(at * S) for at in (begin, end))
+    start, stop = (T0 + int(at * SECOND) for at in (begin, end))
     return JobTry(number, 0, start, stop, fate, Lease(tuple(gpus)), objective=0.5)
 
 
@@ -292,34 +244,6 @@ def test_what_ran_when_on_which_gpu_and_what_was_idle() -> None:
     # spans, and one in the legend
     assert page.count("rect", "succeeded") == 2 + 1
     assert page.count("rect", "failed") == 1 + 1
-
-
-def test_gpus_on_which_the_same_ran_are_one_row() -> None:
-    tries = [tried(0, "0123", 0, 50), tried(1, "0123", 50, 100)]
-    page = Page(sweep_page(swept(job(0), tries=tries, slots=Lease(tuple("01234"))), "0.1"))
-    assert "GPU 0-3" in page.shown
-    assert page.count("rect", "succeeded") == 2 + 1
-    assert "GPUs were in use 80 % of the time" in page.shown
-
-
-@pytest.mark.parametrize(
-    ("state", "word"),
-    [
-        ("running", "Still running"),
-        ("died", "Died"),
-        ("signalled", "Interrupted"),
-        ("queued", "Waiting in the queue"),
-        ("unknown", "Not known to be over"),
-    ],
-)
-def test_sweeps_that_are_not_over_have_a_page(state: str, word: str) -> None:
-    others = [job(1, "x=1", state="waiting"), job(2, "x=2", state="running", cause="step 3 of 9")]
-    facts = swept(job(0, "x=0", objective=1.0), *others, state=state, resumes=2)
-    text = Page(sweep_page(facts, "0.1")).shown
-    assert word in text
-    assert "1 of 3 jobs succeeded, 1 running, 1 waiting" in text
-    assert "step 3 of 9" in text
-    assert "Resumed2 times" in text
 
 
 def test_nothing_at_all_has_a_page() -> None:
@@ -406,39 +330,20 @@ def test_of_very_many_jobs_those_are_shown_that_tell_most() -> None:
 SECRET = "hunter2hunter2"
 
 
-class Written:
-    """A sweep's directory, made of records."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self.time = T0
-
-    def add(self, *records: Record) -> None:
-        with (self.place / "sweep.jsonl").open("ab") as file:
-            for record in records:
-                file.write(encode(record, self.time))
-                self.time += S
-
-    def over(self, code: int) -> None:
-        self.add(OverRecord(code))
-        history = SweepHistory(read_journal(str(self.place / "sweep.jsonl")))
-        write_summary(str(self.place / "sweep.json"), summary_of(history, self.time))
-
-    def facts(self, hide: Any = str) -> SweepFacts:
-        found = look(str(self.place))
-        assert found is not None
-        facts = read_sweep_facts(found, hide=hide)
-        # whatever there is, there is a page of it
-        assert sweep_page(facts, "0.1").startswith("<!DOCTYPE html>")
-        return facts
+def facts_of(sweep: LeftSweep, hide: Any = str) -> SweepFacts:
+    found = look(str(sweep.path))
+    assert found is not None
+    facts = read_sweep_facts(found, hide=hide)
+    # whatever there is, there is a page of it
+    assert sweep_page(facts, "0.1").startswith("<!DOCTYPE html>")
+    return facts
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Written:
-    made = Written(tmp_path / "sweep")
-    made.place.mkdir()
+def written(tmp_path: Path) -> LeftSweep:
     slots = Lease(("0", "1"), (0,))
-    made.add(Header("id", "0.1", ("x=0,1,2", "y=1"), direction="minimize", slots=slots))
+    header = Header("id", "0.1", ("x=0,1,2", "y=1"), direction="minimize", slots=slots)
+    made = LeftSweep(tmp_path / "sweep", header)
     made.add(*(ComposedRecord(job, (f"x={job}", "y=1"), str(job), "f") for job in range(4)))
     return made
 
@@ -457,11 +362,11 @@ def states(facts: SweepFacts) -> list[str]:
     return [job.state for job in facts.jobs]
 
 
-def test_a_sweep_that_is_over(written: Written) -> None:
+def test_a_sweep_that_is_over(written: LeftSweep) -> None:
     written.add(started(0), ended(0, value=0.5), started(1), ended(1, "failed", "rank 0: no"))
     written.add(started(2, "1"), ended(2, value=0.25), started(3), ended(3, value="a text"))
     written.over(6)
-    facts = written.facts()
+    facts = facts_of(written)
     assert (facts.entry.state, facts.entry.exit_code) == ("failed", 6)
     assert states(facts) == ["succeeded", "failed", "succeeded", "succeeded"]
     assert [job.objective for job in facts.jobs] == [0.5, None, 0.25, None]
@@ -482,41 +387,45 @@ def test_a_sweep_that_is_over(written: Written) -> None:
     assert facts.jobs[2].ended_ns > facts.jobs[0].ended_ns > T0
 
 
-def test_a_sweep_that_goes_on_tells_what_runs_and_what_waits(written: Written) -> None:
-    written.add(started(0), ended(0, value=0.5), started(1))
-    lock = SweepDirectory.claim(str(written.place))
+@contextlib.contextmanager
+def going_on(sweep: LeftSweep) -> Iterator[None]:
+    """Its launcher lives."""
+    lock = SweepDirectory.claim(str(sweep.path))
     try:
-        facts = written.facts()
+        yield
     finally:
         lock.release()
+
+
+def test_a_sweep_that_goes_on_tells_what_runs_and_what_waits(written: LeftSweep) -> None:
+    written.add(started(0), ended(0, value=0.5), started(1))
+    with going_on(written):
+        facts = facts_of(written)
     assert facts.entry.state == "running"
     assert states(facts) == ["succeeded", "running", "waiting", "waiting"]
     assert facts.failures == ()
     assert facts.timeline.tries[-1].fate == "running"
-
-
-def test_jobs_that_are_not_composed_yet_are_counted(tmp_path: Path) -> None:
-    made = Written(tmp_path)
-    made.add(Header("id", "0.1", ("x=range(9)",)), PlannedRecord(9))
-    made.add(ComposedRecord(0, ("x=0",), "0", "f"))
-    made.add(started(0), ended(0, value=1.0))
-    assert "1 of 9 jobs succeeded, 8 not run" in sweep_page(made.facts(), "0.1")
-    lock = SweepDirectory.claim(str(tmp_path))
-    try:
-        assert "1 of 9 jobs succeeded, 8 waiting" in sweep_page(made.facts(), "0.1")
-    finally:
-        lock.release()
-
-
-def test_a_sweep_whose_launcher_was_killed(written: Written) -> None:
-    written.add(started(0), ended(0, value=0.5), started(1))
-    facts = written.facts()
+    # and when the launcher was killed
+    facts = facts_of(written)
     assert facts.entry.state == "died"
     assert states(facts) == ["succeeded", "died", "not_run", "not_run"]
     assert [group.jobs for group in facts.failures] == [(1,)]
 
 
-def test_a_sweep_that_was_interrupted_and_resumed(written: Written) -> None:
+def test_jobs_that_are_not_composed_yet_are_counted(tmp_path: Path) -> None:
+    made = LeftSweep(tmp_path, Header("id", "0.1", ("x=range(9)",)))
+    made.add(PlannedRecord(9), ComposedRecord(0, ("x=0",), "0", "f"))
+    made.add(started(0), ended(0, value=1.0))
+    with going_on(made):
+        text = Page(sweep_page(facts_of(made), "0.1")).shown
+    assert "Still running" in text
+    assert "1 of 9 jobs succeeded, 8 waiting" in text
+    text = Page(sweep_page(facts_of(made), "0.1")).shown
+    assert "Died" in text
+    assert "1 of 9 jobs succeeded, 8 not run" in text
+
+
+def test_a_sweep_that_was_interrupted_and_resumed(written: LeftSweep) -> None:
     written.add(
         started(0), ended(0, value=0.5), started(1), Skipped(2, "cancelled"), OverRecord(130)
     )
@@ -524,7 +433,7 @@ def test_a_sweep_that_was_interrupted_and_resumed(written: Written) -> None:
     again = (ComposedRecord(1, ("x=1", "y=1"), "1", "f"), started(1), ended(1, value=3.0))
     written.add(*again, started(2), ended(2, value=1))
     written.over(0)
-    facts = written.facts()
+    facts = facts_of(written)
     assert (facts.resumes, facts.direction) == (1, "maximize")
     assert facts.jobs[1].tries == 2
     assert facts.objectives.best is not None
@@ -532,36 +441,21 @@ def test_a_sweep_that_was_interrupted_and_resumed(written: Written) -> None:
     assert len(facts.timeline.resumed_ns) == 1
 
 
-def test_torn_files_leave_what_there_is(written: Written) -> None:
+def test_torn_files_leave_what_there_is(written: LeftSweep) -> None:
     written.add(started(0), ended(0, value=0.5))
     written.over(0)
-    with (written.place / "sweep.jsonl").open("ab") as file:
+    with written.journal.open("ab") as file:
         file.write(b'{"time_ns": 17, "type": "started", "job"')
-    assert written.facts().jobs[0].objective == 0.5
-    (written.place / "sweep.json").write_text('{"version": 7, "jobs": [{"job": 0}]}')
-    facts = written.facts()
+    assert facts_of(written).jobs[0].objective == 0.5
+    (written.path / "sweep.json").write_text('{"version": 7, "jobs": [{"job": 0}]}')
+    facts = facts_of(written)
     assert "version 7" in facts.problem
-    (written.place / "sweep.json").write_text("[")
-    (written.place / "sweep.jsonl").write_bytes(b"\0\xff\n{}\n")
-    assert written.facts().jobs == ()
+    (written.path / "sweep.json").write_text("[")
+    written.journal.write_bytes(b"\0\xff\n{}\n")
+    assert facts_of(written).jobs == ()
 
 
-@pytest.mark.parametrize("junk", [None, 3, "x" * 5000, [{}], {"a": [1]}, True, -1e300])
-def test_a_sweep_json_of_any_make_has_a_page(written: Written, junk: object) -> None:
-    written.add(started(0), ended(0, value=0.5), started(1), ended(1, "failed", "why"))
-    written.over(6)
-    path = written.place / "sweep.json"
-    document = json.loads(path.read_text())
-    for name in document:
-        path.write_text(json.dumps({**document, name: junk}))
-        written.facts()
-    for name in document["jobs"][0]:
-        jobs = [{**job, name: junk} for job in document["jobs"]]
-        path.write_text(json.dumps({**document, "jobs": jobs}))
-        written.facts()
-
-
-def test_secrets_are_taken_out_of_all_that_people_and_workers_wrote(written: Written) -> None:
+def test_secrets_are_taken_out_of_all_that_people_and_workers_wrote(written: LeftSweep) -> None:
     def hide(text: str) -> str:
         return text.replace(SECRET, "***")
 
@@ -569,24 +463,13 @@ def test_secrets_are_taken_out_of_all_that_people_and_workers_wrote(written: Wri
     written.add(ComposedRecord(4, secret, "4", "f"))
     written.add(started(4), ended(4, "failed", f"rank 0: {SECRET}"), started(0))
     written.add(ended(0, value=SECRET))
-    place = written.place / "4"
-    place.mkdir()
-    (place / "result.json").write_text(
-        json.dumps({"version": 1, "state": "failed", "error": f"no {SECRET}", "exit_code": 3})
-    )
+    LeftRun(written.path / "4").ends("failed", 3, error=f"no {SECRET}")
     written.over(6)
-    found = look(str(written.place))
-    assert found is not None
-    facts = read_sweep_facts(found, hide=hide)
+    facts = facts_of(written, hide)
     page = sweep_page(facts, "0.1")
     assert SECRET not in page
     assert SECRET not in repr(facts.jobs) + repr(facts.timeline) + repr(facts.failures)
     assert "rank 0: ***" in page
-
-
-def test_what_jobs_share_is_told_once() -> None:
-    assert common_overrides([("a=1", "b=2", "c=3"), ("c=3", "a=1", "b=4")]) == ("a=1", "c=3")
-    assert common_overrides([("a=1",)]) == ()
 
 
 # Failures
@@ -616,17 +499,3 @@ def test_failures_of_one_cause_stand_together_and_the_most_first() -> None:
     (same,) = failure_groups([failing(number, "rank 3: exited") for number in (1, 3)], {})
     assert same.cause == "rank 3: exited"
     assert [group.cause for group in others] == [jobs[0].cause, "ended by a signal"]
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        ("rank 0: SIGKILL", "rank 12: SIGKILL", True),
-        ("CUDA error at 0x7f31", "CUDA error at 0x9a00", True),
-        ("loss is 1e9 in step 3", "loss is 2.5 in step 900", True),
-        ("ValueError: a", "ValueError: b", False),
-        ("rank 0: ValueError: a", "ValueError: a", True),
-    ],
-)
-def test_causes_that_differ_in_numbers_alone_are_one(one: str, other: str, same: bool) -> None:
-    assert (cause_key(one) == cause_key(other)) == same

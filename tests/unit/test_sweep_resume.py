@@ -17,12 +17,10 @@ from lllaunch.config.schema import KEYS, UNPLANNED
 from lllaunch.difference import differences
 from lllaunch.errors import ConfigError
 from lllaunch.sweep.fingerprint import (
-    CONFIG_LIMIT,
     NEUTRAL,
     job_config,
     job_key,
     overrides_key,
-    worth_keeping,
 )
 from lllaunch.sweep.history import JobHistory
 from lllaunch.sweep.journal import Result
@@ -64,15 +62,13 @@ def planned(before: list[OldJob], now: list[NewJob], **more: Any) -> ResumePlan:
     return plan_resume(before, [job.overrides for job in now], compose, **more)
 
 
-@pytest.mark.parametrize("state", ["composed", "started", "failed", "skipped", "succeeded"])
-@pytest.mark.parametrize("result", [None, GOOD, BAD, Result("signalled", 143), Result("error", 1)])
+@pytest.mark.parametrize("state", ["composed", "failed", "succeeded"])
+@pytest.mark.parametrize("result", [None, GOOD, BAD, Result("signalled", 143)])
 def test_only_a_result_of_success_makes_a_job_finished(state: str, result: Result | None) -> None:
-    journalled = GOOD if state == "succeeded" else None
     job = old(0, "a=1", result=result, state=state)
-    job = job._replace(history=job.history._replace(result=journalled))
-    (decision,) = planned([job], [new("a=1")]).jobs
+    # what has not finished may have another config by now
+    (decision,) = planned([job], [new("a=1", config=None if result is GOOD else {"a": 2})]).jobs
     assert isinstance(decision, Skip if result is GOOD else RunAgain)
-    assert job.journalled is (state == "succeeded")
 
 
 def test_overrides_that_do_not_change_the_outcome_need_not_be_the_same() -> None:
@@ -133,11 +129,7 @@ def test_a_change_of_a_finished_jobs_config_is_refused_with_the_difference() -> 
     then = {"params": {"epochs": 5, "net": ["a", "c"], "more": {"x": "y"}}}
     before = [old(0, "lr=1", result=GOOD, config=first)]
     with pytest.raises(ConfigError) as caught:
-        planned(
-            before,
-            [new("lr=1", config=then)],
-            config_of={0: job_config({}, first)}.get,
-        )
+        planned(before, [new("lr=1", config=then)], config_of={0: job_config({}, first)}.get)
     assert caught.value.exit_code == 2
     assert str(caught.value) == (
         "hydra.launcher.resume: job 0 (lr=1) has finished, and its config has changed since; "
@@ -147,12 +139,6 @@ def test_a_change_of_a_finished_jobs_config_is_refused_with_the_difference() -> 
         "    params.gone: was null, is gone\n"
         '    params.more: new, {"x": "y"}'
     )
-
-
-def test_a_change_of_another_jobs_config_is_none_of_its_business() -> None:
-    before = [old(0, "lr=1", result=BAD, config={"a": 1}), old(1, "lr=2", config={"a": 1})]
-    plan = planned(before, [new("lr=1", config={"a": 2}), new("lr=2", config={"a": 2})])
-    assert [type(job) for job in plan.jobs] == [RunAgain, RunAgain]
 
 
 def test_jobs_that_have_changed_alike_are_told_together() -> None:
@@ -305,16 +291,9 @@ def test_rarer_plain_data_has_a_form() -> None:
         LOW = 1
 
     config = {"a": Color.RED, "b": b"\xff", "c": pathlib.Path("/x/y"), "d": (1, 2), "e": Level.LOW}
-    assert job_config({}, {**config, b"k": 1, Color.RED: 2}, [("/x", "<x>")]) == {
-        "a": "RED",
-        "b": {"$bytes": "ff"},
-        "c": "<x>/y",
-        "d": [1, 2],
-        "e": "LOW",
-        "$bytes:6b": 1,
-        "RED": 2,
-        "launch": {},
-    }
+    found = job_config({}, {**config, b"k": 1, Color.RED: 2}, [("/x", "<x>")])
+    plain = {"a": "RED", "b": {"$bytes": "ff"}, "c": "<x>/y", "d": [1, 2], "e": "LOW"}
+    assert found == {**plain, "$bytes:6b": 1, "RED": 2, "launch": {}}
 
 
 def test_what_is_no_plain_data_is_named() -> None:
@@ -339,11 +318,6 @@ def test_only_whole_directories_are_replaced(text: str) -> None:
     assert job_config({}, {"a": text}, places)["a"] == text
 
 
-def test_a_config_that_is_too_long_is_not_kept() -> None:
-    assert worth_keeping(job_config({}, {"a": "x" * 1000}))
-    assert not worth_keeping(job_config({}, {"a": "x" * CONFIG_LIMIT}))
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [("a=1", "a=2"), ("a=1", "++a=2"), ("a.b=1", "a={b: 2}"), ("~a", "+a=1"), ("db=x", "db/y=z")],
@@ -352,29 +326,6 @@ def test_the_order_of_overrides_of_one_key_counts(one: str, other: str) -> None:
     assert overrides_key([one, other]) != overrides_key([other, one])
     assert overrides_key(["z=1", one, other]) == overrides_key([one, "z=1", other])
     assert overrides_key(["0=1", one, other]) == overrides_key([one, other, "0=1"])
-
-
-def test_values_are_no_keys_and_nothing_is_run_together() -> None:
-    assert overrides_key(["a=1", "b=2"]) != overrides_key(["a=1b=2"])
-    assert overrides_key([]) != overrides_key([""])
-    assert overrides_key(["a=1"]) != overrides_key(["+a=1"])
-    assert overrides_key([" a=1 "]) == overrides_key(["a=1"])
-    assert overrides_key(["a=x.b=1", "a.b=2"]) != overrides_key(["a.b=2", "a=x.b=1"])
-    assert overrides_key(["ab=1", "a=2"]) == overrides_key(["a=2", "ab=1"])
-
-
-related = st.lists(st.sampled_from(["a=1", "a=2", "a.b=1", "a.c=1", "b=1", "b.a=1"]), max_size=6)
-
-
-@given(related, st.data())
-def test_swapping_neighbours_that_have_nothing_in_common_changes_nothing(texts, data) -> None:
-    texts = [*texts, "m=1", "n=1"]
-    index = data.draw(st.integers(0, len(texts) - 2))
-    one, other = (text.partition("=")[0].split(".") for text in texts[index : index + 2])
-    swapped = [*texts[:index], texts[index + 1], texts[index], *texts[index + 2 :]]
-    shorter = min(len(one), len(other))
-    same = one[:shorter] != other[:shorter] or texts[index] == texts[index + 1]
-    assert (overrides_key(texts) == overrides_key(swapped)) == same
 
 
 def test_overrides_that_do_not_change_the_outcome_can_be_left_out() -> None:

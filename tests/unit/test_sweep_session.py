@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import resource
-import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -19,8 +18,6 @@ from hypothesis import strategies as st
 import lllaunch.sweep.schedule as v
 import lllaunch.sweep.session as session_module
 from lllaunch.errors import ConfigError, OutputError
-from lllaunch.run.events import isoformat
-from lllaunch.sweep import protocol
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.fingerprint import job_config, job_key
 from lllaunch.sweep.journal import (
@@ -41,8 +38,6 @@ from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.processes import JobProcess
 from lllaunch.sweep.protocol import (
     LONGEST,
-    Answer,
-    Broken,
     JobPrinted,
     OutputPipe,
     Prepared,
@@ -52,7 +47,6 @@ from lllaunch.sweep.resume import NewJob
 from lllaunch.sweep.session import Batch, JobRecords, JobToCompare, SweepSession
 
 COMMAND = ("+exp=resnet", "lr=0,1,2")
-NEVER = "9999-01-01T00:00:00.000000Z"
 GOOD = Result("succeeded", 0)
 BAD = Result("failed", 3)
 
@@ -87,9 +81,9 @@ def config(name: object, **more: Any) -> dict[str, Any]:
     return job_config({}, {"lr": str(name), **more})
 
 
-def composed(number: int, name: object) -> ComposedRecord:
-    canonical = config(name)
-    return ComposedRecord(number, (f"lr={name}",), str(number), job_key(canonical), canonical)
+def composed(number: int) -> ComposedRecord:
+    canonical = config(number)
+    return ComposedRecord(number, (f"lr={number}",), str(number), job_key(canonical), canonical)
 
 
 def compose_nothing(finished: Sequence[JobToCompare]) -> Composed:
@@ -108,11 +102,10 @@ def same_config(wanted: Sequence[Sequence[str]], told: list[Any] | None = None) 
     return compose
 
 
-def succeed(path: Path, began: str | None = None) -> None:
+def succeed(path: Path) -> None:
     """Leaves what a run leaves that has succeeded."""
-    path.mkdir(parents=True, exist_ok=True)
-    times = {"started": began, "ended": NEVER, "seconds": 1.5}
-    result = {"state": "succeeded", "exit_code": 0, **times}
+    path.mkdir(parents=True)
+    result = {"state": "succeeded", "exit_code": 0, "ended": "9999", "seconds": 1.5}
     (path / "result.json").write_text(json.dumps(result))
 
 
@@ -125,14 +118,13 @@ def killed_sweep(path: Path) -> None:
     with contextlib.closing(begin(path)) as session:
         session.plan(jobs(*range(6)), 0, compose_nothing)
         for number in range(4):
-            session.journal.append(composed(number, number))
+            session.journal.append(composed(number))
             session.journal.append(StartedRecord(number))
+        ends = (EndedRecord(0, 0, GOOD), EndedRecord(1, 0, BAD), EndedRecord(2, 0, BAD))
+        for record in (*ends, StartedRecord(1, 1)):
+            session.journal.append(record)
         succeed(path / "0")
-        session.journal.append(EndedRecord(0, 0, GOOD))
-        session.journal.append(EndedRecord(1, 0, BAD))
-        session.journal.append(StartedRecord(1, 1))
         succeed(path / "1")
-        session.journal.append(EndedRecord(2, 0, BAD))
 
 
 class Untouched(Sequence[Sequence[str]]):
@@ -165,16 +157,13 @@ def test_a_new_sweep_has_a_journal_and_does_not_look_at_its_jobs(
     path = tmp_path / "multi run" / "12-00-00"
     slots = Lease(("0", "1"), (3,))
     monkeypatch.chdir(tmp_path)
-    with contextlib.closing(
-        begin(Path("multi run/12-00-00"), direction="minimize", slots=slots)
-    ) as session:
+    relative = Path("multi run/12-00-00")
+    with contextlib.closing(begin(relative, direction="minimize", slots=slots)) as session:
         # whatever the working directory is later
         monkeypatch.chdir("/")
         assert session.path == str(path)
-        assert not session.resumed
-        assert session.plan(Untouched(10_000), 7, compose_nothing) == Batch(
-            range(7, 10_007), {}, {}
-        )
+        batch = session.plan(Untouched(10_000), 7, compose_nothing)
+        assert batch == Batch(range(7, 10_007), {}, {})
         assert records(path) == [
             Header("multi_run-12-00-00", "0.1.0", COMMAND, direction="minimize", slots=slots),
             PlannedRecord(10_000),
@@ -182,9 +171,6 @@ def test_a_new_sweep_has_a_journal_and_does_not_look_at_its_jobs(
         assert finish(session)["direction"] == "minimize"
         with pytest.raises(ConfigError, match=r"hydra.sweep.dir: .* is in use by another sweep"):
             begin(path)
-    session.close()
-    with pytest.raises(OutputError):
-        session.journal.append(OverRecord(0))
     with contextlib.closing(resume(path, direction="maximize")) as session:
         session.plan([], 0, compose_nothing)
         assert session.result().direction == "maximize"
@@ -206,25 +192,24 @@ def test_a_new_sweep_keeps_the_journal_of_the_one_before(tmp_path: Path) -> None
     assert said[0].endswith("sweep.1.jsonl")
 
 
-def test_what_is_no_sweep_cannot_be_resumed(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("missing", "is not there"),
+        ("file/below", "is not there"),
+        ("file", "is not a directory"),
+        (".", "holds no sweep: there is no sweep.jsonl in it"),
+    ],
+)
+def test_what_is_no_sweep_cannot_be_resumed(tmp_path: Path, name: str, expected: str) -> None:
     (tmp_path / "file").touch()
+    path = tmp_path / name
     hint = "give the directory of a sweep, such as multirun/DATE/TIME"
-    for name, expected in {
-        "missing": "is not there",
-        "file/below": "is not there",
-        "file": "is not a directory",
-        "empty": "holds no sweep: there is no sweep.jsonl in it",
-    }.items():
-        path = tmp_path / name
-        with pytest.raises(ConfigError) as caught:
-            resume(path)
-        assert (
-            str(caught.value) == f"hydra.launcher.resume: {str(path)!r} {expected}; {hint} [resume]"
-        )
+    with pytest.raises(ConfigError) as caught:
+        resume(path)
+    assert str(caught.value) == f"hydra.launcher.resume: {str(path)!r} {expected}; {hint} [resume]"
     # nothing was made
-    assert sorted(os.listdir(tmp_path)) == ["empty", "file"]
-    assert os.listdir(tmp_path / "empty") == []
+    assert os.listdir(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize(
@@ -255,7 +240,6 @@ def test_a_resume_runs_what_has_not_finished_and_tells_what_has(tmp_path: Path) 
     wanted = jobs(5, 4, 3, 2, 1, 0, "new")
     told: list[Any] = []
     with contextlib.closing(resume(tmp_path)) as session:
-        assert session.resumed
         assert records(tmp_path) == before
         batch = session.plan(wanted, 0, same_config(wanted, told))
         # 4 and 5 never started: they get the places that are free, or what is above; and there is
@@ -283,24 +267,6 @@ def test_a_resume_runs_what_has_not_finished_and_tells_what_has(tmp_path: Path) 
     assert len(records(tmp_path)) == len(before) + 5
 
 
-def test_a_job_that_finished_does_not_run_again_though_the_journal_has_lost_its_start(
-    tmp_path: Path,
-) -> None:
-    with contextlib.closing(begin(tmp_path)) as session:
-        session.journal.append(composed(0, 0))
-        succeed(tmp_path / "0", began=isoformat(time.time_ns()))
-        session.journal.append(StartedRecord(0))
-        session.journal.append(EndedRecord(0, 0, GOOD))
-    journal = tmp_path / JOURNAL
-    *before, started, ended = journal.read_bytes().splitlines(keepends=True)
-    # one line, which counts as torn
-    journal.write_bytes(b"".join([*before, started[:-20], bytes(40), ended[20:]]))
-    with contextlib.closing(resume(tmp_path)) as session:
-        batch = session.plan(jobs(0), 0, same_config(jobs(0)))
-    assert set(batch.skipped) == {0}
-    assert records(tmp_path)[-1] == EndedRecord(0, 0, Result("succeeded", 0, "", 1.5))
-
-
 def test_a_refused_resume_leaves_everything_as_it_was(tmp_path: Path) -> None:
     killed_sweep(tmp_path)
     with (tmp_path / JOURNAL).open("ab") as file:
@@ -313,21 +279,9 @@ def test_a_refused_resume_leaves_everything_as_it_was(tmp_path: Path) -> None:
             canonical = config(index, epochs=3)
             yield NewJob(wanted[index], job_key(canonical), canonical)
 
-    def broken(finished: Sequence[JobToCompare]) -> Composed:
-        yield from ()
-        raise ConfigError(())
-
     with contextlib.closing(resume(tmp_path)) as session:
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError, match=r"jobs 0-1 have finished, and .* have changed"):
             session.plan(wanted, 0, changed)
-        assert str(caught.value) == (
-            "hydra.launcher.resume: jobs 0-1 have finished, and their configs have changed since; "
-            "put it back, begin another sweep, or delete their result.json files "
-            "to run them again [changed]:"
-            "\n    epochs: new, 3"
-        )
-        with pytest.raises(ConfigError):
-            session.plan(wanted, 0, broken)
         assert (tmp_path / JOURNAL).read_bytes() == before
         assert not (tmp_path / SUMMARY).exists()
         # the same session may try again
@@ -343,7 +297,7 @@ def test_each_batch_adds_to_the_summary(tmp_path: Path) -> None:
             batch = session.plan(Untouched(1), number, compose_nothing)
             assert list(batch.numbers) == [number]
             result = BAD if exit_code else GOOD
-            job = (composed(number, number), StartedRecord(number), EndedRecord(number, 0, result))
+            job = (composed(number), StartedRecord(number), EndedRecord(number, 0, result))
             for record in (*job, OverRecord(exit_code)):
                 session.journal.append(record)
             document = finish(session)
@@ -366,40 +320,23 @@ def test_each_batch_adds_to_the_summary(tmp_path: Path) -> None:
 def test_the_summary_of_many_batches_takes_a_small_part_of_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, written = 1000.0, []
+    now, written = 1000.0, 0
 
-    def write(*args: Any) -> None:
-        nonlocal now
+    def write(*_: object) -> None:
+        nonlocal now, written
         # as long as a sweep of many jobs takes
         now += 2.0
-        written.append(now)
-        real(*args)
+        written += 1
 
-    real = session_module.write_summary
     monkeypatch.setattr(session_module, "write_summary", write)
     monkeypatch.setattr(session_module.time, "monotonic", lambda: now)
     with contextlib.closing(begin(tmp_path)) as session:
         for number in range(300):
-            session.journal.append(composed(number, number))
+            session.journal.append(composed(number))
             session.write_now_and_then(range(number + 1), lambda _: ())
             now += 1.0
-        before = len(written)
-        # each batch takes a second; after the first, one part of fifty goes into writing
-        assert 1 < before <= 1 + (now - 1000.0) / 50 / 2.0
-        # who asks for it gets it at once
-        finish(session)
-        assert len(written) == before + 1
-    assert len(json.loads((tmp_path / SUMMARY).read_text())["jobs"]) == 300
-
-
-def test_what_is_kept_for_later_is_in_the_summary_at_once(tmp_path: Path) -> None:
-    with contextlib.closing(begin(tmp_path)) as session:
-        session.journal.append(composed(3, 3))
-        session.journal.append(StartedRecord(3))
-        with full_disk((tmp_path / JOURNAL).stat().st_size + 10):
-            session.journal.keep(EndedRecord(3, 0, GOOD))
-            assert session.result().counts == {"succeeded": 1}
-        assert session.journal.error is not None
+    # each batch takes a second; after the first, one part of fifty goes into writing
+    assert 1 < written <= 1 + (now - 1000.0) / 50 / 2.0
 
 
 def test_a_full_disk_is_told_and_the_directory_given_back(tmp_path: Path) -> None:
@@ -422,34 +359,7 @@ def test_a_directory_without_locks_lets_everybody_in(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", flock)
-    with contextlib.closing(begin(tmp_path)):
-        assert (tmp_path / JOURNAL).exists()
-
-
-def test_a_directory_that_cannot_be_written_to_is_told() -> None:
-    with pytest.raises(OutputError) as caught:
-        begin(Path("/proc/self/sweep"))
-    assert caught.value.path == "/proc/self/sweep"
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        Broken(2, "why", ("a=1",), "dir"),
-        Prepared(Need(2, 3), ("a=1", "b=ü"), "dir", "f" * 64, {"a": [1]}),
-        Prepared(
-            warm=SpawnerKey(("torch", "x"), "/", (("A", None), ("B", "\udcff"))), patience=1.5
-        ),
-    ],
-)
-def test_an_answer_survives_the_socket(answer: Answer) -> None:
-    got = protocol.decode(json.loads(json.dumps(protocol.encode(answer))))
-    assert got == answer
-    assert type(got) is type(answer)
-    # the payload stays in the job
-    assert protocol.decode(protocol.encode(Prepared(payload=object()))) == Prepared()
-    lease = Lease(("a", "GPU-1"), (0, 7))
-    assert protocol.decode_lease(json.loads(json.dumps(protocol.encode_lease(lease)))) == lease
+    begin(tmp_path).close()
 
 
 @pytest.fixture
@@ -468,18 +378,6 @@ def test_lines_are_told_whole(pipe: OutputPipe) -> None:
     # somebody else may still have it open
     pipe.finish(told.append)
     assert told[-1] == JobPrinted(3, 1, b"d\re")
-    assert pipe.fileno() == -1
-
-
-def test_the_end_of_a_pipe_closes_it(pipe: OutputPipe) -> None:
-    told: list[JobPrinted] = []
-    os.write(pipe.write_end, b"rest")
-    pipe.close_write_end()
-    assert pipe.read(told.append)
-    assert not pipe.read(told.append)
-    assert pipe.fileno() == -1
-    pipe.finish(told.append)
-    assert [one.line for one in told] == [b"rest"]
 
 
 def test_an_endless_line_is_told_in_parts(pipe: OutputPipe) -> None:
@@ -526,13 +424,11 @@ def begun(written: Written, directory: str = "", attempt: int = 0) -> JobProcess
 
 
 def test_a_job_is_composed_and_started_once_an_attempt(written: Written) -> None:
-    outside, inside = (str(written.place.parent / "elsewhere"), str(written.place / "5"))
+    outside = str(written.place.parent / "elsewhere")
     begun(written, outside)
-    composed, _ = written.records()
-    assert isinstance(composed, ComposedRecord)
-    assert composed.directory == outside, "stays absolute"
+    assert written.records()[0] == ComposedRecord(5, ("a=1",), outside, "f", {"a": 1})
     for attempt in (0, 1):
-        begun(written, inside, attempt)
+        begun(written, str(written.place / "5"), attempt)
     assert written.records()[2:] == [
         ComposedRecord(5, ("a=1",), "5", "f", {"a": 1}),
         StartedRecord(5, 0, Lease(("g",)), 77),
@@ -547,7 +443,6 @@ LIMIT: dict[str, Any] = {"exit_code": 4, "limit": {"type": "Stalled", "text": "s
 LOSS: dict[str, Any] = {"return_values": {"0": {"value": 0.25}, "1": {"value": 7.0}}}
 KEPT = "0.25"
 OVER = Result("failed", 4, "memory")
-PAST = "1970-01-01T00:00:00.000000Z"
 
 
 @pytest.mark.parametrize(
@@ -569,7 +464,7 @@ PAST = "1970-01-01T00:00:00.000000Z"
         (FAIL, 0, v.JobEnded(5, 3, "failure", "no"), Result("failed", 3, "no")),
         (DONE, 1, v.JobEnded(5, 0), Result("succeeded", 0)),
         # the clock was set back while the job ran
-        (DONE | {"ended": PAST}, 0, v.JobEnded(5, 0), Result("succeeded", 0)),
+        (DONE | {"ended": "1970"}, 0, v.JobEnded(5, 0), Result("succeeded", 0)),
         # an objective is a number that rank 0 of a success returned
         (DONE | LOSS, 0, v.JobEnded(5, 0, objective=0.25), GOOD._replace(return_value=KEPT)),
         (FAIL | LOSS, 3, v.JobEnded(5, 3, "failure", "no"), Result("failed", 3, "no", None, KEPT)),
@@ -583,18 +478,6 @@ def test_what_a_jobs_end_is_to_the_sweep(
         written.result("5", **found)
     assert written.writer.ended(job, code) == end
     assert written.records()[-1] == EndedRecord(5, 0, result)
-
-
-def test_who_ends_while_it_is_composed_again(written: Written) -> None:
-    job = JobProcess(5)
-    why = "its process ended (exit code 137) while it was composed again"
-    assert written.writer.ended(job, 137) == v.JobEnded(5, 137, "signal", why)
-    # what cannot be composed any more is not tried again
-    job.answer, job.answered = Broken(2, "wrong\nnow"), True
-    assert written.writer.ended(job, 0) == v.JobEnded(5, 2, why="wrong\nnow")
-    record = written.records()[-1]
-    assert isinstance(record, EndedRecord)
-    assert record.result.state == "error"
 
 
 def test_the_result_of_an_earlier_attempt_does_not_count(written: Written) -> None:

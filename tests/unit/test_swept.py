@@ -84,6 +84,5 @@ def test_decades_are_shown_as_such(numbers: tuple[float | None, ...], expected: 
 def test_whatever_overrides_hold_there_is_a_value_for_each_job(jobs: list[list[str]]) -> None:
     for each in swept_parameters(jobs):
         assert len(each.values) == len(jobs)
-        assert len({*each.values}) > 0
         assert len(each.numbers) in {0, len(jobs)}
         assert each.name

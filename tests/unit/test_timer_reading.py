@@ -11,23 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lllaunch.timer import FileTimerRequest
-from lllaunch.timer.service import (
-    BadLine,
-    Read,
-    Rejected,
-    Rejections,
-    RequestReader,
-    parse,
-    shortened,
-)
+from lllaunch.timer.service import Read, Rejected, Rejections, RequestReader, parse
 
-GOOD: dict[str, Any] = {
-    "version": 1,
-    "pid": 7,
-    "scope_id": "a",
-    "expiration_time": 2.5,
-    "signal": 9,
-}
+GOOD = {"version": 1, "pid": 7, "scope_id": "a", "expiration_time": 2.5, "signal": 9}
 REQUESTS = st.builds(
     FileTimerRequest,
     st.integers(1, 2**31 - 1),
@@ -47,43 +33,25 @@ def line(**changed: Any) -> bytes:
     return json.dumps(GOOD | changed).encode()
 
 
-@given(REQUESTS)
-def test_what_a_client_writes_is_read_back(request: FileTimerRequest) -> None:
-    assert parse(request.to_json().encode()) == request
-
-
-@given(st.lists(REQUESTS, max_size=8), st.data())
-def test_blocks_may_end_anywhere(requests: list[FileTimerRequest], data: st.DataObject) -> None:
-    text = "".join(request.to_json() + "\n" for request in requests).encode()
+@settings(max_examples=200)
+@given(st.lists(REQUESTS | JUNK, max_size=12), st.integers(0, 5), st.data())
+def test_bad_lines_and_blocks_that_end_anywhere_hurt_no_good_ones(
+    lines: list[FileTimerRequest | bytes], tell: int, data: st.DataObject
+) -> None:
+    texts = [each if isinstance(each, bytes) else each.to_json().encode() for each in lines]
+    text = b"".join(each + b"\n" for each in texts)
     reader = RequestReader()
-    found = []
+    requests, told, others = [], 0, 0
     while text:
         size = data.draw(st.integers(1, len(text)))
-        got = reader.feed(text[:size], 0)
-        assert got.others == 0
-        found += got.requests
+        found = reader.feed(text[:size], tell)
+        assert len(found.rejected) <= tell
+        requests += found.requests
+        told += len(found.rejected)
+        others += found.others
         text = text[size:]
-    assert found == requests
-
-
-@settings(max_examples=200)
-@given(st.lists(st.one_of(REQUESTS, JUNK), max_size=12), st.integers(0, 5))
-def test_bad_lines_hurt_no_good_ones(lines: list[FileTimerRequest | bytes], tell: int) -> None:
-    text = b"".join(
-        (each if isinstance(each, bytes) else each.to_json().encode()) + b"\n" for each in lines
-    )
-    found = read(text, tell)
-    assert found.requests == [each for each in lines if not isinstance(each, bytes)]
-    bad = sum(isinstance(each, bytes) and bool(each.strip()) for each in lines)
-    assert len(found.rejected) == min(bad, tell)
-    assert len(found.rejected) + found.others == bad
-
-
-@given(JUNK, REQUESTS)
-def test_half_a_line_hurts_not_the_request_that_comes_behind_it(
-    junk: bytes, request: FileTimerRequest
-) -> None:
-    assert read(junk + request.to_json().encode() + b"\n", 0).requests == [request]
+    assert requests == [each for each in lines if not isinstance(each, bytes)]
+    assert told + others == sum(isinstance(each, bytes) and bool(each.strip()) for each in lines)
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=5))
@@ -111,22 +79,16 @@ def test_the_quick_way_and_the_thorough_way_agree(tail: bytes) -> None:
     ("text", "reason"),
     [
         (b"hello", "it is not a JSON object"),
-        (b"\xff\xfe", "it is not a JSON object"),
-        (b"[1]", "it is not a JSON object"),
         (b"{\xff}", "it is not JSON"),
-        (b"{hello}", "it is not JSON"),
         (b'{"a":' + b"[" * 3000 + b"}", "it is not JSON (too deeply nested)"),
         (line()[:-1], "it is not a JSON object"),
         (b"{}", "it has no pid, scope_id, expiration_time, signal"),
         (line(version=2), "its version is not 1"),
-        (line(version=True), "its version is not 1"),
         (line(pid=0), "its pid is no process id"),
-        (line(pid=-3), "its pid is no process id"),
         (line(pid=True), "its pid is no process id"),
         (line(pid=1.0), "its pid is no process id"),
         (line(pid=2**31), "its pid is no process id"),
         (line(scope_id=3), "its scope_id is no string"),
-        (line(scope_id=None), "its scope_id is no string"),
         (line(expiration_time=float("nan")), "it is not JSON (NaN is no number)"),
         (line(expiration_time=float("-inf")), "it is not JSON (-Infinity is no number)"),
         (line().replace(b"2.5", b"1e999"), "its expiration_time is no finite number"),
@@ -134,7 +96,6 @@ def test_the_quick_way_and_the_thorough_way_agree(tail: bytes) -> None:
         (line(expiration_time=True), "its expiration_time is no finite number"),
         (line(expiration_time="2.5"), "its expiration_time is no finite number"),
         (line(signal=9.0), "its signal is no signal"),
-        (line(signal=False), "its signal is no signal"),
         (line(signal=65), "its signal is no signal"),
         (line(scope_id="x" * select.PIPE_BUF), f"it is longer than {select.PIPE_BUF} bytes"),
     ],
@@ -158,18 +119,6 @@ def test_a_rejection_names_the_process_if_it_can_be_known() -> None:
 def test_the_version_may_be_left_out_and_more_may_be_there() -> None:
     fields = {name: value for name, value in GOOD.items() if name != "version"} | {"more": [1]}
     assert parse(json.dumps(fields).encode()) == FileTimerRequest(7, "a", 2.5, 9)
-
-
-def test_a_scope_that_cannot_be_encoded_is_made_readable() -> None:
-    found = parse(line(scope_id="\udc80"))
-    assert isinstance(found, FileTimerRequest)
-    assert found.scope_id == "\\udc80"
-
-
-def test_a_line_counts_with_its_newline() -> None:
-    room = select.PIPE_BUF - 1 - len(line(scope_id=""))
-    assert isinstance(parse(line(scope_id="x" * room)), FileTimerRequest)
-    assert isinstance(parse(line(scope_id="x" * (room + 1))), BadLine)
 
 
 def test_a_line_without_end_is_reported_once_and_takes_no_room() -> None:
@@ -202,22 +151,7 @@ def test_the_shortest_request_is_one_also_among_garbage() -> None:
     assert found.others == 998
 
 
-def test_what_cannot_be_a_request_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed: list[str] = []
-    monkeypatch.setattr(json, "loads", lambda text, **_options: parsed.append(text) or {})
-    found = read(b"x\n" * 100 + b"[" * 3000 + b"\n" + b"{\n" * 100 + b"{}\n" * 100, tell=20)
-    assert (parsed, len(found.rejected), found.others) == ([], 20, 281)
-    read(b"{}\n" * 100, tell=20)
-    assert parsed == ["{}"] * 20
-
-
-def test_texts_are_shortened_and_printable() -> None:
-    assert shortened(b"a\x1b[31m\n\xff") == "a\\x1b[31m\\n\\xff"
-    assert shortened(b"x" * 1000) == "x" * 120 + "..."
-
-
-def rejected(number: int) -> Rejected:
-    return Rejected(None, f"reason {number}", "")
+REJECTED = Rejected(None, "a reason", "")
 
 
 def test_a_flood_of_garbage_is_no_flood_of_reports() -> None:
@@ -225,8 +159,8 @@ def test_a_flood_of_garbage_is_no_flood_of_reports() -> None:
     told: list[Rejected] = []
     for second in range(100):
         rejections.begin(float(second))
-        for number in range(1000):
-            rejections.add(rejected(number))
+        for _ in range(1000):
+            rejections.add(REJECTED)
         told += rejections.take()
     # 10 periods of 20 reports, and one with the number of the others.
     assert len(told) == 10 * 21
@@ -234,23 +168,9 @@ def test_a_flood_of_garbage_is_no_flood_of_reports() -> None:
     assert told[41].reason == "9980 more requests for timers could not be accepted"
 
 
-def test_rejections_that_were_only_counted_are_told_as_a_number() -> None:
-    rejections = Rejections()
-    rejections.begin(0.0)
-    assert rejections.left == 20
-    rejections.add(rejected(1))
-    rejections.count(4)
-    assert rejections.left == 19
-    (_, last) = rejections.take()
-    assert last.reason == "4 more requests for timers could not be accepted"
-
-
 def test_few_rejections_are_all_told() -> None:
     rejections = Rejections()
     rejections.begin(0.0)
     assert rejections.take() == []
-    rejections.add(rejected(1))
-    assert rejections.take() == [rejected(1)]
-    for number in range(20):
-        rejections.add(rejected(number))
-    assert [each.reason for each in rejections.take()][-1].startswith("1 more request ")
+    rejections.add(REJECTED)
+    assert rejections.take() == [REJECTED]

@@ -1,11 +1,11 @@
-"""Which timers run and which are over, against a model that is slow and simple."""
+"""Which timers run and which are over; how far a FIFO has been read while others write into it."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lllaunch.timer.service import TimerRegistry
+from lllaunch.timer.service import Backlog, TimerRegistry
 
 WORKERS = st.sampled_from([1, 2, "three"])
 SCOPES = st.sampled_from(["a", "b", "c"])
@@ -56,15 +56,6 @@ def test_it_does_what_a_plain_dictionary_would_do(steps: list[tuple]) -> None:  
             assert registry.count(worker) == sum(key[0] == worker for key in model)
 
 
-def test_what_is_over_can_be_seen_without_taking_it_back() -> None:
-    registry: TimerRegistry[str] = TimerRegistry()
-    registry.acquire(1, "a", 5.0, 1.0, "request")
-    assert registry.over(4.9) == {}
-    for _ in range(2):
-        (timer,) = registry.over(5.0)[1]
-        assert (timer.scope, timer.since, timer.request) == ("a", 1.0, "request")
-
-
 def test_pairs_without_end_take_no_room() -> None:
     registry: TimerRegistry[None] = TimerRegistry()
     registry.acquire(1, "stays", 1e9, 0.0, None)
@@ -74,3 +65,35 @@ def test_pairs_without_end_take_no_room() -> None:
     assert len(registry) == 1
     assert len(registry._heap) < 100
     assert registry.next_deadline() == 1e9
+
+
+# How far a FIFO has been read
+
+MOST = 10
+
+
+@given(st.lists(st.tuples(st.integers(0, 25), st.integers(0, 25)), max_size=60))
+def test_nothing_that_was_written_until_then_is_left(steps: list[tuple[int, int]]) -> None:
+    """Each step: so much is written before a reading, and so much during it."""
+    backlog = Backlog()
+    fifo: list[float] = []
+    for number, (before, during) in enumerate(steps):
+        fifo += [number - 0.5] * before
+        taken, fifo = fifo[:MOST], fifo[MOST:]
+        fifo += [number + 0.5] * during
+        backlog.note(float(number), len(taken), len(fifo))
+        assert backlog.behind == bool(fifo)
+        assert all(written > backlog.until for written in fifo)
+        assert backlog.until <= number
+
+
+@given(st.lists(st.integers(0, 10), min_size=40, max_size=40))
+def test_it_comes_after_however_much_is_written(writes: list[int]) -> None:
+    backlog = Backlog()
+    waiting = 100
+    for number, written in enumerate(writes):
+        got = min(MOST, waiting)
+        waiting += written - got
+        backlog.note(float(number), got, waiting)
+    # It may lag behind by two rounds of 100 bytes.
+    assert backlog.until >= len(writes) - 1 - 2 * 11

@@ -11,12 +11,11 @@ import shutil
 import socket
 import sys
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
 import yaml
 from support.project import Project
-from support.verbs import Ended, call, listing
+from support.verbs import Called, call, listing
 
 from lllaunch.config.values import PRETEND
 from lllaunch.verbs import plan as verb
@@ -33,10 +32,6 @@ SOURCES = {
     "pkg/tool.py": TRAP,
     "sitecustomize.py": TRAP,
 }
-
-
-class Plan(Protocol):
-    def __call__(self, *argv: str) -> Ended: ...
 
 
 def fill(root: Path) -> Project:
@@ -59,7 +54,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 
 @pytest.fixture
-def plan(project: Project, capsys: pytest.CaptureFixture[str]) -> Plan:
+def plan(project: Project, capsys: pytest.CaptureFixture[str]) -> Called:
     return lambda *argv: call(verb.main, argv, capsys)
 
 
@@ -70,8 +65,6 @@ CASES = {
         *("launch.tee=none", "hydra.run.dir=there/now"),
     ],
     "function": ["+exp=function"],
-    "program": ["+exp=vision/program", "optim=adam"],
-    "in_its_own_directory": ["+exp=module", "hydra.job.chdir=true"],
     "sweep": [
         *("-m", "+exp=vision/program", "optim=sgd,adam", "ranks=1,3"),
         *("+hydra.launcher.grace_period=5s", "+hydra.launcher.max_restarts=1"),
@@ -82,7 +75,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_plan_reads_like_this(
-    name: str, plan: Plan, project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, plan: Called, project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     before = listing(project.root)
     argv = ["--portable", *CASES[name]]
@@ -96,8 +89,7 @@ def test_a_plan_reads_like_this(
         if os.environ.get("RENEW_GOLDEN"):
             golden.write_text(out)
         assert out == golden.read_text()
-    # the same again, elsewhere, on a machine that is another one in all that it could tell
-    assert plan(*argv) == text
+    # the same elsewhere, on a machine that is another one in all that it could tell
     elsewhere = fill(tmp_path / "else" / "where")
     monkeypatch.chdir(elsewhere.root)
     for variable, value in (
@@ -116,86 +108,73 @@ def test_a_plan_reads_like_this(
     assert not {"pkg", "pkg.fun", "pkg.tool", "train"} & {*sys.modules}
 
 
-@pytest.mark.parametrize("name", CASES)
 def test_the_plan_that_is_printed_is_one_of_yaml_and_composes_again(
-    name: str, plan: Plan, project: Project
+    plan: Called, project: Project
 ) -> None:
-    printed = yaml.safe_load((GOLDEN / f"{name}.yaml").read_text())
-    told = json.loads((GOLDEN / f"{name}.json").read_text())
+    printed = yaml.safe_load((GOLDEN / "script_overridden.yaml").read_text())
+    told = json.loads((GOLDEN / "script_overridden.json").read_text())
     assert told["fingerprint"]["plan_hash"] == printed["plan_hash"]
-    assert json.loads(json.dumps(told["launch"])) == as_json(printed["launch"])
-    assert list(told["launch"]) == list(printed["launch"])
-    # as a config of its own
     launch = yaml.safe_dump({"launch": printed["launch"]}, sort_keys=False)
     project.write("conf/exp/again.yaml", f"# @package _global_\n{launch}")
-    ended = plan("--portable", "--json", "+exp=again")
-    assert (ended.code, ended.err) == (0, "")
-    again = json.loads(ended.out)
+    again = json.loads(plan("--portable", "--json", "+exp=again").out)
     assert again["launch"] == told["launch"]
+    assert list(again["launch"]) == list(printed["launch"])
     assert again["fingerprint"] == told["fingerprint"]
-    files = [each["where"] for links in again["origins"].values() for each in links[:1]]
-    assert {*files} <= {"conf/exp/again.yaml", "structured://_lllaunch_schema"}
-
-
-def as_json(value: Any) -> Any:
-    return json.loads(json.dumps(value))
 
 
 def test_what_is_only_of_this_machine_is_marked(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
+    plan: Called, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     monkeypatch.setenv(PRETEND, "GPU-a,GPU-b,GPU-c,GPU-d")
-    for name in ("function", "program", "sweep"):
-        ended = plan(*CASES[name])
-        portable = plan("--portable", *CASES[name])
-        assert ended.out.startswith(portable.out)
-        rest = ended.out.removeprefix(portable.out).splitlines()
-        assert rest[0] == "# On this machine, and no part of the plan:"
-        assert all(line.startswith("#   ") for line in rest[1:])
-        assert any("lllaunch 0" in line for line in rest)
-        assert yaml.safe_load(ended.out) == yaml.safe_load(portable.out)
+    argv = CASES["function"]
+    portable = plan("--portable", *argv).out
+    ended = plan(*argv)
+    assert ended.out.startswith(portable)
+    rest = ended.out.removeprefix(portable).splitlines()
+    assert rest[0] == "# On this machine, and no part of the plan:"
+    assert all(line.startswith("#   ") for line in rest[1:])
+    assert any("lllaunch 0" in line for line in rest)
+    for name in ("function", "sweep"):
         told = json.loads(plan("--json", *CASES[name]).out)
-        without = json.loads(plan("--json", "--portable", *CASES[name]).out)
         assert told["here"].keys() >= {"commit", "versions"}
         assert told["fingerprint"]["build"]["python"]
         del told["here"], told["fingerprint"]["build"]
-        assert told == without
+        assert told == json.loads((GOLDEN / f"{name}.json").read_text())
 
 
-def variables_here(plan: Plan, *argv: str) -> dict[str, tuple[str, str]]:
-    """What is said of the workers' environment, the same as text and as JSON."""
-    as_json, as_text = plan("--json", *argv).out, plan(*argv).out
-    assert SECRET not in as_json + as_text
-    found, lines = json.loads(as_json)["here"]["environment"], as_text.splitlines()
-    for name, each in found.items():
-        (line,) = (line for line in lines if line.startswith(f"#   {name} "))
-        assert line.split(maxsplit=2)[2] == f"{each['value']}: {each['why']}"
+def variables_here(plan: Called, *argv: str) -> dict[str, tuple[str, str]]:
+    """What is said of the workers' environment."""
+    ended = plan("--json", *argv)
+    assert SECRET not in ended.out
+    found = json.loads(ended.out)["here"]["environment"]
     return {name: (each["value"], each["why"]) for name, each in found.items()}
 
 
 def test_variables_that_lllaunch_sets_for_all_workers_are_shown(
-    plan: Plan, project: Project, monkeypatch: pytest.MonkeyPatch
+    plan: Called, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("OMP_NUM_THREADS", "PYTHONPATH"):
         monkeypatch.delenv(name, raising=False)
-    project.experiment("one", "{entrypoint: ls}")
-    assert variables_here(plan, "+exp=one") == {}
-    two = ("+exp=one", "launch.nproc=2")
-    one_thread = ("1", "launch.nproc is more than 1, and it is not set")
-    assert variables_here(plan, *two) == {"OMP_NUM_THREADS": one_thread}
     monkeypatch.setenv(PRETEND, "GPU-a,GPU-b")
-    assert variables_here(plan, "+exp=one", "launch.nproc=gpu") == {"OMP_NUM_THREADS": one_thread}
+    project.experiment("one", "{entrypoint: ls, resources: {cpus_per_proc: 3}}")
+    assert variables_here(plan, "+exp=one") == {}
+    why = "launch.nproc is more than 1, and it is not set"
+    gpus = ("+exp=one", "launch.nproc=gpu", "launch.resources=null")
+    assert variables_here(plan, *gpus) == {"OMP_NUM_THREADS": ("1", why)}
+    (line,) = (line for line in plan(*gpus).out.splitlines() if line.startswith("#   OMP"))
+    assert line.split(maxsplit=2)[2] == f"1: {why}"
     # the plan says it itself
-    assert variables_here(plan, *two, "++launch.env.OMP_NUM_THREADS='3'") == {}
+    assert variables_here(plan, *gpus, "++launch.env.OMP_NUM_THREADS='3'") == {}
+    leased = "the cores that the job leases for each worker, since it is not set"
+    sweep = ("-m", "+exp=one", "+lr=1,2")
+    assert variables_here(plan, *sweep) == {"OMP_NUM_THREADS": ("3", leased)}
+    assert variables_here(plan, *sweep, "hydra/launcher=basic") == {}
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     monkeypatch.setenv("PYTHONPATH", "/mine")
     environment = "set in the environment"
     inherited = {"OMP_NUM_THREADS": ("5", environment), "PYTHONPATH": ("/mine", environment)}
     assert variables_here(plan, "+exp=one") == inherited
-    assert variables_here(plan, "+exp=one", "++launch.env.PYTHONPATH=/theirs") == {
-        "OMP_NUM_THREADS": ("5", environment)
-    }
     # of what workers import from elsewhere
     moved = ("+exp=module", "hydra.job.chdir=true")
     path, why = variables_here(plan, *moved)["PYTHONPATH"]
@@ -204,19 +183,6 @@ def test_variables_that_lllaunch_sets_for_all_workers_are_shown(
     secret = "++launch.env.PYTHONPATH=${oc.env:TOKEN_OF_MINE}"
     path, _ = variables_here(plan, *moved, secret)["PYTHONPATH"]
     assert path == f"{project.root}:${{oc.env:TOKEN_OF_MINE}}"
-
-
-def test_the_threads_of_a_job_are_the_cores_that_it_leases(
-    plan: Plan, project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("OMP_NUM_THREADS", "PYTHONPATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(PRETEND, "")
-    project.experiment("one", "{entrypoint: ls, resources: {cpus_per_proc: 3}}")
-    why = "the cores that the job leases for each worker, since it is not set"
-    sweep = ("-m", "+exp=one", "+lr=1,2")
-    assert variables_here(plan, *sweep) == {"OMP_NUM_THREADS": ("3", why)}
-    assert variables_here(plan, *sweep, "hydra/launcher=basic") == {}
 
 
 # ---------------------------------------------------------------- flags
@@ -228,19 +194,14 @@ def test_the_threads_of_a_job_are_the_cores_that_it_leases(
         ([], 2, "launch.entrypoint"),
         (["--nothing"], 2, "--nothing"),
         (["--lock", "--diff", "+exp=module"], 2, "--diff"),
-        (["--config-dir", "nowhere", "+exp=module"], 1, "nowhere"),
         (["exp=module"], 1, "+exp=module"),
-        (["+exp=module", "nothing.here=1"], 1, "nothing"),
-        (["+exp=module", "++launch.nprocs=1"], 2, "did you mean 'nproc'?"),
         (["+exp=module", "launch.entrypoint=pkg.fun:take"], 2, "did you mean"),
-        (["+exp=module", "+a=${b}", "+b=${a}", "launch.role=${a}"], 2, "launch.role"),
         (["+exp=module", "launch.args=???"], 2, "launch.args"),
-        (["-m", "+exp=module", "launch.nproc=interval(1,2)"], 2, "launch.nproc"),
         (["-m", "+exp=module", "launch.nproc=1,-1,0"], 2, "launch.nproc=-1"),
     ],
 )
 def test_what_is_wrong_is_said(
-    argv: list[str], code: int, message: str, plan: Plan, project: Project
+    argv: list[str], code: int, message: str, plan: Called, project: Project
 ) -> None:
     before = listing(project.root)
     ended = plan(*argv)
@@ -252,7 +213,7 @@ def test_what_is_wrong_is_said(
     assert listing(project.root) == before
 
 
-def test_json_is_json_whatever_the_arguments_are(plan: Plan) -> None:
+def test_json_is_json_whatever_the_arguments_are(plan: Called) -> None:
     given = "launch.args=[[inf,-inf,1e400],nan,{1: a, b: 2},0.1]"
     ended = plan("--json", "--portable", "launch.entrypoint=pkg.fun:takes", given)
     assert (ended.code, ended.err) == (0, "")
@@ -261,7 +222,7 @@ def test_json_is_json_whatever_the_arguments_are(plan: Plan) -> None:
 
 
 def test_a_range_of_nodes_without_quotes_is_told_from_a_number(
-    project: Project, plan: Plan
+    project: Project, plan: Called
 ) -> None:
     project.experiment("wide", "\n  entrypoint: env\n  nnodes: 1:4\n  rdzv: {endpoint: h}")
     project.experiment("many", "{entrypoint: env, nnodes: 64, rdzv: {endpoint: h}}")
@@ -276,7 +237,7 @@ def test_a_range_of_nodes_without_quotes_is_told_from_a_number(
 
 
 def test_what_is_left_to_the_environment_is_told_beside_the_plan(
-    project: Project, plan: Plan, monkeypatch: pytest.MonkeyPatch
+    project: Project, plan: Called, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project.experiment("left", "{entrypoint: env, nnodes: auto}")
     alone = json.loads(plan("--json", "+exp=left").out)
@@ -284,10 +245,7 @@ def test_what_is_left_to_the_environment_is_told_beside_the_plan(
     for name, value in {"NODES_NUM": "2", "NODE_RANK": "1", "MASTER_NODE_IP": "10.0.0.4"}.items():
         monkeypatch.setenv(f"DSTACK_{name}", value)
     there = json.loads(plan("--json", "+exp=left").out)
-    assert there["here"]["nnodes"] == (
-        "auto is 2: nnodes 2 from DSTACK_NODES_NUM, node_rank 1 from DSTACK_NODE_RANK, "
-        "rdzv.endpoint 10.0.0.4 from DSTACK_MASTER_NODE_IP"
-    )
+    assert there["here"]["nnodes"].startswith("auto is 2: nnodes 2 from DSTACK_NODES_NUM, ")
     assert there["launch"] == alone["launch"]
     assert there["fingerprint"]["plan_hash"] == alone["fingerprint"]["plan_hash"]
     monkeypatch.setenv("DSTACK_NODE_RANK", "2")
@@ -295,7 +253,7 @@ def test_what_is_left_to_the_environment_is_told_beside_the_plan(
     assert wrong.startswith("auto cannot be told from the environment: DSTACK_NODE_RANK: expected")
 
 
-def test_what_is_not_allowed_is_shown_and_refused(plan: Plan, project: Project) -> None:
+def test_what_is_not_allowed_is_shown_and_refused(plan: Called, project: Project) -> None:
     project.write("conf/lllaunch.yaml", "allow: {entrypoints: [pkg.*], preload: [pkg.heavy]}\n")
     assert plan("--portable", "+exp=function").code == 0
     ended = plan("--portable", "+exp=function", "launch.preload=[json]")
@@ -305,40 +263,16 @@ def test_what_is_not_allowed_is_shown_and_refused(plan: Plan, project: Project) 
     ended = plan("-m", "+exp=function,script")
     assert ended.code == 5
     assert "train.py" in ended.err
-    project.write("conf/lllaunch.yaml", "allow:\n  entrypoint: []\n")
-    ended = plan("+exp=function")
-    assert (ended.code, "conf/lllaunch.yaml:2" in ended.err) == (2, True)
 
 
-def test_a_preset_that_a_file_names_can_be_tuned(project: Project, plan: Plan) -> None:
-    project.experiment("tuned", "{entrypoint: env, watchdog: default}")
-
-    found = json.loads(plan("--json", "+exp=tuned", "launch.watchdog.stall=20m").out)
-
-    assert found["launch"]["watchdog"]["stall"] == "20m"
-    assert found["launch"]["watchdog"]["timers"] is True
-    (link,) = found["origins"]["launch.watchdog.timers"]
-    assert (link["kind"], link["where"]) == ("file", "conf/exp/tuned.yaml")
-    replaced = json.loads(plan("--json", "+exp=tuned", "launch.watchdog=strict").out)
-    assert replaced["launch"]["watchdog"]["stall"] == "5m"
-
-
-def test_a_setting_needs_no_plus_and_a_misspelt_one_is_named(project: Project, plan: Plan) -> None:
+def test_a_setting_needs_no_plus(project: Project, plan: Called) -> None:
     project.experiment("plain", "{entrypoint: env}")
     texts = ("env.FOO=bar", "args.lr=1", "restart.on=oom", "resources.cpus_per_proc=2")
-
     found = plan("--json", "+exp=plain", *(f"launch.{text}" for text in texts))
-
     assert json.loads(found.out)["launch"]["env"] == {"FOO": "bar"}
-    for text in ("nprocs=2", "nproc_per_node=2"):
-        ended = plan("+exp=plain", f"launch.{text}")
-        key = text.partition("=")[0]
-        meant = "unknown setting; did you mean 'nproc'? [unknown-key]"
-        assert ended.err == f"lllaunch: launch.{key}: {meant}\n"
-        assert ended.code == 2
 
 
-def test_a_plan_can_be_shown_without_defaults(project: Project, plan: Plan) -> None:
+def test_a_plan_can_be_shown_without_defaults(project: Project, plan: Called) -> None:
     project.experiment("plain", "{entrypoint: env, nproc: 2}")
 
     text = plan("--changed", "--portable", "+exp=plain").out
@@ -353,14 +287,18 @@ def test_a_plan_can_be_shown_without_defaults(project: Project, plan: Plan) -> N
 
 @pytest.mark.parametrize(
     ("key", "hint"),
-    [("standalone", "leave it out"), ("master_port", "chooses a free port")],
+    [
+        ("nprocs", "did you mean 'nproc'? [unknown-key]\n"),
+        ("nproc_per_node", "did you mean 'nproc'? [unknown-key]\n"),
+        ("standalone", "leave it out"),
+        ("master_port", "chooses a free port"),
+    ],
 )
 def test_what_torchrun_has_and_a_run_has_not_is_explained(
-    project: Project, plan: Plan, key: str, hint: str
+    project: Project, plan: Called, key: str, hint: str
 ) -> None:
     project.experiment("plain", "{entrypoint: env}")
-
     ended = plan("+exp=plain", f"launch.{key}=2")
-
+    assert ended.code == 2
     assert ended.err.startswith(f"lllaunch: launch.{key}: unknown setting; ")
     assert hint in ended.err

@@ -37,21 +37,16 @@ def test_the_batch_file_stands_below_the_plan(
     _, _, below = ended.out.partition("# The batch file, and no part of the plan:\n")
     lines = below.splitlines()
     assert all(line.startswith("#") for line in lines)
-    assert "# #SBATCH --partition=gpu" in lines
-    assert "# #SBATCH --chdir='<output_dir>'" in lines
-    assert "# #SBATCH --job-name=toy" in lines
+    for option in ("--partition=gpu", "--chdir='<output_dir>'", "--job-name=toy"):
+        assert f"# #SBATCH {option}" in lines
     assert lines[-1].endswith("-m lllaunch job '<output_dir>'")
     # where the directory is known it is that
     found = json.loads(planned(capsys, "--json", "hydra.run.dir=here").out)
     assert f"--chdir='{project.root}/here'" in found["batch"]
     assert found["batch_problem"] is None
-    # it differs by machine
+    # it differs by machine, and a run of this one has none
     assert "batch" not in planned(capsys, "--portable").out.lower().replace("submitit", "")
-
-
-def test_a_run_of_this_machine_has_none(capsys: pytest.CaptureFixture[str]) -> None:
-    ended = call(verb.main, ["+exp=toy", "--json"], capsys)
-    assert "batch" not in json.loads(ended.out)
+    assert "batch" not in json.loads(call(verb.main, ["+exp=toy", "--json"], capsys).out)
 
 
 def test_without_submitit_it_is_said(

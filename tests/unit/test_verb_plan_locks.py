@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import yaml
 from support.project import Project
-from support.verbs import Ended, call, listing
+from support.verbs import Called, call, listing
 
 from lllaunch.verbs import plan as verb
 
 SECRET = "planted-cafe1234"
-
-
-class Plan(Protocol):
-    def __call__(self, *argv: str) -> Ended: ...
 
 
 @pytest.fixture(autouse=True)
@@ -40,14 +36,13 @@ def fill(root: Path) -> Project:
     found.experiment(
         "vision/b", "{entrypoint: env, nproc: gpu, env: {A_KEY: '${oc.env:MY_TOKEN}'}}"
     )
-    found.write("conf/own.yaml", "launch: {entrypoint: env}\n")
     found.write("conf/sub/deep.yaml", "# @package _global_\nlaunch: {entrypoint: env}\n")
     found.write("more/extra/x.yaml", "y: 1\n")
     return found
 
 
 @pytest.fixture
-def plan(project: Project, capsys: pytest.CaptureFixture[str]) -> Plan:
+def plan(project: Project, capsys: pytest.CaptureFixture[str]) -> Called:
     return lambda *argv: call(verb.main, argv, capsys)
 
 
@@ -58,21 +53,18 @@ def lock(project: Project, name: str) -> Any:
 @pytest.mark.parametrize(
     ("argv", "name"),
     [
-        (["+exp=a"], "a"),
         (["+exp=a", "--name", "other/name"], "other/name"),
         (["+exp=a", "launch.locked=mine"], "mine"),
-        (["+exp=a", "launch.locked=true", "hydra.run.dir=x"], "a"),
         (["--config-name", "sub/deep"], "sub/deep"),
         (["--config-dir", "more", "+extra=x", "+exp=a"], "a"),
         (["+exp=a", "++launch.env.B_TOKEN=${oc.env:MY_TOKEN}"], "a"),
-        (["-m", "+exp=a", "lr=1,2", "--name", "sweep"], "sweep"),
         (["-m", "+exp=a", "launch.args=['${oc.env:MY_TOKEN}'],[b]"], "a"),
     ],
 )
 def test_a_lock_is_the_same_everywhere_and_its_command_renews_it(
     argv: list[str],
     name: str,
-    plan: Plan,
+    plan: Called,
     project: Project,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -110,18 +102,12 @@ def test_a_lock_is_the_same_everywhere_and_its_command_renews_it(
     assert (elsewhere.root / path).read_text() == text
 
 
-def test_what_has_changed_is_told_and_locked(plan: Plan, project: Project) -> None:
+def test_what_has_changed_is_told_and_locked(plan: Called, project: Project) -> None:
     assert plan("--lock", "+exp=a").code == 0
     text = (project.root / "conf/locks/a.yaml").read_text()
     project.experiment("a", "{entrypoint: env, args: ['${lr}', new], nproc: 3}", "lr: 5\n")
-    lines = [
-        'launch.args: ["1"] -> ["5", "new"]',
-        "launch.nproc: 2 -> 3",
-    ]
-    ended = plan("--diff", "+exp=a")
-    assert ended.code == 5
-    assert ended.err == ""
-    assert ended.out.splitlines() == lines
+    lines = ['launch.args: ["1"] -> ["5", "new"]', "launch.nproc: 2 -> 3"]
+    assert plan("--diff", "+exp=a") == (5, "\n".join([*lines, ""]), "")
     told = json.loads(plan("--diff", "--json", "+exp=a").out)
     assert told["differs"] is True
     (one,) = told["locks"]
@@ -130,18 +116,15 @@ def test_what_has_changed_is_told_and_locked(plan: Plan, project: Project) -> No
     # to look changes nothing
     assert (project.root / "conf/locks/a.yaml").read_text() == text
     ended = plan("--lock", "+exp=a")
-    assert ended.out.splitlines() == [
-        "wrote conf/locks/a.yaml: 2 changed",
-        *(f"  {line}" for line in lines),
-    ]
-    told = json.loads(plan("--diff", "--json", "+exp=a").out)
-    assert told == {"differs": False, "locks": [{"lock": "conf/locks/a.yaml", "changes": []}]}
+    changed = [f"  {line}" for line in lines]
+    assert ended.out.splitlines() == ["wrote conf/locks/a.yaml: 2 changed", *changed]
     # what is no part of the plan
-    project.write("conf/exp/a.yaml", (project.root / "conf/exp/a.yaml").read_text() + "other: 1\n")
-    assert plan("--diff", "+exp=a", "hydra.run.dir=elsewhere", "launch.locked=true").code == 0
+    others = ("+other=1", "hydra.run.dir=elsewhere", "launch.locked=true")
+    told = json.loads(plan("--diff", "--json", "+exp=a", *others).out)
+    assert told == {"differs": False, "locks": [{"lock": "conf/locks/a.yaml", "changes": []}]}
 
 
-def test_a_missing_an_edited_and_a_broken_lock(plan: Plan, project: Project) -> None:
+def test_a_missing_an_edited_and_a_broken_lock(plan: Called, project: Project) -> None:
     ended = plan("--diff", "+exp=a", "lr=2")
     assert (ended.code, ended.out) == (5, "")
     assert "conf/locks/a.yaml" in ended.err
@@ -153,28 +136,26 @@ def test_a_missing_an_edited_and_a_broken_lock(plan: Plan, project: Project) -> 
     ended = plan("--diff", "+exp=a")
     assert (ended.code, ended.out) == (5, "")
     assert "edited by hand" in ended.err
-    for broken in ("lock: [", "lock: 2\n", "", "a: &x [*x]\n", "\0", text + "lock: 1\n"):
-        path.write_text(broken)
-        ended = plan("--diff", "+exp=a")
-        assert (ended.code, ended.out) == (2, "")
-        assert "conf/locks/a.yaml" in ended.err
-        assert "Traceback" not in ended.err
-        # and is replaced when somebody asks for that
-        assert plan("--lock", "+exp=a").code == 0
-        assert path.read_text() == text
+    path.write_text("lock: [")
+    ended = plan("--diff", "+exp=a")
+    assert (ended.code, ended.out) == (2, "")
+    assert "conf/locks/a.yaml" in ended.err
+    assert "Traceback" not in ended.err
+    # and is replaced when somebody asks for that
+    assert plan("--lock", "+exp=a").code == 0
+    assert path.read_text() == text
 
 
-def test_a_run_without_a_name_needs_one(plan: Plan, project: Project) -> None:
+@pytest.mark.parametrize("mode", ["--lock", "--diff"])
+def test_a_run_without_a_name_needs_one(mode: str, plan: Called, project: Project) -> None:
     before = listing(project.root)
-    for mode in ("--lock", "--diff"):
-        ended = plan(mode, "launch.entrypoint=env")
-        assert (ended.code, ended.out) == (2, "")
-        assert "--name" in ended.err
+    ended = plan(mode, "launch.entrypoint=env")
+    assert (ended.code, ended.out) == (2, "")
+    assert "--name" in ended.err
     assert listing(project.root) == before
-    assert plan("--lock", "launch.entrypoint=env", "--name", "x").code == 0
 
 
-def test_each_experiment_of_a_sweep_has_its_own_lock(plan: Plan, project: Project) -> None:
+def test_each_experiment_of_a_sweep_has_its_own_lock(plan: Called, project: Project) -> None:
     ended = plan("--lock", "-m", "+exp=a,vision/b", "launch.role=r")
     assert ended.code == 0, ended.err
     assert ended.out.splitlines() == [
@@ -185,35 +166,29 @@ def test_each_experiment_of_a_sweep_has_its_own_lock(plan: Plan, project: Projec
     for name in ("a", "vision/b"):
         assert lock(project, name)["command"] == [f"+exp={name}", "launch.role=r"]
         assert plan("--diff", f"+exp={name}", "launch.role=r").code == 0
-    told = json.loads(plan("--diff", "--json", "-m", "+exp=a,vision/b", "launch.role=r").out)
-    assert [each["lock"] for each in told["locks"]] == [
-        "conf/locks/a.yaml",
-        "conf/locks/vision/b.yaml",
-    ]
     ended = plan("--diff", "-m", "+exp=a,vision/b")
     assert ended.code == 5
     assert ended.out.count('launch.role: "r" -> "default"') == 2
 
 
-def test_the_jobs_of_a_sweep_are_locked_together(plan: Plan, project: Project) -> None:
+def test_the_jobs_of_a_sweep_are_locked_together(plan: Called, project: Project) -> None:
     assert plan("--lock", "-m", "+exp=a", "lr=1,2,3").code == 0
     found = lock(project, "a")
     assert list(found["plan"]["jobs"]) == [f"+exp=a lr={lr}" for lr in (1, 2, 3)]
     assert found["command"] == ["-m", "+exp=a", "lr=1,2,3"]
-    assert plan("--diff", "-m", "+exp=a", "lr=1,2,3").code == 0
     ended = plan("--diff", "-m", "+exp=a", "lr=1,2,4")
     assert ended.code == 5
     assert ended.out.count("is gone") == 1
     assert ended.out.count("new, ") == 1
 
 
-def test_what_may_not_run_is_not_locked(plan: Plan, project: Project) -> None:
+@pytest.mark.parametrize("argv", [(), ("-m", "launch.entrypoint=sh,env")])
+def test_what_may_not_run_is_not_locked(
+    argv: tuple[str, ...], plan: Called, project: Project
+) -> None:
     project.write("conf/lllaunch.yaml", "allow: {programs: [sh]}\n")
     before = listing(project.root)
-    ended = plan("--lock", "+exp=a")
+    ended = plan("--lock", "+exp=a", *argv)
     assert ended.code == 5
     assert "allow.programs" in ended.err
-    assert listing(project.root) == before
-    ended = plan("--lock", "-m", "+exp=a", "launch.entrypoint=sh,env")
-    assert ended.code == 5
     assert listing(project.root) == before

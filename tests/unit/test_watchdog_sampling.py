@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -33,14 +34,14 @@ EVERYTHING = [
 ]
 
 
-@dataclass
 class Table(ProcessTable):
     """Processes that a test invents."""
 
-    processes: list[ProcessFacts]
-    shares: dict[int, int] = field(default_factory=dict)
-    gone: set[int] = field(default_factory=set)
-    asked: list[set[int]] = field(default_factory=list)
+    def __init__(self, processes: list[ProcessFacts], shares: dict[int, int] | None = None) -> None:
+        self.processes = processes
+        self.shares = shares or {}
+        self.gone: set[int] = set()
+        self.asked: list[set[int]] = []
 
     def look(self, again: Collection[int] = ()) -> list[ProcessFacts]:
         self.asked.append(set(again))
@@ -88,7 +89,8 @@ def test_shared_memory_is_counted_once_but_not_where_reading_could_hang() -> Non
         process(GRANDCHILD, CHILD, WORKER, rss=100),
         process(OTHER, 50, OTHER, "D", rss=70),
     ]
-    table = Table(everything, shares={WORKER: 60, CHILD: 60, OTHER: 1}, gone={GRANDCHILD})
+    table = Table(everything, shares={WORKER: 60, CHILD: 60, OTHER: 1})
+    table.gone = {GRANDCHILD}
     sampler = Sampler(table)
     usage = sampler.usage({0: WORKER, 1: OTHER})
     assert sampler.shared_out(usage[0]) == 120
@@ -129,13 +131,12 @@ def test_a_sample_has_rates_since_the_one_before() -> None:
 # The table itself, on a /proc that a test invents, and on the real one
 
 
-class Entry:
-    def __init__(self, name: str, inode: int) -> None:
-        self.name = name
-        self._inode = inode
+class Entry(NamedTuple):
+    name: str
+    number: int
 
     def inode(self) -> int:
-        return self._inode
+        return self.number
 
 
 class Machine:
@@ -144,7 +145,7 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.there: dict[int, tuple[int, ProcessFacts]] = {}
         self.read: list[int] = []
-        monkeypatch.setattr(proc.os, "scandir", lambda _: self)
+        monkeypatch.setattr(proc.os, "scandir", lambda _: nullcontext(self._entries()))
         monkeypatch.setattr(proc, "facts", self._facts)
 
     def start(self, pid: int, ppid: int, inode: int) -> None:
@@ -154,14 +155,11 @@ class Machine:
         self.read.append(pid)
         return self.there[pid][1] if pid in self.there else None
 
-    def __enter__(self) -> list[Entry]:
+    def _entries(self) -> list[Entry]:
         return [
             Entry("version", 1),
-            *(Entry(str(pid), inode) for pid, (inode, _) in self.there.items()),
+            *(Entry(str(pid), each[0]) for pid, each in self.there.items()),
         ]
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 def test_a_process_is_read_once_and_again_if_asked_for(
@@ -198,20 +196,18 @@ def test_who_lost_its_parent_is_no_child_of_the_next_with_that_number(
 
 
 def test_this_process_is_there_with_what_it_has_used() -> None:
-    table = ProcessTable()
-    own = {each.pid: each for each in table.look()}[os.getpid()]
-    assert own == ProcessFacts(*own)
-    assert own.rss > 0
+    table, me = ProcessTable(), os.getpid()
+    own = {each.pid: each for each in table.look()}[me]
     sum(range(3_000_000))
-    later = {each.pid: each for each in table.look([os.getpid()])}[os.getpid()]
+    later = {each.pid: each for each in table.look([me])}[me]
     assert later.start == own.start
     assert later.cpu > own.cpu
-    assert 0 < (table.share(own.pid) or 0) <= 2 * later.rss
     assert 0 < later.own_cpu <= later.cpu
-    read, written, writes = table.transferred(own.pid)
+    assert 0 < (table.share(me) or 0) <= 2 * later.rss
+    read, written, writes = table.transferred(me)
     assert read > 0
     assert written >= writes > 0
     nobody = 2**22 + 1
-    assert [table.is_there(pid) for pid in (own.pid, nobody)] == [True, False]
+    assert [table.is_there(pid) for pid in (me, nobody)] == [True, False]
     assert table.share(nobody) is None
     assert table.transferred(nobody) == (0, 0, 0)

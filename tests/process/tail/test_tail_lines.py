@@ -5,20 +5,17 @@ from __future__ import annotations
 import io
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.launching import WAIT
+from support.tails import Sink, append
 
 from lllaunch.multiprocessing.tail_log import TailLog, tail_logfile
 from lllaunch.workers.tail import Follower
 
-Append = Callable[[Path, bytes], None]
 
-
-def test_lines_get_the_header_of_torch(log: Path, sink: Any) -> None:
+def test_lines_get_the_header_of_torch(log: Path, sink: Sink) -> None:
     log.write_bytes(b"one\ntwo\n")
     tail = TailLog("trainer", {11: str(log)}, sink)
     assert tail.start() is tail
@@ -28,7 +25,7 @@ def test_lines_get_the_header_of_torch(log: Path, sink: Any) -> None:
     assert sink.getvalue() == "[trainer11]:one\n[trainer11]:two\n"
 
 
-def test_file_and_its_directories_may_come_later(tmp_path: Path, sink: Any, append: Append) -> None:
+def test_file_and_its_directories_may_come_later(tmp_path: Path, sink: Sink) -> None:
     path = tmp_path / "a" / "b" / "c" / "stdout.log"
     tail = TailLog("t", {0: str(path)}, sink).start()
     try:
@@ -44,7 +41,7 @@ def test_file_and_its_directories_may_come_later(tmp_path: Path, sink: Any, appe
 
 
 @pytest.mark.parametrize("round_", range(20))
-def test_no_last_line_is_lost(log: Path, sink: Any, round_: int, append: Append) -> None:
+def test_no_last_line_is_lost(log: Path, sink: Sink, round_: int) -> None:
     tail = TailLog("t", {0: str(log)}, sink).start()
     append(log, b"".join(b"%d\n" % n for n in range(round_ * 500)) + b"last words")
     tail.stop()
@@ -52,18 +49,7 @@ def test_no_last_line_is_lost(log: Path, sink: Any, round_: int, append: Append)
     assert lines == [f"[t0]:{n}" for n in range(round_ * 500)] + ["[t0]:last words"]
 
 
-def test_stop_drains_files_that_appeared_at_the_last_moment(
-    log: Path, sink: Any, append: Append
-) -> None:
-    follower = Follower()
-    follower.add(str(log), b"", sink)
-    follower.start()
-    append(log, b"just in time\n")
-    follower.stop()
-    assert sink.getvalue() == "just in time\n"
-
-
-def test_several_destinations_in_one_follower(tmp_path: Path, append: Append) -> None:
+def test_several_destinations_in_one_follower(tmp_path: Path) -> None:
     out, err = io.StringIO(), io.StringIO()
     follower = Follower()
     for name, dst in (("stdout.log", out), ("stderr.log", err)):
@@ -82,7 +68,7 @@ def test_several_destinations_in_one_follower(tmp_path: Path, append: Append) ->
         follower.start()
 
 
-def test_filter_sees_text_with_its_newline(log: Path, sink: Any, append: Append) -> None:
+def test_filter_sees_text_with_its_newline(log: Path, sink: Sink) -> None:
     append(log, b"keep 1\ndrop\n\xff keep 2\nkeep ")
     seen: list[str] = []
 
@@ -96,7 +82,7 @@ def test_filter_sees_text_with_its_newline(log: Path, sink: Any, append: Append)
 
 
 def test_filter_that_fails_is_reported_once_and_hides_nothing(
-    log: Path, sink: Any, caplog: pytest.LogCaptureFixture, append: Append
+    log: Path, sink: Sink, caplog: pytest.LogCaptureFixture
 ) -> None:
     append(log, b"one\ntwo\n")
 
@@ -108,9 +94,7 @@ def test_filter_that_fails_is_reported_once_and_hides_nothing(
     assert caplog.text.count("ZeroDivisionError") == 1
 
 
-def test_file_that_shrinks_is_said_and_followed_from_its_start(
-    log: Path, sink: Any, append: Append
-) -> None:
+def test_file_that_shrinks_is_said_and_followed_from_its_start(log: Path, sink: Sink) -> None:
     tail = TailLog("t", {0: str(log)}, sink).start()
     try:
         append(log, b"before\nlost part")
@@ -127,7 +111,7 @@ def test_file_that_shrinks_is_said_and_followed_from_its_start(
 
 
 @pytest.mark.parametrize("name", ["with space", "ünï-日本", "new\nline", "100%", "\udcff"])
-def test_hostile_paths(tmp_path: Path, sink: Any, name: str, append: Append) -> None:
+def test_hostile_paths(tmp_path: Path, sink: Sink, name: str) -> None:
     path = tmp_path / name / "stdout.log"
     tail = TailLog("t", {0: str(path)}, sink).start()
     path.parent.mkdir()
@@ -142,13 +126,12 @@ def test_hostile_paths(tmp_path: Path, sink: Any, name: str, append: Append) -> 
 class Bar:
     """Someone else's progress bar: clears itself when asked, until `close`."""
 
-    def __init__(self, serve: bool) -> None:
+    def __init__(self) -> None:
         self.events = {"trigger_clear": threading.Event(), "cleared": threading.Event()}
         self.cleared = 0
         self.closing = False
         self.thread = threading.Thread(target=self._serve)
-        if serve:
-            self.thread.start()
+        self.thread.start()
 
     def _serve(self) -> None:
         while not self.closing:
@@ -161,8 +144,8 @@ class Bar:
         self.thread.join()
 
 
-def test_progress_bar_is_taken_away_before_lines(log: Path, sink: Any, append: Append) -> None:
-    bar = Bar(serve=True)
+def test_progress_bar_is_taken_away_before_lines(log: Path, sink: Sink) -> None:
+    bar = Bar()
     tail = TailLog("t", {0: str(log)}, sink, progbar_events=bar.events).start()
     append(log, b"one\n\ntwo\n")
     sink.wait_for("two\n")
@@ -174,34 +157,25 @@ def test_progress_bar_is_taken_away_before_lines(log: Path, sink: Any, append: A
     assert not bar.events["trigger_clear"].is_set()
 
 
-def run_tail_logfile(append: Append, log: Path, sink: Any, *args: Any, **kwargs: Any) -> None:
-    finished = threading.Event()
-    call = (("[h]:", str(log), sink, finished, 0.01, *args), kwargs)
-    thread = threading.Thread(target=lambda: tail_logfile(*call[0], **call[1]))
+@pytest.mark.parametrize("older", [False, True])
+def test_tail_logfile_blocks_until_finished(log: Path, sink: Sink, older: bool) -> None:
+    finished, lock, bar = threading.Event(), threading.Lock(), Bar()
+    # what was given by its place
+    more = (lock, bar.events) if older else ()
+    call = ("[h]:", str(log), sink, finished, 0.01, *more)
+    thread = threading.Thread(target=tail_logfile, args=call)
     thread.start()
     append(log, b"one\n\ntwo")
     finished.set()
     thread.join(WAIT)
     assert not thread.is_alive()
-
-
-def test_tail_logfile_blocks_until_finished(log: Path, sink: Any, append: Append) -> None:
-    run_tail_logfile(append, log, sink)
-    assert sink.getvalue() == "[h]:one\n[h]:\n[h]:two\n"
-
-
-def test_tail_logfile_takes_the_older_positional_lock_and_events(
-    log: Path, sink: Any, append: Append
-) -> None:
-    lock, bar = threading.Lock(), Bar(serve=True)
-    run_tail_logfile(append, log, sink, lock, bar.events)
     bar.close()
     assert sink.getvalue() == "[h]:one\n[h]:\n[h]:two\n"
-    assert bar.cleared
+    assert bool(bar.cleared) == older
     assert not lock.locked()
 
 
-def test_tail_logfile_of_a_file_that_never_comes_returns(tmp_path: Path, sink: Any) -> None:
+def test_tail_logfile_of_a_file_that_never_comes_returns(tmp_path: Path, sink: Sink) -> None:
     finished = threading.Event()
     finished.set()
     tail_logfile("[h]:", str(tmp_path / "never"), sink, finished, 0.01)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tails import append
 
 from lllaunch.workers import tail
 from lllaunch.workers.tail import Follower
@@ -20,7 +19,6 @@ from support.screen import Terminal
 
 COLUMNS = 20
 
-Append = Callable[[Path, bytes], None]
 Follow = Callable[..., Follower]
 
 
@@ -59,7 +57,7 @@ def follow(terminal: Narrow) -> Iterator[Follow]:
 
 
 def test_progress_bar_stays_on_one_line_below_the_others(
-    terminal: Narrow, log: Path, append: Append, follow: Follow
+    terminal: Narrow, log: Path, follow: Follow
 ) -> None:
     follow(log)
     append(log, b"\r 10%")
@@ -73,7 +71,7 @@ def test_progress_bar_stays_on_one_line_below_the_others(
 
 
 def test_partial_line_shows_after_a_while_and_is_replaced_by_the_whole(
-    terminal: Narrow, log: Path, append: Append, follow: Follow
+    terminal: Narrow, log: Path, follow: Follow
 ) -> None:
     follow(log)
     append(log, b"loading")
@@ -82,9 +80,7 @@ def test_partial_line_shows_after_a_while_and_is_replaced_by_the_whole(
     assert terminal.sees(rb"done\r\n") == ["[w]:loading done"]
 
 
-def test_live_line_is_cut_to_the_width(
-    terminal: Narrow, log: Path, append: Append, follow: Follow
-) -> None:
+def test_live_line_is_cut_to_the_width(terminal: Narrow, log: Path, follow: Follow) -> None:
     follower = follow(log)
     append(log, b"\r" + b"#" * 5000)
     terminal.sees(rb"#")
@@ -96,7 +92,7 @@ def test_live_line_is_cut_to_the_width(
 
 
 def test_latest_of_several_bars_is_the_one_shown(
-    terminal: Narrow, tmp_path: Path, append: Append, follow: Follow
+    terminal: Narrow, tmp_path: Path, follow: Follow
 ) -> None:
     follower = follow(tmp_path / "0", b"0:")
     follower.add(str(tmp_path / "1"), b"1:", terminal.stream)
@@ -109,7 +105,7 @@ def test_latest_of_several_bars_is_the_one_shown(
 
 
 def test_bar_stays_until_its_last_state_is_shown_as_a_line(
-    terminal: Narrow, tmp_path: Path, append: Append, monkeypatch: pytest.MonkeyPatch
+    terminal: Narrow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tail, "_HELD_S", 10_000.0)
     files = {rank: str(tmp_path / str(rank)) for rank in range(2)}
@@ -130,32 +126,10 @@ def test_bar_stays_until_its_last_state_is_shown_as_a_line(
     follower.stop()
 
 
-def test_truncated_file_leaves_no_live_line(
-    terminal: Narrow, log: Path, append: Append, follow: Follow
-) -> None:
-    follow(log)
-    append(log, b"\rbar")
-    terminal.sees(rb"bar")
-    os.truncate(log, 0)
-    text = "".join(terminal.sees(rb"worker\]\r\n"))
-    assert text == "[w]:[stdout.log truncated by the worker]"
-
-
-def test_lines_over_a_foreign_bar_erase_what_is_behind_them(
-    terminal: Narrow, log: Path, append: Append, follow: Follow
-) -> None:
-    append(log, b"one\n\ntwo\rthree")
-    events = {"trigger_clear": threading.Event(), "cleared": threading.Event()}
-    follow(log, progbar_events=events).stop()
-    terminal.sees(rb"three\033\[K\r\n")
-    assert terminal.received == (b"\r[w]:one\033[K\r\n\r[w]:\033[K\r\n\r[w]:three\033[K\r\n")
-
-
 @pytest.mark.parametrize("term", ["dumb", ""])
 def test_a_terminal_that_obeys_nothing_gets_lines_only(
     terminal: Narrow,
     log: Path,
-    append: Append,
     follow: Follow,
     monkeypatch: pytest.MonkeyPatch,
     term: str,
