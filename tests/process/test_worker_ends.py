@@ -203,7 +203,7 @@ def states(pids: list[int]) -> set[str]:
     return {facts.state for facts in found.values() if facts is not None}
 
 
-def test_ctrl_z_stops_the_workers_too_and_no_time_passes_until_they_go_on(tmp_path: Path) -> None:
+def test_ctrl_z_stops_the_workers_too_until_they_go_on(tmp_path: Path) -> None:
     (tmp_path / "work.py").write_text(
         "import os, subprocess, time\n"
         "child = subprocess.Popen(['sleep', '1000'])\n"
