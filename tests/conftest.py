@@ -27,10 +27,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["XDG_STATE_HOME"] = state
     # where nobody watches the tests there may be no terminal, or one that can do nothing
     os.environ["TERM"] = "xterm-256color"
-    # coverage measures the tests' own processes, not the interpreters that they start: Hydra takes
+    # coverage measures the processes of pytest, not the interpreters that tests start: Hydra takes
     # whatever traces a process for a debugger, and each fork would write a file
-    for name in [name for name in os.environ if name.startswith("COVERAGE_PROCESS")]:
-        del os.environ[name]
+    if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
+        for name in [name for name in os.environ if name.startswith("COVERAGE_PROCESS")]:
+            del os.environ[name]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
