@@ -361,6 +361,7 @@ def test_what_gives_no_answer_is_left(
         slurm.queued()
 
 
+@pytest.mark.slow
 def test_of_a_full_controller_sbatch_says_so_and_waits(
     tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -303,6 +303,7 @@ def test_arguments_are_tried_on_a_function(tmp_path: Path) -> None:
     assert len(complaints(broken, runtime_cwd=str(tmp_path))) == 1
 
 
+@pytest.mark.slow
 def test_a_thousand_workers_and_ten_thousand_keys() -> None:
     many = {f"K{number}": number for number in range(10_000)}
     assert len(spec_of({"entrypoint": "env", "env": many, "nproc": 1000}, many).env) == 10_000
@@ -314,6 +315,7 @@ def test_a_thousand_workers_and_ten_thousand_keys() -> None:
     assert lines[-1] == "and: 9950 more problems [more]"
 
 
+@pytest.mark.slow
 def test_references_that_expand_without_end_are_stopped() -> None:
     root: dict[str, Any] = {"l0": [1, 1]}
     for level in range(1, 9):

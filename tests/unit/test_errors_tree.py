@@ -36,6 +36,7 @@ def test_errors_survive_pickling_with_all_they_know(kind: type[LaunchError]) -> 
     assert again.exit_code == error.exit_code
 
 
+@pytest.mark.slow
 def test_each_kind_of_diagnostic_is_explained_and_made_somewhere() -> None:
     root = Path(errors.__file__).parent
     page = (DOCS / "diagnostics.md").read_text()

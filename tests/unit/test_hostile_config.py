@@ -123,6 +123,7 @@ WRONG: dict[str, tuple[str, str, int, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_told_in_a_line_and_nothing_starts(
     project: Project, planned: Planned, name: str
@@ -242,6 +243,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made.root / "run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEFT)
 def test_the_directory_of_a_run_gets_around_nothing(
     project: Project,

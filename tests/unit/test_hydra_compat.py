@@ -61,6 +61,7 @@ def test_methods_that_are_overridden_take_what_hydra_gives_them() -> None:
     assert [*inspect.signature(own).parameters] == [*inspect.signature(theirs).parameters]
 
 
+@pytest.mark.slow
 def test_no_other_module_uses_a_private_name_of_theirs() -> None:
     tree = ast.parse(COMPAT.read_text())
     theirs = attributes_of(tree) - {"_expect"}

@@ -190,6 +190,7 @@ def test_the_table_holds_every_pair_of_state_and_event_that_is_possible() -> Non
     assert not any(state is GroupState.DONE for state, _ in listed), "then all is late news"
 
 
+@pytest.mark.slow
 def test_every_case_in_the_table_can_come() -> None:
     reached = set()
     for state, kind, case in TABLE:

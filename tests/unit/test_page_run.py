@@ -267,6 +267,7 @@ def test_secrets_are_taken_out_of_all(left: LeftRun) -> None:
     assert secret not in page_of(left.path, lambda text: text.replace(secret, "***"))
 
 
+@pytest.mark.slow
 def test_of_many_ranks_a_page_stays_small(tmp_path: Path) -> None:
     write_run(tmp_path / "run", 256)
     page = page_of(tmp_path / "run")

@@ -309,6 +309,7 @@ def changed(document: Any, junk: Any, path: tuple[Any, ...] = ()) -> Any:
                 yield from changed(value, junk, (*path, key))
 
 
+@pytest.mark.slow
 def test_no_document_of_another_make_is_an_error_of_ours(run: LeftRun) -> None:
     why = Explanation("itself", "likely", "A bug.")
     root = hung(run, explanation=why, traceback="Trace")

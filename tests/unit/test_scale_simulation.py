@@ -24,6 +24,7 @@ def play(scenario: Scenario) -> World:
 
 
 # In parts, so that they can be shared among processes.
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_all_nodes_agree_and_none_waits_for_ever_whatever_happens(part: int) -> None:
     for seed in range(part, SEEDS, 4):

@@ -304,6 +304,7 @@ def test_whatever_jobs_are_like_there_is_a_page(
     assert len(Page(page).rows) == (len(jobs) + 1 if jobs else 0)
 
 
+@pytest.mark.slow
 def test_of_very_many_jobs_those_are_shown_that_tell_most() -> None:
     jobs = [
         job(number, f"x={number}", f"y={number % 7}", objective=float(number * 7919 % 10_007))

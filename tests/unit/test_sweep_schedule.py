@@ -506,6 +506,7 @@ def play(seed: int, policy: SweepPolicy, *, foreign: bool, signals: bool) -> Non
     world.check_end(len(script))
 
 
+@pytest.mark.slow
 @settings(max_examples=700)
 @given(st.integers(0, 2**32), POLICIES, st.booleans(), st.booleans())
 def test_any_course_of_events_ends_and_keeps_the_promises(

@@ -33,6 +33,7 @@ def line(**changed: Any) -> bytes:
     return json.dumps(GOOD | changed).encode()
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.lists(REQUESTS | JUNK, max_size=12), st.integers(0, 5), st.data())
 def test_bad_lines_and_blocks_that_end_anywhere_hurt_no_good_ones(
