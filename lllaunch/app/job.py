@@ -67,6 +67,7 @@ class Jobs:
 
     Attributes:
         ledger: what they ended with.
+        at_end: what is to be done when the app has ended.
         spawner: started early, or None.
         function: what the workers run instead of the configured entrypoint, or None.
         quiet: whether the command line asks for that.
@@ -83,6 +84,7 @@ class Jobs:
         quiet: bool = False,
     ) -> None:
         self.ledger = Ledger()
+        self.at_end = contextlib.ExitStack()
         self.quiet = quiet
         self.spawner = spawner
         self._expect = expect
@@ -109,7 +111,8 @@ class Jobs:
             Seam.RUN_JOB: self._claiming,
             Seam.LOGGING: _delaying,
         }
-        return self.ledger.run(app, {**GUARDED, **own})
+        with self.at_end:
+            return self.ledger.run(app, {**GUARDED, **own})
 
     def _admitting(self, make: Callable[..., Callbacks]) -> Callable[..., Callbacks]:
         """Return Hydra's class of callbacks, but before it makes them, a run may be refused.

@@ -224,6 +224,18 @@ def test_more_jobs_than_an_array_may_have_are_several_arrays_that_share_one_limi
     assert "10 of 10 jobs succeeded" in ended.err
 
 
+# The collector comes whenever it likes; here, before each signal.
+COLLECTS = """
+import gc, signal
+
+def collect_and_send(*args, send=signal.pidfd_send_signal):
+    gc.collect()
+    send(*args)
+
+signal.pidfd_send_signal = collect_and_send
+"""
+
+
 def test_one_job_that_cannot_run_keeps_all_from_being_submitted(
     slurm: Slurm, sweeps: Sweeps
 ) -> None:
@@ -237,7 +249,9 @@ def test_one_job_that_cannot_run_keeps_all_from_being_submitted(
     said = refused("+launch.max_restarts=0,1,2,x,4")
     assert "+launch.max_restarts=x:" in said
     assert "nothing was started" in said
-    said = refused("x=1,2", "cluster.partition=nowhere")
+    sweeps.write("site/sitecustomize.py", COLLECTS)
+    site = {"PYTHONPATH": str(sweeps.root / "site")}
+    said = refused("x=1,2", "cluster.partition=nowhere", env=site)
     assert "invalid partition specified: nowhere" in said
     sweeps.write("conf/exp/here.yaml", "# @package _global_\nlaunch: {entrypoint: /bin/true}\n")
     said = refused("+exp=test,here", python=("-m", "lllaunch", "-m"))

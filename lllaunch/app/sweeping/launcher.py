@@ -205,7 +205,7 @@ class HydraSweep:
         """Look whether the sweep can run, and take its directory; nothing is started.
 
         Args:
-            launcher: Hydra's; all is given back when it is gone, or this process ends.
+            launcher: Hydra's; all is given back when our app ends, or else when this is gone.
             overrides: of each job of the first batch.
             first: number of the first.
 
@@ -253,8 +253,12 @@ class HydraSweep:
             undo.callback(sweep._conclude_quietly)
             undo.callback(leases.close)
             sweep._resources = undo.pop_all()
-        # Hydra does not tell a launcher when it is done
-        weakref.finalize(launcher, sweep.close)
+        # Hydra does not tell a launcher when it is done, but our own app has an end. The collector
+        # may come while that one closes the spawner that it has lent.
+        if ours is None:
+            weakref.finalize(launcher, sweep.close)
+        else:
+            ours.at_end.callback(sweep.close)
         return sweep
 
     def close(self) -> None:
