@@ -21,9 +21,10 @@ from lllaunch.multiprocessing.logs import LogsSpecs
 from lllaunch.multiprocessing.numa import wrap_command, wrap_function
 from lllaunch.multiprocessing.subprocess_handler import SubprocessHandler
 from lllaunch.signal_source import SignalSource
+from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.protocol import Forked, Pickled, Program
 from lllaunch.spawner.values import RETURN_FILE
-from lllaunch.workers.group import WorkerProcesses
+from lllaunch.workers.group import WorkerProcesses, start_processes
 
 # Exit codes of a program that could not be executed, as shells have them.
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
@@ -170,7 +171,7 @@ class PContext(WorkerProcesses, abc.ABC):
 
     @abc.abstractmethod
     def _start(self) -> None:
-        """Start the processes with `spawn` or `fork`."""
+        """Start the processes."""
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:  # noqa: ARG002
         """Wait until all processes succeeded or one failed; then end the others.
@@ -295,7 +296,7 @@ class SubprocessContext(PContext):
             plain = (self._program, *map(str, self.args[rank]))
             command = wrap_command(plain, rank, self._numa_options)
             programs[rank] = Program(command[0], command[1:])
-        self.spawn(programs, self.envs)
+        start_processes(self, programs, self.envs)
         self.subprocess_handlers = {
             rank: SubprocessHandler.of_context(self, rank) for rank in programs
         }
@@ -373,7 +374,7 @@ class MultiprocessContext(PContext):
             env[RETURN_FILE] = self._return_file(rank)
         if self.start_method == "fork":
             calls = {rank: Forked(*self._call(rank)) for rank in range(self.nprocs)}
-            self.fork(calls, self.envs)
+            start_processes(self, calls, self.envs)
         else:
             self._pickle_and_spawn()
 
@@ -396,7 +397,9 @@ class MultiprocessContext(PContext):
                 for fd in target.fds:
                     os.close(fd)
             raise
-        self.spawn(targets, self.envs, fresh=self.start_method == "spawn").flush()
+        start_processes(self, targets, self.envs, fresh=self.start_method == "spawn")
+        assert isinstance(self._starter, Spawner)
+        self._starter.flush()
 
     def _return_values(self) -> dict[int, Any]:
         if self._values is None:

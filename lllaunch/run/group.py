@@ -30,7 +30,6 @@ from lllaunch.signal_source import SignalException, SignalSource
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.dump import CRASH, CRASH_FILE
 from lllaunch.spawner.interpreter import split
-from lllaunch.spawner.preloading import loaded_runtimes, pause
 from lllaunch.spawner.protocol import Forked, Function, Module, Program, Script, Target
 from lllaunch.spec import WatchdogPolicy
 from lllaunch.std import to_map
@@ -42,7 +41,7 @@ from lllaunch.supervisor.watchdog import KernelSleep, WatchdogDriver
 from lllaunch.text import spans
 from lllaunch.watchdog.findings import limit_of
 from lllaunch.watchdog.stall import look_interval
-from lllaunch.workers.group import WorkerProcesses
+from lllaunch.workers.group import WorkerProcesses, start_processes
 from lllaunch.workers.log_files import CONSOLE, LogsDest, announce, destinations
 
 if TYPE_CHECKING:
@@ -400,24 +399,18 @@ class _Group:
 
     def _start_preflight(self, attempt: Attempt, preflight: Preflight) -> WorkerProcesses:
         """Start the preflight of an attempt by the spawner that its workers will have."""
-        spec, log = self._spec, {PREFLIGHT_RANK: attempt.preflight_log}
-        workers = WorkerProcesses("preflight", 1, LogsDest(log, log), attempt=attempt.number)
-        words = preflight.command[1:]
-        try:
-            workers.spawn(
-                {PREFLIGHT_RANK: Program(preflight.program(spec.runtime_cwd), tuple(words))},
-                {**attempt.envs, PREFLIGHT_RANK: attempt.preflight_env},
-                spawner=self._spawner,
-                preload=spec.imports,
-                cwd=spec.cwd,
-                spawner_cwd=spec.spawner_cwd,
-            )
-        except BaseException:
-            workers.close()
-            raise
-        return workers
+        log = {PREFLIGHT_RANK: attempt.preflight_log}
+        program = preflight.program(self._spec.runtime_cwd)
+        return start_processes(
+            WorkerProcesses("preflight", 1, LogsDest(log, log), attempt=attempt.number),
+            {PREFLIGHT_RANK: Program(program, tuple(preflight.command[1:]))},
+            {**attempt.envs, PREFLIGHT_RANK: attempt.preflight_env},
+            **self._places(),
+        )
 
     def _start_workers(self, attempt: Attempt) -> WorkerProcesses:
+        if self._checkpoint is not None:
+            self._checkpoint.look()
         spec = self._spec
         workers = WorkerProcesses(
             spec.role,
@@ -431,33 +424,20 @@ class _Group:
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
             report=lambda _, text: self._observer.warn(text),
         )
-        try:
-            self._order(workers, attempt)
-        except BaseException:
-            workers.close()
-            raise
-        return workers
-
-    def _order(self, workers: WorkerProcesses, attempt: Attempt) -> None:
-        if self._checkpoint is not None:
-            self._checkpoint.look()
-        targets, envs = attempt.targets, attempt.envs
-        forked = {rank: target for rank, target in targets.items() if isinstance(target, Forked)}
-        if forked:
-            # a runtime that has computed here would hang in the workers
-            pause(loaded_runtimes())
-            workers.fork(forked, envs)
-            return
-        spec = self._spec
-        workers.spawn(
-            {rank: each for rank, each in targets.items() if not isinstance(each, Forked)},
-            envs,
-            spawner=self._spawner,
-            fresh=spec.start_method == "spawn",
-            preload=spec.imports,
-            cwd=spec.cwd,
-            spawner_cwd=spec.spawner_cwd,
+        fresh = spec.start_method == "spawn"
+        return start_processes(
+            workers, attempt.targets, attempt.envs, fresh=fresh, **self._places()
         )
+
+    def _places(self) -> dict[str, Any]:
+        """Return where the workers of all attempts are started."""
+        spec = self._spec
+        return {
+            "spawner": self._spawner,
+            "preload": spec.imports,
+            "cwd": spec.cwd,
+            "spawner_cwd": spec.spawner_cwd,
+        }
 
     def progress(self, ran: bool) -> AttemptProgress:
         """Return how far the present attempt has come, which is over.

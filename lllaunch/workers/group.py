@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable
 from signal import Signals
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
 from lllaunch.events import (
     Exited,
@@ -23,12 +23,14 @@ from lllaunch.linux.process import wait_readable
 from lllaunch.signal_source import SignalException
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.interpreter import split
+from lllaunch.spawner.preloading import loaded_runtimes, pause
+from lllaunch.spawner.protocol import Forked
 from lllaunch.workers.tail import Tees, open_filtered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from lllaunch.spawner.protocol import Forked, Target
+    from lllaunch.spawner.protocol import Target
     from lllaunch.workers.log_files import LogsDest
     from lllaunch.workers.tail import Report
 
@@ -126,6 +128,7 @@ class WorkerProcesses:
         self.name = name
         self.nprocs = nprocs
         self.attempt = attempt
+        self.files = files
         self.stdouts, self.stderrs = files.stdouts, files.stderrs
         self.error_files = files.error_files
         self.filtered_stdout: TextIO | None = None
@@ -163,60 +166,12 @@ class WorkerProcesses:
 
     # Starting
 
-    def spawn(
-        self,
-        targets: Mapping[int, Target],
-        envs: Mapping[int, Mapping[str, str]],
-        *,
-        spawner: Spawner | None = None,
-        fresh: bool = False,
-        preload: Sequence[str] = (),
-        cwd: str = "",
-        spawner_cwd: str = "",
-    ) -> Spawner:
-        """Order the workers from a spawner; they run when their `Started` comes.
-
-        Args:
-            targets: what each local rank runs.
-            envs: variables per local rank, on top of this process's environment; may have those of
-                others, with whom they are to share a spawner.
-            spawner: the one to use, which stays open; None: one of their own.
-            fresh: whether each gets a fresh interpreter, instead of a fork.
-            preload: modules that the spawner imports before it forks.
-            cwd: working directory of the workers; empty: this process's.
-            spawner_cwd: that of the preloads; empty: the workers'.
-
-        Returns:
-            The spawner.
-        """
-        cwd = cwd or os.getcwd()
-        divided = split(os.environ, envs)
-        self._owns_starter = spawner is None
-        self._starter = starter = spawner or Spawner()
-        starter.configure(divided.base, spawner_cwd or cwd, preload)
-        for rank, target in sorted(targets.items()):
-            self._keys[rank] = starter.spawn(
-                rank,
-                target,
-                cwd=cwd,
-                env=divided.own[rank],
-                stdout=self.stdouts[rank],
-                stderr=self.stderrs[rank],
-                fresh=fresh or rank in divided.fresh,
-                attempt=self.attempt,
-            )
-        self._tees.start()
-        return starter
-
-    def fork(self, calls: Mapping[int, Forked], envs: Mapping[int, Mapping[str, str]]) -> None:
-        """Fork the workers from this process; each calls a function.
-
-        Args:
-            calls: what each local rank calls.
-            envs: variables per local rank, on top of this process's environment.
-        """
+    def _fork(self, calls: Mapping[int, Forked], envs: Mapping[int, Mapping[str, str]]) -> None:
+        """Fork the workers from this process."""
         from lllaunch.spawner.forker import Forker  # noqa: PLC0415 - the rarest start method
 
+        # a runtime that has computed here would hang in the workers
+        pause(loaded_runtimes())
         self._owns_starter = True
         self._starter = forker = Forker()
         for rank, call in calls.items():
@@ -228,7 +183,6 @@ class WorkerProcesses:
                 stderr=self.stderrs[rank],
                 attempt=self.attempt,
             )
-        self._tees.start()
 
     # Without blocking
 
@@ -388,3 +342,63 @@ class WorkerProcesses:
             wait_readable(self, left)
             self.dispatch()
         return True
+
+
+W = TypeVar("W", bound=WorkerProcesses)
+
+
+def start_processes(
+    workers: W,
+    targets: Mapping[int, Target | Forked],
+    envs: Mapping[int, Mapping[str, str]],
+    *,
+    spawner: Spawner | None = None,
+    fresh: bool = False,
+    preload: Sequence[str] = (),
+    cwd: str = "",
+    spawner_cwd: str = "",
+) -> W:
+    """Start the workers of one attempt; they run when their `Started` comes.
+
+    All workers are started here: those of a configured run, of a job of a sweep, and of torch's
+    `lllaunch.multiprocessing.start_processes`.
+
+    Args:
+        workers: with the number of their attempt, its log files, and what of these is shown; they
+            are closed if they cannot be started.
+        targets: what each local rank runs; all are forked from this process, or none is.
+        envs: variables per local rank, on top of this process's environment; may have those of
+            others, with whom they are to share a spawner.
+        spawner: the one to use, which stays open; None: one of their own.
+        fresh: whether each gets a fresh interpreter, instead of a fork.
+        preload: modules that the spawner imports before it forks.
+        cwd: working directory of the workers; empty: this process's.
+        spawner_cwd: that of the preloads; empty: the workers'.
+    """
+    cwd = cwd or os.getcwd()
+    try:
+        calls = {rank: each for rank, each in targets.items() if isinstance(each, Forked)}
+        if calls:
+            workers._fork(calls, envs)
+        else:
+            orders = {rank: each for rank, each in targets.items() if not isinstance(each, Forked)}
+            divided = split(os.environ, envs)
+            workers._owns_starter = spawner is None
+            workers._starter = spawner = spawner or Spawner()
+            spawner.configure(divided.base, spawner_cwd or cwd, preload)
+            for rank, target in sorted(orders.items()):
+                workers._keys[rank] = spawner.spawn(
+                    rank,
+                    target,
+                    cwd=cwd,
+                    env=divided.own[rank],
+                    stdout=workers.stdouts[rank],
+                    stderr=workers.stderrs[rank],
+                    fresh=fresh or rank in divided.fresh,
+                    attempt=workers.attempt,
+                )
+        workers._tees.start()
+    except BaseException:
+        workers.close()
+        raise
+    return workers

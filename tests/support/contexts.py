@@ -8,6 +8,7 @@ from typing import Any
 from lllaunch.multiprocessing import LogsSpecs
 from lllaunch.multiprocessing.context import PContext
 from lllaunch.spawner.protocol import Target
+from lllaunch.workers.group import start_processes
 
 
 class TargetContext(PContext):
@@ -19,7 +20,7 @@ class TargetContext(PContext):
         envs: variables per local rank.
         logs_specs: as for `PContext`.
         handle_signals: as for `PContext`.
-        options: as for `WorkerProcesses.spawn`.
+        options: as for `lllaunch.workers.group.start_processes`.
     """
 
     def __init__(
@@ -37,4 +38,4 @@ class TargetContext(PContext):
         self.targets, self.options = dict(targets), options
 
     def _start(self) -> None:
-        self.spawn(self.targets, self.envs, **self.options)
+        start_processes(self, self.targets, self.envs, **self.options)

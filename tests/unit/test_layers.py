@@ -82,7 +82,9 @@ def test_public_names_are_there_and_no_others() -> None:
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(lllaunch[\w.:]*)`", ARCHITECTURE))))
+@pytest.mark.parametrize(
+    "name", sorted(set(re.findall(r"`((?:hydra_plugins\.)?lllaunch[\w.:]*)`", ARCHITECTURE)))
+)
 def test_what_the_page_of_the_architecture_names_is_there(name: str) -> None:
     module, _, attribute = name.partition(":")
     found = importlib.import_module(module)
@@ -96,9 +98,9 @@ def test_every_room_is_on_the_page_of_the_architecture() -> None:
 
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
-NAMED = re.findall(r"(?:lllaunch|tests|docs)/[\w/]+\.(?:py|md)", CONTRIBUTING)
+NAMED = re.findall(r"(?:lllaunch|tests|docs)/[\w/]+\.(?:py|md)", CONTRIBUTING + ARCHITECTURE)
 
 
 @pytest.mark.parametrize("path", sorted(set(NAMED)))
-def test_what_contributing_names_is_there(path: str) -> None:
+def test_files_that_contributing_and_the_architecture_name_are_there(path: str) -> None:
     assert (ROOT / path).is_file()
