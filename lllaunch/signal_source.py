@@ -27,6 +27,10 @@ DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 # Shows where the workers stand and goes on, as in other programs (Ctrl-\), unless it is listed
 # among the signals that end a run.
 STACKS_ON = signal.SIGQUIT
+# What they mean is the experiment's affair: the workers get them, and the run goes on; unless they
+# are listed there, too.
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+QUIET = (STACKS_ON, *PASSED_ON)
 
 
 class SignalException(Exception):
@@ -72,8 +76,8 @@ class SignalSource:
         signals: which; None for those that TORCHELASTIC_SIGNALS_TO_HANDLE names, without it
             torch's but for ``quiet``.
         raises: whether they raise `SignalException` in the main thread instead, always.
-        quiet: another one, which is noted, never raises and never comes again; if it is none of
-            them.
+        quiet: others, which are noted, never raise and never come again; but for those that are
+            among them.
         stops: whether SIGTSTP (Ctrl-Z) is noted, too. It is no reason to end: it never raises, and
             is not among those received; see ``stopping``.
         notice: another one, which announces the end as SIGTERM does, and is taken for that; also if
@@ -82,18 +86,23 @@ class SignalSource:
         noticed: called with the first of these, in the main thread.
 
     Attributes:
-        quiet: that one, or None.
+        quiet: those.
         stopping: whether SIGTSTP has come, and `stop_until_continued` is to be called.
         announced: the first of SIGTERM and the ``notice`` that came, if there is a ``notice``; else
             None.
+        twice: whether signals may come twice, from who sends them to all processes (Slurm, to those
+            of a step) and from a launcher that forwards them: then one that repeats the first does
+            not count. Set in the jobs of a sweep.
     """
+
+    twice = False
 
     def __init__(
         self,
         signals: Iterable[signal.Signals] | None = None,
         *,
         raises: bool = False,
-        quiet: signal.Signals | None = None,
+        quiet: Iterable[signal.Signals] = (),
         stops: bool = False,
         notice: signal.Signals | None = None,
         noticed: Callable[[int], None] | None = None,
@@ -102,11 +111,10 @@ class SignalSource:
             named = os.environ.get(SIGNALS_TO_HANDLE)
             signals = named_signals(DEFAULT_SIGNALS if named is None else named)
             if named is None:
-                signals = [signum for signum in signals if signum != quiet]
+                signals = [signum for signum in signals if signum not in quiet]
         self._signals = tuple(signals)
-        self.quiet = None if quiet in self._signals else quiet
-        if self.quiet is not None:
-            self._signals += (self.quiet,)
+        self.quiet = frozenset(quiet).difference(self._signals)
+        self._signals += tuple(self.quiet)
         self._notice = notice
         self._noticed = noticed
         self.announced: int | None = None
@@ -125,6 +133,7 @@ class SignalSource:
         self._depth = 0
         self._raise = raises
         self._noted: list[int] = []
+        self._first = 0
         self._told = False
 
     def fileno(self) -> int:
@@ -170,7 +179,7 @@ class SignalSource:
         self._read = self._write = -1
         noted, self._noted = self._noted, []
         for signum in noted:
-            if signum != self.quiet and not self._told:
+            if signum not in self.quiet and not self._told:
                 signal.raise_signal(signum)
         if self.stopping:
             self.stopping = False
@@ -204,8 +213,13 @@ class SignalSource:
             if self._noticed is not None:
                 self._noticed(signum)
             signum = signal.SIGTERM
-        # the quiet one ends nobody
-        if self._raise and signum != self.quiet:
+        if SignalSource.twice and signum not in self.quiet:
+            repeats, self._first = self._first == signum, self._first or signum
+            if repeats:
+                self._first = -1
+                return
+        # the quiet ones end nobody
+        if self._raise and signum not in self.quiet:
             self._told = True
             received = signal.Signals(signum)
             raise SignalException(f"process {os.getpid()} received {received.name}", received)
@@ -216,7 +230,7 @@ class SignalSource:
         with contextlib.suppress(BlockingIOError):
             os.read(self._read, 4096)
         noted, self._noted = self._noted, []
-        self._told = self._told or any(signum != self.quiet for signum in noted)
+        self._told = self._told or any(signum not in self.quiet for signum in noted)
         return noted
 
     def stop_until_continued(self) -> float:
@@ -245,8 +259,3 @@ class SignalSource:
             yield
         finally:
             self._raise = before
-
-
-def forwards() -> bool:
-    """Return whether a signal has to be forwarded; Slurm sends it to all processes of a step."""
-    return "SLURM_STEP_ID" not in os.environ

@@ -128,6 +128,10 @@ class FakeSpawner:
         if self.obedient:
             self._end_by(chosen, int(signum))
 
+    def notify(self, keys: Iterable[int], signum: int) -> None:
+        """Takes note; ends nobody."""
+        self.sent.append((tuple(keys), int(signum)))
+
     def kill(self, keys: Iterable[int]) -> None:
         """Takes note and ends the workers: SIGKILL is obeyed by all."""
         chosen = tuple(keys)

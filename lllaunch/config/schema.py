@@ -318,7 +318,11 @@ class Launch:
     """Signals that the launcher handles and passes on to the workers: a list of names, or text
     separated by commas. SIGKILL and SIGSTOP cannot be handled; SIGCHLD is the launcher's own.
     SIGQUIT (Ctrl-\\) shows where all workers stand, and the run goes on, unless it is listed
-    here: then it ends the run as the others do. To a sweep it shows that of all jobs that run."""
+    here: then it ends the run as the others do. To a sweep it shows that of all jobs that run.
+    SIGUSR1 and SIGUSR2 go to the workers, and the run goes on, unless they are listed here. A
+    worker that has no handler for them ends. In a batch job that lllaunch has submitted, SIGUSR2
+    announces the end of the job, and workers get SIGTERM. What Slurm sends to a whole step reaches
+    workers twice, from Slurm and from lllaunch."""
 
     watchdog: str | Mapping[str, Any] | bool | None = field(
         default_factory=lambda: {"preset": "report"}

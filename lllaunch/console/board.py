@@ -176,13 +176,11 @@ class Signalled(NamedTuple):
     Attributes:
         signum: its number.
         running: how many jobs run.
-        forward: False if they get it from elsewhere.
         again: whether it is the second, which kills them.
     """
 
     signum: int
     running: int
-    forward: bool
     again: bool
 
 
@@ -547,7 +545,7 @@ class Board:
         self._signals += 1
         if self._signals > 2:
             return ()
-        return (Signalled(event.signum, self.running, event.forward, self._signals == 2),)
+        return (Signalled(event.signum, self.running, self._signals == 2),)
 
 
 def _began(job: JobView) -> Began:

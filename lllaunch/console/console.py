@@ -170,8 +170,6 @@ class Console:
         signum: int,
         workers: int | None,
         grace: float,
-        *,
-        forwarded: bool,
         announced: int | None = None,
     ) -> None:
         """Says that a signal came and what follows.
@@ -180,21 +178,18 @@ class Console:
             signum: the signal.
             workers: how many live workers got it; None if it is their preflight.
             grace: seconds that they have until SIGKILL.
-            forwarded: False if they get it from elsewhere (a Slurm step).
             announced: the signal that it stands for, if that announced the end of a batch job.
         """
         whom = _whom(workers)
         if announced is not None:
-            told = f"{_signal_name(signum)} goes to {whom}" if forwarded else f"{whom} got it too"
             self._say(
-                f"{_signal_name(announced)} received, the batch job is about to end: {told}; "
-                f"SIGKILL follows in {duration(grace)}"
+                f"{_signal_name(announced)} received, the batch job is about to end: "
+                f"{_signal_name(signum)} goes to {whom}; SIGKILL follows in {duration(grace)}"
             )
             return
-        whom = f"forwarded to {whom}" if forwarded else f"{whom} got it too"
         self._say(
-            f"{_signal_name(signum)} received, {whom}; SIGKILL follows in {duration(grace)}, or "
-            "now on a second signal"
+            f"{_signal_name(signum)} received, forwarded to {whom}; SIGKILL follows in "
+            f"{duration(grace)}, or now on a second signal"
         )
 
     def killing(self, signum: int | None, workers: int | None) -> None:

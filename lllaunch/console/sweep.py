@@ -145,8 +145,8 @@ def _signalled(change: Signalled) -> str:
     text = f"{name} received: no new jobs start"
     if not change.running:
         return text
-    whom = f"forwarded to {jobs}" if change.forward else f"{jobs} got it too"
-    return f"{text}; {whom}; SIGKILL follows after the grace period, or now on a second signal"
+    after = "SIGKILL follows after the grace period, or now on a second signal"
+    return f"{text}; forwarded to {jobs}; {after}"
 
 
 def _blocked(change: StartsBlocked) -> str:
@@ -629,8 +629,6 @@ class JobConsole(Console):
         signum: int,
         workers: int | None,
         grace: float,
-        *,
-        forwarded: bool,
         announced: int | None = None,
     ) -> None:
         """Nothing: the sweep's launcher got the signal first, and said so."""

@@ -23,7 +23,7 @@ from lllaunch.run.observer import RunObserver
 from lllaunch.run.redact import Redactor
 from lllaunch.signal_source import (
     DEFAULT_SIGNALS,
-    STACKS_ON,
+    QUIET,
     SignalException,
     SignalSource,
     named_signals,
@@ -181,7 +181,7 @@ class _Run:
             self._console.note(f"from the environment: {', '.join(taken)}")
         source = SignalSource(
             self._spec.signals,
-            quiet=STACKS_ON,
+            quiet=QUIET,
             stops=True,
             notice=None if job is None else NOTICE,
             noticed=None if job is None else job.signalled,

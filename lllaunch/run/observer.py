@@ -27,6 +27,7 @@ from lllaunch.events import (
     StartFailed,
 )
 from lllaunch.linux.cgroup import Memory, read_memory
+from lllaunch.run.causes import signal_name
 from lllaunch.run.excerpts import (
     read_collectives,
     read_crash,
@@ -65,6 +66,7 @@ from lllaunch.supervisor.machine import (
     WatchdogFired,
     WorkersStuck,
 )
+from lllaunch.supervisor.supervisor import SignalPassedOn
 from lllaunch.text import duration, spans
 from lllaunch.watchdog.findings import Asked, NotFinite
 
@@ -465,8 +467,6 @@ class Speaker(Protocol):
         signum: int,
         workers: int | None,
         grace: float,
-        *,
-        forwarded: bool,
         announced: int | None = None,
     ) -> None:
         """A signal came; the workers get it, and SIGKILL after ``grace`` seconds."""
@@ -664,6 +664,10 @@ class RunObserver:
         # What only the end needs is imported while the workers start, on another core.
         import lllaunch.run.ending  # noqa: F401, PLC0415
 
+    def _signal_passed_on(self, event: SignalPassedOn) -> None:
+        then = "passed on to the workers" if event.ranks else "no worker runs"
+        self._console.note(f"{signal_name(event.signum)} received, {then}")
+
     # How an attempt ends
 
     def _signal_received(self, event: SignalReceived) -> None:
@@ -703,10 +707,7 @@ class RunObserver:
         if received is None or (self._spec.imports and self.recorder.importing):
             return  # the imports end at once: there is nothing to wait for
         alive, grace = self.recorder.alive, self._spec.grace_period
-        forwarded, announced = received.forward, received.announced
-        self._console.signalled(
-            received.signum, alive, grace, forwarded=forwarded, announced=announced
-        )
+        self._console.signalled(received.signum, alive, grace, received.announced)
 
     # What comes after it
 
@@ -796,6 +797,7 @@ class RunObserver:
 # mypy cannot know that each gets the event it stands for in the table.
 _SHOWN: Mapping[type, Callable[[RunObserver, Any], None]] = {
     SignalReceived: RunObserver._signal_received,
+    SignalPassedOn: RunObserver._signal_passed_on,
     SignalWorkers: RunObserver._signal_workers,
     StartGrace: RunObserver._start_grace,
     KillWorkers: RunObserver._kill_workers,

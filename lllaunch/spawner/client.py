@@ -384,6 +384,10 @@ class Spawner:
             return
         self._command("signal", list(keys), signum)
 
+    def notify(self, keys: Iterable[int], signum: int) -> None:
+        """Send a signal to workers that have started, and to nothing else of their groups."""
+        self._workers.signal_directly(keys, signum)
+
     def kill(self, keys: Iterable[int]) -> None:
         """SIGKILL workers and all that descends from them.
 

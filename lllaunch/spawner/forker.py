@@ -211,6 +211,11 @@ class Forker:
             if not signal_group(child.pid, signum):
                 send_signal(child.pidfd, signum)
 
+    def notify(self, keys: Iterable[int], signum: int) -> None:
+        """Send a signal to workers that have started, and to nothing else of their groups."""
+        for child in self._living(keys):
+            send_signal(child.pidfd, signum)
+
     def kill(self, keys: Iterable[int]) -> None:
         """SIGKILL workers and all that descends from them."""
         chosen = self._living(keys)

@@ -173,7 +173,6 @@ class SignalReceived:
 
     Attributes:
         signum: its number.
-        forward: False if the workers get it from elsewhere (a Slurm step).
         look: what to take the workers' stacks for before they get it; None to let them have it at
             once.
         announced: the signal that it stands for, if that announced the end of a batch job; else
@@ -181,7 +180,6 @@ class SignalReceived:
     """
 
     signum: int
-    forward: bool = True
     look: Asked | None = None
     announced: int | None = None
 
@@ -1202,7 +1200,7 @@ class Machine:
         if step is Step.FORWARD:
             assert self._signal is not None
             signum = self._signal.signum
-            return (SignalWorkers(signum, "signal"),) if self._signal.forward else ()
+            return (SignalWorkers(signum, "signal"),)
         assert step is Step.TERMINATE
         assert self._reason is not None
         return (SignalWorkers(SIGTERM, self._reason),)

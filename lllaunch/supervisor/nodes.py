@@ -326,7 +326,7 @@ class NodeGroup:
         while not done.is_set():
             for signum in signals.received():
                 # one that came before it raised
-                if signum != signals.quiet:
+                if signum not in signals.quiet:
                     name = signal.Signals(signum)
                     raise SignalException(f"{name.name} came while nodes met", name)
             if signals.stopping:

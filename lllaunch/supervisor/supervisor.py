@@ -7,13 +7,13 @@ import logging
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lllaunch.clock import Deadlines, RunClock
 from lllaunch.events import AttemptProgress, Exited, OrphansGone, SpawnerGone
 from lllaunch.linux import proc
 from lllaunch.linux.process import wait
-from lllaunch.signal_source import SignalSource, forwards
+from lllaunch.signal_source import STACKS_ON, SignalSource
 from lllaunch.supervisor.machine import (
     PREFLIGHT_RANK,
     AbandonWorkers,
@@ -96,6 +96,18 @@ def _outlasts_an_attempt(event: Event) -> bool:
     if isinstance(event, WatchdogFired):
         return event.whole_run
     return isinstance(event, SignalReceived)
+
+
+class SignalPassedOn(NamedTuple):
+    """A signal to the launcher that is no reason to end went to the workers.
+
+    Attributes:
+        signum: its number.
+        ranks: local ranks of those that got it.
+    """
+
+    signum: int
+    ranks: tuple[int, ...]
 
 
 class OtherNodes(Protocol):
@@ -350,17 +362,20 @@ class Supervisor:
         if self.workers is not None:
             self.workers.stop_or_continue(signal.SIGCONT)
 
-    def _signalled(self, signum: int) -> Event:
-        if signum == self._signals.quiet:
-            return StacksAsked(Asked(signum))
-        # what another signal stands for nobody else sends
+    def _signalled(self, signum: int) -> object:
+        if signum in self._signals.quiet:
+            return StacksAsked(Asked(signum)) if signum == STACKS_ON else self._pass_on(signum)
         announced = self._signals.announced
-        forward = forwards() or announced not in {None, signum}
         # who announces an end asks for nothing, and there is little time
         watched = self.machine.healthy and not self.machine.in_preflight
-        asks = announced is None and forward and watched
-        look = self.watchdog.interrupted(signum) if asks else None
-        return SignalReceived(signum, forward, look, announced)
+        look = self.watchdog.interrupted(signum) if announced is None and watched else None
+        return SignalReceived(signum, look, announced)
+
+    def _pass_on(self, signum: int) -> SignalPassedOn:
+        # a preflight is no worker
+        if self.workers is None or self.machine.in_preflight:
+            return SignalPassedOn(signum, ())
+        return SignalPassedOn(signum, self.workers.pass_on(signum))
 
     def _timed(self) -> list[Event]:
         found: list[Event] = []

@@ -20,7 +20,7 @@ from lllaunch.clock import RunClock
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import for_signal
 from lllaunch.linux.process import wait
-from lllaunch.signal_source import STACKS_ON, SignalSource, forwards
+from lllaunch.signal_source import QUIET, SignalSource
 from lllaunch.spawner.forks import ignored_at_start
 from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, SlotWatch
 from lllaunch.sweep.machine import SweepMachine
@@ -166,7 +166,7 @@ class Sweep:
         try:
             with contextlib.ExitStack() as stack:
                 self._source = self._signals or stack.enter_context(
-                    SignalSource(quiet=STACKS_ON, stops=True)
+                    SignalSource(quiet=QUIET, stops=True)
                 )
                 try:
                     self._tell(v.BeginSweep(self._total))
@@ -233,14 +233,12 @@ class Sweep:
             job.signal(signal.SIGCONT)
 
     def _signalled(self, signum: int) -> None:
-        if signum != self._source.quiet:
-            # what another signal stands for nobody else sends
-            stands_for = self._source.announced not in {None, signum}
-            self._tell(v.SweepSignalled(signum, forwards() or stands_for))
-        elif forwards():
-            # each job shows where its workers stand, and the sweep goes on
-            for job in self._running():
-                job.signal(signum)
+        if signum not in self._source.quiet:
+            self._tell(v.SweepSignalled(signum))
+            return
+        # each job shows where its workers stand, or passes it on to them, and the sweep goes on
+        for job in self._running():
+            job.signal(signum)
 
     def _wait(self) -> frozenset[int]:
         # Who cannot be told more lets jobs wait, as a terminal does that was stopped.
@@ -457,7 +455,7 @@ class Sweep:
         for job in self._running():
             while not job.reap() and self._clock() < until:
                 self._abandoned(job, until)
-                if {*self._received()} - {self._source.quiet}:
+                if {*self._received()} - self._source.quiet:
                     until = 0.0
         for job in self._running():
             job.end()
@@ -515,9 +513,9 @@ class Sweep:
     def _end_jobs(self, action: v.SignalJobs | v.KillJobs) -> None:
         for job in self._running():
             if isinstance(action, v.SignalJobs):
-                # a job would show where its workers stand, and go on
+                # a job would show where its workers stand, or pass it on, and go on
                 signum = action.signum
-                job.signal(signal.SIGTERM if signum == STACKS_ON else signum)
+                job.signal(signal.SIGTERM if signum in QUIET else signum)
                 continue
             job.signal(signal.SIGKILL)
             if job.deadline is None:

@@ -42,7 +42,7 @@ from lllaunch.linux.process import (
     wait,
     wait_readable,
 )
-from lllaunch.signal_source import STACKS_ON, SignalException
+from lllaunch.signal_source import QUIET, SignalException, SignalSource
 from lllaunch.spawner import forks
 from lllaunch.spawner.forks import flush_streams, fork
 from lllaunch.spawner.orphans import Inherited, is_of, kill_below, signal_process
@@ -136,9 +136,10 @@ def become(work: Work, place: ForkInheritance, leave: Callable[[], None]) -> NoR
             _set_streams(place.streams)
             # lifts the mask, too; a run takes SIGTSTP when it has something to stop
             forks.reset(place.ignored, python=True, blocked=forks.STOP_AND_CONTINUE)
-            if STACKS_ON not in place.ignored:
-                # before there are workers, and after, it has nothing to show
-                signal.signal(STACKS_ON, lambda *_: None)
+            SignalSource.twice = True
+            for signum in {*QUIET}.difference(place.ignored):
+                # before there are workers, and after, they do nothing
+                signal.signal(signum, lambda *_: None)
             code = _work(work, place)
         except BaseException as error:  # noqa: BLE001 - it must not return into the launcher
             code = _code_of(error)

@@ -225,11 +225,9 @@ class SweepSignalled:
 
     Attributes:
         signum: its number.
-        forward: False if the jobs get it from elsewhere (a Slurm step).
     """
 
     signum: int
-    forward: bool = True
 
 
 SweepEvent = (
@@ -669,7 +667,7 @@ class Scheduler:
     def cancel(self, event: SweepSignalled) -> SweepActions:
         """The first signal: nothing more is started, and what runs is told to end."""
         self.signum = event.signum
-        told = (SignalJobs(event.signum),) if self.running and event.forward else ()
+        told = (SignalJobs(event.signum),) if self.running else ()
         return (*told, *self.halt(None), *self._go_on())
 
     def kill(self, _: SweepSignalled) -> SweepActions:

@@ -56,6 +56,10 @@ class Starter(Protocol):
         """Send a signal to workers' process groups."""
         ...
 
+    def notify(self, keys: Iterable[int], signum: int) -> None:
+        """Send a signal to workers that have started, and to nothing else of their groups."""
+        ...
+
     def kill(self, keys: Iterable[int]) -> None:
         """SIGKILL workers and all that descends from them."""
         ...
@@ -251,6 +255,17 @@ class WorkerProcesses:
         """Send SIGSTOP or SIGCONT to the process groups of live workers; it ends none of them."""
         if self.alive and self._starter is not None:
             self._starter.signal([self._keys[rank] for rank in sorted(self.alive)], signum)
+
+    def pass_on(self, signum: int) -> tuple[int, ...]:
+        """Send live workers a signal that is no reason to end; return their local ranks.
+
+        Those get it that have started, and not their process groups: what a worker has started may
+        not handle it, and would end of it.
+        """
+        chosen = tuple(sorted(self.alive & self._pids.keys()))
+        if chosen and self._starter is not None:
+            self._starter.notify([self._keys[rank] for rank in chosen], signum)
+        return chosen
 
     def kill(self) -> None:
         """SIGKILL the live workers and all that descends from them."""

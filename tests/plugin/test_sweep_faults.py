@@ -47,6 +47,7 @@ def wait_for_a_signal(number):
 
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, stop)
+    signal.signal(signal.SIGUSR1, lambda *_: (HERE / f"usr1-{number}").touch())
     (HERE / f"runs-{number}").touch()
     for_ever()
 
@@ -177,7 +178,9 @@ def test_a_job_that_cannot_run_does_not_keep_the_others_from_it(project: SweepPr
 
 def two_run(project: SweepProject, *args: str) -> Running:
     """Starts a sweep, and waits until two of its jobs run."""
-    launcher = project.start("+exp=test", "kind=careful", *args, "hydra.launcher.max_parallel=2")
+    args = ("+exp=test", "kind=careful", *args, "hydra.launcher.max_parallel=2")
+    # as in `srun --pty bash`, where Slurm sends nothing
+    launcher = project.start(*args, env={"SLURM_STEP_ID": "0"})
     until(lambda: all((project.root / f"runs-{n}").exists() for n in (0, 1)), "two jobs")
     return launcher
 
@@ -200,6 +203,9 @@ def test_ctrl_backslash_shows_where_the_workers_of_all_jobs_stand_and_the_sweep_
     project: SweepProject,
 ) -> None:
     launcher = two_run(project, "x=range(3)")
+    launcher.signal(signal.SIGUSR1)
+    passed_on = [project.root / f"usr1-{n}" for n in (0, 1)]
+    until(lambda: all(path.exists() for path in passed_on), "SIGUSR1 in the workers")
     launcher.signal(signal.SIGQUIT)
     stacks = [project.sweep / str(n) / "attempt_0" / "0" / "stacks.txt" for n in (0, 1)]
     until(lambda: all("in for_ever" in text_of(path) for path in stacks), "the stacks of both")

@@ -210,18 +210,18 @@ def test_3_bytes_in_files_and_lines_on_the_console(tmp_path: Path) -> None:
 STUBBORN = (
     "import os, signal, sys, time\n"
     "def got(n, f): open('got' + os.environ['RANK'], 'a').write(signal.Signals(n).name + ' ')\n"
-    "for s in (1, 2, 3, 15): signal.signal(s, got)\n"
+    "for s in (1, 2, 3, 10, 12, 15): signal.signal(s, got)\n"
     "print('ready', flush=True)\n"
     "while True: time.sleep(0.05)\n"
 )
 
 
-def stubborn(tmp_path: Path, grace: str) -> Launcher:
+def stubborn(tmp_path: Path, grace: str, **options: Any) -> Launcher:
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     node = {"entrypoint": "stubborn.py", "nproc": 2, "grace_period": grace, "tee": "none"}
     # SIGQUIT ends a run only where the config lists it
     signals = ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"]
-    launcher = Launcher(tmp_path, {**node, "signals": signals})
+    launcher = Launcher(tmp_path, {**node, "signals": signals}, **options)
     logs = [tmp_path / "run" / "attempt_0" / str(rank) / "stdout.log" for rank in range(2)]
     until(lambda: all("ready" in text_of(log) for log in logs), "both workers")
     return launcher
@@ -243,6 +243,28 @@ def test_4_the_first_signal_is_forwarded_and_the_second_kills_now(
     assert [worker["signals_sent"] for worker in workers] == [[signum.name, "SIGKILL"]] * 2
     assert {worker["exitcode"] for worker in workers} == {-9}
     all_gone(pids)
+
+
+def test_4_usr1_and_usr2_go_to_the_workers_and_the_run_goes_on_until_sigterm(
+    tmp_path: Path,
+) -> None:
+    # as in `srun --pty bash`, where Slurm sends nothing
+    launcher = stubborn(tmp_path, "0.5s", environ={"SLURM_STEP_ID": "0"})
+    got = [tmp_path / f"got{rank}" for rank in range(2)]
+
+    def arrived(count: int) -> bool:
+        over = launcher.process.poll() is not None
+        return over or [len(text_of(each).split()) for each in got] == [count] * 2
+
+    for number, signum in enumerate((signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM), 1):
+        launcher.signal(signum)
+        until(lambda: arrived(number), signum.name)  # noqa: B023 - at once
+    assert [text_of(each) for each in got] == ["SIGUSR1 SIGUSR2 SIGTERM "] * 2
+    done = launcher.finish()
+    assert done.code == 128 + signal.SIGTERM
+    for said in ("SIGUSR2 received, passed on to the", "SIGTERM received, forwarded to 2"):
+        assert f"{said} workers" in done.err
+    assert len(done.result["attempts"]) == 1
 
 
 def test_4_after_the_grace_period_comes_sigkill(tmp_path: Path) -> None:

@@ -76,6 +76,10 @@ class PlayedStarter:
         """Noted."""
         self.orders.append(Order("signal", tuple(keys), signum))
 
+    def notify(self, keys: Iterable[int], signum: int) -> None:
+        """Noted."""
+        self.orders.append(Order("notify", tuple(keys), signum))
+
     def kill(self, keys: Iterable[int]) -> None:
         """Noted."""
         self.orders.append(Order("kill", tuple(keys)))

@@ -88,20 +88,6 @@ def test_two_signals_from_outside(play: Make, first: int, second: int) -> None:
     assert agent.orders() == told
 
 
-def test_slurm_signals_the_workers_itself(play: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_STEP_ID", "0")
-    agent = play(1)
-    script(
-        agent,
-        lambda: signal.raise_signal(SIGTERM),
-        (ended(0, -SIGTERM),),
-        SWEPT,
-    )
-    with pytest.raises(SignalException):
-        agent.run()
-    assert agent.orders() == [Order("clean_up")]
-
-
 def test_a_signal_that_was_ignored_at_the_start_stays_ignored(play: Make) -> None:
     agent = play(1)
 

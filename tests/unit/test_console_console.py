@@ -54,14 +54,14 @@ def failed(
         ),
         (lambda console: console.restarting(failed(1), 2, None), "attempt 1: failed; restarting"),
         (
-            lambda console: console.signalled(10, 1, 0.5, forwarded=False),
+            lambda console: console.signalled(10, 1, 0.5),
             (
-                "SIGUSR1 received, 1 worker got it too; "
+                "SIGUSR1 received, forwarded to 1 worker; "
                 "SIGKILL follows in 0.5 s, or now on a second signal"
             ),
         ),
         (
-            lambda console: console.signalled(15, 2, 30, forwarded=True, announced=12),
+            lambda console: console.signalled(15, 2, 30, announced=12),
             (
                 "SIGUSR2 received, the batch job is about to end: SIGTERM goes to 2 workers; "
                 "SIGKILL follows in 30 s"

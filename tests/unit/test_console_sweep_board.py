@@ -124,20 +124,16 @@ def test_slots_that_others_hold_are_named_once_and_no_start_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("running", "forward", "then"),
-    [
-        (0, True, ""),
-        (1, True, "; forwarded to 1 running job; SIGKILL follows"),
-        (2, False, "; 2 running jobs got it too; SIGKILL follows"),
-    ],
+    ("running", "then"),
+    [(0, ""), (1, "; forwarded to 1 running job; SIGKILL follows")],
 )
-def test_a_signal_and_another(running: int, forward: bool, then: str) -> None:
+def test_a_signal_and_another(running: int, then: str) -> None:
     of = board()
     for number in range(running):
         begun(of, number)
-    (first,) = said(of, v.SweepSignalled(2, forward))
+    (first,) = said(of, v.SweepSignalled(2))
     assert first.startswith(f"SIGINT received: no new jobs start{then}")
-    again = [v.SweepSignalled(2, forward), v.KillJobs()]
+    again = [v.SweepSignalled(2), v.KillJobs()]
     jobs = f"{running} running job{'s' * (running != 1)}"
     assert said(of, *again) == [f"SIGINT received again: {jobs} killed"]
     assert said(of, *again) == []

@@ -233,11 +233,6 @@ def test_the_first_failure_ends_the_others_politely() -> None:
     assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "failure"),)
 
 
-def test_a_signal_that_slurm_delivers_itself_is_not_forwarded() -> None:
-    machine = running(1)
-    assert machine.handle(v.SignalReceived(SIGTERM, forward=False)) == (v.StartGrace(),)
-
-
 def test_the_death_of_the_spawner_is_retried_once_on_top_of_the_restarts() -> None:
     machine = running(2, max_restarts=1)
     # the first is none of the restarts that are counted
@@ -556,7 +551,7 @@ class World:
         self.tell(v.GroupStarted(frozenset(self.alive), preflight=preflight))
 
     def possible(self) -> list[v.Event]:
-        facts: list[v.Event] = [v.SignalReceived(SIGINT), v.SignalReceived(SIGTERM, forward=False)]
+        facts: list[v.Event] = [v.SignalReceived(SIGINT), v.SignalReceived(SIGTERM)]
         if self.alive:
             rank = min(self.alive)
             facts += [end_of(rank, ok=True), end_of(rank, ok=False)]

@@ -215,11 +215,6 @@ def test_two_signals_are_told_once_each(tmp_path):
     assert [each.signum for each in worker.sent] == [2, 9]
 
 
-def test_signal_that_others_send_to_the_workers(tmp_path):
-    lines, _ = told(tmp_path, *START, SignalReceived(10, forward=False), StartGrace())
-    assert lines[1].startswith("lllaunch: SIGUSR1 received, 2 workers got it too;")
-
-
 def test_workers_that_hang_in_the_kernel(tmp_path):
     _, watcher = told(
         tmp_path,

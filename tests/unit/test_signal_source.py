@@ -94,6 +94,20 @@ def test_ctrl_z_is_noted_where_others_raise_and_is_no_reason_to_end(came: list[i
     assert came == [USR1]
 
 
+def test_in_a_job_of_a_sweep_the_first_signal_may_come_twice(
+    monkeypatch: pytest.MonkeyPatch, came: list[int]
+) -> None:
+    # Slurm has sent it to the whole step, and the sweep's launcher forwards it
+    monkeypatch.setattr(SignalSource, "twice", True)
+    with SignalSource([USR1], quiet=[USR2]) as source:
+        for signum in (USR2, USR1, USR2, USR1):
+            signal.raise_signal(signum)
+        assert source.received() == [USR2, USR1, USR2]
+        signal.raise_signal(USR1)
+        assert source.received() == [USR1]
+    assert came == []
+
+
 @pytest.fixture
 def terminations() -> Iterator[list[int]]:
     """What came of SIGTERM to the handler that was there before."""

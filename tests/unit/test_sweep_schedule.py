@@ -373,12 +373,11 @@ class World:
     def signal(self, signum: int) -> None:
         first = self.signum is None
         self.signum = signum if first else self.signum
-        # SIGHUP stands for one that Slurm delivers itself
-        forward, running = signum != 1, bool(self.running)
+        running = bool(self.running)
         self.sent.clear()
-        self.tell(v.SweepSignalled(signum, forward))
+        self.tell(v.SweepSignalled(signum))
         expected: list[v.SweepAction] = [v.SignalJobs(signum) if first else v.KillJobs()]
-        assert self.sent == (expected if running and (forward or not first) else [])
+        assert self.sent == (expected if running else [])
 
     def free(self, slots: set[Slot]) -> None:
         self.foreign -= slots

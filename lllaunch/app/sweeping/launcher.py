@@ -50,7 +50,7 @@ from lllaunch.results.index import remember
 from lllaunch.run.build import BuildQuery
 from lllaunch.run.directory import RESULT
 from lllaunch.run.outcome import ReturnValue
-from lllaunch.signal_source import STACKS_ON, SignalSource
+from lllaunch.signal_source import QUIET, SignalSource
 from lllaunch.sweep.directory import ARRAYS, JOURNAL
 from lllaunch.sweep.history import read_result
 from lllaunch.sweep.leases import Leases
@@ -297,7 +297,7 @@ class HydraSweep:
         finish: FinishSweep | None = None
         # one that comes while the end is written and told does not keep that from being done
         with (
-            SignalSource(quiet=STACKS_ON, stops=True) as signals,
+            SignalSource(quiet=QUIET, stops=True) as signals,
             contextlib.closing(console),
         ):
             console.began(
@@ -321,7 +321,7 @@ class HydraSweep:
                 failure = self._conclude(batch, console, failure)
             else:
                 self._session.write_now_and_then(batch.numbers, batch.label)
-            late = [signum for signum in signals.received() if signum != signals.quiet]
+            late = [signum for signum in signals.received() if signum not in signals.quiet]
         if failure is not None or finish is None:
             assert failure is not None
             raise failure
@@ -418,7 +418,7 @@ class HydraSweep:
             return
         with contextlib.suppress(AppEnded), refusing():
             console = SweepConsole(live=False, policy=self._settings.console)
-            with SignalSource(quiet=STACKS_ON), contextlib.closing(console):
+            with SignalSource(quiet=QUIET), contextlib.closing(console):
                 console.began(
                     self._session.path, 0, batch.label, common=self._common(batch), batch=1
                 )

@@ -28,7 +28,7 @@ from lllaunch.run.submission import (
     account_of,
     append,
 )
-from lllaunch.signal_source import STACKS_ON, SignalSource
+from lllaunch.signal_source import QUIET, SignalSource
 from lllaunch.spawner.forks import NOTICE
 from lllaunch.spawner.interpreter import acts_at_import
 from lllaunch.sweep.arrays import ArrayJob, need_in_task
@@ -116,9 +116,7 @@ class _Pack:
         policy = SweepPolicy(retries=Retries(**retries))
         leases, spawners = Leases(self._machine), SpawnerPool(dict(os.environ))
         console = SweepConsole(live=False, machine=_text(self._machine))
-        source = SignalSource(
-            quiet=STACKS_ON, notice=NOTICE, noticed=self._batch.signalled, stops=True
-        )
+        source = SignalSource(quiet=QUIET, notice=NOTICE, noticed=self._batch.signalled, stops=True)
 
         def observe(event: object) -> None:
             self._note(event)

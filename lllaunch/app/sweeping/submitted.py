@@ -785,7 +785,7 @@ class SubmittedSweep:
             _ToldToEnd: one has.
         """
         for signum in self._signals.received():
-            if signum == self._signals.quiet:
+            if signum in self._signals.quiet:
                 continue
             if not (self._has_any() and self._follows_on(signum)):
                 raise _ToldToEnd(signum)
