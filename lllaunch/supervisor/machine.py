@@ -745,6 +745,8 @@ _ENDING = (S.LOOKING, S.TERMINATING, S.INTERRUPTED, S.KILLING)
 _LIVE = _WELL + _ENDING
 _IDLE = (S.CLEANING_UP, S.AGREEING, S.PAUSED, S.BARRIER)
 _CLEANING = (S.CLEANING_UP,)
+# Unless there is a reason for the end, or it was the preflight.
+_SUCCEEDED = (*_CLEANING, S.BARRIER)
 # Without a signal to the launcher, after which nothing is started again.
 _NOT_INTERRUPTED = (*_WELL, S.TERMINATING, S.KILLING, S.CLEANING_UP)
 # No worker lives, and nothing of them.
@@ -1122,8 +1124,11 @@ class Machine:
     def _signalled(self, event: SignalReceived) -> Case:
         first = self._signal is None
         if first:
-            # Also when the group ends for something else: now it is not started again.
-            self._reason, self._signal = "signal", event
+            self._signal = event
+            # Also when the group ends for something else: now it is not started again. What has
+            # succeeded stays so, if it need not wait for other nodes.
+            if self._reason or self._preflight or not self._alone or self.state not in _SUCCEEDED:
+                self._reason = "signal"
         if self.state is GroupState.CLEANING_UP:
             return "" if first else "second"
         look = event.look is not None and self.state is GroupState.RUNNING and not self._preflight
@@ -1220,7 +1225,7 @@ class Machine:
             self._end = WorkerState.UNKNOWN
         else:
             self._end = WorkerState.FAILED if self._reason else WorkerState.SUCCEEDED
-        signum = None if self._signal is None else self._signal.signum
+        signum = self._signal.signum if self._signal and self._reason == "signal" else None
         no_progress = self._budget.no_progress if self._reason == "no_progress" else None
         return Finish(self._end, self._reason, signum, no_progress, self._budget.history)
 

@@ -18,6 +18,7 @@ from lllaunch.spawner.protocol import Program
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.std import Std
 from lllaunch.workers import tail
+from lllaunch.workers.group import WorkerProcesses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -250,6 +251,21 @@ def test_process_left_behind_is_reported(run: Run) -> None:
     (leftover,) = run.result["attempts"][0]["leftovers"]
     assert leftover["killed"]
     assert f"a worker left process {leftover['pid']} behind (sleep 1000); it was killed" in run.text
+
+
+def test_signal_after_the_workers_have_succeeded_takes_nothing_back(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clean_up = WorkerProcesses.clean_up
+
+    def signalled(workers: WorkerProcesses) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        clean_up(workers)
+
+    monkeypatch.setattr(WorkerProcesses, "clean_up", signalled)
+    outcome = run.function("def main(): return 7", signals=(signal.SIGTERM,))
+    assert (outcome.state, outcome.exit_code, outcome.signum) == ("succeeded", 0, None)
+    assert run.result["return_values"]["0"]["value"] == 7
 
 
 def test_signals_while_the_end_is_written_come_when_it_is(run: Run) -> None:

@@ -475,13 +475,17 @@ def test_a_signal_after_the_kill_is_still_the_runs_end() -> None:
     )
 
 
-def test_a_signal_after_success_waits_for_the_sweep_but_not_at_the_barrier() -> None:
+def test_what_has_succeeded_stays_so_when_a_signal_comes() -> None:
+    success = v.Finish(WorkerState.SUCCEEDED)
     machine = running(1)
     assert machine.handle(end_of(0, ok=True)) == (v.CleanUp(),)
     assert machine.handle(v.SignalReceived(SIGTERM)) == ()
-    assert machine.worker_state is WorkerState.STOPPED
-    end = v.Finish(WorkerState.FAILED, "signal", SIGTERM)
-    assert machine.handle(OrphansGone()) == (end,)
+    assert machine.worker_state is WorkerState.SUCCEEDED
+    # it is waited for what the workers have left behind, but not after another signal
+    other = copy.deepcopy(machine)
+    assert machine.handle(OrphansGone()) == (v.WaitForOthers(),)
+    assert machine.handle(v.BarrierPassed()) == (success,)
+    assert other.handle(v.SignalReceived(SIGTERM)) == (success,)
 
 
 def test_leftovers_that_do_not_end_forbid_a_restart_but_no_success() -> None:
