@@ -23,7 +23,14 @@ def end(code: int) -> None:
     import atexit  # noqa: PLC0415 - at the end only
     import contextlib  # noqa: PLC0415
     import os  # noqa: PLC0415
+    import signal  # noqa: PLC0415
 
+    from lllaunch.interrupts import ENDING  # noqa: PLC0415
+
+    # what comes now ends it, too, and with the same status
+    for signum in ENDING:
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, lambda *_: os._exit(code))
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         # its reader may be gone, or it was never there

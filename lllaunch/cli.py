@@ -20,6 +20,7 @@ from lllaunch.app.command_line import (
 )
 from lllaunch.app.early import only_asks, prestarted
 from lllaunch.exit_codes import ExitCode, for_signal
+from lllaunch.interrupts import ENDING
 
 if TYPE_CHECKING:
     from lllaunch.spawner.client import Spawner
@@ -73,11 +74,12 @@ def _run(words: list[str], *, quiet: bool = False) -> int:
     except KeyboardInterrupt:
         return for_signal(signal.SIGINT)
     finally:
-        # a further Ctrl-C would only break off what ends the spawner
-        former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # a further signal would only break off what ends the spawner
+        former = {signum: signal.signal(signum, signal.SIG_IGN) for signum in ENDING}
         if spawner is not None:
             spawner.close()
-        signal.signal(signal.SIGINT, former)
+        for signum, handler in former.items():
+            signal.signal(signum, handler or signal.SIG_DFL)
 
 
 def _perform(verb: str, argv: list[str]) -> int:

@@ -12,6 +12,12 @@ import threading
 from types import FrameType
 from typing import NoReturn
 
+ENDING = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2),
+)
+"""The signals to a launcher that end a process which does not handle them."""
+
 _seen = False
 
 

@@ -39,6 +39,7 @@ from lllaunch.config.read import watching
 from lllaunch.errors import ConfigError, LaunchError
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.hydra_compat import HydraMessage, QuietReturn, Seam, replaced
+from lllaunch.interrupts import ENDING
 from lllaunch.linux.cgroup import shortage
 from lllaunch.run.files import relative_path, working_directory
 from lllaunch.run.redact import Redactor
@@ -255,7 +256,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self._first: JobFailed | None = None
-        self._interrupt = signal.getsignal(signal.SIGINT)
+        self._handlers = {signum: signal.getsignal(signum) for signum in ENDING}
+        self._over = False
 
     def note(self, ended: JobFailed) -> JobFailed:
         """Note what a failed job is about to raise; the first one decides the exit code."""
@@ -263,21 +265,25 @@ class Ledger:
         return ended
 
     def over(self, code: int) -> None:
-        """Let Ctrl-C from now on end what is left of the app, and not change its exit code.
+        """Let signals from now on end what is left of the app, and not change its exit code.
 
         It stays so until `restore`.
 
         Args:
             code: what the app's only run ended with; it is in result.json.
         """
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        if in_main_thread and callable(self._interrupt):
-            signal.signal(signal.SIGINT, lambda *_: _leave(code))
+        self._over = threading.current_thread() is threading.main_thread()
+        self._handle(lambda *_: _leave(code))
 
     def restore(self) -> None:
-        """Let Ctrl-C do what it did before."""
-        if threading.current_thread() is threading.main_thread() and callable(self._interrupt):
-            signal.signal(signal.SIGINT, self._interrupt)
+        """Let signals do what they did before."""
+        self._handle(None)
+
+    def _handle(self, handler: Callable[..., NoReturn] | None) -> None:
+        for signum, before in self._handlers.items():
+            # what is ignored, as under nohup, stays so
+            if self._over and before not in {signal.SIG_IGN, None}:
+                signal.signal(signum, handler or before)
 
     def run(
         self, app: Callable[[], object], seams: Mapping[Seam, Callable[[Any], Any]] | None = None

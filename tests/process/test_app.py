@@ -105,6 +105,53 @@ def test_with_q_nothing_is_said_while_all_goes_well(project: Project) -> None:
     assert failed.stderr.startswith("lllaunch: FAILED")
 
 
+# Sends the launcher a signal at a moment after its run has ended.
+LATE = """
+import atexit, os, signal
+from hydra.experimental.callback import Callback
+import lllaunch.run.execute as execute
+
+def come(*_):
+    os.kill(os.getpid(), getattr(signal, os.environ["SIGNAL"]))
+
+class Late(Callback):
+    def on_job_start(self, config, **_):
+        write_atomic = execute.write_atomic
+        def written(path, data):
+            write_atomic(path, data)
+            if path.endswith("result.json"):
+                come()
+        if os.environ["MOMENT"] == "written":
+            execute.write_atomic = written
+        if os.environ["MOMENT"] == "leaving":
+            atexit.register(come)
+
+    def on_job_end(self, config, job_return, **_):
+        if os.environ["MOMENT"] == "callback":
+            come()
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "signum"),
+    [
+        ("written", "SIGTERM"),
+        ("callback", "SIGHUP"),
+        ("callback", "SIGUSR1"),
+        ("leaving", "SIGTERM"),
+    ],
+)
+def test_a_signal_after_the_end_does_not_change_the_exit_code(
+    project: Project, moment: str, signum: str
+) -> None:
+    project.write("late.py", LATE)
+    late = ("+hydra.callbacks.late._target_=late.Late", "hydra.run.dir=run")
+    environ = {"MOMENT": moment, "SIGNAL": signum}
+    ended = project.lllaunch("launch.entrypoint=/bin/false", *late, env=environ)
+    assert (ended.returncode, result(project.root / "run")["exit_code"]) == (3, 3), ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_the_launcher_never_imports_torch(project: Project) -> None:
     project.write("work.py", "def train(): return 1\n")
     project.experiment("x", "{entrypoint: 'work:train', nproc: 2}")
