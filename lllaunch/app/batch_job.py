@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from lllaunch.app.submitting import SubmittedFunction
     from lllaunch.cluster.slurm import Ending, JobFacts
     from lllaunch.run.outcome import RunOutcome
-    from lllaunch.run.submission import Limits, QueueEvent, RequeueCause, Submission
+    from lllaunch.run.submission import Account, Limits, QueueEvent, RequeueCause, Submission
     from lllaunch.spawner.client import Spawner
 
 # Of a job that is taken back; Slurm ends this process within that time.
@@ -125,8 +125,10 @@ def run_in_job(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     _warn_of_cores()
     if first:
-        if isinstance(account.last, BatchEnded) and account.last.exit_code == 0:
+        ended = end_of(directory, account)
+        if ended is not None and ended.exit_code == 0:
             _say("the run has succeeded already")
+            _let_go(batch, submission)
             _end_others(job)
             return int(ExitCode.SUCCESS)
         begin(batch, job, submission.limits)
@@ -144,6 +146,22 @@ def run_in_job(
         if first and isinstance(batch.account.last, BatchEnded):
             _let_go(batch, submission)
     return code
+
+
+def end_of(directory: str, account: Account) -> BatchEnded | None:
+    """Return how a run that was submitted has ended; None if it has not.
+
+    A success is one as soon as result.json says so: the batch job may have been killed after that.
+    """
+    if isinstance(account.last, BatchEnded):
+        return account.last
+    result = ResultFile.from_json(read_json(os.path.join(directory, RESULT)), directory)
+    if result is None or result.exit_code != 0:
+        return None
+    ended = BatchEnded(0)
+    append(directory, ended)
+    account.add(ended)
+    return ended
 
 
 def _warn_of_cores() -> None:

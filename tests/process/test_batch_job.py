@@ -15,6 +15,7 @@ from support.launching import WAIT, until
 from support.project import Project, environment
 
 from lllaunch.run.submission import (
+    HISTORY,
     BatchEnded,
     BatchSignalled,
     BatchStarted,
@@ -157,11 +158,16 @@ def test_the_next_start_goes_on_counting(batch: Batch) -> None:
     assert batch.events()[1] == Requeued("node_failure", "slurm")
     assert batch.events()[-1] == BatchEnded(0)
     assert batch.printed(1)["restart"] == "1"
-    # another job of the same run has nothing to do
+    # another job of the same run has nothing to do, also if the first was killed in its last moment
+    history = batch.run / HISTORY
+    *rest, _ = history.read_text().splitlines(keepends=True)
+    history.write_text("".join(rest))
     again = batch.start()
     assert again.wait(WAIT) == 0
     assert "the run has succeeded already" in batch.log
     assert not (batch.run / "attempt_2").exists()
+    assert (batch.run / "result.json").exists()
+    assert batch.events()[-1] == BatchEnded(0)
 
 
 def test_a_plan_that_comes_to_another_one_is_not_run(batch: Batch) -> None:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import lllaunch.sweep.schedule as v
-from lllaunch.app.batch_job import begin, enter_code, note, perform, read_run, redirect
+from lllaunch.app.batch_job import begin, end_of, enter_code, note, perform, read_run, redirect
 from lllaunch.config.plan import SOURCES, complete
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.console.wording import counted
@@ -67,7 +67,7 @@ def run_pack(task: Sequence[ArrayJob], batch: BatchJob, submission: Submission) 
         LaunchError: they could not be run.
     """
     # those that were over before the task was taken back are not run again
-    left = [job for job in task if not _is_over(job.directory)]
+    left = [job for job in task if end_of(job.directory, account_of(job.directory)) is None]
     if left:
         enter_code(read_run(left[0].directory)[0].cwd, batch.snapshot)
         machine = find_machine(os.environ, None, _cores())
@@ -78,10 +78,6 @@ def run_pack(task: Sequence[ArrayJob], batch: BatchJob, submission: Submission) 
         # a signal, which has ended what ran
         return for_signal(signal.SIGTERM)
     return int(ExitCode.SWEEP if any(codes) else ExitCode.SUCCESS)
-
-
-def _is_over(directory: str) -> bool:
-    return isinstance(account_of(directory).last, BatchEnded)
 
 
 def _code_of(directory: str) -> int | None:
