@@ -10,6 +10,7 @@ so that a spawner serves jobs with different GPUs; the spawner's own is for what
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -163,7 +164,7 @@ def start_interpreter(sock: socket.socket, environ: Mapping[str, str]) -> int:
     """
     code = f"{importing('lllaunch.spawner.server', 'main')}; main({sock.fileno()}, {os.getpid()})"
     os.set_inheritable(sock.fileno(), True)
-    return os.posix_spawn(
+    pid = os.posix_spawn(
         sys.executable,
         [*interpreter_command(), "-c", code],
         environ,
@@ -174,3 +175,9 @@ def start_interpreter(sock: socket.socket, environ: Mapping[str, str]) -> int:
         # (SIGCHLD, where a program waits for it by signalfd).
         setsigmask=signal.valid_signals() - {signal.SIGCHLD},
     )
+    # Until it has a parent-death signal, its socket sends it SIGCONT when this process ends or
+    # writes: should it be stopped, it sees that.
+    fcntl.fcntl(sock, fcntl.F_SETOWN, pid)
+    fcntl.fcntl(sock, fcntl.F_SETSIG, signal.SIGCONT)
+    fcntl.fcntl(sock, fcntl.F_SETFL, fcntl.fcntl(sock, fcntl.F_GETFL) | os.O_ASYNC)
+    return pid

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import math
 import os
@@ -742,5 +743,7 @@ def main(fd: int, launcher: int) -> NoReturn:
     pidfd = open_pidfd(launcher)
     if pidfd is None or os.getppid() != launcher:
         os._exit(1)
+    # see `start_interpreter`
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_ASYNC)
     # What a fresh interpreter's path would be; the client prepended the place of this package.
     Server(socket.socket(fileno=fd), pidfd, ignored).serve()
