@@ -397,10 +397,10 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     outcome = batch.outcome
-    announced = batch.announced and batch.ran and _was_told_to_end(code, outcome)
+    announced = batch.ran and _was_told_to_end(batch, code)
     result = ResultFile.from_json(read_json(os.path.join(batch.directory, RESULT)), batch.directory)
     kind = "" if result is None or outcome is None else result.cause_type
-    lost_node = _has_lost_node(outcome, kind, announced=announced)
+    lost_node = _has_lost_node(outcome, announced=announced)
     asks = announced or lost_node
     facts = _patiently(job) if asks else None
     ending = None if facts is None else slurm.ending(facts, restart_count())
@@ -409,14 +409,14 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
         EndFacts(
             code,
             signalled=announced,
-            cause=_CAUSES.get(ending or ""),
+            cause=_cause_of_ending(ending),
             seconds_left=batch.seconds_left,
             failure=None if outcome is None or outcome.signum else cause_of(code, kind),
             cancelled=ending == "cancelled",
             taken_back=ending == "requeued",
             lost_node=lost_node,
             # the signal alone does not tell; submitit's does
-            unexplained=announced and facts is None and batch.signal == signal.SIGTERM,
+            unexplained=announced and facts is None and batch.signal != signal.SIGUSR2,
         ),
         submission.limits,
     )
@@ -446,14 +446,22 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
     time.sleep(_TAKEN_BACK_SECONDS)
 
 
-def _was_told_to_end(code: int, outcome: RunOutcome | None) -> bool:
-    """Return whether a run ended of a signal; its workers may have had theirs a moment sooner."""
+def _was_told_to_end(batch: BatchJob, code: int) -> bool:
+    """Return whether a run ended of a signal.
+
+    Its workers, or another node, may have had theirs a moment sooner.
+    """
+    outcome = batch.outcome
     if outcome is None:
         # several runs
-        return code > 128
+        return batch.announced and code > 128
     cause = None if outcome.root_cause is None else outcome.root_cause.cause
+    if isinstance(cause, NodeGone):
+        told = {node.name for node in outcome.nodes if node.state == "signalled"}
+        if cause.subject in told:
+            return True
     killed = isinstance(cause, KilledBySignal) and cause.signum == signal.SIGTERM
-    return outcome.signum is not None or killed
+    return batch.announced and (outcome.signum is not None or killed)
 
 
 def _patiently(job: str) -> JobFacts | None:
@@ -471,12 +479,13 @@ def _ending(job: str) -> Ending | None:
     return None if facts is None else slurm.ending(facts, restart_count())
 
 
-def _has_lost_node(outcome: RunOutcome | None, kind: str, *, announced: bool) -> bool:
+def _has_lost_node(outcome: RunOutcome | None, *, announced: bool) -> bool:
     """Return whether a run has failed of the loss of a node, or had lost one when it was ended."""
     if outcome is None or not outcome.exit_code:
         return False
     lost = any(node.state == "lost" and node.said for node in outcome.nodes)
-    return kind == NodeGone.__name__ or (announced and lost)
+    failed = outcome.root_cause is not None and isinstance(outcome.root_cause.cause, NodeGone)
+    return failed or (announced and lost)
 
 
 _CAUSES: dict[str, RequeueCause] = {
@@ -484,6 +493,15 @@ _CAUSES: dict[str, RequeueCause] = {
     "timeout": "timeout",
     "node": "node_failure",
 }
+
+
+def _cause_of_ending(ending: Ending | None) -> RequeueCause | None:
+    """Return what an end was about, as far as Slurm says."""
+    if ending == "requeued":
+        with contextlib.suppress(LaunchError):
+            down = slurm.has_down_node(os.environ.get("SLURM_JOB_NODELIST", ""))
+            return "node_failure" if down else "preempted"
+    return _CAUSES.get(ending or "")
 
 
 def restart_count() -> int:

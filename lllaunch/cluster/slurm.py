@@ -269,7 +269,7 @@ def _environ() -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("SQUEUE_", "SCANCEL_", "SCONTROL_", "SLURM_TIME_FORMAT"))
+        if not name.startswith(("SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_", "SLURM_TIME_FORMAT"))
     }
     # seconds since the epoch, whatever the time zone
     return {**kept, "LC_ALL": "C.UTF-8", "SLURM_TIME_FORMAT": "%s"}
@@ -456,6 +456,23 @@ def ending(facts: JobFacts, restart_count: int) -> Ending | None:
     if facts.reason == "NodeDown" or facts.state == "NODE_FAIL":
         return "node"
     return "cancelled"
+
+
+def has_down_node(nodelist: str) -> bool:
+    """Return whether one of these nodes is down: Slurm has missed it, or somebody has set it down.
+
+    Args:
+        nodelist: names of nodes, as ``SLURM_JOB_NODELIST`` has them.
+
+    Raises:
+        SlurmFailed: there was no answer.
+        SlurmMissing: this machine has no Slurm.
+    """
+    answer = _ask("sinfo", "--noheader", "--Node", f"--nodes={nodelist}", "--format=%T")
+    if answer.status:
+        raise SlurmFailed(answer.command, answer.line)
+    # that of a node that does not answer is `down*`
+    return any(state.startswith("down") for state in answer.out.split())
 
 
 def node_names(nodelist: str) -> list[str]:

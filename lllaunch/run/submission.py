@@ -317,9 +317,10 @@ def decide(account: Account, facts: EndFacts, limits: Limits) -> Requeued | Batc
         return BatchEnded(code, reason)
     if not (facts.signalled or facts.lost_node):
         return _try_again(account, facts, limits)
-    otherwise: RequeueCause = "node_failure" if facts.lost_node else "preempted"
+    # of nodes that are signalled one after the other, the last takes the others for lost
+    otherwise: RequeueCause = "preempted" if facts.signalled else "node_failure"
     if facts.taken_back:
-        return Requeued(otherwise, "slurm")
+        return Requeued(facts.cause or otherwise, "slurm")
     cause = facts.cause or ("timeout" if near else otherwise)
     most = getattr(limits.requeue, cause)
     count = account.count(cause)

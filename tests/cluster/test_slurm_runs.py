@@ -15,7 +15,7 @@ import pytest
 from support.launching import text_of
 from support.sweeping import Running
 
-from cluster.clusters import LOSES
+from cluster.clusters import LOSES, SETTINGS
 from cluster.slurm import WAIT, Slurm, patiently, verb
 
 # What most workers run: each says at its start what it finds, and steps until there is a file `go`.
@@ -307,16 +307,15 @@ def test_a_run_goes_on_after_its_time_limit_as_often_as_it_may(
 
 
 @pytest.mark.parametrize(
-    ("lost", "left", "by"),
+    ("lost", "left", "by", "conf"),
     # of the first nobody is left to ask for it
-    [("1", "0", "lllaunch"), ("0", "1", "slurm")],
-    ids=["another", "first"],
+    [("1", "0", "lllaunch", LOSES), ("0", "1", "slurm", LOSES), ("1", "0", "slurm", SETTINGS)],
+    ids=["another", "first", "slurm-sees-it-first"],
 )
 def test_a_run_that_loses_a_node_goes_on_with_others(
-    slurm: Slurm, tmp_path: Path, lost: str, left: str, by: str
+    slurm: Slurm, tmp_path: Path, lost: str, left: str, by: str, conf: dict[str, int]
 ) -> None:
-    # nodes notice that one is lost before Slurm does
-    launch = {"nnodes": 2, "rdzv": {"conf": LOSES}}
+    launch = {"nnodes": 2, "rdzv": {"conf": conf}}
     run = Run(slurm, tmp_path, launch=launch).start().submitted()
     hosts = {start["RANK"]: start["host"] for start in run.until_starts(2)}
     slurm.cut_power(int(hosts[lost].removeprefix("node")))

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,8 @@ from lllaunch.app.batch_job import RequeueRefused, run_in_job
 from lllaunch.cluster import slurm
 from lllaunch.cluster.slurm import JobFacts, SlurmFailed
 from lllaunch.errors import OutputError
-from lllaunch.run.outcome import RunOutcome
+from lllaunch.run.causes import NodeGone
+from lllaunch.run.outcome import NodeOutcome, RootCause, RunOutcome
 from lllaunch.run.submission import (
     BatchEnded,
     BatchJob,
@@ -35,11 +37,16 @@ class FakeSlurm:
     def __init__(self) -> None:
         self.restarts = [0]
         self.refuses = False
+        self.down = False
         self.told: list[str] = []
 
     def job_facts(self, job: str) -> JobFacts:
         restarts = self.restarts.pop(0) if len(self.restarts) > 1 else self.restarts[0]
         return JobFacts(job, "RUNNING", restarts=restarts)
+
+    def has_down_node(self, nodelist: str) -> bool:
+        assert nodelist == "node[0-1]"
+        return self.down
 
     def requeue(self, job: str) -> None:
         self.told.append(f"requeue {job}")
@@ -53,12 +60,13 @@ class FakeSlurm:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSlurm]:
     found = FakeSlurm()
-    for name in ("job_facts", "requeue", "cancel"):
+    for name in ("job_facts", "has_down_node", "requeue", "cancel"):
         monkeypatch.setattr(slurm, name, getattr(found, name))
     monkeypatch.setattr(slurm, "TIMEOUT", slurm.TIMEOUT)
     monkeypatch.setattr(batch_job.time, "sleep", lambda _: None)
     for name in [each for each in os.environ if each.startswith("SLURM_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[0-1]")
     before, mask = signal.getsignal(signal.SIGTERM), signal.pthread_sigmask(signal.SIG_BLOCK, ())
     yield found
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -81,6 +89,38 @@ def test_what_slurm_has_put_back_meanwhile_is_not_over(fake: FakeSlurm, tmp_path
     fake.restarts, fake.refuses = [0, 0, 1], True
     assert run_in_job(str(tmp_path), "7", Submission("7", str(tmp_path)), told_to_end) == 143
     assert events(tmp_path)[-1] == Requeued("preempted", "lllaunch")
+
+
+@pytest.mark.parametrize(("down", "cause"), [(False, "preempted"), (True, "node_failure")])
+def test_a_node_that_is_down_is_why_slurm_has_put_a_job_back(
+    fake: FakeSlurm, tmp_path: Path, down: bool, cause: str
+) -> None:
+    fake.restarts, fake.down = [0, 1], down
+    assert run_in_job(str(tmp_path), "7", Submission("7", str(tmp_path)), told_to_end) == 143
+    assert events(tmp_path)[-1] == Requeued(cause, "slurm")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("state", "cause"), [("signalled", "preempted"), ("lost", "node_failure")])
+def test_a_node_that_a_signal_has_ended_is_not_lost(
+    fake: FakeSlurm, tmp_path: Path, state: Any, cause: str
+) -> None:
+    gone = RootCause(0, None, None, NodeGone("node 1", "was ended by SIGTERM"), 1)
+
+    def left_alone(batch: BatchJob, _: Submission) -> int:
+        batch.ran, batch.outcome = (
+            True,
+            RunOutcome(
+                "failed",
+                3,
+                batch.directory,
+                root_cause=gone,
+                nodes=(NodeOutcome("node 0", state="failed"), NodeOutcome("node 1", state=state)),
+            ),
+        )
+        return 3
+
+    assert run_in_job(str(tmp_path), "7", Submission("7", str(tmp_path)), left_alone) == 3
+    assert events(tmp_path)[-1] == Requeued(cause, "lllaunch")  # type: ignore[arg-type]
 
 
 def test_what_slurm_does_not_put_back_is_over(fake: FakeSlurm, tmp_path: Path) -> None:

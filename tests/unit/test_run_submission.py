@@ -84,9 +84,18 @@ TRIED = Requeued("failed", "lllaunch", "failure")
         ),
         # a lost node counts whoever notices it
         ([], LOST, NODE_FAILURE),
+        ([], LOST._replace(taken_back=True), Requeued("node_failure", "slurm")),
+        # but whom Slurm has signalled was preempted: others may have ended before
+        ([], SIGNALLED._replace(lost_node=True), PREEMPTED),
         (
             [],
             SIGNALLED._replace(lost_node=True, taken_back=True),
+            Requeued("preempted", "slurm"),
+        ),
+        # unless Slurm names the node as the reason
+        (
+            [],
+            SIGNALLED._replace(cause="node_failure", taken_back=True),
             Requeued("node_failure", "slurm"),
         ),
         (
