@@ -18,7 +18,7 @@ from hydra.core.utils import env_override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from lllaunch.app.boundary import JobFailed, Ledger, tell_ci
+from lllaunch.app.boundary import AppEnded, JobFailed, Ledger, tell_ci
 from lllaunch.app.gate import JobOf, admit, has_rules
 from lllaunch.app.guarded_loader import GUARDED
 from lllaunch.app.naming import as_file_name, experiment_name, is_of_a_moment
@@ -33,6 +33,7 @@ from lllaunch.app.planning import (
 )
 from lllaunch.console.wording import shown_path
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
+from lllaunch.exit_codes import ExitCode
 from lllaunch.hydra_compat import Seam, root_of
 from lllaunch.results.index import remember
 from lllaunch.run.directory import SUBMISSION, RunDirectory
@@ -385,7 +386,7 @@ class Jobs:
     def _submit(self, spec: LaunchSpec, cfg: DictConfig) -> RunOutcome:
         """Submit a run to its cluster, and follow it if that is asked for."""
         # only of what goes to a cluster
-        from lllaunch.app.submitting import Following, follows, left, submit_run  # noqa: PLC0415
+        from lllaunch.app.submitting import Following, follows, submit_run  # noqa: PLC0415
         from lllaunch.console.console import Console  # noqa: PLC0415
 
         assert spec.cluster is not None
@@ -402,7 +403,7 @@ class Jobs:
         where = shown_path(spec.output_dir, os.getcwd())
         console.note(f"submitted job {submission.job}, the run is in {where}")
         if not follows(spec.cluster):
-            return left(spec.output_dir)
+            raise AppEnded(ExitCode.SUCCESS)
         return Following(spec.output_dir, console).run()
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from lllaunch.app.boundary import AppEnded
 from lllaunch.clock import now_ns
 from lllaunch.cluster import slurm
 from lllaunch.config.plan import plan_config
@@ -286,15 +287,6 @@ def follows(cluster: Cluster) -> bool:
     return sys.stdout.isatty()
 
 
-def left(directory: str) -> RunOutcome:
-    """Return what becomes of a launcher whose run goes on without it.
-
-    Args:
-        directory: of the run.
-    """
-    return RunOutcome("succeeded", int(ExitCode.SUCCESS), directory)
-
-
 def ask(what: str) -> Literal["leave", "cancel", "follow"]:
     """Ask on the terminal what Ctrl-C is to mean; another one means to leave.
 
@@ -325,7 +317,11 @@ class Following:
         self._said = ""
 
     def run(self) -> RunOutcome:
-        """Follow it; return what became of it, or of this launcher where it was left."""
+        """Follow it; return what became of it.
+
+        Raises:
+            AppEnded: it was left.
+        """
         follower = Follower("follow", elsewhere=True)
         follower.add(os.path.join(self._directory, LOG), b"", sys.stdout)
         follower.start()
@@ -335,7 +331,7 @@ class Following:
                     return self._until_over()
                 except KeyboardInterrupt:
                     if not self._interrupted():
-                        return left(self._directory)
+                        raise AppEnded(ExitCode.SUCCESS) from None
         finally:
             follower.stop()
 

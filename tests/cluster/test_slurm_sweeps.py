@@ -475,6 +475,7 @@ import hydra
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def train(cfg):
+    assert cfg.lr < 3
     print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"])
     return {"lr": cfg.lr, "rank": os.environ["RANK"], "in_job": "SLURM_JOB_ID" in os.environ}
 
@@ -504,7 +505,6 @@ hydra:
     mem_gb: 0.1
     tasks_per_node: 1
     comment: ${oc.env:COMMENT}
-    detach: false
 """
 
 
@@ -524,7 +524,7 @@ def test_an_app_returns_on_slurm_what_it_returns_here(slurm: Slurm, sweeps: Swee
     assert here == {0: {"lr": 1, "rank": "0"}, 1: {"lr": 2, "rank": "0"}}
     there = swept(
         *("hydra/launcher=lllaunch", "hydra.launcher.cluster=slurm"),
-        *("+hydra.launcher.detach=false", "+hydra.launcher.mem_gb=0.1"),
+        "+hydra.launcher.mem_gb=0.1",
     )
     assert there == here
     secret = {"COMMENT": "not to be written"}
@@ -533,6 +533,12 @@ def test_an_app_returns_on_slurm_what_it_returns_here(slurm: Slurm, sweeps: Swee
     facts = slurm.facts(f"{array}_1")
     assert (facts["Partition"], facts["TimeLimit"], facts["NumCPUs"]) == ("main", "00:05:00", "2")
     assert "not to be written" not in (sweeps.sweep / "0" / "plan.yaml").read_text()
+    # as under submitit, what waits for the app learns that a job has failed
+    again = {"python": (*app, "--config-name=submitit"), "env": secret}
+    ended = sweeps.run("lr=3", "hydra/sweeper=basic", code=1, **again)
+    assert "job 0 (lr=3) failed (exit code 3)" in ended.err
+    ended = sweeps.run("lr=3", "+hydra.launcher.detach=true", **again)
+    assert "lllaunch wait sweep" in ended.err
 
 
 # A site that takes few jobs, and one that is away for a while

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,28 @@ def test_a_plan_that_is_run_again_keeps_its_cluster(tmp_path: Path) -> None:
     # of this machine then, and again
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump({"launch": {"entrypoint": "env"}}))
     assert "cluster" not in read_again(str(tmp_path)).config
+
+
+OWN_APP = """\
+import lllaunch
+
+@lllaunch.main(config_path="conf", config_name="mine")
+def train(cfg):
+    return 1
+
+train()
+print("finished with", train.return_values())
+"""
+
+
+def test_what_was_only_submitted_has_no_result(project: Project) -> None:
+    pytest.importorskip("submitit")
+    project.write("train.py", OWN_APP)
+    project.write("conf/mine.yaml", "cluster: {backend: slurm}")
+    sbatch = project.write("tools/sbatch", '#!/bin/sh\n[ "$1" = --test-only ] || echo 7\n')
+    sbatch.chmod(0o755)
+    path = {"PATH": f"{sbatch.parent}:{os.environ['PATH']}"}
+    done = project.python("train.py", env=path)
+    assert done.returncode == 0, done.stderr
+    assert "submitted job 7" in done.stderr
+    assert done.stdout == ""

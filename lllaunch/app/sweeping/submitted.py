@@ -329,8 +329,10 @@ class SubmittedSweep:
             first = next(answers)
         self._heed()
         if first is not None:
-            # a sweeper that asks for one batch after another wants to know what became of each
-            self._detached = not follows(first) if self._at_once else first.detach is True
+            # a sweeper that asks for one batch after another wants to know what became of each, and
+            # what waits for a user's own app takes its end for that of the jobs, as with submitit
+            stays = self._jobs.composer.users_own or not self._at_once
+            self._detached = first.detach is True if stays else not follows(first)
         numbers = [number for number in all_numbers if number not in self._in_queue]
         if not numbers:
             return {}
