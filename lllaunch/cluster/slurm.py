@@ -517,7 +517,8 @@ _SUBMITIT_NAMES = {"timeout_min": "time", "mem_gb": "mem", "name": "job_name"}
 # What submitit knows and does not make an option of.
 _NO_OPTIONS = frozenset(
     {
-        *("setup", "teardown", "srun_args", "additional_parameters", "array_parallelism"),
+        *("setup", "setup_strict", "teardown", "srun_args", "additional_parameters"),
+        *("array_parallelism",),
         *("signal_delay_s", "max_num_timeout", "stderr_to_stdout", "use_srun", "nodes"),
         *("tasks_per_node", "ntasks_per_node", "submitit_folder"),
     }
@@ -586,6 +587,8 @@ def batch_text(
             raise _refused(name_, shown, message)
     lines = ["#!/bin/bash", "", *_directives(further, ours)]
     setup, teardown = (_lines(settings.get(key)) for key in ("setup", "teardown"))
+    if setup and settings.get("setup_strict", True):
+        setup = [*_STRICTLY, *setup, "setup_done=1; set +e"]
     srun = _srun(options.get("cpus-per-task"), _lines(settings.get("srun_args")), command)
     # At the job's end all of it gets SIGTERM. srun then stays until its tasks have ended; a shell
     # would not, so there is none, or it waits for srun.
@@ -595,6 +598,16 @@ def batch_text(
         lines += ["", *part] if part else []
     return "\n".join(lines) + "\n"
 
+
+_SETUP_FAILED = (
+    "lllaunch: cluster.setup ended the job with exit code $?; cluster.setup_strict=false goes on "
+    "after a line that fails"
+)
+# ERR would not do: what fails within a function, such as `module`, ends the shell without it.
+_STRICTLY = (
+    "set -e",
+    f'trap \'case ${{setup_done-}} in "") echo "{_SETUP_FAILED}" >&2 ;; esac\' EXIT',
+)
 
 _DIRECTORY_OF_RUN = "the run's directory"
 # How people say what is no setting of the cluster's own.

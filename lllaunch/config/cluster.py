@@ -67,7 +67,7 @@ OPTIONS: Mapping[str, str] = {
 }
 """Of the settings that are options of sbatch, what it calls them."""
 
-SETTINGS = (*OPTIONS, "setup", "teardown", "srun_args", "additional_parameters")
+SETTINGS = (*OPTIONS, "setup", "setup_strict", "teardown", "srun_args", "additional_parameters")
 """What goes to the site as it is, under submitit's names."""
 
 OWN_KEYS = ("nodes", "signal_delay_s", "requeue", "array_parallelism", "pack", "snapshot")
@@ -759,6 +759,7 @@ _READERS: Mapping[str, Callable[[object], Any]] = {
     "timeout_min": _read_minutes,
     "time": _read_time,
     "exclusive": _read_exclusive,
+    "setup_strict": read_flag,
 }
 CLUSTER_KEYS = ("backend", *SETTINGS, *OWN_KEYS, "max_num_timeout", "detach")
 """All keys that mean something here, each under the one name that docs give it."""

@@ -253,7 +253,7 @@ def test_the_command_is_quoted_and_srun_gets_its_arguments() -> None:
 
 def test_setup_comes_before_and_teardown_after() -> None:
     settings = {"setup": ["module load cuda", "export A=b"], "teardown": "rm -rf $TMP"}
-    found = lines(Cluster(settings))
+    found = lines(Cluster({**settings, "setup_strict": False}))
     assert found[2 + len(OURS) :] == [
         *("", "module load cuda", "export A=b", ""),
         *("trap : TERM", f"{SRUN} {DEAF} run", "status=$?", "", "rm -rf $TMP", "exit $status"),
@@ -302,6 +302,28 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
         path.chmod(0o755)
 
     return make
+
+
+@pytest.mark.parametrize("teardown", [[], ["echo end"]])
+def test_a_setup_line_that_fails_ends_the_job_unless_it_may(
+    tool: Tool, teardown: list[str]
+) -> None:
+    tool("srun", "echo ran; exit 3")
+
+    def runs(**settings: Any) -> tuple[int, str, str]:
+        text = "\n".join(lines(Cluster({**settings, "teardown": teardown})))
+        done = subprocess.run(
+            ["bash"], input=text, capture_output=True, text=True, check=False, timeout=60
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    after = "".join(f"{line.removeprefix('echo ')}\n" for line in teardown)
+    setup = ["module() { (exit 5); }", "module load cuda", "echo went on"]
+    code, out, err = runs(setup=setup)
+    assert (code, out) == (5, "")
+    assert "lllaunch: cluster.setup ended the job with exit code 5; cluster.setup_strict=" in err
+    assert runs(setup=setup, setup_strict=False) == (3, f"went on\nran\n{after}", "")
+    assert runs(setup=["set -u", "false || true"]) == (3, f"ran\n{after}", "")
 
 
 def test_submitting_is_tried_once(tool: Tool, tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ SAID: dict[str, tuple[Any, Any]] = {
     "wckey": ("x", "x"),
     "name": ("train", "train"),
     "setup": (["module load cuda", "export A=\\${HOME}"], ["module load cuda", "export A=${HOME}"]),
+    "setup_strict": (False, False),
     "teardown": ("rm -f x", ["rm -f x"]),
     "srun_args": (["--cpu-bind", "none", 1], ["--cpu-bind", "none", "1"]),
     "additional_parameters": (
