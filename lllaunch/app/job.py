@@ -399,6 +399,7 @@ class Jobs:
         submission = submit_run(
             *(spec, cfg, cast("UserFunction | None", self._user), name),
             release=directory.release if directory is not None else bool,
+            say=console.note,
         )
         where = shown_path(spec.output_dir, os.getcwd())
         console.note(f"submitted job {submission.job}, the run is in {where}")

@@ -178,23 +178,6 @@ def _packed(user: UserFunction, cfg: DictConfig, snapshot: Snapshot | None) -> b
     return pickle.dumps(function, pickle.HIGHEST_PROTOCOL)
 
 
-def snapshot_of(cluster: Cluster, cwd: str, directory: str) -> Snapshot | None:
-    """Take a snapshot of the code if a run is to have one.
-
-    Args:
-        cluster: where it goes.
-        cwd: where the command was given, absolute.
-        directory: of the run or the sweep, in which the snapshot goes.
-
-    Raises:
-        SnapshotFailed: git could not do it.
-        OutputError: it cannot be written.
-    """
-    if cluster.snapshot == "none":
-        return None
-    return take(cwd, free_place(directory), os.environ)
-
-
 def command_of(*words: str) -> list[str]:
     """Return the command line of a batch job."""
     return [sys.executable, "-m", "lllaunch", "job", *words]
@@ -224,6 +207,7 @@ def submit_run(
     user: UserFunction | None,
     name: str,
     release: Callable[[], object],
+    say: Callable[[str], object],
 ) -> Submission:
     """Submit a run whose directory is claimed and has its ``.hydra``.
 
@@ -233,6 +217,7 @@ def submit_run(
         user: as for `lllaunch.app.planning.plan_job`.
         name: of the batch job, unless its settings have one.
         release: gives the directory back; called before the batch job can start.
+        say: tells people something in a line.
 
     Raises:
         LaunchError: it cannot be submitted.
@@ -245,7 +230,9 @@ def submit_run(
     problem = slurm.test_only(text)
     if problem is not None:
         raise slurm.SubmitFailed("sbatch --test-only", problem, exit_code=int(ExitCode.CONFIG))
-    snapshot = snapshot_of(cluster, spec.runtime_cwd, directory)
+    snapshot = None
+    if cluster.snapshot != "none":
+        snapshot = take(spec.runtime_cwd, free_place(directory), os.environ, say)
     make_ready(spec, cfg, user, snapshot, directory)
     submission = Submission(
         "",

@@ -16,14 +16,17 @@ import contextlib
 import hashlib
 import os
 import shutil
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lllaunch.errors import SnapshotFailed
 from lllaunch.run.build import Git, complaint, refusal
+from lllaunch.run.directory import EVENTS, PLAN, RESULT, SUBMISSION
 from lllaunch.run.files import is_below, naming
+from lllaunch.text import size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from typing_extensions import Self
 
@@ -37,12 +40,18 @@ MOST_LINKS = 50_000
 CODE = "code"
 """What a snapshot is called, in the directory of a run or a sweep."""
 
+MOST_UNTRACKED = 200 << 20
+"""How many bytes in files that are neither tracked nor ignored are set aside at most."""
+
+_MUCH_UNTRACKED = 20 << 20  # bytes; so many are worth a line
 _DIFF_PATIENCE = 60.0  # seconds; the diff is for people, nothing depends on it
 _MOST_DIFF = 16 * 1024 * 1024  # bytes
 _MOST_ANSWER = 1 << 30  # bytes; a list of all files
 _REFS = "refs/lllaunch/snapshots"
 _MOST_NAMED = 5
 _OUTPUTS = ("outputs", "multirun")  # where Hydra writes
+# Two of a run's files, or a sweep's journal, tell whose a directory is.
+_MARKS = {**dict.fromkeys((EVENTS, PLAN, RESULT, SUBMISSION), 1), "sweep.jsonl": 2}
 _LINK, _SUBMODULE = "120000", "160000"  # modes of git's tree entries
 
 # What the user may have set for work by hand.
@@ -158,13 +167,16 @@ def with_snapshot(build: Mapping[str, Any], snapshot: Snapshot) -> dict[str, Any
     }
 
 
-def take(cwd: str, path: str, environ: Mapping[str, str]) -> Snapshot | None:
+def take(
+    cwd: str, path: str, environ: Mapping[str, str], say: Callable[[str], object]
+) -> Snapshot | None:
     """Sets the code aside; ``<path>.diff`` tells people what of it was not committed.
 
     Args:
         cwd: a directory of the repository.
         path: where the worktree goes; nothing may be there, or an empty directory.
         environ: what git is found and run with.
+        say: tells people what is not as they may expect it.
 
     Returns:
         the snapshot; None if ``cwd`` is in no working tree of git.
@@ -180,7 +192,7 @@ def take(cwd: str, path: str, environ: Mapping[str, str]) -> Snapshot | None:
     try:
         _claim(path)
         try:
-            return _taken(repository, cwd, path)
+            return _taken(repository, cwd, path, say)
         except BaseException:
             with contextlib.suppress(SnapshotFailed, OSError):
                 _remove_worktree(repository, path)
@@ -402,7 +414,7 @@ def _status(repository: _Repository, *more: str) -> _Status:
     return status
 
 
-def _taken(repository: _Repository, cwd: str, path: str) -> Snapshot:
+def _taken(repository: _Repository, cwd: str, path: str, say: Callable[[str], object]) -> Snapshot:
     """Returns the snapshot, whose directory is there."""
     top = repository.top
     status = _status(repository)
@@ -411,6 +423,12 @@ def _taken(repository: _Repository, cwd: str, path: str) -> Snapshot:
         raise SnapshotFailed(top, f"there are conflicts to be resolved first, in {names}")
     own = os.path.realpath(path)
     outputs = _outputs(status.untracked, top, cwd, own)
+    if status.untracked:
+        files = repository.git_tells("ls-files", "-z", "--others", "--exclude-standard")
+        runs = _run_directories(files, status.untracked, os.path.relpath(cwd, top))
+        outputs = sorted({*outputs, *runs})
+        left_out = {*outputs}
+        _expect_little(top, [each for each in files if not _is_in(each, left_out)], say)
     snapshot = _committed(repository, status.commit, path, outputs)
     repository.git("update-ref", _ref_of(path), snapshot.tree_commit)
     repository.git(*_WORKERS, "worktree", "add", "--detach", path, snapshot.tree_commit)
@@ -424,7 +442,10 @@ def _taken(repository: _Repository, cwd: str, path: str) -> Snapshot:
     for name in linked:
         _share(os.path.join(top, name), os.path.join(path, name))
     _write_diff(repository, snapshot)
-    return snapshot._replace(problem=_problem(shared))
+    problem = _problem(shared)
+    if problem:
+        say(problem)
+    return snapshot._replace(problem=problem)
 
 
 def _problem(shared: Sequence[str]) -> str:
@@ -479,6 +500,52 @@ def _outputs(untracked: Iterable[str], top: str, cwd: str, path: str) -> list[st
             first = os.path.relpath(path, both).split("/")[0]
             outputs.add(os.path.join(both, first) if is_below(both, directory) else directory)
     return sorted(os.path.relpath(each, top) for each in outputs)
+
+
+def _is_in(path: str, directories: Collection[str]) -> bool:
+    """Returns whether a path is one of some directories or below one. Pure."""
+    while path and path not in directories:
+        path = path.rpartition("/")[0]
+    return bool(path)
+
+
+def _run_directories(files: Sequence[str], untracked: Sequence[str], cwd: str) -> set[str]:
+    """Returns the directories of runs and sweeps in which nothing is tracked. Pure.
+
+    Args:
+        files: all that are not tracked.
+        untracked: the same, but for a directory in which nothing is tracked that alone.
+        cwd: where the user works, which is code whatever lies there.
+    """
+    marks: Counter[str] = Counter()
+    for path in files:
+        directory, _, name = path.rpartition("/")
+        marks[directory] += _MARKS.get(name, 0)
+    apart = {name.rstrip("/") for name in untracked}
+    # other programs write a plan.yaml, too
+    found = {directory for directory, count in marks.items() if count > 1}
+    return {each for each in found if _is_in(each, apart) and not is_below(cwd, each)}
+
+
+def _expect_little(top: str, files: Sequence[str], say: Callable[[str], object]) -> None:
+    """Expects that what is neither tracked nor ignored is code, by its size.
+
+    Raises:
+        SnapshotFailed: it is too much.
+    """
+    sizes: Counter[str] = Counter()
+    for name in files:
+        # files of editors vanish
+        with contextlib.suppress(OSError):
+            sizes[name.partition("/")[0]] += os.lstat(os.path.join(top, name)).st_size
+    total = sizes.total()
+    largest = ", ".join(f"{name} ({size(count)})" for name, count in sizes.most_common(_MOST_NAMED))
+    much = f"{size(total)} that git neither tracks nor ignores: {largest}"
+    if total > MOST_UNTRACKED:
+        reason = f"it would have {much}; {size(MOST_UNTRACKED)} are allowed"
+        raise SnapshotFailed(top, reason, "add data to .gitignore, or set cluster.snapshot=none")
+    if total > _MUCH_UNTRACKED:
+        say(f"the snapshot has {much}; data in .gitignore is shared by a link instead")
 
 
 @contextlib.contextmanager

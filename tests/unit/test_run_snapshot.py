@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,10 @@ def tree(tmp_path: Path) -> Path:
     return repository(tmp_path / "a tree")
 
 
-def taken(cwd: Path, path: Path, env: dict[str, str] = ENV) -> Snapshot:
-    found = take(str(cwd), str(path), env)
+def taken(
+    cwd: Path, path: Path, env: dict[str, str] = ENV, say: Callable[[str], object] = str
+) -> Snapshot:
+    found = take(str(cwd), str(path), env, say)
     assert found is not None
     return found
 
@@ -159,8 +162,8 @@ def test_a_clean_tree(tree: Path, tmp_path: Path):
 
 def test_no_repository_and_none_with_files(tmp_path: Path, tree: Path):
     (tmp_path / "plain").mkdir()
-    assert take(str(tmp_path / "plain"), str(tmp_path / "code"), ENV) is None
-    assert take(str(tree / ".git"), str(tmp_path / "code"), ENV) is None
+    assert take(str(tmp_path / "plain"), str(tmp_path / "code"), ENV, str) is None
+    assert take(str(tree / ".git"), str(tmp_path / "code"), ENV, str) is None
     assert not (tmp_path / "code").exists()
 
 
@@ -263,6 +266,43 @@ def test_outputs_are_no_code_though_nobody_ignores_them(tree: Path):
     assert "runs/2/code" in second.problem
 
 
+def test_directories_of_runs_and_sweeps_are_no_code(tree: Path, tmp_path: Path) -> None:
+    write(tree, "runs/a/plan.yaml", "runs/a/submission.json", "runs/a/attempt_0/0/big", "runs/b.py")
+    write(
+        tree, "grid/sweep.jsonl", "grid/0/big", "work/plan.yaml", "work/events.jsonl", "work/x.py"
+    )
+    # a plan that somebody keeps beside code, and one that lies where the user works
+    write(tree, "kept/plan.yaml", "kept/y.py")
+    found = taken(tree / "work", tmp_path / "code")
+    assert files_of(found.path) == {
+        *(".gitignore", "train.py", "runs/b.py", "kept/plan.yaml", "kept/y.py"),
+        *("work/plan.yaml", "work/events.jsonl", "work/x.py"),
+    }
+
+
+def test_much_that_nobody_tracks_is_told_and_more_is_refused(tree: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    write(tree, "small", "outputs/big", "ignored/big")
+    for name, size in (("outputs/big", 300), ("ignored/big", 300)):
+        os.truncate(tree / name, size << 20)
+    (tree / ".gitignore").write_text("ignored\n")
+    taken(tree, tmp_path / "first", say=said.append)
+    assert said == []
+    write(tree, "data/raw/1")
+    os.truncate(tree / "data" / "raw" / "1", 21 << 20)
+    taken(tree, tmp_path / "second", say=said.append)
+    (line,) = said
+    assert line.startswith(
+        "the snapshot has 21 MiB that git neither tracks nor ignores: data (21 MiB)"
+    )
+    os.truncate(tree / "data" / "raw" / "1", 201 << 20)
+    before = git(tree, "count-objects", "-v")
+    with pytest.raises(SnapshotFailed, match=r"201 MiB .* data \(201 MiB\).*cluster.snapshot=none"):
+        taken(tree, tmp_path / "third")
+    assert git(tree, "count-objects", "-v") == before
+    assert not (tmp_path / "third").exists()
+
+
 def test_links_that_lead_out_lead_to_the_same_place(tree: Path, tmp_path: Path):
     write(tmp_path, "shared/1")
     (tree / "data").symlink_to("../shared")
@@ -283,7 +323,9 @@ def test_submodules_and_repositories_inside_are_shared(tree: Path, tmp_path: Pat
     git(tree, "commit", "-q", "-m", "libraries")
     git(tree, "submodule", "--quiet", "deinit", "third/empty")
     repository(tree / "clone")
-    found = taken(tree, tmp_path / "code")
+    said: list[str] = []
+    found = taken(tree, tmp_path / "code", say=said.append)
+    assert said == [found.problem]
     code = Path(found.path)
     assert (code / "third" / "lib" / "train.py").exists()
     assert (code / "clone" / "train.py").exists()

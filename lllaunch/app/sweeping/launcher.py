@@ -521,7 +521,7 @@ def _take_snapshot(
     from lllaunch.run.snapshot import free_place, remove, take, with_snapshot  # noqa: PLC0415
 
     cwd = str(jobs.composer.master.hydra.runtime.cwd)
-    snapshot = jobs.snapshot = take(cwd, free_place(directory), os.environ)
+    snapshot = jobs.snapshot = take(cwd, free_place(directory), os.environ, _say)
     if snapshot is None:
         return
     jobs.build = with_snapshot(jobs.build or {}, snapshot)
@@ -765,10 +765,14 @@ def _begin(
         direction=direction,
         slots=slots,
         resume=resume,
-        say=lambda text: print(f"lllaunch: {text}", file=sys.stderr),
+        say=_say,
     )
     remember(session.path, config.hydra.runtime.cwd, os.environ)
     return session
+
+
+def _say(text: str) -> None:
+    print(f"lllaunch: {text}", file=sys.stderr)
 
 
 def _expect_none_queued(place: str) -> None:

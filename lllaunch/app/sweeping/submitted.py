@@ -22,7 +22,7 @@ from hydra.core.utils import filter_overrides
 from omegaconf import OmegaConf
 
 import lllaunch.sweep.schedule as v
-from lllaunch.app.submitting import ask, command_of, follows, make_ready, snapshot_of
+from lllaunch.app.submitting import ask, command_of, follows, make_ready
 from lllaunch.app.sweeping.composing import naming_launchers
 from lllaunch.app.sweeping.jobs import Planned
 from lllaunch.app.sweeping.probes import SweepRefused, map_in_forks
@@ -35,7 +35,7 @@ from lllaunch.linux.process import wait
 from lllaunch.results.queue import cancelled
 from lllaunch.run.directory import RESULT
 from lllaunch.run.files import naming
-from lllaunch.run.snapshot import Snapshot, hold, let_go, remove
+from lllaunch.run.snapshot import Snapshot, free_place, hold, let_go, remove, take
 from lllaunch.run.submission import (
     SCRIPT,
     BatchEnded,
@@ -363,8 +363,10 @@ class SubmittedSweep:
         return found
 
     def _snapshot(self, cluster: Cluster) -> Snapshot | None:
+        if cluster.snapshot == "none":
+            return None
         cwd = str(self._jobs.composer.master.hydra.runtime.cwd)
-        snapshot = snapshot_of(cluster, cwd, self._session.path)
+        snapshot = take(cwd, free_place(self._session.path), os.environ, self._say)
         self._taken = snapshot
         if snapshot is not None and cluster.snapshot == "temporary":
             # as long as jobs are to be submitted
