@@ -417,14 +417,16 @@ class JobRecords:
             result = result_of(run)
             exit_code = believed(exit_code, result)
             kind = run.cause_type if run is not None and exit_code else ""
+        cause = cause_of(exit_code, kind)
         if result is None or result.exit_code != exit_code:
-            cause = first_line(unreadable or job.why) if result is None else result.root_cause
-            result = Result(_state(exit_code), exit_code, cause or _said_nothing(job, exit_code))
+            text = first_line(unreadable or job.why) if result is None else result.root_cause
+            result = Result(_state(exit_code), exit_code, text or _said_nothing(job, exit_code))
+        elif result.state == "signalled" and self._journal is not None:
+            # Somebody has told this job to end. In a batch job all are told at once.
+            cause = None
         self._keep(EndedRecord(job.number, job.attempt, result))
         why = result.root_cause if exit_code else ""
-        return v.JobEnded(
-            job.number, exit_code, cause_of(exit_code, kind), why, objective=result.objective
-        )
+        return v.JobEnded(job.number, exit_code, cause, why, objective=result.objective)
 
     def _never_began(self, job: JobProcess, exit_code: int) -> v.JobEnded:
         """It was not composed for another attempt, or was killed then."""

@@ -56,7 +56,6 @@ k       where workers stand; of a rank all threads
 x       stop a run, a job or a sweep: it asks first
 ?       this"""
 _STOP = "Its workers get SIGTERM and the grace period, as with Ctrl-C."
-_AGAIN = "Its sweep starts it again if hydra.launcher.retries.signal says so."
 # Of a log when it is opened, bytes; and what is kept of it, lines.
 _LOG_WINDOW, _LOG_LINES = 64 << 10, 5000
 _LOG_PAUSE = 0.5
@@ -489,8 +488,7 @@ class ListScreen(StatusScreen):
 
             app.beside(work)
 
-        more = _AGAIN if row.kind == "job" else ""
-        app.push_screen(Question(f"Stop the {row.kind} {where}?", more), answered)
+        app.push_screen(Question(f"Stop the {row.kind} {where}?"), answered)
 
 
 class Question(ModalScreen[bool]):
@@ -498,7 +496,6 @@ class Question(ModalScreen[bool]):
 
     Args:
         text: the question.
-        more: what follows it.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -507,9 +504,9 @@ class Question(ModalScreen[bool]):
         Binding("escape", "answer(False)", "no", show=False),
     ]
 
-    def __init__(self, text: str, more: str = "") -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
-        self._text = "\n".join(filter(None, (text, _STOP, more)))
+        self._text = f"{text}\n{_STOP}"
 
     def compose(self) -> ComposeResult:
         """Return the parts."""

@@ -90,6 +90,16 @@ def signed(directory: Path, text: str) -> str:
     return str(file)
 
 
+def test_a_job_of_a_sweep_that_is_ended_starts_again_only_in_a_resume(
+    tmp_path: Path, stopped: Stopped
+) -> None:
+    launcher = begun(tmp_path, "-m", "hydra.sweep.dir=sweep")
+    assert stopped("sweep/0").startswith("sweep/0: signalled, exit code 143")
+    go(tmp_path, 0)
+    assert launcher.finish().code == 6
+    assert begun(tmp_path, "-m", "hydra.launcher.resume=sweep").finish().code == 0
+
+
 def test_who_only_has_the_number_of_a_launcher_is_left_alone(tmp_path: Path) -> None:
     host = os.uname().nodename
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
