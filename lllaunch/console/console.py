@@ -10,6 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Literal, TextIO
 
+from lllaunch.console.display import display
 from lllaunch.console.stream import Outlet, encodable, same_file
 from lllaunch.console.wording import StyledText, counted, shown_path
 from lllaunch.run.files import working_directory
@@ -59,6 +60,7 @@ class RunStatus:
         self.findings: list[str] = []
 
 
+@display("more messages of this launcher", "error", "refused", "finished")
 class Console:
     """The launcher's voice.
 
@@ -308,11 +310,6 @@ class Console:
         every = _FRAME_S if self._live else self._policy.interval or math.inf
         # with the same distance from the beginning, however late this one is
         self._due = run.began + every * (math.floor((now - run.began) / every) + 1)
-        # no descriptor is left for an import: there are other seconds
-        with contextlib.suppress(ImportError, OSError):
-            self._show(run, now, look)
-
-    def _show(self, run: RunStatus, now: float, look: Callable[[], Mapping[int, Progress]]) -> None:
         if progress := look():
             run.progress, run.seen = dict(progress), now
         if self._live:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from lllaunch.console.display import display
 from lllaunch.console.table import cells, cut
 from lllaunch.console.wording import StyledText, counted
 from lllaunch.text import count, duration, plain, size
@@ -168,6 +169,7 @@ def heartbeat_text(run: RunStatus, now: float) -> str:
     return f"{passed(now - run.began)}: {_BETWEEN.join(part.text for part in parts)}"
 
 
+@display("line below the output")
 class StatusLine:
     """The line below the output, for those who draw it.
 

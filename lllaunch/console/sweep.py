@@ -34,6 +34,7 @@ from lllaunch.console.board import (
     table_rows,
 )
 from lllaunch.console.console import Console
+from lllaunch.console.display import display
 from lllaunch.console.stream import KEPT, Outlet, same_file
 from lllaunch.console.table import Painter, Row, cells, decoded, is_terminal
 from lllaunch.console.wording import StyledText, counted, ending, shown_path
@@ -297,6 +298,7 @@ _TICK_S = 0.25
 _LEAST = Size(columns=40, lines=6)
 
 
+@display("more messages of this sweep", "finished", "close")
 class SweepConsole:
     """The voice of a sweep's launcher.
 
@@ -313,6 +315,8 @@ class SweepConsole:
         clock: the time, seconds; that of ``handle``'s ``now``.
         policy: what is shown, and how.
     """
+
+    is_off: bool
 
     def __init__(
         self,
@@ -464,7 +468,8 @@ class SweepConsole:
             cwd=self._cwd,
             total=0 if numbers is None else self._board.total,
             common=self._common,
-            counts=None if numbers is None else self._board.summary(),
+            # a board that is off does not know what became of the jobs
+            counts=None if numbers is None or self.is_off else self._board.summary(),
             cancelled=self._board.cancelled,
             columns=0 if self._flow is None else _columns(self._flow.stream),
             resume=resume,
@@ -609,6 +614,7 @@ class Reported:
         return True
 
 
+@display("more messages of this job", "finished")
 class JobConsole(Console):
     """Says what happens within a job: restarts, hangs, warnings, and the report of a failure.
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from lllaunch.console.display import showing
 from lllaunch.files import read_text, write_all
 from lllaunch.results.github import ANNOTATIONS, SUMMARY_BYTES, annotation, commands, summary
 from lllaunch.results.report import load
@@ -60,6 +61,10 @@ def _plans(directory: str) -> Iterator[str]:
         yield read_text(os.path.join(directory, name, PLAN)) or ""
 
 
+_REPORT = "report for GitHub Actions"
+
+
+@showing(_REPORT)
 def announce(path: str, environ: Mapping[str, str]) -> None:
     """Tells GitHub Actions what became of a run or a sweep, if this process runs there.
 
@@ -72,14 +77,11 @@ def announce(path: str, environ: Mapping[str, str]) -> None:
     """
     if not in_github_actions(environ):
         return
-    try:
-        report = load(locate(path), source_roots(environ), redactor_of(path, environ))
-        tell_github(report, environ)
-    except Exception as error:  # noqa: BLE001 - a report that fails must not fail the run
-        kind = f"{type(error).__name__}: {error}".partition("\n")[0]
-        print(f"lllaunch: no report for GitHub Actions: {kind}", file=sys.stderr)
+    report = load(locate(path), source_roots(environ), redactor_of(path, environ))
+    tell_github(report, environ)
 
 
+@showing(_REPORT)
 def announce_error(
     message: str, environ: Mapping[str, str], lines: Sequence[tuple[str, int, str]] = ()
 ) -> None:
@@ -105,10 +107,7 @@ def announce_error(
         message = f"{message}\n{more}" if message else more
     found = [annotated(text, file, line) for file, line, text in lines[:room]]
     found += [annotated(message)] if message else []
-    try:
-        emit("".join(f"{each}\n" for each in found))
-    except (OSError, ValueError):
-        return  # nobody reads it
+    emit("".join(f"{each}\n" for each in found))
 
 
 def in_repository(path: str, environ: Mapping[str, str]) -> str:

@@ -107,7 +107,7 @@ class Sweep:
         pins: bool = False,
         ticks: Callable[[], float | None] = lambda: None,
         label: Callable[[int], Sequence[str]] | None = None,
-        full: Callable[[], Sequence[int]] = tuple,
+        full: Callable[[], Sequence[int] | None] = tuple,
         locks: tuple[int, ...] = (),
         signals: SignalSource | None = None,
     ) -> None:
@@ -242,7 +242,7 @@ class Sweep:
 
     def _wait(self) -> frozenset[int]:
         # Who cannot be told more lets jobs wait, as a terminal does that was stopped.
-        full = self._full()
+        full = self._full() or ()
         readable = [
             self._source,
             *(() if self._warm is None else self._warm.spawners()),

@@ -31,6 +31,9 @@ _WINDOW = 120.0
 # Between two looks for numbers that are none, seconds, where nothing else asks for looks.
 _INTERVAL = 5.0
 _MOST_BARS = 64
+# Seconds, ten years: what would take longer nobody can tell. Of an odd step or total a rate is
+# infinite, or none that is shown, and so is the rest.
+_LONGEST = 10 * 365 * 86400.0
 # What a pattern captures to tell how far it is; all else that it captures is to change.
 _TOTALS = frozenset({"total", "epoch", "epochs"})
 
@@ -114,7 +117,8 @@ class _Counter:
         if len(self._points) < 2:
             return None
         (begin, first), (end, last) = self._points[0], self._points[-1]
-        return (last - first) / (end - begin)
+        rate = (last - first) / (end - begin)
+        return rate if 1 / _LONGEST <= rate < math.inf else None
 
 
 class RankProgress:
@@ -157,9 +161,10 @@ class RankProgress:
     def capture(self, numbers: Mapping[str, float], now: float) -> None:
         """Take note of what the user's pattern captured."""
         self.add({name: numbers[name] for name in numbers if name not in {"step", "total"}})
-        if "step" in numbers and not self._calls:
+        step, total = numbers.get("step", math.nan), numbers.get("total", math.nan)
+        if math.isfinite(step) and not self._calls:
             self._own = self._own or _Counter(now)
-            self._own.count(numbers["step"], numbers.get("total"), now)
+            self._own.count(step, total if math.isfinite(total) else None, now)
 
     def draw(self, stream: int, bar: Shown, now: float) -> bool:
         """Take note of a bar, or of a line of numbers, on a stream; return whether it has moved."""
@@ -242,7 +247,8 @@ class RankProgress:
             return None
         rate, idle, eta = counter.rate(), max(0.0, now - counter.moved), None
         if rate and counter.total is not None and counter.total >= counter.step:
-            eta = max(0.0, (counter.total - counter.step) / rate - idle)
+            needs = (counter.total - counter.step) / rate
+            eta = max(0.0, needs - idle) if needs <= _LONGEST else None
         return Progress(counter.step, counter.total, rate, eta, idle, dict(self.metrics))
 
 

@@ -57,7 +57,7 @@ class Screen:
         owner: the object that a screen without a file is known by.
         live: texts of lines that have not ended, by who wrote them; the last one is shown.
         status: returns what stands below all else, as it fits into so many columns, with its
-            colours and without a newline; None if nothing does.
+            colours and without a newline; None if nothing does, or it has failed.
         hidden: whether there is no live area for now.
         holders: of those who hold lines for a moment: what has these shown, and waits for that at
             most so many seconds.
@@ -69,7 +69,7 @@ class Screen:
         self._lock = threading.RLock()
         self.owner = owner
         self.live: dict[object, str] = {}
-        self.status: Callable[[int], str] | None = None
+        self.status: Callable[[int], str | None] | None = None
         self.hidden = False
         self._erasure = b""
         self.holders: set[Callable[[float], object]] = set()
@@ -127,7 +127,7 @@ class Screen:
         room = size.columns >= _LEAST_COLUMNS and size.lines >= _LEAST_LINES
         status = b""
         if self.status is not None and room:
-            status = self.status(size.columns - 1).encode("utf-8", "replace")
+            status = (self.status(size.columns - 1) or "").encode("utf-8", "replace")
         if status:
             self._erasure = _ERASE_BELOW
             above, back = (partial + b"\n", b"\r" + _UP) if self.live else (b"", b"\r")

@@ -191,3 +191,16 @@ def test_what_cannot_show_a_table_gets_lines(
         assert not SweepConsole(stream, out=stream).live
         assert SweepConsole(stream, out=stream, live=True).live
     os.close(master)
+
+
+def test_a_table_that_cannot_be_drawn_ends_nothing(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep.began(2, running=1)
+    monkeypatch.setattr("lllaunch.console.sweep.table_rows", lambda *_: 1 / 0)
+    sweep.tick()
+    sweep.end(0)
+    assert (sweep.console.tick_in(), sweep.console.awaited()) == (None, None)
+    sweep.console.close()
+    assert sweep.shown() == ["lllaunch: sweep of 2 jobs in /m, 2 GPUs"]
+    assert capsys.readouterr().err.count("lllaunch: no more messages of this sweep: ") == 1
