@@ -1,8 +1,8 @@
 """``lllaunch.heartbeat`` and ``lllaunch.progress``: how a worker says that it gets on, and how far.
 
 Either is a store into memory that the worker shares with its launcher: no system call, so that it
-may stand in the innermost loop. The launcher maps one file per attempt, with `_SIZE` bytes for each
-local rank: the moment of its last heartbeat (nanoseconds of the monotonic clock; 0 before the
+may stand in the innermost loop. There is one file per attempt, with `_SIZE` bytes for each local
+rank: the moment of its last heartbeat (nanoseconds of the monotonic clock; 0 before the
 first), then what it said last of its progress.
 
 Threads and processes of one rank may write at the same moment, and the launcher reads whenever it
@@ -14,6 +14,7 @@ first to the last, so one whose ends differ, or that changes while it is read, i
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import mmap
 import os
@@ -216,7 +217,7 @@ class ProgressRecord(NamedTuple):
     metrics: dict[str, float]
 
 
-def read_progress(memory: mmap.mmap, rank: int) -> ProgressRecord | None:
+def read_progress(places: io.FileIO, rank: int) -> ProgressRecord | None:
     """Return what a local rank said last of its progress.
 
     Returns:
@@ -224,11 +225,19 @@ def read_progress(memory: mmap.mmap, rank: int) -> ProgressRecord | None:
     """
     start, end = rank * _SIZE + _START, (rank + 1) * _SIZE
     for _ in range(_READS):
-        data = memory[start:end]
+        data = _read(places, start, end)
         record = _parsed(data)
-        if record is not None and memory[start:end] == data:
+        if record is not None and _read(places, start, end) == data:
             return record
     return None
+
+
+def _read(places: io.FileIO, start: int, end: int) -> bytes:
+    """Return bytes of the file, zeros for what a worker has cut off.
+
+    It is not mapped here: in a map, SIGBUS would end the launcher where the file is too short.
+    """
+    return os.pread(places.fileno(), end - start, start).ljust(end - start, b"\0")
 
 
 def _parsed(data: bytes) -> ProgressRecord | None:
@@ -247,12 +256,13 @@ def _parsed(data: bytes) -> ProgressRecord | None:
     return ProgressRecord(moment, step, known, dict(zip(names, values, strict=True)))
 
 
-def read_heartbeats(memory: mmap.mmap, ranks: int) -> list[int]:
+def read_heartbeats(places: io.FileIO, ranks: int) -> list[int]:
     """Returns the moments of the last heartbeats, by local rank; 0 where there was none.
 
     What says how far a worker is counts as a heartbeat.
     """
-    moments = (struct.unpack_from("2q", memory, rank * _SIZE) for rank in range(ranks))
+    data = _read(places, 0, ranks * _SIZE)
+    moments = (struct.unpack_from("2q", data, rank * _SIZE) for rank in range(ranks))
     return [max(pair) for pair in moments]
 
 
@@ -261,7 +271,7 @@ def place_of(path: str, rank: int) -> str:
     return f"{rank * _SIZE}:{path}"
 
 
-def make_places(path: str, ranks: int) -> mmap.mmap:
+def make_places(path: str, ranks: int) -> io.FileIO:
     """Makes the file for the heartbeats and the progress of an attempt.
 
     Args:
@@ -271,10 +281,12 @@ def make_places(path: str, ranks: int) -> mmap.mmap:
     Raises:
         OSError: it cannot be made.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    places = io.FileIO(os.open(path, flags, 0o600), "r+")
     try:
         # Not a hole: a store into one would end the process if the disk is full by then.
-        os.posix_fallocate(fd, 0, ranks * _SIZE)
-        return mmap.mmap(fd, 0)
-    finally:
-        os.close(fd)
+        os.posix_fallocate(places.fileno(), 0, ranks * _SIZE)
+    except OSError:
+        places.close()
+        raise
+    return places

@@ -12,7 +12,7 @@ from lllaunch.watchdog.bars import OutputParser
 from lllaunch.watchdog.progress import ProgressTracker
 
 if TYPE_CHECKING:
-    from mmap import mmap
+    from io import FileIO
 
 _MOST = 256 * 1024
 """Bytes of a file that are read in one look. Of more the last ones are, and nobody waits."""
@@ -60,7 +60,7 @@ class ProgressReader:
     """Reads how far the workers of an attempt are, each time that somebody looks.
 
     Args:
-        memory: what they say it in; None if they cannot.
+        memory: the file that they say it in; None if they cannot.
         outputs: files of their output, by local rank.
         pattern: what to search in these, a valid regular expression; empty for nothing.
 
@@ -69,7 +69,7 @@ class ProgressReader:
     """
 
     def __init__(
-        self, memory: mmap | None, outputs: Mapping[int, tuple[str, ...]], pattern: str = ""
+        self, memory: FileIO | None, outputs: Mapping[int, tuple[str, ...]], pattern: str = ""
     ) -> None:
         self._memory = memory
         self._pattern = re.compile(pattern) if pattern else None

@@ -41,7 +41,7 @@ from lllaunch.watchdog.stall import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from mmap import mmap
+    from io import FileIO
 
     from lllaunch.linux.gpu_meter import GpuMeter, GpuReading
     from lllaunch.timer.service import Rejected
@@ -314,7 +314,7 @@ class AttemptWatch:
         self._sampler = sampler or Sampler()
         self._scratch: Scratch | None = None
         self._timers: WorkerTimers | None = None
-        self._beats: mmap | None = None
+        self._beats: FileIO | None = None
         # who only takes samples leaves workers as they are
         watched = {WATCHED: "1"} if policy.looks else {}
         self._environment = {rank: {**watched} for rank in range(ranks)}

@@ -99,6 +99,20 @@ def test_a_run_that_gets_no_further_is_ended_though_it_prints(tmp_path: Path) ->
     assert "in waits" in (ended.run_dir / "attempt_0" / "0" / "stacks.txt").read_text()
 
 
+def test_a_worker_that_truncates_what_it_shares_with_the_launcher_ends_nothing(
+    tmp_path: Path,
+) -> None:
+    script = """
+    import os, time
+
+    os.truncate(os.environ["LLLAUNCH_HEARTBEAT"].partition(":")[2], 0)
+    time.sleep(2)
+    """
+    ended = run(tmp_path, script, samples="1s", watchdog={"heartbeat": "1m"})
+    assert ended.code == 0, ended.err
+    assert ended.result["state"] == "succeeded"
+
+
 NAN = """
 import sys, time
 import lllaunch

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import sys
 import threading
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,7 @@ from lllaunch.heartbeats import (
 
 
 @pytest.fixture
-def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[mmap.mmap]:
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileIO]:
     """Shared with this process as if it was rank 1 of three."""
     path = str(tmp_path / "heartbeats")
     made = make_places(path, 3)
@@ -38,14 +40,14 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[mmap.mma
     made.close()
 
 
-def read(memory: mmap.mmap) -> ProgressRecord:
+def read(memory: FileIO) -> ProgressRecord:
     """What this process has said."""
     record = read_progress(memory, 1)
     assert record is not None
     return record
 
 
-def test_what_is_said_is_read_by_the_rank_that_said_it(memory: mmap.mmap) -> None:
+def test_what_is_said_is_read_by_the_rank_that_said_it(memory: FileIO) -> None:
     assert [read_progress(memory, rank) for rank in range(3)] == [None, None, None]
     assert read_heartbeats(memory, 3) == [0, 0, 0]
     progress(1200, 5000, loss=0.25, lr=3e-4)
@@ -53,7 +55,7 @@ def test_what_is_said_is_read_by_the_rank_that_said_it(memory: mmap.mmap) -> Non
     assert [read_progress(memory, rank) for rank in (0, 2)] == [None, None]
 
 
-def test_it_is_a_heartbeat_and_a_heartbeat_leaves_it_alone(memory: mmap.mmap) -> None:
+def test_it_is_a_heartbeat_and_a_heartbeat_leaves_it_alone(memory: FileIO) -> None:
     progress(1)
     record = read(memory)
     assert read_heartbeats(memory, 3) == [0, record.moment, 0]
@@ -62,7 +64,7 @@ def test_it_is_a_heartbeat_and_a_heartbeat_leaves_it_alone(memory: mmap.mmap) ->
     assert read_progress(memory, 1) == record
 
 
-def test_the_last_word_counts_with_the_metrics_that_it_names(memory: mmap.mmap) -> None:
+def test_the_last_word_counts_with_the_metrics_that_it_names(memory: FileIO) -> None:
     progress(1, 10, loss=1, accuracy=0.5)
     progress(step=2, total=None, loss=math.nan)
     record = read(memory)
@@ -84,14 +86,14 @@ class Several:
         raise RuntimeError("a Tensor with 3 elements cannot be converted to Scalar")
 
 
-def test_numbers_of_all_kinds_are_taken_and_what_is_none_is_left_out(memory: mmap.mmap) -> None:
+def test_numbers_of_all_kinds_are_taken_and_what_is_none_is_left_out(memory: FileIO) -> None:
     progress(Tensor(), loss=Tensor(), name="resnet", none=None, some=Several(), good=True)  # type: ignore[arg-type]
     assert read(memory)[1:] == (0.5, None, {"loss": 0.5, "good": 1.0})
 
 
 @pytest.mark.parametrize("watched", [True, False])
 def test_a_step_that_is_no_number_is_an_error_wherever_it_runs(
-    memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch, watched: bool
+    memory: FileIO, monkeypatch: pytest.MonkeyPatch, watched: bool
 ) -> None:
     if not watched:
         monkeypatch.delenv(HEARTBEAT)
@@ -109,13 +111,13 @@ def test_a_step_that_is_no_number_is_an_error_wherever_it_runs(
 
 
 @pytest.mark.parametrize("step", [math.inf, -math.inf, math.nan])
-def test_a_step_that_is_no_finite_number_says_nothing(memory: mmap.mmap, step: float) -> None:
+def test_a_step_that_is_no_finite_number_says_nothing(memory: FileIO, step: float) -> None:
     progress(step, 10)
     assert read_progress(memory, 1) is None
 
 
 def test_without_a_launcher_nothing_happens(
-    memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch
+    memory: FileIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(HEARTBEAT)
     progress(1, 2, loss=3)
@@ -125,13 +127,13 @@ def test_without_a_launcher_nothing_happens(
     assert read_heartbeats(memory, 3) == [0, 0, 0]
 
 
-def test_what_has_no_room_is_left_out_and_spills_nowhere(memory: mmap.mmap) -> None:
+def test_what_has_no_room_is_left_out_and_spills_nowhere(memory: FileIO) -> None:
     metrics = {f"metric_number_{number}": float(number) for number in range(200)}
     progress(3, **metrics)
     record = read(memory)
     assert 30 < len(record.metrics) < 60
     assert list(record.metrics.items()) == list(metrics.items())[: len(record.metrics)]
-    assert not any(memory[2 * 1024 :])
+    assert not any(os.pread(memory.fileno(), 1024, 2 * 1024))
 
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -146,8 +148,9 @@ def test_whatever_is_said_comes_back(
     metrics = {name: each for name, each in metrics.items() if name not in ("step", "total")}
     plain = {name.replace("\0", " "): number for name, number in metrics.items()}
     place = heartbeats._Place()
-    with mmap.mmap(-1, 1024) as made:
-        place.memory, place.offset, place.start = made, 0, 8
+    with FileIO(os.memfd_create("heartbeats"), "r+") as made:
+        os.truncate(made.fileno(), 1024)
+        place.memory, place.offset, place.start = mmap.mmap(made.fileno(), 0), 0, 8
         heartbeats._places[:] = [place]
         progress(step, total, **metrics)
         heartbeats._places.clear()
@@ -176,7 +179,7 @@ def test_no_bytes_make_the_reader_fail(data: bytes) -> None:
     heartbeats._parsed(data)
 
 
-def test_threads_that_write_at_the_same_time_are_read_whole(memory: mmap.mmap) -> None:
+def test_threads_that_write_at_the_same_time_are_read_whole(memory: FileIO) -> None:
     """The two metrics of a record are the same; names and lengths differ between threads."""
     stop = threading.Event()
 
