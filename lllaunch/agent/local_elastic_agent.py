@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from string import Template
 from typing import Any
 
@@ -32,6 +33,7 @@ from lllaunch.multiprocessing.api import (
     SubprocessContext,
 )
 from lllaunch.signal_source import SignalSource
+from lllaunch.spawner import store
 from lllaunch.spawner.dump import WATCHED
 from lllaunch.spec import ENABLE_FILE_TIMER, TIMER_FILE, RestartPolicy, WatchdogPolicy
 from lllaunch.supervisor.environ import (
@@ -203,7 +205,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         if spec.master_port is None:
             # A new one per attempt: sockets of the last may linger.
             self._let_port_go()
-            self._port = HeldPort()
+            self._port = HeldPort(listens=store.available())
         worker_group.master_port = spec.master_port or (self._port.port if self._port else 0)
 
     def _let_port_go(self) -> None:
@@ -220,8 +222,11 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         machine, spec = self._machine, worker_group.spec
         places = contexts_of(worker_group, machine.attempt, machine.restart_count)
+        if self._port is not None and self._port.listener is not None:
+            places = {rank: replace(each, use_agent_store=True) for rank, each in places.items()}
         self._pcontext = self._context(spec, places)
         self._pcontext.start()
+        self._pcontext.serve_store(self._port)
         self._start_health_check()
         # Their ids are known when they have started; nobody waits for that here.
         return {}

@@ -27,6 +27,7 @@ from lllaunch.linux.proc import has_gpu_driver
 from lllaunch.macros import substitute
 from lllaunch.run.directory import free_space
 from lllaunch.signal_source import SignalException, SignalSource
+from lllaunch.spawner import store
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.dump import CRASH, CRASH_FILE
 from lllaunch.spawner.interpreter import split
@@ -401,12 +402,14 @@ class _Group:
         """Start the preflight of an attempt by the spawner that its workers will have."""
         log = {PREFLIGHT_RANK: attempt.preflight_log}
         program = preflight.program(self._spec.runtime_cwd)
-        return start_processes(
+        workers = start_processes(
             WorkerProcesses("preflight", 1, LogsDest(log, log), attempt=attempt.number),
             {PREFLIGHT_RANK: Program(program, tuple(preflight.command[1:]))},
             {**attempt.envs, PREFLIGHT_RANK: attempt.preflight_env},
             **self._places(),
         )
+        workers.serve_store(self._port)
+        return workers
 
     def _start_workers(self, attempt: Attempt) -> WorkerProcesses:
         if self._checkpoint is not None:
@@ -425,9 +428,9 @@ class _Group:
             report=lambda _, text: self._observer.warn(text),
         )
         fresh = spec.start_method == "spawn"
-        return start_processes(
-            workers, attempt.targets, attempt.envs, fresh=fresh, **self._places()
-        )
+        start_processes(workers, attempt.targets, attempt.envs, fresh=fresh, **self._places())
+        workers.serve_store(self._port)
+        return workers
 
     def _places(self) -> dict[str, Any]:
         """Return where the workers of all attempts are started."""
@@ -486,12 +489,14 @@ class _Group:
         else:
             # A new one per attempt: sockets of the last may linger.
             self.let_port_go()
-            self._port = HeldPort()
+            served = store.available()
+            self._port = HeldPort(listens=served)
             common = {
                 "attempt": attempt,
                 "restart_count": restart_count,
                 "master_addr": LOOPBACK,
                 "master_port": self._port.port,
+                "use_agent_store": served,
             }
             base = role_base = 0
         common["hostname"] = socket.gethostname()
@@ -521,7 +526,7 @@ class _Group:
         return self._nodes.are_all_idle(name, valid)
 
     def let_port_go(self) -> None:
-        """Let go of the port that is held for rank 0's store; idempotent."""
+        """Let go of the port that is held for the store; idempotent."""
         if self._port is not None:
             self._port.close()
             self._port = None

@@ -24,6 +24,10 @@ from lllaunch.spawner.protocol import Pickled
 _inherited: list[int] = []
 
 
+# Of a function that does without its caller's state.
+_NOTHING: dict[str, Any] = {"data": {}, "tracker": -1}
+
+
 class _InheritedFd:
     """Stands in a payload for a descriptor that travels with it; what DupFd() returns."""
 
@@ -51,14 +55,18 @@ class _Spawning:
 
 
 def dump(
-    function: Callable[..., Any], args: tuple[Any, ...], start_method: str, what: str
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    start_method: str | None,
+    what: str,
 ) -> Pickled:
     """Pickle a call for a worker.
 
     Args:
         function: what the worker calls.
         args: its positional arguments.
-        start_method: the start method that the worker's own multiprocessing shall use.
+        start_method: the start method that the worker's own multiprocessing shall use; None for a
+            function that needs neither that nor the caller's main module.
         what: names the worker in errors, such as ``worker 3``.
 
     Returns:
@@ -70,7 +78,7 @@ def dump(
     popen = _Spawning()
     context.set_spawning_popen(popen)  # type: ignore[arg-type]
     try:
-        preparation = _preparation(popen, start_method)
+        preparation = _preparation(popen, start_method) if start_method else _NOTHING
         try:
             # Two pickles: the second may need the main module that the first prepares.
             return Pickled(_dumps(preparation) + _dumps((function, args)), tuple(popen.fds))

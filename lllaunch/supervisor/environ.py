@@ -11,7 +11,7 @@ from string import Template
 
 from lllaunch.macros import WORKER_NAMES
 
-# On one node rank 0's store is reached over loopback, whatever the host's name resolves to.
+# On one node the store is reached over loopback, whatever the host's name resolves to.
 LOOPBACK = "127.0.0.1"
 
 # Set for every worker by the launcher; a config may not set them.
@@ -53,7 +53,7 @@ class WorkerContext:
         world_size: workers in all.
         group_world_size: nodes.
         role_world_size: workers of the role.
-        master_addr: host on which rank 0 opens the store.
+        master_addr: host of the store.
         master_port: its port.
         restart_count: restarts of the group that counted.
         max_restarts: how many there may be.

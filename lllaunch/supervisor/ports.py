@@ -1,9 +1,10 @@
 """A port for MASTER_PORT that nobody else gets while it is held.
 
 Ports that the kernel hands out to clients (``ip_local_port_range``) can be taken at any moment, so
-one outside that range is chosen. It stays bound, not listening, with SO_REUSEADDR: another plain
-bind fails, so that two runs never get the same, while rank 0's store, which sets SO_REUSEADDR
-itself, can listen on it.
+one outside that range is chosen. It stays bound with SO_REUSEADDR: another plain bind fails, so
+that two runs never get the same. The process of torch's store takes it over listening
+(`lllaunch.spawner.store`). Without that it does not listen, and rank 0's store, which sets
+SO_REUSEADDR itself, can bind beside it.
 """
 
 from __future__ import annotations
@@ -53,16 +54,24 @@ def _ephemeral_range() -> tuple[int, int]:
 class HeldPort:
     """A free port, held until `close`.
 
+    Args:
+        listens: whether connections are taken, for the process that will serve them.
+
     Attributes:
         port: its number.
+        listener: the socket that takes them, or None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, listens: bool = False) -> None:
         self._sockets: list[socket.socket] = []
         self.port = 0
+        self.listener: socket.socket | None = None
         for port in candidates(_ephemeral_range()):
             if self._hold(port):
                 self.port = port
+                if listens:
+                    self.listener = self._sockets[0]
+                    self.listener.listen(socket.SOMAXCONN)
                 return
         raise OSError("no free port was found for MASTER_PORT")
 

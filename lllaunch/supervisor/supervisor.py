@@ -267,7 +267,7 @@ class Supervisor:
         if self._waits_for is not None:
             files.append(self._waits_for)
         if self.workers is not None and (machine.alive or machine.cleaning_up):
-            files.append(self.workers)
+            files += self.workers.files()
         if self._nodes is not None:
             files += self._nodes.files()
         if self._control is not None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 from signal import Signals
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
@@ -19,8 +21,9 @@ from lllaunch.events import (
     Started,
     StartFailed,
 )
-from lllaunch.linux.process import wait_readable
+from lllaunch.linux.process import HasFileno, wait_readable
 from lllaunch.signal_source import SignalException
+from lllaunch.spawner import store
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.interpreter import split
 from lllaunch.spawner.preloading import loaded_runtimes, pause
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from lllaunch.spawner.protocol import Target
+    from lllaunch.supervisor.ports import HeldPort
     from lllaunch.workers.log_files import LogsDest
     from lllaunch.workers.tail import Report
 
@@ -84,6 +88,14 @@ logger = logging.getLogger(__name__)
 UNKILLABLE_SECONDS = 10.0
 
 
+def _spawn_store(starter: Spawner, stderr: str, listener: socket.socket) -> int:
+    from lllaunch.spawner.pickling import dump  # noqa: PLC0415 - imports multiprocessing
+
+    target = dump(store.serve, (listener,), None, "the store")
+    env = store.ENVIRONMENT
+    return starter.spawn(store.RANK, target, cwd="/", env=env, stdout=os.devnull, stderr=stderr)
+
+
 class WorkerProcesses:
     """The processes of one attempt, which share one fate, for an event loop.
 
@@ -132,7 +144,7 @@ class WorkerProcesses:
         self.name = name
         self.nprocs = nprocs
         self.attempt = attempt
-        self.files = files
+        self.dest = files
         self.stdouts, self.stderrs = files.stdouts, files.stderrs
         self.error_files = files.error_files
         self.filtered_stdout: TextIO | None = None
@@ -148,6 +160,10 @@ class WorkerProcesses:
         self._released = False
         self._starter: Starter | None = None
         self._owns_starter = False
+        # On one node: where torch's store is asked for, what starts its process then, and its key.
+        self._listener: socket.socket | None = None
+        self._start_store: Callable[[socket.socket], int] | None = None
+        self._store_key = 0
 
         tees = Tees(
             name,
@@ -187,8 +203,35 @@ class WorkerProcesses:
                 stderr=self.stderrs[rank],
                 attempt=self.attempt,
             )
+        self._start_store = lambda listener: forker.spawn(
+            store.RANK, (store.serve, (listener,)), env=store.ENVIRONMENT, stdout=os.devnull
+        )
+
+    def serve_store(self, port: HeldPort | None) -> None:
+        """Serve torch's store from the first connection until all workers have ended.
+
+        Args:
+            port: where; nothing is done if it does not listen.
+        """
+        self._listener = None if port is None else port.listener
+
+    def _look_for_store(self) -> None:
+        if self._listener is None or self._store_key or self._start_store is None:
+            return
+        if wait_readable(self._listener, 0):
+            self._store_key = self._start_store(self._listener)
+
+    def _end_store(self) -> None:
+        if self._starter is not None and self._store_key:
+            self._starter.signal([self._store_key], Signals.SIGKILL)
+            self._starter.abandon([self._store_key])
+        self._listener, self._store_key = None, 0
 
     # Without blocking
+
+    def files(self) -> list[HasFileno]:
+        """What is readable when `dispatch` has something to do."""
+        return [self] if self._listener is None or self._store_key else [self, self._listener]
 
     def fileno(self) -> int:
         """A descriptor that is readable when `dispatch` has something to do."""
@@ -199,7 +242,8 @@ class WorkerProcesses:
         """Take note of what happened since the last call, without waiting; the events."""
         if self._starter is None:
             return ()
-        events = self._starter.dispatch()
+        self._look_for_store()
+        events = [event for event in self._starter.dispatch() if not self._is_of_store(event)]
         for event in events:
             if self.observer is not None:
                 self.observer(event)
@@ -214,6 +258,16 @@ class WorkerProcesses:
             elif isinstance(event, SpawnerGone):
                 self._gone = event
         return tuple(events)
+
+    def _is_of_store(self, event: SpawnerEvent) -> bool:
+        if getattr(event, "local_rank", None) != store.RANK:
+            return False
+        if self._listener is not None and not isinstance(event, Started):
+            logger.error("%s: the process of torch's store at MASTER_PORT has ended", self.name)
+            # else who connects would wait for an answer
+            self._listener.close()
+            self._listener = None
+        return True
 
     @property
     def parent(self) -> int:
@@ -277,6 +331,7 @@ class WorkerProcesses:
     def clean_up(self) -> None:
         """Ask for the end of what the workers left behind; `OrphansGone` follows."""
         if self._starter is not None:
+            self._end_store()
             self._starter.clean_up()
 
     def release(self) -> None:
@@ -292,6 +347,7 @@ class WorkerProcesses:
             if self._owns_starter:
                 self._starter.close()
             else:
+                self._end_store()
                 self._starter.abandon([self._keys[rank] for rank in self.alive])
         self._tees.stop()
         for file in (self.filtered_stdout, self.filtered_stderr):
@@ -412,6 +468,8 @@ def start_processes(
                     fresh=fresh or rank in divided.fresh,
                     attempt=workers.attempt,
                 )
+            errors = workers.stderrs[min(workers.stderrs)]
+            workers._start_store = partial(_spawn_store, spawner, errors)
         workers._tees.start()
     except BaseException:
         workers.close()

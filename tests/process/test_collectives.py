@@ -191,6 +191,8 @@ def test_torch_imported_late_a_fork_and_a_worker_executed_anew(tmp_path: Path) -
     long = tmp_path / ("x" * 120)
     long.mkdir()
     environ = {"TMPDIR": str(long), "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "pipe")}
+    # else the workers stand still while the store's process imports torch
+    environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     node = {"entrypoint": "late.py", "nproc": 3, "watchdog": {"stall": "4s"}, "grace_period": "2s"}
     ended = launch(tmp_path, node | {"tee": "none"}, environ=environ)
     assert ended.code == WATCHDOG, ended.err

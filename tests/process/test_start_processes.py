@@ -21,7 +21,7 @@ if "lllaunch" in sys.orig_argv:
             "targets": {rank: [each.path, *each.argv] for rank, each in targets.items()},
             "envs": {rank: [env[name] for name in names] for rank, env in envs.items()},
             "attempt": workers.attempt,
-            "files": dataclasses.asdict(workers.files),
+            "files": dataclasses.asdict(workers.dest),
             "fresh": more["fresh"],
             "preload": more["preload"],
             "cwd": more["cwd"],

@@ -61,7 +61,6 @@ DIFFERENT = {
     "MASTER_PORT",
     "TORCHELASTIC_ERROR_FILE",
     "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_USE_AGENT_STORE",
 }
 
 
@@ -119,8 +118,51 @@ def _same_environment(theirs: Mapping[str, str], ours: Mapping[str, str], rank: 
         assert env["TORCHELASTIC_RUN_ID"]
         error_file = Path(env["TORCHELASTIC_ERROR_FILE"])
         assert error_file.parts[-3:] == ("attempt_0", str(rank), "error.json")
-        # theirs lends its workers a store of its own; ours lets rank 0 open one on that port
-        assert env["TORCHELASTIC_USE_AGENT_STORE"] in {"True", "False"}
+        assert env["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+
+
+# rank 1 needs the store after rank 0, whose process it waits for, has ended
+FIRST_ENDS_FIRST = """
+import os, sys
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+own = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+if dist.get_rank() == 0:
+    own.set("pid", str(os.getpid()))
+    sys.exit(0)
+pid = own.get("pid").decode()
+while os.path.exists(f"/proc/{pid}"):
+    pass
+dist.new_group([1])
+own.set("late", "1")
+"""
+
+
+@pytest.mark.parametrize("options", ["", ", start_method: spawn", ", preload: [torch]"])
+def test_ranks_may_end_in_any_order(tmp_path: Path, options: str) -> None:
+    project = Project(tmp_path)
+    project.write("first.py", FIRST_ENDS_FIRST)
+    project.experiment("first", f"{{entrypoint: first.py, nproc: 2{options}}}")
+    ended = project.lllaunch("+exp=first")
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_rank_0_opens_the_store_where_torchs_variable_says_so(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.write(
+        "own.py",
+        """
+        import os, torch.distributed as dist
+
+        assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+        dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=True)
+        dist.init_process_group("gloo")
+        """,
+    )
+    project.experiment("own", "{entrypoint: own.py}")
+    ended = project.lllaunch("+exp=own", env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+    assert ended.returncode == 0, ended.stderr
 
 
 def _without_the_c_librarys_own(mask: str) -> int:
