@@ -170,25 +170,13 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._signals = SignalSource(signals)
         self._pcontext: PContext | None = None
         self._port: HeldPort | None = None
-        clock = RunClock()
-        policy, timer_file = _watchdog_policy(watchdog)
+        self._clock = RunClock()
         self._next_look = 0.0
-        self._supervisor = Supervisor(
-            spec.local_world_size,
-            self._machine,
-            self._start,
-            signals=self._signals,
-            watchdog=WatchdogDriver(
-                policy,
-                KernelSleep.configured(uninterruptible_state_timeout),
-                clock,
-                timer_file=timer_file,
-            ),
-            clock=clock,
-            grace_period=shutdown_timeout,
-            observe=self._seen,
-            nodes=None if spec.rdzv_handler is None else self,
-        )
+        policy, timer_file = _watchdog_policy(watchdog)
+        kernel = KernelSleep.configured(uninterruptible_state_timeout)
+        self._watchdog = WatchdogDriver(policy, kernel, self._clock, timer_file=timer_file)
+        # While it runs: each holds the other, and only the collector would free what both hold.
+        self._supervisor: Supervisor | None = None
 
     # Forming a group
 
@@ -255,7 +243,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         env = contract(place, os.environ)
         if spec.virtual_local_rank:
             env |= virtual_rank(place.local_rank, {**os.environ, **env})
-        return {**env, **self._supervisor.watchdog.environment(place.local_rank, env)}
+        return {**env, **self._watchdog.environment(place.local_rank, env)}
 
     def _prefixes(self, places: dict[int, WorkerContext]) -> dict[int, str] | None:
         if not self._prefix:
@@ -286,6 +274,18 @@ class LocalElasticAgent(SimpleElasticAgent):
             return super().run(role)
 
     def _drive(self) -> Finish:
+        spec = self._worker_group.spec
+        self._supervisor = Supervisor(
+            spec.local_world_size,
+            self._machine,
+            self._start,
+            signals=self._signals,
+            watchdog=self._watchdog,
+            clock=self._clock,
+            grace_period=self._shutdown_timeout,
+            observe=self._seen,
+            nodes=None if spec.rdzv_handler is None else self,
+        )
         return self._supervisor.run()
 
     def _seen(self, item: object) -> object:
@@ -298,8 +298,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _conclude(self, end: Finish) -> RunResult:
         if end.signum is None and end.state is not WorkerState.UNKNOWN and self._pcontext:
-            watchdog = self._supervisor.watchdog
-            found = watchdog.at_fault() if end.reason in ("hang", "timeout", "oom") else None
+            found = self._watchdog.at_fault() if end.reason in ("hang", "timeout", "oom") else None
             self._last_result = self._global_result(self._pcontext, end.state, found)
         return super()._conclude(end)
 
@@ -375,7 +374,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._health_check_server is not None:
             self._health_check_server.stop()
             self._health_check_server = None
-        self._supervisor.close(death_sig)
+        if self._supervisor is not None:
+            self._supervisor.close(death_sig)
+            self._supervisor = None
         if self._pcontext is not None:
             # also one that failed while it was started
             self._pcontext.close(death_sig, timeout)

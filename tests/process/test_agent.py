@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,10 @@ def test_functions_return_by_global_rank(tmp_path: Path) -> None:
     assert result.return_values == {0: ("0", 5), 1: ("1", 5)}
     group = agent.get_worker_group()
     assert all(isinstance(worker.id, int) for worker in group.workers)
+    # Else the collector frees a rendezvous' store, with its threads, in whatever process it runs.
+    freed = weakref.ref(agent)
+    del agent
+    assert freed() is None
 
 
 def test_a_group_that_fails_is_started_again_and_its_last_failures_come_by_global_rank(

@@ -7,10 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from signal import Signals
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lllaunch.agent import LocalElasticAgent, WorkerGroup, WorkerSpec
-from lllaunch.clock import Deadlines
 from lllaunch.events import Exited, OrphansGone, SpawnerEvent
 from lllaunch.linux.process import HasFileno, wait
 from lllaunch.multiprocessing import DefaultLogsSpecs
@@ -24,6 +23,8 @@ from lllaunch.workers.log_files import LogsDest
 
 if TYPE_CHECKING:
     import pytest
+
+    from lllaunch.clock import RunClock
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ class Played(LocalElasticAgent):
             spec, DefaultLogsSpecs(), shutdown_timeout=5, observer=self._note, restart=restart
         )
         self.clock = FakeClock()
-        self._supervisor._deadlines = Deadlines(self.clock)
+        self._clock = cast("RunClock", self.clock)
         self.watch(WatchdogDriver(watchdog, clock=self.clock))
         self.contexts: list[PlayedContext] = []
         self.seen: list[object] = []
@@ -191,7 +192,7 @@ class Played(LocalElasticAgent):
 
     def watch(self, watchdog: WatchdogDriver) -> None:
         """Let another one watch."""
-        self._supervisor.watchdog = watchdog
+        self._watchdog = watchdog
 
     @property
     def now(self) -> PlayedStarter:

@@ -133,7 +133,7 @@ def torchs(policy: WatchdogPolicy | None = None) -> WatchdogDriver:
     agent = LocalElasticAgent(
         WorkerSpec("r", 1, entrypoint="x"), DefaultLogsSpecs(), watchdog=policy
     )
-    return agent._supervisor.watchdog
+    return agent._watchdog
 
 
 def test_torchs_variable_asks_for_timers(
