@@ -8,7 +8,6 @@ timestamp in whole seconds since the epoch, as text. Ours adds to ``extraInfo`` 
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import json
 import logging
@@ -17,6 +16,7 @@ import stat
 import sys
 import time
 import traceback
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -173,16 +173,14 @@ class ErrorHandler:
     def initialize(self) -> None:
         """Prepares the process before the code whose errors are recorded: crashes print stacks.
 
-        Where they do already, it stays as it is: a worker of lllaunch's has a file for them.
+        A worker of lllaunch's has a file for them, which stays in use.
         """
-        if faulthandler.is_enabled():
+        if "LLLAUNCH_CRASH_FILE" in os.environ and faulthandler.is_enabled():
             return
         try:
             faulthandler.enable(all_threads=True)
-        except (OSError, ValueError, RuntimeError, AttributeError):
-            # sys.stderr is no file (a notebook, a test's capture): the descriptor may still be.
-            with contextlib.suppress(OSError, ValueError, RuntimeError):
-                faulthandler.enable(file=2, all_threads=True)
+        except Exception as error:  # noqa: BLE001 - sys.stderr may be anything
+            warnings.warn(f"crashes will print no stacks: {error!r}", stacklevel=2)
 
     def record_exception(self, e: BaseException) -> None:
         """Writes an exception to the error file.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import faulthandler
 import json
 import logging
 import os
@@ -11,6 +13,7 @@ import signal
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,6 +24,7 @@ from lllaunch.multiprocessing.errors import (
     ChildFailedError,
     ErrorHandler,
     ProcessFailure,
+    error_handler,
     record,
 )
 
@@ -280,3 +284,19 @@ def test_own_handler_is_used_and_what_it_raises_hides_nothing(
         record(raise_value_error, error_handler=Mine())()
     assert seen == ["initialize", "bad value"]
     assert "handler" in caplog.text
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("no file")])
+def test_stacks_of_crashes_are_asked_for_once_but_where_the_launcher_has_done_so(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    enable = Mock(side_effect=error)
+    monkeypatch.setattr(faulthandler, "enable", enable)
+    monkeypatch.setattr(faulthandler, "is_enabled", lambda: True)
+    context = pytest.warns(UserWarning, match="no file") if error else contextlib.nullcontext()
+    with context:
+        error_handler.ErrorHandler().initialize()
+    enable.assert_called_once_with(all_threads=True)
+    monkeypatch.setenv("LLLAUNCH_CRASH_FILE", "crash.txt")
+    error_handler.ErrorHandler().initialize()
+    enable.assert_called_once()
