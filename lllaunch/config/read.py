@@ -24,7 +24,7 @@ from lllaunch.config.secrets import (
     without_defaults,
 )
 from lllaunch.config.tree import BROKEN, Tree, Withheld
-from lllaunch.errors import Unfit
+from lllaunch.errors import ConfigError, Diagnostic, Unfit
 from lllaunch.hydra_compat import is_unset, resolvers
 from lllaunch.secret_names import is_secret_name
 
@@ -35,10 +35,31 @@ _WHOLE_INTERPOLATION = re.compile(r"\$\{[^${}]*\}")
 
 
 def register_resolvers() -> None:
-    """Teaches OmegaConf ``${worker:NAME}``, which stands for itself until a worker is prepared."""
-    OmegaConf.register_new_resolver(
-        "worker", lambda *name: f"${{worker:{','.join(map(str, name))}}}", replace=True
-    )
+    """Teaches OmegaConf ``${worker:NAME}``, which stands for itself until a worker is prepared.
+
+    A resolver of that name that is somebody else's stays.
+    """
+    if not OmegaConf.has_resolver("worker"):
+        OmegaConf.register_new_resolver(
+            "worker", lambda *name: f"${{worker:{','.join(map(str, name))}}}"
+        )
+        _registered.append(resolvers()["worker"])
+
+
+# What OmegaConf has made of it, each time.
+_registered: list[Any] = []
+
+
+def check_resolver() -> None:
+    """Check that ``${worker:NAME}`` is lllaunch's.
+
+    Raises:
+        ConfigError: it is somebody else's.
+    """
+    if resolvers()["worker"] not in _registered:
+        text = "is a resolver of the app's own; lllaunch needs that name for its workers' facts"
+        hint = "register it under another name"
+        raise ConfigError((Diagnostic("worker-variable", "${worker:...}", "", text, hint),))
 
 
 class _TooMuchError(Exception):

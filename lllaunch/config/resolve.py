@@ -50,7 +50,7 @@ from lllaunch.config.launcher_schema import LAUNCH_FIELDS
 from lllaunch.config.nodes import NO_ID, NodeSettings, read_nodes
 from lllaunch.config.plan import default_run_id
 from lllaunch.config.preflight import read_min_disk, read_preflight, sources_of_preflight
-from lllaunch.config.read import Reader, register_resolvers
+from lllaunch.config.read import Reader, check_resolver, register_resolvers
 from lllaunch.config.resources import read_resources
 from lllaunch.config.restart import read_restart, with_on
 from lllaunch.config.schema import EXPLAINED, KEYS, SYNONYMS, defaults, is_set
@@ -649,6 +649,7 @@ def resolve(
         lllaunch.errors.ConfigError: something is wrong; it holds everything that is.
     """
     register_resolvers()
+    check_resolver()
     findings = Findings()
     root, secrets = _plain(cfg, outer)
     asked = asks_for_cluster(cfg, users_own=users_own)

@@ -366,3 +366,14 @@ def test_no_value_of_any_key_ends_in_another_error(key: str) -> None:
         for problem in problems:
             assert problem.key.startswith("launch")
             assert len(str(problem)) < 1000
+
+
+def test_a_resolver_of_the_apps_own_is_not_overridden() -> None:
+    OmegaConf.register_new_resolver("worker", lambda name: f"my {name}", replace=True)
+    try:
+        (complaint,) = complaints({"entrypoint": "env", "args": ["${worker:rank}"]})
+        assert complaint.startswith("${worker:...}: is a resolver of the app's own; ")
+        assert OmegaConf.create({"x": "${worker:bee}"}).x == "my bee"
+    finally:
+        OmegaConf.clear_resolver("worker")
+    assert spec_of({"entrypoint": "env", "args": ["${worker:rank}"]}).entrypoint.text == "env"
