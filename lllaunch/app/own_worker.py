@@ -24,7 +24,7 @@ import os
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from types import FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,9 +33,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime, configure_log, setup_globals
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lllaunch.config.read import register_resolvers
+from lllaunch.config.schema import schema_node
 from lllaunch.errors import ConfigError, Diagnostic, NotPicklable
 from lllaunch.hydra_compat import (
     ConfigLoaderImpl,
@@ -576,7 +577,32 @@ def run(call: HydraCall) -> Any:
 def run_in_worker(function: Callable[[Any], Any], cfg: DictConfig) -> Any:
     """Runs a function with its config in this worker, where Hydra's state is that of the job."""
     _configure_logging(os.environ)
+    _take_out_launch(cfg)
     return function(cfg)
+
+
+def _take_out_launch(cfg: DictConfig) -> None:
+    """Takes out the node ``launch``, unless a config of the user's has or reads one."""
+    plain: Any = OmegaConf.to_container(cfg, resolve=False)
+    overrides = HydraConfig.get().overrides.task
+    given = {word.lstrip("+~").partition("=")[0].replace("/", ".") for word in overrides}
+    read = any("launch" in text for _, _, text in _texts(cfg, plain))
+    if read or _says_more(plain.get("launch"), schema_node(), "launch", given):
+        return
+    with read_write(cfg), open_dict(cfg):
+        cfg.pop("launch", None)
+
+
+def _says_more(node: Any, default: Any, key: str, given: Container[str]) -> bool:
+    """Whether a node says more than its default and the command line."""
+    if key in given or node == default:
+        return False
+    if not isinstance(node, dict):
+        return True
+    defaults = default if isinstance(default, dict) else {}
+    return any(
+        _says_more(item, defaults.get(name), f"{key}.{name}", given) for name, item in node.items()
+    )
 
 
 def _configure_logging(environ: Mapping[str, str]) -> None:

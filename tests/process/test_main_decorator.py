@@ -124,6 +124,58 @@ def test_what_the_script_does_behind_its_guard_is_there_in_workers(project: Proj
     assert values(project.run_dir()) == {0: expected, 1: expected}
 
 
+FROZEN = """
+from dataclasses import dataclass
+import lllaunch
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+@dataclass(frozen=True)
+class Config:
+    lr: float = 1.0
+
+ConfigStore.instance().store("frozen", Config)
+
+@lllaunch.main(config_path="configs", version_base="1.3")
+def train(cfg):
+    return str(OmegaConf.to_object(cfg))
+
+if __name__ == "__main__":
+    train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["--config-name=frozen"], "Config(lr=1.0)"),
+        (["--config-name=train", "launch.nproc=1", "+launch.env.X=1"], "{'lr': 1}"),
+    ],
+)
+def test_the_function_gets_no_node_that_its_own_configs_have_not(
+    project: Project, words: list[str], value: str
+) -> None:
+    project.write("frozen.py", FROZEN)
+    project.write("configs/train.yaml", "lr: 1\n")
+    ended = project.python("frozen.py", *words)
+    assert ended.returncode == 0, ended.stderr
+    assert values(project.run_dir())[0] == value
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [("launch: {nproc: 2}", []), ("workers: ${launch.nproc}", ["launch.nproc=2"])],
+)
+def test_a_node_launch_of_the_apps_own_configs_reaches_the_function(
+    project: Project, config: str, words: list[str]
+) -> None:
+    project.write("frozen.py", FROZEN)
+    project.write("configs/train.yaml", config)
+    ended = project.python("frozen.py", "--config-name=train", *words)
+    assert ended.returncode == 0, ended.stderr
+    assert "'nproc': 2" in str(values(project.run_dir())[0])
+
+
 @pytest.mark.smoke
 def test_failed_workers_end_the_app_with_3(project: Project) -> None:
     ended = project.python("train.py", "launch.nproc=2", "launch.max_restarts=1", "fail='1'")
