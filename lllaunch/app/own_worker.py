@@ -16,6 +16,7 @@ one) put their values into the config's own cache, which travels with it.
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import io
@@ -613,10 +614,13 @@ def _configure_logging(environ: Mapping[str, str]) -> None:
     """
     hydra = HydraConfig.get()
     app: Any = OmegaConf.to_container(hydra.hydra_logging, resolve=True)
+    job: Any = OmegaConf.to_container(hydra.job_logging, resolve=True)
+    if job.get("root") is None:
+        # without logging of its own (``none``) the job has Hydra's
+        job = copy.deepcopy(app)
     # Hydra's own logging comes first: levels that the job's leaves out are those that it has set.
     app["handlers"] = {name: {"class": "logging.NullHandler"} for name in app.get("handlers") or {}}
     configure_log(OmegaConf.create(app), hydra.verbose)
-    job: Any = OmegaConf.to_container(hydra.job_logging, resolve=True)
     error_file = environ.get("TORCHELASTIC_ERROR_FILE", "")
     first, has_directory = environ.get("RANK") == "0", error_file not in {"", os.devnull}
     for handler in (job.get("handlers") or {}).values():

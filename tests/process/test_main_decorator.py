@@ -124,6 +124,12 @@ def test_what_the_script_does_behind_its_guard_is_there_in_workers(project: Proj
     assert values(project.run_dir()) == {0: expected, 1: expected}
 
 
+def test_a_job_without_logging_of_its_own_has_hydras(project: Project) -> None:
+    ended = project.python("train.py", "hydra/job_logging=none")
+    assert ended.returncode == 0, ended.stderr
+    assert "rank 0 logs" in ended.stdout + ended.stderr
+
+
 FROZEN = """
 from dataclasses import dataclass
 import lllaunch
