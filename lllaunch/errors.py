@@ -68,6 +68,7 @@ Code = Literal[
     "trainjob",
     "type",
     "unknown-key",
+    "unlocked-launcher",
     "unlocked-variable",
     "unread",
     "unused-key",

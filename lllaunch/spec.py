@@ -330,6 +330,20 @@ class ConsolePolicy:
     interval: float | None = 300.0
 
 
+class Written(NamedTuple):
+    """Something that Hydra writes to.
+
+    Attributes:
+        key: that says so.
+        path: absolute.
+        log_of: of a log file the run's directory, empty if that is not known; None of directories.
+    """
+
+    key: str
+    path: str
+    log_of: str | None = None
+
+
 @dataclass(frozen=True)
 class LaunchSpec:
     """One run, resolved: all that the launcher decides from.
@@ -393,6 +407,9 @@ class LaunchSpec:
         cluster: where it is submitted to; None for a run of this machine.
         arg_keys: of each of ``args``, the path below ``launch.args`` of what it was made from;
             empty for keyword arguments.
+        hydra: what Hydra makes by the names in its own node, redacted; it is in no plan but a
+            lock's, and only known where plans are reviewed.
+        written: what Hydra writes to; the same.
     """
 
     entrypoint: Entrypoint
@@ -441,6 +458,8 @@ class LaunchSpec:
     detected: tuple[Detected, ...] = ()
     cluster: Cluster | None = None
     arg_keys: tuple[Path, ...] = field(default=(), compare=False, repr=False)
+    hydra: Mapping[str, Any] = field(default_factory=dict)
+    written: tuple[Written, ...] = ()
 
     @property
     def imports(self) -> tuple[str, ...]:

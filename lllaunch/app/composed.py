@@ -33,6 +33,7 @@ from lllaunch.app.sweeping.composing import Composer
 from lllaunch.config.provenance import origins
 from lllaunch.errors import LaunchError
 from lllaunch.hydra_compat import Callbacks, create_automatic_config_search_path
+from lllaunch.review.hydra_node import with_hydra
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -215,9 +216,10 @@ class Composition:
         with contextlib.ExitStack() as left:
             with composing():
                 left.enter_context(env_override(env_set))
-            return plan_job(
+            spec = plan_job(
                 config, where, None, here=False, entrypoint_required=entrypoint_required
             )
+        return with_hydra(spec, config)
 
     def master(self) -> DictConfig:
         """Returns what a sweep itself is composed to; it is Hydra's config of this process.

@@ -19,7 +19,7 @@ from lllaunch.hydra_compat import own_node, raw_value
 from lllaunch.review.paths import locks_all, policy_path, tree_top
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from lllaunch.review.lock import Lock
     from lllaunch.review.policy import Policy
@@ -66,8 +66,10 @@ def admit(
         return
     # most runs need none of these
     from lllaunch.review.allow import check  # noqa: PLC0415
+    from lllaunch.review.hydra_node import with_hydra  # noqa: PLC0415
     from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
 
+    spec = with_hydra(spec, config)
     plain: Any = OmegaConf.to_container(config, resolve=False)
     problems = check(spec, plain, policy, top, locked=locked)
     refused = PlanRefused(problems=tuple(problems))
@@ -75,6 +77,29 @@ def admit(
         refused = _against_lock(spec, config, job, problems, users_own=users_own)
     if refused.problems or refused.changes:
         raise refused
+
+
+def expect_places(config: DictConfig) -> None:
+    """Expect that Hydra writes only where the project allows it.
+
+    Args:
+        config: whole; it is Hydra's config of this process.
+
+    Raises:
+        PlanRefused: it does not.
+        ConfigError: the policy cannot be read.
+    """
+    top = tree_top(os.getcwd())
+    policy = policy_of(top)
+    if policy is None:
+        return
+    from lllaunch.review.allow import check_config  # noqa: PLC0415
+    from lllaunch.review.hydra_node import written  # noqa: PLC0415
+    from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
+
+    problems = check_config({}, policy, top, written(config))
+    if problems:
+        raise PlanRefused(problems=tuple(problems))
 
 
 def expect_own_environment(config: DictConfig) -> None:
@@ -159,7 +184,7 @@ def _against_lock(
         own = Diagnostic("own-app", "the function", repr(spec.entrypoint.text), message, hint)
         return PlanRefused(problems=(*problems, own))
     plain: Any = OmegaConf.to_container(config.hydra.job.env_set, resolve=False)
-    problems = [*problems, *variables_of_hydra(plain)]
+    problems = [*problems, *variables_of_hydra(plain), *_others(config, job)]
     if job is not None and job.admitted and job.admitted == plan_hash(spec):
         return PlanRefused(problems=tuple(problems))
     lock = find_lock(spec, config)
@@ -170,6 +195,18 @@ def _against_lock(
         return PlanRefused(problems=(*problems, missing), renew=renew_command(command))
     changes = compare(lock, spec, "" if job is None else job_name(job.overrides))
     return PlanRefused(lock.path, changes, tuple(problems), lock.renew if changes else "")
+
+
+def _others(config: DictConfig, job: JobOf | None) -> Iterator[Diagnostic]:
+    """Tell which launcher or sweeper of others a sweep has: no lock has what they are given."""
+    from lllaunch.review.allow import OWN_TARGETS  # noqa: PLC0415
+
+    for path, own in OWN_TARGETS.items() if job is not None else ():
+        key = ".".join(path)
+        target = OmegaConf.select(config, key)
+        if target not in own:
+            message = "is in no lock, with what it is given"
+            yield Diagnostic("unlocked-launcher", key, repr(target), message, "use lllaunch's own")
 
 
 def find_lock(spec: LaunchSpec, config: DictConfig) -> Lock | str:

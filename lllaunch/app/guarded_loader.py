@@ -284,9 +284,10 @@ class GuardedLoader(WatchedLoader):
                 _refuse_if_any([NO_POLICY])
             return
         from lllaunch.review.allow import check_config  # noqa: PLC0415 - as above
+        from lllaunch.review.hydra_node import written  # noqa: PLC0415 - as above
 
         plain: Any = OmegaConf.to_container(config, resolve=False)
-        _refuse_if_any(check_config(plain, policy, tree_top(os.getcwd())))
+        _refuse_if_any(check_config(plain, policy, tree_top(os.getcwd()), written(config)))
 
     def _policy(self) -> Policy | None:
         """The project's policy, read once."""

@@ -19,7 +19,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lllaunch.app.boundary import AppEnded, JobFailed, Ledger, tell_ci
-from lllaunch.app.gate import JobOf, admit, has_rules
+from lllaunch.app.gate import JobOf, admit, expect_places, has_rules
 from lllaunch.app.guarded_loader import GUARDED
 from lllaunch.app.naming import as_file_name, experiment_name, is_of_a_moment
 from lllaunch.app.planning import (
@@ -125,30 +125,39 @@ class Jobs:
         def admit_and_make(config: DictConfig, *args: Any, **kwargs: Any) -> Callbacks:
             loader = GlobalHydra.instance().config_loader()
             with self.reporting(), locating(loader, config):
-                # copying takes 10 ms
-                if config.hydra.mode == RunMode.RUN and has_rules():
-                    self._refuse_ahead(copy.deepcopy(config))
+                if has_rules():
+                    self._refuse_ahead(config)
             return make(config, *args, **kwargs)
 
         return admit_and_make
 
-    def _refuse_ahead(self, config: DictConfig) -> None:
+    def _refuse_ahead(self, original: DictConfig) -> None:
         """Refuse a run that its project does not allow; all else that is wrong is said later.
 
+        Of a sweep, whose jobs are looked at one by one, only where it writes.
+
         Args:
-            config: of the run, not used any more.
+            original: the config.
 
         Raises:
             LaunchError: the run is refused.
         """
+        config = copy.deepcopy(original)
         state = HydraConfig.instance()
         before = state.cfg
         try:
             state.set_config(config)
+            alone = config.hydra.mode == RunMode.RUN
             runtime: Any = config.hydra.runtime
-            with read_write(config.hydra), open_dict(runtime):
-                runtime.output_dir = os.path.abspath(str(config.hydra.run.dir))
-            state.set_config(config)
+            if alone:
+                with read_write(config.hydra), open_dict(runtime):
+                    runtime.output_dir = os.path.abspath(str(config.hydra.run.dir))
+                state.set_config(config)
+            expect_places(config)
+            # what was looked at is what is used: the moment of ${now:} may choose between paths
+            OmegaConf.copy_cache(config, original)
+            if not alone:
+                return
             try:
                 spec = self._decide_ahead(config, runtime.output_dir)
             except LaunchError:

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 PLAN = "plan.yaml"
 _CONFIG, _HYDRA = ".hydra/config.yaml", ".hydra/hydra.yaml"
 # What of Hydra's node bears on the job, and not on where and how it is started.
-_KEPT = (("callbacks",), ("job_logging",), ("job", "env_set"), ("job", "chdir"))
+_KEPT = (
+    *(("callbacks",), ("hydra_logging",), ("job_logging",)),
+    *(("job", "env_set"), ("job", "chdir")),
+)
 _OURS = "lllaunch.conf"
 
 

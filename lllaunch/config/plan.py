@@ -305,7 +305,7 @@ def _each_run(plan: Mapping[str, Any], launch: _Change, cluster: _Change) -> dic
     if "jobs" in plan:
         jobs = plan["jobs"].items()
         return {"jobs": {name: _each_run(job, launch, cluster) for name, job in jobs}}
-    changed = {"launch": launch(plan["launch"])}
+    changed = {**plan, "launch": launch(plan["launch"])}
     return {**changed, "cluster": cluster(plan["cluster"])} if "cluster" in plan else changed
 
 
@@ -390,7 +390,8 @@ def plan_node(spec: LaunchSpec) -> dict[str, Any]:
 
     Returns:
         Under ``launch`` that node, decided and redacted, in the order of the schema; under
-        ``cluster`` what is said of that, if the run goes to one.
+        ``cluster`` what is said of that, if the run goes to one; and under ``hydra`` what that
+        makes by name, where it is reviewed.
     """
     shown = spec.local_ranks_filter
     nodes = spec.nodes
@@ -434,6 +435,8 @@ def plan_node(spec: LaunchSpec) -> dict[str, Any]:
     plan: dict[str, Any] = {"launch": {name: conceal(value) for name, value in node.items()}}
     if spec.cluster is not None:
         plan["cluster"] = conceal(written_cluster(spec.cluster))
+    if spec.hydra:
+        plan["hydra"] = dict(spec.hydra)
     for path, source in spec.sources.items():
         *above, last = path if path[0] == "cluster" else ("launch", *path)
         # some of these are put into others

@@ -15,11 +15,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from lllaunch.cluster.values import parse_endpoint
 from lllaunch.config.locate import locate_main
 from lllaunch.config.secrets import mentions_env
 from lllaunch.config.tree import show, value_at
@@ -28,7 +30,8 @@ from lllaunch.hydra_compat import BASIC_LAUNCHER, BASIC_SWEEPER
 from lllaunch.review.objects import Objects
 from lllaunch.review.paths import POLICY_FILE, POLICY_VARIABLE
 from lllaunch.review.policy import Forms, Policy, fits, fits_any, is_within
-from lllaunch.spec import Cluster, Entrypoint, LaunchSpec, Preflight, rank_key
+from lllaunch.run.files import is_below
+from lllaunch.spec import Cluster, Entrypoint, LaunchSpec, Preflight, Written, rank_key
 from lllaunch.text import shorten
 
 Path = tuple[Any, ...]
@@ -38,6 +41,11 @@ NODES = (("hydra", "job_logging"), ("hydra", "hydra_logging"))
 
 # the last two of handlers that are looked at only where a policy has allowed them
 _MAKING = frozenset({"()", "class", "queue", "listener"})
+# these write to files that are judged, and to the streams of this process
+_HARMLESS_CLASSES = (
+    *("logging.Formatter", "logging.StreamHandler", "logging.FileHandler", "logging.NullHandler"),
+)
+_ATTRIBUTES = "."  # of what was made: set after all else, such as the path of a file
 _SCHEMES = ("ext://", "cfg://")
 _STANDARD = re.compile(r"ext://sys\.std(out|err)")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")
@@ -66,6 +74,9 @@ def made_by_logging(config: Mapping[Any, Any]) -> Iterator[tuple[Path, Any, bool
     while waiting:
         path, value, hops = waiting.pop()
         left -= 1
+        if path[-1] == _ATTRIBUTES:
+            yield path, value, False
+            continue
         target = _referred(config, value)
         if isinstance(target, (Mapping, list)):
             if hops >= _MOST_HOPS or left < 0:
@@ -84,9 +95,7 @@ def made_by_logging(config: Mapping[Any, Any]) -> Iterator[tuple[Path, Any, bool
 
 
 def _is_of_logging(key: str, value: Any) -> bool:
-    if key != "class" or value is None:
-        return value is None
-    return isinstance(value, str) and bool(re.fullmatch(r"logging\.\w+", value))
+    return value is None or (key == "class" and value in _HARMLESS_CLASSES)
 
 
 def _imported(config: Mapping[Any, Any], path: Path, text: str) -> Iterator[tuple[Path, Any, bool]]:
@@ -151,7 +160,6 @@ _MAKERS = re.compile(r"\boc\.(create|decode)\s*:\s*(?!\s*\$\{\s*oc\.env\s*:[^{}]
 # what was typed, for the record
 _TYPED = (("hydra", "overrides", "hydra"), ("hydra", "overrides", "task"))
 _DIRNAME = ("hydra", "job", "override_dirname")
-_INNERMOST = re.compile(r"\$\{[^${}]*\}")
 _LONGEST_NAME = 10_000  # characters of an interpolation up to its colon
 
 
@@ -186,7 +194,7 @@ def asked_for(config: Mapping[Any, Any]) -> Iterator[Requested]:
     Args:
         config: whole, plain data, unresolved.
     """
-    for path, value in _walk(config):
+    for path, value in walk(config):
         lists = _lists_of(path, value)
         if not lists:
             continue
@@ -194,38 +202,6 @@ def asked_for(config: Mapping[Any, Any]) -> Iterator[Requested]:
         yield Requested(path, told, lists, not (isinstance(told, str) and "${" in told))
     for path, value, clear in made_by_logging(config):
         yield Requested(path, value, ("targets",), clear)
-
-
-def made_by_hydra(config: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
-    """Returns the directories that Hydra makes before a run begins, with the keys that say so.
-
-    Args:
-        config: whole, plain data, unresolved. For an interpolation stands a name without a slash:
-            what it comes to is not known here.
-    """
-    node = config.get("hydra")
-    node = node if isinstance(node, Mapping) else {}
-    for name in ("run", "sweep"):
-        own = node.get(name)
-        own = own if isinstance(own, Mapping) else {}
-        directory = _plain_path(own.get("dir"))
-        if directory:
-            yield f"hydra.{name}.dir", directory
-            within = {
-                f"{name}.subdir": own.get("subdir"),
-                "output_subdir": node.get("output_subdir"),
-            }
-            for key, below in within.items():
-                path = _plain_path(below)
-                if path:
-                    yield f"hydra.{key}", f"{directory}/{path}" if path[0] != "/" else path
-
-
-def _plain_path(text: Any) -> str:
-    path = text if isinstance(text, str) and text != "???" else ""
-    while (shorter := _INNERMOST.sub("_", path)) != path:
-        path = shorter
-    return path
 
 
 def _lists_of(path: tuple[Any, ...], value: Any) -> tuple[str, ...]:
@@ -273,7 +249,7 @@ def _target_lists(path: tuple[Any, ...]) -> tuple[str, ...]:
     return ("callbacks",) if len(path) == 4 else ("callbacks", "targets")
 
 
-def _walk(config: Mapping[Any, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def walk(config: Mapping[Any, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Every value with its path; a container that stands in several places, once."""
     seen: set[int] = set()
     waiting: list[tuple[tuple[Any, ...], Any]] = [((), config)]
@@ -307,8 +283,7 @@ HARMLESS_VARIABLES = (
     *("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "WANDB_MODE"),
 )
 _ENV_SET = "hydra.job.env_set"
-# of the two classes that Hydra always makes
-_OWN_TARGETS = {
+OWN_TARGETS = {
     ("hydra", "launcher", "_target_"): (
         BASIC_LAUNCHER,
         "hydra_plugins.lllaunch_launcher.launcher.LllaunchLauncher",
@@ -318,8 +293,10 @@ _OWN_TARGETS = {
         "hydra_plugins.lllaunch_launcher.sweeper.LllaunchSweeper",
     ),
 }
+"""By their keys: Hydra's and lllaunch's own of the two classes that Hydra always makes."""
 
 
+_HERE = ("localhost", "127.0.0.1", "::1")
 NO_POLICY = Diagnostic(
     "no-policy",
     POLICY_FILE,
@@ -383,24 +360,29 @@ def check(
     judge.directories(spec)
     judge.preload(spec)
     judge.variables(_variables(spec))
+    if spec.nodes is not None:
+        judge.host(spec, spec.nodes.host)
     if spec.cluster is not None:
         judge.cluster(spec.cluster)
     judge.config(config)
+    judge.written(spec.written)
     return judge.problems
 
 
-def check_config(config: Mapping[Any, Any], policy: Policy, root: str) -> list[Diagnostic]:
+def check_config(
+    config: Mapping[Any, Any], policy: Policy, root: str, written: Iterable[Written] = ()
+) -> list[Diagnostic]:
     """Tells what of a config its project does not allow, before Hydra makes anything of it.
 
     Args:
         config: whole, Hydra's node included: plain data, unresolved.
         policy: of the project.
         root: top of the working tree.
+        written: what Hydra would write to.
     """
     judge = _Judge(policy, root, os.environ, (os.getcwd(), *sys.path))
     judge.config(config)
-    for key, path in made_by_hydra(config):
-        judge.directory(key, path, hidden=False)
+    judge.written(written)
     return judge.problems
 
 
@@ -501,7 +483,7 @@ class _Judge:
         return Forms((name,), os.path.abspath(found) if found else "")
 
     def directories(self, spec: LaunchSpec) -> None:
-        named = {"hydra.runtime.output_dir": spec.output_dir}
+        named = {}
         if spec.log_dir != spec.output_dir:
             named["launch.log_dir"] = spec.log_dir
         if spec.cwd != spec.output_dir:
@@ -518,6 +500,21 @@ class _Judge:
         message = f"is outside of the tree and {_not_in('paths')}"
         self._refuse(key, shown, message, "paths", wanted)
 
+    def written(self, places: Iterable[Written]) -> None:
+        judged: set[str] = set()
+        for key, path, log_of in places:
+            if log_of is None:
+                if path not in judged:
+                    self.directory(key, path, hidden=False)
+                judged.add(path)
+                continue
+            real, own = os.path.realpath(path), os.path.realpath(log_of)
+            # what it says is chosen freely: in the tree, too, it could be code
+            harmless = log_of and is_below(real, own) and real.endswith(".log")
+            if not harmless and not is_within(real, self._policy.paths):
+                message = f"is no .log file in the run's directory, and {_not_in('paths')}"
+                self._refuse(key, repr(path), message, "paths", real)
+
     def preload(self, spec: LaunchSpec) -> None:
         hidden = ("preload",) in spec.sources
         for module in spec.preload:
@@ -525,6 +522,17 @@ class _Judge:
             if not ours and not any(fits(each, module) for each in self._policy.preload):
                 shown, wanted = ("", "") if hidden else (repr(module), module)
                 self._refuse("launch.preload", shown, _not_in("preload"), "preload", wanted)
+
+    def host(self, spec: LaunchSpec, host: str) -> None:
+        # who answers there runs code here: what it stores is unpickled
+        name = "rdzv.endpoint"
+        found = [each.value for each in spec.detected if each.setting == name]
+        known = {"", *_HERE, socket.gethostname(), *(parse_endpoint(each)[0] for each in found)}
+        if host in known or any(fits(each, host) for each in self._policy.hosts):
+            return
+        hidden = ("rdzv", "endpoint") in spec.sources
+        shown, wanted = ("", "") if hidden else (repr(host), host)
+        self._refuse(f"launch.{name}", shown, _not_in("hosts"), "hosts", wanted)
 
     def config(self, config: Mapping[Any, Any]) -> None:
         env_set = value_at(config, _ENV_SET.split("."))
@@ -553,7 +561,7 @@ class _Judge:
             self.problems.append(problem)
             return
         patterns = [each for name in asked.lists for each in getattr(self._policy, name)]
-        if value in _OWN_TARGETS.get(asked.path, ()) or value in patterns:
+        if value in OWN_TARGETS.get(asked.path, ()) or value in patterns:
             return
         told = self._resolved(name, value) if asked.clear else ()
         refused = [each for each in told if not any(fits(pattern, each) for pattern in patterns)]

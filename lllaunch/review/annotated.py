@@ -164,6 +164,8 @@ class OriginAnnotator:
         """
         if path[0] == _CLUSTER:
             return self._of_cluster(path)
+        if path[0] == "hydra":
+            return self._longest(path, 2)
         path = (*path[:1], *self._spec.config_path(path[1:]))
         if self._sweeps and len(path) > 1:
             weaker = self._longest((*_LAUNCHER.split("."), *path[1:]), 3)

@@ -107,8 +107,9 @@ class Lock:
         path: of the file.
         command: overrides and flags that the plan was made with.
         plan_hash: of the plan, as `lllaunch.config.plan.plan_hash` gives it.
-        plan: plain data, complete: ``launch`` with the node under it, and ``cluster`` if it goes to
-            one; or ``jobs``, where each job of a sweep has such a plan under its overrides.
+        plan: plain data, complete: ``launch`` with the node under it, ``cluster`` if it goes to
+            one, and ``hydra`` if that makes anything by name; or ``jobs``, where each job of a
+            sweep has such a plan under its overrides.
     """
 
     path: str
@@ -332,7 +333,7 @@ def _is_plan(value: Any) -> bool:
 
 
 def _is_of_run(value: Any) -> bool:
-    nodes = {"launch", "cluster"}
+    nodes = {"launch", "cluster", "hydra"}
     return (
         isinstance(value, dict)
         and {"launch"} <= set(value) <= nodes

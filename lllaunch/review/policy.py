@@ -63,7 +63,7 @@ def _fits_forms(pattern: str, forms: Forms) -> bool:
 
 LISTS: tuple[str, ...] = (
     *("entrypoints", "programs", "preload", "callbacks", "targets"),
-    *("searchpath", "env", "paths", "cluster"),
+    *("searchpath", "env", "paths", "hosts", "cluster"),
 )
 """Lists of patterns under ``allow``."""
 
@@ -82,7 +82,9 @@ class Policy:
         targets: other targets.
         searchpath: entries of ``hydra.searchpath``.
         env: variables that are refused otherwise, such as ``PYTHONHASHSEED``.
-        paths: absolute paths outside of the tree where workers may work and write.
+        paths: absolute paths outside of the tree where workers may work and write, and of log files
+            outside of the run's directory.
+        hosts: where nodes may meet (``launch.rdzv.endpoint``): names or addresses.
         cluster: lines that run in batch jobs (``cluster.setup``, ``cluster.teardown``), and words
             for srun and sbatch (``cluster.srun_args``, ``cluster.additional_parameters``).
     """
@@ -96,6 +98,7 @@ class Policy:
     searchpath: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     cluster: tuple[str, ...] = ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 import sys
@@ -9,12 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hydra.conf import HydraConf, JobConf, RunDir, SweepDir
 from omegaconf import OmegaConf
 from support.project import Project
 from support.verbs import Called, call_app, listing
 
+from lllaunch.app.composed import Composition, ConfigRequest
 from lllaunch.app.gate import asks_for_lock
 from lllaunch.app.naming import as_written, job_name
+from lllaunch.config.plan import portable_plan
+from lllaunch.config.schema import KEYS
 from lllaunch.verbs import plan
 
 # Leaves a file behind when it is imported, and when it is called.
@@ -227,6 +232,120 @@ def test_without_a_policy_nothing_locked_starts(
     assert (ended.code, ended.out) == (5, "")
     assert "conf/lllaunch.yaml" in ended.err
     assert files(project) == before
+
+
+# ---------------------------------------------------------------- every key of both nodes
+
+TEXT = "{class: logging.FileHandler, mode: w, filename: '${x}'}"
+# Whatever makes something run, or is read or written outside of the run's directory: what a config
+# may not say of it, which the allowlist refuses.
+JUDGED: dict[str, tuple[str, ...]] = {
+    "hydra.searchpath": ("hydra.searchpath=['pkg://trap']",),
+    "hydra.run.dir": ("+x=../out", "hydra.run.dir='${x}'"),
+    "hydra.sweep.dir": ("-m", "+x=../out", "hydra.sweep.dir='${hydra:job.name}/../${x}'"),
+    "hydra.sweep.subdir": (
+        "-m",
+        "+x=../../../../out",
+        "hydra.sweep.subdir='${x}/${hydra:job.num}'",
+    ),
+    "hydra.output_subdir": ("+x=../../../../out", "hydra.output_subdir='${x}'"),
+    "hydra.hydra_logging": (
+        *("+x=../out/a.log", f"+hydra.hydra_logging.handlers.x={TEXT}"),
+        "hydra.hydra_logging.root.handlers=[x]",
+    ),
+    "hydra.job_logging": ("+x=conf/lllaunch.yaml", f"+hydra.job_logging.handlers.x={TEXT}"),
+    "hydra.job.name": ("hydra.job.name=../../../../out",),
+    "hydra.job.env_set": ("+hydra.job.env_set.LD_PRELOAD=x",),
+    "hydra.launcher": ("-m", "hydra.launcher._target_=trap.make"),
+    "hydra.sweeper": ("-m", "hydra.sweeper._target_=trap.make"),
+    "hydra.callbacks": (CALLBACK,),
+    "launch.entrypoint": ("launch.entrypoint=sh",),
+    "launch.preload": ("launch.preload=[trap]",),
+    "launch.preflight": ("launch.preflight=sh",),
+    "launch.env": ("+launch.env.LD_PRELOAD=x",),
+    "launch.env_per_rank": ("+launch.env_per_rank={0: {LD_PRELOAD: x}}",),
+    "launch.rdzv": (
+        *("+x=far.example", "launch.rdzv.endpoint='${x}'"),
+        *("launch.nnodes=2", "launch.node_rank=1", "launch.rdzv.backend=static"),
+        "launch.rdzv.join_timeout=1s",
+    ),
+    "launch.cwd": ("+x=..", "launch.cwd='${x}'"),
+    "launch.log_dir": ("+x=../out", "launch.log_dir='${x}'"),
+}
+BY_HYDRA = "Hydra sets it, and not the config"
+HARMLESS = {
+    "hydra.defaults": "what was chosen comes to values, which are judged",
+    "hydra.mode": "of a sweep each job is judged",
+    "hydra.help": "text that is printed",
+    "hydra.hydra_help": "the same",
+    "hydra.overrides": BY_HYDRA,
+    "hydra.runtime": BY_HYDRA,
+    "hydra.job.override_dirname": "part of a directory, which is judged",
+    "hydra.job.config": "the same",
+    "hydra.job.id": BY_HYDRA,
+    "hydra.job.num": BY_HYDRA,
+    "hydra.job.config_name": BY_HYDRA,
+    "hydra.job.env_copy": "workers have the launcher's variables anyway",
+    "hydra.job.chdir": "where workers work is launch.cwd, which is in the lock",
+    "hydra.verbose": "levels of loggers",
+    "launch.locked": "says that the plan must be a reviewed one",
+    "launch.console": "what is shown, and how",
+    "launch.node_rank": "which node this is of those in the lock",
+    "launch.run_id": "a name; in the lock, unless it follows from the directory",
+}
+
+
+def keys_of_hydra() -> Iterator[str]:
+    for each in dataclasses.fields(HydraConf):
+        inner = {"run": RunDir, "sweep": SweepDir, "job": JobConf}.get(each.name)
+        names = [field.name for field in dataclasses.fields(inner)] if inner else []
+        yield from [f"hydra.{each.name}.{name}" for name in names] or [f"hydra.{each.name}"]
+
+
+def test_somebody_has_decided_for_every_key_who_holds_it(project: Project) -> None:
+    with Composition(ConfigRequest(("+exp=a",))) as composed:
+        spec = composed.plan(composed.compose())
+    in_lock = {f"launch.{key}" for key in portable_plan(spec)["launch"]}
+    keys = {*keys_of_hydra(), *(f"launch.{key}" for key in KEYS)}
+    assert keys - in_lock == {*JUDGED, *HARMLESS} - in_lock
+    assert not JUDGED.keys() & HARMLESS.keys()
+
+
+@pytest.mark.parametrize("key", JUDGED)
+def test_what_a_key_may_do_is_judged_before_it_is_done(
+    key: str, run: Called, project: Project
+) -> None:
+    before = files(project)
+    ended = run(*JUDGED[key], "+exp=a")
+    assert ended.code == 5, ended.err
+    assert f" {'hydra.job_logging' if key == 'hydra.job.name' else key}" in ended.err
+    assert "add '" in ended.err
+    assert files(project) == before
+    assert not (project.root.parent / "out").exists()
+    # of a sweeper of others there is no list of jobs to review
+    assert plan.main(["--lock", "+exp=a", *JUDGED[key]]) == (2 if "sweeper" in key else 5)
+
+
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        ("hydra.callbacks.mine.x", f"{CALLBACK} +hydra.callbacks.mine.x=2"),
+        ("hydra: new", "+hydra.job_logging.handlers.x={class: trap.make}"),
+        ("launch.cwd", "hydra.job.chdir=true"),
+    ],
+)
+def test_what_is_allowed_by_its_name_is_in_the_lock_with_what_it_is_given(
+    key: str, other: str, run: Called, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write(
+        "conf/lllaunch.yaml", "allow: {programs: [env], callbacks: [trap.*], targets: [trap.*]}\n"
+    )
+    reviewed = [CALLBACK, "+hydra.callbacks.mine.x=1"] if "callbacks" in key else []
+    assert plan.main(["--lock", "+exp=a", *reviewed]) == 0
+    monkeypatch.setenv("LLLAUNCH_LOCKED", "1")
+    ended = run("+exp=a", *(other.split() if "callbacks" in key else [other]))
+    assert ended.code == 5
+    assert f"    {key}" in ended.err
 
 
 # ---------------------------------------------------------------- parts

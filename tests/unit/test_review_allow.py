@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -196,6 +197,42 @@ def test_what_runs_in_a_batch_job_beside_the_run(tree: Path) -> None:
     )
 
 
+def test_hosts_where_nodes_meet(refusals: Refusals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLACE", "planted.example")
+
+    def ask(endpoint: str, *hosts: str) -> list[Diagnostic]:
+        launch = {"nnodes": 2, "node_rank": 1, "rdzv": {"endpoint": endpoint, "backend": "static"}}
+        return refusals(launch, hosts=hosts)
+
+    assert ask("localhost:1") == ask("[::1]") == ask(socket.gethostname()) == []
+    assert ask("gpu3.cluster:29500", "gpu*.cluster") == []
+    (problem,) = ask("gpu3.cluster:29500", "gpu3")
+    assert str(problem) == (
+        "launch.rdzv.endpoint: 'gpu3.cluster' is not in allow.hosts; "
+        "to allow it, add 'gpu3.cluster' to allow.hosts in conf/lllaunch.yaml [not-allowed]"
+    )
+    (problem,) = ask("${oc.env:PLACE}")
+    assert "planted" not in str(problem)
+
+
+def test_what_auto_found_is_where_nodes_may_meet(
+    refusals: Refusals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "WORLD_SIZE": "2",
+        "RANK": "0",
+        "MASTER_ADDR": "job-0.far",
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "0",
+        "PET_MASTER_ADDR": "job-0.far",
+        "PET_MASTER_PORT": "1234",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert refusals({"nnodes": "auto"}) == []
+    (problem,) = refusals({"nnodes": "auto", "rdzv": {"endpoint": "other.far"}})
+    assert "'other.far' is not in allow.hosts" in str(problem)
+
+
 def test_variables_that_change_what_runs(refusals: Refusals) -> None:
     launch = {
         "env": {"PYTHONPATH": "/x", "LD_PRELOAD": "/x.so", "PATH": "/bin:/usr/bin", "MY_PATH": "1"},
@@ -240,6 +277,14 @@ EVIL: list[tuple[dict[str, Any], str]] = [
     (
         {"hydra": {"job_logging": {"formatters": {"f": {"()": "os.system"}}}}},
         "hydra.job_logging.formatters.f.()",
+    ),
+    (
+        {"hydra": {"job_logging": {"handlers": {"h": {"class": "logging.basicConfig"}}}}},
+        "hydra.job_logging.handlers.h.class",
+    ),
+    (
+        {"hydra": {"job_logging": {"handlers": {"h": {".": {"baseFilename": "x"}}}}}},
+        "hydra.job_logging.handlers.h..",
     ),
     ({"a": "${oc.decode:'{_target_: os.system}'}"}, "a"),
     ({"a": "${ oc.decode :${oc.env:X,'{a: 1}'}}"}, "a"),

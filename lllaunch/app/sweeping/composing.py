@@ -136,7 +136,11 @@ class Composer:
                 )
         if job.whole.hydra.launcher.get("_target_") == TARGET and spec.cluster is None:
             _expect_one_node(spec)
-        return spec
+        if here:
+            return spec
+        from lllaunch.review.hydra_node import with_hydra  # noqa: PLC0415 - for reviewers
+
+        return with_hydra(spec, job.whole)
 
     def _placed(self, config: DictConfig, directory: str | None) -> JobConfig:
         """Finds the job's directories, and tells Hydra."""
