@@ -337,11 +337,13 @@ class Written(NamedTuple):
         key: that says so.
         path: absolute.
         log_of: of a log file the run's directory, empty if that is not known; None of directories.
+        hidden: whether variables were read for it, so that it must not be shown.
     """
 
     key: str
     path: str
     log_of: str | None = None
+    hidden: bool = False
 
 
 @dataclass(frozen=True)

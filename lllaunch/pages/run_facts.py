@@ -146,7 +146,7 @@ def read_run_facts(
     entry, _ = read_run(found)
     problem = ""
     try:
-        report = load(found, roots, hide)
+        report = load(found, roots)
     except (ConfigError, OutputError) as error:
         problem = tidy(hide(f"its {RESULT} {_why(error)}"))
         case = replace(unfinished_case("run", entry.state), message=problem)

@@ -156,7 +156,7 @@ def read_sweep_facts(
     histories = {} if result is None else {job.job: job for job in result.jobs}
     entries = list(jobs_of(entry, queue)) if result is not None else []
     try:
-        report = load(found, roots, hide)
+        report = load(found, roots)
         cases, problem = {case.job: _hidden_case(case, hide) for case in report.cases}, ""
     except (ConfigError, OutputError) as error:
         cases, problem = {}, hide(str(error))

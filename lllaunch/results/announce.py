@@ -4,61 +4,22 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lllaunch.console.display import showing
-from lllaunch.files import read_text, write_all
+from lllaunch.files import write_all
 from lllaunch.results.github import ANNOTATIONS, SUMMARY_BYTES, annotation, commands, summary
 from lllaunch.results.report import load
 from lllaunch.results.store import locate
-from lllaunch.run.directory import PLAN
 from lllaunch.run.files import naming, write_atomic
-from lllaunch.run.redact import Redactor
 from lllaunch.text import tidy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from lllaunch.results.cases import Report
-
-
-# What a plan says instead of a value.
-_SOURCE = re.compile(r"\$\{oc\.env:(\w+)")
-
-
-def redactor_of(path: str, environ: Mapping[str, str]) -> Redactor:
-    """Returns what takes out the values of variables that the plans of a run or sweep name.
-
-    Args:
-        path: the directory of the run or sweep, or a file in it.
-        environ: where the values may be.
-    """
-    directory = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
-    names = {name for text in _plans(directory) for name in names_in(text)}
-    return redactor(names, environ)
-
-
-def redactor(names: set[str], environ: Mapping[str, str]) -> Redactor:
-    """Returns what takes out the values of variables."""
-    return Redactor({environ[name]: f"${{oc.env:{name}}}" for name in names & environ.keys()})
-
-
-def names_in(plan: str) -> set[str]:
-    """Names of the variables that a plan's text says its values come from."""
-    return set(_SOURCE.findall(plan))
-
-
-def _plans(directory: str) -> Iterator[str]:
-    yield read_text(os.path.join(directory, PLAN)) or ""
-    try:
-        names = os.listdir(directory)
-    except OSError:
-        return
-    for name in names:
-        yield read_text(os.path.join(directory, name, PLAN)) or ""
 
 
 _REPORT = "report for GitHub Actions"
@@ -77,7 +38,7 @@ def announce(path: str, environ: Mapping[str, str]) -> None:
     """
     if not in_github_actions(environ):
         return
-    report = load(locate(path), source_roots(environ), redactor_of(path, environ))
+    report = load(locate(path), source_roots(environ), environ)
     tell_github(report, environ)
 
 

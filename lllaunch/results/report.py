@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +22,7 @@ from lllaunch.run.causes import signal_name
 from lllaunch.run.directory import EVENTS, RESULT, SUBMISSION
 from lllaunch.run.events import isoformat
 from lllaunch.run.excerpts import tail
+from lllaunch.run.redact import redactor_of
 from lllaunch.run.result import ResultFile
 from lllaunch.sweep.directory import JOURNAL
 from lllaunch.sweep.history import SweepHistory, SweepResult, summary_of
@@ -319,24 +320,25 @@ _OVERRIDES = os.path.join(".hydra", "overrides.yaml")
 
 
 def load(
-    found: FoundDirectory, roots: Iterable[str] = (), hide: Callable[[str], str] = str
+    found: FoundDirectory, roots: Iterable[str] = (), environ: Mapping[str, str] | None = None
 ) -> Report:
     """Reads what became of a run or a sweep.
 
     Args:
         found: the run or the sweep, as `lllaunch.results.store.locate` returns it.
         roots: directories of the user's own source files, absolute.
-        hide: applied to what workers wrote, to take secrets out.
+        environ: where secrets may be that a run's plan names, to take them out of its logs; None
+            for the environment of this process.
 
     Raises:
         ConfigError: a file there makes no sense.
         OutputError: a file cannot be read.
     """
-    tree = Tree(roots)
-    return _load_run(found, tree, hide) if found.kind == "run" else _load_sweep(found, tree, hide)
+    read = _load_run if found.kind == "run" else _load_sweep
+    return read(found, Tree(roots), os.environ if environ is None else environ)
 
 
-def _load_run(found: FoundDirectory, tree: Tree, hide: Callable[[str], str]) -> Report:
+def _load_run(found: FoundDirectory, tree: Tree, environ: Mapping[str, str]) -> Report:
     document = _read_document(found.document)
     result = None if document is None else ResultFile(Fields(document), found.path)
     known = within(found.path, os.path.join(found.path, _OVERRIDES)) is not None
@@ -349,7 +351,7 @@ def _load_run(found: FoundDirectory, tree: Tree, hide: Callable[[str], str]) -> 
         # what is there is an earlier run's
         over = False
     if result is not None and over:
-        case = run_case(result, tree, _logs(result, "", hide), name)
+        case = run_case(result, tree, _logs(result, "", environ), name)
     elif entry is not None:
         case = unfinished_case(name, entry.state)
         message = tidy(entry.root_cause) or case.message
@@ -361,7 +363,7 @@ def _load_run(found: FoundDirectory, tree: Tree, hide: Callable[[str], str]) -> 
     return Report("run", shown, (case,), over, case.exit_code, case.seconds, case.started)
 
 
-def _load_sweep(found: FoundDirectory, tree: Tree, hide: Callable[[str], str]) -> Report:
+def _load_sweep(found: FoundDirectory, tree: Tree, environ: Mapping[str, str]) -> Report:
     document = _read_document(found.document)
     journal = os.path.join(found.path, JOURNAL)
     result = SweepResult.from_json(document)
@@ -371,7 +373,7 @@ def _load_sweep(found: FoundDirectory, tree: Tree, hide: Callable[[str], str]) -
         result = replace(result, seconds=None, exit_code=None)
     jobs = tuple(job._replace(overrides=redacted_overrides(job.overrides)) for job in result.jobs)
     common = common_overrides([tuple(map(tidy, job.overrides)) for job in jobs])
-    runs = dict(_runs(found.path, jobs, tree, hide))
+    runs = dict(_runs(found.path, jobs, tree, environ))
     state = "" if over else state_of(lock_of("sweep", found.path))
     return Report(
         kind="sweep",
@@ -403,7 +405,7 @@ def _goes_on(path: str, ended_ns: int | None, last_type: str = "") -> bool:
 
 
 def _runs(
-    sweep: str, jobs: Iterable[JobHistory], tree: Tree, hide: Callable[[str], str]
+    sweep: str, jobs: Iterable[JobHistory], tree: Tree, environ: Mapping[str, str]
 ) -> Iterator[tuple[int, Case]]:
     """Yields what the result.json of each job tells, where there is one of its own."""
     last: dict[str, tuple[int, int]] = {}
@@ -420,7 +422,7 @@ def _runs(
         # the moment of the start has microseconds or nanoseconds, that of the end has the former
         if result is None or (result.ended_ns or 0) < started_ns // 1000 * 1000:
             continue
-        case = run_case(result, tree, _logs(result, job.directory, hide))
+        case = run_case(result, tree, _logs(result, job.directory, environ))
         yield owner, replace(case, logs_in=os.path.join(tidy(job.directory), case.logs_in))
 
 
@@ -433,14 +435,14 @@ def _lenient(directory: str) -> ResultFile | None:
     return None if document is None else ResultFile(Fields(document), directory)
 
 
-def _logs(result: ResultFile, shown: str, hide: Callable[[str], str]) -> tuple[Log, ...]:
+def _logs(result: ResultFile, shown: str, environ: Mapping[str, str]) -> tuple[Log, ...]:
     """Reads the ends of the logs of the worker that a run failed because of."""
     outcome = result.outcome
     worker = None if outcome is None or outcome.state == "succeeded" else blamed(outcome)
     if worker is None:
         return ()
     streams: tuple[Literal["stdout", "stderr"], ...] = ("stdout", "stderr")
-    logs = []
+    logs, hide = [], redactor_of(result.directory, environ)
     for stream in streams:
         written = getattr(worker.files, stream)
         path = within(result.directory, written) if written else None

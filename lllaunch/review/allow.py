@@ -502,10 +502,10 @@ class _Judge:
 
     def written(self, places: Iterable[Written]) -> None:
         judged: set[str] = set()
-        for key, path, log_of in places:
+        for key, path, log_of, hidden in places:
             if log_of is None:
                 if path not in judged:
-                    self.directory(key, path, hidden=False)
+                    self.directory(key, path, hidden=hidden)
                 judged.add(path)
                 continue
             real, own = os.path.realpath(path), os.path.realpath(log_of)
@@ -513,7 +513,8 @@ class _Judge:
             harmless = log_of and is_below(real, own) and real.endswith(".log")
             if not harmless and not is_within(real, self._policy.paths):
                 message = f"is no .log file in the run's directory, and {_not_in('paths')}"
-                self._refuse(key, repr(path), message, "paths", real)
+                shown, wanted = ("", "") if hidden else (repr(path), real)
+                self._refuse(key, shown, message, "paths", wanted)
 
     def preload(self, spec: LaunchSpec) -> None:
         hidden = ("preload",) in spec.sources

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lllaunch.config.fields import Findings
-from lllaunch.config.read import Reader
+from lllaunch.config.read import Reader, watching
 from lllaunch.config.tree import conceal
 from lllaunch.review.allow import NODES, asked_for, walk
 from lllaunch.spec import Written
@@ -42,15 +42,21 @@ def with_hydra(spec: LaunchSpec, config: DictConfig) -> LaunchSpec:
         config.hydra, "hydra", [name for name in IN_LOCKS if name in named]
     )
     findings.raise_if_any()
-    return replace(spec, hydra=conceal(made), written=tuple(written(config)))
+    return replace(spec, hydra=conceal(made), written=written(config))
 
 
-def written(config: DictConfig) -> Iterator[Written]:
-    """Yield what Hydra writes to, as far as it can be resolved: what cannot Hydra cannot, either.
+def written(config: DictConfig) -> tuple[Written, ...]:
+    """Return what Hydra writes to, as far as it can be resolved: what cannot Hydra cannot, either.
 
     Args:
         config: whole.
     """
+    with watching("oc.env") as reads:
+        found = [*_written(config)]
+    return tuple(each._replace(hidden=bool(reads)) for each in found)
+
+
+def _written(config: DictConfig) -> Iterator[Written]:
     run, sweep = _resolved(config, "run.dir"), _resolved(config, "sweep.dir")
     output = str(_resolved(config, "runtime.output_dir") or run or "")
     directories = {

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from typing import TYPE_CHECKING
 
+from lllaunch.files import read_text
+from lllaunch.run.directory import PLAN
 from lllaunch.secret_names import is_secret
 
 if TYPE_CHECKING:
@@ -12,6 +16,8 @@ if TYPE_CHECKING:
 
     from lllaunch.spec import LaunchSpec
 
+# What a plan says instead of a value.
+_SOURCE = re.compile(r"\$\{oc\.env:(\w+)")
 _SHORTEST = 4  # characters
 _LONG = 16
 
@@ -47,6 +53,24 @@ class Redactor:
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda found: self._names[found[0]], text)
+
+
+def redactor_of(directory: str, environ: Mapping[str, str]) -> Redactor:
+    """Return what takes the values of variables that a run's plan names out of what it has left.
+
+    Args:
+        directory: of the run; plans of its nodes are in directories in it.
+        environ: where the values may be.
+    """
+    names = {name for plan in _plans(directory) for name in _SOURCE.findall(plan)}
+    return Redactor({environ[name]: f"${{oc.env:{name}}}" for name in names & environ.keys()})
+
+
+def _plans(directory: str) -> Iterator[str]:
+    yield read_text(os.path.join(directory, PLAN)) or ""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            yield read_text(os.path.join(directory, name, PLAN)) or ""
 
 
 def _whole_words(value: str) -> str:

@@ -7,12 +7,13 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lllaunch.results.announce import emit, encoded, redactor_of, source_roots, tell_github
+from lllaunch.results.announce import emit, encoded, source_roots, tell_github
 from lllaunch.results.junit import render_junit
 from lllaunch.results.report import load
 from lllaunch.results.store import LATEST, locate
 from lllaunch.results.text import render_json, render_text
 from lllaunch.run.files import naming, write_atomic
+from lllaunch.run.redact import redactor_of
 from lllaunch.verbs.printing import Parser, perform
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _report(given: argparse.Namespace) -> None:
     elif given.format == "html":
         text = _page(found, hide, given.output)
     else:
-        report = load(found, source_roots(os.environ), hide)
+        report = load(found, source_roots(os.environ))
         if given.format == "github":
             tell_github(report, os.environ, given.output)
             return

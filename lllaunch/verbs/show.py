@@ -36,7 +36,6 @@ from lllaunch.console.wording import (
 )
 from lllaunch.documents import nanoseconds
 from lllaunch.files import read_text
-from lllaunch.results.announce import names_in, redactor
 from lllaunch.results.live import LiveReader
 from lllaunch.results.peaks import mean_use, peaks_of
 from lllaunch.results.queue import NO_ANSWER, BatchQueue
@@ -58,6 +57,7 @@ from lllaunch.results.tries import read_sweep_timeline, tracks_of
 from lllaunch.run.directory import PLAN
 from lllaunch.run.events import isoformat
 from lllaunch.run.excerpts import tail
+from lllaunch.run.redact import redactor_of
 from lllaunch.run.samples import last_sample
 from lllaunch.run.submission import (
     LOG,
@@ -225,7 +225,7 @@ def read_shown(found: FoundDirectory, entry: ListEntry, result: ResultFile | Non
         result: its result.json, or None.
     """
     plan = _plan(entry.path)
-    hide = redactor(names_in(plan or ""), os.environ)
+    hide = redactor_of(entry.path, os.environ)
     outcome = _outcome(result, hide)
     # of a document that was copied elsewhere nothing else is there
     timeline = read_timeline(found, hide, (entry, result))

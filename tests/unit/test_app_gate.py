@@ -327,6 +327,23 @@ def test_what_a_key_may_do_is_judged_before_it_is_done(
 
 
 @pytest.mark.parametrize(
+    "override",
+    [
+        "hydra.run.dir='${oc.env:WHERE}'",
+        "hydra.job_logging.handlers.file.filename='${oc.env:WHERE}'",
+    ],
+)
+def test_a_path_from_the_environment_is_judged_and_not_shown(
+    override: str, run: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WHERE", "../planted")
+    ended = run("+exp=a", override)
+    assert ended.code == 5
+    assert override.partition("=")[0] in ended.err
+    assert "planted" not in ended.err
+
+
+@pytest.mark.parametrize(
     ("key", "other"),
     [
         ("hydra.callbacks.mine.x", f"{CALLBACK} +hydra.callbacks.mine.x=2"),

@@ -377,6 +377,32 @@ def test_jobs_are_told_by_their_own_results_and_by_the_sweep_where_there_is_none
     )
 
 
+@pytest.mark.parametrize("subdir", ["0", "m/0", "../elsewhere/a/b/0"])
+@pytest.mark.parametrize("form", ["text", "junit", "github", "html"])
+def test_secrets_of_a_job_are_taken_out_of_its_logs_wherever_it_is(
+    subdir: str,
+    form: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_s3cretvalue")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    sweep = LeftSweep(tmp_path / "sweep", Header("id", "0.1"))
+    sweep.add(ComposedRecord(0, ("x=0",), subdir, "ab"), StartedRecord(0))
+    run = LeftRun(sweep.path / subdir, sweep.time_ns)
+    run.log(1, "stderr", "failed with hf_s3cretvalue")
+    (run.path / "plan.yaml").write_text("launch: {env: {A: '${oc.env:HF_TOKEN}'}}\n")
+    ended(run, "failed", 3, raised())
+    sweep.add(EndedRecord(0, 0, Result("failed", 3, "rank 1: raised ValueError: no", 5.0)))
+    sweep.over(6)
+    assert main([str(sweep.path), "--format", form]) == 0
+    summary = tmp_path / "summary.md"
+    told = capsys.readouterr().out + (summary.read_text() if summary.exists() else "")
+    assert "s3cret" not in told
+    assert ("${oc.env:HF_TOKEN}" in told) or form in {"html", "text"}
+
+
 def test_a_result_from_before_the_job_was_started_is_not_its_own(sweep: LeftSweep) -> None:
     ended(LeftRun(sweep.path / "0", T0), "failed", 3, raised())
     sweep.add(StartedRecord(0), EndedRecord(0, 0, Result("failed", 3, "rank 7: exited", 5.0)))
