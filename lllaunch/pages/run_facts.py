@@ -80,19 +80,6 @@ class StacksText:
 
 
 @dataclass(frozen=True)
-class PlanLine:
-    """A line of a plan.
-
-    Attributes:
-        text: the YAML.
-        origin: where its value came from, or an empty string.
-    """
-
-    text: str
-    origin: str = ""
-
-
-@dataclass(frozen=True)
 class RunFacts:
     """All that a page tells of a run.
 
@@ -104,7 +91,6 @@ class RunFacts:
         logs: ends of logs, those that tell most first.
         stacks: where all ranks stood when somebody looked, the newest attempt first.
         plan: lines of its plan; none if it has left none.
-        plan_note: what is to be said of where their values came from.
         host: facts about the machine.
         build: what the code is that ran.
         cwd: directory that paths below it are shown relative to.
@@ -118,8 +104,7 @@ class RunFacts:
     timeline: RunTimeline
     logs: tuple[LogEnd, ...] = ()
     stacks: tuple[StacksText, ...] = ()
-    plan: tuple[PlanLine, ...] = ()
-    plan_note: str = ""
+    plan: tuple[str, ...] = ()
     host: Fields = Fields()  # noqa: RUF009 - it cannot be changed
     build: Fields = Fields()  # noqa: RUF009 - as above
     cwd: str = ""
@@ -163,7 +148,7 @@ def read_run_facts(
         timeline=read_timeline(found, hide),
         logs=tuple(_logs(found.path, outcome, hide)),
         stacks=tuple(_stacks(found.path, hide)),
-        plan=tuple(PlanLine(line) for line in _plan_text(found.path, hide).splitlines()),
+        plan=tuple(_plan_text(found.path, hide).splitlines()),
         host=fields.inner("host"),
         build=fields.inner("build"),
         cwd=_working_directory(),

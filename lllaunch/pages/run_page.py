@@ -57,7 +57,7 @@ from lllaunch.watchdog.stacks.frames import is_own
 from lllaunch.watchdog.stacks.merged import short_tree, tree_lines
 
 if TYPE_CHECKING:
-    from lllaunch.pages.run_facts import LogEnd, PlanLine, RunFacts
+    from lllaunch.pages.run_facts import LogEnd, RunFacts
     from lllaunch.results.timeline import Lane, RunTimeline
     from lllaunch.run.hang import Hang
     from lllaunch.run.outcome import AttemptOutcome, RootCause, RunOutcome, WorkerOutcome
@@ -656,9 +656,7 @@ def _plan(facts: RunFacts) -> Markup:
     if not facts.plan:
         return Markup()
     lines = facts.plan[:_MOST_PLAN_LINES]
-    width = min(48, max((len(line.text) for line in lines if line.origin), default=0))
-    parts = [element("p", facts.plan_note)] if facts.plan_note else []
-    parts.append(preformatted((_plan_line(line, width) for line in lines), "plan.yaml"))
+    parts = [preformatted(map(_plan_line, lines), "plan.yaml")]
     more = len(facts.plan) - len(lines)
     parts += [element("p", f"{counted(more, 'more line')} in plan.yaml.")] if more else []
     overrides = facts.entry.overrides
@@ -669,16 +667,11 @@ def _plan(facts: RunFacts) -> Markup:
     return joined(parts)
 
 
-def _plan_line(line: PlanLine, width: int) -> Markup:
-    found = _KEY.fullmatch(line.text)
-    text = joined((line.text,))
-    if found:
-        key = element("span", found["key"], class_="key")
-        text = joined((found["before"], key, found["rest"]))
-    if not line.origin:
-        return text
-    blanks = " " * max(0, width - len(line.text))
-    return joined((text, blanks, "  ", element("span", f"# {line.origin}", class_="from")))
+def _plan_line(line: str) -> Markup:
+    found = _KEY.fullmatch(line)
+    if not found:
+        return joined((line,))
+    return joined((found["before"], element("span", found["key"], class_="key"), found["rest"]))
 
 
 def _environment(facts: RunFacts) -> Markup:

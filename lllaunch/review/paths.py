@@ -14,10 +14,14 @@ LOCKS = "locks"
 """Where locks are, relative to the directory of configs."""
 
 POLICY_VARIABLE = "LLLAUNCH_POLICY"
-"""Names another file."""
+"""Names another file; a relative path counts from where a process was started."""
 
 LOCKED_VARIABLE = "LLLAUNCH_LOCKED"
 """Locks every run."""
+
+if os.environ.get(POLICY_VARIABLE):
+    # for as long as this process lives, and for those that it starts, wherever they work
+    os.environ[POLICY_VARIABLE] = os.path.abspath(os.environ[POLICY_VARIABLE])
 
 _NO = frozenset({"", "0", "false", "no", "off"})
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lllaunch.results.announce import emit, encoded, source_roots, tell_github
@@ -101,14 +100,10 @@ def _page(found: FoundDirectory, hide: Callable[[str], str], output: str | None)
         )
         return sweep_page(swept, lllaunch.__version__, place)
 
-    from lllaunch.app.plan_origins import annotated_plan  # noqa: PLC0415 - of one format
-    from lllaunch.pages.run_facts import PlanLine, read_run_facts  # noqa: PLC0415 - as above
+    from lllaunch.pages.run_facts import read_run_facts  # noqa: PLC0415 - as above
     from lllaunch.pages.run_page import run_page  # noqa: PLC0415 - as above
 
     facts = read_run_facts(found, source_roots(os.environ), hide)
-    lines, note = annotated_plan(found.path, "\n".join(line.text for line in facts.plan))
-    plan = tuple(PlanLine(hide(line.text), hide(line.comment.lstrip(" #"))) for line in lines)
-    facts = replace(facts, plan=plan, plan_note=hide(note))
     return run_page(facts, lllaunch.__version__)
 
 

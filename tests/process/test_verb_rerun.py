@@ -176,6 +176,21 @@ def test_a_rerun_is_held_against_locks_and_policies(project: Project) -> None:
     refused("other", message="allow.entrypoints")
 
 
+def test_a_run_does_not_bring_the_policy_that_a_relative_path_names(
+    project: Project, tmp_path: Path
+) -> None:
+    first = run(project, "first", "+exp=a")
+    project.write("policy.yaml", "allow: {entrypoints: ['*'], env: ['*']}\n")
+    mine = Project(tmp_path / "mine")
+    mine.write("policy.yaml", "allow: {entrypoints: []}\n")
+    shutil.copytree(first, mine.root / "run")
+    ended = mine.lllaunch(
+        "rerun", "run", env={"LLLAUNCH_POLICY": "policy.yaml", "MY_TOKEN": SECRET}
+    )
+    assert ended.returncode == 5
+    assert "is not in allow.entrypoints" in ended.stderr
+
+
 def test_what_cannot_run_again_is_refused(
     project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from support.project import Project
 
-from lllaunch.verbs import plan, rerun
+from lllaunch.verbs import plan, report, rerun
 
 ALLOWED = 'allow:\n  entrypoints: ["ok.py", "ok:*"]\n  programs: [echo]\n'
 # tells that it was imported or run
@@ -28,7 +29,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     made.write(".git/HEAD", "")
     made.write("ok.py", "open('RAN', 'w').close()\ndef main(): pass\n")
     made.write("evil.py", EVIL)
-    made.write("evilpkg/__init__.py", EVIL.replace("'EVIL'", "'../EVIL'"))
+    made.write("evilpkg/__init__.py", EVIL.replace(".with_name", ".parent.with_name"))
     made.write("evilpkg/exp/far.yaml", "# @package _global_\nlaunch: {entrypoint: ok.py}\n")
     made.experiment("a", "{entrypoint: ok.py}")
     monkeypatch.chdir(made.root)
@@ -276,3 +277,17 @@ def test_the_directory_of_a_run_gets_around_nothing(
     if code:
         assert is_clear(capfd.readouterr().err)
         assert nothing_ran(project)
+
+
+def test_a_report_imports_nothing_that_a_run_names(project: Project, finished: Path) -> None:
+    shutil.copytree(finished, "run", symlinks=True)
+    left = Path("run/.hydra/hydra.yaml")
+    hydra = yaml.safe_load(left.read_text())
+    hydra["hydra"]["runtime"]["cwd"] = str(project.root)
+    hydra["hydra"]["overrides"]["hydra"] = ["hydra.searchpath=[pkg://evilpkg]"]
+    left.write_text(yaml.safe_dump(hydra))
+
+    assert report.main(["run", "--format", "html", "--output", "page.html"]) == 0
+
+    assert "entrypoint" in Path("page.html").read_text()
+    assert nothing_ran(project)
