@@ -174,7 +174,7 @@ class SweepSession:
                     f"{path} holds a sweep already, which hydra.launcher.resume={path} would go "
                     f"on with; a new one begins, and the journal of that one is now {former}"
                 )
-            header = Header(_id_of(path), version, given, direction=direction, slots=slots)
+            header = Header(id_of(path), version, given, direction=direction, slots=slots)
             journal = Journal.create(file, header, tell=tell)
             return cls(held, journal, None, history)
         except BaseException:
@@ -348,7 +348,7 @@ def _expect_sweep(path: str) -> None:
         raise ConfigError((Diagnostic("resume", _RESUME, repr(path), message, hint),))
 
 
-def _id_of(path: str) -> str:
+def id_of(path: str) -> str:
     """Returns a sweep's name, made from the last two parts of its directory."""
     parts = [part for part in path.split("/") if part][-2:]
     return re.sub(r"[^\w.-]", "_", "-".join(parts)) or "sweep"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +87,22 @@ def test_jobs_that_differ_in_what_only_sounds_secret_are_not_mixed_up(
     assert project.tries() == {0: 1, 1: 1, 2: 1}
     returned = [job["return_value"] for job in project.document()["jobs"]]
     assert [str(value).strip('"') for value in returned] == ["name", "date", "size"]
+
+
+def test_the_journal_does_not_help_to_guess_a_literal_secret(project: SweepProject) -> None:
+    project.write("app.py", APP)
+    values = [f"{PLANTED}-{letter}" for letter in "ab"]
+    given = ("+sort_key=name", f"+api_key={','.join(values)}")
+    ours = ("hydra/launcher=lllaunch", "hydra/sweeper=lllaunch")
+    for more in ((), ("hydra.launcher.resume=sweep",)):
+        ended = project.run(*ours, *given, *more, python=("app.py", "-m"))
+        assert ended.code == 0, ended.err
+        assert project.tries() == {0: 1, 1: 1}
+    journal = project.journal.read_text()
+    assert len(set(re.findall("<hidden [0-9a-f]+>", journal))) == 4
+    for value in values:
+        for text in (value, f"api_key={value}", f"+api_key={value}"):
+            assert hashlib.sha256(text.encode()).hexdigest()[:8] not in journal
 
 
 def test_a_sweep_without_any_stream_runs(project: SweepProject) -> None:

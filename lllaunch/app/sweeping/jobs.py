@@ -33,6 +33,7 @@ from lllaunch.sweep.fingerprint import job_config, job_key, worth_keeping
 from lllaunch.sweep.machine import VISIBLE
 from lllaunch.sweep.pool import Need, need_of
 from lllaunch.sweep.protocol import Broken, Prepared, SpawnerKey
+from lllaunch.sweep.session import id_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -51,13 +52,13 @@ class Labels(Sequence[Sequence[str]]):
 
     Args:
         overrides: of each job.
-        marks: whether hidden values that differ are told apart, by a part of their hash: of an app
-            where literals stand under names that only sound secret (``sort_key``).
+        sweep: name of the sweep where hidden values that differ are told apart (`mark`): of an app
+            where literals stand under names that only sound secret (``sort_key``); else empty.
     """
 
-    def __init__(self, overrides: Sequence[Sequence[str]], *, marks: bool = False) -> None:
+    def __init__(self, overrides: Sequence[Sequence[str]], sweep: str = "") -> None:
         self._overrides = overrides
-        self._marks = marks
+        self._sweep = sweep
 
     def __len__(self) -> int:
         return len(self._overrides)
@@ -71,7 +72,9 @@ class Labels(Sequence[Sequence[str]]):
             return [self[place] for place in range(*index.indices(len(self)))]
         written = filter_overrides(self._overrides[index])
         shown = redacted_overrides(written)
-        return tuple(map(_marked, written, shown)) if self._marks else shown
+        if not self._sweep:
+            return shown
+        return tuple(_marked(*each, self._sweep) for each in zip(written, shown, strict=True))
 
     def name(self, index: int, number: int | None = None) -> str:
         """What a message calls a job: by its number, if it is known, and its overrides."""
@@ -81,15 +84,24 @@ class Labels(Sequence[Sequence[str]]):
         return f"job {number} ({overrides})" if overrides else f"job {number}"
 
 
-def mark(text: str) -> str:
-    """Returns a name for a hidden value: a part of its hash, which tells it from others."""
-    return f"<hidden {hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}>"
+@functools.lru_cache(maxsize=4096)
+def mark(text: str, sweep: str) -> str:
+    """Return a name for a hidden value, which tells it from others of its sweep.
+
+    It is slow to make, so that who reads it does not find the value by trying many.
+
+    Args:
+        text: the value.
+        sweep: name of the sweep: in another one the value has another name.
+    """
+    value, salt = text.encode("utf-8", "surrogateescape"), os.fsencode(sweep)
+    return f"<hidden {hashlib.pbkdf2_hmac('sha256', value, salt, 20_000).hex()[:8]}>"
 
 
-def _marked(written: str, shown: str) -> str:
+def _marked(written: str, shown: str, sweep: str) -> str:
     if written == shown or "${" in written:
         return shown
-    return f"{written.partition('=')[0]}={mark(written)}"
+    return f"{written.partition('=')[0]}={mark(written, sweep)}"
 
 
 class JobTask:
@@ -400,7 +412,8 @@ class SweepJobs:
             return {}
         raw: Any = OmegaConf.to_container(config.whole, resolve=False)
         own = {name: item for name, item in raw.items() if name not in {"hydra", "launch"}}
-        marks = {where: mark(text) for where, _, text in literals(own)}
+        sweep = id_of(self.composer.sweep_dir)
+        marks = {where: mark(text, sweep) for where, _, text in literals(own)}
         return {"$hidden": marks} if marks else {}
 
     def _warm_key(self, spec: LaunchSpec) -> SpawnerKey | None:

@@ -59,7 +59,7 @@ from lllaunch.sweep.machine import SweepMachine, find_machine
 from lllaunch.sweep.objective import Objective, Objectives, as_direction
 from lllaunch.sweep.protocol import Broken, JobAnswered, Prepared
 from lllaunch.sweep.schedule import FinishSweep, JobState, Settle
-from lllaunch.sweep.session import Batch, SweepSession
+from lllaunch.sweep.session import Batch, SweepSession, id_of
 from lllaunch.sweep.spawner_pool import SpawnerPool
 
 if TYPE_CHECKING:
@@ -276,7 +276,8 @@ class HydraSweep:
             LaunchError: the jobs of a sweep that is resumed have changed, or its directory cannot
                 be written to.
         """
-        labels = Labels(overrides, marks=self._jobs.composer.users_own)
+        users_own = self._jobs.composer.users_own
+        labels = Labels(overrides, id_of(self._session.path) if users_own else "")
         compose = compared(self._jobs, overrides, labels, self._session.path)
         composer = self._jobs.composer
         clusters = not composer.users_own or asks_for_cluster(composer.master, users_own=True)
