@@ -7,7 +7,8 @@ lock of git's is held that the user's own commands want. Each step is one git, h
 there are.
 
 What is ignored (data, virtual environments, compiled extensions) is shared: links in the snapshot
-lead to it. docs/design/slurm.md says what was decided, and why.
+lead to it. So are untracked files that hold keys, by their names: they are in no commit.
+docs/design/slurm.md says what was decided, and why.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import hashlib
 import os
 import shutil
 from collections import Counter
+from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lllaunch.errors import SnapshotFailed
@@ -52,6 +54,11 @@ _MOST_NAMED = 5
 _OUTPUTS = ("outputs", "multirun")  # where Hydra writes
 # Two of a run's files, or a sweep's journal, tell whose a directory is.
 _MARKS = {**dict.fromkeys((EVENTS, PLAN, RESULT, SUBMISSION), 1), "sweep.jsonl": 2}
+# Names of files that hold keys: untracked ones are shared as ignored ones are, and not committed.
+_KEYS = (
+    *(".env", ".env.*", ".netrc", ".pypirc", "*.pem", "*.key", "*.p12", "*.pfx"),
+    *("id_rsa*", "id_ed25519*", "credentials.json", "secrets.json", "secrets.yaml", "secrets.yml"),
+)
 _LINK, _SUBMODULE = "120000", "160000"  # modes of git's tree entries
 
 # What the user may have set for work by hand.
@@ -423,19 +430,21 @@ def _taken(repository: _Repository, cwd: str, path: str, say: Callable[[str], ob
         raise SnapshotFailed(top, f"there are conflicts to be resolved first, in {names}")
     own = os.path.realpath(path)
     outputs = _outputs(status.untracked, top, cwd, own)
+    keys: list[str] = []
     if status.untracked:
         files = repository.git_tells("ls-files", "-z", "--others", "--exclude-standard")
         runs = _run_directories(files, status.untracked, os.path.relpath(cwd, top))
         outputs = sorted({*outputs, *runs})
         left_out = {*outputs}
         _expect_little(top, [each for each in files if not _is_in(each, left_out)], say)
-    snapshot = _committed(repository, status.commit, path, outputs)
+        keys = [each for each in files if _holds_keys(os.path.basename(each))]
+    snapshot = _committed(repository, status.commit, path, [*outputs, *keys])
     repository.git("update-ref", _ref_of(path), snapshot.tree_commit)
     repository.git(*_WORKERS, "worktree", "add", "--detach", path, snapshot.tree_commit)
     shared = _mend(repository, snapshot)
     # what runs write to would lead from the snapshot to itself
     kept_out = [*_hydra_outputs(top, cwd), *(os.path.join(top, name) for name in outputs)]
-    linked = list(_shareable(status.ignored, top, own, kept_out))
+    linked = list(_shareable([*status.ignored, *keys], top, own, kept_out))
     if len(linked) > MOST_LINKS:
         reason = f"{len(linked)} ignored files were to be linked, {MOST_LINKS} can be"
         raise SnapshotFailed(top, reason, "ignore their directory rather than each of them")
@@ -500,6 +509,10 @@ def _outputs(untracked: Iterable[str], top: str, cwd: str, path: str) -> list[st
             first = os.path.relpath(path, both).split("/")[0]
             outputs.add(os.path.join(both, first) if is_below(both, directory) else directory)
     return sorted(os.path.relpath(each, top) for each in outputs)
+
+
+def _holds_keys(name: str) -> bool:
+    return any(fnmatch(name.lower(), pattern) for pattern in _KEYS)
 
 
 def _is_in(path: str, directories: Collection[str]) -> bool:

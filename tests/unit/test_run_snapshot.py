@@ -114,7 +114,7 @@ def test_all_that_is_not_committed_is_in_it_and_nothing_else_changes(tree: Path,
 
 
 def test_only_its_owner_may_read_it(tree: Path, tmp_path: Path) -> None:
-    secret = tree / ".env"
+    secret = tree / "settings"
     secret.write_text("TOKEN=1\n")
     secret.chmod(0o600)
     # of an earlier one
@@ -241,6 +241,26 @@ def test_what_is_ignored_is_shared_and_survives(tree: Path, tmp_path: Path):
     assert (tree / "data" / "set" / "1").read_text() == "x"
     assert (tree / "cache" / "1").exists()
     assert os.path.exists(found.diff)  # result.json names it
+
+
+def test_untracked_keys_are_shared_and_in_no_commit(tree: Path, tmp_path: Path):
+    write(tree, "tracked.key", text="old\n")
+    commit(tree)
+    (tree / "tracked.key").write_text("changed\n")
+    keys = (".env", "new/.env.local", "new/deep/Server.PEM", "id_rsa", "new/secrets.yaml")
+    write(tree, *keys, text="planted\n")
+    write(tree, "new/code.py")
+    found = taken(tree, tmp_path / "code")
+    committed = git(tree, "ls-tree", "-r", "--name-only", found.tree_commit).splitlines()
+    assert "new/code.py" in committed
+    assert not set(keys) & set(committed)
+    for key in keys:
+        assert os.readlink(tmp_path / "code" / key) == str(tree / key)
+    # what the user has committed is the user's to decide
+    assert (tmp_path / "code" / "tracked.key").read_text() == "changed\n"
+    assert ".env" not in Path(found.diff).read_text()
+    objects = git(tree, "cat-file", "--batch-all-objects", "--batch-check")
+    assert git(tree, "hash-object", "--", ".env").strip() not in objects
 
 
 def test_beside_an_ignored_directory_that_it_lies_in(tree: Path):
