@@ -305,7 +305,8 @@ def _each_run(plan: Mapping[str, Any], launch: _Change, cluster: _Change) -> dic
     if "jobs" in plan:
         jobs = plan["jobs"].items()
         return {"jobs": {name: _each_run(job, launch, cluster) for name, job in jobs}}
-    changed = {**plan, "launch": launch(plan["launch"])}
+    changed = {"launch": launch(plan["launch"])}
+    changed.update({"hydra": plan["hydra"]} if "hydra" in plan else {})
     return {**changed, "cluster": cluster(plan["cluster"])} if "cluster" in plan else changed
 
 
