@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from string import Template
 
+from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.macros import WORKER_NAMES
 
 # On one node the store is reached over loopback, whatever the host's name resolves to.
@@ -130,17 +131,16 @@ def virtual_rank(local_rank: int, outer: Mapping[str, str]) -> dict[str, str]:
         outer: the launcher's environment; its CUDA_VISIBLE_DEVICES is mapped through.
 
     Raises:
-        ValueError: CUDA_VISIBLE_DEVICES lists too few devices.
+        ConfigError: CUDA_VISIBLE_DEVICES lists too few devices.
     """
     visible = outer.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": str(local_rank)}
     devices = [device.strip() for device in visible.split(",") if device.strip()]
     if local_rank >= len(devices):
-        raise ValueError(
-            f"virtual_local_rank: local rank {local_rank} needs a device of its own, but "
-            f"CUDA_VISIBLE_DEVICES={visible!r} lists {len(devices)}"
-        )
+        key, came = "launch.virtual_local_rank", f"CUDA_VISIBLE_DEVICES={visible!r}"
+        expected = f"a device for local rank {local_rank}"
+        raise ConfigError((Diagnostic("gpus", key, came, "", expected=expected),))
     return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": devices[local_rank]}
 
 

@@ -293,6 +293,17 @@ def test_signals_while_the_end_is_written_come_when_it_is(run: Run) -> None:
     assert "succeeded in" in run.text
 
 
+def test_too_few_devices_for_virtual_ranks_start_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    outcome = run.script("", nproc=3, virtual_local_rank=True)
+    assert (outcome.state, outcome.exit_code) == ("error", 2)
+    said = "launch.virtual_local_rank: expected a device for local rank 2, got "
+    assert f"{said}CUDA_VISIBLE_DEVICES='0,1' [gpus]" in run.text
+    assert not (run.path / "attempt_0").exists()
+
+
 def test_directory_that_cannot_be_made_is_one_message(run: Run) -> None:
     run.write("file", "")
     path = str(run.root / "file" / "run")

@@ -17,6 +17,7 @@ from lllaunch.agent.api import workers_of
 from lllaunch.clock import Deadlines
 from lllaunch.cluster.membership import Share, shares
 from lllaunch.cluster.rendezvous import agree, arrive, await_barrier
+from lllaunch.errors import ConfigError
 from lllaunch.macros import WORKER_NAMES
 from lllaunch.multiprocessing import DefaultLogsSpecs
 from lllaunch.supervisor.environ import (
@@ -100,7 +101,7 @@ def test_virtual_rank_maps_through_what_is_visible(outer: dict[str, str], device
 
 
 def test_virtual_rank_needs_a_device_per_worker() -> None:
-    with pytest.raises(ValueError, match=r"local rank 2 .*'0,1' lists 2"):
+    with pytest.raises(ConfigError, match=r"local rank 2.*'0,1'"):
         virtual_rank(2, {"CUDA_VISIBLE_DEVICES": "0,1"})
 
 
