@@ -945,7 +945,7 @@ class _Workers:
         for rank in sorted(self.alive):
             self._node.world.later(self._node.world.random.uniform(0.0, 0.05), self.end, rank, -9)
 
-    def clean_up(self) -> None:
+    def clean_up(self, settle: float) -> None:  # noqa: ARG002 - no orphan is played
         world = self._node.world
         world.later(world.random.uniform(0.01, 0.3), self._node.arrive, OrphansGone())
 

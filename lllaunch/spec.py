@@ -385,6 +385,7 @@ class LaunchSpec:
             a ``log_line_prefix``.
         log_dir: directory of the run, absolute.
         grace_period: seconds between the polite signal and SIGKILL.
+        leftovers: seconds that processes which workers leave behind have to end, after a success.
         signals: signals that the launcher handles and forwards.
         watchdog: what the run is watched for.
         max_restarts: how often a failed worker group is started again.
@@ -435,6 +436,7 @@ class LaunchSpec:
     log_line_prefix: str | None = None
     collapse: bool | None = None
     grace_period: float = 30.0
+    leftovers: float = 0.5
     signals: tuple[signal.Signals, ...] = (
         signal.SIGTERM,
         signal.SIGINT,

@@ -143,7 +143,7 @@ class FakeSpawner:
             if key in self._alive:
                 self.end(self.ordered[key][0], -signum)
 
-    def clean_up(self) -> None:
+    def clean_up(self, settle: float) -> None:  # noqa: ARG002 - no orphan is played
         """Nothing is left."""
         self.tell(OrphansGone())
 

@@ -13,7 +13,7 @@ LAUNCH_FIELDS: tuple[str, ...] = (
     *("nproc", "role", "start_method", "preload", "cwd", "env", "env_per_rank"),
     *("redirects", "tee", "local_ranks_filter"),
     *("duplicate_stdout_filters", "duplicate_stderr_filters", "log_line_prefix", "collapse"),
-    *("grace_period", "signals", "watchdog", "max_restarts", "restart"),
+    *("grace_period", "leftovers", "signals", "watchdog", "max_restarts", "restart"),
     *("min_disk", "preflight", "resources", "virtual_local_rank", "samples", "console"),
 )
 """Keys of the ``launch`` node that may stand here as well, as defaults for all jobs."""

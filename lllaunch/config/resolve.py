@@ -585,6 +585,7 @@ def _joined(ranges: Sequence[range]) -> tuple[range, ...]:
 def _read_ending(settings: Settings) -> dict[str, Any]:
     return {
         "grace_period": settings.scalar("grace_period", parse_duration, 0.0),
+        "leftovers": settings.scalar("leftovers", parse_duration, 0.0),
         "signals": settings.each("signals", read_signal),
         "watchdog": read_watchdog(settings),
         "max_restarts": settings.scalar("max_restarts", read_count, 0),

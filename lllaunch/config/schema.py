@@ -314,6 +314,11 @@ class Launch:
     """How long workers may take to end after the polite signal, before they are killed: a
     [duration](#durations). With 0 they are killed at once."""
 
+    leftovers: float | str = "0.5s"
+    """How long processes that the workers have left behind may take to end, when all workers have
+    succeeded, before they are killed: a [duration](#durations). The run lasts as long; a signal
+    ends the wait and changes nothing else. After a failure they have half a second."""
+
     signals: Sequence[str] | str = field(default_factory=lambda: ["SIGTERM", "SIGINT", "SIGHUP"])
     """Signals that the launcher handles and passes on to the workers: a list of names, or text
     separated by commas. SIGKILL and SIGSTOP cannot be handled; SIGCHLD is the launcher's own.

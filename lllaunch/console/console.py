@@ -168,11 +168,7 @@ class Console:
             self._say(f"why ({root.explanation.sure}): {root.explanation.text}")
 
     def signalled(
-        self,
-        signum: int,
-        workers: int | None,
-        grace: float,
-        announced: int | None = None,
+        self, signum: int, workers: int | None, grace: float, announced: int | None = None
     ) -> None:
         """Says that a signal came and what follows.
 

@@ -630,13 +630,7 @@ class JobConsole(Console):
     def started(self, attempt: int, workers: int, what: str, directory: str) -> None:
         """Nothing: the sweep tells that the job was started."""
 
-    def signalled(
-        self,
-        signum: int,
-        workers: int | None,
-        grace: float,
-        announced: int | None = None,
-    ) -> None:
+    def signalled(self, *_: object, **__: object) -> None:
         """Nothing: the sweep's launcher got the signal first, and said so."""
 
     def doing(self, what: str, seconds: float | None = None) -> None:

@@ -576,7 +576,6 @@ MARKS = {
 
 _LANE = 20.0
 _HEADING = 24.0
-_BAR = 38.0
 
 
 def lanes(
@@ -758,44 +757,3 @@ def _upright(place: float, axis: ChartAxis, scale: ChartScale, height: float) ->
         y = height * (1 - share)
         parts.append(element("text", text, x=x, dx=5, y=_px(y + 4), class_="tick halo"))
     return element("g", *parts)
-
-
-# Bars
-
-
-class CategoryBar(NamedTuple):
-    """A bar.
-
-    Attributes:
-        label: stands above it.
-        value: how long it is.
-        text: stands at its end; by default the value.
-        kind: classes of its area.
-    """
-
-    label: str
-    value: float
-    text: str = ""
-    kind: str = ""
-
-
-def category_bars(words: ChartText, bars: Sequence[CategoryBar], axis: ChartAxis) -> Markup:
-    """Return bars that lie below each other.
-
-    Args:
-        words: what is said of them.
-        bars: from top to bottom.
-        axis: that of their values; it begins at 0.
-    """
-    scale = ChartScale(ChartAxis(unit=axis.unit, low=0.0), (bar.value for bar in bars))
-    drawn = []
-    for number, bar in enumerate(bars):
-        top, share = number * _BAR, scale.at(bar.value)
-        width, text = _percent(share or 0.0), bar.text or tick_text(bar.value, axis.unit)
-        kind = f"span {bar.kind}".strip()
-        drawn += [
-            element("text", _title(bar.label), shorten(bar.label, 80), x=0, y=top + 12),
-            element("rect", y=top + 17, width=width, height=_LANE - 8, class_=kind),
-            element("text", text, x=width, dx=6, y=top + 27, class_="value"),
-        ]
-    return _figure(words, joined(drawn), len(bars) * _BAR, "category")

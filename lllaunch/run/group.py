@@ -227,6 +227,7 @@ def _supervise(
         watchdog=group.watchdog,
         clock=group.clock,
         grace_period=spec.grace_period,
+        leftovers=spec.leftovers,
         observe=observer.observe,
         nodes=nodes,
         control=group.control,

@@ -463,11 +463,7 @@ class Speaker(Protocol):
         """A failed attempt is followed by another one, after ``wait`` seconds."""
 
     def signalled(
-        self,
-        signum: int,
-        workers: int | None,
-        grace: float,
-        announced: int | None = None,
+        self, signum: int, workers: int | None, grace: float, announced: int | None = None
     ) -> None:
         """A signal came; the workers get it, and SIGKILL after ``grace`` seconds."""
 

@@ -32,7 +32,14 @@ from lllaunch.linux.process import (
     wait_readable,
 )
 from lllaunch.spawner.interpreter import Shared, exec_part, interpreter_command, start_interpreter
-from lllaunch.spawner.orphans import MARK, Inherited, end_adopted, kill_below, new_mark
+from lllaunch.spawner.orphans import (
+    MARK,
+    SETTLE_SECONDS,
+    Inherited,
+    end_adopted,
+    kill_below,
+    new_mark,
+)
 from lllaunch.spawner.protocol import Channel, Message, Pickled, SpawnRequest, Target, event_of
 
 if TYPE_CHECKING:
@@ -400,10 +407,10 @@ class Spawner:
         self._command("kill", chosen, signal.SIGKILL)
         self._workers.signal_directly(chosen, signal.SIGKILL)
 
-    def clean_up(self) -> None:
+    def clean_up(self, settle: float = SETTLE_SECONDS) -> None:
         """End what workers left behind; `OrphansGone` follows."""
         self._awaited_cleanup = next(self._numbers)
-        self._send({"op": "clean_up", "cleanup": self._awaited_cleanup})
+        self._send({"op": "clean_up", "cleanup": self._awaited_cleanup, "settle": settle})
 
     def abandon(self, keys: Iterable[int]) -> None:
         """Wait no longer for workers, nor for a cleanup: no event of either follows.

@@ -39,7 +39,15 @@ from lllaunch.linux.process import (
 from lllaunch.spawner import forks
 from lllaunch.spawner.child import close_above_2, open_streams
 from lllaunch.spawner.forks import flush_streams, fork
-from lllaunch.spawner.orphans import MARK, OrphanCleanup, adopted, end_adopted, kill_below, new_mark
+from lllaunch.spawner.orphans import (
+    MARK,
+    SETTLE_SECONDS,
+    OrphanCleanup,
+    adopted,
+    end_adopted,
+    kill_below,
+    new_mark,
+)
 
 if TYPE_CHECKING:
     import resource
@@ -228,9 +236,9 @@ class Forker:
         chosen = [self._children[pid] for pid in keys if pid in self._children]
         return [child for child in chosen if not process_ended(child.pidfd)]
 
-    def clean_up(self) -> None:
+    def clean_up(self, settle: float = SETTLE_SECONDS) -> None:
         """End what workers left behind; `OrphansGone` follows."""
-        self._cleanup = OrphanCleanup()
+        self._cleanup = OrphanCleanup(settle=settle)
         self._alarm.set(0.0)
 
     def abandon(self, keys: Iterable[int]) -> None:

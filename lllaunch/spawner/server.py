@@ -526,7 +526,7 @@ class Server:
         self._send({"event": "done", "command": message.header["command"]})
 
     def _begin_cleanup(self, message: Message) -> None:
-        self._cleanup = OrphanCleanup(message.header["cleanup"])
+        self._cleanup = OrphanCleanup(message.header["cleanup"], message.header["settle"])
 
     def _end_cleanup(self, _: Message) -> None:
         """Let what a cleanup cannot end be: later workers shall not be ended for it, nor wait."""

@@ -1130,7 +1130,7 @@ class Machine:
             if self._reason or self._preflight or not self._alone or self.state not in _SUCCEEDED:
                 self._reason = "signal"
         if self.state is GroupState.CLEANING_UP:
-            return "" if first else "second"
+            return "" if first and self._reason else "second"
         look = event.look is not None and self.state is GroupState.RUNNING and not self._preflight
         return "look first" if look else ""
 

@@ -14,6 +14,7 @@ from lllaunch.events import AttemptProgress, Exited, OrphansGone, SpawnerGone
 from lllaunch.linux import proc
 from lllaunch.linux.process import wait
 from lllaunch.signal_source import STACKS_ON, SignalSource
+from lllaunch.spawner.orphans import SETTLE_SECONDS
 from lllaunch.supervisor.machine import (
     PREFLIGHT_RANK,
     AbandonWorkers,
@@ -162,6 +163,7 @@ class Supervisor:
         watchdog: watches the workers.
         clock: the one of deadlines and of the watchdog; time for which all is stopped is left out.
         grace_period: seconds between the polite signal and SIGKILL.
+        leftovers: seconds that what workers leave behind has to end, when all have succeeded.
         observe: sees every event and action, as `drive` says.
         nodes: the other nodes; None if there are none.
         control: makes what answers other processes that ask about the run, a second after the first
@@ -189,6 +191,7 @@ class Supervisor:
         watchdog: WatchdogDriver,
         clock: RunClock,
         grace_period: float = 30.0,
+        leftovers: float = SETTLE_SECONDS,
         observe: Observe = lambda item: item,
         nodes: OtherNodes | None = None,
         control: Callable[[], RunControl | None] | None = None,
@@ -206,6 +209,7 @@ class Supervisor:
         self._signals = signals
         self._clock = clock
         self._grace_period = grace_period
+        self._leftovers = leftovers
         self._observe = observe
         self._nodes = nodes
         self._make_control = control
@@ -494,9 +498,12 @@ class Supervisor:
             pids = [workers.known_pids().get(rank) for rank in sorted(action.ranks)]
             logger.error("SIGKILL does not end the processes %s; they are abandoned", pids)
         elif isinstance(action, CleanUp):
-            workers.clean_up()
-            # They get SIGKILL at once, so this is for what hangs in the kernel.
-            self._deadlines.restart("cleanup", max(self._grace_period, UNKILLABLE_SECONDS))
+            waits = not (self.machine.fails or self.machine.in_preflight)
+            settle = self._leftovers if waits else SETTLE_SECONDS
+            workers.clean_up(settle)
+            # Then they get SIGKILL, so this is for what hangs in the kernel.
+            patience = settle + max(self._grace_period, UNKILLABLE_SECONDS)
+            self._deadlines.restart("cleanup", patience)
 
 
 def _aborted_itself(event: object) -> bool:

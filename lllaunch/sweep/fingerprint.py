@@ -24,7 +24,7 @@ NEUTRAL: frozenset[str] = frozenset(
         *("log_dir", "redirects", "tee", "local_ranks_filter", "log_line_prefix"),
         *("collapse", "duplicate_stdout_filters", "duplicate_stderr_filters", "console"),
         # what is noticed, how workers are ended, and how often all is tried again
-        *("watchdog", "signals", "grace_period", "max_restarts", "restart"),
+        *("watchdog", "signals", "grace_period", "leftovers", "max_restarts", "restart"),
         *("min_disk", "preflight", "samples"),
         # what it runs on; the number of nodes is in, as the number of workers is
         *("resources", "pin_cpus", "node_rank", "rdzv", "cluster"),

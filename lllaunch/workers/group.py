@@ -26,6 +26,7 @@ from lllaunch.signal_source import SignalException
 from lllaunch.spawner import store
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.interpreter import split
+from lllaunch.spawner.orphans import SETTLE_SECONDS
 from lllaunch.spawner.preloading import loaded_runtimes, pause
 from lllaunch.spawner.protocol import Forked
 from lllaunch.workers.tail import Tees, open_filtered
@@ -68,8 +69,8 @@ class Starter(Protocol):
         """SIGKILL workers and all that descends from them."""
         ...
 
-    def clean_up(self) -> None:
-        """End what workers left behind."""
+    def clean_up(self, settle: float) -> None:
+        """End what workers left behind and has not ended after ``settle`` seconds."""
         ...
 
     def abandon(self, keys: Iterable[int]) -> None:
@@ -328,11 +329,15 @@ class WorkerProcesses:
             self._terminated_by.update(dict.fromkeys(chosen, int(Signals.SIGKILL)))
             self._starter.kill([self._keys[rank] for rank in sorted(chosen)])
 
-    def clean_up(self) -> None:
-        """Ask for the end of what the workers left behind; `OrphansGone` follows."""
+    def clean_up(self, settle: float = SETTLE_SECONDS) -> None:
+        """Ask for the end of what the workers left behind; `OrphansGone` follows.
+
+        Args:
+            settle: seconds that it has to end by itself.
+        """
         if self._starter is not None:
             self._end_store()
-            self._starter.clean_up()
+            self._starter.clean_up(settle)
 
     def release(self) -> None:
         """Show what is left of the output and close files; idempotent.

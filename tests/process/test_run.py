@@ -253,14 +253,28 @@ def test_process_left_behind_is_reported(run: Run) -> None:
     assert f"a worker left process {leftover['pid']} behind (sleep 1000); it was killed" in run.text
 
 
+@pytest.mark.parametrize("end", ["open('uploaded', 'w')", "os.kill({}, 15); time.sleep(1000)"])
+def test_process_left_behind_may_end_by_itself_until_a_signal_comes(run: Run, end: str) -> None:
+    upload = (
+        "import os, time\n"
+        "if os.fork() == 0:\n"
+        "    while 'CleanUp' not in open('run/events.jsonl').read(): time.sleep(0.01)\n"
+        "    time.sleep(1)\n"
+    )
+    text = f"{upload}    {end.format(os.getpid())}\n    os._exit(0)\n"
+    outcome = run.script(text, leftovers=1000.0, signals=(signal.SIGTERM,))
+    assert (outcome.state, outcome.exit_code) == ("succeeded", 0)
+    assert (run.root / "uploaded").exists() == ("uploaded" in end)
+
+
 def test_signal_after_the_workers_have_succeeded_takes_nothing_back(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clean_up = WorkerProcesses.clean_up
 
-    def signalled(workers: WorkerProcesses) -> None:
+    def signalled(workers: WorkerProcesses, settle: float) -> None:
         signal.raise_signal(signal.SIGTERM)
-        clean_up(workers)
+        clean_up(workers, settle)
 
     monkeypatch.setattr(WorkerProcesses, "clean_up", signalled)
     outcome = run.function("def main(): return 7", signals=(signal.SIGTERM,))

@@ -85,7 +85,7 @@ class PlayedStarter:
         """Noted."""
         self.orders.append(Order("kill", tuple(keys)))
 
-    def clean_up(self) -> None:
+    def clean_up(self, settle: float) -> None:
         """Noted."""
         self.orders.append(Order("clean_up"))
 

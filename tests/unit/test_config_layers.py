@@ -36,6 +36,7 @@ OTHER: dict[str, Any] = {
     "log_line_prefix": "> ",
     "collapse": False,
     "grace_period": "5s",
+    "leftovers": "10s",
     "signals": "SIGUSR1",
     "watchdog": "strict",
     "max_restarts": 3,

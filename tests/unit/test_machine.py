@@ -479,13 +479,10 @@ def test_what_has_succeeded_stays_so_when_a_signal_comes() -> None:
     success = v.Finish(WorkerState.SUCCEEDED)
     machine = running(1)
     assert machine.handle(end_of(0, ok=True)) == (v.CleanUp(),)
-    assert machine.handle(v.SignalReceived(SIGTERM)) == ()
-    assert machine.worker_state is WorkerState.SUCCEEDED
-    # it is waited for what the workers have left behind, but not after another signal
-    other = copy.deepcopy(machine)
-    assert machine.handle(OrphansGone()) == (v.WaitForOthers(),)
-    assert machine.handle(v.BarrierPassed()) == (success,)
-    assert other.handle(v.SignalReceived(SIGTERM)) == (success,)
+    barrier = copy.deepcopy(machine)
+    assert machine.handle(v.SignalReceived(SIGTERM)) == (success,)
+    assert barrier.handle(OrphansGone()) == (v.WaitForOthers(),)
+    assert barrier.handle(v.SignalReceived(SIGTERM)) == (success,)
 
 
 def test_leftovers_that_do_not_end_forbid_a_restart_but_no_success() -> None:

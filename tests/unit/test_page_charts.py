@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lllaunch.pages.charts import (
-    CategoryBar,
     ChartAxis,
     ChartBand,
     ChartCurve,
@@ -23,7 +22,6 @@ from lllaunch.pages.charts import (
     ChartScale,
     ChartSpan,
     ChartText,
-    category_bars,
     lanes,
     line_chart,
     parallel,
@@ -165,7 +163,6 @@ def test_points_and_lanes_can_be_drawn_whatever_they_hold(
     drawn(lanes(NAME, rows, axis))
     lines = [ChartPolyline((x, y), "<") for x, y in values]
     drawn(parallel(NAME, [axis, axis], lines))
-    drawn(category_bars(NAME, [CategoryBar("<", x) for x, _ in values], axis))
 
 
 def test_points_lie_where_they_are() -> None:
@@ -187,11 +184,3 @@ def test_lines_lie_on_parallel_axes() -> None:
     # where numbers span decades steps are factors
     texts = [text for _, text in ChartScale(log, [0.01, 1, -4, 0]).ticks()]
     assert texts == ["0.01", "0.02", "0.05", "0.1", "0.2", "0.5", "1"]
-
-
-def test_bars_are_as_long_as_their_values() -> None:
-    bars = [CategoryBar("oom", 4, kind="failed"), CategoryBar("<hang>", 1, "one")]
-    root = drawn(category_bars(NAME, bars, ChartAxis()))
-    assert [each.get("width") for each in root.iter("rect")] == ["100%", "25%"]
-    words = [(each[0].tail if len(each) else each.text) for each in root.iter("text")]
-    assert words == ["oom", "4", "<hang>", "one"]
