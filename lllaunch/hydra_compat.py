@@ -141,7 +141,7 @@ def take_over_apps(run: Callable[..., Any], start: Callable[..., Any]) -> None:
 
     Args:
         run: in the place of what does what a command line asks for.
-        start: in the place of `Hydra.run` and `Hydra.multirun`.
+        start: in the place of `Hydra.run` and `Hydra.multirun`, and of what begins any job.
     """
     for seam in (Seam.RUN_APP, Seam.RUN_OTHER_APP):
         # a script that has not imported hydra.main has no app that it would start
@@ -149,6 +149,9 @@ def take_over_apps(run: Callable[..., Any], start: Callable[..., Any]) -> None:
             _wrap(*_owner(seam), run)
     for name in ("run", "multirun"):
         _wrap(Hydra, name, start)
+    # other libraries (hydra-zen) start jobs without those
+    for name in ("on_run_start", "on_multirun_start"):
+        _wrap(Callbacks, name, start)
 
 
 def _wrap(owner: Any, name: str, instead: Callable[..., Any]) -> None:

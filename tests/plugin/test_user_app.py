@@ -279,6 +279,51 @@ def test_workers_find_the_function(tmp_path: Path, form: str) -> None:
         assert values(project, job) == {rank: [x, str(rank)] for rank in (0, 1)}
 
 
+TWICE = """
+from hydra import initialize
+from hydra._internal.callbacks import Callbacks
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.core.utils import run_job
+from hydra.types import HydraContext, RunMode
+
+def train(cfg):
+    with open("ran", "a") as file:
+        file.write(f"{cfg.x}\\n")
+
+def launch(x, mode, launcher):
+    with initialize(config_path=None, version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        words = [f"hydra/launcher={launcher}", f"x={x}"]
+        config = hydra.compose_config("made", words, run_mode=mode)
+        callbacks = Callbacks(config)
+        context = HydraContext(config_loader=hydra.config_loader, callbacks=callbacks)
+        if mode == RunMode.RUN:
+            callbacks.on_run_start(config=config, config_name="made")
+            run_job(train, config, "hydra.run.dir", None, hydra_context=context)
+        else:
+            callbacks.on_multirun_start(config=config, config_name="made")
+            sweeper = Plugins.instance().instantiate_sweeper(
+                config=config, hydra_context=context, task_function=train
+            )
+            sweeper.sweep(list(config.hydra.overrides.task))
+
+if __name__ == "__main__":
+    ConfigStore.instance().store(name="made", node={"x": 0})
+    launch(1, RunMode.RUN, "basic")
+    launch(2, RunMode.MULTIRUN, "lllaunch")
+"""
+
+
+def test_workers_do_not_run_what_the_script_has_launched_before(tmp_path: Path) -> None:
+    project = SweepProject(tmp_path)
+    project.write("twice.py", TWICE)
+    ended = project.run(python=("twice.py",))
+    assert ended.code == 0, ended.err
+    assert (project.root / "ran").read_text().split() == ["1", "2"]
+
+
 FORKED = """
 import os, random
 import hydra, numpy, torch
