@@ -5,8 +5,8 @@ import torch.distributed as dist
 
 
 def set_up() -> None:
-    os.environ["MASTER_PORT"] = sys.argv[1]
-    dist.init_process_group("gloo")
+    first = os.environ["RANK"] == "0"
+    dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=first)
 
 
 set_up()
