@@ -436,8 +436,9 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
     try:
         slurm.requeue(job)
     except LaunchError as error:
+        facts = _facts(job)
         # Slurm may have come first, and refuses what it has done itself
-        if _ending(job) != "requeued":
+        if facts is None or slurm.ending(facts, restart_count()) != "requeued":
             note(batch, BatchEnded(code, first_line(str(error))))
             raise
     # Slurm ends what is left of the job
@@ -471,12 +472,6 @@ def _patiently(job: str) -> JobFacts | None:
         if facts is not None:
             return facts
     return _facts(job)
-
-
-def _ending(job: str) -> Ending | None:
-    """Return why this job is being ended; None if it is not, or if nobody says."""
-    facts = _facts(job)
-    return None if facts is None else slurm.ending(facts, restart_count())
 
 
 def _has_lost_node(outcome: RunOutcome | None, *, announced: bool) -> bool:

@@ -353,18 +353,11 @@ class Following:
         where = shown_path(self._directory, os.getcwd())
         asks = sys.stdin.isatty() and sys.stderr.isatty()
         answer = ask("the job") if asks else "leave"
-        if answer == "cancel":
-            self._cancel()
-        elif answer == "leave":
-            self._left(where)
-        return answer != "leave"
-
-    def _left(self, where: str) -> None:
-        self._console.note(
-            f"left; 'lllaunch logs -f {where}' follows it, 'lllaunch stop {where}' ends it"
-        )
-
-    def _cancel(self) -> None:
         submission = read_submission(self._directory)
-        if submission is not None and submission.job:
+        if answer == "cancel" and submission is not None and submission.job:
             slurm.cancel([submission.job])
+        elif answer == "leave":
+            self._console.note(
+                f"left; 'lllaunch logs -f {where}' follows it, 'lllaunch stop {where}' ends it"
+            )
+        return answer != "leave"

@@ -608,8 +608,12 @@ def test_a_cluster_that_does_not_answer_is_asked_again_and_left_in_the_end(
         ended = finish(hasty, 1)
     assert "Slurm has not answered for 1.0 s, so its jobs are left" in ended.err
     assert "hydra.launcher.resume=" in ended.err
+    with slurm.without_controller():
+        launcher = sweeps.start("hydra.launcher.resume=sweep", *jobs)
+        launcher.said("Slurm does not answer")
+    launcher.said("2 jobs that an earlier launcher has submitted are followed")
     sweeps.go()
-    sweeps.resume(*jobs)
+    finish(launcher)
     assert sweeps.starts() == {0: 1, 1: 1}
     assert sweeps.values() == {0: 10, 1: 20}
 

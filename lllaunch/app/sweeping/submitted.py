@@ -115,6 +115,7 @@ class ReadyJob(NamedTuple):
     cluster: Cluster | None = None
 
 
+@dataclass(slots=True)
 class SubmittedJob:
     """A job that is in a queue.
 
@@ -129,16 +130,14 @@ class SubmittedJob:
         ended: whether it has, started or not.
     """
 
-    __slots__ = ("cancelled", "directory", "ended", "gone", "id", "number", "running", "shares")
-
-    def __init__(self, number: int, directory: str, id: str, *, shares: bool) -> None:  # noqa: A002 - Slurm's word
-        self.number = number
-        self.directory = directory
-        self.id = id
-        self.shares = shares
-        self.running = False
-        self.gone = 0
-        self.cancelled = self.ended = False
+    number: int
+    directory: str
+    id: str
+    shares: bool
+    running: bool = False
+    gone: int = 0
+    cancelled: bool = False
+    ended: bool = False
 
 
 class ReadyArray(NamedTuple):
@@ -215,7 +214,7 @@ class SubmittedSweep:
         self._holders: list[str] = []
         # the first of those, if the cluster had no room for it
         self._ready: ReadyArray | None = None
-        # whether that may have come into the queue nevertheless
+        # whether that, or what an earlier launcher had, may be in the queue
         self._unsure = False
         # what was submitted, with its id
         self._arrays: list[tuple[Array, str]] = []
@@ -251,7 +250,7 @@ class SubmittedSweep:
             return self._leave(told.signum) if self._has_any() else self._end_by(told.signum)
         except LaunchError:
             # what is in the queue goes on
-            self.left = bool(self._in_queue)
+            self.left = self._unsure or bool(self._in_queue)
             raise
         finally:
             # what was not submitted is so with another one
@@ -266,7 +265,9 @@ class SubmittedSweep:
         if not os.path.isdir(os.path.join(self._session.path, ARRAYS)):
             return
         wanted, arrays = frozenset(numbers), known_arrays(self._session.path)
+        self._unsure = True
         queued = self._queued_by_now(arrays, wanted)
+        self._unsure = False
         for array in arrays:
             of_array = array.submission.job or _id_of(queued, array.directory)
             before = len(self._in_queue)
@@ -304,13 +305,27 @@ class SubmittedSweep:
             for job in task
             if job.number in wanted and not _has_ended(job.directory)
         }
-        queued = slurm.queued()
+        queued = self._queued()
         for _ in range(_LOOKS - 1):
             if queued.keys() >= known.keys():
                 break
             time.sleep(_PAUSE)
-            queued |= slurm.queued()
+            queued |= self._queued()
         return queued
+
+    def _queued(self) -> dict[str, QueuedJob]:
+        """Return what is in the queue, when the cluster answers.
+
+        Raises:
+            ClusterSilent: it has not for long.
+        """
+        while True:
+            self._heed()
+            try:
+                return slurm.queued()
+            except slurm.SlurmFailed as error:
+                self._note_silence(str(error))
+            wait([self._signals], seconds=_LONGEST_PAUSE)
 
     # Composing
 
