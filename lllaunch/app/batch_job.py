@@ -292,14 +292,15 @@ def _end_others(job: str) -> None:
         slurm.cancel([job])
 
 
-def _facts(job: str) -> JobFacts | None:
+def _facts(job: str, questions: int = 1) -> JobFacts | None:
     """Return what Slurm says of this job; None if it says nothing in time."""
     slurm.TIMEOUT = _PATIENCE
-    try:
-        return slurm.job_facts(job)
-    except LaunchError as error:
-        _say(str(error))
-        return None
+    for _ in range(questions):
+        try:
+            return slurm.job_facts(job)
+        except LaunchError as error:
+            _say(str(error))
+    return None
 
 
 def _say(text: str) -> None:
@@ -402,7 +403,8 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
     kind = "" if result is None or outcome is None else result.cause_type
     lost_node = _has_lost_node(outcome, announced=announced)
     asks = announced or lost_node
-    facts = _patiently(job) if asks else None
+    # asked for again as long as there may be time for it
+    facts = _facts(job, _QUESTIONS) if asks else None
     ending = None if facts is None else slurm.ending(facts, restart_count())
     decision = decide(
         batch.account,
@@ -465,15 +467,6 @@ def _was_told_to_end(batch: BatchJob, code: int) -> bool:
     return batch.announced and (outcome.signum is not None or killed)
 
 
-def _patiently(job: str) -> JobFacts | None:
-    """Return what Slurm says of this job, asked for again as long as there may be time for it."""
-    for _ in range(_QUESTIONS - 1):
-        facts = _facts(job)
-        if facts is not None:
-            return facts
-    return _facts(job)
-
-
 def _has_lost_node(outcome: RunOutcome | None, *, announced: bool) -> bool:
     """Return whether a run has failed of the loss of a node, or had lost one when it was ended."""
     if outcome is None or not outcome.exit_code:
@@ -483,20 +476,14 @@ def _has_lost_node(outcome: RunOutcome | None, *, announced: bool) -> bool:
     return failed or (announced and lost)
 
 
-_CAUSES: dict[str, RequeueCause] = {
-    "preempted": "preempted",
-    "timeout": "timeout",
-    "node": "node_failure",
-}
-
-
 def _cause_of_ending(ending: Ending | None) -> RequeueCause | None:
     """Return what an end was about, as far as Slurm says."""
-    if ending == "requeued":
-        with contextlib.suppress(LaunchError):
-            down = slurm.has_down_node(os.environ.get("SLURM_JOB_NODELIST", ""))
-            return "node_failure" if down else "preempted"
-    return _CAUSES.get(ending or "")
+    if ending != "requeued":
+        return None if ending == "cancelled" else ending
+    with contextlib.suppress(LaunchError):
+        down = slurm.has_down_node(os.environ.get("SLURM_JOB_NODELIST", ""))
+        return "node_failure" if down else "preempted"
+    return None
 
 
 def restart_count() -> int:

@@ -162,7 +162,7 @@ class JobFacts(NamedTuple):
     name: str = ""
 
 
-Ending = Literal["requeued", "preempted", "timeout", "node", "cancelled"]
+Ending = Literal["requeued", "preempted", "timeout", "node_failure", "cancelled"]
 
 
 class SlurmLimits(NamedTuple):
@@ -441,9 +441,9 @@ def ending(facts: JobFacts, restart_count: int) -> Ending | None:
         "requeued": it starts again by itself, later, whatever its processes do. "preempted":
         another job takes its place; it may run until its `JobFacts.end_time`. A job that ends
         before does not come back by itself.
-        "timeout": its time is over. "node": a node is lost, and it does not start again by itself.
-        "cancelled": somebody has cancelled it, and it must not be put back. None: it is not being
-        ended, and the signal was all there is.
+        "timeout": its time is over. "node_failure": a node is lost, and it does not start again by
+        itself. "cancelled": somebody has cancelled it, and it must not be put back. None: it is not
+        being ended, and the signal was all there is.
     """
     if facts.restarts > restart_count:
         return "requeued"
@@ -454,7 +454,7 @@ def ending(facts: JobFacts, restart_count: int) -> Ending | None:
     if facts.reason == "TimeLimit" or facts.state == "TIMEOUT":
         return "timeout"
     if facts.reason == "NodeDown" or facts.state == "NODE_FAIL":
-        return "node"
+        return "node_failure"
     return "cancelled"
 
 

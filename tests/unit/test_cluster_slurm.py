@@ -108,7 +108,7 @@ def test_of_an_array_that_task_is_looked_for_that_was_asked_for() -> None:
         ({"state": "COMPLETING"}, 1, "requeued"),
         ({"state": "PENDING", "reason": "BeginTime"}, 0, "requeued"),
         ({"state": "COMPLETING", "reason": "TimeLimit"}, 2, "timeout"),
-        ({"state": "COMPLETING", "reason": "NodeDown"}, 2, "node"),
+        ({"state": "COMPLETING", "reason": "NodeDown"}, 2, "node_failure"),
         ({"state": "TIMEOUT"}, 2, "timeout"),
         # time of grace, and without --requeue
         ({"preempt_time": 5.0}, 2, "preempted"),

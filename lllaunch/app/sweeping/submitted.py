@@ -303,7 +303,7 @@ class SubmittedSweep:
             if array.submission.job
             for index, task in enumerate(array.tasks)
             for job in task
-            if job.number in wanted and not _has_ended(job.directory)
+            if job.number in wanted and not isinstance(account_of(job.directory).last, BatchEnded)
         }
         queued = self._queued()
         for _ in range(_LOOKS - 1):
@@ -591,9 +591,8 @@ class SubmittedSweep:
         directory = new_directory(self._session.path)
         write_tasks(directory, array)
         cluster = array.cluster
-        limits = Limits(
-            cluster.requeue, cluster.signal_delay, _counts(self._policy.retries._asdict())
-        )
+        retries = {cause: n for cause, n in self._policy.retries._asdict().items() if n}
+        limits = Limits(cluster.requeue, cluster.signal_delay, retries)
         submission = Submission(
             "", directory, now_ns(), socket.gethostname(), limits, self._snapshot_json
         )
@@ -865,16 +864,8 @@ def _was_cancelled(job: SubmittedJob, *, started: bool) -> bool:
     return facts is not None and facts.state == "CANCELLED"
 
 
-def _has_ended(directory: str) -> bool:
-    return isinstance(account_of(directory).last, BatchEnded)
-
-
 def _has_succeeded(directory: str, known: str) -> bool:
     """Return whether a job has succeeded in a batch job."""
     account = account_of(directory)
     ended = isinstance(account.last, BatchEnded) and account.last.exit_code == 0
     return ended and account.job == known and os.path.exists(os.path.join(directory, RESULT))
-
-
-def _counts(retries: Mapping[str, int]) -> dict[str, int]:
-    return {cause: count for cause, count in retries.items() if count}
