@@ -423,12 +423,17 @@ class HydraSweep:
                 console.began(
                     self._session.path, 0, batch.label, common=self._common(batch), batch=1
                 )
-                failure = self._conclude(batch, console, None)
+                failure = self._conclude(batch, console, None, seen=False)
             if failure is not None:
                 raise failure
 
     def _conclude(
-        self, batch: JobBatch, console: SweepConsole, failure: LaunchError | None
+        self,
+        batch: JobBatch,
+        console: SweepConsole,
+        failure: LaunchError | None,
+        *,
+        seen: bool = True,
     ) -> LaunchError | None:
         """Write and say what became of the sweep, of which this was the last batch.
 
@@ -436,6 +441,7 @@ class HydraSweep:
             batch: the last one.
             console: says it.
             failure: what the sweep has ended with, or None.
+            seen: whether the console has seen what became of the jobs.
 
         Returns:
             That, or why the sweep's summary cannot be written.
@@ -447,10 +453,10 @@ class HydraSweep:
             self._session.write(result, batch.numbers, batch.label)
         except OutputError as error:
             failure = failure or error
-        if self.at_once:
-            console.finished(result, batch.numbers, resume=self._command)
-        else:
-            console.finished(result, resume=None)
+        resume = self._command if self.at_once else None
+        # one that has not seen the jobs knows no times of theirs
+        numbers = batch.numbers if self.at_once and seen else None
+        console.finished(result, numbers, resume=resume)
         tell_ci(self._session.path)
         return failure
 
