@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from lllaunch.app.submitting import SubmittedFunction
     from lllaunch.config.document import Sexagesimal
     from lllaunch.config.origin import Origins
+    from lllaunch.console.console import Console
     from lllaunch.run.directory import RunDirectory
-    from lllaunch.run.observer import Speaker
     from lllaunch.run.outcome import RunOutcome
     from lllaunch.run.snapshot import Snapshot
     from lllaunch.run.submission import BatchJob
@@ -227,7 +227,7 @@ def perform(
     spec: LaunchSpec,
     cfg: DictConfig,
     user: UserFunction | SubmittedFunction | None,
-    console: Speaker,
+    console: Console,
     spawner: Spawner | None,
     build: Callable[[], Mapping[str, Any]] | None = None,
     directory: RunDirectory | None = None,

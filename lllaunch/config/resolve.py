@@ -87,9 +87,9 @@ from lllaunch.config.watchdog import check_replaced, read_watchdog
 from lllaunch.errors import ConfigError, Diagnostic, Unfit
 from lllaunch.macros import names_in
 from lllaunch.secret_names import is_secret_name
+from lllaunch.spawner.interpreter import is_of_contract
 from lllaunch.spec import LaunchSpec, Path, rank_key
 from lllaunch.std import Std
-from lllaunch.supervisor.environ import CONTRACT_NAMES
 from lllaunch.text import shorten, write_range
 
 MOST_STEPS = 20_000
@@ -143,10 +143,6 @@ class _Steps:
                 yield to, target
 
 
-# With what stands in the contract: set by the launcher for each worker.
-CONTRACT_PREFIXES = ("TORCHELASTIC_", "LLLAUNCH_")
-
-
 def read_env(tree: Tree, key: str, findings: Findings) -> dict[str, Tree]:
     """Reads variables.
 
@@ -178,7 +174,7 @@ def _name(name: Any) -> str:
         raise Unfit("the name of a variable, text", "quote the name", code="variable")
     if not name or "=" in name or "\0" in name:
         raise Unfit("the name of a variable, without '=' and NUL characters", code="variable")
-    if name in CONTRACT_NAMES or name.startswith(CONTRACT_PREFIXES):
+    if is_of_contract(name):
         raise Unfit(
             "a variable that the launcher does not set for each worker",
             "leave it out",

@@ -183,10 +183,10 @@ class Size(NamedTuple):
     lines: int = 0
 
 
-def size_of(descriptor: int) -> Size:
-    """Returns the size of a terminal."""
-    with contextlib.suppress(OSError, ValueError):
-        return Size(*os.get_terminal_size(descriptor))
+def size_of(stream: TextIO) -> Size:
+    """Returns the size of the terminal that a stream is."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        return Size(*os.get_terminal_size(stream.fileno()))
     return Size()
 
 
@@ -247,7 +247,7 @@ class BottomTable:
         if self._flow.pending:
             return False
         size = self._size()
-        rows = table(size) if size.columns and _in_foreground(self._flow) else []
+        rows = table(size) if size.columns and in_foreground(self._flow.stream.fileno()) else []
         text = self._above(size) + self._rows(rows)
         self._drawn_for = size
         self._shown = [sum(cells(span.text) for span in row) for row in rows]
@@ -278,13 +278,6 @@ class BottomTable:
 def _lines_of(width: int, columns: int) -> int:
     """How many lines a row takes: most terminals break those that no longer fit when narrowed."""
     return 1 if columns <= 0 else max(1, -(-width // columns))
-
-
-def _in_foreground(flow: Outlet) -> bool:
-    """Whether this process may draw: a shell does while it has put its job in the background."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        return in_foreground(flow.stream.fileno())
-    return True
 
 
 # How long a message waits for a stream, seconds; jobs wait for the launcher meanwhile.
@@ -409,7 +402,7 @@ class SweepConsole:
             self._say([(StyledText(f"lllaunch: {text}"),)])
         if self._live and self._flow is not None:
             stream = self._flow.stream
-            self._screen = BottomTable(self._flow, lambda: _size(stream), self._paint)
+            self._screen = BottomTable(self._flow, lambda: size_of(stream), self._paint)
             self._draw(self._clock())
 
     def awaited(self) -> tuple[int, ...]:
@@ -571,7 +564,7 @@ def _can_show(stream: TextIO | None) -> bool:
     """Whether a stream is a terminal that can show a table."""
     if stream is None or not _can_draw(stream):
         return False
-    size = _size(stream)
+    size = size_of(stream)
     return size.columns >= _LEAST.columns and size.lines >= _LEAST.lines
 
 
@@ -579,15 +572,8 @@ def _can_draw(stream: TextIO) -> bool:
     return moves_cursor() and is_terminal(stream)
 
 
-def _size(stream: TextIO) -> Size:
-    try:
-        return size_of(stream.fileno())
-    except (AttributeError, OSError, ValueError):
-        return Size()
-
-
 def _columns(stream: TextIO) -> int:
-    return _size(stream).columns if is_terminal(stream) else 0
+    return size_of(stream).columns if is_terminal(stream) else 0
 
 
 # Bytes of what stands for a failure, and how many there may be: later ones are all reported.

@@ -35,9 +35,9 @@ from lllaunch.std import Std
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from lllaunch.console.console import Console
     from lllaunch.linux.cgroup import Memory
     from lllaunch.run.nodes import RunNodes
-    from lllaunch.run.observer import Speaker
     from lllaunch.run.outcome import RunOutcome
     from lllaunch.run.submission import BatchJob
     from lllaunch.spawner.client import Spawner
@@ -72,7 +72,7 @@ def execute(
     *,
     plan_text: str,
     plan_hash: str,
-    console: Speaker,
+    console: Console,
     spawner: Spawner | None = None,
     targets: Callable[[Mapping[str, str]], Target | Forked] | None = None,
     build: Callable[[], Mapping[str, Any]] | None = None,
@@ -141,7 +141,7 @@ class _Run:
         self,
         spec: LaunchSpec,
         plan_hash: str,
-        console: Speaker,
+        console: Console,
         redact: Redactor,
         build: Callable[[], Mapping[str, Any]] | None,
     ) -> None:

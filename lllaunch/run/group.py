@@ -30,7 +30,7 @@ from lllaunch.signal_source import SignalException, SignalSource
 from lllaunch.spawner import store
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.dump import CRASH, CRASH_FILE
-from lllaunch.spawner.interpreter import split
+from lllaunch.spawner.interpreter import acts_at_import, in_common, told
 from lllaunch.spawner.protocol import Forked, Function, Module, Program, Script, Target
 from lllaunch.spec import WatchdogPolicy
 from lllaunch.std import to_map
@@ -406,7 +406,7 @@ class _Group:
         workers = start_processes(
             WorkerProcesses("preflight", 1, LogsDest(log, log), attempt=attempt.number),
             {PREFLIGHT_RANK: Program(program, tuple(preflight.command[1:]))},
-            {**attempt.envs, PREFLIGHT_RANK: attempt.preflight_env},
+            {PREFLIGHT_RANK: attempt.preflight_env},
             **self._places(),
         )
         workers.serve_store(self._port)
@@ -437,6 +437,7 @@ class _Group:
         """Return where the workers of all attempts are started."""
         spec = self._spec
         return {
+            "environ": spawner_environment(spec),
             "spawner": self._spawner,
             "preload": spec.imports,
             "cwd": spec.cwd,
@@ -580,10 +581,13 @@ def spawner_environment(spec: LaunchSpec) -> dict[str, str]:
     """Returns the environment that the run asks its spawner for.
 
     Runs whose spawners have the same, the same working directory and the same preloads can share
-    one.
+    one. What the config says for all workers is in it as it is written there: what differs between
+    workers or attempts, by ``${worker:…}``, each worker is told.
     """
-    envs = {rank: worker_environment(spec, rank) for rank in range(spec.nproc)}
-    return split(os.environ, envs).base
+    envs = [spec.env_of(rank) for rank in range(spec.nproc)]
+    known = contract(_context_before(spec, 0), os.environ)
+    threads = {name: text for name, text in known.items() if acts_at_import(name)}
+    return {**os.environ, **threads, **in_common(envs)}
 
 
 # The last check of a function
@@ -595,9 +599,6 @@ def _check(
     """Lets the spawner import the function and bind its arguments, before any attempt is made."""
     if spec.entrypoint.form != "function" or spec.entrypoint.decided:
         return
-    envs = {rank: worker_environment(spec, rank) for rank in range(spec.nproc)}
-    # what the workers' own start will ask for, so that the preloads are paid for once
-    divided = split(os.environ, envs)
     target = target_of(spec, _context_before(spec, 0).macro_values())
     assert isinstance(target, Function)
     observer.importing((*spec.imports, target.module))
@@ -607,12 +608,13 @@ def _check(
         return observer.next_in()
 
     with signals.raising():
-        spawner.configure(divided.base, spec.spawner_cwd or spec.cwd, spec.imports)
+        # as the workers' own start does, so that the preloads are paid for once
+        spawner.configure(spawner_environment(spec), spec.spawner_cwd or spec.cwd, spec.imports)
         problem = spawner.check_function(
             target.module,
             target.qualname,
             target.call,
-            env=divided.own[0],
+            env=told(worker_environment(spec, 0)),
             cwd=spec.cwd,
             seconds=patience(spec.watchdog),
             meanwhile=show,

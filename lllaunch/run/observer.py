@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any
 
 from lllaunch.clock import now_ns
 from lllaunch.events import (
@@ -73,14 +73,14 @@ from lllaunch.watchdog.findings import Asked, NotFinite
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from lllaunch.console.console import Console
     from lllaunch.errors import RendezvousFailed
     from lllaunch.events import NoProgress
     from lllaunch.run.events import EventLog
     from lllaunch.run.group import Attempt
     from lllaunch.run.hang import Hang
-    from lllaunch.run.outcome import AttemptOutcome, RunOutcome
     from lllaunch.run.samples import SampleLog
-    from lllaunch.spec import ConsolePolicy, LaunchSpec
+    from lllaunch.spec import LaunchSpec
     from lllaunch.supervisor.machine import Reason
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.progress import Progress
@@ -445,74 +445,6 @@ def _file(files: Mapping[int, str], rank: int) -> str:
     return "" if path == "/dev/null" else path
 
 
-class Speaker(Protocol):
-    """Tells the user what happens; none of its methods raises for the stream's sake."""
-
-    def hide(self, redact: Callable[[str], str]) -> None:
-        """Applies ``redact`` to everything from now on."""
-
-    def obey(self, policy: ConsolePolicy, beside: Collection[TextIO | None] = ()) -> None:
-        """Shows what a policy says, from now on; workers write to the streams ``beside``, too."""
-
-    def started(self, attempt: int, workers: int, what: str, directory: str) -> None:
-        """An attempt begins."""
-
-    def restarting(
-        self, attempt: AttemptOutcome, restart: int, of: int | None, wait: float = 0.0
-    ) -> None:
-        """A failed attempt is followed by another one, after ``wait`` seconds."""
-
-    def signalled(
-        self, signum: int, workers: int | None, grace: float, announced: int | None = None
-    ) -> None:
-        """A signal came; the workers get it, and SIGKILL after ``grace`` seconds."""
-
-    def killing(self, signum: int | None, workers: int | None) -> None:
-        """Workers are killed: a second signal came, or the grace period is over."""
-
-    def fired(self, hang: Hang) -> None:
-        """The watchdog found something; now it is looked where the workers stand."""
-
-    def looking(self, signum: int, silent: float | None) -> None:
-        """A signal came to a run that showed no sign of life: its workers get it after a look."""
-
-    def stacks_shown(self, hang: Hang) -> None:
-        """It was seen where the workers stand, and the run goes on."""
-
-    def stacks_taken(self, hang: Hang) -> None:
-        """It was written down where the workers stand."""
-
-    def process_signalled(self, rank: int, pid: int, signum: int) -> None:
-        """A process gets the signal that its timer asks for."""
-
-    def ending(self, signum: int, workers: int | None, grace: float) -> None:
-        """The workers are asked to end for what the watchdog found, and killed after ``grace``."""
-
-    def sampled(self, progress: Mapping[int, Progress], memory: int) -> None:
-        """It was seen how far the workers are, by rank, and how many bytes all of them have."""
-
-    def doing(self, what: str, seconds: float | None = None) -> None:
-        """The workers do not run: this goes on, for so many seconds; nothing if they run."""
-
-    def next_in(self) -> float | None:
-        """Seconds until `tick` has something to show; None if there is nothing."""
-
-    def tick(self, look: Callable[[], Mapping[int, Progress]]) -> None:
-        """Shows how far the run is, if that is due; ``look`` tells how far the workers are."""
-
-    def give_way(self) -> None:
-        """Draws nothing any more on the terminal, as long as nobody calls `tick`."""
-
-    def note(self, text: str) -> None:
-        """Something is worth knowing."""
-
-    def warning(self, text: str) -> None:
-        """Something went wrong that does not end the run; any thread may tell it."""
-
-    def finished(self, outcome: RunOutcome) -> None:
-        """The run is over."""
-
-
 _SIGKILL = 9
 _OF_WATCHDOG = frozenset({"hang", "timeout", "oom"})
 _REJECTIONS = 5
@@ -536,7 +468,7 @@ class RunObserver:
         self,
         spec: LaunchSpec,
         events: EventLog,
-        console: Speaker,
+        console: Console,
         hide: Callable[[str], str] = str,
         samples: str = "",
     ) -> None:

@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -154,6 +155,7 @@ def _set_environment(request: SpawnRequest, around: ChildDefaults) -> None:
     # That of a worker which this launcher runs below.
     os.environ.pop(SOCKET, None)
     os.environ.update(request.env)
+    time.tzset()
     try:
         os.chdir(request.cwd)
     except OSError as error:

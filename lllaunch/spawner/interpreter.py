@@ -1,60 +1,79 @@
 """The spawner's interpreter: how it is started, and which variables must be right by then.
 
-A forked worker cannot take back what its spawner read when it started or imported. So such
-variables are set in the spawner before it preloads; a rank that needs other values gets a fresh
-interpreter.
+A forked worker cannot take back what its spawner read when it started or imported. So the spawner
+has what the config says for all workers before it preloads. Each worker is told all of its own; one
+that needs another value of what was read by then gets a fresh interpreter.
 
-CUDA_VISIBLE_DEVICES acts when CUDA is initialised, which no spawner does. Each worker is told it,
-so that a spawner serves jobs with different GPUs; the spawner's own is for what its preloads ask.
+CUDA_VISIBLE_DEVICES acts when CUDA is initialised, which no spawner does. So a spawner serves jobs
+with different GPUs; its own is for what its preloads ask.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 # Read by the interpreter, the dynamic linker or the C library when a process starts.
-_AT_EXEC = ("PYTHON", "LD_", "MALLOC_")
-_AT_EXEC_NAMES = frozenset({"GLIBC_TUNABLES"})
-# Read when numerical libraries are loaded.
-_AT_IMPORT = (
-    "OMP_",
-    "MKL_",
-    "OPENBLAS_",
-    "KMP_",
-    "GOMP_",
-    "GOTO_",
-    "BLIS_",
-    "NUMEXPR_",
-    "VECLIB_",
-    "NUMBA_",
-    "TORCH_",
-    "PYTORCH_",
-    "JAX_",
-    "XLA_",
-    "TF_",
-    "ATEN_",
+_AT_EXEC = re.compile("(PYTHON|LD_|MALLOC_|LC_|LANG|GLIBC_TUNABLES)")
+# Read by native code of numerical libraries, which nobody sees, when they are loaded.
+_AT_IMPORT = re.compile(
+    "(OMP|MKL|OPENBLAS|KMP|GOMP|GOTO|BLIS|NUMEXPR|VECLIB|NUMBA|TORCH|PYTORCH|JAX|XLA|TF|ATEN)_"
 )
-# Part of the contract between launcher and worker, though the name looks like one of the above.
-_PER_WORKER = frozenset({"TORCH_NCCL_ASYNC_ERROR_HANDLING"})
-# Of what a spawner has in its environment, each worker is told this all the same.
-_ALWAYS_TOLD = "CUDA_VISIBLE_DEVICES"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+_CONTRACT = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    }
+)
+# Told to each worker, whoever has read it before; but a config may set them.
+_TOLD = frozenset({_VISIBLE, "TORCH_NCCL_ASYNC_ERROR_HANDLING"})
+
+
+def is_of_contract(name: str) -> bool:
+    """Whether a variable is set for every worker by the launcher; a config may not set it."""
+    return name in _CONTRACT or name.startswith(("TORCHELASTIC_", "LLLAUNCH_"))
 
 
 def acts_at_exec(name: str) -> bool:
     """Whether a variable must be right when the interpreter is executed."""
-    return name.startswith(_AT_EXEC) or name in _AT_EXEC_NAMES
+    return _AT_EXEC.match(name) is not None
 
 
 def acts_at_import(name: str) -> bool:
     """Whether a variable must be right before modules are preloaded, or earlier."""
-    return acts_at_exec(name) or (name.startswith(_AT_IMPORT) and name not in _PER_WORKER)
+    return acts_at_exec(name) or (_AT_IMPORT.match(name) is not None and name not in _TOLD)
+
+
+def comes_too_late(env: Mapping[str, str], read: frozenset[str]) -> bool:
+    """Whether a fork of this process would not have all variables of a worker in time.
+
+    Args:
+        env: of the worker.
+        read: names that were read here.
+    """
+    return any(
+        acts_at_import(name) or (name in read - _TOLD and not is_of_contract(name))
+        for name, value in env.items()
+        if os.environ.get(name) != value
+    )
 
 
 class Shared(NamedTuple):
@@ -76,51 +95,28 @@ class Shared(NamedTuple):
         Their CUDA_VISIBLE_DEVICES may differ: they are told theirs. That it is not set they cannot
         be told.
         """
-        if _ALWAYS_TOLD in self.environ and _ALWAYS_TOLD not in wanted.environ:
+        if _VISIBLE in self.environ and _VISIBLE not in wanted.environ:
             return False
-        return self._compared() == wanted._compared()
-
-    def _compared(self) -> Shared:
-        others = {name: text for name, text in self.environ.items() if name != _ALWAYS_TOLD}
-        return self._replace(environ=others)
+        hidden = {_VISIBLE: ""}
+        wanted = wanted._replace(environ=wanted.environ | hidden)
+        return self._replace(environ=self.environ | hidden) == wanted
 
 
-class Split(NamedTuple):
-    """The environment of a worker group, divided between the spawner and its workers.
+def told(env: Mapping[str, str]) -> dict[str, str]:
+    """What a worker is told: all of its environment, since its spawner may be another job's.
 
-    Attributes:
-        base: the spawner's whole environment.
-        own: per rank, what differs from ``base``; and CUDA_VISIBLE_DEVICES, if it is set.
-        fresh: ranks that need a fresh interpreter, because a variable of theirs acts at import.
+    Args:
+        env: its variables, on top of this process's environment.
     """
-
-    base: dict[str, str]
-    own: dict[int, dict[str, str]]
-    fresh: frozenset[int]
+    ours = {name: text for name, text in os.environ.items() if not name.startswith("LLLAUNCH_")}
+    return ours | dict(env)
 
 
-def split(outer: Mapping[str, str], envs: Mapping[int, Mapping[str, str]]) -> Split:
-    """Divide the variables of all ranks, each on top of ``outer``, the launcher's own environment.
-
-    A variable that acts at import and has one value in all ranks goes to the spawner.
-    """
-    ranks = sorted(envs)
-    shared = {
-        name: value
-        for name, value in (envs[ranks[0]].items() if ranks else ())
-        if acts_at_import(name) and all(envs[rank].get(name) == value for rank in ranks)
-    }
-    base = {**outer, **shared}
-    own = {
-        rank: {name: value for name, value in env.items() if base.get(name) != value}
-        for rank, env in envs.items()
-    }
-    for rank, env in own.items():
-        told = envs[rank].get(_ALWAYS_TOLD, outer.get(_ALWAYS_TOLD))
-        if told is not None:
-            env[_ALWAYS_TOLD] = told
-    fresh = frozenset(rank for rank, env in own.items() if any(map(acts_at_import, env)))
-    return Split(base, own, fresh)
+def in_common(envs: Collection[Mapping[str, str]]) -> dict[str, str]:
+    """The variables that have one value in all of these, but for CUDA_VISIBLE_DEVICES."""
+    first = next(iter(envs), {})
+    names = (name for name in first if name != _VISIBLE)
+    return {name: first[name] for name in names if all(e.get(name) == first[name] for e in envs)}
 
 
 def exec_part(environ: Mapping[str, str]) -> dict[str, str]:

@@ -18,9 +18,9 @@ import sys
 import time
 import traceback
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from lllaunch.errors import PreloadFailed
 from lllaunch.linux.process import open_pidfd, send_signal, wait_readable
@@ -96,11 +96,34 @@ class Preloaded:
         seconds: how long it took.
         fork_safe: whether a forked canary could compute.
         runtimes: OpenMP runtimes that must be paused before each fork.
+        read: names of the variables that were asked for.
     """
 
     seconds: float = 0.0
     fork_safe: bool = True
     runtimes: list[ctypes.CDLL] = field(default_factory=list)
+    read: frozenset[str] = frozenset()
+
+
+class _Recorder(os._Environ[str]):
+    """What `os.environ` is while modules are imported: it notes the names that are asked for.
+
+    A copy of all, which asks for each in turn, asks for none.
+    """
+
+    read: ClassVar[set[str]] = set()
+    _next: ClassVar[list[str]] = []
+
+    def __iter__(self) -> Iterator[str]:
+        names = list(super().__iter__())
+        self._next[:] = reversed(names)
+        return iter(names)
+
+    def __getitem__(self, name: str) -> str:
+        if not self._next or self._next.pop() != name:
+            self._next.clear()
+            self.read.add(name)
+        return super().__getitem__(name)
 
 
 def preload(cwd: str, modules: Sequence[str]) -> Preloaded:
@@ -116,8 +139,10 @@ def preload(cwd: str, modules: Sequence[str]) -> Preloaded:
         except OSError as error:
             raise PreloadFailed(modules[0], f"{cwd!r}: {error.strerror}") from error
         sys.path[:] = [cwd, *(path for path in sys.path if path != cwd)]
+    os.environ.__class__ = _Recorder
     for module in modules:
         _import(module)
+    os.environ.__class__ = os._Environ
     for module in _OWN_MODULES:
         importlib.import_module(module)
     _forget_finalizers()
@@ -126,7 +151,8 @@ def preload(cwd: str, modules: Sequence[str]) -> Preloaded:
     fork_safe = not runtimes or canary()
     # Keeps the children's collections from touching, and so copying, what they share.
     gc.freeze()
-    return Preloaded(time.monotonic() - started, fork_safe, runtimes)
+    read = frozenset(_Recorder.read)
+    return Preloaded(time.monotonic() - started, fork_safe, runtimes, read)
 
 
 def _forget_finalizers() -> None:

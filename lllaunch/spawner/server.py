@@ -45,6 +45,7 @@ from lllaunch.linux.process import (
 )
 from lllaunch.spawner import forks
 from lllaunch.spawner.child import ChildDefaults, start
+from lllaunch.spawner.interpreter import comes_too_late
 from lllaunch.spawner.orphans import MARK, OrphanCleanup, Pauses, kill_below, kill_with_below
 from lllaunch.spawner.preloading import Preloaded, pause, preload
 from lllaunch.spawner.protocol import Channel, Message, SpawnRequest
@@ -576,6 +577,7 @@ class Server:
         )
         os.environ.clear()
         os.environ.update(header["environ"])
+        time.tzset()
         if header["preload"]:
             # While modules are imported the loop does not run. Should the launcher die now, the
             # kernel does what the loop would: there is nothing else to end yet.
@@ -603,7 +605,7 @@ class Server:
         assert self._around is not None
         pause(self._preloaded.runtimes)
         request = SpawnRequest.decode(message)
-        if not self._preloaded.fork_safe:
+        if not self._preloaded.fork_safe or comes_too_late(request.env, self._preloaded.read):
             request = replace(request, fresh=True)
         if message.lost:
             self._workers.refuse(request.key, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))

@@ -15,30 +15,6 @@ from lllaunch.macros import WORKER_NAMES
 # On one node the store is reached over loopback, whatever the host's name resolves to.
 LOOPBACK = "127.0.0.1"
 
-# Set for every worker by the launcher; a config may not set them.
-CONTRACT_NAMES = frozenset(
-    {
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "ROLE_RANK",
-        "ROLE_NAME",
-        "ROLE_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "TORCHELASTIC_RESTART_COUNT",
-        "TORCHELASTIC_MAX_RESTARTS",
-        "TORCHELASTIC_RUN_ID",
-        "TORCHELASTIC_USE_AGENT_STORE",
-        "TORCHELASTIC_ERROR_FILE",
-        "TORCHELASTIC_SIGNALS_TO_HANDLE",
-        "TORCHELASTIC_TIMER_FILE",
-    }
-)
-
 
 @dataclass(frozen=True)
 class WorkerContext:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lllaunch.errors import Diagnostic
+from lllaunch.spawner.interpreter import acts_at_import
 from lllaunch.sweep.journal import ComposedRecord
 from lllaunch.sweep.machine import VISIBLE
 from lllaunch.sweep.pool import Lease, Need
@@ -39,13 +40,24 @@ class SpawnerKey(NamedTuple):
         Args:
             preload: modules that it imports.
             cwd: working directory of that.
-            environ: its whole environment (`lllaunch.spawner.interpreter.Split.base`).
+            environ: its whole environment (`lllaunch.run.group.spawner_environment`).
             outer: the launcher's own.
         """
         names = sorted((environ.keys() | outer.keys()) - {VISIBLE})
         changes = ((name, environ.get(name)) for name in names)
         changed = tuple(change for change in changes if change[1] != outer.get(change[0]))
         return cls(tuple(preload), cwd, changed)
+
+    def shared(self) -> SpawnerKey:
+        """Returns what it has in common with those of jobs that it serves, too.
+
+        Values of variables may differ that only what was preloaded may have read, by now: the
+        spawner knows, and gives workers that need others fresh interpreters.
+        """
+        changes = (
+            (name, text if acts_at_import(name) else text and "") for name, text in self.changes
+        )
+        return self._replace(changes=tuple(changes))
 
     def environ(self, outer: Mapping[str, str]) -> dict[str, str]:
         """Returns the spawner's environment; of CUDA_VISIBLE_DEVICES it has the launcher's."""

@@ -94,7 +94,7 @@ class SpawnerPool:
         self._limit = limit
         self._prestarted = prestarted
         self._lent = 0
-        # None: a job of this environment runs cold.
+        # By what their jobs share. None: a job of this environment runs cold.
         self._pooled: dict[SpawnerKey, _Pooled | None] = {}
 
     def spawners(self) -> list[Spawner]:
@@ -112,7 +112,7 @@ class SpawnerPool:
 
     def start(self, key: SpawnerKey) -> None:
         """Start the spawner of an environment before a job wants it, if there is none."""
-        if key not in self._pooled:
+        if key.shared() not in self._pooled:
             self._start(key)
 
     def lend(self, key: SpawnerKey, channel: Channel, job: int) -> None:
@@ -124,7 +124,8 @@ class SpawnerPool:
             job: pidfd of its process.
         """
         self._lent += 1
-        pooled = self._pooled[key] if key in self._pooled else self._start(key)
+        known = key.shared() in self._pooled
+        pooled = self._pooled[key.shared()] if known else self._start(key)
         if pooled is None:
             return
         pooled.lent_at = self._lent
@@ -168,7 +169,7 @@ class SpawnerPool:
             if spawner is not None:
                 spawner.close()
             return None
-        pooled = self._pooled[key] = _Pooled(spawner)
+        pooled = self._pooled[key.shared()] = _Pooled(spawner)
         return pooled
 
     def _make_room(self) -> bool:

@@ -167,7 +167,7 @@ def _redraw(what: Watched, reader: LiveReader, each: float) -> None:
         def draw(view: LiveView, screen: BottomTable | None) -> BottomTable:
             if screen is None or signal.SIGCONT in _read(signals):
                 # after Ctrl-Z the shell has written below it
-                screen = BottomTable(flow, lambda: size_of(sys.stdout.fileno()), paint)
+                screen = BottomTable(flow, lambda: size_of(sys.stdout), paint)
             rows = partial(_sized_rows, view, cwd)
             screen.draw(rows, _PATIENCE, last=view.is_over)
             return screen

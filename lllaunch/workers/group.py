@@ -25,7 +25,7 @@ from lllaunch.linux.process import HasFileno, wait_readable
 from lllaunch.signal_source import SignalException
 from lllaunch.spawner import store
 from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.interpreter import split
+from lllaunch.spawner.interpreter import acts_at_import, in_common, told
 from lllaunch.spawner.orphans import SETTLE_SECONDS
 from lllaunch.spawner.preloading import loaded_runtimes, pause
 from lllaunch.spawner.protocol import Forked
@@ -428,6 +428,7 @@ def start_processes(
     targets: Mapping[int, Target | Forked],
     envs: Mapping[int, Mapping[str, str]],
     *,
+    environ: Mapping[str, str] | None = None,
     spawner: Spawner | None = None,
     fresh: bool = False,
     preload: Sequence[str] = (),
@@ -443,8 +444,9 @@ def start_processes(
         workers: with the number of their attempt, its log files, and what of these is shown; they
             are closed if they cannot be started.
         targets: what each local rank runs; all are forked from this process, or none is.
-        envs: variables per local rank, on top of this process's environment; may have those of
-            others, with whom they are to share a spawner.
+        envs: variables per local rank, on top of this process's environment.
+        environ: the spawner's whole environment; None: this process's, with what must be right
+            early and has one value in all of ``envs``.
         spawner: the one to use, which stays open; None: one of their own.
         fresh: whether each gets a fresh interpreter, instead of a fork.
         preload: modules that the spawner imports before it forks.
@@ -458,19 +460,21 @@ def start_processes(
             workers._fork(calls, envs)
         else:
             orders = {rank: each for rank, each in targets.items() if not isinstance(each, Forked)}
-            divided = split(os.environ, envs)
+            if environ is None:
+                common = in_common(envs.values()).items()
+                environ = os.environ | {name: text for name, text in common if acts_at_import(name)}
             workers._owns_starter = spawner is None
             workers._starter = spawner = spawner or Spawner()
-            spawner.configure(divided.base, spawner_cwd or cwd, preload)
+            spawner.configure(environ, spawner_cwd or cwd, preload)
             for rank, target in sorted(orders.items()):
                 workers._keys[rank] = spawner.spawn(
                     rank,
                     target,
                     cwd=cwd,
-                    env=divided.own[rank],
+                    env=told(envs[rank]),
                     stdout=workers.stdouts[rank],
                     stderr=workers.stderrs[rank],
-                    fresh=fresh or rank in divided.fresh,
+                    fresh=fresh,
                     attempt=workers.attempt,
                 )
             errors = workers.stderrs[min(workers.stderrs)]

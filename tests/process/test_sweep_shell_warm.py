@@ -19,7 +19,6 @@ from lllaunch.errors import PreloadFailed
 from lllaunch.events import PreloadBroken, Ready, SpawnerGone
 from lllaunch.multiprocessing.logs import DefaultLogsSpecs
 from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.interpreter import split
 from lllaunch.spawner.protocol import Script
 from lllaunch.std import Std
 from lllaunch.sweep.policy import Summary
@@ -78,8 +77,7 @@ class Warmed(Played):
 
         def prepare(number: int) -> Answer:
             env = {"OMP_NUM_THREADS": str(threads(number))} if threads else {}
-            base = split(os.environ, {0: env}).base
-            key = SpawnerKey.of(["slow"], str(self.place), base, os.environ)
+            key = SpawnerKey.of(["slow"], str(self.place), os.environ | env, os.environ)
             return Prepared(Need(1), warm=key, payload=(number, env))._replace(**fields)
 
         return prepare

@@ -46,7 +46,7 @@ def test_workers_are_ordered_with_their_own_variables(tmp_path: Path, spawner: F
     _, target, options = spawner.ordered[2]
     assert target == Program("p", ("1",))
     assert options["env"]["RANK"] == "1"
-    assert "OMP_NUM_THREADS" not in options["env"]
+    assert options["env"]["OMP_NUM_THREADS"] == "1"
     assert options["fresh"]
     assert options["stdout"].endswith("attempt_0/1/stdout.log")
     assert context.pids() == {0: 1001, 1: 1002}

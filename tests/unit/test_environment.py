@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lllaunch.spawner.interpreter import Shared, acts_at_exec, acts_at_import, exec_part, split
-
-NAMES = st.sampled_from(
-    ["A", "RANK", "OMP_NUM_THREADS", "PYTHONPATH", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES"]
+from lllaunch.spawner.interpreter import (
+    Shared,
+    acts_at_exec,
+    acts_at_import,
+    comes_too_late,
+    in_common,
+    told,
 )
-ENVS = st.dictionaries(NAMES, st.sampled_from(["0", "1", "2"]))
 
 
 @pytest.mark.parametrize(
@@ -28,27 +30,34 @@ def test_when_a_variable_acts(names: tuple[str, ...], at_exec: bool, at_import: 
         assert (acts_at_exec(name), acts_at_import(name)) == (at_exec, at_import), name
 
 
-def test_a_shared_value_goes_to_the_spawner_and_another_value_to_a_fresh_interpreter() -> None:
-    envs = {
-        0: {"RANK": "0", "OMP_NUM_THREADS": "1", "MKL_X": "a"},
-        1: {"RANK": "1", "OMP_NUM_THREADS": "1", "MKL_X": "b"},
-    }
-    divided = split({"HOME": "/"}, envs)
-    assert divided.base == {"HOME": "/", "OMP_NUM_THREADS": "1"}
-    assert divided.own == {0: {"RANK": "0", "MKL_X": "a"}, 1: {"RANK": "1", "MKL_X": "b"}}
-    assert divided.fresh == {0, 1}
+@pytest.mark.parametrize(
+    ("env", "late"),
+    [
+        ({}, False),
+        ({"OMP_NUM_THREADS": "1", "HF_HOME": "/h", "SEED": "7", "RANK": "1"}, False),
+        ({"OMP_NUM_THREADS": "2"}, True),
+        ({"HF_HOME": "/other"}, True),
+        ({"LC_ALL": "C"}, True),
+        # of the contract, though something has asked for it
+        ({"RANK": "2", "CUDA_VISIBLE_DEVICES": "1", "LLLAUNCH_HEARTBEAT": "x"}, False),
+    ],
+)
+def test_what_a_fork_of_a_spawner_has_too_late(
+    env: dict[str, str], late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"OMP_NUM_THREADS": "1", "HF_HOME": "/h", "SEED": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("LC_ALL", raising=False)
+    read = frozenset({"HF_HOME", "RANK", "CUDA_VISIBLE_DEVICES", "LLLAUNCH_HEARTBEAT"})
+    assert comes_too_late(env, read) is late
 
 
-def test_every_rank_is_told_its_gpus() -> None:
-    outer = {"CUDA_VISIBLE_DEVICES": "0,1", "A": "a"}
-    divided = split(outer, {0: {}, 1: {"CUDA_VISIBLE_DEVICES": "1"}})
-    assert divided.base == outer
-    assert divided.own == {0: {"CUDA_VISIBLE_DEVICES": "0,1"}, 1: {"CUDA_VISIBLE_DEVICES": "1"}}
-    assert divided.fresh == frozenset()
-    assert split({}, {0: {}}).own == {0: {}}
-    # one rank alone needs no interpreter of its own
-    alone = split({}, {0: {"OMP_NUM_THREADS": "8", "PYTHONPATH": "x"}})
-    assert (alone.fresh, exec_part(alone.base)) == (frozenset(), {"PYTHONPATH": "x"})
+def test_a_worker_is_told_all_and_what_is_in_common_goes_to_the_spawner() -> None:
+    envs = [{"A": "a", "B": "b", "CUDA_VISIBLE_DEVICES": "0"}, {"A": "a", "B": "c"}]
+    assert in_common(envs) == {"A": "a"}
+    assert in_common(envs[:1]) == {"A": "a", "B": "b"}
+    assert in_common([]) == {}
+    assert told({"A": "a"}).items() >= {"A": "a", "PATH": os.environ["PATH"]}.items()
 
 
 @pytest.mark.parametrize(
@@ -67,15 +76,3 @@ def test_whom_a_spawner_serves(has: dict[str, str], wanted: dict[str, str], serv
     assert Shared(has, "/", ("m",)).serves(Shared(wanted, "/", ("m",))) is serves
     assert not Shared(has, "/", ("m",)).serves(Shared(wanted, "/", ()))
     assert not Shared(has, "/", ("m",)).serves(Shared(wanted, "/x", ("m",)))
-
-
-@given(ENVS, st.lists(ENVS, min_size=1, max_size=4))
-def test_every_rank_gets_its_whole_environment(
-    outer: dict[str, str], envs: list[dict[str, str]]
-) -> None:
-    divided = split(outer, dict(enumerate(envs)))
-    for rank, env in enumerate(envs):
-        seen = {**divided.base, **divided.own[rank]}
-        assert all(seen[name] == value for name, value in {**outer, **env}.items())
-        late = {name for name in divided.own[rank] if acts_at_import(name)}
-        assert bool(late) == (rank in divided.fresh)

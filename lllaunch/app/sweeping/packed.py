@@ -30,7 +30,6 @@ from lllaunch.run.submission import (
 )
 from lllaunch.signal_source import QUIET, SignalSource
 from lllaunch.spawner.forks import NOTICE
-from lllaunch.spawner.interpreter import acts_at_import
 from lllaunch.sweep.arrays import ArrayJob, need_in_task
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.loop import Sweep
@@ -220,8 +219,7 @@ def warm_key(
     """
     launch = complete(again.plan, SOURCES)["launch"]
     preload, nproc = launch["preload"], launch["nproc"]
-    early = {name: text for name, text in launch["env"].items() if acts_at_import(name)}
-    given = {"cwd": launch["cwd"], "preload": preload, "env": early}
+    given = {"cwd": launch["cwd"], "preload": preload, "env": launch["env"]}
     try:
         # what else only Hydra knows is in the way
         text = json.dumps(given).replace(SOURCES.cwd, json.dumps(again.cwd)[1:-1])
