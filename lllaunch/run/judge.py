@@ -47,7 +47,7 @@ from lllaunch.run.records import NOWHERE, WorkerFiles
 from lllaunch.watchdog.stacks.frames import LIBRARY, crash_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from lllaunch.run.hang import Hang
     from lllaunch.run.records import AttemptRecord, ExitCall, WorkerRecord
@@ -63,6 +63,13 @@ _LOST_PEER = re.compile(
     r"connection (was )?(reset|closed|aborted|refused)|broken pipe|socket (was )?closed"
     r"|remote (process|peer) (has )?(exited|closed)"
     r"|DistNetworkError|ncclRemoteError|recvValue failed",
+    re.IGNORECASE,
+)
+# It says so of a peer if it comes out of a collective operation or the store: where it was raised,
+# or in its message, where that was native code.
+_OF_PEERS = re.compile(
+    r"/torch/distributed/|/torch/nn/parallel/|/horovod/|/mpi4py/"
+    r"|gloo/transport|nccl|ProcessGroup|TCPStore|DistNetworkError|recvValue",
     re.IGNORECASE,
 )
 # What torch (CUDA, HIP, XPU, MPS), CuPy and JAX say when an allocation on a device fails.
@@ -197,11 +204,15 @@ def was_out_of_memory(worker: WorkerRecord, record: AttemptRecord) -> bool:
     return isinstance(cause, OutOfMemory | DeviceOutOfMemory)
 
 
-def first_of(failures: Mapping[int, Failed]) -> int | None:
+def first_of(failures: Mapping[int, Failed], lost: Collection[int]) -> int | None:
     """Returns the local rank of the first failure in time, None if there is none.
 
     One exception: a worker that says it lost its peer is not first if a peer failed for a reason
     of its own at about the same time.
+
+    Args:
+        failures: by local rank.
+        lost: local ranks of those that say so.
     """
     if not failures:
         return None
@@ -210,24 +221,21 @@ def first_of(failures: Mapping[int, Failed]) -> int | None:
         return failures[rank].time_ns, rank
 
     first = min(failures, key=by_time)
-    if not lost_peer(failures[first].cause):
+    if first not in lost:
         return first
     latest = failures[first].time_ns + LOST_PEER_WINDOW_NS
     own = [
-        rank
-        for rank, failure in failures.items()
-        if not lost_peer(failure.cause) and failure.time_ns <= latest
+        rank for rank, failure in failures.items() if rank not in lost and failure.time_ns <= latest
     ]
     return min(own, key=by_time, default=first)
 
 
-def lost_peer(cause: Cause) -> bool:
+def lost_peer(failure: Failed, worker: WorkerRecord) -> bool:
     """Whether all that a worker says is that its connection to another one broke."""
-    return isinstance(cause, Raised) and _LOST_PEER.search(cause.message) is not None
-
-
-# What tracebacks have in common that come out of collective operations.
-_OF_COLLECTIVES = re.compile(r"/torch/distributed/|/torch/nn/parallel/|/horovod/|/mpi4py/")
+    said, cause = worker.error, failure.cause
+    if said is None or not isinstance(cause, Raised) or not _LOST_PEER.search(cause.message):
+        return False
+    return _OF_PEERS.search(f"{said.traceback}\n{cause.message}") is not None
 
 
 def judge_attempt(record: AttemptRecord, *, interrupted: bool = False) -> AttemptOutcome:
@@ -293,8 +301,10 @@ def _root(
         for rank, failure in failures.items()
         if hang is None or failure.time_ns < hang.time_ns
     }
-    first = first_of(own)
-    gone = _root_of_lost(record, own[first] if first is not None else None)
+    lost = {rank for rank in own if lost_peer(own[rank], _worker(record, rank))}
+    first = first_of(own, lost)
+    earliest = own[first] if first is not None else None
+    gone = _root_of_lost(record, earliest, by_peer=first in lost)
     if gone is not None:
         return gone
     # what the watchdog of another node found is known as a finding here as well
@@ -303,7 +313,7 @@ def _root(
     if preflight is not None:
         later = elsewhere is None or elsewhere.time_ns > preflight.time_ns
         return preflight if later else elsewhere
-    if elsewhere is not None and _is_earlier(elsewhere, own[first] if first is not None else None):
+    if elsewhere is not None and _is_earlier(elsewhere, earliest, by_peer=first in lost):
         return elsewhere
     if first is not None:
         left = _left_early(record, own, first)
@@ -311,7 +321,7 @@ def _root(
     return _root_of_group(record) if hang is None else _root_of_hang(record, hang)
 
 
-def _root_of_lost(record: AttemptRecord, own: Failed | None) -> RootCause | None:
+def _root_of_lost(record: AttemptRecord, own: Failed | None, *, by_peer: bool) -> RootCause | None:
     """Returns a node that was gone when the attempt ended, unless a worker failed by itself.
 
     Workers notice that they have lost others before it is known that a node is gone.
@@ -319,7 +329,7 @@ def _root_of_lost(record: AttemptRecord, own: Failed | None) -> RootCause | None
     lost, end = record.group_lost, record.group_end
     if lost is None:
         return None
-    if own is not None and not (lost_peer(own.cause) or isinstance(own.cause, KilledBySignal)):
+    if own is not None and not (by_peer or isinstance(own.cause, KilledBySignal)):
         return None
     times = [own.time_ns if own is not None else 0, end.time_ns if end is not None else 0]
     known = [each for each in times if each]
@@ -360,10 +370,10 @@ def _root_of_nodes(record: AttemptRecord) -> RootCause | None:
     return RootCause(record.number, end.rank, None, cause, end.time_ns or record.ended_ns)
 
 
-def _is_earlier(elsewhere: RootCause, own: Failed | None) -> bool:
+def _is_earlier(elsewhere: RootCause, own: Failed | None, *, by_peer: bool) -> bool:
     if own is None or isinstance(elsewhere.cause, NodesJoined):
         return True
-    if lost_peer(own.cause):
+    if by_peer:
         # Clocks differ by some milliseconds, and who lost a peer did not fail first.
         return elsewhere.time_ns <= own.time_ns + LOST_PEER_WINDOW_NS
     return elsewhere.time_ns <= own.time_ns
@@ -426,7 +436,7 @@ def _left_early(record: AttemptRecord, failures: dict[int, Failed], first: int) 
     """
     failure, worker = failures[first], _worker(record, first)
     said = worker.error
-    if said is None or not lost_peer(failure.cause) or not _OF_COLLECTIVES.search(said.traceback):
+    if said is None or not lost_peer(failure, worker):
         return None
     left = [
         each

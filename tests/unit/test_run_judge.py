@@ -161,18 +161,33 @@ def test_who_called_exit_where_the_first_did_before_he_noticed_the_signal_failed
     ]
 
 
-def test_worker_that_lost_its_peer_is_not_the_root_cause():
-    # the kernel closes a dying process's sockets before its parent learns of its end
-    reset = worker(0, 1, at=1.4, error=error("RuntimeError: Connection closed by peer", at=1.0))
-    found = judge_attempt(attempt(reset, worker(1, -9, at=1.001)))
-    assert found.root_cause.rank == 1
-    assert found.workers[0].fate.after_ns == 0
+STORE = '  File "/x/torch/distributed/rendezvous.py", line 1, in _create_c10d_store'
+GLOO = "RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"
+
+
+@pytest.mark.parametrize(
+    ("message", "frame", "blamed"),
+    [
+        # the kernel closes a dying process's sockets before its parent learns of its end
+        ("ConnectionResetError: Connection reset by peer", STORE, 1),
+        (GLOO, "", 1),
+        # of a server of the user's
+        ("ConnectionRefusedError: [Errno 111] Connection refused", "", 0),
+        ("BrokenPipeError: [Errno 32] Broken pipe", '  File "/x/train.py", line 1, in log', 0),
+    ],
+)
+def test_worker_that_lost_its_peer_is_not_the_root_cause(message, frame, blamed):
+    said = replace(error(message, at=1.0), traceback=f"Traceback\n{frame}\n{message}")
+    found = judge_attempt(attempt(worker(0, 1, at=1.4, error=said), worker(1, -9, at=1.001)))
+    assert found.root_cause.rank == blamed
+    assert (found.workers[1 - blamed].fate.after_ns == 0) == (blamed == 1)
 
 
 def test_worker_that_lost_its_peer_is_the_root_cause_if_nobody_else_failed_then():
-    reset = worker(0, 1, at=1.0, error=error("ConnectionResetError: Connection reset", at=1.0))
+    reset = worker(0, 1, at=1.0, error=error(GLOO, at=1.0))
     assert judge_attempt(attempt(reset, worker(1, 1, at=60.0))).root_cause.rank == 0
-    assert judge_attempt(attempt(reset, worker(1, 0))).root_cause.rank == 0
+    own = worker(0, 1, at=1.0, error=error("ConnectionResetError: Connection reset", at=1.0))
+    assert judge_attempt(attempt(own, worker(1, 0))).root_cause.rank == 0
 
 
 NO_FILE = StartFailed(0, "/x", "No such file", 2, T0 + S)
