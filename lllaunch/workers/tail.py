@@ -18,6 +18,7 @@ import os
 import select
 import signal
 import stat
+import sys
 import threading
 import time
 import weakref
@@ -29,7 +30,7 @@ from lllaunch.errors import OutputError
 from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.inotify import Inotify, open_inotify
 from lllaunch.workers.lines import LineCollapser, LineSplitter, Span
-from lllaunch.workers.terminal import Destination
+from lllaunch.workers.terminal import Destination, screen_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -880,7 +881,8 @@ class Follower:
         """Shows everything that was written before this call, then ends; idempotent.
 
         Last lines without a newline get one. Returns earlier only if a destination takes nothing
-        for ten seconds; that is logged, and nothing is lost from the files. Then, and when a signal
+        for ten seconds; that is reported, unless standard error is such a one, and nothing is lost
+        from the files. Then, and when a signal
         ends the wait, no further line begins.
 
         Args:
@@ -920,8 +922,11 @@ class Follower:
             self._done.wait(_STOP_PATIENCE_S)
             if not self._done.is_set() and self._progress() == before:
                 self._given_up = True
-                # A louder message would go to the console that takes nothing, and wait there.
-                logger.debug("the console takes no output of the workers; it is in the files")
+                # to a console that takes nothing nobody else can write
+                with screen_of(sys.stderr).turn(0.0) as others_can:
+                    say = self._report if others_can else logger.log
+                level = logging.WARNING if others_can else logging.DEBUG
+                say(level, "the console takes no output of the workers any more; see the files")
 
     def _progress(self) -> int:
         taken = sum(destination.taken for _, destination in list(self._destinations.values()))

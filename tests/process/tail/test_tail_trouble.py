@@ -146,16 +146,25 @@ def test_a_stop_that_a_signal_interrupts_begins_no_further_line(
     assert blocked.read() == LINE
 
 
+@pytest.mark.parametrize(("beside", "level"), [(False, "WARNING"), (True, "DEBUG")])
 def test_a_stop_gives_up_on_a_destination_that_takes_nothing_and_begins_no_further_line(
-    log: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    log: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    beside: bool,
+    level: str,
 ) -> None:
     caplog.set_level("DEBUG")
     monkeypatch.setattr("lllaunch.workers.tail._STOP_PATIENCE_S", 0.05)
     blocked = Blocked(log)
+    if beside:
+        # what is said there would wait as well
+        monkeypatch.setattr(sys, "stderr", blocked._pipe)
     blocked.follower.stop()
     assert blocked.follower.stopped()
     blocked.follower.stop()
-    assert "takes no output" in caplog.text
+    (said,) = [each for each in caplog.records if "takes no output" in each.getMessage()]
+    assert said.levelname == level
     # The reader comes back: the thread ends by itself.
     assert blocked.read() == LINE
 
