@@ -26,7 +26,7 @@ from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, SlotWatch
 from lllaunch.sweep.machine import SweepMachine
 from lllaunch.sweep.policy import SweepPolicy, by_signal
 from lllaunch.sweep.pool import Lease
-from lllaunch.sweep.processes import ForkFailed, JobProcess, Remains, Work
+from lllaunch.sweep.processes import ForkFailed, JobProcess, Remains, TooFewFiles, Work
 from lllaunch.sweep.protocol import Answer, Broken, JobAnswered, Prepared, Stopping, Tick
 from lllaunch.sweep.schedule import Scheduler
 from lllaunch.sweep.session import JobRecords
@@ -355,7 +355,9 @@ class Sweep:
         self._try_later(error, self._error_since)
 
     def _try_later(self, error: LaunchError, now: float) -> None:
-        if self._records.lost or now - self._error_since >= _PATIENCE_SECONDS:
+        # no job has descriptors that it will give back
+        hopeless = self._records.lost or (isinstance(error, TooFewFiles) and not self._jobs)
+        if hopeless or now - self._error_since >= _PATIENCE_SECONDS:
             self._give_up(error)
         self._try_at = now + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)

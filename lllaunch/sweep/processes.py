@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import gc
 import io
 import os
@@ -29,8 +30,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from lllaunch.errors import LaunchError, SpawnerDied
-from lllaunch.exit_codes import for_signal
+from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.linux import proc
+from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.process import (
     Subreaper,
     flush_c_streams,
@@ -426,6 +428,12 @@ class ForkFailed(LaunchError):
         return f"job {self.number} could not be started: {self.reason}"
 
 
+class TooFewFiles(ForkFailed):
+    """The same for the launcher's own limit of open files."""
+
+    exit_code = ExitCode.CONFIG
+
+
 class JobProcess:
     """The process of a job.
 
@@ -496,7 +504,8 @@ class JobProcess:
                 undo.callback(theirs.close)
                 job._fork(work, leave, ours, theirs, ignored)
             except OSError as error:
-                raise ForkFailed(number, error.strerror or str(error)) from error
+                kind = TooFewFiles if error.errno == errno.EMFILE else ForkFailed
+                raise kind(number, shortage(error) or error.strerror or str(error)) from error
             undo.pop_all()
         theirs.close()
         for pipe in job.pipes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -25,7 +26,7 @@ from lllaunch.spawner.forks import STOP_AND_CONTINUE
 from lllaunch.sweep.loop import ComposingFailed
 from lllaunch.sweep.policy import Retries, Summary, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.processes import JobProcess
+from lllaunch.sweep.processes import JobProcess, TooFewFiles
 from lllaunch.sweep.protocol import Answer, Broken, JobAnswered, JobPrinted, Prepared
 
 
@@ -357,8 +358,21 @@ def test_a_fork_that_fails_is_tried_again(played: Played, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "fork", sometimes)
     played.react = mark(played, v.Blocked)
     assert played.sweep(5, each(), until_blocked(played)) == succeeded(5)
-    assert "could not be started: Resource" in played.of(v.Blocked)[0].why
+    assert "could not be started: no process" in played.of(v.Blocked)[0].why
     assert not played.of(v.SignalJobs)
+
+
+def test_descriptors_that_nobody_can_give_back_are_not_waited_for(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left() -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "fork", none_left)
+    with pytest.raises(TooFewFiles, match=r"job 0 could not be started: .* \(ulimit -n\)") as found:
+        played.sweep(2, each(), jobs(lambda _: 0))
+    assert found.value.exit_code == 2
+    assert played.history().exit_code == 2
 
 
 def test_jobs_that_always_die_while_composed_end_the_sweep_and_no_other_job(
