@@ -6,42 +6,83 @@ import contextlib
 import errno
 import os
 import stat
-from _thread import get_native_id
 
 MOST_BYTES = 256 * 1024 * 1024
 """Of a longer file nothing is read."""
 
 
+def own_file(path: str) -> str:
+    """Return where a file of a run is: of several nodes, the run's directory has links to node 0's.
+
+    No other link is followed.
+    """
+    with contextlib.suppress(OSError):
+        target = os.readlink(path)
+        if target.startswith("node_") and target.count("/") == 1:
+            return os.path.join(os.path.dirname(path), target)
+    return path
+
+
+def open_file(path: str) -> int:
+    """Open a file of a run or a sweep, which anybody may have made, and return its descriptor.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is a link that is none of lllaunch's.
+    """
+    # a FIFO is not waited for
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+    try:
+        fd = os.open(own_file(path), flags)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "is a link, which is not followed", path) from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is not a regular file", path)
+    return fd
+
+
+def within(directory: str, name: str) -> str | None:
+    """Return a path that is resolved; None if it is no regular file in a directory.
+
+    Args:
+        directory: what it has to be in, links followed.
+        name: the path.
+    """
+    try:
+        root, path = os.path.realpath(directory), os.path.realpath(name)
+        inside = os.path.commonpath((root, path)) == root
+        return path if inside and stat.S_ISREG(os.stat(path).st_mode) else None
+    except (OSError, ValueError):
+        return None
+
+
 def read_bytes(path: str, tail: int = 0) -> bytes:
-    """Return what a regular file holds.
+    """Return what a file holds that `open_file` opens.
 
     Args:
         path: of the file.
         tail: return so many bytes of its end at most; 0 for all of it.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: as `open_file` has it.
         ValueError: it is too long; says so.
     """
-    # a FIFO is not waited for
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "is not a regular file", path)
-    with open(fd, "rb") as file:
+    with open(open_file(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        most = tail or MOST_BYTES
         if tail:
-            file.seek(max(0, status.st_size - tail))
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"is longer than {MOST_BYTES} bytes")
-    return data
+            file.seek(max(0, size - tail))
+        elif size > most:
+            raise ValueError(f"is longer than {most} bytes")
+        return file.read(min(size, most))
 
 
-def read_text(path: str) -> str | None:
-    """Return the text of a file, None if it cannot be read."""
+def read_text(path: str, tail: int = 0) -> str | None:
+    """Return the text of a file, or of its end, None if it cannot be read."""
     try:
-        return read_bytes(path).decode(errors="backslashreplace")
+        return read_bytes(path, tail).decode(errors="backslashreplace")
     except (OSError, ValueError):
         return None
 
@@ -66,10 +107,10 @@ def replace_file(path: str, data: bytes) -> None:
         OSError: the directory is not writable, the disk is full, ...; nothing else is left there.
     """
     directory, name = os.path.split(path)
-    # threads and processes that write the same file are kept apart; the main thread's is the pid
-    temporary = os.path.join(directory, f".{name}.{get_native_id()}.tmp")
+    # nobody can have put a file or a link there
+    temporary = os.path.join(directory, f".{name}.{os.urandom(4).hex()}.tmp")
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             write_all(fd, data)
             os.fsync(fd)

@@ -226,7 +226,7 @@ def command(pid: int, width: int = 80) -> str:
 
 
 def read_text(path: str) -> str:
-    """Returns the text of a small file, empty if it cannot be read."""
+    """Returns the text of a small file of the kernel's, empty if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from lllaunch.documents import Fields, read_json
 from lllaunch.errors import ConfigError, OutputError
-from lllaunch.files import read_text
+from lllaunch.files import read_text, within
 from lllaunch.results.cases import Report, without_ours
-from lllaunch.results.report import blamed, load, unfinished_case, within
+from lllaunch.results.report import blamed, load, unfinished_case
 from lllaunch.results.store import ListEntry, read_run
 from lllaunch.results.timeline import RunTimeline, read_timeline
 from lllaunch.run.directory import PLAN, RESULT

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from lllaunch.console.board import Durations, expected_left
 from lllaunch.console.wording import ranks as ranks_text
 from lllaunch.documents import Fields
+from lllaunch.files import MOST_BYTES, open_file
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
     FoundDirectory,
@@ -471,14 +471,14 @@ class AppendedLines:
 
     Args:
         path: of the file.
-        window: how many bytes of its end are read at first; 0 for all of it.
+        window: how many bytes of its end are read at first.
 
     Attributes:
         path: as given.
         rest: what stands behind the last whole line.
     """
 
-    def __init__(self, path: str, window: int = 0) -> None:
+    def __init__(self, path: str, window: int = MOST_BYTES) -> None:
         self.path = path
         self.rest = b""
         self._window = window
@@ -492,18 +492,15 @@ class AppendedLines:
         more than 1 MiB is passed over in pieces.
         """
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = open_file(self.path)
         except OSError:
             return
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            os.close(fd)
-            return
         with open(fd, "rb", buffering=0) as file:
             first = skipping = False
             if status.st_ino != self._inode or status.st_size < self._at:
                 self._inode = status.st_ino
-                self._at = max(0, status.st_size - self._window) if self._window else 0
+                self._at = max(0, status.st_size - self._window)
                 first, skipping = True, self._at > 0
             if status.st_size == self._at:
                 return

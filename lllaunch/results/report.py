@@ -7,7 +7,6 @@ files within the directory are read, and what cannot be understood is told, not 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +15,7 @@ from lllaunch.config.secrets import redacted_overrides
 from lllaunch.documents import Fields, last_record, load_json, nanoseconds
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.exit_codes import ExitCode
+from lllaunch.files import within
 from lllaunch.results.cases import Case, CodeLine, Log, Outcome, Report, Tree, frames_of
 from lllaunch.results.store import FoundDirectory, lock_of, read_overrides, read_run, state_of
 from lllaunch.run.causes import signal_name
@@ -452,21 +452,6 @@ def _logs(result: ResultFile, shown: str, environ: Mapping[str, str]) -> tuple[L
             name = os.path.join(shown, os.path.relpath(written, result.directory))
             logs.append(Log(stream, tidy(name), lines, excerpt.cut))
     return tuple(logs)
-
-
-def within(directory: str, name: str) -> str | None:
-    """Return a path that is resolved; None if it is no regular file in a directory.
-
-    Args:
-        directory: what it has to be in, links followed.
-        name: the path.
-    """
-    try:
-        root, path = os.path.realpath(directory), os.path.realpath(name)
-        inside = os.path.commonpath((root, path)) == root
-        return path if inside and stat.S_ISREG(os.stat(path).st_mode) else None
-    except (OSError, ValueError):
-        return None
 
 
 def common_overrides(overrides: Sequence[Sequence[str]]) -> tuple[str, ...]:

@@ -22,13 +22,13 @@ from lllaunch.config.secrets import redacted_overrides
 from lllaunch.documents import Fields, last_record, read_json
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
-from lllaunch.files import read_text
+from lllaunch.files import open_file, own_file, read_text
 from lllaunch.results.index import DEFAULT_ROOTS, DEPTH, used_from
 from lllaunch.results.queue import NO_ANSWER, BatchQueue, cancelled, is_recent, queue_text
 from lllaunch.run.directory import ATTEMPT, EVENTS, LOCK_NAME, PLAN, RESULT, SUBMISSION
 from lllaunch.run.events import isoformat
 from lllaunch.run.files import relative_path
-from lllaunch.run.lock import SIGNED, launcher_is_dead
+from lllaunch.run.lock import LONGEST, SIGNED, launcher_is_dead
 from lllaunch.run.result import ResultFile
 from lllaunch.run.submission import (
     BatchEnded,
@@ -75,11 +75,19 @@ def _from_yaml(text: str) -> tuple[str, ...]:
     # 15 ms to import, and most overrides are plain
     import yaml  # type: ignore[import-untyped]  # noqa: PLC0415 - PyYAML ships no types
 
+    found: list[str] = []
+    starts = 0
     try:
-        found = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - safe
-    except (yaml.YAMLError, ValueError, RecursionError):
+        # not built into a value: that of deeply nested ones ends the process
+        for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            starts += isinstance(event, yaml.CollectionStartEvent)
+            if starts > 1 or isinstance(event, yaml.MappingStartEvent):
+                return ()
+            if isinstance(event, yaml.ScalarEvent):
+                found.append(event.value)
+    except (yaml.YAMLError, ValueError):
         return ()
-    return tuple(map(str, found)) if isinstance(found, list) else ()
+    return tuple(found) if starts else ()
 
 
 def last_event(directory: str) -> dict[str, Any] | None:
@@ -190,7 +198,6 @@ def contents_of(path: str) -> tuple[frozenset[str], list[str]]:
     return frozenset(names), directories
 
 
-_OF_NODE = re.compile(rf"node_[^/]+/{re.escape(LOCK_NAME)}")
 _HELD = {errno.EWOULDBLOCK, errno.EACCES}
 
 
@@ -209,7 +216,7 @@ def is_held(lock: str) -> bool | None:
     if launcher_is_dead(lock):
         return False
     try:
-        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = open_file(lock)
     except FileNotFoundError:
         return False
     except OSError:
@@ -233,17 +240,12 @@ def lock_of(kind: Literal["run", "sweep", "job"], path: str) -> str:
     """
     if kind == "sweep":
         return os.path.join(path, SWEEP_LOCK_NAME)
-    lock = os.path.join(path, LOCK_NAME)
-    try:
-        # of several nodes that of node 0 (`lllaunch.run.nodes`); no other link is followed
-        return os.path.join(path, lead) if _OF_NODE.fullmatch(lead := os.readlink(lock)) else lock
-    except OSError:
-        return lock
+    return own_file(os.path.join(path, LOCK_NAME))
 
 
 def holder(lock: str) -> str:
     """Return who holds a lock that is held, as ``pid 1 on host``; an empty string if unknown."""
-    text = read_text(lock) or ""
+    text = read_text(lock, LONGEST) or ""
     return text.rstrip("\n") if SIGNED.fullmatch(text) else ""
 
 

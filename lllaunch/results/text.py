@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.results.cases import Case, Report, details
-from lllaunch.text import duration
+from lllaunch.text import duration, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ def render_text(report: Report) -> str:
     for case in report.cases:
         if case.outcome != "succeeded":
             lines += ["", *_case(report, case)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(plain, lines)) + "\n"
 
 
 def _case(report: Report, case: Case) -> Iterator[str]:

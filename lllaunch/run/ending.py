@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.clock import now_ns
+from lllaunch.files import read_bytes
 from lllaunch.run.excerpts import LINES, tail, without_dump
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.outcome import ReturnValue, RunOutcome, summarize
@@ -71,8 +72,7 @@ def _inline(path: str, size: int | None) -> str | None:
     if size is None or size > INLINE_LIMIT:
         return None
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(INLINE_LIMIT + 1)
+        text = read_bytes(path, INLINE_LIMIT + 1).decode()
         json.loads(text, parse_constant=_refuse)
     except (OSError, ValueError, RecursionError):
         return None
@@ -85,8 +85,7 @@ def _refuse(name: str) -> Any:
 
 def _type_name(path: str) -> str:
     try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)["type"]
+        found = json.loads(read_bytes(path))["type"]
     except (OSError, ValueError, KeyError, TypeError):
         return "unknown"
     return found if isinstance(found, str) else "unknown"

@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.error_file import read_error_file
+from lllaunch.files import read_bytes
 from lllaunch.run.outcome import Excerpt
 from lllaunch.run.records import ExitCall, WorkerError
 from lllaunch.spawner.dump import CRASH
@@ -242,15 +243,11 @@ def tail(path: str, lines: int = LINES, hide: Callable[[str], str] = str) -> Exc
         hide: applied to what it says, to take secrets out.
     """
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            start = max(0, size - 2 * _TAIL_BYTES)
-            file.seek(start)
-            data = file.read(2 * _TAIL_BYTES)
+        data = read_bytes(path, 2 * _TAIL_BYTES)
     except OSError:
         return None
     text = hide(data.decode("utf-8", errors="replace"))
-    cut = bool(start) or len(text) > _TAIL_BYTES
+    cut = len(data) == 2 * _TAIL_BYTES or len(text) > _TAIL_BYTES
     found = clean_lines(text[-_TAIL_BYTES:])
     if cut and len(found) > 1:
         found = found[1:]  # its beginning is before what is shown
@@ -267,9 +264,7 @@ def read_crash(directory: str, stderr: str, hide: Callable[[str], str] = str) ->
     """
     for path in (os.path.join(directory, CRASH), stderr):
         try:
-            with open(path, "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-                text = file.read(_TAIL_BYTES).decode("utf-8", errors="replace")
+            text = read_bytes(path, _TAIL_BYTES).decode("utf-8", errors="replace")
         except OSError:
             continue
         found = text.rfind(_FATAL)
@@ -327,8 +322,8 @@ def read_exit_call(error_file: str, hide: Callable[[str], str] = str) -> ExitCal
         hide: applied to the text that the worker exited with, to take secrets out.
     """
     try:
-        with open(os.path.join(os.path.dirname(error_file), EXIT_FILE), encoding="utf-8") as file:
-            data = json.loads(file.read(_ERROR_BYTES))
+        path = os.path.join(os.path.dirname(error_file), EXIT_FILE)
+        data = json.loads(read_bytes(path, _ERROR_BYTES))
         code = data["code"]
         return ExitCall(
             code=code if isinstance(code, int) else clean_text(hide(str(code))),
@@ -348,8 +343,7 @@ def read_collectives(directory: str, rank: int) -> RankTrace | None:
         rank: its rank among all workers.
     """
     try:
-        with open(os.path.join(directory, TRACE_FILE), encoding="utf-8") as file:
-            document = json.loads(file.read(_TRACE_BYTES))
+        document = json.loads(read_bytes(os.path.join(directory, TRACE_FILE), _TRACE_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
     from lllaunch.watchdog.collectives import read_trace  # noqa: PLC0415 - seldom there

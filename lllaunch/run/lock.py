@@ -16,13 +16,13 @@ import time
 from typing import TYPE_CHECKING, Literal
 
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
-from lllaunch.files import write_all
+from lllaunch.files import own_file, read_text, write_all
 from lllaunch.linux import proc
 from lllaunch.linux.process import open_pidfd, process_ended
 from lllaunch.run.files import naming
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from typing_extensions import Self
@@ -31,6 +31,8 @@ PATIENCE = 10.0
 """How long to wait for what a killed launcher has left, seconds."""
 SIGNED = re.compile(r"pid (\d+) on (.*)\n?")
 """What a launcher writes into the lock that it holds: its process id and its host's name."""
+LONGEST = 256
+"""Bytes of that, at most."""
 
 # A lock counts as held after so many seconds: somebody may just look whether it is
 # (`lllaunch.results.listing`), or, for who has patience, be a launcher that was killed this moment.
@@ -114,13 +116,13 @@ def lock_directory(
         ConfigError: another process holds it.
         OutputError: it cannot be made or written to.
     """
-    file = os.path.join(path, name)
+    file = own_file(os.path.join(path, name))
     began = time.monotonic()
     while True:
         # named by the directory: that is what the user chose and can change
         with naming(path):
             os.makedirs(path, exist_ok=True)
-            fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
             taken = _try_lock(path, fd)
             if taken is None:
@@ -182,7 +184,7 @@ def open_launcher(lock: str) -> int | None:
     """Returns a pidfd of the launcher that holds a lock; None if it is none of this machine's.
 
     Its number alone says little: it may be another process's by now, or of another container whose
-    host has the same name. The launcher has the lock open.
+    host has the same name, or anybody has written it. The kernel says who holds the lock.
 
     Args:
         lock: the lock's file, as `lock_directory` makes it.
@@ -195,8 +197,11 @@ def open_launcher(lock: str) -> int | None:
     if pidfd is None:
         return None
     try:
-        os.listdir(f"/proc/{pid}/fd")
-        if _has_open(pid, os.stat(lock)) and not process_ended(pidfd):
+        held = (
+            "FLOCK" in proc.read_text(f"/proc/{pid}/fdinfo/{name}")
+            for name in _descriptors(pid, os.lstat(lock))
+        )
+        if any(held) and not process_ended(pidfd):
             return pidfd
     except PermissionError as error:
         os.close(pidfd)
@@ -209,12 +214,12 @@ def open_launcher(lock: str) -> int | None:
 
 def _signer(lock: str) -> int:
     """Return the process id of the launcher that signed a lock, 0 if it is not of this machine."""
-    signed = SIGNED.fullmatch(proc.read_text(lock))
+    signed = SIGNED.fullmatch(read_text(lock, LONGEST) or "")
     return int(signed[1]) if signed is not None and signed[2] == socket.gethostname() else 0
 
 
 def _refusal(path: str, lock: str, key: str, kind: str, *, ended: bool) -> Diagnostic:
-    signed = proc.read_text(lock)[:200].strip()
+    signed = (read_text(lock, LONGEST) or "").strip()
     holder = f" ({signed})" if signed else ""
     other = f"choose another directory with hydra.{kind}.dir=..."
     if not ended:
@@ -240,11 +245,20 @@ def _having_open(file: str) -> list[int]:
 
 def _has_open(pid: int, wanted: os.stat_result) -> bool:
     with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):  # closed meanwhile
-                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), wanted):
-                    return True
+        return any(_descriptors(pid, wanted))
     return False
+
+
+def _descriptors(pid: int, wanted: os.stat_result) -> Iterator[str]:
+    """Yield the descriptors of a process that are of a file.
+
+    Raises:
+        OSError: they may not be looked at, or it is gone.
+    """
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), wanted):
+                yield name
 
 
 def _sign(path: str, fd: int) -> None:

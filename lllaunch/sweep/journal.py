@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
-from lllaunch.files import write_all
+from lllaunch.files import open_file, write_all
 from lllaunch.run.events import isoformat
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.sweep.objective import Direction, as_direction, objective_of
@@ -441,7 +441,8 @@ def _reason(error: ValueError) -> str:
 
 
 _RESUME = "hydra.launcher.resume"
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_LONGEST = 16 * 1024 * 1024  # bytes of a line
 
 
 class Journal:
@@ -632,7 +633,7 @@ class Journal:
         if where is None:
             return None
         start, end = where
-        with naming(self.path), open(self.path, "rb") as file:
+        with naming(self.path), open(open_file(self.path), "rb") as file:
             file.seek(start)
             entry = decode(file.read(end - start))
         return entry.record.config if entry and isinstance(entry.record, ComposedRecord) else None
@@ -679,14 +680,14 @@ def _entries(path: str) -> Iterator[tuple[int, JournalEntry | None]]:
 def _open_entries(path: str, start: int, lines: int) -> Iterator[tuple[int, JournalEntry | None]]:
     # not within `naming`: an error of whoever consumes the records is not the file's
     try:
-        file = open(path, "rb")  # noqa: SIM115 - closed below
+        file = open(open_file(path), "rb")  # noqa: SIM115 - closed below
     except FileNotFoundError:
         raise _problem(path, "is not there", "give the directory of a sweep") from None
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error
     with file:
         file.seek(start)
-        records = parse(file, start, lines)
+        records = parse(iter(lambda: file.readline(_LONGEST), b""), start, lines)
         while True:
             try:
                 found = next(records, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import re
 import sys
@@ -11,13 +12,14 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.documents import Fields
-from lllaunch.files import read_text
+from lllaunch.exit_codes import ExitCode
+from lllaunch.files import read_text, within
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import LATEST, NoSuchRun, entry_now, is_held, locate, lock_of, read_run
 from lllaunch.run.directory import ATTEMPT, EVENTS, SUBMISSION
 from lllaunch.run.submission import LOG
 from lllaunch.verbs.printing import Parser, complain, perform, rank_list
-from lllaunch.workers.tail import Follower
+from lllaunch.workers.tail import Follower, Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -95,14 +97,22 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _show(given: argparse.Namespace) -> None:
+def _show(given: argparse.Namespace) -> int:
     found = locate(given.run)
     if found.kind == "sweep":
         raise NoSuchRun(found.path, "is a sweep", "'ls --jobs' lists its jobs, each a directory")
 
+    failed = False
+
+    def report(level: int, text: str) -> None:
+        nonlocal failed
+        failed = failed or level >= logging.ERROR
+        complain(text)
+
+    follower = Follower("logs", elsewhere=SUBMISSION in found.names, report=report)
     if given.launcher:
-        _show_launcher(found, follow=given.follow)
-        return
+        _show_launcher(found, follower, follow=given.follow)
+        return ExitCode.ERROR if failed else ExitCode.SUCCESS
 
     def chosen(attempt: int) -> list[WorkerLog]:
         return [
@@ -113,16 +123,17 @@ def _show(given: argparse.Namespace) -> None:
 
     one = given.rank is not None and len(given.rank) == 1
     if given.follow:
-        shown = _follow(found, chosen, given.attempt, one=one)
+        shown = _follow(found, follower, chosen, given.attempt, one=one)
     else:
         attempt = last_attempt(found.path) if given.attempt is None else given.attempt
-        shown = _print(chosen(attempt), one=one)
+        shown = _print(chosen(attempt), report, one=one)
     if not shown:
         raise _why_none(found, given)
     _tell_of_elsewhere(found)
+    return ExitCode.ERROR if failed else ExitCode.SUCCESS
 
 
-def _show_launcher(found: FoundDirectory, *, follow: bool) -> None:
+def _show_launcher(found: FoundDirectory, follower: Follower, *, follow: bool) -> None:
     """Show what a launcher said in its batch job.
 
     Raises:
@@ -131,7 +142,7 @@ def _show_launcher(found: FoundDirectory, *, follow: bool) -> None:
     path = os.path.join(found.path, LOG)
     if SUBMISSION not in found.names and not os.path.exists(path):
         raise NoSuchRun(found.path, "was run here: its launcher wrote to its terminal")
-    follower, goes_on = _follower(found), _GoesOn(found)
+    goes_on = _GoesOn(found)
     follower.add(path, b"", sys.stdout)
     follower.start()
     try:
@@ -141,10 +152,6 @@ def _show_launcher(found: FoundDirectory, *, follow: bool) -> None:
         follower.stop()
     if not os.path.exists(path):
         raise NoSuchRun(found.path, "has not started in its batch job")
-
-
-def _follower(found: FoundDirectory) -> Follower:
-    return Follower("logs", elsewhere=SUBMISSION in found.names)
 
 
 class _GoesOn:
@@ -173,12 +180,12 @@ class _GoesOn:
         return bool(entry.queue) or entry.state == "running"
 
 
-def _print(logs: Sequence[WorkerLog], *, one: bool) -> bool:
+def _print(logs: Sequence[WorkerLog], report: Report, *, one: bool) -> bool:
     """Show files one after the other; return whether there were any."""
     several = len({log.rank for log in logs}) > 1
     for log in logs:
         # each line by itself, as when it was shown: a line that is not ended is ended here
-        follower = Follower("logs")
+        follower = Follower("logs", report=report)
         follower.add(log.path, _prefix(log, one=one or not several), sys.stdout)
         follower.start().stop()
     return bool(logs)
@@ -186,6 +193,7 @@ def _print(logs: Sequence[WorkerLog], *, one: bool) -> bool:
 
 def _follow(
     found: FoundDirectory,
+    follower: Follower,
     chosen: Callable[[int], list[WorkerLog]],
     attempt: int | None,
     *,
@@ -193,7 +201,7 @@ def _follow(
 ) -> bool:
     """Show files as they grow until the run is over; return whether there were any."""
     known: set[WorkerLog] = set()
-    follower, goes_on = _follower(found), _GoesOn(found)
+    goes_on = _GoesOn(found)
     first = last_attempt(found.path)
     follower.start()
     try:
@@ -227,7 +235,12 @@ def worker_logs(directory: str, attempt: int) -> list[WorkerLog]:
         directory: of a run.
         attempt: its number.
     """
-    found = [log for part in parts_of(directory) for log in _logs_of_part(part, attempt)]
+    found = [
+        log
+        for part in parts_of(directory)
+        for log in _logs_of_part(part, attempt)
+        if within(directory, log.path) is not None
+    ]
     return sorted(found, key=lambda log: (log.rank, _STREAMS.index(log.stream)))
 
 
@@ -249,8 +262,8 @@ def parts_of(directory: str) -> list[str]:
     Args:
         directory: of a run.
     """
-    nodes = [name for name in _names(directory) if _NODE.fullmatch(name)]
-    return [os.path.join(directory, name) for name in nodes] or [directory]
+    nodes = [os.path.join(directory, name) for name in _names(directory) if _NODE.fullmatch(name)]
+    return [path for path in nodes if not os.path.islink(path)] or [directory]
 
 
 def _names(directory: str) -> list[str]:
@@ -297,7 +310,7 @@ def _base_rank(part: str, attempt: int) -> int:
 def _loads(line: str) -> object:
     try:
         return json.loads(line)
-    except ValueError:  # it is being written
+    except (ValueError, RecursionError):  # it is being written
         return None
 
 

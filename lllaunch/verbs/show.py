@@ -35,11 +35,11 @@ from lllaunch.console.wording import (
     versions_text,
 )
 from lllaunch.documents import nanoseconds
-from lllaunch.files import read_text
+from lllaunch.files import read_text, within
 from lllaunch.results.live import LiveReader
 from lllaunch.results.peaks import mean_use, peaks_of
 from lllaunch.results.queue import NO_ANSWER, BatchQueue
-from lllaunch.results.report import blamed, common_overrides, within
+from lllaunch.results.report import blamed, common_overrides
 from lllaunch.results.store import (
     LATEST,
     ListEntry,

@@ -33,7 +33,7 @@ from lllaunch.results.store import (
 from lllaunch.results.store import look as look_at
 from lllaunch.run.directory import EVENTS
 from lllaunch.run.hang import Hang
-from lllaunch.run.lock import SIGNED
+from lllaunch.run.lock import LONGEST, SIGNED
 from lllaunch.run.result import read_frames, read_stack
 from lllaunch.signal_source import STACKS_ON
 from lllaunch.supervisor.control import ANSWER_SECONDS, Request, RequestRefused, ask
@@ -260,7 +260,7 @@ def _launchers_here(directory: str, where: str, entry: ListEntry) -> list[tuple[
     signed = [
         (part, match)
         for part in parts_of(directory)
-        if (match := SIGNED.fullmatch(read_text(lock_of("run", part)) or ""))
+        if (match := SIGNED.fullmatch(read_text(lock_of("run", part), LONGEST) or ""))
     ]
     name = socket.gethostname()
     here = [(part, int(match[1])) for part, match in signed if match[2] == name]
@@ -326,7 +326,7 @@ def _why_no_socket(directory: str, where: str, pid: int) -> NoStacks:
     for part in parts_of(directory):
         for line in (read_text(os.path.join(part, EVENTS)) or "").splitlines():
             if '"ControlUnavailable"' in line:
-                with contextlib.suppress(ValueError):  # it is being written
+                with contextlib.suppress(ValueError, RecursionError):  # it is being written
                     reason = Fields(json.loads(line)).text("reason")
                     return NoStacks(where, f"has no socket to ask at: {reason}", quit_)
     if not any(glob.glob(f"{glob.escape(part)}/attempt_*") for part in parts_of(directory)):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from lllaunch.console.wording import shown_path
 from lllaunch.errors import OutputError
 from lllaunch.exit_codes import ExitCode
+from lllaunch.files import open_file
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
     LATEST,
@@ -134,7 +135,7 @@ def until_released(lock: str) -> None:
         OutputError: the file system knows no locks, so that nobody can tell.
     """
     try:
-        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_file(lock)
     except FileNotFoundError:
         return  # it never began, or it is long over
     except OSError as error:

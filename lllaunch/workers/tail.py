@@ -17,7 +17,6 @@ import math
 import os
 import select
 import signal
-import stat
 import sys
 import threading
 import time
@@ -27,6 +26,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeAlias
 
 from lllaunch.errors import OutputError
+from lllaunch.files import open_file
 from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.inotify import Inotify, open_inotify
 from lllaunch.workers.lines import LineCollapser, LineSplitter, Span
@@ -526,14 +526,9 @@ class FollowedFile:
             OSError: it is there and cannot be opened, or is no regular file.
         """
         try:
-            # Non-blocking, since opening a pipe waits for its other end.
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._fd = open_file(self.path)
         except FileNotFoundError:
             return False
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise OSError(errno.EINVAL, "not a regular file", self.path)
-        self._fd = descriptor
         return True
 
     def size(self) -> int:
@@ -1016,7 +1011,7 @@ class Follower:
                 if not file.dropped and (file.is_open or file.open()):
                     ends[file] = file.size()
             except OSError as error:
-                logger.debug("%s cannot be followed: %s", file.path, error)
+                self._report(logging.ERROR, f"{file.path} cannot be followed: {_reason(error)}")
         while ends:
             for file, end in tuple(ends.items()):
                 try:

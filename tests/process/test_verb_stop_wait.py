@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -106,10 +107,14 @@ def test_who_only_has_the_number_of_a_launcher_is_left_alone(tmp_path: Path) -> 
     try:
         file = signed(tmp_path, f"pid {other.pid} on {host}\n")
         assert lock.open_launcher(file) is None
-        # one that has it open is the launcher
+        # one that holds it is the launcher; to have it open is not enough
         signed(tmp_path, f"pid {os.getpid()} on {host}\n")
         held = os.open(file, os.O_RDONLY)
+        assert lock.open_launcher(file) is None
+        fcntl.flock(held, fcntl.LOCK_EX)
         mine = lock.open_launcher(file)
+        (tmp_path / "link").symlink_to(file)
+        assert lock.open_launcher(str(tmp_path / "link")) is None
         os.close(held)
         assert mine is not None
         os.close(mine)

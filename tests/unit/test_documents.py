@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,28 @@ def test_files_are_read_whole_or_not_at_all(tmp_path: Path) -> None:
     path.write_text('{"n": 1}\n{"n": 2}\n[3]\n{"n": 4')
     assert last_record(str(path), 1024) == {"n": 2}
     assert last_record(str(path), 12) is None
+
+
+def test_of_a_small_file_no_more_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("text")
+    tracemalloc.start()
+    try:
+        assert read_bytes(str(tmp_path / "a")) == b"text"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_written_goes_through_no_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "precious").write_text("old")
+    monkeypatch.setattr("os.urandom", bytes)
+    for name in (f".a.{threading.get_native_id()}.tmp", ".a.00000000.tmp"):
+        (tmp_path / name).symlink_to("precious")
+    with pytest.raises(FileExistsError):
+        replace_file(str(tmp_path / "a"), b"new")
+    assert (tmp_path / "precious").read_text() == "old"
 
 
 def test_a_file_that_cannot_be_replaced_leaves_nothing_beside_it(

@@ -14,6 +14,7 @@ import yaml  # type: ignore[import-untyped]
 
 from lllaunch.console.wording import shown_path
 from lllaunch.errors import ConfigError, Diagnostic
+from lllaunch.files import read_bytes
 
 KEY = "hydra.launcher.resume"
 DIRECTORY = "hydra.sweep.dir"
@@ -70,10 +71,9 @@ def _names_a_job(word: str) -> bool:
 def _former(directory: str, argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the options and overrides that a sweep was begun with; none if they cannot be read."""
     try:
-        with open(os.path.join(directory, MULTIRUN), "rb") as file:
-            # values of any type may be in it, and none of them is needed
-            root = yaml.compose(file, yaml.SafeLoader)
-    except (OSError, yaml.YAMLError):
+        # values of any type may be in it, and none of them is needed
+        root = yaml.compose(read_bytes(os.path.join(directory, MULTIRUN)), yaml.SafeLoader)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return [], []
     own, task = (_texts(_at(root, f"hydra.overrides.{part}")) for part in ("hydra", "task"))
     overrides = [word for word in (*own, *task) if _key(word) not in _SAID_ANEW]
