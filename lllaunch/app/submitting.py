@@ -18,6 +18,7 @@ from lllaunch.config.plan import plan_config
 from lllaunch.console.wording import shown_path
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.exit_codes import ExitCode
+from lllaunch.files import open_file
 from lllaunch.results.queue import BatchQueue, queue_text
 from lllaunch.results.store import entry_now, locate, read_run
 from lllaunch.run.directory import PLAN
@@ -82,12 +83,16 @@ def read_function(directory: str) -> SubmittedFunction | None:
     """Return what workers call in the run of a directory; None if its plan says it.
 
     Raises:
-        OutputError: it cannot be read.
+        OutputError: it cannot be read, or others than this user could have written it.
     """
     path = os.path.join(directory, FUNCTION)
     try:
-        with open(path, "rb") as file:
-            found = pickle.loads(file.read())  # noqa: S301 - made by `make_ready`, for this user alone
+        with open(open_file(path), "rb") as file:
+            status = os.fstat(file.fileno())
+            # in a directory that others may write to they may have put one there
+            if status.st_uid not in {0, os.getuid()} or status.st_mode & 0o022:
+                raise OutputError(path, "is not run: others than this user may have written it")
+            found = pickle.load(file)  # noqa: S301 - made by `make_ready`
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -39,6 +39,8 @@ SCRIPT = "submission.sh"
 FUNCTION = "function.pkl"
 """What workers call in a user's own app, in the run's directory."""
 
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
 RequeueCause = Literal["preempted", "timeout", "node_failure", "failed"]
 
 # A notice that comes so long before the time limit, at most, is about it; beside the delay that
@@ -133,7 +135,7 @@ def forget_submission(directory: str) -> None:
     Raises:
         OutputError: it cannot be taken away.
     """
-    for name in (SUBMISSION, HISTORY):
+    for name in (SUBMISSION, HISTORY, FUNCTION):
         path = os.path.join(directory, name)
         with naming(path), contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -419,20 +421,15 @@ def append(directory: str, event: QueueEvent) -> None:
         **dataclasses.asdict(event),
     }
     with naming(path):
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, _FLAGS, 0o666)
         try:
             # half a line of a job that was killed: the next begins its own
-            broken = os.fstat(fd).st_size > 0 and not _ends_well(path)
+            size = os.fstat(fd).st_size
+            broken = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
             write_all(fd, (b"\n" if broken else b"") + json.dumps(line).encode() + b"\n")
             os.fsync(fd)
         finally:
             os.close(fd)
-
-
-def _ends_well(path: str) -> bool:
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read() == b"\n"
 
 
 @dataclass

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from pathlib import Path
 
 import pytest
 
-from lllaunch.app.submitting import replace_submission
+from lllaunch.app.submitting import (
+    SubmittedFunction,
+    read_function,
+    replace_submission,
+    write_private,
+)
 from lllaunch.cluster import slurm
 from lllaunch.cluster.slurm import QueuedJob, SlurmFailed
-from lllaunch.errors import ConfigError
+from lllaunch.errors import ConfigError, OutputError
 from lllaunch.run.submission import BatchEnded, BatchStarted, Submission, append, read_submission
+from lllaunch.spec import Entrypoint
 
 
 @pytest.fixture
@@ -68,3 +76,31 @@ def test_nor_is_the_queue_asked_of_one_that_has_said_it_is_over(
     append(directory, BatchEnded(0))
     replace_submission(directory)
     assert read_submission(directory) is None
+
+
+@pytest.mark.usefixtures("queue")
+def test_what_workers_called_goes_with_its_submission(directory: str) -> None:
+    entrypoint = Entrypoint("function", "train", "train:main", "main")
+    function = SubmittedFunction(entrypoint, (), "train", "main", b"")
+    write_private(f"{directory}/function.pkl", pickle.dumps(function))
+    assert read_function(directory) == function
+    replace_submission(directory)
+    assert read_function(directory) is None
+
+
+class Trap:
+    def __reduce__(self) -> tuple[object, ...]:
+        return (pytest.fail, ("it was unpickled",))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize(("mode", "owner"), [(0o620, 0), (0o602, 0), (0o600, 65534)])
+def test_what_others_may_have_written_is_not_unpickled(
+    tmp_path: Path, mode: int, owner: int
+) -> None:
+    path = tmp_path / "function.pkl"
+    path.write_bytes(pickle.dumps(Trap()))
+    path.chmod(mode)
+    os.chown(path, owner, -1)
+    with pytest.raises(OutputError, match="others than this user may have written it"):
+        read_function(str(tmp_path))
