@@ -157,7 +157,10 @@ def ask(directory: str, request: Request, seconds: float = ANSWER_SECONDS) -> di
             data += read
             if len(data) > _MOST_ANSWER:
                 raise ValueError("the answer is too long")
-    document = json.loads(data)
+    try:
+        document = json.loads(data)
+    except RecursionError:
+        raise ValueError("the answer is nested too deeply") from None
     if not isinstance(document, dict):
         raise ValueError("the answer is not a JSON object")  # noqa: TRY004 - of what was read
     error = document.get("error")

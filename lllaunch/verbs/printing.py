@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import itertools
 import json
 import os
@@ -56,6 +57,9 @@ def perform(
         verb: gets the arguments; prints to standard output, returns an exit code if that is not
             0, raises `LaunchError`.
     """
+    if not sys.stdout:
+        complain("standard output is closed")
+        return ExitCode.ERROR
     try:
         # options may stand among overrides
         given = parser.parse_intermixed_args(argv)
@@ -71,7 +75,9 @@ def perform(
         # nobody reads on, as in "... | head"; what is left must not be written at the end either
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 1)
     except OSError as error:
-        complain(f"standard output: {error.strerror or error}")
+        # of these two the system names no file
+        nameless = "the working directory" if error.errno == errno.ENOENT else "standard output"
+        complain(f"{error.filename or nameless}: {error.strerror or error}")
         return ExitCode.ERROR
     else:
         return code or ExitCode.SUCCESS

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.launching import WAIT
+from support.left import LeftRun
 from support.project import Project
 
 from lllaunch.cli import VERBS
@@ -45,6 +46,32 @@ def test_the_help_names_every_verb_and_nobody_needs_to_read_it_to_the_end(projec
     script = f"{shlex.quote(sys.executable)} -m lllaunch --help | true; exit ${{PIPESTATUS[0]}}"
     unread = subprocess.run(["bash", "-c", script], capture_output=True, timeout=WAIT, check=False)
     assert (unread.returncode, unread.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("output", [">&-", "> /dev/full"])
+@pytest.mark.parametrize("verb", ["ls .", "show run", "logs run", "report run"])
+def test_output_that_nobody_gets_is_told(tmp_path: Path, verb: str, output: str) -> None:
+    LeftRun(tmp_path / "run").log(0, "stdout", "said\n")
+    (tmp_path / "run" / ".lllaunch.lock").touch()
+    command = f"{shlex.quote(sys.executable)} -m lllaunch {verb} {output}"
+    ended = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert ended.returncode == 1
+    expected = "standard output is closed" if "-" in output else "No space left on device"
+    assert expected in ended.stderr
+    assert ended.stderr.startswith("lllaunch: ")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_working_directory_that_is_gone_is_told(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    command = f"cd gone && rmdir ../gone && {shlex.quote(sys.executable)} -m lllaunch ls"
+    ended = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == "lllaunch: the working directory: No such file or directory\n"
 
 
 INTERRUPTED = """

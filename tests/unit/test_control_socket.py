@@ -230,6 +230,7 @@ def test_asking_says_why_there_is_no_answer(tmp_path: Path) -> None:
     [
         (b"", ConnectionResetError, "closed the connection"),
         (b"\xff\n", ValueError, "decode"),
+        (b"[" * 100_000 + b"\n", ValueError, "nested too deeply"),
         (b'{"version": 9}\n', RequestRefused, "version 9"),
         (b'{"version": 1, "error": {"code": "busy", "text": "no"}}\n', RequestRefused, "busy: no"),
     ],
