@@ -19,6 +19,9 @@ DAMAGES = (
 )
 """What is done to a journal."""
 
+HOSTILE = ("fifo", "zeros", "link", "sparse", "nested", "name")
+"""What somebody puts in the place of a file of a directory that others look at."""
+
 _SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGSTOP")
 
 
@@ -62,13 +65,13 @@ class Fault:
 
     Attributes:
         what: ``signal``, ``fill``, ``remove``, ``rename``, ``close``, ``block``, ``files``,
-            ``processes``, ``second`` or ``damage``.
+            ``processes``, ``second``, ``damage`` or ``plant``.
         at: what it follows: ``start`` of the launcher, ``worker`` (the first has begun), ``kin``,
             ``end`` (the first worker's), ``started`` or ``ended`` (a job's), ``result``, ``fault``
             (the one before).
         delay: seconds from there.
         target: ``launcher``, ``spawner``, ``worker``, ``job`` (its launcher), or one of `KIN`.
-        name: the signal's, or the damage's.
+        name: the signal's, or the damage's, or of `HOSTILE`.
         hold: seconds until it is taken back; None: never.
         again: seconds until the same happens once more; None: never.
         amount: how much is left: descriptors, processes; or where in a file, as a fraction.
@@ -98,6 +101,7 @@ class Fault:
             "processes": "no processes",
             "second": "second launcher",
             "damage": f"journal {self.name}",
+            "plant": f"hostile {self.name}",
         }[self.what]
 
 
@@ -106,7 +110,7 @@ class Scenario:
     """One run or sweep, and what happens to it.
 
     Attributes:
-        family: ``run``, ``place``, ``pair``, ``sweep`` or ``journal``.
+        family: ``run``, ``place``, ``pair``, ``sweep``, ``journal`` or ``look``.
         cgroups: whether lllaunch sees the machine's.
         form: of the entrypoint: ``script``, ``function``, ``module`` or ``program``.
         launch: keys of the ``launch`` node.
@@ -131,7 +135,7 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
 
 
-_FAMILIES = {"run": 50, "place": 18, "pair": 6, "sweep": 18, "journal": 8}
+_FAMILIES = {"run": 50, "place": 18, "pair": 6, "sweep": 18, "journal": 8, "look": 8}
 
 
 def scenario(seed: str, number: int) -> Scenario:
@@ -139,6 +143,7 @@ def scenario(seed: str, number: int) -> Scenario:
     rng = Random(f"{seed}/{number}")
     (family,) = rng.choices(list(_FAMILIES), list(_FAMILIES.values()))
     draw = {"run": _run, "place": _place, "pair": _pair, "sweep": _sweep, "journal": _journal}
+    draw |= {"look": _look}
     return draw[family](rng, Scenario(seed, number, family, cgroups=rng.random() < 0.4))
 
 
@@ -316,4 +321,15 @@ def _journal(rng: Random, base: Scenario) -> Scenario:
         acts={"*": ((act,),)},
         jobs=(0, 1, 2),
         faults=tuple(faults),
+    )
+
+
+def _look(rng: Random, base: Scenario) -> Scenario:
+    """A run or a sweep that is over; in a copy something is planted, and every verb looks at it."""
+    return replace(
+        base,
+        launch={"nproc": 1, "tee": "none", "redirects": "all"},
+        acts={"*": ((Act(lines=1),),)},
+        jobs=rng.choice([(), (), (0, 1)]),
+        faults=(Fault("plant", "end", 0.0, name=rng.choice(HOSTILE), amount=rng.random()),),
     )
