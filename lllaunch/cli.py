@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import signal
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from lllaunch.spawner.client import Spawner
 
 _MOST_NAMES = 30
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 _USAGE = """\
 usage: {0} +exp=NAME [KEY=VALUE ...]            run conf/exp/NAME.yaml
        {0} -m +exp=NAME KEY=VALUE,VALUE ...     sweep over values
@@ -38,7 +40,17 @@ usage: {0} +exp=NAME [KEY=VALUE ...]            run conf/exp/NAME.yaml
 
 def main() -> int:
     """Run ``python -m lllaunch`` on ``sys.argv`` and return its exit code."""
-    words = sys.argv[1:]
+    try:
+        return _main(sys.argv[1:])
+    except OSError as error:
+        # so short that nothing can be imported either, which would say it better
+        if error.errno not in _SHORT:
+            raise
+        print(f"lllaunch: cannot start: {error.strerror}", file=sys.stderr)
+        return ExitCode.ERROR
+
+
+def _main(words: list[str]) -> int:
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
     if not words:

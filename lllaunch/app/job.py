@@ -37,7 +37,7 @@ from lllaunch.exit_codes import ExitCode
 from lllaunch.hydra_compat import Seam, root_of
 from lllaunch.results.index import remember
 from lllaunch.run.directory import SUBMISSION, RunDirectory
-from lllaunch.run.files import link_atomic
+from lllaunch.run.files import link_atomic, naming
 from lllaunch.run.lock import PATIENCE
 
 if TYPE_CHECKING:
@@ -182,7 +182,9 @@ class Jobs:
                     if not kwargs["hydra_context"].callbacks.callbacks:
                         self._plan_ahead(config, claimed)
                 _link_latest(*latest)
-                return run_job(*args, config=config, **kwargs)
+                # an error of the job is in what it returns, others are of Hydra's own files
+                with self.reporting(), naming(latest[1]):
+                    return run_job(*args, config=config, **kwargs)
 
         return claim_and_run
 

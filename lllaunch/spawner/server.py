@@ -748,4 +748,10 @@ def main(fd: int, launcher: int) -> NoReturn:
     # see `start_interpreter`
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_ASYNC)
     # What a fresh interpreter's path would be; the client prepended the place of this package.
-    Server(socket.socket(fileno=fd), pidfd, ignored).serve()
+    try:
+        server = Server(socket.socket(fileno=fd), pidfd, ignored)
+    except OSError as error:
+        if shortage(error):
+            os._exit(1)  # the launcher has no more, and says so
+        raise
+    server.serve()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -62,6 +63,16 @@ def test_output_that_nobody_gets_is_told(tmp_path: Path, verb: str, output: str)
     assert expected in ended.stderr
     assert ended.stderr.startswith("lllaunch: ")
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("files", [5, 6, 7, 8, 9])
+def test_too_few_descriptors_are_one_sentence(project: Project, files: int) -> None:
+    command = f"ulimit -n {files}; exec {shlex.quote(sys.executable)} -m lllaunch +exp=x"
+    ended = subprocess.run(
+        ["bash", "-c", command], cwd=project.root, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert re.fullmatch(r"lllaunch: .*(open files|ulimit -n).*\n", ended.stderr), ended.stderr
 
 
 def test_a_working_directory_that_is_gone_is_told(tmp_path: Path) -> None:

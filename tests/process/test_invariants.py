@@ -402,6 +402,16 @@ def test_9_a_full_disk(tmp_path: Path) -> None:
     check_clear(done.err, "File too large")
 
 
+def test_9_no_space_for_hydras_own_files(tmp_path: Path) -> None:
+    def no_space() -> None:
+        # that of the lock, and not of the config
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+    done = launch(tmp_path, {"entrypoint": "true", "nproc": 1}, preexec_fn=no_space)
+    assert done.code == 1
+    assert done.err == f"lllaunch: {str(tmp_path / 'run')!r}: File too large\n"
+
+
 def test_9_a_hostile_directory(tmp_path: Path) -> None:
     home = tmp_path / "with spaces, ünïcödé, per%cent, new\nline, quo'te\""
     home.mkdir()
