@@ -17,9 +17,11 @@ def own_file(path: str) -> str:
     No other link is followed.
     """
     with contextlib.suppress(OSError):
-        target = os.readlink(path)
-        if target.startswith("node_") and target.count("/") == 1:
-            return os.path.join(os.path.dirname(path), target)
+        target = os.path.join(os.path.dirname(path), os.readlink(path))
+        node = os.path.dirname(target)
+        is_of_node = os.path.dirname(node) == os.path.dirname(path)
+        if is_of_node and os.path.basename(node).startswith("node_") and not os.path.islink(node):
+            return target
     return path
 
 

@@ -38,6 +38,10 @@ KINDS: dict[str, Callable[[Path, Path], object]] = {
     "fifo": lambda path, _: os.mkfifo(path),
     "zeros": lambda path, _: path.symlink_to("/dev/zero"),
     "link": lambda path, secret: path.symlink_to(secret),
+    "node": lambda path, secret: (
+        (path.parent / "node_0").symlink_to(secret.parent),
+        path.symlink_to(f"node_0/{secret.name}"),
+    ),
     "sparse": lambda path, _: (path.touch(), os.truncate(path, 1 << 42)),
     "nested": lambda path, _: path.write_text('{"type": "StartWorkers", "a": ' + "[" * 60_000),
 }
