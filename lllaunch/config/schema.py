@@ -362,7 +362,9 @@ class Launch:
         null for as long as it takes
       - `pattern`: a regular expression that is searched in each line that they print: only what
         matches is progress then. Its named groups are numbers: the `step`, the `total`, or others
-        to be shown; all but `total`, `epoch` and `epochs` must change within `within`
+        to be shown; all but `total`, `epoch` and `epochs` must change within `within`. The first
+        1024 characters of a line are searched, by the launcher itself, which waits for that:
+        avoid nested repetition such as `(\\w+\\s*)*`, which may take hours for one line
       - `action`: `end` or `report`
 
       A number of `lllaunch.progress()` or of the pattern that becomes NaN or infinite counts, too;

@@ -318,6 +318,11 @@ def test_a_pattern_captures_numbers_by_the_names_of_its_groups() -> None:
         Captured({"step": 2.0, "loss": -math.inf}),
         Captured({"step": 3.0}),
     ]
+    # of a long line the first 1024 characters count
+    assert parser.feed(b"x" * 1010 + b"step 5 loss 0.25\n") == [
+        Captured({"step": 5.0, "loss": 0.0})
+    ]
+    assert parser.feed(b"x" * 1024 + b"step 6 loss 0.25\n") == [OtherOutput()]
     # a line that has not ended
     assert parser.feed(b"step 4 loss 0.3") == []
     assert parser.feed(b"1\n") == [Captured({"step": 4.0, "loss": 0.31})]
