@@ -57,7 +57,8 @@ def test_nodes_meet_in_etcd_restart_together_and_go_on_without_node_0(
     options = {"nnodes": "1:2", "endpoint": start_etcd(cluster, 1), "backend": "etcd-v2"}
     _, second = cluster.start_all("launch.max_restarts=1", args=["hold"], settings=LOSES, **options)
     first = cluster.wait_for(4, 2)
-    cluster.write("fail.3")
+    # the nodes have come in any order
+    cluster.write(f"fail.{next(each.rank for each in first if each.host == 'host1')}")
     both = cluster.wait_for(4, 2, first)
     assert {each.env["TORCHELASTIC_RESTART_COUNT"] for each in both} == {"1"}
     cluster.network.kill(0)
