@@ -15,7 +15,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -127,6 +126,8 @@ def exec_part(environ: Mapping[str, str]) -> dict[str, str]:
 def interpreter_command() -> tuple[str, ...]:
     """The command line of an interpreter like this one, unbuffered."""
     # What multiprocessing starts its interpreters with.
+    import subprocess  # noqa: PLC0415 - not for those who only ask which variables matter when
+
     options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     for name, value in sys._xoptions.items():
         option = name if value is True else f"{name}={value}"

@@ -16,7 +16,7 @@ class Images(Dataset):
 
 
 def train() -> None:
-    for _ in DataLoader(Images(), batch_size=4, num_workers=2):
+    for _ in DataLoader(Images(), batch_size=4, num_workers=2, collate_fn=list):
         pass
 
 
