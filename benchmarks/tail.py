@@ -1,96 +1,112 @@
-"""Measures how fast teed output of several workers is shown, and what it costs.
+"""Measures how fast the output of several workers is shown, against torchrun.
 
-    python benchmarks/tail.py                8 ranks, 20 MB each
+    python benchmarks/tail.py                4 workers, 50 MB each
     python benchmarks/tail.py --megabytes 5  less
 
-The files are there when it begins, as after a burst, and lines go into a file. Shown are the bytes
-of all workers a second, the lines of all a second, and what a line costs of one core: of ranks that
-write the same and that write lines of their own, each line by itself and with those that are the
-same shown as one. Of each the fastest of several rounds.
+The workers write lines of 77 bytes, 64 KiB at a time, and the console is a file. Counted is the
+time from the first worker's first line to the launcher's exit: as long as that is not over,
+something is still to be shown. In each round torchrun (`--tee 3`) and lllaunch (`launch.tee=all`)
+take turns. The table shows medians, and the median of the rounds' ratios, in brackets the least and
+the greatest.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from launch import table
-from workplace import machine
+from workplace import environment, machine
 
-from lllaunch.workers.tail import Follower
-
-_LINE = "step %8d of the training, everything is as it should be, loss 0.12345%s\n"
-
-
-def header(ranks: Sequence[int]) -> bytes:
-    """What stands before a line."""
-    return b"[default%s]:" % b",".join(b"%d" % rank for rank in ranks)
-
-
-def show(paths: dict[int, str], console: Path, *, collapse: bool) -> tuple[float, float]:
-    """Show files; seconds by the clock and of CPU."""
-    with open(console, "w", encoding="utf-8") as out:
-        follower = Follower()
-        if collapse:
-            follower.add_collapsed([(paths, out)], header)
-        else:
-            for rank, path in paths.items():
-                follower.add(path, header([rank]), out)
-        began, used = time.perf_counter(), time.process_time()
-        follower.start()
-        follower.stop()
-        return time.perf_counter() - began, time.process_time() - used
+_WORKER = """
+import os, sys, time
+mode, count = sys.argv[1], int(sys.argv[2])
+rank = os.environ["RANK"] if mode == "own" else "x"
+lines = [
+    f"step {number:8d} of the training, everything is as it should be, loss 0.12345 {rank}\\n"
+    for number in range(count)
+]
+with open("began." + os.environ["RANK"], "w") as file:
+    file.write(repr(time.time()))
+for first in range(0, count, 850):
+    os.write(1, "".join(lines[first : first + 850]).encode())
+"""
+_WAYS = {
+    "lines of their own": ("own", []),
+    "the same lines": ("same", []),
+    "the same lines, collapse: false": ("same", ["launch.collapse=false"]),
+}
+_LINE_BYTES = 77
 
 
-def row(directory: Path, options: argparse.Namespace, *, own: bool, collapse: bool) -> list[str]:
-    """Measure one case."""
-    count = options.megabytes * 1_000_000 // len(_LINE % (0, ""))
-    paths = {}
-    for rank in range(options.ranks):
-        path = directory / f"{rank}.log"
-        rest = f" {rank}" if own else ""
-        path.write_text("".join(_LINE % (number, rest) for number in range(count)))
-        paths[rank] = str(path)
-    size = sum(os.path.getsize(path) for path in paths.values())
-    console = directory / "console"
-    rounds = [show(paths, console, collapse=collapse) for _ in range(options.rounds)]
-    seconds, used = min(rounds)
-    lines = count * options.ranks
+def seconds(root: Path, command: Sequence[str]) -> float:
+    """Seconds from the first line of a worker until a launcher ends."""
+    with open(root / "console", "wb") as console:
+        subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=root,
+            env=environment(root),
+            stdout=console,
+            stderr=subprocess.STDOUT,
+            check=True,
+        )
+    ended = time.time()
+    return ended - min(float(path.read_text()) for path in root.glob("began.*"))
+
+
+def shown(root: Path) -> int:
+    """Lines of workers on the console, those of several workers counted once."""
+    with open(root / "console", "rb") as console:
+        return sum(b" of the training, " in line for line in console)
+
+
+def rates(options: argparse.Namespace, way: str) -> list[str]:
+    """Measure one way."""
+    mode, overrides = _WAYS[way]
+    count = options.megabytes * 1_000_000 // _LINE_BYTES
+    megabytes = count * options.workers * _LINE_BYTES / 1e6
+    theirs, ours = [], []
+    for _ in range(options.rounds):
+        with tempfile.TemporaryDirectory() as directory:
+            root = Path(directory)
+            (root / "worker.py").write_text(_WORKER)
+            node = f"{{entrypoint: worker.py, nproc: {options.workers}, args: [{mode}, {count}]}}"
+            (root / "conf" / "exp").mkdir(parents=True)
+            (root / "conf" / "exp" / "tail.yaml").write_text(
+                f"# @package _global_\nlaunch: {node}\n"
+            )
+            torchrun = ["--standalone", f"--nproc-per-node={options.workers}", "--tee=3"]
+            script = ["worker.py", mode, str(count)]
+            theirs.append(seconds(root, ["torch.distributed.run", *torchrun, *script]))
+            assert shown(root) == count * options.workers
+            ours.append(
+                seconds(root, ["lllaunch", "+exp=tail", "launch.tee=all", "-q", *overrides])
+            )
+            lines = shown(root)
+    ratios = [their / our for their, our in zip(theirs, ours, strict=True)]
     return [
-        f"{options.ranks} ranks, {'lines of their own' if own else 'the same lines'}",
-        "as one" if collapse else "each by itself",
-        f"{size / seconds / 1e6:.0f} MB/s",
-        f"{lines / seconds / 1e6:.2f} million",
-        f"{used / lines * 1e6:.2f} µs",
-        f"{os.path.getsize(console) / 1e6:.0f} MB",
+        f"{options.workers} workers, {way}",
+        *(f"{megabytes / statistics.median(each):.0f} MB/s" for each in (theirs, ours)),
+        f"{statistics.median(ratios):.1f}x ({min(ratios):.1f}-{max(ratios):.1f})",
+        f"{lines / count / options.workers:.0%}",
     ]
 
 
 def main() -> None:
-    """Measure all cases and print a table."""
+    """Measure all ways and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--megabytes", type=int, default=20, help="of each rank")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--megabytes", type=int, default=50, help="of each worker")
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        rows = [
-            row(Path(directory), options, own=own, collapse=collapse)
-            for own in (False, True)
-            for collapse in (False, True)
-        ]
-    head = [
-        "what is written",
-        "shown",
-        "a second",
-        "lines a second",
-        "CPU a line",
-        "on the console",
-    ]
+    rows = [rates(options, way) for way in _WAYS]
+    head = ["what is written", "torchrun", "lllaunch", "ratio", "lines shown"]
     print(table([head, *rows]))
     on = ", ".join(f"{name} {value}" for name, value in machine().items())
     print(f"\nOn: {on}.")

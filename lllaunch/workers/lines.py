@@ -294,9 +294,6 @@ class LineCollapser:
         line, lines = self._lines[member][0], self._lines
         stream = self._stream[member]
         members = [other for other in stream if lines[other] and lines[other][0] == line]
-        if len(stream) == len(lines):
-            # there is no other one
-            return members
         return [other for other in members if self._first_of_rank(other) == other]
 
     def _show_firsts(self, members: list[int], shown: list[tuple[int, bytes]]) -> None:

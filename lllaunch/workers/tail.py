@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
+import functools
 import logging
 import math
 import os
@@ -362,10 +363,13 @@ def _nearest_directory(path: str) -> str:
 # Bytes read at a time: large enough for few calls, small enough that files take turns.
 _BLOCK = 256 * 1024
 # The same of files whose lines are compared; a line that is longer is compared with none.
-_COMPARED = 32 * 1024
+_COMPARED = 64 * 1024
 # A line is held for so long, to see whether others say the same, seconds; and so much of all.
 _HELD_S = 0.1
 _HELD_BYTES = 1024 * 1024
+# When so much of a file waits to be shown, its blocks are compared and not its lines, until nothing
+# waits: comparing lines takes longer than writing them.
+_FLOOD = 4 * 1024 * 1024
 # Of so many sets of ranks the headers are kept.
 _HEADERS = 1024
 # A filter sees at most so many bytes of a line.
@@ -387,9 +391,13 @@ class CollapsedFiles:
     def __init__(
         self, streams: Sequence[Sequence[int]], header: Callable[[Sequence[int]], bytes]
     ) -> None:
-        self._ranks = [rank for ranks in streams for rank in ranks]
-        self._header = header
-        self._headers: dict[int, bytes] = {}
+        all_ranks = [rank for ranks in streams for rank in ranks]
+
+        @functools.lru_cache(_HEADERS)
+        def header_of(members: int) -> bytes:
+            return header([rank for n, rank in enumerate(all_ranks) if members >> n & 1])
+
+        self._header_of = header_of
         self._files: list[FollowedFile] = []
         # by member: those of its stream, as the sum of ``1 << member``
         self._streams: list[int] = []
@@ -412,9 +420,9 @@ class CollapsedFiles:
         """Whether lines of a file are held."""
         return self._collapser.holds(member)
 
-    def add(self, member: int, text: bytes) -> None:
-        """Take whole lines of a file, after all that were seen before."""
-        self._collapser.add(member, text[:-1].split(b"\n"), time.monotonic())
+    def add(self, member: int, lines: list[bytes]) -> None:
+        """Take lines of a file, or several as one, after all that were seen before."""
+        self._collapser.add(member, lines, time.monotonic())
 
     def show(self, *, everything: bool = False) -> None:
         """Show what need not be held any longer, or all that is held."""
@@ -428,17 +436,14 @@ class CollapsedFiles:
     def _write(self, shown: Sequence[tuple[int, bytes]]) -> None:
         parts: list[bytes] = []
         said = stream = 0
-        if len(self._headers) > _HEADERS:
-            self._headers.clear()
         for members, line in shown:
             if not members & stream:
                 self._write_to_stream(said, parts)
                 parts, said = [], 0
                 stream = self._streams[members.bit_length() - 1]
             said |= members
-            if members not in self._headers:
-                self._headers[members] = self._header_of(members)
-            parts += [self._headers[members], line, b"\n"]
+            header = self._header_of(members)
+            parts += [header, line.replace(b"\n", b"\n" + header), b"\n"]
         self._write_to_stream(said, parts)
 
     def _write_to_stream(self, said: int, parts: Sequence[bytes]) -> None:
@@ -450,9 +455,6 @@ class CollapsedFiles:
         self._files[members[0]].write([b"".join(parts)], files)
         for file in files:
             file.update_live_area()
-
-    def _header_of(self, members: int) -> bytes:
-        return self._header([rank for n, rank in enumerate(self._ranks) if members >> n & 1])
 
 
 class FollowedFile:
@@ -494,6 +496,7 @@ class FollowedFile:
         self.due: float | None = None
         self.blocks = 0
         self._fd: int | None = None
+        self._flooded = False
         self._destination = destination
         self._filter = line_filter
         self._lock = lock
@@ -551,8 +554,14 @@ class FollowedFile:
         if size < position:
             self._say_truncated()
             position = 0
-        most = _BLOCK if self._collapsed is None else _COMPARED
+        most = _BLOCK
+        if self._collapsed is not None:
+            self._flooded = size - position > _FLOOD or (self._flooded and self.behind)
+            # up to a multiple: files with the same in them are cut in the same places
+            most = 2 * _COMPARED - position % _COMPARED
         block = os.pread(self._fd, min(most, size - position), position)
+        if self._flooded:
+            block = block[: block.rfind(b"\n") + 1] or block
         self.behind = position + len(block) < size
         if not block:
             return False
@@ -623,10 +632,11 @@ class FollowedFile:
     def _show(self, piece: bytes | Span) -> None:
         if self._collapsed is not None:
             if not isinstance(piece, Span):
-                self._collapsed.add(self._member, piece)
+                text = piece[:-1]
+                self._collapsed.add(self._member, [text] if self._flooded else text.split(b"\n"))
                 return
             if piece.end - piece.start <= _COMPARED:
-                self._collapsed.add(self._member, self._read(piece.start, piece.end) + b"\n")
+                self._collapsed.add(self._member, [self._read(piece.start, piece.end)])
                 return
             self._collapsed.show_all_of(self._member)
         if not isinstance(piece, Span):
@@ -663,7 +673,7 @@ class FollowedFile:
             name = os.path.basename(self.path)
             notice = f"[{name} truncated by the worker]".encode("utf-8", "surrogateescape")
             if self._collapsed is not None:
-                self._collapsed.add(self._member, notice + b"\n")
+                self._collapsed.add(self._member, [notice])
                 return
             end = self._splitter.suffix + b"\n"
             self.write([self._prefix + notice + end])
@@ -703,9 +713,6 @@ def _reason(error: Exception) -> str:
     """Return what an error says: of one of the system its words, of others their kind as well."""
     strerror = error.strerror if isinstance(error, OSError) else None
     return strerror or repr(error)
-
-
-__all__ = ["Follower"]
 
 
 # After something was shown, so long nothing is, milliseconds: what is written line by line then

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.launching import WAIT
 from support.tails import Sink, append
 
 from lllaunch.console.stream import Outlet
@@ -118,3 +119,30 @@ def test_a_line_that_is_too_long_to_be_held_comes_in_its_place(
         own = [line for line in sink.getvalue().splitlines() if str(rank) in line.split("]")[0]]
         assert [line.split("]")[1] for line in own] == ["before", long.decode(), "after"]
     assert sink.getvalue().endswith("\n[0,1,5]after\n")
+
+
+@pytest.mark.usefixtures("patient")
+def test_of_a_flood_whole_blocks_are_compared_and_of_what_comes_after_it_lines(
+    files: dict[int, Path],
+    sink: Sink,
+    follow: Callable[[Any], Follower],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tail, "_FLOOD", 400_000)
+    same = [f"same {number}" for number in range(20_000)]
+    mixed = {rank: [f"{rank} own", "mixed"] * 40_000 + [f"{rank} last"] for rank in files}
+    for rank, path in files.items():
+        append(path, "\n".join([*same, *mixed[rank], ""]).encode())
+    follower = follow(sink)
+    for rank in files:
+        while f"[{rank}]{rank} last\n" not in sink.getvalue():
+            follower.show_held(WAIT)
+    for rank, path in files.items():
+        append(path, b"%d after\nmixed\n" % rank)
+    follower.stop()
+    shown = sink.getvalue().splitlines()
+    assert shown[:10_000] == [f"[0,1,5]{line}" for line in same[:10_000]]
+    assert [line for line in shown if "mixed" in line and "," in line] == ["[0,1,5]mixed"]
+    for rank in files:
+        own = [line.split("]")[1] for line in shown if str(rank) in line.split("]")[0]]
+        assert own == [*same, *mixed[rank], f"{rank} after", "mixed"]
