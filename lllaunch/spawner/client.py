@@ -392,8 +392,11 @@ class Spawner:
         self._command("signal", list(keys), signum)
 
     def notify(self, keys: Iterable[int], signum: int) -> None:
-        """Send a signal to workers that have started, and to nothing else of their groups."""
-        self._workers.signal_directly(keys, signum)
+        """Send a signal to workers that have started, and to nothing else of their groups.
+
+        The spawner knows which have; the launcher may not have read it yet.
+        """
+        self._send({"op": "notify", "keys": list(keys), "signum": int(signum)})
 
     def kill(self, keys: Iterable[int]) -> None:
         """SIGKILL workers and all that descends from them.

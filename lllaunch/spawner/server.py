@@ -240,6 +240,17 @@ class Workers:
             elif worker.request.key in keys:
                 signal_group(worker.pid, signum)
 
+    def notify(self, keys: list[int], signum: int) -> None:
+        """Send a signal to those of some that run, and to nothing else of their groups."""
+        for worker in list(self._workers.values()):
+            if worker.request.key in keys:
+                # it may have written something by now that made somebody ask for the signal
+                if worker.report >= 0 and wait_readable(worker.report, 0):
+                    self._settle_start(worker)
+                if worker.report < 0 and worker.failure is None:
+                    with contextlib.suppress(PermissionError):  # it changed its user
+                        os.kill(worker.pid, signum)
+
     def kill(self, keys: list[int]) -> None:
         """SIGKILL some, and all that descends from them."""
         chosen = [worker.pid for worker in self._workers.values() if worker.request.key in keys]
@@ -521,6 +532,9 @@ class Server:
         self._workers.signal(message.header["keys"], message.header["signum"])
         self._send({"event": "done", "command": message.header["command"]})
 
+    def _notify(self, message: Message) -> None:
+        self._workers.notify(message.header["keys"], message.header["signum"])
+
     def _kill(self, message: Message) -> None:
         self._workers.kill(message.header["keys"])
         kill_with_below(self._orphans())
@@ -708,6 +722,7 @@ class Server:
         "configure": _configure,
         "spawn": _spawn,
         "signal": _signal,
+        "notify": _notify,
         "kill": _kill,
         "clean_up": _begin_cleanup,
         "end_cleanup": _end_cleanup,

@@ -314,10 +314,9 @@ class WorkerProcesses:
     def pass_on(self, signum: int) -> tuple[int, ...]:
         """Send live workers a signal that is no reason to end; return their local ranks.
 
-        Those get it that have started, and not their process groups: what a worker has started may
-        not handle it, and would end of it.
+        Not to their process groups: what a worker has started may not handle it, and end.
         """
-        chosen = tuple(sorted(self.alive & self._pids.keys()))
+        chosen = tuple(sorted(self.alive))
         if chosen and self._starter is not None:
             self._starter.notify([self._keys[rank] for rank in chosen], signum)
         return chosen
