@@ -319,6 +319,10 @@ class Launch:
     succeeded, before they are killed: a [duration](#durations). The run lasts as long; a signal
     ends the wait and changes nothing else. After a failure they have half a second."""
 
+    not_secret: Sequence[str] = field(default_factory=list)
+    """Keys of the config, such as `params.checkpoint_id`, whose values look like
+    [secrets](#secrets) and are none."""
+
     signals: Sequence[str] | str = field(default_factory=lambda: ["SIGTERM", "SIGINT", "SIGHUP"])
     """Signals that the launcher handles and passes on to the workers: a list of names, or text
     separated by commas. SIGKILL and SIGSTOP cannot be handled; SIGCHLD is the launcher's own.
