@@ -1,4 +1,4 @@
-# `make resnet` and `make test` do everything on a fresh machine that has Python >= 3.10 with venv
+# `make resnet` and `make test` do everything on a fresh machine that has Python >= 3.11 with venv
 # (Debian and Ubuntu: apt-get install python3-venv make) and runs Linux.
 
 PYTHON ?= python3
@@ -89,8 +89,8 @@ clean:
 
 # The stamps are older than what they depend on when something is to be installed again.
 $(VENV)/.venv:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	  { echo "lllaunch needs Python 3.10 or newer; choose one: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "lllaunch needs Python 3.11 or newer; choose one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
