@@ -1,4 +1,4 @@
-# `make resnet` and `make test` do everything on a fresh machine that has Python >= 3.10 with venv
+# `make resnet` and `make test` do everything on a fresh machine that has Python >= 3.11 with venv
 # (Debian and Ubuntu: apt-get install python3-venv make) and runs Linux.
 
 PYTHON ?= python3
@@ -21,13 +21,14 @@ START := $(shell date +%s)
 SEED ?=
 export FAULTS_SEED ?= $(START)
 PYTEST := $(BIN)/python -m pytest --quiet $(if $(SEED),-p randomly --randomly-seed=$(SEED))
-.PHONY: resnet test rest test-all quick faults mutants lint format clean help
+.PHONY: resnet test rest test-all test-matrix quick faults mutants lint format clean help
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make resnet    train the example network with two workers"
 	@echo "make test      linters, type check, unit tests and a few scenarios of each kind [SEED=...: random order]"
 	@echo "make test-all  the same, then all scenarios, more examples of each property, coverage"
+	@echo "make test-matrix  unit tests and smoke on each installed Python, newest and oldest dependencies"
 	@echo "make quick     linters, type check, and the unit tests that take no time: under a minute"
 	@echo "make faults    N=100 runs and sweeps with faults at random moments [SEED=...]"
 	@echo "make mutants   whether the tests notice small defects that are put into the code"
@@ -67,6 +68,22 @@ test-all: test rest
 quick: lint
 	HYPOTHESIS_PROFILE=quick $(PYTEST) -n $(AT_ONCE) -m "not slow and not composing" tests/unit
 
+# Each environment gets a torch of its own: gigabytes where pip finds no build for CPUs. The oldest
+# dependencies have wheels for the oldest Python only.
+MATRIX ?= 3.11-oldest 3.11 3.12 3.13 3.14
+TESTS ?= -m "smoke or not scenario"
+test-matrix: export PIP_CONSTRAINT :=
+test-matrix:
+	@sed '/^test = /,$$d' pyproject.toml | grep -oE '[a-z-]+>=[0-9.]+' | sed 's/>=/==/' >$(VENV)/oldest.txt; \
+	code=0; for each in $(MATRIX); do \
+	  python=python$${each%-oldest}; new=$(VENV)/matrix-$$each; \
+	  if ! $$python -c "" 2>/dev/null; then echo "matrix: $$each: $$python is not installed"; continue; fi; \
+	  case $$each in *-oldest) limit="-c $(VENV)/oldest.txt";; *) limit=;; esac; \
+	  $$python -m venv --clear $$new && $$new/bin/pip install --quiet $$limit --editable '.[test]' && \
+	  $$new/bin/python -m pytest --quiet $(TESTS) && echo "matrix: $$each: passed" || \
+	  { echo "matrix: $$each: FAILED"; code=1; }; \
+	done; exit $$code
+
 N ?= 100
 faults: $(VENV)/.test-all
 	$(BIN)/python -m tests.faults -n $(N) --seed "$(SEED)"
@@ -89,8 +106,8 @@ clean:
 
 # The stamps are older than what they depend on when something is to be installed again.
 $(VENV)/.venv:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	  { echo "lllaunch needs Python 3.10 or newer; choose one: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "lllaunch needs Python 3.11 or newer; choose one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 

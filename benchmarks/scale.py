@@ -30,8 +30,8 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta, timezone
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, Self
 
 import simulation
 from launch import table
@@ -180,7 +180,7 @@ def _state(nodes: int) -> Any:
             f"10.0.{number // 250}.{number % 250}", 1000 + number, 0
         )
         state.participants[node] = number
-        state.last_heartbeats[node] = datetime.now(timezone.utc)
+        state.last_heartbeats[node] = datetime.now(UTC)
     return state
 
 
@@ -198,7 +198,7 @@ def _serve(port: Any) -> None:
 class _Server:
     """A store in a process of its own, and the time of a processor that it takes."""
 
-    def __enter__(self) -> _Server:  # noqa: PYI034 - Self is not in Python 3.10
+    def __enter__(self) -> Self:
         self._pipe, theirs = _FORK.Pipe()
         self._process = _FORK.Process(target=_serve, args=(theirs,), daemon=True)
         self._process.start()
@@ -224,7 +224,7 @@ def _ask(port: int, connections: int, kind: str, nodes: int, first: int, told: A
     """Ask for some seconds, over each connection in turn; tell how often, and how long it took."""
     stores = [_connect(port) for _ in range(connections)]
     state = base64.b64encode(pickle.dumps(_state(nodes))).decode()
-    nobody = datetime.now(timezone.utc) - timedelta(hours=1)
+    nobody = datetime.now(UTC) - timedelta(hours=1)
     known = [""] * connections
     if kind == "theirs":
         stores[0].compare_set("state", "", state)
@@ -249,7 +249,7 @@ def _ask(port: int, connections: int, kind: str, nodes: int, first: int, told: A
             node = list(theirs.participants)[me % nodes]
             dead = [each for each, at in theirs.last_heartbeats.items() if at < nobody]
             assert not dead
-            theirs.last_heartbeats[node] = datetime.now(timezone.utc)
+            theirs.last_heartbeats[node] = datetime.now(UTC)
             mine = base64.b64encode(pickle.dumps(theirs)).decode()
             now = store.compare_set("state", known[which], mine).decode()
             known[which] = now

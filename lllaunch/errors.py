@@ -304,6 +304,23 @@ class NotEnoughDisk(LaunchError):
 
 
 @dataclass(eq=False)
+class PackageMissing(LaunchError):
+    """A package that only some features need is not installed.
+
+    Attributes:
+        package: its name for pip.
+        feature: what needs it.
+    """
+
+    package: str
+    feature: str
+    exit_code: ClassVar[int] = 2
+
+    def __str__(self) -> str:
+        return f"{self.feature} needs a package that is missing: pip install {self.package}"
+
+
+@dataclass(eq=False)
 class RendezvousFailed(LaunchError):
     """The nodes of a run could not meet, or lost each other where they cannot meet again.
 

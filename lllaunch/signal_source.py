@@ -8,15 +8,13 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from lllaunch.interrupts import take_interrupt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
-
-    from typing_extensions import Self
 
 
 logger = logging.getLogger(__name__)

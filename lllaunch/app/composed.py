@@ -12,7 +12,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from hydra import version
 from hydra.core.config_search_path import SearchPathQuery
@@ -37,7 +37,6 @@ from lllaunch.review.hydra_node import with_hydra
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-    from typing_extensions import Self
 
     from lllaunch.config.origin import Origins
     from lllaunch.spec import LaunchSpec

@@ -38,7 +38,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lllaunch.config.read import register_resolvers
 from lllaunch.config.schema import schema_node
-from lllaunch.errors import ConfigError, Diagnostic, NotPicklable
+from lllaunch.errors import ConfigError, Diagnostic, NotPicklable, PackageMissing
 from lllaunch.hydra_compat import (
     ConfigLoaderImpl,
     ConfigSearchPathImpl,
@@ -467,7 +467,10 @@ def _by_value(state: object) -> bytes:
         NotPicklable: there is something else in it that cannot be pickled.
     """
     # seldom needed: imported in 10 ms
-    import cloudpickle  # noqa: PLC0415
+    try:
+        import cloudpickle  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise PackageMissing("cloudpickle", "a config that pickle cannot send") from None
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:

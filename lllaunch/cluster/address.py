@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from lllaunch.clock import boot_id
 from lllaunch.cluster.membership import is_loopback
 from lllaunch.cluster.values import format_endpoint
-from lllaunch.errors import ConfigError, Diagnostic
+from lllaunch.errors import ConfigError, Diagnostic, PackageMissing
 from lllaunch.text import duration
 
 # Addresses that nobody has (RFC 5737, RFC 3849); nothing is sent to them.
@@ -39,7 +39,10 @@ def interface_addresses(name: str) -> list[str]:
     Raises:
         ConfigError: there is no such interface, or it has no address.
     """
-    import psutil  # noqa: PLC0415 - only where an interface is named
+    try:
+        import psutil  # noqa: PLC0415 - only where an interface is named
+    except ModuleNotFoundError:
+        raise PackageMissing("psutil", "launch.rdzv.interface") from None
 
     families = (socket.AF_INET, socket.AF_INET6)
     known = {

@@ -36,7 +36,7 @@ from lllaunch.cluster.membership import (
     unpacked,
 )
 from lllaunch.cluster.values import format_endpoint
-from lllaunch.errors import RendezvousFailed
+from lllaunch.errors import PackageMissing, RendezvousFailed
 from lllaunch.text import duration
 
 if TYPE_CHECKING:
@@ -79,9 +79,12 @@ def load_torch() -> None:
     """Import what is needed of torch, which takes seconds."""
     # What a rendezvous warns of is said in our words, or is no news: that one is closed already.
     logging.getLogger("torch.distributed.elastic.rendezvous").setLevel(logging.ERROR)
-    with _quiet_torch():
-        import torch.distributed  # noqa: PLC0415 - the launcher of one node does without
-        import torch.distributed.elastic.rendezvous.registry  # noqa: F401, PLC0415 - as above
+    try:
+        with _quiet_torch():
+            import torch.distributed  # noqa: PLC0415 - the launcher of one node does without
+            import torch.distributed.elastic.rendezvous.registry  # noqa: F401, PLC0415 - as above
+    except ModuleNotFoundError:
+        raise PackageMissing("torch", "launch.nnodes") from None
 
 
 def keep_alive(nodes: Nodes) -> tuple[float, float]:

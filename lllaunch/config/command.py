@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import Any
 
 from lllaunch.config.fields import Findings, did_you_mean, nearest, one_of
@@ -322,8 +323,8 @@ def _check_fit(located: Located | None, call: EntrypointCall, key: str, findings
         findings.add_about(f"{key}.{keyword}" if keyword else key, message, hint, code="arguments")
 
 
-def check_preload(module: object, sys_path: Sequence[str]) -> str:
-    """A module that can be preloaded, as far as that can be told without importing it.
+def check_preload(module: object, sys_path: Sequence[str], *, here: bool = True) -> str:
+    """Return a module that can be preloaded here, as far as is known without importing it.
 
     Raises:
         Unfit: it cannot.
@@ -331,7 +332,8 @@ def check_preload(module: object, sys_path: Sequence[str]) -> str:
     if not isinstance(module, str) or not is_dotted(module):
         raise Unfit("the name of a module (package.module)", code="preload")
     located = locate(module, "", sys_path)
-    if located.status is NameStatus.MISSING:
+    # plan and check run without the packages of workers: where torch is missing, others may be
+    if located.status is NameStatus.MISSING and (here or find_spec("torch")):
         raise Unfit(
             message="cannot be imported", hint=located.hint, detail=located.reason, code="preload"
         )

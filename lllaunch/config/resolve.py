@@ -342,7 +342,7 @@ def build(settings: Settings, around: HostContext) -> LaunchSpec:
     place = _place(cwd, variables, nproc, around)
     call = _read_call(settings, place, around)
     preflight, preflight_command = read_preflight(settings, place)
-    preload = settings.each("preload", lambda v: check_preload(v, place.sys_path))
+    preload = settings.each("preload", lambda v: check_preload(v, place.sys_path, here=around.here))
     masks = {name: _read_mask(settings, name, nproc) for name in _STREAMS}
     more: dict[str, Any] = {
         **_read_names(settings, nodes, around),

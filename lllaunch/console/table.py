@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -268,6 +267,9 @@ RICH_STYLES = {
 }
 """What rich calls the styles of `lllaunch.console.wording.StyledText`."""
 
+# what a terminal calls the words of these styles (ECMA-48, SGR)
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "cyan": "36"}
+
 
 def is_terminal(stream: TextIO) -> bool:
     """Whether a stream says that it is one."""
@@ -280,19 +282,16 @@ def is_terminal(stream: TextIO) -> bool:
 class Painter:
     """Makes text of rows, with colours if a stream is a terminal that has some.
 
-    What a style looks like is found out once, so that a table can be drawn ten times a second.
-
     Args:
         stream: where the rows go.
         color: whether there are colours; None for what the stream, NO_COLOR and FORCE_COLOR say.
     """
 
     def __init__(self, stream: TextIO, color: Literal["always", "never"] | None = None) -> None:
-        self._color = color
         forced = color == "always" or (color is None and bool(os.environ.get("FORCE_COLOR")))
         self._plain = color == "never" or not (forced or (moves_cursor() and is_terminal(stream)))
-        # what stands before a text and behind it, by style
-        self._around: dict[str, tuple[str, str]] = {"": ("", "")}
+        grey = color is None and bool(os.environ.get("NO_COLOR"))
+        self._codes = {word: _CODES[word] for word in (_CODES if not grey else ("bold", "dim"))}
 
     def paint(self, rows: Sequence[Row]) -> list[str]:
         """Return each row as text."""
@@ -301,31 +300,9 @@ class Painter:
         return ["".join(self._painted(span) for span in row) for row in rows]
 
     def _painted(self, span: StyledText) -> str:
-        around = self._around.get(span.style)
-        if around is None:
-            around = self._around[span.style] = self._of_style(RICH_STYLES[span.style])
-        before, behind = around
-        return f"{before}{span.text}{behind}" if span.text else ""
-
-    def _of_style(self, style: str) -> tuple[str, str]:
-        # 50 ms to import, and needed only where there is a terminal to colour
-        from rich.console import Console  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
-
-        # not the stream itself, which may have been hung up meanwhile
-        console = Console(
-            file=io.StringIO(),
-            force_terminal=True,
-            color_system="standard" if self._color == "always" else "auto",
-            no_color=False if self._color == "always" else None,
-        )
-        with console.capture() as capture:
-            console.print(Text(_MARK, style=style), end="")
-        before, _, behind = capture.get().partition(_MARK)
-        return before, behind
-
-
-_MARK = "x"
+        words = RICH_STYLES[span.style].split()
+        codes = ";".join(self._codes[word] for word in words if word in self._codes)
+        return f"\x1b[{codes}m{span.text}\x1b[0m" if codes and span.text else span.text
 
 
 def painted(

@@ -200,8 +200,10 @@ def serve(
         nvml: stands in for the module ``pynvml``.
     """
     if nvml is None:
-        import pynvml  # noqa: PLC0415 - only in the process that asks it
-
+        try:
+            import pynvml  # noqa: PLC0415 - only in the process that asks it
+        except ModuleNotFoundError:
+            return
         nvml = pynvml
     assert nvml is not None
     with contextlib.suppress(nvml.NVMLError, OSError, GpusUnknown):

@@ -244,8 +244,10 @@ def listed(entries: Sequence[str], known: Sequence[str], prefix: str = "") -> li
 def _asking(nvml: Nvml | None) -> Iterator[Nvml]:
     if nvml is None:
         # Only those who ask for GPUs pay for it.
-        import pynvml  # noqa: PLC0415
-
+        try:
+            import pynvml  # noqa: PLC0415
+        except ModuleNotFoundError:
+            raise GpusUnknown("needs a package that is missing: pip install nvidia-ml-py") from None
         nvml = pynvml
     assert nvml is not None
     try:

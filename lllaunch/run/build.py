@@ -15,14 +15,12 @@ import os
 import re
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from lllaunch.linux.process import open_pidfd, wait_readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from typing_extensions import Self
 
 
 _KILLED_WITHIN = 1.0  # seconds

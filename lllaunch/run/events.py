@@ -13,7 +13,7 @@ import enum
 import json
 import math
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.clock import now_ns
@@ -35,7 +35,7 @@ def isoformat(time_ns: int) -> str:
     """Returns a time as ISO 8601 in UTC with microseconds: ``2024-01-31T12:00:00.000000Z``."""
     # not by float division: a double holds nanoseconds since the epoch to some 200 ns only
     seconds, rest = divmod(time_ns, 1_000_000_000)
-    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    moment = datetime.fromtimestamp(seconds, UTC)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{rest // 1000:06d}Z"
 
 

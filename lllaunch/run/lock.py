@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.files import own_file, read_text, write_all
@@ -24,8 +24,6 @@ from lllaunch.run.files import naming
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
-
-    from typing_extensions import Self
 
 PATIENCE = 10.0
 """How long to wait for what a killed launcher has left, seconds."""

@@ -19,7 +19,7 @@ import os
 import shutil
 from collections import Counter
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from lllaunch.errors import SnapshotFailed
 from lllaunch.run.build import Git, complaint, refusal
@@ -29,8 +29,6 @@ from lllaunch.text import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
-    from typing_extensions import Self
 
 
 PATIENCE = 600.0

@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from lllaunch.errors import SpawnerDied
 from lllaunch.events import PreloadBroken, Ready, SpawnerEvent, SpawnerGone, Started
@@ -41,10 +41,6 @@ from lllaunch.spawner.orphans import (
     new_mark,
 )
 from lllaunch.spawner.protocol import Channel, Message, Pickled, SpawnRequest, Target, event_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 # How long the spawner may take to confirm a signal before the launcher sends it itself.
 ACKNOWLEDGE_SECONDS = 1.0

@@ -16,7 +16,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.files import open_file, write_all
@@ -27,8 +27,6 @@ from lllaunch.sweep.pool import Lease
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from typing_extensions import Self
 
 
 VERSION = 1

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import time
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
 import lllaunch.sweep.schedule as v
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
@@ -50,8 +50,6 @@ from lllaunch.text import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-
-    from typing_extensions import Self
 
     from lllaunch.run.submission import BatchEnded
     from lllaunch.sweep.history import SweepResult

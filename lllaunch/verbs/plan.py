@@ -449,7 +449,7 @@ def _count(run: Reviewed, word: str) -> str:
     try:
         return str(parse_nproc(word, cpus=count_cpus, gpus=gpus))
     except ValueError as unfit:
-        return f"no number: {getattr(unfit, 'expected', unfit)}"
+        return f"no number: {unfit.args[0]}"
 
 
 def _document(

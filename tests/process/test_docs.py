@@ -1,8 +1,9 @@
 """README and docs: commands run, what is shown comes out, links lead somewhere.
 
-The blocks of a page run in order in one shell, in a copy of what a checkout holds. `bash` and
-`python` blocks run; a block marked `text output` holds lines that the block before it prints, in
-that order, apart from numbers, dates and paths. A line `...` stands for any others.
+The blocks of a page run in order in one shell, in a copy of what a checkout holds; those of the
+README run in an empty directory. `bash` and `python` blocks run; a block marked `text output` holds
+lines that the block before it prints, in that order, apart from numbers, dates and paths. A line
+`...` stands for any others.
 """
 
 from __future__ import annotations
@@ -78,17 +79,21 @@ def shell_script(page: Path, directory: Path) -> str:
     return "\n".join(parts)
 
 
-def outputs(page: Path, tmp_path: Path) -> dict[int, str]:
+def outputs(
+    page: Path, tmp_path: Path, programs: str = os.path.dirname(sys.executable)
+) -> dict[int, str]:
     """Runs a page; returns what each of its blocks printed, by number."""
     copy, scripts = tmp_path / "checkout", tmp_path / "scripts"
     copy.mkdir()
     scripts.mkdir()
-    for name in COPIED:
+    for name in () if page == README else COPIED:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, copy / name)
+            # pages run scripts of their own, which the project's allowlist does not have
+            no_policy = shutil.ignore_patterns("lllaunch.yaml")
+            shutil.copytree(ROOT / name, copy / name, ignore=no_policy)
         else:
             shutil.copy(ROOT / name, copy / name)
-    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    path = os.pathsep.join([programs, os.environ["PATH"]])
     ended = subprocess.run(
         ["bash", "-c", shell_script(page, scripts)],
         cwd=copy,

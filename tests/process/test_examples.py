@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.project import Project, result
 
 ROOT = Path(__file__).parents[2]
@@ -16,7 +17,13 @@ ROOT = Path(__file__).parents[2]
 
 def python(*args: str, **env: str) -> str:
     """Runs Python in the repository's root and returns its standard output."""
-    ended = Project(ROOT).python(*args, env=env)
+    policy = yaml.safe_load((ROOT / "conf" / "lllaunch.yaml").read_text())
+    # directories of runs are outside of the repository here
+    policy["allow"]["paths"] = [f"{Path.cwd().resolve().parent}/*"]
+    Path("allow.yaml").write_text(yaml.safe_dump(policy))
+    ended = Project(ROOT).python(
+        *args, env=env | {"LLLAUNCH_POLICY": os.path.abspath("allow.yaml")}
+    )
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
     return ended.stdout
 
@@ -43,10 +50,20 @@ def values(found: Any) -> list[Any]:
     return [value["value"] for _, value in sorted(found["return_values"].items())]
 
 
+@pytest.mark.smoke
+@pytest.mark.usefixtures("digits")
+def test_resnet_runs_locked_as_shipped(tmp_path: Path) -> None:
+    locked = {"LLLAUNCH_LOCKED": "1"}
+    command = ("-m", "lllaunch", "+exp=resnet", f"hydra.run.dir={tmp_path / 'run'}")
+    with pytest.raises(AssertionError, match=r'launch.args\[3\]: "0.1" -> "0.5"'):
+        python(*command, "params.lr=0.5", **locked)
+    assert "8 experiments, no problems" in python("-m", "lllaunch", "check", **locked)
+    assert "test accuracy 0.9" in python(*command, **locked)
+
+
 @pytest.mark.usefixtures("digits")
 def test_resnet_goes_on_from_its_checkpoint_for_a_cause_of_its_policy(tmp_path: Path) -> None:
-    # "resnet_restart", watched and with a policy; as it is by itself, and "resnet", it runs on
-    # pages of the docs
+    # "resnet_restart", watched and with a policy
     found = experiment("resnet_watched", tmp_path)
     first, second = found["attempts"]
     assert first["root_cause"]["cause"]["type"] == "KilledBySignal"

@@ -116,8 +116,6 @@ def test_a_script_sees_what_python_u_shows_it(spawner: Spawner, fresh: bool) -> 
 
 @pytest.mark.parametrize("flags", [(), ("-P",), ("-I", "-X", "mine=1", "-W", "error")])
 def test_a_script_runs_with_the_flags_of_the_launchers_interpreter(flags: tuple[str, ...]) -> None:
-    if "-P" in flags and sys.version_info < (3, 11):
-        pytest.skip("the flag is of Python 3.11")
     show = script("import sys; print(sys.path[0], sys.flags, sys._xoptions)")
     launcher = script(
         f"import os, sys\nsys.path.append({str(Path(lllaunch.__file__).parent.parent)!r})\n"

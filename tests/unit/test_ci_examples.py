@@ -24,13 +24,15 @@ import yaml
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from support.launching import WAIT
+from support.repositories import ENV
 
 from lllaunch.cli import VERBS
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "ci" / "lllaunch.yml"
+EXAMPLE = ROOT / ".github" / "workflows" / "lllaunch.yml"
 MANIFEST = ROOT / ".pre-commit-hooks.yaml"
 CONFIG = ROOT / "examples" / "ci" / "pre-commit-config.yaml"
+OWN = ROOT / ".pre-commit-config.yaml"
 PAGES = ("results-in-ci.md", "review-configs.md")
 SCHEMAS = {
     "github": ("vendor.github-workflows",),
@@ -64,7 +66,8 @@ def kind_of(text: str) -> str | None:
 
 def files_of_ci() -> Iterator[Any]:
     """The examples, and what the pages show: the kind, and the text."""
-    yield pytest.param("pre-commit", CONFIG.read_text(), id=CONFIG.name)
+    for config in (CONFIG, OWN):
+        yield pytest.param("pre-commit", config.read_text(), id=config.name)
     yield pytest.param("github", EXAMPLE.read_text(), id=EXAMPLE.name)
     for page in PAGES:
         for text in BLOCK.findall((ROOT / "docs" / "howto" / page).read_text()):
@@ -181,7 +184,7 @@ def test_verbs_and_flags_of_all_commands_exist(text: str) -> None:
     assert found
     wrong = filter(None, map(mistake, found))
     # a page has experiments of its own
-    own = text not in {MANIFEST.read_text(), EXAMPLE.read_text()}
+    own = text not in {MANIFEST.read_text(), EXAMPLE.read_text(), OWN.read_text()}
     assert not [each for each in wrong if not (own and each.startswith("no experiment"))]
 
 
@@ -194,3 +197,16 @@ def test_the_example_gives_a_pull_request_no_more_than_it_needs() -> None:
         assert "permissions" not in job
         # what a pull request is called must not become part of a script
         assert not [step for step in job["steps"] if "${{" in step.get("run", "")]
+
+
+def test_the_workflow_shows_which_plans_change(tmp_path: Path) -> None:
+    steps = yaml.safe_load(EXAMPLE.read_text())["jobs"]["check"]["steps"]
+    (script,) = [step["run"] for step in steps if "git diff" in step.get("run", "")]
+    git = "git -c user.name=A -c user.email=a@b"
+    change = "sed -i s/2/4/ conf/locks/one.yaml"
+    setup = f"""set -e; git init -q; mkdir -p conf/locks; echo nproc: 2 >conf/locks/one.yaml
+    git add .; {git} commit -qm one; {change}; {git} commit -qam two"""
+    summary = tmp_path / "summary.md"
+    env = ENV | {"GITHUB_STEP_SUMMARY": str(summary)}
+    subprocess.run(["bash", "-c", f"{setup}\n{script}"], cwd=tmp_path, env=env, check=True)
+    assert "\n-nproc: 2\n+nproc: 4\n```\n" in summary.read_text()
