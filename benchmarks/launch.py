@@ -28,7 +28,7 @@ from pathlib import Path
 from workplace import LAUNCHERS, Workplace, machine
 
 OURS, THEIRS = LAUNCHERS
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs/benchmarks.md"
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--only", default="", help="only cases with this text in their names")
     parser.add_argument("--json", metavar="FILE", help="all values, for programs")
-    parser.add_argument("--readme", action="store_true", help="put the table into README.md, too")
+    parser.add_argument("--page", action="store_true", help="put the result into docs/benchmarks.md, too")
     return parser.parse_args()
 
 
@@ -199,8 +199,8 @@ def main() -> None:
             print(f"measured: {case.figures[0].name}", file=sys.stderr)
     shown = report(lines, facts, base)
     print(shown)
-    if args.readme:
-        update(README, shown)
+    if args.page:
+        update(PAGE, shown)
     if args.json:
         data = {"machine": facts, "for_scale": base, "values": values}
         Path(args.json).write_text(json.dumps(data, indent=2) + "\n")

@@ -41,7 +41,7 @@ from launch import spread, table
 from sweepplace import Course, SweepPlace, Way, hydra, lllaunch, torchrun
 from workplace import machine
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs/benchmarks.md"
 _MARK, _END = "<!-- sweep benchmark -->\n", "<!-- end of sweep benchmark -->"
 _SHARES = (0.1, 0.5, 1.0)
 
@@ -122,7 +122,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--only", default="", help="only ways with this text in their names")
     parser.add_argument("--json", metavar="FILE", help="all values, for programs")
-    parser.add_argument("--readme", action="store_true", help="put the tables into README.md, too")
+    parser.add_argument("--page", action="store_true", help="put the result into docs/benchmarks.md, too")
     args = parser.parse_args()
     args.jobs = args.jobs or (3 if args.quick else 20)
     args.rounds = (1 if args.quick else 3) if args.rounds is None else args.rounds
@@ -161,8 +161,8 @@ def main() -> None:
     parts.append(f"Rounds: {args.rounds}. On: {on}.")
     shown = "\n\n".join(parts)
     print(shown)
-    if args.readme:
-        update(README, shown)
+    if args.page:
+        update(PAGE, shown)
     if args.json:
         data = {"machine": facts, **values}
         Path(args.json).write_text(json.dumps(data, indent=2) + "\n")
