@@ -20,8 +20,8 @@ HEAD = """\
 
 <!-- Made by docs/generate_cli_reference.py from the parsers in lllaunch/verbs: change those. -->
 
-`lllaunch` and `python -m lllaunch` are the same command. It runs an experiment, or performs one of the
-verbs below. [Exit codes](exit-codes.md) are on a page of their own.
+`lllaunch` and `python -m lllaunch` are the same command. It runs an experiment, or one of the verbs
+below. See also: [exit codes](exit-codes.md).
 
 ## Run
 
@@ -32,8 +32,9 @@ lllaunch +exp=NAME [KEY=VALUE ...]           the experiment conf/exp/NAME.yaml
 lllaunch -m +exp=NAME KEY=VALUE,VALUE ...    a sweep over values
 ```
 
-`KEY=VALUE` is an override as Hydra takes it. [The launch node](config.md) lists the keys. [Come from
-torchrun](../howto/migrate-from-torchrun.md#flags-and-keys) lists torchrun's options and the key of each.
+`KEY=VALUE` is an override as Hydra takes it. [The launch node](config.md) lists the keys. [Come
+from torchrun](../howto/migrate-from-torchrun.md#flags-and-keys) lists torchrun's options and
+their keys.
 
 | flag | meaning |
 |---|---|

@@ -1,4 +1,4 @@
-"""A hook of MkDocs: what the Markdown of the pages has for tests and forges, as the site wants it."""
+"""A hook of MkDocs: what pages have for tests and forges becomes what the site wants."""
 
 from __future__ import annotations
 

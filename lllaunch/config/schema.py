@@ -482,7 +482,7 @@ class Launch:
     MiB."""
 
     run_id: str | None = None
-    """Value of `TORCHELASTIC_RUN_ID`. Null makes one from the end of the output directory's path."""
+    """Value of `TORCHELASTIC_RUN_ID`. Null makes one from the end of the output directory."""
 
     console: Mapping[str, Any] | None = field(
         default_factory=lambda: {"live": None, "color": None, "quiet": False, "interval": "5m"}
