@@ -20,8 +20,8 @@ HEAD = """\
 
 <!-- Made by docs/generate_cli_reference.py from the parsers in lllaunch/verbs: change those. -->
 
-`lllaunch` and `python -m lllaunch` are the same command. It runs an experiment, or one of the verbs
-below. See also: [exit codes](exit-codes.md).
+`lllaunch` and `python -m lllaunch` are the same command. It runs an experiment, or one of the
+verbs below. See also: [exit codes](exit-codes.md).
 
 ## Run
 
@@ -33,8 +33,8 @@ lllaunch -m +exp=NAME KEY=VALUE,VALUE ...    a sweep over values
 ```
 
 `KEY=VALUE` is an override as Hydra takes it. [The launch node](config.md) lists the keys. [Come
-from torchrun](../howto/migrate-from-torchrun.md#flags-and-keys) lists torchrun's options and
-their keys.
+from torchrun](../howto/migrate-from-torchrun.md#flags-and-keys) lists torchrun's options and their
+keys.
 
 | flag | meaning |
 |---|---|

@@ -21,26 +21,26 @@ from lllaunch.spec import RESTART_CAUSES
 
 PAGE = Path(__file__).parent / "reference" / "config.md"
 
-HEAD = """\?
+HEAD = """\
 # The launch node
 
 <!-- Made by docs/generate_config_reference.py from lllaunch/config/schema.py: change those. -->
 
-The node `launch` describes a run: what to run, how many workers, where output goes, when to retry. The
-rest of the config is yours. In the composed config a key that nobody set is null. In a sweep it then
-has the value of [`hydra.launcher`](sweep-config.md), else the default below.
+The node `launch` describes a run: what to run, how many workers, where output goes, when to retry.
+The rest of the config is yours. In the composed config a key that nobody set is null. In a sweep
+it then has the value of [`hydra.launcher`](sweep-config.md), else the default below.
 
-lllaunch checks everything before it starts anything. It reports all problems together, with file and
-line, and exits with [2](exit-codes.md).
+lllaunch checks everything before it starts anything. It reports all problems together, with file
+and line, and exits with [2](exit-codes.md).
 
-A `launch` mapping merges with the one it overrides, key by key, as in all of Hydra. To replace a mask,
-write it as text.
+A `launch` mapping merges with the one it overrides, key by key, as in all of Hydra. To replace a
+mask, write it as text.
 
 | key | default |
 |---|---|
 """
 
-MASKS = """\?
+MASKS = """\
 ## Masks
 
 `redirects` and `tee` name streams of workers:
@@ -53,8 +53,8 @@ MASKS = """\?
 | `{0: all, 1-7: out}` | the same as a mapping |
 | `false` | nothing |
 
-Other ranks have nothing. Ranges may not overlap, and a rank without a worker is an error. Quote text with
-colons: YAML reads an unquoted `1:3` as the number 63.
+Other ranks have nothing. Ranges may not overlap, and a rank without a worker is an error. Quote
+text with colons: YAML reads an unquoted `1:3` as the number 63.
 
 ```yaml
 launch:
@@ -65,18 +65,18 @@ launch:
 ```
 """
 
-DURATIONS = """\?
+DURATIONS = """\
 ## Durations
 
-A number of seconds, or parts with the units `d`, `h`, `m`, `s` and `ms`, the largest first: `90`, `90s`,
-`10m`, `1h30m`, `1.5h`. Colons are refused, because `1:30` is ambiguous.
+A number of seconds, or parts with the units `d`, `h`, `m`, `s` and `ms`, the largest first: `90`,
+`90s`, `10m`, `1h30m`, `1.5h`. Colons are refused, because `1:30` is ambiguous.
 """
 
-SIZES = """\?
+SIZES = """\
 ## Sizes
 
-A number of bytes, or a number with a unit. `kB`, `MB`, `GB`, `TB` and `PB` are powers of 1000; `KiB`,
-`MiB`, `GiB`, `TiB` and `PiB` are powers of 1024. Examples: `8GiB`, `1.5GB`, `512MiB`.
+A number of bytes, or a number with a unit. `kB`, `MB`, `GB`, `TB` and `PB` are powers of 1000;
+`KiB`, `MiB`, `GiB`, `TiB` and `PiB` are powers of 1024. Examples: `8GiB`, `1.5GB`, `512MiB`.
 """
 
 NODES = """\
@@ -98,33 +98,36 @@ the first of `SKYPILOT_NODE_IPS` | `DSTACK_MASTER_NODE_IP` |
 `DSTACK_GPUS_PER_NODE` |
 
 If one of Slurm's is not set, lllaunch reads another: `SLURM_NNODES`, then `SLURM_JOB_NUM_NODES`;
-`SLURM_JOB_NODELIST`, then `SLURM_NODELIST`; `SLURM_JOBID`; `SLURM_STEPID`; `SLURM_GPUS_PER_NODE`. In
-place of `DSTACK_RUN_ID` it reads `DSTACK_RUN_NAME`. `SLURM_STEP_NUM_TASKS`, else `SLURM_NTASKS`, and
-`SLURM_LOCALID` show whether a node has more than one launcher.
+`SLURM_JOB_NODELIST`, then `SLURM_NODELIST`; `SLURM_JOBID`; `SLURM_STEPID`; `SLURM_GPUS_PER_NODE`.
+In place of `DSTACK_RUN_ID` it reads `DSTACK_RUN_NAME`. `SLURM_STEP_NUM_TASKS`, else
+`SLURM_NTASKS`, and `SLURM_LOCALID` show whether a node has more than one launcher.
 
 `PET_RDZV_BACKEND` and `PET_RDZV_CONF` are read, too. The default backend is `c10d`, not torchrun's
 `static`: set `rdzv.backend: static` if some nodes run torchrun.
 
-Each node has one launcher. On Slurm use `srun --ntasks-per-node=1`. Without `srun`, a job on several
-nodes is an error. So are missing or contradictory variables. Without any of them there is one node.
+Each node has one launcher. On Slurm use `srun --ntasks-per-node=1`. Without `srun`, a job on
+several nodes is an error. So are missing or contradictory variables. Without any of them there is
+one node.
 
 See also: [several nodes](../howto/several-nodes.md), [Kubernetes](../howto/kubernetes.md),
 [SkyPilot](../howto/skypilot.md), [dstack](../howto/dstack.md).
 """
 
-PRESETS_HEAD = """\?
+PRESETS_HEAD = """\
 ## Watchdog presets
 
-The value of each key of [`watchdog`](#watchdog). No preset limits time or memory. Null is no limit.
+The value of each key of [`watchdog`](#watchdog). No preset limits time or memory. Null is no
+limit.
 
 """
 
-PRESETS_TAIL = """\?
+PRESETS_TAIL = """\
 
-- `report` is the default: it reports a run that does nothing, or spins, for half an hour, with all stacks.
+- `report` is the default: it reports a run that does nothing, or spins, for half an hour, with all
+  stacks.
 - `default` ends runs that do nothing for half an hour, and reports those that spin.
-- `strict` is for workers that are never idle for long: one idle worker for five minutes is enough. It
-  also ends runs that spin.
+- `strict` is for workers that are never idle for long: one idle worker for five minutes is enough.
+  It also ends runs that spin.
 """
 
 CAUSES_HEAD = """\
@@ -139,21 +142,22 @@ CAUSES = {
     "signal": "a worker died of a signal that the launcher did not send",
     "oom": "a worker was killed for lack of memory, used more than `watchdog.memory`,"
     " or ran out of GPU memory",
-    "hang": "a timer expired, the workers stalled, spun or were silent, heartbeats or progress stopped",
+    "hang": "a timer expired, the workers stalled, spun or were silent, or signs of life stopped",
     "timeout": "the attempt took longer than `watchdog.timeout`",
     "node": "a node was lost, and fewer are left than the minimum of `nnodes`",
     "preflight": "the [preflight](#preflight) failed, or took too long",
 }
 
-CAUSES_TAIL = """\?
+CAUSES_TAIL = """\
 
 After `watchdog.run_timeout` nothing is started again.
 
 ## Progress of an attempt
 
 An attempt made progress if it reached a higher step than any attempt before, or if the path
-`restart.checkpoint` changed while it ran: a file was written, replaced or created, in a directory at any
-depth, or a link leads elsewhere. Removal is no progress. With several nodes one that saw it is enough.
+`restart.checkpoint` changed while it ran: a file was written, replaced or created, in a directory
+at any depth, or a link leads elsewhere. Removal is no progress. With several nodes one that saw it
+is enough.
 
 Some attempts do not count as attempts without progress:
 
@@ -164,11 +168,11 @@ Some attempts do not count as attempts without progress:
   warning says so
 """
 
-WORKER_HEAD = """\?
+WORKER_HEAD = """\
 ## Worker's facts
 
-Some values are known only for each worker. `args`, `env`, `env_per_rank` and `log_line_prefix` may contain
-them as `${worker:NAME}`, other keys may not. They are inserted as text.
+Some values are known only for each worker. `args`, `env`, `env_per_rank` and `log_line_prefix` may
+contain them as `${worker:NAME}`, other keys may not. They are inserted as text.
 
 | name | value |
 |---|---|
@@ -192,7 +196,7 @@ FACTS = {
     "master_port": "port of rank 0, as `MASTER_PORT`",
 }
 
-SECRETS = """\?
+SECRETS = """\
 ## Secrets
 
 lllaunch never writes two kinds of values to a plan, a result, an event or a report:
@@ -204,22 +208,23 @@ They appear as `${oc.env:NAME}`. These words mark a secret, in any spelling (`ap
 `API-KEY`):
 
 - SECRET, PASSWORD, PASSWD, PASSPHRASE, CREDENTIAL, APIKEY, and their plurals
-- KEY and TOKEN, except in ordinary names such as `sort_key`, `primary_key`, `public_key`, `pad_token`,
-  `num_key_value_heads`
-- KEYS and TOKENS after a word such as API or ACCESS (`api_keys`), and in capitals (`OPENAI_KEYS`); not
-  `cnn_keys`, `max_tokens`
+- KEY and TOKEN, except in ordinary names such as `sort_key`, `primary_key`, `public_key`,
+  `pad_token`, `num_key_value_heads`
+- KEYS and TOKENS after a word such as API or ACCESS (`api_keys`), and in capitals (`OPENAI_KEYS`);
+  not `cnn_keys`, `max_tokens`
 
-Values of the second kind must come from the environment. As plain text they are an error, also joined
-with an interpolation (`sk-live-${name}`) or as a default (`${oc.env:HF_TOKEN,abc}`). Numbers under KEY or
-TOKEN (`key: 512`), a lower-case word under KEY (`obs_key: image`), and special tokens
-(`pad_token: <pad>`) are no secrets.
+Values of the second kind must come from the environment. As plain text they are an error, also
+joined with an interpolation (`sk-live-${name}`) or as a default (`${oc.env:HF_TOKEN,abc}`).
+Numbers under KEY or TOKEN (`key: 512`), a lower-case word under KEY (`obs_key: image`), and
+special tokens (`pad_token: <pad>`) are no secrets.
 
-`lllaunch` and `lllaunch.main` refuse secrets before Hydra writes anything. A plain `@hydra.main` app has
-written `multirun.yaml` before lllaunch is asked.
+`lllaunch` and `lllaunch.main` refuse secrets before Hydra writes anything. A plain `@hydra.main`
+app has written `multirun.yaml` before lllaunch is asked.
 
-Output of workers is not changed in their files. Where lllaunch shows or copies it, `${oc.env:NAME}`
-replaces the value of a variable if the name marks a secret. It also replaces values that look like one:
-16 characters or more, one word of capitals, small letters and digits, and no path.
+Output of workers is not changed in their files. Where lllaunch shows or copies it,
+`${oc.env:NAME}` replaces the value of a variable if the name marks a secret. It also replaces
+values that look like one: 16 characters or more, one word of capitals, small letters and digits,
+and no path.
 
 ```yaml
 launch:
