@@ -164,8 +164,8 @@ Some attempts do not count as attempts without progress:
 - those that a signal to the launcher ended, or other nodes that came or left
 - one whose spawner was killed, once
 - those that started no worker, for example after a failed preflight
-- those whose checkpoint directory has more than 10,000 entries, or takes half a second to read; a
-  warning says so
+- those whose checkpoint directory has more than 10,000 entries, or takes half a second to read;
+  a warning names it
 """
 
 WORKER_HEAD = """\

@@ -156,9 +156,9 @@ class Launch:
     """
 
     nproc: int | str = 1
-    """Number of workers on a node. `cpu` is one for each usable CPU, `gpu` one for each GPU that
-    the workers may see (`CUDA_VISIBLE_DEVICES` is obeyed), and `auto` is `gpu` if there is a GPU,
-    else `cpu`. With `nnodes: auto` and no number here, the environment decides."""
+    """Number of workers on a node. `cpu` is one for each usable CPU, `gpu` one for each GPU in
+    `CUDA_VISIBLE_DEVICES`, and `auto` is `gpu` if there is a GPU, else `cpu`. With `nnodes: auto`
+    and no number here, the environment decides."""
 
     nnodes: int | str = 1
     """Number of nodes: a number, `"MIN:MAX"` in quotes for an elastic run, or `auto`. YAML reads an
@@ -460,8 +460,8 @@ class Launch:
     """What each worker needs. A sweep runs as many jobs as fit, and shows each job the GPUs that it
     has [leased](sweep-config.md#leases). A single run ignores it.
 
-    - `gpus_per_proc`: number of GPUs; null is one if there are GPUs, else none
-    - `cpus_per_proc`: number of CPU slots; null is none for a worker with GPUs, else one
+    - `gpus_per_proc`: number of GPUs; null is 1 if there are GPUs, else 0
+    - `cpus_per_proc`: number of CPU slots; null is 0 for a worker with GPUs, else 1
 
     Null is the default.
 

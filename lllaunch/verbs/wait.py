@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory
 
 _DESCRIPTION = """\
-Wait until a run or a sweep is over, print its result in one line, and exit with its exit code.
+Wait until a run or a sweep has finished, print its result in one line, and exit with its code.
 
 RUN names a run or a sweep: its directory, the end of its path, the id of its batch job, or
 'latest' (the default), the one started last from here."""
