@@ -1,4 +1,4 @@
-"""Pages that follow from the code are up to date, and the check of our words finds what it should."""
+"""Pages that follow from the code are up to date; the check of our words finds odd ones."""
 
 from __future__ import annotations
 
