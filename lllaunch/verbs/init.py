@@ -1,0 +1,70 @@
+"""``python -m lllaunch init``: write conf/exp/NAME.yaml from a script or a torchrun command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Sequence
+
+from lllaunch.app.command_line import program
+from lllaunch.app.composed import Composition, ConfigRequest, add_hydra_flags
+from lllaunch.app.reviewed import review_run
+from lllaunch.app.search_path import DIRECTORY
+from lllaunch.errors import ConfigError, Diagnostic
+from lllaunch.run.files import naming, write_atomic
+from lllaunch.verbs.plan import experiment_text
+from lllaunch.verbs.printing import Parser, perform, print_lines
+
+_DESCRIPTION = """\
+Write conf/exp/NAME.yaml, which runs what a command line runs: a script with torchrun's options,
+with or without the word torchrun, and overrides. NAME is that of the script, or of --name.
+
+  {0} init train.py --lr 0.1
+  {0} init torchrun --nproc-per-node=2 train.py --lr 0.1"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the verb and return its exit code.
+
+    Args:
+        argv: what follows it on the command line.
+    """
+    return perform(_parser(), argv, _init, takes_script=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser("init", _DESCRIPTION.format(program()))
+    parser.add_argument("--name", help="of the file, without .yaml; default: that of the script")
+    parser.add_argument("--force", action="store_true", help="replace a file that exists")
+    add_hydra_flags(parser)
+    return parser
+
+
+def _init(given: argparse.Namespace) -> None:
+    if not given.has_script:
+        hint = f"\n  {program()} init SCRIPT"
+        raise ConfigError((Diagnostic("missing", "", "init", "expected a script", hint),))
+    with Composition(ConfigRequest.of(given)) as composed:
+        run = review_run(composed)
+    stem = re.split(r"[./: ]", run.spec.entrypoint.text.removesuffix(".py"))[-1]
+    name = given.name or stem
+    if not re.fullmatch(r"\w[\w-]*", name, re.ASCII):
+        hint = "give another one with --name"
+        message = "is not a name (letters, digits, _ and -)"
+        raise ConfigError((Diagnostic("text", "--name", repr(name), message, hint),))
+    path = os.path.join(DIRECTORY, "exp", f"{name}.yaml")
+    if os.path.lexists(path) and not given.force:
+        hint = "replace it with --force, or choose another name with --name"
+        raise ConfigError((Diagnostic("file", path, "", "already exists", hint),))
+    with naming(path):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    write_atomic(path, experiment_text(run).encode())
+    commands = {
+        f"{program()} plan +exp={name}": "print what would run",
+        f"{program()} +exp={name}": "run it",
+        f"{program()} plan --lock +exp={name}": "write down that this plan is reviewed",
+    }
+    width = max(map(len, commands))
+    lines = [f"  {command:<{width}}   # {what}" for command, what in commands.items()]
+    print_lines([f"wrote {path}; next:", *lines])
