@@ -80,23 +80,19 @@ _RUNNERS = ("run", "train", "start", "launch", "exec", "python", "python3")
 # Commands that lllaunch has not, and what does the same; {0} is how lllaunch is called.
 _ELSEWHERE = {
     **dict.fromkeys(("sweep", "multirun"), "a sweep: {0} -m +exp=NAME KEY=VALUE,VALUE"),
-    **dict.fromkeys(("log", "tail"), "'{0} logs' shows what the workers of a run have written"),
+    **dict.fromkeys(("log", "tail"), "'{0} logs' shows what the workers of a run wrote"),
     **dict.fromkeys(("kill", "cancel", "abort"), "'{0} stop' ends a run"),
     "resume": "to run the rest of a sweep: {0} -m hydra.launcher.resume=DIR",
-    **dict.fromkeys(("list", "history", "runs"), "'{0} ls' lists what was run"),
-    **dict.fromkeys(
-        ("status", "ps", "jobs"), "'{0} ls' lists what was run, and '{0} top' shows what goes on"
-    ),
-    **dict.fromkeys(
-        ("htop", "watch", "monitor", "live", "dashboard"), "'{0} top' shows what goes on"
-    ),
+    **dict.fromkeys(("list", "history", "runs"), "'{0} ls' lists runs"),
+    **dict.fromkeys(("status", "ps", "jobs"), "'{0} ls' lists runs, and '{0} top' shows live runs"),
+    **dict.fromkeys(("htop", "watch", "monitor", "live", "dashboard"), "'{0} top' shows live runs"),
     **dict.fromkeys(("info", "describe", "inspect", "results"), "'{0} show' shows what ran"),
     **dict.fromkeys(("dry-run", "dryrun", "preview"), "'{0} plan' shows what would run"),
     **dict.fromkeys(("validate", "lint"), "'{0} check' checks all configs"),
     **dict.fromkeys(("retry", "restart", "repeat"), "'{0} rerun' runs a plan again"),
     **dict.fromkeys(
         ("stack", "pstack", "dump", "trace", "py-spy"),
-        "'{0} stacks' shows where the workers of a run stand",
+        "'{0} stacks' shows where the workers of a run are",
     ),
     **dict.fromkeys(("follow", "attach"), "'{0} logs -f' shows a run's output as it comes"),
     **dict.fromkeys(("config", "cfg"), "'{0} --cfg job' shows what is composed"),
@@ -335,9 +331,11 @@ def _of_script(
 
 
 def _is_runnable(word: str) -> bool:
-    if word.endswith(".py"):
-        return os.path.isfile(word)
-    return bool(_FUNCTION.fullmatch(word)) or ("/" in word and os.path.isfile(word))
+    if word.endswith((".yaml", ".yml")):
+        return False
+    if _FUNCTION.fullmatch(word):
+        return True
+    return os.path.isfile(word) and (word.endswith(".py") or "/" in word)
 
 
 def _of_word(

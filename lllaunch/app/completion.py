@@ -62,9 +62,10 @@ compdef _lllaunch_complete lllaunch
 """
 _FISH = """function __lllaunch_complete
     set -lx COMP_LINE (commandline -cp | string collect)
-    lllaunch -sc query=fish 2>/dev/null | string trim -r
+    set -l found (lllaunch -sc query=fish 2>/dev/null | string trim -r)
+    test (count $found) -gt 0 && printf '%s\\n' $found || __fish_complete_path (commandline -ct)
 end
-complete -c lllaunch -a '(__lllaunch_complete)'
+complete -c lllaunch -f -a '(__lllaunch_complete)'
 """
 _SCRIPTS = {
     "install=bash": _BASH,
