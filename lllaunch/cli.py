@@ -132,7 +132,7 @@ def _show_help() -> int:
     from lllaunch.app.help_text import help_text  # noqa: PLC0415 - imports OmegaConf
 
     end_quietly_without_reader()
-    sys.stdout.write(USAGE.format(program(), ",".join(VERBS)) + help_text(program()))
+    print(USAGE.format(program(), ",".join(VERBS)) + help_text(program()), end="")
     return ExitCode.SUCCESS
 
 

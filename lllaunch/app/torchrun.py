@@ -165,7 +165,8 @@ def quoted(word: str) -> str:
         plain = re.fullmatch(r"[A-Za-z_./-][\w./:-]*", word, re.ASCII) is not None and not special
     if plain:
         return word
+    # backslashes count before the end of quotes, and before an interpolation
     escaped = re.sub(
-        r'(\\*)("|$)', lambda found: found[1] * 2 + ("\\" + found[2] if found[2] else ""), word
+        r'(\\*)("|$)', lambda end: end[1] * 2 + ("\\" + end[2] if end[2] else ""), word
     )
-    return '"' + escaped.replace("${", "\\${") + '"'
+    return '"' + re.sub(r"(\\*)\$\{", r"\1\1\\${", escaped) + '"'

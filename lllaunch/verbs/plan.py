@@ -285,7 +285,11 @@ def _expect_no_manifest_flags(given: argparse.Namespace) -> None:
 
 def experiment_text(run: Reviewed) -> str:
     """Return a config of the group exp that comes to the plan of a run."""
-    return f"# @package _global_\n{dump_yaml(essential(run.readable), VisibleDumper)}"
+    nodes = run.spec.nodes
+    ranked = nodes is not None and nodes.node_rank is not None
+    comment = "# give each node its own launch.node_rank=N on the command line\n" if ranked else ""
+    text = dump_yaml(essential(run.readable), VisibleDumper)
+    return f"# @package _global_\n{comment}{text}"
 
 
 def _show(

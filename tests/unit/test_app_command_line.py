@@ -227,6 +227,7 @@ def test_an_app_of_the_users_own_has_no_commands(
 @example("true")
 @example("a,b]")
 @example("${x}")
+@example("\\\\${x}")
 @example("")
 def test_arguments_of_a_script_come_out_of_hydras_grammar_as_they_were(word: str) -> None:
     given = read(["train.py", "--option", word]).words[-1]
