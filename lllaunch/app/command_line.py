@@ -17,7 +17,6 @@ takes an option between overrides for the end of them, so options are put first.
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shlex
@@ -77,27 +76,23 @@ _FUNCTION = re.compile(r"[\w.]+:[\w.]+")
 
 # What others put before what is to be run.
 _RUNNERS = ("run", "train", "start", "launch", "exec", "python", "python3")
-# Commands that lllaunch has not, and what does the same; {0} is how lllaunch is called.
+# What does the same as commands that lllaunch has not.
 _ELSEWHERE = {
-    **dict.fromkeys(("sweep", "multirun"), "a sweep: {0} -m +exp=NAME KEY=VALUE,VALUE"),
-    **dict.fromkeys(("log", "tail"), "'{0} logs' shows what the workers of a run wrote"),
-    **dict.fromkeys(("kill", "cancel", "abort"), "'{0} stop' ends a run"),
-    "resume": "to run the rest of a sweep: {0} -m hydra.launcher.resume=DIR",
-    **dict.fromkeys(("list", "history", "runs"), "'{0} ls' lists runs"),
-    **dict.fromkeys(("status", "ps", "jobs"), "'{0} ls' lists runs, and '{0} top' shows live runs"),
-    **dict.fromkeys(("htop", "watch", "monitor", "live", "dashboard"), "'{0} top' shows live runs"),
-    **dict.fromkeys(("info", "describe", "inspect", "results"), "'{0} show' shows what ran"),
-    **dict.fromkeys(("dry-run", "dryrun", "preview"), "'{0} plan' shows what would run"),
-    **dict.fromkeys(("validate", "lint"), "'{0} check' checks all configs"),
-    **dict.fromkeys(("retry", "restart", "repeat"), "'{0} rerun' runs a plan again"),
-    **dict.fromkeys(
-        ("stack", "pstack", "dump", "trace", "py-spy"),
-        "'{0} stacks' shows where the workers of a run are",
-    ),
-    **dict.fromkeys(("follow", "attach"), "'{0} logs -f' shows a run's output as it comes"),
-    **dict.fromkeys(("config", "cfg"), "'{0} --cfg job' shows what is composed"),
-    "version": "'{0} --version' shows it",
-    "completion": 'to install it: eval "$({0} -sc install=bash)"',
+    "logs": "log tail",
+    "logs -f": "follow attach",
+    "stop": "kill cancel abort",
+    "ls": "list history runs",
+    "top": "status ps jobs htop watch monitor live dashboard",
+    "show": "info describe inspect results",
+    "plan": "dry-run dryrun preview",
+    "check": "validate lint",
+    "rerun": "retry restart repeat",
+    "stacks": "stack pstack dump trace py-spy",
+    "-m +exp=NAME KEY=VALUE,VALUE": "sweep multirun",
+    "-m hydra.launcher.resume=DIR": "resume",
+    "--cfg job": "config cfg",
+    "--version": "version",
+    "-sc install=SHELL": "completion",
 }
 
 
@@ -154,129 +149,111 @@ def read(
     Raises:
         WrongUsage: there is something in it that is no option, override or script.
     """
-    found: list[str] = []
-    options: dict[str, str] = {}
-    overrides: list[str] = []
-    left = _take_options(list(words), flags, found, options, overrides)
-    if left and own_app:
-        raise _of_own_app(left[0])
+    line = _Reader(words, flags)
+    script, *arguments = line.left or [""]
+    overrides = []
     try:
-        if left:
-            options = {**torchrun.from_environment(environ), **options}
-            overrides[:0] = _of_script(
-                left, words if flags is FLAGS else (), found, overrides, options
-            )
+        if not line.left:
+            overrides = torchrun.overrides(line.options, alone=False)
+        elif own_app:
+            raise _of_own_app(script)
         else:
-            overrides[:0] = torchrun.overrides(options, alone=False)
+            options = {**torchrun.from_environment(environ), **line.options}
+            entrypoint = _entrypoint(script, options)
+            if not entrypoint:
+                raise _of_word(script, words if flags is FLAGS else (), line)
+            overrides = torchrun.overrides(options, alone=True)
+            overrides[:0] = [f"launch.entrypoint={quoted(entrypoint)}"]
     except Unsupported as error:
         raise WrongUsage(str(error)) from None
-    if left[1:]:
-        overrides.append(f"launch.args=[{','.join(map(quoted, left[1:]))}]")
-    return CommandLine(tuple(found), tuple(overrides), bool(left))
+    overrides += line.overrides
+    if arguments:
+        overrides.append(f"launch.args=[{','.join(map(quoted, arguments))}]")
+    return CommandLine(tuple(line.found), tuple(overrides), bool(line.left))
 
 
-def _is_override(word: str) -> bool:
-    return word[:1] == "~" or ("=" in word and word[:1] not in {".", "/", "-"})
-
-
-# Options
-
-
-def _take_options(
-    left: list[str],
-    flags: Mapping[str, int | None],
-    found: list[str],
-    options: dict[str, str],
-    overrides: list[str],
-) -> list[str]:
-    """Sort words up to the script into the last three lists; return the script and what follows."""
-    plain = False
-    while left:
-        left = left[next((len(start) for start in _TORCHRUN if left[: len(start)] == start), 0) :]
-        if left[:1] == ["--"]:
-            plain = True
-            del left[0]
-        elif left and _is_override(left[0]):
-            overrides.append(left.pop(0))
-        elif left and left[0].startswith("-") and not plain:
-            _take_option(left.pop(0), left, flags, found, options)
-        else:
-            break
-    return left
-
-
-def _take_option(
-    word: str,
-    left: list[str],
-    flags: Mapping[str, int | None],
-    found: list[str],
-    options: dict[str, str],
-) -> None:
-    """Take an option and the words that belong to it.
+class _Reader:
+    """Sorts the words before a script.
 
     Args:
-        word: begins with a dash.
-        left: what follows it, of which its values are taken away.
+        words: of the whole command line.
         flags: as `read` has them.
-        found: gets it, if it is one of these.
-        options: gets it, if it is torchrun's.
+
+    Attributes:
+        left: the script and its words.
+        found: flags, with their values.
+        options: torchrun's.
+        overrides: the rest.
 
     Raises:
-        WrongUsage: there is no such option, or it lacks a value or has one too many.
+        WrongUsage: an option is unknown, lacks a value or has one too many.
     """
-    name, value = _named(word, left[:1], flags)
-    takes: int | None = flags[name] if name in flags else int(torchrun.OPTIONS[name].takes_value)
-    if takes == 0 and value is not None:
-        raise WrongUsage(f"{word!r}: {word.partition('=')[0]} takes no value")
-    if takes is None and value is None:
-        value = left.pop(0) if left and left[0] in _INFO else "all"
-    elif takes == 1 and value is None:
-        if not left:
-            raise WrongUsage(f"{word}: expected a value")
-        value = left.pop(0)
-    if name not in flags:
-        options[name] = value or ""
-    elif takes is None:
-        found.append(f"{name}={value}")
-    else:
-        found += [name] if value is None else [name, value]
 
+    def __init__(self, words: Sequence[str], flags: Mapping[str, int | None]) -> None:
+        self.left = list(words)
+        self.found: list[str] = []
+        self.options: dict[str, str] = {}
+        self.overrides: list[str] = []
+        self._flags = flags
+        plain = False
+        while self.left:
+            self._skip_torchrun()
+            word = self.left[0] if self.left else ""
+            if word[:1] == "~" or ("=" in word and word[0] not in "./-"):
+                self.overrides.append(self.left.pop(0))
+            elif word.startswith("-") and not plain:
+                plain = self.left.pop(0) == "--"
+                if not plain:
+                    self._take_option(word)
+            else:
+                break
 
-def _named(
-    word: str, following: Sequence[str], flags: Mapping[str, int | None]
-) -> tuple[str, str | None]:
-    """Return the flag or torchrun's option that a word names, and the value that it holds.
+    def _skip_torchrun(self) -> None:
+        for start in _TORCHRUN:
+            if self.left[: len(start)] == start:
+                del self.left[: len(start)]
 
-    A long one may be cut, as argparse allows it.
-    """
-    name, equals, text = word.partition("=")
-    value = text if equals else None
-    if not name.startswith("--"):
-        return _short(word, name, value, following, flags)
-    dashed = name.replace("_", "-")
-    near = [each for each in flags if each.startswith(dashed)]
-    near += [each for each in torchrun.OPTIONS if f"--{each}".startswith(dashed)]
-    exact = [each for each in near if each.removeprefix("--") == dashed[2:]]
-    if len(exact or near) != 1:
-        raise _of_flag(name, flags, near)
-    return (exact or near)[0], value
+    def _take_option(self, word: str) -> None:
+        name, value = self._named(word)
+        known = name in self._flags
+        takes = self._flags[name] if known else int(torchrun.OPTIONS[name].takes_value)
+        if takes == 0 and value is not None:
+            raise WrongUsage(f"{word!r}: {word.partition('=')[0]} takes no value")
+        if takes is None and value is None:
+            value = self.left.pop(0) if self.left and self.left[0] in _INFO else "all"
+        elif takes == 1 and value is None:
+            if not self.left:
+                raise WrongUsage(f"{word}: expected a value")
+            value = self.left.pop(0)
+        if not known:
+            self.options[name] = value or ""
+        elif takes is None:
+            self.found.append(f"{name}={value}")
+        else:
+            self.found += [name] if value is None else [name, value]
 
+    def _named(self, word: str) -> tuple[str, str | None]:
+        """Return the flag or torchrun's option that a word names, and the value that it holds.
 
-def _short(
-    word: str,
-    name: str,
-    value: str | None,
-    following: Sequence[str],
-    flags: Mapping[str, int | None],
-) -> tuple[str, str | None]:
-    form = _FORMS.get(name)
-    if name in flags and not (form and any(map(form.fullmatch, following))):
-        return name, value
-    letter = name[:2]
-    if letter in torchrun.SHORT and (name == letter or letter != "-m"):
-        # -r3 is -r 3
-        return torchrun.SHORT[letter], word[2:].removeprefix("=") or None
-    raise _of_flag(name, flags, [])
+        A long one may be cut, as argparse allows it.
+        """
+        name, equals, text = word.partition("=")
+        value = text if equals else None
+        if name.startswith("--"):
+            dashed = name.replace("_", "-")
+            near = [each for each in self._flags if each.startswith(dashed)]
+            near += [each for each in torchrun.OPTIONS if f"--{each}".startswith(dashed)]
+            exact = [each for each in near if each.removeprefix("--") == dashed[2:]]
+            if len(exact or near) != 1:
+                raise _of_flag(name, self._flags, near)
+            return (exact or near)[0], value
+        form, letter = _FORMS.get(name), name[:2]
+        if name in self._flags and not (form and any(map(form.fullmatch, self.left[:1]))):
+            return name, value
+        if letter in torchrun.SHORT and (name == letter or letter != "-m"):
+            # -r3 is -r 3
+            return torchrun.SHORT[letter], word[2:].removeprefix("=") or None
+        raise _of_flag(name, self._flags, [])
 
 
 def _of_flag(name: str, flags: Mapping[str, int | None], near: Sequence[str]) -> WrongUsage:
@@ -292,153 +269,88 @@ def _of_flag(name: str, flags: Mapping[str, int | None], near: Sequence[str]) ->
     return WrongUsage(f"unknown option {name!r}; {hint}")
 
 
-# Scripts
-
-
-def _of_script(
-    left: Sequence[str],
-    words: Sequence[str],
-    flags: Sequence[str],
-    overrides: Sequence[str],
-    options: Mapping[str, str],
-) -> list[str]:
-    """Return the overrides that stand for a script and torchrun's options.
-
-    Args:
-        left: the script and its words.
-        words: the whole command line.
-        flags: that stand before the script; the next two as well.
-        overrides: those.
-        options: torchrun's.
-
-    Raises:
-        WrongUsage: it is nothing that can be run.
-        Unsupported: an option cannot be obeyed.
-    """
-    script = left[0]
-    program_alone = "no-python" in options and "run-path" not in options
-    if program_alone and "module" in options:
-        raise WrongUsage("--no-python and --module exclude each other")
-    if program_alone and script.endswith(".py"):
-        raise WrongUsage(
-            f"--no-python runs a program, and {script} is a Python script: leave it out"
-        )
+def _entrypoint(script: str, options: Mapping[str, str]) -> str:
+    """Return what the word after torchrun's options runs; empty if it is nothing of that kind."""
+    if "no-python" in options and "run-path" not in options:
+        if "module" in options:
+            raise WrongUsage("--no-python and --module exclude each other")
+        if script.endswith(".py"):
+            text = f"--no-python runs a program, and {script} is a Python script: leave it out"
+            raise WrongUsage(text)
+        return script
     if "module" in options:
-        script = f"-m {script}"
-    elif not program_alone and not _is_runnable(script):
-        raise _of_word(script, words, flags, [*overrides, *left[1:]])
-    return [f"launch.entrypoint={quoted(script)}", *torchrun.overrides(options, alone=True)]
+        return f"-m {script}"
+    is_file = "/" in script and os.path.isfile(script) and not script.endswith((".yaml", ".yml"))
+    is_script = script.endswith(".py") and not os.path.isdir(script)
+    return script if is_file or is_script or _FUNCTION.fullmatch(script) else ""
 
 
-def _is_runnable(word: str) -> bool:
-    if word.endswith((".yaml", ".yml")):
-        return False
-    if _FUNCTION.fullmatch(word):
-        return True
-    return os.path.isfile(word) and (word.endswith(".py") or "/" in word)
-
-
-def _of_word(
-    word: str, words: Sequence[str], flags: Sequence[str], rest: Sequence[str]
-) -> WrongUsage:
+def _of_word(word: str, words: Sequence[str], line: _Reader) -> WrongUsage:
     """Return what to write in place of a word that cannot be run.
 
     Args:
         word: the first that is neither an option nor an override.
         words: the whole command line; none of a verb.
-        flags: before the word.
-        rest: what else there is, without options.
+        line: the same, sorted.
     """
-    if word.endswith((".yaml", ".yml")):
-        return _of_yaml(word, flags, rest)
+    rest = [*line.overrides, *line.left[1:]]
     experiment = word.lstrip("+").removeprefix("exp/")
-    if word in VERBS:
+    if word.endswith((".yaml", ".yml")):
+        text = _of_yaml(word, [*line.found, *rest])
+    elif word in VERBS:
         command = _command(word, *(each for each in words if each != word))
         text = f"{word!r} is a command, and comes first: {command}"
     elif os.path.isfile(os.path.join("conf", "exp", f"{experiment}.yaml")):
-        command = _command(*flags, f"+exp={experiment}", *rest)
+        command = _command(*line.found, f"+exp={experiment}", *rest)
         text = f"{word!r} is not an override; to run that experiment: {command}"
+    elif os.path.isfile(f"{word}.py"):
+        text = f"{word!r} is not a script; did you mean '{word}.py'?"
     elif os.path.isdir(word):
         text = f"{word} is a directory; write a script in it, or -m PACKAGE"
-    elif word.endswith(".py"):
-        return _no_file(word)
     elif os.path.isfile(word):
         text = f"{word!r} does not end in .py; to run it as a program: --no-python ./{word}"
     elif word in words[:1] and re.fullmatch(r"[A-Za-z][\w-]*", word):
-        return _of_command(word, words[1:])
+        text = _of_command(word, words[1:])
     else:
         text = f"{word!r}: expected a script (a path ending in .py) or an override (KEY=VALUE)"
     return WrongUsage(text)
 
 
-def _of_command(word: str, rest: Sequence[str]) -> WrongUsage:
+def _of_command(word: str, rest: Sequence[str]) -> str:
     from lllaunch.config.fields import did_you_mean  # noqa: PLC0415 - only if something is wrong
 
     text = f"unknown command {word!r} (choose from {', '.join(VERBS)})"
+    ours = [each for each, others in _ELSEWHERE.items() if word.lower() in others.split()]
     if word in _RUNNERS:
         hint = f"to run it: {_command(*(rest or ['+exp=NAME']))}"
     else:
-        hint = _ELSEWHERE.get(word.lower(), "").format(program()) or did_you_mean(word, VERBS)
-    return WrongUsage(f"{text}; {hint}" if hint else text)
+        hint = f"did you mean '{program()} {ours[0]}'?" if ours else did_you_mean(word, VERBS)
+    return f"{text}; {hint}" if hint else text
 
 
 def _of_own_app(word: str) -> WrongUsage:
     script = _shown(sys.argv[0])
-    if word in {"plan", "check"}:
-        hint = f"to see what {script} composes: {shlex.join(['python', script, '--cfg', 'job'])}"
-    elif word in VERBS:
-        hint = f"to look at its runs: lllaunch {word}"
-    else:
+    if word not in VERBS:
         return WrongUsage(f"{word!r}: expected an override (KEY=VALUE), got no '='")
-    return WrongUsage(
-        f"{word!r} is a command of lllaunch, and {script} is an app of its own; {hint}"
-    )
+    composes = word in {"plan", "check"}
+    command = shlex.join(["python", script, "--cfg", "job"] if composes else ["lllaunch", word])
+    text = f"{word!r} is a command of lllaunch, and {script} is an app of its own"
+    return WrongUsage(f"{text}; did you mean '{command}'?")
 
 
-# YAMLs
-
-
-def _of_yaml(word: str, flags: Sequence[str], rest: Sequence[str]) -> WrongUsage:
+def _of_yaml(word: str, rest: Sequence[str]) -> str:
     if not os.path.isfile(word):
-        return _no_file(word)
+        return f"{word}: no such file"
     directory, name = os.path.split(os.path.normpath(word))
     if name == "plan.yaml":
-        return WrongUsage(f"{word}: to run that plan again: {_command('rerun', directory or '.')}")
-    command = _command(*flags, *_choice(directory, name.rpartition(".")[0], flags), *rest)
-    return WrongUsage(f"{word}: to run it: {command}")
-
-
-def _choice(directory: str, name: str, flags: Sequence[str]) -> list[str]:
-    """Return the words that choose a config file."""
-    following = dict(itertools.pairwise(flags))
-    for root in (following.get("--config-dir"), following.get("-cd"), "conf"):
-        group = os.path.relpath(directory or ".", root) if root else os.pardir
-        if group == ".":
-            return ["--config-name", name]
-        if not group.startswith(os.pardir):
-            return [f"+{group}={name}"]
-    top, group = os.path.split(directory)
-    if group == "exp":
-        return ["--config-dir", top or ".", f"+exp={name}"]
-    return ["--config-dir", directory or ".", "--config-name", name]
-
-
-# Words
-
-
-def _no_file(path: str) -> WrongUsage:
-    from lllaunch.config.fields import did_you_mean  # noqa: PLC0415 - only if something is wrong
-
-    directory, name = os.path.split(path)
-    try:
-        names = os.listdir(directory or ".")
-    except OSError:
-        names = []
-    end = os.path.splitext(name)[1]
-    hint = did_you_mean(name, [each for each in names if each.endswith(end)])
-    if hint and directory:
-        hint = hint.replace("'", f"'{directory}/", 1)
-    return WrongUsage(f"{path}: no such file" + (f"; {hint}" if hint else ""))
+        return f"{word}: to run that plan again: {_command('rerun', directory or '.')}"
+    stem, group = name.rpartition(".")[0], os.path.relpath(directory or ".", "conf")
+    choice = [f"+{group}={stem}"]
+    if group == ".":
+        choice = ["--config-name", stem]
+    elif group.startswith(os.pardir):
+        choice = ["--config-dir", directory or ".", "--config-name", stem]
+    return f"{word}: to run it: {_command(*choice, *rest)}"
 
 
 def _command(*words: str) -> str:

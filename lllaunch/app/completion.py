@@ -7,6 +7,7 @@ and writes what it cannot understand into the prompt.
 from __future__ import annotations
 
 import contextlib
+import glob
 import io
 import os
 import sys
@@ -72,8 +73,6 @@ _SCRIPTS = {
     "install=zsh": _ZSH,
     "install=fish": _FISH,
     "uninstall=bash": _BASH_UNINSTALL,
-    "uninstall=zsh": "compdef -d lllaunch\nunfunction _lllaunch_complete\n",
-    "uninstall=fish": "complete -e -c lllaunch\nfunctions -e __lllaunch_complete\n",
 }
 # What a command takes that may be left out; it also takes the ids of batch jobs.
 _LATEST = ("logs", "show", "stacks", "report", "rerun", "stop", "top", "wait")
@@ -146,16 +145,11 @@ def choices(
 
 def _scripts(last: str) -> Iterator[str]:
     """Yield the scripts and directories that a path begins."""
-    directory, start = os.path.split(last)
-    with contextlib.suppress(OSError):
-        for name in os.listdir(directory or "."):
-            path = os.path.join(directory, name)
-            if not name.startswith(start) or (name.startswith(".") and not start):
-                continue
-            if os.path.isdir(path):
-                yield f"{path}/"
-            elif name.endswith(".py"):
-                yield f"{path} "
+    for path in glob.glob(f"{glob.escape(last)}*"):
+        if os.path.isdir(path):
+            yield f"{path}/"
+        elif path.endswith(".py"):
+            yield f"{path} "
 
 
 def _without_default(last: str) -> list[str]:

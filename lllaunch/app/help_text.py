@@ -57,14 +57,16 @@ def help_text(program: str) -> str:
     Args:
         program: how lllaunch was called.
     """
-    verbs = [(name, text) for name, text in VERBS.items()]
     options = [
-        (f"--{name}{' X' if each.takes_value else ''}", _option_text(each))
+        (
+            f"--{name}{' X' if each.takes_value else ''}",
+            "; ".join(filter(None, ("refused" * each.refused, each.setting, each.note))),
+        )
         for name, each in torchrun.OPTIONS.items()
     ]
     lines = [
         f"\ncommands ({program} COMMAND --help prints more):",
-        *_aligned(verbs),
+        *_aligned(VERBS.items()),
         _FORMS.format(program),
         "options of torchrun, and the setting that each sets:",
         *_aligned(options),
@@ -74,12 +76,6 @@ def help_text(program: str) -> str:
         _VALUES,
     ]
     return "\n".join(lines)
-
-
-def _option_text(option: torchrun.Option) -> str:
-    setting = f"launch.{option.setting}" if option.setting else ""
-    note = f"refused: {option.note}" if option.refused else option.note
-    return "; ".join(filter(None, (setting, note)))
 
 
 def _settings() -> Iterator[tuple[str, ...]]:

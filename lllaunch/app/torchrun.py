@@ -14,14 +14,7 @@ from lllaunch.cluster.values import format_endpoint
 
 
 class Option(NamedTuple):
-    """An option of torchrun.
-
-    Attributes:
-        setting: of ``launch``; empty if there is none.
-        note: what it does instead, or what to write instead.
-        takes_value: whether a word follows.
-        refused: whether it is an error.
-    """
+    """An option of torchrun: the setting of ``launch`` that it sets, or a note on what to do."""
 
     setting: str = ""
     note: str = ""
@@ -30,33 +23,33 @@ class Option(NamedTuple):
 
 
 OPTIONS: dict[str, Option] = {
-    "nproc-per-node": Option("nproc"),
-    "nnodes": Option("nnodes"),
-    "node-rank": Option("node_rank"),
-    "rdzv-backend": Option("rdzv.backend"),
-    "rdzv-endpoint": Option("rdzv.endpoint"),
-    "rdzv-id": Option("rdzv.id"),
-    "rdzv-conf": Option("rdzv.conf"),
+    "nproc-per-node": Option("launch.nproc"),
+    "nnodes": Option("launch.nnodes"),
+    "node-rank": Option("launch.node_rank"),
+    "rdzv-backend": Option("launch.rdzv.backend"),
+    "rdzv-endpoint": Option("launch.rdzv.endpoint"),
+    "rdzv-id": Option("launch.rdzv.id"),
+    "rdzv-conf": Option("launch.rdzv.conf"),
     "master-addr": Option("", "the host of launch.rdzv.endpoint; one node does not need it"),
     "master-port": Option("", "its port; on one node each attempt takes a free port"),
     "local-addr": Option("", "write launch.rdzv.interface=NAME instead; one node does not need it"),
     "standalone": Option("", "one node, which is the default", takes_value=False),
-    "max-restarts": Option("max_restarts"),
-    "start-method": Option("start_method"),
-    "role": Option("role"),
+    "max-restarts": Option("launch.max_restarts"),
+    "start-method": Option("launch.start_method"),
+    "role": Option("launch.role"),
     "module": Option("", "-m too: run the module that follows", takes_value=False),
     "no-python": Option("", "run a program instead of a Python script", takes_value=False),
     "run-path": Option("", "not needed: workers are forked", takes_value=False),
-    "log-dir": Option("log_dir"),
-    "redirects": Option("redirects", "-r too; without --tee nothing else is shown"),
-    "tee": Option("tee", "-t too"),
-    "local-ranks-filter": Option("local_ranks_filter"),
-    "duplicate-stdout-filters": Option("duplicate_stdout_filters"),
-    "duplicate-stderr-filters": Option("duplicate_stderr_filters"),
-    "log-line-prefix-template": Option("log_line_prefix"),
-    "signals-to-handle": Option("signals"),
-    "shutdown-timeout": Option("grace_period"),
-    "virtual-local-rank": Option("virtual_local_rank", takes_value=False),
+    "log-dir": Option("launch.log_dir"),
+    "redirects": Option("launch.redirects", "-r too; without --tee nothing else is shown"),
+    "tee": Option("launch.tee", "-t too"),
+    "local-ranks-filter": Option("launch.local_ranks_filter"),
+    "duplicate-stdout-filters": Option("launch.duplicate_stdout_filters"),
+    "duplicate-stderr-filters": Option("launch.duplicate_stderr_filters"),
+    "log-line-prefix-template": Option("launch.log_line_prefix"),
+    "signals-to-handle": Option("launch.signals"),
+    "shutdown-timeout": Option("launch.grace_period"),
+    "virtual-local-rank": Option("launch.virtual_local_rank", takes_value=False),
     "monitor-interval": Option("", "not needed: lllaunch does not poll"),
     "event-log-handler": Option(
         "", "leave it out; events go to events.jsonl in the run's directory", refused=True
@@ -128,7 +121,7 @@ def overrides(given: Mapping[str, str], *, alone: bool) -> list[str]:
     if not one_node:
         options = _meeting(options, alone=alone)
     return [
-        f"launch.{setting}={_converted(name, options[name])}"
+        f"{setting}={_converted(name, options[name])}"
         for name, (setting, *_) in OPTIONS.items()
         if setting and name in options
     ]

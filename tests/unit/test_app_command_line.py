@@ -141,7 +141,7 @@ def test_what_torchrun_reads_from_the_environment_counts_for_scripts_alone() -> 
         ("python train.py --lr 1", "lllaunch train.py --lr 1"),
         ("conf/exp/big/net.yaml", "lllaunch +exp/big=net"),
         ("conf/config.yaml", "lllaunch --config-name config"),
-        ("--config-dir other other/exp/toy.yaml", "lllaunch --config-dir other +exp=toy"),
+        ("other/exp/toy.yaml", "lllaunch --config-dir other/exp --config-name toy"),
         ("outputs/1/plan.yaml", "lllaunch rerun outputs/1"),
         ("+exp=toy plan", "lllaunch plan +exp=toy"),
         ("-q toy lr=1", "lllaunch -q +exp=toy lr=1"),
@@ -159,8 +159,8 @@ def test_the_command_that_was_meant_is_given(line: str, command: str) -> None:
     [
         ("foo", f"unknown command 'foo' (choose from {', '.join(VERBS)})"),
         ("shwo", f"unknown command 'shwo' (choose from {', '.join(VERBS)}); did you mean 'show'?"),
-        ("trian.py", "trian.py: no such file; did you mean 'train.py'?"),
-        ("conf/exp/toi.yaml", "conf/exp/toi.yaml: no such file; did you mean 'conf/exp/toy.yaml'?"),
+        ("conf/exp/toi.yaml", "conf/exp/toi.yaml: no such file"),
+        ("train", "'train' is not a script; did you mean 'train.py'?"),
         ("bin", "bin is a directory; write a script in it, or -m PACKAGE"),
         (
             "+exp=toy lr",
@@ -209,7 +209,7 @@ def test_commands_of_others_name_what_does_the_same(word: str) -> None:
     ("line", "message"),
     [
         ("plan lr=2", "'plan' is a command of lllaunch, and own.py is an app of its own"),
-        ("show", "to look at its runs: lllaunch show"),
+        ("show", "; did you mean 'lllaunch show'?"),
         ("lr", "'lr': expected an override"),
     ],
 )
