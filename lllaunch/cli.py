@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 30
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
-USAGE = """\
+_USAGE = """\
 usage: {0} [OPTION ...] [KEY=VALUE ...] SCRIPT [ARGUMENT ...]   run a script
        {0} +exp=NAME [KEY=VALUE ...]            run conf/exp/NAME.yaml
        {0} -m +exp=NAME KEY=VALUE,VALUE ...     sweep over values
@@ -117,7 +117,7 @@ def _complete(line: CommandLine) -> int:
 
 
 def _show_usage() -> int:
-    sys.stderr.write(USAGE.format(program(), ",".join(VERBS)))
+    sys.stderr.write(_USAGE.format(program(), ",".join(VERBS)))
     try:
         names = sorted(name[:-5] for name in os.listdir("conf/exp") if name.endswith(".yaml"))
     except OSError:
@@ -132,7 +132,7 @@ def _show_help() -> int:
     from lllaunch.app.help_text import help_text  # noqa: PLC0415 - imports OmegaConf
 
     end_quietly_without_reader()
-    print(USAGE.format(program(), ",".join(VERBS)) + help_text(program()), end="")
+    print(_USAGE.format(program(), ",".join(VERBS)) + help_text(program()), end="")
     return ExitCode.SUCCESS
 
 
@@ -140,15 +140,13 @@ def _show_version() -> int:
     # 20 ms that are rarely needed
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
 
-    def found(name: str) -> str:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            return "not installed"
-
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "not installed"
     python = ".".join(map(str, sys.version_info[:3]))
-    torch, hydra = found("torch"), found("hydra-core")
-    print(f"lllaunch {found('lllaunch')} (torch {torch}, Hydra {hydra}, Python {python})")
+    found = f"torch {torch}, Hydra {version('hydra-core')}, Python {python}"
+    print(f"lllaunch {version('lllaunch')} ({found})")
     return ExitCode.SUCCESS
 
 

@@ -87,7 +87,7 @@ _ELSEWHERE = {
     "plan": "dry-run dryrun preview",
     "check": "validate lint",
     "rerun": "retry restart repeat",
-    "stacks": "stack pstack dump trace py-spy",
+    "stacks": "stack pstack dump py-spy",
     "-m +exp=NAME KEY=VALUE,VALUE": "sweep multirun",
     "-m hydra.launcher.resume=DIR": "resume",
     "--cfg job": "config cfg",
@@ -197,7 +197,8 @@ class _Reader:
         self._flags = flags
         plain = False
         while self.left:
-            self._skip_torchrun()
+            if start := next((each for each in _TORCHRUN if self.left[: len(each)] == each), []):
+                del self.left[: len(start)]
             word = self.left[0] if self.left else ""
             if word[:1] == "~" or ("=" in word and word[0] not in "./-"):
                 self.overrides.append(self.left.pop(0))
@@ -207,11 +208,6 @@ class _Reader:
                     self._take_option(word)
             else:
                 break
-
-    def _skip_torchrun(self) -> None:
-        for start in _TORCHRUN:
-            if self.left[: len(start)] == start:
-                del self.left[: len(start)]
 
     def _take_option(self, word: str) -> None:
         name, value = self._named(word)

@@ -125,7 +125,6 @@ def choices(
         try:
             line_read = read(words, flags)
         except WrongUsage:
-            # or a value follows
             return []
         if line_read.has_script:
             return []

@@ -19,10 +19,8 @@ A script runs as under torchrun: its options have their names here, spelt with d
 underscores, or PET_NAME in the environment. Everything after the script belongs to the script.
 Overrides and Hydra's options may precede it. -m MODULE runs a module, and any other -m is
 Hydra's --multirun: a sweep. Without --redirects and --tee the output of all workers goes to
-files, and that of rank 0 to the console as well.
-
-  {0} plan ... SCRIPT ...   prints the YAML that runs the same
-  {0} init ... SCRIPT ...   writes it to conf/exp
+files, and that of rank 0 to the console as well. `{0} plan ... SCRIPT ...` prints the YAML that
+runs the same.
 """
 _VALUES = """\
 
@@ -52,15 +50,11 @@ _TYPES = {
 
 
 def help_text(program: str) -> str:
-    """Return it.
-
-    Args:
-        program: how lllaunch was called.
-    """
+    """Return it, for the way in which lllaunch was called."""
     options = [
         (
             f"--{name}{' X' if each.takes_value else ''}",
-            "; ".join(filter(None, ("refused" * each.refused, each.setting, each.note))),
+            "; ".join(filter(None, (each.setting, each.note))),
         )
         for name, each in torchrun.OPTIONS.items()
     ]

@@ -19,7 +19,6 @@ class Option(NamedTuple):
     setting: str = ""
     note: str = ""
     takes_value: bool = True
-    refused: bool = False
 
 
 OPTIONS: dict[str, Option] = {
@@ -51,16 +50,10 @@ OPTIONS: dict[str, Option] = {
     "shutdown-timeout": Option("launch.grace_period"),
     "virtual-local-rank": Option("launch.virtual_local_rank", takes_value=False),
     "monitor-interval": Option("", "not needed: lllaunch does not poll"),
-    "event-log-handler": Option(
-        "", "leave it out; events go to events.jsonl in the run's directory", refused=True
-    ),
-    "logs-specs": Option(
-        "", "write launch.redirects, launch.tee and launch.log_dir instead", refused=True
-    ),
+    "event-log-handler": Option("", "not supported; events go to events.jsonl of the run"),
+    "logs-specs": Option("", "not supported; write launch.redirects, launch.tee, launch.log_dir"),
     "numa-binding": Option(
-        "",
-        "not supported; write --no-python numactl --cpunodebind=N python SCRIPT",
-        refused=True,
+        "", "not supported; write --no-python numactl --cpunodebind=N python SCRIPT"
     ),
 }
 
@@ -72,6 +65,7 @@ _VARIABLES = {
     "log-line-prefix-template": "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
 }
 _ONLY_SAID = ("logs-specs", "numa-binding")
+_REFUSED = ("event-log-handler", "logs-specs", "numa-binding", "local-addr")
 _ONE_NODE = ("1", "1:1")
 _OF_SEVERAL = ("nnodes", "node-rank", "rdzv-backend", "rdzv-endpoint", "rdzv-conf", "local-addr")
 _FILTERS = ("duplicate-stdout-filters", "duplicate-stderr-filters")
@@ -113,8 +107,7 @@ def overrides(given: Mapping[str, str], *, alone: bool) -> list[str]:
         dropped = (*_OF_SEVERAL, *(["rdzv-id"] if "standalone" in options else []))
         options = {name: value for name, value in options.items() if name not in dropped}
     for name, value in options.items():
-        refused = OPTIONS[name].refused and (name, value) != ("event-log-handler", "null")
-        if refused or name == "local-addr":
+        if name in _REFUSED and (name, value) != ("event-log-handler", "null"):
             raise Unsupported(f"--{name}: {OPTIONS[name].note}")
     if alone and not {"redirects", "tee"}.isdisjoint(options):
         options = {"redirects": "0", "tee": "0", **options}

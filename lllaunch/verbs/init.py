@@ -47,12 +47,10 @@ def _init(given: argparse.Namespace) -> None:
         raise ConfigError((Diagnostic("missing", "", "init", "expected a script", hint),))
     with Composition(ConfigRequest.of(given)) as composed:
         run = review_run(composed)
-    stem = re.split(r"[./: ]", run.spec.entrypoint.text.removesuffix(".py"))[-1]
-    name = given.name or stem
+    name = given.name or re.split(r"[./: ]", run.spec.entrypoint.text.removesuffix(".py"))[-1]
     if not re.fullmatch(r"\w[\w-]*", name, re.ASCII):
-        hint = "give another one with --name"
-        message = "is not a name (letters, digits, _ and -)"
-        raise ConfigError((Diagnostic("text", "--name", repr(name), message, hint),))
+        message = "is not a name of letters, digits, _ and -"
+        raise ConfigError((Diagnostic("text", "--name", repr(name), message),))
     path = os.path.join(DIRECTORY, "exp", f"{name}.yaml")
     if os.path.lexists(path) and not given.force:
         hint = "replace it with --force, or choose another name with --name"
@@ -60,11 +58,12 @@ def _init(given: argparse.Namespace) -> None:
     with naming(path):
         os.makedirs(os.path.dirname(path), exist_ok=True)
     write_atomic(path, experiment_text(run).encode())
-    commands = {
-        f"{program()} plan +exp={name}": "print what would run",
-        f"{program()} +exp={name}": "run it",
-        f"{program()} plan --lock +exp={name}": "write down that this plan is reviewed",
+    next_words = {
+        f"plan +exp={name}": "print what would run",
+        f"+exp={name}": "run it",
+        f"plan --lock +exp={name}": "write down that this plan is reviewed",
     }
-    width = max(map(len, commands))
-    lines = [f"  {command:<{width}}   # {what}" for command, what in commands.items()]
+    lines = [
+        f"  {program()} {words:<{len(name) + 17}}   # {what}" for words, what in next_words.items()
+    ]
     print_lines([f"wrote {path}; next:", *lines])

@@ -144,17 +144,16 @@ def list_rows(entries: Sequence[ListEntry], cwd: str, width: int) -> list[Row]:
         cwd: directory that paths below it are shown relative to.
         width: of the terminal, which overrides are cut to; 0 if there is none.
     """
-    # those that top has, too, in its order
     columns = [
         ("when", [_when(entry) for entry in entries], False),
         ("path", [_path(entry, cwd) for entry in entries], False),
         ("state", [_worded(entry.state) for entry in entries], False),
         ("job", [_job(entry) for entry in entries], False),
         ("code", [_number(entry.exit_code) for entry in entries], True),
-        ("tries", [_number(entry.attempts) for entry in entries], True),
         ("time", [_time(entry) for entry in entries], True),
         ("step", [_step(entry) for entry in entries], True),
         ("left", [_left(entry) for entry in entries], True),
+        ("tries", [_number(entry.attempts) for entry in entries], True),
         ("value", [objective_text(entry.value) for entry in entries], True),
     ]
     table = Table()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from lllaunch.app.command_line import program
 from lllaunch.app.early import prestarted
 from lllaunch.app.rerun import RerunRequest, read_again, run_again
+from lllaunch.console.table import is_terminal
 from lllaunch.console.wording import commit_text, ending, shown_path
 from lllaunch.documents import Fields, read_json
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
@@ -142,16 +143,16 @@ def _expect_same_rules(run: str, cwd: str) -> None:
 
 def _agreed(result: ResultFile | None, path: str, *, quiet: bool) -> bool:
     """Print which run is repeated, and ask whether to, where it failed and somebody is there."""
+    failed = result is not None and bool(result.exit_code)
     state = "no result" if result is None else result.state
-    if result is not None and result.exit_code:
-        state = f"{state}, {ending(result.exit_code, '')}"
-    asks = state not in {"no result", "succeeded"} and sys.stdin.isatty() and sys.stderr.isatty()
+    if result and failed:
+        state += f", {ending(result.exit_code, '')}"
+    asks = failed and is_terminal(sys.stdin) and is_terminal(sys.stderr)
     if asks or not quiet:
         complain(f"repeats {path} ({state})")
     if not asks:
         return True
-    sys.stderr.write("lllaunch: repeat it although it failed? [y/N] ")
-    sys.stderr.flush()
+    print("lllaunch: repeat it although it failed? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 

@@ -93,7 +93,7 @@ def told(
 
 def test_a_list_of_all(told: Told) -> None:
     titles, *lines = told("ls").splitlines()
-    names = ["when", "path", "state", "code", "tries", "time", "value", "overrides"]
+    names = ["when", "path", "state", "code", "time", "tries", "value", "overrides"]
     assert titles.split() == names
     found = [re.split(r"\s{2,}", line) for line in lines]
     assert [line[1] for line in found] == ["multirun/1", "outputs/3", "outputs/2", "outputs/1"]

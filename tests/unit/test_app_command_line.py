@@ -185,7 +185,7 @@ def test_the_command_that_was_meant_is_given(line: str, command: str) -> None:
         ("--no-python -m train", "--no-python and --module exclude each other"),
         (
             "--logs-specs x train.py",
-            "--logs-specs: write launch.redirects, launch.tee and launch.log_dir instead",
+            "--logs-specs: not supported; write launch.redirects, launch.tee, launch.log_dir",
         ),
         (
             "--nnodes 2 --local-addr h train.py",
