@@ -5,10 +5,6 @@ Run it as ``python docs/generate_config_reference.py`` after a change there; a t
 
 from __future__ import annotations
 
-import ast
-import inspect
-import itertools
-import textwrap
 from pathlib import Path
 
 import yaml
@@ -239,7 +235,7 @@ def page() -> str:
     """The whole page."""
     defaults = schema.defaults()
     rows = "".join(f"| [`{key}`](#{key}) | `{_yaml(value)}` |\n" for key, value in defaults.items())
-    docs = _field_docs()
+    docs = schema.field_docs()
     sections = [f"## {key}\n\nDefault: `{_yaml(defaults[key])}`.\n\n{docs[key]}\n" for key in docs]
     facts = "".join(f"| `{name}` | {FACTS[name]} |\n" for name in WORKER_NAMES)
     values = [MASKS, DURATIONS, SIZES, NODES, _presets(), _causes(), WORKER_HEAD + facts]
@@ -258,16 +254,6 @@ def _presets() -> str:
 def _causes() -> str:
     rows = "".join(f"| `{cause}` | {CAUSES[cause]} |\n" for cause in RESTART_CAUSES)
     return CAUSES_HEAD + rows + CAUSES_TAIL
-
-
-def _field_docs() -> dict[str, str]:
-    tree = ast.parse(textwrap.dedent(inspect.getsource(schema.Launch)))
-    body = tree.body[0].body  # type: ignore[attr-defined]
-    docs = {}
-    for statement, following in itertools.pairwise(body):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            docs[statement.target.id] = inspect.cleandoc(ast.literal_eval(following.value))
-    return docs
 
 
 def _yaml(value: object) -> str:

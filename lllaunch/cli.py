@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from lllaunch.app.command_line import (
     HIDDEN_VERBS,
+    OWN_FLAGS,
     VERBS,
+    CommandLine,
     WrongUsage,
-    arranged,
-    asks_for_quiet,
     program,
+    read,
 )
 from lllaunch.app.early import only_asks, prestarted
 from lllaunch.exit_codes import ExitCode, for_signal
@@ -29,12 +30,11 @@ if TYPE_CHECKING:
 _MOST_NAMES = 30
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 _USAGE = """\
-usage: {0} +exp=NAME [KEY=VALUE ...]            run conf/exp/NAME.yaml
+usage: {0} [OPTION ...] [KEY=VALUE ...] SCRIPT [ARGUMENT ...]   run a script
+       {0} +exp=NAME [KEY=VALUE ...]            run conf/exp/NAME.yaml
        {0} -m +exp=NAME KEY=VALUE,VALUE ...     sweep over values
-       {0} launch.entrypoint=train.py           run a script, without a config
        {0} {{{1}}} ...
-       {0} -q ...                               nothing is said while all goes well
-       {0} --help                               more, and all settings
+       {0} --help                               all commands, options and settings
 """
 
 
@@ -57,12 +57,14 @@ def _main(words: list[str]) -> int:
         return _show_usage()
     if words[0] in {*VERBS, *HIDDEN_VERBS}:
         return _perform(words[0], words[1:])
-    if not {"--version", "-V"}.isdisjoint(words):
-        return _show_version()
     try:
-        if not {"-sc", "--shell-completion"}.isdisjoint(words):
-            return _complete(words)
-        return _run(arranged(words), quiet=asks_for_quiet(words))
+        line = read(words)
+        for show, *flags in ((_show_help, "--help", "-h"), (_show_version, "--version", "-V")):
+            if line.asks(*flags):
+                return show()
+        if line.asks("-sc", "--shell-completion"):
+            return _complete(line)
+        return _run(line.words, quiet=line.asks(*OWN_FLAGS))
     except WrongUsage as wrong:
         print(f"lllaunch: {wrong}", file=sys.stderr)
         return ExitCode.CONFIG
@@ -103,11 +105,15 @@ def _perform(verb: str, argv: list[str]) -> int:
         return for_signal(signal.SIGINT)
 
 
-def _complete(words: list[str]) -> int:
+def _complete(line: CommandLine) -> int:
     from lllaunch.app.completion import complete  # noqa: PLC0415 - of the shell only
+    from lllaunch.verbs.printing import flags_of  # noqa: PLC0415 - of the shell only
 
-    code = complete(words, _run)
-    return _run(arranged(words)) if code is None else code
+    def flags_of_verb(verb: str) -> dict[str, int | None]:
+        return flags_of(import_module(f"lllaunch.verbs.{verb}")._parser())
+
+    code = complete(line.overrides, _run, flags_of_verb)
+    return _run(line.words) if code is None else code
 
 
 def _show_usage() -> int:
@@ -122,11 +128,25 @@ def _show_usage() -> int:
     return ExitCode.CONFIG
 
 
-def _show_version() -> int:
-    from importlib.metadata import version  # noqa: PLC0415 - 20 ms that are rarely needed
+def _show_help() -> int:
+    from lllaunch.app.help_text import help_text  # noqa: PLC0415 - imports OmegaConf
 
+    end_quietly_without_reader()
+    print(_USAGE.format(program(), ",".join(VERBS)) + help_text(program()), end="")
+    return ExitCode.SUCCESS
+
+
+def _show_version() -> int:
+    # 20 ms that are rarely needed
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
+
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "not installed"
     python = ".".join(map(str, sys.version_info[:3]))
-    print(f"lllaunch {version('lllaunch')} (Hydra {version('hydra-core')}, Python {python})")
+    found = f"torch {torch}, Hydra {version('hydra-core')}, Python {python}"
+    print(f"lllaunch {version('lllaunch')} ({found})")
     return ExitCode.SUCCESS
 
 

@@ -1,104 +1,98 @@
-"""The words of a command line, before Hydra reads them.
+"""The words of a command line, before Hydra reads them: there are three forms.
 
-Hydra's parser takes a flag between overrides for the end of them, and answers what is no override
-with its grammar. So flags are put first here, and who gives a script, a YAML or a flag of torchrun
-is answered with the command that runs it. Nothing is run that was not asked for in so many words.
+1. A command and its arguments, if the first word is one of `VERBS`.
+2. A script: options and overrides in any order, then the script, then its own words, which nobody
+   else reads. The script is the first word that is neither an option (with its value) nor an
+   override. An override holds ``=`` or begins with ``~``, and does not begin with ``.`` or ``/``.
+   The word ``torchrun`` before its options says nothing.
+3. Hydra's: options and overrides alone.
+
+Options are torchrun's (`lllaunch.app.torchrun`), Hydra's and lllaunch's own. Two letters belong to
+both: ``-m`` is torchrun's ``--module`` if the name of a module follows, else Hydra's
+``--multirun``; ``-r`` is torchrun's ``--redirects`` if a mask follows, else Hydra's ``--run``.
+
+The second form becomes the third: what it says is said by overrides of ``launch``. Hydra's parser
+takes an option between overrides for the end of them, so options are put first.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from lllaunch.app import torchrun
+from lllaunch.app.torchrun import Unsupported, quoted
 from lllaunch.run.files import relative_path, working_directory
 
 # What lllaunch calls itself, in a batch job.
 HIDDEN_VERBS = ("job",)
-VERBS = ("check", "logs", "ls", "plan", "report", "rerun", "show", "stacks", "stop", "top", "wait")
-"""What a command line may begin with, beside what is to be run. No override is a word alone."""
+VERBS = {
+    "check": "report what is wrong in ./conf, and what was not reviewed",
+    "init": "write conf/exp/NAME.yaml from a script or a torchrun command",
+    "logs": "print what the workers of a run wrote",
+    "ls": "list runs and sweeps",
+    "plan": "print what would run, and where each value comes from",
+    "report": "report a run or a sweep as text, JSON, JUnit XML, a page or a trace",
+    "rerun": "repeat a run with the same plan",
+    "show": "show how a run ended, when, and what ran",
+    "stacks": "show where in the code the workers of a live run are",
+    "stop": "stop a run",
+    "top": "show what is running, once a second",
+    "wait": "wait until a run ends, and exit with its exit code",
+}
+"""What a command line may begin with, beside what is to be run, and what it does."""
 
 FLAGS: dict[str, int | None] = {
-    **dict.fromkeys(("--help", "-h", "--hydra-help", "--version"), 0),
+    **dict.fromkeys(("--help", "-h", "--hydra-help", "--version", "-V"), 0),
     **dict.fromkeys(("--cfg", "-c", "--package", "-p"), 1),
     **dict.fromkeys(("--resolve", "--run", "-r", "--multirun", "-m"), 0),
     **dict.fromkeys(("--shell-completion", "-sc"), 0),
     **dict.fromkeys(("--config-path", "-cp", "--config-name", "-cn"), 1),
     **dict.fromkeys(("--config-dir", "-cd", "--experimental-rerun"), 1),
     **dict.fromkeys(("--info", "-i"), None),
+    **dict.fromkeys(("--quiet", "-q"), 0),
 }
-"""Hydra's flags, and how many words follow each; None for one or none."""
+"""Hydra's flags and lllaunch's, and how many words follow each; None for one or none."""
 
 OWN_FLAGS = ("--quiet", "-q")
 """lllaunch's own, which Hydra does not see."""
 
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-
-# Torchrun's options: the setting of launch that is meant, and how many words follow.
-_TORCHRUN: dict[str, tuple[str, int]] = {
-    "nproc-per-node": ("nproc", 1),
-    "max-restarts": ("max_restarts", 1),
-    "role": ("role", 1),
-    "redirects": ("redirects", 1),
-    "tee": ("tee", 1),
-    "log-dir": ("log_dir", 1),
-    "local-ranks-filter": ("local_ranks_filter", 1),
-    "log-line-prefix-template": ("log_line_prefix", 1),
-    "shutdown-timeout": ("grace_period", 1),
-    "nnodes": ("nnodes", 1),
-    "node-rank": ("node_rank", 1),
-    "rdzv-backend": ("rdzv.backend", 1),
-    "rdzv-endpoint": ("rdzv.endpoint", 1),
-    "rdzv-id": ("rdzv.id", 1),
-    "rdzv-conf": ("rdzv.conf", 1),
-    "start-method": ("start_method", 1),
-    "virtual-local-rank": ("virtual_local_rank", 0),
-    # always, never needed, or another thing here (`_endpoint`)
-    "standalone": ("", 0),
-    "no-python": ("", 0),
-    "monitor-interval": ("", 1),
-    "master-addr": ("", 1),
-    "master-port": ("", 1),
-    "local-addr": ("", 1),
+# What follows the letters that torchrun and Hydra both have, if torchrun's are meant.
+_FORMS = {
+    "-m": re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*"),
+    "-r": re.compile(r"[\d:,]+"),
 }
-_ONE_NODE = ("1", "1:1")
-# Of a run with one node these say nothing.
-_OF_SEVERAL = ("nnodes", "node-rank", "rdzv-backend", "rdzv-endpoint", "rdzv-conf")
-# Of torchrun's --master-port.
-_PORT = "29500"
-_TORCHRUN_SHORT = {"-r": "redirects", "-t": "tee"}
+# What may precede torchrun's options.
+_TORCHRUN = [
+    ["torchrun"],
+    *([each, "-m", "torch.distributed.run"] for each in ("python", "python3")),
+]
+_FUNCTION = re.compile(r"[\w.]+:[\w.]+")
 
 # What others put before what is to be run.
-_RUNNERS = ("run", "train", "start", "launch", "exec", "python", "python3", "torchrun")
-# Commands that lllaunch has not, and what does the same; {0} is how lllaunch is called.
+_RUNNERS = ("run", "train", "start", "launch", "exec", "python", "python3")
+# What does the same as commands that lllaunch has not.
 _ELSEWHERE = {
-    **dict.fromkeys(("sweep", "multirun"), "a sweep: {0} -m +exp=NAME KEY=VALUE,VALUE"),
-    **dict.fromkeys(("log", "tail"), "'{0} logs' shows what the workers of a run have written"),
-    **dict.fromkeys(("kill", "cancel", "abort"), "'{0} stop' ends a run"),
-    "resume": "to run the rest of a sweep: {0} -m hydra.launcher.resume=DIR",
-    **dict.fromkeys(("list", "history", "runs"), "'{0} ls' lists what was run"),
-    **dict.fromkeys(
-        ("status", "ps", "jobs"), "'{0} ls' lists what was run, and '{0} top' shows what goes on"
-    ),
-    **dict.fromkeys(
-        ("htop", "watch", "monitor", "live", "dashboard"), "'{0} top' shows what goes on"
-    ),
-    **dict.fromkeys(("info", "describe", "inspect", "results"), "'{0} show' shows what ran"),
-    **dict.fromkeys(("dry-run", "dryrun", "preview"), "'{0} plan' shows what would run"),
-    **dict.fromkeys(("validate", "lint"), "'{0} check' checks all configs"),
-    **dict.fromkeys(("retry", "restart", "repeat"), "'{0} rerun' runs a plan again"),
-    **dict.fromkeys(
-        ("stack", "pstack", "dump", "trace", "py-spy"),
-        "'{0} stacks' shows where the workers of a run stand",
-    ),
-    **dict.fromkeys(("follow", "attach"), "'{0} logs -f' shows a run's output as it comes"),
-    **dict.fromkeys(("config", "cfg"), "'{0} --cfg job' shows what is composed"),
-    "version": "'{0} --version' shows it",
-    "completion": 'to install it: eval "$({0} -sc install=bash)"',
+    "logs": "log tail",
+    "logs -f": "follow attach",
+    "stop": "kill cancel abort",
+    "ls": "list history runs",
+    "top": "status ps jobs htop watch monitor live dashboard",
+    "show": "info describe inspect results",
+    "plan": "dry-run dryrun preview",
+    "check": "validate lint",
+    "rerun": "retry restart repeat",
+    "stacks": "stack pstack dump py-spy",
+    "-m +exp=NAME KEY=VALUE,VALUE": "sweep multirun",
+    "-m hydra.launcher.resume=DIR": "resume",
+    "--cfg job": "config cfg",
+    "--version": "version",
+    "-sc install=SHELL": "completion",
 }
 
 
@@ -106,20 +100,27 @@ class WrongUsage(Exception):
     """A command line says nothing that could be run; its text says what would."""
 
 
-class _Words(NamedTuple):
+class CommandLine(NamedTuple):
     """A command line, taken apart.
 
     Attributes:
-        flags: Hydra's, with their values.
-        own: lllaunch's.
-        others: in their order: overrides, and what is none.
-        unknown: what begins with a dash and is no flag.
+        flags: Hydra's and lllaunch's, with their values.
+        overrides: what is left for Hydra.
+        has_script: whether some of these stand for a script.
     """
 
     flags: tuple[str, ...]
-    own: tuple[str, ...]
-    others: tuple[str, ...]
-    unknown: tuple[str, ...]
+    overrides: tuple[str, ...]
+    has_script: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        """It as Hydra's parser takes it: flags first."""
+        return [*(flag for flag in self.flags if flag not in OWN_FLAGS), *self.overrides]
+
+    def asks(self, *flags: str) -> bool:
+        """Return whether one of some flags is given."""
+        return not set(flags).isdisjoint(self.flags)
 
 
 def program() -> str:
@@ -130,313 +131,222 @@ def program() -> str:
     return shlex.join(["python", _shown(script)]) if script.endswith(".py") else "lllaunch"
 
 
-def arranged(words: Sequence[str], *, own_app: bool = False) -> list[str]:
-    """Return a command line as Hydra's parser takes it: flags first.
+def read(
+    words: Sequence[str],
+    flags: Mapping[str, int | None] = FLAGS,
+    *,
+    own_app: bool = False,
+    environ: Mapping[str, str] = os.environ,
+) -> CommandLine:
+    """Take a command line apart, whose first word is no command.
 
     Args:
         words: as the user gave them.
-        own_app: whether they are for a user's own app, which runs no entrypoint.
+        flags: that there are beside torchrun's options, as `FLAGS` has them.
+        own_app: whether the words are for a user's own app, which runs no script.
+        environ: where torchrun's options may stand, too.
 
     Raises:
-        WrongUsage: there is something in it that is neither a flag nor an override.
+        WrongUsage: there is something in it that is no option, override or script.
     """
-    parts = _taken_apart(words)
-    if parts.unknown or any(map(_is_no_override, parts.others)):
-        _refuse(words, parts, own_app=own_app)
-    return [*parts.flags, *parts.others]
-
-
-def asks_for_quiet(words: Sequence[str]) -> bool:
-    """Return whether a command line, as the user gave it, has the flag ``--quiet``."""
-    return bool(_taken_apart(words).own)
-
-
-def _taken_apart(words: Sequence[str]) -> _Words:
-    flags: list[str] = []
-    own: list[str] = []
-    others: list[str] = []
-    unknown: list[str] = []
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        if word == "--":
-            others += left
-            break
-        if not word.startswith("-") or word == "-":
-            others.append(word)
-            continue
-        name, equals, _ = word.partition("=")
-        known = _flag(name)
-        if known is None or (known in OWN_FLAGS and equals):
-            unknown.append(word)
-        elif known in OWN_FLAGS:
-            own.append(word)
-        elif equals or FLAGS[known] == 0:
-            flags.append(word)
-        elif FLAGS[known] == 1:
-            flags += [word, *left[:1]]
-            del left[:1]
-        else:
-            # whatever follows would be taken for its value
-            flags.append(f"{name}={left.pop(0) if left[:1] and left[0] in _INFO else 'all'}")
-    return _Words(tuple(flags), tuple(own), tuple(others), tuple(unknown))
-
-
-def _flag(name: str) -> str | None:
-    """Return the flag that is meant; a long one may be cut, as argparse allows it."""
-    names = (*FLAGS, *OWN_FLAGS)
-    if name in names:
-        return name
-    near = [flag for flag in names if flag.startswith(name)] if name.startswith("--") else []
-    return near[0] if len(near) == 1 else None
-
-
-def _is_no_override(word: str) -> bool:
-    return "=" not in word and not word.startswith("~")
-
-
-def _refuse(words: Sequence[str], parts: _Words, *, own_app: bool) -> None:
-    """Raise `WrongUsage` with what would be right."""
-    wrong = next(filter(_is_no_override, parts.others), "")
-    if own_app:
-        raise _of_own_app(wrong, parts)
-    if words[0] in _RUNNERS:
-        raise _of_command(words[0], words[1:])
-    if _is_torchruns(parts.unknown):
-        raise _of_torchrun(words, parts)
-    if wrong.endswith((".yaml", ".yml")):
-        raise _of_yaml(wrong, parts)
-    if wrong and _is_runnable(wrong):
-        raise _of_script(words, wrong)
-    if wrong in VERBS:
-        command = _command(wrong, *(word for word in words if word != wrong))
-        raise WrongUsage(f"{wrong!r} is a command, and comes first: {command}")
-    experiment = wrong.lstrip("+").removeprefix("exp/")
-    if wrong and os.path.isfile(os.path.join("conf", "exp", f"{experiment}.yaml")):
-        rest = [word for word in parts.others if word != wrong]
-        command = _command(*parts.own, *parts.flags, f"+exp={experiment}", *rest)
-        raise WrongUsage(f"{wrong!r} is not an override; to run that experiment: {command}")
-    if wrong and wrong == words[0] and re.fullmatch(r"[A-Za-z][\w-]*", wrong):
-        raise _of_command(wrong, words[1:])
-    if wrong:
-        raise WrongUsage(f"{wrong!r}: expected an override (KEY=VALUE), got no '='")
-    raise _of_flag(parts.unknown[0])
-
-
-def _of_command(word: str, rest: Sequence[str]) -> WrongUsage:
-    from lllaunch.config.fields import did_you_mean  # noqa: PLC0415 - only if something is wrong
-
-    text = f"unknown command {word!r} (choose from {', '.join(VERBS)})"
-    if word not in _RUNNERS:
-        hint = _ELSEWHERE.get(word.lower(), "").format(program()) or did_you_mean(word, VERBS)
-        return WrongUsage(f"{text}; {hint}" if hint else text)
+    line = _Reader(words, flags)
+    script, *arguments = line.left or [""]
+    overrides = []
     try:
-        command = _command(*(arranged(rest) or ["+exp=NAME"]))
-    except WrongUsage as wrong:
-        return wrong
-    return WrongUsage(f"{text}; to run it: {command}")
+        if not line.left:
+            overrides = torchrun.overrides(line.options, alone=False)
+        elif own_app:
+            raise _of_own_app(script)
+        else:
+            options = {**torchrun.from_environment(environ), **line.options}
+            entrypoint = _entrypoint(script, options)
+            if not entrypoint:
+                raise _of_word(script, words if flags is FLAGS else (), line)
+            overrides = torchrun.overrides(options, alone=True)
+            overrides[:0] = [f"launch.entrypoint={quoted(entrypoint)}"]
+    except Unsupported as error:
+        raise WrongUsage(str(error)) from None
+    overrides += line.overrides
+    if arguments:
+        overrides.append(f"launch.args=[{','.join(map(quoted, arguments))}]")
+    return CommandLine(tuple(line.found), tuple(overrides), bool(line.left))
 
 
-def _of_flag(word: str) -> WrongUsage:
+class _Reader:
+    """Sorts the words before a script.
+
+    Args:
+        words: of the whole command line.
+        flags: as `read` has them.
+
+    Attributes:
+        left: the script and its words.
+        found: flags, with their values.
+        options: torchrun's.
+        overrides: the rest.
+
+    Raises:
+        WrongUsage: an option is unknown, lacks a value or has one too many.
+    """
+
+    def __init__(self, words: Sequence[str], flags: Mapping[str, int | None]) -> None:
+        self.left = list(words)
+        self.found: list[str] = []
+        self.options: dict[str, str] = {}
+        self.overrides: list[str] = []
+        self._flags = flags
+        plain = False
+        while self.left:
+            if start := next((each for each in _TORCHRUN if self.left[: len(each)] == each), []):
+                del self.left[: len(start)]
+            word = self.left[0] if self.left else ""
+            if word[:1] == "~" or ("=" in word and word[0] not in "./-"):
+                self.overrides.append(self.left.pop(0))
+            elif word.startswith("-") and not plain:
+                plain = self.left.pop(0) == "--"
+                if not plain:
+                    self._take_option(word)
+            else:
+                break
+
+    def _take_option(self, word: str) -> None:
+        name, value = self._named(word)
+        known = name in self._flags
+        takes = self._flags[name] if known else int(torchrun.OPTIONS[name].takes_value)
+        if takes == 0 and value is not None:
+            raise WrongUsage(f"{word!r}: {word.partition('=')[0]} takes no value")
+        if takes is None and value is None:
+            value = self.left.pop(0) if self.left and self.left[0] in _INFO else "all"
+        elif takes == 1 and value is None:
+            if not self.left:
+                raise WrongUsage(f"{word}: expected a value")
+            value = self.left.pop(0)
+        if not known:
+            self.options[name] = value or ""
+        elif takes is None:
+            self.found.append(f"{name}={value}")
+        else:
+            self.found += [name] if value is None else [name, value]
+
+    def _named(self, word: str) -> tuple[str, str | None]:
+        """Return the flag or torchrun's option that a word names, and the value that it holds.
+
+        A long one may be cut, as argparse allows it.
+        """
+        name, equals, text = word.partition("=")
+        value = text if equals else None
+        if name.startswith("--"):
+            dashed = name.replace("_", "-")
+            near = [each for each in self._flags if each.startswith(dashed)]
+            near += [each for each in torchrun.OPTIONS if f"--{each}".startswith(dashed)]
+            exact = [each for each in near if each.removeprefix("--") == dashed[2:]]
+            if len(exact or near) != 1:
+                raise _of_flag(name, self._flags, near)
+            return (exact or near)[0], value
+        form, letter = _FORMS.get(name), name[:2]
+        if name in self._flags and not (form and any(map(form.fullmatch, self.left[:1]))):
+            return name, value
+        if letter in torchrun.SHORT and (name == letter or letter != "-m"):
+            # -r3 is -r 3
+            return torchrun.SHORT[letter], word[2:].removeprefix("=") or None
+        raise _of_flag(name, self._flags, [])
+
+
+def _of_flag(name: str, flags: Mapping[str, int | None], near: Sequence[str]) -> WrongUsage:
     from lllaunch.config.fields import did_you_mean  # noqa: PLC0415 - only if something is wrong
 
-    name = word.partition("=")[0]
-    key = _TORCHRUN.get(_torchruns(name) or "", ("", 0))[0]
-    if key:
-        return WrongUsage(f"{name} is an option of torchrun; here: launch.{key}=...")
-    if _flag(name) in OWN_FLAGS:
-        return WrongUsage(f"{word!r}: {name} takes no value")
+    if near:
+        meant = ", ".join(f"--{each.removeprefix('--')}" for each in near)
+        return WrongUsage(f"{name} could be {meant}")
     # the dashes are alike in all of them
-    hint = did_you_mean(
-        name.lstrip("-"), [flag[2:] for flag in (*FLAGS, *OWN_FLAGS) if flag.startswith("--")]
-    )
-    hint = hint.replace("'", "'--", 1) or f"see {program()} --hydra-help"
+    long = [*(flag[2:] for flag in flags if flag.startswith("--")), *torchrun.OPTIONS]
+    hint = did_you_mean(name.lstrip("-").replace("_", "-"), long)
+    hint = hint.replace("'", "'--", 1) or f"see {program()} --help"
     return WrongUsage(f"unknown option {name!r}; {hint}")
 
 
-def _of_own_app(wrong: str, parts: _Words) -> WrongUsage:
-    script = _shown(sys.argv[0])
-    if parts.unknown and wrong not in VERBS:
-        return _of_flag(parts.unknown[0])
-    if wrong in {"plan", "check"}:
-        hint = f"to see what {script} composes: {shlex.join(['python', script, '--cfg', 'job'])}"
-    elif wrong in VERBS:
-        hint = f"to look at its runs: lllaunch {wrong}"
-    else:
-        return WrongUsage(f"{wrong!r}: expected an override (KEY=VALUE), got no '='")
-    return WrongUsage(
-        f"{wrong!r} is a command of lllaunch, and {script} is an app of its own; {hint}"
-    )
+def _entrypoint(script: str, options: Mapping[str, str]) -> str:
+    """Return what the word after torchrun's options runs; empty if it is nothing of that kind."""
+    if "no-python" in options and "run-path" not in options:
+        if "module" in options:
+            raise WrongUsage("--no-python and --module exclude each other")
+        if script.endswith(".py"):
+            text = f"--no-python runs a program, and {script} is a Python script: leave it out"
+            raise WrongUsage(text)
+        return script
+    if "module" in options:
+        return f"-m {script}"
+    is_file = "/" in script and os.path.isfile(script) and not script.endswith((".yaml", ".yml"))
+    is_script = script.endswith(".py") and not os.path.isdir(script)
+    return script if is_file or is_script or _FUNCTION.fullmatch(script) else ""
 
 
-# Scripts
-
-
-def _is_runnable(word: str) -> bool:
-    return (
-        word.endswith(".py")
-        or re.fullmatch(r"[\w.]+:[\w.]+", word) is not None
-        or ("/" in word and os.path.isfile(word))
-    )
-
-
-def _of_script(words: Sequence[str], script: str) -> WrongUsage:
-    at = list(words).index(script)
-    before, after = words[:at], words[at + 1 :]
-    if other := _other_than_a_script(script, [*(word for word in before if word != "-m"), *after]):
-        return other
-    text = f"{script} is not an override; to run it: "
-    return WrongUsage(text + _command(*before, *_launching(script, after)))
-
-
-def _other_than_a_script(path: str, words: Sequence[str]) -> WrongUsage | None:
-    """Return what to say of a script that is not there, or starts its workers itself."""
-    from lllaunch.app.own_app import is_own_app  # noqa: PLC0415 - only if something is wrong
-
-    if not path.endswith(".py"):
-        return None
-    if not os.path.isfile(path):
-        return _no_file(path)
-    if is_own_app(path):
-        command = shlex.join(["python", path, *words])
-        return WrongUsage(f"{path} is an lllaunch.main app; to run it: {command}")
-    return None
-
-
-def _launching(script: str, arguments: Sequence[str]) -> list[str]:
-    """Return the overrides that run a script with arguments, and what of these are overrides."""
-    ours = [word for word in arguments if re.match(r"\+*(launch|hydra)[./]\S*=", word)]
-    theirs = [word for word in arguments if word not in ours]
-    args = [f"launch.args=[{','.join(map(_value, theirs))}]"] if theirs else []
-    return [f"launch.entrypoint={_value(script)}", *ours, *args]
-
-
-def _value(word: str) -> str:
-    """Return a word as Hydra's grammar takes it, so that it comes out as the same text."""
-    try:
-        number = float(word)
-        plain = word in {repr(number), str(int(number)) if number.is_integer() else ""}
-    except (ValueError, OverflowError):
-        special = word.lower() in {"true", "false", "null"}
-        plain = re.fullmatch(r"[A-Za-z_./-][\w./:-]*", word, re.ASCII) is not None and not special
-    if plain:
-        return word
-    escaped = re.sub(
-        r'(\\*)("|$)', lambda found: found[1] * 2 + ("\\" + found[2] if found[2] else ""), word
-    )
-    return '"' + escaped.replace("${", "\\${") + '"'
-
-
-# Torchrun
-
-
-def _is_torchruns(unknown: Sequence[str]) -> bool:
-    return any(_torchruns(word.partition("=")[0]) is not None for word in unknown)
-
-
-def _torchruns(name: str) -> str | None:
-    """Return the option of torchrun's that a word names, None if there is none."""
-    if name in _TORCHRUN_SHORT:
-        return _TORCHRUN_SHORT[name]
-    option = name[2:].replace("_", "-") if name.startswith("--") else ""
-    return option if option in _TORCHRUN else None
-
-
-def _of_torchrun(words: Sequence[str], parts: _Words) -> WrongUsage:
-    """Say how to run what torchrun would: its options, then the script, then the script's own."""
-    first = next(word for word in parts.unknown if _torchruns(word.partition("=")[0]))
-    text = f"{first.partition('=')[0]} is an option of torchrun"
-    left = list(words)
-    ours: list[str] = []
-    options: dict[str, str] = {}
-    module = False
-    while left and (left[0].startswith("-") or not _is_no_override(left[0])):
-        name, equals, value = left.pop(0).partition("=")
-        option = _torchruns(name)
-        if name in {"-m", "--module"} and left and _is_no_override(left[0]):
-            module = True
-        elif option is None:
-            ours.append(name + equals + value)
-        else:
-            if _TORCHRUN[option][1] and not equals:
-                value = left.pop(0) if left else ""
-            options[option] = value
-    ours = [*_settings(options), *ours]
-    if not left:
-        return WrongUsage(f"{text}; here: {_command(*ours)}")
-    script, *after = left
-    if other := None if module else _other_than_a_script(script, [*ours, *after]):
-        return other
-    launching = _launching(f"-m {script}" if module else script, after)
-    # the entrypoint first, its arguments last
-    return WrongUsage(f"{text}; to run it here: {_command(launching[0], *ours, *launching[1:])}")
-
-
-def _settings(options: Mapping[str, str]) -> Iterator[str]:
-    """Yield the overrides that say what options of torchrun do.
+def _of_word(word: str, words: Sequence[str], line: _Reader) -> WrongUsage:
+    """Return what to write in place of a word that cannot be run.
 
     Args:
-        options: values by name; empty for a flag.
+        word: the first that is neither an option nor an override.
+        words: the whole command line; none of a verb.
+        line: the same, sorted.
     """
-    several = options.get("nnodes", "1") not in _ONE_NODE
-    for option, value in options.items():
-        key, takes = _TORCHRUN[option]
-        if key and (several or option not in _OF_SEVERAL):
-            yield f"launch.{key}={_value(value) if takes else 'true'}"
-    if several and "master-addr" in options and "rdzv-endpoint" not in options:
-        address = options["master-addr"]
-        host = f"[{address}]" if ":" in address else address
-        port = options.get("master-port", _PORT)
-        yield f"launch.rdzv.endpoint={_value(f'{host}:{port}')}"
+    rest = [*line.overrides, *line.left[1:]]
+    experiment = word.lstrip("+").removeprefix("exp/")
+    if word.endswith((".yaml", ".yml")):
+        text = _of_yaml(word, [*line.found, *rest])
+    elif word in VERBS:
+        command = _command(word, *(each for each in words if each != word))
+        text = f"{word!r} is a command, and comes first: {command}"
+    elif os.path.isfile(os.path.join("conf", "exp", f"{experiment}.yaml")):
+        command = _command(*line.found, f"+exp={experiment}", *rest)
+        text = f"{word!r} is not an override; to run that experiment: {command}"
+    elif os.path.isfile(f"{word}.py"):
+        text = f"{word!r} is not a script; did you mean '{word}.py'?"
+    elif os.path.isdir(word):
+        text = f"{word} is a directory; write a script in it, or -m PACKAGE"
+    elif os.path.isfile(word):
+        text = f"{word!r} does not end in .py; to run it as a program: --no-python ./{word}"
+    elif word in words[:1] and re.fullmatch(r"[A-Za-z][\w-]*", word):
+        text = _of_command(word, words[1:])
+    else:
+        text = f"{word!r}: expected a script (a path ending in .py) or an override (KEY=VALUE)"
+    return WrongUsage(text)
 
 
-# YAMLs
-
-
-def _of_yaml(word: str, parts: _Words) -> WrongUsage:
-    if not os.path.isfile(word):
-        return _no_file(word)
-    directory, name = os.path.split(os.path.normpath(word))
-    rest = [other for other in parts.others if other != word]
-    if name == "plan.yaml":
-        return WrongUsage(f"{word}: to run that plan again: {_command('rerun', directory or '.')}")
-    command = _command(
-        *parts.own, *parts.flags, *_choice(directory, name.rpartition(".")[0], parts.flags), *rest
-    )
-    return WrongUsage(f"{word}: to run it: {command}")
-
-
-def _choice(directory: str, name: str, flags: Sequence[str]) -> list[str]:
-    """Return the words that choose a config file."""
-    following = dict(itertools.pairwise(flags))
-    for root in (following.get("--config-dir"), following.get("-cd"), "conf"):
-        group = os.path.relpath(directory or ".", root) if root else os.pardir
-        if group == ".":
-            return ["--config-name", name]
-        if not group.startswith(os.pardir):
-            return [f"+{group}={name}"]
-    top, group = os.path.split(directory)
-    if group == "exp":
-        return ["--config-dir", top or ".", f"+exp={name}"]
-    return ["--config-dir", directory or ".", "--config-name", name]
-
-
-# Words
-
-
-def _no_file(path: str) -> WrongUsage:
+def _of_command(word: str, rest: Sequence[str]) -> str:
     from lllaunch.config.fields import did_you_mean  # noqa: PLC0415 - only if something is wrong
 
-    directory, name = os.path.split(path)
-    try:
-        names = os.listdir(directory or ".")
-    except OSError:
-        names = []
-    end = os.path.splitext(name)[1]
-    hint = did_you_mean(name, [each for each in names if each.endswith(end)])
-    if hint and directory:
-        hint = hint.replace("'", f"'{directory}/", 1)
-    return WrongUsage(f"{path}: no such file" + (f"; {hint}" if hint else ""))
+    text = f"unknown command {word!r} (choose from {', '.join(VERBS)})"
+    ours = [each for each, others in _ELSEWHERE.items() if word.lower() in others.split()]
+    if word in _RUNNERS:
+        hint = f"to run it: {_command(*(rest or ['+exp=NAME']))}"
+    else:
+        hint = f"did you mean '{program()} {ours[0]}'?" if ours else did_you_mean(word, VERBS)
+    return f"{text}; {hint}" if hint else text
+
+
+def _of_own_app(word: str) -> WrongUsage:
+    script = _shown(sys.argv[0])
+    if word not in VERBS:
+        return WrongUsage(f"{word!r}: expected an override (KEY=VALUE), got no '='")
+    composes = word in {"plan", "check"}
+    command = shlex.join(["python", script, "--cfg", "job"] if composes else ["lllaunch", word])
+    text = f"{word!r} is a command of lllaunch, and {script} is an app of its own"
+    return WrongUsage(f"{text}; did you mean '{command}'?")
+
+
+def _of_yaml(word: str, rest: Sequence[str]) -> str:
+    if not os.path.isfile(word):
+        return f"{word}: no such file"
+    directory, name = os.path.split(os.path.normpath(word))
+    if name == "plan.yaml":
+        return f"{word}: to run that plan again: {_command('rerun', directory or '.')}"
+    stem, group = name.rpartition(".")[0], os.path.relpath(directory or ".", "conf")
+    choice = [f"+{group}={stem}"]
+    if group == ".":
+        choice = ["--config-name", stem]
+    elif group.startswith(os.pardir):
+        choice = ["--config-dir", directory or ".", "--config-name", stem]
+    return f"{word}: to run it: {_command(*choice, *rest)}"
 
 
 def _command(*words: str) -> str:

@@ -13,20 +13,10 @@ if TYPE_CHECKING:
     from lllaunch.spawner.client import Spawner
 
 # Hydra's flags that show something and run nothing.
-_ASKING = frozenset(
-    {
-        "--cfg",
-        "-c",
-        "--info",
-        "-i",
-        "--help",
-        "-h",
-        "--hydra-help",
-        "--version",
-        "--shell-completion",
-        "-sc",
-    }
-)
+_ASKING = {
+    *("--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help", "--version"),
+    *("--shell-completion", "-sc"),
+}
 
 
 def only_asks(argv: Sequence[str]) -> bool:

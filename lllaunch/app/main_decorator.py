@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import hydra
 
-from lllaunch.app.command_line import WrongUsage, arranged, asks_for_quiet
+from lllaunch.app.command_line import WrongUsage, read
 from lllaunch.app.early import prestarted
 from lllaunch.app.job import Jobs
 from lllaunch.app.own_worker import call_in_worker
@@ -78,15 +78,15 @@ class LaunchedMain(Generic[R]):
 
     def _run_app(self) -> int | None:
         try:
-            quiet = asks_for_quiet(sys.argv[1:])
-            sys.argv[1:] = completed(arranged(sys.argv[1:], own_app=True))
+            line = read(sys.argv[1:], own_app=True)
+            sys.argv[1:] = completed(line.words)
         except WrongUsage as wrong:
             print(f"lllaunch: {wrong}", file=sys.stderr)
             return ExitCode.CONFIG
         spawner = prestarted(sys.argv[1:])
         try:
             install()
-            self._jobs = Jobs(spawner, function=self._function, quiet=quiet)
+            self._jobs = Jobs(spawner, function=self._function, quiet=line.asks("--quiet", "-q"))
             self._jobs.mark(self._task)
             return self._jobs.run_app(self._app)
         finally:

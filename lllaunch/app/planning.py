@@ -201,7 +201,7 @@ def _expect_no_own_app(spec: LaunchSpec) -> None:
     if not is_own_app(spec.entrypoint.name):
         return
     settings = [f"launch.nproc={spec.nproc}"] if spec.nproc > 1 else []
-    command = shlex.join(["python", spec.entrypoint.text, *settings])
+    command = shlex.join(["python", spec.entrypoint.text, *settings, *map(str, spec.args)])
     message = "is an lllaunch.main app, which launches its workers itself"
     problem = Diagnostic(
         "own-app", "launch.entrypoint", repr(spec.entrypoint.text), message, f"\n  run: {command}"

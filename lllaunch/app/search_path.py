@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import TYPE_CHECKING, ClassVar
 
@@ -32,17 +33,12 @@ _HYDRA, _MAIN = "hydra", "main"
 
 
 def config_dir_of(argv: Sequence[str]) -> str | None:
-    """Returns the value of ``--config-dir`` in a command line, None if there is none.
+    """Returns the value of ``--config-dir`` among words for Hydra, None if there is none.
 
     Hydra reads it too, and puts the directory last; here it shall come first.
     """
-    found = None
-    for index, argument in enumerate(argv):
-        flag, equals, value = argument.partition("=")
-        if flag in {"--config-dir", "-cd"}:
-            following = argv[index + 1] if index + 1 < len(argv) else None
-            found = value if equals else following
-    return found
+    found = [value for flag, value in itertools.pairwise(argv) if flag in {"--config-dir", "-cd"}]
+    return found[-1] if found else None
 
 
 def config_path_of(path: str | None) -> str | None:
@@ -55,16 +51,11 @@ def config_path_of(path: str | None) -> str | None:
 
 
 def with_config_path(argv: Sequence[str]) -> list[str]:
-    """Return a command line with the value of ``--config-path`` for Hydra, flags first."""
+    """Return words for Hydra with what it takes ``--config-path`` for."""
     words = list(argv)
-    for index, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        if flag not in {"--config-path", "-cp"}:
-            continue
-        if equals:
-            words[index] = f"{flag}={config_path_of(value)}"
-        elif words[index + 1 :]:
-            words[index + 1] = str(config_path_of(words[index + 1]))
+    for index, (flag, value) in enumerate(itertools.pairwise(argv), start=1):
+        if flag in {"--config-path", "-cp"}:
+            words[index] = str(config_path_of(value))
     return words
 
 

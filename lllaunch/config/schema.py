@@ -11,6 +11,9 @@ on, off, yes or no, which YAML takes for booleans.
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -122,6 +125,8 @@ PRESET_KEYS = ("launch.watchdog", "hydra.launcher.watchdog")
 
 Mask = int | str | bool | Mapping[int | str, Any] | None
 Ranks = int | str
+Duration = float | str
+Size = int | str
 
 
 @dataclass
@@ -301,11 +306,11 @@ class Launch:
     """Directory of the run's files. Null is Hydra's output directory. A relative path starts in the
     directory of the command."""
 
-    grace_period: float | str = "30s"
+    grace_period: Duration = "30s"
     """How long workers may take to end after SIGTERM, before SIGKILL: a [duration](#durations).
     With 0 they are killed at once."""
 
-    leftovers: float | str = "0.5s"
+    leftovers: Duration = "0.5s"
     """How long processes that outlive successful workers may take to end, before they are killed: a
     [duration](#durations). The run lasts as long. After a failure they have half a second."""
 
@@ -430,7 +435,7 @@ class Launch:
     ```
     """
 
-    min_disk: int | str | None = None
+    min_disk: Size | None = None
     """Free space that the file system of the run's files must have before an attempt begins: a
     [size](#sizes). With less the run ends with an error. Null for no limit."""
 
@@ -480,7 +485,7 @@ class Launch:
     virtual_local_rank: bool = False
     """Whether every worker sees only its own GPU, as device 0, and has `LOCAL_RANK=0`."""
 
-    samples: float | str | bool = "5s"
+    samples: Duration | bool = "5s"
     """How often to record what each worker does, in [`samples.jsonl`](files.md#samplesjsonl): a
     [duration](#durations) of at least 1 s, or false for never. The file never exceeds about 1
     MiB."""
@@ -524,6 +529,19 @@ UNPLANNED = frozenset({"locked", "console"})
 
 # Where ${worker:NAME} is replaced.
 PER_WORKER = frozenset({"args", "env", "env_per_rank", "log_line_prefix"})
+
+
+def field_docs() -> dict[str, str]:
+    """Return the text below each field of `Launch`, which no program can see."""
+    (tree,) = ast.parse(inspect.getsource(Launch)).body
+    assert isinstance(tree, ast.ClassDef)
+    return {
+        statement.target.id: inspect.cleandoc(ast.literal_eval(following.value))
+        for statement, following in itertools.pairwise(tree.body)
+        if isinstance(statement, ast.AnnAssign)
+        and isinstance(statement.target, ast.Name)
+        and isinstance(following, ast.Expr)
+    }
 
 
 def defaults() -> dict[str, Any]:

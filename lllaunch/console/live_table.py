@@ -92,12 +92,13 @@ def columns_of(view: LiveView, cwd: str) -> list[Column]:
     }[view.kind]
     return [
         name,
+        # those that ls has, too, stand in its order
         Column("state", lambda row: state_text(row.state), lambda row: row.state, right=False),
-        Column("tries", _tries, lambda row: row.attempt),
         Column("time", lambda row: _seconds(row.seconds), lambda row: row.seconds),
         Column("step", _step, _share),
         Column("rate", _rate, lambda row: row.rate),
         Column("left", lambda row: _seconds(row.eta), lambda row: row.eta),
+        Column("tries", _tries, lambda row: row.attempt),
         Column("idle", _idle, lambda row: row.idle),
         Column("slow", _slow, lambda row: row.slowest),
         Column("cpu", _cpu, lambda row: row.cpu),

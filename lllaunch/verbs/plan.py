@@ -199,7 +199,7 @@ def main(argv: Sequence[str]) -> int:
     Args:
         argv: what follows it on the command line.
     """
-    return perform(_parser(), argv, _plan)
+    return perform(_parser(), argv, _plan, takes_script=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -226,6 +226,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_manifest_flags(parser)
     add_hydra_flags(parser)
+    parser.add_argument_group(
+        "a script, as in a run",
+        "torchrun's options, overrides, the script and its arguments; prints the YAML that runs it",
+    )
     return parser
 
 
@@ -251,6 +255,8 @@ def _plan(given: argparse.Namespace) -> None:
                 return
             if given.diff:
                 show_difference(runs, command, given.name, as_json=as_json)
+            elif given.has_script and not (command.multirun or as_json):
+                print_lines(experiment_text(runs[0]).splitlines())
             else:
                 spec = runs[0].spec
                 build = None
@@ -273,6 +279,15 @@ def _expect_no_manifest_flags(given: argparse.Namespace) -> None:
     for flag in manifest_flags(given):
         findings.add_about(flag, "is for --format trainjob alone", code="trainjob")
     findings.raise_if_any()
+
+
+def experiment_text(run: Reviewed) -> str:
+    """Return a config of the group exp that comes to the plan of a run."""
+    nodes = run.spec.nodes
+    ranked = nodes is not None and nodes.node_rank is not None
+    comment = "# give each node its own launch.node_rank=N on the command line\n" if ranked else ""
+    text = dump_yaml(essential(run.readable), VisibleDumper)
+    return f"# @package _global_\n{comment}{text}"
 
 
 def _show(

@@ -11,6 +11,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from lllaunch.app.command_line import WrongUsage, read
 from lllaunch.console.table import Row, is_terminal, painted
 from lllaunch.console.wording import StyledText
 from lllaunch.errors import LaunchError, Unfit
@@ -48,6 +49,8 @@ def perform(
     parser: argparse.ArgumentParser,
     argv: Sequence[str],
     verb: Callable[[argparse.Namespace], int | None],
+    *,
+    takes_script: bool = False,
 ) -> int:
     """Does what a verb does and returns its exit code.
 
@@ -56,11 +59,15 @@ def perform(
         argv: what follows it on the command line.
         verb: gets the arguments; prints to standard output, returns an exit code if that is not
             0, raises `LaunchError`.
+        takes_script: whether it takes what runs a script, as `lllaunch.app.command_line.read` has
+            it; ``has_script`` is then among the arguments.
     """
     if not sys.stdout:
         complain("standard output is closed")
         return ExitCode.ERROR
     try:
+        if takes_script:
+            argv = _without_script(parser, argv)
         # options may stand among overrides
         given = parser.parse_intermixed_args(argv)
     except SystemExit as end:  # --help, or a wrong option
@@ -82,6 +89,20 @@ def perform(
     else:
         return code or ExitCode.SUCCESS
     return ExitCode.SUCCESS
+
+
+def _without_script(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:
+    try:
+        line = read(argv, flags_of(parser))
+    except WrongUsage as wrong:
+        parser.exit(ExitCode.CONFIG, f"lllaunch: {visible(str(wrong))}\n")
+    parser.set_defaults(has_script=line.has_script)
+    return line.words
+
+
+def flags_of(parser: argparse.ArgumentParser) -> dict[str, int | None]:
+    """Return the options of a parser, and how many words follow each."""
+    return {flag: int(each.nargs != 0) for each in parser._actions for flag in each.option_strings}
 
 
 def rank_list(text: str) -> frozenset[int]:

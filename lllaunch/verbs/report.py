@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from typing import TYPE_CHECKING
 
+from lllaunch.console.table import is_terminal
 from lllaunch.results.announce import emit, encoded, source_roots, tell_github
 from lllaunch.results.junit import render_junit
 from lllaunch.results.report import load
@@ -13,7 +15,7 @@ from lllaunch.results.store import LATEST, locate
 from lllaunch.results.text import render_json, render_text
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.run.redact import redactor_of
-from lllaunch.verbs.printing import Parser, perform
+from lllaunch.verbs.printing import Parser, perform, print_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,6 +68,10 @@ def _parser() -> argparse.ArgumentParser:
 def _report(given: argparse.Namespace) -> None:
     found = locate(given.path)
     hide = redactor_of(found.path, os.environ)
+    # a page is nothing to read there
+    keeps = given.format == "html" and given.output is None and is_terminal(sys.stdout)
+    if keeps:
+        given.output = os.path.join(found.path, "report.html")
     if given.output is not None:
         _make_directory_of(given.output)
     if given.format == "trace":
@@ -85,6 +91,8 @@ def _report(given: argparse.Namespace) -> None:
         return
 
     write_atomic(given.output, encoded(text))
+    if keeps:
+        print_lines([given.output])
 
 
 def _page(found: FoundDirectory, hide: Callable[[str], str], output: str | None) -> str:

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from lllaunch.app.command_line import program
 from lllaunch.app.early import prestarted
 from lllaunch.app.rerun import RerunRequest, read_again, run_again
-from lllaunch.console.wording import commit_text
+from lllaunch.console.table import is_terminal
+from lllaunch.console.wording import commit_text, ending, shown_path
 from lllaunch.documents import Fields, read_json
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
+from lllaunch.exit_codes import ExitCode
 from lllaunch.results.store import LATEST, locate
 from lllaunch.review.paths import POLICY_VARIABLE, locks_all, policy_path, tree_top
 from lllaunch.review.refused import PlanRefused
@@ -50,6 +52,8 @@ def main(argv: Sequence[str]) -> int:
     except LaunchError as error:
         complain(str(error))
         return error.exit_code
+    if again is None:
+        return ExitCode.ERROR
     # what Hydra reads
     sys.argv[1:] = given.overrides
     spawner = prestarted(given.overrides)
@@ -80,7 +84,8 @@ def _read(argv: Sequence[str]) -> argparse.Namespace:
     return given
 
 
-def _prepare(given: argparse.Namespace) -> RerunRequest:
+def _prepare(given: argparse.Namespace) -> RerunRequest | None:
+    """Return what is run again, None if the user does not want that."""
     found = locate(given.run)
     problems = [
         Diagnostic(
@@ -104,7 +109,10 @@ def _prepare(given: argparse.Namespace) -> RerunRequest:
         raise ConfigError(tuple(problems))
     directory = os.path.abspath(found.path)
     again = read_again(directory)
-    _tell_of_other_code(directory)
+    result = ResultFile.from_json(read_json(os.path.join(directory, RESULT)), directory)
+    if not _agreed(result, shown_path(directory, os.getcwd()), quiet=given.quiet):
+        return None
+    _tell_of_other_code(result, directory)
     if os.path.isdir(again.cwd):
         _expect_same_rules(directory, again.cwd)
         os.chdir(again.cwd)
@@ -129,9 +137,23 @@ def _expect_same_rules(run: str, cwd: str) -> None:
         )
 
 
-def _tell_of_other_code(directory: str) -> None:
+def _agreed(result: ResultFile | None, path: str, *, quiet: bool) -> bool:
+    """Print which run is repeated, and ask whether to, where it failed and somebody is there."""
+    failed = result is not None and bool(result.exit_code)
+    state = "no result" if result is None else result.state
+    if result and failed:
+        state += f", {ending(result.exit_code, '')}"
+    asks = failed and is_terminal(sys.stdin) and is_terminal(sys.stderr)
+    if asks or not quiet:
+        complain(f"repeats {path} ({state})")
+    if not asks:
+        return True
+    print("lllaunch: repeat it although it failed? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
+def _tell_of_other_code(result: ResultFile | None, directory: str) -> None:
     """Says if what is run was another commit then."""
-    result = ResultFile.from_json(read_json(os.path.join(directory, RESULT)), directory)
     build = Fields() if result is None else result.build
     if not build.text("commit"):
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -42,7 +43,7 @@ def test_github_is_told_of_a_failed_run_and_of_a_sweep(project: Project) -> None
 def test_the_help_names_every_verb_and_nobody_needs_to_read_it_to_the_end(project: Project) -> None:
     shown = project.lllaunch("--help").stdout
     for verb in VERBS:
-        assert f"python -m lllaunch {verb}" in shown
+        assert f"\n  {verb} " in shown
         assert import_module(f"lllaunch.verbs.{verb}").main(["--help"]) == 0
     script = f"{shlex.quote(sys.executable)} -m lllaunch --help | true; exit ${{PIPESTATUS[0]}}"
     unread = subprocess.run(["bash", "-c", script], capture_output=True, timeout=WAIT, check=False)
@@ -122,3 +123,39 @@ def test_ctrl_c_while_the_spawner_is_closed_shows_no_traceback(project: Project)
     ended = project.python("-c", INTERRUPTED_AT_THE_END)
     assert ended.returncode == 0
     assert "Traceback" not in ended.stderr
+
+
+def test_on_a_terminal_a_page_goes_to_a_file_and_a_failed_run_is_not_repeated_unasked(
+    project: Project,
+) -> None:
+    pexpect = pytest.importorskip("pexpect")
+    assert project.lllaunch("+exp=x", "params.code=4", "hydra.run.dir=outputs/a").returncode == 3
+
+    def on_a_terminal(*words: str, answer: str = "") -> tuple[str, int]:
+        command = [sys.executable, "-m", "lllaunch", *words]
+        shown = pexpect.spawn(command[0], command[1:], cwd=str(project.root), timeout=WAIT)
+        if answer:
+            shown.expect_exact("[y/N] ")
+            shown.sendline(answer)
+        text = shown.read().decode()
+        shown.close()
+        return text, shown.exitstatus
+
+    page, code = on_a_terminal("report", "outputs/a", "--format", "html")
+    assert (page.strip(), code) == ("outputs/a/report.html", 0)
+    assert (project.root / page.strip()).read_text().startswith("<!DOCTYPE html>")
+    assert on_a_terminal("rerun", "outputs/a", answer="n")[1] == 1
+    assert len(project.run_dirs()) == 1
+    text, code = on_a_terminal("rerun", "outputs/a", answer="y")
+    assert (code, len(project.run_dirs())) == (3, 2), text
+
+
+def test_a_script_runs_where_there_is_nothing_else(tmp_path: Path) -> None:
+    project = Project(tmp_path / "a b")
+    project.write("my script.py", "import os, sys; sys.exit(os.environ['RANK'] + sys.argv[1])")
+    ended = project.lllaunch(
+        "--nproc", "2", "-t3", "launch.collapse=false", "my script.py", "--help"
+    )
+    assert ended.returncode == 3
+    assert "[default1]:1--help" in ended.stderr
+    assert sorted(os.listdir(project.root)) == ["my script.py", "outputs"]

@@ -30,7 +30,10 @@ _STEADY = (
     (r"\bon cores? [\d,-]+", "on cores N"),
     (r"\b\d+ cores?\b", "N cores"),
     (r"(?m)^(plan hash|commit|versions|host)( +).*", r"\1\2..."),
-    (r"lllaunch \d\S* \(Hydra [\d.]+, Python [\d.]+\)", "lllaunch N (Hydra N, Python N)"),
+    (
+        r"lllaunch \d\S* \(torch \S+, Hydra [\d.]+, Python [\d.]+\)",
+        "lllaunch N (torch N, Hydra N, Python N)",
+    ),
 )
 # lines of tables, whose columns are as wide as what is in them
 _TABLE = re.compile(r"SECONDS|SIZE|\.\.\.|^(when|  job|run|sweep|state|attempts|overrides) ")

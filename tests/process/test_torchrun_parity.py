@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
+import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,12 +58,12 @@ OURS_ALONE = {
     "LLLAUNCH_RESULT_FILE",
     "LLLAUNCH_RUN",
 }
-# what is compared by form
+# what is compared by form, and why it differs
 DIFFERENT = {
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_ERROR_FILE",
-    "TORCHELASTIC_RUN_ID",
+    "MASTER_ADDR": "another name of this host",
+    "MASTER_PORT": "a free port of each attempt",
+    "TORCHELASTIC_ERROR_FILE": "in the directory of the run",
+    "TORCHELASTIC_RUN_ID": "made from that directory, unless --rdzv-id is given",
 }
 
 
@@ -108,7 +111,7 @@ def _same_environment(theirs: Mapping[str, str], ours: Mapping[str, str], rank: 
     assert ours.keys() - theirs.keys() == OURS_ALONE
     assert theirs.keys() - ours.keys() == set()
     differing = {name for name in theirs if theirs[name] != ours[name]}
-    assert differing <= DIFFERENT
+    assert differing <= DIFFERENT.keys()
     assert {"RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS"} <= theirs.keys() - differing
     assert ours["RANK"] == str(rank)
     for env in (theirs, ours):
@@ -119,6 +122,122 @@ def _same_environment(theirs: Mapping[str, str], ours: Mapping[str, str], rank: 
         error_file = Path(env["TORCHELASTIC_ERROR_FILE"])
         assert error_file.parts[-3:] == ("attempt_0", str(rank), "error.json")
         assert env["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+
+
+# by options that change them, or unless the watchdog is off
+CHANGED = {
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "--signals-to-handle is for the launcher, not its workers",
+    "TORCH_FR_BUFFER_SIZE": "torch records collectives, so that a hang can be explained",
+}
+# The variable that shows an option best; of the others nothing is seen in one.
+EFFECTS = {
+    "nproc_per_node": "LOCAL_WORLD_SIZE",
+    "nnodes": "GROUP_WORLD_SIZE",
+    "role": "ROLE_NAME",
+    "max_restarts": "TORCHELASTIC_MAX_RESTARTS",
+    "rdzv_id": "TORCHELASTIC_RUN_ID",
+    "node_rank": "GROUP_RANK",
+    "virtual_local_rank": "LOCAL_RANK",
+    "local_addr": "MASTER_ADDR",
+    "master_addr": "MASTER_ADDR",
+    "master_port": "MASTER_PORT",
+    "omp_num_threads": "OMP_NUM_THREADS",
+    "signals_to_handle": "TORCHELASTIC_SIGNALS_TO_HANDLE",
+}
+# Runs that share options: what precedes the script, the script, and variables.
+SHARED: dict[str, tuple[str, str, dict[str, str]]] = {
+    "dashes": (
+        (
+            "--nproc-per-node=2 --standalone --role=trainer --max-restarts=1 --monitor-interval=0.1"
+            " --start-method=spawn --redirects=3 --tee=0:3 --local-ranks-filter=0 --log-dir=logs"
+            " --signals-to-handle=SIGTERM,SIGINT --shutdown-timeout=5 --event-log-handler=null"
+            " --duplicate-stdout-filters=a,b --duplicate-stderr-filters=c"
+        ),
+        "see.py",
+        {},
+    ),
+    "underscores": (
+        (
+            "--nproc_per_node 2 --nnodes 1:1 --rdzv_backend c10d --rdzv_endpoint localhost:0"
+            " --rdzv_id seven --rdzv_conf timeout=90 --node_rank 0 --local_addr 127.0.0.1"
+            " --virtual_local_rank -m"
+        ),
+        "see",
+        {},
+    ),
+    "variables": (
+        "--no-python",
+        "python see.py",
+        {
+            "PET_NPROC_PER_NODE": "2",
+            "PET_ROLE": "trainer",
+            "PET_MASTER_ADDR": "127.0.0.1",
+            "PET_MASTER_PORT": "29411",
+            "OMP_NUM_THREADS": "3",
+        },
+    ),
+    "a path": ("--run-path", "{here}/see.py", {}),
+    "failure": ("--max-restarts=1", "see.py", {"FAILS": "1"}),
+}
+# torchrun's exit code of a failure is that of any traceback. Here 3 is for workers that failed, so
+# that 1 and 2 are for runs that could not start.
+EXIT_CODES = {0: 0, 1: 3}
+NOT_SUPPORTED = {"--logs-specs", "--numa-binding"}
+SEE = """
+import json, os, sys
+with open(f"{sys.argv[1]}.{os.environ['RANK']}", "w") as file:
+    json.dump(dict(os.environ), file)
+assert sys.argv[2:] == ["--lr", "a=b", "-m", "", "${x}"], sys.argv
+sys.exit(5 if "FAILS" in os.environ else 0)
+"""
+
+
+@pytest.mark.parametrize(
+    "shared", [pytest.param("dashes", marks=pytest.mark.smoke), *[*SHARED][1:]]
+)
+def test_torchruns_options_mean_the_same(tmp_path: Path, shared: str) -> None:
+    project = Project(tmp_path / "p")
+    project.write("see.py", SEE)
+    options, script, variables = SHARED[shared]
+    words = [*options.split(), *script.format(here=project.root).split()]
+    path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
+    env = {"TMPDIR": str(project.root), "PATH": path, **variables}
+    arguments = ("--lr", "a=b", "-m", "", "${x}")
+    theirs = project.python(
+        *("-m", "torch.distributed.run", *words, f"{project.root}/theirs", *arguments), env=env
+    )
+    ours = project.lllaunch(*words, f"{project.root}/ours", *arguments, env=env)
+    codes = theirs.returncode, ours.returncode
+    files = {who: sorted(project.root.glob(f"{who}.*")) for who in ("theirs", "ours")}
+    assert len(files["ours"]) == len(files["theirs"]) > 0, theirs.stderr + ours.stderr
+    differing = set()
+    for pair in zip(files["theirs"], files["ours"], strict=True):
+        their, our = (json.loads(path.read_text()) for path in pair)
+        differing |= {name for name in their if their[name] != our.get(name)}
+        differing |= {name for name in our.keys() - their.keys() if name[:9] != "LLLAUNCH_"}
+    print(f"\n{shared}: exit code {codes[0]} under torchrun, {codes[1]} under lllaunch")
+    for option in [*re.findall(r"--?[a-z][\w-]*", options), *variables]:
+        name = EFFECTS.get(option.removeprefix("PET_").strip("-").lower().replace("-", "_"), "")
+        seen = f"{name} {their[name]} under torchrun, {our[name]} under lllaunch" if name else "-"
+        print(f"  {option:<31} {seen}")
+    allowed = DIFFERENT | CHANGED
+    for name in sorted(differing):
+        print(f"  {name:<31} differs: {allowed.get(name, '???')}")
+    assert EXIT_CODES[codes[0]] == codes[1], theirs.stderr + ours.stderr
+    assert differing <= allowed.keys()
+    assert ("TORCHELASTIC_RUN_ID" in differing) == ("--rdzv_id" not in options)
+
+
+def test_every_option_of_torchrun_is_tried() -> None:
+    from torch.distributed.run import get_args_parser
+
+    tried = " ".join(options for options, _, _ in SHARED.values()).replace("_", "-")
+    for action in get_args_parser()._actions:
+        names = [name for name in action.option_strings if name.startswith("--")]
+        if names and "--help" not in names:
+            known = NOT_SUPPORTED | {"--module", *re.findall(r"--[\w-]+", tried)}
+            known |= {f"--{name[4:].lower().replace('_', '-')}" for name in SHARED["variables"][2]}
+            assert known & {*names}, names
 
 
 # rank 1 needs the store after rank 0, whose process it waits for, has ended

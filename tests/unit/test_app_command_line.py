@@ -1,4 +1,4 @@
-"""The words of a command line: where flags stand, and what is said of what cannot be run."""
+"""The words of a command line: its three forms, and the messages for what cannot be run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lllaunch.app.command_line import VERBS, WrongUsage, arranged, asks_for_quiet
+from lllaunch.app.command_line import VERBS, CommandLine, WrongUsage, read
 from lllaunch.app.own_app import is_own_app
 
 OWN_APP = "import lllaunch\n@lllaunch.main(config_path=None)\ndef train(cfg): ...\n"
@@ -24,7 +24,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/usr/bin/lllaunch"])
     for name, text in {
         "train.py": "",
-        "own.py": OWN_APP,
+        "x.py": "",
+        "a=b.py": "",
+        "script": "",
+        "bin/prog": "",
         "conf/config.yaml": "",
         "conf/exp/toy.yaml": "",
         "conf/exp/big/net.yaml": "",
@@ -36,9 +39,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path.write_text(text)
 
 
+def taken(line: str, **environ: str) -> CommandLine:
+    return read(shlex.split(line), environ=environ)
+
+
 def test_a_flag_may_stand_anywhere_between_overrides() -> None:
     line = "+exp=toy --config-dir=other lr=1,2 -cn mine ~a -m hydra.sweep.dir=s"
-    given = get_args_parser().parse_args(arranged(line.split()))
+    given = get_args_parser().parse_args(taken(line).words)
     assert given.multirun
     assert (given.config_dir, given.config_name) == ("other", "mine")
     assert given.overrides == ["+exp=toy", "lr=1,2", "~a", "hydra.sweep.dir=s"]
@@ -47,73 +54,104 @@ def test_a_flag_may_stand_anywhere_between_overrides() -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
+        # Hydra's
         ("--info +exp=toy", "--info=all +exp=toy"),
         ("+exp=toy --info config", "--info=config +exp=toy"),
         ("+exp=toy -- ~a", "+exp=toy ~a"),
+        ("+exp=toy lr=1,2 --multi -r", "--multirun -r +exp=toy lr=1,2"),
+        ("--nproc 2 --node_rank=1 +exp=toy", "launch.nproc=2 launch.node_rank=1 +exp=toy"),
+        # a script, and what belongs to it
+        ("train.py", "launch.entrypoint=train.py"),
+        ("./a=b.py c=d", "'launch.entrypoint=\"./a=b.py\"' 'launch.args=[\"c=d\"]'"),
+        (
+            "-q --nproc-per-node 2 launch.tee=all train.py -m launch.nproc=3 --help -q",
+            ("launch.entrypoint=train.py launch.nproc=2 launch.tee=all "
+            "'launch.args=[-m,\"launch.nproc=3\",--help,-q]'"),
+        ),
+        ("bin/prog -x", "launch.entrypoint=bin/prog 'launch.args=[-x]'"),
+        ("pkg.train:main", "launch.entrypoint=pkg.train:main"),
+        ("-m pkg.train -m x", "'launch.entrypoint=\"-m pkg.train\"' 'launch.args=[-m,x]'"),
+        ("--no-python script a", "launch.entrypoint=script 'launch.args=[a]'"),
+        ("--no_python --run-path train.py", "launch.entrypoint=train.py"),
+        ("torchrun --nproc-per-node=2 train.py", "launch.entrypoint=train.py launch.nproc=2"),
+        ("-q python -m torch.distributed.run -- train.py", "launch.entrypoint=train.py"),
+        # a sweep of it
+        ("-m launch.nproc=1,2 train.py", "-m launch.entrypoint=train.py launch.nproc=1,2"),
+        # one node needs none of these
+        (
+            ("--standalone --nnodes=1:1 --node_rank=0 --master-addr=h --master-port=1 "
+            "--rdzv-conf=a=1 --rdzv-id=7 --monitor-interval 1 --event-log-handler null "
+            "--local-addr h train.py"),
+            "launch.entrypoint=train.py",
+        ),
+        (
+            "-r 0:3,1:1 train.py",
+            "launch.entrypoint=train.py 'launch.redirects=\"0:3,1:1\"' launch.tee=0",
+        ),
+        ("-t3 train.py", "launch.entrypoint=train.py launch.redirects=0 launch.tee=3"),
+        (
+            ("--duplicate-stdout-filters 'a,b,,c' --signals-to-handle SIGTERM,SIGUSR1 "
+            "--log-line-prefix-template '[${rank}]' --virtual-local-rank train.py"),
+            ("launch.entrypoint=train.py 'launch.duplicate_stdout_filters=[a,\"b,c\"]' "
+            "'launch.log_line_prefix=\"[\\${rank}]\"' 'launch.signals=\"SIGTERM,SIGUSR1\"' "
+            "launch.virtual_local_rank=true"),
+        ),
+        # several
+        (
+            "--nnodes=2 --node_rank 1 --master-addr fe80::1 --master_port=7 train.py",
+            ("launch.entrypoint=train.py launch.nnodes=2 launch.node_rank=1 "
+            "launch.rdzv.backend=static 'launch.rdzv.endpoint=\"[fe80::1]:7\"'"),
+        ),
+        (
+            "--nnodes 1:4 --rdzv-backend c10d --rdzv-endpoint h --rdzv-id 7 --rdzv-conf a=1 x.py",
+            ("launch.entrypoint=x.py 'launch.nnodes=\"1:4\"' launch.rdzv.backend=c10d "
+            "launch.rdzv.endpoint=h launch.rdzv.id=7 'launch.rdzv.conf=\"a=1\"'"),
+        ),
     ],
-)
-def test_flags_come_first_with_their_values(line: str, expected: str) -> None:
-    assert arranged(line.split()) == expected.split()
+)  # fmt: skip
+def test_a_command_line_becomes_hydras(line: str, expected: str) -> None:
+    words = taken(line).words
+    assert words == shlex.split(expected)
+    get_args_parser().parse_args(words)
+
+
+def test_what_torchrun_reads_from_the_environment_counts_for_scripts_alone() -> None:
+    environ = {
+        "PET_NPROC_PER_NODE": "2",
+        "PET_ROLE": "a",
+        "PET_STANDALONE": "0",
+        "PET_VIRTUAL_LOCAL_RANK": "1",
+        "PET_LOGS_SPECS": "torchrun does not look there",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7",
+    }
+    assert taken("--role=b train.py", **environ).words == [
+        "launch.entrypoint=train.py",
+        "launch.nproc=2",
+        "launch.role=b",
+        "launch.grace_period=7",
+        "launch.virtual_local_rank=true",
+    ]
+    assert taken("+exp=toy", **environ).words == ["+exp=toy"]
 
 
 @pytest.mark.parametrize(
     ("line", "command"),
     [
-        (
-            "train.py launch.nproc=2 a",
-            "lllaunch launch.entrypoint=train.py launch.nproc=2 'launch.args=[a]'",
-        ),
-        ("-m train.py lr=1,2", "lllaunch -m launch.entrypoint=train.py 'launch.args=[\"lr=1,2\"]'"),
-        (
-            "--standalone --nproc_per_node=gpu --nnodes=1 -t 3 -r 0:3 train.py -r 1",
-            (
-                "lllaunch launch.entrypoint=train.py launch.nproc=gpu launch.tee=3 "
-                "'launch.redirects=\"0:3\"' 'launch.args=[-r,1]'"
-            ),
-        ),
-        (
-            "--nproc-per-node 2 -m pkg.train --lr 1",
-            "lllaunch 'launch.entrypoint=\"-m pkg.train\"' launch.nproc=2 'launch.args=[--lr,1]'",
-        ),
-        (
-            (
-                "--nnodes 1:4 --node-rank=0 --rdzv-backend c10d --rdzv-endpoint h:29400 "
-                "--rdzv-id 7 --rdzv-conf=a=1,b=2 train.py"
-            ),
-            (
-                "lllaunch launch.entrypoint=train.py 'launch.nnodes=\"1:4\"' launch.node_rank=0 "
-                "launch.rdzv.backend=c10d launch.rdzv.endpoint=h:29400 launch.rdzv.id=7 "
-                "'launch.rdzv.conf=\"a=1,b=2\"'"
-            ),
-        ),
-        (
-            "--nnodes=2 --node_rank 1 --master-addr fe80::1 --master_port=7 +exp=toy",
-            (
-                "lllaunch launch.nnodes=2 launch.node_rank=1 "
-                "'launch.rdzv.endpoint=\"[fe80::1]:7\"' +exp=toy"
-            ),
-        ),
-        (
-            "--nnodes=1:1 --node_rank=0 --master-addr=h --master-port=1 --rdzv-conf=a=1 train.py",
-            "lllaunch launch.entrypoint=train.py",
-        ),
-        ("run +exp=toy -m lr=1,2", "lllaunch -m +exp=toy lr=1,2"),
+        ("run +exp=toy -m lr=1,2", "lllaunch +exp=toy -m lr=1,2"),
+        ("python train.py --lr 1", "lllaunch train.py --lr 1"),
         ("conf/exp/big/net.yaml", "lllaunch +exp/big=net"),
         ("conf/config.yaml", "lllaunch --config-name config"),
-        ("--config-dir other other/exp/toy.yaml", "lllaunch --config-dir other +exp=toy"),
+        ("other/exp/toy.yaml", "lllaunch --config-dir other/exp --config-name toy"),
         ("outputs/1/plan.yaml", "lllaunch rerun outputs/1"),
         ("+exp=toy plan", "lllaunch plan +exp=toy"),
-        ("--nproc-per-node 2 own.py lr=2", "python own.py launch.nproc=2 lr=2"),
+        ("-q toy lr=1", "lllaunch -q +exp=toy lr=1"),
+        ("script", "--no-python ./script"),
     ],
 )
 def test_the_command_that_was_meant_is_given(line: str, command: str) -> None:
     with pytest.raises(WrongUsage) as wrong:
-        arranged(line.split())
+        taken(line)
     assert str(wrong.value).endswith(f": {command}")
-    if command.startswith("lllaunch ") and command.split()[1] not in {"plan", "rerun"}:
-        words = shlex.split(command)[1:]
-        assert arranged(words) == words
-        get_args_parser().parse_args(words)
 
 
 @pytest.mark.parametrize(
@@ -121,31 +159,58 @@ def test_the_command_that_was_meant_is_given(line: str, command: str) -> None:
     [
         ("foo", f"unknown command 'foo' (choose from {', '.join(VERBS)})"),
         ("shwo", f"unknown command 'shwo' (choose from {', '.join(VERBS)}); did you mean 'show'?"),
-        ("trian.py", "trian.py: no such file; did you mean 'train.py'?"),
-        ("conf/exp/toi.yaml", "conf/exp/toi.yaml: no such file; did you mean 'conf/exp/toy.yaml'?"),
-        ("+exp=toy lr", "'lr': expected an override (KEY=VALUE), got no '='"),
+        ("conf/exp/toi.yaml", "conf/exp/toi.yaml: no such file"),
+        ("train", "'train' is not a script; did you mean 'train.py'?"),
+        ("bin", "bin is a directory; write a script in it, or -m PACKAGE"),
+        (
+            "+exp=toy lr",
+            "'lr': expected a script (a path ending in .py) or an override (KEY=VALUE)",
+        ),
         ("+exp=toy --multirn", "unknown option '--multirn'; did you mean '--multirun'?"),
+        (
+            "--nproc_per_nod3 2 train.py",
+            "unknown option '--nproc_per_nod3'; did you mean '--nproc-per-node'?",
+        ),
+        ("--rdzv-e", "--rdzv-e: expected a value"),
+        (
+            "--rdzv_ x",
+            "--rdzv_ could be --rdzv-backend, --rdzv-endpoint, --rdzv-id, --rdzv-conf",
+        ),
+        ("--standalone=1 train.py", "'--standalone=1': --standalone takes no value"),
+        ("--standalone --nnodes 2 train.py", "--standalone is for one node, and --nnodes is 2"),
+        (
+            "--no-python train.py",
+            "--no-python runs a program, and train.py is a Python script: leave it out",
+        ),
+        ("--no-python -m train", "--no-python and --module exclude each other"),
+        (
+            "--logs-specs x train.py",
+            "--logs-specs: not supported; write launch.redirects, launch.tee, launch.log_dir",
+        ),
+        (
+            "--nnodes 2 --local-addr h train.py",
+            "--local-addr: write launch.rdzv.interface=NAME instead; one node does not need it",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_named(line: str, message: str) -> None:
     with pytest.raises(WrongUsage) as wrong:
-        arranged(line.split())
+        taken(line)
     assert str(wrong.value) == message
 
 
 @pytest.mark.parametrize("word", ["run", "resume", "version"])
 def test_commands_of_others_name_what_does_the_same(word: str) -> None:
     with pytest.raises(WrongUsage, match=rf"unknown command '{word}' \(.*\); .*lllaunch"):
-        arranged([word])
+        taken(word)
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("plan lr=2", "'plan' is a command of lllaunch, and own.py is an app of its own"),
-        ("show", "to look at its runs: lllaunch show"),
+        ("show", "; did you mean 'lllaunch show'?"),
         ("lr", "'lr': expected an override"),
-        ("--nproc-per-node 2", "is an option of torchrun; here: launch.nproc=..."),
     ],
 )
 def test_an_app_of_the_users_own_has_no_commands(
@@ -153,19 +218,19 @@ def test_an_app_of_the_users_own_has_no_commands(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["own.py"])
     with pytest.raises(WrongUsage) as wrong:
-        arranged(line.split(), own_app=True)
+        read(line.split(), own_app=True)
     assert message in str(wrong.value)
+    assert read(["--nproc_per_node=2", "lr=1"], own_app=True).words == ["launch.nproc=2", "lr=1"]
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12))
 @example("true")
 @example("a,b]")
 @example("${x}")
+@example("\\\\${x}")
+@example("")
 def test_arguments_of_a_script_come_out_of_hydras_grammar_as_they_were(word: str) -> None:
-    assume(word not in {"-t", "-r"})  # torchrun's
-    with pytest.raises(WrongUsage) as wrong:
-        arranged(["train.py", "--option", word])
-    given = shlex.split(str(wrong.value).partition("to run it: ")[2])[-1]
+    given = read(["train.py", "--option", word]).words[-1]
     assert given.startswith("launch.args=")
     value = OverridesParser.create().parse_override(given).value()
     args = OmegaConf.to_container(OmegaConf.create({"args": value}), resolve=True)
@@ -190,15 +255,8 @@ def test_an_own_app_is_told_by_its_decorator(tmp_path: Path, text: str, expected
 
 @pytest.mark.parametrize("line", ["-q +exp=toy", "+exp=toy --quiet", "-m +exp=toy --qu lr=1,2"])
 def test_the_flag_of_our_own_is_not_hydras(line: str) -> None:
-    words = shlex.split(line)
-    assert asks_for_quiet(words)
-    others = [word for word in words if not word.startswith(("-q", "--q"))]
-    assert arranged(words) == arranged(others) == arranged(words, own_app=True)
-    assert not asks_for_quiet(others)
-
-
-def test_a_value_is_no_flag() -> None:
-    assert not asks_for_quiet(["--config-name", "-q", "a=1"])
-    assert not asks_for_quiet(["--", "-q"])
-    with pytest.raises(WrongUsage, match="--quiet takes no value"):
-        arranged(["--quiet=no"])
+    others = " ".join(word for word in line.split() if not word.startswith(("-q", "--q")))
+    assert taken(line).words == taken(others).words
+    assert taken(line).asks("-q", "--quiet")
+    assert not taken(others).asks("-q", "--quiet")
+    assert not taken("--config-name -q a=1").overrides[1:]

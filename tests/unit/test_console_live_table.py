@@ -65,9 +65,12 @@ def shown(view: LiveView, columns: int = 0, lines: int = 0) -> list[str]:
 def test_everything_has_room_where_there_is_no_terminal() -> None:
     head, titles, busy, failed, wide = shown(ALL)
     assert head == "1 running, 1 queued, 1 ended of late; in outputs/ multirun/"
-    names = ["path", "state", "tries", "time", "step", "rate", "left", "slow", "cpu", "mem", "gpu"]
+    names = ["path", "state", "time", "step", "rate", "left", "tries", "slow", "cpu", "mem", "gpu"]
     assert titles.split() == [*names, "gpu", "mem", "metrics", "what"]
-    for part in ("outputs/2026-11-23/12-00-00", "2  12 min 34 s  1200/5000  12.3/s  40 min 40 s"):
+    for part in (
+        "outputs/2026-11-23/12-00-00",
+        "12 min 34 s  1200/5000  12.3/s  40 min 40 s      2",
+    ):
         assert part in busy
     assert "rank 3  390%  12 GiB  0,1 97%  140 GiB  loss=0.3 accuracy=0.91" in busy
     assert busy.endswith("exp=resnet lr=0.1")

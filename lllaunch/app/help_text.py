@@ -1,0 +1,101 @@
+"""What ``--help`` shows below the usage: commands, options and settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from textwrap import shorten
+
+import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
+
+from lllaunch.app import torchrun
+from lllaunch.app.command_line import VERBS
+from lllaunch.config import schema
+
+_FORMS = """\
+
+A script runs as under torchrun: its options have their names here, spelt with dashes or
+underscores, or PET_NAME in the environment. Everything after the script belongs to the script.
+Overrides and Hydra's options may precede it. -m MODULE runs a module, and any other -m is
+Hydra's --multirun: a sweep. Without --redirects and --tee the output of all workers goes to
+files, and that of rank 0 to the console as well. `{0} plan ... SCRIPT ...` prints the YAML that
+runs the same.
+"""
+_VALUES = """\
+
+duration: seconds, or text such as 90s, 10m, 1h30m. size: bytes, or text such as 512MiB, 16GB.
+mask: none, out, err or all, or by rank as '0:all 1-7:out'. null: not set.
+See also: docs/reference/config.md.
+"""
+_OTHERS = """\
+
+other options:
+  -q, --quiet              print nothing while all goes well
+  --version                print the versions of lllaunch, torch, Hydra and Python
+  --cfg job                print the composed config, and run nothing
+  --config-name, --config-dir, --info, ...: Hydra's; see {0} --hydra-help
+  -sc install=SHELL        print completion for SHELL (bash, zsh or fish):
+                             bash, zsh: eval "$(lllaunch -sc install=bash)"
+                             fish:      lllaunch -sc install=fish | source
+"""
+_TYPES = {
+    **dict.fromkeys(("int", "float"), "number"),
+    **dict.fromkeys(("Mapping", "Mask", "Ranks", "bool")),
+    "str": "text",
+    "Sequence": "list",
+    "Duration": "duration [s]",
+    "Size": "size [B]",
+}
+
+
+def help_text(program: str) -> str:
+    """Return it, for the way in which lllaunch was called."""
+    options = [
+        (
+            f"--{name}{' X' if each.takes_value else ''}",
+            "; ".join(filter(None, (each.setting, each.note))),
+        )
+        for name, each in torchrun.OPTIONS.items()
+    ]
+    lines = [
+        f"\ncommands ({program} COMMAND --help prints more):",
+        *_aligned(VERBS.items()),
+        _FORMS.format(program),
+        "options of torchrun, and the setting that each sets:",
+        *_aligned(options),
+        _OTHERS.format(program),
+        "settings (launch.KEY=VALUE, or KEY below launch in a YAML):",
+        *_aligned([("KEY", "TYPE", "DEFAULT", ""), *_settings()]),
+        _VALUES,
+    ]
+    return "\n".join(lines)
+
+
+def _settings() -> Iterator[tuple[str, ...]]:
+    texts, defaults = schema.field_docs(), schema.defaults()
+    for each in fields(schema.Launch):
+        text = re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", " ".join(texts[each.name].split()))
+        sentence = re.split(r"\.(?= |$)|;|(?<=[a-z]): ", text, maxsplit=1)[0].replace("`", "")
+        yield each.name, _type(str(each.type)), _default(defaults[each.name]), shorten(sentence, 62)
+
+
+def _type(annotation: str) -> str:
+    outer = re.sub(r"\[.*?\](?= \||$)", "", annotation).split(" | ")
+    return "|".join(dict.fromkeys(_TYPES[word] or word.lower() for word in outer if word != "None"))
+
+
+def _default(value: object) -> str:
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=1000)
+    return shorten(text.strip().removesuffix("...").strip(), 32)
+
+
+def _aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Return lines of columns; the last one may be of any length."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  "
+        + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
