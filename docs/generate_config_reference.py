@@ -198,10 +198,16 @@ SECRETS = """\
 lllaunch never writes two kinds of values to a plan, a result, an event or a report:
 
 - values from the environment, by `${oc.env:NAME}` or a reference to one
-- values under a key whose name marks a secret
+- literals that look like a secret
 
-They appear as `${oc.env:NAME}`. These words mark a secret, in any spelling (`api_key`, `apiKey`,
-`API-KEY`):
+They appear as `${oc.env:NAME}`. A literal looks like a secret in two cases:
+
+- It has the form of a token or a login: `sk-…`, `hf_…`, `ghp_…`, `github_pat_…`, `glpat-…`,
+  `xoxb-…`, `AKIA…`, `AIza…`, a JWT, a private key in PEM, `scheme://user:password@host`.
+- Its key says secret, and it is long and random: at least 16 characters of small letters, capitals
+  and digits, or 32 hexadecimal digits.
+
+A key says secret by these words, in any spelling (`api_key`, `apiKey`, `API-KEY`):
 
 - SECRET, PASSWORD, PASSWD, PASSPHRASE, CREDENTIAL, APIKEY, and their plurals
 - KEY and TOKEN, except in ordinary names such as `sort_key`, `primary_key`, `public_key`,
@@ -209,10 +215,12 @@ They appear as `${oc.env:NAME}`. These words mark a secret, in any spelling (`ap
 - KEYS and TOKENS after a word such as API or ACCESS (`api_keys`), and in capitals (`OPENAI_KEYS`);
   not `cnn_keys`, `max_tokens`
 
-Values of the second kind must come from the environment. As plain text they are an error, also
-joined with an interpolation (`sk-live-${name}`) or as a default (`${oc.env:HF_TOKEN,abc}`).
-Numbers under KEY or TOKEN (`key: 512`), a lower-case word under KEY (`obs_key: image`), and
-special tokens (`pad_token: <pad>`) are no secrets.
+Such a literal is an error, also as a part of a text or as a default (`${oc.env:HF_TOKEN,hf_…}`).
+Take it from the environment. If it is no secret, list its key in [`not_secret`](#not_secret). On
+the command line it is always refused.
+
+Other literals under PASSWORD, SECRET, `api_key` and the like (`password: hunter2`) are written to
+files as they are. lllaunch warns about them once, and `check` shows them with file and line.
 
 `lllaunch` and `lllaunch.main` refuse secrets before Hydra writes anything. A plain `@hydra.main`
 app has written `multirun.yaml` before lllaunch is asked.
