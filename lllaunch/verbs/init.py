@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("init", _DESCRIPTION.format(program()))
-    parser.add_argument("--name", help="of the file, without .yaml; default: that of the script")
+    parser.add_argument("--name", help="name of the file, without .yaml; default: the script's")
     parser.add_argument("--force", action="store_true", help="replace a file that exists")
     add_hydra_flags(parser)
     return parser
