@@ -176,7 +176,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--only", default="", help="only cases with this text in their names")
     parser.add_argument("--json", metavar="FILE", help="all values, for programs")
-    parser.add_argument("--page", action="store_true", help="put the result into docs/benchmarks.md, too")
+    parser.add_argument(
+        "--page", action="store_true", help="put the result into docs/benchmarks.md, too"
+    )
     return parser.parse_args()
 
 

@@ -122,7 +122,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--only", default="", help="only ways with this text in their names")
     parser.add_argument("--json", metavar="FILE", help="all values, for programs")
-    parser.add_argument("--page", action="store_true", help="put the result into docs/benchmarks.md, too")
+    parser.add_argument(
+        "--page", action="store_true", help="put the result into docs/benchmarks.md, too"
+    )
     args = parser.parse_args()
     args.jobs = args.jobs or (3 if args.quick else 20)
     args.rounds = (1 if args.quick else 3) if args.rounds is None else args.rounds
