@@ -9,7 +9,9 @@ import argparse
 import re
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from unittest import mock
 
 from lllaunch.app.command_line import FLAGS, OWN_FLAGS, VERBS
 
@@ -68,6 +70,18 @@ def flags() -> Iterator[str]:
         yield f"| {', '.join(f'`{name}`' for name in names)} | {meaning} |\n"
 
 
+def torchrun() -> str:
+    """Return the table of torchrun's options, where the command line takes them."""
+    if find_spec("lllaunch.app.torchrun") is None:
+        return ""
+    options = import_module("lllaunch.app.torchrun").OPTIONS
+    rows = [
+        f"| `--{name}` | {f'`{each.setting}`' if each.setting else ''} | {cell(each.note)} |\n"
+        for name, each in options.items()
+    ]
+    return "\n| option of torchrun | sets | note |\n|---|---|---|\n" + "".join(rows)
+
+
 def prose(text: str) -> str:
     """Return text of a parser as Markdown: indented or listed lines stay as they are."""
     parts = []
@@ -111,8 +125,9 @@ def section(verb: str) -> str:
 
 
 def page() -> str:
-    """Return the whole page."""
-    return "\n".join([HEAD + "".join(flags()), *map(section, sorted(VERBS))])
+    """Return the whole page, in which the program is called lllaunch."""
+    with mock.patch("sys.argv", ["lllaunch"]):
+        return "\n".join([HEAD + "".join(flags()) + torchrun(), *map(section, sorted(VERBS))])
 
 
 if __name__ == "__main__":
