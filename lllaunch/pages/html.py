@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from markupsafe import Markup, escape
 
 from lllaunch.run.events import isoformat
-from lllaunch.text import tidy
+from lllaunch.text import duration, tidy
 
 T = TypeVar("T")
 
@@ -82,6 +82,11 @@ def moment(time_ns: int | None) -> Markup:
     text = isoformat(time_ns)
     shown = f"{text[:10]} {text[11:19]} UTC"
     return fill('<time datetime="{}Z">{}</time>', text[:23], shown)
+
+
+def took(seconds: float) -> Markup:
+    """Return a time span as people say it; a tooltip has it in seconds."""
+    return fill('<span title="{} s">{}</span>', str(seconds), duration(seconds))
 
 
 class Quote(NamedTuple):

@@ -188,10 +188,7 @@ def _summary(facts: RunFacts) -> Iterator[tuple[str, str]]:
     started = (outcome.started_ns if outcome is not None else 0) or entry.started_ns
     yield "Started", html.moment(started or timeline.start_ns)
     if outcome is not None:
-        took = html.fill(
-            '<span title="{} s">{}</span>', str(outcome.seconds), duration(outcome.seconds)
-        )
-        yield "Took", took
+        yield "Took", html.took(outcome.seconds)
     numbers = {attempt.number for attempt in timeline.attempts}
     yield "Attempts", str(len(numbers)) if numbers else ""
     last = [attempt for attempt in timeline.attempts if attempt.number == max(numbers)]

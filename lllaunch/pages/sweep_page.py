@@ -109,10 +109,9 @@ def _head(facts: SweepFacts, version: str) -> page.Head:
 def _more(facts: SweepFacts) -> Iterator[str]:
     for what, objective in facts.objectives.extremes:
         name = f" ({shorten(objective.name, _LONGEST_NAME)})" if objective.name else ""
-        yield html.fill(
-            '{} {} of <a href="#job-{}">job {}</a>{}',
-            *(what, html.code(objective_text(objective.value)), objective.job, objective.job, name),
-        )
+        value = html.code(objective_text(objective.value))
+        link = html.fill('<a href="#job-{0}">job {0}</a>', objective.job)
+        yield html.fill("{} {} of {}{}", what, value, link, name)
     if facts.entry.exit_code is not None:
         yield f"exit code {facts.entry.exit_code}"
 
@@ -121,11 +120,8 @@ def _summary(facts: SweepFacts) -> Iterator[tuple[str, str]]:
     entry, slots = facts.entry, facts.timeline.slots
     yield "Started", html.moment(entry.started_ns or facts.timeline.start_ns)
     if entry.seconds is not None:
-        took = f'<span title="{entry.seconds:.3f} s">{{}}</span>'
-        yield (
-            "Runs for" if entry.state == "running" else "Took",
-            html.fill(took, duration(entry.seconds)),
-        )
+        ran = "Runs for" if entry.state == "running" else "Took"
+        yield ran, html.took(round(entry.seconds, 3))
     yield "Jobs", str(max(len(facts.jobs), sum(facts.entry.counts.values())) or "")
     yield "Objective", _BETTER.get(facts.direction or "", "")
     yield "GPUs", str(len(slots.gpus) or "")
