@@ -1,6 +1,6 @@
 """A run or a sweep as one file of HTML (docs/design/pages.md).
 
-`lllaunch.pages.html` and `lllaunch.pages.charts` know nothing of runs: elements, tables and the
-page's shell; curves, lanes and points as SVG. `run_facts` and `sweep_facts` read what a page is
-about, `run_page` and `sweep_page` make it and are pure.
+`run_facts` and `sweep_facts` read what a page is about. `run_page` and `sweep_page` say what is on
+it; both are pure. The templates have its layout. `html` and `charts` know nothing of runs: they
+escape texts, hold tables, draw curves, lanes and points as SVG. `page` has what all pages share.
 """

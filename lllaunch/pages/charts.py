@@ -1,7 +1,7 @@
-"""Charts as SVG in a page: curves, lanes, points, parallel axes, bars. Pure geometry and text.
+"""Charts as SVG in a page: curves, lanes, points. Pure geometry and text.
 
 A chart is as wide as the page lets it be, from a phone to a wall, and its letters keep their size:
-what lies along x is told in percent, lines lie in a box of their own that is stretched
+places along x are in percent, lines lie in a box of their own that is stretched
 (``preserveAspectRatio="none"``) and whose strokes are not. So nothing measures a window, no script
 draws, and a chart is the same on paper. Colours are classes in page.css; each has a dash, a
 pattern, a sign or a word beside it.
@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from lllaunch.pages.html import SIGNS, Markup, element, joined, slug
+from markupsafe import Markup
+
+from lllaunch.pages.html import SIGNS, fill, joined, slug
 from lllaunch.text import count, duration, shorten
 
 Unit = Literal["number", "duration", "bytes", "share"]
@@ -30,7 +31,6 @@ _LARGEST = 1e150
 
 # Ticks
 
-
 _STEPS_OF_TIME = (
     *(1, 2, 5, 10, 15, 30),
     *(60, 120, 300, 600, 900, 1800),
@@ -40,23 +40,17 @@ _STEPS_OF_TIME = (
 
 
 def ticks(low: float, high: float, unit: Unit = "number", most: int = 6) -> list[float]:
-    """Return round numbers between two bounds, in order; at most so many, and at least one.
+    """Return round numbers between two finite bounds, in order; at most so many, and at least one.
 
-    Args:
-        low: the lower bound, finite.
-        high: the upper bound, finite.
-        unit: what is round: seconds are so in minutes and hours, bytes in powers of two.
-        most: how many there may be.
+    Seconds are round in minutes and hours, bytes in powers of two.
     """
     if not high - low > 1 / _LARGEST:
         return [low]
     step = _step((high - low) / max(1, most - 1), unit)
     first = math.ceil(low / step - 1e-9)
-    found: list[float] = []
-    while (at := first * step) <= high + step * 1e-9 and len(found) < most:
-        found.append(at)
-        first += 1
-    return found or [low]
+    room = step * 1e-9
+    found = [(first + number) * step for number in range(most)]
+    return [at for at in found if low - room <= at <= high + room] or [low]
 
 
 def _step(least: float, unit: Unit) -> float:
@@ -76,30 +70,19 @@ def tick_text(value: float, unit: Unit = "number") -> str:
     if unit == "number" or value == 0:
         return count(value)
     if unit == "bytes":
-        return _bytes(value)
-    # those of several decimals are not to read alike
+        names = ("B", "KiB", "MiB", "GiB", "TiB")
+        power = next((at for at in range(4) if abs(value) < 1024 ** (at + 1)), 4)
+        return f"{count(value / 1024**power)} {names[power]}"
+    # ticks of several decimals are not to read alike
     exact = f"{count(abs(value))} s" if abs(value) < 60 else duration(abs(value))
     return f"-{exact}" if value < 0 else exact
-
-
-def _bytes(value: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{count(value)} {unit}"
-        value /= 1024
-    return f"{count(value)} TiB"
 
 
 # Downsampling
 
 
 def thinned(points: Sequence[Point], budget: int = 300) -> list[Point]:
-    """Return the points that make the same line at some width: the ends and extremes of columns.
-
-    Args:
-        points: in order of x.
-        budget: of so many columns up to four points each stay.
-    """
+    """Return the points that make the same line: the ends and extremes of `budget` columns."""
     if len(points) <= 4 * budget or budget < 1:
         return list(points)
     low, high = points[0][0], points[-1][0]
@@ -129,17 +112,14 @@ def _extremes(column: Sequence[Point]) -> list[Point]:
 # Axes
 
 
-@dataclass(frozen=True)
-class ChartAxis:
-    """What is told along a direction.
+class Axis(NamedTuple):
+    """What a direction shows.
 
     Attributes:
-        title: what it is, with its unit where ticks do not have it.
         unit: how numbers are written.
-        log: whether steps are factors; what is not above zero is left out.
+        log: whether steps are factors; numbers that are not above zero are omitted.
         categories: texts that values are indices of, if it is not of numbers.
-        low: where it begins; None for the lowest value.
-        high: where it ends; None for the highest value.
+        low: where it begins; None for the lowest value. The same holds for `high`.
     """
 
     title: str = ""
@@ -150,17 +130,13 @@ class ChartAxis:
     high: float | None = None
 
 
-class ChartScale:
-    """Where the values of an axis lie, from 0 to 1.
+class Scale:
+    """Where the values of an axis lie, from 0 to 1; those that are not finite lie nowhere.
 
-    Args:
-        axis: the axis.
-        values: all that lie on it; what is not finite, or as good as that, is passed over.
-        room: what share of it stays free beyond the lowest and the highest value, where the axis
-            does not say where it begins or ends.
+    `room` is the share that stays free at the ends, where the axis does not say where they are.
     """
 
-    def __init__(self, axis: ChartAxis, values: Iterable[float], room: float = 0.0) -> None:
+    def __init__(self, axis: Axis, values: Iterable[float], room: float = 0.0) -> None:
         self._axis = axis
         known = [value for value in values if self._fits(value)]
         if axis.categories:
@@ -198,26 +174,16 @@ class ChartScale:
         return min(1.0, max(0.0, (value - low) / (high - low)))
 
     def ticks(self, most: int = 6) -> list[tuple[float, str]]:
-        """Return where ticks are, from 0 to 1, and what stands there."""
+        """Return where ticks are, from 0 to 1, and their texts."""
         axis = self._axis
-        values: Iterable[float]
+        named: Iterable[tuple[float, str]]
         if axis.categories:
-            values = range(len(axis.categories))
-        elif axis.log:
-            values = self._powers(most)
+            named = enumerate(shorten(name, _LONGEST_LABEL) for name in axis.categories)
         else:
-            values = ticks(self.low, self.high, axis.unit, most)
-        found = ((self.at(value), self.text(value)) for value in values)
-        return [(at, text) for at, text in found if at is not None]
-
-    def text(self, value: float) -> str:
-        """Return a value as it is written at the axis."""
-        names = self._axis.categories
-        if names:
-            index = round(value) if math.isfinite(value) else -1
-            name = names[index] if 0 <= index < len(names) else ""
-            return shorten(name, _LONGEST_LABEL)
-        return tick_text(value, self._axis.unit)
+            log = axis.log
+            values = self._powers(most) if log else ticks(self.low, self.high, axis.unit, most)
+            named = ((value, tick_text(value, axis.unit)) for value in values)
+        return [(at, text) for value, text in named if (at := self.at(value)) is not None]
 
     def _powers(self, most: int) -> list[float]:
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
@@ -231,204 +197,139 @@ class ChartScale:
 # The frame of a chart
 
 
-class ChartText(NamedTuple):
-    """What is said of a chart in words.
-
-    Attributes:
-        name: what ids of its parts begin with, unique in the page.
-        title: what it shows.
-        description: the same facts for those who do not see it, in a sentence or two.
-    """
+class Words(NamedTuple):
+    """A chart in words; ids begin with its name, a description is for those who cannot see."""
 
     name: str
     title: str
-    description: str = ""
+    description: str
 
 
-class LegendEntry(NamedTuple):
-    """What something in a chart means.
-
-    Attributes:
-        kind: classes of what is shown of it.
-        shape: how it is drawn.
-        text: what it means.
-    """
+class Entry(NamedTuple):
+    """What something in a chart means: its classes, how it is drawn, and a text."""
 
     kind: str
     shape: Literal["line", "area", "point", "mark"]
     text: str
 
 
+_FIGURE = (
+    '<figure class="of-{0}"><figcaption>{3}</figcaption>'
+    '<svg role="img" aria-labelledby="{2}-t {2}-d" class="chart {0}{1}" height="{5}">'
+    '<title id="{2}-t">{3}</title><desc id="{2}-d">{4}</desc>{6}</svg>{7}</figure>'
+)
+_SWATCH = '<li><svg width="24" height="12" class="swatch" aria-hidden="true">{}</svg> {}</li>'
+_SHAPES = {
+    "line": '<path d="M0 6h24" class="curve {}"/>',
+    "area": '<rect y="1" width="24" height="10" class="{}"/>',
+    "point": '<circle cx="12" cy="6" r="4" class="point {}"/>',
+}
+
+
 def _figure(
-    words: ChartText,
-    content: Markup,
+    words: Words,
+    drawn: Iterable[Markup],
     height: float,
     kind: str,
-    legend: Sequence[LegendEntry] = (),
-    *,
-    titled: bool = False,
+    legend: Sequence[Entry],
+    x: Axis,
 ) -> Markup:
-    name = slug(words.name)
-    known = f"{name}-t {name}-d" if words.description else f"{name}-t"
-    picture = element(
-        "svg",
-        element("title", words.title, id=f"{name}-t"),
-        element("desc", words.description, id=f"{name}-d") if words.description else Markup(),
-        content,
-        role="img",
-        aria_labelledby=known,
-        class_=f"chart {kind} titled" if titled else f"chart {kind}",
-        height=_px(height),
-    )
-    shown = (element("figcaption", words.title), picture, _legend(legend))
-    # the axes of one of these need room: where that is not there it is scrolled
-    reached = 0 if kind == "parallel" else None
-    return element("figure", *shown, class_=f"of-{kind.partition(' ')[0]}", tabindex=reached)
-
-
-def _legend(entries: Sequence[LegendEntry]) -> Markup:
-    if not entries:
-        return Markup()
-    items = (element("li", _swatch(entry), Markup(" "), entry.text) for entry in entries)
-    return element("ul", *items, class_="legend")
-
-
-def _swatch(entry: LegendEntry) -> Markup:
-    if entry.shape == "line":
-        drawn = element("path", d="M0 6h24", class_=f"curve {entry.kind}")
-    elif entry.shape == "area":
-        drawn = element("rect", y=1, width=24, height=10, class_=entry.kind)
-    elif entry.shape == "point":
-        drawn = element("circle", cx=12, cy=6, r=4, class_=f"point {entry.kind}")
-    else:
-        drawn = _mark(entry.kind, "12", 6)
-    return element("svg", drawn, width=24, height=12, class_="swatch", aria_hidden="true")
+    items = []
+    for sort, shape, text in legend:
+        sign = _mark(sort, "12", 6) if shape == "mark" else fill(_SHAPES[shape], sort)
+        items.append(fill(_SWATCH, sign, text))
+    below = fill('<ul class="legend">{}</ul>', joined(items)) if items else ""
+    titled = " titled" if x.title else ""
+    said = slug(words.name), words.title, words.description
+    return fill(_FIGURE, kind, titled, *said, _px(height), joined(drawn), below)
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2f}".rstrip("0").rstrip(".") + "%"
 
 
-def _px(value: float) -> float:
-    return round(value, 1)
-
-
-def _number(value: float) -> str:
+def _px(value: float) -> str:
     return f"{value:.1f}".rstrip("0").rstrip(".")
 
 
 def _title(text: str) -> Markup:
-    return element("title", text) if text else Markup()
+    return fill("<title>{}</title>", text) if text else Markup()
 
 
-def _x_axis(scale: ChartScale, axis: ChartAxis, height: float) -> Iterator[Markup]:
+def _x_axis(scale: Scale, axis: Axis, height: float) -> Iterator[Markup]:
     """Yield the lines and texts of the axis below a chart; every second one only where it fits."""
     for number, (at, text) in enumerate(scale.ticks(9)):
-        kind = "fine" if number % 2 else ""
-        x = _percent(at)
-        yield element("line", x1=x, x2=x, y1=0, y2=height, class_=f"grid {kind}".strip())
-        anchor = f"tick x {kind}".strip()
-        yield element("text", text, x=x, y=height + 15, class_=anchor)
+        yield fill(
+            '<line x1="{0}" x2="{0}" y1="0" y2="{1}" class="grid{2}"/>'
+            '<text x="{0}" y="{3}" class="tick x{2}">{4}</text>',
+            *(_percent(at), _px(height), " fine" if number % 2 else "", _px(height + 15), text),
+        )
     if axis.title:
-        yield element("text", axis.title, x="100%", y=height + 30, class_="tick end")
+        yield fill('<text x="100%" y="{}" class="tick end">{}</text>', _px(height + 30), axis.title)
 
 
-def _y_axis(scale: ChartScale, height: float, most: int = 5) -> Iterator[Markup]:
-    for at, text in scale.ticks(most):
+def _y_axis(scale: Scale, height: float) -> Iterator[Markup]:
+    for at, text in scale.ticks(5):
         y = height * (1 - at)
-        yield element("line", x1=0, x2="100%", y1=_px(y), y2=_px(y), class_="grid")
-        yield element("text", text, x=-6, y=_px(y + 4), class_="tick end")
+        yield fill(
+            '<line x1="0" x2="100%" y1="{0}" y2="{0}" class="grid"/>'
+            '<text x="-6" y="{1}" class="tick end">{2}</text>',
+            *(_px(y), _px(y + 4), text),
+        )
 
 
-def _stretched(content: Markup, height: float) -> Markup:
+def _stretched(drawn: Iterable[Markup], height: float) -> Markup:
     """Return what is drawn in a box that is as wide as the chart."""
-    return element(
-        "svg",
-        content,
-        viewBox=f"0 0 {_WIDE:.0f} {_number(height)}",
-        preserveAspectRatio="none",
-        width="100%",
-        height=height,
-        class_="stretched",
+    return fill(
+        '<svg viewBox="0 0 {} {}" preserveAspectRatio="none" width="100%" height="{}"'
+        ' class="stretched">{}</svg>',
+        *(_px(_WIDE), _px(height), _px(height), joined(drawn)),
     )
+
+
+def _line(kind: str, text: str, d: str) -> Markup:
+    return fill('<path d="{}" class="{}">{}</path>', d, kind.strip(), _title(text))
 
 
 # Curves
 
 
-class ChartCurve(NamedTuple):
-    """A line through points.
+class Curve(NamedTuple):
+    """A line through points in order of x; where y is not finite it is broken.
 
-    Attributes:
-        name: what it is of.
-        points: x and y, in order of x; where y is not finite the line is broken.
-        style: how it looks, from 0 to `STYLES`; None for the next one that is free.
-        stepped: whether a value holds until the next.
+    A stepped one holds a value until the next. With a second line (`low`) the area between both is
+    drawn. `style` is from 0 to `STYLES`; None is the next one that is free.
     """
 
     name: str
     points: Sequence[Point]
     style: int | None = None
     stepped: bool = False
+    low: Sequence[Point] = ()
 
 
-class ChartBand(NamedTuple):
-    """The area between two lines, such as the lowest and the highest of many.
-
-    Attributes:
-        name: what it is of.
-        low: points of the lower line, in order of x.
-        high: points of the upper line.
-        style: as of a `ChartCurve`.
-    """
-
-    name: str
-    low: Sequence[Point]
-    high: Sequence[Point]
-    style: int = 0
-
-
-class ChartEvent(NamedTuple):
-    """Something that happened at one place of the x axis.
-
-    Attributes:
-        at: where.
-        kind: class of its line: ``root-cause``, ``restart``, ...
-        text: what it was.
-    """
+class Mark(NamedTuple):
+    """Something that happened at one place of the x axis; the text is a tooltip."""
 
     at: float
     kind: str
-    text: str
+    text: str = ""
 
 
 def line_chart(
-    words: ChartText,
-    curves: Sequence[ChartCurve],
-    x: ChartAxis,
-    y: ChartAxis,
+    words: Words,
+    curves: Sequence[Curve],
+    x: Axis,
+    y: Axis,
     *,
-    bands: Sequence[ChartBand] = (),
-    events: Sequence[ChartEvent] = (),
+    events: Sequence[Mark] = (),
     height: float = 140,
     budget: int = 300,
 ) -> Markup:
-    """Return lines over one x axis.
-
-    Args:
-        words: what is said of it.
-        curves: the lines; of more than `STYLES` some look alike.
-        x: the axis below.
-        y: the axis at the left.
-        bands: areas behind the lines.
-        events: upright lines behind them.
-        height: of the area that lines are in, px.
-        budget: as for `thinned`.
-    """
-    lines = [curve.points for curve in curves]
-    lines += [line for band in bands for line in (band.low, band.high)]
-    across = ChartScale(x, (px for line in lines for px, _ in line))
-    up = ChartScale(y, (py for line in lines for _, py in line), room=0.05)
+    """Return lines over one x axis. `budget` is as for `thinned`."""
+    every = [line for curve in curves for line in (curve.points, curve.low)]
+    across = Scale(x, (px for line in every for px, _ in line))
+    up = Scale(y, (py for line in every for _, py in line), room=0.05)
 
     def place(points: Sequence[Point]) -> Iterator[Point | None]:
         for px, py in thinned(points, budget):
@@ -436,93 +337,60 @@ def line_chart(
             known = left is not None and share is not None
             yield (left * _WIDE, height * (1 - share)) if known else None  # type: ignore[operator]
 
-    drawn: list[Markup] = []
-    legend: list[LegendEntry] = []
-    for band in bands:
-        kind = f"s{band.style % STYLES}"
-        path = _area(list(place(band.low)), list(place(band.high)))
-        drawn.append(element("path", _title(band.name), d=path, class_=f"band {kind}"))
-        legend.append(LegendEntry(f"band {kind}", "area", band.name))
+    lines: list[Markup] = []
     dots: list[Markup] = []
+    legend: list[Entry] = []
     for number, curve in enumerate(curves):
         kind = f"s{(number if curve.style is None else curve.style) % STYLES}"
         placed = list(place(curve.points))
-        path = _path(placed, stepped=curve.stepped)
-        drawn.append(element("path", _title(curve.name), d=path, class_=f"curve {kind}"))
-        dots += _alone(placed, kind)
-        legend.append(LegendEntry(kind, "line", curve.name))
-    content = joined(
-        (
-            *_x_axis(across, x, height),
-            *_y_axis(up, height),
-            *_events(events, across, height),
-            _stretched(joined(drawn), height),
-            *dots,
-        )
-    )
-    kinds = {event.kind: event.text for event in events}
-    legend += [
-        LegendEntry(f"event {slug(kind)}", "line", _EVENTS.get(kind, kind)) for kind in kinds
-    ]
-    return _figure(words, content, height, "curves", legend, titled=bool(x.title))
-
-
-_EVENTS = {"root_cause": "root cause", "restart": "restart", "best": "best"}
-
-
-def _events(events: Iterable[ChartEvent], across: ChartScale, height: float) -> Iterator[Markup]:
+        if curve.low:
+            there = [point for point in placed if point is not None]
+            back = [point for point in place(curve.low) if point is not None][::-1]
+            lines.append(_line(f"band {kind}", curve.name, f"{_path([*there, *back])}Z"))
+            legend.append(Entry(f"band {kind}", "area", curve.name))
+        else:
+            lines.append(_line(f"curve {kind}", curve.name, _path(placed, stepped=curve.stepped)))
+            dots += _alone(placed, kind)
+            legend.append(Entry(kind, "line", curve.name))
+    for name in dict.fromkeys(event.kind for event in events):
+        legend.append(Entry(f"event {slug(name)}", "line", name.replace("_", " ")))
+    drawn = [*_x_axis(across, x, height), *_y_axis(up, height)]
     for event in events:
-        at = across.at(event.at)
-        if at is None:
-            continue
-        x = _percent(at)
-        kind = f"event {slug(event.kind)}"
-        yield element("line", _title(event.text), x1=x, x2=x, y1=0, y2=height, class_=kind)
+        if (at := across.at(event.at)) is not None:
+            upright = '<line x1="{0}" x2="{0}" y1="0" y2="{1}" class="event {2}">{3}</line>'
+            where = _percent(at), _px(height)
+            drawn.append(fill(upright, *where, slug(event.kind), _title(event.text)))
+    return _figure(words, [*drawn, _stretched(lines, height), *dots], height, "curves", legend, x)
 
 
 def _path(points: Iterable[Point | None], *, stepped: bool = False) -> str:
     parts: list[str] = []
     is_open = False
     for point in points:
-        if point is None:
-            is_open = False
-            continue
-        x, y = map(_number, point)
-        if not is_open:
-            parts.append(f"M{x} {y}")
-        else:
-            parts.append(f"H{x}V{y}" if stepped else f"L{x} {y}")
-        is_open = True
+        if point is not None:
+            x, y = map(_px, point)
+            parts.append(f"M{x} {y}" if not is_open else f"H{x}V{y}" if stepped else f"L{x} {y}")
+        is_open = point is not None
     return "".join(parts) or "M0 0"
-
-
-def _area(low: Iterable[Point | None], high: Iterable[Point | None]) -> str:
-    there = [point for point in high if point is not None]
-    back = [point for point in low if point is not None][::-1]
-    return f"{_path([*there, *back])}Z"
 
 
 def _alone(points: Sequence[Point | None], kind: str) -> Iterator[Markup]:
     """Yield a dot for each point that no line leads to: a path through it would not be seen."""
     for before, point, after in zip([None, *points], points, [*points[1:], None], strict=False):
         if point is not None and before is None and after is None:
-            x = _percent(point[0] / _WIDE)
-            yield element("circle", cx=x, cy=_px(point[1]), r=2.5, class_=f"point {kind}")
+            yield _dot(_percent(point[0] / _WIDE), point[1], 2.5, kind)
+
+
+def _dot(x: str, y: float, radius: float, kind: str, text: str = "") -> Markup:
+    dot = '<circle cx="{}" cy="{}" r="{}" class="{}">{}</circle>'
+    return fill(dot, x, _px(y), radius, f"point {kind}".strip(), _title(text))
 
 
 # Lanes
 
 
-class ChartSpan(NamedTuple):
-    """Something that lasted.
-
-    Attributes:
-        start: where it begins on the x axis.
-        end: where it ends.
-        kind: classes of its area.
-        text: what it was; shown where somebody points at it.
-        label: what is written into it where there is room.
-    """
+class Span(NamedTuple):
+    """Something that lasted: `kind` is classes, `text` a tooltip, `label` is written into it."""
 
     start: float
     end: float
@@ -531,38 +399,17 @@ class ChartSpan(NamedTuple):
     label: str = ""
 
 
-class ChartMark(NamedTuple):
-    """Something that happened in a lane.
+class Lane(NamedTuple):
+    """A row of spans, those behind others first; a heading if it has a title.
 
-    Attributes:
-        at: where on the x axis.
-        kind: one of `MARKS`.
-        text: what it was; shown where somebody points at it.
-    """
-
-    at: float
-    kind: str
-    text: str = ""
-
-
-class ChartLane(NamedTuple):
-    """A row of spans.
-
-    Attributes:
-        label: stands at its left.
-        spans: what lasted, those behind others first.
-        marks: what happened.
-        state: a fate or a state, whose sign and word stand at its right; or empty.
-        title: where that is not empty, the lane is a heading: nothing is at its left.
-        word: what is written beside the sign; the state if it is empty.
+    The label is at its left, the sign and the word of its state, if any, at its right.
     """
 
     label: str
-    spans: Sequence[ChartSpan] = ()
-    marks: Sequence[ChartMark] = ()
+    spans: Sequence[Span] = ()
+    marks: Sequence[Mark] = ()
     state: str = ""
     title: str = ""
-    word: str = ""
 
 
 MARKS = {
@@ -578,88 +425,66 @@ _LANE = 20.0
 _HEADING = 24.0
 
 
-def lanes(
-    words: ChartText,
-    rows: Sequence[ChartLane],
-    x: ChartAxis,
-    *,
-    legend: Sequence[LegendEntry] = (),
-    kind: str = "",
-) -> Markup:
-    """Return rows of spans over one x axis.
-
-    Args:
-        words: what is said of it.
-        rows: from top to bottom.
-        x: the axis below.
-        legend: what the classes of spans and marks mean.
-        kind: further classes of the chart: ``long`` where labels are.
-    """
+def lanes(words: Words, rows: Sequence[Lane], x: Axis, legend: Sequence[Entry] = ()) -> Markup:
+    """Return rows of spans over one x axis, from top to bottom."""
     ends = [at for row in rows for span in row.spans for at in (span.start, span.end)]
-    ends += [mark.at for row in rows for mark in row.marks]
-    across = ChartScale(x, ends)
+    across = Scale(x, [*ends, *(mark.at for row in rows for mark in row.marks)])
     height = sum(_HEADING if row.title else _LANE for row in rows)
-    drawn: list[Markup] = [*_x_axis(across, x, height)]
+    drawn = [*_x_axis(across, x, height)]
     top = 0.0
     for row in rows:
-        drawn.append(_heading(row, top) if row.title else _lane(row, across, top))
+        if row.title:
+            heading = '<text x="0" y="{}" class="heading">{}</text>'
+            drawn.append(fill(heading, _px(top + _HEADING - 8), row.title))
+        else:
+            drawn.append(fill('<g class="lane">{}</g>', joined(_lane(row, across, top))))
         top += _HEADING if row.title else _LANE
-    return _figure(
-        words, joined(drawn), height, f"lanes {kind}".strip(), legend, titled=bool(x.title)
+    return _figure(words, drawn, height, "lanes", legend, x)
+
+
+def _lane(row: Lane, across: Scale, top: float) -> Iterator[Markup]:
+    middle = top + _LANE / 2
+    base = _px(middle + 4)
+    yield fill('<text x="-6" y="{}" class="label end">{}</text>', base, row.label)
+    for span in row.spans:
+        start, end = across.at(span.start), across.at(max(span.start, span.end))
+        if start is not None and end is not None:
+            yield _span(span, _percent(start), _px(top + 3), _percent(end - start))
+    for mark in row.marks:
+        if (at := across.at(mark.at)) is not None:
+            yield _mark(mark.kind, _percent(at), middle, mark.text)
+    if row.state:
+        yield fill(
+            '<text x="100%" dx="6" y="{}" class="fate {}"><tspan class="sign">{}</tspan>'
+            '<tspan class="word"> {}</tspan></text>',
+            *(base, slug(row.state), SIGNS.get(row.state, "·"), row.state.replace("_", " ")),
+        )
+
+
+def _span(span: Span, x: str, y: str, width: str) -> Markup:
+    place = x, y, width, _px(_LANE - 6)
+    kind, title = f"span {span.kind}", _title(span.text)
+    if not span.label:
+        rect = '<rect x="{}" y="{}" width="{}" height="{}" class="{}">{}</rect>'
+        return fill(rect, *place, kind, title)
+    return fill(
+        '<svg x="{0}" y="{1}" width="{2}" height="{3}">'
+        '<rect width="100%" height="{3}" class="{4}">{5}</rect>'
+        '<text x="4" y="{6}" class="inside">{7}</text></svg>',
+        *(*place, kind, title, _px(_LANE - 10), span.label),
     )
 
 
-def _heading(row: ChartLane, top: float) -> Markup:
-    return element("text", row.title, x=0, y=top + _HEADING - 8, class_="heading")
-
-
-def _lane(row: ChartLane, across: ChartScale, top: float) -> Markup:
-    middle = top + _LANE / 2
-    parts = [element("text", row.label, x=-6, y=middle + 4, class_="label end")]
-    parts += [_span(span, across, top + 3, _LANE - 6) for span in row.spans]
-    for mark in row.marks:
-        at = across.at(mark.at)
-        if at is not None:
-            parts.append(_mark(mark.kind, _percent(at), middle, mark.text))
-    if row.state:
-        sign = element("tspan", SIGNS.get(row.state, "·"), class_="sign")
-        word = element("tspan", f" {row.word or row.state.replace('_', ' ')}", class_="word")
-        kind = f"fate {slug(row.state)}"
-        parts.append(element("text", sign, word, x="100%", dx=6, y=middle + 4, class_=kind))
-    return element("g", *parts, class_="lane")
-
-
-def _span(span: ChartSpan, across: ChartScale, top: float, height: float) -> Markup:
-    start, end = across.at(span.start), across.at(max(span.start, span.end))
-    if start is None or end is None:
-        return Markup()
-    x, width = _percent(start), _percent(end - start)
-    kind = f"span {span.kind}"
-    if not span.label:
-        title = _title(span.text)
-        return element("rect", title, x=x, y=top, width=width, height=height, class_=kind)
-    inner = element("rect", _title(span.text), width="100%", height=height, class_=kind)
-    label = element("text", span.label, x=4, y=height - 4, class_="inside")
-    return element("svg", inner, label, x=x, y=top, width=width, height=height)
-
-
 def _mark(kind: str, x: str, y: float, text: str = "") -> Markup:
-    shape = element("path", _title(text), d=MARKS.get(kind, "M0 -6V6"), class_=f"mark {slug(kind)}")
-    return element("svg", shape, x=x, y=y, class_="at")
+    shape = _line(f"mark {slug(kind)}", text, MARKS.get(kind, "M0 -6V6"))
+    return fill('<svg x="{}" y="{}" class="at">{}</svg>', x, _px(y), shape)
 
 
 # Points
 
 
-class ChartPoint(NamedTuple):
-    """A point.
-
-    Attributes:
-        x: its place on the axis below.
-        y: its place on the axis at the left.
-        text: what it is; shown where somebody points at it.
-        kind: classes: ``best``, ``failed``, ``q0`` (low) to ``q4`` (high), or none.
-    """
+class Dot(NamedTuple):
+    """A point; the text is a tooltip, `kind` is ``best``, ``failed`` or empty."""
 
     x: float
     y: float
@@ -668,92 +493,20 @@ class ChartPoint(NamedTuple):
 
 
 def scatter(
-    words: ChartText,
-    points: Sequence[ChartPoint],
-    x: ChartAxis,
-    y: ChartAxis,
-    *,
-    legend: Sequence[LegendEntry] = (),
+    words: Words,
+    points: Sequence[Dot],
+    x: Axis,
+    y: Axis,
+    legend: Sequence[Entry] = (),
     height: float = 160,
 ) -> Markup:
-    """Return points over two axes; what lies nowhere on them is left out.
-
-    Args:
-        words: what is said of it.
-        points: those behind others first.
-        x: the axis below.
-        y: the axis at the left.
-        legend: what the classes of points mean.
-        height: of the area that points are in, px.
-    """
-    across = ChartScale(x, (point.x for point in points))
-    up = ChartScale(y, (point.y for point in points), room=0.05)
+    """Return points over two axes, those behind others first; what lies nowhere is omitted."""
+    across = Scale(x, (point.x for point in points))
+    up = Scale(y, (point.y for point in points), room=0.05)
     drawn = [*_x_axis(across, x, height), *_y_axis(up, height)]
     for point in points:
         left, share = across.at(point.x), up.at(point.y)
         if left is not None and share is not None:
-            x_, y_ = _percent(left), _px(height * (1 - share))
-            kind = f"point {point.kind}".strip()
-            drawn.append(element("circle", _title(point.text), cx=x_, cy=y_, r=4, class_=kind))
-    return _figure(words, joined(drawn), height, "scatter", legend, titled=bool(x.title))
-
-
-class ChartPolyline(NamedTuple):
-    """A line across parallel axes.
-
-    Attributes:
-        values: one for each axis; what is not finite breaks the line.
-        text: what it is; shown where somebody points at it.
-        kind: classes, as of a `ChartPoint`.
-    """
-
-    values: Sequence[float]
-    text: str = ""
-    kind: str = ""
-
-
-def parallel(
-    words: ChartText,
-    axes: Sequence[ChartAxis],
-    lines: Sequence[ChartPolyline],
-    *,
-    legend: Sequence[LegendEntry] = (),
-    height: float = 200,
-) -> Markup:
-    """Return lines across parallel axes, one for each job or the like.
-
-    Args:
-        words: what is said of it.
-        axes: from left to right, two at least.
-        lines: those behind others first.
-        legend: what the classes of lines mean.
-        height: of the axes, px.
-    """
-    scales = [
-        ChartScale(axis, (line.values[number] for line in lines))
-        for number, axis in enumerate(axes)
-    ]
-    places = [number / max(1, len(axes) - 1) for number in range(len(axes))]
-    drawn: list[Markup] = []
-    for line in lines:
-        points: list[Point | None] = []
-        for place, scale, value in zip(places, scales, line.values, strict=True):
-            share = scale.at(value)
-            points.append(None if share is None else (place * _WIDE, height * (1 - share)))
-        kind = f"curve {line.kind}".strip()
-        drawn.append(element("path", _title(line.text), d=_path(points), class_=kind))
-    around = [_upright(*each, height) for each in zip(places, axes, scales, strict=True)]
-    content = joined((_stretched(joined(drawn), height), *around))
-    return _figure(words, content, height, "parallel", legend)
-
-
-def _upright(place: float, axis: ChartAxis, scale: ChartScale, height: float) -> Markup:
-    x = _percent(place)
-    side = "first" if place == 0 else "last" if place == 1 else "middle"
-    parts = [element("line", x1=x, x2=x, y1=0, y2=height, class_="axis")]
-    name = shorten(axis.title, _LONGEST_LABEL)
-    parts.append(element("text", _title(axis.title), name, x=x, y=-10, class_=f"name {side}"))
-    for share, text in scale.ticks(5):
-        y = height * (1 - share)
-        parts.append(element("text", text, x=x, dx=5, y=_px(y + 4), class_="tick halo"))
-    return element("g", *parts)
+            y_ = height * (1 - share)
+            drawn.append(_dot(_percent(left), y_, 4, point.kind, point.text))
+    return _figure(words, drawn, height, "scatter", legend, x)

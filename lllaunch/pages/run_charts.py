@@ -7,51 +7,38 @@ highest and the middle one are drawn, and again those who are to blame.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.console.wording import counted
-from lllaunch.pages.charts import (
-    STYLES,
-    ChartAxis,
-    ChartBand,
-    ChartCurve,
-    ChartEvent,
-    ChartLane,
-    ChartMark,
-    ChartSpan,
-    ChartText,
-    LegendEntry,
-    Point,
-    Unit,
-    lanes,
-    line_chart,
-    tick_text,
-)
-from lllaunch.pages.html import (
-    Markup,
-    TableCell,
-    TableColumn,
-    TableRow,
-    disclosure,
-    element,
-    joined,
-    table,
-)
+from lllaunch.pages import charts, html
+from lllaunch.pages.charts import Point
 from lllaunch.text import duration, shorten, spans
 
 if TYPE_CHECKING:
-    from lllaunch.results.timeline import AttemptTimeline, Lane, RunTimeline, Series, TimeSpan
+    from markupsafe import Markup
+
+    from lllaunch.results.timeline import AttemptTimeline, Lane, Mark, RunTimeline, Series, TimeSpan
 
 _SECOND = 1e9
 
+
+def marks_of(timeline: RunTimeline) -> Iterator[Mark]:
+    """Yield what happened in a run: of each attempt what is about all, then what is about one."""
+    for attempt in timeline.attempts:
+        yield from attempt.marks
+        for lane in attempt.lanes:
+            yield from lane.marks
+
+
 # Lanes
 
-
 _MOST_LANES = 64
-_MOST_PARTS = 40
+_MOST_PARTS = 40  # attempts, of each node
+_FIRST_PARTS = 5
 _TELLING = frozenset({"root_cause", "finding"})
 _FATES = {
     "succeeded": "succeeded",
@@ -81,152 +68,111 @@ _MARKS = {
 
 
 def lanes_of(timeline: RunTimeline) -> Markup:
-    """Return the ranks of all attempts in time.
-
-    Args:
-        timeline: of the run; with an attempt at least.
-    """
+    """Return the ranks of all attempts in time; there is an attempt at least."""
+    start, end = timeline.start_ns, timeline.end_ns
     number = sum(len(attempt.lanes) for attempt in timeline.attempts)
-    rows: list[ChartLane] = []
-    parts = list(timeline.attempts)
-    left_out = len(parts) - _MOST_PARTS
-    for place, attempt in enumerate(parts):
-        if left_out > 0 and 5 <= place < 5 + left_out:
-            if place == 5:
-                title = f"{left_out} more, which the table has"
-                rows.append(ChartLane("", title=title))
-            continue
-        rows += _attempt(attempt, timeline, together=number > _MOST_LANES)
-    kinds = {kind for row in rows for span in row.spans for kind in span.kind.split()}
+    left_out = max(0, len(timeline.attempts) - _MOST_PARTS)
+    rows: list[charts.Lane] = []
+    for place, attempt in enumerate(timeline.attempts):
+        if not _FIRST_PARTS <= place < _FIRST_PARTS + left_out:
+            rows += _attempt(attempt, start, end, together=number > _MOST_LANES)
+        elif place == _FIRST_PARTS:
+            rows.append(charts.Lane("", title=f"{left_out} more, which the table has"))
+    areas = {span.kind for row in rows for span in row.spans}
     marks = {mark.kind for row in rows for mark in row.marks}
-    seconds = (timeline.end_ns - timeline.start_ns) / _SECOND
-    attempts = {attempt.number for attempt in timeline.attempts}
+    named = {f"run {kind}": text for kind, text in _FATES.items()} | _SPANS
+    legend = [charts.Entry(f"span {kind}", "area", named[kind]) for kind in named if kind in areas]
+    legend += [charts.Entry(kind, "mark", _MARKS[kind]) for kind in _MARKS if kind in marks]
+    seconds = (end - start) / _SECOND
+    attempts = len({attempt.number for attempt in timeline.attempts})
     description = (
-        f"{counted(number, 'worker')} of {counted(len(attempts), 'attempt')} over "
-        f"{duration(seconds)}. "
+        f"{counted(number, 'worker')} of {counted(attempts, 'attempt')} over {duration(seconds)}. "
         "The table of all workers has the same facts."
     )
-    return lanes(
-        ChartText("lanes", "Ranks in time", description),
-        rows,
-        ChartAxis("time since the beginning", "duration", low=0.0, high=seconds),
-        legend=[*_legend(kinds, marks)],
-    )
-
-
-def _legend(kinds: Iterable[str], marks: Iterable[str]) -> Iterator[LegendEntry]:
-    for kind, text in _FATES.items():
-        if kind in kinds:
-            yield LegendEntry(f"span run {kind}", "area", text)
-    for kind, text in _SPANS.items():
-        if kind in kinds:
-            yield LegendEntry(f"span {kind}", "area", text)
-    for kind, text in _MARKS.items():
-        if kind in marks:
-            yield LegendEntry(kind, "mark", text)
+    axis = charts.Axis("time since the beginning", "duration", low=0.0, high=seconds)
+    return charts.lanes(charts.Words("lanes", "Ranks in time", description), rows, axis, legend)
 
 
 def _attempt(
-    attempt: AttemptTimeline, timeline: RunTimeline, *, together: bool
-) -> Iterator[ChartLane]:
-    seconds = ((attempt.end_ns or timeline.end_ns) - attempt.start_ns) / _SECOND
+    attempt: AttemptTimeline, start_ns: int, end_ns: int, *, together: bool
+) -> Iterator[charts.Lane]:
+    took = duration(max(0.0, ((attempt.end_ns or end_ns) - attempt.start_ns) / _SECOND))
     where = f" on {attempt.node}" if attempt.node else ""
-    state = f"{attempt.state} after {duration(max(0.0, seconds))}"
-    if attempt.state == "running":
-        state = f"running for {duration(max(0.0, seconds))}"
-    yield ChartLane("", title=f"Attempt {attempt.number}{where}: {state}")
-    start = timeline.start_ns
+    when = "for" if attempt.state == "running" else "after"
+    yield charts.Lane("", title=f"Attempt {attempt.number}{where}: {attempt.state} {when} {took}")
     if attempt.spans or attempt.marks:
-        shown = tuple(_span(span, start, span.kind) for span in attempt.spans)
-        marks = tuple(
-            ChartMark((mark.time_ns - start) / _SECOND, mark.kind, mark.text)
-            for mark in attempt.marks
-        )
-        yield ChartLane("all", shown, marks)
-    for alike in _alike(attempt.lanes) if together else [[lane] for lane in attempt.lanes]:
-        yield _lane(alike, start)
-
-
-def _span(span: TimeSpan, start_ns: int, kind: str) -> ChartSpan:
-    begin, end = (span.start_ns - start_ns) / _SECOND, (span.end_ns - start_ns) / _SECOND
-    text = f"{_SPANS.get(span.kind, span.kind)}, {duration(max(0.0, end - begin))}"
-    return ChartSpan(begin, end, kind, f"{text}: {span.text}" if span.text else text)
-
-
-def _alike(given: Sequence[Lane]) -> list[list[Lane]]:
-    """Return lanes that look alike together; who is to blame stays alone."""
+        shown = []
+        for span in attempt.spans:
+            said = ": ".join(filter(None, (_SPANS.get(span.kind, span.kind), span.text)))
+            shown.append(_span([span], start_ns, span.kind, said))
+        yield charts.Lane("all", shown, [_mark(mark, start_ns) for mark in attempt.marks])
     groups: dict[object, list[Lane]] = {}
-    for lane in given:
+    for lane in attempt.lanes:
+        # who is to blame stays alone
+        alone = not together or any(mark.kind in _TELLING for mark in lane.marks)
         kinds = tuple(span.kind for span in lane.spans)
-        alone = any(mark.kind in _TELLING for mark in lane.marks)
-        key = lane.rank if alone else (lane.fate, kinds, lane.exitcode)
+        key = id(lane) if alone else (lane.fate, kinds, lane.exitcode)
         groups.setdefault(key, []).append(lane)
-    return list(groups.values())
+    for alike in groups.values():
+        yield _lane(alike, start_ns)
 
 
-def _lane(alike: Sequence[Lane], start_ns: int) -> ChartLane:
+def _mark(mark: Mark, start_ns: int) -> charts.Mark:
+    return charts.Mark((mark.time_ns - start_ns) / _SECOND, mark.kind, mark.text)
+
+
+def _span(same: Sequence[TimeSpan], start_ns: int, kind: str, said: str) -> charts.Span:
+    begin = (min(each.start_ns for each in same) - start_ns) / _SECOND
+    end = (max(each.end_ns for each in same) - start_ns) / _SECOND
+    return charts.Span(begin, end, kind, f"{said}, {duration(max(0.0, end - begin))}")
+
+
+def _lane(alike: Sequence[Lane], start_ns: int) -> charts.Lane:
     """Return a lane of ranks with spans of the same kinds: from the first to the last of them."""
-    first = alike[0]
+    first, alone = alike[0], len(alike) == 1
+    who = f"rank {first.rank}" if alone else f"{len(alike)} ranks"
+    ranks = who if alone else f"ranks {shorten(spans(lane.rank for lane in alike), 80)}"
     shown = []
     for place, span in enumerate(first.spans):
+        kind: str = span.kind
+        name, said = _SPANS.get(kind, ""), span.text
+        if kind == "run":
+            kind = f"run {first.fate.replace('_', '-')}"
+            name, said = _FATES.get(first.fate, first.fate), first.text
+        elif kind == "hang" and first.fate in ("ended", "victim"):
+            # who is ended by the launcher was not the one that hung
+            kind, name = "waited", _SPANS["waited"]
         same = [lane.spans[place] for lane in alike]
-        kind = _kind(span, first)
-        begin = (min(each.start_ns for each in same) - start_ns) / _SECOND
-        end = (max(each.end_ns for each in same) - start_ns) / _SECOND
-        said = span.text if len(alike) == 1 else ""
-        what = first.text if span.kind == "run" and len(alike) == 1 else said
-        name = _FATES.get(first.fate, first.fate) if span.kind == "run" else _SPANS.get(kind, "")
-        text = f"{_who(alike)}: {what or name}, {duration(max(0.0, end - begin))}"
-        shown.append(ChartSpan(begin, end, kind, text))
-    marks = [
-        ChartMark((mark.time_ns - start_ns) / _SECOND, mark.kind, mark.text)
-        for lane in alike[:1]
-        for mark in lane.marks
-    ]
-    label = f"rank {first.rank}" if len(alike) == 1 else f"{len(alike)} ranks"
-    word = first.fate.replace("_", " ")
-    return ChartLane(label, tuple(shown), tuple(marks), first.fate, word=word)
-
-
-def _kind(span: TimeSpan, lane: Lane) -> str:
-    """Return the classes of a span of a lane."""
-    if span.kind == "run":
-        return f"run {lane.fate.replace('_', '-')}"
-    # who is ended by the launcher was not the one that hung
-    waited = span.kind == "hang" and lane.fate in ("ended", "victim")
-    return "waited" if waited else span.kind
-
-
-def _who(alike: Sequence[Lane]) -> str:
-    if len(alike) == 1:
-        return f"rank {alike[0].rank}"
-    return f"ranks {shorten(spans(lane.rank for lane in alike), 80)}"
+        text = (alone and said) or name
+        shown.append(_span(same, start_ns, kind, f"{ranks}: {text}"))
+    marks = [_mark(mark, start_ns) for mark in first.marks]
+    return charts.Lane(who, shown, marks, first.fate)
 
 
 # Curves
 
 
-class _Panel(NamedTuple):
-    """A chart of one thing that was measured."""
+class _Kind(NamedTuple):
+    """Something that is measured, and how its chart is called."""
 
     name: str
     title: str
-    unit: Unit = "number"
+    unit: charts.Unit = "number"
     from_zero: bool = True
 
 
-_PROGRESS = (_Panel("step", "Progress, steps"),)
+_PROGRESS = (_Kind("step", "Progress, steps"),)
 _USE = (
-    _Panel("cpu", "CPU, cores"),
-    _Panel("rss", "Memory", "bytes"),
-    _Panel("gpu_use", "GPU use", "share"),
-    _Panel("gpu_memory", "GPU memory", "bytes"),
-    _Panel("gpu_power", "GPU power, W"),
+    _Kind("cpu", "CPU, cores"),
+    _Kind("rss", "Memory", "bytes"),
+    _Kind("gpu_use", "GPU use", "share"),
+    _Kind("gpu_memory", "GPU memory", "bytes"),
+    _Kind("gpu_power", "GPU power, W"),
 )
 _TRAFFIC = (
-    _Panel("read", "Read, per second", "bytes"),
-    _Panel("written", "Written, per second", "bytes"),
-    _Panel("output", "Output so far", "bytes"),
+    _Kind("read", "Read, per second", "bytes"),
+    _Kind("written", "Written, per second", "bytes"),
+    _Kind("output", "Output so far", "bytes"),
 )
 _MOST_METRICS = 12
 _COLUMNS = 240
@@ -234,13 +180,24 @@ _MOST_EVENTS = 50
 _MOST_ROWS = 24
 
 
-def curves_of(timeline: RunTimeline, blamed: Sequence[int] = ()) -> Markup:
-    """Return what was measured in a run; an empty text if that is nothing.
+class Panel(NamedTuple):
+    """A chart of what was measured, and the least, the greatest and the last of it."""
 
-    Args:
-        timeline: of the run.
-        blamed: ranks that it failed because of.
-    """
+    chart: Markup
+    numbers: html.Table
+    is_whole: bool
+
+
+class Measured(NamedTuple):
+    """What was measured in a run, and how many metrics have no chart; traffic is I/O."""
+
+    panels: Sequence[Panel]
+    more: int
+    traffic: Sequence[Panel]
+
+
+def curves_of(timeline: RunTimeline, blamed: Sequence[int] = ()) -> Measured:
+    """Return what was measured in a run; curves of blamed ranks are always drawn."""
     known: dict[tuple[bool, str], list[Series]] = {}
     for series in timeline.series:
         if series.points:
@@ -248,57 +205,59 @@ def curves_of(timeline: RunTimeline, blamed: Sequence[int] = ()) -> Markup:
     metrics = sorted(
         (name for metric, name in known if metric), key=lambda name: ("loss" not in name, name)
     )
-    told = [_Panel(name, shorten(name, 60), from_zero=False) for name in metrics[:_MOST_METRICS]]
+    told = [_Kind(name, shorten(name, 60), from_zero=False) for name in metrics[:_MOST_METRICS]]
 
     # names may be anything
     numbers = {key: number for number, key in enumerate(known)}
 
-    def drawn(panels: Iterable[_Panel], *, metric: bool = False) -> list[Markup]:
+    def drawn(kinds: Iterable[_Kind], *, metric: bool = False) -> list[Panel]:
         return [
-            _panel(panel, f"curve-{numbers[metric, panel.name]}", found, timeline, blamed)
-            for panel in panels
-            if (found := known.get((metric, panel.name)))
+            _panel(kind, f"curve-{numbers[metric, kind.name]}", found, timeline, blamed)
+            for kind in kinds
+            if (found := known.get((metric, kind.name)))
         ]
 
-    first = [*drawn(_PROGRESS), *drawn(told, metric=True), *drawn(_USE)]
-    traffic = drawn(_TRAFFIC)
-    more = len(metrics) - len(told)
-    parts = [element("div", *first, class_="pair")] if first else []
-    if more > 0:
-        parts.append(element("p", f"{more} more metrics are in samples.jsonl."))
-    if traffic:
-        parts.append(disclosure("Input and output", element("div", *traffic, class_="pair")))
-    return joined(parts)
+    panels = [*drawn(_PROGRESS), *drawn(told, metric=True), *drawn(_USE)]
+    return Measured(panels, len(metrics) - len(told), drawn(_TRAFFIC))
 
 
 def _panel(
-    panel: _Panel,
-    id_: str,
-    given: Sequence[Series],
-    timeline: RunTimeline,
-    blamed: Sequence[int],
-) -> Markup:
+    kind: _Kind, id_: str, given: Sequence[Series], timeline: RunTimeline, blamed: Sequence[int]
+) -> Panel:
     by_name: dict[str, list[Series]] = {}
+    what = "GPU" if kind.name.startswith("gpu_") else "rank"
     for series in given:
-        by_name.setdefault(series.of, []).append(series)
-    what = "GPU" if panel.name.startswith("gpu_") else "rank"
-    lines = {f"{what} {of}": _line(each, timeline.start_ns) for of, each in by_name.items()}
+        by_name.setdefault(f"{what} {series.of}", []).append(series)
+    lines = {name: _line(each, timeline.start_ns) for name, each in by_name.items()}
     seconds = (timeline.end_ns - timeline.start_ns) / _SECOND
     guilty = {f"rank {rank}" for rank in blamed}
-    curves, bands = _curves(lines, guilty, seconds)
-    extremes = {name: _extremes(points) for name, points in lines.items()}
-    words = ChartText(id_, panel.title, _description(panel, extremes))
-    chart = line_chart(
-        words,
-        curves,
-        ChartAxis(unit="duration", low=0.0, high=seconds),
-        ChartAxis(unit=panel.unit, low=0.0 if panel.from_zero else None),
-        bands=bands,
+    found = [_extremes(name, points) for name, points in lines.items()]
+    top = max(found, key=lambda each: each.highest)
+    low = min(found, key=lambda each: each.lowest)
+    show = functools.partial(charts.tick_text, unit=kind.unit)
+    most, least = f"{show(top.highest)} ({top.name})", f"{show(low.lowest)} ({low.name})"
+    said = f"Of {len(found)}: at most {most}, at least {least}."
+    chart = charts.line_chart(
+        charts.Words(id_, kind.title, said),
+        _curves(lines, guilty, seconds),
+        charts.Axis(unit="duration", low=0.0, high=seconds),
+        charts.Axis(unit=kind.unit, low=0.0 if kind.from_zero else None),
         events=[*_events(timeline)],
         height=130,
         budget=_COLUMNS,
     )
-    return element("div", chart, disclosure("Numbers", _numbers(panel, extremes, guilty)))
+
+    caption, is_whole = kind.title, len(found) <= _MOST_ROWS
+    if not is_whole:
+        caption = f"{kind.title}: of {len(found)} those with the highest values"
+        found.sort(key=lambda each: (each.name not in guilty, -each.highest))
+    columns = (
+        html.Column("Of", lambda each: each.name),
+        html.numbers("Lowest", lambda each: each.lowest, show),
+        html.numbers("Highest", lambda each: each.highest, show),
+        html.numbers("Last", lambda each: each.last, show),
+    )
+    return Panel(chart, html.table(caption, columns, found[:_MOST_ROWS]), is_whole)
 
 
 def _line(given: Sequence[Series], start_ns: int) -> list[Point]:
@@ -313,10 +272,10 @@ def _line(given: Sequence[Series], start_ns: int) -> list[Point]:
 
 def _curves(
     lines: Mapping[str, Sequence[Point]], guilty: set[str], seconds: float
-) -> tuple[list[ChartCurve], list[ChartBand]]:
+) -> list[charts.Curve]:
     """Return what is drawn: each line, or of very many what they have in common."""
-    if len(lines) <= STYLES:
-        return [ChartCurve(name, points) for name, points in lines.items()], []
+    if len(lines) <= charts.STYLES:
+        return [charts.Curve(name, points) for name, points in lines.items()]
     columns: dict[int, list[float]] = {}
     wide = max(seconds, 1e-9) / _COLUMNS
     for points in lines.values():
@@ -327,62 +286,33 @@ def _curves(
     low = [(at, min(values)) for at, values in found]
     high = [(at, max(values)) for at, values in found]
     middle = [(at, statistics.median(values)) for at, values in found]
-    curves = [ChartCurve(f"the middle of {len(lines)}", middle, 0)]
-    named = [name for name in lines if name in guilty][: STYLES - 1]
-    curves += [ChartCurve(name, lines[name], at) for at, name in enumerate(named, start=1)]
-    return curves, [ChartBand("from the lowest to the highest", low, high, 0)]
+    curves = [
+        charts.Curve("from the lowest to the highest", high, 0, low=low),
+        charts.Curve(f"the middle of {len(lines)}", middle, 0),
+    ]
+    named = [name for name in lines if name in guilty][: charts.STYLES - 1]
+    return curves + [charts.Curve(name, lines[name], at) for at, name in enumerate(named, start=1)]
 
 
 class _Extremes(NamedTuple):
+    name: str
     lowest: float
     highest: float
     last: float
 
 
-def _extremes(points: Sequence[Point]) -> _Extremes:
+def _extremes(name: str, points: Sequence[Point]) -> _Extremes:
     values = [value for _, value in points if math.isfinite(value)]
-    return _Extremes(min(values), max(values), values[-1])
+    return _Extremes(name, min(values), max(values), values[-1])
 
 
-def _description(panel: _Panel, extremes: Mapping[str, _Extremes]) -> str:
-    top = max(extremes, key=lambda name: extremes[name].highest)
-    low = min(extremes, key=lambda name: extremes[name].lowest)
-    highest = tick_text(extremes[top].highest, panel.unit)
-    lowest = tick_text(extremes[low].lowest, panel.unit)
-    return f"Of {len(extremes)}: at most {highest} ({top}), at least {lowest} ({low})."
-
-
-def _numbers(panel: _Panel, extremes: Mapping[str, _Extremes], guilty: set[str]) -> Markup:
-    columns = [
-        TableColumn("Of"),
-        TableColumn("Lowest", numeric=True),
-        TableColumn("Highest", numeric=True),
-        TableColumn("Last", numeric=True),
-    ]
-    order, caption = list(extremes), panel.title
-    if len(order) > _MOST_ROWS:
-        caption = f"{panel.title}: of {len(order)} those with the highest values"
-        order.sort(key=lambda name: (name not in guilty, -extremes[name].highest))
-    rows = [
-        TableRow(
-            (name, *(TableCell(tick_text(value, panel.unit), value) for value in extremes[name]))
-        )
-        for name in order[:_MOST_ROWS]
-    ]
-    return table(caption, columns, rows, hidden_caption=len(order) <= _MOST_ROWS)
-
-
-def _events(timeline: RunTimeline) -> Iterator[ChartEvent]:
+def _events(timeline: RunTimeline) -> Iterator[charts.Mark]:
     """Yield restarts, and what the run failed for."""
-    found = [mark for attempt in timeline.attempts for mark in attempt.marks]
-    found += [
-        mark for attempt in timeline.attempts for lane in attempt.lanes for mark in lane.marks
-    ]
     seen = set()
-    for mark in found:
+    for mark in marks_of(timeline):
         at = (mark.time_ns - timeline.start_ns) / _SECOND
         if mark.kind in ("root_cause", "restart") and (mark.kind, round(at, 3)) not in seen:
             seen.add((mark.kind, round(at, 3)))
-            yield ChartEvent(at, mark.kind, mark.text)
+            yield charts.Mark(at, mark.kind, mark.text)
         if len(seen) >= _MOST_EVENTS:
             return

@@ -1,7 +1,7 @@
-"""What a page tells of a run, read from the files that it has left; bounded, and never raising.
+"""What a page shows of a run, read from the files that it has left; bounded, and never raising.
 
-A run that goes on, one that was killed, one whose result.json is torn or of another version: each
-is told of as far as its files go. All texts go through what takes secrets out.
+A run may go on, it may have been killed, its result.json may be torn or of another version: the
+page shows what its files hold. All texts pass through what takes secrets out.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from lllaunch.watchdog.stacks.merged import TREE
 
 if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory
-    from lllaunch.run.outcome import AttemptOutcome, RunOutcome, WorkerOutcome
-    from lllaunch.watchdog.progress import Progress
+    from lllaunch.run.outcome import AttemptOutcome, RootCause, RunOutcome, WorkerOutcome
 
 _LOG_LINES = 80
 _MOST_WORKERS = 12
@@ -41,14 +40,10 @@ _DEEPEST = 64
 
 @dataclass(frozen=True)
 class LogEnd:
-    """The end of a log of one worker.
+    """The end of a log of one worker; its path is relative to the directory of the run.
 
     Attributes:
-        attempt: number of the attempt.
-        rank: of the worker.
-        stream: ``stdout`` or ``stderr``.
-        path: the file, relative to the directory of the run.
-        lines: its last lines, oldest first.
+        lines: the last ones, oldest first.
         cut: whether there is more before them.
         blamed: whether the run failed because of this worker.
     """
@@ -64,14 +59,7 @@ class LogEnd:
 
 @dataclass(frozen=True)
 class StacksText:
-    """Where all ranks of an attempt stood, as it was written then.
-
-    Attributes:
-        attempt: number of the attempt.
-        path: the file, relative to the directory of the run.
-        lines: those at its beginning.
-        cut: whether there are more.
-    """
+    """The first lines of a file that says where all ranks of an attempt were; fields as above."""
 
     attempt: int
     path: str
@@ -81,21 +69,16 @@ class StacksText:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """All that a page tells of a run.
+    """All that a page shows of a run.
 
     Attributes:
-        report: as the other formats have it.
-        entry: as ``ls`` has it.
-        outcome: what its result.json says; None if there is none that counts.
-        timeline: what happened when.
-        logs: ends of logs, those that tell most first.
-        stacks: where all ranks stood when somebody looked, the newest attempt first.
-        plan: lines of its plan; none if it has left none.
-        host: facts about the machine.
-        build: what the code is that ran.
+        outcome: as its result.json has it; None if there is none, or if a later launcher goes on.
+        logs: ends of logs, the most telling first.
+        stacks: where all ranks were when somebody looked, the newest attempt first.
+        plan: lines of its plan.
+        result: what its result.json has beyond that.
         cwd: directory that paths below it are shown relative to.
         problem: what is wrong with its result.json, or an empty string.
-        progress: how far it is, of a run that goes on; None where that is not known.
     """
 
     report: Report
@@ -105,15 +88,23 @@ class RunFacts:
     logs: tuple[LogEnd, ...] = ()
     stacks: tuple[StacksText, ...] = ()
     plan: tuple[str, ...] = ()
-    host: Fields = Fields()  # noqa: RUF009 - it cannot be changed
-    build: Fields = Fields()  # noqa: RUF009 - as above
+    result: Fields = Fields()  # noqa: RUF009 - it cannot be changed
     cwd: str = ""
     problem: str = ""
-    progress: Progress | None = None
+
+    @property
+    def attempts(self) -> tuple[AttemptOutcome, ...]:
+        """As its result.json has them."""
+        return () if self.outcome is None else self.outcome.attempts
+
+    @property
+    def root(self) -> RootCause | None:
+        """What the run failed for."""
+        return None if self.outcome is None else self.outcome.root_cause
 
     @property
     def state(self) -> str:
-        """As result.json has it; else what can be told without: ``running``, ``died``, ..."""
+        """As result.json has it; else what is known without: ``running``, ``died``, ..."""
         case = self.report.cases[0]
         return self.entry.state if case.state == "unfinished" else case.state
 
@@ -128,19 +119,32 @@ def read_run_facts(
         roots: directories of the user's own source files, absolute.
         hide: applied to every text, to take secrets out.
     """
-    entry, _ = read_run(found)
+    entry, own = read_run(found)
     problem = ""
     try:
         report = load(found, roots)
+        counts = report.finished
     except (ConfigError, OutputError) as error:
-        problem = tidy(hide(f"its {RESULT} {_why(error)}"))
-        case = replace(unfinished_case("run", entry.state), message=problem)
+        why = f"cannot be read: {error}"
+        if isinstance(error, ConfigError):
+            why = "; ".join(each.message for each in error.problems)
+        problem = tidy(hide(f"its {RESULT} {why}"))
+        case = replace(
+            unfinished_case("run", entry.state), message=problem, exit_code=entry.exit_code
+        )
         report = Report("run", tidy(found.path), (case,), finished=False)
-    document = None if problem else read_json(found.document)
+        # one of another version may be understood
+        counts = own is not None
+    try:
+        cwd = os.getcwd()
+    except OSError:  # it was removed, and nothing is below it
+        cwd = os.devnull
+    path = within(found.path, os.path.join(found.path, PLAN))
+    plan = hide("" if path is None else read_text(path) or "")[:_LONGEST_PLAN]
+    document = read_json(found.document)
     result = None if document is None else ResultFile.from_json(_hidden(document, hide), found.path)
     # where a later launcher goes on, what is there is an earlier run's
-    outcome = result.outcome if result is not None and report.finished else None
-    fields = Fields() if result is None else result.fields
+    outcome = result.outcome if result is not None and counts else None
     return RunFacts(
         report=report,
         entry=entry,
@@ -148,32 +152,11 @@ def read_run_facts(
         timeline=read_timeline(found, hide),
         logs=tuple(_logs(found.path, outcome, hide)),
         stacks=tuple(_stacks(found.path, hide)),
-        plan=tuple(_plan_text(found.path, hide).splitlines()),
-        host=fields.inner("host"),
-        build=fields.inner("build"),
-        cwd=_working_directory(),
+        plan=tuple(plan.splitlines()),
+        result=Fields() if result is None else result.fields,
+        cwd=cwd,
         problem=problem,
-        progress=entry.progress,
     )
-
-
-def _working_directory() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # it was removed, and nothing is below it
-        return os.devnull
-
-
-def _why(error: ConfigError | OutputError) -> str:
-    if isinstance(error, ConfigError):
-        return "; ".join(problem.message for problem in error.problems)
-    return f"cannot be read: {error}"
-
-
-def _plan_text(directory: str, hide: Callable[[str], str]) -> str:
-    path = within(directory, os.path.join(directory, PLAN))
-    text = "" if path is None else read_text(path) or ""
-    return hide(text)[:_LONGEST_PLAN]
 
 
 def _hidden(value: Any, hide: Callable[[str], str], depth: int = 0) -> Any:
@@ -195,7 +178,8 @@ def _hidden(value: Any, hide: Callable[[str], str], depth: int = 0) -> Any:
 def _stacks(directory: str, hide: Callable[[str], str]) -> Iterator[StacksText]:
     """Yield the trees of the newest attempts; of several nodes those of each."""
     places = [directory, *(path for _, path in sorted(_numbered(directory, "node_")))]
-    for attempt in sorted(_attempts_in(places), reverse=True)[:_MOST_ATTEMPTS]:
+    numbers = {number for place in places for number, _ in _numbered(place, "attempt_")}
+    for attempt in sorted(numbers, reverse=True)[:_MOST_ATTEMPTS]:
         for place in places[: _MOST_NODES + 1]:
             name = os.path.join(place, f"attempt_{attempt}", TREE)
             path = within(directory, name)
@@ -205,10 +189,6 @@ def _stacks(directory: str, hide: Callable[[str], str]) -> Iterator[StacksText]:
                 shown = tuple(lines[:_TREE_LINES])
                 relative = os.path.relpath(name, directory)
                 yield StacksText(attempt, relative, shown, len(lines) > len(shown))
-
-
-def _attempts_in(places: Iterable[str]) -> set[int]:
-    return {number for place in places for number, _ in _numbered(place, "attempt_")}
 
 
 # Logs
@@ -233,13 +213,9 @@ def telling(
 ) -> list[tuple[AttemptOutcome, WorkerOutcome]]:
     """Return the workers whose logs are worth showing, those that tell most first. Pure.
 
-    Args:
-        outcome: what became of the run.
-        guilty: the one that it failed because of, or None.
-
-    Returns:
-        of the last attempt that one, those that failed, those that failed after it, rank 0 and the
-        others, at most a dozen; then of the newest attempts before it the one that each failed for.
+    Of the last attempt that is the guilty one, those that failed, those that failed after it, rank
+    0 and the others, at most a dozen; then of the newest attempts before it the one that each
+    failed for.
     """
     if not outcome.attempts:
         return []

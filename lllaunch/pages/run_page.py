@@ -1,16 +1,15 @@
 """The page of a run: what failed and where, when, how it went, and what was run. Pure.
 
-What is read of the run is in `lllaunch.pages.run_facts`. A page of hundreds of ranks stays small:
-ranks that look alike share a lane, curves of many show the lowest, the highest and the middle one,
-logs and tables are cut; every such place says so.
+`lllaunch.pages.run_facts` reads what is known of the run, ``run.html.j2`` has the page's layout. A
+page of hundreds of ranks stays small: ranks that look alike share a lane, charts of many ranks show
+the lowest, the highest and the middle one, logs and tables are cut. Every such place says so.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.console.hang import disagreement_text, frame_text, place_text, tree_call
 from lllaunch.console.report import failure_text, fate_groups
@@ -22,108 +21,119 @@ from lllaunch.console.wording import (
     shown_path,
     step_text,
 )
-from lllaunch.pages.html import (
-    Markup,
-    PageLink,
-    TableCell,
-    TableColumn,
-    TableRow,
-    badge,
-    definitions,
-    disclosure,
-    document,
-    element,
-    joined,
-    preformatted,
-    section,
-    table,
-)
-from lllaunch.pages.parts import (
-    STATE_WORDS,
-    UNKNOWN_STATE,
-    code_facts,
-    host_facts,
-    moment,
-    own_line,
-    page_footer,
-    page_heading,
-    short_commit,
-)
-from lllaunch.pages.run_charts import curves_of, lanes_of
+from lllaunch.pages import html, page
+from lllaunch.pages.run_charts import curves_of, lanes_of, marks_of
 from lllaunch.run.causes import signal_name
 from lllaunch.run.excerpts import folded, users_call
+from lllaunch.run.outcome import RunOutcome
 from lllaunch.text import count, duration, shorten, size, spans
 from lllaunch.watchdog.stacks.frames import is_own
 from lllaunch.watchdog.stacks.merged import short_tree, tree_lines
 
 if TYPE_CHECKING:
-    from lllaunch.pages.run_facts import LogEnd, RunFacts
+    from markupsafe import Markup
+
+    from lllaunch.pages.run_facts import RunFacts
     from lllaunch.results.timeline import Lane, RunTimeline
     from lllaunch.run.hang import Hang
-    from lllaunch.run.outcome import AttemptOutcome, RootCause, RunOutcome, WorkerOutcome
-    from lllaunch.watchdog.stacks.frames import Frame
-    from lllaunch.watchdog.stacks.merged import StackBranch
+    from lllaunch.run.outcome import (
+        AttemptOutcome,
+        RootCause,
+    )
 
 _SECOND = 1e9
+_EXCERPT = 20  # lines
+_LONGEST_COMMAND = 240
+_LONGEST_LIST = 60
+_LONGEST_VALUE = 2000
+_LONG_TREE = 60
+_MOST_CALLS = 16
+_MOST_FINDINGS = 20
+_MOST_FOLDED = 12  # rows of a table that is shown at first
+_MOST_GROUPS = 40
+_MOST_PLACES = 8
+_MOST_PLAN_LINES = 1500
+_MOST_ROWS = 2000
+_MOST_VALUES = 64
+_WITHOUT_END = RunOutcome("error", 1, "")
+_KEY = re.compile(r"(?P<before>\s*(?:- )*)(?P<key>[^\s#'\"][^:#]*:)(?P<rest>\s.*|)", re.DOTALL)
 
 
 def run_page(facts: RunFacts, version: str) -> str:
-    """Return the page of a run.
-
-    Args:
-        facts: what is known of it.
-        version: lllaunch's.
-    """
-    sections = [
-        ("cause", "What happened", _cause(facts)),
-        ("time", "In time", _time(facts)),
-        ("measured", "Measured", _measured(facts)),
-        ("stacks", "Where the workers stood", _stacks(facts)),
-        ("logs", "Ends of logs", _logs(facts)),
-        ("returned", "What the workers returned", _returned(facts)),
-        ("plan", "Plan", _plan(facts)),
-        ("environment", "Environment", _environment(facts)),
+    """Return the page of a run, made by this version of lllaunch."""
+    timeline, root = facts.timeline, facts.root
+    left = [
+        f"Attempt {attempt.number} left process {each.pid} behind ({each.command})"
+        f"{'; it was killed' if each.killed else ''}"
+        for attempt in facts.attempts
+        for each in attempt.leftovers
     ]
-    there = [(id_, title, content) for id_, title, content in sections if content]
-    body = joined(section(id_, title, content) for id_, title, content in there)
-    word = _verdict_word(facts)
-    return document(
-        f"{word}: {os.path.basename(os.path.abspath(facts.report.directory))}",
-        _heading(facts, word),
-        body,
-        links=[PageLink(id_, title) for id_, title, _ in there],
-        footer=page_footer(facts.report.directory, version),
+    outcome = facts.outcome or _WITHOUT_END
+    hang = outcome.look if root is None or root.hang is None else root.hang
+    stacks = [] if hang is None else [*hang.stacks.values()]
+    own = [("Run id", outcome.run_id), ("Plan hash", page.long(outcome.plan_hash, "code"))]
+    return page.render(
+        "run.html.j2",
+        _head(facts, version),
+        facts=facts,
+        cause=[*_cause(facts)],
+        aside=[*_aside(facts)],
+        findings=[] if facts.outcome is not None else _findings(timeline),
+        lanes=lanes_of(timeline) if timeline.attempts else "",
+        attempts=_attempts(facts) if len(facts.attempts) > 1 else None,
+        attempts_in_all=len({attempt.number for attempt in timeline.attempts}),
+        workers=_workers(facts),
+        workers_in_all=sum(len(attempt.lanes) for attempt in timeline.attempts),
+        folded_rows=_MOST_FOLDED,
+        measured=curves_of(timeline, () if root is None else root.ranks),
+        tree=[*tree_lines(short_tree(stacks, _LONG_TREE), lambda call: tree_call(call, facts.cwd))],
+        # what stderr says before a traceback; without one its end is above
+        opened_log="stderr" if root is not None and root.traceback else "",
+        returned=html.table(
+            "Return values", _VALUES, [*outcome.return_values.items()][:_MOST_VALUES]
+        ),
+        leftovers=left[:_MOST_VALUES],
+        plan=[*map(_plan_line, facts.plan[:_MOST_PLAN_LINES])],
+        overrides=[html.code(each) for each in facts.entry.overrides[:_MOST_VALUES]],
+        environment=page.environment_facts(facts.result, own),
+        nodes=html.table("Nodes", _NODES, outcome.nodes[:_MOST_ROWS]),
     )
 
 
 # Above all
 
 
-def _verdict_word(facts: RunFacts) -> str:
+def _head(facts: RunFacts, version: str) -> page.Head:
     outcome = facts.outcome
-    if facts.problem:
-        return "Unreadable"
+    word = page.STATE_WORDS.get(facts.state, page.UNKNOWN_STATE)
     if outcome is not None and outcome.signum is not None:
-        return f"Ended by {signal_name(outcome.signum)}"
-    return STATE_WORDS.get(facts.state, UNKNOWN_STATE)
-
-
-def _heading(facts: RunFacts, word: str) -> Markup:
-    directory, state = facts.report.directory, facts.state
-    sentence, more = _verdict(facts), _where(facts)
-    return page_heading("Run", directory, state, word, sentence, more, _summary(facts))
+        word = f"Ended by {signal_name(outcome.signum)}"
+    elif outcome is None and facts.problem:
+        word = "Unreadable"
+    return page.Head(
+        "Run",
+        facts.report.directory,
+        facts.state,
+        word,
+        _verdict(facts),
+        html.joined(_where(facts), " · "),
+        [*_summary(facts)],
+        version,
+    )
 
 
 def _verdict(facts: RunFacts) -> str:
     """Return what became of a run in one sentence."""
     case, outcome = facts.report.cases[0], facts.outcome
     if outcome is None:
-        return capitalised(_going_on(facts) or case.message or "nothing more is known")
+        far = "" if facts.entry.progress is None else progress_text(facts.entry.progress)
+        if facts.entry.progress is not None and facts.entry.progress.eta:
+            far += f", about {duration(facts.entry.progress.eta)} left"
+        return capitalised(far or case.message or "nothing more is known")
     if outcome.state == "error":
         return outcome.error.partition("\n")[0] or "lllaunch could not do its part"
     if outcome.state == "succeeded":
-        last = outcome.attempts[-1] if outcome.attempts else None
-        workers = counted(0 if last is None else len(last.workers), "worker")
+        workers = counted(sum(len(last.workers) for last in outcome.attempts[-1:]), "worker")
         restarts = f", after {counted(outcome.restarts, 'restart')}" if outcome.restarts else ""
         return f"{workers} in {duration(outcome.seconds)}{restarts}"
     if outcome.root_cause is None:
@@ -133,7 +143,7 @@ def _verdict(facts: RunFacts) -> str:
 
 
 def _without_cause(outcome: RunOutcome) -> str:
-    """Return what is to be said of a run that a signal or a limit ended, and no failure."""
+    """Return what is known of a run that a signal or a limit ended, and no failure."""
     if outcome.limit is not None:
         return f"the run {outcome.limit}"
     if outcome.importing:
@@ -146,213 +156,174 @@ def _without_cause(outcome: RunOutcome) -> str:
     return "" if progress is None else f"at {progress_text(progress)}"
 
 
-def _going_on(facts: RunFacts) -> str:
-    """Return how far a run is that goes on; an empty text where that is not known."""
-    progress = facts.progress
-    if progress is None:
-        return ""
-    eta = f", about {duration(progress.eta)} left" if progress.eta else ""
-    return f"{progress_text(progress)}{eta}"
-
-
-def _where(facts: RunFacts) -> Markup:
-    """Return where in the code that was, in which attempt, and what the launcher exited with."""
-    parts: list[str] = []
-    outcome, case = facts.outcome, facts.report.cases[0]
-    root = None if outcome is None else outcome.root_cause
-    if root is not None and case.bad:
-        place = _place(root, facts.cwd)
-        parts += [place] if place else []
-        if outcome is not None and len(outcome.attempts) > 1:
-            parts.append(f"attempt {root.attempt}, the last of {len(outcome.attempts)}")
+def _where(facts: RunFacts) -> Iterator[str]:
+    """Yield where in the code that was, in which attempt, and what the launcher exited with."""
+    outcome, case, root = facts.outcome, facts.report.cases[0], facts.root
+    if root is not None and facts.state != "succeeded":
+        yield from _place(root, facts.cwd)
+        if len(facts.attempts) > 1:
+            yield f"attempt {root.attempt}, the last of {len(facts.attempts)}"
     seconds = facts.entry.seconds
     if facts.state == "running" and seconds is not None:
-        parts.append(f"for {duration(seconds)} until this page was made")
+        yield f"for {duration(seconds)} until this page was made"
     elif outcome is not None and facts.state != "succeeded":
-        parts.append(f"after {duration(outcome.seconds)}")
+        yield f"after {duration(outcome.seconds)}"
     if case.exit_code:
-        parts.append(f"exit code {case.exit_code}")
-    return joined(parts, " · ") if parts else Markup()
+        yield f"exit code {case.exit_code}"
 
 
-def _place(root: RootCause, cwd: str) -> Markup:
-    """Return the line of the user's code that a run failed in; nothing where it is not known."""
-    call = users_call(root.traceback) if root.traceback else None
-    if call is not None:
-        return _code(f"{shown_path(call.file, cwd)}:{call.line}", call.function)
-    hang = root.hang
-    stack = None if hang is None else hang.stacks.get(next(iter(hang.blamed), -1))
+def _place(root: RootCause, cwd: str) -> Iterator[str]:
+    """Yield the line of the user's code that a run failed in, if it is known."""
+    stack = None if root.hang is None else root.hang.stacks.get(next(iter(root.hang.blamed), -1))
     frames = root.frames if stack is None else stack.frames
-    own = next((frame for frame in frames if is_own(frame)), None)
-    if own is None:
-        return Markup()
-    return _code(f"{shown_path(own.file, cwd)}:{own.line}", own.function)
-
-
-def _code(place: str, function: str) -> Markup:
-    return joined(("at ", element("code", place), " in ", element("code", function)))
+    call = users_call(root.traceback) if root.traceback else None
+    own = call or next((frame for frame in frames if is_own(frame)), None)
+    if own is not None:
+        where = f"{shown_path(own.file, cwd)}:{own.line}"
+        yield html.fill("at {} in {}", html.code(where), html.code(own.function))
 
 
 def _summary(facts: RunFacts) -> Iterator[tuple[str, str]]:
     outcome, timeline, entry = facts.outcome, facts.timeline, facts.entry
     started = (outcome.started_ns if outcome is not None else 0) or entry.started_ns
-    yield "Started", moment(started or timeline.start_ns)
+    yield "Started", html.moment(started or timeline.start_ns)
     if outcome is not None:
-        yield "Took", element("span", duration(outcome.seconds), title=f"{outcome.seconds} s")
+        yield "Took", html.took(outcome.seconds)
     numbers = {attempt.number for attempt in timeline.attempts}
     yield "Attempts", str(len(numbers)) if numbers else ""
     last = [attempt for attempt in timeline.attempts if attempt.number == max(numbers)]
     workers = sum(len(attempt.lanes) for attempt in last)
     on = f" on {len(timeline.nodes)} nodes" if len(timeline.nodes) > 1 else ""
     yield "Workers", f"{workers}{on}" if workers else ""
-    furthest = outcome.attempts[-1].furthest if outcome is not None and outcome.attempts else None
-    if furthest is not None and furthest.progress is not None:
-        yield "Progress", progress_text(furthest.progress)
-    batch = f"{entry.batch_job} {entry.queue}".strip()
-    yield "Batch job", batch
-    yield "Commit", short_commit(facts.build)
-    overrides = entry.overrides
-    if overrides:
-        yield "Command line", own_line(shorten(" ".join(overrides), _LONGEST_COMMAND), "code")
+    steps = [
+        worker.progress
+        for attempt in facts.attempts[-1:]
+        for worker in attempt.workers
+        if worker.progress is not None
+    ]
+    # of all, as `show` has it; that of the worker that failed is told with the cause
+    yield "Progress", progress_text(max(steps, key=lambda each: each.step)) if steps else ""
+    yield "Batch job", f"{entry.batch_job} {entry.queue}".strip()
+    yield "Commit", page.short_commit(facts.result)
+    yield "Command line", page.long(shorten(" ".join(entry.overrides), _LONGEST_COMMAND), "code")
+    if outcome is not None:
+        yield "Note", capitalised(facts.problem)
 
-
-_LONGEST_COMMAND = 240
 
 # What happened
 
 
-_EXCERPT = 20
-
-
-def _cause(facts: RunFacts) -> Markup:
+def _cause(facts: RunFacts) -> Iterator[str | html.Quote]:
     outcome = facts.outcome
     if outcome is None:
-        return _findings(facts.timeline)
-    parts = [element("p", line) for line in outcome.error.split("\n")[1:] if line.strip()]
+        return
+    yield from (line for line in outcome.error.split("\n")[1:] if line.strip())
     if outcome.no_progress is not None:
-        parts.append(element("p", f"{capitalised(str(outcome.no_progress))}."))
-    root = outcome.root_cause
-    if root is not None and outcome.state != "succeeded":
-        parts += _of_root(root, facts)
+        yield f"{capitalised(str(outcome.no_progress))}."
+    if outcome.root_cause is not None and outcome.state != "succeeded":
+        yield from _of_root(outcome.root_cause, facts)
     if outcome.limit is not None:
-        parts.append(element("p", f"Then the run {outcome.limit}."))
+        yield f"Then the run {outcome.limit}."
     if outcome.look is not None:
-        parts.append(element("p", f"{capitalised(str(outcome.look.finding))}."))
-        parts += _standing(outcome.look, facts.cwd)
-    aside = []
+        yield f"{capitalised(str(outcome.look.finding))}."
+        yield from _standing(outcome.look, facts.cwd)
+
+
+def _aside(facts: RunFacts) -> Iterator[str | html.Table]:
+    """Yield what became of the workers and the nodes that are not to blame."""
+    outcome = facts.outcome
+    if outcome is None:
+        return
     if outcome.attempts and outcome.state != "succeeded":
-        aside.append(_others(outcome.attempts[-1], root))
+        yield from _others(outcome.attempts[-1], outcome.root_cause)
     for node in outcome.nodes:
         if node.state == "lost":
             said = f": it {node.said}" if node.said else ""
-            aside.append(element("p", f"{capitalised(node.name)} left no result{said}."))
-    columns = [element("div", *each) for each in (parts, aside) if any(each)]
-    return element("div", *columns, class_="split") if len(columns) > 1 else joined(columns)
+            yield f"{capitalised(node.name)} left no result{said}."
 
 
-def _findings(timeline: RunTimeline) -> Markup:
+def _findings(timeline: RunTimeline) -> list[Markup]:
     """Return what was found in a run that has left no word of its end."""
-    marks = [
-        mark
-        for attempt in timeline.attempts
-        for mark in (*attempt.marks, *(mark for lane in attempt.lanes for mark in lane.marks))
-        if mark.kind in ("finding", "restart", "root_cause")
+    kinds = ("finding", "restart", "root_cause")
+    marks = sorted(marks_of(timeline), key=lambda mark: mark.time_ns)
+    return [
+        html.fill("{}: {}", html.moment(mark.time_ns), mark.text)
+        for mark in [mark for mark in marks if mark.kind in kinds][-_MOST_FINDINGS:]
     ]
-    marks.sort(key=lambda mark: mark.time_ns)
-    items = [element("li", moment(mark.time_ns), f": {mark.text}") for mark in marks[-20:]]
-    return element("ul", *items) if items else Markup()
 
 
-def _of_root(root: RootCause, facts: RunFacts) -> Iterator[Markup]:
+def _of_root(root: RootCause, facts: RunFacts) -> Iterator[str | html.Quote]:
     cwd = facts.cwd
+    of_rank = "" if root.rank is None else f" of rank {root.rank}"
     if root.explanation is not None:
-        sure = element("strong", f"Why ({root.explanation.sure}): ")
-        yield element("p", sure, capitalised(root.explanation.text))
-    yield from _progress_of(facts.outcome)
+        known = root.explanation
+        yield html.fill("<strong>Why ({}): </strong>{}", known.sure, capitalised(known.text))
+    yield from _progress_of(facts)
     if root.collectives is not None:
-        yield element("p", f"{capitalised(disagreement_text(root.collectives, cwd))}.")
+        yield f"{capitalised(disagreement_text(root.collectives, cwd))}."
     if root.traceback:
-        yield element("h3", f"Traceback{_of_rank(root)}")
-        yield preformatted(_traceback(root.traceback), f"Traceback{_of_rank(root)}")
+        yield html.Quote(f"Traceback{of_rank}", _traceback(root.traceback))
     elif "\n" in (message := str(getattr(root.cause, "message", ""))):
-        yield preformatted(message.split("\n"), "Message")
+        yield html.Quote("Message", message.split("\n"), heading=False)
     if root.frames:
-        yield element("h3", f"Where it stood{_of_rank(root)} (innermost call first)")
-        yield preformatted((frame_text(frame, cwd) for frame in root.frames), "Calls")
+        calls = [frame_text(frame, cwd) for frame in root.frames]
+        yield html.Quote(f"Where it stood{of_rank} (innermost call first)", calls)
     if root.hang is not None:
-        yield from _of_hang(root.hang, root, cwd)
-    if not root.traceback and (log := _telling(facts.logs)) is not None:
+        if not root.of_watchdog:
+            after = duration(max(0, root.hang.time_ns - root.time_ns) / _SECOND)
+            yield f"The watchdog ended the attempt {after} later: {root.hang.finding}."
+        yield from _standing(root.hang, cwd)
+    logs = {log.stream: log for log in facts.logs if log.blamed}
+    log = logs.get("stderr") or logs.get("stdout")
+    if log is not None and not root.traceback:
         what = "The last lines" if log.cut or len(log.lines) > _EXCERPT else "All"
-        title = f"{what} of {log.path}"
-        yield element("h3", title)
-        yield preformatted(log.lines[-_EXCERPT:], title)
+        yield html.Quote(f"{what} of {log.path}", log.lines[-_EXCERPT:])
 
 
-def _of_rank(root: RootCause) -> str:
-    return "" if root.rank is None else f" of rank {root.rank}"
-
-
-def _telling(logs: Sequence[LogEnd]) -> LogEnd | None:
-    """Return the log of who is to blame that is worth showing at once."""
-    known = {log.stream: log for log in logs if log.blamed}
-    return known.get("stderr") or known.get("stdout")
-
-
-def _progress_of(outcome: RunOutcome | None) -> Iterator[Markup]:
-    last = outcome.attempts[-1] if outcome is not None and outcome.attempts else None
-    worker = None if last is None else last.furthest
-    if last is None or worker is None or worker.progress is None:
-        return
-    before = (last.ended_ns - worker.progress_ns) / _SECOND
-    when = f", {duration(before)} before the end" if before >= 10 and worker.progress_ns else ""
-    yield element("p", f"Rank {worker.rank} was at {progress_text(worker.progress)}{when}.")
+def _progress_of(facts: RunFacts) -> Iterator[str]:
+    for last in facts.attempts[-1:]:
+        worker = last.furthest
+        if worker is not None and worker.progress is not None:
+            before = (last.ended_ns - worker.progress_ns) / _SECOND
+            late = before >= 10 and worker.progress_ns
+            when = f", {duration(before)} before the end" if late else ""
+            yield f"Rank {worker.rank} was at {progress_text(worker.progress)}{when}."
 
 
 def _traceback(text: str) -> Iterator[str]:
     """Yield the lines of a traceback; what was raised stands out."""
     lines = folded(text)
-    for number, line in enumerate(lines):
+    for at, line in enumerate(lines, 1):
         is_error = line[:1].strip() and not line.startswith("Traceback") and ":" in line
-        last = number == len(lines) - 1
-        yield element("span", line, class_="hot") if is_error or last else line
+        hot = is_error or at == len(lines)
+        yield html.fill('<span class="hot">{}</span>', line) if hot else line
 
 
-def _of_hang(hang: Hang, root: RootCause, cwd: str) -> Iterator[Markup]:
-    if not root.of_watchdog:
-        after = duration(max(0, hang.time_ns - root.time_ns) / _SECOND)
-        yield element("p", f"The watchdog ended the attempt {after} later: {hang.finding}.")
-    yield from _standing(hang, cwd)
-
-
-def _standing(hang: Hang, cwd: str) -> Iterator[Markup]:
+def _standing(hang: Hang, cwd: str) -> Iterator[str | html.Quote]:
     """Yield where the workers stood: those who hang with their calls, or all where nobody does."""
     if hang.collectives is not None:
-        yield element("p", f"{capitalised(disagreement_text(hang.collectives, cwd))}.")
+        yield f"{capitalised(disagreement_text(hang.collectives, cwd))}."
     if hang.left:
-        yield element("p", f"{_members([*hang.left])} had ended with success before.")
-    for numbers, what in (
-        (hang.asleep, "in uninterruptible sleep in the kernel"),
-        (hang.stopped, "stopped by a signal, and nobody let it go on"),
-    ):
-        if numbers:
-            yield element("p", f"{_members(numbers)}: {what}.")
+        yield f"{_members([*hang.left])} had ended with success before."
+    if hang.asleep:
+        yield f"{_members(hang.asleep)}: in uninterruptible sleep in the kernel."
+    if hang.stopped:
+        yield f"{_members(hang.stopped)}: stopped by a signal, and nobody let it go on."
     nobody = not hang.hung and not hang.waiting
     for place, members in _by_place(hang, [*hang.stacks] if nobody else hang.hung, cwd):
         stack = hang.stacks.get(members[0])
         if stack is not None and stack.frames:
-            title = f"{_members(members)} stood here (innermost call first)"
-            yield element("h3", title)
-            yield preformatted(_calls(stack.frames[:_MOST_CALLS], cwd), title)
+            calls = [
+                html.fill("<strong>{}</strong>", text) if is_own(frame) else text
+                for frame in stack.frames[:_MOST_CALLS]
+                for text in [frame_text(frame, cwd)]
+            ]
+            yield html.Quote(f"{_members(members)} stood here (innermost call first)", calls)
         else:
-            yield element("p", f"{_members(members)} stood {place or 'nobody knows where'}.")
+            yield f"{_members(members)} stood {place or 'nobody knows where'}."
+    what = "waited" if hang.left else "only waited for that"
     for place, members in _by_place(hang, hang.waiting, cwd):
-        what = "waited" if hang.left else "only waited for that"
-        yield element("p", f"{_members(members)} {what} {place}.")
-
-
-_MOST_CALLS = 16
-_MOST_PLACES = 8
-_LONGEST_LIST = 60
+        yield f"{_members(members)} {what} {place}."
 
 
 def _members(numbers: Sequence[int]) -> str:
@@ -371,346 +342,153 @@ def _by_place(hang: Hang, members: Iterable[int], cwd: str) -> list[tuple[str, l
     return sorted(groups.items(), key=lambda group: -len(group[1]))[:_MOST_PLACES]
 
 
-def _calls(frames: Sequence[Frame], cwd: str) -> Iterator[str]:
-    for frame in frames:
-        text = frame_text(frame, cwd)
-        yield element("strong", text) if is_own(frame) else text
+_OTHERS = (
+    html.Column("Ranks", lambda group: shorten(spans(worker.rank for worker in group[0]), 80)),
+    html.numbers("Number", lambda group: len(group[0])),
+    html.Column("What became of them", lambda group: capitalised(group[1]), "wide"),
+)
 
 
-def _others(attempt: AttemptOutcome, root: RootCause | None) -> Markup:
-    """Return what became of the workers that are not to blame, those with one fate in one line."""
+def _others(attempt: AttemptOutcome, root: RootCause | None) -> Iterator[html.Table]:
+    """Yield what became of the workers that are not to blame, those with one fate in one row."""
     named = () if root is None else root.ranks
     others = [worker for worker in attempt.workers if worker.rank not in named]
     known = root is not None and bool(root.ranks or root.subject)
     groups = fate_groups(others, root, after_root=known)
-    if not groups:
-        return Markup()
-    title = "The other workers" if known else "The workers"
-    columns = [
-        TableColumn("Ranks"),
-        TableColumn("Number", numeric=True),
-        TableColumn("What became of them", wide=True),
-    ]
-    rows = [
-        TableRow(
-            (
-                shorten(spans(worker.rank for worker in group), 80),
-                TableCell(str(len(group)), len(group)),
-                capitalised(fate),
-            )
+    if groups:
+        yield html.table(
+            "The other workers" if known else "The workers", _OTHERS, groups[:_MOST_GROUPS]
         )
-        for group, fate in groups[:_MOST_GROUPS]
-    ]
-    return joined((element("h3", title), table(title, columns, rows, hidden_caption=True)))
-
-
-_MOST_GROUPS = 40
 
 
 # In time
 
 
-_FOLDED_ROWS = 12
-_MOST_ROWS = 2000
+def _attempts(facts: RunFacts) -> html.Table:
+    """Return a table of the attempts."""
 
+    def seconds(attempt: AttemptOutcome) -> float:
+        return max(0, attempt.ended_ns - attempt.started_ns) / _SECOND
 
-def _time(facts: RunFacts) -> Markup:
-    timeline = facts.timeline
-    if not timeline.attempts:
-        return Markup()
-    workers = _workers(timeline, facts.outcome)
-    rows = sum(len(attempt.lanes) for attempt in timeline.attempts)
-    shown = disclosure(f"All workers ({rows})", workers, is_open=rows <= _FOLDED_ROWS)
-    return joined((lanes_of(timeline), _attempts(facts), shown if workers else Markup()))
-
-
-def _attempts(facts: RunFacts) -> Markup:
-    """Return a table of the attempts; of the only one all is said already."""
-    outcome = facts.outcome
-    if outcome is None or len(outcome.attempts) < 2:
-        return Markup()
-    columns = [
-        TableColumn("Attempt", numeric=True),
-        TableColumn("State"),
-        TableColumn("Began", minor=True),
-        TableColumn("Took", numeric=True),
-        TableColumn("Root cause", wide=True),
-    ]
-    rows = []
-    for attempt in outcome.attempts[-_MOST_ROWS:]:
-        seconds = max(0, attempt.ended_ns - attempt.started_ns) / _SECOND
-        root = attempt.root_cause
-        at = attempt.furthest
+    def cause(attempt: AttemptOutcome) -> str:
+        root, at = attempt.root_cause, attempt.furthest
+        text = "" if root is None else capitalised(failure_text(root, facts.cwd))
         step = "" if at is None or at.progress is None else step_text(*at.progress[:2])
-        cause = "" if root is None else capitalised(failure_text(root, facts.cwd))
-        rows.append(
-            TableRow(
-                (
-                    TableCell(str(attempt.number), attempt.number),
-                    badge(attempt.state, attempt.state),
-                    moment(attempt.started_ns),
-                    TableCell(duration(seconds), seconds),
-                    ", at ".join(filter(None, (cause, step))),
-                )
-            )
-        )
-    shown = table("Attempts", columns, rows, hidden_caption=True)
-    if len(rows) > _FOLDED_ROWS:
-        return disclosure(f"All attempts ({len(outcome.attempts)})", shown)
-    return joined((element("h3", "Attempts"), shown))
+        return ", at ".join(filter(None, (text, step)))
+
+    columns = (
+        html.numbers("Attempt", lambda attempt: attempt.number),
+        html.Column("State", lambda attempt: html.badge(attempt.state, attempt.state)),
+        html.Column("Began", lambda attempt: html.moment(attempt.started_ns), "minor"),
+        html.numbers("Took", seconds, duration),
+        html.Column("Root cause", cause, "wide"),
+    )
+    return html.table("Attempts", columns, facts.attempts[-_MOST_ROWS:])
 
 
-def _workers(timeline: RunTimeline, outcome: RunOutcome | None) -> Markup:
+class _Worker(NamedTuple):
+    """What a row says of a worker: result.json has the most memory, samples the last."""
+
+    lane: Lane
+    memory: float | None
+    cpu_seconds: float | None
+    step: float | None
+    pid: int | None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it ran."""
+        took = [span for span in self.lane.spans if span.kind == "run"]
+        return (took[-1].end_ns - took[0].start_ns) / _SECOND if took else None
+
+
+def _workers(facts: RunFacts) -> html.Table:
     """Return a table of all workers of all attempts, the newest attempt first."""
-    told: dict[tuple[int, int], WorkerOutcome] = {}
-    for attempt in () if outcome is None else outcome.attempts:
-        told |= {(attempt.number, worker.rank): worker for worker in attempt.workers}
-    several = len(timeline.nodes) > 1
-    again = len({attempt.number for attempt in timeline.attempts}) > 1
-    columns = [
-        TableColumn("Rank", numeric=True),
-        *([TableColumn("Attempt", numeric=True)] if again else []),
-        *([TableColumn("Node")] if several else []),
-        TableColumn("Fate"),
-        TableColumn("What became of it", wide=True),
-        TableColumn("Exit", numeric=True),
-        TableColumn("Took", numeric=True),
-        TableColumn("Peak memory" if told else "Memory", numeric=True, minor=True),
-        TableColumn("CPU time", numeric=True, minor=True),
-        TableColumn("Step", numeric=True, minor=True),
-        TableColumn("Pid", numeric=True, minor=True),
-    ]
-    measured = {
+    timeline = facts.timeline
+    told = {
+        (attempt.number, str(worker.rank)): worker
+        for attempt in facts.attempts
+        for worker in attempt.workers
+    }
+    last = {
         (series.name, series.attempt, series.of): series.points[-1][1]
         for series in timeline.series
         if series.name in ("rss", "step") and not series.metric and series.points
     }
-    every = [
-        lane
-        for attempt in sorted(timeline.attempts, key=lambda each: -each.number)
-        for lane in attempt.lanes
-    ]
-    rows = [
-        _worker(lane, told.get((lane.attempt, lane.rank)), measured, several=several, again=again)
-        for lane in every[:_MOST_ROWS]
-    ]
-    more = len(every) - len(rows)
-    rest = element("p", f"{more} more are in result.json.") if more else Markup()
-    caption = "All workers, the newest attempt first" if again else "All workers"
-    columns, rows = _without_empty(columns, rows)
-    return joined((table(caption, columns, rows), rest)) if rows else Markup()
-
-
-def _without_empty(
-    columns: Sequence[TableColumn], rows: Sequence[TableRow]
-) -> tuple[list[TableColumn], list[TableRow]]:
-    """Return a table without the columns that say nothing of any row."""
-    kept = [
-        place for place in range(len(columns)) if any(_content(row.cells[place]) for row in rows)
-    ]
-    shown = [row._replace(cells=[row.cells[place] for place in kept]) for row in rows]
-    return [columns[place] for place in kept], shown
-
-
-def _content(cell: str | TableCell) -> str:
-    return cell.content if isinstance(cell, TableCell) else cell
-
-
-def _worker(
-    lane: Lane,
-    worker: WorkerOutcome | None,
-    measured: Mapping[tuple[str, int, str], float],
-    *,
-    several: bool,
-    again: bool,
-) -> TableRow:
-    took = [span for span in lane.spans if span.kind == "run"]
-    seconds = (took[-1].end_ns - took[0].start_ns) / _SECOND if took else None
-    code = lane.exitcode
-    exit_text = "" if code is None else signal_name(-code) if code < 0 else str(code)
-    last = lane.attempt, str(lane.rank)
-    rss = measured.get(("rss", *last)) if worker is None else worker.max_rss or None
-    used = None if worker is None or worker.started_ns is None else worker.cpu_seconds
-    step = measured.get(("step", *last))
-    if worker is not None:
-        step = None if worker.progress is None else worker.progress.step
-    pid = None if worker is None else worker.pid
-    return TableRow(
-        (
-            TableCell(str(lane.rank), lane.rank),
-            *([TableCell(str(lane.attempt), lane.attempt)] if again else []),
-            *([lane.node] if several else []),
-            badge(lane.fate, lane.fate.replace("_", " ")),
-            lane.text,
-            TableCell(exit_text, code),
-            TableCell("" if seconds is None else duration(seconds), seconds),
-            TableCell("" if rss is None else size(round(rss)), rss),
-            TableCell("" if used is None else duration(used), used),
-            TableCell("" if step is None else count(step), step),
-            TableCell("" if pid is None else str(pid), pid),
-        ),
-        kind=lane.fate,
-    )
-
-
-def _measured(facts: RunFacts) -> Markup:
-    root = None if facts.outcome is None else facts.outcome.root_cause
-    return curves_of(facts.timeline, () if root is None else root.ranks)
-
-
-# Stacks, logs, what was returned
-
-
-_LONG_TREE = 60
-
-
-def _stacks(facts: RunFacts) -> Markup:
-    outcome = facts.outcome
-    root = None if outcome is None else outcome.root_cause
-    hang = None if root is None else root.hang
-    hang = hang or (None if outcome is None else outcome.look)
-    parts = []
-    if hang is not None and hang.stacks:
-        stacks = list(hang.stacks.values())
-        title = "All ranks as one tree, outermost call first; calls inside libraries are folded"
-        parts.append(element("p", title))
-        parts.append(preformatted(_tree(short_tree(stacks, _LONG_TREE), facts.cwd), title))
-    for text in facts.stacks:
-        cut = ", its beginning" if text.cut else ""
-        summary = joined(
-            (f"Attempt {text.attempt}, with all calls: ", element("code", text.path), cut)
-        )
-        parts.append(disclosure(summary, preformatted(text.lines, text.path)))
-    return joined(parts)
-
-
-def _tree(roots: tuple[StackBranch, ...], cwd: str) -> Iterator[str]:
-    return tree_lines(roots, lambda call: tree_call(call, cwd))
-
-
-def _logs(facts: RunFacts) -> Markup:
-    outcome = facts.outcome
-    root = None if outcome is None else outcome.root_cause
-    # what stderr says before a traceback; without one its end stands above
-    opened = "stderr" if root is not None and root.traceback else ""
-    again = len({attempt.number for attempt in facts.timeline.attempts}) > 1
-    parts = []
-    for log in facts.logs:
-        cut = f"the last {len(log.lines)} lines" if log.cut else counted(len(log.lines), "line")
-        who = element("strong", f"rank {log.rank}")
-        attempt = f", attempt {log.attempt}" if again else ""
-        summary = joined((who, f"{attempt}, {log.stream}: {cut} of ", element("code", log.path)))
-        lines = preformatted(log.lines, f"Log of rank {log.rank}, {log.stream}")
-        parts.append(disclosure(summary, lines, is_open=log.blamed and log.stream == opened))
-    return joined(parts)
-
-
-_MOST_VALUES = 64
-_LONGEST_VALUE = 2000
-
-
-def _returned(facts: RunFacts) -> Markup:
-    outcome = facts.outcome
-    values = {} if outcome is None else outcome.return_values
+    again = len({attempt.number for attempt in timeline.attempts}) > 1
+    memory = "Peak memory" if told else "Memory"
     columns = [
-        TableColumn("Rank", numeric=True),
-        TableColumn("Value", wide=True),
-        TableColumn("Type"),
-        TableColumn("Size", numeric=True),
+        html.numbers("Rank", lambda it: it.lane.rank),
+        html.numbers("Attempt", lambda it: it.lane.attempt if again else None),
+        html.Column("Node", lambda it: it.lane.node),
+        html.Column("Fate", lambda it: html.badge(it.lane.fate, it.lane.fate.replace("_", " "))),
+        html.Column("What became of it", lambda it: it.lane.text, "wide"),
+        html.numbers("Exit", lambda it: it.lane.exitcode, _exit_text),
+        html.numbers("Took", lambda it: it.seconds, duration),
+        html.numbers(memory, lambda it: it.memory, _bytes, minor=True),
+        html.numbers("CPU time", lambda it: it.cpu_seconds, duration, minor=True),
+        html.numbers("Step", lambda it: it.step, count, minor=True),
+        html.numbers("Pid", lambda it: it.pid, minor=True),
     ]
-    rows = [
-        TableRow(
-            (
-                TableCell(str(rank), rank),
-                element("code", shorten(value.json or "", _LONGEST_VALUE)) if value.json else "",
-                value.type_name,
-                TableCell(size(value.size), value.size),
-            )
-        )
-        for rank, value in list(values.items())[:_MOST_VALUES]
-    ]
-    parts = [table("Return values", columns, rows, hidden_caption=True)] if rows else []
-    left = (
-        []
-        if outcome is None
-        else [
-            f"Attempt {attempt.number} left process {each.pid} behind ({each.command})"
-            f"{'; it was killed' if each.killed else ''}"
-            for attempt in outcome.attempts
-            for each in attempt.leftovers
-        ]
-    )
-    if left:
-        parts.append(element("ul", *(element("li", text) for text in left[:_MOST_VALUES])))
-    return joined(parts)
+    workers: list[_Worker] = []
+    for attempt in sorted(timeline.attempts, key=lambda each: -each.number):
+        for lane in attempt.lanes[: _MOST_ROWS - len(workers)]:
+            of = lane.attempt, str(lane.rank)
+            known = told.get(of)
+            if known is None:
+                rss, step = last.get(("rss", *of)), last.get(("step", *of))
+                workers.append(_Worker(lane, rss, None, step, None))
+                continue
+            used = None if known.started_ns is None else known.cpu_seconds
+            step = None if known.progress is None else known.progress.step
+            workers.append(_Worker(lane, known.max_rss or None, used, step, known.pid))
+    caption = "All workers, the newest attempt first" if again else "All workers"
+    return html.table(caption, columns, workers, kind=lambda it: it.lane.fate)
 
 
-# What was run
+def _bytes(number: float) -> str:
+    return size(round(number))
 
 
-_KEY = re.compile(r"(?P<before>\s*(?:- )*)(?P<key>[^\s#'\"][^:#]*:)(?P<rest>\s.*|)", re.DOTALL)
-_MOST_PLAN_LINES = 1500
+def _exit_text(exitcode: float) -> str:
+    return signal_name(-int(exitcode)) if exitcode < 0 else str(exitcode)
 
 
-def _plan(facts: RunFacts) -> Markup:
-    if not facts.plan:
-        return Markup()
-    lines = facts.plan[:_MOST_PLAN_LINES]
-    parts = [preformatted(map(_plan_line, lines), "plan.yaml")]
-    more = len(facts.plan) - len(lines)
-    parts += [element("p", f"{counted(more, 'more line')} in plan.yaml.")] if more else []
-    overrides = facts.entry.overrides
-    if overrides:
-        items = (element("li", element("code", each)) for each in overrides[:_MOST_VALUES])
-        parts.append(element("h3", "Set on the command line"))
-        parts.append(element("ul", *items))
-    return joined(parts)
+# A pair of a rank and what it returned
+_VALUES = (
+    html.numbers("Rank", lambda pair: pair[0]),
+    html.Column(
+        "Value", lambda pair: html.code(shorten(pair[1].json or "", _LONGEST_VALUE)), "wide"
+    ),
+    html.Column("Type", lambda pair: pair[1].type_name),
+    html.numbers("Size", lambda pair: pair[1].size, _bytes),
+)
 
 
-def _plan_line(line: str) -> Markup:
+def _plan_line(line: str) -> str:
     found = _KEY.fullmatch(line)
     if not found:
-        return joined((line,))
-    return joined((found["before"], element("span", found["key"], class_="key"), found["rest"]))
+        return line
+    return html.fill(
+        '{}<span class="key">{}</span>{}', found["before"], found["key"], found["rest"]
+    )
 
 
-def _environment(facts: RunFacts) -> Markup:
-    outcome = facts.outcome
-    own = [
-        ("Run id", "" if outcome is None else outcome.run_id),
-        ("Plan hash", "" if outcome is None else own_line(outcome.plan_hash, "code")),
-    ]
-    known = definitions([*host_facts(facts.host), *own, *code_facts(facts.build)])
-    return joined((known, _nodes(outcome)))
-
-
-def _nodes(outcome: RunOutcome | None) -> Markup:
-    nodes = () if outcome is None else outcome.nodes
-    if not nodes:
-        return Markup()
-    columns = [
-        TableColumn("Node"),
-        TableColumn("State"),
-        TableColumn("Workers", numeric=True),
-        TableColumn("Exit", numeric=True),
-        TableColumn("What happened to it", wide=True),
-        TableColumn("Clock ahead", numeric=True, minor=True),
-        TableColumn("Directory", minor=True, wide=True),
-    ]
-    rows = []
-    for node in nodes[:_MOST_ROWS]:
-        ahead, code = node.clock_offset, node.exit_code
-        rows.append(
-            TableRow(
-                (
-                    node.name,
-                    badge(node.state, node.state),
-                    TableCell(str(node.nproc), node.nproc),
-                    TableCell("" if code is None else str(code), code),
-                    node.said,
-                    TableCell("" if ahead is None else f"{round(ahead * 1000, 1) + 0.0} ms", ahead),
-                    node.directory if node.shared else f"{node.hostname}:{node.directory}",
-                )
-            )
-        )
-    return joined((element("h3", "Nodes"), table("Nodes", columns, rows, hidden_caption=True)))
+_NODES = (
+    html.Column("Node", lambda node: node.name),
+    html.Column("State", lambda node: html.badge(node.state, node.state)),
+    html.numbers("Workers", lambda node: node.nproc),
+    html.numbers("Exit", lambda node: node.exit_code),
+    html.Column("What happened to it", lambda node: node.said, "wide"),
+    html.numbers(
+        "Clock ahead",
+        lambda node: node.clock_offset,
+        lambda ahead: f"{round(ahead * 1000, 1) + 0.0} ms",
+        minor=True,
+    ),
+    html.Column(
+        "Directory",
+        lambda node: node.directory if node.shared else f"{node.hostname}:{node.directory}",
+        "minor wide",
+    ),
+)

@@ -1,16 +1,16 @@
-"""What a page tells of a sweep, read from the files that it has left; bounded, and never raising.
+"""What a page shows of a sweep, read from the files that it has left; bounded, and never raising.
 
-A sweep that goes on, one that was killed or resumed, one whose jobs are in a cluster's queue, one
-whose files are torn: of each there is what there is. What workers and people wrote goes through
-what takes secrets out.
+A sweep may go on, it may have been killed or resumed, its jobs may be in a cluster's queue, its
+files may be torn. What workers and people wrote passes through what takes secrets out.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lllaunch.config.secrets import redacted_overrides
@@ -29,7 +29,7 @@ from lllaunch.sweep.objective import Direction, Objective, Objectives, objective
 if TYPE_CHECKING:
     from lllaunch.results.cases import Case
     from lllaunch.results.store import FoundDirectory
-    from lllaunch.sweep.history import JobHistory, SweepResult
+    from lllaunch.sweep.history import JobHistory
 
 _LONGEST_CAUSE = 300
 # What differs between two failures of one cause: who, and numbers of any kind.
@@ -43,14 +43,10 @@ class SweepJob:
     """What is known of a job.
 
     Attributes:
-        number: of the job.
-        state: one of `lllaunch.results.store.STATES`.
-        overrides: its own: those that not all jobs share.
+        overrides: those that not all jobs share.
         objective: what it returned, if it succeeded and that is a number; else None.
         returned: what it returned, as text, if that is short; else empty.
         seconds: how long its last try took, or takes until now; None where that is not known.
-        tries: how often it was started.
-        exit_code: of its launcher, None where that is not known.
         cause: the first failure in one line, why it was not run, or how far it is.
         directory: of the job, relative to the sweep's if it is in it; or empty.
         ended_ns: when it ended, nanoseconds since the epoch; 0 if it has not.
@@ -81,13 +77,7 @@ class SweepJob:
 
 @dataclass(frozen=True)
 class FailureGroup:
-    """Jobs that failed of the same.
-
-    Attributes:
-        cause: of the first of them.
-        jobs: their numbers.
-        example: what the report says of one of them, with its logs; None if nothing.
-    """
+    """Jobs that failed of the same, and what the report says of one of them, if anything."""
 
     cause: str
     jobs: tuple[int, ...]
@@ -96,22 +86,18 @@ class FailureGroup:
 
 @dataclass(frozen=True)
 class SweepFacts:
-    """All that a page tells of a sweep.
+    """All that a page shows of a sweep.
 
     Attributes:
-        directory: of the sweep, as it was come by.
-        entry: as ``ls`` has it.
         jobs: by number.
         parameters: what the jobs differ in.
         common: overrides that all jobs share.
-        timeline: what ran when, and on what.
         direction: which of two objectives is better, None if that is not known.
-        failures: those that befell the most jobs first.
+        failures: those of the most jobs first.
         command: the overrides of the command line.
         version: of the launcher that began it, or empty.
         resumes: how often it was resumed.
-        build: what the code is that ran, as a job has it.
-        host: facts about the machine, as a job has them.
+        result: of a job, which says where and what code ran.
         problem: what is wrong with its files, or an empty string.
     """
 
@@ -126,11 +112,10 @@ class SweepFacts:
     command: tuple[str, ...] = ()
     version: str = ""
     resumes: int = 0
-    build: Fields = Fields()  # noqa: RUF009 - it cannot be changed
-    host: Fields = Fields()  # noqa: RUF009 - as above
+    result: Fields = Fields()  # noqa: RUF009 - it cannot be changed
     problem: str = ""
 
-    @property
+    @cached_property
     def objectives(self) -> Objectives:
         """The best objective, or the lowest and the highest; of equal ones the first job's."""
         known = (
@@ -163,10 +148,15 @@ def read_sweep_facts(
     written = [tuple(map(hide, each.overrides)) for each in entries]
     common = common_overrides(written)
     jobs = tuple(
-        _job(each, histories.get(each.job or 0), _own(overrides, common), found.path, hide)
+        _job(
+            each,
+            histories.get(each.job or 0),
+            tuple(override for override in overrides if override not in common),
+            found.path,
+            hide,
+        )
         for each, overrides in zip(entries, written, strict=True)
     )
-    known = _document_of_a_job(found.path, jobs)
     return SweepFacts(
         directory=found.path,
         entry=entry,
@@ -176,17 +166,12 @@ def read_sweep_facts(
         timeline=_hidden(read_sweep_timeline(found.path, found.file), hide),
         direction=None if result is None else result.direction,
         failures=tuple(failure_groups(jobs, cases)),
-        command=tuple(map(hide, _command(result))),
+        command=() if result is None else tuple(map(hide, redacted_overrides(result.command))),
         version="" if result is None else result.lllaunch or "",
         resumes=0 if result is None else result.resumes,
-        build=known.inner("build"),
-        host=known.inner("host"),
+        result=_result_of_a_job(found.path, jobs),
         problem=problem,
     )
-
-
-def _command(result: SweepResult | None) -> tuple[str, ...]:
-    return () if result is None else redacted_overrides(result.command)
 
 
 def _hidden_case(case: Case, hide: Callable[[str], str]) -> Case:
@@ -209,10 +194,6 @@ def _hidden(timeline: SweepTimeline, hide: Callable[[str], str]) -> SweepTimelin
     return replace(timeline, tries=tries)
 
 
-def _own(overrides: Sequence[str], common: Sequence[str]) -> tuple[str, ...]:
-    return tuple(each for each in overrides if each not in common)
-
-
 def _job(
     entry: ListEntry,
     history: JobHistory | None,
@@ -225,9 +206,7 @@ def _job(
     if not ended_ns and entry.exit_code is not None and entry.started_ns:
         # of a batch job, whose end no journal tells
         ended_ns = entry.started_ns + int((entry.seconds or 0.0) * 1e9)
-    cause = entry.root_cause
-    if entry.progress is not None:
-        cause = progress_text(entry.progress)
+    cause = entry.root_cause if entry.progress is None else progress_text(entry.progress)
     return SweepJob(
         number=entry.job or 0,
         state=entry.state,
@@ -243,7 +222,7 @@ def _job(
     )
 
 
-def _document_of_a_job(sweep: str, jobs: Iterable[SweepJob]) -> Fields:
+def _result_of_a_job(sweep: str, jobs: Iterable[SweepJob]) -> Fields:
     """Return the result.json of some job that has ended; that of each says what code ran."""
     for job in jobs:
         if job.ended_ns and job.directory:
@@ -261,16 +240,14 @@ def failure_groups(
 ) -> Iterator[FailureGroup]:
     """Yield the jobs that failed, those of the same cause together, the most first. Pure.
 
-    Two causes are the same if they differ in the rank and in numbers alone.
-
-    Args:
-        jobs: of the sweep.
-        cases: what the report says of each, by number.
+    Two causes are the same if they differ in the rank and in numbers alone. `cases` has what the
+    report says of each, by number.
     """
     groups: dict[str, list[SweepJob]] = {}
     for job in jobs:
         if job.bad:
-            groups.setdefault(cause_key(job.cause or job.state), []).append(job)
+            key = _NUMBERS.sub("#", _RANK.sub("", job.cause or job.state))
+            groups.setdefault(key, []).append(job)
     for members in sorted(groups.values(), key=lambda group: -len(group)):
         known = [cases[job.number] for job in members if job.number in cases]
         telling = (case for case in known if case.traceback or case.logs)
@@ -289,8 +266,3 @@ _WITHOUT_CAUSE = {
     "died": "its launcher ended without a result",
     "error": "lllaunch could not do its part",
 }
-
-
-def cause_key(cause: str) -> str:
-    """Return what causes have in common that differ in the rank and in numbers alone."""
-    return _NUMBERS.sub("#", _RANK.sub("", cause))

@@ -33,29 +33,15 @@ class SweptParameter:
     values: tuple[str | None, ...]
     numbers: tuple[float | None, ...] = ()
 
-    @property
-    def log(self) -> bool:
-        """Whether its numbers span decades."""
-        return bool(self.numbers) and spans_decades(self.numbers)
-
 
 def spans_decades(numbers: Sequence[float | None], least: float = 50.0) -> bool:
-    """Return whether numbers are better shown on an axis whose steps are factors.
-
-    Args:
-        numbers: what is to be shown; None is passed over.
-        least: how much larger the largest must be than the smallest.
-    """
+    """Return whether the largest number is so many times the smallest; None is ignored."""
     known = [number for number in numbers if number is not None]
     return bool(known) and min(known) > 0 and max(known) / min(known) >= least
 
 
 def swept_parameters(overrides: Sequence[Sequence[str]]) -> tuple[SweptParameter, ...]:
-    """Return what jobs differ in, in the order in which it first comes up.
-
-    Args:
-        overrides: of each job.
-    """
+    """Return what jobs differ in, by the overrides of each, in the order of their first use."""
     jobs = [_values_of(each) for each in overrides]
     keys = dict.fromkeys(key for job in jobs for key in job)
     found = {key: tuple(job.get(key) for job in jobs) for key in keys}
@@ -63,7 +49,10 @@ def swept_parameters(overrides: Sequence[Sequence[str]]) -> tuple[SweptParameter
     often = Counter(map(_last, swept))
     return tuple(
         SweptParameter(
-            key, _last(key) if often[_last(key)] == 1 else key, _shown(values), _numbers(values)
+            key,
+            _last(key) if often[_last(key)] == 1 else key,
+            tuple(None if value is None else _unquoted(value) for value in values),
+            _numbers(values),
         )
         for key, values in swept.items()
     )
@@ -86,37 +75,25 @@ def _last(key: str) -> str:
     return re.split(r"[./]", key.partition("@")[0])[-1] or key
 
 
-def _shown(values: Sequence[str | None]) -> tuple[str | None, ...]:
-    return tuple(None if value is None else _unquoted(value) for value in values)
-
-
 def _unquoted(value: str) -> str:
     """Return a value without quotes around all of it; ``''`` is written as it is."""
     match = _QUOTED.fullmatch(value)
     if match is None or not match[2]:
         return value
-    if match[1] == '"':
-        try:
-            text = json.loads(value)
-        except ValueError:
-            return match[2]
-        return text if isinstance(text, str) else match[2]
-    return match[2].replace("\\'", "'")
+    if match[1] == "'":
+        return match[2].replace("\\'", "'")
+    try:
+        return str(json.loads(value))
+    except ValueError:
+        return match[2]
 
 
 def _numbers(values: Sequence[str | None]) -> tuple[float | None, ...]:
     """Return values as numbers; nothing if there is one that is none, or that is quoted."""
-    found: list[float | None] = []
-    for value in values:
-        number = None
-        if value is not None:
-            if not _NUMBER.fullmatch(value):
-                return ()
-            try:
-                number = float(value)
-            except ValueError:
-                return ()
-            if not math.isfinite(number):
-                return ()
-        found.append(number)
-    return tuple(found)
+    if not all(value is None or _NUMBER.fullmatch(value) for value in values):
+        return ()
+    try:
+        found = tuple(None if value is None else float(value) for value in values)
+    except ValueError:  # 1__0
+        return ()
+    return found if all(value is None or math.isfinite(value) for value in found) else ()

@@ -5,61 +5,38 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from markupsafe import Markup
 from support.browsing import (
     Window,
     unseen,
 )
+from support.pages import page_of
 
-from lllaunch.pages.html import (
-    TableCell,
-    TableColumn,
-    TableRow,
-    disclosure,
-    document,
-    element,
-    joined,
-    preformatted,
-    section,
-    table,
-)
+from lllaunch.pages.html import Column, numbers, table
 from tests.browser.conftest import Open
 
 HOSTILE = "</script><script>throw 1</script><b onclick='x'>&amp; \"'\u202e\x1b[31m\udcff"
 VALUES: tuple[float | None, ...] = (3, 10, -1, None, 0.5, 1e-7, 200, 7, 8, 9)
-
-
-def things() -> str:
-    """A table of ten rows, one of which has no number."""
-    rows = [
-        TableRow(
-            [
-                f"thing {number}",
-                TableCell("" if value is None else f"{value:g} m", value),
-                "long " * 30 + HOSTILE,
-            ]
-        )
-        for number, value in enumerate(VALUES)
-    ]
-    columns = [
-        TableColumn("name"),
-        TableColumn("height", numeric=True),
-        TableColumn("text", minor=True, wide=True),
-    ]
-    return table("Things", columns, rows, id_="things")
+# a table of ten rows, one of which has no number, and something that is folded away
+SECTIONS = """[
+  ("what", "What it is", prose([link])),
+  ("things", "A table", table(things)),
+  ("logs", "Logs", log),
+]"""
 
 
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
-    log = disclosure("Standard error", preformatted(["first"], "the log"), id_="err")
-    body = joined(
-        (
-            section("what", "What it is", element("a", "its log", href="#err")),
-            section("table", "A table", things()),
-            section("logs", "Logs", log),
-        )
-    )
+    columns = [
+        Column("name", lambda row: f"thing {row[0]}"),
+        numbers("height", lambda row: row[1], lambda value: f"{value:g} m"),
+        Column("text", lambda _: "long " * 30 + HOSTILE, "minor wide"),
+    ]
+    things = table("Things", columns, enumerate(VALUES))
+    link = Markup('<a href="#err">its log</a>')
+    log = Markup("<details><summary>Standard error</summary><p id='err'>first</p></details>")
     path = tmp_path / "page.html"
-    path.write_text(document("a page", element("h1", "A page"), body, links=[], footer=""))
+    path.write_text(page_of(SECTIONS, "a page", things=things, link=link, log=log))
     return path
 
 
@@ -109,6 +86,6 @@ def test_a_link_into_what_is_folded_away_unfolds_it(page: Path, opened: Open) ->
     window = opened(page)
     assert len(unseen(window)) == 1
     window.page.get_by_role("link", name="its log").click()
-    window.page.locator("#err[open]").wait_for()
+    window.page.locator("details[open] #err").wait_for()
 
     assert unseen(window) == []

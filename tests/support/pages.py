@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
+from lllaunch.pages.html import escaped
+from lllaunch.pages.page import Head, environment
+
 _VOID = frozenset({"br", "col", "hr", "input", "link", "meta", "wbr"})
 
 
@@ -82,3 +85,18 @@ class Seen(HTMLParser):
             self._caption += data
         if self._cell is not None:
             self._cell += data
+
+
+def page_of(sections: str, text: str = "a text", **values: object) -> str:
+    """A page whose title, verdict and facts are one text.
+
+    Args:
+        sections: as a template sets them.
+        text: what is everywhere.
+        values: what that template uses.
+    """
+    imported = "{% from 'parts.html.j2' import fold, prose, table %}"
+    source = f"{{% extends 'page.html.j2' %}}{imported}{{% set sections = {sections} %}}"
+    head = Head("Run", text, "failed", text, text, escaped(text), [(text, text)], text)
+    template = environment().from_string(source)
+    return template.render(head=head, state="failed", title=text, text=text, **values)

@@ -10,31 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lllaunch.pages.charts import (
-    ChartAxis,
-    ChartBand,
-    ChartCurve,
-    ChartEvent,
-    ChartLane,
-    ChartMark,
-    ChartPoint,
-    ChartPolyline,
-    ChartScale,
-    ChartSpan,
-    ChartText,
-    lanes,
-    line_chart,
-    parallel,
-    scatter,
-    thinned,
-    tick_text,
-    ticks,
-)
+from lllaunch.pages import charts
+from lllaunch.pages.charts import Axis, Curve, Dot, Lane, Mark, Scale, Span, Words
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 UNITS = ("number", "duration", "bytes", "share")
-TEN = ChartAxis(low=0, high=10)
-NAME = ChartText("a name", "What it shows", "and what that means")
+TEN = Axis(low=0, high=10)
+NAME = Words("a name", "What it shows", "and what that means")
 
 
 def drawn(chart: str) -> ET.Element:
@@ -61,13 +43,13 @@ def drawn(chart: str) -> ET.Element:
     ],
 )
 def test_ticks(low: float, high: float, unit: str, expected: list[str]) -> None:
-    assert [tick_text(value, unit) for value in ticks(low, high, unit)] == expected  # type: ignore[arg-type]
+    assert [charts.tick_text(value, unit) for value in charts.ticks(low, high, unit)] == expected  # type: ignore[arg-type]
 
 
 @given(st.floats(-1e140, 1e140), st.floats(0, 1e140), st.sampled_from(UNITS), st.integers(2, 12))
 def test_ticks_are_few_in_order_and_within(low: float, wide: float, unit: str, most: int) -> None:
     high = low + wide
-    found = ticks(low, high, unit, most)  # type: ignore[arg-type]
+    found = charts.ticks(low, high, unit, most)  # type: ignore[arg-type]
     assert 1 <= len(found) <= most
     assert found == sorted(found)
     room = (high - low) * 1e-6
@@ -78,7 +60,7 @@ def test_ticks_are_few_in_order_and_within(low: float, wide: float, unit: str, m
 def test_a_place_is_within_the_axis_or_nowhere(
     values: list[float], value: float, log: bool
 ) -> None:
-    scale = ChartScale(ChartAxis(log=log), values)
+    scale = Scale(Axis(log=log), values)
     at = scale.at(value)
     assert at is None or 0 <= at <= 1
     assert all(0 <= place <= 1 for place, _ in scale.ticks())
@@ -87,7 +69,7 @@ def test_a_place_is_within_the_axis_or_nowhere(
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=400), st.integers(1, 20))
 def test_thinned_keeps_ends_and_extremes(values: list[float], budget: int) -> None:
     points = [(float(at), value) for at, value in enumerate(values)]
-    kept = thinned(points, budget)
+    kept = charts.thinned(points, budget)
     assert len(kept) <= 4 * budget
     assert set(kept) <= set(points)
     assert kept == sorted(kept)
@@ -106,23 +88,23 @@ POINTS = st.lists(st.tuples(st.floats(0, 1e12), ANY), max_size=30).map(
 def test_curves_can_be_drawn_whatever_they_hold(
     lines: list[list[tuple[float, float]]], unit: str, stepped: bool
 ) -> None:
-    curves = [ChartCurve(f"<{at}>", line, stepped=stepped) for at, line in enumerate(lines)]
-    bands = [ChartBand("all", line, line) for line in lines]
-    axes = ChartAxis("<time>", "duration"), ChartAxis(unit=unit, log=stepped)  # type: ignore[arg-type]
-    events = [ChartEvent(5, "root_cause", "<boom>"), ChartEvent(math.nan, "restart", "?")]
-    drawn(line_chart(NAME, curves, *axes, bands=bands, events=events))
+    curves = [Curve(f"<{at}>", line, stepped=stepped) for at, line in enumerate(lines)]
+    curves += [Curve("all", line, low=line) for line in lines]
+    axes = Axis("<time>", "duration"), Axis(unit=unit, log=stepped)  # type: ignore[arg-type]
+    events = [Mark(5, "root_cause", "<boom>"), Mark(math.nan, "restart", "?")]
+    drawn(charts.line_chart(NAME, curves, *axes, events=events))
 
 
 def test_a_curve_lies_where_its_points_are() -> None:
-    curve = ChartCurve("a", [(0, 0), (5, 10), (10, 5), (11, math.nan), (20, 0)])
-    root = drawn(line_chart(NAME, [curve], ChartAxis(), TEN, height=100))
+    curve = Curve("a", [(0, 0), (5, 10), (10, 5), (11, math.nan), (20, 0)])
+    root = drawn(charts.line_chart(NAME, [curve], Axis(), TEN, height=100))
     (path,) = [each for each in root.iter("path") if each.get("class") == "curve s0"][:1]
     assert path.get("d") == "M0 100L250 0L500 50M1000 100"
     # what no line leads to is a dot
     (dot,) = root.iter("circle")
     assert (dot.get("cx"), dot.get("cy")) == ("100%", "100")
-    stepped = ChartCurve("best", [(0, 10), (5, 5), (10, 0)], stepped=True)
-    root = drawn(line_chart(NAME, [stepped], ChartAxis(), TEN, height=100))
+    stepped = Curve("best", [(0, 10), (5, 5), (10, 0)], stepped=True)
+    root = drawn(charts.line_chart(NAME, [stepped], Axis(), TEN, height=100))
     assert next(root.iter("path")).get("d") == "M0 0H500V50H1000V100"
     # what a chart shows is said
     (svg,) = [each for each in root.iter("svg") if each.get("role") == "img"]
@@ -132,12 +114,12 @@ def test_a_curve_lies_where_its_points_are() -> None:
 
 
 def test_lanes_lie_in_time() -> None:
-    spans = [ChartSpan(0, 50, "run failed", "ran"), ChartSpan(50, 100, "grace", "<", label="w")]
+    spans = [Span(0, 50, "run failed", "ran"), Span(50, 100, "grace", "<", label="w")]
     rows = [
-        ChartLane("", title="attempt 0"),
-        ChartLane("rank 0", spans, [ChartMark(25, "finding", "hung")], "failed"),
+        Lane("", title="attempt 0"),
+        Lane("rank 0", spans, [Mark(25, "finding", "hung")], "failed"),
     ]
-    root = drawn(lanes(NAME, rows, ChartAxis(unit="duration")))
+    root = drawn(charts.lanes(NAME, rows, Axis(unit="duration")))
     first = next(each for each in root.iter("rect") if each.get("class") == "span run failed")
     assert (first.get("x"), first.get("width"), first.get("y")) == ("0%", "50%", "27")
     assert [each.text for each in first] == ["ran"]
@@ -155,32 +137,22 @@ def test_lanes_lie_in_time() -> None:
 def test_points_and_lanes_can_be_drawn_whatever_they_hold(
     values: list[tuple[float, float]], log: bool
 ) -> None:
-    axis = ChartAxis("x", log=log)
-    drawn(scatter(NAME, [ChartPoint(x, y, "<", "best") for x, y in values], axis, axis))
-    rows = [
-        ChartLane("<", [ChartSpan(x, y, "run")], [ChartMark(x, "signal")], "odd") for x, y in values
-    ]
-    drawn(lanes(NAME, rows, axis))
-    lines = [ChartPolyline((x, y), "<") for x, y in values]
-    drawn(parallel(NAME, [axis, axis], lines))
+    axis = Axis("x", log=log)
+    drawn(charts.scatter(NAME, [Dot(x, y, "<", "best") for x, y in values], axis, axis))
+    rows = [Lane("<", [Span(x, y, "run")], [Mark(x, "signal")], "odd") for x, y in values]
+    drawn(charts.lanes(NAME, rows, axis))
 
 
 def test_points_lie_where_they_are() -> None:
-    points = [ChartPoint(0, 0), ChartPoint(1, 10, "job 3", "best")]
-    root = drawn(scatter(NAME, points, ChartAxis(categories=("a", "b")), TEN, height=100))
+    points = [Dot(0, 0), Dot(1, 10, "job 3", "best")]
+    root = drawn(charts.scatter(NAME, points, Axis(categories=("a", "b")), TEN, height=100))
     low, best = root.iter("circle")
     assert (low.get("cx"), low.get("cy")) == ("25%", "100")
     assert (best.get("cx"), best.get("cy"), best.get("class")) == ("75%", "0", "point best")
     assert best[0].text == "job 3"
 
 
-def test_lines_lie_on_parallel_axes() -> None:
-    log = ChartAxis("lr", log=True)
-    axes = [log, ChartAxis("opt", categories=("a", "b")), ChartAxis("loss")]
-    lines = [ChartPolyline((0.01, 0, 1)), ChartPolyline((1, 1, math.nan)), ChartPolyline((1, 1, 3))]
-    root = drawn(parallel(NAME, axes, lines, height=100))
-    paths = [each.get("d") for each in root.iter("path")]
-    assert paths == ["M0 100L500 75L1000 100", "M0 0L500 25", "M0 0L500 25L1000 0"]
-    # where numbers span decades steps are factors
-    texts = [text for _, text in ChartScale(log, [0.01, 1, -4, 0]).ticks()]
+def test_steps_of_an_axis_are_factors_where_numbers_span_decades() -> None:
+    log = Axis("lr", log=True)
+    texts = [text for _, text in Scale(log, [0.01, 1, -4, 0]).ticks()]
     assert texts == ["0.01", "0.02", "0.05", "0.1", "0.2", "0.5", "1"]

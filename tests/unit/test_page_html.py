@@ -1,63 +1,61 @@
-"""Pages: whatever stands in them is text, and their policy allows what is in them."""
+"""Pages: whatever is in them is text, and their policy allows what is in them."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import re
 
-from support.pages import Seen
+import pytest
+from jinja2 import UndefinedError
+from markupsafe import Markup
+from support.pages import Seen, page_of
 
-from lllaunch.pages.html import (
-    Markup,
-    PageLink,
-    TableCell,
-    TableColumn,
-    TableRow,
-    badge,
-    definitions,
-    disclosure,
-    document,
-    element,
-    joined,
-    preformatted,
-    section,
-    slug,
-    table,
-)
+from lllaunch.pages.html import Cell, Column, Quote, badge, code, escaped, fill, joined, slug, table
+from lllaunch.pages.page import environment
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=\"alert('2')\"> &amp; \x1b[31m\x00\ud800"
 )
 
 
-def test_attributes_and_what_is_html_already() -> None:
-    assert element("p", element("b", "1 < 2"), " & more") == "<p><b>1 &lt; 2</b> &amp; more</p>"
+def test_text_becomes_html_and_html_stays() -> None:
+    assert fill('<p id="{}">{}{}</p>', '"', fill("<b>{}</b>", "1 < 2"), " & more") == (
+        '<p id="&#34;"><b>1 &lt; 2</b> &amp; more</p>'
+    )
     assert joined(["a<", Markup("<br>")], "&") == "a&lt;&amp;<br>"
-    made = element("a", "x", class_="k", aria_label='"', hidden=True, id=None, data_v=0.1, n=False)
-    assert made == '<a class="k" aria-label="&quot;" hidden data-v="0.1">x</a>'
-    assert element("meta", charset="utf-8") == '<meta charset="utf-8">'
-    # without content there is no section
-    assert section("a", "A") == section("a", "A", Markup()) == definitions([("a", "")]) == ""
-    # the first line break in <pre> does not count
-    assert Seen(preformatted(["", "a", "", "b"], "log")).text == "\n\na\n\nb"
+    assert escaped("a\u202eb\x1b[31mc\x00\ud800\nd") == "a\\u202ebc\ufffd\ufffd\nd"
+    assert fill("{} {}", 0.1, 3) == "0.1 3"
+    assert code("") == ""
     assert [slug(name) for name in ("rank 3, stderr", "<>")] == ["rank-3-stderr", "x"]
 
 
+@pytest.mark.parametrize("text", ["{{ a }}", '<p title="{{ a }}">{{ [a, a]|joined(a) }}</p>'])
+def test_templates_escape_all_values(text: str) -> None:
+    made = environment().from_string(text).render(a=f"{HOSTILE}\u202e")
+    seen = Seen(made)
+    assert {*seen.tags} <= {"p"}
+    assert {name for name, _ in seen.attributes} <= {"title"}
+    assert not re.search("[\x00\x1b\ud800\u202e]", made)
+
+
+def test_a_template_that_uses_an_unknown_name_fails() -> None:
+    with pytest.raises(UndefinedError):
+        environment().from_string("{{ unknown }}").render()
+
+
+def _parts(*parts: object, text: str = "a text") -> str:
+    return page_of("[('s', text, prose(parts))]", text, parts=parts)
+
+
 def _whole() -> str:
-    columns = [TableColumn("rank", numeric=True), TableColumn("what", wide=True)]
-    rows = [TableRow([TableCell("1 KiB", 1024.0), HOSTILE], id="r", kind=HOSTILE)]
-    body = joined(
-        (
-            section("s", HOSTILE, definitions([(HOSTILE, HOSTILE)])),
-            section("t", "T", table(HOSTILE, columns, rows, id_="t-1")),
-            section("u", "U", disclosure(HOSTILE, preformatted([HOSTILE], HOSTILE))),
-            badge(HOSTILE, HOSTILE),
-        )
-    )
-    return document(
-        HOSTILE, element("h1", HOSTILE), body, links=[PageLink("s", HOSTILE)], footer=HOSTILE
-    )
+    columns = [
+        Column(HOSTILE, lambda _: Cell("1 KiB", 1024.0), "numeric"),
+        Column("what", lambda _: badge(HOSTILE, HOSTILE), "wide"),
+    ]
+    rows = table(HOSTILE, columns, [1, 2], kind=lambda _: HOSTILE)
+    return _parts(HOSTILE, Quote(HOSTILE, [HOSTILE]), rows, text=HOSTILE)
 
 
 def test_hostile_texts_stay_texts() -> None:
@@ -75,9 +73,8 @@ def test_the_policy_allows_the_style_and_the_script_and_nothing_else() -> None:
     page = _whole()
     policy = re.search('http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     assert policy
-    rules = dict(
-        part.split(" ", 1) for part in policy[1].replace("&#x27;", "'").split("; ") if " " in part
-    )
+    parts = html.unescape(policy[1]).split("; ")
+    rules = dict(part.split(" ", 1) for part in parts)
     assert rules["default-src"] == "'none'"
     for tag in ("style", "script"):
         (source,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
@@ -86,13 +83,24 @@ def test_the_policy_allows_the_style_and_the_script_and_nothing_else() -> None:
     assert rules["base-uri"] == rules["form-action"] == "'none'"
 
 
+def test_lines_are_shown_as_they_are() -> None:
+    # the first line break in <pre> does not count
+    page = _parts(Quote("log", ["", "a", "", "b"]))
+    assert 'aria-label="log">\n\na\n\nb</pre>' in page
+
+
 def test_rows_are_named_and_columns_have_headings() -> None:
-    columns = [TableColumn("rank", numeric=True), TableColumn("memory", minor=True)]
-    made = table("All", columns, [TableRow(["0", TableCell("2 B", 2.0)])])
+    columns = [
+        Column("rank", lambda rank: Cell(str(rank), rank), "numeric"),
+        Column("memory", lambda rank: Cell(f"{rank} B", float(rank)), "minor"),
+        Column("nothing", lambda _: ""),
+    ]
+    made = _parts(table("All", columns, [2]))
     assert '<th scope="col" class="numeric">rank</th>' in made
-    assert '<th scope="row" class="numeric">0</th>' in made
+    assert '<th scope="row" class="numeric" data-v="2">2</th>' in made
     assert '<td class="minor" data-v="2">2 B</td>' in made
-    assert "data-filter" not in made
-    many = table("All", columns, [TableRow([str(n), ""]) for n in range(8)])
-    assert "data-filter" in many
-    assert "data-sort" in many
+    # a column that is empty in all rows is omitted
+    assert "nothing</th>" not in made
+    assert "<table" in made
+    assert "data-filter>" not in made
+    assert "data-sort data-filter>" in _parts(table("All", columns, range(8)))

@@ -178,6 +178,28 @@ def test_a_run_without_an_end_says_how_far_it_came(left: LeftRun) -> None:
     assert [value and float(value) for _, value in row[-2:]] == [1 << 30, 7]
 
 
+def test_a_result_of_a_later_version_is_shown_as_far_as_it_is_understood(left: LeftRun) -> None:
+    left.result.write_text(json.dumps({**failed(left, trace=TRACE), "version": 2}))
+    text = Seen(page_of(left.path)).text
+    assert "Unreadable" not in text
+    assert "Rank 1 raised ValueError: no" in text
+    assert "exit code 3" in text
+    assert "Its result.json is of version 2" in text
+
+
+def test_progress_is_that_of_the_worker_that_got_furthest(left: LeftRun) -> None:
+    cause = Raised("no", 1)
+    workers = (
+        left.worker(0, Ended(15, -15), progress=Progress(90, 100)),
+        left.worker(1, Failed(cause, T0), progress=Progress(5, 100)),
+    )
+    root = RootCause(0, 1, 1, cause, T0)
+    left.ends("failed", 3, left.attempt(*workers, root=root), root_cause=root)
+    text = Seen(page_of(left.path)).text
+    assert "Progressstep 90 of 100 (90 %)" in text
+    assert "Rank 1 was at step 5 of 100" in text
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
@@ -324,10 +346,10 @@ def test_of_many_curves_there_are_a_band_and_who_is_to_blame() -> None:
         Series("cpu", "cores", str(rank), 0, tuple((T0 + at * SECOND, rank) for at in range(5)))
         for rank in range(30)
     )
-    drawn = str(curves_of(replace(timeline, series=many), blamed=[7]))
+    drawn = curves_of(replace(timeline, series=many), blamed=[7]).panels[0].chart
     assert drawn.count('class="band s0"><title>') == 1
     legend = re.findall("</svg> ([^<]*)</li>", drawn)
     assert legend == ["from the lowest to the highest", "the middle of 30", "rank 7"]
     assert "at most 29 (rank 29), at least 0 (rank 0)" in drawn
-    few = str(curves_of(replace(timeline, series=many[:3])))
-    assert "band" not in few
+    (few,) = curves_of(replace(timeline, series=many[:3])).panels
+    assert "band" not in few.chart

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.pages.swept import SweptParameter, spans_decades, swept_parameters
+from lllaunch.pages.swept import spans_decades, swept_parameters
 
 
 def named(*jobs: str) -> dict[str, tuple[str | None, ...]]:
@@ -77,7 +77,6 @@ def test_numbers_are_told_from_texts() -> None:
 )
 def test_decades_are_shown_as_such(numbers: tuple[float | None, ...], expected: bool) -> None:
     assert spans_decades(numbers) == expected
-    assert SweptParameter("x", "x", (), numbers).log == expected
 
 
 @given(st.lists(st.lists(st.text("ab=.+~'\"\\1e@/ \n", max_size=8), max_size=3), max_size=5))

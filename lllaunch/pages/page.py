@@ -1,0 +1,135 @@
+"""What the pages of a run and of a sweep have in common: the head, facts, and how they are made.
+
+Style and script are in the page. Its policy (CSP) allows these two by their hashes and nothing
+else, so no ``style`` attributes and no handlers exist.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from lllaunch.console.wording import commit_text, counted, versions_text
+from lllaunch.pages.html import SIGNS, code, escaped, fill, joined, slug
+from lllaunch.text import shorten, shorten_middle, size
+
+if TYPE_CHECKING:
+    from lllaunch.documents import Fields
+
+
+class Head(NamedTuple):
+    """What a page says above all.
+
+    Attributes:
+        kind: ``Run`` or ``Sweep``.
+        directory: its directory, as the user would type it.
+        state: as `lllaunch.results.store.STATES` has it.
+        word: the verdict in a word or two; `sentence` has it in one.
+        more: what is known beyond that, in a line.
+        summary: facts about the whole, by name.
+        version: lllaunch's.
+    """
+
+    kind: str
+    directory: str
+    state: str
+    word: str
+    sentence: str
+    more: Markup
+    summary: Sequence[tuple[str, str]]
+    version: str
+
+
+STATE_WORDS = {
+    "succeeded": "Succeeded",
+    "failed": "Failed",
+    "signalled": "Ended by a signal",
+    "error": "Error",
+    "running": "Still running",
+    "queued": "Waiting in the queue",
+    "died": "Died",
+}
+"""What a page calls the state of what it is about."""
+
+UNKNOWN_STATE = "Not known to be over"
+
+
+def render(name: str, head: Head, **values: object) -> str:
+    """Return the page that a template, which extends ``page.html.j2``, makes of some values."""
+    known = head.state if head.state in STATE_WORDS else "unknown"
+    base = os.path.basename(os.path.abspath(head.directory))
+    title = shorten_middle(f"{head.word}: {base}", 70)
+    return environment().get_template(name).render(head=head, state=known, title=title, **values)
+
+
+@functools.cache
+def environment() -> Environment:
+    """Return what reads templates: it escapes all values, and unknown names are errors."""
+    loader = FileSystemLoader(os.path.dirname(__file__))
+    found = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=escaped,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    for each in (code, counted, joined, shorten, slug):
+        found.filters[each.__name__] = each
+    style, script = (
+        Markup(loader.get_source(found, name)[0].strip())  # noqa: S704 - a file of ours
+        for name in ("page.css", "page.js")
+    )
+    found.globals.update(
+        style=style,
+        script=script,
+        policy=(
+            f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
+            "img-src data:; base-uri 'none'; form-action 'none'"
+        ),
+        signs=SIGNS,
+    )
+    return found
+
+
+def _hash(source: str) -> str:
+    digest = hashlib.sha256(source.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def short_commit(result: Fields) -> str:
+    """Return the commit in short, and whether there were changes; empty if it is not known."""
+    build = result.inner("build")
+    commit, branch = build.text("commit"), build.text("branch")
+    changed = " with changes" if build.flag("dirty") else ""
+    where = f" ({branch})" if branch else ""
+    return f"{commit[:12]}{where}{changed}" if commit else ""
+
+
+def long(text: str, tag: Literal["span", "code"] = "span") -> Markup:
+    """Return a text that has a line of its own among facts; an empty one if there is none."""
+    return fill(f'<{tag} class="long">{{}}</{tag}>', text) if text else Markup()
+
+
+def environment_facts(result: Fields, own: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return what a result.json has about the machine and the code that ran, and own facts."""
+    host, build = result.inner("host"), result.inner("build").document
+    cpus, memory, limit = map(host.integer, ("cpus", "memory", "memory_limit"))
+    return [
+        ("Host", host.text("hostname")),
+        ("Kernel", host.text("kernel")),
+        ("CPUs", "" if cpus is None else str(cpus)),
+        ("Memory", "" if memory is None else size(memory)),
+        ("Memory limit", "" if limit is None else size(limit)),
+        *own,
+        ("Commit", long(commit_text(build))),
+        ("Versions", long(versions_text(build))),
+    ]
