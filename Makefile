@@ -21,7 +21,7 @@ START := $(shell date +%s)
 SEED ?=
 export FAULTS_SEED ?= $(START)
 PYTEST := $(BIN)/python -m pytest --quiet $(if $(SEED),-p randomly --randomly-seed=$(SEED))
-.PHONY: resnet test rest test-all test-matrix quick faults mutants lint format clean help
+.PHONY: resnet test rest test-all test-matrix quick faults mutants lint docs format clean help
 .DELETE_ON_ERROR:
 
 help:
@@ -32,7 +32,8 @@ help:
 	@echo "make quick     linters, type check, and the unit tests that take no time: under a minute"
 	@echo "make faults    N=100 runs and sweeps with faults at random moments [SEED=...]"
 	@echo "make mutants   whether the tests notice small defects that are put into the code"
-	@echo "make lint      linters and type check"
+	@echo "make lint      linters, type check, and the words of the docs"
+	@echo "make docs      build the site of the docs below site/"
 	@echo "make format    format the code"
 	@echo "make clean     remove what make and the tests have made"
 
@@ -96,13 +97,19 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python docs/check_prose.py
+
+# What links and anchors lead to nothing is an error; nothing is loaded from elsewhere.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "docs: site/index.html; with search: $(BIN)/python -m http.server --directory site"
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # The stamps are older than what they depend on when something is to be installed again.
 $(VENV)/.venv:
@@ -118,6 +125,10 @@ $(VENV)/.examples: $(VENV)/.venv pyproject.toml constraints.txt
 $(VENV)/.test: $(VENV)/.venv pyproject.toml constraints.txt
 	$(PIP) '.[test]'
 	@touch $@ $(VENV)/.examples
+
+$(VENV)/.docs: $(VENV)/.venv pyproject.toml constraints.txt
+	$(PIP) '.[docs]'
+	@touch $@
 
 $(VENV)/.test-all: $(VENV)/.venv pyproject.toml constraints.txt tests/browser/package.json
 	$(PIP) '.[test-all]'

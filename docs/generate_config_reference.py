@@ -22,22 +22,19 @@ from lllaunch.spec import RESTART_CAUSES
 PAGE = Path(__file__).parent / "reference" / "config.md"
 
 HEAD = """\
-# The `launch` node
+# The launch node
 
 <!-- Made by docs/generate_config_reference.py from lllaunch/config/schema.py: change those. -->
 
-One node of the config, `launch`, says what a run is. The rest of the config is the experiment's
-own. Whatever the primary config is, keys that nobody sets have the defaults below. In the composed
-config they are null, and a key that is null is one that nobody has set; with `-m` it then has what
-[`hydra.launcher`](sweep-config.md) says.
+The node `launch` describes a run: what to run, how many workers, where output goes, when to retry.
+The rest of the config is yours. In the composed config a key that nobody set is null. In a sweep
+it then has the value of [`hydra.launcher`](sweep-config.md), else the default below.
 
-Everything is checked before anything starts. What is wrong is told all at once, each line with the
-file and the line where it stands, unless the command line said it, the key, the value, what was
-expected and, where it can be told, what was meant; the exit code is then 2
-([exit codes](exit-codes.md)).
+lllaunch checks everything before it starts anything. It reports all problems together, with file
+and line, and exits with [2](exit-codes.md).
 
-A `launch` node that is a mapping merges with the one it overrides, key by key, as all mappings in
-Hydra do. To replace a mask instead of adding to it, write it as text.
+A `launch` mapping merges with the one it overrides, key by key, as in all of Hydra. To replace a
+mask, write it as text.
 
 | key | default |
 |---|---|
@@ -46,7 +43,7 @@ Hydra do. To replace a mask instead of adding to it, write it as text.
 MASKS = """\
 ## Masks
 
-`redirects` and `tee` say which streams of which workers are meant:
+`redirects` and `tee` name streams of workers:
 
 | written as | means |
 |---|---|
@@ -56,8 +53,8 @@ MASKS = """\
 | `{0: all, 1-7: out}` | the same as a mapping |
 | `false` | nothing |
 
-Ranks that are not named have nothing. Ranges may not overlap, and a rank that no worker has is an
-error. YAML reads an unquoted `1:3` as the number 63, so text with colons is best quoted.
+Other ranks have nothing. Ranges may not overlap, and a rank without a worker is an error. Quote
+text with colons: YAML reads an unquoted `1:3` as the number 63.
 
 ```yaml
 launch:
@@ -72,20 +69,20 @@ DURATIONS = """\
 ## Durations
 
 A number of seconds, or parts with the units `d`, `h`, `m`, `s` and `ms`, the largest first: `90`,
-`90s`, `10m`, `1h30m`, `1.5h`. Colons are refused, since `1:30` could be two things.
+`90s`, `10m`, `1h30m`, `1.5h`. Colons are refused, because `1:30` is ambiguous.
 """
 
 SIZES = """\
 ## Sizes
 
-A number of bytes, or a number with a unit: `kB`, `MB`, `GB`, `TB` and `PB` are powers of 1000,
-`KiB`, `MiB`, `GiB`, `TiB` and `PiB` powers of 1024. `8GiB`, `1.5GB`, `512MiB`.
+A number of bytes, or a number with a unit. `kB`, `MB`, `GB`, `TB` and `PB` are powers of 1000;
+`KiB`, `MiB`, `GiB`, `TiB` and `PiB` are powers of 1024. Examples: `8GiB`, `1.5GB`, `512MiB`.
 """
 
 NODES = """\
 ## Nodes from the environment
 
-What [`nnodes: auto`](#nnodes) reads, where the config does not say it:
+[`nnodes: auto`](#nnodes) reads these variables for settings that the config does not have:
 
 | | Slurm, with `srun` | torchrun's environment, as a TrainJob has it | SkyPilot | dstack |
 |---|---|---|---|---|
@@ -100,38 +97,37 @@ the first of `SKYPILOT_NODE_IPS` | `DSTACK_MASTER_NODE_IP` |
 | `nproc` | `SLURM_GPUS_ON_NODE` | `PET_NPROC_PER_NODE` | `SKYPILOT_NUM_GPUS_PER_NODE` | \
 `DSTACK_GPUS_PER_NODE` |
 
-Where one of Slurm's is not set, another says the same: `SLURM_NNODES`, then
-`SLURM_JOB_NUM_NODES`; `SLURM_JOB_NODELIST`, then `SLURM_NODELIST`; `SLURM_JOBID`;
-`SLURM_STEPID`; `SLURM_GPUS_PER_NODE`. So does `DSTACK_RUN_NAME` for `DSTACK_RUN_ID`. By
-`SLURM_STEP_NUM_TASKS`, else `SLURM_NTASKS`, and by `SLURM_LOCALID` it is seen whether a node has
-more than one launcher.
+If one of Slurm's is not set, lllaunch reads another: `SLURM_NNODES`, then `SLURM_JOB_NUM_NODES`;
+`SLURM_JOB_NODELIST`, then `SLURM_NODELIST`; `SLURM_JOBID`; `SLURM_STEPID`; `SLURM_GPUS_PER_NODE`.
+In place of `DSTACK_RUN_ID` it reads `DSTACK_RUN_NAME`. `SLURM_STEP_NUM_TASKS`, else
+`SLURM_NTASKS`, and `SLURM_LOCALID` show whether a node has more than one launcher.
 
-Of torchrun's environment `PET_RDZV_BACKEND` and `PET_RDZV_CONF` are read, too. Without the former
-the backend is `c10d`, as everywhere here, and not torchrun's `static`: say `rdzv.backend: static`
-where some of the nodes run torchrun.
+`PET_RDZV_BACKEND` and `PET_RDZV_CONF` are read, too. The default backend is `c10d`, not torchrun's
+`static`: set `rdzv.backend: static` if some nodes run torchrun.
 
-Each node has one launcher: on Slurm that is `srun --ntasks-per-node=1`. Without `srun`, in a batch
-script or the shell of `salloc`, a job on several nodes is an error; so are variables that are
-missing or contradict each other. Where none of them is set there is one node.
+Each node has one launcher. On Slurm use `srun --ntasks-per-node=1`. Without `srun`, a job on
+several nodes is an error. So are missing or contradictory variables. Without any of them there is
+one node.
 
-How to run on [several nodes](../howto/several-nodes.md), on
-[Kubernetes](../howto/kubernetes.md), with [SkyPilot](../howto/skypilot.md) and
-[dstack](../howto/dstack.md).
+See also: [several nodes](../howto/several-nodes.md), [Kubernetes](../howto/kubernetes.md),
+[SkyPilot](../howto/skypilot.md), [dstack](../howto/dstack.md).
 """
 
 PRESETS_HEAD = """\
 ## Watchdog presets
 
-What they say for each key of [`watchdog`](#watchdog). None of them limits time or memory, which
-only you can know; null is no limit.
+The value of each key of [`watchdog`](#watchdog). No preset limits time or memory. Null is no
+limit.
 
 """
 
-PRESETS_TAIL = """
-`report` holds where nothing is said: when a run does nothing for half an hour, or is busy and gets
-nowhere, that is said, with the stacks of all workers, and the run goes on. `default` ends runs that
-do nothing for half an hour, and reports those that spin. `strict` is for runs whose workers are
-never idle for long: five minutes, and one idle worker is enough; it ends runs that spin as well.
+PRESETS_TAIL = """\
+
+- `report` is the default: it reports a run that does nothing, or spins, for half an hour, with all
+  stacks.
+- `default` ends runs that do nothing for half an hour, and reports those that spin.
+- `strict` is for workers that are never idle for long: one idle worker for five minutes is enough.
+  It also ends runs that spin.
 """
 
 CAUSES_HEAD = """\
@@ -142,40 +138,43 @@ CAUSES_HEAD = """\
 """
 
 CAUSES = {
-    "failure": "a worker failed: an exception, or an exit code that is not 0",
+    "failure": "a worker failed: an exception, or an exit code other than 0",
     "signal": "a worker died of a signal that the launcher did not send",
     "oom": "a worker was killed for lack of memory, used more than `watchdog.memory`,"
-    " or found none on a GPU",
-    "hang": "a timer ran out, the workers stalled, spun or were silent, or heartbeats stopped",
+    " or ran out of GPU memory",
+    "hang": "a timer expired, the workers stalled, spun or were silent, or signs of life stopped",
     "timeout": "the attempt took longer than `watchdog.timeout`",
-    "node": "a node was lost, and fewer are left than the least that `nnodes` says",
-    "preflight": "the [preflight](#preflight) failed, or took longer than it may",
+    "node": "a node was lost, and fewer are left than the minimum of `nnodes`",
+    "preflight": "the [preflight](#preflight) failed, or took too long",
 }
 
-CAUSES_TAIL = """
-When `watchdog.run_timeout` is over nothing is started again, whatever `on` says.
+CAUSES_TAIL = """\
+
+After `watchdog.run_timeout` nothing is started again.
 
 ## Progress of an attempt
 
-An attempt made progress if it showed a higher step than any attempt before it, or if the path
-`restart.checkpoint` changed while it ran: a file that is new, or was written or replaced; in a
-directory any file below it. A link, such as `latest`, counts by where it leads. What is removed is
-no progress. Of several nodes it is enough if one saw it.
+An attempt made progress if it reached a higher step than any attempt before, or if the path
+`restart.checkpoint` changed while it ran: a file was written, replaced or created, in a directory
+at any depth, or a link leads elsewhere. Removal is no progress. With several nodes one that saw it
+is enough.
 
-An attempt that ended for a signal to the launcher, because other nodes came or left, or once
-because the process that forks the workers was killed, does not count as one without progress.
-Neither does one in which no worker was started, such as one whose preflight failed, nor one after
-which a directory holds more than can be looked at: 10,000 files and directories, in half a second.
-Then a warning says so.
+Some attempts do not count as attempts without progress:
+
+- those that a signal to the launcher ended, or other nodes that came or left
+- one whose spawner was killed, once
+- those that started no worker, for example after a failed preflight
+- those whose checkpoint directory has more than 10,000 entries, or takes half a second to read;
+  a warning names it
 """
 
 WORKER_HEAD = """\
 ## Worker's facts
 
-Some things are known only for each worker. `args`, `env`, `env_per_rank` and `log_line_prefix` may
-name them as `${worker:NAME}`; other keys may not. They are always put in as text.
+Some values are known only for each worker. `args`, `env`, `env_per_rank` and `log_line_prefix` may
+contain them as `${worker:NAME}`, other keys may not. They are inserted as text.
 
-| name | is |
+| name | value |
 |---|---|
 """
 
@@ -200,33 +199,32 @@ FACTS = {
 SECRETS = """\
 ## Secrets
 
-Two kinds of values are never written to a plan, a result, an event or a report:
+lllaunch never writes two kinds of values to a plan, a result, an event or a report:
 
-- what comes from the environment, by `${oc.env:NAME}` or by a reference that leads to one, and
-- what stands under a key whose name says that it is a secret.
+- values from the environment, by `${oc.env:NAME}` or a reference to one
+- values under a key whose name marks a secret
 
-`${oc.env:NAME}` stands for them instead. A name says so by one of these words, in any spelling:
-`api_key`, `apiKey`, `API-KEY`.
+They appear as `${oc.env:NAME}`. These words mark a secret, in any spelling (`api_key`, `apiKey`,
+`API-KEY`):
 
-- SECRET, PASSWORD, PASSWD, PASSPHRASE, CREDENTIAL, APIKEY, and their plurals.
-- KEY and TOKEN, but not beside a word that makes something ordinary of them, as in `sort_key`,
-  `primary_key`, `public_key`, `pad_token`, `num_key_value_heads`.
-- KEYS and TOKENS after a word such as API or ACCESS (`api_keys`), and in names in capitals
-  (`OPENAI_KEYS`); not `cnn_keys`, `max_tokens`.
+- SECRET, PASSWORD, PASSWD, PASSPHRASE, CREDENTIAL, APIKEY, and their plurals
+- KEY and TOKEN, except in ordinary names such as `sort_key`, `primary_key`, `public_key`,
+  `pad_token`, `num_key_value_heads`
+- KEYS and TOKENS after a word such as API or ACCESS (`api_keys`), and in capitals (`OPENAI_KEYS`);
+  not `cnn_keys`, `max_tokens`
 
-Values of the second kind must come from the environment: as plain text, anywhere in the config or
-on the command line, they are an error, also joined with an interpolation (`sk-live-${name}`) or as
-the default of a variable (`${oc.env:HF_TOKEN,abc}`). Numbers under KEY or TOKEN (`key: 512`), a
-word in small letters under KEY (`obs_key: image`), and special tokens (`pad_token: <pad>`) are
-no secrets. `python -m lllaunch` and `lllaunch.main` refuse the others before Hydra prints or writes
-anything. In a plain `@hydra.main` app Hydra has written `multirun.yaml` when lllaunch's launcher is
-asked, and literals outside of `launch` and `hydra.launcher` are only left out of what lllaunch
-writes.
+Values of the second kind must come from the environment. As plain text they are an error, also
+joined with an interpolation (`sk-live-${name}`) or as a default (`${oc.env:HF_TOKEN,abc}`).
+Numbers under KEY or TOKEN (`key: 512`), a lower-case word under KEY (`obs_key: image`), and
+special tokens (`pad_token: <pad>`) are no secrets.
 
-What workers write themselves is not changed, except for what lllaunch shows or keeps of it: there
-`${oc.env:NAME}` replaces the value of a variable if the name of the variable or of the key says
-secret, or if the value can hardly be anything else: 16 characters or more, one word of capitals,
-small letters and digits, and no path. Names of users, hosts and directories stay as they are.
+`lllaunch` and `lllaunch.main` refuse secrets before Hydra writes anything. A plain `@hydra.main`
+app has written `multirun.yaml` before lllaunch is asked.
+
+Output of workers is not changed in their files. Where lllaunch shows or copies it,
+`${oc.env:NAME}` replaces the value of a variable if the name marks a secret. It also replaces
+values that look like one: 16 characters or more, one word of capitals, small letters and digits,
+and no path.
 
 ```yaml
 launch:

@@ -100,12 +100,11 @@ os.register_at_fork(after_in_child=_places.clear)
 
 
 def heartbeat() -> None:
-    """Tells the launcher that this worker makes progress.
+    """Report that this worker is alive and makes progress.
 
-    With ``launch.watchdog.heartbeat`` a worker that has called this once must go on calling it;
-    with ``launch.watchdog.stall`` each call counts as a sign of life. Call it where progress is
-    made, once a step, and not from a thread of its own, which would beat on while the work hangs.
-    Outside of lllaunch, or where nothing is watched, it does nothing.
+    With ``launch.watchdog.heartbeat`` a worker that has called this once must keep calling it. With
+    ``launch.watchdog.stall`` each call counts as a sign of life. Call it once a step, not from its
+    own thread, which would continue while the work hangs. Outside of lllaunch it does nothing.
     """
     if not _places:
         _places.append(_Place())
@@ -115,26 +114,20 @@ def heartbeat() -> None:
 
 
 def progress(step: float, total: float | None = None, **metrics: Any) -> None:
-    """Tell the launcher how far this worker is: a `heartbeat` that says more.
+    """Report how far this worker is; also a `heartbeat`.
 
-    It is shown where the run is shown (``ls``, a sweep's table, result.json, the report of a
-    failure), and counts for ``launch.watchdog.progress`` as well as for ``heartbeat`` and
-    ``stall``. The last call counts. Outside of lllaunch, or where nothing is watched, it does
-    nothing.
+    ``ls``, ``top``, a sweep's table, result.json and failure reports show it, and
+    ``launch.watchdog.progress`` uses it. The last call counts. Outside of lllaunch it does nothing.
 
     Args:
-        step: how many steps are done, counted over the whole training: it goes on after a restart
-            from a checkpoint, and does not begin anew with an epoch. A whole number that is too
-            large for a float counts as the largest there is; ``total`` likewise.
-        total: how many there are in all; None, or infinity, if nobody knows.
-        metrics: numbers to be shown beside it, about thirty at most (names and numbers of one call
-            take 980 bytes; what has no room is left out, the last first). What `float` takes is a
-            number, a tensor of one element as well, though one on a GPU is waited for as
-            ``item()`` does; anything else is left out. NaN and infinity may be passed, and are
-            reported once.
+        step: steps that are done, counted over the whole training, also after a restart.
+        total: steps in all; None or infinity if unknown.
+        metrics: further numbers, about thirty at most (980 bytes in a call; the last ones are
+            omitted). Anything that `float` accepts is a number; a tensor on a GPU is waited for.
+            Non-numbers are ignored. NaN and infinity are reported once.
 
     Raises:
-        TypeError: ``step`` or ``total`` is no number.
+        TypeError: ``step`` or ``total`` is not a number.
     """
     if not _places:
         _places.append(_Place())

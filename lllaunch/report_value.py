@@ -14,21 +14,20 @@ RESULT_FILE = "LLLAUNCH_RESULT_FILE"
 
 
 def report(value: Any) -> bool:
-    """Reports a worker's result to the launcher, which shows it in result.json.
+    """Report a worker's result to the launcher, which writes it to result.json.
 
-    Called again, it replaces what was reported before. Outside of lllaunch it does nothing, so that
-    a script runs unchanged by hand and under torchrun.
+    A later call replaces an earlier one. Outside of lllaunch it does nothing.
 
     Args:
         value: anything that JSON can hold: None, bool, int, float, str, lists, tuples, and
             mappings with keys of these. ``nan`` and infinities are written as Python does.
 
     Returns:
-        whether the value was written, False outside of lllaunch.
+        Whether the value was written; False outside of lllaunch.
 
     Raises:
-        TypeError: the value cannot be JSON; names the part that cannot and its type.
-        ValueError: the value holds itself.
+        TypeError: the value cannot be JSON; the message names the part and its type.
+        ValueError: the value contains itself.
         OutputError: the file cannot be written.
     """
     path = os.environ.get(RESULT_FILE, "")

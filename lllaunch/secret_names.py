@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 
 # What stands alone in apiKey, HF-TOKEN, DB_PASSWD and APIKey2.
@@ -72,28 +73,38 @@ def _opens(words: list[str], place: int, *, in_capitals: bool) -> bool:
     return words[place] in _KEYS or (in_capitals and bool(before))
 
 
-def is_never_counted(name: str) -> bool:
-    """Return whether numbers under a secret name are secrets, too, and no counts or sizes."""
-    return not _SECRET.isdisjoint(_words(name))
-
-
-def is_plain_key(text: str, name: str) -> bool:
-    """Return whether a text under a secret name is a key of a mapping: ``obs_key: image``."""
-    words = _words(name)
-    if is_never_counted(name):
+def is_telling_name(name: object) -> bool:
+    """Return whether a name can hardly stand for anything but a secret: ``db_password``."""
+    if not isinstance(name, str):
         return False
-    return (
-        _IDENTIFIER.fullmatch(text) is not None
-        and not name.isupper()
-        and "KEY" in words
-        and _ACCESS.isdisjoint(words)
+    words = _words(name)
+    return not _SECRET.isdisjoint(words) or any(
+        before in _ACCESS and word in _KEYS for before, word in itertools.pairwise(words)
     )
 
 
 _LONG = 16  # characters
 _HEXADECIMAL = re.compile(r"[0-9a-f]{32,}", re.ASCII)
-_IDENTIFIER = re.compile(r"[a-z_]+([./][a-z_]+)*", re.ASCII)
+# As OpenAI, Hugging Face, GitHub, GitLab, Slack, AWS, Google, JWT and PEM write them, and what
+# logs in at a URL.
+_TOKEN = re.compile(
+    r"\bsk-(?:\w+-)*\w{16,}|\bhf_\w{16,}|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}"
+    r"|\bglpat-[\w-]{16,}|\bxox[abprs]-[\w-]{10,}|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{30,}"
+    r"|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+    r"|://[^/\s:@${}]*:[^/\s@${}]+@",
+    re.ASCII,
+)
 _NAMES = re.compile(r"[\w-]+")
+
+
+def is_literal_secret(text: str, name: object = "") -> bool:
+    """Return whether a text in a config is a secret itself, by its look.
+
+    Args:
+        text: of a leaf.
+        name: its key. Under one that says secret, what is long and looks random is one, too.
+    """
+    return _TOKEN.search(text) is not None or (is_secret_name(name) and _looks_secret(text))
 
 
 def is_secret(value: str, *names: str) -> bool:

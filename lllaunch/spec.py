@@ -386,6 +386,7 @@ class LaunchSpec:
         log_dir: directory of the run, absolute.
         grace_period: seconds between the polite signal and SIGKILL.
         leftovers: seconds that processes which workers leave behind have to end, after a success.
+        not_secret: dotted keys of the config that hold no secret, whatever it looks like.
         signals: signals that the launcher handles and forwards.
         watchdog: what the run is watched for.
         max_restarts: how often a failed worker group is started again.
@@ -437,6 +438,7 @@ class LaunchSpec:
     collapse: bool | None = None
     grace_period: float = 30.0
     leftovers: float = 0.5
+    not_secret: tuple[str, ...] = ()
     signals: tuple[signal.Signals, ...] = (
         signal.SIGTERM,
         signal.SIGINT,

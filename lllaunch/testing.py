@@ -1,7 +1,7 @@
 """Helpers for tests of lllaunch, its plugins and its users.
 
-`FakeClock` and `FakeSpawner` let a test decide what time it is and what becomes of workers, without
-a process. `live_descendants`, `open_fds` and `leaked_fds` find what a test left behind.
+`FakeClock` and `FakeSpawner` let a test decide the time and the fate of workers without a process.
+`live_descendants`, `open_fds` and `leaked_fds` find what a test left behind.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _PAUSE_SECONDS = 0.02
 
 
 class FakeClock:
-    """A clock that a test moves by hand; call it for the time, seconds.
+    """A clock that a test moves; call it for the time, seconds.
 
     Args:
-        now: what it shows at first.
+        now: its first time.
     """
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
 
     def __call__(self) -> float:
-        """The time."""
+        """Return the time."""
         return self.now
 
     def advance(self, seconds: float) -> None:
-        """Let time pass.
+        """Move the clock forward.
 
         Raises:
             ValueError: ``seconds`` is negative; a monotonic clock never goes back.
@@ -47,11 +47,11 @@ class FakeClock:
 
 
 class FakeSpawner:
-    """Stands in for `lllaunch.spawner.client.Spawner`: starts nothing, tells what it is told to.
+    """Replaces `lllaunch.spawner.client.Spawner`: starts nothing, and reports what a test says.
 
     Attributes:
-        ordered: what was ordered, by key: the local rank, the target and the options.
-        sent: the signals, as ``(keys, signum)``; SIGKILL from `kill` included.
+        ordered: orders by key: local rank, target and options.
+        sent: signals as ``(keys, signum)``; SIGKILL from `kill` included.
         configured: arguments of every `configure`.
         obedient: whether a signalled worker ends by that signal at once.
     """
@@ -67,14 +67,14 @@ class FakeSpawner:
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def configure(self, environ: Mapping[str, str], cwd: str, preload: Sequence[str] = ()) -> None:
-        """Takes note of the arguments."""
+        """Record the arguments."""
         self.configured.append((dict(environ), cwd, tuple(preload)))
 
     def hold(self, locks: tuple[int, ...]) -> None:
-        """Nothing: what it starts has no end to wait for."""
+        """Do nothing."""
 
     def spawn(self, rank: int, target: Target, **options: Any) -> int:
-        """Takes note of an order and tells that the worker started; its key."""
+        """Record an order, report the worker as started, and return its key."""
         key = len(self.ordered) + 1
         self.ordered[key] = (rank, target, options)
         self._alive.add(key)
@@ -85,12 +85,12 @@ class FakeSpawner:
         return int(self.ordered[key][2].get("attempt", 0))
 
     def tell(self, *events: SpawnerEvent) -> None:
-        """Let events arrive."""
+        """Report events."""
         self._events += events
         os.eventfd_write(self._event, 1)
 
     def end(self, rank: int, exitcode: int = 0) -> None:
-        """Let the live worker of a rank end."""
+        """End the live worker of a rank."""
         for key in sorted(self._alive):
             if self.ordered[key][0] == rank:
                 self._alive.remove(key)
@@ -100,40 +100,40 @@ class FakeSpawner:
         raise LookupError(f"no worker of rank {rank} is alive")
 
     def fail_to_start(self, rank: int, path: str, reason: str, errno: int) -> None:
-        """Let the live worker of a rank turn out not to have started."""
+        """Report that the live worker of a rank failed to start."""
         (key,) = (key for key in self._alive if self.ordered[key][0] == rank)
         self._alive.remove(key)
         self.tell(StartFailed(rank, path, reason, errno, now_ns(), self._attempt(key)))
 
     def die(self, status: int = -9) -> None:
-        """Let the spawner die, and its workers with it."""
+        """End the spawner and its workers."""
         self._alive.clear()
         self.tell(SpawnerGone(self.pid, status))
 
     def fileno(self) -> int:
-        """Readable while events wait."""
+        """Return a descriptor that is readable while events wait."""
         return self._event
 
     def dispatch(self) -> list[SpawnerEvent]:
-        """The events that were told since the last call."""
+        """Return the events reported since the last call."""
         events, self._events = self._events, []
         if events:
             os.eventfd_read(self._event)
         return events
 
     def signal(self, keys: Iterable[int], signum: int) -> None:
-        """Takes note; ends the workers if it is obedient."""
+        """Record the signal; end the workers if obedient."""
         chosen = tuple(keys)
         self.sent.append((chosen, int(signum)))
         if self.obedient:
             self._end_by(chosen, int(signum))
 
     def notify(self, keys: Iterable[int], signum: int) -> None:
-        """Takes note; ends nobody."""
+        """Record the signal; end nobody."""
         self.sent.append((tuple(keys), int(signum)))
 
     def kill(self, keys: Iterable[int]) -> None:
-        """Takes note and ends the workers: SIGKILL is obeyed by all."""
+        """Record SIGKILL and end the workers."""
         chosen = tuple(keys)
         self.sent.append((chosen, 9))
         self._end_by(chosen, 9)
@@ -144,11 +144,11 @@ class FakeSpawner:
                 self.end(self.ordered[key][0], -signum)
 
     def clean_up(self, settle: float) -> None:  # noqa: ARG002 - no orphan is played
-        """Nothing is left."""
+        """Report that no orphan is left."""
         self.tell(OrphansGone())
 
     def abandon(self, keys: Iterable[int]) -> None:
-        """Tell nothing more of these workers."""
+        """Report nothing more about these workers."""
         self._alive -= set(keys)
 
     def close(self) -> None:
@@ -161,12 +161,12 @@ class FakeSpawner:
 def live_descendants(
     pid: int, settle: float = 0.0, but: Collection[int] = ()
 ) -> list[proc.ProcessFacts]:
-    """Live descendants of a process.
+    """Return the live descendants of a process.
 
     Args:
         pid: the process.
         settle: seconds to wait for them to end.
-        but: process ids of those that do not count.
+        but: process ids to ignore.
     """
     deadline = time.monotonic() + settle
     while True:
@@ -177,7 +177,7 @@ def live_descendants(
 
 
 def open_fds() -> dict[int, str]:
-    """This process's open descriptors and what they are."""
+    """Return the open descriptors of this process and their targets."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -189,11 +189,11 @@ def open_fds() -> dict[int, str]:
 
 
 def leaked_fds(before: Mapping[int, str], settle: float = 1.0) -> dict[int, str]:
-    """Descriptors that are open now and were not, or were something else.
+    """Return descriptors that are new, or have another target.
 
     Args:
-        before: what `open_fds` returned.
-        settle: how long descriptors that are being closed by another thread may take, seconds.
+        before: an earlier result of `open_fds`.
+        settle: seconds that another thread may take to close descriptors.
     """
     deadline = time.monotonic() + settle
     while True:

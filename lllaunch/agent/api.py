@@ -72,20 +72,20 @@ class WorkerSpec:
     Attributes:
         role: name of the role.
         local_world_size: workers on this node, at least 1.
-        rdzv_handler: a handler of ``torch.distributed.elastic.rendezvous``, by which the agents of
-            several nodes find each other; None on one node.
+        rdzv_handler: a handler of ``torch.distributed.elastic.rendezvous`` for several nodes; None
+            on one node.
         fn: older name of ``entrypoint``.
         entrypoint: a function, or a program.
         args: its arguments; ``${local_rank}`` in text is replaced per worker.
         max_restarts: how often a failed group is started again.
-        monitor_interval: seconds between looks at what cannot wake the agent: nodes that wait to
-            join, and the workers of agents that only know polling.
-        master_port: port of rank 0's store; a free one if not given.
-        master_addr: its host; this one, or group rank 0's, if not given.
-        local_addr: address of this node, where a rendezvous needs it.
+        monitor_interval: seconds between looks for nodes that wait to join, and at the workers of
+            agents that poll.
+        master_port: port of rank 0's store; default: a free one.
+        master_addr: its host; default: this one, or group rank 0's.
+        local_addr: address of this node, if a rendezvous needs it.
         event_log_handler: destination of events, see `lllaunch.agent.events`.
         numa_options: torch's NUMA binding options.
-        duplicate_stdout_filters: lines of teed stdout with one of these go to a file more.
+        duplicate_stdout_filters: teed lines of stdout with one of these also go to another file.
         duplicate_stderr_filters: the same for stderr.
         virtual_local_rank: workers see their own GPU as device 0, and LOCAL_RANK=0.
 
@@ -211,13 +211,13 @@ class WorkerGroup:
 
 @dataclass
 class RunResult:
-    """What became of a worker group: all workers succeeded, or it failed as one.
+    """The result of a worker group.
 
     Attributes:
         state: its last state.
         return_values: what functions returned, by global rank, of this node's workers.
-        failures: the workers that failed, by global rank, the root cause first. Workers that were
-            ended because of it stand in neither.
+        failures: the workers that failed, by global rank, the root cause first, without those that
+            were ended because of it.
     """
 
     state: WorkerState

@@ -118,30 +118,28 @@ def _watchdog_policy(policy: WatchdogPolicy | None) -> tuple[WatchdogPolicy | No
 
 
 class LocalElasticAgent(SimpleElasticAgent):
-    """Runs a worker group as processes of this machine.
+    """Run a worker group as processes of this machine.
 
-    It is woken by what happens, not by a clock; only nodes that wait to join are looked for every
-    ``monitor_interval`` seconds, since a rendezvous cannot wake anybody.
+    Events wake it, not a clock. Only nodes that wait to join are looked for, every
+    ``monitor_interval`` seconds.
 
     Args:
-        spec: what the workers run. Without a ``rdzv_handler`` they are the only ones, and neither a
-            store nor torch is needed.
+        spec: what the workers run. Without a ``rdzv_handler`` neither a store nor torch is needed.
         logs_specs: where their streams go.
-        start_method: of functions: ``spawn``, ``forkserver`` or ``fork``.
-        exit_barrier_timeout: seconds that this node waits for the others when it is done.
+        start_method: for functions: ``spawn``, ``forkserver`` or ``fork``.
+        exit_barrier_timeout: seconds that this node waits for the others at the end.
         log_line_prefix_template: header of teed lines, with ``${role_name}``, ``${rank}`` and
             ``${local_rank}``.
-        shutdown_timeout: seconds between the polite signal and SIGKILL.
+        shutdown_timeout: seconds between SIGTERM and SIGKILL.
         health_check_server: answers health checks while the agent runs.
         uninterruptible_state_timeout: seconds after which a worker in uninterruptible sleep counts
-            as failed, and nothing is started again; None for
-            TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, which is 0 (never) if not set.
-        observer: called with every event and action as it happens.
-        signals: signals to handle; None for those of TORCHELASTIC_SIGNALS_TO_HANDLE.
-        watchdog: what the workers are watched for; None for nothing, unless
-            TORCHELASTIC_ENABLE_FILE_TIMER=1 asks for timers, at the path in TORCHELASTIC_TIMER_FILE
-            if that is set.
-        restart: what a failed group is started again for, and how soon.
+            as failed, without a restart; None reads TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT,
+            whose default 0 is never.
+        observer: called with every event and action.
+        signals: signals to handle; None reads TORCHELASTIC_SIGNALS_TO_HANDLE.
+        watchdog: what to watch for; None is nothing, or timers if
+            TORCHELASTIC_ENABLE_FILE_TIMER=1, at TORCHELASTIC_TIMER_FILE if that is set.
+        restart: when to restart a failed group.
     """
 
     def __init__(

@@ -119,10 +119,12 @@ def add_hydra_flags(parser: argparse.ArgumentParser) -> None:
     """Lets a verb take what Hydra's own command line takes to choose a config."""
     group = parser.add_argument_group("what is composed, as in Hydra")
     group.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="such as +exp=resnet lr=1")
-    group.add_argument("--multirun", "-m", action="store_true", help="the overrides make a sweep")
+    group.add_argument("--multirun", "-m", action="store_true", help="plan a sweep")
     group.add_argument("--config-name", "-cn", metavar="NAME", help="the primary config")
-    group.add_argument("--config-path", "-cp", metavar="DIR", help="in place of the app's own")
-    group.add_argument("--config-dir", "-cd", metavar="DIR", help="is looked in first")
+    group.add_argument(
+        "--config-path", "-cp", metavar="DIR", help="config directory, in place of conf"
+    )
+    group.add_argument("--config-dir", "-cd", metavar="DIR", help="searched first")
 
 
 class Composition:

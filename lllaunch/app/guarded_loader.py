@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +27,14 @@ from lllaunch.app.gate import asks_for_lock, expect_own_environment, has_rules, 
 from lllaunch.app.planning import locating
 from lllaunch.app.search_path import PACKAGED
 from lllaunch.config.schema import PRESET_KEYS, PRESETS
-from lllaunch.config.secrets import literals, literals_in, problems_with
+from lllaunch.config.secrets import (
+    EXPOSED,
+    exposed,
+    literals,
+    literals_in,
+    not_secret,
+    problems_with,
+)
 from lllaunch.config.tree import value_at
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.hydra_compat import (
@@ -178,8 +186,12 @@ class GuardedLoader(WatchedLoader):
         _keep_variables_unread(config)
         if self._looks:
             with self._refusing(), locating(self, config):
-                _refuse_literals(_literals_of(config))
+                root: Any = OmegaConf.to_container(config, resolve=False)
+                _refuse_literals(_literals_of(root))
                 self._look_at(config)
+            own = {name: item for name, item in root.items() if name != "hydra"}
+            for key in exposed(own, allowed=not_secret(root)):
+                print(f"lllaunch: warning: {key}: {EXPOSED}", file=sys.stderr)
         return config
 
     def complete(self, config: DictConfig) -> None:
@@ -327,12 +339,12 @@ def _refuse_if_any(problems: list[Diagnostic]) -> None:
         raise PlanRefused(problems=tuple(problems))
 
 
-def _literals_of(config: DictConfig) -> Iterator[tuple[str, str, str]]:
+def _literals_of(root: Any) -> Iterator[tuple[str, str, str]]:
     """Yield the secrets that a config holds itself, but for what nobody sets of Hydra's own."""
-    root: Any = OmegaConf.to_container(config, resolve=False)
-    yield from literals({name: item for name, item in root.items() if name != "hydra"})
+    own, allowed = {name: root[name] for name in root if name != "hydra"}, not_secret(root)
+    yield from literals(own, allowed=allowed)
     for key in ("hydra.job.env_set", "hydra.launcher"):
-        yield from literals(value_at(root, key.split(".")), key)
+        yield from literals(value_at(root, key.split(".")), key, allowed=allowed)
 
 
 def _refuse_literals(secrets: Iterable[tuple[str, str, str]]) -> None:

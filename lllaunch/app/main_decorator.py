@@ -29,13 +29,13 @@ _UNSPECIFIED: Any = object()
 
 
 class LaunchedMain(Generic[R]):
-    """A function made into a Hydra app by `main`.
+    """A function that `main` made into a Hydra app.
 
-    Called without arguments it is the app: Hydra composes the config from ``sys.argv``, and the
+    Called without arguments it runs the app: Hydra composes the config from ``sys.argv``, and the
     function runs in ``launch.nproc`` workers. Called with a config it is the function itself.
 
     Attributes:
-        outcome: what became of the last run, None before there was one.
+        outcome: the result of the last run, None before the first.
     """
 
     def __init__(self, function: Callable[[Any], R], **hydra_arguments: Any) -> None:
@@ -53,10 +53,10 @@ class LaunchedMain(Generic[R]):
         self._app = hydra.main(**hydra_arguments)(task)
 
     def __call__(self, cfg_passthrough: DictConfig | None = None) -> R | None:
-        """Runs the app, or the function itself with a config.
+        """Run the app, or the function itself with a config.
 
         Raises:
-            SystemExit: the app did not succeed; docs/reference/exit-codes.md lists the codes.
+            SystemExit: the app failed; docs/reference/exit-codes.md lists the codes.
         """
         if cfg_passthrough is not None:
             return self._function(cfg_passthrough)
@@ -68,7 +68,7 @@ class LaunchedMain(Generic[R]):
         return None
 
     def return_values(self) -> dict[int, Any]:
-        """Returns what the function returned in the last run, by rank; empty unless it succeeded.
+        """Return what the function returned in the last run, by rank; empty unless it succeeded.
 
         Raises:
             OutputError: a value cannot be read from its file.
@@ -110,16 +110,15 @@ def main(
     config_name: str | None = None,
     version_base: str | None = BASE,
 ) -> Callable[[Callable[[Any], R]], LaunchedMain[R]]:
-    """Makes a function a Hydra app that runs it in ``launch.nproc`` workers.
+    """Make a function a Hydra app that runs it in ``launch.nproc`` workers.
 
-    Like `hydra.main`, whose arguments it takes. The config is composed once; every worker gets it,
-    together with Hydra's own, the one output directory and Hydra's job logging, whose files are
-    rank 0's, and for the other ranks in their own directories. A node ``launch``
-    (docs/reference/config.md) is there whatever the primary config is. The Hydra job returns what
-    rank 0 returned; `LaunchedMain.return_values` has the values of all ranks.
+    It takes the arguments of `hydra.main`. The config is composed once, and every worker gets it.
+    There is one output directory; rank 0 writes Hydra's job log, other ranks log in their own
+    directories. The node ``launch`` exists whatever the primary config is. The Hydra job returns
+    what rank 0 returned; `LaunchedMain.return_values` has the values of all ranks.
 
-    Every worker runs the script as ``__main__`` up to the call of the function, so that stands
-    where its name leads to it.
+    Every worker runs the script as ``__main__`` up to the call of the function. The function must
+    be found by its name.
 
     Args:
         config_path: directory of the configs, relative to the file of the function.

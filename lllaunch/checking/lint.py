@@ -19,6 +19,7 @@ from lllaunch.checking.tree import EXPERIMENTS, ConfigFile
 from lllaunch.config.document import Sexagesimal
 from lllaunch.config.origin import Origin, Origins, dotted
 from lllaunch.config.schema import KEYS
+from lllaunch.config.secrets import EXPOSED, exposed, not_secret
 from lllaunch.config.tree import leaf_items
 from lllaunch.secret_names import is_secret_name
 from lllaunch.text import shorten
@@ -297,6 +298,9 @@ def lint(file: ConfigFile) -> Iterator[CheckedDiagnostic]:
         file: of a tree of configs.
     """
     yield from misplaced(file)
+    for key in exposed(file.data, file.package, not_secret(file.data)):
+        line = file.line_of(*key.removeprefix(f"{file.package}.").split("."))
+        yield CheckedDiagnostic.at(0, "secret", file.path, line, key, EXPOSED)
     for number, each in enumerate(file.facts.sexagesimals):
         if number == MOST_ALIKE:
             more = len(file.facts.sexagesimals) - MOST_ALIKE

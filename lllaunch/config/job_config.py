@@ -14,9 +14,9 @@ from lllaunch.config.cluster import KEY as CLUSTER
 from lllaunch.config.cluster import asks_for_cluster
 from lllaunch.config.read import MOST_LEAVES, register_resolvers, watching
 from lllaunch.config.secrets import (
-    is_literal,
     literals,
     mentions_env,
+    not_secret,
     redacted_overrides,
     safe_source,
     source_for,
@@ -104,7 +104,7 @@ class _Writer:
         self._root = root
         self._calls = calls
         written = {name: item for name, item in root.items() if name != "hydra"}
-        self._literals = [text for _, _, text in literals(written) if text]
+        self._literals = [text for _, _, text in literals(written, allowed=not_secret(root))]
         # of what references to containers may add
         self._left = MOST_LEAVES
         self._open: list[int] = []
@@ -129,7 +129,7 @@ class _Writer:
         if isinstance(raw, (dict, list)):
             return self.container(own_node(parent, index), raw, name)
         if not isinstance(raw, str) or "${" not in raw:
-            if is_secret_name(name) and is_literal(raw, str(name)):
+            if self._holds_literal(raw):
                 return source_for(str(name))
             return raw if raw is None or isinstance(raw, _PLAIN) else f"<{type(raw).__qualname__}>"
         if is_secret_name(name) or self._stays(raw):

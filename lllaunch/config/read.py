@@ -18,7 +18,6 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from lllaunch.config.fields import Findings
 from lllaunch.config.secrets import (
     holds_env,
-    is_literal,
     safe_source,
     source_for,
     without_defaults,
@@ -26,7 +25,6 @@ from lllaunch.config.secrets import (
 from lllaunch.config.tree import BROKEN, Tree, Withheld
 from lllaunch.errors import ConfigError, Diagnostic, Unfit
 from lllaunch.hydra_compat import is_unset, resolvers
-from lllaunch.secret_names import is_secret_name
 
 # Aliases (${a} beside ${a} beside ...) can make a small file expand without end.
 MOST_LEAVES = 20_000
@@ -108,7 +106,7 @@ class Reader:
     ) -> None:
         self._findings = findings
         self._unset = tuple(unset)
-        self._literals = tuple(text for text in literals if text)
+        self._literals = tuple(literals)
         self._left = MOST_LEAVES
         self._open: list[int] = []
 
@@ -214,15 +212,10 @@ class Reader:
     def _leaf(self, value: Any, raw: Any, name: Any, source: str) -> Tree:
         if not source and holds_env(raw):
             source = safe_source(raw, name)
-        if not source and self._is_known_secret(value, name):
+        if not source and isinstance(value, str) and self._holds_literal(value):
             written = isinstance(raw, str) and "${" in raw
             source = safe_source(raw, name) if written else source_for(str(name))
         return Withheld(value, source) if source else value
-
-    def _is_known_secret(self, value: Any, name: Any) -> bool:
-        if is_secret_name(name) and is_literal(value, str(name)):
-            return True
-        return isinstance(value, str) and self._holds_literal(value)
 
     def _holds_literal(self, text: str) -> bool:
         return any(literal in text for literal in self._literals)

@@ -54,7 +54,7 @@ from lllaunch.config.read import Reader, check_resolver, register_resolvers
 from lllaunch.config.resources import read_resources
 from lllaunch.config.restart import read_restart, with_on
 from lllaunch.config.schema import EXPLAINED, KEYS, SYNONYMS, defaults, is_set
-from lllaunch.config.secrets import literals, problems_with, source_for
+from lllaunch.config.secrets import literals, not_secret, problems_with
 from lllaunch.config.settings import Settings
 from lllaunch.config.tree import (
     BROKEN,
@@ -86,7 +86,6 @@ from lllaunch.config.values import (
 from lllaunch.config.watchdog import check_replaced, read_watchdog
 from lllaunch.errors import ConfigError, Diagnostic, Unfit
 from lllaunch.macros import names_in
-from lllaunch.secret_names import is_secret_name
 from lllaunch.spawner.interpreter import is_of_contract
 from lllaunch.spec import LaunchSpec, Path, rank_key
 from lllaunch.std import Std
@@ -165,7 +164,7 @@ def read_env(tree: Tree, key: str, findings: Findings) -> dict[str, Tree]:
         known = findings.attempt(where, name, _name)
         text = findings.attempt(where, value, _text)
         if known is not None and text is not None:
-            env[known] = _mark(known, text, value)
+            env[known] = Withheld(text, value.source) if isinstance(value, Withheld) else text
     return dict(sorted(env.items()))
 
 
@@ -195,12 +194,6 @@ def _text(value: Any) -> str:
     if "\0" in text:
         raise Unfit("text without NUL characters", code="variable")
     return text
-
-
-def _mark(name: str, text: str, value: Tree) -> Tree:
-    if isinstance(value, Withheld):
-        return Withheld(text, value.source)
-    return Withheld(text, source_for(name)) if is_secret_name(name) else text
 
 
 def read_env_per_rank(
@@ -578,11 +571,18 @@ def _joined(ranges: Sequence[range]) -> tuple[range, ...]:
     return tuple(found)
 
 
+def _key(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise Unfit("a dotted key of the config", code="type")
+
+
 def _read_ending(settings: Settings) -> dict[str, Any]:
     return {
         "grace_period": settings.scalar("grace_period", parse_duration, 0.0),
         "leftovers": settings.scalar("leftovers", parse_duration, 0.0),
         "signals": settings.each("signals", read_signal),
+        "not_secret": settings.each("not_secret", _key),
         "watchdog": read_watchdog(settings),
         "max_restarts": settings.scalar("max_restarts", read_count, 0),
         "restart": read_restart(settings),
@@ -694,12 +694,13 @@ def _plain(cfg: DictConfig, outer: str | None) -> tuple[dict[Any, Any], list[tup
         root: Any = OmegaConf.to_container(cfg, resolve=False)
         own = {name: item for name, item in root.items() if name != "hydra"}
         _expect_an_end(own)
-        found = list(literals(own))
+        allowed = not_secret(root)
+        found = list(literals(own, allowed=allowed))
     except RecursionError:
         problem = Diagnostic("too-large", "", "the config", "is nested too deeply to be read")
         raise ConfigError((problem,)) from None
     if outer is not None:
-        found += literals(value_at(root, outer.split(".")), outer)
+        found += literals(value_at(root, outer.split(".")), outer, allowed=allowed)
     return root, found
 
 

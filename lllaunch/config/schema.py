@@ -129,12 +129,10 @@ class Launch:
     """One run: what to run, how many workers, where their output goes, how it ends."""
 
     entrypoint: str | None = None
-    """What the workers run, told by its form: `package.module:callable` is a function, a path
-    ending in `.py` is a script, `-m package.module` is a module, and anything else is a
-    program, looked up on the workers' `PATH` unless it holds a slash. Relative paths start from
-    the directory that the command was given in. Functions and modules are imported with that
-    directory first on `sys.path`. The entrypoint is looked for before anything starts, without
-    importing it.
+    """What the workers run. The form decides: `package.module:callable` is a function, a path that
+    ends in `.py` a script, `-m package.module` a module, and anything else a program on the
+    workers' `PATH`. Relative paths start in the directory of the command, which is also first on
+    `sys.path`. The entrypoint is checked before anything starts, without importing it.
 
     ```yaml
     launch:
@@ -144,11 +142,11 @@ class Launch:
     """
 
     args: Sequence[Any] | Mapping[str, Any] | None = None
-    """Arguments. A list is positional. A mapping is keyword arguments of a function; for a
-    script, module or program `key: value` becomes `--key value`, `key: true` becomes `--key`,
-    `key: [a, b]` becomes `--key a b`, and null, false and an empty list become nothing. A key
-    that begins with `-` is taken as it is written. On a command line true, false and null
-    cannot stand alone in a list: quote them. Text may hold [`${worker:…}`](#workers-facts).
+    """Arguments. A list is positional. A mapping is the keyword arguments of a function; for
+    scripts, modules and programs `key: value` becomes `--key value`, `key: true` becomes `--key`,
+    `key: [a, b]` becomes `--key a b`, and null, false and an empty list become nothing. A key that
+    begins with `-` stays as it is. On a command line quote true, false and null in a list. Text may
+    contain [`${worker:…}`](#workers-facts).
 
     ```yaml
     launch:
@@ -158,20 +156,18 @@ class Launch:
     """
 
     nproc: int | str = 1
-    """Number of workers. `cpu` is one for each CPU that the launcher may use, `gpu` one for
-    each GPU that the workers may see (`CUDA_VISIBLE_DEVICES` is obeyed, from `env` or from the
-    shell), and `auto` is `gpu` where there is a GPU, else `cpu`. Of several nodes each has so many;
-    with `nnodes: auto` and no number here, as many as the environment says."""
+    """Number of workers on a node. `cpu` is one for each usable CPU, `gpu` one for each GPU in
+    `CUDA_VISIBLE_DEVICES`, and `auto` is `gpu` if there is a GPU, else `cpu`. With `nnodes: auto`
+    and no number here, the environment decides."""
 
     nnodes: int | str = 1
-    """Number of nodes: a number; `"MIN:MAX"`, for a run that goes on with fewer and takes in more,
-    in quotes, since YAML reads an unquoted `1:4` as the number 64; or `auto`. On each node the same
-    command is given. The jobs of a sweep have one node.
+    """Number of nodes: a number, `"MIN:MAX"` in quotes for an elastic run, or `auto`. YAML reads an
+    unquoted `1:4` as 64. Give the same command on each node. The jobs of a sweep have one node.
 
-    By hand, [`rdzv.endpoint`](#rdzv) says where the nodes meet. With `auto`, what is not said here
-    comes [from the environment](#nodes-from-the-environment), setting by setting, where something
-    has started a process on each node. A plan says `auto`, and nothing of what was found. A run
-    that goes to a [cluster](cluster.md) asks for so many nodes, and is `auto` there.
+    By hand, nodes meet at [`rdzv.endpoint`](#rdzv). With `auto`, missing settings come [from the
+    environment](#nodes-from-the-environment) if a scheduler started a process on each node. The
+    plan says `auto` and nothing of what was found. A run on a [cluster](cluster.md) asks for this
+    many nodes.
 
     ```yaml
     launch:
@@ -182,9 +178,8 @@ class Launch:
     """
 
     node_rank: int | None = None
-    """This node's number, from 0; each node has another one. Node 0 is the host of the rendezvous.
-    Null is for nodes that get their numbers when they join, which `rdzv.backend: static` does not
-    have. It is in no plan."""
+    """Number of this node, from 0. Node 0 is the host of the rendezvous. Null lets nodes get their
+    numbers when they join, except with `rdzv.backend: static`. It is not part of the plan."""
 
     rdzv: Mapping[str, Any] | None = field(
         default_factory=lambda: {
@@ -199,17 +194,18 @@ class Launch:
     )
     """How several nodes find each other, through torch's rendezvous.
 
-    - `backend`: `c10d`, `etcd-v2`, or `static`, whose nodes and ranks are fixed
-    - `endpoint`: where they meet, `host:port` or `[IPv6]:port`, the same for all nodes: the address
-      of node 0, or of the etcd server; without a port 29400 for `c10d`, 29500 for `static`, 2379
+    - `backend`: `c10d`, `etcd-v2`, or `static`, which fixes nodes and ranks
+    - `endpoint`: where they meet, `host:port` or `[IPv6]:port`, the same for all: the address of
+      node 0 or of the etcd server. The default port is 29400 for `c10d`, 29500 for `static`, 2379
       for `etcd-v2`
-    - `id`: what the nodes of one run have in common, and no other run at that endpoint; it is the
-      value of `TORCHELASTIC_RUN_ID` unless `run_id` is given
-    - `conf`: further settings of torch's rendezvous, a mapping or text as torchrun has it
-      (`"last_call_timeout=5,k=v"`); `timeout`, `read_timeout` and `join_timeout` among them are
-      the two below
-    - `interface`: the network interface whose address this node has, such as `ib0`; in no plan
-    - `timeout`: how long an operation of the store may take
+    - `id`: identifies the run at that endpoint; also `TORCHELASTIC_RUN_ID`, unless `run_id` is
+      given
+    - `conf`: further settings of torch's rendezvous, a mapping or torchrun's text
+      (`"last_call_timeout=5,k=v"`); `timeout`, `read_timeout` and `join_timeout` in it set the two
+      keys below
+    - `interface`: network interface whose address this node uses, such as `ib0`; not part of the
+      plan
+    - `timeout`: limit for one operation of the store
     - `join_timeout`: how long to wait until enough nodes have joined
 
     Times are [durations](#durations). Null is the default.
@@ -227,13 +223,12 @@ class Launch:
     """Name of the worker group, in `ROLE_NAME` and in the prefix of shown lines."""
 
     start_method: str = "forkserver"
-    """`forkserver`: workers are forked from a helper process that has imported the modules
-    under `preload`, so that n workers pay for one import. `spawn`: each worker is a fresh
-    interpreter, and `preload` is not used. Programs are executed either way."""
+    """`forkserver`: workers are forked from a helper process that has imported `preload`, so n
+    workers pay for one import. `spawn`: each worker is a fresh interpreter, without `preload`.
+    Programs are always executed."""
 
     preload: Sequence[str] | str = field(default_factory=list)
-    """Modules to import once, before the workers are forked: a list, or text separated by
-    commas.
+    """Modules to import once, before the workers are forked: a list, or text with commas.
 
     ```yaml
     launch:
@@ -243,19 +238,17 @@ class Launch:
     """
 
     cwd: str | None = None
-    """Working directory of the workers. Null is the directory that the command was given in,
-    which a relative path starts from as well."""
+    """Working directory of the workers. Null is the directory of the command, where a relative path
+    starts, too."""
 
     env: Mapping[str, str | int] = field(default_factory=dict)
-    """Variables for all workers, on top of the launcher's own environment. Values are text or
-    whole numbers; anything else must be quoted, because YAML changes how it is written (`1.10`,
-    `yes`). The variables that torchrun sets for workers, `TORCHELASTIC_*` and `LLLAUNCH_*` may
-    not be set. Text may hold [`${worker:…}`](#workers-facts). For secrets see
-    [below](#secrets)."""
+    """Variables for all workers, added to the launcher's environment. Values are text or whole
+    numbers; quote anything else, because YAML changes it (`1.10`, `yes`). torchrun's variables,
+    `TORCHELASTIC_*` and `LLLAUNCH_*` cannot be set. Text may contain
+    [`${worker:…}`](#workers-facts). See [secrets](#secrets)."""
 
     env_per_rank: Mapping[Ranks, Mapping[str, str | int]] = field(default_factory=dict)
-    """Variables for some workers, stronger than `env`: by local rank, or by range of local
-    ranks.
+    """Variables for some workers, by local rank or range. They override `env`.
 
     ```yaml
     launch:
@@ -268,30 +261,29 @@ class Launch:
     """
 
     redirects: Mask = "all"
-    """Streams that go to files `attempt_N/RANK/stdout.log` and `stderr.log`: a [mask](#masks).
-    The default keeps everything, so that a failure report can show a worker's last lines.
-    Without a file a stream goes where the launcher's own goes."""
+    """Streams that go to files `attempt_N/RANK/stdout.log` and `stderr.log`: a [mask](#masks). The
+    default keeps everything, so a report can show a worker's last lines. Without a file a stream
+    goes where the launcher's goes."""
 
     tee: Mask = "0:all"
-    """Streams that are shown on the console as well: a [mask](#masks). A teed stream also goes
-    to its file. The default shows rank 0, as one program would look; `tee: all` shows
-    everybody, as torchrun does, with a prefix on each line."""
+    """Streams that are also shown on the console: a [mask](#masks). A teed stream always has a
+    file. The default shows rank 0; `tee: all` shows all workers, with a prefix on each line."""
 
     local_ranks_filter: Sequence[Ranks] | Ranks | None = None
-    """Local ranks whose teed lines reach the console: a list of ranks or ranges, or text such
-    as `"0,2-3"`. Null is all of them."""
+    """Local ranks whose teed lines reach the console: a list of ranks or ranges, or text such as
+    `"0,2-3"`. Null is all."""
 
     duplicate_stdout_filters: Sequence[str] | str = field(default_factory=list)
-    """Texts to look for in standard output: lines with one of them in it are also written to
-    `filtered_stdout.log`. A list, or text separated by commas."""
+    """Lines of standard output with one of these texts are also written to `filtered_stdout.log`. A
+    list, or text with commas."""
 
     duplicate_stderr_filters: Sequence[str] | str = field(default_factory=list)
     """The same for standard error and `filtered_stderr.log`."""
 
     log_line_prefix: str | None = None
-    """What stands before each shown line. Null is `[ROLE_NAME LOCAL_RANK]:` written together,
-    such as `[default0]:`, and nothing where lines of only one worker can reach the console. May
-    hold [`${worker:…}`](#workers-facts) and, as torchrun's template, the escaped `\\${rank}`.
+    """Prefix of each shown line. Null is `[ROLE_NAME LOCAL_RANK]:` without the blank, such as
+    `[default0]:`, and none if only one worker can reach the console. May contain
+    [`${worker:…}`](#workers-facts), or torchrun's escaped `\\${rank}`.
 
     ```yaml
     launch:
@@ -301,79 +293,73 @@ class Launch:
     """
 
     collapse: bool | None = None
-    """Whether a line that several workers write within 100 ms is shown as one, such as
-    `[default 0-2,5]:ready`: of standard output and standard error each by themselves, and only on
-    the console. Null is true, unless there is a `log_line_prefix`; where that has the number of a
-    worker (`rank`, `local_rank`), `collapse: true` shows ranges for it."""
+    """Whether a line that several workers write within 100 ms is shown once, such as `[default
+    0-2,5]:ready`, for each stream separately and only on the console. Null is true, unless there is
+    a `log_line_prefix`. If that contains `rank` or `local_rank`, `collapse: true` shows ranges."""
 
     log_dir: str | None = None
-    """Directory of the run's files. Null is Hydra's output directory of the job. A relative
-    path starts from the directory that the command was given in."""
+    """Directory of the run's files. Null is Hydra's output directory. A relative path starts in the
+    directory of the command."""
 
     grace_period: float | str = "30s"
-    """How long workers may take to end after the polite signal, before they are killed: a
-    [duration](#durations). With 0 they are killed at once."""
+    """How long workers may take to end after SIGTERM, before SIGKILL: a [duration](#durations).
+    With 0 they are killed at once."""
 
     leftovers: float | str = "0.5s"
-    """How long processes that the workers have left behind may take to end, when all workers have
-    succeeded, before they are killed: a [duration](#durations). The run lasts as long; a signal
-    ends the wait and changes nothing else. After a failure they have half a second."""
+    """How long processes that outlive successful workers may take to end, before they are killed: a
+    [duration](#durations). The run lasts as long. After a failure they have half a second."""
+
+    not_secret: Sequence[str] = field(default_factory=list)
+    """Keys of the config, such as `params.checkpoint_id`, whose values look like
+    [secrets](#secrets) and are none."""
 
     signals: Sequence[str] | str = field(default_factory=lambda: ["SIGTERM", "SIGINT", "SIGHUP"])
-    """Signals that the launcher handles and passes on to the workers: a list of names, or text
-    separated by commas. SIGKILL and SIGSTOP cannot be handled; SIGCHLD is the launcher's own.
-    SIGQUIT (Ctrl-\\) shows where all workers stand, and the run goes on, unless it is listed
-    here: then it ends the run as the others do. To a sweep it shows that of all jobs that run.
-    SIGUSR1 and SIGUSR2 go to the workers, and the run goes on, unless they are listed here. A
-    worker that has no handler for them ends. In a batch job that lllaunch has submitted, SIGUSR2
-    announces the end of the job, and workers get SIGTERM. What Slurm sends to a whole step reaches
-    workers twice, from Slurm and from lllaunch."""
+    """Signals that the launcher handles and passes on to the workers: a list of names, or text with
+    commas. SIGKILL, SIGSTOP and SIGCHLD are not allowed. SIGQUIT (Ctrl-\\) shows where all workers
+    are, and the run continues, unless it is listed here. SIGUSR1 and SIGUSR2 go to the workers, and
+    the run continues, unless they are listed here; a worker without a handler ends. In a batch job
+    of lllaunch SIGUSR2 announces its end, and workers get SIGTERM. What Slurm sends to a whole step
+    reaches workers twice."""
 
     watchdog: str | Mapping[str, Any] | bool | None = field(
         default_factory=lambda: {"preset": "report"}
     )
-    """What the run is watched for: the name of a [preset](#watchdog-presets), or a mapping of what
-    to change of one. When the watchdog finds something it writes the stacks of all workers to
-    `attempt_N/RANK/stacks.txt`, ends the workers as a signal would, and leaves the rest to
-    [`restart`](#restart). By default it only reports a stall or a spin, and the run goes on.
+    """What lllaunch watches for: the name of a [preset](#watchdog-presets), or a mapping that
+    changes one. A finding makes lllaunch write the stacks of all workers to
+    `attempt_N/RANK/stacks.txt`, end the workers, and leave the rest to [`restart`](#restart). By
+    default it only reports a stall or a spin.
 
-    - `preset`: the preset that the other keys change; `report` if it is left out
-    - `timers`: whether to serve timers, those of `lllaunch.timer` and torch's file timers
-    - `timeout`: how long an attempt may take
-    - `run_timeout`: how long the run may take with all of its attempts
-    - `stall`: how long workers may go without output, CPU use and heartbeat; at least 1 s
+    - `preset`: the preset that the other keys change; default: `report`
+    - `timers`: whether to serve timers of `lllaunch.timer` and torch's file timers
+    - `timeout`: limit for an attempt
+    - `run_timeout`: limit for the run with all attempts
+    - `stall`: limit without output, CPU use and heartbeat; at least 1 s
     - `stall_scope`: `group` (all workers must be idle) or `rank` (one idle worker is enough)
-    - `silence`: how long all workers may go without any output, whatever else they do; at least 1 s
-    - `spin`: how long workers may go without output and heartbeat, and with next to no I/O (less
-      than 1 KiB/s), while all of them stand at the same lines of Python, however busy they are; at
-      least 1 s. Left out, it is 30m, or `stall`
-      if that is longer or null. It is only reported then, unless a `stall` of scope `rank` ends
-    - `warmup`: how long, from the start of an attempt, idleness, silence and spinning do not count
-    - `heartbeat`: how long a worker that has called `lllaunch.heartbeat()` may go without another
-      call, whatever else it does; at least 1 s
-    - `memory`: how much memory a worker may use, with all processes below it: anonymous and shared
-      memory, not pages of files; a [size](#sizes), at least 1 MiB
-    - `collectives`: whether workers that import torch.distributed can be asked which
-      [collectives](../howto/find-a-hang.md#collectives) they have come to; true in every preset
-    - `progress`: how often the workers must get further, as `lllaunch.progress()` says or their
-      progress bars show; a time, or a mapping
-      - `within`: how long they may go without; at least 1 s
-      - `first_within`: the same for the first time, from the start of an attempt, imports included;
-        null for as long as it takes
-      - `pattern`: a regular expression that is searched in each line that they print: only what
-        matches is progress then. Its named groups are numbers: the `step`, the `total`, or others
-        to be shown; all but `total`, `epoch` and `epochs` must change within `within`. The first
-        1024 characters of a line are searched, by the launcher itself, which waits for that:
-        avoid nested repetition such as `(\\w+\\s*)*`, which may take hours for one line
-      - `action`: `end` or `report`
+    - `silence`: limit without any output; at least 1 s
+    - `spin`: limit without output, heartbeat and I/O (less than 1 KiB/s), while all workers stay at
+      the same lines of Python; at least 1 s. Default: 30m, or `stall` if that is longer or null. It
+      only reports, unless a `stall` of scope `rank` ends
+    - `warmup`: time at the start of an attempt in which idleness, silence and spinning do not count
+    - `heartbeat`: limit between calls of `lllaunch.heartbeat()`, after the first; at least 1 s
+    - `memory`: limit for a worker with all processes below it, anonymous and shared memory; a
+      [size](#sizes), at least 1 MiB
+    - `collectives`: whether workers can be asked for their
+      [collectives](../howto/find-a-hang.md#collectives); true in every preset
+    - `progress`: limit without [progress](../howto/progress.md); a time, or a mapping
+        - `within`: the limit; at least 1 s
+        - `first_within`: the limit for the first progress, imports included; null for none
+        - `pattern`: a regular expression; only lines that match are progress. Named groups are
+          numbers: `step`, `total`, or others. All except `total`, `epoch` and `epochs` must change
+          within `within`. The launcher searches the first 1024 characters of each line, so avoid
+          nested repetition such as `(\\w+\\s*)*`
+        - `action`: `end` or `report`
 
-      A number of `lllaunch.progress()` or of the pattern that becomes NaN or infinite counts, too;
-      without `progress`, or in a bar, it is only said ([what is progress](../howto/progress.md)).
+    A number of `lllaunch.progress()` or of the pattern that becomes NaN or infinite is a finding,
+    too. Without `progress`, or in a bar, it is only reported.
 
-    Times are [durations](#durations). For a limit, null or false turns it off, also one of the
-    preset's. `watchdog: false` is `none`. A limit may be written `{after: 30m, action: report}`:
-    then it ends nothing. When it is reached, the stacks are taken, it is said once in an attempt,
-    and the run goes on. Without `after` it is the preset's limit; `action: end` is the default.
+    Times are [durations](#durations). Null or false turns a limit off; `watchdog: false` is `none`.
+    A limit may be `{after: 30m, action: report}`: it then takes the stacks, prints one message in
+    an attempt, and the run continues. Without `after` it uses the preset's limit.
 
     ```yaml
     launch:
@@ -382,8 +368,8 @@ class Launch:
     ```
 
     On a command line `launch.watchdog=strict` takes a preset, and `launch.watchdog.stall=10m`
-    changes what the config says, also if that is the name of a preset. In a config file a mapping
-    replaces the name that another file gave: write `watchdog: {preset: default}` there.
+    changes one key, also of a preset. In a file a mapping replaces the name that another file gave:
+    write `watchdog: {preset: default}` there.
 
     ```yaml
     launch:
@@ -393,9 +379,8 @@ class Launch:
     """
 
     max_restarts: int = 0
-    """How often a failed group of workers is started again. Beyond that, once in a run it is
-    started again if the process that forks the workers was killed: nothing of the experiment's
-    failed then."""
+    """How often a failed group of workers is started again. If the process that forks the workers
+    is killed, one further start is free."""
 
     restart: Mapping[Any, Any] | None = field(
         default_factory=lambda: {
@@ -408,28 +393,23 @@ class Launch:
             "gpu_wait": "1m",
         }
     )
-    """What a group is started again for, as long as there are restarts left, how soon, and when
-    trying again is no use.
+    """What to restart for, how soon, and when to give up, while restarts are left.
 
-    - `on`: [causes](#causes-of-a-restart), a list or text separated by commas; `all`, which is the
-      default, or `none`
-    - `delay`: a [duration](#durations) before the first restart; each later one waits twice as long
-    - `max_delay`: the longest wait, not less than `delay`
-    - `window`: for how long a restart counts: `max_restarts` is then the most in any such time;
-      null for as long as the run goes on
-    - `reset_on`: `progress`: an attempt that [made progress](#progress-of-an-attempt) gives all
-      restarts back, and the wait is `delay` again; null: nothing does
-    - `max_without_progress`: after so many failed attempts in a row without progress there is no
-      other one, and the run ends with [exit code 7](exit-codes.md); null for no such end. Where
-      nothing would have been started again anyway, by `on` or since no restart is left, it ends
-      with the code of its failure; but for a batch job that continues an earlier one, which the
-      queue would try again
-    - `checkpoint`: a file or directory that changes when the training gets further, relative to the
-      workers' directory (`${hydra:runtime.output_dir}/...` is in the run's own); null for none
-    - `gpu_wait`: how long to wait, before a restart, until the processes of the attempt before hold
-      no memory on the GPUs any more; 0 for not at all
+    - `on`: [causes](#causes-of-a-restart), a list or text with commas; `all` (default) or `none`.
+      Any other failure ends the run at once
+    - `delay`: a [duration](#durations) before the first restart, doubled with each further one
+    - `max_delay`: the longest delay, not less than `delay`
+    - `window`: `max_restarts` then limits the restarts in any such time; null for the whole run
+    - `reset_on`: `progress`: an attempt that [made progress](#progress-of-an-attempt) gives back
+      all restarts and resets the delay; null for nothing
+    - `max_without_progress`: so many failed attempts in a row without progress end the run with
+      [exit code 7](exit-codes.md), in place of a restart; null for no limit
+    - `checkpoint`: a file or directory that changes with progress, relative to the workers'
+      directory; `${hydra:runtime.output_dir}/...` is in the run's own; null for none
+    - `gpu_wait`: how long to wait before a restart until the last attempt's processes hold no GPU
+      memory; 0 for not at all
 
-    A failure that is not under `on` ends the run at once. Null is the default.
+    Null is the default.
 
     ```yaml
     launch:
@@ -451,21 +431,19 @@ class Launch:
     """
 
     min_disk: int | str | None = None
-    """How much space must be free where the run's files go before an attempt begins: a
-    [size](#sizes). With less the run ends with an error that says what is free. Null for no such
-    limit."""
+    """Free space that the file system of the run's files must have before an attempt begins: a
+    [size](#sizes). With less the run ends with an error. Null for no limit."""
 
     preflight: str | Sequence[str] | Mapping[str, Any] | None = None
-    """A program that is run on each node before the workers of each attempt: a list of words, or
-    text that is split into words as a shell would; or a mapping:
+    """A program to run on each node before the workers of each attempt: a list of words, text that
+    is split as a shell would, or a mapping:
 
     - `command`: the list or text
-    - `timeout`: how long it may take, a [duration](#durations); 5 minutes by default
+    - `timeout`: its limit, a [duration](#durations); 5 minutes by default
 
-    It is looked up as an entrypoint is, has the working directory and the environment of the node's
-    first worker, and sees all GPUs of the run. What it writes goes to `attempt_N/preflight.log`.
-    When it fails the workers are not started: that is the cause `preflight` of a
-    [restart](#causes-of-a-restart).
+    It has the working directory and environment of the node's first worker, and sees all GPUs of
+    the run. Its output goes to `attempt_N/preflight.log`. If it fails, the workers do not start:
+    the cause `preflight` of a [restart](#causes-of-a-restart).
 
     ```yaml
     launch:
@@ -483,12 +461,11 @@ class Launch:
     resources: Mapping[str, int | None] | None = field(
         default_factory=lambda: {"gpus_per_proc": None, "cpus_per_proc": None}
     )
-    """What each worker needs of the machine. A sweep runs as many jobs at the same time as have
-    room by it, and shows each job the GPUs that it has [leased](sweep-config.md#leases); a single
-    run takes no notice of it.
+    """What each worker needs. A sweep runs as many jobs as fit, and shows each job the GPUs that it
+    has [leased](sweep-config.md#leases). A single run ignores it.
 
-    - `gpus_per_proc`: number of GPUs; null is one where there are GPUs, else none
-    - `cpus_per_proc`: number of CPU slots; null is none for a worker with GPUs, else one
+    - `gpus_per_proc`: number of GPUs; null is 1 if there are GPUs, else 0
+    - `cpus_per_proc`: number of CPU slots; null is 0 for a worker with GPUs, else 1
 
     Null is the default.
 
@@ -501,36 +478,29 @@ class Launch:
     """
 
     virtual_local_rank: bool = False
-    """Every worker sees its own GPU only, as device 0, and has `LOCAL_RANK=0`."""
+    """Whether every worker sees only its own GPU, as device 0, and has `LOCAL_RANK=0`."""
 
     samples: float | str | bool = "5s"
-    """How often it is written down what each worker does, in
-    [`samples.jsonl`](files.md#samplesjsonl) of the run's directory: a [duration](#durations) of at
-    least 1 s, or false for never. What is read for it is read anyway where the run is watched. The
-    file has about 1 MiB at most, however long the run takes."""
+    """How often to record what each worker does, in [`samples.jsonl`](files.md#samplesjsonl): a
+    [duration](#durations) of at least 1 s, or false for never. The file never exceeds about 1
+    MiB."""
 
     run_id: str | None = None
-    """Value of `TORCHELASTIC_RUN_ID`. Null makes one from the last two parts of the output
-    directory."""
+    """Value of `TORCHELASTIC_RUN_ID`. Null makes one from the end of the output directory."""
 
     console: Mapping[str, Any] | None = field(
         default_factory=lambda: {"live": None, "color": None, "quiet": False, "interval": "5m"}
     )
-    """What the launcher shows [beside the workers' output](../howto/output.md#the-line-below). It
-    is in no plan. Under `hydra.launcher` it says what a sweep shows, and is the default for its
-    jobs' runs, which say nothing of this while the sweep does.
+    """What the launcher shows [beside the workers' output](../howto/output.md#the-live-line). It is
+    not part of the plan. Under `hydra.launcher` it applies to the sweep and to its jobs.
 
-    - `live`: whether a line that stays below the output says how far the run is. Null: on a
-      terminal that can show it, unless workers write to it directly or `quiet` is set. True: there
-      also where workers do. False: never
-    - `color`: `always` or `never`; null is as the terminal has them, and as `NO_COLOR` and
-      `FORCE_COLOR` say
-    - `quiet`: says nothing of a run in which all goes well: neither that an attempt begins nor that
-      the run has succeeded. What else there is to say is said as ever: a restart, a signal, what
-      the watchdog finds, a process that was left behind, and the report of a run that fails. Output
-      of workers that is teed is theirs, and shown. `-q` on a command line does the same
-    - `interval`: where there is no live line, how often a run that goes on says in a line how far
-      it is, unless `quiet` is set: a [duration](#durations) of at least 1 s; null for never
+    - `live`: whether a live line stays below the output. Null: on a terminal that can show it,
+      unless workers write to it directly or `quiet` is set. True: there, too. False: never
+    - `color`: `always` or `never`; null follows the terminal, `NO_COLOR` and `FORCE_COLOR`
+    - `quiet`: print nothing of lllaunch while all goes well; `-q` on a command line does the same.
+      Restarts, signals, findings and failure reports are still printed
+    - `interval`: without a live line, how often to print the progress, unless `quiet` is set: a
+      [duration](#durations) of at least 1 s; null for never
 
     ```yaml
     launch:
@@ -540,12 +510,11 @@ class Launch:
     """
 
     locked: bool | str = False
-    """Whether only the reviewed plan may run: the one that `plan --lock` wrote to
-    [`conf/locks/NAME.yaml`](locks-and-allowlists.md#locks). NAME is the experiment's, the choice of
-    the group `exp`, or else the name of the primary config; instead of true it may stand here.
-    What differs is refused, with exit code 5 and the difference, before anything starts; so is
-    what the allowlist of the project does not have, or if there is none. `LLLAUNCH_LOCKED=1` in the
-    environment does the same to every run and every job of a sweep, whatever stands here."""
+    """Whether only the reviewed plan may run: the one in
+    [`conf/locks/NAME.yaml`](locks-and-allowlists.md#locks). NAME is the choice of the group `exp`,
+    or the name of the primary config, or the text given here in place of true. Anything else, and
+    anything that the project's allowlist does not have, exits with 5 before it starts.
+    `LLLAUNCH_LOCKED=1` does the same for every run and every job of a sweep."""
 
 
 KEYS: tuple[str, ...] = tuple(each.name for each in fields(Launch))

@@ -1,18 +1,19 @@
 """What must never be written: which leaves are secrets, and what stands for them. Pure.
 
-Two kinds of leaves are: those whose text asks for the environment (``oc.env``), and those under a
-name that says secret (`lllaunch.secret_names`). The latter must come from the environment, since
-Hydra writes overrides and configs to files.
+Two kinds of leaves are: those whose text asks for the environment (``oc.env``), and literals that
+look like a secret (`lllaunch.secret_names.is_literal_secret`). The latter must come from the
+environment, since Hydra writes overrides and configs to files.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
+from lllaunch.config.tree import value_at
 from lllaunch.errors import Diagnostic
-from lllaunch.secret_names import is_never_counted, is_plain_key, is_secret_name
+from lllaunch.secret_names import is_literal_secret, is_secret_name, is_telling_name
 
 _ENV = re.compile(r"\$\{\s*oc\.env\s*:\s*([^,{}]+?)\s*(?:,\s*([^{}]*?)\s*)?\}")
 _SELECT = re.compile(r"\$\{\s*oc\.select\s*:\s*([^,{}]+?)\s*,\s*([^{}]*?)\s*\}")
@@ -20,11 +21,6 @@ _INNERMOST = re.compile(r"\$\{[^${}]*\}")
 # What may stand beside a variable in a header.
 _SCHEME = re.compile(r"\s*(?:bearer|basic|token)\s+", re.IGNORECASE)
 _DEEPEST = 20  # interpolations within each other
-_FEWEST = 4  # letters and digits: less is a separator, or a version
-_NOTHING = {"", "???", "null", "''", '""', "true", "false"}
-_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
-# <pad>, </s>, [MASK]: the special tokens of a text model, which are no secrets.
-_VOCABULARY = re.compile(r"<[^<>]{1,40}>|\[\w{1,40}\]")
 _NO_VARIABLE = re.compile(r"\W")
 
 
@@ -65,40 +61,21 @@ def holds_env(raw: object) -> bool:
     return False
 
 
-def is_literal(raw: object, name: str) -> bool:
-    """Return whether a leaf under a secret name holds the secret itself, or a part of it.
-
-    Special tokens of text models are no secrets (``pad_token: <pad>``), nor are numbers and
-    booleans (``num_key_value_heads: 8``), except for numbers under PASSWORD, SECRET or CREDENTIAL.
-    """
-    if raw is None or isinstance(raw, bool):
-        return False
-    if isinstance(raw, str) and "${" in raw:
-        return any(_is_secret_text(text, name) for text in _literal_parts(raw))
-    return _is_secret_text(str(raw), name)
-
-
-def hides_literal(raw: object) -> bool:
-    """Return whether a secret variable has a default: ``${oc.env:HF_TOKEN,abc}``."""
-    return isinstance(raw, str) and any(
-        is_secret_name(variable) and _is_secret_text(default, variable)
-        for variable, default in _defaults(raw)
-    )
-
-
 def _defaults(raw: str) -> list[tuple[str, str]]:
     return [(match[1], match[2]) for match in _ENV.finditer(raw) if match[2] is not None]
 
 
-def _literal_parts(raw: str) -> Iterator[str]:
-    """What a text with interpolations says itself: defaults, and what stands beside them."""
-    yield from (default for _, default in _defaults(raw))
-    yield from _other_parts(raw)
-
-
-def _other_parts(raw: str) -> Iterator[str]:
-    yield from (match[2] for match in _SELECT.finditer(raw))
-    yield from _beside(raw)
+def _literals_of(raw: str, name: object) -> Iterator[tuple[str, str]]:
+    """Yield what should stand in place of a leaf's secrets, and these."""
+    if "${" not in raw:
+        parts: list[tuple[object, str]] = [(name, raw)]
+    else:
+        parts = [(name, match[2]) for match in _SELECT.finditer(raw)]
+        parts += [(name, text) for text in _beside(raw)]
+        for variable, text in _defaults(raw):
+            if is_literal_secret(text, variable) or is_literal_secret(text, name):
+                yield f"${{oc.env:{variable}}}", text
+    yield from ((source_for(str(key)), text) for key, text in parts if is_literal_secret(text, key))
 
 
 def _beside(raw: str) -> Iterator[str]:
@@ -108,35 +85,57 @@ def _beside(raw: str) -> Iterator[str]:
         if not found:
             break
     for part in text.split("\0"):
-        if sum(map(str.isalnum, part)) >= _FEWEST:
-            yield part.strip()
+        yield part.strip()
 
 
-def _is_secret_text(text: str, name: str) -> bool:
-    if text in _NOTHING or _VOCABULARY.fullmatch(text) or is_plain_key(text, name):
-        return False
-    return not _NUMBER.fullmatch(text) or is_never_counted(name)
-
-
-def literals(raw: Any, key: str = "", name: object = "") -> Iterator[tuple[str, str, str]]:
+def literals(
+    raw: Any, key: str = "", name: object = "", allowed: Collection[str] = ()
+) -> Iterator[tuple[str, str, str]]:
     """Yield the secrets that a config holds itself.
 
     Args:
         raw: a config as plain data, unresolved.
         key: dotted key of ``raw``.
         name: last part of it.
+        allowed: dotted keys that hold no secret, whatever it looks like (`not_secret`).
 
     Yields:
         Dotted key, what should stand there instead, and the secret text.
     """
+    if key and key in allowed:
+        return
     if isinstance(raw, dict):
         for own, item in raw.items():
-            yield from literals(item, f"{key}.{own}" if key else str(own), own)
+            yield from literals(item, f"{key}.{own}" if key else str(own), own, allowed)
     elif isinstance(raw, list):
         for index, item in enumerate(raw):
-            yield from literals(item, f"{key}[{index}]", name)
-    elif (is_secret_name(name) and is_literal(raw, str(name))) or hides_literal(raw):
+            yield from literals(item, f"{key}[{index}]", name, allowed)
+    elif isinstance(raw, str):
         yield from ((key, source, text) for source, text in _literals_of(raw, name))
+
+
+def not_secret(root: Mapping[Any, Any]) -> Collection[str]:
+    """Return the dotted keys that a config, as plain data, says hold no secret."""
+    keys = value_at(root, ["launch", "not_secret"])
+    return [str(key) for key in keys] if isinstance(keys, list) else ()
+
+
+def exposed(raw: Any, key: str = "", allowed: Collection[str] = ()) -> Iterator[str]:
+    """Yield the dotted keys whose names say secret, and whose values anybody may read."""
+    if isinstance(raw, dict):
+        for own, item in raw.items():
+            where = f"{key}.{own}" if key else str(own)
+            if where in allowed:
+                continue
+            plain = isinstance(item, str) and item and "${" not in item and item != "???"
+            if plain and is_telling_name(own):
+                yield where
+            else:
+                yield from exposed(item, where, allowed)
+
+
+EXPOSED = "a literal under a name that says secret is written to files as it is"
+"""What is said of those."""
 
 
 def problems_with(secrets: Iterable[tuple[str, str, str]]) -> list[Diagnostic]:
@@ -144,31 +143,19 @@ def problems_with(secrets: Iterable[tuple[str, str, str]]) -> list[Diagnostic]:
     expected = "a secret to come from the environment"
     return [
         Diagnostic(
-            "secret",
-            key,
-            "a literal",
-            "",
-            f"write {source}, or give the key another name",
+            *("secret", key, "a literal", ""),
+            f"write {source}; if it is no secret, list {key} in launch.not_secret",
             expected=expected,
         )
         for key, source, _ in secrets
     ]
 
 
-def _literals_of(raw: Any, name: object) -> Iterator[tuple[str, str]]:
-    if not isinstance(raw, str) or "${" not in raw:
-        yield source_for(str(name)), str(raw)
-        return
-    yield from ((f"${{oc.env:{variable}}}", text) for variable, text in _defaults(raw))
-    if is_secret_name(name):
-        yield from ((source_for(str(name)), text) for text in _other_parts(raw))
-
-
 def safe_source(raw: str, name: object) -> str:
     """Return a leaf's own text, which resolves to its value again, without the secrets in it."""
-    if is_secret_name(name) and any(_is_secret_text(text, str(name)) for text in _beside(raw)):
+    if any(is_literal_secret(text, name) for text in _beside(raw)):
         return source_for(str(name))
-    return without_defaults(raw) if is_secret_name(name) or hides_literal(raw) else raw
+    return without_defaults(raw) if any(_literals_of(raw, name)) else raw
 
 
 def without_defaults(raw: str) -> str:
@@ -178,6 +165,7 @@ def without_defaults(raw: str) -> str:
 
 
 _LONGEST = 10_000  # characters of a value that is taken apart
+_WORDS = re.compile(r"[^\s,{}\[\]:'\"]+")
 _KEY_IN_VALUE = re.compile(r"""(?<![\w.-])([\w.-]+)["']?\s*:""")
 # As Hydra writes the interpolations of a job's overrides: $\{oc.env\:NAME\}.
 _ESCAPED = re.compile(r"\\([{}:,()\[\]=\s])")
@@ -228,8 +216,8 @@ def _redacted(override: str) -> str:
 
 def _redacted_setting(key: str, value: str) -> str:
     within = "" if ":" not in value else value if len(value) > _LONGEST else _PAIR.sub("", value)
-    others = _KEY_IN_VALUE.findall(within)
-    if any(is_secret_name(_last(other)) for other in others):
+    named = any(is_secret_name(_last(other)) for other in _KEY_IN_VALUE.findall(within))
+    if named and any(is_literal_secret(word, "token") for word in _WORDS.findall(value)):
         return f"{key}=<redacted>"
     if ":" in value and len(value) <= _LONGEST:
         value = _PAIR.sub(_redacted_pair, value)
@@ -243,15 +231,10 @@ def _redacted_pair(pair: re.Match[str]) -> str:
 def _redacted_value(value: str, name: str) -> str:
     if "${" in value:
         return safe_source(value, name)
-    return source_for(name) if is_secret_name(name) and _holds_literal(value, name) else value
-
-
-def _holds_literal(value: str, name: str) -> bool:
     sweep = _SWEEP.fullmatch(value)
-    if sweep is None and value[:1] in {"'", '"'}:
-        return is_literal(value[1:-1], name)
     parts = (sweep[1] if sweep else value).split(",")
-    return any(is_literal(part.strip(" '\"[]"), name) for part in parts)
+    secret = any(is_literal_secret(part.strip(" '\"[]"), name) for part in parts)
+    return source_for(name) if secret else value
 
 
 def _last(key: str) -> str:

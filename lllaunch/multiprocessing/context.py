@@ -37,8 +37,7 @@ class RunProcsResult:
 
     Attributes:
         return_values: what functions returned; None for programs.
-        failures: the workers that failed. Those that were ended because another failed are not
-            among them.
+        failures: the workers that failed, without those that were ended because another failed.
         stdouts: path of the file that stdout went to; empty if it was not redirected.
         stderrs: the same for stderr.
     """
@@ -102,20 +101,20 @@ def validate_full_rank(mapping: Mapping[int, Any], nprocs: int, what: str) -> No
 
 
 class PContext(WorkerProcesses, abc.ABC):
-    """A set of processes that is waited for; public attributes and methods are torch's.
+    """A set of processes to wait for; public attributes and methods are torch's.
 
     Args:
         name: short name, the default header of teed lines.
-        entrypoint: what runs, for messages and for those who look.
-        args: arguments per local rank, every rank from 0 listed.
-        envs: variables per local rank, on top of this process's environment.
-        logs_specs: says which streams go where.
-        log_line_prefixes: header of teed lines per local rank, instead of ``[<name><rank>]:``.
-        duplicate_stdout_filters: teed lines of stdout that hold one of these texts go to
-            ``filtered_stdout`` as well.
+        entrypoint: what runs, for messages.
+        args: arguments per local rank, every rank from 0.
+        envs: variables per local rank, added to this process's environment.
+        logs_specs: where the streams go.
+        log_line_prefixes: header of teed lines per local rank, in place of ``[<name><rank>]:``.
+        duplicate_stdout_filters: teed lines of stdout with one of these texts also go to
+            ``filtered_stdout``.
         duplicate_stderr_filters: the same for stderr.
         handle_signals: install handlers that raise `SignalException` when `start` is called from
-            the main thread (torch's behaviour); a caller with its own handling says False.
+            the main thread (torch's behaviour); False for a caller with its own handling.
         options: as for `WorkerProcesses`.
 
     Raises:
@@ -158,10 +157,10 @@ class PContext(WorkerProcesses, abc.ABC):
         self._handlers = contextlib.ExitStack()
 
     def start(self) -> None:
-        """Start the processes. They run when this returns, or their failure is known to `wait`.
+        """Start the processes. They run when this returns, or `wait` reports their failure.
 
         Raises:
-            ValueError: they have been started before.
+            ValueError: they were started before.
         """
         if self._starter is not None:
             raise ValueError(f"{self.name}: start() was called twice")
@@ -174,10 +173,10 @@ class PContext(WorkerProcesses, abc.ABC):
         """Start the processes."""
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:  # noqa: ARG002
-        """Wait until all processes succeeded or one failed; then end the others.
+        """Wait until all processes succeed or one fails; then end the others.
 
         Args:
-            timeout: seconds; negative for ever, 0 only asks.
+            timeout: seconds; negative waits forever, 0 does not wait.
             period: torch's polling interval. Accepted, not needed: an exit wakes this up.
 
         Returns:

@@ -57,11 +57,11 @@ class LogsSpecs(ABC):
 class DefaultLogsSpecs(LogsSpecs):
     """Files in ``<log_dir>/<run id>_<random>/attempt_<N>/<local rank>/``, as torch lays them out.
 
-    Other than torch's, it never deletes an attempt that is there: the next free number is taken.
+    Unlike torch's, it never deletes an existing attempt; it takes the next free number.
 
     Args:
-        log_dir: made if it does not exist; a temporary directory if None or empty. With
-            ``/dev/null`` no directory or file is made and unredirected output stays on the console.
+        log_dir: created if missing; a temporary directory if None or empty. With ``/dev/null`` no
+            directory or file is made, and unredirected output stays on the console.
         redirects: as in `LogsSpecs`.
         tee: as in `LogsSpecs`.
         local_ranks_filter: as in `LogsSpecs`.

@@ -43,20 +43,20 @@ def start_processes(
         name: short name, the header of teed lines.
         entrypoint: a function, or a program to execute.
         args: arguments per local rank; the keys are 0 to n-1. Turned into text for a program.
-        envs: variables per local rank, on top of this process's; the same keys.
+        envs: variables per local rank, added to this process's; the same keys.
         logs_specs: where the streams go. A path here is the older signature's ``log_dir``.
-        log_line_prefixes: header of teed lines per local rank, instead of ``[<name><rank>]:``.
+        log_line_prefixes: header of teed lines per local rank, in place of ``[<name><rank>]:``.
         start_method: for functions: ``spawn``, ``forkserver`` or ``fork``.
         numa_options: torch's NUMA binding options.
-        duplicate_stdout_filters: teed lines that hold one of these texts go to one file more.
+        duplicate_stdout_filters: teed lines with one of these texts also go to another file.
         duplicate_stderr_filters: the same for stderr.
-        log_dir: older keyword: directory of the logs, instead of ``logs_specs``.
+        log_dir: older keyword: directory of the logs, in place of ``logs_specs``.
         redirects: older keyword: streams that go to files.
         tee: older keyword: streams that go to files and to the console.
         local_ranks_filter: ranks whose output reaches the console, with ``log_dir``.
-        progbar_events: two events, ``trigger_clear`` and ``cleared``, by which a progress bar of
-            the caller's is taken off the line before a teed line is shown.
-        interval_sec: how often files are looked at where the kernel cannot tell of changes.
+        progbar_events: two events, ``trigger_clear`` and ``cleared``, by which the caller removes
+            its progress bar before a teed line is shown.
+        interval_sec: how often files are read where the kernel cannot report changes.
 
     Returns:
         The running processes. ``wait()`` waits for them.
@@ -65,8 +65,8 @@ def start_processes(
         RuntimeError: ranks are missing in ``args`` or ``envs``.
         TypeError: both ``logs_specs`` and ``log_dir`` are given.
         NotPicklable: the function or an argument cannot be sent to a worker.
-        OSError: the program cannot be executed, or a file or process is missing for it; the others
-            have been ended. FileNotFoundError or PermissionError where that is what is wrong.
+        OSError: the program cannot be executed, or no file or process can be made; the others
+            have been ended. FileNotFoundError or PermissionError where that is the reason.
     """
     nprocs = len(args)
     validate_full_rank(args, nprocs, "args")

@@ -289,16 +289,16 @@ def plain(entry: ListEntry, path: str) -> dict[str, Any]:
 _MULTIRUN = "multirun.yaml"
 
 STATES = {
-    "succeeded": "it did what it should",
-    "failed": "workers did; of a sweep: not all of its jobs succeeded",
-    "signalled": "a signal to its launcher ended it",
-    "error": "lllaunch could not do its part",
-    "running": "its launcher lives",
-    "died": "its launcher ended without a result: it was killed, or the machine went down",
-    "queued": "it waits in a cluster's queue",
+    "succeeded": "all workers succeeded; for a sweep: all jobs",
+    "failed": "workers failed; for a sweep: not all jobs succeeded",
+    "signalled": "a signal to the launcher ended it",
+    "error": "lllaunch itself failed",
+    "running": "its launcher is alive",
+    "died": "its launcher ended without a result: killed, or the machine went down",
+    "queued": "waiting in the queue of a cluster",
     "waiting": "a job of a running sweep that has not started",
-    "not_run": "a job that its sweep did not come to",
-    "unknown": "its files cannot be read, or do not say",
+    "not_run": "a job that its sweep never started",
+    "unknown": "its files cannot be read or are incomplete",
 }
 """All states of an entry, and what they mean."""
 

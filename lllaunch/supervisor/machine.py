@@ -53,16 +53,16 @@ class GroupState(Enum):
 
 
 class WorkerState(str, Enum):
-    """What torch calls the state of a worker group; its workers change state as one.
+    """torch's name for the state of a worker group.
 
     Attributes:
         UNKNOWN: the agent lost track of its workers; terminal.
         INIT: being started, for the first time or again.
         HEALTHY: workers run.
         UNHEALTHY: workers run and are being ended.
-        STOPPED: no worker runs; what they left behind is being ended.
-        SUCCEEDED: all workers ended with exit status 0.
-        FAILED: workers failed and are not started again; terminal.
+        STOPPED: no worker runs; orphans are being ended.
+        SUCCEEDED: all workers exited with 0.
+        FAILED: workers failed, without a restart; terminal.
     """
 
     UNKNOWN = "UNKNOWN"

@@ -25,7 +25,7 @@ NEUTRAL: frozenset[str] = frozenset(
         *("collapse", "duplicate_stdout_filters", "duplicate_stderr_filters", "console"),
         # what is noticed, how workers are ended, and how often all is tried again
         *("watchdog", "signals", "grace_period", "leftovers", "max_restarts", "restart"),
-        *("min_disk", "preflight", "samples"),
+        *("min_disk", "preflight", "samples", "not_secret"),
         # what it runs on; the number of nodes is in, as the number of workers is
         *("resources", "pin_cpus", "node_rank", "rdzv", "cluster"),
         # a name made from the place and the moment

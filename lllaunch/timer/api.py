@@ -61,20 +61,20 @@ class TimerRequest:
 
 
 class TimerClient(ABC):
-    """The worker's side: sets timers and takes them back."""
+    """The worker's side: sets and releases timers."""
 
     @abstractmethod
     def acquire(self, scope_id: str, expiration_time: float) -> None:
-        """Sets a timer, in place of the one of that name if there is one.
+        """Set a timer, replacing one of the same name.
 
         Args:
             scope_id: its name.
-            expiration_time: when it ends, seconds since the epoch.
+            expiration_time: when it expires, seconds since the epoch.
         """
 
     @abstractmethod
     def release(self, scope_id: str) -> None:
-        """Takes a timer back. One that does not exist is no error.
+        """Release a timer; a missing one is no error.
 
         Args:
             scope_id: its name.

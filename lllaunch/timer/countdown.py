@@ -79,10 +79,10 @@ _defaults: dict[str, TimerClient] = {}
 
 
 def configure(timer_client: TimerClient | None) -> None:
-    """Set the client that `expires` and `deadline` use where they are given none.
+    """Set the default client of `expires` and `deadline`.
 
     Args:
-        timer_client: the client; None for that of a process in which nothing was configured.
+        timer_client: the client; None restores the default of a new process.
     """
     from lllaunch.timer.process_local import logger  # noqa: PLC0415 - once in a process
 
@@ -109,7 +109,7 @@ def _client() -> TimerClient:
 
 
 def expires(after: float, scope: str | None = None, client: TimerClient | None = None) -> Countdown:
-    """Sets a timer for as long as a block of code runs; if it expires, this worker is ended.
+    """Set a timer while a block of code runs; if it expires, this worker is ended.
 
     For ``with`` and ``async with``, and as a decorator::
 
@@ -119,32 +119,27 @@ def expires(after: float, scope: str | None = None, client: TimerClient | None =
         @expires(after=60)
         async def fetch(): ...
 
-    A decorated function runs as if its body stood in such a block: a coroutine function from its
-    first step to its end, a generator function likewise, with all the time that it is suspended.
+    A decorated coroutine or generator has its timer from the first step to the end, suspensions
+    included.
 
-    As in torch a scope has one timer: entered again while it is held, by recursion, threads or
-    tasks, it sets that timer anew, and the first to leave takes it back. `deadline` gives each
-    entry a timer of its own.
+    As in torch a scope has one timer. Entered again, by recursion, threads or tasks, it replaces
+    that timer, and the first to leave releases it. `deadline` gives each entry its own timer.
 
-    Setting a timer takes microseconds, also with ``async with``; only while the server is away or
-    does not read, some seconds at most, until the error below.
-
-    What "ended" means is up to the server; in a launch with ``watchdog.timers`` the stacks of all
-    workers are written and the group ends as hung.
+    Setting a timer takes microseconds, or some seconds if the server does not read, before the
+    error below. With ``watchdog.timers`` lllaunch takes the stacks of all workers on expiry and
+    ends the group as hung.
 
     Args:
         after: seconds from entering the block; 0 or less expires at once.
-        scope: name of the timer, shown in reports; by default ``FILE#LINE`` of the caller, for a
-            decorated function those of its definition.
-        client: sends the request; by default that of `configure`, looked up when the block is
-            entered. Beyond torch: where nothing was configured and TORCHELASTIC_TIMER_FILE is set,
-            a `FileTimerClient` for that FIFO.
+        scope: name of the timer, shown in reports; default: ``FILE#LINE`` of the caller or of the
+            decorated function.
+        client: sends the request; default: that of `configure`, else a `FileTimerClient` for
+            TORCHELASTIC_TIMER_FILE.
 
     Raises:
         ValueError: ``after`` is infinite or not a number.
         RuntimeError: on entering: there is no client.
-        OSError: on entering or leaving: the server cannot be reached, see `FileTimerClient`. If a
-            timer could not be set, none is taken back.
+        OSError: on entering or leaving: the server cannot be reached, see `FileTimerClient`.
     """
     return _countdown("expires", after, scope, client, own=False)
 
@@ -152,10 +147,10 @@ def expires(after: float, scope: str | None = None, client: TimerClient | None =
 def deadline(
     after: float, scope: str | None = None, client: TimerClient | None = None
 ) -> Countdown:
-    """Set a timer as `expires` does, but one of its own for each entry of a scope.
+    """Set a timer like `expires`, with its own timer for each entry of a scope.
 
-    So a block may be entered again while it is held: a function that calls itself, several threads,
-    asyncio's tasks. From the second on their names are ``SCOPE (2)``, ``SCOPE (3)``, ...
+    Use it in recursive functions, threads and asyncio tasks. Further entries are named
+    ``SCOPE (2)``, ``SCOPE (3)``, ...
 
     Args:
         after: as for `expires`.

@@ -30,24 +30,21 @@ _LONGEST_WAIT = 3600.0
 
 
 class FileTimerServer:
-    """Serves the timers of `FileTimerClient`, ours or torch's, on this machine.
+    """Serve the timers of `FileTimerClient`, ours or torch's, on this machine.
 
-    The thread is woken by the kernel when a request comes, when a process with timers ends, and
-    when a timer expires. Timers of ended processes are forgotten. What is no request is logged, and
-    hurts no other.
+    The kernel wakes its thread for requests, ended processes and expired timers. Timers of ended
+    processes are dropped, and invalid requests logged.
 
-    Unlike torch's, this server does not send the signal to its own process as well when a timer has
-    expired: a launcher whose worker hangs has things to do. And it accepts no timers of its own
+    Unlike torch's, it does not send the signal to its own process, and accepts no timers of its own
     process.
 
     Args:
-        file_path: where to make the FIFO; what is there is removed.
+        file_path: where to make the FIFO; an existing file is removed.
         run_id: named in the log.
-        max_interval: the longest wait of the thread, seconds; a bound only.
+        max_interval: the longest wait of the thread, seconds.
         daemon: whether the thread lets the interpreter exit.
-        log_event: called, in the thread, with the name of what happens and the request that it is
-            about: ``watchdog started``, ``watchdog stopped`` (None), ``timer expired``,
-            ``kill worker process``.
+        log_event: called in the thread with an event and its request: ``watchdog started``,
+            ``watchdog stopped`` (None), ``timer expired``, ``kill worker process``.
 
     Raises:
         OSError: the FIFO cannot be made; names the path.

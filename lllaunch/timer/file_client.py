@@ -34,15 +34,14 @@ _CACHED_SCOPES = 1024
 class FileTimerClient(TimerClient):
     """Sends requests to the `FileTimerServer` of this machine, or to torch's.
 
-    May be used by several threads, and in forks of the process that made it.
+    It works in several threads, and in forks of the process that made it.
 
     Args:
         file_path: the FIFO.
-        signal: what the server shall send this process when a timer expires; 0 or less: nothing.
+        signal: signal that the server sends this process on expiry; 0 or less: none.
 
     Raises:
-        BrokenPipeError: from `acquire` and `release`: no server reads the FIFO, or there is none,
-            for a second.
+        BrokenPipeError: from `acquire` and `release`: no server reads the FIFO for a second.
         BlockingIOError: the FIFO is full and its server read nothing for a second.
         RuntimeError: the request is larger than PIPE_BUF bytes; nothing was sent.
         ValueError: the expiration is infinite or not a number.

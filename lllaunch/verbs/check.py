@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 _CONF = "conf"
 _DESCRIPTION = """\
-Composes every experiment of a tree of configs and tells all that is wrong with them, by file and
-line: values, keys, files, locks, the allowlist. Nothing is started, nothing is written.
+Compose every experiment of a tree of configs and report all problems by file and line: values,
+keys, files, locks, the allowlist. Nothing is started or written.
 
-Experiments are the configs in exp/, other configs of groups that set launch for themselves
-(# @package _global_), and primary configs that say something of launch."""
+Experiments are the configs in exp/, configs of other groups that set launch (# @package
+_global_), and primary configs that set launch."""
 _EPILOG = """\
 formats:
-  text    for people, as compilers tell it
+  text    for people, one problem a line
   json    for programs
   junit   JUnit XML: each experiment, lock and file is a test case
   github  GitHub Actions: annotations on standard output; the step's summary goes to FILE, else
           to $GITHUB_STEP_SUMMARY
 
-The exit code is 0 if all is right; 2 if something is wrong; 5 if a plan is not the reviewed one, or
-the allowlist refuses it, and nothing else is wrong. Warnings count with --strict only."""
+The exit code is 0 without problems, 2 with problems, and 5 if the only problems are plans that
+were not reviewed or are not allowed. Warnings count with --strict only."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,11 +58,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "directory", metavar="DIR", nargs="?", help="top of the tree; default: conf"
     )
-    parser.add_argument("--config-dir", "-cd", metavar="DIR", help="the same, as a run has it")
+    parser.add_argument("--config-dir", "-cd", metavar="DIR", help="the same, as in a run")
     forms = ("text", "json", "junit", "github")
     parser.add_argument("--format", choices=forms, default="text", help="default: text")
-    parser.add_argument("--output", metavar="FILE", help="write to a file, whole or not at all")
-    parser.add_argument("--strict", action="store_true", help="warnings are wrong, too")
+    parser.add_argument(
+        "--output", metavar="FILE", help="write to a file, completely or not at all"
+    )
+    parser.add_argument("--strict", action="store_true", help="count warnings as problems")
     return parser
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _DESCRIPTION = """\
-Runs, in a batch job, what was submitted from a directory."""
+Run, in a batch job, what was submitted from a directory."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,8 +28,10 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(NOTICE, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     parser = Parser("job", _DESCRIPTION)
-    parser.add_argument("directory", metavar="DIR", help="of the run, absolute")
-    parser.add_argument("--array", action="store_true", help="it is that of an array of runs")
+    parser.add_argument("directory", metavar="DIR", help="absolute path of the run's directory")
+    parser.add_argument(
+        "--array", action="store_true", help="the directory is that of an array of runs"
+    )
     given = parser.parse_args(argv)
     try:
         job = os.environ[BATCH_JOB] = job_id()

@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory
 
 _DESCRIPTION = """\
-Shows what the workers of a run have written, from the files that it keeps: of the last attempt, of
-all ranks one after the other, standard output before standard error. Where there is more than one
-rank, each line begins with its rank.
+Show the output of a run's workers, from the files that the run keeps: the last attempt, rank by
+rank, standard output first. With several ranks, each line begins with its rank.
 
-RUN is the directory of a run or of a job of a sweep; the end of its path; the id of its batch job;
-or 'latest', the default: what was started last from here."""
+RUN names a run: its directory, the end of its path, the id of its batch job, or 'latest' (the
+default), the one started last from here."""
 _STREAMS = ("stdout", "stderr")
 _NODE = re.compile(r"node_.+")
 # Between two looks at whether there is another attempt, and whether the run is over, seconds; and
@@ -65,28 +64,26 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("logs", _DESCRIPTION)
+    parser.add_argument("run", metavar="RUN", nargs="?", default=LATEST, help="default: latest")
     parser.add_argument(
-        "run", metavar="RUN", nargs="?", default=LATEST, help="whose logs; default: latest"
+        "-f", "--follow", action="store_true", help="show new output until the run is over"
     )
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="go on until the run is over, as it writes"
-    )
-    parser.add_argument(
-        "--rank", metavar="RANKS", type=rank_list, help="of these ranks only: 0, 1-3, or 0,2-3"
+        "--rank", metavar="RANKS", type=rank_list, help="only these ranks: 0, 1-3, or 0,2-3"
     )
     streams = parser.add_mutually_exclusive_group()
     for name in _STREAMS:
         streams.add_argument(
-            f"--{name}", dest="streams", action="store_const", const=(name,), help=f"{name} only"
+            f"--{name}", dest="streams", action="store_const", const=(name,), help=f"only {name}"
         )
     parser.set_defaults(streams=_STREAMS)
     parser.add_argument(
-        "--attempt", metavar="N", type=_number, help="of this attempt; default: the last one"
+        "--attempt", metavar="N", type=_number, help="attempt to show; default: the last one"
     )
     parser.add_argument(
         "--launcher",
         action="store_true",
-        help="what the launcher of a run on a cluster has said, in its batch job",
+        help="show what the launcher printed in the batch job of a run on a cluster",
     )
     return parser
 

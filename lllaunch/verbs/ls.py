@@ -37,10 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _DESCRIPTION = """\
-Lists runs and sweeps, the newest first: when they began, where they are, what became of them,
-how long they took, how often their workers were started, what rank 0 returned, and the
-overrides of their command lines; how far those are that run, and how long the rest will take; of
-runs on a cluster their batch jobs, and what is said of them there."""
+List runs and sweeps, newest first: start, path, state, exit code, duration, number of attempts,
+the value that rank 0 returned, and overrides. Live runs show their progress, runs on a cluster
+their batch job and its state."""
 _LEAST_OVERRIDES, _WANTED_OVERRIDES = 12, 20  # columns
 # What is left out first where a terminal is narrow.
 _SPARE = ("tries", "job", "code", "value", "left")
@@ -68,18 +67,18 @@ def _parser() -> argparse.ArgumentParser:
     told = "\n".join(f"  {_worded(name):<10} {meaning}" for name, meaning in STATES.items())
     parser = Parser("ls", _DESCRIPTION, f"states:\n{told}")
     roots = ", ".join(DEFAULT_ROOTS)
-    what = f"where to look, and below; default: {roots}, and where else runs were started from here"
+    what = f"where to search; default: {roots}, and other places where runs were started from here"
     parser.add_argument("dirs", metavar="DIR", nargs="*", help=what)
     parser.add_argument("--json", action="store_true", help="print an array of objects")
     parser.add_argument(
         "--state",
         metavar="STATE[,...]",
         type=_states,
-        help="only what is in one of these states",
+        help="only these states",
     )
-    parser.add_argument("--limit", metavar="N", type=_count, help="the first N only")
-    parser.add_argument("--sweeps", action="store_true", help="sweeps only")
-    parser.add_argument("--jobs", action="store_true", help="with the jobs of sweeps")
+    parser.add_argument("--limit", metavar="N", type=_count, help="only the first N")
+    parser.add_argument("--sweeps", action="store_true", help="only sweeps")
+    parser.add_argument("--jobs", action="store_true", help="also list the jobs of sweeps")
     return parser
 
 

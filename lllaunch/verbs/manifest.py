@@ -47,16 +47,14 @@ _T = TypeVar("_T")
 def add_manifest_flags(parser: argparse.ArgumentParser) -> None:
     """Lets `plan` take what a manifest needs and no config says."""
     group = parser.add_argument_group("for --format trainjob")
-    group.add_argument("--image", metavar="IMAGE", help="of the pods; otherwise the runtime's")
+    group.add_argument("--image", metavar="IMAGE", help="image of the pods; default: the runtime's")
     group.add_argument(
         "--runtime",
         metavar="[KIND/]NAME",
-        help=f"the training runtime; otherwise {Runtime().name}. KIND is ClusterTrainingRuntime, or"
+        help=f"the training runtime; default: {Runtime().name}. KIND is ClusterTrainingRuntime, or"
         " TrainingRuntime for one of the namespace",
     )
-    group.add_argument(
-        "--nodes", metavar="N", help="the number of nodes; otherwise that of launch.nnodes"
-    )
+    group.add_argument("--nodes", metavar="N", help="the number of nodes; default: launch.nnodes")
 
 
 def manifest_flags(given: argparse.Namespace) -> dict[str, str]:

@@ -173,18 +173,18 @@ def _clean(command: ConfigRequest, given: Sequence[str]) -> tuple[str, ...]:
 
 
 _DESCRIPTION = """\
-Shows what would run: the plan, decided, as YAML that composes to the same plan again, and behind
-each value where it came from. Nothing is started, imported or written."""
+Show what would run: the decided plan as YAML that composes to the same plan again, with the
+origin of each value. Nothing is started, imported or written."""
 _EPILOG = """\
-Behind a value stands the file and line, the choice of a group or the override that gave it, what
-that won over, and behind '<-' where what it refers to came from. The plan is the same on every
-machine; what is not stands in the comments at the end. Of a run on a cluster its batch file stands
-there, and the cluster is asked whether it would take it; what it says against that is a warning.
+The comment behind a value names its origin: file and line, group choice or override, then what it
+overrides, and after '<-' the origin of what it refers to. The plan is the same on every machine.
+Facts of this machine are in comments at the end. For a run on a cluster, the batch file is there,
+and the cluster is asked whether it accepts it; its objections are warnings.
 
 --format trainjob prints a TrainJob of Kubeflow Trainer: its pods run the same command with
-launch.nnodes=auto, and nothing but the reviewed plan if that is locked, or has a lock.
+launch.nnodes=auto. If the plan has a lock, they run only the reviewed plan.
 
-exit codes: 0; 1 if Hydra cannot compose the config; 2 if something is wrong with it; 5 if the plan
+exit codes: 0; 1 if Hydra cannot compose the config; 2 if the config is wrong; 5 if the plan
 differs from its lock (--diff), or the project's conf/lllaunch.yaml does not allow it."""
 _HERE = "On this machine, and no part of the plan:"
 _BATCH = "The batch file, and no part of the plan:"
@@ -205,25 +205,23 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("plan", _DESCRIPTION, _EPILOG)
     forms = parser.add_mutually_exclusive_group()
-    forms.add_argument("--json", action="store_true", help="print an object; as --format json")
+    forms.add_argument("--json", action="store_true", help="same as --format json")
     forms.add_argument(
         "--format",
         choices=("text", "json", "trainjob"),
         default="text",
-        help="default: text; trainjob is a manifest for Kubernetes that runs the plan",
+        help="default: text; trainjob: a manifest for Kubernetes that runs the plan",
     )
-    parser.add_argument("--changed", action="store_true", help="leave out what is the default")
-    parser.add_argument("--portable", action="store_true", help="leave out what differs by machine")
+    parser.add_argument("--changed", action="store_true", help="omit defaults")
+    parser.add_argument("--portable", action="store_true", help="omit what differs by machine")
     modes = parser.add_mutually_exclusive_group()
-    modes.add_argument(
-        "--lock", action="store_true", help="write conf/locks/NAME.yaml: this plan is reviewed"
-    )
+    modes.add_argument("--lock", action="store_true", help="write the plan to conf/locks/NAME.yaml")
     modes.add_argument(
         "--diff", action="store_true", help="print how the plan differs from its lock"
     )
     parser.add_argument(
         "--name",
-        help="of the lock or the TrainJob; otherwise the choice of group exp, or of the primary"
+        help="name of the lock or the TrainJob; default: the choice of group exp, else the primary"
         " config",
     )
     add_manifest_flags(parser)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory
 
 _DESCRIPTION = """\
-Tells what became of a run or a sweep, from the files that it has left.
+Report the result of a run or a sweep, from its files.
 
-PATH is the directory of a run or a sweep, or its result.json or sweep.json; the end of such a path;
-the id of a batch job; or 'latest', the default: what was started last from here."""
+PATH names a run or a sweep: its directory, its result.json or sweep.json, the end of such a path,
+the id of its batch job, or 'latest' (the default), the one started last from here."""
 _EPILOG = """\
 formats:
   text    for people
@@ -33,11 +33,11 @@ formats:
   junit   JUnit XML: a run, or each job of a sweep, is a test case
   github  GitHub Actions: annotations on standard output; the step's summary goes to FILE, else
           to $GITHUB_STEP_SUMMARY
-  html    a page in one file that opens anywhere; of a run what failed, when, curves, stacks, logs
-          and the plan, of a sweep objectives against parameters, what ran when, and all jobs
-  trace   Chrome's trace events, for https://ui.perfetto.dev: what happened when
+  html    one page in one file; a run has its failure, timeline, curves, stacks, logs and plan, a
+          sweep its objectives against parameters, its timeline and all jobs
+  trace   Chrome's trace events, for https://ui.perfetto.dev
 
-The exit code is 0 when the report was made, whatever it says; 2 if PATH is something else."""
+The exit code is 0 if the report was made, whatever the result of the run; 2 if PATH is no run."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,12 +51,12 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("report", _DESCRIPTION, _EPILOG)
-    parser.add_argument(
-        "path", metavar="PATH", nargs="?", default=LATEST, help="what is reported; default: latest"
-    )
+    parser.add_argument("path", metavar="PATH", nargs="?", default=LATEST, help="default: latest")
     forms = ("text", "json", "junit", "github", "html", "trace")
     parser.add_argument("--format", choices=forms, default="text", help="default: text")
-    parser.add_argument("--output", metavar="FILE", help="write to a file, whole or not at all")
+    parser.add_argument(
+        "--output", metavar="FILE", help="write to a file, completely or not at all"
+    )
     parser.add_argument(
         "--name", default="lllaunch", help="class name of the test cases in JUnit XML"
     )

@@ -23,16 +23,16 @@ from lllaunch.run.result import ResultFile
 from lllaunch.verbs.printing import Parser, complain
 
 _DESCRIPTION = """\
-Runs the plan of a run again, in a new directory.
+Run the plan of a run again, in a new directory.
 
-RUN is the directory of a run or of a job of a sweep, a file in it, the end of its path, the id of
-its batch job, or 'latest', the default: what was started last from here. What is run is its
-plan.yaml, not what the config would come to today. Variables from the environment are read anew."""
+RUN names a run: its directory, the end of its path, the id of its batch job, or 'latest' (the
+default), the one started last from here. lllaunch runs the plan.yaml of that run, whatever the
+config says today, and reads variables from the environment again."""
 _EPILOG = """\
-Overrides may only be Hydra's own, such as hydra.run.dir=DIR. Relative paths start where they did in
-the first run, if that directory is still there.
+Overrides may only be Hydra's own, such as hydra.run.dir=DIR. Relative paths start in the same
+directory as in the first run, if it still exists.
 
-exit codes: those of a run; 5 if the plan comes to another one now."""
+exit codes: those of a run; 5 if the plan is now another one."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -65,14 +65,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("rerun", _DESCRIPTION, _EPILOG)
+    parser.add_argument("run", metavar="RUN", nargs="?", default=LATEST, help="default: latest")
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="an override of hydra.*")
     parser.add_argument(
-        "run", metavar="RUN", nargs="?", default=LATEST, help="what is run again; default: latest"
-    )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="OVERRIDE", help="of Hydra's own node (hydra.*)"
-    )
-    parser.add_argument(
-        "-q", "--quiet", action="store_true", help="say nothing while all goes well"
+        "-q", "--quiet", action="store_true", help="print nothing while all goes well"
     )
     return parser
 

@@ -92,12 +92,11 @@ if TYPE_CHECKING:
     from lllaunch.watchdog.progress import Progress
 
 _DESCRIPTION = """\
-Shows what became of a run or a sweep, when, and what it was, from the files that it has left; of
-one that goes on, how far it is and what each rank does.
+Show a run or a sweep from its files: result, timeline, workers, logs and plan. For a live run,
+show its progress and what each rank does.
 
-RUN is the directory of a run, of a job of a sweep, or of a sweep; a file in it, such as its
-result.json; the end of its path; the id of its batch job on a cluster; or 'latest', the default:
-what was started last from here."""
+RUN names a run or a sweep: its directory, the end of its path, the id of its batch job, or
+'latest' (the default), the one started last from here."""
 # Where there is no terminal.
 _COLUMNS = 100
 _LOG_LINES = 10
@@ -120,9 +119,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("show", _DESCRIPTION)
-    parser.add_argument(
-        "run", metavar="RUN", nargs="?", default=LATEST, help="what is shown; default: latest"
-    )
+    parser.add_argument("run", metavar="RUN", nargs="?", default=LATEST, help="default: latest")
     parser.add_argument("--json", action="store_true", help="print an object")
     return parser
 

@@ -54,11 +54,11 @@ if TYPE_CHECKING:
     from lllaunch.watchdog.stacks.frames import RankStack
 
 _DESCRIPTION = """\
-Shows where the workers of a live run stand, and disturbs nothing: its launcher says nothing, and
-nothing ends. Of several nodes the workers of all are shown.
+Show where the workers of a live run are, without disturbing them. A run on several nodes shows
+the workers of all nodes.
 
-RUN is the directory of a run or of a job of a sweep; the end of its path; the id of its batch job;
-or 'latest', the default: of the runs that go on what was started last from here."""
+RUN names a run: its directory, the end of its path, the id of its batch job, or 'latest' (the
+default), the live run started last from here."""
 # The socket is there a second after the first workers were ordered.
 _PATIENCE, _PAUSE = 5.0, 0.1
 _MOST_NAMED = 8
@@ -96,14 +96,12 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("stacks", _DESCRIPTION)
-    parser.add_argument(
-        "run", metavar="RUN", nargs="?", default=LATEST, help="whose stacks; default: latest"
-    )
+    parser.add_argument("run", metavar="RUN", nargs="?", default=LATEST, help="default: latest")
     parser.add_argument(
         "--rank",
         metavar="RANKS",
         type=rank_list,
-        help="all threads of these ranks: 0, 1-3, or 0,2-3",
+        help="show all threads of these ranks: 0, 1-3, or 0,2-3",
     )
     parser.add_argument("--json", action="store_true", help="print an object")
     return parser

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory, ListEntry
 
 _DESCRIPTION = """\
-Ends a run or a sweep: its launcher gets SIGTERM, and does what it does at Ctrl-C. The workers get
-the signal, and launch.grace_period to save what they have. Returns when it is over.
+Stop a run or a sweep as Ctrl-C would: workers get SIGTERM and have launch.grace_period to save
+their state. The command returns when the run is over.
 
-Of a run on a cluster the batch job is cancelled: that takes it from the queue, or does the same as
-Ctrl-C; what is not over within Slurm's KillWait is killed.
+For a run on a cluster, the batch job is cancelled. Slurm kills what still runs after its
+KillWait.
 
-RUN is the directory of a run, of a job of a sweep, or of a sweep; the end of its path; the id of
-its batch job; or 'latest', the default: what was started last from here."""
+RUN names a run or a sweep: its directory, the end of its path, the id of its batch job, or
+'latest' (the default), the one started last from here."""
 # Between two signals with --now, seconds: those that come at once are one.
 _PAUSE = 0.2
 
@@ -56,11 +56,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("stop", _DESCRIPTION)
+    parser.add_argument("run", metavar="RUN", nargs="?", default=LATEST, help="default: latest")
     parser.add_argument(
-        "run", metavar="RUN", nargs="?", default=LATEST, help="what is ended; default: latest"
-    )
-    parser.add_argument(
-        "--now", action="store_true", help="kill the workers, without the grace period"
+        "--now", action="store_true", help="kill the workers without a grace period"
     )
     return parser
 

@@ -29,16 +29,15 @@ if TYPE_CHECKING:
     from lllaunch.console.table import Row
 
 _DESCRIPTION = """\
-Shows what goes on: runs, sweeps with the jobs that run, and what has ended of late; of one run
-its ranks, of one sweep all its jobs. It reads what they write, and disturbs nothing.
+Show live runs, sweeps with their running jobs, and what finished recently. For one run show its
+ranks, for one sweep its jobs. The view reads their files and disturbs nothing.
 
-On a terminal it is shown anew each second: with textual installed (lllaunch[tui]) there are keys
-to sort and filter, to look into logs and stacks, and to stop a run; '?' lists them. Without, or
-with --plain, it is a table, which ends with the run or the sweep that was named, or with Ctrl-C.
-On a pipe it is shown once.
+On a terminal the view is updated every second. With textual (lllaunch[tui]) it has keys to sort,
+filter, read logs and stacks, and stop a run; '?' lists them. Otherwise it is a table that ends
+with the named run, or with Ctrl-C. On a pipe it is printed once.
 
-RUN is the directory of a run, of a sweep or of a job of one; the end of its path; the id of its
-batch job; 'latest', for what was started last from here; or a directory with runs below it."""
+RUN names a run or a sweep: its directory, the end of its path, the id of its batch job, or
+'latest' (the default), the one started last from here; or it is a directory with runs below it."""
 _EACH = 1.0
 _LEAST_EACH = 0.1
 # How long a frame waits for a terminal that takes nothing, seconds.
@@ -84,17 +83,19 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("top", _DESCRIPTION)
     roots = ", ".join(DEFAULT_ROOTS)
-    what = f"what is looked at; default: {roots}, and where else runs were started from here"
+    what = f"default: all of {roots}, and other places where runs were started from here"
     parser.add_argument("run", metavar="RUN", nargs="?", help=what)
-    parser.add_argument("--plain", action="store_true", help="a table, also where textual is")
-    parser.add_argument("--once", action="store_true", help="show it once")
+    parser.add_argument(
+        "--plain", action="store_true", help="use the table even if textual is installed"
+    )
+    parser.add_argument("--once", action="store_true", help="print once and exit")
     parser.add_argument(
         "--interval",
         metavar="SECONDS",
         type=_interval,
-        help="show it so often, also on a pipe; default: 1",
+        help="time between updates, also on a pipe; default: 1",
     )
-    parser.add_argument("--json", action="store_true", help="print objects, one a line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     return parser
 
 

@@ -34,11 +34,10 @@ if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory
 
 _DESCRIPTION = """\
-Waits until a run or a sweep is over, says in a line what became of it, and exits with its exit
-code. One that is over already is not waited for.
+Wait until a run or a sweep has finished, print its result in one line, and exit with its code.
 
-RUN is the directory of a run, of a job of a sweep, or of a sweep; the end of its path; the id of
-its batch job; or 'latest', the default: what was started last from here."""
+RUN names a run or a sweep: its directory, the end of its path, the id of its batch job, or
+'latest' (the default), the one started last from here."""
 
 # Between two questions to a cluster, seconds: at first, and at most.
 _PAUSE, _LONGEST_PAUSE = 1.0, 10.0
@@ -57,9 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("wait", _DESCRIPTION)
-    parser.add_argument(
-        "run", metavar="RUN", nargs="?", default=LATEST, help="what is waited for; default: latest"
-    )
+    parser.add_argument("run", metavar="RUN", nargs="?", default=LATEST, help="default: latest")
     return parser
 
 

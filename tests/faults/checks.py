@@ -90,7 +90,7 @@ def alive(seen: Observed) -> Iterator[str]:
     both = sent(seen, "launcher", "SIGKILL") and sent(seen, "spawner", "SIGKILL")
     for text in seen.left:
         # what docs/design/nothing-outlives-the-launcher.md does not promise
-        if not (both and not seen.scenario.cgroups and not text.startswith("worker")):
+        if not (both and not text.startswith("worker")):
             yield text
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.sweeping import SweepProject
 
-PLANTED = "planted-cafe1234"
+PLANTED = "hf_planted0Cafe1234xyz"
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """README and docs: commands run, what is shown comes out, links lead somewhere.
 
 The blocks of a page run in order in one shell, in a copy of what a checkout holds; those of the
-README run in an empty directory. `bash` and `python` blocks run; a block marked `text output` holds
-lines that the block before it prints, in that order, apart from numbers, dates and paths. A line
-`...` stands for any others.
+README's run in an empty directory, the tutorial's pages all in one. `bash` and `python` blocks run; a
+block marked `text output` holds lines that the block before it prints, in that order, apart from
+numbers, dates and paths. A line `...` stands for any others.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from support.project import environment
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 TOP_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 PAGES = sorted([*(ROOT / name for name in TOP_PAGES), *(ROOT / "docs").rglob("*.md")])
 # what the commands on the pages work with
@@ -35,6 +36,8 @@ SECONDS = 2 * WAIT
 NEEDED = {
     r"exp=(resnet|sweep)|examples/(resnet|own_app)": ("sklearn", "tqdm"),
     r"cluster=slurm": ("submitit",),
+    r"import pytorch_lightning": ("pytorch_lightning",),
+    r"from (transformers|accelerate) import": ("transformers", "accelerate"),
 }
 
 FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -50,12 +53,20 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path) -> list[Block]:
-    return [Block(mark.strip(), text) for mark, text in FENCE.findall(page.read_text())]
+    """The blocks of a page; of the tutorial those of all its pages."""
+    text = page.read_text()
+    if page == TUTORIAL:
+        text = "".join(
+            (page.parent / each).read_text() for each in LINK.findall(text) if "/" in each
+        )
+    return [Block(mark.strip(), code) for mark, code in FENCE.findall(text)]
 
 
 def runs(page: Path) -> bool:
-    """Whether there are commands on a page."""
-    return not {"bash", "python"}.isdisjoint(block.mark for block in blocks(page))
+    """Whether there are commands on a page, which run by themselves."""
+    return page.parent.name != "tutorial" and not {"bash", "python"}.isdisjoint(
+        block.mark for block in blocks(page)
+    )
 
 
 def names(pages: list[Path], smoke: Path | None = None) -> list[Any]:
@@ -117,6 +128,7 @@ def alike(line: str) -> str:
     line = re.sub(r"(ended by the launcher|failed .* after the root cause).*", "fate", line)
     line = re.sub(r"/[\w./-]+/(?=checkout/|site-packages/|[\w-]+\.py)", "", line)
     line = re.sub(r"outputs/[\d/-]+|multirun/[\d/-]+", "outputs/", line)
+    line = re.sub(r"\d+ (min|h) (?=\d+ (s|min)\b)", "", line)
     line = re.sub(r"\d+(\.\d+)?( (ms|s|min)\b)?", "0", line)
     return " ".join(line.split())
 
@@ -209,6 +221,26 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
         targets = LINK.findall(FENCE.sub("", page.read_text()))
         left += [(page.parent / each.partition("#")[0]).resolve() for each in targets]
     assert set(PAGES) <= reached
+
+
+def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    for package in ("material", "mkdocstrings_handlers.python"):
+        pytest.importorskip(package)
+    subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
+        cwd=ROOT,
+        env=environment() | {"NO_MKDOCS_2_WARNING": "1"},
+        timeout=SECONDS,
+        check=True,
+    )
+    files = [path for path in tmp_path.rglob("*") if path.suffix in {".html", ".css"}]
+    text = "".join(path.read_text() for path in files)
+    assert text.count('class="mermaid"') == 0  # its script would come from elsewhere
+    assert (
+        re.findall(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?https?:[^>]*", text) == []
+    )
+    assert re.findall(r"url\([\"']?https?:", text) == []
+    assert '<h2 id="check">check' in text
 
 
 def test_the_checks_find_what_is_wrong(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_of_messages_about_values_that_do_not_fit(
     asked("check", codes=(0, 2))
 
 
-LITERAL = "sk-live-4f9aQ2"
+LITERAL = "sk-live-4f9aQ2kX8mB1vN7c"
 
 
 @pytest.mark.parametrize(

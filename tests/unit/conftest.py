@@ -9,13 +9,16 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # how long an example takes depends on what else the machine does; the first two profiles try the
 # same examples each time
-settings.register_profile("default", deadline=None, derandomize=True)
+_SLOW = [HealthCheck.too_slow]
+settings.register_profile("default", deadline=None, derandomize=True, suppress_health_check=_SLOW)
 settings.register_profile("quick", parent=settings.get_profile("default"), max_examples=20)
-settings.register_profile("many", deadline=None, max_examples=500, print_blob=True)
+settings.register_profile(
+    "many", deadline=None, max_examples=500, print_blob=True, suppress_health_check=_SLOW
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 _COMPOSING = re.compile(r"^(from|import) (hydra|support\.verbs|lllaunch\.app)", re.MULTILINE)

@@ -135,7 +135,7 @@ def test_github_shows_a_mistake_at_its_line(
     project.write("conf/lllaunch.yaml", "allow: {programs: [ls]}\n")
     project.experiment("refused", "\n  entrypoint: env\n  preload: [json]")
     project.experiment("wrong", "\n  entrypoint: ls\n  tee: al")
-    project.experiment("secret", "{entrypoint: ls}", "token: planted-cafe1234\n")
+    project.experiment("secret", "{entrypoint: ls}", "token: hf_planted0Cafe1234xyz\n")
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     # the checkout is a directory above
     monkeypatch.setenv("GITHUB_WORKSPACE", str(project.root.parent))

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.config.job_config import public_config, with_sources
 
-SECRET = "hunter2"
+SECRET = "hf_hunter2hunter2hunter2"
 
 
 @pytest.fixture(autouse=True)

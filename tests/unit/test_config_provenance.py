@@ -299,11 +299,14 @@ def test_a_searchpath_of_the_primary_config_is_searched(here: Path, tmp_path: Pa
 
 
 def test_no_secret_is_in_it(here: Path) -> None:
-    write(here, main="api_key: hunter2\nlaunch: {env: {HF_TOKEN: hunter2}}\nother: hunter2\n")
-    one = found(here, "main", "+my.password=hunter2", "+d={token: hunter2}")
+    secret = "hf_Hunter2Hunter2Hunter2"
+    write(
+        here, main=f"api_key: {secret}\nlaunch: {{env: {{HF_TOKEN: {secret}}}}}\nother: {secret}\n"
+    )
+    one = found(here, "main", f"+my.password={secret}", f"+d={{token: {secret}}}")
     assert places(one, "my.password") == ["override +my.password=${oc.env:PASSWORD}"]
-    assert "hunter2" not in repr(list(map(one.chain, one.keys())))
-    assert "hunter2" not in repr(vars(one))
+    assert secret not in repr(list(map(one.chain, one.keys())))
+    assert secret not in repr(vars(one))
 
 
 def test_nothing_of_hydras_changes(here: Path, recwarn: pytest.WarningsRecorder) -> None:

@@ -228,7 +228,7 @@ def test_mistakes_are_told_together_in_the_order_of_the_settings() -> None:
             "entrypoint": "no-such-program-anywhere",
             "rdzv": {"backend": "etcd"},
         },
-        {"params": {"api_key": "sk-1234"}},
+        {"params": {"api_key": "sk-" + "a1" * 10}},
     )
     assert [line.partition(": ")[0] for line in lines] == [
         "launch.entrypoint",

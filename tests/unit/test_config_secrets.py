@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from lllaunch.config.secrets import (
+    exposed,
     holds_env,
-    is_literal,
     literals,
+    not_secret,
     redacted_overrides,
 )
 from lllaunch.secret_names import is_secret_name
@@ -39,50 +40,69 @@ def test_names_that_only_look_like_it(name: Any) -> None:
     assert not is_secret_name(name)
 
 
+RANDOM = "aB3dE5gH7jK9mN1p"
+HF = "hf_" + RANDOM
+
+
 @pytest.mark.parametrize(
-    ("raw", "name", "literal"),
+    ("text", "name"),
     [
-        ("prefix-${x}", "token", True),
-        ("sk-live-abc${s}", "API_KEY", True),
-        ("${a}-${b.${c}}", "token", False),
-        ("Bearer ${oc.env:T}", "auth_token", False),
-        ("${oc.select:x,abc}", "token", True),
-        ("${oc.select:x,null}", "token", False),
-        ("image", "obs_key", False),
-        ("abc", "OBS_KEY", True),
-        ("${oc.env:T,null}", "token", False),
-        ("${oc.env:T,abc}", "token", True),
-        ("a ${oc.env:A} ${oc.env:B,abc}", "token", True),
-        ("???", "token", False),
-        (True, "token", False),
-        (512, "max_token", False),
-        ("512", "max_token", False),
-        (1234, "password", True),
-        ("<pad>", "pad_token", False),
-        ("<|endoftext|>", "eos_token", False),
-        ("[MASK]", "mask_token", False),
+        *((RANDOM, "token"), ("0123456789abcdef" * 2, "API_KEY"), (RANDOM, "password")),
+        *((HF, "x"), (f"--token={HF}", "args"), ("sk-proj-" + RANDOM, "args")),
+        *(("ghp_" + "a1" * 15, "x"), ("AKIAIOSFODNN7EXAMPLE", "x"), ("xoxb-1234567890", "x")),
+        *(("postgres://u:pw@h/db", "url"), ("-----BEGIN RSA PRIVATE KEY-----\nMII", "x")),
     ],
 )
-def test_what_counts_as_a_literal(raw: Any, name: str, literal: bool) -> None:
-    assert is_literal(raw, name) == literal
+def test_what_looks_like_a_secret(text: str, name: str) -> None:
+    assert [found for *_, found in literals({name: text})] == [text]
+    allowed = not_secret({"launch": {"not_secret": [name]}})
+    assert list(literals({name: [text]}, allowed=allowed)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        *(("sks", "placeholder_token"), ("C major", "key"), ("PATH", "env_key")),
+        *(("image", "obs_key"), ("<|endoftext|>", "eos_token"), (512, "max_token"), ("", "secret")),
+        *(("hunter2", "password"), (True, "token"), ("???", "token"), (None, "token")),
+        *(("meta-llama/Llama-3.1-8B-Instruct", "model"), (RANDOM, "run_name")),
+        *(("https://host:8080/a@b", "url"), ("postgres://u:${oc.env:PW}@h/db", "url")),
+        *(("sk-learn-pipeline-v2-large", "x"), ("Bearer ${oc.env:T}", "auth_token")),
+        *(("${oc.env:T,abc}", "token"), ("${oc.select:x,null}", "token")),
+    ],
+)
+def test_what_does_not(text: Any, name: str) -> None:
+    assert list(literals({name: text})) == []
 
 
 def test_literals_are_found_anywhere_and_say_what_should_be_there() -> None:
     raw = {
-        "a": {"api_key": "xyz", "n_key": 3, "ok": "abc"},
-        "TOKEN": ["one", "${oc.env:TWO}", {"inner": "three"}],
-        "url": "https://${oc.env:DB_PASSWORD,hunter2}@host",
-        3: {"my-key": "x1"},
-        "joined": {"API_KEY": "sk-live-${x}-${oc.env:Y,more}"},
+        "a": {"api_key": RANDOM, "n_key": 3, "ok": "abc"},
+        "TOKEN": ["one", "${oc.env:TWO}", {"inner": HF}],
+        "url": f"https://${{oc.env:DB_PASSWORD,{RANDOM}}}@host",
+        3: {"my-key": RANDOM},
+        "joined": {"API_KEY": f"{RANDOM}-${{x}}-${{oc.env:Y,{HF}}}"},
     }
     assert list(literals(raw)) == [
-        ("a.api_key", "${oc.env:API_KEY}", "xyz"),
-        ("TOKEN[0]", "${oc.env:TOKEN}", "one"),
-        ("url", "${oc.env:DB_PASSWORD}", "hunter2"),
-        ("3.my-key", "${oc.env:MY_KEY}", "x1"),
-        ("joined.API_KEY", "${oc.env:Y}", "more"),
-        ("joined.API_KEY", "${oc.env:API_KEY}", "sk-live-"),
+        ("a.api_key", "${oc.env:API_KEY}", RANDOM),
+        ("TOKEN[2].inner", "${oc.env:INNER}", HF),
+        ("url", "${oc.env:DB_PASSWORD}", RANDOM),
+        ("3.my-key", "${oc.env:MY_KEY}", RANDOM),
+        ("joined.API_KEY", "${oc.env:Y}", HF),
+        ("joined.API_KEY", "${oc.env:API_KEY}", f"{RANDOM}-"),
     ]
+
+
+def test_other_values_under_names_that_say_secret_are_named() -> None:
+    raw = {
+        "db": {"password": "hunter2", "user": "u"},
+        "api_key": "",
+        "secret": "${oc.env:S}",
+        "env_key": "PATH",
+        "a": {"access_token": "abc"},
+    }
+    assert list(exposed(raw)) == ["db.password", "a.access_token"]
+    assert list(exposed(raw, allowed=["db.password", "a"])) == []
 
 
 @pytest.mark.parametrize(
@@ -90,25 +110,23 @@ def test_literals_are_found_anywhere_and_say_what_should_be_there() -> None:
     [
         ("lr=0.1", "lr=0.1"),
         ("~launch.env.HF_TOKEN", "~launch.env.HF_TOKEN"),
-        ("--api-key=abc", "--api-key=${oc.env:API_KEY}"),
-        ("+launch.env.HF_TOKEN=abc", "+launch.env.HF_TOKEN=${oc.env:HF_TOKEN}"),
-        ("launch.env.HF_TOKEN='a b'", "launch.env.HF_TOKEN=${oc.env:HF_TOKEN}"),
-        ("launch.env.HF_TOKEN=${oc.env:T,abc}", "launch.env.HF_TOKEN=${oc.env:T}"),
+        ("sort_key=name", "sort_key=name"),
+        (f"--api-key={RANDOM}", "--api-key=${oc.env:API_KEY}"),
+        (f"+launch.env.HF_TOKEN={HF}", "+launch.env.HF_TOKEN=${oc.env:HF_TOKEN}"),
+        (f"+launch.env.HF_TOKEN='{RANDOM}'", "+launch.env.HF_TOKEN=${oc.env:HF_TOKEN}"),
+        (f"t.token=${{oc.env:T,{RANDOM}}}", "t.token=${oc.env:T}"),
         ("x=${oc.env:HOME,abc}", "x=${oc.env:HOME,abc}"),
-        ("x=${oc.env:HF_TOKEN,abc}", "x=${oc.env:HF_TOKEN}"),
-        ("a.api_key=[x]", "a.api_key=${oc.env:API_KEY}"),
-        ("a.max_token=512", "a.max_token=512"),
-        ("launch.env={HF_TOKEN:abc,B:1}", "launch.env={HF_TOKEN:${oc.env:HF_TOKEN},B:1}"),
-        ("launch.env={'HF_TOKEN': abc}", "launch.env={'HF_TOKEN': ${oc.env:HF_TOKEN}}"),
-        ("a={token: 'it\\'s, so'}", "a={token: ${oc.env:TOKEN}}"),
-        ("a={token:${oc.env:T,abc}}", "a={token:${oc.env:T}}"),
+        (f"x=${{oc.env:HF_TOKEN,{RANDOM}}}", "x=${oc.env:HF_TOKEN}"),
+        (f"a.api_key=[x,{RANDOM}]", "a.api_key=${oc.env:API_KEY}"),
+        (f"launch.env={{HF_TOKEN:{HF},B:1}}", "launch.env={HF_TOKEN:${oc.env:HF_TOKEN},B:1}"),
+        (f"a={{'token': {RANDOM}}}", "a={'token': ${oc.env:TOKEN}}"),
+        ("a={token: 'it\\'s, so'}", "a={token: 'it\\'s, so'}"),
         ("a={token:a${oc.env:T}b}", "a={token:a${oc.env:T}b}"),
-        ("a={api-key:sk-${oc.env:T}-live}", "a={api-key:${oc.env:API_KEY}}"),
+        (f"a={{api-key:{RANDOM}${{oc.env:T}}}}", "a={api-key:${oc.env:API_KEY}}"),
         (r"a.key=$\{oc.env\:T\}", r"a.key=$\{oc.env\:T\}"),
-        (r"a.key=$\{oc.env\:T\,abc1\}", "a.key=${oc.env:T}"),
-        ("a={num_key:8,pad_token:<pad>}", "a={num_key:8,pad_token:<pad>}"),
-        ("a={token:{b:c}}", "a=<redacted>"),
-        ("api_key={token:abc,b:${c}}", "api_key=${oc.env:API_KEY}"),
+        (rf"a.key=$\{{oc.env\:T\,{RANDOM}\}}", "a.key=${oc.env:T}"),
+        (f"a={{token:{{b:{RANDOM}}}}}", "a=<redacted>"),
+        ("a={token:{b:c}}", "a={token:{b:c}}"),
         ("params.x=a=b", "params.x=a=b"),
     ],
 )

@@ -22,7 +22,7 @@ from tests.unit.launch_nodes import mistakes
 
 HYDRAS = {"_target_", "_recursive_"}
 OF_SEVERAL = ("nnodes", "node_rank", "rdzv")
-OF_JOBS = ("entrypoint", "args", "log_dir", "run_id", "locked", *OF_SEVERAL)
+OF_JOBS = ("entrypoint", "args", "log_dir", "run_id", "locked", "not_secret", *OF_SEVERAL)
 
 
 def complaints(node: Any) -> list[str]:

@@ -260,8 +260,8 @@ def test_overrides_are_told_without_secrets(run: LeftRun) -> None:
     overrides = run.path / ".hydra" / "overrides.yaml"
     overrides.parent.mkdir()
     given = [
-        *("+exp=a", "launch.env.API_TOKEN=abcdef", "x.tokens=3"),
-        "launch.env={DB_PASSWORD: hunter22, A: b}",
+        *("+exp=a", "launch.env.API_TOKEN=hf_abcabcabcabcabcabc1", "x.tokens=3"),
+        "launch.env={DB_PASSWORD: aB3dE5gH7jK9mN1p, A: b}",
         "launch.env.HF_TOKEN=${oc.env:HF_TOKEN}",
     ]
     # some of them need quotes, as Hydra writes them
@@ -280,7 +280,7 @@ def test_overrides_are_told_without_secrets(run: LeftRun) -> None:
 
 
 def test_no_file_outside_of_the_directory_and_no_pipe_is_read(run: LeftRun, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("hunter22")
+    (tmp_path / "secret").write_text("aB3dE5gH7jK9mN1p")
     stdout = run.log(1, "stdout", "x")
     stdout.unlink()
     stdout.symlink_to(tmp_path / "secret")

@@ -186,7 +186,7 @@ BEGUN = (0, Header("s", "1", slots=Lease(("10", "2"), (0, 1))))
 def test_each_try_has_its_own_time_fate_and_lease() -> None:
     timeline = of(
         BEGUN,
-        (1, ComposedRecord(0, ("lr=1", "token=abc"), "0", None)),
+        (1, ComposedRecord(0, ("lr=1", "token=hf_abcabcabcabcabcabc1"), "0", None)),
         (2, StartedRecord(0, lease=Lease(("10",)))),
         (4, EndedRecord(0, 0, Result("failed", 3, "rank 0: no", 2.0))),
         (5, StartedRecord(0, 1, Lease(("2",)))),

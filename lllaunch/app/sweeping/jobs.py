@@ -23,7 +23,7 @@ from lllaunch.app.sweeping.composing import LAUNCHER
 from lllaunch.config.cluster import KEY as CLUSTER
 from lllaunch.config.job_config import public_config, redacted_overrides, with_sources
 from lllaunch.config.plan import MARKS, essential, plan_node
-from lllaunch.config.secrets import literals
+from lllaunch.config.secrets import literals, not_secret
 from lllaunch.config.values import WORDS
 from lllaunch.console.sweep import JobConsole, Reported
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
@@ -413,7 +413,8 @@ class SweepJobs:
         raw: Any = OmegaConf.to_container(config.whole, resolve=False)
         own = {name: item for name, item in raw.items() if name not in {"hydra", "launch"}}
         sweep = id_of(self.composer.sweep_dir)
-        marks = {where: mark(text, sweep) for where, _, text in literals(own)}
+        found = literals(own, allowed=not_secret(raw))
+        marks = {where: mark(text, sweep) for where, _, text in found}
         return {"$hidden": marks} if marks else {}
 
     def _warm_key(self, spec: LaunchSpec) -> SpawnerKey | None:

@@ -26,26 +26,24 @@ _NS = 1_000_000_000
 
 @dataclass
 class ProcessFailure:
-    """A worker that failed, with what it recorded in its error file.
+    """A worker that failed, with the contents of its error file.
 
-    Names and meaning are those of torch's class of this name. Beyond it: times are known in
-    nanoseconds, and an error file that cannot be read never raises, it is reported in ``message``.
+    Names and meaning are those of torch's class. In addition, times have nanoseconds, and an
+    unreadable error file is reported in ``message`` and never raises.
 
     Attributes:
         local_rank: local rank of the worker.
         pid: its process id.
         exitcode: its exit status, or the negative number of the signal that ended it.
-        error_file: path of its error file; ``<N/A>`` where it left none.
-        exit_time_ns: when its end was observed, nanoseconds since the epoch, or None. It dates
-            failures that have no error file.
+        error_file: path of its error file, or ``<N/A>``.
+        exit_time_ns: when its end was observed, nanoseconds since the epoch, or None.
         error_file_data: the contents of the error file, else ``{"message": "<NONE>"}`` with
-            torch's ``errorTraits`` where there is nothing better.
-        message: text; or, with an error file, what stands there under ``message``: text or
+            torch's ``errorTraits``.
+        message: text, or the ``message`` of the error file: text or
             ``{"message", "extraInfo": {"py_callstack", "timestamp"}}``.
         timestamp: when it failed, whole seconds since the epoch.
-        timestamp_ns: the same in nanoseconds: what the error file says, else ``exit_time_ns``,
-            else now. Of an error file that knows whole seconds only (torch's), the moment at
-            which it was written.
+        timestamp_ns: the same in nanoseconds, from the error file, else ``exit_time_ns``, else now.
+            For torch's error files, which have whole seconds, it is the time of the file.
     """
 
     local_rank: int
@@ -130,10 +128,10 @@ _WIDEST_RULE = 60
 
 
 class ChildFailedError(Exception):
-    """Workers failed. Raised under `record`, it hands the root cause on to whoever watches us.
+    """Workers failed. Raised under `record`, it passes the root cause to the parent process.
 
-    `record` copies the error file of the first failure to the error file of the raising process,
-    so that the traceback shown at the top is the worker's and not its supervisor's.
+    `record` copies the error file of the first failure to that of the raising process, so the
+    traceback at the top is the worker's.
 
     Attributes:
         name: name of the worker group.
@@ -205,22 +203,21 @@ _R = TypeVar("_R")
 def record(
     fn: Callable[_P, _R], error_handler: ErrorHandler | None = None
 ) -> Callable[_P, _R | None]:
-    """Records what ends a function: the decorator of a worker's ``main``, used once per process.
+    """Record the exception that ends a function; decorate a worker's ``main`` with it, once.
 
-    - An `Exception` is written to the error file and raised on.
-    - A `ChildFailedError` hands on the error file of the first failed child and is raised on.
-    - ``SystemExit(0)`` becomes a return of None, so that a caller that collects a return value
-      gets one; any other `SystemExit` (also the one without a code), and `KeyboardInterrupt`,
-      pass unrecorded.
+    - An `Exception` is written to the error file and raised again.
+    - A `ChildFailedError` copies the error file of the first failed child and is raised again.
+    - ``SystemExit(0)`` becomes a return of None. Any other `SystemExit`, and `KeyboardInterrupt`,
+      are not recorded.
 
-    Nothing that goes wrong while recording replaces the exception itself.
+    A failure to record never replaces the exception.
 
     Args:
         fn: the function.
-        error_handler: what records; by default `get_error_handler`'s.
+        error_handler: records the exception; default: `get_error_handler`.
 
     Returns:
-        The function, recorded; same arguments, same return value.
+        The function with the same arguments and return value.
     """
     handler = error_handler or get_error_handler()
 
