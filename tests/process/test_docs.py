@@ -1,7 +1,7 @@
 """README and docs: commands run, what is shown comes out, links lead somewhere.
 
 The blocks of a page run in order in one shell, in a copy of what a checkout holds; those of the
-README's run in an empty directory, the tutorial's pages all in one. `bash` and `python` blocks run; a
+README in an empty directory, the tutorial's pages all in one. `bash` and `python` blocks run; a
 block marked `text output` holds lines that the block before it prints, in that order, apart from
 numbers, dates and paths. A line `...` stands for any others.
 """
