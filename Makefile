@@ -101,7 +101,7 @@ lint: $(VENV)/.test
 
 # What links and anchors lead to nothing is an error; nothing is loaded from elsewhere.
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "docs: site/index.html; with search: $(BIN)/python -m http.server --directory site"
 
 format: $(VENV)/.test
