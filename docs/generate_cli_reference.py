@@ -9,11 +9,11 @@ import argparse
 import re
 from collections.abc import Iterator
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
 from lllaunch.app.command_line import FLAGS, OWN_FLAGS, VERBS
+from lllaunch.app.torchrun import OPTIONS
 
 PAGE = Path(__file__).parent / "reference" / "cli.md"
 
@@ -71,13 +71,10 @@ def flags() -> Iterator[str]:
 
 
 def torchrun() -> str:
-    """Return the table of torchrun's options, where the command line takes them."""
-    if find_spec("lllaunch.app.torchrun") is None:
-        return ""
-    options = import_module("lllaunch.app.torchrun").OPTIONS
+    """Return the table of torchrun's options."""
     rows = [
         f"| `--{name}` | {f'`{each.setting}`' if each.setting else ''} | {cell(each.note)} |\n"
-        for name, each in options.items()
+        for name, each in OPTIONS.items()
     ]
     return "\n| option of torchrun | sets | note |\n|---|---|---|\n" + "".join(rows)
 
