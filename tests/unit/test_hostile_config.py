@@ -148,7 +148,7 @@ def test_what_is_wrong_is_told_in_a_line_and_nothing_starts(
         (["--config-dir=/nowhere/\x1b[2J", "+exp=a"], 1),
         (["+exp=a", "launch.entrypoint=\x1b[2J"], 1),
         (["+exp=a", "launch.tee=" + "x" * 100_000], 2),
-        (["\udcff"], 1),
+        (["\udcff"], 2),
     ],
 )
 def test_command_lines_lead_nowhere(
