@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING
 from lllaunch.app.early import prestarted
 from lllaunch.cluster import slurm
 from lllaunch.console.console import Console
-from lllaunch.documents import read_json
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError, SnapshotFailed
 from lllaunch.exit_codes import ExitCode
 from lllaunch.results.store import read_overrides
 from lllaunch.run.causes import KilledBySignal, NodeGone
-from lllaunch.run.directory import RESULT, SUBMISSION
+from lllaunch.run.directory import SUBMISSION
 from lllaunch.run.files import naming
-from lllaunch.run.result import ResultFile
+from lllaunch.run.result import known_result
 from lllaunch.run.snapshot import Snapshot, let_go
 from lllaunch.run.submission import (
     LOG,
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from lllaunch.app.rerun import RerunRequest
     from lllaunch.app.submitting import SubmittedFunction
     from lllaunch.cluster.slurm import Ending, JobFacts
-    from lllaunch.run.outcome import RunOutcome
+    from lllaunch.run.result import RunResult
     from lllaunch.run.submission import Account, Limits, QueueEvent, RequeueCause, Submission
     from lllaunch.spawner.client import Spawner
 
@@ -155,7 +154,7 @@ def end_of(directory: str, account: Account) -> BatchEnded | None:
     """
     if isinstance(account.last, BatchEnded):
         return account.last
-    result = ResultFile.from_json(read_json(os.path.join(directory, RESULT)), directory)
+    result = known_result(directory)
     if result is None or result.exit_code != 0:
         return None
     ended = BatchEnded(0)
@@ -399,7 +398,7 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     outcome = batch.outcome
     announced = batch.ran and _was_told_to_end(batch, code)
-    result = ResultFile.from_json(read_json(os.path.join(batch.directory, RESULT)), batch.directory)
+    result = known_result(batch.directory)
     kind = "" if result is None or outcome is None else result.cause_type
     lost_node = _has_lost_node(outcome, announced=announced)
     asks = announced or lost_node
@@ -467,7 +466,7 @@ def _was_told_to_end(batch: BatchJob, code: int) -> bool:
     return batch.announced and (outcome.signum is not None or killed)
 
 
-def _has_lost_node(outcome: RunOutcome | None, *, announced: bool) -> bool:
+def _has_lost_node(outcome: RunResult | None, *, announced: bool) -> bool:
     """Return whether a run has failed of the loss of a node, or had lost one when it was ended."""
     if outcome is None or not outcome.exit_code:
         return False

@@ -23,7 +23,7 @@ from lllaunch.results.queue import BatchQueue, queue_text
 from lllaunch.results.store import entry_now, locate, read_run
 from lllaunch.run.directory import PLAN
 from lllaunch.run.files import write_atomic
-from lllaunch.run.outcome import RunOutcome
+from lllaunch.run.result import RunResult
 from lllaunch.run.snapshot import Snapshot, free_place, hold, remove, take
 from lllaunch.run.submission import (
     FUNCTION,
@@ -308,7 +308,7 @@ class Following:
         self._queue = BatchQueue()
         self._said = ""
 
-    def run(self) -> RunOutcome:
+    def run(self) -> RunResult:
         """Follow it; return what became of it.
 
         Raises:
@@ -327,7 +327,7 @@ class Following:
         finally:
             follower.stop()
 
-    def _until_over(self) -> RunOutcome:
+    def _until_over(self) -> RunResult:
         pause = _PAUSE
         while True:
             entry = self._look()
@@ -344,14 +344,14 @@ class Following:
             self._console.note(f"job {entry.batch_job}: {entry.queue}")
         return entry
 
-    def _ended(self, entry: ListEntry) -> RunOutcome:
+    def _ended(self, entry: ListEntry) -> RunResult:
         entry, result = read_run(locate(self._directory), self._queue)
-        if entry.exit_code is not None and result is not None and result.outcome is not None:
-            return result.outcome
+        if entry.exit_code is not None and result is not None:
+            return result
         why = f": {entry.root_cause}" if entry.root_cause else ""
         self._console.warning(f"the run has ended without a result{why}; see {LOG}")
         code = int(ExitCode.ERROR) if entry.exit_code is None else entry.exit_code
-        return RunOutcome("error", code, self._directory)
+        return RunResult("error", code, self._directory)
 
     def _interrupted(self) -> bool:
         """Ask what Ctrl-C is to mean; return whether to follow on."""

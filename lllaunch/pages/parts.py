@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from lllaunch.console.wording import commit_text, versions_text
+from lllaunch.documents import isoformat
 from lllaunch.pages.html import SIGNS, Markup, definitions, element, joined
-from lllaunch.run.events import isoformat
 from lllaunch.text import shorten, size
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ is told of as far as its files go. All texts go through what takes secrets out.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +20,13 @@ from lllaunch.results.store import ListEntry, read_run
 from lllaunch.results.timeline import RunTimeline, read_timeline
 from lllaunch.run.directory import PLAN, RESULT
 from lllaunch.run.excerpts import tail
-from lllaunch.run.outcome import Failed, Victim
-from lllaunch.run.result import ResultFile
+from lllaunch.run.result import Failed, Victim, as_result
 from lllaunch.text import tidy
 from lllaunch.watchdog.stacks.merged import TREE
 
 if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory
-    from lllaunch.run.outcome import AttemptOutcome, RunOutcome, WorkerOutcome
+    from lllaunch.run.result import AttemptResult, RunResult, WorkerResult
     from lllaunch.watchdog.progress import Progress
 
 _LOG_LINES = 80
@@ -100,7 +99,7 @@ class RunFacts:
 
     report: Report
     entry: ListEntry
-    outcome: RunOutcome | None
+    outcome: RunResult | None
     timeline: RunTimeline
     logs: tuple[LogEnd, ...] = ()
     stacks: tuple[StacksText, ...] = ()
@@ -137,10 +136,9 @@ def read_run_facts(
         case = replace(unfinished_case("run", entry.state), message=problem)
         report = Report("run", tidy(found.path), (case,), finished=False)
     document = None if problem else read_json(found.document)
-    result = None if document is None else ResultFile.from_json(_hidden(document, hide), found.path)
+    result = as_result(_hidden(document, hide), found.path)
     # where a later launcher goes on, what is there is an earlier run's
-    outcome = result.outcome if result is not None and report.finished else None
-    fields = Fields() if result is None else result.fields
+    outcome = result if report.finished else None
     return RunFacts(
         report=report,
         entry=entry,
@@ -149,8 +147,8 @@ def read_run_facts(
         logs=tuple(_logs(found.path, outcome, hide)),
         stacks=tuple(_stacks(found.path, hide)),
         plan=tuple(_plan_text(found.path, hide).splitlines()),
-        host=fields.inner("host"),
-        build=fields.inner("build"),
+        host=Fields(None if result is None else result.host),
+        build=Fields(None if result is None else result.build),
         cwd=_working_directory(),
         problem=problem,
         progress=entry.progress,
@@ -215,7 +213,7 @@ def _attempts_in(places: Iterable[str]) -> set[int]:
 
 
 def _logs(
-    directory: str, outcome: RunOutcome | None, hide: Callable[[str], str]
+    directory: str, outcome: RunResult | None, hide: Callable[[str], str]
 ) -> Iterator[LogEnd]:
     if outcome is None:
         yield from _of_live(directory, hide)
@@ -223,14 +221,14 @@ def _logs(
     guilty = None if outcome.state == "succeeded" else blamed(outcome)
     for attempt, worker in telling(outcome, guilty):
         for stream in ("stderr", "stdout"):
-            path = getattr(worker.files, stream)
+            path = getattr(worker, stream)
             where = attempt.number, worker.rank, stream
             yield from _end(directory, path, where, hide, blamed=worker is guilty)
 
 
 def telling(
-    outcome: RunOutcome, guilty: WorkerOutcome | None
-) -> list[tuple[AttemptOutcome, WorkerOutcome]]:
+    outcome: RunResult, guilty: WorkerResult | None
+) -> Sequence[tuple[AttemptResult, WorkerResult]]:
     """Return the workers whose logs are worth showing, those that tell most first. Pure.
 
     Args:
@@ -245,8 +243,8 @@ def telling(
         return []
     last = outcome.attempts[-1]
 
-    def order(worker: WorkerOutcome) -> tuple[bool, bool, bool, bool, int]:
-        failed, victim = isinstance(worker.fate, Failed), isinstance(worker.fate, Victim)
+    def order(worker: WorkerResult) -> tuple[bool, bool, bool, bool, int]:
+        failed, victim = isinstance(worker, Failed), isinstance(worker, Victim)
         return worker is not guilty, not failed, not victim, worker.rank != 0, worker.rank
 
     found = [(last, worker) for worker in sorted(last.workers, key=order)[:_MOST_WORKERS]]

@@ -22,6 +22,7 @@ from lllaunch.console.wording import (
     shown_path,
     step_text,
 )
+from lllaunch.documents import signal_name
 from lllaunch.pages.html import (
     Markup,
     PageLink,
@@ -50,7 +51,6 @@ from lllaunch.pages.parts import (
     short_commit,
 )
 from lllaunch.pages.run_charts import curves_of, lanes_of
-from lllaunch.run.causes import signal_name
 from lllaunch.run.excerpts import folded, users_call
 from lllaunch.text import count, duration, shorten, size, spans
 from lllaunch.watchdog.stacks.frames import is_own
@@ -59,8 +59,7 @@ from lllaunch.watchdog.stacks.merged import short_tree, tree_lines
 if TYPE_CHECKING:
     from lllaunch.pages.run_facts import LogEnd, RunFacts
     from lllaunch.results.timeline import Lane, RunTimeline
-    from lllaunch.run.hang import Hang
-    from lllaunch.run.outcome import AttemptOutcome, RootCause, RunOutcome, WorkerOutcome
+    from lllaunch.run.result import AttemptResult, Hang, RootCause, RunResult, WorkerResult
     from lllaunch.watchdog.stacks.frames import Frame
     from lllaunch.watchdog.stacks.merged import StackBranch
 
@@ -132,7 +131,7 @@ def _verdict(facts: RunFacts) -> str:
     return text if outcome.no_progress is None else f"{outcome.no_progress}: {text}"
 
 
-def _without_cause(outcome: RunOutcome) -> str:
+def _without_cause(outcome: RunResult) -> str:
     """Return what is to be said of a run that a signal or a limit ended, and no failure."""
     if outcome.limit is not None:
         return f"the run {outcome.limit}"
@@ -298,13 +297,14 @@ def _telling(logs: Sequence[LogEnd]) -> LogEnd | None:
     return known.get("stderr") or known.get("stdout")
 
 
-def _progress_of(outcome: RunOutcome | None) -> Iterator[Markup]:
+def _progress_of(outcome: RunResult | None) -> Iterator[Markup]:
     last = outcome.attempts[-1] if outcome is not None and outcome.attempts else None
     worker = None if last is None else last.furthest
     if last is None or worker is None or worker.progress is None:
         return
-    before = (last.ended_ns - worker.progress_ns) / _SECOND
-    when = f", {duration(before)} before the end" if before >= 10 and worker.progress_ns else ""
+    at_ns = worker.progress.time_ns
+    before = (last.ended_ns - at_ns) / _SECOND
+    when = f", {duration(before)} before the end" if before >= 10 and at_ns else ""
     yield element("p", f"Rank {worker.rank} was at {progress_text(worker.progress)}{when}.")
 
 
@@ -377,7 +377,7 @@ def _calls(frames: Sequence[Frame], cwd: str) -> Iterator[str]:
         yield element("strong", text) if is_own(frame) else text
 
 
-def _others(attempt: AttemptOutcome, root: RootCause | None) -> Markup:
+def _others(attempt: AttemptResult, root: RootCause | None) -> Markup:
     """Return what became of the workers that are not to blame, those with one fate in one line."""
     named = () if root is None else root.ranks
     others = [worker for worker in attempt.workers if worker.rank not in named]
@@ -440,8 +440,8 @@ def _attempts(facts: RunFacts) -> Markup:
     for attempt in outcome.attempts[-_MOST_ROWS:]:
         seconds = max(0, attempt.ended_ns - attempt.started_ns) / _SECOND
         root = attempt.root_cause
-        at = attempt.furthest
-        step = "" if at is None or at.progress is None else step_text(*at.progress[:2])
+        at = None if attempt.furthest is None else attempt.furthest.progress
+        step = "" if at is None else step_text(at.step, at.total)
         cause = "" if root is None else capitalised(failure_text(root, facts.cwd))
         rows.append(
             TableRow(
@@ -460,9 +460,9 @@ def _attempts(facts: RunFacts) -> Markup:
     return joined((element("h3", "Attempts"), shown))
 
 
-def _workers(timeline: RunTimeline, outcome: RunOutcome | None) -> Markup:
+def _workers(timeline: RunTimeline, outcome: RunResult | None) -> Markup:
     """Return a table of all workers of all attempts, the newest attempt first."""
-    told: dict[tuple[int, int], WorkerOutcome] = {}
+    told: dict[tuple[int, int], WorkerResult] = {}
     for attempt in () if outcome is None else outcome.attempts:
         told |= {(attempt.number, worker.rank): worker for worker in attempt.workers}
     several = len(timeline.nodes) > 1
@@ -518,7 +518,7 @@ def _content(cell: str | TableCell) -> str:
 
 def _worker(
     lane: Lane,
-    worker: WorkerOutcome | None,
+    worker: WorkerResult | None,
     measured: Mapping[tuple[str, int, str], float],
     *,
     several: bool,
@@ -684,7 +684,7 @@ def _environment(facts: RunFacts) -> Markup:
     return joined((known, _nodes(outcome)))
 
 
-def _nodes(outcome: RunOutcome | None) -> Markup:
+def _nodes(outcome: RunResult | None) -> Markup:
     nodes = () if outcome is None else outcome.nodes
     if not nodes:
         return Markup()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lllaunch.results.timeline import RunTimeline, Series
-    from lllaunch.run.outcome import RunOutcome
+    from lllaunch.run.result import RunResult
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Peak:
 _NAMES = ("rss", "cpu", "read", "written", "gpu_use", "gpu_memory", "gpu_power")
 
 
-def peaks_of(run: RunTimeline, outcome: RunOutcome | None = None) -> tuple[Peak, ...]:
+def peaks_of(run: RunTimeline, outcome: RunResult | None = None) -> tuple[Peak, ...]:
     """Return the most that a run used of each thing that was measured.
 
     Args:
@@ -68,7 +68,7 @@ def _peak(series: Sequence[Series]) -> Peak:
     return Peak(best.name, value, best.of, best.attempt, at, together)
 
 
-def _memory(outcome: RunOutcome, sampled: Peak | None) -> Peak | None:
+def _memory(outcome: RunResult, sampled: Peak | None) -> Peak | None:
     told = [
         (worker.max_rss, worker.rank, attempt.number)
         for attempt in outcome.attempts

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import itertools
+import json
 import os
 import re
 import time
@@ -19,17 +20,16 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from lllaunch.config.secrets import redacted_overrides
-from lllaunch.documents import Fields, last_record, read_json
+from lllaunch.documents import isoformat, last_record, read_json
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import open_file, own_file, read_text
 from lllaunch.results.index import DEFAULT_ROOTS, DEPTH, used_from
 from lllaunch.results.queue import NO_ANSWER, BatchQueue, cancelled, is_recent, queue_text
 from lllaunch.run.directory import ATTEMPT, EVENTS, LOCK_NAME, PLAN, RESULT, SUBMISSION
-from lllaunch.run.events import isoformat
 from lllaunch.run.files import relative_path
 from lllaunch.run.lock import LONGEST, SIGNED, launcher_is_dead
-from lllaunch.run.result import ResultFile
+from lllaunch.run.result import RunResult, as_result, read_result
 from lllaunch.run.submission import (
     BatchEnded,
     BatchSignalled,
@@ -45,6 +45,7 @@ from lllaunch.text import first_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from lllaunch.run.samples import RunSample
     from lllaunch.run.submission import QueueEvent, Submission
     from lllaunch.sweep.history import JobHistory, SweepResult
     from lllaunch.watchdog.progress import Progress
@@ -177,11 +178,15 @@ def _kind(path: str, names: frozenset[str]) -> Literal["run", "sweep"] | None:
     # other programs write a result.json or a plan.yaml, too: one name alone says little
     if len(names & _OF_A_RUN) >= 2:
         return "run"
-    return "run" if RESULT in names and _result(path) is not None else None
+    return "run" if RESULT in names and _result(path)[0] is not None else None
 
 
-def _result(path: str) -> ResultFile | None:
-    return ResultFile.from_json(read_json(os.path.join(path, RESULT)), path)
+def _result(path: str) -> tuple[RunResult | None, str]:
+    """Return what the result.json of a run says; None, and why, if it makes no sense."""
+    try:
+        return read_result(os.path.join(path, RESULT), path), ""
+    except (OSError, ValueError) as error:
+        return None, str(error)
 
 
 def contents_of(path: str) -> tuple[frozenset[str], list[str]]:
@@ -356,31 +361,30 @@ class ListEntry:
         return self.load_overrides()
 
 
-def progress_of(sample: Mapping[str, Any] | None, started_ns: int | None) -> Progress | None:
+def progress_of(sample: RunSample | None, started_ns: int | None) -> Progress | None:
     """Return how far the worker is that is the furthest.
 
     Args:
         sample: the newest of a run, or None.
         started_ns: when the run began, nanoseconds since the epoch; an older sample is of another.
     """
-    if sample is None or sample["time"] * 1e9 < (started_ns or 0):
+    if sample is None or sample.time * 1e9 < (started_ns or 0):
         return None
-    known = [Fields(worker) for worker in sample["ranks"].values()]
-    steps = {fields.number("step"): fields for fields in known}
+    from lllaunch.run.samples import finite  # noqa: PLC0415 - as above
+    from lllaunch.watchdog.progress import Progress  # noqa: PLC0415 - as above
+
+    steps = {finite(each.step): each for each in sample.ranks.values()}
     furthest = max((step for step in steps if step is not None), default=None)
     if furthest is None:
         return None
-    from lllaunch.watchdog.progress import Progress  # noqa: PLC0415 - as above
-
-    fields = steps[furthest]
-    numbers = {name: fields.number(name) for name in ("total", "rate", "eta")}
-    metrics = fields.inner("metrics")
-    told = {name: metrics.number(name) for name in metrics.document}
+    worker = steps[furthest]
     return Progress(
         furthest,
-        **numbers,
-        idle=fields.number("idle") or 0.0,
-        metrics={name: number for name, number in told.items() if number is not None},
+        finite(worker.total),
+        finite(worker.rate),
+        finite(worker.eta),
+        finite(worker.idle) or 0.0,
+        {name: value for name, value in worker.metrics.items() if finite(value) is not None},
     )
 
 
@@ -449,7 +453,7 @@ def entry_now(found: FoundDirectory, queue: BatchQueue | None = None) -> ListEnt
 
 def read_run(
     found: FoundDirectory, queue: BatchQueue | None = None
-) -> tuple[ListEntry, ResultFile | None]:
+) -> tuple[ListEntry, RunResult | None]:
     """Return what became of a run, and its result.json if that is of this run; never raises.
 
     Args:
@@ -463,9 +467,9 @@ def read_run(
     return _read_local(found)
 
 
-def _read_local(found: FoundDirectory) -> tuple[ListEntry, ResultFile | None]:
+def _read_local(found: FoundDirectory) -> tuple[ListEntry, RunResult | None]:
     path = found.path
-    result = _result(path) if RESULT in found.names else None
+    result, problem = _result(path) if RESULT in found.names else (None, "")
     started_ns = _changed_ns(os.path.join(path, PLAN))
     if result is not None and not _is_of_former(result, started_ns):
         return _ended(result), result
@@ -479,6 +483,7 @@ def _read_local(found: FoundDirectory) -> tuple[ListEntry, ResultFile | None]:
         started_ns=started_ns,
         seconds=_until(started_ns, path, state),
         attempts=_count_attempts(found),
+        root_cause=first_line(problem) if state == "unknown" else "",
         load_overrides=lambda: read_overrides(path),
     )
     return entry, None
@@ -496,7 +501,7 @@ def _count_attempts(found: FoundDirectory) -> int:
 
 def _read_submitted(
     found: FoundDirectory, submission: Submission, queue: BatchQueue
-) -> tuple[ListEntry, ResultFile | None]:
+) -> tuple[ListEntry, RunResult | None]:
     path = found.path
     history = read_history(path)
     entry = _in_queue(found, submission, history, queue)
@@ -504,9 +509,9 @@ def _read_submitted(
         return entry, None
     # what it wrote between the first look and its end
     history, names = read_history(path), contents_of(path)[0]
-    result = _result(path) if RESULT in names else None
+    result = _result(path)[0] if RESULT in names else None
     started_ns = _last_start(history)
-    if result is None or started_ns is None or (result.ended_ns or 0) < started_ns:
+    if result is None or started_ns is None or result.ended_ns < started_ns:
         if is_held(lock_of("run", path)):
             # another run in its directory, of this machine
             return _read_local(found)
@@ -518,8 +523,8 @@ def _read_submitted(
     reason = last.reason if isinstance(last, BatchEnded) else ""
     cause = ended.root_cause or first_line(reason)
     # those of earlier starts, too
-    numbers = [each.integer("attempt") or 0 for each in result.fields.objects("attempts")]
-    attempts = numbers[-1] + 1 if numbers else _count_attempts(found)
+    last_attempt = result.attempts[-1:]
+    attempts = last_attempt[0].number + 1 if last_attempt else _count_attempts(found)
     return replace(ended, batch_job=submission.job, root_cause=cause, attempts=attempts), result
 
 
@@ -630,22 +635,23 @@ def _state_of_code(code: int) -> str:
     return "error" if code else "succeeded"
 
 
-def _ended(result: ResultFile) -> ListEntry:
+def _ended(result: RunResult) -> ListEntry:
+    value = result.return_values.get(0)
     return ListEntry(
         "run",
         result.directory,
-        result.state if result.state in STATES else "unknown",
+        result.state,
         exit_code=result.exit_code,
-        started_ns=result.started_ns,
+        started_ns=result.started_ns or None,
         seconds=result.seconds,
-        attempts=result.attempts,
-        root_cause=first_line(result.root_cause),
-        value=result.value().value("value"),
+        attempts=len(result.attempts),
+        root_cause=first_line(result.failure),
+        value=None if value is None or value.json is None else json.loads(value.json),
         load_overrides=lambda: read_overrides(result.directory),
     )
 
 
-def _is_of_former(result: ResultFile, began_ns: int | None) -> bool:
+def _is_of_former(result: RunResult, began_ns: int | None) -> bool:
     """Whether a result is that of an earlier run in the same directory.
 
     The plan of a later one is younger. It also is where files were copied, so somebody else has to
@@ -658,7 +664,7 @@ def _is_of_former(result: ResultFile, began_ns: int | None) -> bool:
         return True
     ended, event = result.ended_ns, last_event(path)
     at = None if event is None else event.get("time_ns")
-    return ended is not None and isinstance(at, int) and at > ended
+    return bool(ended) and isinstance(at, int) and at > ended
 
 
 def _until(began_ns: int | None, path: str, state: str) -> float | None:
@@ -676,11 +682,10 @@ def _last_known_ns(path: str) -> int | None:
     """Return when a run that has no end was there last: events may be far between."""
     from lllaunch.run.samples import last_sample  # noqa: PLC0415 - most runs have ended
 
-    event = Fields(last_event(path)).integer("time_ns")
-    sampled = Fields(last_sample(path)).number("time")
-    known = [] if event is None else [event]
-    if sampled is not None and 0 < sampled < _LATEST:
-        known.append(round(sampled * 1e9))
+    event, sample = (last_event(path) or {}).get("time_ns"), last_sample(path)
+    known = [event] if isinstance(event, int) else []
+    if sample is not None and 0 < sample.time < _LATEST:
+        known.append(round(sample.time * 1e9))
     return max(known, default=None)
 
 
@@ -975,7 +980,11 @@ def locate(name: str, cwd: str | None = None) -> FoundDirectory:
 def _kind_of_file(path: str) -> Literal["run", "sweep"] | None:
     """Return what a file of any name is the result of, None if that is neither run nor sweep."""
     document = read_json(path)
-    if ResultFile.from_json(document, "") is not None:
+    try:
+        if as_result(document, "") is not None:
+            return "run"
+    except ValueError:
+        # of another version: its own reader says so
         return "run"
     return "sweep" if isinstance((document or {}).get("jobs"), list) else None
 

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lllaunch.documents import isoformat
 from lllaunch.results.timeline import (
     AttemptTimeline,
     Lane,
@@ -25,7 +26,6 @@ from lllaunch.results.timeline import (
     read_timeline,
 )
 from lllaunch.results.tries import SweepTimeline, place, read_sweep_timeline, tracks_of
-from lllaunch.run.events import isoformat
 from lllaunch.text import printable
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from lllaunch.documents import Record
 from lllaunch.error_file import read_error_file
 from lllaunch.files import read_bytes
-from lllaunch.run.outcome import Excerpt
 from lllaunch.run.records import ExitCall, WorkerError
 from lllaunch.spawner.dump import CRASH
 from lllaunch.spawner.flight_recorder import TRACE_FILE
@@ -30,6 +30,20 @@ if TYPE_CHECKING:
 _HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "(.*)", line (\d{1,9})(?:, in (.*))?$')
 _CAUSED = "The above exception was the direct cause of the following exception:"
+
+
+class Excerpt(Record, frozen=True):
+    """The end of a worker's log.
+
+    Attributes:
+        path: the file.
+        lines: its last lines, oldest first.
+        cut: whether there is more before them.
+    """
+
+    path: str
+    lines: tuple[str, ...]
+    cut: bool = False
 
 
 class TracebackFrame(NamedTuple):

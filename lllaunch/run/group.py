@@ -22,7 +22,7 @@ from lllaunch.errors import (
     PreloadFailed,
     RendezvousFailed,
 )
-from lllaunch.events import AttemptProgress, PreloadBroken
+from lllaunch.events import PreloadBroken
 from lllaunch.linux.proc import has_gpu_driver
 from lllaunch.macros import substitute
 from lllaunch.run.directory import free_space
@@ -35,7 +35,12 @@ from lllaunch.spawner.protocol import Forked, Function, Module, Program, Script,
 from lllaunch.spec import WatchdogPolicy
 from lllaunch.std import to_map
 from lllaunch.supervisor.environ import LOOPBACK, WorkerContext, contract, virtual_rank
-from lllaunch.supervisor.machine import PREFLIGHT_RANK, Machine, StartWorkers
+from lllaunch.supervisor.machine import (
+    PREFLIGHT_RANK,
+    AttemptProgress,
+    Machine,
+    StartWorkers,
+)
 from lllaunch.supervisor.ports import HeldPort
 from lllaunch.supervisor.supervisor import Supervisor
 from lllaunch.supervisor.watchdog import KernelSleep, WatchdogDriver

@@ -15,10 +15,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.clock import now_ns
+from lllaunch.documents import signal_name
 from lllaunch.events import (
-    AttemptProgress,
     Exited,
-    GpuMemoryHeld,
     OrphansGone,
     PreloadBroken,
     Ready,
@@ -27,7 +26,6 @@ from lllaunch.events import (
     StartFailed,
 )
 from lllaunch.linux.cgroup import Memory, read_memory
-from lllaunch.run.causes import signal_name
 from lllaunch.run.excerpts import (
     read_collectives,
     read_crash,
@@ -48,7 +46,9 @@ from lllaunch.spawner.dump import CRASH
 from lllaunch.supervisor.machine import (
     PREFLIGHT_RANK,
     AbandonWorkers,
+    AttemptProgress,
     Finish,
+    GpuMemoryHeld,
     GroupStacks,
     GroupStarted,
     KillWorkers,
@@ -75,13 +75,12 @@ if TYPE_CHECKING:
 
     from lllaunch.console.console import Console
     from lllaunch.errors import RendezvousFailed
-    from lllaunch.events import NoProgress
     from lllaunch.run.events import EventLog
     from lllaunch.run.group import Attempt
-    from lllaunch.run.hang import Hang
+    from lllaunch.run.result import Hang
     from lllaunch.run.samples import SampleLog
     from lllaunch.spec import LaunchSpec
-    from lllaunch.supervisor.machine import Reason
+    from lllaunch.supervisor.machine import NoProgress, Reason
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.progress import Progress
 
@@ -653,7 +652,7 @@ class RunObserver:
         record = self.recorder.latest()
         if record is None:
             return
-        from lllaunch.run.ending import judge_attempt  # noqa: PLC0415 - imported by now
+        from lllaunch.run.judge import judge_attempt  # noqa: PLC0415 - imported by now
 
         failed = judge_attempt(record)
         of = None if restart is None else self._spec.max_restarts

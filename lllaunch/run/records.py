@@ -1,4 +1,4 @@
-"""What was seen of a run, before anybody judges it: the input of `lllaunch.run.outcome`."""
+"""What was seen of a run, before anybody judges it: the input of `lllaunch.run.result`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from lllaunch.linux.cgroup import UNKNOWN, Memory
 if TYPE_CHECKING:
     from lllaunch.events import (
         Exited,
-        GroupEnd,
         Orphan,
         PreloadBroken,
         SpawnerGone,
         Started,
         StartFailed,
     )
-    from lllaunch.supervisor.machine import GroupStacks
+    from lllaunch.supervisor.machine import GroupEnd, GroupStacks
     from lllaunch.watchdog.collectives import RankTrace
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.progress import Progress

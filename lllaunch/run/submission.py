@@ -19,16 +19,15 @@ from signal import Signals
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lllaunch.clock import now_ns
-from lllaunch.documents import Fields, read_json
+from lllaunch.documents import Fields, isoformat, read_json
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import read_text, write_all
 from lllaunch.run.directory import SUBMISSION
-from lllaunch.run.events import isoformat
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.spec import Requeue
 
 if TYPE_CHECKING:
-    from lllaunch.run.outcome import RunOutcome
+    from lllaunch.run.result import RunResult
     from lllaunch.run.snapshot import Snapshot
 
 HISTORY = "submission.jsonl"
@@ -462,7 +461,7 @@ class BatchJob:
     early: int | None = None
     seconds_left: float | None = None
     ran: bool = False
-    outcome: RunOutcome | None = None
+    outcome: RunResult | None = None
     snapshot: Snapshot | None = None
     overrides: tuple[str, ...] | None = None
 

@@ -12,14 +12,13 @@ from lllaunch.app.command_line import program
 from lllaunch.app.early import prestarted
 from lllaunch.app.rerun import RerunRequest, read_again, run_again
 from lllaunch.console.wording import commit_text
-from lllaunch.documents import Fields, read_json
+from lllaunch.documents import Fields
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.results.store import LATEST, locate
 from lllaunch.review.paths import POLICY_VARIABLE, locks_all, policy_path, tree_top
 from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import build_facts
-from lllaunch.run.directory import RESULT
-from lllaunch.run.result import ResultFile
+from lllaunch.run.result import known_result
 from lllaunch.verbs.printing import Parser, complain
 
 _DESCRIPTION = """\
@@ -135,8 +134,8 @@ def _expect_same_rules(run: str, cwd: str) -> None:
 
 def _tell_of_other_code(directory: str) -> None:
     """Says if what is run was another commit then."""
-    result = ResultFile.from_json(read_json(os.path.join(directory, RESULT)), directory)
-    build = Fields() if result is None else result.build
+    result = known_result(directory)
+    build = Fields(None if result is None else result.build)
     if not build.text("commit"):
         return
     now = build_facts(os.getcwd(), own=[directory])

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from lllaunch.events import NoProgress
 from lllaunch.linux import proc
 from lllaunch.results.cases import Tree
 from lllaunch.results.report import run_case
@@ -17,6 +16,7 @@ from lllaunch.run.causes import PreflightFailure
 from lllaunch.run.result import ResultFile
 from lllaunch.run.submission import BatchJob
 from lllaunch.spec import Preflight, RestartPolicy
+from lllaunch.supervisor.machine import NoProgress
 from lllaunch.sweep.policy import cause_of
 from tests.process.test_run import Run
 
