@@ -335,7 +335,11 @@ def as_record(value: object, kind: Any, root: str = "") -> Any:
         raise ValueError("expected names in Unicode") from None
 
 
-def decode_record(line: bytes, kind: type[T]) -> T:
+@overload
+def decode_record(line: bytes, kind: type[T]) -> T: ...
+@overload
+def decode_record(line: bytes, kind: object) -> Any: ...
+def decode_record(line: bytes, kind: Any) -> Any:
     """Return the record of one line of JSON.
 
     Raises:

@@ -12,9 +12,11 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from lllaunch.app.early import prestarted
 from lllaunch.cluster import slurm
@@ -203,7 +205,10 @@ def run_task(directory: str, job: str) -> int:
         problem = Diagnostic("cluster", "DIR", repr(directory), f"has no task {index}")
         raise ConfigError((problem,))
     holder = holder_of(directory, index)
-    task, submission = tasks[index], submission._replace(job=job, directory="", holder=holder)
+    task, submission = (
+        tasks[index],
+        structs.replace(submission, job=job, directory="", holder=holder),
+    )
     if len(task) == 1:
         own = task[0].directory
         _write_submission(own, submission)
@@ -424,7 +429,7 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
     if isinstance(decision, BatchEnded):
         failed = code != ExitCode.SUCCESS and not batch.ran
         said = f"it could not be started; {LOG} says why" if failed else ""
-        note(batch, replace(decision, reason=decision.reason or said))
+        note(batch, structs.replace(decision, reason=decision.reason or said))
         if decision.reason:
             _say(f"the run does not go back into the queue: {decision.reason}")
         if lost_node or failed:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from msgspec import structs
+
 from lllaunch.app.boundary import AppEnded
 from lllaunch.clock import now_ns
 from lllaunch.cluster import slurm
@@ -30,7 +32,6 @@ from lllaunch.run.submission import (
     LOG,
     SCRIPT,
     BatchEnded,
-    Limits,
     Submission,
     account_of,
     forget_submission,
@@ -240,13 +241,13 @@ def submit_run(
         snapshot = take(spec.runtime_cwd, free_place(directory), os.environ, say)
     make_ready(spec, cfg, user, snapshot, directory)
     submission = Submission(
-        "",
-        directory,
-        now_ns(),
-        socket.gethostname(),
-        Limits(cluster.requeue, cluster.signal_delay),
-        None if snapshot is None else snapshot.to_json(),
-        _HOLDER,
+        directory=directory,
+        time_ns=now_ns(),
+        host=socket.gethostname(),
+        requeue=cluster.requeue,
+        signal_delay=cluster.signal_delay,
+        snapshot=None if snapshot is None else snapshot.to_json(),
+        holder=_HOLDER,
     )
     if snapshot is not None and cluster.snapshot == "temporary":
         hold(snapshot, [_HOLDER])
@@ -259,7 +260,7 @@ def submit_run(
     former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         job = slurm.submit(text, os.path.join(directory, SCRIPT))
-        submission = submission._replace(job=job)
+        submission = structs.replace(submission, job=job)
         submission.write(directory)
     except slurm.SubmitFailed as error:
         if not error.unsure:

@@ -261,12 +261,7 @@ class Report:
 
 
 def details(case: Case, log_lines: int = 20) -> Iterator[str]:
-    """Yields the lines that tell why a case failed: explanation, traceback, the end of a log.
-
-    Args:
-        case: the case.
-        log_lines: how many lines of the log at most.
-    """
+    """Yields the lines that tell why a case failed: explanation, traceback, the end of a log."""
     yield from case.explanation
     if case.traceback:
         yield from ("", *case.traceback)

@@ -211,7 +211,6 @@ def row_of(entry: ListEntry, now: RunNow | None = None) -> LiveRow:
     """Return a run, a job or a sweep as a row.
 
     Args:
-        entry: what is known of it.
         now: what the files of a run or a job tell; None if it does not run.
     """
     ended_ns = None
@@ -287,12 +286,7 @@ def _with_progress(row: LiveRow, progress: Progress, age: float) -> LiveRow:
 
 
 def rank_rows(run: LiveRow, now: RunNow) -> list[LiveRow]:
-    """Return a row for each rank of the attempt that runs, or ran last.
-
-    Args:
-        run: the run, or the job.
-        now: what its files tell.
-    """
+    """Return a row for each rank of the attempt that runs, or ran last."""
     sampled = {} if now.sample is None else now.sample.by_rank
     found = []
     for rank in sorted({*now.workers, *sampled}):
@@ -387,10 +381,6 @@ def sweep_left(jobs: Sequence[LiveRow], waiting: int) -> float | None:
 
     As the table of the sweep itself has it (`expected_left`).
 
-    Args:
-        jobs: of the sweep.
-        waiting: how many have not begun.
-
     Returns:
         None before that can be told.
     """
@@ -464,7 +454,6 @@ class AppendedLines:
     """A file of lines that others append to.
 
     Args:
-        path: of the file.
         window: how many bytes of its end are read at first.
 
     Attributes:
@@ -623,11 +612,7 @@ class _NodeEvents:
 
 
 class _RunFiles:
-    """The files of a run, each read as far as it has changed.
-
-    Args:
-        path: directory of the run.
-    """
+    """The files of a run, each read as far as it has changed."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -636,11 +621,7 @@ class _RunFiles:
         self._sample: RunSample | None = None
 
     def look(self, names: Iterable[str]) -> RunNow:
-        """Return what they tell.
-
-        Args:
-            names: of all that is in its directory.
-        """
+        """Return what they tell."""
         known = frozenset(names)
         parts = sorted(name for name in known if name.startswith("node_")) or [""]
         paths = [os.path.join(self._path, part) if part else self._path for part in parts]
@@ -669,11 +650,7 @@ class _RunFiles:
 
 
 class _SweepFiles:
-    """The journal and the summary of a sweep, read as far as they have changed.
-
-    Args:
-        path: directory of the sweep.
-    """
+    """The journal and the summary of a sweep, read as far as they have changed."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -751,9 +728,6 @@ class LiveReader:
         """Return what goes on below some directories, and what has ended there of late.
 
         Sweeps are followed by those of their jobs that run.
-
-        Args:
-            roots: the directories.
         """
         self._forget_queue()
         found: dict[str, FoundDirectory] = {}
@@ -778,11 +752,7 @@ class LiveReader:
         return LiveView(now_ns, (*shown, *over[:MOST_RECENT]), roots=tuple(roots))
 
     def run(self, path: str) -> LiveView | None:
-        """Return a run or a job with its ranks; None if there is none any more.
-
-        Args:
-            path: its directory.
-        """
+        """Return a run or a job with its ranks; None if there is none any more."""
         self._forget_queue()
         found = look(path, self._contents_of)
         if found is None:
@@ -794,11 +764,7 @@ class LiveReader:
         return LiveView(time.time_ns(), rows, subject=row, findings=now.said)
 
     def sweep(self, path: str) -> LiveView | None:
-        """Return a sweep with its jobs; None if there is none any more.
-
-        Args:
-            path: its directory.
-        """
+        """Return a sweep with its jobs; None if there is none any more."""
         self._forget_queue()
         row = self._sweep_row(path)
         if row is None:

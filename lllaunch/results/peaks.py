@@ -40,7 +40,6 @@ def peaks_of(run: RunTimeline, outcome: RunResult | None = None) -> tuple[Peak, 
     """Return the most that a run used of each thing that was measured.
 
     Args:
-        run: what was measured when.
         outcome: what became of it, None if that is not known. The kernel tells what memory each
             worker needed at most, which samples may have missed; but not with its children.
     """

@@ -93,10 +93,7 @@ def run_case(result: RunResult, tree: Tree, logs: Sequence[Log] = (), name: str 
     """Return what a result.json says.
 
     Args:
-        result: what it says.
-        tree: the user's own source files.
         logs: the ends of the logs of the worker that `blamed` names.
-        name: what the run is called.
     """
     case = Case(
         name=name,
@@ -135,7 +132,6 @@ def sweep_cases(
     """Return what is known of the jobs of a sweep.
 
     Args:
-        sweep: what its sweep.json says.
         runs: by job, what its result.json tells, where there is one of its own.
         common: overrides that all jobs share; they are left out of names where others are left.
         state: of the sweep's directory, as `lllaunch.results.store.STATES` has it.
@@ -191,7 +187,6 @@ def unfinished_case(name: str, state: str) -> Case:
     """Returns the case of a run that has no result.json.
 
     Args:
-        name: what it is called.
         state: of its directory, as `lllaunch.results.store.STATES` has it.
     """
     message = UNFINISHED.get(state, _UNKNOWN)
@@ -399,13 +394,7 @@ def _load_sweep(found: FoundDirectory, tree: Tree, environ: Mapping[str, str]) -
 
 
 def _goes_on(path: str, ended_ns: int | None, last_type: str = "") -> bool:
-    """Whether a log of events tells of a time after a document's: another launcher goes on.
-
-    Args:
-        path: of events.jsonl or sweep.jsonl.
-        ended_ns: when the document was written, nanoseconds since the epoch; None if unknown.
-        last_type: a record of this type may be the last one after that.
-    """
+    """Whether a log of events tells of a time after a document's: another launcher goes on."""
     last = last_record(path, _LAST_LINE)
     if last is None or last.get("type") == last_type:
         return False

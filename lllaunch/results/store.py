@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+from msgspec import structs
+
 from lllaunch.config.secrets import redacted_overrides
 from lllaunch.documents import isoformat, last_record, read_json
 from lllaunch.errors import LaunchError
@@ -58,11 +60,7 @@ _PLAIN = re.compile(r"- ([A-Za-z0-9_+~][\w+~./@,-]*=[\w+~./@,=-]*)")
 
 
 def read_overrides(directory: str) -> tuple[str, ...]:
-    """Return the overrides of a run without secrets; none if they cannot be read.
-
-    Args:
-        directory: of the run.
-    """
+    """Return the overrides of a run without secrets; none if they cannot be read."""
     text = read_text(os.path.join(directory, ".hydra", "overrides.yaml"))
     if not text:
         return ()
@@ -92,11 +90,7 @@ def _from_yaml(text: str) -> tuple[str, ...]:
 
 
 def last_event(directory: str) -> dict[str, Any] | None:
-    """Returns the last whole line of a run's events.jsonl, None if there is none.
-
-    Args:
-        directory: of the run.
-    """
+    """Returns the last whole line of a run's events.jsonl, None if there is none."""
     return last_record(os.path.join(directory, EVENTS), _TAIL)
 
 
@@ -138,7 +132,6 @@ def find(
 
     Args:
         root: where to begin.
-        depth: how many levels below it are looked at.
         contents: tells what is in a directory; `contents_of` unless the caller knows more.
     """
     contents = contents or contents_of
@@ -158,12 +151,7 @@ def find(
 
 
 def look(path: str, contents: Contents | None = None) -> FoundDirectory | None:
-    """Return what a directory that was named is, None if it is neither a run nor a sweep.
-
-    Args:
-        path: of the directory.
-        contents: as for `find`.
-    """
+    """Return what a directory that was named is, None if it is neither a run nor a sweep."""
     names, _ = (contents or contents_of)(path)
     kind = _kind(path, names)
     if kind is None and any(name in _OF_A_RUN or ATTEMPT.fullmatch(name) for name in names):
@@ -212,9 +200,6 @@ def is_held(lock: str) -> bool | None:
     Who signed it is looked at first: a lock whose launcher is gone is not touched. One that is
     tried is nearly always held, which changes nothing; else it is given back at once.
 
-    Args:
-        lock: the lock's file.
-
     Returns:
         None if that cannot be found out: it is another user's, or the file system has no locks.
     """
@@ -237,12 +222,7 @@ def is_held(lock: str) -> bool | None:
 
 
 def lock_of(kind: Literal["run", "sweep", "job"], path: str) -> str:
-    """Return the file of the lock that is held while a run, a job or a sweep goes on.
-
-    Args:
-        kind: which of these.
-        path: its directory.
-    """
+    """Return the file of the lock that is held while a run, a job or a sweep goes on."""
     if kind == "sweep":
         return os.path.join(path, SWEEP_LOCK_NAME)
     return own_file(os.path.join(path, LOCK_NAME))
@@ -260,12 +240,7 @@ def state_of(lock: str) -> str:
 
 
 def plain(entry: ListEntry, path: str) -> dict[str, Any]:
-    """Returns what is known of a run, a sweep or a job, as data for JSON.
-
-    Args:
-        entry: what is known.
-        path: its directory, as it is to be told.
-    """
+    """Returns what is known of a run, a sweep or a job, as data for JSON."""
     found = {
         "kind": entry.kind,
         "path": path,
@@ -395,8 +370,6 @@ def list_entries(
 
     Args:
         roots: where to look; each directory counts once.
-        depth: as for `find`.
-        queue: as for `entry_of`.
     """
     return sorted(
         newest(roots, depth, queue), key=lambda entry: entry.started_ns or 0, reverse=True
@@ -435,7 +408,6 @@ def entry_of(found: FoundDirectory, queue: BatchQueue | None = None) -> ListEntr
     """Reads what became of a run or a sweep; never raises.
 
     Args:
-        found: its directory.
         queue: of the cluster, if more than one is looked up.
     """
     if found.kind == "sweep":
@@ -454,12 +426,7 @@ def entry_now(found: FoundDirectory, queue: BatchQueue | None = None) -> ListEnt
 def read_run(
     found: FoundDirectory, queue: BatchQueue | None = None
 ) -> tuple[ListEntry, RunResult | None]:
-    """Return what became of a run, and its result.json if that is of this run; never raises.
-
-    Args:
-        found: its directory.
-        queue: as for `entry_of`.
-    """
+    """Return what became of a run, and its result.json if that is of this run; never raises."""
     path = found.path
     submission = read_submission(path) if SUBMISSION in found.names else None
     if submission is not None:
@@ -705,8 +672,6 @@ def read_sweep(
     """Return what became of a sweep, and what is known of its jobs; never raises.
 
     Args:
-        path: its directory.
-        queue: as for `entry_of`.
         result: what is known of its jobs; None for `sweep_result`.
     """
     result = result or sweep_result(path)
@@ -742,12 +707,7 @@ def is_submitted(sweep: str) -> bool:
 
 
 def _with_submitted(sweep: ListEntry, jobs: Sequence[ListEntry]) -> ListEntry:
-    """Return what is known of a sweep whose jobs go on without its launcher.
-
-    Args:
-        sweep: as its launcher has left it.
-        jobs: as they are now.
-    """
+    """Return what is known of a sweep whose jobs go on without its launcher."""
     counts = Counter(job.state for job in jobs)
     said = Counter(job.queue.partition(" (")[0] for job in jobs if job.queue)
     queue = ", ".join(f"{number} {state}" for state, number in sorted(said.items()))
@@ -810,8 +770,6 @@ def jobs_of(
     Of jobs that were submitted their own directories tell.
 
     Args:
-        sweep: the sweep.
-        queue: as for `entry_of`.
         result: what is known of its jobs; None for `sweep_result`.
     """
     result = result or sweep_result(sweep.path)
@@ -888,8 +846,6 @@ def _submission_of(
 
     Args:
         task: the submission of the array that it is in, and the index of its task.
-        directory: of the job.
-        queue: of the cluster.
 
     Returns:
         None if it was not, as far as anybody knows.
@@ -901,7 +857,7 @@ def _submission_of(
     known = f"{of_array}_{index}" if of_array else account_of(directory).job
     if not (known and queue.holds(known)) and not read_history(directory):
         return None
-    return array._replace(job=known, directory="")
+    return structs.replace(array, job=known, directory="")
 
 
 def _state_of_job(job: JobHistory, sweep: str) -> str:

@@ -219,7 +219,6 @@ def read_timeline(
 
     Args:
         found: its directory, or its result.json under another name, which then tells all.
-        hide: applied to every text, to take secrets out.
         known: what `lllaunch.results.store.read_run` returns for it, if that is known already.
     """
     now_ns = time.time_ns()
@@ -710,7 +709,6 @@ def timeline_of(
     """Return what happened when in a run. Pure.
 
     Args:
-        records: what each node has written, node 0 first.
         outcome: what its result.json says, None if there is none.
         now_ns: the time, nanoseconds since the epoch, of a run that goes on; else None.
     """
@@ -853,11 +851,7 @@ def _start_of(span: TimeSpan) -> tuple[int, int]:
 
 
 def _apart(spans: Iterable[TimeSpan]) -> tuple[TimeSpan, ...]:
-    """Return spans of which those of one kind that overlap are one, with the last one's text.
-
-    Args:
-        spans: in order of their beginnings.
-    """
+    """Return spans of which those of one kind that overlap are one, with the last one's text."""
     found: list[TimeSpan] = []
     last: dict[str, int] = {}
     for span in spans:

@@ -132,7 +132,6 @@ def tries_of(entries: Iterable[JournalEntry], now_ns: int | None = None) -> Swee
     """Return a sweep in time. Pure.
 
     Args:
-        entries: of its journal, in order.
         now_ns: the time, nanoseconds since the epoch, of a sweep that goes on; else None.
     """
     history = _Tries()
@@ -245,9 +244,6 @@ def tracks_of(timeline: SweepTimeline) -> tuple[SlotTrack, ...]:
     A job that held nothing (on a cluster, or one that asks for nothing) is where there is room.
     What the sweep could have leased has a track even if nothing ran there.
 
-    Args:
-        timeline: of the sweep.
-
     Returns:
         GPUs, then cores, then places. If tries on one GPU overlap, which they do only if a clock
         was set meanwhile, it has several tracks.
@@ -304,7 +300,6 @@ def place(lines: list[list[T]], each: T) -> None:
 
     Args:
         lines: on each of which nothing overlaps; an empty one is free.
-        each: what begins no sooner than what is there.
     """
     for line in lines:
         if not line or line[-1].end_ns <= each.start_ns:

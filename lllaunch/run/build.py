@@ -59,7 +59,6 @@ class Git:
 
     Args:
         cwd: where.
-        arguments: what it is asked.
         environ: of the user; what would lead it elsewhere is left out.
         variables: what it finds in its environment besides, whatever the user has there.
 
@@ -178,7 +177,6 @@ def versions_of(
     """Returns the versions of packages by name, those that are not installed left out.
 
     Args:
-        packages: names of distributions.
         modules: dotted names of modules; the distributions that hold them come too. Modules of
             Python itself, and those that no installer has put there, belong to none.
         path: where to look; ``sys.path`` if None.
@@ -306,10 +304,8 @@ def build_facts(
     """Returns what a run is built from, as plain data for JSON; waits for git, `PATIENCE` at most.
 
     Args:
-        cwd: the directory that the command was given in.
         modules: dotted names of modules; versions of the distributions that hold them are told.
         environ: what git is found and run with; that of this process if None.
-        own: as in `BuildQuery.result`.
 
     Returns:
         ``commit`` (full hash), ``dirty``, ``branch`` (null if none is checked out), ``changed``
@@ -337,7 +333,6 @@ class BuildQuery:
         """Asks git, without waiting for it; takes about a millisecond and raises nothing.
 
         Args:
-            cwd: the directory that the command was given in.
             environ: what git is found and run with; that of this process if None.
         """
         query = cls(cwd, dict(os.environ) if environ is None else environ)
@@ -358,7 +353,6 @@ class BuildQuery:
 
         Args:
             timeout: how long to wait for git from now on, seconds.
-            modules: as for `build_facts`.
             own: directories that runs write to. An untracked directory that holds one of them, and
                 not ``cwd``, is taken for output: it does not make the tree dirty.
         """
@@ -410,10 +404,7 @@ def parse_status(told: str, errors: str, *, cwd: str, own: Sequence[str] = ()) -
     """Returns what ``git status --porcelain=v2 --branch -z`` says; pure but for looking for .git.
 
     Args:
-        told: what it wrote.
-        errors: what it wrote to standard error.
         cwd: where it was asked.
-        own: as in `BuildQuery.result`.
     """
     entries = told.split("\0")
     heads = dict(

@@ -108,12 +108,10 @@ def summarize(
     """Make the result of a run from its attempts; the last one decides.
 
     Args:
-        attempts: in order.
         signum: the signal that ended it, or None.
         reason: why it did not succeed, as the agent decided; or None.
         limit: the limit of the run's time that was found to be over, or None.
         no_progress: the attempts in a row that got no further, if it ended for those; or None.
-        more: what else is known of it.
     """
     last = attempts[-1] if attempts else None
     root = last.root_cause if last else None
@@ -153,8 +151,6 @@ def result_of(
 
     Args:
         recorder: what was seen of it, or None if nothing was.
-        spec: the run.
-        plan_hash: identifies its plan.
         started_ns: when it began, nanoseconds since the epoch.
         signum: the signal to the launcher that ended it, or None.
     """
@@ -199,9 +195,7 @@ def complete(
     """Add an error of our own, or what has to be read from files.
 
     Args:
-        result: what became of the run.
         failure: message and exit code of an error of our own, or None.
-        hide: applied to what workers wrote.
     """
     if failure is not None:
         return result.with_error(*failure)

@@ -31,9 +31,7 @@ def encode(event: object, time_ns: int, redact: Callable[[str], str] = str) -> b
     """Return an event as one line of JSON, newline included.
 
     Args:
-        event: an event or action.
         time_ns: when it was seen; a ``time_ns`` of the event's own is stronger.
-        redact: applied to every text in it.
     """
     fields: dict[str, Any] = Plain(redact, hidden=_HIDDEN, named=True)(event)
     at = fields.pop("time_ns", None)
@@ -91,9 +89,6 @@ def read_history(path: str) -> RestartHistory | None:
 
     Restarts count in their own batch job only, so there is nothing in it of when they were.
 
-    Args:
-        path: of the run's events.jsonl.
-
     Returns:
         None if the file does not say.
     """
@@ -105,13 +100,7 @@ def read_history(path: str) -> RestartHistory | None:
 
 
 class EventLog:
-    """Appends events to a file, one line each, as `lllaunch.run.files.LineFile` has it.
-
-    Args:
-        path: the file; what is there is kept.
-        on_error: told once of the first failure.
-        redact: applied to every text written.
-    """
+    """Appends events to a file, one line each, as `lllaunch.run.files.LineFile` has it."""
 
     def __init__(
         self,

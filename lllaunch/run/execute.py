@@ -48,11 +48,7 @@ if TYPE_CHECKING:
 
 
 def host_facts(memory: Memory) -> dict[str, Any]:
-    """Returns name, kernel, CPUs, memory and the Python version.
-
-    Args:
-        memory: of this machine, as read when the run began.
-    """
+    """Returns name, kernel, CPUs, memory and the Python version."""
     system = os.uname()
     return {
         "hostname": socket.gethostname(),
@@ -91,10 +87,6 @@ def execute(
     outcome; nothing is raised for it.
 
     Args:
-        spec: the run.
-        plan_text: what plan.yaml shall hold, without secrets.
-        plan_hash: identifies the plan.
-        console: tells the user.
         spawner: one that was started early; it stays open. None: one of the run's own.
         targets: what each worker runs, from its facts (`lllaunch.macros.WORKER_NAMES`), instead of
             the entrypoint.

@@ -70,7 +70,6 @@ def target_of(spec: LaunchSpec, facts: Mapping[str, str]) -> Target:
     """Returns what one worker runs.
 
     Args:
-        spec: the run.
         facts: what is known of the worker (`lllaunch.macros.WORKER_NAMES`); stands for the
             ``${worker:...}`` in its arguments.
 
@@ -106,7 +105,6 @@ def env_of(spec: LaunchSpec, facts: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables of one worker: those of all, then those of its rank over them.
 
     Args:
-        spec: the run.
         facts: what is known of the worker; ``local_rank`` chooses among ``env_per_rank``.
     """
     return dict(substitute(spec.env_of(int(facts["local_rank"])), facts, bare=False))
@@ -164,10 +162,6 @@ def run_group(
     """Runs all attempts; what became of them is known to the observer afterwards.
 
     Args:
-        spec: the run.
-        directory: its directory, claimed.
-        observer: sees every event and action.
-        signals: takes note of signals to this process.
         spawner: the spawner to use; it stays open. None: one of the run's own, for all attempts.
         targets: what a worker runs, from its facts, instead of the entrypoint.
         nodes: the nodes of the run; None if this is the only one.
@@ -462,9 +456,6 @@ class _Group:
     def wait_for_gpus(self, pids: frozenset[int]) -> GpuMemoryWait | None:
         """Begin to wait until processes of the last attempt hold no memory on GPUs.
 
-        Args:
-            pids: their process ids; they have ended.
-
         Returns:
             None if there is nothing to wait for.
         """
@@ -562,14 +553,7 @@ _OF_WORKER = ("rank", "local_rank", "role_rank")
 def _header(
     spec: LaunchSpec, facts: Mapping[int, Mapping[str, str]], several: bool, ranks: Sequence[int]
 ) -> str:
-    """Return what stands on the console before a line.
-
-    Args:
-        spec: the run.
-        facts: what is known of the workers, by local rank.
-        several: whether lines of several workers can reach the console.
-        ranks: local ranks of those that have said it.
-    """
+    """Return what stands on the console before a line."""
     numbers = {name: _ranges(facts[rank][name] for rank in ranks) for name in _OF_WORKER}
     if spec.log_line_prefix is not None:
         return substitute(spec.log_line_prefix, {**facts[ranks[0]], **numbers}, bare=False)
@@ -643,9 +627,6 @@ def _check(
 def patience(policy: WatchdogPolicy) -> float | None:
     """How long to wait for imports before an attempt: one that hangs is the attempt's to show.
 
-    Args:
-        policy: of the run.
-
     Returns:
         seconds; None for as long as they take, where the run is not watched.
     """
@@ -678,11 +659,6 @@ def _context_before(spec: LaunchSpec, rank: int) -> WorkerContext:
 
 
 def worker_environment(spec: LaunchSpec, rank: int) -> dict[str, str]:
-    """Returns the variables that a worker gets on top of the launcher's own.
-
-    Args:
-        spec: the run.
-        rank: local rank of the worker.
-    """
+    """Returns the variables that a worker gets on top of the launcher's own."""
     place = _context_before(spec, rank)
     return contract(place, os.environ) | env_of(spec, place.macro_values())

@@ -183,10 +183,6 @@ def first_of(failures: Mapping[int, Failure], lost: Collection[int]) -> int | No
 
     One exception: a worker that says it lost its peer is not first if a peer failed for a reason
     of its own at about the same time.
-
-    Args:
-        failures: by local rank.
-        lost: local ranks of those that say so.
     """
 
     def by_time(rank: int) -> tuple[int, int]:
@@ -214,7 +210,6 @@ def judge_attempt(record: AttemptRecord, *, interrupted: bool = False) -> Attemp
     """Decide what became of an attempt and each of its workers.
 
     Args:
-        record: what was seen of it.
         interrupted: whether a signal to the launcher ended it.
     """
     failures = {

@@ -43,12 +43,6 @@ _LAST_WORDS = 15.0
 class RunNodes:
     """The nodes of a run, as far as the run's files and its end are concerned.
 
-    Args:
-        spec: the run.
-        directory: of this node, claimed.
-        observer: sees every event and action.
-        plan: what all nodes must have in common; redacted.
-
     Attributes:
         group: the nodes.
     """
@@ -116,7 +110,6 @@ class RunNodes:
         """Let the other nodes know what became of this one, and node 0 of all.
 
         Args:
-            outcome: of this node's part.
             signals: whether somebody wants it to end now.
 
         Returns:
@@ -147,12 +140,10 @@ def merged(
     """Make the outcome of a run from those of its nodes.
 
     Args:
-        own: of node 0, with its own directory.
         places: where it stood in each attempt.
         results: what other nodes have left, by their name, in order: one that came again has left
             something each time.
         lost: what happened to those that were lost or left, by their name.
-        root: directory of the run.
     """
     known = _members(places)
     token = places[-1].roster.token if places else ""

@@ -14,6 +14,8 @@ import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from lllaunch.clock import now_ns
 from lllaunch.documents import signal_name
 from lllaunch.events import (
@@ -91,10 +93,6 @@ _MEMORY_SIGNALS = {-signal.SIGKILL, -signal.SIGBUS}
 
 class Recorder:
     """What is known of a run so far.
-
-    Args:
-        hide: applied to what workers wrote before it is kept.
-        read: reads the machine's memory counters.
 
     Attributes:
         progress: looks how far workers of the current attempt are, by local rank.
@@ -261,7 +259,6 @@ class Recorder:
         """Take note that a signal is about to be sent to workers.
 
         Args:
-            signum: the signal.
             ranks: local ranks; None for all that are alive.
         """
         if not self._attempts:
@@ -339,12 +336,12 @@ class Recorder:
         for stack in event.stacks:
             worker = attempt.worker(stack.rank)
             if worker is not None:
-                worker.files = replace(worker.files, stacks=stack.path)
+                worker.files = structs.replace(worker.files, stacks=stack.path)
         if attempt.finding == event.finding:
             attempt.stacks, attempt.blame = event.stacks, event.blame
             seen = attempt
         else:
-            seen = replace(
+            seen = structs.replace(
                 attempt,
                 finding=event.finding,
                 fired_ns=now_ns(),
@@ -453,10 +450,7 @@ class RunObserver:
     """Sees all of a run: writes it down, and tells the user of the little that matters.
 
     Args:
-        spec: the run.
         events: where all of it is written.
-        console: tells the user.
-        hide: applied to what workers wrote before it is kept.
         samples: path of the file for samples; empty for none.
 
     Attributes:

@@ -98,11 +98,7 @@ _BY_STATUS: dict[int, str] = {
 
 
 def explain(evidence: Evidence) -> Explanation | None:
-    """Return what probably ended the worker, or None where its status says all.
-
-    Args:
-        evidence: what is known.
-    """
+    """Return what probably ended the worker, or None where its status says all."""
     if evidence.exitcode >= 0:
         below = _of_processes_below(evidence) or _of_disk(evidence) or _of_port(evidence)
         return below or (None if evidence.said else _of_status(evidence.exitcode))
@@ -125,11 +121,7 @@ def _of_itself(evidence: Evidence, text: str) -> Explanation | None:
 
 
 def misfit_of(lines: Sequence[str]) -> tuple[int, int] | None:
-    """Return what gloo aborted a worker for: bytes that came, and that its call has room for.
-
-    Args:
-        lines: the last ones of the worker's stderr.
-    """
+    """Return what gloo aborted a worker for: bytes that came, and that its call has room for."""
     found = (_OTHER_SIZE.search(line) for line in lines)
     return next(((int(sizes[1]), int(sizes[2])) for sizes in found if sizes), None)
 

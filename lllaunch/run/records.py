@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from lllaunch.linux.cgroup import UNKNOWN, Memory
 
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 _ROOM = 64 * 1024
 
 
-@dataclass(frozen=True)
-class SentSignal:
+class SentSignal(Struct, frozen=True):
     """A signal that the launcher sent to a worker, or to a process below it.
 
     Attributes:
@@ -40,8 +40,7 @@ class SentSignal:
     time_ns: int
 
 
-@dataclass(frozen=True)
-class Disk:
+class Disk(Struct, frozen=True):
     """The file system that a worker's logs are on, when the worker's failure became known.
 
     Attributes:
@@ -60,8 +59,7 @@ class Disk:
         return self.free < _ROOM
 
 
-@dataclass(frozen=True)
-class WorkerError:
+class WorkerError(Struct, frozen=True):
     """What a worker wrote in its error.json.
 
     Attributes:
@@ -75,8 +73,7 @@ class WorkerError:
     time_ns: int | None = None
 
 
-@dataclass(frozen=True)
-class ExitCall:
+class ExitCall(Struct, frozen=True):
     """Where a worker's code raised SystemExit, from its exit.json.
 
     Attributes:
@@ -92,8 +89,7 @@ class ExitCall:
     function: str
 
 
-@dataclass(frozen=True)
-class WorkerFiles:
+class WorkerFiles(Struct, frozen=True):
     """Where one worker of one attempt writes; an empty string stands for 'nowhere of ours'.
 
     Attributes:
@@ -114,8 +110,7 @@ class WorkerFiles:
 NOWHERE = WorkerFiles()
 
 
-@dataclass
-class PreflightRecord:
+class PreflightRecord(Struct):
     """The preflight of one attempt, as far as it is known.
 
     Attributes:
@@ -135,8 +130,7 @@ class PreflightRecord:
     sent: tuple[SentSignal, ...] = ()
 
 
-@dataclass
-class WorkerRecord:
+class WorkerRecord(Struct):
     """One worker of one attempt, as far as it is known.
 
     Attributes:
@@ -186,8 +180,7 @@ class WorkerRecord:
         return self.exited is None and self.start_failed is None
 
 
-@dataclass
-class AttemptRecord:
+class AttemptRecord(Struct):
     """One attempt, as far as it is known.
 
     Attributes:

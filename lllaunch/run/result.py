@@ -506,7 +506,6 @@ def as_result(document: object, directory: str) -> RunResult | None:
     """Return what a document says, None if it is no result.json of ours.
 
     Args:
-        document: what a file holds.
         directory: of the run; paths in the file count from it.
 
     Raises:

@@ -97,11 +97,7 @@ def decode(line: bytes) -> RunSample | None:
 
 
 def last_sample(directory: str) -> RunSample | None:
-    """Return the newest sample of a run; of several nodes the newest of each are made one.
-
-    Args:
-        directory: of the run.
-    """
+    """Return the newest sample of a run; of several nodes the newest of each are made one."""
     newest = last_line(os.path.join(directory, SAMPLES), _TAIL, decode)
     if newest is not None:
         return newest
@@ -145,10 +141,7 @@ def encode(sample: Sample, time_ns: int, attempt: int, rank_of: Callable[[int], 
     """Return a sample as one line of JSON, newline included.
 
     Args:
-        sample: what was seen.
         time_ns: when, nanoseconds since the epoch.
-        attempt: its number.
-        rank_of: tells the rank of a local rank.
     """
     ranks = {}
     for local_rank, worker in sorted(sample.workers.items()):
@@ -231,7 +224,6 @@ class SampleLog:
 
     Args:
         path: the file; what is there is kept, and thinned out with the rest.
-        on_error: told once of the first failure.
         limit: how long it may grow, bytes.
     """
 

@@ -9,7 +9,6 @@ docs/design/slurm.md says what Slurm does by itself.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 from collections import Counter
@@ -19,7 +18,15 @@ from signal import Signals
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lllaunch.clock import now_ns
-from lllaunch.documents import Fields, isoformat, read_json
+from lllaunch.documents import (
+    Plain,
+    Record,
+    Text,
+    as_record,
+    decode_record,
+    isoformat,
+    read_json,
+)
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import read_text, write_all
 from lllaunch.run.directory import SUBMISSION
@@ -61,27 +68,42 @@ class Limits(NamedTuple):
     retries: Mapping[str, int] = {}
 
 
-class Submission(NamedTuple):
+class Submission(Record, frozen=True):
     """What was submitted.
 
     Attributes:
         job: the batch job's id, ``123``, or ``123_4`` of an array; empty as long as it is not
             written down.
         directory: the working directory of the batch job, absolute, by which Slurm knows it, too.
-        time_ns: when, nanoseconds since the epoch.
-        host: where.
-        limits: how often the run goes back into the queue.
+        host: where it was submitted.
+        requeue: how often it goes back into the queue after the cluster has ended it.
+        signal_delay: how long before its time limit it is told to end, seconds.
+        retries: how often it goes back after it has failed, by cause.
         snapshot: of the code, as `lllaunch.run.snapshot.Snapshot` writes it; None without one.
         holder: how this job holds the snapshot, if that is temporary; else empty.
     """
 
-    job: str
-    directory: str
+    DERIVED = ("time",)
+
+    job: Text = ""
+    directory: str = ""
     time_ns: int = 0
     host: str = ""
-    limits: Limits = Limits()
+    requeue: Requeue = Requeue()
+    signal_delay: float = 0.0
+    retries: Mapping[str, int] = {}
     snapshot: Mapping[str, Any] | None = None
     holder: str = ""
+
+    @property
+    def time(self) -> str:
+        """When it was submitted."""
+        return isoformat(self.time_ns)
+
+    @property
+    def limits(self) -> Limits:
+        """How often the run goes back into the queue."""
+        return Limits(self.requeue, self.signal_delay, self.retries)
 
     def write(self, directory: str) -> None:
         """Write it into the directory of a run.
@@ -89,43 +111,18 @@ class Submission(NamedTuple):
         Raises:
             OutputError: it cannot be written.
         """
-        document = {
-            "job": self.job or None,
-            "directory": self.directory,
-            "time": isoformat(self.time_ns),
-            "time_ns": self.time_ns,
-            "host": self.host,
-            "requeue": dataclasses.asdict(self.limits.requeue),
-            "signal_delay": self.limits.signal_delay,
-            "retries": dict(self.limits.retries),
-            "snapshot": self.snapshot,
-            "holder": self.holder,
-        }
-        data = json.dumps(document, indent=2).encode() + b"\n"
+        data = json.dumps(Plain()(self), indent=2).encode() + b"\n"
         write_atomic(os.path.join(directory, SUBMISSION), data)
 
 
 def read_submission(directory: str) -> Submission | None:
     """Return what was submitted from a directory; None if nothing was."""
     document = read_json(os.path.join(directory, SUBMISSION))
-    if document is None:
-        return None
-    fields = Fields(document)
-    requeue, retries = fields.inner("requeue"), fields.inner("retries")
-    counts = {name: requeue.integer(name) for name in requeue.document}
-    return Submission(
-        fields.text("job"),
-        fields.text("directory"),
-        fields.integer("time_ns") or 0,
-        fields.text("host"),
-        Limits(
-            Requeue(**{name: count for name, count in counts.items() if count is not None}),
-            fields.number("signal_delay") or 0.0,
-            {name: retries.integer(name) or 0 for name in retries.document},
-        ),
-        fields.inner("snapshot").document or None,
-        fields.text("holder"),
-    )
+    try:
+        return None if document is None else as_record(document, Submission)
+    except ValueError:
+        # it was submitted, and by whom nobody knows
+        return Submission()
 
 
 def forget_submission(directory: str) -> None:
@@ -140,8 +137,7 @@ def forget_submission(directory: str) -> None:
             os.unlink(path)
 
 
-@dataclass(frozen=True)
-class BatchStarted:
+class BatchStarted(Record, frozen=True, tag=True):
     """The batch job has started.
 
     Attributes:
@@ -155,8 +151,7 @@ class BatchStarted:
     end_time: float | None = None
 
 
-@dataclass(frozen=True)
-class BatchSignalled:
+class BatchSignalled(Record, frozen=True, tag=True):
     """A signal announced the end of the batch job.
 
     Attributes:
@@ -166,8 +161,7 @@ class BatchSignalled:
     signal: str
 
 
-@dataclass(frozen=True)
-class BatchEnded:
+class BatchEnded(Record, frozen=True, tag=True):
     """The run ended in the batch job, and is over.
 
     Attributes:
@@ -179,8 +173,7 @@ class BatchEnded:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Requeued:
+class Requeued(Record, frozen=True, tag=True):
     """The run is taken back into the queue.
 
     Attributes:
@@ -304,13 +297,7 @@ def _times(count: int) -> str:
 
 
 def decide(account: Account, facts: EndFacts, limits: Limits) -> Requeued | BatchEnded:
-    """Decide whether a run that has ended in its batch job goes back into the queue. Pure.
-
-    Args:
-        account: of the run so far.
-        facts: what is known of its end.
-        limits: how often it goes back.
-    """
+    """Decide whether a run that has ended in its batch job goes back into the queue. Pure."""
     code, left = facts.exit_code, facts.seconds_left
     near = left is not None and left <= limits.signal_delay + _EARLY
     reason = _settled(facts, near=near)
@@ -332,12 +319,7 @@ def decide(account: Account, facts: EndFacts, limits: Limits) -> Requeued | Batc
 
 
 def _settled(facts: EndFacts, *, near: bool) -> str | None:
-    """Return why a run is over, whatever the limits are; None if it may go back.
-
-    Args:
-        facts: of its end.
-        near: whether its time limit was.
-    """
+    """Return why a run is over, whatever the limits are; None if it may go back."""
     if facts.exit_code in _IN_VAIN:
         return ""
     if facts.cancelled:
@@ -365,44 +347,23 @@ def _try_again(account: Account, facts: EndFacts, limits: Limits) -> Requeued | 
 def read_history(directory: str) -> list[tuple[int, QueueEvent]]:
     """Return the events of a submitted run in order, but for what cannot be read.
 
-    Args:
-        directory: of the run.
-
     Returns:
         Nanoseconds since the epoch, and the event.
     """
     found = []
-    for line in (read_text(os.path.join(directory, HISTORY)) or "").split("\n")[:-1]:
+    for line in (read_text(os.path.join(directory, HISTORY)) or "").encode().split(b"\n")[:-1]:
         with contextlib.suppress(ValueError, RecursionError):
-            fields = Fields(json.loads(line))
-            event = _event(fields)
-            if event is not None:
-                found.append((fields.integer("time_ns") or 0, event))
+            at = decode_record(line, _Moment).time_ns
+            found.append((at, decode_record(line, QueueEvent)))
     return found
 
 
-def _event(fields: Fields) -> QueueEvent | None:
-    kind = fields.text("type")
-    if kind == "BatchStarted":
-        return BatchStarted(fields.text("job"), fields.texts("nodes"), fields.number("end_time"))
-    if kind == "BatchSignalled":
-        return BatchSignalled(fields.text("signal"))
-    if kind == "BatchEnded":
-        return BatchEnded(fields.integer("exit_code") or 0, fields.text("reason"))
-    cause = fields.text("cause")
-    if kind == "Requeued" and cause in {*_ENDED, "failed"}:
-        by: Any = fields.text("by")
-        known: Any = cause
-        return Requeued(known, by, fields.text("detail"))
-    return None
+class _Moment(Record, frozen=True):
+    time_ns: int = 0
 
 
 def account_of(directory: str) -> Account:
-    """Return what the history of a submitted run comes to.
-
-    Args:
-        directory: of the run.
-    """
+    """Return what the history of a submitted run comes to."""
     return Account([event for _, event in read_history(directory)])
 
 
@@ -413,12 +374,7 @@ def append(directory: str, event: QueueEvent) -> None:
         OutputError: it cannot be written.
     """
     path, time_ns = os.path.join(directory, HISTORY), now_ns()
-    line = {
-        "time": isoformat(time_ns),
-        "time_ns": time_ns,
-        "type": type(event).__name__,
-        **dataclasses.asdict(event),
-    }
+    line = {"time": isoformat(time_ns), "time_ns": time_ns, **Plain()(event)}
     with naming(path):
         fd = os.open(path, _FLAGS, 0o666)
         try:
@@ -471,11 +427,7 @@ class BatchJob:
             self.early = self.early or signum
 
     def signalled(self, signum: int) -> None:
-        """Write down, at once, that the end of the job was announced.
-
-        Args:
-            signum: the signal that did.
-        """
+        """Write down, at once, that the end of the job was announced."""
         self.announced, self.signal = True, signum
         if self.end_time is not None:
             self.seconds_left = max(0.0, self.end_time - now_ns() / 1e9)

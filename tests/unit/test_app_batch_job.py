@@ -21,7 +21,6 @@ from lllaunch.run.submission import (
     BatchEnded,
     BatchJob,
     BatchStarted,
-    Limits,
     QueueEvent,
     Requeued,
     Submission,
@@ -136,7 +135,7 @@ def test_nodes_do_not_wait_for_a_first_one_that_does_not_come(
     fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: str, told: list[str]
 ) -> None:
     monkeypatch.setenv("SLURM_NNODES", nodes)
-    submission = Submission("7", str(tmp_path), limits=Limits(Requeue(node_failure=0)))
+    submission = Submission("7", str(tmp_path), requeue=Requeue(node_failure=0))
 
     def fails(batch: BatchJob, _: Submission) -> int:
         raise OutputError(batch.directory, "is gone")

@@ -11,6 +11,7 @@ from types import NoneType
 from typing import Any
 
 import pytest
+from msgspec import structs
 from support.ends import own
 
 from lllaunch.clock import now_ns
@@ -146,7 +147,7 @@ def test_that_the_disk_of_the_logs_was_full_is_known_also_of_who_was_sent_a_sign
     recorder.note(Exited(2, 502, 1, now_ns()))
     recorder.note(Exited(3, 503, -15, now_ns()))
     (found,) = recorder.records()
-    workers = judge_attempt(replace(found, started_ns=T0 - 1)).workers
+    workers = judge_attempt(structs.replace(found, started_ns=T0 - 1)).workers
     causes = [getattr(worker, "cause", None) for worker in workers]
     assert [type(cause) for cause in causes] == [DiskFull, DiskFull, DiskFull, NoneType]
 
