@@ -198,6 +198,8 @@ def run_group(
                 spec.max_restarts,
                 policy=spec.restart,
                 alone=nodes is None,
+                # the directory may hold attempts of former runs
+                first=directory.next_attempt(),
                 earlier=earlier,
                 history=history,
                 pauses=group.uses_gpus,
@@ -311,8 +313,6 @@ class _Group:
 
     def start(self, action: StartWorkers) -> WorkerProcesses:
         """Start the workers of the next attempt, or their preflight.
-
-        The machine counts the attempts of this run; the directory may hold those of a former one.
 
         Raises:
             NotPicklable: an argument of a function cannot be sent to a worker.

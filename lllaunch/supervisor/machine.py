@@ -243,8 +243,7 @@ class GroupStarted(Logged, frozen=True):
         preflight: whether it is the preflight, the workers of which follow when it has succeeded.
         history: of several nodes, what all believe of earlier attempts; None if it does not matter,
             or if nobody says.
-        attempt: number of its directory, which may hold attempts of former runs; None where
-            nobody says.
+        attempt: its number; None where nobody says.
     """
 
     ranks: frozenset[int]
@@ -429,7 +428,7 @@ class StartWorkers(Logged, frozen=True):
     """Rendezvous and start all workers; their preflight first, if they have one.
 
     Attributes:
-        attempt: number of the attempt, from 0; grows at every start.
+        attempt: number of the attempt, as its directory has it; grows at every start.
         restart_count: what workers see as TORCHELASTIC_RESTART_COUNT; grows at restarts that count.
         reason: why they are started again; None at first.
         restart: which of the restarts that ``max_restarts`` allows this is, from 1; None if it is
@@ -942,6 +941,7 @@ class Machine:
         policy: what it is started again for, and how soon.
         alone: whether this is the only node; else the others are told why an attempt ends, and what
             all agree on decides.
+        first: number of the first attempt.
         earlier: how often the group was started before, by another launcher, whose restarts this
             one goes on counting.
         history: what became of those attempts; None if it does not matter.
@@ -961,12 +961,13 @@ class Machine:
         policy: RestartPolicy | None = None,
         *,
         alone: bool = True,
+        first: int = 0,
         earlier: int = 0,
         history: RestartHistory | None = None,
         pauses: bool = False,
     ) -> None:
         self.state = GroupState.INIT
-        self.attempt = 0
+        self.attempt = first
         self.alive: frozenset[int] = frozenset()
         self._budget = RestartBudget(
             max_restarts, spawner_retries, policy or RestartPolicy(), history
@@ -1077,6 +1078,9 @@ class Machine:
         if follows:
             # of the same attempt
             return ""
+        if event.attempt is not None:
+            # other nodes may have come further in their directories
+            self.attempt = event.attempt
         self._reason, self._fired = None, None
         self._told, self._agreed, self._counted = False, None, None
         self._progress = None

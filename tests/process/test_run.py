@@ -172,6 +172,9 @@ def test_a_later_run_in_the_same_directory_goes_on_with_the_numbers(run: Run) ->
         assert os.readlink(run.path / "latest") == f"attempt_{number}"
     assert [attempt["attempt"] for attempt in run.result["attempts"]] == [1]
     assert len(run.events("Begin")) == 2
+    # one number for one attempt, whichever event tells it
+    begun = [event["attempt"] for event in run.events("StartWorkers")]
+    assert begun == [event["attempt"] for event in run.events("GroupStarted")] == [*range(len(begun))]
 
 
 def test_preload_that_fails_ends_with_2(run: Run) -> None:
