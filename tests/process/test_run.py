@@ -174,7 +174,9 @@ def test_a_later_run_in_the_same_directory_goes_on_with_the_numbers(run: Run) ->
     assert len(run.events("Begin")) == 2
     # one number for one attempt, whichever event tells it
     begun = [event["attempt"] for event in run.events("StartWorkers")]
-    assert begun == [event["attempt"] for event in run.events("GroupStarted")] == [*range(len(begun))]
+    assert (
+        begun == [event["attempt"] for event in run.events("GroupStarted")] == [*range(len(begun))]
+    )
 
 
 def test_preload_that_fails_ends_with_2(run: Run) -> None:
