@@ -58,7 +58,7 @@ class Record(msgspec.Struct, frozen=True):
 
     Attributes:
         DERIVED: properties that are written for other programs, and never read.
-        BESIDE: fields that only the process has that made it.
+        BESIDE: fields that only the process has that made it, and its log of events.
     """
 
     DERIVED: ClassVar[tuple[str, ...]] = ()
@@ -207,7 +207,7 @@ _WRITERS: Mapping[str, Callable[[Any, str], Any]] = {
 
 
 @functools.cache
-def _fields_of(kind: type[msgspec.Struct]) -> tuple[_Field, ...]:
+def _fields_of(kind: type[msgspec.Struct], *, whole: bool) -> tuple[_Field, ...]:
     """Return the fields of a record that are written.
 
     Their types are looked at as text: few of a record's types are there as long as it is written.
@@ -220,7 +220,7 @@ def _fields_of(kind: type[msgspec.Struct]) -> tuple[_Field, ...]:
     return tuple(
         _Field(name, key, _WRITERS.get(types.get(name, "").removesuffix(" | None")))
         for name, key in names
-        if name not in beside
+        if whole or name not in beside
     )
 
 
@@ -231,7 +231,8 @@ class Plain:
         redact: applied to every text.
         root: directory that paths are written relative to.
         hidden: names of fields that may hold secrets, or megabytes.
-        named: whether every object says of what type it is, and nothing that follows from that.
+        named: whether every object says of what type it is and has all of its fields, and nothing
+            that follows from these.
     """
 
     def __init__(
@@ -277,7 +278,7 @@ class Plain:
         for each in () if self._named else getattr(kind, "DERIVED", ()):
             found[each] = self(getattr(value, each))
         omit = kind.__struct_config__.omit_defaults
-        for field in _fields_of(kind):
+        for field in _fields_of(kind, whole=self._named):
             given = getattr(value, field.name)
             if omit and (given is None or given in ((), {})):
                 continue
