@@ -63,33 +63,24 @@ class LiveRow:
     """A run, a sweep, a job of one, or a rank, as it is now.
 
     Attributes:
-        kind: which of these.
         path: its directory; of a rank that of its run, of a job that has none that of its sweep.
         state: one of `lllaunch.results.store.STATES`; of a rank ``starting``, ``running``,
             ``ended`` or ``failed``.
-        number: of a job or a rank.
         attempt: number of the attempt that runs, or ran last; of a job, how often it was tried
             before.
         seconds: for how long it has run, or ran.
         ended_ns: when it ended, nanoseconds since the epoch; None if it has not.
         step: how far it is; of a sweep how many of its jobs have succeeded.
-        total: what that comes to in the end.
-        rate: steps in a second.
         eta: seconds that the rest will take.
         idle: seconds since the step changed.
         slowest: the rank that is behind all others, None if there is none.
-        behind: its step.
-        cpu: cores that are busy.
         memory: bytes.
         gpus: names of GPUs that it sees, or holds.
         gpu_use: share of the time that they are busy, on average.
         gpu_memory: bytes in use on them.
-        metrics: numbers that it told beside its step.
         text: what is to be said of it: what the watchdog found, its root cause, its queue.
         overrides: of its command line; of a job those that its sweep's does not have, too.
-        value: what rank 0 returned.
         exit_code: of its launcher; of a rank its exit status.
-        pid: of a rank.
         node: of a rank, where there are several; else empty.
         counts: of a sweep, the number of its jobs by state.
         cpus: numbers of the cores that a job holds.
@@ -143,7 +134,6 @@ class LiveView:
         time_ns: when, nanoseconds since the epoch.
         rows: in the order in which they are shown if nobody sorts them.
         subject: the run or the sweep; None for what goes on below some directories.
-        roots: these.
         findings: what the watchdog found in a run so far, and how attempts failed; oldest first.
         result: what is known of a sweep, else None.
         unseen: of a sweep, the number of jobs by state that are in no row: not composed yet.
@@ -187,7 +177,6 @@ class RunNow(NamedTuple):
 
     Attributes:
         attempt: number of the last one, None if none has begun.
-        workers: of that attempt, by rank.
         findings: as `LiveView` has them, each with its attempt.
         sample: the newest of that attempt, as `lllaunch.run.samples.last_sample` returns it.
         age: of the sample, seconds.
@@ -455,10 +444,6 @@ class AppendedLines:
 
     Args:
         window: how many bytes of its end are read at first.
-
-    Attributes:
-        path: as given.
-        rest: what stands behind the last whole line.
     """
 
     def __init__(self, path: str, window: int = MOST_BYTES) -> None:
@@ -507,9 +492,7 @@ class _NodeEvents:
 
     Attributes:
         attempt: number of the last attempt, None if none has begun.
-        base_rank: rank of its first worker in that.
         workers: of that attempt, by local rank.
-        findings: the last ones, each with its attempt.
     """
 
     _WINDOW = 1 << 20

@@ -17,10 +17,8 @@ class Peak:
     """The most that was seen of something.
 
     Attributes:
-        name: as `Series.name` has it.
         value: how much, in the unit of the series.
         of: number of the rank, or name of the GPU, that it was.
-        attempt: number of the attempt.
         time_ns: when, nanoseconds since the epoch; None where that is not known.
         together: the most of all ranks, or GPUs, at one moment; None where that says nothing.
     """

@@ -104,9 +104,6 @@ class FoundDirectory(NamedTuple):
     """The directory of a run or a sweep.
 
     Attributes:
-        path: as it was come by.
-        kind: which of the two.
-        names: of all that is in it.
         file: its result.json or sweep.json where that has another name, else empty.
     """
 
@@ -288,22 +285,17 @@ class ListEntry:
     """A run, a sweep, or a job of a sweep.
 
     Attributes:
-        kind: which of these.
         path: its directory; of a job that has none, that of its sweep.
-        state: one of `STATES`.
         exit_code: of its launcher, or None where that is not known.
         started_ns: when it began, nanoseconds since the epoch, or None.
         seconds: how long it took, or takes until now; None where that is not known.
         attempts: how often its workers were started, or a job; None where that is not known.
-        root_cause: the first failure in one line, or an empty string.
         value: what rank 0 returned, where that is short; else None.
-        job: number of a job, else None.
         counts: of a sweep, the number of jobs by state.
         batch_job: id of a run's batch job on a cluster, else empty.
         queue: what the cluster says of that as long as it is not known to be over, such as
             ``PENDING (Priority)``, or `NO_ANSWER`; of a sweep how many of its jobs are in which
             state there; else empty.
-        load_overrides: returns the overrides of the command line.
     """
 
     kind: Literal["run", "sweep", "job"]
@@ -884,7 +876,6 @@ class NoSuchRun(LaunchError):
     Attributes:
         path: what was given; empty if that was nothing in particular.
         reason: what is there, as the predicate of a sentence.
-        hint: what to do, or an empty string.
     """
 
     path: str

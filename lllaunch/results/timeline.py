@@ -50,10 +50,8 @@ class TimeSpan:
     """What lasts for a while.
 
     Attributes:
-        kind: what it is.
         start_ns: when it began, nanoseconds since the epoch.
         end_ns: when it was over; of what still goes on, the last moment that is known of.
-        text: what is to be said of it, or an empty string.
     """
 
     kind: SpanKind
@@ -67,9 +65,7 @@ class Mark:
     """What happens at a moment.
 
     Attributes:
-        kind: what it is.
         time_ns: when, nanoseconds since the epoch.
-        text: what is to be said of it.
         rank: of the worker that it is about, None if it is about all.
     """
 
@@ -84,16 +80,11 @@ class Lane:
     """One worker of one attempt in time.
 
     Attributes:
-        rank: among all workers.
-        local_rank: on its node.
         node: name of that, an empty string where there is one only.
-        attempt: number of the attempt.
         fate: as result.json calls it; ``running`` while it lives.
         spans: ``spawn``, then ``run``, and within that ``hang`` and ``grace``: in order of their
             beginnings. Spans of one kind do not overlap; each of the latter two lies within that of
             the run, and they do not overlap either.
-        marks: what is about this worker, in order.
-        text: how it ended, in words.
         exitcode: exit status, or the negative number of the signal that ended it; None if unknown.
     """
 
@@ -113,13 +104,11 @@ class AttemptTimeline:
     """One attempt on one node in time.
 
     Attributes:
-        number: of the attempt.
         node: name of the node, an empty string where there is one only.
         start_ns: when it was begun, nanoseconds since the epoch.
         end_ns: when its last worker was gone, None while it goes on.
         state: ``succeeded``, ``failed``, ``stopped`` (by a signal to the launcher), ``running``, or
             ``lost`` if nobody knows.
-        lanes: its workers, in order of rank.
         spans: of the group, in order of their beginnings: ``preload``, ``rendezvous``,
             ``preflight``, and the ``pause`` that follows it. Those of one kind do not overlap.
         marks: what is about all of them, in order.
@@ -144,7 +133,6 @@ class Series:
             ``gpu_memory`` or ``gpu_power``; or of a metric, what the worker calls it.
         unit: ``cores``, ``bytes``, ``bytes/s``, ``steps``, ``share``, ``watts``; of a metric empty.
         of: number of the rank, or name of the GPU; of several nodes, with the node's before it.
-        attempt: number of the attempt.
         points: when (nanoseconds since the epoch) and how much, in order; all finite.
         metric: whether it is a metric.
         node: name of the node, an empty string where there is one only.
@@ -168,7 +156,6 @@ class RunTimeline:
         end_ns: when it was over; of one that goes on, now; of one that was lost, the last moment
             that is known of.
         over: whether it is.
-        attempts: by number, then by node.
         series: what was measured, by attempt, then ranks before GPUs.
         nodes: names of the nodes, in order; none where there is one only.
     """
@@ -187,8 +174,6 @@ class NodeRecords:
 
     Attributes:
         name: of the node, an empty string where there is one only.
-        events: lines of its events.jsonl, in order.
-        samples: lines of its samples.jsonl, in order.
         ahead_ns: how far its clock is ahead of node 0's, nanoseconds.
     """
 
@@ -378,8 +363,6 @@ class _NodeHistory:
     """What the events of one node come to, one after the other.
 
     Attributes:
-        attempts: by number.
-        last_ns: the latest time that is known of.
         finished: how the run ended here, an empty string if it did not.
     """
 

@@ -45,16 +45,11 @@ class JobTry:
     """One try of one job.
 
     Attributes:
-        job: its number.
-        number: of the try, from 0.
         start_ns: when it was started, nanoseconds since the epoch.
         end_ns: when it had ended; of one that still goes on, the last moment that is known of.
         fate: the `state` of its result; ``running`` while it goes on, ``lost`` if nobody knows.
-        lease: what it held.
-        overrides: of its job.
         exit_code: of its launcher, None where that is not known.
         objective: what it returned, if it succeeded and that is a number; else None.
-        root_cause: the first failure in one line, or an empty string.
     """
 
     job: int
@@ -74,9 +69,7 @@ class SlotTrack:
     """Tries that came one after the other.
 
     Attributes:
-        kind: what it is a track of.
         name: of the GPU, or number of the core or the place.
-        tries: in order; none overlaps another one.
     """
 
     kind: SlotKind
@@ -92,7 +85,6 @@ class SweepTimeline:
         start_ns: when it began, nanoseconds since the epoch.
         end_ns: when it was over; of one that goes on, now; else the last moment that is known of.
         over: whether it is.
-        tries: in order of their starts.
         slots: all that its jobs could lease, as far as that is known.
         resumed_ns: when it was gone on with by another launcher.
     """

@@ -36,8 +36,6 @@ class Excerpt(Record, frozen=True):
     """The end of a worker's log.
 
     Attributes:
-        path: the file.
-        lines: its last lines, oldest first.
         cut: whether there is more before them.
     """
 
@@ -50,9 +48,6 @@ class TracebackFrame(NamedTuple):
     """One frame of a traceback.
 
     Attributes:
-        file: path of the source file.
-        line: line in it.
-        function: what was being run.
         text: the lines that show it, as they stand in the traceback.
     """
 
@@ -72,8 +67,6 @@ class Block(NamedTuple):
 
     Attributes:
         before: lines before it: how it follows from the exception before.
-        calls: outermost first.
-        error: the lines that name the exception.
     """
 
     before: tuple[str, ...]

@@ -115,14 +115,10 @@ class Attempt:
     """A new attempt's place, made before its workers start.
 
     Attributes:
-        number: index of its directory.
-        path: its directory, absolute.
         files: where the workers write, by local rank.
         envs: the workers' variables, by local rank.
         facts: what is known of them, by local rank.
         targets: what they run, by local rank.
-        preflight: what is run before them, or None.
-        preflight_env: its variables.
     """
 
     number: int
@@ -263,9 +259,6 @@ class _Group:
     """Starts the workers of a run, one attempt after the other.
 
     Attributes:
-        clock: the one of the run.
-        watchdog: of the workers.
-        attempts: how many were begun.
         uses_gpus: whether its workers may use GPUs whose memory is to be free before a restart.
     """
 

@@ -48,9 +48,6 @@ class HeldDirectory:
 
     Args:
         path: the directory, absolute.
-
-    Attributes:
-        path: the same.
     """
 
     def __init__(self, path: str, lock_fd: int | None) -> None:

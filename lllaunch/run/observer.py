@@ -100,7 +100,6 @@ class Recorder:
         limit: the limit of the run that was found to be over, or None.
         no_progress: the attempts that got no further, if the run ended for those; or None.
         look: where the workers stood when a signal came that ends the run; or None.
-        hide: applied to what workers wrote.
     """
 
     def __init__(
@@ -452,9 +451,6 @@ class RunObserver:
     Args:
         events: where all of it is written.
         samples: path of the file for samples; empty for none.
-
-    Attributes:
-        recorder: what is known so far.
     """
 
     def __init__(

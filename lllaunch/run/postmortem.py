@@ -50,7 +50,6 @@ class Evidence(NamedTuple):
         after: the same when the worker's end became known.
         unexplained: how many workers of the attempt died of a SIGKILL that the launcher did not
             send, this one included if it did.
-        said: what it had raised, or an empty string.
         disk: the file system of its logs, where it could not say why it failed; or None.
         misfit: what gloo aborted it for, as `misfit_of` returns it; or None.
         master_port: MASTER_PORT in its environment, as the launcher set it; or an empty string.

@@ -66,8 +66,6 @@ class RunSample(Record, frozen=True, omit_defaults=True):
 
     Attributes:
         time: seconds since the epoch.
-        attempt: its number.
-        ranks: by rank among all workers.
         gpus: by name; of several nodes with the node's before it.
     """
 

@@ -58,9 +58,7 @@ class Limits(NamedTuple):
     """How often a run goes back into the queue.
 
     Attributes:
-        requeue: after the cluster has ended it.
         signal_delay: how long before its time limit it is told to end, seconds.
-        retries: after it has failed, by cause.
     """
 
     requeue: Requeue = Requeue()
@@ -75,7 +73,6 @@ class Submission(Record, frozen=True):
         job: the batch job's id, ``123``, or ``123_4`` of an array; empty as long as it is not
             written down.
         directory: the working directory of the batch job, absolute, by which Slurm knows it, too.
-        host: where it was submitted.
         requeue: how often it goes back into the queue after the cluster has ended it.
         signal_delay: how long before its time limit it is told to end, seconds.
         retries: how often it goes back after it has failed, by cause.
@@ -141,8 +138,6 @@ class BatchStarted(Record, frozen=True, tag=True):
     """The batch job has started.
 
     Attributes:
-        job: its id.
-        nodes: their names.
         end_time: when its time is over, seconds since the epoch; None where nobody says.
     """
 
@@ -152,11 +147,7 @@ class BatchStarted(Record, frozen=True, tag=True):
 
 
 class BatchSignalled(Record, frozen=True, tag=True):
-    """A signal announced the end of the batch job.
-
-    Attributes:
-        signal: its name.
-    """
+    """A signal announced the end of the batch job."""
 
     signal: str
 
@@ -165,7 +156,6 @@ class BatchEnded(Record, frozen=True, tag=True):
     """The run ended in the batch job, and is over.
 
     Attributes:
-        exit_code: of its launcher.
         reason: why it is not taken back into the queue, or an empty string.
     """
 
@@ -177,7 +167,6 @@ class Requeued(Record, frozen=True, tag=True):
     """The run is taken back into the queue.
 
     Attributes:
-        cause: why.
         by: ``lllaunch``, which asks for it after this; or ``slurm``, which has done it.
         detail: of a failure, its cause as ``retries`` calls it; else empty.
     """
@@ -194,7 +183,6 @@ class EndFacts(NamedTuple):
     """What is known when a run has ended in a batch job.
 
     Attributes:
-        exit_code: of its launcher.
         signalled: whether a signal announced the end of the batch job, and it ended then.
         cause: what that was about, as far as the cluster says; else None.
         seconds_left: how long before its time limit the signal came; None where nobody says.
@@ -223,14 +211,7 @@ _IN_VAIN = frozenset(map(int, (ExitCode.CONFIG, ExitCode.REFUSED, ExitCode.NO_PR
 
 
 class Account:
-    """What the history of a submitted run comes to; made of its events in order.
-
-    Attributes:
-        starts: how often its batch job has started.
-        job: the id that it had last, or an empty string.
-        nodes: where it started last.
-        last: the last event, None without one.
-    """
+    """What the history of a submitted run comes to; made of its events in order."""
 
     def __init__(self, events: Sequence[QueueEvent] = ()) -> None:
         self.starts = 0
@@ -392,18 +373,14 @@ class BatchJob:
     """The batch job that a launcher runs in.
 
     Attributes:
-        directory: of the run, absolute.
-        account: of the run, with this start.
         end_time: when the job's time is over, seconds since the epoch; None where nobody says.
         leads: whether this is the job's first node, whose launcher writes and decides.
         continues: whether the run has started before.
         announced: whether a signal has announced the job's end.
-        signal: which one; else None.
         early: such a signal, if it came before the run could act on it; else None.
         seconds_left: how long before that; None if none has, or nobody says.
         ran: whether what was to run has run, to whatever end.
         outcome: what became of the run, if it is one; None as long as it has not ended.
-        snapshot: of the code that runs, or None.
         overrides: of a job of a sweep, redacted; None of a run of its own.
     """
 
