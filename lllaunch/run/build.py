@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from lllaunch.linux.process import open_pidfd, wait_readable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from typing_extensions import Self
 
@@ -33,17 +33,9 @@ _QUIET = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 _DROPPED = {
     f"GIT_{name}"
     for name in (
-        "DIR",
-        "WORK_TREE",
-        "INDEX_FILE",
-        "PREFIX",
-        "COMMON_DIR",
-        "NAMESPACE",
-        "OBJECT_DIRECTORY",
-        "ALTERNATE_OBJECT_DIRECTORIES",
-        "IMPLICIT_WORK_TREE",
-        "GRAFT_FILE",
-        "SHALLOW_FILE",
+        *("DIR", "WORK_TREE", "INDEX_FILE", "PREFIX", "COMMON_DIR", "NAMESPACE"),
+        *("OBJECT_DIRECTORY", "ALTERNATE_OBJECT_DIRECTORIES", "IMPLICIT_WORK_TREE"),
+        *("GRAFT_FILE", "SHALLOW_FILE"),
     )
 }
 _SET = {
@@ -84,6 +76,11 @@ class Git:
         setpriv = _which("setpriv", environ)
         if setpriv is not None:
             command = [setpriv, "--pdeathsig", "KILL", "--", *command]
+        kept = {
+            name: value
+            for name, value in environ.items()
+            if name not in _DROPPED and not name.startswith("GIT_TRACE")
+        }
         # files rather than pipes: it need not wait for anybody who reads
         self._files = [os.memfd_create("git", os.MFD_CLOEXEC) for _ in range(2)]
         self._pidfd: int | None = None
@@ -93,7 +90,7 @@ class Git:
             self._pid = os.posix_spawn(
                 command[0],
                 command,
-                {**_environment(environ), **(variables or {})},
+                {**kept, **_SET, **(variables or {})},
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_DUP2, self._files[0], 1),
@@ -130,7 +127,10 @@ class Git:
             with contextlib.suppress(ChildProcessError):  # of a process this one was forked from
                 pid, status = os.waitpid(self._pid, os.WNOHANG)
                 self.status = os.waitstatus_to_exitcode(status) if pid else None
-            written = [_decoded(fd, most) for fd in self._files]
+            written = [
+                os.pread(fd, min(os.fstat(fd).st_size, most), 0).decode(errors="surrogateescape")
+                for fd in self._files
+            ]
             self._close()
         return (written[0], written[1]) if ended else None
 
@@ -143,20 +143,6 @@ class Git:
         for fd in (*self._files, self._pidfd):
             if fd is not None:
                 os.close(fd)
-
-
-def _decoded(fd: int, most: int) -> str:
-    size = min(os.fstat(fd).st_size, most)
-    return os.pread(fd, size, 0).decode(errors="surrogateescape")
-
-
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    kept = {
-        name: value
-        for name, value in environ.items()
-        if name not in _DROPPED and not name.startswith("GIT_TRACE")
-    }
-    return {**kept, **_SET}
 
 
 def _which(program: str, environ: Mapping[str, str]) -> str | None:
@@ -219,26 +205,19 @@ class _Installed:
 
     def owner(self, top: str) -> str | None:
         """The name of the distribution that a top-level module belongs to, None if to none."""
-        entry = next((each for each, names in self._entries.items() if _holds(names, top)), None)
-        if entry is not None:
-            for place in self._beside(entry, top):
-                if _claims(place, top):
-                    return _field(place, "Name") or None
+        likely = self._places.get(_normalized(top))
+        for entry, names in self._entries.items():
+            if any(name == top or name.startswith(f"{top}.") for name in names):
+                beside = [each for each in self._places.values() if os.path.dirname(each) == entry]
+                for place in sorted(beside, key=lambda place: place != likely):
+                    if _claims(place, top):
+                        return _field(place, "Name") or None
+                break
         # one that is installed as editable lies elsewhere, as in a user's checkout
-        place = self._places.get(_normalized(top), "")
+        place = likely or ""
         if place and b'"editable"' in _read(os.path.join(place, "direct_url.json")):
             return _field(place, "Name") or None
         return None
-
-    def _beside(self, entry: str, top: str) -> Iterator[str]:
-        """Those in a directory, the most likely ones first."""
-        places = [each for each in self._places.values() if os.path.dirname(each) == entry]
-        likely = self._places.get(_normalized(top))
-        yield from sorted(places, key=lambda place: place != likely)
-
-
-def _holds(names: Iterable[str], top: str) -> bool:
-    return any(name == top or name.startswith(f"{top}.") for name in names)
 
 
 def _claims(place: str, top: str) -> bool:
@@ -284,14 +263,7 @@ _COMMIT = ("rev-parse", "HEAD", "--abbrev-ref", "HEAD")
 
 
 # What git says of a tree; null is what is not known.
-_UNKNOWN: dict[str, Any] = {
-    "commit": None,
-    "dirty": None,
-    "branch": None,
-    "changed": None,
-    "untracked": None,
-    "git_problem": None,
-}
+_OF_TREE = ("commit", "dirty", "branch", "changed", "untracked", "git_problem")
 
 
 def build_facts(
@@ -390,7 +362,7 @@ class BuildQuery:
 
 
 def _unknown(problem: str, **known: str | None) -> dict[str, Any]:
-    return {**_UNKNOWN, "git_problem": problem, **known}
+    return {**dict.fromkeys(_OF_TREE), "git_problem": problem, **known}
 
 
 def refusal(error: OSError) -> str:

@@ -51,7 +51,7 @@ from lllaunch.workers.group import WorkerProcesses, start_processes
 from lllaunch.workers.log_files import CONSOLE, LogsDest, announce, destinations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from lllaunch.run.checkpoint import Checkpoint
     from lllaunch.run.directory import RunDirectory
@@ -349,19 +349,16 @@ class _Group:
 
     def _start_at(self, places: Mapping[int, WorkerContext]) -> WorkerProcesses:
         """Start the workers of an attempt where they stand, or their preflight."""
-        self._check_disk()
+        least = self._spec.min_disk
+        found = None if least is None else free_space(self._directory.path)
+        if least is not None and found is not None and found[1] < least:
+            raise NotEnoughDisk(self._directory.path, *found, least)
         self._attempt = attempt = self._make(places)
         self._observer.begin(attempt)
         self.attempts += 1
         if attempt.preflight is None:
             return self._start_workers(attempt)
         return self._start_preflight(attempt, attempt.preflight)
-
-    def _check_disk(self) -> None:
-        least = self._spec.min_disk
-        found = None if least is None else free_space(self._directory.path)
-        if least is not None and found is not None and found[1] < least:
-            raise NotEnoughDisk(self._directory.path, *found, least)
 
     def _make(self, places: Mapping[int, WorkerContext]) -> Attempt:
         """Make the place of an attempt."""
@@ -380,16 +377,7 @@ class _Group:
         redirects, tee = (to_map(masks, spec.nproc) for masks in (spec.redirects, spec.tee))
         shown = None if spec.local_ranks_filter is None else {*chain(*spec.local_ranks_filter)}
         files = destinations(path, redirects, tee, shown)
-        return Attempt(
-            number,
-            path,
-            files,
-            envs,
-            facts,
-            targets,
-            spec.preflight,
-            preflight_env,
-        )
+        return Attempt(number, path, files, envs, facts, targets, spec.preflight, preflight_env)
 
     def _start_preflight(self, attempt: Attempt, preflight: Preflight) -> WorkerProcesses:
         """Start the preflight of an attempt by the spawner that its workers will have."""
@@ -413,7 +401,12 @@ class _Group:
             spec.nproc,
             attempt.files,
             attempt=attempt.number,
-            log_line_prefixes=_prefixes(spec, attempt.facts),
+            log_line_prefixes=None
+            if spec.log_line_prefix is None
+            else {
+                rank: substitute(spec.log_line_prefix, known, bare=False)
+                for rank, known in attempt.facts.items()
+            },
             header=partial(_header, spec, attempt.facts, len(_shown_ranks(attempt.files)) > 1),
             collapse=spec.log_line_prefix is None if spec.collapse is None else spec.collapse,
             duplicate_stdout_filters=spec.duplicate_stdout_filters,
@@ -523,14 +516,6 @@ class _Group:
             self._port = None
 
 
-def _prefixes(spec: LaunchSpec, facts: Mapping[int, Mapping[str, str]]) -> dict[int, str] | None:
-    if spec.log_line_prefix is None:
-        return None
-    return {
-        rank: substitute(spec.log_line_prefix, known, bare=False) for rank, known in facts.items()
-    }
-
-
 def _shown_ranks(files: LogsDest) -> set[int]:
     """The local ranks whose lines can reach the console."""
     shown = {*files.tee_stdouts, *files.tee_stderrs}
@@ -547,16 +532,15 @@ def _header(
     spec: LaunchSpec, facts: Mapping[int, Mapping[str, str]], several: bool, ranks: Sequence[int]
 ) -> str:
     """Return what stands on the console before a line."""
-    numbers = {name: _ranges(facts[rank][name] for rank in ranks) for name in _OF_WORKER}
+    numbers = {
+        name: spans(int(facts[rank][name]) for rank in ranks).replace(" ", "")
+        for name in _OF_WORKER
+    }
     if spec.log_line_prefix is not None:
         return substitute(spec.log_line_prefix, {**facts[ranks[0]], **numbers}, bare=False)
     if not several:
         return ""
     return f"[{spec.role}{' ' if len(ranks) > 1 else ''}{numbers['local_rank']}]:"
-
-
-def _ranges(numbers: Iterable[str]) -> str:
-    return spans(map(int, numbers)).replace(" ", "")
 
 
 def spawner_environment(spec: LaunchSpec) -> dict[str, str]:

@@ -176,6 +176,8 @@ class Recorder:
         """
         if isinstance(event, (Ready, SpawnerGone)):
             self._ready = isinstance(event, Ready)
+        if isinstance(event, Finish):
+            self.reason, self.no_progress = event.reason, event.no_progress
         if not self._attempts:
             return event
         attempt = self._attempts[-1]
@@ -197,7 +199,31 @@ class Recorder:
             attempt.broken, attempt.ended_ns = event, now_ns()
         elif isinstance(event, OrphansGone):
             attempt.leftovers += event.orphans
+        else:
+            self._note_ending(attempt, event)
         return event
+
+    def _note_ending(self, attempt: AttemptRecord, event: object) -> None:
+        """Take note of what is done to end an attempt."""
+        if isinstance(event, (SignalReceived, SignalWorkers, StartGrace, KillWorkers)):
+            attempt.ending = True
+        if isinstance(event, SignalWorkers):
+            self.sent(event.signum)
+        elif isinstance(event, KillWorkers):
+            self.sent(signal.SIGKILL)
+        elif isinstance(event, SignalProcess):
+            # what a worker makes of the loss of one below it is no failure of its own
+            self.sent(event.signum, [event.rank])
+        elif isinstance(event, AbandonWorkers):
+            for worker in attempt.workers:
+                worker.abandoned = worker.abandoned or worker.local_rank in event.ranks
+        elif isinstance(event, WorkersStuck):
+            attempt.stuck = True
+        elif isinstance(event, NodesCounted):
+            attempt.group_lost = event.gone
+        elif isinstance(event, PreflightTimedOut) and attempt.preflight is not None:
+            preflight = attempt.preflight
+            preflight.timed_out = preflight.end is None and not preflight.sent
 
     def _of_worker(
         self,
@@ -278,31 +304,6 @@ class Recorder:
             if event.hangs and attempt.finding is None and not attempt.ending:
                 attempt.finding, attempt.fired_ns = event.ended.finding, event.ended.time_ns
 
-    def counted(self, event: NodesCounted) -> None:
-        """Take note of a node that was found to be gone when the current attempt ended."""
-        if self._attempts:
-            self._attempts[-1].group_lost = event.gone
-
-    def abandoned(self, ranks: Collection[int]) -> None:
-        """Take note that nobody waits any longer for the ends of these local ranks."""
-        for worker in self._attempts[-1].workers:
-            worker.abandoned = worker.abandoned or worker.local_rank in ranks
-
-    def preflight_timed_out(self) -> None:
-        """Take note that the preflight of the current attempt took longer than it may."""
-        preflight = self._attempts[-1].preflight
-        assert preflight is not None
-        preflight.timed_out = preflight.end is None and not preflight.sent
-
-    def stuck(self) -> None:
-        """Take note that workers of the current attempt hang in the kernel."""
-        self._attempts[-1].stuck = True
-
-    def ending(self) -> None:
-        """Take note that the current attempt is being ended."""
-        if self._attempts:
-            self._attempts[-1].ending = True
-
     def fired(self, event: WatchdogFired) -> bool:
         """Take note of what the watchdog found.
 
@@ -360,17 +361,6 @@ class Recorder:
         attempt = self._attempts[-1]
         attempt.group_stacks = event if event.blame is not None else None
         return hang_of(attempt)
-
-    def process_signalled(self, action: SignalProcess) -> None:
-        """Take note that a process of a worker is about to get a signal.
-
-        If that is below the worker, what the worker makes of its loss is no failure of its own.
-        """
-        self.sent(action.signum, [action.rank])
-
-    def finished(self, end: Finish) -> None:
-        """Take note of why the run ends."""
-        self.reason, self.no_progress = end.reason, end.no_progress
 
     def look_at_progress(self) -> dict[int, Progress]:
         """Look how far those workers of the current attempt are that live.
@@ -440,7 +430,6 @@ def _file(files: Mapping[int, str], rank: int) -> str:
     return "" if path == "/dev/null" else path
 
 
-_SIGKILL = 9
 _OF_WATCHDOG = frozenset({"hang", "timeout", "oom"})
 _REJECTIONS = 5
 
@@ -589,7 +578,6 @@ class RunObserver:
 
     def _signal_received(self, event: SignalReceived) -> None:
         self._signal = event
-        self.recorder.ending()
         if event.look is not None:
             self._console.looking(event.signum, event.look.silent)
 
@@ -598,13 +586,10 @@ class RunObserver:
         if event.reason in _OF_WATCHDOG and self._hang() is not None:
             alive, grace = self.recorder.alive, self._spec.grace_period
             self._console.ending(event.signum, alive, grace)
-        self.recorder.ending()
-        self.recorder.sent(event.signum)
         self._tell_grace()
 
     def _start_grace(self, _: StartGrace) -> None:
         self._tell_signal()
-        self.recorder.ending()
         self._tell_grace()
 
     def _tell_grace(self) -> None:
@@ -614,8 +599,6 @@ class RunObserver:
         received, self._signal = self._signal, None
         signum = received.signum if received is not None and event.why == "signal" else None
         self._console.killing(signum, self.recorder.alive)
-        self.recorder.ending()
-        self.recorder.sent(_SIGKILL)
         self._console.doing("killing")
 
     def _tell_signal(self) -> None:
@@ -689,11 +672,7 @@ class RunObserver:
         if hang is not None:
             self._console.fired(hang)
 
-    def _not_finite(self, event: NotFinite) -> None:
-        self._console.warning(f"rank {self.recorder.number(event.rank)} {event}")
-
     def _signal_process(self, event: SignalProcess) -> None:
-        self.recorder.process_signalled(event)
         rank = self.recorder.number(event.rank)
         self._console.process_signalled(rank, event.pid, event.signum)
 
@@ -718,22 +697,17 @@ _SHOWN: Mapping[type, Callable[[RunObserver, Any], None]] = {
     SignalWorkers: RunObserver._signal_workers,
     StartGrace: RunObserver._start_grace,
     KillWorkers: RunObserver._kill_workers,
-    AbandonWorkers: lambda self, event: self.recorder.abandoned(event.ranks),
-    WorkersStuck: lambda self, _: self.recorder.stuck(),
-    PreflightTimedOut: lambda self, _: self.recorder.preflight_timed_out(),
     AttemptProgress: RunObserver._came,
     GpuMemoryHeld: RunObserver._gpus_held,
     NodesAgreed: RunObserver._agreed,
-    NodesCounted: lambda self, event: self.recorder.counted(event),
     GroupStacks: RunObserver._group_stacks_taken,
     StartWorkers: RunObserver._start_workers,
     StartAfterPreflight: lambda self, _: self._tell_imports(),
     Ready: lambda self, _: self._tell_imports(),
     GroupStarted: RunObserver._started,
     WatchdogFired: RunObserver._fired,
-    NotFinite: RunObserver._not_finite,
+    NotFinite: lambda self, event: self.warn(f"rank {self.recorder.number(event.rank)} {event}"),
     StacksTaken: RunObserver._stacks_taken,
     SignalProcess: RunObserver._signal_process,
     Pause: RunObserver._pause,
-    Finish: lambda self, event: self.recorder.finished(event),
 }

@@ -281,11 +281,20 @@ def decide(account: Account, facts: EndFacts, limits: Limits) -> Requeued | Batc
     """Decide whether a run that has ended in its batch job goes back into the queue. Pure."""
     code, left = facts.exit_code, facts.seconds_left
     near = left is not None and left <= limits.signal_delay + _EARLY
-    reason = _settled(facts, near=near)
-    if reason is not None:
-        return BatchEnded(code, reason)
+    if code in _IN_VAIN:
+        return BatchEnded(code)
+    if facts.cancelled:
+        return BatchEnded(code, "it was cancelled")
+    if facts.unexplained and not near:
+        return BatchEnded(code, "it was ended by SIGTERM, and Slurm does not say why")
     if not (facts.signalled or facts.lost_node):
-        return _try_again(account, facts, limits)
+        kind = facts.failure
+        most = 0 if kind is None else limits.retries.get(kind, 0)
+        if kind is None or not most:
+            return BatchEnded(code)
+        if account.count(kind) >= most:
+            return BatchEnded(code, f"it was tried again {_times(most)}, as retries.{kind} says")
+        return Requeued("failed", "lllaunch", kind)
     # of nodes that are signalled one after the other, the last takes the others for lost
     otherwise: RequeueCause = "preempted" if facts.signalled else "node_failure"
     if facts.taken_back:
@@ -297,29 +306,6 @@ def decide(account: Account, facts: EndFacts, limits: Limits) -> Requeued | Batc
         text = f"it {_ENDED[cause]} {_times(count + 1)}, and cluster.requeue.{cause} is {most}"
         return BatchEnded(code, text)
     return Requeued(cause, "lllaunch")
-
-
-def _settled(facts: EndFacts, *, near: bool) -> str | None:
-    """Return why a run is over, whatever the limits are; None if it may go back."""
-    if facts.exit_code in _IN_VAIN:
-        return ""
-    if facts.cancelled:
-        return "it was cancelled"
-    if facts.unexplained and not near:
-        return "it was ended by SIGTERM, and Slurm does not say why"
-    return None
-
-
-def _try_again(account: Account, facts: EndFacts, limits: Limits) -> Requeued | BatchEnded:
-    """Decide about a run that no signal has ended."""
-    kind = facts.failure
-    most = 0 if kind is None else limits.retries.get(kind, 0)
-    if kind is None or not most:
-        return BatchEnded(facts.exit_code)
-    if account.count(kind) >= most:
-        reason = f"it was tried again {_times(most)}, as retries.{kind} says"
-        return BatchEnded(facts.exit_code, reason)
-    return Requeued("failed", "lllaunch", kind)
 
 
 # Files

@@ -59,6 +59,7 @@ from lllaunch.supervisor.machine import (
     GroupEnd,
     SignalProcess,
     StacksTaken,
+    StartGrace,
     WatchdogFired,
     fault_of,
 )
@@ -643,7 +644,7 @@ def noted(nproc: int = 2, read=lambda: UNKNOWN) -> Recorder:
 
 def test_finding_before_an_attempt_or_while_it_is_being_ended_is_not_its():
     recorder = noted()
-    recorder.ending()
+    recorder.note(StartGrace())
     before = Recorder(read=lambda: UNKNOWN)
     for each in (recorder, before):
         assert not each.fired(WatchdogFired(LIMIT, "hang", whole_run=True))
@@ -669,7 +670,7 @@ def test_first_finding_and_its_stacks_are_kept_with_their_files():
 @pytest.mark.parametrize("pid", [101, 5555], ids=["the worker", "below it"])
 def test_signal_that_a_timer_asks_for_is_the_launcher_s(pid):
     recorder = noted()
-    recorder.process_signalled(SignalProcess(1, pid, 9))
+    recorder.note(SignalProcess(1, pid, 9))
     recorder.note(Exited(1, 101, -9, 2 * T0))
     found = own(judge_attempt(recorder.latest()).workers[1])
     assert found == ended_by_launcher(-9, 9)
