@@ -220,19 +220,16 @@ def _state(own: RunResult, outcomes: Iterable[RunResult]) -> Any:
 
 
 def _seen_from_first(outcome: RunResult, node: NodeResult) -> RunResult:
-    """Return an outcome with the time of its root cause by node 0's clock, and where that was."""
-    cause = outcome.root_cause
-    if cause is None or node.node_rank == 0 or isinstance(cause.cause, _SECOND_HAND):
-        return outcome
+    """Return an outcome with its root causes by the clock of node 0, and where they were."""
     ahead = round((node.clock_offset or 0.0) * 1e9)
-    attempts = tuple(
-        replace(each, root_cause=replace(each.root_cause, node=node.name))
-        if each.root_cause is not None and not isinstance(each.root_cause.cause, _SECOND_HAND)
-        else each
-        for each in outcome.attempts
-    )
-    cause = replace(cause, time_ns=cause.time_ns - ahead, node=node.name)
-    return replace(outcome, root_cause=cause, attempts=attempts)
+
+    def seen(root: RootCause | None) -> RootCause | None:
+        if root is None or node.node_rank == 0 or isinstance(root.cause, _SECOND_HAND):
+            return root
+        return replace(root, time_ns=max(0, root.time_ns - ahead), node=node.name)
+
+    attempts = tuple(replace(each, root_cause=seen(each.root_cause)) for each in outcome.attempts)
+    return replace(outcome, root_cause=seen(outcome.root_cause), attempts=attempts)
 
 
 _SECOND_HAND = (OnAnotherNode, NodeGone, NodesJoined)
