@@ -16,26 +16,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from lllaunch.documents import isoformat
 from lllaunch.linux.cgroup import Memory
 from lllaunch.run import causes
 from lllaunch.run.build import build_facts
-from lllaunch.run.events import isoformat
 from lllaunch.run.execute import host_facts
-from lllaunch.run.hang import Hang
-from lllaunch.run.outcome import (
-    AttemptOutcome,
+from lllaunch.run.result import (
+    AnyWorker,
+    AttemptResult,
     Ended,
+    Explanation,
     Failed,
-    Fate,
+    Hang,
+    Reached,
     ReturnValue,
     RootCause,
-    RunOutcome,
+    RunResult,
     Succeeded,
-    WorkerOutcome,
+    WorkerResult,
+    encode_result,
 )
-from lllaunch.run.postmortem import Explanation
-from lllaunch.run.records import WorkerFiles
-from lllaunch.run.result import render_result
 from lllaunch.sweep.history import SweepHistory, summary_of, write_summary
 from lllaunch.sweep.journal import (
     ComposedRecord,
@@ -50,7 +53,6 @@ from lllaunch.sweep.journal import (
 )
 from lllaunch.sweep.pool import Lease
 from lllaunch.watchdog.findings import Stalled
-from lllaunch.watchdog.progress import Progress
 from lllaunch.watchdog.stacks.frames import Frame, RankStack
 from lllaunch.watchdog.stacks.merged import whole_text
 
@@ -93,22 +95,23 @@ def write_run(directory: Path, ranks: int = 256) -> None:
     _write_result(outcome)
 
 
-def _outcome(directory: Path, ranks: int) -> RunOutcome:
+def _outcome(directory: Path, ranks: int) -> RunResult:
     first, second = START, START + 605 * SECOND
     died = RootCause(
         *(0, KILLED, KILLED, causes.KilledBySignal(9), first + 600 * SECOND),
         Explanation("outside", "likely", "Another process did."),
         "",
-        _files(directory, 0, KILLED),
+        f"{_place(directory, 0, KILLED)}/stderr.log",
     )
     found = second + 2400 * SECOND
-    stacks = {rank: _stack(directory, rank) for rank in range(ranks)}
+    stacks = tuple(_stack(directory, rank) for rank in range(ranks))
     others = tuple(rank for rank in range(ranks) if rank != HUNG)
     finding = Stalled(tuple(range(ranks)), 600.0, "group")
     since = found - 600 * SECOND
-    hang = Hang(finding, found, since, hung=(HUNG,), waiting=others, stacks=stacks)
-    hangs = RootCause(*(1, HUNG, HUNG, finding, found, None, "", _files(directory, 1, HUNG)), hang)
-    return RunOutcome(
+    hang = Hang(finding, found, since, hung=(HUNG,), waiting=others, standing=stacks)
+    stderr = f"{_place(directory, 1, HUNG)}/stderr.log"
+    hangs = RootCause(*(1, HUNG, HUNG, finding, found, None, "", stderr), hang)
+    return RunResult(
         *("failed", 4, str(directory), "generated", first, found + 12 * SECOND),
         plan_hash="3f0c9a3f7a52",
         attempts=(
@@ -121,35 +124,43 @@ def _outcome(directory: Path, ranks: int) -> RunOutcome:
 
 def _attempt(
     directory: Path, number: int, ranks: int, start: int, end: int, root: RootCause
-) -> AttemptOutcome:
+) -> AttemptResult:
     chance = random.Random(number)
     workers = tuple(
-        WorkerOutcome(
-            *(rank, rank, _fate(rank, root), _files(directory, number, rank)),
+        replace(
+            _fate(rank, root),
+            local_rank=rank,
+            rank=rank,
+            **_files(directory, number, rank),
             pid=4000 + rank,
             exitcode=-9 if rank == root.rank else -15,
             started_ns=start + 2 * SECOND + rank * 10**7,
             ended_ns=root.time_ns if number == 0 and rank == root.rank else end - rank * 10**6,
             max_rss=chance.randrange(2 << 30, 6 << 30),
             cpu_seconds=round(chance.uniform(1000, 3000), 2),
-            progress=Progress(1800.0 - (rank == HUNG), 5000.0, metrics={"loss": 0.25}),
-            progress_ns=root.time_ns - 600 * SECOND,
+            progress=Reached(
+                1800.0 - (rank == HUNG), 5000.0, root.time_ns - 600 * SECOND, {"loss": 0.25}
+            ),
         )
         for rank in range(ranks)
     )
     path = str(directory / f"attempt_{number}")
-    return AttemptOutcome(number, number, path, "failed", start, end, workers, root)
+    return AttemptResult(number, number, path, "failed", start, end, workers, root)
 
 
-def _fate(rank: int, root: RootCause) -> Fate:
+def _fate(rank: int, root: RootCause) -> AnyWorker:
     if rank == root.rank:
-        return Failed(root.cause, root.time_ns, root.explanation)
-    return Ended(15, -15, (15,), () if root.hang is None else (HUNG,))
+        return Failed(cause=root.cause, explanation=root.explanation)
+    return Ended(exitcode=-15, sent=("SIGTERM",), waited_for=() if root.hang is None else (HUNG,))
 
 
-def _files(directory: Path, attempt: int, rank: int) -> WorkerFiles:
-    place = directory / f"attempt_{attempt}" / str(rank)
-    return WorkerFiles(str(place), str(place / "stdout.log"), str(place / "stderr.log"))
+def _place(directory: Path, attempt: int, rank: int) -> str:
+    return str(directory / f"attempt_{attempt}" / str(rank))
+
+
+def _files(directory: Path, attempt: int, rank: int) -> dict[str, str]:
+    place = _place(directory, attempt, rank)
+    return {"stdout": f"{place}/stdout.log", "stderr": f"{place}/stderr.log"}
 
 
 def _stack(directory: Path, rank: int) -> RankStack:
@@ -166,15 +177,15 @@ def _stack(directory: Path, rank: int) -> RankStack:
     return RankStack(rank, path, (inner, *outer), "S", "futex_wait", "faulthandler")
 
 
-def _write_logs(worker: WorkerOutcome) -> None:
-    os.makedirs(worker.files.directory)
+def _write_logs(worker: WorkerResult) -> None:
+    os.makedirs(os.path.dirname(worker.stdout))
     lines = (f"step {step}: loss {1 / (1 + step / 100):.4f} <b>&amp;\n" for step in range(1800))
-    Path(worker.files.stdout).write_text("".join(lines), encoding="utf-8")
+    Path(worker.stdout).write_text("".join(lines), encoding="utf-8")
     warning = f"rank {worker.rank}: UserWarning: the loader has 2 workers, of 8 cores\n"
-    Path(worker.files.stderr).write_text(warning * 20, encoding="utf-8")
+    Path(worker.stderr).write_text(warning * 20, encoding="utf-8")
 
 
-def _events(outcome: RunOutcome) -> Iterator[dict[str, object]]:
+def _events(outcome: RunResult) -> Iterator[dict[str, object]]:
     def event(time_ns: int, what: str, **fields: object) -> dict[str, object]:
         return {"time": isoformat(time_ns), "time_ns": time_ns, "type": what, **fields}
 
@@ -194,7 +205,7 @@ def _events(outcome: RunOutcome) -> Iterator[dict[str, object]]:
                 attempt=number,
             )
         if root.hang is not None:
-            finding = {"type": "Stalled", **root.hang.finding.__dict__}
+            finding = to_builtins(root.hang.finding)
             yield event(root.time_ns, "WatchdogFired", finding=finding, kind="hang", ends=True)
             yield event(root.time_ns + 10**6, "TakeStacks", ranks=ranks)
             yield event(root.time_ns + SECOND, "StacksTaken", stacks=[], blame={"hung": [HUNG]})
@@ -218,7 +229,7 @@ def _events(outcome: RunOutcome) -> Iterator[dict[str, object]]:
 _MOST_BYTES = 1 << 20
 
 
-def _samples(outcome: RunOutcome) -> Iterator[dict[str, object]]:
+def _samples(outcome: RunResult) -> Iterator[dict[str, object]]:
     """As many as the file may hold: the more ranks there are, the further apart."""
     chance = random.Random(2)
     ranks = len(outcome.attempts[0].workers)
@@ -256,9 +267,9 @@ def _write_lines(path: Path, records: Iterator[dict[str, object]]) -> None:
         file.writelines(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
 
 
-def _write_result(outcome: RunOutcome) -> None:
+def _write_result(outcome: RunResult) -> None:
     host, build = _facts()
-    text = render_result(outcome, host, build=build)
+    text = encode_result(replace(outcome, host=host, build=build))
     (Path(outcome.directory) / "result.json").write_bytes(text)
 
 
@@ -339,25 +350,32 @@ def _write_job(directory: Path, started_ns: int, ended_ns: int, result: Result) 
     directory.mkdir()
     (directory / "plan.yaml").write_text(_PLAN.format(ranks=1), encoding="utf-8")
     files = _files(directory, 0, 0)
-    fate: Fate = Succeeded()
+    fate: AnyWorker = Succeeded()
     root = None
     values: dict[int, ReturnValue] = {}
     if result.succeeded:
-        path = f"{files.directory}/return.json"
+        path = f"{_place(directory, 0, 0)}/return.json"
         text = result.return_value or "null"
         values[0] = ReturnValue(path, len(text), "json", text)
     else:
         cause = causes.Raised(result.root_cause.partition(": ")[2] or result.root_cause, 1)
-        root = RootCause(0, 0, 0, cause, ended_ns, None, "", files)
-        fate = Failed(cause, ended_ns)
-    worker = WorkerOutcome(
-        *(0, 0, fate, files, 7, 0 if root is None else 1, started_ns, ended_ns, 1 << 30, 9.5)
+        root = RootCause(0, 0, 0, cause, ended_ns, None, "", files["stderr"])
+        fate = Failed(cause=cause)
+    worker = replace(
+        fate,
+        **files,
+        pid=7,
+        exitcode=0 if root is None else 1,
+        started_ns=started_ns,
+        ended_ns=ended_ns,
+        max_rss=1 << 30,
+        cpu_seconds=9.5,
     )
     state: Sequence[str] = "succeeded" if root is None else "failed"
-    outcome = RunOutcome(
+    outcome = RunResult(
         *(result.state, result.exit_code, str(directory), "id", started_ns, ended_ns),
         attempts=(
-            AttemptOutcome(
+            AttemptResult(
                 *(0, 0, f"{directory}/attempt_0", state, started_ns, ended_ns), (worker,), root
             ),
         ),

@@ -53,16 +53,16 @@ from lllaunch.cluster.membership import (
 )
 from lllaunch.run.causes import ExitedNonZero
 from lllaunch.run.nodes import merged
-from lllaunch.run.outcome import (
-    AttemptOutcome,
+from lllaunch.run.result import (
+    AnyWorker,
+    AttemptResult,
     Ended,
     Failed,
     RootCause,
-    RunOutcome,
-    WorkerOutcome,
+    RunResult,
+    encode_result,
+    plain_result,
 )
-from lllaunch.run.records import WorkerFiles
-from lllaunch.run.result import render_result
 from lllaunch.supervisor.nodes import LastWord
 
 _FORK = multiprocessing.get_context("fork")
@@ -115,7 +115,7 @@ def scenario(nodes: int, seed: int) -> Scenario:
 
 def show_simulation(sizes: Sequence[int], seed: int) -> None:
     print(f"seed {seed}")
-    document = json.loads(render_result(_outcome(0, 0, failed=False), {}))
+    document = plain_result(_outcome(0, 0, failed=False))
     simulation.STATE_BYTES = (_state_bytes(200) - _state_bytes(100)) // 100
     rows: list[list[str]] = []
     phases: list[list[str]] = []
@@ -393,23 +393,22 @@ def show_rendezvous(sizes: Sequence[int]) -> None:
 # Results
 
 
-def _outcome(node: int, base: int, *, failed: bool) -> RunOutcome:
+def _outcome(node: int, base: int, *, failed: bool) -> RunResult:
     """What became of one node's part: two attempts, and a worker that failed in the first."""
     directory = f"/scratch/experiments/2026-11-22/12-00-00/node_{node}"
     start = 1_800_000_000 * 10**9
 
-    def worker(attempt: int, local: int) -> WorkerOutcome:
+    def worker(attempt: int, local: int) -> AnyWorker:
         at = f"{directory}/attempt_{attempt}/{local}"
-        files = WorkerFiles(at, f"{at}/stdout.log", f"{at}/stderr.log")
-        first = failed and attempt == 0 and local == 0
-        fate = Failed(ExitedNonZero(1), start) if first else Ended(15, -15, (15,))
-        return WorkerOutcome(
-            local, base + local, fate, files, 4000 + local, 1, start, start + 10**11, 2**33, 900.0
-        )
+        logs = {"stdout": f"{at}/stdout.log", "stderr": f"{at}/stderr.log"}
+        known = (local, base + local, 4000 + local, 1, start, start + 10**11, 2**33, 900.0)
+        if failed and attempt == 0 and local == 0:
+            return Failed(*known, **logs, cause=ExitedNonZero(1))
+        return Ended(*known, **logs, sent=("SIGTERM",))
 
     cause = RootCause(0, base, 0, ExitedNonZero(1), start) if failed else None
     attempts = tuple(
-        AttemptOutcome(
+        AttemptResult(
             number,
             number,
             f"{directory}/attempt_{number}",
@@ -421,7 +420,7 @@ def _outcome(node: int, base: int, *, failed: bool) -> RunOutcome:
         )
         for number in range(2)
     )
-    return RunOutcome("failed", 1, directory, "run", start, start + 10**11, attempts, cause)
+    return RunResult("failed", 1, directory, "run", start, start + 10**11, attempts, cause)
 
 
 def _members(nodes: int) -> tuple[Member, ...]:
@@ -453,8 +452,8 @@ def show_results(sizes: Sequence[int]) -> None:
         share = Share(*shares([("default", _NPROC)] * nodes)[0])
         place = Place(0, share, "10.0.0.0", 29500, True, roster, 0, 0)
         given = {
-            roster.name(number): render_result(
-                _outcome(number, number * _NPROC, failed=number == 1), {}
+            roster.name(number): encode_result(
+                _outcome(number, number * _NPROC, failed=number == 1)
             )
             for number in range(1, nodes)
         }
@@ -463,7 +462,7 @@ def show_results(sizes: Sequence[int]) -> None:
         before = time.perf_counter()
         documents = {name: [LastWord(0, json.loads(text))] for name, text in given.items()}
         whole = merged(_outcome(0, 0, failed=False), [place], documents, {}, "/scratch/run")
-        text_of_all = render_result(whole, {})
+        text_of_all = encode_result(whole)
         seconds = time.perf_counter() - before
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()

@@ -1,18 +1,81 @@
-"""JSON files of any make: half written, of another version, or somebody else's.
+"""JSON of any make: records, and files that are half written, or of another version, or not ours.
 
-A file is read whole or not at all, and `Fields` gives what an object has of the expected type. What
-is decided from that is in `lllaunch.run.result` for result.json and `lllaunch.sweep.history` for
-sweep.json.
+A `Record` is what is written and what is read. Of what is read fields that are not known are passed
+over, missing ones have their defaults, and wrong ones are one message: ``expected int, got str at
+$.exit_code``. `Fields` gives what an object has of the expected type, where there is no record yet.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import functools
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+import os
+import re
+import signal
+from collections.abc import Callable, Mapping
+from datetime import UTC
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, overload
+
+import msgspec
 
 from lllaunch.files import read_bytes
+
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    Time: TypeAlias = int
+    RunPath: TypeAlias = str
+    SignalNumber: TypeAlias = int
+    Text: TypeAlias = str
+    Number: TypeAlias = float
+    JsonText: TypeAlias = str | None
+else:
+    # msgspec asks how to read what it does not know
+
+    class Time(int):
+        """Nanoseconds since the epoch, 0 for none. In JSON ISO 8601 in UTC."""
+
+    class RunPath(str):
+        """A path, empty for none. In JSON relative to the run's directory where it is below it."""
+
+    class SignalNumber(int):
+        """The number of a signal. In JSON its name."""
+
+    class Text(str):
+        """A text, empty for none. In JSON null then."""
+
+    class Number(float):
+        """A number. In JSON text if it is none that JSON has: ``nan``, ``inf``, ``-inf``."""
+
+    class JsonText(str):
+        """JSON as text, None for none. In JSON what it stands for."""
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What is written as a JSON object, and read back.
+
+    Attributes:
+        DERIVED: properties that are written for other programs, and never read.
+        BESIDE: fields that only the process has that made it, and its log of events.
+    """
+
+    DERIVED: ClassVar[tuple[str, ...]] = ()
+    BESIDE: ClassVar[frozenset[str]] = frozenset()
+
+
+class Said(Record, frozen=True, tag=True):
+    """One of several things that may be the case; its text is the predicate of a sentence."""
+
+    DERIVED = ("text",)
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        return str(self)
+
 
 _MOST_SECONDS = 1e10  # three centuries
 _MOST_WHOLE = 2**63
@@ -53,23 +116,45 @@ def last_record(path: str, window: int) -> dict[str, Any] | None:
         path: of the file.
         window: how many bytes at its end are looked at.
     """
+
+    def read(line: bytes) -> dict[str, Any] | None:
+        try:
+            record = _loads(line)
+        except (ValueError, RecursionError):
+            return None
+        return record if isinstance(record, dict) else None
+
+    return last_line(path, window, read)
+
+
+def last_line(path: str, window: int, read: Callable[[bytes], T | None]) -> T | None:
+    """Return what the last whole line of a file says that says something.
+
+    Args:
+        path: of the file.
+        window: how many bytes at its end are looked at.
+        read: reads a line.
+    """
     try:
         lines = read_bytes(path, window).split(b"\n")
     except (OSError, ValueError):
         return None
-    for line in reversed(lines[:-1]):
-        try:
-            record = _loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict):
-            return record
-    return None
+    return next((found for line in reversed(lines[:-1]) if (found := read(line)) is not None), None)
 
 
 def _loads(data: bytes) -> Any:
     # NaN and Infinity are not JSON
     return json.loads(data, parse_constant=lambda _: None)
+
+
+def isoformat(time_ns: int) -> str:
+    """Return a time as ISO 8601 in UTC with microseconds: ``2024-01-31T12:00:00.000000Z``."""
+    from datetime import datetime  # noqa: PLC0415 - not every writer has a time
+
+    # not by float division: a double holds nanoseconds since the epoch to some 200 ns only
+    seconds, rest = divmod(time_ns, 1_000_000_000)
+    moment = datetime.fromtimestamp(seconds, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{rest // 1000:06d}Z"
 
 
 def nanoseconds(moment: object) -> int | None:
@@ -83,6 +168,231 @@ def nanoseconds(moment: object) -> int | None:
     except ValueError:
         return None
     return int(time.timestamp()) * 1_000_000_000 + time.microsecond * 1000
+
+
+def signal_name(signum: int) -> str:
+    """Return ``SIGTERM`` for 15; ``signal 64`` where Python knows no name."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+# Writing
+
+
+_LEFT_OUT = object()
+
+
+class _Field(NamedTuple):
+    name: str
+    key: str
+    write: Callable[[Any, str], Any] | None
+
+
+def _write_path(path: str, root: str) -> str | None:
+    if not path:
+        return None
+    relative = os.path.relpath(path, root) if root else path
+    return path if relative.startswith(os.pardir) else relative
+
+
+# By the names of the types above.
+_WRITERS: Mapping[str, Callable[[Any, str], Any]] = {
+    "Time": lambda value, _: isoformat(value) if value else None,
+    "RunPath": _write_path,
+    "SignalNumber": lambda value, _: None if value is None else signal_name(value),
+    "Text": lambda value, _: value or None,
+    "JsonText": lambda value, _: _LEFT_OUT if value is None else json.loads(value),
+}
+
+
+@functools.cache
+def _fields_of(kind: type[msgspec.Struct], *, whole: bool) -> tuple[_Field, ...]:
+    """Return the fields of a record that are written.
+
+    Their types are looked at as text: few of a record's types are there as long as it is written.
+    """
+    types: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        types |= getattr(base, "__annotations__", {})
+    beside: frozenset[str] = getattr(kind, "BESIDE", frozenset())
+    names = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
+    return tuple(
+        _Field(name, key, _WRITERS.get(types.get(name, "").removesuffix(" | None")))
+        for name, key in names
+        if whole or name not in beside
+    )
+
+
+class Plain:
+    """Makes of records, and of all that stands in them, what JSON has.
+
+    Args:
+        redact: applied to every text.
+        root: directory that paths are written relative to.
+        hidden: names of fields that may hold secrets, or megabytes.
+        named: whether every object says of what type it is and has all of its fields, and nothing
+            that follows from these.
+    """
+
+    def __init__(
+        self,
+        redact: Callable[[str], str] = str,
+        root: str = "",
+        hidden: frozenset[str] = frozenset(),
+        *,
+        named: bool = False,
+    ) -> None:
+        self._redact = redact
+        self._root = root
+        self._hidden = hidden
+        self._named = named
+
+    def __call__(self, value: Any) -> Any:
+        """Return the same as plain data."""
+        if isinstance(value, enum.Enum):
+            return value.name
+        if value is None or isinstance(value, (bool, int)):
+            return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else str(value)
+        if isinstance(value, str):
+            return self._redact(value)
+        if isinstance(value, msgspec.Struct):
+            return self._record(value)
+        if isinstance(value, Mapping):
+            return {str(self(key)): self._item(str(key), item) for key, item in value.items()}
+        if isinstance(value, (list, tuple, set, frozenset)) and not hasattr(value, "_asdict"):
+            ordered = sorted(value, key=str) if isinstance(value, (set, frozenset)) else value
+            return [self(item) for item in ordered]
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return f"<{len(value)} bytes>"
+        if isinstance(value, BaseException):
+            return self._redact(f"{type(value).__name__}: {value}")
+        return self._object(value)
+
+    def _record(self, value: msgspec.Struct) -> dict[str, Any]:
+        kind = type(value)
+        tag, name = kind.__struct_config__.tag, kind.__struct_config__.tag_field
+        found: dict[str, Any] = {} if tag is None else {name or "type": tag}
+        for each in () if self._named else getattr(kind, "DERIVED", ()):
+            found[each] = self(getattr(value, each))
+        omit = kind.__struct_config__.omit_defaults
+        for field in _fields_of(kind, whole=self._named):
+            given = getattr(value, field.name)
+            if omit and (given is None or given in ((), {})):
+                continue
+            if field.write is not None:
+                given = field.write(given, self._root)
+            if given is not _LEFT_OUT:
+                found[field.key] = self._item(field.name, given)
+        return found
+
+    def _object(self, value: Any) -> Any:
+        """Return a dataclass or a named tuple, or what another object is called."""
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            names = [field.name for field in dataclasses.fields(value)]
+        elif hasattr(value, "_asdict"):
+            names = list(value._fields)
+        else:
+            return f"<{type(value).__qualname__}>"
+        found = {name: self._item(name, getattr(value, name, None)) for name in names}
+        return {"type": type(value).__name__, **found} if self._named else found
+
+    def _item(self, name: str, value: Any) -> Any:
+        if name in self._hidden and value is not None:
+            return f"<{len(value) if hasattr(value, '__len__') else 1} not shown>"
+        return self(value)
+
+
+# Reading
+
+
+_LONE = re.compile(rb"\\ud[89a-f][0-9a-f]{2}")
+_WORDED = re.compile(r"^(\w)(.*?)(?: - at `(.*)`)?$", re.DOTALL)
+
+
+@overload
+def as_record(value: object, kind: type[T], root: str = "") -> T: ...
+@overload
+def as_record(value: object, kind: object, root: str = "") -> Any: ...
+def as_record(value: object, kind: Any, root: str = "") -> Any:
+    """Return the record that plain data stands for.
+
+    Args:
+        value: what JSON has.
+        kind: the record, or a union of several.
+        root: directory that relative paths count from.
+
+    Raises:
+        ValueError: it is none; says what was expected, and where.
+    """
+    hook = functools.partial(_read, root=root)
+    try:
+        return msgspec.convert(value, kind, dec_hook=hook, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise ValueError(_worded(str(error))) from None
+    except UnicodeEncodeError:
+        raise ValueError("expected names in Unicode") from None
+
+
+@overload
+def decode_record(line: bytes, kind: type[T]) -> T: ...
+@overload
+def decode_record(line: bytes, kind: object) -> Any: ...
+def decode_record(line: bytes, kind: Any) -> Any:
+    """Return the record of one line of JSON.
+
+    Raises:
+        ValueError: as for `as_record`.
+    """
+    try:
+        # what is no Unicode is written so
+        text = _LONE.sub(rb"\\ufffd", line) if b"\\ud" in line else line
+        return msgspec.json.decode(text, type=kind, dec_hook=_read)
+    except msgspec.DecodeError as error:
+        raise ValueError(_worded(str(error))) from None
+
+
+def _worded(message: str) -> str:
+    found = _WORDED.match(message)
+    assert found is not None
+    where = f" at {found[3]}" if found[3] else ""
+    return f"{found[1].lower()}{found[2]}{where}".replace("`", "")
+
+
+def _read(kind: type, value: Any, root: str = "") -> Any:
+    """Read one of the types that msgspec does not know; it wants an instance of just that."""
+    name = kind.__name__
+    if name == "JsonText":
+        return kind(json.dumps(value))
+    if name == "Number":
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number and value not in ("nan", "inf", "-inf"):
+            raise ValueError(f"Expected a number, got {value!r}")
+        return kind(value)
+    if name == "Time":
+        time_ns = 0 if value is None else nanoseconds(value)
+        if time_ns is None:
+            raise ValueError(f"Expected a time in UTC, got {value!r}")
+        return kind(time_ns)
+    if value is None and name != "SignalNumber":
+        return kind()
+    if not isinstance(value, str):
+        raise ValueError(f"Expected str, got {type(value).__name__}")  # noqa: TRY004 - as above
+    if name == "SignalNumber":
+        return kind(_signal_number(value))
+    return kind(os.path.join(root, value) if name == "RunPath" and value else value)
+
+
+def _signal_number(name: str) -> int:
+    found = signal.Signals.__members__.get(name)
+    if found is not None:
+        return int(found)
+    if not (name.startswith("signal ") and name[7:].isdecimal()):
+        raise ValueError(f"Expected the name of a signal, got {name!r}")
+    return int(name[7:])
 
 
 class Fields:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+from lllaunch.documents import Record
 from lllaunch.std import Std
 from lllaunch.text import write_range
 
@@ -286,7 +287,7 @@ class Cluster:
     snapshot: Snapshots = "git"
 
 
-class Detected(NamedTuple):
+class Detected(Record, frozen=True):
     """What ``nnodes: auto`` took from the environment.
 
     Attributes:

@@ -12,21 +12,22 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from lllaunch.app.early import prestarted
 from lllaunch.cluster import slurm
 from lllaunch.console.console import Console
-from lllaunch.documents import read_json
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError, SnapshotFailed
 from lllaunch.exit_codes import ExitCode
 from lllaunch.results.store import read_overrides
 from lllaunch.run.causes import KilledBySignal, NodeGone
-from lllaunch.run.directory import RESULT, SUBMISSION
+from lllaunch.run.directory import SUBMISSION
 from lllaunch.run.files import naming
-from lllaunch.run.result import ResultFile
+from lllaunch.run.result import known_result
 from lllaunch.run.snapshot import Snapshot, let_go
 from lllaunch.run.submission import (
     LOG,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from lllaunch.app.rerun import RerunRequest
     from lllaunch.app.submitting import SubmittedFunction
     from lllaunch.cluster.slurm import Ending, JobFacts
-    from lllaunch.run.outcome import RunOutcome
+    from lllaunch.run.result import RunResult
     from lllaunch.run.submission import Account, Limits, QueueEvent, RequeueCause, Submission
     from lllaunch.spawner.client import Spawner
 
@@ -155,7 +156,7 @@ def end_of(directory: str, account: Account) -> BatchEnded | None:
     """
     if isinstance(account.last, BatchEnded):
         return account.last
-    result = ResultFile.from_json(read_json(os.path.join(directory, RESULT)), directory)
+    result = known_result(directory)
     if result is None or result.exit_code != 0:
         return None
     ended = BatchEnded(0)
@@ -204,7 +205,10 @@ def run_task(directory: str, job: str) -> int:
         problem = Diagnostic("cluster", "DIR", repr(directory), f"has no task {index}")
         raise ConfigError((problem,))
     holder = holder_of(directory, index)
-    task, submission = tasks[index], submission._replace(job=job, directory="", holder=holder)
+    task, submission = (
+        tasks[index],
+        structs.replace(submission, job=job, directory="", holder=holder),
+    )
     if len(task) == 1:
         own = task[0].directory
         _write_submission(own, submission)
@@ -399,7 +403,7 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     outcome = batch.outcome
     announced = batch.ran and _was_told_to_end(batch, code)
-    result = ResultFile.from_json(read_json(os.path.join(batch.directory, RESULT)), batch.directory)
+    result = known_result(batch.directory)
     kind = "" if result is None or outcome is None else result.cause_type
     lost_node = _has_lost_node(outcome, announced=announced)
     asks = announced or lost_node
@@ -425,7 +429,7 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
     if isinstance(decision, BatchEnded):
         failed = code != ExitCode.SUCCESS and not batch.ran
         said = f"it could not be started; {LOG} says why" if failed else ""
-        note(batch, replace(decision, reason=decision.reason or said))
+        note(batch, structs.replace(decision, reason=decision.reason or said))
         if decision.reason:
             _say(f"the run does not go back into the queue: {decision.reason}")
         if lost_node or failed:
@@ -467,7 +471,7 @@ def _was_told_to_end(batch: BatchJob, code: int) -> bool:
     return batch.announced and (outcome.signum is not None or killed)
 
 
-def _has_lost_node(outcome: RunOutcome | None, *, announced: bool) -> bool:
+def _has_lost_node(outcome: RunResult | None, *, announced: bool) -> bool:
     """Return whether a run has failed of the loss of a node, or had lost one when it was ended."""
     if outcome is None or not outcome.exit_code:
         return False

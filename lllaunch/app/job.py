@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from lllaunch.app.submitting import SubmittedFunction
     from lllaunch.hydra_compat import Callbacks
     from lllaunch.run.build import BuildQuery
-    from lllaunch.run.outcome import RunOutcome
+    from lllaunch.run.result import RunResult
     from lllaunch.run.submission import BatchJob
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec, Nodes
@@ -309,7 +309,7 @@ class Jobs:
         users_own = self.function is not None or self._submitted is not None
         admit(spec, config, job, users_own=users_own)
 
-    def run(self, cfg: DictConfig) -> RunOutcome:
+    def run(self, cfg: DictConfig) -> RunResult:
         """Runs one job; to be called by the task function, while Hydra's config of the job is set.
 
         Args:
@@ -339,7 +339,7 @@ class Jobs:
         except LaunchError as error:
             raise self.ledger.note(JobFailed(error.exit_code, str(error), error)) from error
 
-    def _execute(self, cfg: DictConfig) -> RunOutcome:
+    def _execute(self, cfg: DictConfig) -> RunResult:
         # --cfg and --help say nothing
         from lllaunch.console.console import Console  # noqa: PLC0415
         from lllaunch.run.build import BuildQuery  # noqa: PLC0415
@@ -394,7 +394,7 @@ class Jobs:
 
         return with_snapshot(build, snapshot)
 
-    def _submit(self, spec: LaunchSpec, cfg: DictConfig) -> RunOutcome:
+    def _submit(self, spec: LaunchSpec, cfg: DictConfig) -> RunResult:
         """Submit a run to its cluster, and follow it if that is asked for."""
         # only of what goes to a cluster
         from lllaunch.app.submitting import Following, follows, submit_run  # noqa: PLC0415

@@ -22,7 +22,7 @@ from lllaunch.exit_codes import ExitCode
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from lllaunch.run.outcome import RunOutcome
+    from lllaunch.run.result import RunResult
 
 R = TypeVar("R")
 _UNSPECIFIED: Any = object()
@@ -40,7 +40,7 @@ class LaunchedMain(Generic[R]):
 
     def __init__(self, function: Callable[[Any], R], **hydra_arguments: Any) -> None:
         functools.update_wrapper(self, function)
-        self.outcome: RunOutcome | None = None
+        self.outcome: RunResult | None = None
         self._function = function
         self._jobs: Jobs | None = None
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lllaunch.config.origin import Origins
     from lllaunch.console.console import Console
     from lllaunch.run.directory import RunDirectory
-    from lllaunch.run.outcome import RunOutcome
+    from lllaunch.run.result import RunResult
     from lllaunch.run.snapshot import Snapshot
     from lllaunch.run.submission import BatchJob
     from lllaunch.spawner.client import Spawner
@@ -233,7 +233,7 @@ def perform(
     directory: RunDirectory | None = None,
     ended: Callable[[int], None] | None = None,
     job: BatchJob | None = None,
-) -> RunOutcome:
+) -> RunResult:
     """Runs a job that `plan_job` planned; its result is on the disk when this returns.
 
     Args:

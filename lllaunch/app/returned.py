@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lllaunch.errors import OutputError
 
 if TYPE_CHECKING:
-    from lllaunch.run.outcome import ReturnValue
+    from lllaunch.run.result import ReturnValue
 
 
 def plain(value: ReturnValue | None) -> Any:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from msgspec import structs
+
 from lllaunch.app.boundary import AppEnded
 from lllaunch.clock import now_ns
 from lllaunch.cluster import slurm
@@ -23,14 +25,13 @@ from lllaunch.results.queue import BatchQueue, queue_text
 from lllaunch.results.store import entry_now, locate, read_run
 from lllaunch.run.directory import PLAN
 from lllaunch.run.files import write_atomic
-from lllaunch.run.outcome import RunOutcome
+from lllaunch.run.result import RunResult
 from lllaunch.run.snapshot import Snapshot, free_place, hold, remove, take
 from lllaunch.run.submission import (
     FUNCTION,
     LOG,
     SCRIPT,
     BatchEnded,
-    Limits,
     Submission,
     account_of,
     forget_submission,
@@ -240,13 +241,13 @@ def submit_run(
         snapshot = take(spec.runtime_cwd, free_place(directory), os.environ, say)
     make_ready(spec, cfg, user, snapshot, directory)
     submission = Submission(
-        "",
-        directory,
-        now_ns(),
-        socket.gethostname(),
-        Limits(cluster.requeue, cluster.signal_delay),
-        None if snapshot is None else snapshot.to_json(),
-        _HOLDER,
+        directory=directory,
+        time_ns=now_ns(),
+        host=socket.gethostname(),
+        requeue=cluster.requeue,
+        signal_delay=cluster.signal_delay,
+        snapshot=None if snapshot is None else snapshot.to_json(),
+        holder=_HOLDER,
     )
     if snapshot is not None and cluster.snapshot == "temporary":
         hold(snapshot, [_HOLDER])
@@ -259,7 +260,7 @@ def submit_run(
     former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         job = slurm.submit(text, os.path.join(directory, SCRIPT))
-        submission = submission._replace(job=job)
+        submission = structs.replace(submission, job=job)
         submission.write(directory)
     except slurm.SubmitFailed as error:
         if not error.unsure:
@@ -308,7 +309,7 @@ class Following:
         self._queue = BatchQueue()
         self._said = ""
 
-    def run(self) -> RunOutcome:
+    def run(self) -> RunResult:
         """Follow it; return what became of it.
 
         Raises:
@@ -327,7 +328,7 @@ class Following:
         finally:
             follower.stop()
 
-    def _until_over(self) -> RunOutcome:
+    def _until_over(self) -> RunResult:
         pause = _PAUSE
         while True:
             entry = self._look()
@@ -344,14 +345,14 @@ class Following:
             self._console.note(f"job {entry.batch_job}: {entry.queue}")
         return entry
 
-    def _ended(self, entry: ListEntry) -> RunOutcome:
+    def _ended(self, entry: ListEntry) -> RunResult:
         entry, result = read_run(locate(self._directory), self._queue)
-        if entry.exit_code is not None and result is not None and result.outcome is not None:
-            return result.outcome
+        if entry.exit_code is not None and result is not None:
+            return result
         why = f": {entry.root_cause}" if entry.root_cause else ""
         self._console.warning(f"the run has ended without a result{why}; see {LOG}")
         code = int(ExitCode.ERROR) if entry.exit_code is None else entry.exit_code
-        return RunOutcome("error", code, self._directory)
+        return RunResult("error", code, self._directory)
 
     def _interrupted(self) -> bool:
         """Ask what Ctrl-C is to mean; return whether to follow on."""

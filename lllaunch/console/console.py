@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from lllaunch.console.status import StatusLine
     from lllaunch.errors import LaunchError
-    from lllaunch.run.hang import Hang
-    from lllaunch.run.outcome import AttemptOutcome, RunOutcome
+    from lllaunch.run.result import AttemptResult, Hang, RunResult
     from lllaunch.watchdog.progress import Progress
 
 # Workers wait for the launcher while it talks during a run, seconds.
@@ -142,7 +141,7 @@ class Console:
         self._say(f"attempt {attempt}: {counted(workers, 'worker')} of {what}, logs in {where}")
 
     def restarting(
-        self, attempt: AttemptOutcome, restart: int, of: int | None, wait: float = 0.0
+        self, attempt: AttemptResult, restart: int, of: int | None, wait: float = 0.0
     ) -> None:
         """Says that a failed attempt is followed by another one.
 
@@ -405,7 +404,7 @@ class Console:
         ]
         self._write(lines, last=True)
 
-    def finished(self, outcome: RunOutcome) -> None:
+    def finished(self, outcome: RunResult) -> None:
         """Shows the report of a run that is over."""
         # What only the end needs is imported then: it would delay every start.
         from lllaunch.console.report import report_lines  # noqa: PLC0415
@@ -442,7 +441,7 @@ class Console:
 
 
 def _signal_name(signum: int) -> str:
-    from lllaunch.run.causes import signal_name  # noqa: PLC0415 - see `Console.finished`
+    from lllaunch.documents import signal_name  # noqa: PLC0415 - see `Console.finished`
 
     return signal_name(signum)
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from lllaunch.console.wording import StyledText, capitalised, counted, ranks, shown_path, wrapped
-from lllaunch.run.outcome import Lost
+from lllaunch.run.result import Lost
 from lllaunch.text import duration, printable, shorten_middle
 from lllaunch.watchdog.findings import (
     Asked,
@@ -35,8 +36,7 @@ from lllaunch.watchdog.stacks.merged import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from lllaunch.run.hang import Hang
-    from lllaunch.run.outcome import RootCause, WorkerOutcome
+    from lllaunch.run.result import Hang, RootCause, WorkerResult
     from lllaunch.watchdog.collectives import Disagreement
     from lllaunch.watchdog.stacks.frames import Frame, RankStack
     from lllaunch.watchdog.stacks.merged import Call, StackBranch
@@ -225,7 +225,7 @@ def _alike(parts: Sequence[str]) -> str:
 # In the report
 
 
-def hang_lines(root: RootCause, workers: Sequence[WorkerOutcome], cwd: str) -> Iterator[StyledText]:
+def hang_lines(root: RootCause, workers: Sequence[WorkerResult], cwd: str) -> Iterator[StyledText]:
     """Yields what is known beyond the line of the root cause.
 
     Args:
@@ -310,7 +310,7 @@ def _hint(finding: Finding) -> str:
     return ""
 
 
-def _conditions(hang: Hang, workers: Sequence[WorkerOutcome]) -> Iterator[StyledText]:
+def _conditions(hang: Hang, workers: Sequence[WorkerResult]) -> Iterator[StyledText]:
     """Yields what the kernel said of those that could not run."""
 
     def subject(members: Sequence[int], one: str, several: str) -> str:
@@ -332,7 +332,7 @@ def _conditions(hang: Hang, workers: Sequence[WorkerOutcome]) -> Iterator[Styled
             "debugger), and nobody let it go on (kill -CONT)."
         )
     for worker in workers:
-        if worker.rank in hang.blamed and worker.fate == Lost("kernel"):
+        if worker.rank in hang.blamed and isinstance(worker, Lost) and worker.why == "kernel":
             who = subject((worker.rank,), "still hangs", "")
             yield from wrapped(f"{who} in the kernel (pid {worker.pid}): SIGKILL does not end it.")
 

@@ -19,7 +19,8 @@ from lllaunch.text import size
 
 if TYPE_CHECKING:
     from lllaunch.results.peaks import Peak
-    from lllaunch.run.outcome import Excerpt
+    from lllaunch.run.excerpts import Excerpt
+    from lllaunch.run.result import Reached
     from lllaunch.watchdog.progress import Progress
 
 
@@ -28,7 +29,7 @@ def heading(text: str) -> Row:
     return (StyledText(text, "title"),)
 
 
-def progress_of_ranks(known: Mapping[int, Progress]) -> str:
+def progress_of_ranks(known: Mapping[int, Progress | Reached]) -> str:
     """Return how far the ranks are: ``step 12 of 12 (100 %), loss 0.3; rank 1 is at step 9``.
 
     Args:

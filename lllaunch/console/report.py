@@ -19,6 +19,7 @@ from lllaunch.console.wording import (
     step_text,
     wrapped,
 )
+from lllaunch.documents import signal_name
 from lllaunch.run.causes import (
     CalledExit,
     DiskFull,
@@ -29,23 +30,21 @@ from lllaunch.run.causes import (
     StartFailure,
     alike,
     letters,
-    signal_name,
 )
 from lllaunch.run.excerpts import cause_of, folded, users_call
-from lllaunch.run.outcome import Ended, Failed, Lost, Succeeded, Victim
+from lllaunch.run.result import Ended, Failed, Lost, Succeeded, Victim
 from lllaunch.text import duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from lllaunch.run.causes import Cause
-    from lllaunch.run.outcome import (
-        AttemptOutcome,
-        Excerpt,
-        Fate,
+    from lllaunch.run.excerpts import Excerpt
+    from lllaunch.run.result import (
+        AttemptResult,
         RootCause,
-        RunOutcome,
-        WorkerOutcome,
+        RunResult,
+        WorkerResult,
     )
     from lllaunch.watchdog.findings import Finding
 
@@ -57,7 +56,7 @@ _MILLISECOND = 1_000_000
 _LONG_BEFORE = 10.0
 
 
-def report_lines(outcome: RunOutcome, cwd: str) -> list[StyledText]:
+def report_lines(outcome: RunResult, cwd: str) -> list[StyledText]:
     """Returns the report of a run.
 
     Args:
@@ -69,14 +68,14 @@ def report_lines(outcome: RunOutcome, cwd: str) -> list[StyledText]:
     return [_title(outcome), *_body(outcome, cwd)]
 
 
-def _success(outcome: RunOutcome, cwd: str) -> StyledText:
+def _success(outcome: RunResult, cwd: str) -> StyledText:
     text = f"lllaunch: succeeded in {duration(outcome.seconds)}"
     if outcome.restarts:
         text += f" after {counted(outcome.restarts, 'restart')}"
     return StyledText(f"{text}; results in {shown_path(outcome.directory, cwd)}", "good")
 
 
-def _title(outcome: RunOutcome) -> StyledText:
+def _title(outcome: RunResult) -> StyledText:
     if outcome.state == "error":
         # one error may be many lines: the first stands in the title, the others below it
         return StyledText(f"lllaunch: {outcome.error.partition(chr(10))[0]}", "error")
@@ -93,7 +92,7 @@ def _title(outcome: RunOutcome) -> StyledText:
     return StyledText(f"lllaunch: {what} {after} (exit code {outcome.exit_code})", "error")
 
 
-def _body(outcome: RunOutcome, cwd: str) -> Iterator[StyledText]:
+def _body(outcome: RunResult, cwd: str) -> Iterator[StyledText]:
     if outcome.state == "error":
         yield from (StyledText(f"  {text}") for text in outcome.error.split("\n")[1:])
     if outcome.importing:
@@ -133,7 +132,7 @@ def _body(outcome: RunOutcome, cwd: str) -> Iterator[StyledText]:
         yield StyledText(f"  Logs: {_logs(outcome, last, cwd)}")
 
 
-def _lost_nodes(outcome: RunOutcome) -> Iterator[StyledText]:
+def _lost_nodes(outcome: RunResult) -> Iterator[StyledText]:
     """Tells of nodes that have left no word of their end."""
     for node in outcome.nodes:
         if node.state == "lost":
@@ -141,7 +140,7 @@ def _lost_nodes(outcome: RunOutcome) -> Iterator[StyledText]:
             yield StyledText(f"  {capitalised(node.name)} left no result{said}")
 
 
-def _logs(outcome: RunOutcome, last: AttemptOutcome, cwd: str) -> str:
+def _logs(outcome: RunResult, last: AttemptResult, cwd: str) -> str:
     """Returns where the logs of an attempt are: of several nodes, in the directory of each."""
     if not outcome.nodes:
         return shown_path(last.path, cwd)
@@ -159,21 +158,20 @@ def _limit(limit: Finding) -> str:
     return f"The run's time limit ({allowed}) was over before the next attempt."
 
 
-def _is_alike(worker: WorkerOutcome, root: RootCause | None) -> bool:
-    fate = worker.fate
-    return root is not None and isinstance(fate, Victim) and alike(fate.cause, root.cause)
+def _is_alike(worker: WorkerResult, root: RootCause | None) -> bool:
+    return root is not None and isinstance(worker, Victim) and alike(worker.cause, root.cause)
 
 
-def _failed_alike(others: Sequence[WorkerOutcome], root: RootCause) -> bool:
+def _failed_alike(others: Sequence[WorkerResult], root: RootCause) -> bool:
     """Whether all workers failed in the same way, so that there is nothing to tell of each."""
     return bool(others) and all(_is_alike(worker, root) for worker in others)
 
 
-def _is_root(worker: WorkerOutcome, root: RootCause | None) -> bool:
+def _is_root(worker: WorkerResult, root: RootCause | None) -> bool:
     return root is not None and worker.rank in root.ranks
 
 
-def _furthest(outcome: RunOutcome) -> str:
+def _furthest(outcome: RunResult) -> str:
     """Returns how far the last attempt was; an empty string if nobody knows."""
     last = outcome.attempts[-1] if outcome.attempts else None
     worker = None if last is None else last.furthest
@@ -182,12 +180,12 @@ def _furthest(outcome: RunOutcome) -> str:
     root = outcome.root_cause
     alone = root is not None and root.ranks == (worker.rank,)
     who = "It" if alone else capitalised(ranks([worker.rank]))
-    before = (last.ended_ns - worker.progress_ns) / 1e9
+    before = (last.ended_ns - worker.progress.time_ns) / 1e9
     when = f", {duration(before)} before the end" if before >= _LONG_BEFORE else ""
     return f"{who} was at {progress_text(worker.progress)}{when}."
 
 
-def _ended_at(outcome: RunOutcome, cwd: str) -> Iterator[StyledText]:
+def _ended_at(outcome: RunResult, cwd: str) -> Iterator[StyledText]:
     """Tells how far a run was that a signal ended; that of a failure stands with its cause."""
     text = _furthest(outcome)
     if text and outcome.root_cause is None:
@@ -201,7 +199,7 @@ def _ended_at(outcome: RunOutcome, cwd: str) -> Iterator[StyledText]:
 def _root(
     root: RootCause,
     excerpt: Excerpt | None,
-    workers: Sequence[WorkerOutcome],
+    workers: Sequence[WorkerResult],
     cwd: str,
     furthest: str,
 ) -> Iterator[StyledText]:
@@ -311,7 +309,7 @@ def _says_all(root: RootCause) -> bool:
     if isinstance(root.cause, DiskFull) or (root.hang is not None and root.hang.left):
         return True
     if root.of_watchdog:
-        return not root.files.stderr
+        return not root.stderr
     return isinstance(root.cause, Raised) and "\n" in root.cause.message
 
 
@@ -325,13 +323,13 @@ def _traceback(text: str) -> Iterator[StyledText]:
 
 
 def _excerpt(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[StyledText]:
-    if not root.files.stderr:
+    if not root.stderr:
         yield from wrapped(
             "Its stderr went to the console, see above. With launch.redirects set to 'err' or "
             "'all' its last lines would stand here."
         )
         return
-    path = shown_path(root.files.stderr, cwd)
+    path = shown_path(root.stderr, cwd)
     whose = "the preflight's output" if isinstance(root.cause, PreflightFailure) else "its stderr"
     if excerpt is None and root.node:
         # that node has shown it
@@ -353,8 +351,8 @@ def _excerpt(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[Sty
 
 
 def fate_groups(
-    workers: Sequence[WorkerOutcome], root: RootCause | None, *, after_root: bool
-) -> list[tuple[list[WorkerOutcome], str]]:
+    workers: Sequence[WorkerResult], root: RootCause | None, *, after_root: bool
+) -> list[tuple[list[WorkerResult], str]]:
     """Return workers with the same fate together, and what became of them in words.
 
     Args:
@@ -362,9 +360,9 @@ def fate_groups(
         root: its root cause, or None.
         after_root: whether that is one that these workers are not.
     """
-    groups: dict[tuple[object, ...], list[WorkerOutcome]] = {}
+    groups: dict[tuple[object, ...], list[WorkerResult]] = {}
     for worker in workers:
-        groups.setdefault(fate_key(worker.fate), []).append(worker)
+        groups.setdefault(fate_key(worker), []).append(worker)
     return [
         (
             group,
@@ -377,7 +375,7 @@ def fate_groups(
 
 
 def _groups(
-    workers: Sequence[WorkerOutcome], root: RootCause | None, *, after_root: bool
+    workers: Sequence[WorkerResult], root: RootCause | None, *, after_root: bool
 ) -> Iterator[StyledText]:
     """Tells what became of workers, those with the same fate in one line."""
     groups = fate_groups(workers, root, after_root=after_root)
@@ -390,14 +388,14 @@ def _groups(
         yield StyledText(f"    and {counted(rest, 'more worker')}, see result.json")
 
 
-def _group_fate(group: Sequence[WorkerOutcome], *, after_root: bool) -> str:
-    first = group[0].fate
+def _group_fate(group: Sequence[WorkerResult], *, after_root: bool) -> str:
+    first = group[0]
     if len(group) == 1 or not isinstance(first, Victim):
         return fate_text(first, after_root=after_root)
     return victim_text(first.cause)
 
 
-def _history(attempts: Sequence[AttemptOutcome], cwd: str) -> Iterator[StyledText]:
+def _history(attempts: Sequence[AttemptResult], cwd: str) -> Iterator[StyledText]:
     """Tells in one line each how the attempts before the last one failed."""
     told: list[tuple[str, list[int]]] = []
     for attempt in attempts:
@@ -426,7 +424,7 @@ def failure_text(root: RootCause | None, cwd: str) -> str:
     return f"{_who(root)} {_verb(root, cwd)}"
 
 
-def at_step(attempt: AttemptOutcome) -> str:
+def at_step(attempt: AttemptResult) -> str:
     """Returns ``, at step 1200 of 5000 (24 %)``; an empty string if nobody knows."""
     worker = attempt.furthest
     if worker is None or worker.progress is None:
@@ -434,13 +432,13 @@ def at_step(attempt: AttemptOutcome) -> str:
     return f", at {step_text(worker.progress.step, worker.progress.total)}"
 
 
-def _leaver(attempt: AttemptOutcome) -> str:
+def _leaver(attempt: AttemptResult) -> str:
     root = attempt.root_cause
     failed = root is not None and not root.node and isinstance(root.cause, PreflightFailure)
     return "the preflight" if failed else "a worker"
 
 
-def _leftovers(outcome: RunOutcome) -> Iterator[StyledText]:
+def _leftovers(outcome: RunResult) -> Iterator[StyledText]:
     """Tells of processes that outlived their workers and had to be killed."""
     killed = [
         (_leaver(attempt), leftover)
@@ -469,62 +467,62 @@ def cause_text(cause: Cause) -> str:
     return cause_line(str(cause))
 
 
-def fate_text(fate: Fate, *, after_root: bool) -> str:
+def fate_text(worker: WorkerResult, *, after_root: bool) -> str:
     """Returns what became of a worker, in words that fit one rank and several.
 
     Args:
-        fate: what became of it.
+        worker: what became of it.
         after_root: whether its attempt has a root cause that this worker is not.
     """
     later = " after the root cause" if after_root else ""
-    if isinstance(fate, Succeeded):
+    if isinstance(worker, Succeeded):
         return "succeeded"
-    if isinstance(fate, Failed):
-        return cause_text(fate.cause)
-    if isinstance(fate, Victim):
-        return victim_text(fate.cause, fate.after_ns)
-    if isinstance(fate, Ended):
-        return _ended(fate) if fate.waited_for else f"{_ended(fate)}{later}"
-    if isinstance(fate, Lost):
-        return _LOST[fate.why]
+    if isinstance(worker, Failed):
+        return cause_text(worker.cause)
+    if isinstance(worker, Victim):
+        return victim_text(worker.cause, worker.seconds_after_root_cause)
+    if isinstance(worker, Ended):
+        return _ended(worker) if worker.waited_for else f"{_ended(worker)}{later}"
+    if isinstance(worker, Lost):
+        return _LOST[worker.why]
     return "not started"
 
 
-def victim_text(cause: Cause, after_ns: int | None = None) -> str:
+def victim_text(cause: Cause, seconds: float = 0.0) -> str:
     """Returns how a victim failed as the predicate of a sentence.
 
     Args:
         cause: how.
-        after_ns: how long after the root cause, nanoseconds; None where that says nothing.
+        seconds: how long after the root cause; 0 where that says nothing.
     """
     text = cause_text(cause)
     if isinstance(cause, Raised):
         text = text.removeprefix("raised ")
     # less than a millisecond is no order of things
-    after = f"{duration(after_ns / 1e9)} " if after_ns and after_ns >= 1_000_000 else ""
+    after = f"{duration(seconds)} " if seconds >= 0.001 else ""
     return f"failed {after}after the root cause: {text}"
 
 
-def _ended(fate: Ended) -> str:
-    names = " then ".join(dict.fromkeys(signal_name(signum) for signum in fate.sent))
-    text = f"ended by the launcher ({names or signal_name(fate.signum)})"
-    if fate.waited_for:
-        text = f"only waited for {ranks(fate.waited_for)}; {text}"
-    if fate.exitcode == 0:
+def _ended(worker: Ended) -> str:
+    names = " then ".join(dict.fromkeys(worker.sent))
+    text = f"ended by the launcher ({names or worker.signal})"
+    if worker.waited_for:
+        text = f"only waited for {ranks(worker.waited_for)}; {text}"
+    if worker.exitcode == 0:
         return f"{text}, cleanly"
-    return f"{text}, status {fate.exitcode}" if fate.exitcode > 0 else text
+    return f"{text}, status {worker.exitcode}" if worker.exitcode > 0 else text
 
 
-def fate_key(fate: Fate) -> tuple[object, ...]:
-    """Returns what two fates have in common that are told in one line.
+def fate_key(worker: WorkerResult) -> tuple[object, ...]:
+    """Returns what workers have in common that are told of in one line.
 
     Messages that differ in numbers only (ports, addresses, ranks) count as the same.
     """
-    if isinstance(fate, (Victim, Failed)):
-        cause = fate.cause
+    if isinstance(worker, (Victim, Failed)):
+        cause = worker.cause
         if isinstance(cause, Raised):
-            return type(fate), Raised, letters(cause.message)
-        return type(fate), cause_text(cause)
-    if isinstance(fate, Ended):
-        return Ended, _ended(fate)
-    return type(fate), fate_text(fate, after_root=False)
+            return type(worker), Raised, letters(cause.message)
+        return type(worker), cause_text(cause)
+    if isinstance(worker, Ended):
+        return Ended, _ended(worker)
+    return type(worker), fate_text(worker, after_root=False)

@@ -38,7 +38,7 @@ from lllaunch.console.display import display
 from lllaunch.console.stream import KEPT, Outlet, same_file
 from lllaunch.console.table import Painter, Row, cells, decoded, is_terminal
 from lllaunch.console.wording import StyledText, counted, ending, shown_path
-from lllaunch.run.causes import signal_name
+from lllaunch.documents import signal_name
 from lllaunch.run.files import working_directory
 from lllaunch.spec import ConsolePolicy
 from lllaunch.sweep.processes import tell_progress
@@ -48,7 +48,7 @@ from lllaunch.text import coloured, duration, printable
 from lllaunch.workers.terminal import in_foreground, moves_cursor
 
 if TYPE_CHECKING:
-    from lllaunch.run.outcome import RunOutcome
+    from lllaunch.run.result import RunResult
     from lllaunch.spec import RestartCause
     from lllaunch.sweep.objective import Objectives
     from lllaunch.sweep.pool import Lease
@@ -633,7 +633,7 @@ class JobConsole(Console):
             furthest = max(progress.values(), key=lambda each: each.step)
             tell_progress(furthest.step, furthest.total, furthest.eta)
 
-    def finished(self, outcome: RunOutcome) -> None:
+    def finished(self, outcome: RunResult) -> None:
         """Shows the report of a run that failed by itself, in a way that no other has."""
         if not outcome.exit_code or outcome.state == "signalled":
             return
@@ -641,6 +641,6 @@ class JobConsole(Console):
             super().finished(outcome)
 
 
-def _failure(outcome: RunOutcome) -> str:
+def _failure(outcome: RunResult) -> str:
     root = outcome.root_cause
     return outcome.error or (f"{root.cause} {root.traceback}" if root else str(outcome.limit))

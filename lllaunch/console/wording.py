@@ -13,6 +13,7 @@ from lllaunch.text import count, first_line, printable, spans
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from lllaunch.run.result import Reached
     from lllaunch.watchdog.progress import Progress
 
 
@@ -108,7 +109,7 @@ def short_step(step: float, total: float | None) -> str:
     return count(step) if not total else f"{count(step)}/{count(total)}"
 
 
-def progress_text(progress: Progress) -> str:
+def progress_text(progress: Progress | Reached) -> str:
     """Returns the step, and some of the numbers beside it: ``step 1200 of 5000 (24 %), loss 0.3``.
 
     Losses stand before others. Long names are shortened, and what has no room is left out.
@@ -129,7 +130,7 @@ def ending(exit_code: int | None, why: str) -> str:
         exit_code: of a job, or None.
         why: the first failure in one line, or an empty string.
     """
-    from lllaunch.run.causes import signal_name  # noqa: PLC0415 - most jobs succeed
+    from lllaunch.documents import signal_name  # noqa: PLC0415 - most jobs succeed
 
     text = "" if exit_code is None else f"exit code {exit_code}"
     if exit_code is not None and exit_code > _SIGNALS:

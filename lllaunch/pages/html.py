@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from markupsafe import Markup, escape
 
-from lllaunch.run.events import isoformat
+from lllaunch.documents import isoformat
 from lllaunch.text import duration, tidy
 
 T = TypeVar("T")

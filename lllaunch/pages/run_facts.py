@@ -7,7 +7,7 @@ page shows what its files hold. All texts pass through what takes secrets out.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +20,13 @@ from lllaunch.results.store import ListEntry, read_run
 from lllaunch.results.timeline import RunTimeline, read_timeline
 from lllaunch.run.directory import PLAN, RESULT
 from lllaunch.run.excerpts import tail
-from lllaunch.run.outcome import Failed, Victim
-from lllaunch.run.result import ResultFile
+from lllaunch.run.result import Failed, Victim, as_result
 from lllaunch.text import tidy
 from lllaunch.watchdog.stacks.merged import TREE
 
 if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory
-    from lllaunch.run.outcome import AttemptOutcome, RootCause, RunOutcome, WorkerOutcome
+    from lllaunch.run.result import AttemptResult, RootCause, RunResult, WorkerResult
 
 _LOG_LINES = 80
 _MOST_WORKERS = 12
@@ -83,7 +82,7 @@ class RunFacts:
 
     report: Report
     entry: ListEntry
-    outcome: RunOutcome | None
+    outcome: RunResult | None
     timeline: RunTimeline
     logs: tuple[LogEnd, ...] = ()
     stacks: tuple[StacksText, ...] = ()
@@ -93,7 +92,7 @@ class RunFacts:
     problem: str = ""
 
     @property
-    def attempts(self) -> tuple[AttemptOutcome, ...]:
+    def attempts(self) -> tuple[AttemptResult, ...]:
         """As its result.json has them."""
         return () if self.outcome is None else self.outcome.attempts
 
@@ -119,11 +118,10 @@ def read_run_facts(
         roots: directories of the user's own source files, absolute.
         hide: applied to every text, to take secrets out.
     """
-    entry, own = read_run(found)
+    entry, _ = read_run(found)
     problem = ""
     try:
         report = load(found, roots)
-        counts = report.finished
     except (ConfigError, OutputError) as error:
         why = f"cannot be read: {error}"
         if isinstance(error, ConfigError):
@@ -133,18 +131,16 @@ def read_run_facts(
             unfinished_case("run", entry.state), message=problem, exit_code=entry.exit_code
         )
         report = Report("run", tidy(found.path), (case,), finished=False)
-        # one of another version may be understood
-        counts = own is not None
     try:
         cwd = os.getcwd()
     except OSError:  # it was removed, and nothing is below it
         cwd = os.devnull
     path = within(found.path, os.path.join(found.path, PLAN))
     plan = hide("" if path is None else read_text(path) or "")[:_LONGEST_PLAN]
-    document = read_json(found.document)
-    result = None if document is None else ResultFile.from_json(_hidden(document, hide), found.path)
+    document = None if problem else read_json(found.document)
+    result = as_result(_hidden(document, hide), found.path)
     # where a later launcher goes on, what is there is an earlier run's
-    outcome = result.outcome if result is not None and counts else None
+    outcome = result if report.finished else None
     return RunFacts(
         report=report,
         entry=entry,
@@ -153,7 +149,7 @@ def read_run_facts(
         logs=tuple(_logs(found.path, outcome, hide)),
         stacks=tuple(_stacks(found.path, hide)),
         plan=tuple(plan.splitlines()),
-        result=Fields() if result is None else result.fields,
+        result=Fields(None if result is None else {"host": result.host, "build": result.build}),
         cwd=cwd,
         problem=problem,
     )
@@ -195,7 +191,7 @@ def _stacks(directory: str, hide: Callable[[str], str]) -> Iterator[StacksText]:
 
 
 def _logs(
-    directory: str, outcome: RunOutcome | None, hide: Callable[[str], str]
+    directory: str, outcome: RunResult | None, hide: Callable[[str], str]
 ) -> Iterator[LogEnd]:
     if outcome is None:
         yield from _of_live(directory, hide)
@@ -203,14 +199,14 @@ def _logs(
     guilty = None if outcome.state == "succeeded" else blamed(outcome)
     for attempt, worker in telling(outcome, guilty):
         for stream in ("stderr", "stdout"):
-            path = getattr(worker.files, stream)
+            path = getattr(worker, stream)
             where = attempt.number, worker.rank, stream
             yield from _end(directory, path, where, hide, blamed=worker is guilty)
 
 
 def telling(
-    outcome: RunOutcome, guilty: WorkerOutcome | None
-) -> list[tuple[AttemptOutcome, WorkerOutcome]]:
+    outcome: RunResult, guilty: WorkerResult | None
+) -> Sequence[tuple[AttemptResult, WorkerResult]]:
     """Return the workers whose logs are worth showing, those that tell most first. Pure.
 
     Of the last attempt that is the guilty one, those that failed, those that failed after it, rank
@@ -221,8 +217,8 @@ def telling(
         return []
     last = outcome.attempts[-1]
 
-    def order(worker: WorkerOutcome) -> tuple[bool, bool, bool, bool, int]:
-        failed, victim = isinstance(worker.fate, Failed), isinstance(worker.fate, Victim)
+    def order(worker: WorkerResult) -> tuple[bool, bool, bool, bool, int]:
+        failed, victim = isinstance(worker, Failed), isinstance(worker, Victim)
         return worker is not guilty, not failed, not victim, worker.rank != 0, worker.rank
 
     found = [(last, worker) for worker in sorted(last.workers, key=order)[:_MOST_WORKERS]]

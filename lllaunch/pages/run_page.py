@@ -21,11 +21,11 @@ from lllaunch.console.wording import (
     shown_path,
     step_text,
 )
+from lllaunch.documents import signal_name
 from lllaunch.pages import html, page
 from lllaunch.pages.run_charts import curves_of, lanes_of, marks_of
-from lllaunch.run.causes import signal_name
 from lllaunch.run.excerpts import folded, users_call
-from lllaunch.run.outcome import RunOutcome
+from lllaunch.run.result import RunResult
 from lllaunch.text import count, duration, shorten, size, spans
 from lllaunch.watchdog.stacks.frames import is_own
 from lllaunch.watchdog.stacks.merged import short_tree, tree_lines
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     from lllaunch.pages.run_facts import RunFacts
     from lllaunch.results.timeline import Lane, RunTimeline
-    from lllaunch.run.hang import Hang
-    from lllaunch.run.outcome import (
-        AttemptOutcome,
+    from lllaunch.run.result import (
+        AttemptResult,
+        Hang,
         RootCause,
     )
 
@@ -55,7 +55,7 @@ _MOST_PLACES = 8
 _MOST_PLAN_LINES = 1500
 _MOST_ROWS = 2000
 _MOST_VALUES = 64
-_WITHOUT_END = RunOutcome("error", 1, "")
+_WITHOUT_END = RunResult("error", 1, "")
 _KEY = re.compile(r"(?P<before>\s*(?:- )*)(?P<key>[^\s#'\"][^:#]*:)(?P<rest>\s.*|)", re.DOTALL)
 
 
@@ -142,7 +142,7 @@ def _verdict(facts: RunFacts) -> str:
     return text if outcome.no_progress is None else f"{outcome.no_progress}: {text}"
 
 
-def _without_cause(outcome: RunOutcome) -> str:
+def _without_cause(outcome: RunResult) -> str:
     """Return what is known of a run that a signal or a limit ended, and no failure."""
     if outcome.limit is not None:
         return f"the run {outcome.limit}"
@@ -284,8 +284,9 @@ def _progress_of(facts: RunFacts) -> Iterator[str]:
     for last in facts.attempts[-1:]:
         worker = last.furthest
         if worker is not None and worker.progress is not None:
-            before = (last.ended_ns - worker.progress_ns) / _SECOND
-            late = before >= 10 and worker.progress_ns
+            at_ns = worker.progress.time_ns
+            before = (last.ended_ns - at_ns) / _SECOND
+            late = before >= 10 and at_ns
             when = f", {duration(before)} before the end" if late else ""
             yield f"Rank {worker.rank} was at {progress_text(worker.progress)}{when}."
 
@@ -349,7 +350,7 @@ _OTHERS = (
 )
 
 
-def _others(attempt: AttemptOutcome, root: RootCause | None) -> Iterator[html.Table]:
+def _others(attempt: AttemptResult, root: RootCause | None) -> Iterator[html.Table]:
     """Yield what became of the workers that are not to blame, those with one fate in one row."""
     named = () if root is None else root.ranks
     others = [worker for worker in attempt.workers if worker.rank not in named]
@@ -367,13 +368,14 @@ def _others(attempt: AttemptOutcome, root: RootCause | None) -> Iterator[html.Ta
 def _attempts(facts: RunFacts) -> html.Table:
     """Return a table of the attempts."""
 
-    def seconds(attempt: AttemptOutcome) -> float:
+    def seconds(attempt: AttemptResult) -> float:
         return max(0, attempt.ended_ns - attempt.started_ns) / _SECOND
 
-    def cause(attempt: AttemptOutcome) -> str:
-        root, at = attempt.root_cause, attempt.furthest
+    def cause(attempt: AttemptResult) -> str:
+        root = attempt.root_cause
+        at = None if attempt.furthest is None else attempt.furthest.progress
         text = "" if root is None else capitalised(failure_text(root, facts.cwd))
-        step = "" if at is None or at.progress is None else step_text(*at.progress[:2])
+        step = "" if at is None else step_text(at.step, at.total)
         return ", at ".join(filter(None, (text, step)))
 
     columns = (

@@ -33,7 +33,6 @@ def announce(path: str, environ: Mapping[str, str]) -> None:
     goes wrong with that changes nothing: the run is over, and its exit code stands.
 
     Args:
-        path: directory of the run or sweep.
         environ: of this process; nothing is done unless ``GITHUB_ACTIONS`` is ``true`` in it.
     """
     if not in_github_actions(environ):
@@ -50,7 +49,6 @@ def announce_error(
 
     Args:
         message: what is wrong, of any number of lines; empty if ``lines`` say it all.
-        environ: of this process.
         lines: what is wrong with lines of files: the file's path, the line's number, from 1, or 0
             for the file as a whole, and a text.
     """
@@ -76,7 +74,6 @@ def in_repository(path: str, environ: Mapping[str, str]) -> str:
 
     Args:
         path: of a file; a relative one counts from the working directory.
-        environ: of this process.
     """
     top = environ.get("GITHUB_WORKSPACE")
     absolute = os.path.abspath(path)
@@ -89,11 +86,7 @@ def in_github_actions(environ: Mapping[str, str]) -> bool:
 
 
 def source_roots(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the directories of the user's own source files: the checkout, then where we are.
-
-    Args:
-        environ: of this process.
-    """
+    """Returns the directories of the user's own source files: the checkout, then where we are."""
     checkouts = (environ.get("GITHUB_WORKSPACE", ""), environ.get("CI_PROJECT_DIR", ""))
     try:
         here = os.getcwd()
@@ -104,11 +97,6 @@ def source_roots(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def tell_github(report: Report, environ: Mapping[str, str], output: str | None = None) -> None:
     """Prints annotations and adds to the step's summary.
-
-    Args:
-        report: what is told.
-        environ: names the file of the summary.
-        output: a file that the summary is written to instead.
 
     Raises:
         OutputError: the file of the summary cannot be written.
@@ -126,10 +114,7 @@ def tell_step(
     """Prints lines for GitHub, and adds to the step's summary.
 
     Args:
-        commands: the lines.
         summary: makes Markdown of at most so many bytes.
-        environ: as for `tell_github`, which also says what is raised.
-        output: the same.
     """
     emit("".join(f"{command}\n" for command in commands))
     if output is not None:

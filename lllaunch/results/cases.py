@@ -21,7 +21,6 @@ class CodeLine(NamedTuple):
 
     Attributes:
         file: its path, relative to one of the tree's roots.
-        line: counted from 1.
     """
 
     file: str
@@ -122,9 +121,7 @@ class Log:
     """The end of a worker's log.
 
     Attributes:
-        stream: ``stdout`` or ``stderr``.
         path: the file, relative to the directory of the report.
-        lines: its last lines, oldest first.
         cut: whether there is more before them.
     """
 
@@ -156,7 +153,6 @@ class Case:
         hostname: of the machine, or empty.
         directory: its directory, relative to that of the report.
         logs_in: the directory of its last attempt, relative to that of the report, or empty.
-        overrides: of its config.
         plan_hash: identifies its plan, or empty.
         run_id: of its workers, or empty.
         attempts: how many were made, None if that is not known.
@@ -200,7 +196,6 @@ class Report:
     """What is told of a run or a sweep.
 
     Attributes:
-        kind: ``run`` or ``sweep``.
         directory: its directory, as the user would type it.
         cases: one for the run, or one for each job by number.
         finished: whether it is over.
@@ -208,7 +203,6 @@ class Report:
         seconds: how long it took, None if that is not known.
         started: when, ISO 8601 in UTC, or empty.
         version: lllaunch's, or empty where that is not known.
-        common: overrides that all jobs share.
         state: of one that is not over: ``running``, ``died`` or ``unknown``.
     """
 
@@ -261,12 +255,7 @@ class Report:
 
 
 def details(case: Case, log_lines: int = 20) -> Iterator[str]:
-    """Yields the lines that tell why a case failed: explanation, traceback, the end of a log.
-
-    Args:
-        case: the case.
-        log_lines: how many lines of the log at most.
-    """
+    """Yields the lines that tell why a case failed: explanation, traceback, the end of a log."""
     yield from case.explanation
     if case.traceback:
         yield from ("", *case.traceback)

@@ -33,11 +33,7 @@ def annotation(
     """Returns a workflow command, as one line without a newline.
 
     Args:
-        level: how bad it is.
-        message: what is said, of any number of lines.
-        title: what stands above it.
         file: path of a file, relative to the repository's root.
-        line: a line in it.
     """
     given = {"file": file, "line": "" if line is None or not file else str(line), "title": title}
     properties = ",".join(f"{key}={_property(value)}" for key, value in given.items() if value)
@@ -87,7 +83,6 @@ def summary(report: Report, limit: int = SUMMARY_BYTES) -> str:
     """Returns the summary of a step, in GitHub's Markdown.
 
     Args:
-        report: what is told.
         limit: how long it may be, bytes in UTF-8.
     """
     parts = [f"### lllaunch: {_escaped(report.verdict())}", "", f"{_code(report.directory)}", ""]

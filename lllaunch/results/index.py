@@ -31,9 +31,6 @@ MOST = 1000
 def index_directory(environ: Mapping[str, str]) -> str:
     """Return where the links are: below ``$XDG_STATE_HOME``, by default ``~/.local/state``.
 
-    Args:
-        environ: of this process.
-
     Returns:
         An absolute path; an empty string if the user has no home.
     """
@@ -50,7 +47,6 @@ def remember(path: str, cwd: str, environ: Mapping[str, str]) -> None:
     Args:
         path: its directory, absolute.
         cwd: where the command was given.
-        environ: of this process.
     """
     parts = os.path.relpath(path, cwd).split(os.sep)
     directory = index_directory(environ)
@@ -67,12 +63,7 @@ def remember(path: str, cwd: str, environ: Mapping[str, str]) -> None:
 
 
 def used_from(cwd: str, environ: Mapping[str, str]) -> list[str]:
-    """Return directories of runs and sweeps that were started in a directory and are there.
-
-    Args:
-        cwd: the directory.
-        environ: of this process.
-    """
+    """Return directories of runs and sweeps that were started in a directory and are there."""
     directory = index_directory(environ)
     try:
         names = os.listdir(directory)

@@ -36,7 +36,6 @@ def render_junit(report: Report, name: str = "lllaunch") -> str:
     ``error``; one that was not started is ``skipped``.
 
     Args:
-        report: what is told.
         name: class name of the test cases: what CI systems group them by.
     """
     root = Element("testsuites")

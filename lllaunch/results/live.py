@@ -8,7 +8,6 @@ over is not looked into again. The rest is pure: rows, and what of them is shown
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import Counter
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from lllaunch.console.board import Durations, expected_left
 from lllaunch.console.wording import ranks as ranks_text
-from lllaunch.documents import Fields
+from lllaunch.documents import isoformat
 from lllaunch.files import MOST_BYTES, open_file
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
@@ -37,11 +36,12 @@ from lllaunch.results.store import (
     sweep_result,
 )
 from lllaunch.run.directory import ATTEMPT, EVENTS, PLAN, RESULT, SAMPLES, SUBMISSION
-from lllaunch.run.events import isoformat
-from lllaunch.run.result import read_cause
-from lllaunch.run.samples import last_sample
+from lllaunch.run.events import EventLine, decode
+from lllaunch.run.result import cause_in
+from lllaunch.run.samples import RankSample, RunSample, finite, last_sample
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.text import first_line
+from lllaunch.watchdog.findings import suspects
 
 if TYPE_CHECKING:
     from lllaunch.sweep.history import JobHistory, SweepHistory, SweepResult
@@ -63,33 +63,24 @@ class LiveRow:
     """A run, a sweep, a job of one, or a rank, as it is now.
 
     Attributes:
-        kind: which of these.
         path: its directory; of a rank that of its run, of a job that has none that of its sweep.
         state: one of `lllaunch.results.store.STATES`; of a rank ``starting``, ``running``,
             ``ended`` or ``failed``.
-        number: of a job or a rank.
         attempt: number of the attempt that runs, or ran last; of a job, how often it was tried
             before.
         seconds: for how long it has run, or ran.
         ended_ns: when it ended, nanoseconds since the epoch; None if it has not.
         step: how far it is; of a sweep how many of its jobs have succeeded.
-        total: what that comes to in the end.
-        rate: steps in a second.
         eta: seconds that the rest will take.
         idle: seconds since the step changed.
         slowest: the rank that is behind all others, None if there is none.
-        behind: its step.
-        cpu: cores that are busy.
         memory: bytes.
         gpus: names of GPUs that it sees, or holds.
         gpu_use: share of the time that they are busy, on average.
         gpu_memory: bytes in use on them.
-        metrics: numbers that it told beside its step.
         text: what is to be said of it: what the watchdog found, its root cause, its queue.
         overrides: of its command line; of a job those that its sweep's does not have, too.
-        value: what rank 0 returned.
         exit_code: of its launcher; of a rank its exit status.
-        pid: of a rank.
         node: of a rank, where there are several; else empty.
         counts: of a sweep, the number of its jobs by state.
         cpus: numbers of the cores that a job holds.
@@ -143,7 +134,6 @@ class LiveView:
         time_ns: when, nanoseconds since the epoch.
         rows: in the order in which they are shown if nobody sorts them.
         subject: the run or the sweep; None for what goes on below some directories.
-        roots: these.
         findings: what the watchdog found in a run so far, and how attempts failed; oldest first.
         result: what is known of a sweep, else None.
         unseen: of a sweep, the number of jobs by state that are in no row: not composed yet.
@@ -187,7 +177,6 @@ class RunNow(NamedTuple):
 
     Attributes:
         attempt: number of the last one, None if none has begun.
-        workers: of that attempt, by rank.
         findings: as `LiveView` has them, each with its attempt.
         sample: the newest of that attempt, as `lllaunch.run.samples.last_sample` returns it.
         age: of the sample, seconds.
@@ -196,7 +185,7 @@ class RunNow(NamedTuple):
     attempt: int | None = None
     workers: Mapping[int, WorkerNow] = {}
     findings: tuple[tuple[int, str], ...] = ()
-    sample: Mapping[str, Any] | None = None
+    sample: RunSample | None = None
     age: float = 0.0
 
     @property
@@ -211,7 +200,6 @@ def row_of(entry: ListEntry, now: RunNow | None = None) -> LiveRow:
     """Return a run, a job or a sweep as a row.
 
     Args:
-        entry: what is known of it.
         now: what the files of a run or a job tell; None if it does not run.
     """
     ended_ns = None
@@ -241,9 +229,9 @@ def _queue_of(entry: ListEntry) -> str:
 
 def _with_now(row: LiveRow, entry: ListEntry, now: RunNow) -> LiveRow:
     progress = progress_of(now.sample, entry.started_ns)
-    ranks = ranks_of(now.sample)
+    ranks = {} if now.sample is None else now.sample.by_rank
     slowest = slowest_of(ranks)
-    workers = [Fields(worker) for worker in ranks.values()]
+    workers = [*ranks.values()]
     gpus = _gpus_of(workers, now.sample)
     # of a job it is the number of its tries, which its run knows nothing of
     attempt = row.attempt if row.kind == "job" else now.attempt
@@ -252,8 +240,8 @@ def _with_now(row: LiveRow, entry: ListEntry, now: RunNow) -> LiveRow:
         attempt=row.attempt if attempt is None else attempt,
         slowest=None if slowest is None else slowest[0],
         behind=None if slowest is None else slowest[1],
-        cpu=_sum(worker.number("cpu") for worker in workers),
-        memory=_integer(_sum(worker.number("rss") for worker in workers)),
+        cpu=_sum(worker.cpu for worker in workers),
+        memory=_integer(_sum(worker.rss for worker in workers)),
         gpus=gpus.names,
         gpu_use=gpus.use,
         gpu_memory=gpus.memory,
@@ -261,7 +249,7 @@ def _with_now(row: LiveRow, entry: ListEntry, now: RunNow) -> LiveRow:
     )
     if progress is not None:
         # all are done when the last one is
-        lefts = [left for worker in workers if (left := worker.seconds("eta")) is not None]
+        lefts = [left for each in workers if (left := finite(each.eta)) is not None and left >= 0]
         eta = max(lefts, default=None)
         row = _with_progress(row, progress._replace(eta=eta), now.age)
     return row if row.is_live else _at_rest(row)
@@ -287,27 +275,22 @@ def _with_progress(row: LiveRow, progress: Progress, age: float) -> LiveRow:
 
 
 def rank_rows(run: LiveRow, now: RunNow) -> list[LiveRow]:
-    """Return a row for each rank of the attempt that runs, or ran last.
-
-    Args:
-        run: the run, or the job.
-        now: what its files tell.
-    """
-    sampled = ranks_of(now.sample)
+    """Return a row for each rank of the attempt that runs, or ran last."""
+    sampled = {} if now.sample is None else now.sample.by_rank
     found = []
     for rank in sorted({*now.workers, *sampled}):
         worker = now.workers.get(rank) or WorkerNow("running")
-        fields = Fields(sampled.get(rank))
+        seen = sampled.get(rank) or RankSample()
         over = worker.state == "running" and not run.is_live
-        gpus = _gpus_of([fields], now.sample)
+        gpus = _gpus_of([seen], now.sample)
         row = LiveRow(
             "rank",
             run.path,
             "ended" if over else worker.state,
             number=rank,
             attempt=now.attempt,
-            cpu=fields.number("cpu"),
-            memory=fields.integer("rss"),
+            cpu=finite(seen.cpu),
+            memory=_integer(finite(seen.rss)),
             gpus=gpus.names,
             gpu_use=gpus.use,
             gpu_memory=gpus.memory,
@@ -316,7 +299,7 @@ def rank_rows(run: LiveRow, now: RunNow) -> list[LiveRow]:
             pid=worker.pid,
             node=worker.node,
         )
-        progress = progress_of({"time": 0.0, "ranks": {rank: fields.document}}, None)
+        progress = progress_of(RunSample(0.0, 0, {"": seen}), None)
         if progress is not None:
             row = _with_progress(row, progress, now.age)
         found.append(row if row.is_live else _at_rest(row))
@@ -326,21 +309,15 @@ def rank_rows(run: LiveRow, now: RunNow) -> list[LiveRow]:
 def _how_ended(worker: WorkerNow) -> str:
     if not worker.exit_code:
         return ""
-    from lllaunch.run.causes import signal_name  # noqa: PLC0415 - most workers do not fail
+    from lllaunch.documents import signal_name  # noqa: PLC0415 - most workers do not fail
 
     code = worker.exit_code
     return signal_name(-code) if code < 0 else f"exit code {code}"
 
 
-def ranks_of(sample: Mapping[str, Any] | None) -> dict[int, Mapping[str, Any]]:
-    """Return what a sample tells of each rank, by rank."""
-    ranks = {} if sample is None else sample["ranks"]
-    return {int(name): each for name, each in ranks.items() if name.isascii() and name.isdecimal()}
-
-
-def slowest_of(ranks: Mapping[int, Mapping[str, Any]]) -> tuple[int, float] | None:
+def slowest_of(ranks: Mapping[int, RankSample]) -> tuple[int, float] | None:
     """Return the rank that is behind all others and its step; None if none is."""
-    steps = {rank: Fields(worker).number("step") for rank, worker in ranks.items()}
+    steps = {rank: finite(worker.step) for rank, worker in ranks.items()}
     known = {rank: step for rank, step in steps.items() if step is not None}
     least = min(known.values(), default=None)
     if least is None or least == max(known.values()):
@@ -357,17 +334,17 @@ class _Gpus(NamedTuple):
     memory: int | None
 
 
-def _gpus_of(workers: Sequence[Fields], sample: Mapping[str, Any] | None) -> _Gpus:
-    names = tuple(dict.fromkeys(name for worker in workers for name in worker.texts("gpus")))
-    all_ = Fields({} if sample is None else sample["gpus"])
-    gpus = [all_.inner(name) for name in names]
-    uses = [use for gpu in gpus if (use := gpu.number("use")) is not None]
-    memory = _integer(_sum(gpu.number("memory") for gpu in gpus))
+def _gpus_of(workers: Sequence[RankSample], sample: RunSample | None) -> _Gpus:
+    names = tuple(dict.fromkeys(name for worker in workers for name in worker.gpus))
+    known = {} if sample is None else sample.gpus
+    gpus = [known[name] for name in names if name in known]
+    uses = [use for gpu in gpus if (use := finite(gpu.use)) is not None]
+    memory = _integer(_sum(gpu.memory for gpu in gpus))
     return _Gpus(names, sum(uses) / len(uses) if uses else None, memory)
 
 
 def _sum(numbers: Iterable[float | None]) -> float | None:
-    known = [number for number in numbers if number is not None]
+    known = [known for number in numbers if (known := finite(number)) is not None]
     return sum(known) if known else None
 
 
@@ -392,10 +369,6 @@ def sweep_left(jobs: Sequence[LiveRow], waiting: int) -> float | None:
     """Return how long a sweep will take about until all its jobs are over, seconds.
 
     As the table of the sweep itself has it (`expected_left`).
-
-    Args:
-        jobs: of the sweep.
-        waiting: how many have not begun.
 
     Returns:
         None before that can be told.
@@ -470,12 +443,7 @@ class AppendedLines:
     """A file of lines that others append to.
 
     Args:
-        path: of the file.
         window: how many bytes of its end are read at first.
-
-    Attributes:
-        path: as given.
-        rest: what stands behind the last whole line.
     """
 
     def __init__(self, path: str, window: int = MOST_BYTES) -> None:
@@ -524,9 +492,7 @@ class _NodeEvents:
 
     Attributes:
         attempt: number of the last attempt, None if none has begun.
-        base_rank: rank of its first worker in that.
         workers: of that attempt, by local rank.
-        findings: the last ones, each with its attempt.
     """
 
     _WINDOW = 1 << 20
@@ -561,103 +527,84 @@ class _NodeEvents:
                 self._begin()
             if not any(name in line[:160] for name in self._TYPES):
                 continue
-            try:
-                event = Fields(json.loads(line))
-            except (ValueError, RecursionError):
-                continue
-            take = getattr(self, f"_take_{event.text('type')}", None)
+            event = decode(line)
+            take = None if event is None else getattr(self, f"_take_{event.type}", None)
             if take is not None:
                 take(event)
 
-    def _take_Begin(self, _: Fields) -> None:  # noqa: N802 - the event's name
+    def _take_Begin(self, _: EventLine) -> None:  # noqa: N802 - the event's name
         self._begin()
 
-    def _take_StartWorkers(self, event: Fields) -> None:  # noqa: N802
-        number = event.integer("attempt")
+    def _take_StartWorkers(self, event: EventLine) -> None:  # noqa: N802
         # the launcher counts those of its own run
-        self.attempt = None if number is None else number + self._former
+        self.attempt = None if event.attempt is None else event.attempt + self._former
         self.workers = {}
         self._ending = False
 
-    def _renumber(self, event: Fields) -> None:
+    def _renumber(self, event: EventLine) -> None:
         """Take over the number that the attempt's directory turns out to have."""
-        number, known = event.integer("attempt"), self.attempt or 0
+        number, known = event.attempt, self.attempt or 0
         if number is not None and number > known:
             self._former += number - known
             self.attempt = number
 
-    def _take_SignalWorkers(self, _: Fields) -> None:  # noqa: N802
+    def _take_SignalWorkers(self, _: EventLine) -> None:  # noqa: N802
         self._ending = True
 
     _take_KillWorkers = _take_SignalWorkers  # noqa: N815
 
-    def _take_GroupStarted(self, event: Fields) -> None:  # noqa: N802
+    def _take_GroupStarted(self, event: EventLine) -> None:  # noqa: N802
         self._renumber(event)
-        if event.flag("preflight"):
-            return
-        self.base_rank = event.integer("base_rank") or 0
-        starting = WorkerNow("starting", node=self._node)
-        self.workers = dict.fromkeys(event.wholes("ranks"), starting)
+        if not event.preflight:
+            self.base_rank = event.base_rank
+            starting = WorkerNow("starting", node=self._node)
+            self.workers = dict.fromkeys(event.ranks, starting)
 
-    def _take_Started(self, event: Fields) -> None:  # noqa: N802
+    def _take_Started(self, event: EventLine) -> None:  # noqa: N802
         self._renumber(event)
-        rank = event.integer("local_rank")
-        if rank is not None and rank >= 0:
-            self.workers[rank] = WorkerNow("running", event.integer("pid"), node=self._node)
+        if event.local_rank is not None and event.local_rank >= 0:
+            self.workers[event.local_rank] = WorkerNow("running", event.pid, node=self._node)
 
-    def _take_Exited(self, event: Fields) -> None:  # noqa: N802
-        rank, code = event.integer("local_rank"), event.integer("exitcode")
+    def _take_Exited(self, event: EventLine) -> None:  # noqa: N802
+        rank, code = event.local_rank, event.exitcode
         if rank is None or rank < 0:
             return
         # what the launcher ended has not failed
         state = "failed" if code and not (code < 0 and self._ending) else "ended"
-        worker = WorkerNow(state, event.integer("pid"), code, self._node)
+        worker = WorkerNow(state, event.pid, code, self._node)
         self.workers[rank] = worker
         # the first one; others are its victims
         if state == "failed" and self._failed_in != self.attempt:
             self._failed_in = self.attempt
             self._note(f"{ranks_text([self.base_rank + rank])}: {_how_ended(worker)}")
 
-    def _take_WatchdogFired(self, event: Fields) -> None:  # noqa: N802
-        self._note_finding(event.inner("finding"))
-        if event.flag("ends"):
+    def _take_NotFinite(self, event: EventLine) -> None:  # noqa: N802
+        finding: Any = cause_in(event.finding)
+        whom = [self.base_rank + rank for rank in suspects(finding)]
+        text = first_line(str(finding), 200)
+        self._note(f"{ranks_text(whom)}: {text}" if whom else text)
+
+    def _take_WatchdogFired(self, event: EventLine) -> None:  # noqa: N802
+        self._take_NotFinite(event)
+        if event.ends:
             # what follows from it is no news
             self._failed_in = self.attempt
-
-    def _take_NotFinite(self, event: Fields) -> None:  # noqa: N802 - an event by itself
-        self._note_finding(event)
-
-    def _note_finding(self, document: Fields) -> None:
-        from lllaunch.watchdog.findings import suspects  # noqa: PLC0415 - most runs have none
-
-        finding: Any = read_cause(document)
-        whom = [self.base_rank + rank for rank in suspects(finding)]
-        text = first_line(str(finding or document.text("type")), 200)
-        self._note(f"{ranks_text(whom)}: {text}" if whom else text)
 
     def _note(self, text: str) -> None:
         self.findings = [*self.findings, (self.attempt or 0, text)][-_MOST_FINDINGS:]
 
 
 class _RunFiles:
-    """The files of a run, each read as far as it has changed.
-
-    Args:
-        path: directory of the run.
-    """
+    """The files of a run, each read as far as it has changed."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._nodes: dict[str, _NodeEvents] = {}
         self._sampled: tuple[object, ...] = ()
-        self._sample: dict[str, Any] | None = None
+        self._sample: RunSample | None = None
 
     def look(self, names: Iterable[str]) -> RunNow:
-        """Return what they tell.
-
-        Args:
-            names: of all that is in its directory.
-        """
+        """Return what they tell."""
         known = frozenset(names)
         parts = sorted(name for name in known if name.startswith("node_")) or [""]
         paths = [os.path.join(self._path, part) if part else self._path for part in parts]
@@ -680,17 +627,13 @@ class _RunFiles:
                 for rank, worker in node.workers.items()
             },
             tuple(finding for node in nodes for finding in node.findings),
-            None if sample is None or sample["attempt"] != attempt else sample,
-            0.0 if sample is None else max(0.0, time.time() - sample["time"]),
+            None if sample is None or sample.attempt != attempt else sample,
+            0.0 if sample is None else max(0.0, time.time() - sample.time),
         )
 
 
 class _SweepFiles:
-    """The journal and the summary of a sweep, read as far as they have changed.
-
-    Args:
-        path: directory of the sweep.
-    """
+    """The journal and the summary of a sweep, read as far as they have changed."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -768,9 +711,6 @@ class LiveReader:
         """Return what goes on below some directories, and what has ended there of late.
 
         Sweeps are followed by those of their jobs that run.
-
-        Args:
-            roots: the directories.
         """
         self._forget_queue()
         found: dict[str, FoundDirectory] = {}
@@ -795,11 +735,7 @@ class LiveReader:
         return LiveView(now_ns, (*shown, *over[:MOST_RECENT]), roots=tuple(roots))
 
     def run(self, path: str) -> LiveView | None:
-        """Return a run or a job with its ranks; None if there is none any more.
-
-        Args:
-            path: its directory.
-        """
+        """Return a run or a job with its ranks; None if there is none any more."""
         self._forget_queue()
         found = look(path, self._contents_of)
         if found is None:
@@ -811,11 +747,7 @@ class LiveReader:
         return LiveView(time.time_ns(), rows, subject=row, findings=now.said)
 
     def sweep(self, path: str) -> LiveView | None:
-        """Return a sweep with its jobs; None if there is none any more.
-
-        Args:
-            path: its directory.
-        """
+        """Return a sweep with its jobs; None if there is none any more."""
         self._forget_queue()
         row = self._sweep_row(path)
         if row is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lllaunch.results.timeline import RunTimeline, Series
-    from lllaunch.run.outcome import RunOutcome
+    from lllaunch.run.result import RunResult
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,8 @@ class Peak:
     """The most that was seen of something.
 
     Attributes:
-        name: as `Series.name` has it.
         value: how much, in the unit of the series.
         of: number of the rank, or name of the GPU, that it was.
-        attempt: number of the attempt.
         time_ns: when, nanoseconds since the epoch; None where that is not known.
         together: the most of all ranks, or GPUs, at one moment; None where that says nothing.
     """
@@ -36,11 +34,10 @@ class Peak:
 _NAMES = ("rss", "cpu", "read", "written", "gpu_use", "gpu_memory", "gpu_power")
 
 
-def peaks_of(run: RunTimeline, outcome: RunOutcome | None = None) -> tuple[Peak, ...]:
+def peaks_of(run: RunTimeline, outcome: RunResult | None = None) -> tuple[Peak, ...]:
     """Return the most that a run used of each thing that was measured.
 
     Args:
-        run: what was measured when.
         outcome: what became of it, None if that is not known. The kernel tells what memory each
             worker needed at most, which samples may have missed; but not with its children.
     """
@@ -68,7 +65,7 @@ def _peak(series: Sequence[Series]) -> Peak:
     return Peak(best.name, value, best.of, best.attempt, at, together)
 
 
-def _memory(outcome: RunOutcome, sampled: Peak | None) -> Peak | None:
+def _memory(outcome: RunResult, sampled: Peak | None) -> Peak | None:
     told = [
         (worker.max_rss, worker.rank, attempt.number)
         for attempt in outcome.attempts

@@ -51,7 +51,6 @@ class BatchQueue:
         """Return a batch job that is not over, None if it is.
 
         Args:
-            submission: what was submitted.
             own: whether this user did.
         """
         job = self._find(submission, own=own)
@@ -138,11 +137,7 @@ _CANCELLED = for_signal(signal.SIGTERM)
 
 
 def cancelled(history: Sequence[tuple[int, QueueEvent]]) -> BatchEnded:
-    """Return how a run ended whose batch job was cancelled, if it has not said so itself.
-
-    Args:
-        history: of the run.
-    """
+    """Return how a run ended whose batch job was cancelled, if it has not said so itself."""
     last = history[-1][1] if history else None
     if isinstance(last, (BatchStarted, BatchSignalled)):
         return BatchEnded(_CANCELLED, "its batch job was cancelled, and was killed before its end")

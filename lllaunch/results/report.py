@@ -12,34 +12,49 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from lllaunch.config.secrets import redacted_overrides
-from lllaunch.documents import Fields, last_record, load_json, nanoseconds
+from lllaunch.documents import isoformat, last_record, load_json, nanoseconds, signal_name
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import within
 from lllaunch.results.cases import Case, CodeLine, Log, Outcome, Report, Tree, frames_of
 from lllaunch.results.store import FoundDirectory, lock_of, read_overrides, read_run, state_of
-from lllaunch.run.causes import signal_name
-from lllaunch.run.directory import EVENTS, RESULT, SUBMISSION
-from lllaunch.run.events import isoformat
+from lllaunch.run.directory import EVENTS, SUBMISSION
 from lllaunch.run.excerpts import tail
 from lllaunch.run.redact import redactor_of
-from lllaunch.run.result import ResultFile
+from lllaunch.run.result import known_result, read_result
 from lllaunch.sweep.directory import JOURNAL
 from lllaunch.sweep.history import SweepHistory, SweepResult, summary_of
 from lllaunch.sweep.journal import read_journal
 from lllaunch.text import first_line, spans, tidy
 
 if TYPE_CHECKING:
-    from lllaunch.run.hang import Hang
-    from lllaunch.run.outcome import RootCause, RunOutcome, WorkerOutcome
+    from lllaunch.run.result import Hang, RootCause, RunResult, WorkerResult
     from lllaunch.sweep.history import JobHistory
     from lllaunch.watchdog.stacks.frames import Frame
 
 _VERSION = 1
 
 
+def _result(path: str, directory: str) -> RunResult | None:
+    """Return what a result.json says, None if it is not there.
+
+    Raises:
+        ConfigError: it makes no sense, or is of another version than is understood here.
+        OutputError: it cannot be read.
+    """
+    try:
+        result = read_result(path, directory)
+    except OSError as error:
+        raise OutputError(path, error.strerror or str(error)) from error
+    except ValueError as error:
+        raise _wrong(path, str(error).removeprefix(f"{os.path.basename(path)}: ")) from None
+    if result is None and os.path.lexists(path):
+        raise _wrong(path, "has no version, so it is not the result of a run")
+    return result
+
+
 def _read_document(path: str) -> Mapping[str, Any] | None:
-    """Return what a result.json or sweep.json holds, None if it is not there.
+    """Return what a sweep.json holds, None if it is not there.
 
     Raises:
         ConfigError: it is no JSON object, or of another version than is understood here.
@@ -74,47 +89,39 @@ UNFINISHED = {
 _UNKNOWN = "no result.json: still running, or its launcher was killed"
 
 
-def run_case(result: ResultFile, tree: Tree, logs: Sequence[Log] = (), name: str = "") -> Case:
+def run_case(result: RunResult, tree: Tree, logs: Sequence[Log] = (), name: str = "") -> Case:
     """Return what a result.json says.
 
     Args:
-        result: what it says.
-        tree: the user's own source files.
         logs: the ends of the logs of the worker that `blamed` names.
-        name: what the run is called.
     """
-    outcome = result.outcome
-    state = tidy(result.state)
     case = Case(
         name=name,
-        outcome=_OUTCOMES.get(state, "error"),
-        state=state,
+        outcome=_OUTCOMES.get(result.state, "error"),
+        state=result.state,
         exit_code=result.exit_code,
         seconds=result.seconds,
         started=isoformat(result.started_ns) if result.started_ns else "",
-        hostname=tidy(result.host.text("hostname")),
+        hostname=tidy(str(result.host.get("hostname") or "")),
         plan_hash=tidy(result.plan_hash),
-        run_id=tidy(result.fields.text("run_id")),
-        attempts=result.attempts,
+        run_id=tidy(result.run_id),
+        attempts=len(result.attempts),
     )
-    logs_in = outcome.attempts[-1].path if outcome is not None and outcome.attempts else ""
+    logs_in = result.attempts[-1].path if result.attempts else ""
     if logs_in:
         case = replace(case, logs_in=tidy(os.path.relpath(logs_in, result.directory)))
     if case.outcome == "succeeded":
         return case
-    kind = _kind_of_state(state, result.exit_code)
-    kind = (tidy(result.cause_type) or "failed") if state == "failed" else kind
-    if outcome is None:
-        message = result.root_cause or f"its {RESULT} cannot be understood"
-        return replace(case, kind=kind, message=tidy(first_line(message)))
-    root = outcome.root_cause
+    kind = _kind_of_state(result.state, result.exit_code)
+    kind = (tidy(result.cause_type) or "failed") if result.state == "failed" else kind
+    root = result.root_cause
     return replace(
         case,
         kind=kind,
-        message=tidy(first_line(_message(outcome))),
-        explanation=tuple(map(tidy, _explanation(outcome))),
+        message=tidy(first_line(_message(result))),
+        explanation=tuple(map(tidy, _explanation(result))),
         traceback=bounded(tidy(root.traceback)) if root is not None else (),
-        place=_place(outcome, tree, logs),
+        place=_place(result, tree, logs),
         logs=tuple(logs),
     )
 
@@ -125,7 +132,6 @@ def sweep_cases(
     """Return what is known of the jobs of a sweep.
 
     Args:
-        sweep: what its sweep.json says.
         runs: by job, what its result.json tells, where there is one of its own.
         common: overrides that all jobs share; they are left out of names where others are left.
         state: of the sweep's directory, as `lllaunch.results.store.STATES` has it.
@@ -181,14 +187,13 @@ def unfinished_case(name: str, state: str) -> Case:
     """Returns the case of a run that has no result.json.
 
     Args:
-        name: what it is called.
         state: of its directory, as `lllaunch.results.store.STATES` has it.
     """
     message = UNFINISHED.get(state, _UNKNOWN)
     return Case(name, "error", state="unfinished", kind="unfinished", message=message)
 
 
-def blamed(outcome: RunOutcome) -> WorkerOutcome | None:
+def blamed(outcome: RunResult) -> WorkerResult | None:
     """Return the worker whose logs tell most of a run that did not succeed, None if there is none.
 
     That is the root cause; of several that hung the first; where no worker is to blame the first.
@@ -225,7 +230,7 @@ def _kind_of_state(state: str, exit_code: int | None) -> str:
     return {"started": "unfinished"}.get(state, state)
 
 
-def _message(outcome: RunOutcome) -> str:
+def _message(outcome: RunResult) -> str:
     if outcome.state == "signalled":
         signum = outcome.signum
         return f"ended by {'a signal' if signum is None else signal_name(signum)}"
@@ -246,7 +251,7 @@ def _who(root: RootCause) -> str:
     return f"{'rank' if len(hung) == 1 else 'ranks'} {spans(hung)}" if hung else "all workers"
 
 
-def _explanation(outcome: RunOutcome) -> Iterator[str]:
+def _explanation(outcome: RunResult) -> Iterator[str]:
     """Yields what is to be said beyond the message and the traceback."""
     yield from bounded(outcome.error)[1:]
     root = outcome.root_cause
@@ -289,7 +294,7 @@ def _frame(frame: Frame) -> str:
     return first_line(f"{frame}: {code}" if code else str(frame))
 
 
-def _place(outcome: RunOutcome, tree: Tree, logs: Sequence[Log]) -> CodeLine | None:
+def _place(outcome: RunResult, tree: Tree, logs: Sequence[Log]) -> CodeLine | None:
     """Returns the line of the user's code that a run failed in, as far as that is known."""
     root, worker = outcome.root_cause, blamed(outcome)
     texts: list[str] = []
@@ -339,8 +344,7 @@ def load(
 
 
 def _load_run(found: FoundDirectory, tree: Tree, environ: Mapping[str, str]) -> Report:
-    document = _read_document(found.document)
-    result = None if document is None else ResultFile(Fields(document), found.path)
+    result = _result(found.document, found.path)
     known = within(found.path, os.path.join(found.path, _OVERRIDES)) is not None
     overrides = tuple(map(tidy, read_overrides(found.path))) if known else ()
     name = " ".join(overrides) or "run"
@@ -390,13 +394,7 @@ def _load_sweep(found: FoundDirectory, tree: Tree, environ: Mapping[str, str]) -
 
 
 def _goes_on(path: str, ended_ns: int | None, last_type: str = "") -> bool:
-    """Whether a log of events tells of a time after a document's: another launcher goes on.
-
-    Args:
-        path: of events.jsonl or sweep.jsonl.
-        ended_ns: when the document was written, nanoseconds since the epoch; None if unknown.
-        last_type: a record of this type may be the last one after that.
-    """
+    """Whether a log of events tells of a time after a document's: another launcher goes on."""
     last = last_record(path, _LAST_LINE)
     if last is None or last.get("type") == last_type:
         return False
@@ -418,33 +416,24 @@ def _runs(
         if owner != job.job:
             continue
         directory = os.path.join(sweep, job.directory)
-        result = _lenient(directory)
+        # where it is of no use sweep.json tells the rest
+        result = known_result(directory)
         # the moment of the start has microseconds or nanoseconds, that of the end has the former
-        if result is None or (result.ended_ns or 0) < started_ns // 1000 * 1000:
+        if result is None or result.ended_ns < started_ns // 1000 * 1000:
             continue
         case = run_case(result, tree, _logs(result, job.directory, environ))
         yield owner, replace(case, logs_in=os.path.join(tidy(job.directory), case.logs_in))
 
 
-def _lenient(directory: str) -> ResultFile | None:
-    """Returns the result.json of a job, None if it is of no use: sweep.json tells the rest."""
-    try:
-        document = _read_document(os.path.join(directory, RESULT))
-    except (ConfigError, OutputError):
-        return None
-    return None if document is None else ResultFile(Fields(document), directory)
-
-
-def _logs(result: ResultFile, shown: str, environ: Mapping[str, str]) -> tuple[Log, ...]:
+def _logs(result: RunResult, shown: str, environ: Mapping[str, str]) -> tuple[Log, ...]:
     """Reads the ends of the logs of the worker that a run failed because of."""
-    outcome = result.outcome
-    worker = None if outcome is None or outcome.state == "succeeded" else blamed(outcome)
+    worker = None if result.state == "succeeded" else blamed(result)
     if worker is None:
         return ()
     streams: tuple[Literal["stdout", "stderr"], ...] = ("stdout", "stderr")
     logs, hide = [], redactor_of(result.directory, environ)
     for stream in streams:
-        written = getattr(worker.files, stream)
+        written = getattr(worker, stream)
         path = within(result.directory, written) if written else None
         excerpt = tail(path, LOG_LINES, hide) if path is not None else None
         if excerpt is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import itertools
+import json
 import os
 import re
 import time
@@ -18,18 +19,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+from msgspec import structs
+
 from lllaunch.config.secrets import redacted_overrides
-from lllaunch.documents import Fields, last_record, read_json
+from lllaunch.documents import isoformat, last_record, read_json
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import open_file, own_file, read_text
 from lllaunch.results.index import DEFAULT_ROOTS, DEPTH, used_from
 from lllaunch.results.queue import NO_ANSWER, BatchQueue, cancelled, is_recent, queue_text
 from lllaunch.run.directory import ATTEMPT, EVENTS, LOCK_NAME, PLAN, RESULT, SUBMISSION
-from lllaunch.run.events import isoformat
 from lllaunch.run.files import relative_path
 from lllaunch.run.lock import LONGEST, SIGNED, launcher_is_dead
-from lllaunch.run.result import ResultFile
+from lllaunch.run.result import RunResult, as_result, read_result
 from lllaunch.run.submission import (
     BatchEnded,
     BatchSignalled,
@@ -45,6 +47,7 @@ from lllaunch.text import first_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from lllaunch.run.samples import RunSample
     from lllaunch.run.submission import QueueEvent, Submission
     from lllaunch.sweep.history import JobHistory, SweepResult
     from lllaunch.watchdog.progress import Progress
@@ -57,11 +60,7 @@ _PLAIN = re.compile(r"- ([A-Za-z0-9_+~][\w+~./@,-]*=[\w+~./@,=-]*)")
 
 
 def read_overrides(directory: str) -> tuple[str, ...]:
-    """Return the overrides of a run without secrets; none if they cannot be read.
-
-    Args:
-        directory: of the run.
-    """
+    """Return the overrides of a run without secrets; none if they cannot be read."""
     text = read_text(os.path.join(directory, ".hydra", "overrides.yaml"))
     if not text:
         return ()
@@ -91,11 +90,7 @@ def _from_yaml(text: str) -> tuple[str, ...]:
 
 
 def last_event(directory: str) -> dict[str, Any] | None:
-    """Returns the last whole line of a run's events.jsonl, None if there is none.
-
-    Args:
-        directory: of the run.
-    """
+    """Returns the last whole line of a run's events.jsonl, None if there is none."""
     return last_record(os.path.join(directory, EVENTS), _TAIL)
 
 
@@ -109,9 +104,6 @@ class FoundDirectory(NamedTuple):
     """The directory of a run or a sweep.
 
     Attributes:
-        path: as it was come by.
-        kind: which of the two.
-        names: of all that is in it.
         file: its result.json or sweep.json where that has another name, else empty.
     """
 
@@ -137,7 +129,6 @@ def find(
 
     Args:
         root: where to begin.
-        depth: how many levels below it are looked at.
         contents: tells what is in a directory; `contents_of` unless the caller knows more.
     """
     contents = contents or contents_of
@@ -157,12 +148,7 @@ def find(
 
 
 def look(path: str, contents: Contents | None = None) -> FoundDirectory | None:
-    """Return what a directory that was named is, None if it is neither a run nor a sweep.
-
-    Args:
-        path: of the directory.
-        contents: as for `find`.
-    """
+    """Return what a directory that was named is, None if it is neither a run nor a sweep."""
     names, _ = (contents or contents_of)(path)
     kind = _kind(path, names)
     if kind is None and any(name in _OF_A_RUN or ATTEMPT.fullmatch(name) for name in names):
@@ -177,11 +163,15 @@ def _kind(path: str, names: frozenset[str]) -> Literal["run", "sweep"] | None:
     # other programs write a result.json or a plan.yaml, too: one name alone says little
     if len(names & _OF_A_RUN) >= 2:
         return "run"
-    return "run" if RESULT in names and _result(path) is not None else None
+    return "run" if RESULT in names and _result(path)[0] is not None else None
 
 
-def _result(path: str) -> ResultFile | None:
-    return ResultFile.from_json(read_json(os.path.join(path, RESULT)), path)
+def _result(path: str) -> tuple[RunResult | None, str]:
+    """Return what the result.json of a run says; None, and why, if it makes no sense."""
+    try:
+        return read_result(os.path.join(path, RESULT), path), ""
+    except (OSError, ValueError) as error:
+        return None, str(error)
 
 
 def contents_of(path: str) -> tuple[frozenset[str], list[str]]:
@@ -207,9 +197,6 @@ def is_held(lock: str) -> bool | None:
     Who signed it is looked at first: a lock whose launcher is gone is not touched. One that is
     tried is nearly always held, which changes nothing; else it is given back at once.
 
-    Args:
-        lock: the lock's file.
-
     Returns:
         None if that cannot be found out: it is another user's, or the file system has no locks.
     """
@@ -232,12 +219,7 @@ def is_held(lock: str) -> bool | None:
 
 
 def lock_of(kind: Literal["run", "sweep", "job"], path: str) -> str:
-    """Return the file of the lock that is held while a run, a job or a sweep goes on.
-
-    Args:
-        kind: which of these.
-        path: its directory.
-    """
+    """Return the file of the lock that is held while a run, a job or a sweep goes on."""
     if kind == "sweep":
         return os.path.join(path, SWEEP_LOCK_NAME)
     return own_file(os.path.join(path, LOCK_NAME))
@@ -255,12 +237,7 @@ def state_of(lock: str) -> str:
 
 
 def plain(entry: ListEntry, path: str) -> dict[str, Any]:
-    """Returns what is known of a run, a sweep or a job, as data for JSON.
-
-    Args:
-        entry: what is known.
-        path: its directory, as it is to be told.
-    """
+    """Returns what is known of a run, a sweep or a job, as data for JSON."""
     found = {
         "kind": entry.kind,
         "path": path,
@@ -308,22 +285,17 @@ class ListEntry:
     """A run, a sweep, or a job of a sweep.
 
     Attributes:
-        kind: which of these.
         path: its directory; of a job that has none, that of its sweep.
-        state: one of `STATES`.
         exit_code: of its launcher, or None where that is not known.
         started_ns: when it began, nanoseconds since the epoch, or None.
         seconds: how long it took, or takes until now; None where that is not known.
         attempts: how often its workers were started, or a job; None where that is not known.
-        root_cause: the first failure in one line, or an empty string.
         value: what rank 0 returned, where that is short; else None.
-        job: number of a job, else None.
         counts: of a sweep, the number of jobs by state.
         batch_job: id of a run's batch job on a cluster, else empty.
         queue: what the cluster says of that as long as it is not known to be over, such as
             ``PENDING (Priority)``, or `NO_ANSWER`; of a sweep how many of its jobs are in which
             state there; else empty.
-        load_overrides: returns the overrides of the command line.
     """
 
     kind: Literal["run", "sweep", "job"]
@@ -356,31 +328,30 @@ class ListEntry:
         return self.load_overrides()
 
 
-def progress_of(sample: Mapping[str, Any] | None, started_ns: int | None) -> Progress | None:
+def progress_of(sample: RunSample | None, started_ns: int | None) -> Progress | None:
     """Return how far the worker is that is the furthest.
 
     Args:
         sample: the newest of a run, or None.
         started_ns: when the run began, nanoseconds since the epoch; an older sample is of another.
     """
-    if sample is None or sample["time"] * 1e9 < (started_ns or 0):
+    if sample is None or sample.time * 1e9 < (started_ns or 0):
         return None
-    known = [Fields(worker) for worker in sample["ranks"].values()]
-    steps = {fields.number("step"): fields for fields in known}
+    from lllaunch.run.samples import finite  # noqa: PLC0415 - as above
+    from lllaunch.watchdog.progress import Progress  # noqa: PLC0415 - as above
+
+    steps = {finite(each.step): each for each in sample.ranks.values()}
     furthest = max((step for step in steps if step is not None), default=None)
     if furthest is None:
         return None
-    from lllaunch.watchdog.progress import Progress  # noqa: PLC0415 - as above
-
-    fields = steps[furthest]
-    numbers = {name: fields.number(name) for name in ("total", "rate", "eta")}
-    metrics = fields.inner("metrics")
-    told = {name: metrics.number(name) for name in metrics.document}
+    worker = steps[furthest]
     return Progress(
         furthest,
-        **numbers,
-        idle=fields.number("idle") or 0.0,
-        metrics={name: number for name, number in told.items() if number is not None},
+        finite(worker.total),
+        finite(worker.rate),
+        finite(worker.eta),
+        finite(worker.idle) or 0.0,
+        {name: value for name, value in worker.metrics.items() if finite(value) is not None},
     )
 
 
@@ -391,8 +362,6 @@ def list_entries(
 
     Args:
         roots: where to look; each directory counts once.
-        depth: as for `find`.
-        queue: as for `entry_of`.
     """
     return sorted(
         newest(roots, depth, queue), key=lambda entry: entry.started_ns or 0, reverse=True
@@ -431,7 +400,6 @@ def entry_of(found: FoundDirectory, queue: BatchQueue | None = None) -> ListEntr
     """Reads what became of a run or a sweep; never raises.
 
     Args:
-        found: its directory.
         queue: of the cluster, if more than one is looked up.
     """
     if found.kind == "sweep":
@@ -449,13 +417,8 @@ def entry_now(found: FoundDirectory, queue: BatchQueue | None = None) -> ListEnt
 
 def read_run(
     found: FoundDirectory, queue: BatchQueue | None = None
-) -> tuple[ListEntry, ResultFile | None]:
-    """Return what became of a run, and its result.json if that is of this run; never raises.
-
-    Args:
-        found: its directory.
-        queue: as for `entry_of`.
-    """
+) -> tuple[ListEntry, RunResult | None]:
+    """Return what became of a run, and its result.json if that is of this run; never raises."""
     path = found.path
     submission = read_submission(path) if SUBMISSION in found.names else None
     if submission is not None:
@@ -463,9 +426,9 @@ def read_run(
     return _read_local(found)
 
 
-def _read_local(found: FoundDirectory) -> tuple[ListEntry, ResultFile | None]:
+def _read_local(found: FoundDirectory) -> tuple[ListEntry, RunResult | None]:
     path = found.path
-    result = _result(path) if RESULT in found.names else None
+    result, problem = _result(path) if RESULT in found.names else (None, "")
     started_ns = _changed_ns(os.path.join(path, PLAN))
     if result is not None and not _is_of_former(result, started_ns):
         return _ended(result), result
@@ -479,6 +442,7 @@ def _read_local(found: FoundDirectory) -> tuple[ListEntry, ResultFile | None]:
         started_ns=started_ns,
         seconds=_until(started_ns, path, state),
         attempts=_count_attempts(found),
+        root_cause=first_line(problem) if state == "unknown" else "",
         load_overrides=lambda: read_overrides(path),
     )
     return entry, None
@@ -496,7 +460,7 @@ def _count_attempts(found: FoundDirectory) -> int:
 
 def _read_submitted(
     found: FoundDirectory, submission: Submission, queue: BatchQueue
-) -> tuple[ListEntry, ResultFile | None]:
+) -> tuple[ListEntry, RunResult | None]:
     path = found.path
     history = read_history(path)
     entry = _in_queue(found, submission, history, queue)
@@ -504,9 +468,9 @@ def _read_submitted(
         return entry, None
     # what it wrote between the first look and its end
     history, names = read_history(path), contents_of(path)[0]
-    result = _result(path) if RESULT in names else None
+    result = _result(path)[0] if RESULT in names else None
     started_ns = _last_start(history)
-    if result is None or started_ns is None or (result.ended_ns or 0) < started_ns:
+    if result is None or started_ns is None or result.ended_ns < started_ns:
         if is_held(lock_of("run", path)):
             # another run in its directory, of this machine
             return _read_local(found)
@@ -518,8 +482,8 @@ def _read_submitted(
     reason = last.reason if isinstance(last, BatchEnded) else ""
     cause = ended.root_cause or first_line(reason)
     # those of earlier starts, too
-    numbers = [each.integer("attempt") or 0 for each in result.fields.objects("attempts")]
-    attempts = numbers[-1] + 1 if numbers else _count_attempts(found)
+    last_attempt = result.attempts[-1:]
+    attempts = last_attempt[0].number + 1 if last_attempt else _count_attempts(found)
     return replace(ended, batch_job=submission.job, root_cause=cause, attempts=attempts), result
 
 
@@ -630,22 +594,23 @@ def _state_of_code(code: int) -> str:
     return "error" if code else "succeeded"
 
 
-def _ended(result: ResultFile) -> ListEntry:
+def _ended(result: RunResult) -> ListEntry:
+    value = result.return_values.get(0)
     return ListEntry(
         "run",
         result.directory,
-        result.state if result.state in STATES else "unknown",
+        result.state,
         exit_code=result.exit_code,
-        started_ns=result.started_ns,
+        started_ns=result.started_ns or None,
         seconds=result.seconds,
-        attempts=result.attempts,
-        root_cause=first_line(result.root_cause),
-        value=result.value().value("value"),
+        attempts=len(result.attempts),
+        root_cause=first_line(result.failure),
+        value=None if value is None or value.json is None else json.loads(value.json),
         load_overrides=lambda: read_overrides(result.directory),
     )
 
 
-def _is_of_former(result: ResultFile, began_ns: int | None) -> bool:
+def _is_of_former(result: RunResult, began_ns: int | None) -> bool:
     """Whether a result is that of an earlier run in the same directory.
 
     The plan of a later one is younger. It also is where files were copied, so somebody else has to
@@ -658,7 +623,7 @@ def _is_of_former(result: ResultFile, began_ns: int | None) -> bool:
         return True
     ended, event = result.ended_ns, last_event(path)
     at = None if event is None else event.get("time_ns")
-    return ended is not None and isinstance(at, int) and at > ended
+    return bool(ended) and isinstance(at, int) and at > ended
 
 
 def _until(began_ns: int | None, path: str, state: str) -> float | None:
@@ -676,11 +641,10 @@ def _last_known_ns(path: str) -> int | None:
     """Return when a run that has no end was there last: events may be far between."""
     from lllaunch.run.samples import last_sample  # noqa: PLC0415 - most runs have ended
 
-    event = Fields(last_event(path)).integer("time_ns")
-    sampled = Fields(last_sample(path)).number("time")
-    known = [] if event is None else [event]
-    if sampled is not None and 0 < sampled < _LATEST:
-        known.append(round(sampled * 1e9))
+    event, sample = (last_event(path) or {}).get("time_ns"), last_sample(path)
+    known = [event] if isinstance(event, int) else []
+    if sample is not None and 0 < sample.time < _LATEST:
+        known.append(round(sample.time * 1e9))
     return max(known, default=None)
 
 
@@ -700,8 +664,6 @@ def read_sweep(
     """Return what became of a sweep, and what is known of its jobs; never raises.
 
     Args:
-        path: its directory.
-        queue: as for `entry_of`.
         result: what is known of its jobs; None for `sweep_result`.
     """
     result = result or sweep_result(path)
@@ -737,12 +699,7 @@ def is_submitted(sweep: str) -> bool:
 
 
 def _with_submitted(sweep: ListEntry, jobs: Sequence[ListEntry]) -> ListEntry:
-    """Return what is known of a sweep whose jobs go on without its launcher.
-
-    Args:
-        sweep: as its launcher has left it.
-        jobs: as they are now.
-    """
+    """Return what is known of a sweep whose jobs go on without its launcher."""
     counts = Counter(job.state for job in jobs)
     said = Counter(job.queue.partition(" (")[0] for job in jobs if job.queue)
     queue = ", ".join(f"{number} {state}" for state, number in sorted(said.items()))
@@ -805,8 +762,6 @@ def jobs_of(
     Of jobs that were submitted their own directories tell.
 
     Args:
-        sweep: the sweep.
-        queue: as for `entry_of`.
         result: what is known of its jobs; None for `sweep_result`.
     """
     result = result or sweep_result(sweep.path)
@@ -883,8 +838,6 @@ def _submission_of(
 
     Args:
         task: the submission of the array that it is in, and the index of its task.
-        directory: of the job.
-        queue: of the cluster.
 
     Returns:
         None if it was not, as far as anybody knows.
@@ -896,7 +849,7 @@ def _submission_of(
     known = f"{of_array}_{index}" if of_array else account_of(directory).job
     if not (known and queue.holds(known)) and not read_history(directory):
         return None
-    return array._replace(job=known, directory="")
+    return structs.replace(array, job=known, directory="")
 
 
 def _state_of_job(job: JobHistory, sweep: str) -> str:
@@ -923,7 +876,6 @@ class NoSuchRun(LaunchError):
     Attributes:
         path: what was given; empty if that was nothing in particular.
         reason: what is there, as the predicate of a sentence.
-        hint: what to do, or an empty string.
     """
 
     path: str
@@ -975,7 +927,11 @@ def locate(name: str, cwd: str | None = None) -> FoundDirectory:
 def _kind_of_file(path: str) -> Literal["run", "sweep"] | None:
     """Return what a file of any name is the result of, None if that is neither run nor sweep."""
     document = read_json(path)
-    if ResultFile.from_json(document, "") is not None:
+    try:
+        if as_result(document, "") is not None:
+            return "run"
+    except ValueError:
+        # of another version: its own reader says so
         return "run"
     return "sweep" if isinstance((document or {}).get("jobs"), list) else None
 

@@ -18,11 +18,7 @@ VERSION = 1
 
 
 def render_text(report: Report) -> str:
-    """Returns a report as lines for people: the verdict, and what is to be told of each failure.
-
-    Args:
-        report: what is told.
-    """
+    """Returns a report as lines for people: the verdict, and what is to be told of each failure."""
     lines = [f"lllaunch: {report.directory}: {report.verdict()}"]
     for case in report.cases:
         if case.outcome != "succeeded":

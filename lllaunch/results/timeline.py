@@ -10,29 +10,32 @@ Each of several nodes has written events by its own clock; here all times are by
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from lllaunch.console.report import fate_text
 from lllaunch.console.wording import counted, ranks
-from lllaunch.documents import Fields, read_json
+from lllaunch.documents import signal_name
 from lllaunch.files import read_bytes
 from lllaunch.results.store import read_run
-from lllaunch.run.causes import signal_name
 from lllaunch.run.directory import EVENTS, SAMPLES
-from lllaunch.run.result import FATE_NAMES, ResultFile, read_cause
+from lllaunch.run.events import EventLine
+from lllaunch.run.events import decode as decode_event
+from lllaunch.run.result import cause_in, read_result
+from lllaunch.run.samples import RunSample, finite
+from lllaunch.run.samples import decode as decode_sample
 from lllaunch.text import printable
 from lllaunch.watchdog.findings import lasted, suspects
 
 if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory, ListEntry
-    from lllaunch.run.outcome import AttemptOutcome, NodeOutcome, RunOutcome, WorkerOutcome
+    from lllaunch.run.result import AttemptResult, NodeResult, RunResult, WorkerResult
+
+T = TypeVar("T")
 
 SpanKind = Literal["preload", "rendezvous", "preflight", "spawn", "run", "hang", "grace", "pause"]
 """What lasts. Of a worker group: modules are imported for its workers, nodes meet, the preflight
@@ -47,10 +50,8 @@ class TimeSpan:
     """What lasts for a while.
 
     Attributes:
-        kind: what it is.
         start_ns: when it began, nanoseconds since the epoch.
         end_ns: when it was over; of what still goes on, the last moment that is known of.
-        text: what is to be said of it, or an empty string.
     """
 
     kind: SpanKind
@@ -64,9 +65,7 @@ class Mark:
     """What happens at a moment.
 
     Attributes:
-        kind: what it is.
         time_ns: when, nanoseconds since the epoch.
-        text: what is to be said of it.
         rank: of the worker that it is about, None if it is about all.
     """
 
@@ -81,16 +80,11 @@ class Lane:
     """One worker of one attempt in time.
 
     Attributes:
-        rank: among all workers.
-        local_rank: on its node.
         node: name of that, an empty string where there is one only.
-        attempt: number of the attempt.
         fate: as result.json calls it; ``running`` while it lives.
         spans: ``spawn``, then ``run``, and within that ``hang`` and ``grace``: in order of their
             beginnings. Spans of one kind do not overlap; each of the latter two lies within that of
             the run, and they do not overlap either.
-        marks: what is about this worker, in order.
-        text: how it ended, in words.
         exitcode: exit status, or the negative number of the signal that ended it; None if unknown.
     """
 
@@ -110,13 +104,11 @@ class AttemptTimeline:
     """One attempt on one node in time.
 
     Attributes:
-        number: of the attempt.
         node: name of the node, an empty string where there is one only.
         start_ns: when it was begun, nanoseconds since the epoch.
         end_ns: when its last worker was gone, None while it goes on.
         state: ``succeeded``, ``failed``, ``stopped`` (by a signal to the launcher), ``running``, or
             ``lost`` if nobody knows.
-        lanes: its workers, in order of rank.
         spans: of the group, in order of their beginnings: ``preload``, ``rendezvous``,
             ``preflight``, and the ``pause`` that follows it. Those of one kind do not overlap.
         marks: what is about all of them, in order.
@@ -141,7 +133,6 @@ class Series:
             ``gpu_memory`` or ``gpu_power``; or of a metric, what the worker calls it.
         unit: ``cores``, ``bytes``, ``bytes/s``, ``steps``, ``share``, ``watts``; of a metric empty.
         of: number of the rank, or name of the GPU; of several nodes, with the node's before it.
-        attempt: number of the attempt.
         points: when (nanoseconds since the epoch) and how much, in order; all finite.
         metric: whether it is a metric.
         node: name of the node, an empty string where there is one only.
@@ -165,7 +156,6 @@ class RunTimeline:
         end_ns: when it was over; of one that goes on, now; of one that was lost, the last moment
             that is known of.
         over: whether it is.
-        attempts: by number, then by node.
         series: what was measured, by attempt, then ranks before GPUs.
         nodes: names of the nodes, in order; none where there is one only.
     """
@@ -184,14 +174,12 @@ class NodeRecords:
 
     Attributes:
         name: of the node, an empty string where there is one only.
-        events: lines of its events.jsonl, in order.
-        samples: lines of its samples.jsonl, in order.
         ahead_ns: how far its clock is ahead of node 0's, nanoseconds.
     """
 
     name: str
-    events: Sequence[Fields] = ()
-    samples: Sequence[Fields] = ()
+    events: Sequence[EventLine] = ()
+    samples: Sequence[RunSample] = ()
     ahead_ns: int = 0
 
 
@@ -210,28 +198,28 @@ _MOST_SKEW_NS = 60 * 10**9
 def read_timeline(
     found: FoundDirectory,
     hide: Callable[[str], str] = str,
-    known: tuple[ListEntry, ResultFile | None] | None = None,
+    known: tuple[ListEntry, RunResult | None] | None = None,
 ) -> RunTimeline:
     """Read what happened when in a run; never raises for what its files hold.
 
     Args:
         found: its directory, or its result.json under another name, which then tells all.
-        hide: applied to every text, to take secrets out.
         known: what `lllaunch.results.store.read_run` returns for it, if that is known already.
     """
     now_ns = time.time_ns()
     if found.file:
-        result = ResultFile.from_json(read_json(found.file), found.path)
-        outcome = None if result is None else result.outcome
+        try:
+            outcome = read_result(found.file, found.path)
+        except (OSError, ValueError):
+            outcome = None
         return _hidden(timeline_of((), outcome), hide)
-    entry, result = known or read_run(found)
-    outcome = None if result is None else result.outcome
+    entry, outcome = known or read_run(found)
     records = _read_nodes(found, () if outcome is None else outcome.nodes)
     live = now_ns if entry.state == "running" else None
     return _hidden(timeline_of(records, outcome, live), hide)
 
 
-def _read_nodes(found: FoundDirectory, known: Sequence[NodeOutcome]) -> list[NodeRecords]:
+def _read_nodes(found: FoundDirectory, known: Sequence[NodeResult]) -> list[NodeRecords]:
     numbers = sorted(int(match[1]) for name in found.names if (match := _NODE.fullmatch(name)))
     if not numbers:
         return [NodeRecords("", *_read_node(found.path))]
@@ -250,43 +238,34 @@ def _read_nodes(found: FoundDirectory, known: Sequence[NodeOutcome]) -> list[Nod
 
 
 def _first_ns(node: NodeRecords) -> int:
-    return next((at for event in node.events if (at := event.integer("time_ns"))), 0)
+    return next((event.time_ns for event in node.events if event.time_ns), 0)
 
 
 def _last_ns(node: NodeRecords) -> int:
-    times = (event.integer("time_ns") for event in reversed(node.events))
     # a node that has written nothing may come to it
-    return next((at for at in times if at), _LATEST_NS)
+    times = (event.time_ns for event in reversed(node.events) if event.time_ns)
+    return next(times, _LATEST_NS)
 
 
-def _read_node(directory: str) -> tuple[list[Fields], list[Fields]]:
-    events = _lines(os.path.join(directory, EVENTS), _MOST_EVENTS)
-    samples = _lines(os.path.join(directory, SAMPLES), _MOST_SAMPLES)
-    begins = [place for place, event in enumerate(events) if event.text("type") == "Begin"]
+def _read_node(directory: str) -> tuple[list[EventLine], list[RunSample]]:
+    events = _lines(os.path.join(directory, EVENTS), _MOST_EVENTS, decode_event)
+    samples = _lines(os.path.join(directory, SAMPLES), _MOST_SAMPLES, decode_sample)
+    begins = [place for place, event in enumerate(events) if event.type == "Begin"]
     if begins:
         # those before it are of an earlier run, or an earlier batch job of this one
         events = events[begins[-1] :]
-        began = (events[0].integer("time_ns") or 0) / 1e9
-        samples = [sample for sample in samples if (sample.number("time") or 0) >= began]
+        began = (events[0].time_ns or 0) / 1e9
+        samples = [sample for sample in samples if sample.time >= began]
     return events, samples
 
 
-def _lines(path: str, most: int) -> list[Fields]:
-    """Return the objects of a file of JSON lines; of a long one those at its end."""
+def _lines(path: str, most: int, decode: Callable[[bytes], T | None]) -> list[T]:
+    """Return what the lines of a file say; of a long one those at its end."""
     try:
         lines = read_bytes(path, most).split(b"\n")
     except (OSError, ValueError):
         return []
-    found = []
-    for line in lines:
-        try:
-            # NaN and Infinity are not JSON
-            record = json.loads(line, parse_constant=lambda _: None) if line else None
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict):
-            found.append(Fields(record))
-    return found
+    return [found for line in lines if line and (found := decode(line)) is not None]
 
 
 def _hidden(timeline: RunTimeline, hide: Callable[[str], str]) -> RunTimeline:
@@ -334,6 +313,8 @@ _LONGEST_TEXT = 300
 # of a node; far more than any machine runs
 _MOST_WORKERS = 4096
 _LATEST_NS = 1 << 62
+# Three centuries, seconds.
+_LONGEST = 1e10
 
 
 @dataclass
@@ -382,8 +363,6 @@ class _NodeHistory:
     """What the events of one node come to, one after the other.
 
     Attributes:
-        attempts: by number.
-        last_ns: the latest time that is known of.
         finished: how the run ended here, an empty string if it did not.
     """
 
@@ -400,14 +379,14 @@ class _NodeHistory:
         # how many attempts of former runs the directory held
         self._former = 0
 
-    def take(self, event: Fields) -> None:
+    def take(self, event: EventLine) -> None:
         """See what follows from a line."""
-        at = self._time(event.integer("time_ns"))
+        at = self._time(event.time_ns)
         if at is None:
             return
         self.first_ns = min(at, self.first_ns or at)
         self.last_ns = max(at, self.last_ns)
-        handle = _HANDLED.get(event.text("type"))
+        handle = _HANDLED.get(event.type)
         if handle is not None:
             handle(self, event, at)
 
@@ -419,9 +398,9 @@ class _NodeHistory:
     def _time(self, time_ns: int | None) -> int | None:
         return time_ns - self._ahead_ns if time_ns and 0 < time_ns < _LATEST_NS else None
 
-    def _attempt_of(self, event: Fields, at: int) -> _Attempt:
+    def _attempt_of(self, event: EventLine, at: int) -> _Attempt:
         """Return the attempt that an event is about; its beginning may be lost."""
-        number = event.integer("attempt")
+        number = event.attempt
         self._renumber(number)
         current = self._current
         if number is None or (current is not None and current.number == number):
@@ -447,81 +426,81 @@ class _NodeHistory:
             current.number = number
             self.attempts = {each.number: each for each in self.attempts.values()}
 
-    def _start_workers(self, event: Fields, at: int) -> None:
+    def _start_workers(self, event: EventLine, at: int) -> None:
         self._end_pause(at)
         self._end_preflight(at, "")
         before = self._current
         if before is not None and not before.end_ns:
             before.end_ns = at
-        number = event.integer("attempt")
+        number = event.attempt
         if number is not None:
             # the launcher counts those of its own run
             attempt = self._begin_attempt(number + self._former, at)
         else:
             attempt = self._attempt_of(event, at)
         attempt.start_ns = attempt.spawn_ns = at
-        reason = event.text("reason")
+        reason = event.reason
         if reason:
             text = f"attempt {attempt.number} begins: {_REASONS.get(reason, reason)}"
             attempt.marks.append(Mark("restart", at, text))
         if before is not None and before is not attempt:
             before.state = before.state or "failed"
 
-    def _group_started(self, event: Fields, at: int) -> None:
+    def _group_started(self, event: EventLine, at: int) -> None:
         attempt = self._attempt_of(event, at)
-        attempt.base_rank = max(0, event.integer("base_rank") or 0)
-        if event.integer("restarts") is not None and attempt.spawn_ns == attempt.start_ns:
+        attempt.base_rank = max(0, event.base_rank)
+        if event.restarts is not None and attempt.spawn_ns == attempt.start_ns:
             attempt.spans.append(
                 TimeSpan("rendezvous", attempt.start_ns, max(at, attempt.start_ns))
             )
             attempt.spawn_ns = at
-        if not event.flag("preflight"):
-            for local_rank in event.wholes("ranks")[:_MOST_WORKERS]:
+        if not event.preflight:
+            for local_rank in event.ranks[:_MOST_WORKERS]:
                 attempt.worker(local_rank)
 
-    def _ready(self, event: Fields, at: int) -> None:
+    def _ready(self, event: EventLine, at: int) -> None:
         attempt = self._attempt_of(event, at)
-        seconds = event.seconds("seconds") or 0.0
+        seconds = _span(event.seconds) or 0.0
         begun = max(attempt.start_ns, at - round(seconds * 1e9))
         attempt.spans.append(TimeSpan("preload", begun, max(begun, at)))
         attempt.spawn_ns = max(attempt.spawn_ns, at)
 
-    def _preload_broken(self, event: Fields, at: int) -> None:
+    def _preload_broken(self, event: EventLine, at: int) -> None:
         attempt = self._attempt_of(event, at)
-        text = f"{event.text('module')} could not be imported"
+        text = f"{event.module} could not be imported"
         attempt.spans.append(TimeSpan("preload", attempt.start_ns, max(at, attempt.start_ns), text))
         attempt.end_ns = at
 
-    def _after_preflight(self, event: Fields, at: int) -> None:
+    def _after_preflight(self, event: EventLine, at: int) -> None:
         self._end_preflight(at, "")
         self._attempt_of(event, at).spawn_ns = at
 
-    def _started(self, event: Fields, at: int) -> None:
-        local_rank = event.integer("local_rank")
+    def _started(self, event: EventLine, at: int) -> None:
+        local_rank = event.local_rank
         attempt = self._attempt_of(event, at)
         if local_rank == _PREFLIGHT:
             self._preflight = at
         elif local_rank is not None and (worker := attempt.worker(local_rank)) is not None:
             worker.started_ns = at
 
-    def _exited(self, event: Fields, at: int) -> None:
-        local_rank, code = event.integer("local_rank"), event.integer("exitcode")
+    def _exited(self, event: EventLine, at: int) -> None:
+        local_rank, code = event.local_rank, event.exitcode
         attempt = self._attempt_of(event, at)
         if local_rank == _PREFLIGHT:
             self._end_preflight(at, "" if code == 0 else f"the preflight {_exit_text(code)}")
         elif local_rank is not None and (worker := attempt.worker(local_rank)) is not None:
             worker.ended_ns, worker.exitcode = at, code
 
-    def _start_failed(self, event: Fields, at: int) -> None:
-        local_rank = event.integer("local_rank")
+    def _start_failed(self, event: EventLine, at: int) -> None:
+        local_rank = event.local_rank
         attempt = self._attempt_of(event, at)
         if local_rank == _PREFLIGHT:
             self._preflight = attempt.spawn_ns if self._preflight is None else self._preflight
             self._end_preflight(at, "the preflight could not be started")
         elif local_rank is not None and (worker := attempt.worker(local_rank)) is not None:
-            worker.ended_ns, worker.not_started = at, event.text("reason") or "could not be started"
+            worker.ended_ns, worker.not_started = at, event.reason or "could not be started"
 
-    def _preflight_timed_out(self, event: Fields, at: int) -> None:
+    def _preflight_timed_out(self, event: EventLine, at: int) -> None:
         del event
         self._end_preflight(at, "the preflight took too long")
 
@@ -531,20 +510,20 @@ class _NodeHistory:
             span = TimeSpan("preflight", begun, max(begun, at), text)
             self._current.spans.append(span)
 
-    def _signal_received(self, event: Fields, at: int) -> None:
-        text = f"{_signal(event.integer('signum'))} to the launcher"
+    def _signal_received(self, event: EventLine, at: int) -> None:
+        text = f"{_signal(event.signum)} to the launcher"
         self._attempt_of(event, at).marks.append(Mark("signal", at, text))
 
-    def _signal_workers(self, event: Fields, at: int) -> None:
+    def _signal_workers(self, event: EventLine, at: int) -> None:
         attempt = self._attempt_of(event, at)
         self._ending(attempt, at)
-        text = f"{_signal(event.integer('signum'))} to all workers"
+        text = f"{_signal(event.signum)} to all workers"
         attempt.marks.append(Mark("signal", at, text))
 
-    def _start_grace(self, event: Fields, at: int) -> None:
+    def _start_grace(self, event: EventLine, at: int) -> None:
         self._ending(self._attempt_of(event, at), at)
 
-    def _kill_workers(self, event: Fields, at: int) -> None:
+    def _kill_workers(self, event: EventLine, at: int) -> None:
         attempt = self._attempt_of(event, at)
         self._ending(attempt, at)
         attempt.marks.append(Mark("signal", at, "SIGKILL to all workers"))
@@ -554,25 +533,24 @@ class _NodeHistory:
             if worker.ended_ns is None and worker.ending_ns is None:
                 worker.ending_ns = at
 
-    def _signal_process(self, event: Fields, at: int) -> None:
+    def _signal_process(self, event: EventLine, at: int) -> None:
         attempt = self._attempt_of(event, at)
-        local_rank = event.integer("rank")
+        local_rank = event.rank
         rank = None if local_rank is None else attempt.base_rank + local_rank
-        text = f"{_signal(event.integer('signum'))} to process {event.integer('pid')}"
+        text = f"{_signal(event.signum)} to process {event.pid}"
         attempt.marks.append(Mark("signal", at, text, rank))
 
-    def _watchdog_fired(self, event: Fields, at: int) -> None:
-        self._finding(event.inner("finding"), at, ends=event.flag("ends") is not False)
+    def _watchdog_fired(self, event: EventLine, at: int) -> None:
+        self._finding(event, at, ends=event.ends)
 
-    def _not_finite(self, event: Fields, at: int) -> None:
-        # it is an event by itself
+    def _not_finite(self, event: EventLine, at: int) -> None:
         self._finding(event, at, ends=False)
 
-    def _finding(self, found: Fields, at: int, *, ends: bool) -> None:
-        finding: Any = read_cause(found)
-        attempt = self._attempt_of(Fields(), at)
+    def _finding(self, event: EventLine, at: int, *, ends: bool) -> None:
+        finding: Any = cause_in(event.finding)
+        attempt = self._attempt_of(EventLine(), at)
         local_ranks = suspects(finding)
-        text = str(finding or found.text("type") or "the watchdog found something")
+        text = str(finding or "the watchdog found something")
         named = [attempt.base_rank + local_rank for local_rank in local_ranks]
         if len(named) > 1:
             text = f"{ranks(named)}: {text}"
@@ -584,9 +562,8 @@ class _NodeHistory:
             hang = _Hang(begun, max(begun, at), local_ranks, _line(str(finding)), ends)
             attempt.hangs.append(hang)
 
-    def _nodes_agreed(self, event: Fields, at: int) -> None:
-        ended = event.inner("ended")
-        finding: Any = read_cause(ended.inner("finding"))
+    def _nodes_agreed(self, event: EventLine, at: int) -> None:
+        finding: Any = cause_in(event.ended.finding)
         attempt = self._attempt_of(event, at)
         if finding is None or any(hang.ends for hang in attempt.hangs):
             return
@@ -597,34 +574,34 @@ class _NodeHistory:
             begun = max(attempt.start_ns, at - round(seconds * 1e9))
             attempt.hangs.append(_Hang(begun, max(begun, at), (), _line(str(finding)), ends=True))
 
-    def _stacks_taken(self, event: Fields, at: int) -> None:
-        number = len(event.objects("stacks"))
+    def _stacks_taken(self, event: EventLine, at: int) -> None:
+        number = len(event.stacks)
         text = f"the stacks of {counted(number, 'worker')} were taken"
         self._attempt_of(event, at).marks.append(Mark("stacks", at, text))
 
-    def _stacks_answered(self, event: Fields, at: int) -> None:
-        text = f"somebody looked where {ranks(event.wholes('ranks'))} stood"
+    def _stacks_answered(self, event: EventLine, at: int) -> None:
+        text = f"somebody looked where {ranks(event.ranks)} stood"
         self._attempt_of(event, at).marks.append(Mark("stacks", at, text))
 
-    def _spawner_gone(self, event: Fields, at: int) -> None:
+    def _spawner_gone(self, event: EventLine, at: int) -> None:
         attempt = self._attempt_of(event, at)
         for worker in attempt.workers.values():
             worker.ended_ns = at if worker.ended_ns is None else worker.ended_ns
 
-    def _orphans_gone(self, event: Fields, at: int) -> None:
+    def _orphans_gone(self, event: EventLine, at: int) -> None:
         attempt = self._attempt_of(event, at)
         if self._preflight is None and all(
             worker.ended_ns is not None for worker in attempt.workers.values()
         ):
             attempt.end_ns = at if attempt.workers else attempt.end_ns
 
-    def _begin_pause(self, event: Fields, at: int) -> None:
+    def _begin_pause(self, event: EventLine, at: int) -> None:
         self._end_pause(at)
-        restart = event.integer("restart")
+        restart = event.restart
         self._pause = at
         self._pause_text = "" if restart is None else f"before restart {restart}"
 
-    def _pause_over(self, event: Fields, at: int) -> None:
+    def _pause_over(self, event: EventLine, at: int) -> None:
         del event
         self._end_pause(at)
 
@@ -634,11 +611,11 @@ class _NodeHistory:
             span = TimeSpan("pause", begun, max(begun, at), self._pause_text)
             self._current.spans.append(span)
 
-    def _finish(self, event: Fields, at: int) -> None:
+    def _finish(self, event: EventLine, at: int) -> None:
         self._end_pause(at)
         self._end_preflight(at, "")
-        state = event.text("state")
-        stopped = event.integer("signum") is not None
+        state = event.state
+        stopped = event.signum is not None
         ended = "stopped" if stopped else "succeeded" if state == "SUCCEEDED" else "failed"
         self.finished = ended
         if self._current is not None:
@@ -646,7 +623,7 @@ class _NodeHistory:
             self._current.state = self._current.state or ended
 
 
-_HANDLED: Mapping[str, Callable[[_NodeHistory, Fields, int], None]] = {
+_HANDLED: Mapping[str, Callable[[_NodeHistory, EventLine, int], None]] = {
     "StartWorkers": _NodeHistory._start_workers,
     "GroupStarted": _NodeHistory._group_started,
     "Ready": _NodeHistory._ready,
@@ -690,6 +667,10 @@ def _signal(signum: int | None) -> str:
     return "a signal" if signum is None else signal_name(signum)
 
 
+def _span(seconds: float | None) -> float | None:
+    return seconds if seconds is not None and 0 <= seconds < _LONGEST else None
+
+
 def _line(text: str) -> str:
     return printable(text, _LONGEST_TEXT)
 
@@ -706,12 +687,11 @@ def _exit_text(code: int | None) -> str:
 
 
 def timeline_of(
-    records: Sequence[NodeRecords], outcome: RunOutcome | None, now_ns: int | None = None
+    records: Sequence[NodeRecords], outcome: RunResult | None, now_ns: int | None = None
 ) -> RunTimeline:
     """Return what happened when in a run. Pure.
 
     Args:
-        records: what each node has written, node 0 first.
         outcome: what its result.json says, None if there is none.
         now_ns: the time, nanoseconds since the epoch, of a run that goes on; else None.
     """
@@ -854,11 +834,7 @@ def _start_of(span: TimeSpan) -> tuple[int, int]:
 
 
 def _apart(spans: Iterable[TimeSpan]) -> tuple[TimeSpan, ...]:
-    """Return spans of which those of one kind that overlap are one, with the last one's text.
-
-    Args:
-        spans: in order of their beginnings.
-    """
+    """Return spans of which those of one kind that overlap are one, with the last one's text."""
     found: list[TimeSpan] = []
     last: dict[str, int] = {}
     for span in spans:
@@ -877,7 +853,7 @@ def _apart(spans: Iterable[TimeSpan]) -> tuple[TimeSpan, ...]:
 
 
 def _judged(
-    attempts: Sequence[AttemptTimeline], outcome: RunOutcome, nodes: tuple[str, ...]
+    attempts: Sequence[AttemptTimeline], outcome: RunResult, nodes: tuple[str, ...]
 ) -> list[AttemptTimeline]:
     """Return attempts with what became of them; those of nodes that left no events are added."""
     found = {(each.number, each.node): each for each in attempts}
@@ -898,7 +874,7 @@ def _judged(
     return [_with_hang(_with_root(each, outcome), outcome) for each in found.values()]
 
 
-def _of(lane: Lane, worker: WorkerOutcome | None, attempt: AttemptOutcome) -> Lane:
+def _of(lane: Lane, worker: WorkerResult | None, attempt: AttemptResult) -> Lane:
     """Return a lane with what result.json says of its worker."""
     if worker is None:
         return lane
@@ -906,8 +882,8 @@ def _of(lane: Lane, worker: WorkerOutcome | None, attempt: AttemptOutcome) -> La
     return replace(
         lane,
         local_rank=worker.local_rank,
-        fate=FATE_NAMES[type(worker.fate)],
-        text=_line(fate_text(worker.fate, after_root=known)),
+        fate=worker.fate,
+        text=_line(fate_text(worker, after_root=known)),
         exitcode=worker.exitcode,
         # who failed first is known for sure
         marks=tuple(mark for mark in lane.marks if mark.kind != "root_cause"),
@@ -915,14 +891,14 @@ def _of(lane: Lane, worker: WorkerOutcome | None, attempt: AttemptOutcome) -> La
 
 
 def _by_node(
-    workers: Iterable[WorkerOutcome], outcome: RunOutcome, nodes: tuple[str, ...]
-) -> Iterator[tuple[str, list[WorkerOutcome]]]:
+    workers: Iterable[WorkerResult], outcome: RunResult, nodes: tuple[str, ...]
+) -> Iterator[tuple[str, list[WorkerResult]]]:
     """Yield workers with the name of their node: ranks count through the nodes in their order."""
     names: list[str] = []
     if nodes:
         for node in sorted(outcome.nodes, key=lambda node: node.group_rank):
             names += [node.name] * (min(node.nproc, _MOST_WORKERS) if node.group_rank >= 0 else 0)
-    found: dict[str, list[WorkerOutcome]] = {}
+    found: dict[str, list[WorkerResult]] = {}
     for worker in workers:
         first = nodes[0] if nodes else ""
         name = names[worker.rank] if 0 <= worker.rank < len(names) else first
@@ -931,7 +907,7 @@ def _by_node(
 
 
 def _without_events(
-    attempt: AttemptOutcome, node: str, workers: Sequence[WorkerOutcome], outcome: RunOutcome
+    attempt: AttemptResult, node: str, workers: Sequence[WorkerResult], outcome: RunResult
 ) -> AttemptTimeline:
     """Return an attempt of a node as result.json alone tells it."""
     offsets = {each.name: each.clock_offset for each in outcome.nodes}
@@ -952,7 +928,7 @@ def _without_events(
     return AttemptTimeline(attempt.number, node, attempt.started_ns, end, attempt.state, order)
 
 
-def _with_root(attempt: AttemptTimeline, outcome: RunOutcome) -> AttemptTimeline:
+def _with_root(attempt: AttemptTimeline, outcome: RunResult) -> AttemptTimeline:
     """Return an attempt with a mark at what it failed for."""
     told = next((each for each in outcome.attempts if each.number == attempt.number), None)
     root = None if told is None else told.root_cause
@@ -978,7 +954,7 @@ def _with_root(attempt: AttemptTimeline, outcome: RunOutcome) -> AttemptTimeline
     return replace(attempt, lanes=tuple(lanes))
 
 
-def _with_hang(attempt: AttemptTimeline, outcome: RunOutcome) -> AttemptTimeline:
+def _with_hang(attempt: AttemptTimeline, outcome: RunResult) -> AttemptTimeline:
     """Return an attempt with what the watchdog found on all nodes; it knows who only waited."""
     root = outcome.root_cause
     hang = None if root is None or root.attempt != attempt.number else root.hang
@@ -1032,12 +1008,11 @@ def _series(records: Sequence[NodeRecords]) -> Iterator[Series]:
     points: dict[tuple[int, int, int, str, bool, str, int], list[tuple[int, float]]] = {}
     for place, node in enumerate(records):
         for sample in node.samples:
-            seconds, attempt = sample.number("time"), sample.integer("attempt")
-            if seconds is None or attempt is None or seconds <= 0:
+            if sample.time <= 0:
                 continue
-            at = round(seconds * 1e9) - node.ahead_ns
+            at = round(sample.time * 1e9) - node.ahead_ns
             for what, value in _values(sample):
-                points.setdefault((attempt, *what, place), []).append((at, value))
+                points.setdefault((sample.attempt, *what, place), []).append((at, value))
     for key, found in sorted(points.items(), key=lambda item: item[0]):
         number, of_gpu, _, of, metric, name, place = key
         unit = "" if metric else _OF_GPU[name] if of_gpu else _UNITS[name]
@@ -1048,26 +1023,16 @@ def _series(records: Sequence[NodeRecords]) -> Iterator[Series]:
         yield Series(shown, unit, of, number, tuple(sorted(found)), metric, where)
 
 
-def _values(sample: Fields) -> Iterator[tuple[tuple[int, int, str, bool, str], float]]:
+def _values(sample: RunSample) -> Iterator[tuple[tuple[int, int, str, bool, str], float]]:
     """Yield the finite numbers of a sample, each with what it is of: such that they sort."""
-    of_ranks = sample.inner("ranks")
-    for rank in of_ranks.document:
-        if not (rank.isdecimal() and rank.isascii() and len(rank) < 10):
-            continue
-        worker = of_ranks.inner(rank)
+    for rank, worker in sample.by_rank.items():
         for name in _UNITS:
-            value = worker.number(name)
-            if value is not None:
-                yield (0, int(rank), rank, False, name), value
-        metrics = worker.inner("metrics")
-        for name in metrics.document:
-            value = metrics.number(name)
-            if value is not None and math.isfinite(value):
-                yield (0, int(rank), rank, True, name), value
-    of_gpus = sample.inner("gpus")
-    for gpu in of_gpus.document:
-        use = of_gpus.inner(gpu)
+            if (value := finite(getattr(worker, name))) is not None:
+                yield (0, rank, str(rank), False, name), value
+        for name, metric in worker.metrics.items():
+            if (value := finite(metric)) is not None:
+                yield (0, rank, str(rank), True, name), value
+    for gpu, use in sample.gpus.items():
         for name in _OF_GPU:
-            value = use.number(name)
-            if value is not None:
+            if (value := finite(getattr(use, name))) is not None:
                 yield (1, 0, gpu, False, name), value

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lllaunch.documents import isoformat
 from lllaunch.results.timeline import (
     AttemptTimeline,
     Lane,
@@ -25,7 +26,6 @@ from lllaunch.results.timeline import (
     read_timeline,
 )
 from lllaunch.results.tries import SweepTimeline, place, read_sweep_timeline, tracks_of
-from lllaunch.run.events import isoformat
 from lllaunch.text import printable
 
 if TYPE_CHECKING:
@@ -54,12 +54,7 @@ _LONGEST = 300
 
 
 def trace_text(found: FoundDirectory, hide: Callable[[str], str] = str) -> str:
-    """Read a run or a sweep, finished or not, and return its trace.
-
-    Args:
-        found: its directory.
-        hide: applied to every text, to take secrets out.
-    """
+    """Read a run or a sweep, finished or not, and return its trace."""
     if found.kind == "sweep":
         sweep = read_sweep_timeline(found.path, found.file)
         return rendered(sweep_events(sweep, hide), "sweep", sweep.start_ns)
@@ -71,8 +66,6 @@ def rendered(events: Iterable[TraceEvent], kind: str, start_ns: int) -> str:
     """Return the text of a trace, an event a line.
 
     Args:
-        events: in order.
-        kind: what it is a trace of, ``run`` or ``sweep``.
         start_ns: when that began, nanoseconds since the epoch.
     """
     lines = ",\n".join(
@@ -135,13 +128,8 @@ class _Tracks:
         """Add what lasts.
 
         Args:
-            where: process and thread.
             start_ns: when it begins, nanoseconds since the epoch.
-            end_ns: when it ends.
-            name: what it is.
-            category: what one may search for.
             args: what else is known of it; what is None or empty is left out.
-            colour: as chrome://tracing calls it.
         """
         begin = self.at(start_ns)
         event = {
@@ -189,7 +177,6 @@ def run_events(run: RunTimeline, most_values: int = MOST_VALUES) -> list[TraceEv
     """Return the trace of a run: a process for each attempt on each node, a thread for each rank.
 
     Args:
-        run: what happened when.
         most_values: how many values of counters there are; those between go first.
     """
     tracks = _Tracks(run.start_ns)
@@ -316,12 +303,7 @@ _THREADS: dict[SlotKind, str] = {"gpu": "GPU", "cpu": "core", "job": "place"}
 
 
 def sweep_events(sweep: SweepTimeline, hide: Callable[[str], str] = str) -> list[TraceEvent]:
-    """Return the trace of a sweep: a thread for each GPU, else each core; spans are jobs' tries.
-
-    Args:
-        sweep: what happened when.
-        hide: applied to every text.
-    """
+    """Return the trace of a sweep: a thread for each GPU, else each core; spans are jobs' tries."""
     tracks = _Tracks(sweep.start_ns)
     whole = tracks.process("sweep")
     where = whole, tracks.thread(whole, "launcher")

@@ -45,16 +45,11 @@ class JobTry:
     """One try of one job.
 
     Attributes:
-        job: its number.
-        number: of the try, from 0.
         start_ns: when it was started, nanoseconds since the epoch.
         end_ns: when it had ended; of one that still goes on, the last moment that is known of.
         fate: the `state` of its result; ``running`` while it goes on, ``lost`` if nobody knows.
-        lease: what it held.
-        overrides: of its job.
         exit_code: of its launcher, None where that is not known.
         objective: what it returned, if it succeeded and that is a number; else None.
-        root_cause: the first failure in one line, or an empty string.
     """
 
     job: int
@@ -74,9 +69,7 @@ class SlotTrack:
     """Tries that came one after the other.
 
     Attributes:
-        kind: what it is a track of.
         name: of the GPU, or number of the core or the place.
-        tries: in order; none overlaps another one.
     """
 
     kind: SlotKind
@@ -92,7 +85,6 @@ class SweepTimeline:
         start_ns: when it began, nanoseconds since the epoch.
         end_ns: when it was over; of one that goes on, now; else the last moment that is known of.
         over: whether it is.
-        tries: in order of their starts.
         slots: all that its jobs could lease, as far as that is known.
         resumed_ns: when it was gone on with by another launcher.
     """
@@ -132,7 +124,6 @@ def tries_of(entries: Iterable[JournalEntry], now_ns: int | None = None) -> Swee
     """Return a sweep in time. Pure.
 
     Args:
-        entries: of its journal, in order.
         now_ns: the time, nanoseconds since the epoch, of a sweep that goes on; else None.
     """
     history = _Tries()
@@ -245,9 +236,6 @@ def tracks_of(timeline: SweepTimeline) -> tuple[SlotTrack, ...]:
     A job that held nothing (on a cluster, or one that asks for nothing) is where there is room.
     What the sweep could have leased has a track even if nothing ran there.
 
-    Args:
-        timeline: of the sweep.
-
     Returns:
         GPUs, then cores, then places. If tries on one GPU overlap, which they do only if a clock
         was set meanwhile, it has several tracks.
@@ -304,7 +292,6 @@ def place(lines: list[list[T]], each: T) -> None:
 
     Args:
         lines: on each of which nothing overlaps; an empty one is free.
-        each: what begins no sooner than what is there.
     """
     for line in lines:
         if not line or line[-1].end_ns <= each.start_ns:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from lllaunch.linux.process import open_pidfd, wait_readable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 _KILLED_WITHIN = 1.0  # seconds
@@ -31,17 +31,9 @@ _QUIET = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 _DROPPED = {
     f"GIT_{name}"
     for name in (
-        "DIR",
-        "WORK_TREE",
-        "INDEX_FILE",
-        "PREFIX",
-        "COMMON_DIR",
-        "NAMESPACE",
-        "OBJECT_DIRECTORY",
-        "ALTERNATE_OBJECT_DIRECTORIES",
-        "IMPLICIT_WORK_TREE",
-        "GRAFT_FILE",
-        "SHALLOW_FILE",
+        *("DIR", "WORK_TREE", "INDEX_FILE", "PREFIX", "COMMON_DIR", "NAMESPACE"),
+        *("OBJECT_DIRECTORY", "ALTERNATE_OBJECT_DIRECTORIES", "IMPLICIT_WORK_TREE"),
+        *("GRAFT_FILE", "SHALLOW_FILE"),
     )
 }
 _SET = {
@@ -57,7 +49,6 @@ class Git:
 
     Args:
         cwd: where.
-        arguments: what it is asked.
         environ: of the user; what would lead it elsewhere is left out.
         variables: what it finds in its environment besides, whatever the user has there.
 
@@ -83,6 +74,11 @@ class Git:
         setpriv = _which("setpriv", environ)
         if setpriv is not None:
             command = [setpriv, "--pdeathsig", "KILL", "--", *command]
+        kept = {
+            name: value
+            for name, value in environ.items()
+            if name not in _DROPPED and not name.startswith("GIT_TRACE")
+        }
         # files rather than pipes: it need not wait for anybody who reads
         self._files = [os.memfd_create("git", os.MFD_CLOEXEC) for _ in range(2)]
         self._pidfd: int | None = None
@@ -92,7 +88,7 @@ class Git:
             self._pid = os.posix_spawn(
                 command[0],
                 command,
-                {**_environment(environ), **(variables or {})},
+                {**kept, **_SET, **(variables or {})},
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_DUP2, self._files[0], 1),
@@ -129,7 +125,10 @@ class Git:
             with contextlib.suppress(ChildProcessError):  # of a process this one was forked from
                 pid, status = os.waitpid(self._pid, os.WNOHANG)
                 self.status = os.waitstatus_to_exitcode(status) if pid else None
-            written = [_decoded(fd, most) for fd in self._files]
+            written = [
+                os.pread(fd, min(os.fstat(fd).st_size, most), 0).decode(errors="surrogateescape")
+                for fd in self._files
+            ]
             self._close()
         return (written[0], written[1]) if ended else None
 
@@ -142,20 +141,6 @@ class Git:
         for fd in (*self._files, self._pidfd):
             if fd is not None:
                 os.close(fd)
-
-
-def _decoded(fd: int, most: int) -> str:
-    size = min(os.fstat(fd).st_size, most)
-    return os.pread(fd, size, 0).decode(errors="surrogateescape")
-
-
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    kept = {
-        name: value
-        for name, value in environ.items()
-        if name not in _DROPPED and not name.startswith("GIT_TRACE")
-    }
-    return {**kept, **_SET}
 
 
 def _which(program: str, environ: Mapping[str, str]) -> str | None:
@@ -176,7 +161,6 @@ def versions_of(
     """Returns the versions of packages by name, those that are not installed left out.
 
     Args:
-        packages: names of distributions.
         modules: dotted names of modules; the distributions that hold them come too. Modules of
             Python itself, and those that no installer has put there, belong to none.
         path: where to look; ``sys.path`` if None.
@@ -219,26 +203,19 @@ class _Installed:
 
     def owner(self, top: str) -> str | None:
         """The name of the distribution that a top-level module belongs to, None if to none."""
-        entry = next((each for each, names in self._entries.items() if _holds(names, top)), None)
-        if entry is not None:
-            for place in self._beside(entry, top):
-                if _claims(place, top):
-                    return _field(place, "Name") or None
+        likely = self._places.get(_normalized(top))
+        for entry, names in self._entries.items():
+            if any(name == top or name.startswith(f"{top}.") for name in names):
+                beside = [each for each in self._places.values() if os.path.dirname(each) == entry]
+                for place in sorted(beside, key=lambda place: place != likely):
+                    if _claims(place, top):
+                        return _field(place, "Name") or None
+                break
         # one that is installed as editable lies elsewhere, as in a user's checkout
-        place = self._places.get(_normalized(top), "")
+        place = likely or ""
         if place and b'"editable"' in _read(os.path.join(place, "direct_url.json")):
             return _field(place, "Name") or None
         return None
-
-    def _beside(self, entry: str, top: str) -> Iterator[str]:
-        """Those in a directory, the most likely ones first."""
-        places = [each for each in self._places.values() if os.path.dirname(each) == entry]
-        likely = self._places.get(_normalized(top))
-        yield from sorted(places, key=lambda place: place != likely)
-
-
-def _holds(names: Iterable[str], top: str) -> bool:
-    return any(name == top or name.startswith(f"{top}.") for name in names)
 
 
 def _claims(place: str, top: str) -> bool:
@@ -284,14 +261,7 @@ _COMMIT = ("rev-parse", "HEAD", "--abbrev-ref", "HEAD")
 
 
 # What git says of a tree; null is what is not known.
-_UNKNOWN: dict[str, Any] = {
-    "commit": None,
-    "dirty": None,
-    "branch": None,
-    "changed": None,
-    "untracked": None,
-    "git_problem": None,
-}
+_OF_TREE = ("commit", "dirty", "branch", "changed", "untracked", "git_problem")
 
 
 def build_facts(
@@ -304,10 +274,8 @@ def build_facts(
     """Returns what a run is built from, as plain data for JSON; waits for git, `PATIENCE` at most.
 
     Args:
-        cwd: the directory that the command was given in.
         modules: dotted names of modules; versions of the distributions that hold them are told.
         environ: what git is found and run with; that of this process if None.
-        own: as in `BuildQuery.result`.
 
     Returns:
         ``commit`` (full hash), ``dirty``, ``branch`` (null if none is checked out), ``changed``
@@ -335,7 +303,6 @@ class BuildQuery:
         """Asks git, without waiting for it; takes about a millisecond and raises nothing.
 
         Args:
-            cwd: the directory that the command was given in.
             environ: what git is found and run with; that of this process if None.
         """
         query = cls(cwd, dict(os.environ) if environ is None else environ)
@@ -356,7 +323,6 @@ class BuildQuery:
 
         Args:
             timeout: how long to wait for git from now on, seconds.
-            modules: as for `build_facts`.
             own: directories that runs write to. An untracked directory that holds one of them, and
                 not ``cwd``, is taken for output: it does not make the tree dirty.
         """
@@ -394,7 +360,7 @@ class BuildQuery:
 
 
 def _unknown(problem: str, **known: str | None) -> dict[str, Any]:
-    return {**_UNKNOWN, "git_problem": problem, **known}
+    return {**dict.fromkeys(_OF_TREE), "git_problem": problem, **known}
 
 
 def refusal(error: OSError) -> str:
@@ -408,10 +374,7 @@ def parse_status(told: str, errors: str, *, cwd: str, own: Sequence[str] = ()) -
     """Returns what ``git status --porcelain=v2 --branch -z`` says; pure but for looking for .git.
 
     Args:
-        told: what it wrote.
-        errors: what it wrote to standard error.
         cwd: where it was asked.
-        own: as in `BuildQuery.result`.
     """
     entries = told.split("\0")
     heads = dict(

@@ -5,26 +5,14 @@ What the watchdog finds (`lllaunch.watchdog.findings`) is a cause as it is.
 
 from __future__ import annotations
 
-import signal
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from lllaunch.documents import Record, Said, signal_name
 from lllaunch.text import duration
-
-if TYPE_CHECKING:
-    from lllaunch.watchdog.findings import Finding
+from lllaunch.watchdog.findings import Finding
 
 
-def signal_name(signum: int) -> str:
-    """Returns ``SIGTERM`` for 15; ``signal 64`` where Python knows no name."""
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
-
-
-@dataclass(frozen=True)
-class Raised:
+class Raised(Said, frozen=True):
     """The worker's code raised an exception, and said so in its error.json.
 
     Attributes:
@@ -39,8 +27,7 @@ class Raised:
         return f"raised {self.message.splitlines()[0]}" if self.message else "raised an exception"
 
 
-@dataclass(frozen=True)
-class DeviceOutOfMemory(Raised):
+class DeviceOutOfMemory(Raised, frozen=True):
     """The worker's code found no memory on a GPU or another device; attributes as of `Raised`."""
 
     def __str__(self) -> str:
@@ -50,8 +37,7 @@ class DeviceOutOfMemory(Raised):
         return f"ran out of device memory: {said if free < 0 else said[:free] + ' is free'}"
 
 
-@dataclass(frozen=True)
-class ExitedNonZero:
+class ExitedNonZero(Said, frozen=True):
     """The worker ended by itself with an exit status other than 0."""
 
     exitcode: int
@@ -60,8 +46,7 @@ class ExitedNonZero:
         return f"exited with status {self.exitcode}"
 
 
-@dataclass(frozen=True)
-class CalledExit:
+class CalledExit(Said, frozen=True):
     """The worker's code called ``sys.exit``.
 
     Attributes:
@@ -82,8 +67,7 @@ class CalledExit:
         return f"called sys.exit({self.argument})"
 
 
-@dataclass(frozen=True)
-class LeftEarly:
+class LeftEarly(Said, frozen=True):
     """The worker ended with success while others were still in a collective operation with it.
 
     Attributes:
@@ -109,8 +93,7 @@ class LeftEarly:
         return "ended with success while others were still in a collective operation with it"
 
 
-@dataclass(frozen=True)
-class DiskFull:
+class DiskFull(Said, frozen=True):
     """The worker failed, and could not say why: the file system of its logs is full.
 
     Attributes:
@@ -129,8 +112,7 @@ class DiskFull:
         return f"exited with status {self.exitcode}: [Errno 28] No space left on device"
 
 
-@dataclass(frozen=True)
-class KilledBySignal:
+class KilledBySignal(Said, frozen=True):
     """A signal ended the worker.
 
     Attributes:
@@ -145,8 +127,7 @@ class KilledBySignal:
         return f"died of {signal_name(self.signum)}" + (", core dumped" if self.core_dumped else "")
 
 
-@dataclass(frozen=True)
-class OutOfMemory:
+class OutOfMemory(Said, frozen=True):
     """The kernel's OOM killer ended the worker, or a process below it, as far as can be known.
 
     Attributes:
@@ -165,8 +146,7 @@ class OutOfMemory:
         return "died of SIGKILL: out of memory"
 
 
-@dataclass(frozen=True)
-class StartFailure:
+class StartFailure(Said, frozen=True):
     """The worker could not be started.
 
     Attributes:
@@ -184,8 +164,7 @@ class StartFailure:
         return f"could not be started: {what}{self.reason}"
 
 
-@dataclass(frozen=True)
-class SpawnerLost:
+class SpawnerLost(Said, frozen=True):
     """The process that starts all workers died, and the worker with it.
 
     Attributes:
@@ -208,8 +187,7 @@ class SpawnerLost:
         return f"was lost: the process that forks workers (pid {self.pid}) died, {how}"
 
 
-@dataclass(frozen=True)
-class PreloadFailure:
+class PreloadFailure(Said, frozen=True):
     """A module listed under ``preload`` could not be imported; no worker could be started."""
 
     module: str
@@ -219,8 +197,7 @@ class PreloadFailure:
         return f"could not be started: preload of {self.module!r} failed: {self.reason}"
 
 
-@dataclass(frozen=True)
-class PreflightFailure:
+class PreflightFailure(Said, frozen=True):
     """The preflight failed; no worker was started.
 
     Attributes:
@@ -248,8 +225,7 @@ class PreflightFailure:
         return f"could not be started: preflight failed: {self.command} {how}"
 
 
-@dataclass(frozen=True)
-class NotPicklableReturn:
+class NotPicklableReturn(Said, frozen=True):
     """The worker did its work, but what its function returned cannot leave the process."""
 
     reason: str
@@ -258,16 +234,14 @@ class NotPicklableReturn:
         return f"returned a value that cannot be pickled: {self.reason}"
 
 
-@dataclass(frozen=True)
-class HungInKernel:
+class HungInKernel(Said, frozen=True):
     """Workers were in uninterruptible sleep for longer than is allowed."""
 
     def __str__(self) -> str:
         return "hung in the kernel (uninterruptible sleep)"
 
 
-@dataclass(frozen=True)
-class OnAnotherNode:
+class OnAnotherNode(Said, frozen=True):
     """A worker of another node failed, or the watchdog of another node found something.
 
     Attributes:
@@ -282,8 +256,7 @@ class OnAnotherNode:
         return f"{self.what or 'failed'}, on {self.node}"
 
 
-@dataclass(frozen=True)
-class NodeGone:
+class NodeGone(Said, frozen=True):
     """A node of the run was lost, or left.
 
     Attributes:
@@ -298,8 +271,7 @@ class NodeGone:
         return self.what
 
 
-@dataclass(frozen=True)
-class NodesJoined:
+class NodesJoined(Said, frozen=True):
     """Other nodes came, and the group was formed anew with them; nothing failed."""
 
     subject: str = "other nodes"
@@ -308,8 +280,7 @@ class NodesJoined:
         return "came to join"
 
 
-@dataclass(frozen=True)
-class UnknownCause:
+class UnknownCause(Record, frozen=True, tag=True):
     """A cause in the result.json of another version, which this one has no type for.
 
     Attributes:
@@ -339,10 +310,24 @@ def letters(message: str) -> str:
     return "".join(each for each in message if not each.isdigit())
 
 
-# As text, since findings are imported only when there is one.
 Cause: TypeAlias = (
-    "Raised | DeviceOutOfMemory | ExitedNonZero | CalledExit | KilledBySignal | OutOfMemory"
-    " | LeftEarly | DiskFull | StartFailure | SpawnerLost | PreloadFailure | PreflightFailure"
-    " | NotPicklableReturn | HungInKernel | OnAnotherNode | NodeGone | NodesJoined | UnknownCause"
-    " | Finding"
+    Raised
+    | DeviceOutOfMemory
+    | ExitedNonZero
+    | CalledExit
+    | KilledBySignal
+    | OutOfMemory
+    | LeftEarly
+    | DiskFull
+    | StartFailure
+    | SpawnerLost
+    | PreloadFailure
+    | PreflightFailure
+    | NotPicklableReturn
+    | HungInKernel
+    | OnAnotherNode
+    | NodeGone
+    | NodesJoined
+    | UnknownCause
+    | Finding
 )

@@ -52,7 +52,6 @@ class Checkpoint:
     Args:
         path: a file or a directory, absolute; it need not be there.
         most: how many files and directories are looked at; None for `MOST_ENTRIES`.
-        seconds: for how long.
         clock: seconds that only grow.
     """
 

@@ -140,7 +140,6 @@ class RunDirectory(HeldDirectory):
         ``latest`` points to it afterwards.
 
         Args:
-            nproc: number of local ranks.
             at_least: the lowest number that it can have: nodes of one run count alike.
 
         Returns:

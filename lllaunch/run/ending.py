@@ -1,4 +1,4 @@
-"""The end of a run: what was seen is judged, completed from files, and rendered.
+"""The end of a run: what was seen is judged, and completed from files.
 
 A function's worker leaves ``return.pkl`` (the value), ``return.meta.json`` (its type and size) and,
 where the value is JSON and small, ``return.json``. A script or program that calls `lllaunch.report`
@@ -12,21 +12,26 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from lllaunch.clock import now_ns
+from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.files import read_bytes
-from lllaunch.run.excerpts import LINES, tail, without_dump
+from lllaunch.run.excerpts import LINES, Excerpt, tail, without_dump
 from lllaunch.run.judge import judge_attempt
-from lllaunch.run.outcome import ReturnValue, RunOutcome, summarize
-from lllaunch.run.result import render_result
+from lllaunch.run.result import ReturnValue, RunResult, RunState
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lllaunch.run.observer import Recorder
-    from lllaunch.run.outcome import AttemptOutcome, Excerpt, RootCause
     from lllaunch.run.records import PreflightRecord
+    from lllaunch.run.result import AttemptResult, RootCause
     from lllaunch.spec import LaunchSpec
+    from lllaunch.supervisor.machine import NoProgress, Reason
+    from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.stacks.frames import Frame
 
 
@@ -39,7 +44,7 @@ INLINE_LIMIT = 64 * 1024
 
 
 def find_return_value(directory: str) -> ReturnValue | None:
-    """Returns what the worker of a directory returned or reported, None if it did neither.
+    """Return what the worker of a directory returned or reported, None if it did neither.
 
     Args:
         directory: attempt_N/R, absolute.
@@ -64,7 +69,7 @@ def _size(path: str) -> int | None:
 
 
 def _inline(path: str, size: int | None) -> str | None:
-    """Returns the file's text if it is short and strictly JSON, None otherwise.
+    """Return the file's text if it is short and strictly JSON, None otherwise.
 
     ``NaN`` and ``Infinity``, which Python writes, are no JSON: other readers of result.json would
     stumble over them.
@@ -91,34 +96,74 @@ def _type_name(path: str) -> str:
     return found if isinstance(found, str) else "unknown"
 
 
-__all__ = ["complete", "judge_attempt", "outcome_of", "render_result"]
+def summarize(
+    attempts: Sequence[AttemptResult],
+    *,
+    signum: int | None = None,
+    reason: Reason | None = None,
+    limit: Finding | None = None,
+    no_progress: NoProgress | None = None,
+    **more: Any,
+) -> RunResult:
+    """Make the result of a run from its attempts; the last one decides.
+
+    Args:
+        signum: the signal that ended it, or None.
+        reason: why it did not succeed, as the agent decided; or None.
+        limit: the limit of the run's time that was found to be over, or None.
+        no_progress: the attempts in a row that got no further, if it ended for those; or None.
+    """
+    last = attempts[-1] if attempts else None
+    root = last.root_cause if last else None
+    hang = None if root is None else root.hang
+    state: RunState = "failed"
+    exit_code: int = ExitCode.WORKERS_FAILED
+    # the kernel may have ended it for want of memory
+    if reason in ("hang", "timeout") or (reason == "oom" and hang is not None):
+        exit_code = ExitCode.WATCHDOG
+    if no_progress is not None:
+        exit_code = ExitCode.NO_PROGRESS
+    if signum is not None:
+        state, exit_code = "signalled", for_signal(signum)
+    elif last is not None and last.state == "succeeded":
+        state, exit_code = "succeeded", ExitCode.SUCCESS
+    ended_for_limit = hang is not None and hang.finding == limit
+    return RunResult(
+        state=state,
+        exit_code=int(exit_code),
+        attempts=tuple(attempts),
+        root_cause=root,
+        signum=signum,
+        limit=limit if reason == "timeout" and not ended_for_limit else None,
+        no_progress=no_progress,
+        **more,
+    )
 
 
-def outcome_of(
+def result_of(
     recorder: Recorder | None,
     spec: LaunchSpec,
     plan_hash: str,
     started_ns: int,
     signum: int | None,
-) -> RunOutcome:
-    """What became of a run that ends now.
+) -> RunResult:
+    """Return what became of a run that ends now.
 
     Args:
         recorder: what was seen of it, or None if nothing was.
-        spec: the run.
-        plan_hash: identifies its plan.
         started_ns: when it began, nanoseconds since the epoch.
         signum: the signal to the launcher that ended it, or None.
     """
     records = recorder.records() if recorder else []
-    last = len(records) - 1
-    outcome = summarize(
-        [
-            judge_attempt(record, interrupted=signum is not None and index == last)
-            for index, record in enumerate(records)
-        ],
+    interrupted = signum is not None
+    attempts = [judge_attempt(record) for record in records[:-1]]
+    attempts += [judge_attempt(record, interrupted=interrupted) for record in records[-1:]]
+    preflight = records[-1].preflight if interrupted and records else None
+    return summarize(
+        attempts,
         directory=spec.log_dir,
-        run_id=_shown_run_id(spec),
+        # where it comes from the environment, from where
+        run_id=str(spec.sources.get(("run_id",), spec.run_id)),
         plan_hash=plan_hash,
         started_ns=started_ns,
         ended_ns=now_ns(),
@@ -126,14 +171,13 @@ def outcome_of(
         reason=recorder.reason if recorder else None,
         limit=recorder.limit if recorder else None,
         no_progress=recorder.no_progress if recorder else None,
-        importing=spec.imports if recorder and recorder.importing else (),
+        importing=spec.imports if interrupted and recorder and recorder.importing else (),
+        preflight=(preflight.command, preflight.log)
+        if preflight is not None and _has_signal(preflight)
+        else None,
+        look=recorder.look if recorder else None,
+        detected=spec.detected,
     )
-    interrupted = records[-1].preflight if signum is not None and records else None
-    if interrupted is not None and _has_signal(interrupted):
-        outcome = replace(outcome, preflight=(interrupted.command, interrupted.log))
-    if spec.detected:
-        outcome = replace(outcome, detected=spec.detected)
-    return replace(outcome, look=recorder.look) if recorder and recorder.look else outcome
 
 
 def _has_signal(preflight: PreflightRecord) -> bool:
@@ -146,52 +190,46 @@ def _has_signal(preflight: PreflightRecord) -> bool:
 
 
 def complete(
-    outcome: RunOutcome, failure: tuple[str, int] | None, hide: Callable[[str], str]
-) -> RunOutcome:
-    """Adds an error of our own, or what has to be read from files.
+    result: RunResult, failure: tuple[str, int] | None, hide: Callable[[str], str]
+) -> RunResult:
+    """Add an error of our own, or what has to be read from files.
 
     Args:
-        outcome: what became of the run.
         failure: message and exit code of an error of our own, or None.
-        hide: applied to what workers wrote.
     """
     if failure is not None:
-        return outcome.with_error(*failure)
-    root = outcome.root_cause
+        return result.with_error(*failure)
+    root = result.root_cause
     if root is not None and root.frames:
-        root = replace(root, frames=_with_code(root.frames, outcome.started_ns))
-        outcome = replace(outcome, root_cause=root)
-    if root is not None and root.files.stderr and not root.traceback:
-        outcome = replace(outcome, excerpt=_excerpt(root, hide))
-    if outcome.state == "succeeded":
-        outcome = replace(outcome, return_values=_return_values(outcome.attempts[-1]))
-    return outcome
+        root = replace(root, frames=_with_code(root.frames, result.started_ns))
+        result = replace(result, root_cause=root)
+    if root is not None and root.stderr and not root.traceback:
+        result = replace(result, excerpt=_excerpt(root, hide))
+    if result.state == "succeeded":
+        last = result.attempts[-1]
+        found = {
+            worker.rank: find_return_value(f"{last.path}/{worker.local_rank}")
+            for worker in last.workers
+        }
+        values = {rank: value for rank, value in found.items() if value is not None}
+        result = replace(result, return_values=values)
+    return result
 
 
 def _excerpt(root: RootCause, hide: Callable[[str], str]) -> Excerpt | None:
-    """Returns the end of the root cause's stderr, without stacks that the report shows anyway."""
+    """Return the end of the root cause's stderr, without stacks that the report shows anyway."""
     if not root.frames:
-        return tail(root.files.stderr, hide=hide)
-    excerpt = tail(root.files.stderr, 20 * LINES, hide)
+        return tail(root.stderr, hide=hide)
+    excerpt = tail(root.stderr, 20 * LINES, hide)
     if excerpt is None:
         return None
     lines = without_dump(excerpt.lines)
-    return replace(excerpt, lines=lines[-LINES:], cut=excerpt.cut or len(lines) > LINES)
+    return Excerpt(excerpt.path, lines[-LINES:], cut=excerpt.cut or len(lines) > LINES)
 
 
 def _with_code(frames: tuple[Frame, ...], started_ns: int) -> tuple[Frame, ...]:
-    """Returns frames with the text of their lines, where the files are what ran."""
+    """Return frames with the text of their lines, where the files are what ran."""
     from lllaunch.watchdog.stacks.source import Sources  # noqa: PLC0415 - seldom needed
 
     sources = Sources(started_ns / 1e9)
     return tuple(replace(frame, code=sources.line(frame.file, frame.line)) for frame in frames)
-
-
-def _return_values(attempt: AttemptOutcome) -> dict[int, ReturnValue]:
-    found = {worker.rank: find_return_value(worker.files.directory) for worker in attempt.workers}
-    return {rank: value for rank, value in found.items() if value is not None}
-
-
-def _shown_run_id(spec: LaunchSpec) -> str:
-    """The run's name; if it comes from the environment, where from."""
-    return str(spec.sources.get(("run_id",), spec.run_id))

@@ -11,9 +11,9 @@ import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from lllaunch.documents import Record
 from lllaunch.error_file import read_error_file
 from lllaunch.files import read_bytes
-from lllaunch.run.outcome import Excerpt
 from lllaunch.run.records import ExitCall, WorkerError
 from lllaunch.spawner.dump import CRASH
 from lllaunch.spawner.flight_recorder import TRACE_FILE
@@ -32,13 +32,22 @@ _FRAME = re.compile(r'  File "(.*)", line (\d{1,9})(?:, in (.*))?$')
 _CAUSED = "The above exception was the direct cause of the following exception:"
 
 
+class Excerpt(Record, frozen=True):
+    """The end of a worker's log.
+
+    Attributes:
+        cut: whether there is more before them.
+    """
+
+    path: str
+    lines: tuple[str, ...]
+    cut: bool = False
+
+
 class TracebackFrame(NamedTuple):
     """One frame of a traceback.
 
     Attributes:
-        file: path of the source file.
-        line: line in it.
-        function: what was being run.
         text: the lines that show it, as they stand in the traceback.
     """
 
@@ -58,8 +67,6 @@ class Block(NamedTuple):
 
     Attributes:
         before: lines before it: how it follows from the exception before.
-        calls: outermost first.
-        error: the lines that name the exception.
     """
 
     before: tuple[str, ...]
@@ -236,11 +243,6 @@ def tail(path: str, lines: int = LINES, hide: Callable[[str], str] = str) -> Exc
 
     Shows at most 64 KiB, from the end, however long the file is; as much before that is read, so
     that a secret of several lines is seen as one.
-
-    Args:
-        path: the log.
-        lines: how many lines at most.
-        hide: applied to what it says, to take secrets out.
     """
     try:
         data = read_bytes(path, 2 * _TAIL_BYTES)
@@ -258,9 +260,7 @@ def read_crash(directory: str, stderr: str, hide: Callable[[str], str] = str) ->
     """Returns what Python wrote when a fatal signal ended a worker, an empty string if nothing.
 
     Args:
-        directory: the worker's.
         stderr: the file of its standard error, where its own faulthandler writes; or empty.
-        hide: applied to what it says, to take secrets out.
     """
     for path in (os.path.join(directory, CRASH), stderr):
         try:
@@ -287,12 +287,7 @@ def without_dump(lines: Iterable[str]) -> tuple[str, ...]:
 
 
 def read_error(path: str, hide: Callable[[str], str] = str) -> WorkerError | None:
-    """Reads a worker's error.json, ours or torch's; None if it is not there or makes no sense.
-
-    Args:
-        path: the file.
-        hide: applied to what it says, to take secrets out.
-    """
+    """Reads a worker's error.json, ours or torch's; None if it is not there or makes no sense."""
     try:
         if not 0 < os.stat(path).st_size <= _ERROR_BYTES:
             return None
@@ -318,7 +313,6 @@ def read_exit_call(error_file: str, hide: Callable[[str], str] = str) -> ExitCal
     """Reads a worker's exit.json; None if it is not there or makes no sense.
 
     Args:
-        error_file: the worker's error.json, which it lies beside.
         hide: applied to the text that the worker exited with, to take secrets out.
     """
     try:
@@ -336,12 +330,7 @@ def read_exit_call(error_file: str, hide: Callable[[str], str] = str) -> ExitCal
 
 
 def read_collectives(directory: str, rank: int) -> RankTrace | None:
-    """Reads which collectives a worker had come to at last; None if that is not known.
-
-    Args:
-        directory: the worker's directory of the attempt.
-        rank: its rank among all workers.
-    """
+    """Reads which collectives a worker had come to at last; None if that is not known."""
     try:
         document = json.loads(read_bytes(os.path.join(directory, TRACE_FILE), _TRACE_BYTES))
     except (OSError, ValueError, RecursionError):

@@ -10,6 +10,8 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, TextIO
 
+from msgspec.structs import replace
+
 from lllaunch.clock import now_ns
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from lllaunch.console.console import Console
     from lllaunch.linux.cgroup import Memory
     from lllaunch.run.nodes import RunNodes
-    from lllaunch.run.outcome import RunOutcome
+    from lllaunch.run.result import RunResult
     from lllaunch.run.submission import BatchJob
     from lllaunch.spawner.client import Spawner
     from lllaunch.spawner.protocol import Forked, Target
@@ -46,11 +48,7 @@ if TYPE_CHECKING:
 
 
 def host_facts(memory: Memory) -> dict[str, Any]:
-    """Returns name, kernel, CPUs, memory and the Python version.
-
-    Args:
-        memory: of this machine, as read when the run began.
-    """
+    """Returns name, kernel, CPUs, memory and the Python version."""
     system = os.uname()
     return {
         "hostname": socket.gethostname(),
@@ -80,7 +78,7 @@ def execute(
     ended: Callable[[int], None] | None = None,
     shared_plan: Mapping[str, Any] | None = None,
     job: BatchJob | None = None,
-) -> RunOutcome:
+) -> RunResult:
     """Runs one experiment to its end and says on the console what became of it.
 
     Claims the run's directory, writes plan.yaml, takes the worker group through its attempts,
@@ -89,10 +87,6 @@ def execute(
     outcome; nothing is raised for it.
 
     Args:
-        spec: the run.
-        plan_text: what plan.yaml shall hold, without secrets.
-        plan_hash: identifies the plan.
-        console: tells the user.
         spawner: one that was started early; it stays open. None: one of the run's own.
         targets: what each worker runs, from its facts (`lllaunch.macros.WORKER_NAMES`), instead of
             the entrypoint.
@@ -163,7 +157,7 @@ class _Run:
         ended: Callable[[int], None] | None,
         shared_plan: Mapping[str, Any] | None,
         job: BatchJob | None,
-    ) -> RunOutcome:
+    ) -> RunResult:
         """Runs all attempts, then writes and shows the outcome."""
         events = EventLog(directory.file(EVENTS), self._warn, self._redact)
         observer = self._observer = RunObserver(
@@ -245,12 +239,12 @@ class _Run:
 
         return RunNodes(self._spec, directory, observer, shared_plan or {})
 
-    def outcome(self, signum: int | None = None) -> RunOutcome:
+    def outcome(self, signum: int | None = None) -> RunResult:
         """What became of the run so far."""
-        from lllaunch.run.ending import outcome_of  # noqa: PLC0415 - see `RunObserver.observe`
+        from lllaunch.run.ending import result_of  # noqa: PLC0415 - see `RunObserver.observe`
 
         recorder = self._observer.recorder if self._observer else None
-        return outcome_of(recorder, self._spec, self._plan_hash, self._started_ns, signum)
+        return result_of(recorder, self._spec, self._plan_hash, self._started_ns, signum)
 
     def _end(
         self,
@@ -259,18 +253,20 @@ class _Run:
         failure: tuple[str, int] | None,
         nodes: RunNodes | None,
         signals: SignalSource,
-    ) -> RunOutcome:
+    ) -> RunResult:
         """Completes the outcome and writes result.json."""
-        from lllaunch.run.ending import complete, render_result  # noqa: PLC0415 - as above
+        from lllaunch.run.ending import complete  # noqa: PLC0415 - as above
+        from lllaunch.run.result import encode_result  # noqa: PLC0415 - as above
 
-        outcome = complete(self.outcome(signum), failure, self._redact)
-        build = None if self._build is None else self._build()
-        host = host_facts(self._memory)
+        outcome = replace(
+            complete(self.outcome(signum), failure, self._redact),
+            host=host_facts(self._memory),
+            build=None if self._build is None else self._build(),
+        )
 
-        def write(outcome: RunOutcome, path: str) -> RunOutcome:
-            data = render_result(outcome, host, self._redact, build)
+        def write(outcome: RunResult, path: str) -> RunResult:
             try:
-                write_atomic(path, data)
+                write_atomic(path, encode_result(outcome, self._redact))
             except OutputError as error:
                 if outcome.exit_code:  # there is already something worse to tell
                     self._warn(error)

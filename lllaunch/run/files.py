@@ -23,7 +23,6 @@ def naming(path: str, rank: int | None = None) -> Iterator[None]:
     """Turns an `OSError` of the block into an error that names the file.
 
     Args:
-        path: the file or directory that the block works on.
         rank: local rank of the worker that it belongs to, None for the run's own files.
 
     Raises:
@@ -70,10 +69,6 @@ class LineFile:
 
     A disk that fails must not end a training run: the first failure goes to ``on_error``, the lines
     meanwhile are lost, and every later line tries again.
-
-    Args:
-        path: the file; what is there is kept.
-        on_error: told once of the first failure.
 
     Attributes:
         path: the file.
@@ -131,11 +126,7 @@ class LineFile:
             raise
 
     def rewrite(self, change: Callable[[bytes], bytes]) -> None:
-        """Put something else in the place of all that is there, at once; never raises likewise.
-
-        Args:
-            change: makes it of what is there.
-        """
+        """Put something else in the place of all that is there, at once; never raises likewise."""
         if self._fd < 0:
             return
         try:

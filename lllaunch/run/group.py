@@ -22,7 +22,7 @@ from lllaunch.errors import (
     PreloadFailed,
     RendezvousFailed,
 )
-from lllaunch.events import AttemptProgress, PreloadBroken
+from lllaunch.events import PreloadBroken
 from lllaunch.linux.proc import has_gpu_driver
 from lllaunch.macros import substitute
 from lllaunch.run.directory import free_space
@@ -35,7 +35,12 @@ from lllaunch.spawner.protocol import Forked, Function, Module, Program, Script,
 from lllaunch.spec import WatchdogPolicy
 from lllaunch.std import to_map
 from lllaunch.supervisor.environ import LOOPBACK, WorkerContext, contract, virtual_rank
-from lllaunch.supervisor.machine import PREFLIGHT_RANK, Machine, StartWorkers
+from lllaunch.supervisor.machine import (
+    PREFLIGHT_RANK,
+    AttemptProgress,
+    Machine,
+    StartWorkers,
+)
 from lllaunch.supervisor.ports import HeldPort
 from lllaunch.supervisor.supervisor import Supervisor
 from lllaunch.supervisor.watchdog import KernelSleep, WatchdogDriver
@@ -46,7 +51,7 @@ from lllaunch.workers.group import WorkerProcesses, start_processes
 from lllaunch.workers.log_files import CONSOLE, LogsDest, announce, destinations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from lllaunch.run.checkpoint import Checkpoint
     from lllaunch.run.directory import RunDirectory
@@ -65,7 +70,6 @@ def target_of(spec: LaunchSpec, facts: Mapping[str, str]) -> Target:
     """Returns what one worker runs.
 
     Args:
-        spec: the run.
         facts: what is known of the worker (`lllaunch.macros.WORKER_NAMES`); stands for the
             ``${worker:...}`` in its arguments.
 
@@ -101,7 +105,6 @@ def env_of(spec: LaunchSpec, facts: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables of one worker: those of all, then those of its rank over them.
 
     Args:
-        spec: the run.
         facts: what is known of the worker; ``local_rank`` chooses among ``env_per_rank``.
     """
     return dict(substitute(spec.env_of(int(facts["local_rank"])), facts, bare=False))
@@ -112,14 +115,10 @@ class Attempt:
     """A new attempt's place, made before its workers start.
 
     Attributes:
-        number: index of its directory.
-        path: its directory, absolute.
         files: where the workers write, by local rank.
         envs: the workers' variables, by local rank.
         facts: what is known of them, by local rank.
         targets: what they run, by local rank.
-        preflight: what is run before them, or None.
-        preflight_env: its variables.
     """
 
     number: int
@@ -159,10 +158,6 @@ def run_group(
     """Runs all attempts; what became of them is known to the observer afterwards.
 
     Args:
-        spec: the run.
-        directory: its directory, claimed.
-        observer: sees every event and action.
-        signals: takes note of signals to this process.
         spawner: the spawner to use; it stays open. None: one of the run's own, for all attempts.
         targets: what a worker runs, from its facts, instead of the entrypoint.
         nodes: the nodes of the run; None if this is the only one.
@@ -199,6 +194,8 @@ def run_group(
                 spec.max_restarts,
                 policy=spec.restart,
                 alone=nodes is None,
+                # the directory may hold attempts of former runs
+                first=directory.next_attempt(),
                 earlier=earlier,
                 history=history,
                 pauses=group.uses_gpus,
@@ -262,9 +259,6 @@ class _Group:
     """Starts the workers of a run, one attempt after the other.
 
     Attributes:
-        clock: the one of the run.
-        watchdog: of the workers.
-        attempts: how many were begun.
         uses_gpus: whether its workers may use GPUs whose memory is to be free before a restart.
     """
 
@@ -313,8 +307,6 @@ class _Group:
     def start(self, action: StartWorkers) -> WorkerProcesses:
         """Start the workers of the next attempt, or their preflight.
 
-        The machine counts the attempts of this run; the directory may hold those of a former one.
-
         Raises:
             NotPicklable: an argument of a function cannot be sent to a worker.
             NotEnoughDisk: less is free than there must be.
@@ -357,19 +349,16 @@ class _Group:
 
     def _start_at(self, places: Mapping[int, WorkerContext]) -> WorkerProcesses:
         """Start the workers of an attempt where they stand, or their preflight."""
-        self._check_disk()
+        least = self._spec.min_disk
+        found = None if least is None else free_space(self._directory.path)
+        if least is not None and found is not None and found[1] < least:
+            raise NotEnoughDisk(self._directory.path, *found, least)
         self._attempt = attempt = self._make(places)
         self._observer.begin(attempt)
         self.attempts += 1
         if attempt.preflight is None:
             return self._start_workers(attempt)
         return self._start_preflight(attempt, attempt.preflight)
-
-    def _check_disk(self) -> None:
-        least = self._spec.min_disk
-        found = None if least is None else free_space(self._directory.path)
-        if least is not None and found is not None and found[1] < least:
-            raise NotEnoughDisk(self._directory.path, *found, least)
 
     def _make(self, places: Mapping[int, WorkerContext]) -> Attempt:
         """Make the place of an attempt."""
@@ -388,16 +377,7 @@ class _Group:
         redirects, tee = (to_map(masks, spec.nproc) for masks in (spec.redirects, spec.tee))
         shown = None if spec.local_ranks_filter is None else {*chain(*spec.local_ranks_filter)}
         files = destinations(path, redirects, tee, shown)
-        return Attempt(
-            number,
-            path,
-            files,
-            envs,
-            facts,
-            targets,
-            spec.preflight,
-            preflight_env,
-        )
+        return Attempt(number, path, files, envs, facts, targets, spec.preflight, preflight_env)
 
     def _start_preflight(self, attempt: Attempt, preflight: Preflight) -> WorkerProcesses:
         """Start the preflight of an attempt by the spawner that its workers will have."""
@@ -421,7 +401,12 @@ class _Group:
             spec.nproc,
             attempt.files,
             attempt=attempt.number,
-            log_line_prefixes=_prefixes(spec, attempt.facts),
+            log_line_prefixes=None
+            if spec.log_line_prefix is None
+            else {
+                rank: substitute(spec.log_line_prefix, known, bare=False)
+                for rank, known in attempt.facts.items()
+            },
             header=partial(_header, spec, attempt.facts, len(_shown_ranks(attempt.files)) > 1),
             collapse=spec.log_line_prefix is None if spec.collapse is None else spec.collapse,
             duplicate_stdout_filters=spec.duplicate_stdout_filters,
@@ -456,9 +441,6 @@ class _Group:
 
     def wait_for_gpus(self, pids: frozenset[int]) -> GpuMemoryWait | None:
         """Begin to wait until processes of the last attempt hold no memory on GPUs.
-
-        Args:
-            pids: their process ids; they have ended.
 
         Returns:
             None if there is nothing to wait for.
@@ -534,14 +516,6 @@ class _Group:
             self._port = None
 
 
-def _prefixes(spec: LaunchSpec, facts: Mapping[int, Mapping[str, str]]) -> dict[int, str] | None:
-    if spec.log_line_prefix is None:
-        return None
-    return {
-        rank: substitute(spec.log_line_prefix, known, bare=False) for rank, known in facts.items()
-    }
-
-
 def _shown_ranks(files: LogsDest) -> set[int]:
     """The local ranks whose lines can reach the console."""
     shown = {*files.tee_stdouts, *files.tee_stderrs}
@@ -557,24 +531,16 @@ _OF_WORKER = ("rank", "local_rank", "role_rank")
 def _header(
     spec: LaunchSpec, facts: Mapping[int, Mapping[str, str]], several: bool, ranks: Sequence[int]
 ) -> str:
-    """Return what stands on the console before a line.
-
-    Args:
-        spec: the run.
-        facts: what is known of the workers, by local rank.
-        several: whether lines of several workers can reach the console.
-        ranks: local ranks of those that have said it.
-    """
-    numbers = {name: _ranges(facts[rank][name] for rank in ranks) for name in _OF_WORKER}
+    """Return what stands on the console before a line."""
+    numbers = {
+        name: spans(int(facts[rank][name]) for rank in ranks).replace(" ", "")
+        for name in _OF_WORKER
+    }
     if spec.log_line_prefix is not None:
         return substitute(spec.log_line_prefix, {**facts[ranks[0]], **numbers}, bare=False)
     if not several:
         return ""
     return f"[{spec.role}{' ' if len(ranks) > 1 else ''}{numbers['local_rank']}]:"
-
-
-def _ranges(numbers: Iterable[str]) -> str:
-    return spans(map(int, numbers)).replace(" ", "")
 
 
 def spawner_environment(spec: LaunchSpec) -> dict[str, str]:
@@ -638,9 +604,6 @@ def _check(
 def patience(policy: WatchdogPolicy) -> float | None:
     """How long to wait for imports before an attempt: one that hangs is the attempt's to show.
 
-    Args:
-        policy: of the run.
-
     Returns:
         seconds; None for as long as they take, where the run is not watched.
     """
@@ -673,11 +636,6 @@ def _context_before(spec: LaunchSpec, rank: int) -> WorkerContext:
 
 
 def worker_environment(spec: LaunchSpec, rank: int) -> dict[str, str]:
-    """Returns the variables that a worker gets on top of the launcher's own.
-
-    Args:
-        spec: the run.
-        rank: local rank of the worker.
-    """
+    """Returns the variables that a worker gets on top of the launcher's own."""
     place = _context_before(spec, rank)
     return contract(place, os.environ) | env_of(spec, place.macro_values())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lllaunch.documents import signal_name
 from lllaunch.events import StartFailed
 from lllaunch.run.causes import (
     CalledExit,
@@ -29,32 +31,29 @@ from lllaunch.run.causes import (
     alike,
 )
 from lllaunch.run.excerpts import called, users_call
-from lllaunch.run.outcome import (
-    AttemptOutcome,
+from lllaunch.run.postmortem import Evidence, explain, of_misfit
+from lllaunch.run.result import (
+    AttemptResult,
     AttemptState,
     Ended,
+    Explanation,
     Failed,
-    Fate,
     Lost,
     NotStarted,
+    Reached,
     RootCause,
     Succeeded,
     Victim,
-    WorkerOutcome,
 )
-from lllaunch.run.postmortem import Evidence, Explanation, explain, of_misfit
-from lllaunch.run.records import NOWHERE, WorkerFiles
 from lllaunch.watchdog.stacks.frames import LIBRARY, crash_frames
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from lllaunch.run.hang import Hang
     from lllaunch.run.records import AttemptRecord, ExitCall, WorkerRecord
+    from lllaunch.run.result import AnyWorker, Hang
     from lllaunch.watchdog.collectives import Disagreement
 
-
-_SIGKILL = 9
 
 # What a worker says whose peer is gone (gloo, NCCL, TCPStore, plain sockets). Such a failure can
 # be written down before the spawner reaps the peer: the kernel closes a dying process's sockets
@@ -81,19 +80,32 @@ _NO_DEVICE_MEMORY = re.compile(
 LOST_PEER_WINDOW_NS = 5_000_000_000
 
 
-def failure_of(worker: WorkerRecord, record: AttemptRecord) -> Failed | None:
-    """Returns how and when a worker failed by itself, None if it did not.
+class Failure(NamedTuple):
+    """How and when a worker failed by itself, and what can be said beyond that."""
 
-    Args:
-        worker: what was seen of it.
-        record: what was seen of its attempt.
-    """
-    at = _failed_at(worker, record)
-    if at is None:
+    cause: Cause
+    time_ns: int
+    explanation: Explanation | None = None
+
+
+def failure_of(worker: WorkerRecord, record: AttemptRecord) -> Failure | None:
+    """Return how a worker failed by itself, None if it did not."""
+    if worker.start_failed is not None:
+        at = worker.start_failed.time_ns
+    elif worker.exited is None or worker.exited.exitcode == 0:
         return None
+    else:
+        at = worker.exited.time_ns
+        said = worker.error.time_ns if worker.error else None
+        # A clock that was set, a file that was copied: nobody fails before the attempt begins. They
+        # may before their own start is noted, which the spawner does when it has forked.
+        if said is not None and said >= record.started_ns:
+            at = min(at, said)
+        if worker.sent and at >= worker.sent[0].time_ns:
+            return None
     # One that raised and was ended by us later needs no other explanation.
     explanation = None if was_asked(worker) else explain(_evidence(worker, record))
-    return Failed(cause_of(worker, explanation), at, explanation)
+    return Failure(cause_of(worker, explanation), at, explanation)
 
 
 def was_asked(worker: WorkerRecord) -> bool:
@@ -103,30 +115,8 @@ def was_asked(worker: WorkerRecord) -> bool:
     return worker.exited.time_ns >= worker.sent[0].time_ns
 
 
-def _failed_at(worker: WorkerRecord, record: AttemptRecord) -> int | None:
-    """Returns when a worker failed by itself, None if it did not."""
-    if worker.start_failed is not None:
-        return worker.start_failed.time_ns
-    if worker.exited is None or worker.exited.exitcode == 0:
-        return None
-    at = worker.exited.time_ns
-    said = worker.error.time_ns if worker.error else None
-    # A clock that was set, a file that was copied: nobody fails before the attempt begins. They may
-    # before their own start is noted, which the spawner does when it has forked.
-    if said is not None and said >= record.started_ns:
-        at = min(at, said)
-    if worker.sent and at >= worker.sent[0].time_ns:
-        return None
-    return at
-
-
 def _evidence(worker: WorkerRecord, record: AttemptRecord) -> Evidence:
     exited = worker.exited
-    unexplained = sum(
-        1
-        for each in record.workers
-        if each.exited is not None and each.exited.exitcode == -_SIGKILL and not was_asked(each)
-    )
     return Evidence(
         exitcode=exited.exitcode if exited else 0,
         # a worker that failed by itself did so before anything was sent to it
@@ -134,7 +124,12 @@ def _evidence(worker: WorkerRecord, record: AttemptRecord) -> Evidence:
         max_rss=exited.max_rss if exited else 0,
         before=record.memory,
         after=worker.memory,
-        unexplained=unexplained,
+        unexplained=sum(
+            each.exited is not None
+            and each.exited.exitcode == -signal.SIGKILL
+            and not was_asked(each)
+            for each in record.workers
+        ),
         said=worker.error.message if worker.error else "",
         disk=worker.disk,
         master_port=record.master_port,
@@ -143,36 +138,26 @@ def _evidence(worker: WorkerRecord, record: AttemptRecord) -> Evidence:
 
 
 def cause_of(worker: WorkerRecord, explanation: Explanation | None = None) -> Cause:
-    """Returns how a worker failed that did, or that could not be started.
-
-    Args:
-        worker: what was seen of it.
-        explanation: what can be said beyond its status, or None.
-    """
+    """Return how a worker failed that did, or that could not be started."""
     if worker.start_failed is not None:
         fact = worker.start_failed
         return StartFailure(fact.path, fact.reason, fact.errno)
     assert worker.exited is not None
     exited, message = worker.exited, worker.error.message if worker.error else ""
-    if _out_of_memory(explanation):
+    if explanation is not None and explanation.suspect == "oom" and explanation.sure != "possible":
         return OutOfMemory(exited.max_rss, worker.memory.limit, message)
     if worker.error is not None:
-        return _cause_of_error(message, exited.exitcode)
+        kind, _, rest = message.partition(": ")
+        if kind.rpartition(".")[2] == "NotPicklable" and rest.startswith("the return value"):
+            return NotPicklableReturn(rest.partition("cannot be pickled: ")[2] or rest)
+        raised = DeviceOutOfMemory if _NO_DEVICE_MEMORY.match(message) else Raised
+        return raised(message, exited.exitcode)
     if exited.exitcode < 0:
         return KilledBySignal(-exited.exitcode, exited.core_dumped)
     disk = worker.disk
     if disk is not None and disk.full:
         return DiskFull(exited.exitcode, disk.directory, disk.total, disk.free)
     return _cause_of_status(exited.exitcode, worker.exit_call)
-
-
-def _cause_of_error(message: str, exitcode: int) -> Cause:
-    kind, _, rest = message.partition(": ")
-    if kind.rpartition(".")[2] == "NotPicklable" and rest.startswith("the return value"):
-        return NotPicklableReturn(rest.partition("cannot be pickled: ")[2] or rest)
-    if _NO_DEVICE_MEMORY.match(message):
-        return DeviceOutOfMemory(message, exitcode)
-    return Raised(message, exitcode)
 
 
 def _cause_of_status(exitcode: int, call: ExitCall | None) -> Cause:
@@ -185,43 +170,26 @@ def _cause_of_status(exitcode: int, call: ExitCall | None) -> Cause:
     return CalledExit(exitcode, argument, call.file, call.line, call.function)
 
 
-def _out_of_memory(explanation: Explanation | None) -> bool:
-    if explanation is None or explanation.suspect != "oom":
-        return False
-    return explanation.sure != "possible"
-
-
 def was_out_of_memory(worker: WorkerRecord, record: AttemptRecord) -> bool:
-    """Tells whether a lack of memory ended a worker, certainly or likely.
-
-    Args:
-        worker: what was seen of it.
-        record: what was seen of its attempt.
-    """
+    """Whether a lack of memory ended a worker, certainly or likely."""
     if was_asked(worker):
         return False
     cause = cause_of(worker, explain(_evidence(worker, record)))
     return isinstance(cause, OutOfMemory | DeviceOutOfMemory)
 
 
-def first_of(failures: Mapping[int, Failed], lost: Collection[int]) -> int | None:
-    """Returns the local rank of the first failure in time, None if there is none.
+def first_of(failures: Mapping[int, Failure], lost: Collection[int]) -> int | None:
+    """Return the local rank of the first failure in time, None if there is none.
 
     One exception: a worker that says it lost its peer is not first if a peer failed for a reason
     of its own at about the same time.
-
-    Args:
-        failures: by local rank.
-        lost: local ranks of those that say so.
     """
-    if not failures:
-        return None
 
     def by_time(rank: int) -> tuple[int, int]:
         return failures[rank].time_ns, rank
 
-    first = min(failures, key=by_time)
-    if first not in lost:
+    first = min(failures, key=by_time, default=None)
+    if first is None or first not in lost:
         return first
     latest = failures[first].time_ns + LOST_PEER_WINDOW_NS
     own = [
@@ -230,7 +198,7 @@ def first_of(failures: Mapping[int, Failed], lost: Collection[int]) -> int | Non
     return min(own, key=by_time, default=first)
 
 
-def lost_peer(failure: Failed, worker: WorkerRecord) -> bool:
+def lost_peer(failure: Failure, worker: WorkerRecord) -> bool:
     """Whether all that a worker says is that its connection to another one broke."""
     said, cause = worker.error, failure.cause
     if said is None or not isinstance(cause, Raised) or not _LOST_PEER.search(cause.message):
@@ -238,11 +206,10 @@ def lost_peer(failure: Failed, worker: WorkerRecord) -> bool:
     return _OF_PEERS.search(f"{said.traceback}\n{cause.message}") is not None
 
 
-def judge_attempt(record: AttemptRecord, *, interrupted: bool = False) -> AttemptOutcome:
-    """Decides what became of an attempt and each of its workers.
+def judge_attempt(record: AttemptRecord, *, interrupted: bool = False) -> AttemptResult:
+    """Decide what became of an attempt and each of its workers.
 
     Args:
-        record: what was seen of it.
         interrupted: whether a signal to the launcher ended it.
     """
     failures = {
@@ -250,17 +217,20 @@ def judge_attempt(record: AttemptRecord, *, interrupted: bool = False) -> Attemp
         for worker in record.workers
         if (failure := failure_of(worker, record)) is not None
     }
-    hang = _hang(record)
-    root = _root(record, failures, hang)
+    root = _root(record, failures, _hang(record))
     workers = tuple(
-        _outcome(worker, _fate(worker, record, failures.get(worker.local_rank), root))
-        for worker in record.workers
+        _judged(worker, record, failures.get(worker.local_rank), root) for worker in record.workers
     )
-    return AttemptOutcome(
+    state: AttemptState = "stopped" if interrupted else "failed"
+    if root is not None:
+        state = "stopped" if isinstance(root.cause, NodesJoined) else "failed"
+    elif workers and all(isinstance(worker, Succeeded) for worker in workers):
+        state = "succeeded"
+    return AttemptResult(
         number=record.number,
         restart_count=record.restart_count,
         path=record.path,
-        state=_state(workers, root, interrupted),
+        state=state,
         started_ns=record.started_ns,
         ended_ns=record.ended_ns,
         workers=workers,
@@ -269,18 +239,8 @@ def judge_attempt(record: AttemptRecord, *, interrupted: bool = False) -> Attemp
     )
 
 
-def _state(
-    workers: tuple[WorkerOutcome, ...], root: RootCause | None, interrupted: bool
-) -> AttemptState:
-    if root is not None:
-        return "stopped" if isinstance(root.cause, NodesJoined) else "failed"
-    if workers and all(isinstance(worker.fate, Succeeded) for worker in workers):
-        return "succeeded"
-    return "stopped" if interrupted else "failed"
-
-
 def _hang(record: AttemptRecord) -> Hang | None:
-    """Returns what the watchdog found, None if the attempt did not end for it."""
+    """Return what the watchdog found, None if the attempt did not end for it."""
     if record.finding is None or all(_succeeded(worker) for worker in record.workers):
         return None
     from lllaunch.run.hang import hang_of  # noqa: PLC0415 - only where something was found
@@ -293,9 +253,9 @@ def _succeeded(worker: WorkerRecord) -> bool:
 
 
 def _root(
-    record: AttemptRecord, failures: dict[int, Failed], hang: Hang | None
+    record: AttemptRecord, failures: dict[int, Failure], hang: Hang | None
 ) -> RootCause | None:
-    """Returns what came first: a failure, a finding of the watchdog, or the end of all at once."""
+    """Return what came first: a failure, a finding of the watchdog, or the end of all at once."""
     own = {
         rank: failure
         for rank, failure in failures.items()
@@ -321,8 +281,8 @@ def _root(
     return _root_of_group(record) if hang is None else _root_of_hang(record, hang)
 
 
-def _root_of_lost(record: AttemptRecord, own: Failed | None, *, by_peer: bool) -> RootCause | None:
-    """Returns a node that was gone when the attempt ended, unless a worker failed by itself.
+def _root_of_lost(record: AttemptRecord, own: Failure | None, *, by_peer: bool) -> RootCause | None:
+    """Return a node that was gone when the attempt ended, unless a worker failed by itself.
 
     Workers notice that they have lost others before it is known that a node is gone.
     """
@@ -338,7 +298,7 @@ def _root_of_lost(record: AttemptRecord, own: Failed | None, *, by_peer: bool) -
 
 
 def _root_of_preflight(record: AttemptRecord) -> RootCause | None:
-    """Returns the failure of the preflight, None if it succeeded or something else ended it."""
+    """Return the failure of the preflight, None if it succeeded or something else ended it."""
     preflight = record.preflight
     if preflight is None or preflight.end is None:
         return None
@@ -352,11 +312,11 @@ def _root_of_preflight(record: AttemptRecord) -> RootCause | None:
         return None
     else:
         cause = PreflightFailure(command, end.exitcode)
-    return RootCause(record.number, None, None, cause, at, files=WorkerFiles(stderr=preflight.log))
+    return RootCause(record.number, None, None, cause, at, stderr=preflight.log)
 
 
 def _root_of_nodes(record: AttemptRecord) -> RootCause | None:
-    """Returns what came from other nodes, None if nothing did."""
+    """Return what came from other nodes, None if nothing did."""
     end = record.group_end
     if end is None or (end.how in ("failed", "left") and end.here):
         return None
@@ -370,7 +330,7 @@ def _root_of_nodes(record: AttemptRecord) -> RootCause | None:
     return RootCause(record.number, end.rank, None, cause, end.time_ns or record.ended_ns)
 
 
-def _is_earlier(elsewhere: RootCause, own: Failed | None, *, by_peer: bool) -> bool:
+def _is_earlier(elsewhere: RootCause, own: Failure | None, *, by_peer: bool) -> bool:
     if own is None or isinstance(elsewhere.cause, NodesJoined):
         return True
     if by_peer:
@@ -384,7 +344,7 @@ def _worker(record: AttemptRecord, local_rank: int) -> WorkerRecord:
 
 
 def _root_of_worker(
-    record: AttemptRecord, worker: WorkerRecord, failure: Failed, hang: Hang | None
+    record: AttemptRecord, worker: WorkerRecord, failure: Failure, hang: Hang | None
 ) -> RootCause:
     collectives, explanation = _disagreement(record), failure.explanation
     if collectives is not None and worker.misfit is not None:
@@ -397,7 +357,7 @@ def _root_of_worker(
         time_ns=failure.time_ns,
         explanation=explanation,
         traceback=worker.error.traceback if worker.error else "",
-        files=worker.files,
+        stderr=worker.files.stderr,
         hang=hang,
         frames=crash_frames(worker.crash),
         shown=worker.shown,
@@ -406,7 +366,7 @@ def _root_of_worker(
 
 
 def _disagreement(record: AttemptRecord) -> Disagreement | None:
-    """Returns which collective the workers that failed had called in different ways, or None.
+    """Return which collective the workers that failed had called in different ways, or None.
 
     Who only came to another one may have raised before it could come to the same.
     """
@@ -428,8 +388,10 @@ def _disagreement(record: AttemptRecord) -> Disagreement | None:
     return found if found is not None and found.kind in ("arguments", "operations") else None
 
 
-def _left_early(record: AttemptRecord, failures: dict[int, Failed], first: int) -> RootCause | None:
-    """Returns as the cause who ended with success while others were in a collective operation.
+def _left_early(
+    record: AttemptRecord, failures: dict[int, Failure], first: int
+) -> RootCause | None:
+    """Return as the cause who ended with success while others were in a collective operation.
 
     All that those say is that their connections broke. Where most have ended with success, it is
     rather who goes on that does one operation too many.
@@ -465,7 +427,7 @@ def _left_early(record: AttemptRecord, failures: dict[int, Failed], first: int) 
 
 
 def _last_operation(worker: WorkerRecord) -> str:
-    """Returns the collective that a worker was in when it raised; empty if that is not known."""
+    """Return the collective that a worker was in when it raised; empty if that is not known."""
     if worker.trace is None:
         return ""
     from lllaunch.watchdog.collectives import last_operation  # noqa: PLC0415 - seldom
@@ -474,7 +436,7 @@ def _last_operation(worker: WorkerRecord) -> str:
 
 
 def _root_of_hang(record: AttemptRecord, hang: Hang) -> RootCause:
-    """Returns what the watchdog found as the failure of the one that hangs, or of all."""
+    """Return what the watchdog found as the failure of the one that hangs, or of all."""
     worker = None
     if len(hang.blamed) == 1:
         worker = next((each for each in record.workers if each.rank == hang.blamed[0]), None)
@@ -484,13 +446,13 @@ def _root_of_hang(record: AttemptRecord, hang: Hang) -> RootCause:
         local_rank=worker.local_rank if worker else None,
         cause=hang.finding,
         time_ns=hang.time_ns,
-        files=worker.files if worker else NOWHERE,
+        stderr=worker.files.stderr if worker else "",
         hang=hang,
     )
 
 
 def _root_of_group(record: AttemptRecord) -> RootCause | None:
-    """Returns the failure that struck all at once, None if there was none."""
+    """Return the failure that struck all at once, None if there was none."""
     if record.broken is not None:
         fact = record.broken
         cause: Cause = PreloadFailure(fact.module, fact.reason)
@@ -515,78 +477,66 @@ def _root_of_group(record: AttemptRecord) -> RootCause | None:
     return RootCause(record.number, None, None, cause, record.died_ns, explanation, died.detail)
 
 
-def _fate(
-    worker: WorkerRecord, record: AttemptRecord, failure: Failed | None, root: RootCause | None
-) -> Fate:
+def _judged(
+    worker: WorkerRecord, record: AttemptRecord, failure: Failure | None, root: RootCause | None
+) -> AnyWorker:
+    """Return what became of a worker."""
+    started, exited, progress = worker.started, worker.exited, worker.progress
+    seen: dict[str, Any] = {
+        "local_rank": worker.local_rank,
+        "rank": worker.rank,
+        "pid": started.pid if started else exited.pid if exited else None,
+        "exitcode": exited.exitcode if exited else None,
+        "started_ns": started.time_ns if started else None,
+        "ended_ns": exited.time_ns if exited else None,
+        "max_rss": exited.max_rss if exited else 0,
+        "cpu_seconds": exited.cpu_seconds if exited else 0.0,
+        "stdout": worker.files.stdout,
+        "stderr": worker.files.stderr,
+        "error_file": worker.files.error if worker.error and worker.error.traceback else "",
+        "stacks": worker.files.stacks,
+        "progress": None
+        if progress is None
+        else Reached(progress.step, progress.total, worker.progress_ns, progress.metrics),
+    }
     hang = root.hang if root is not None and root.of_watchdog else None
-    if hang is not None and worker.rank in hang.blamed and _was_seen_failing(worker):
-        return Failed(hang.finding, hang.time_ns)
+    if hang is not None and worker.rank in hang.blamed and exited and not _succeeded(worker):
+        return Failed(**seen, cause=hang.finding)
     if failure is not None:
+        why: dict[str, Any] = {"cause": failure.cause, "explanation": failure.explanation}
         if root is None or root.local_rank == worker.local_rank:
-            return failure
-        after = max(0, failure.time_ns - root.time_ns)
-        return Victim(failure.cause, failure.time_ns, after, failure.explanation)
-    if worker.exited is None:
-        return _unseen(worker, record)
-    if not was_asked(worker):
-        return Succeeded()
-    return _failed_alike(worker, root) or _ended(worker, hang)
+            return Failed(**seen, **why)
+        after = max(0, failure.time_ns - root.time_ns) / 1e9
+        return Victim(**seen, **why, seconds_after_root_cause=after)
+    if exited is None:
+        died = record.died
+        if started is None and (died is None or died.killed):
+            return NotStarted(**seen)
+        if died is not None:  # it may have been started without our hearing of it
+            return Lost(**seen, why="spawner")
+        return Lost(**seen, why="kernel" if worker.abandoned else "error")
+    if _succeeded(worker):
+        return Succeeded(**seen)
+    if root is not None and _failed_alike(worker, root):
+        said = worker.error.time_ns if worker.error else None
+        after = max(0, (said or exited.time_ns) - root.time_ns) / 1e9
+        return Victim(**seen, cause=cause_of(worker), seconds_after_root_cause=after)
+    return Ended(
+        **seen,
+        sent=tuple(signal_name(each.signum) for each in worker.sent),
+        waited_for=hang.blamed if hang is not None and worker.rank in hang.waiting else (),
+    )
 
 
-def _failed_alike(worker: WorkerRecord, root: RootCause | None) -> Victim | None:
-    """Returns the failure of one that failed as the first did, before it noticed what it was sent.
+def _failed_alike(worker: WorkerRecord, root: RootCause) -> bool:
+    """Whether a worker failed as the first did, before it noticed what it was sent.
 
     An exit status alone does not tell that: it may be the answer to the signal.
     """
-    if root is None or not worker.exited or not worker.exited.exitcode:
-        return None
+    if not worker.exited or not worker.exited.exitcode:
+        return False
     cause = cause_of(worker)
-    # a handler of the signal may have called sys.exit elsewhere
-    same = cause == root.cause if isinstance(cause, CalledExit) else alike(cause, root.cause)
-    if not isinstance(cause, Raised | CalledExit | DiskFull) or not same:
-        return None
-    said = worker.error.time_ns if worker.error else None
-    at = said or worker.exited.time_ns
-    return Victim(cause, at, max(0, at - root.time_ns))
-
-
-def _ended(worker: WorkerRecord, hang: Hang | None) -> Ended:
-    assert worker.exited is not None
-    exited, sent = worker.exited, tuple(each.signum for each in worker.sent)
-    signum = -exited.exitcode if -exited.exitcode in sent else sent[-1]
-    waited = hang is not None and worker.rank in hang.waiting
-    return Ended(signum, exited.exitcode, sent, hang.blamed if hang and waited else ())
-
-
-def _was_seen_failing(worker: WorkerRecord) -> bool:
-    """Whether it is known how a worker ended, and that it was not a success."""
-    return worker.exited is not None and not _succeeded(worker)
-
-
-def _unseen(worker: WorkerRecord, record: AttemptRecord) -> Fate:
-    """What became of a worker whose end was not seen."""
-    died = record.died
-    if worker.started is None and (died is None or died.killed):
-        return NotStarted()
-    if died is not None:  # it may have been started without our hearing of it
-        return Lost("spawner")
-    return Lost("kernel" if worker.abandoned else "error")
-
-
-def _outcome(worker: WorkerRecord, fate: Fate) -> WorkerOutcome:
-    started, exited = worker.started, worker.exited
-    return WorkerOutcome(
-        local_rank=worker.local_rank,
-        rank=worker.rank,
-        fate=fate,
-        files=worker.files,
-        pid=started.pid if started else exited.pid if exited else None,
-        exitcode=exited.exitcode if exited else None,
-        started_ns=started.time_ns if started else None,
-        ended_ns=exited.time_ns if exited else None,
-        max_rss=exited.max_rss if exited else 0,
-        cpu_seconds=exited.cpu_seconds if exited else 0.0,
-        traceback=worker.error.traceback if worker.error else "",
-        progress=worker.progress,
-        progress_ns=worker.progress_ns,
-    )
+    if isinstance(cause, CalledExit):
+        # a handler of the signal may have called sys.exit elsewhere
+        return cause == root.cause
+    return isinstance(cause, Raised | DiskFull) and alike(cause, root.cause)

@@ -46,10 +46,6 @@ class HeldDirectory:
 
     Args:
         path: the directory, absolute.
-        lock_fd: what `lock_directory` returned.
-
-    Attributes:
-        path: the same.
     """
 
     def __init__(self, path: str, lock_fd: int | None) -> None:
@@ -97,9 +93,7 @@ def lock_directory(
 
     Args:
         path: the directory, absolute.
-        name: the lock's file in it.
         key: that names the directory, for the message of a refusal.
-        kind: what it is the directory of.
         patience: how long to wait for what a launcher that has ended has left, seconds. A launcher
             that lives is not waited for.
         say: gets a line for people if that takes longer than a moment.

@@ -7,18 +7,18 @@ it is whole also where nodes see different file systems.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import secrets
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from lllaunch.files import read_bytes
 from lllaunch.run.causes import NodeGone, NodesJoined, OnAnotherNode
 from lllaunch.run.directory import EVENTS, LOCK_NAME, PLAN
 from lllaunch.run.files import link_atomic, write_atomic
-from lllaunch.run.outcome import AttemptOutcome, NodeOutcome, RunOutcome
-from lllaunch.run.result import ResultFile, render_result
+from lllaunch.run.result import AttemptResult, NodeResult, RunResult, as_result, plain_result
 from lllaunch.supervisor.nodes import Failure, LastWord, NodeGroup
 from lllaunch.workers.group import UNKILLABLE_SECONDS
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lllaunch.cluster.membership import Member, Place
     from lllaunch.run.directory import RunDirectory
     from lllaunch.run.observer import RunObserver
-    from lllaunch.run.outcome import RootCause
+    from lllaunch.run.result import RootCause
     from lllaunch.signal_source import SignalSource
     from lllaunch.spec import LaunchSpec
 
@@ -42,12 +42,6 @@ _LAST_WORDS = 15.0
 
 class RunNodes:
     """The nodes of a run, as far as the run's files and its end are concerned.
-
-    Args:
-        spec: the run.
-        directory: of this node, claimed.
-        observer: sees every event and action.
-        plan: what all nodes must have in common; redacted.
 
     Attributes:
         group: the nodes.
@@ -112,11 +106,10 @@ class RunNodes:
             return None
         return Failure(root.rank, str(root.cause), root.time_ns, type(root.cause).__name__)
 
-    def finish(self, outcome: RunOutcome, signals: SignalSource) -> RunOutcome | None:
+    def finish(self, outcome: RunResult, signals: SignalSource) -> RunResult | None:
         """Let the other nodes know what became of this one, and node 0 of all.
 
         Args:
-            outcome: of this node's part.
             signals: whether somebody wants it to end now.
 
         Returns:
@@ -126,8 +119,9 @@ class RunNodes:
         try:
             if self._nodes.node_rank != 0:
                 hide = self._observer.recorder.hide
-                document = json.loads(render_result(outcome, {}, hide))
-                self.group.give_result(document)
+                # of a node nobody asks for its host
+                alone = replace(outcome, host={}, build=None)
+                self.group.give_result(plain_result(alone, hide))
                 return None
             seconds = self._grace_period + _LAST_WORDS if over else 1.0
             found = self.group.results(seconds, lambda: bool(signals.received()))
@@ -137,32 +131,30 @@ class RunNodes:
 
 
 def merged(
-    own: RunOutcome,
+    own: RunResult,
     places: Sequence[Place],
     results: Mapping[str, Sequence[LastWord]],
     lost: Mapping[str, str],
     root: str,
-) -> RunOutcome:
+) -> RunResult:
     """Make the outcome of a run from those of its nodes.
 
     Args:
-        own: of node 0, with its own directory.
         places: where it stood in each attempt.
         results: what other nodes have left, by their name, in order: one that came again has left
             something each time.
         lost: what happened to those that were lost or left, by their name.
-        root: directory of the run.
     """
     known = _members(places)
     token = places[-1].roster.token if places else ""
     present = places[-1].attempt if places else 0
     there = places[-1].roster.names if places else frozenset()
-    nodes: list[NodeOutcome] = []
-    outcomes: list[RunOutcome] = []
+    nodes: list[NodeResult] = []
+    outcomes: list[RunResult] = []
     # What became of a node that had left before the last attempt is its own matter.
-    deciding: list[RunOutcome] = []
+    deciding: list[RunResult] = []
     for name, (group_rank, member) in known.items():
-        node = NodeOutcome(
+        node = NodeResult(
             name=name,
             hostname=member.hostname,
             node_rank=member.node_rank,
@@ -175,9 +167,10 @@ def merged(
         )
         parts = [(present, own)] if member.node_rank == 0 else []
         for word in results.get(name, ()):
-            file = ResultFile.from_json(word.document, member.directory)
-            if file is not None and file.outcome is not None:
-                parts.append((word.attempt, file.outcome))
+            with contextlib.suppress(ValueError):
+                told = as_result(word.document, member.directory)
+                if told is not None:
+                    parts.append((word.attempt, told))
         for attempt, part in parts:
             outcomes.append(_seen_from_first(part, node))
             if attempt == present:
@@ -220,32 +213,29 @@ def _members(places: Sequence[Place]) -> dict[str, tuple[int, Member]]:
     return dict(order)
 
 
-def _state(own: RunOutcome, outcomes: Iterable[RunOutcome]) -> Any:
+def _state(own: RunResult, outcomes: Iterable[RunResult]) -> Any:
     if own.state != "succeeded":
         return own.state
     return next((each.state for each in outcomes if each.state != "succeeded"), "succeeded")
 
 
-def _seen_from_first(outcome: RunOutcome, node: NodeOutcome) -> RunOutcome:
-    """Return an outcome with the time of its root cause by node 0's clock, and where that was."""
-    cause = outcome.root_cause
-    if cause is None or node.node_rank == 0 or isinstance(cause.cause, _SECOND_HAND):
-        return outcome
+def _seen_from_first(outcome: RunResult, node: NodeResult) -> RunResult:
+    """Return an outcome with its root causes by the clock of node 0, and where they were."""
     ahead = round((node.clock_offset or 0.0) * 1e9)
-    attempts = tuple(
-        replace(each, root_cause=replace(each.root_cause, node=node.name))
-        if each.root_cause is not None and not isinstance(each.root_cause.cause, _SECOND_HAND)
-        else each
-        for each in outcome.attempts
-    )
-    cause = replace(cause, time_ns=cause.time_ns - ahead, node=node.name)
-    return replace(outcome, root_cause=cause, attempts=attempts)
+
+    def seen(root: RootCause | None) -> RootCause | None:
+        if root is None or node.node_rank == 0 or isinstance(root.cause, _SECOND_HAND):
+            return root
+        return replace(root, time_ns=max(0, root.time_ns - ahead), node=node.name)
+
+    attempts = tuple(replace(each, root_cause=seen(each.root_cause)) for each in outcome.attempts)
+    return replace(outcome, root_cause=seen(outcome.root_cause), attempts=attempts)
 
 
 _SECOND_HAND = (OnAnotherNode, NodeGone, NodesJoined)
 
 
-def _first_cause(outcomes: Sequence[RunOutcome], last: AttemptOutcome | None) -> RootCause | None:
+def _first_cause(outcomes: Sequence[RunResult], last: AttemptResult | None) -> RootCause | None:
     """Return the first failure across nodes: told first hand, if anybody can."""
     causes = [
         each.root_cause
@@ -256,8 +246,8 @@ def _first_cause(outcomes: Sequence[RunOutcome], last: AttemptOutcome | None) ->
     return min(own or causes, key=lambda cause: cause.time_ns, default=None)
 
 
-def _merged_attempts(outcomes: Sequence[RunOutcome]) -> tuple[AttemptOutcome, ...]:
-    by_number: dict[int, list[AttemptOutcome]] = {}
+def _merged_attempts(outcomes: Sequence[RunResult]) -> tuple[AttemptResult, ...]:
+    by_number: dict[int, list[AttemptResult]] = {}
     for outcome in outcomes:
         for attempt in outcome.attempts:
             by_number.setdefault(attempt.number, []).append(attempt)

@@ -14,11 +14,12 @@ import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from lllaunch.clock import now_ns
+from lllaunch.documents import signal_name
 from lllaunch.events import (
-    AttemptProgress,
     Exited,
-    GpuMemoryHeld,
     OrphansGone,
     PreloadBroken,
     Ready,
@@ -27,7 +28,6 @@ from lllaunch.events import (
     StartFailed,
 )
 from lllaunch.linux.cgroup import Memory, read_memory
-from lllaunch.run.causes import signal_name
 from lllaunch.run.excerpts import (
     read_collectives,
     read_crash,
@@ -48,7 +48,9 @@ from lllaunch.spawner.dump import CRASH
 from lllaunch.supervisor.machine import (
     PREFLIGHT_RANK,
     AbandonWorkers,
+    AttemptProgress,
     Finish,
+    GpuMemoryHeld,
     GroupStacks,
     GroupStarted,
     KillWorkers,
@@ -75,13 +77,12 @@ if TYPE_CHECKING:
 
     from lllaunch.console.console import Console
     from lllaunch.errors import RendezvousFailed
-    from lllaunch.events import NoProgress
     from lllaunch.run.events import EventLog
     from lllaunch.run.group import Attempt
-    from lllaunch.run.hang import Hang
+    from lllaunch.run.result import Hang
     from lllaunch.run.samples import SampleLog
     from lllaunch.spec import LaunchSpec
-    from lllaunch.supervisor.machine import Reason
+    from lllaunch.supervisor.machine import NoProgress, Reason
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.progress import Progress
 
@@ -93,17 +94,12 @@ _MEMORY_SIGNALS = {-signal.SIGKILL, -signal.SIGBUS}
 class Recorder:
     """What is known of a run so far.
 
-    Args:
-        hide: applied to what workers wrote before it is kept.
-        read: reads the machine's memory counters.
-
     Attributes:
         progress: looks how far workers of the current attempt are, by local rank.
         reason: why the run did not succeed, once it is over; or None.
         limit: the limit of the run that was found to be over, or None.
         no_progress: the attempts that got no further, if the run ended for those; or None.
         look: where the workers stood when a signal came that ends the run; or None.
-        hide: applied to what workers wrote.
     """
 
     def __init__(
@@ -180,6 +176,8 @@ class Recorder:
         """
         if isinstance(event, (Ready, SpawnerGone)):
             self._ready = isinstance(event, Ready)
+        if isinstance(event, Finish):
+            self.reason, self.no_progress = event.reason, event.no_progress
         if not self._attempts:
             return event
         attempt = self._attempts[-1]
@@ -201,7 +199,31 @@ class Recorder:
             attempt.broken, attempt.ended_ns = event, now_ns()
         elif isinstance(event, OrphansGone):
             attempt.leftovers += event.orphans
+        else:
+            self._note_ending(attempt, event)
         return event
+
+    def _note_ending(self, attempt: AttemptRecord, event: object) -> None:
+        """Take note of what is done to end an attempt."""
+        if isinstance(event, (SignalReceived, SignalWorkers, StartGrace, KillWorkers)):
+            attempt.ending = True
+        if isinstance(event, SignalWorkers):
+            self.sent(event.signum)
+        elif isinstance(event, KillWorkers):
+            self.sent(signal.SIGKILL)
+        elif isinstance(event, SignalProcess):
+            # what a worker makes of the loss of one below it is no failure of its own
+            self.sent(event.signum, [event.rank])
+        elif isinstance(event, AbandonWorkers):
+            for worker in attempt.workers:
+                worker.abandoned = worker.abandoned or worker.local_rank in event.ranks
+        elif isinstance(event, WorkersStuck):
+            attempt.stuck = True
+        elif isinstance(event, NodesCounted):
+            attempt.group_lost = event.gone
+        elif isinstance(event, PreflightTimedOut) and attempt.preflight is not None:
+            preflight = attempt.preflight
+            preflight.timed_out = preflight.end is None and not preflight.sent
 
     def _of_worker(
         self,
@@ -262,7 +284,6 @@ class Recorder:
         """Take note that a signal is about to be sent to workers.
 
         Args:
-            signum: the signal.
             ranks: local ranks; None for all that are alive.
         """
         if not self._attempts:
@@ -282,31 +303,6 @@ class Recorder:
             attempt.group_end = attempt.group_end or event.ended
             if event.hangs and attempt.finding is None and not attempt.ending:
                 attempt.finding, attempt.fired_ns = event.ended.finding, event.ended.time_ns
-
-    def counted(self, event: NodesCounted) -> None:
-        """Take note of a node that was found to be gone when the current attempt ended."""
-        if self._attempts:
-            self._attempts[-1].group_lost = event.gone
-
-    def abandoned(self, ranks: Collection[int]) -> None:
-        """Take note that nobody waits any longer for the ends of these local ranks."""
-        for worker in self._attempts[-1].workers:
-            worker.abandoned = worker.abandoned or worker.local_rank in ranks
-
-    def preflight_timed_out(self) -> None:
-        """Take note that the preflight of the current attempt took longer than it may."""
-        preflight = self._attempts[-1].preflight
-        assert preflight is not None
-        preflight.timed_out = preflight.end is None and not preflight.sent
-
-    def stuck(self) -> None:
-        """Take note that workers of the current attempt hang in the kernel."""
-        self._attempts[-1].stuck = True
-
-    def ending(self) -> None:
-        """Take note that the current attempt is being ended."""
-        if self._attempts:
-            self._attempts[-1].ending = True
 
     def fired(self, event: WatchdogFired) -> bool:
         """Take note of what the watchdog found.
@@ -340,12 +336,12 @@ class Recorder:
         for stack in event.stacks:
             worker = attempt.worker(stack.rank)
             if worker is not None:
-                worker.files = replace(worker.files, stacks=stack.path)
+                worker.files = structs.replace(worker.files, stacks=stack.path)
         if attempt.finding == event.finding:
             attempt.stacks, attempt.blame = event.stacks, event.blame
             seen = attempt
         else:
-            seen = replace(
+            seen = structs.replace(
                 attempt,
                 finding=event.finding,
                 fired_ns=now_ns(),
@@ -365,17 +361,6 @@ class Recorder:
         attempt = self._attempts[-1]
         attempt.group_stacks = event if event.blame is not None else None
         return hang_of(attempt)
-
-    def process_signalled(self, action: SignalProcess) -> None:
-        """Take note that a process of a worker is about to get a signal.
-
-        If that is below the worker, what the worker makes of its loss is no failure of its own.
-        """
-        self.sent(action.signum, [action.rank])
-
-    def finished(self, end: Finish) -> None:
-        """Take note of why the run ends."""
-        self.reason, self.no_progress = end.reason, end.no_progress
 
     def look_at_progress(self) -> dict[int, Progress]:
         """Look how far those workers of the current attempt are that live.
@@ -445,7 +430,6 @@ def _file(files: Mapping[int, str], rank: int) -> str:
     return "" if path == "/dev/null" else path
 
 
-_SIGKILL = 9
 _OF_WATCHDOG = frozenset({"hang", "timeout", "oom"})
 _REJECTIONS = 5
 
@@ -454,14 +438,8 @@ class RunObserver:
     """Sees all of a run: writes it down, and tells the user of the little that matters.
 
     Args:
-        spec: the run.
         events: where all of it is written.
-        console: tells the user.
-        hide: applied to what workers wrote before it is kept.
         samples: path of the file for samples; empty for none.
-
-    Attributes:
-        recorder: what is known so far.
     """
 
     def __init__(
@@ -600,7 +578,6 @@ class RunObserver:
 
     def _signal_received(self, event: SignalReceived) -> None:
         self._signal = event
-        self.recorder.ending()
         if event.look is not None:
             self._console.looking(event.signum, event.look.silent)
 
@@ -609,13 +586,10 @@ class RunObserver:
         if event.reason in _OF_WATCHDOG and self._hang() is not None:
             alive, grace = self.recorder.alive, self._spec.grace_period
             self._console.ending(event.signum, alive, grace)
-        self.recorder.ending()
-        self.recorder.sent(event.signum)
         self._tell_grace()
 
     def _start_grace(self, _: StartGrace) -> None:
         self._tell_signal()
-        self.recorder.ending()
         self._tell_grace()
 
     def _tell_grace(self) -> None:
@@ -625,8 +599,6 @@ class RunObserver:
         received, self._signal = self._signal, None
         signum = received.signum if received is not None and event.why == "signal" else None
         self._console.killing(signum, self.recorder.alive)
-        self.recorder.ending()
-        self.recorder.sent(_SIGKILL)
         self._console.doing("killing")
 
     def _tell_signal(self) -> None:
@@ -653,7 +625,7 @@ class RunObserver:
         record = self.recorder.latest()
         if record is None:
             return
-        from lllaunch.run.ending import judge_attempt  # noqa: PLC0415 - imported by now
+        from lllaunch.run.judge import judge_attempt  # noqa: PLC0415 - imported by now
 
         failed = judge_attempt(record)
         of = None if restart is None else self._spec.max_restarts
@@ -700,11 +672,7 @@ class RunObserver:
         if hang is not None:
             self._console.fired(hang)
 
-    def _not_finite(self, event: NotFinite) -> None:
-        self._console.warning(f"rank {self.recorder.number(event.rank)} {event}")
-
     def _signal_process(self, event: SignalProcess) -> None:
-        self.recorder.process_signalled(event)
         rank = self.recorder.number(event.rank)
         self._console.process_signalled(rank, event.pid, event.signum)
 
@@ -729,22 +697,17 @@ _SHOWN: Mapping[type, Callable[[RunObserver, Any], None]] = {
     SignalWorkers: RunObserver._signal_workers,
     StartGrace: RunObserver._start_grace,
     KillWorkers: RunObserver._kill_workers,
-    AbandonWorkers: lambda self, event: self.recorder.abandoned(event.ranks),
-    WorkersStuck: lambda self, _: self.recorder.stuck(),
-    PreflightTimedOut: lambda self, _: self.recorder.preflight_timed_out(),
     AttemptProgress: RunObserver._came,
     GpuMemoryHeld: RunObserver._gpus_held,
     NodesAgreed: RunObserver._agreed,
-    NodesCounted: lambda self, event: self.recorder.counted(event),
     GroupStacks: RunObserver._group_stacks_taken,
     StartWorkers: RunObserver._start_workers,
     StartAfterPreflight: lambda self, _: self._tell_imports(),
     Ready: lambda self, _: self._tell_imports(),
     GroupStarted: RunObserver._started,
     WatchdogFired: RunObserver._fired,
-    NotFinite: RunObserver._not_finite,
+    NotFinite: lambda self, event: self.warn(f"rank {self.recorder.number(event.rank)} {event}"),
     StacksTaken: RunObserver._stacks_taken,
     SignalProcess: RunObserver._signal_process,
     Pause: RunObserver._pause,
-    Finish: lambda self, event: self.recorder.finished(event),
 }

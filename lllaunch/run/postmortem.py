@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, NamedTuple
 
+from lllaunch.documents import signal_name
 from lllaunch.linux.cgroup import UNKNOWN, Memory
-from lllaunch.run.causes import signal_name
+from lllaunch.run.result import Explanation, Sure
 from lllaunch.text import size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lllaunch.run.records import Disk
-
-Sure = Literal["certain", "likely", "possible"]
-Suspect = Literal["launcher", "oom", "outside", "itself"]
 
 _MIB = 1 << 20
 
@@ -42,8 +39,7 @@ _PORT = re.compile(r"\bport:? (\d{1,5})\b")
 _SHM_FULL = 16 * _MIB
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(NamedTuple):
     """All that is known about how one worker ended.
 
     Attributes:
@@ -54,7 +50,6 @@ class Evidence:
         after: the same when the worker's end became known.
         unexplained: how many workers of the attempt died of a SIGKILL that the launcher did not
             send, this one included if it did.
-        said: what it had raised, or an empty string.
         disk: the file system of its logs, where it could not say why it failed; or None.
         misfit: what gloo aborted it for, as `misfit_of` returns it; or None.
         master_port: MASTER_PORT in its environment, as the launcher set it; or an empty string.
@@ -70,22 +65,6 @@ class Evidence:
     disk: Disk | None = None
     master_port: str = ""
     misfit: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What probably happened.
-
-    Attributes:
-        suspect: who ended the worker: ``launcher``, ``oom`` (the kernel's OOM killer),
-            ``outside`` (another process) or ``itself``.
-        sure: ``certain``, ``likely`` or ``possible``.
-        text: one sentence, or two, for the user.
-    """
-
-    suspect: Suspect
-    sure: Sure
-    text: str
 
 
 _BY_SIGNAL: dict[int, str] = {
@@ -118,11 +97,7 @@ _BY_STATUS: dict[int, str] = {
 
 
 def explain(evidence: Evidence) -> Explanation | None:
-    """Returns what probably ended the worker, or None where its status says all.
-
-    Args:
-        evidence: what is known.
-    """
+    """Return what probably ended the worker, or None where its status says all."""
     if evidence.exitcode >= 0:
         below = _of_processes_below(evidence) or _of_disk(evidence) or _of_port(evidence)
         return below or (None if evidence.said else _of_status(evidence.exitcode))
@@ -145,17 +120,13 @@ def _of_itself(evidence: Evidence, text: str) -> Explanation | None:
 
 
 def misfit_of(lines: Sequence[str]) -> tuple[int, int] | None:
-    """Returns what gloo aborted a worker for: bytes that came, and that its call has room for.
-
-    Args:
-        lines: the last ones of the worker's stderr.
-    """
+    """Return what gloo aborted a worker for: bytes that came, and that its call has room for."""
     found = (_OTHER_SIZE.search(line) for line in lines)
     return next(((int(sizes[1]), int(sizes[2])) for sizes in found if sizes), None)
 
 
 def of_misfit(misfit: tuple[int, int], *, whose_known: bool = False) -> Explanation:
-    """Returns why gloo aborted a worker.
+    """Return why gloo aborted a worker.
 
     Args:
         misfit: as `misfit_of` returns it.
@@ -286,12 +257,12 @@ def _of_sigbus(after: Memory) -> Explanation:
 
 
 def _grown(before: int | None, after: int | None) -> int | None:
-    """Returns by how much a counter grew, None where it could not be read at both times."""
+    """Return by how much a counter grew, None where it could not be read at both times."""
     return None if before is None or after is None else max(0, after - before)
 
 
 def _bound(evidence: Evidence) -> tuple[int, str]:
-    """Returns the memory that the worker could have had at most, and what to call it."""
+    """Return the memory that the worker could have had at most, and what to call it."""
     limit, total = evidence.after.limit, evidence.after.total
     if limit is not None and (total is None or limit < total):
         return limit, "the cgroup's limit"

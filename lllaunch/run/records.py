@@ -1,23 +1,23 @@
-"""What was seen of a run, before anybody judges it: the input of `lllaunch.run.outcome`."""
+"""What was seen of a run, before anybody judges it: the input of `lllaunch.run.result`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from lllaunch.linux.cgroup import UNKNOWN, Memory
 
 if TYPE_CHECKING:
     from lllaunch.events import (
         Exited,
-        GroupEnd,
         Orphan,
         PreloadBroken,
         SpawnerGone,
         Started,
         StartFailed,
     )
-    from lllaunch.supervisor.machine import GroupStacks
+    from lllaunch.supervisor.machine import GroupEnd, GroupStacks
     from lllaunch.watchdog.collectives import RankTrace
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.progress import Progress
@@ -28,12 +28,10 @@ if TYPE_CHECKING:
 _ROOM = 64 * 1024
 
 
-@dataclass(frozen=True)
-class SentSignal:
+class SentSignal(Struct, frozen=True):
     """A signal that the launcher sent to a worker, or to a process below it.
 
     Attributes:
-        signum: its number.
         time_ns: when it was decided, nanoseconds since the epoch.
     """
 
@@ -41,12 +39,10 @@ class SentSignal:
     time_ns: int
 
 
-@dataclass(frozen=True)
-class Disk:
+class Disk(Struct, frozen=True):
     """The file system that a worker's logs are on, when the worker's failure became known.
 
     Attributes:
-        directory: where the logs are.
         total: its size, bytes.
         free: what is free of it, bytes.
     """
@@ -61,13 +57,11 @@ class Disk:
         return self.free < _ROOM
 
 
-@dataclass(frozen=True)
-class WorkerError:
+class WorkerError(Struct, frozen=True):
     """What a worker wrote in its error.json.
 
     Attributes:
         message: ``ValueError: what was wrong``, possibly of several lines.
-        traceback: the full traceback, or an empty string.
         time_ns: when it was raised, nanoseconds since the epoch, or None.
     """
 
@@ -76,14 +70,11 @@ class WorkerError:
     time_ns: int | None = None
 
 
-@dataclass(frozen=True)
-class ExitCall:
+class ExitCall(Struct, frozen=True):
     """Where a worker's code raised SystemExit, from its exit.json.
 
     Attributes:
         code: what it exited with; text was written to standard error, the status is then 1.
-        file: the source file of the user's line.
-        line: its number there.
         function: the function that it belongs to, ``<module>`` outside of any.
     """
 
@@ -93,17 +84,8 @@ class ExitCall:
     function: str
 
 
-@dataclass(frozen=True)
-class WorkerFiles:
-    """Where one worker of one attempt writes; an empty string stands for 'nowhere of ours'.
-
-    Attributes:
-        directory: the worker's directory.
-        stdout: file of its standard output.
-        stderr: file of its standard error.
-        error: its error.json.
-        stacks: its stacks.txt, if that was written.
-    """
+class WorkerFiles(Struct, frozen=True):
+    """Where one worker of one attempt writes; an empty string stands for 'nowhere of ours'."""
 
     directory: str = ""
     stdout: str = ""
@@ -115,17 +97,13 @@ class WorkerFiles:
 NOWHERE = WorkerFiles()
 
 
-@dataclass
-class PreflightRecord:
+class PreflightRecord(Struct):
     """The preflight of one attempt, as far as it is known.
 
     Attributes:
-        command: its command line.
         timeout: how long it may take, seconds.
-        log: what it writes, absolute.
         end: its end, or that it could not be started; None as long as it runs.
         timed_out: whether it took longer.
-        sent: what the launcher sent it, in order.
     """
 
     command: str
@@ -136,27 +114,17 @@ class PreflightRecord:
     sent: tuple[SentSignal, ...] = ()
 
 
-@dataclass
-class WorkerRecord:
+class WorkerRecord(Struct):
     """One worker of one attempt, as far as it is known.
 
     Attributes:
-        local_rank: its number on this node.
-        rank: its number among all workers.
-        files: where it writes.
-        started: its start, or None.
-        start_failed: that it could not be started, or None.
-        exited: its end, or None.
-        sent: what the launcher sent it, in order.
         abandoned: whether the launcher gave up waiting for its end.
-        error: what it wrote in its error.json, or None.
         exit_call: where its code exited, if it failed by that; or None.
         memory: the machine's memory when its end became known, where that was worth reading.
         disk: where its logs are, if it failed without an error.json; or None.
         trace: which collectives it had come to at last, or None if that is not known.
         misfit: bytes that gloo had received for a collective, and that its own call had room for,
             where it aborted the worker for that; or None.
-        crash: what Python wrote of a fatal signal, or an empty string.
         shown: whether its standard error is on the console already.
         progress: how far it was when it ended, as far as that is known; or None.
         progress_ns: when it got there, nanoseconds since the epoch.
@@ -187,34 +155,22 @@ class WorkerRecord:
         return self.exited is None and self.start_failed is None
 
 
-@dataclass
-class AttemptRecord:
+class AttemptRecord(Struct):
     """One attempt, as far as it is known.
 
     Attributes:
-        number: index of its directory.
-        restart_count: what the workers see as TORCHELASTIC_RESTART_COUNT.
-        path: its directory.
         started_ns: when it was begun, nanoseconds since the epoch.
         ended_ns: when the last of its workers was gone, 0 while it runs.
         workers: in order of local rank.
-        memory: the machine's memory when it was begun.
-        died: that the spawner ended in it, or None.
-        died_ns: when that became known.
-        died_memory: the machine's memory at that time.
-        broken: that a preload failed, or None.
-        leftovers: processes that its workers left behind.
         stuck: whether workers were found to hang in the kernel.
         ending: whether it is being ended: what is found from now on is too late.
         finding: what the watchdog found first while the attempt ran, or None.
         fired_ns: when that was, nanoseconds since the epoch.
         stacks: where the workers stood then, as far as that could be found out.
         blame: who hung then and who waited, or None if nobody could look.
-        master_port: MASTER_PORT of its workers, or an empty string.
         group_end: of several nodes, what all have agreed that it ended for; or None.
         group_lost: of several nodes, one that was found to be gone when it ended; or None.
         group_stacks: of several nodes, who of all hung then; or None.
-        preflight: what was run before the workers, or None.
     """
 
     number: int

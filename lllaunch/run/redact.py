@@ -29,7 +29,6 @@ class Redactor:
     variables are the names of users, hosts and directories, which stand in half of all lines.
 
     Args:
-        secrets: by value, the text that stands for it (``${oc.env:NAME}``).
         certain: whether all of them are secrets, whatever they are called and look like.
     """
 

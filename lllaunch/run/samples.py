@@ -7,7 +7,6 @@ thinned out where its lines are closest: so that a run of days is seen from its 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import math
@@ -15,14 +14,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from lllaunch.clock import now_ns
-from lllaunch.documents import last_record
+from lllaunch.documents import Number, Plain, Record, decode_record, last_line
 from lllaunch.run.directory import SAMPLES
 from lllaunch.run.files import LineFile
 
 if TYPE_CHECKING:
     from lllaunch.errors import OutputError
-    from lllaunch.watchdog.progress import Progress
     from lllaunch.watchdog.sampling import Sample
 
 MOST_BYTES = 1 << 20
@@ -32,102 +32,147 @@ MOST_BYTES = 1 << 20
 _TAIL = 256 << 10
 # Distances beyond which nothing is thinned out any more: a line in 2**40 intervals.
 _LEVELS = 40
+# What a number can be that is told of.
+_MOST = 2.0**63
 
 
-def last_sample(directory: str) -> dict[str, Any] | None:
-    """Return the newest sample of a run as docs/reference/files.md has it, None if there is none.
+class RankSample(Record, frozen=True, omit_defaults=True):
+    """What a worker does, and how far it is; what is not known is left out."""
 
-    Args:
-        directory: of the run. Of several nodes the newest of each are made one, with the names of
-            the nodes before those of GPUs. ``gpus`` is there in any case.
+    cpu: Number | None = None
+    rss: Number | None = None
+    read: Number | None = None
+    written: Number | None = None
+    output: Number | None = None
+    gpus: tuple[str, ...] = ()
+    step: Number | None = None
+    total: Number | None = None
+    rate: Number | None = None
+    eta: Number | None = None
+    idle: Number | None = None
+    metrics: Mapping[str, Number] = {}
+
+
+class GpuSample(Record, frozen=True, omit_defaults=True):
+    """What a GPU does."""
+
+    use: Number | None = None
+    memory: Number | None = None
+    power: Number | None = None
+
+
+class RunSample(Record, frozen=True, omit_defaults=True):
+    """What all workers of an attempt do at a moment.
+
+    Attributes:
+        time: seconds since the epoch.
+        gpus: by name; of several nodes with the node's before it.
     """
-    newest = _newest(directory)
+
+    time: float
+    attempt: int
+    ranks: Mapping[str, RankSample]
+    gpus: Mapping[str, GpuSample] = {}
+
+    @property
+    def by_rank(self) -> dict[int, RankSample]:
+        """What each worker does."""
+        return {int(rank): each for rank, each in self.ranks.items() if rank.isdecimal()}
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number that can be told of, None for any other."""
+    return value if value is not None and abs(value) < _MOST else None
+
+
+def decode(line: bytes) -> RunSample | None:
+    """Return what a line says, None if it is torn, or is none of ours."""
+    try:
+        sample = decode_record(line, RunSample)
+    except (ValueError, RecursionError):
+        return None
+    return sample if math.isfinite(sample.time) else None
+
+
+def last_sample(directory: str) -> RunSample | None:
+    """Return the newest sample of a run; of several nodes the newest of each are made one."""
+    newest = last_line(os.path.join(directory, SAMPLES), _TAIL, decode)
     if newest is not None:
         return newest
     try:
         names = sorted(name for name in os.listdir(directory) if name.startswith("node_"))
     except OSError:
         return None
-    found = ((name, _newest(os.path.join(directory, name))) for name in names)
-    return _together({name: record for name, record in found if record is not None})
-
-
-def _newest(directory: str) -> dict[str, Any] | None:
-    record = last_record(os.path.join(directory, SAMPLES), _TAIL)
-    if record is None or not isinstance(record.get("attempt"), int) or _time_of(record) is None:
+    found = {
+        name: sample
+        for name in names
+        if (sample := last_line(os.path.join(directory, name, SAMPLES), _TAIL, decode))
+    }
+    if not found:
         return None
-    ranks = record.get("ranks")
-    whole = isinstance(ranks, dict) and all(isinstance(each, dict) for each in ranks.values())
-    return record if whole and isinstance(record.setdefault("gpus", {}), dict) else None
+    # those of nodes that are not in the last attempt are old
+    attempt = max(sample.attempt for sample in found.values())
+    latest = {name: sample for name, sample in found.items() if sample.attempt == attempt}
+    return RunSample(
+        max(sample.time for sample in latest.values()),
+        attempt,
+        {
+            rank: replace(worker, gpus=tuple(f"{name}/{gpu}" for gpu in worker.gpus))
+            for name, sample in latest.items()
+            for rank, worker in sample.ranks.items()
+        },
+        {
+            f"{name}/{gpu}": use
+            for name, sample in latest.items()
+            for gpu, use in sample.gpus.items()
+        },
+    )
 
 
-def _together(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Make one of the samples of nodes; those of nodes that are not in the last attempt are old."""
-    if not nodes:
-        return None
-    attempt = max(record["attempt"] for record in nodes.values())
-    latest = {name: record for name, record in nodes.items() if record["attempt"] == attempt}
-    ranks: dict[str, Any] = {}
-    gpus: dict[str, Any] = {}
-    for name, record in latest.items():
-        for rank, worker in record["ranks"].items():
-            seen = {"gpus": [f"{name}/{gpu}" for gpu in worker["gpus"]]} if "gpus" in worker else {}
-            ranks[rank] = {**worker, **seen}
-        gpus |= {f"{name}/{gpu}": use for gpu, use in record["gpus"].items()}
-    moment = max(record["time"] for record in latest.values())
-    return {"time": moment, "attempt": attempt, "ranks": ranks, "gpus": gpus}
+def plain_sample(sample: RunSample) -> dict[str, Any]:
+    """Return a sample as data for JSON; ``gpus`` is there in any case."""
+    found: dict[str, Any] = Plain()(sample)
+    return {**found, "gpus": found.get("gpus", {})}
 
 
 def encode(sample: Sample, time_ns: int, attempt: int, rank_of: Callable[[int], int]) -> bytes:
     """Return a sample as one line of JSON, newline included.
 
     Args:
-        sample: what was seen.
         time_ns: when, nanoseconds since the epoch.
-        attempt: its number.
-        rank_of: tells the rank of a local rank.
     """
-    ranks: dict[str, Any] = {}
+    ranks = {}
     for local_rank, worker in sorted(sample.workers.items()):
-        fields: dict[str, Any] = {
-            "cpu": round(worker.cpu, 3),
-            "rss": worker.rss,
-            "read": round(worker.read),
-            "written": round(worker.written),
-            "output": worker.output,
-            "gpus": worker.gpus or None,
-        }
-        if local_rank in sample.progress:
-            fields |= _progress(sample.progress[local_rank])
-        ranks[str(rank_of(local_rank))] = _without_none(fields)
-    record: dict[str, Any] = {"time": round(time_ns / 1e9, 3), "attempt": attempt, "ranks": ranks}
-    if sample.gpus:
-        record["gpus"] = {name: _without_none(use._asdict()) for name, use in sample.gpus.items()}
-    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        seen = RankSample(
+            cpu=round(worker.cpu, 3),
+            rss=worker.rss,
+            read=round(worker.read),
+            written=round(worker.written),
+            output=worker.output,
+            gpus=worker.gpus,
+        )
+        progress = sample.progress.get(local_rank)
+        if progress is not None:
+            seen = replace(
+                seen,
+                step=_rounded(progress.step),
+                total=_rounded(progress.total),
+                rate=_rounded(progress.rate, ".4g"),
+                eta=_rounded(progress.eta, ".0f"),
+                idle=_rounded(progress.idle, ".0f"),
+                metrics={name: _rounded(value) for name, value in progress.metrics.items()},
+            )
+        ranks[str(rank_of(local_rank))] = seen
+    gpus = {name: GpuSample(**use._asdict()) for name, use in sample.gpus.items()}
+    line = Plain()(RunSample(round(time_ns / 1e9, 3), attempt, ranks, gpus))
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
-def _progress(progress: Progress) -> dict[str, Any]:
-    metrics = {name: _number(value) for name, value in progress.metrics.items()}
-    return {
-        "step": _number(progress.step),
-        "total": _number(progress.total),
-        "rate": _number(progress.rate, ".4g"),
-        "eta": _number(progress.eta, ".0f"),
-        "idle": _number(progress.idle, ".0f"),
-        "metrics": metrics or None,
-    }
-
-
-def _number(value: float | None, precision: str = "") -> float | int | str | None:
-    """Return a number as JSON has it, one that is not finite as text."""
+def _rounded(value: float | None, precision: str = "") -> float | None:
     if value is None or not math.isfinite(value):
-        return None if value is None else str(float(value))
+        return value
     rounded = float(format(value, precision)) if precision else value
     return int(rounded) if rounded == int(rounded) else rounded
-
-
-def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def thinned(times: Sequence[float], sizes: Sequence[int], limit: int) -> list[int]:
@@ -177,7 +222,6 @@ class SampleLog:
 
     Args:
         path: the file; what is there is kept, and thinned out with the rest.
-        on_error: told once of the first failure.
         limit: how long it may grow, bytes.
     """
 
@@ -198,20 +242,14 @@ class SampleLog:
             self._file.append(line)
 
     def _thinned(self, data: bytes) -> bytes:
-        lines = []
-        for line in data.splitlines(keepends=True):
-            with contextlib.suppress(ValueError, RecursionError):
-                time = _time_of(json.loads(line))
-                lines += [] if time is None else [(time, line)]
+        lines = [
+            (sample.time, line)
+            for line in data.splitlines(keepends=True)
+            if (sample := decode(line))
+        ]
         kept = thinned([time for time, _ in lines], [len(line) for _, line in lines], self._limit)
         return b"".join(lines[place][1] for place in kept)
 
     def close(self) -> None:
         """Close the file; idempotent."""
         self._file.close()
-
-
-def _time_of(record: object) -> float | None:
-    """Return the time of a line, None if it has none."""
-    time = record.get("time") if isinstance(record, dict) else None
-    return float(time) if isinstance(time, (int, float)) and math.isfinite(time) else None

@@ -154,7 +154,6 @@ def with_snapshot(build: Mapping[str, Any], snapshot: Snapshot) -> dict[str, Any
     Args:
         build: what `lllaunch.run.build` says where the run was; what git says there is of the tree
             as it is now, and is replaced.
-        snapshot: that the run's code came from.
     """
     return {
         **build,
@@ -178,9 +177,7 @@ def take(
     """Sets the code aside; ``<path>.diff`` tells people what of it was not committed.
 
     Args:
-        cwd: a directory of the repository.
         path: where the worktree goes; nothing may be there, or an empty directory.
-        environ: what git is found and run with.
         say: tells people what is not as they may expect it.
 
     Returns:
@@ -240,10 +237,6 @@ def free_place(directory: str) -> str:
 def hold(snapshot: Snapshot, holders: Iterable[str]) -> None:
     """Let a snapshot be removed when the last of some holders lets it go.
 
-    Args:
-        snapshot: that nobody else holds.
-        holders: names of files.
-
     Raises:
         OutputError: it cannot be written down.
     """
@@ -259,7 +252,6 @@ def let_go(snapshot: Snapshot, holder: str) -> None:
     """Let go of a snapshot, and remove it if nobody else holds it; of one that stays, do nothing.
 
     Args:
-        snapshot: of the code.
         holder: as `hold` has it.
 
     Raises:
@@ -521,13 +513,7 @@ def _is_in(path: str, directories: Collection[str]) -> bool:
 
 
 def _run_directories(files: Sequence[str], untracked: Sequence[str], cwd: str) -> set[str]:
-    """Returns the directories of runs and sweeps in which nothing is tracked. Pure.
-
-    Args:
-        files: all that are not tracked.
-        untracked: the same, but for a directory in which nothing is tracked that alone.
-        cwd: where the user works, which is code whatever lies there.
-    """
+    """Returns the directories of runs and sweeps in which nothing is tracked. Pure."""
     marks: Counter[str] = Counter()
     for path in files:
         directory, _, name = path.rpartition("/")

@@ -9,7 +9,6 @@ docs/design/slurm.md says what Slurm does by itself.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 from collections import Counter
@@ -19,16 +18,23 @@ from signal import Signals
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lllaunch.clock import now_ns
-from lllaunch.documents import Fields, read_json
+from lllaunch.documents import (
+    Plain,
+    Record,
+    Text,
+    as_record,
+    decode_record,
+    isoformat,
+    read_json,
+)
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import read_text, write_all
 from lllaunch.run.directory import SUBMISSION
-from lllaunch.run.events import isoformat
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.spec import Requeue
 
 if TYPE_CHECKING:
-    from lllaunch.run.outcome import RunOutcome
+    from lllaunch.run.result import RunResult
     from lllaunch.run.snapshot import Snapshot
 
 HISTORY = "submission.jsonl"
@@ -52,9 +58,7 @@ class Limits(NamedTuple):
     """How often a run goes back into the queue.
 
     Attributes:
-        requeue: after the cluster has ended it.
         signal_delay: how long before its time limit it is told to end, seconds.
-        retries: after it has failed, by cause.
     """
 
     requeue: Requeue = Requeue()
@@ -62,27 +66,41 @@ class Limits(NamedTuple):
     retries: Mapping[str, int] = {}
 
 
-class Submission(NamedTuple):
+class Submission(Record, frozen=True):
     """What was submitted.
 
     Attributes:
         job: the batch job's id, ``123``, or ``123_4`` of an array; empty as long as it is not
             written down.
         directory: the working directory of the batch job, absolute, by which Slurm knows it, too.
-        time_ns: when, nanoseconds since the epoch.
-        host: where.
-        limits: how often the run goes back into the queue.
+        requeue: how often it goes back into the queue after the cluster has ended it.
+        signal_delay: how long before its time limit it is told to end, seconds.
+        retries: how often it goes back after it has failed, by cause.
         snapshot: of the code, as `lllaunch.run.snapshot.Snapshot` writes it; None without one.
         holder: how this job holds the snapshot, if that is temporary; else empty.
     """
 
-    job: str
-    directory: str
+    DERIVED = ("time",)
+
+    job: Text = ""
+    directory: str = ""
     time_ns: int = 0
     host: str = ""
-    limits: Limits = Limits()
+    requeue: Requeue = Requeue()
+    signal_delay: float = 0.0
+    retries: Mapping[str, int] = {}
     snapshot: Mapping[str, Any] | None = None
     holder: str = ""
+
+    @property
+    def time(self) -> str:
+        """When it was submitted."""
+        return isoformat(self.time_ns)
+
+    @property
+    def limits(self) -> Limits:
+        """How often the run goes back into the queue."""
+        return Limits(self.requeue, self.signal_delay, self.retries)
 
     def write(self, directory: str) -> None:
         """Write it into the directory of a run.
@@ -90,43 +108,18 @@ class Submission(NamedTuple):
         Raises:
             OutputError: it cannot be written.
         """
-        document = {
-            "job": self.job or None,
-            "directory": self.directory,
-            "time": isoformat(self.time_ns),
-            "time_ns": self.time_ns,
-            "host": self.host,
-            "requeue": dataclasses.asdict(self.limits.requeue),
-            "signal_delay": self.limits.signal_delay,
-            "retries": dict(self.limits.retries),
-            "snapshot": self.snapshot,
-            "holder": self.holder,
-        }
-        data = json.dumps(document, indent=2).encode() + b"\n"
+        data = json.dumps(Plain()(self), indent=2).encode() + b"\n"
         write_atomic(os.path.join(directory, SUBMISSION), data)
 
 
 def read_submission(directory: str) -> Submission | None:
     """Return what was submitted from a directory; None if nothing was."""
     document = read_json(os.path.join(directory, SUBMISSION))
-    if document is None:
-        return None
-    fields = Fields(document)
-    requeue, retries = fields.inner("requeue"), fields.inner("retries")
-    counts = {name: requeue.integer(name) for name in requeue.document}
-    return Submission(
-        fields.text("job"),
-        fields.text("directory"),
-        fields.integer("time_ns") or 0,
-        fields.text("host"),
-        Limits(
-            Requeue(**{name: count for name, count in counts.items() if count is not None}),
-            fields.number("signal_delay") or 0.0,
-            {name: retries.integer(name) or 0 for name in retries.document},
-        ),
-        fields.inner("snapshot").document or None,
-        fields.text("holder"),
-    )
+    try:
+        return None if document is None else as_record(document, Submission)
+    except ValueError:
+        # it was submitted, and by whom nobody knows
+        return Submission()
 
 
 def forget_submission(directory: str) -> None:
@@ -141,13 +134,10 @@ def forget_submission(directory: str) -> None:
             os.unlink(path)
 
 
-@dataclass(frozen=True)
-class BatchStarted:
+class BatchStarted(Record, frozen=True, tag=True):
     """The batch job has started.
 
     Attributes:
-        job: its id.
-        nodes: their names.
         end_time: when its time is over, seconds since the epoch; None where nobody says.
     """
 
@@ -156,23 +146,16 @@ class BatchStarted:
     end_time: float | None = None
 
 
-@dataclass(frozen=True)
-class BatchSignalled:
-    """A signal announced the end of the batch job.
-
-    Attributes:
-        signal: its name.
-    """
+class BatchSignalled(Record, frozen=True, tag=True):
+    """A signal announced the end of the batch job."""
 
     signal: str
 
 
-@dataclass(frozen=True)
-class BatchEnded:
+class BatchEnded(Record, frozen=True, tag=True):
     """The run ended in the batch job, and is over.
 
     Attributes:
-        exit_code: of its launcher.
         reason: why it is not taken back into the queue, or an empty string.
     """
 
@@ -180,12 +163,10 @@ class BatchEnded:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Requeued:
+class Requeued(Record, frozen=True, tag=True):
     """The run is taken back into the queue.
 
     Attributes:
-        cause: why.
         by: ``lllaunch``, which asks for it after this; or ``slurm``, which has done it.
         detail: of a failure, its cause as ``retries`` calls it; else empty.
     """
@@ -202,7 +183,6 @@ class EndFacts(NamedTuple):
     """What is known when a run has ended in a batch job.
 
     Attributes:
-        exit_code: of its launcher.
         signalled: whether a signal announced the end of the batch job, and it ended then.
         cause: what that was about, as far as the cluster says; else None.
         seconds_left: how long before its time limit the signal came; None where nobody says.
@@ -231,14 +211,7 @@ _IN_VAIN = frozenset(map(int, (ExitCode.CONFIG, ExitCode.REFUSED, ExitCode.NO_PR
 
 
 class Account:
-    """What the history of a submitted run comes to; made of its events in order.
-
-    Attributes:
-        starts: how often its batch job has started.
-        job: the id that it had last, or an empty string.
-        nodes: where it started last.
-        last: the last event, None without one.
-    """
+    """What the history of a submitted run comes to; made of its events in order."""
 
     def __init__(self, events: Sequence[QueueEvent] = ()) -> None:
         self.starts = 0
@@ -305,20 +278,23 @@ def _times(count: int) -> str:
 
 
 def decide(account: Account, facts: EndFacts, limits: Limits) -> Requeued | BatchEnded:
-    """Decide whether a run that has ended in its batch job goes back into the queue. Pure.
-
-    Args:
-        account: of the run so far.
-        facts: what is known of its end.
-        limits: how often it goes back.
-    """
+    """Decide whether a run that has ended in its batch job goes back into the queue. Pure."""
     code, left = facts.exit_code, facts.seconds_left
     near = left is not None and left <= limits.signal_delay + _EARLY
-    reason = _settled(facts, near=near)
-    if reason is not None:
-        return BatchEnded(code, reason)
+    if code in _IN_VAIN:
+        return BatchEnded(code)
+    if facts.cancelled:
+        return BatchEnded(code, "it was cancelled")
+    if facts.unexplained and not near:
+        return BatchEnded(code, "it was ended by SIGTERM, and Slurm does not say why")
     if not (facts.signalled or facts.lost_node):
-        return _try_again(account, facts, limits)
+        kind = facts.failure
+        most = 0 if kind is None else limits.retries.get(kind, 0)
+        if kind is None or not most:
+            return BatchEnded(code)
+        if account.count(kind) >= most:
+            return BatchEnded(code, f"it was tried again {_times(most)}, as retries.{kind} says")
+        return Requeued("failed", "lllaunch", kind)
     # of nodes that are signalled one after the other, the last takes the others for lost
     otherwise: RequeueCause = "preempted" if facts.signalled else "node_failure"
     if facts.taken_back:
@@ -332,78 +308,29 @@ def decide(account: Account, facts: EndFacts, limits: Limits) -> Requeued | Batc
     return Requeued(cause, "lllaunch")
 
 
-def _settled(facts: EndFacts, *, near: bool) -> str | None:
-    """Return why a run is over, whatever the limits are; None if it may go back.
-
-    Args:
-        facts: of its end.
-        near: whether its time limit was.
-    """
-    if facts.exit_code in _IN_VAIN:
-        return ""
-    if facts.cancelled:
-        return "it was cancelled"
-    if facts.unexplained and not near:
-        return "it was ended by SIGTERM, and Slurm does not say why"
-    return None
-
-
-def _try_again(account: Account, facts: EndFacts, limits: Limits) -> Requeued | BatchEnded:
-    """Decide about a run that no signal has ended."""
-    kind = facts.failure
-    most = 0 if kind is None else limits.retries.get(kind, 0)
-    if kind is None or not most:
-        return BatchEnded(facts.exit_code)
-    if account.count(kind) >= most:
-        reason = f"it was tried again {_times(most)}, as retries.{kind} says"
-        return BatchEnded(facts.exit_code, reason)
-    return Requeued("failed", "lllaunch", kind)
-
-
 # Files
 
 
 def read_history(directory: str) -> list[tuple[int, QueueEvent]]:
     """Return the events of a submitted run in order, but for what cannot be read.
 
-    Args:
-        directory: of the run.
-
     Returns:
         Nanoseconds since the epoch, and the event.
     """
     found = []
-    for line in (read_text(os.path.join(directory, HISTORY)) or "").split("\n")[:-1]:
+    for line in (read_text(os.path.join(directory, HISTORY)) or "").encode().split(b"\n")[:-1]:
         with contextlib.suppress(ValueError, RecursionError):
-            fields = Fields(json.loads(line))
-            event = _event(fields)
-            if event is not None:
-                found.append((fields.integer("time_ns") or 0, event))
+            at = decode_record(line, _Moment).time_ns
+            found.append((at, decode_record(line, QueueEvent)))
     return found
 
 
-def _event(fields: Fields) -> QueueEvent | None:
-    kind = fields.text("type")
-    if kind == "BatchStarted":
-        return BatchStarted(fields.text("job"), fields.texts("nodes"), fields.number("end_time"))
-    if kind == "BatchSignalled":
-        return BatchSignalled(fields.text("signal"))
-    if kind == "BatchEnded":
-        return BatchEnded(fields.integer("exit_code") or 0, fields.text("reason"))
-    cause = fields.text("cause")
-    if kind == "Requeued" and cause in {*_ENDED, "failed"}:
-        by: Any = fields.text("by")
-        known: Any = cause
-        return Requeued(known, by, fields.text("detail"))
-    return None
+class _Moment(Record, frozen=True):
+    time_ns: int = 0
 
 
 def account_of(directory: str) -> Account:
-    """Return what the history of a submitted run comes to.
-
-    Args:
-        directory: of the run.
-    """
+    """Return what the history of a submitted run comes to."""
     return Account([event for _, event in read_history(directory)])
 
 
@@ -414,12 +341,7 @@ def append(directory: str, event: QueueEvent) -> None:
         OutputError: it cannot be written.
     """
     path, time_ns = os.path.join(directory, HISTORY), now_ns()
-    line = {
-        "time": isoformat(time_ns),
-        "time_ns": time_ns,
-        "type": type(event).__name__,
-        **dataclasses.asdict(event),
-    }
+    line = {"time": isoformat(time_ns), "time_ns": time_ns, **Plain()(event)}
     with naming(path):
         fd = os.open(path, _FLAGS, 0o666)
         try:
@@ -437,18 +359,14 @@ class BatchJob:
     """The batch job that a launcher runs in.
 
     Attributes:
-        directory: of the run, absolute.
-        account: of the run, with this start.
         end_time: when the job's time is over, seconds since the epoch; None where nobody says.
         leads: whether this is the job's first node, whose launcher writes and decides.
         continues: whether the run has started before.
         announced: whether a signal has announced the job's end.
-        signal: which one; else None.
         early: such a signal, if it came before the run could act on it; else None.
         seconds_left: how long before that; None if none has, or nobody says.
         ran: whether what was to run has run, to whatever end.
         outcome: what became of the run, if it is one; None as long as it has not ended.
-        snapshot: of the code that runs, or None.
         overrides: of a job of a sweep, redacted; None of a run of its own.
     """
 
@@ -462,7 +380,7 @@ class BatchJob:
     early: int | None = None
     seconds_left: float | None = None
     ran: bool = False
-    outcome: RunOutcome | None = None
+    outcome: RunResult | None = None
     snapshot: Snapshot | None = None
     overrides: tuple[str, ...] | None = None
 
@@ -472,11 +390,7 @@ class BatchJob:
             self.early = self.early or signum
 
     def signalled(self, signum: int) -> None:
-        """Write down, at once, that the end of the job was announced.
-
-        Args:
-            signum: the signal that did.
-        """
+        """Write down, at once, that the end of the job was announced."""
         self.announced, self.signal = True, signum
         if self.end_time is not None:
             self.seconds_left = max(0.0, self.end_time - now_ns() / 1e9)

@@ -9,7 +9,6 @@ the watchdog wants to know goes before what they want to know. For the machine n
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import os
@@ -19,14 +18,16 @@ import struct
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import to_builtins
 
 from lllaunch.clock import now_ns
 from lllaunch.documents import Fields
 from lllaunch.linux.process import wait_readable
 from lllaunch.linux.sockets import short_address
+from lllaunch.supervisor.machine import Logged
 from lllaunch.watchdog.stacks.frames import RankStack
 
 if TYPE_CHECKING:
@@ -408,8 +409,7 @@ os.register_at_fork(after_in_child=_abandon_all)
 # What is answered
 
 
-@dataclass(frozen=True)
-class StacksAnswered:
+class StacksAnswered(Logged, frozen=True):
     """Somebody was told where the workers stand; for events.jsonl.
 
     Attributes:
@@ -423,8 +423,7 @@ class StacksAnswered:
     uid: int | None = None
 
 
-@dataclass(frozen=True)
-class ControlUnavailable:
+class ControlUnavailable(Logged, frozen=True):
     """Nobody can ask this run anything; for events.jsonl.
 
     Attributes:
@@ -577,8 +576,8 @@ class _Look:
             "source": stack.source or None,
             "state": stack.state or None,
             "wchan": stack.wchan or None,
-            "frames": [*map(dataclasses.asdict, stack.frames)],
-            "locks": [*map(dataclasses.asdict, stack.locks)],
+            "frames": to_builtins(stack.frames),
+            "locks": to_builtins(stack.locks),
             "threads": self._threads(rank),
             "trace": _trace(stack),
         }
@@ -587,10 +586,7 @@ class _Look:
         if not self.request.threads:
             return None
         threads = () if self._collector is None else self._collector.threads(rank)
-        return [
-            {"name": each.name, "frames": [*map(dataclasses.asdict, each.frames)]}
-            for each in threads
-        ]
+        return [{"name": each.name, "frames": to_builtins(each.frames)} for each in threads]
 
 
 def _trace(stack: RankStack) -> dict[str, Any] | None:
@@ -599,7 +595,8 @@ def _trace(stack: RankStack) -> dict[str, Any] | None:
         return None
     from lllaunch.watchdog.collectives import latest  # noqa: PLC0415 - seldom
 
-    return dataclasses.asdict(latest(stack.trace))
+    found: dict[str, Any] = to_builtins(latest(stack.trace))
+    return found
 
 
 class RunControl:

@@ -12,9 +12,9 @@ import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from lllaunch.events import GpuMemoryHeld
 from lllaunch.linux.gpu_meter import DriverProcess
 from lllaunch.linux.gpus import GpusUnknown, memory_holders
+from lllaunch.supervisor.machine import GpuMemoryHeld
 
 if TYPE_CHECKING:
     from lllaunch.linux.gpus import Nvml

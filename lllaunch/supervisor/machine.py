@@ -14,25 +14,26 @@ is left of the grace period.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
+from lllaunch.documents import Record, Said
 from lllaunch.events import (
-    AttemptProgress,
     Exited,
-    GroupEnd,
-    NoProgress,
     OrphansGone,
     PreloadBroken,
     SpawnerGone,
     StartFailed,
 )
 from lllaunch.spec import RestartCause, RestartPolicy
+from lllaunch.watchdog.findings import Asked, Finding
+from lllaunch.watchdog.stacks.frames import Blame, RankStack
 
 if TYPE_CHECKING:
-    from lllaunch.watchdog.findings import Asked, Finding
-    from lllaunch.watchdog.stacks.frames import Blame, RankStack
+    Moments: TypeAlias = tuple[int, ...]
+else:
+    # what is written says how many there are
+    Moments = Any
 
 
 class GroupState(Enum):
@@ -98,27 +99,30 @@ Reason = Literal[
 Fault = Literal["failure", "died", "oom"]
 
 
-class _Plain:
-    """Nothing but its type. A dataclass would do the same, and make every start slower."""
+class Logged(Record, frozen=True, tag=True):
+    """An event or an action; both are written to events.jsonl.
 
-    __slots__ = ()
-    # To `dataclasses` it is one of its own, without fields.
-    __dataclass_fields__: ClassVar[dict[str, Any]] = {}
+    Attributes:
+        UNCOMPARED: fields that tell more of it, and do not make it another one.
+    """
+
+    UNCOMPARED: ClassVar[frozenset[str]] = frozenset()
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other)
+        return type(self) is type(other) and all(
+            getattr(self, name) == getattr(other, name)
+            for name in self.__struct_fields__
+            if name not in self.UNCOMPARED
+        )
 
     def __hash__(self) -> int:
         return hash(type(self))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
 
 
 # Events, beside those of `lllaunch.events`
 
 
-class Begin(_Plain):
+class Begin(Logged, frozen=True):
     """The agent was asked to run."""
 
 
@@ -126,8 +130,7 @@ PREFLIGHT_RANK = -1
 """The local rank of a preflight, in all events about it: it is no worker."""
 
 
-@dataclass(frozen=True)
-class RestartHistory:
+class RestartHistory(Logged, frozen=True):
     """What became of earlier attempts, as far as it decides about further ones.
 
     Attributes:
@@ -138,13 +141,98 @@ class RestartHistory:
             further; None for each that showed none.
     """
 
-    times_ns: tuple[int, ...] = ()
+    times_ns: Moments = ()
     step: float | None = None
     ended_at: tuple[float | None, ...] = ()
 
 
-@dataclass(frozen=True)
-class GroupStarted:
+class GroupEnd(Logged, frozen=True):
+    """Why an attempt of several nodes ended, in the words of the node that was first to say so.
+
+    Attributes:
+        how: ``failed``: a worker or the watchdog of that node; ``left``: a signal ended its
+            launcher; ``lost``: it gave no sign of life; ``joined``: others wait to join.
+        node: what it is called, such as ``node 1 (host1)``.
+        group_rank: its rank among the nodes of the attempt, -1 if it is not known.
+        text: what happened, as the predicate of a sentence about the worker or the node.
+        rank: rank among all workers of the worker that it is about, or None.
+        time_ns: when, nanoseconds since the epoch by this node's clock.
+        here: whether it was this node itself.
+        finding: what the watchdog of that node found, or None.
+        cause: name of the type of the failure's cause, or an empty string.
+    """
+
+    how: Literal["failed", "left", "lost", "joined"]
+    node: str
+    group_rank: int
+    text: str = ""
+    rank: int | None = None
+    time_ns: int = 0
+    here: bool = False
+    finding: Finding | None = None
+    cause: str = ""
+
+
+class AttemptProgress(Logged, frozen=True):
+    """How far an attempt has come, when its workers have ended.
+
+    Attributes:
+        step: the highest step that one of them has shown; None if none has.
+        checkpoint_changed: whether the checkpoint was written meanwhile; None if that cannot be
+            told.
+        time_ns: when, nanoseconds since the epoch; of several nodes by node 0's clock.
+        ran: whether any of its workers was started.
+    """
+
+    step: float | None
+    checkpoint_changed: bool | None
+    time_ns: int
+    ran: bool = True
+
+
+class NoProgress(Said, frozen=True):
+    """Attempts in a row, all of which failed, got no further.
+
+    Attributes:
+        attempts: how many.
+        step: the highest that they, or one before, have shown; None if none has.
+        same: whether each of them showed that step in the end.
+    """
+
+    attempts: int
+    step: float | None = None
+    same: bool = False
+
+    def __str__(self) -> str:
+        text = f"no progress in {self.attempts} attempt{'' if self.attempts == 1 else 's'}"
+        if self.step is not None:
+            step = f"step {self.step:,.12g}"
+            if self.attempts == 1:
+                text += f", which ended at {step}" if self.same else f" beyond {step}"
+            elif self.same:
+                text += f", which all ended at {step}"
+            else:
+                text += f", none of which got further than {step}"
+        return f"{text}: trying again is no use"
+
+
+class GpuMemoryHeld(Logged, frozen=True):
+    """Before a restart, processes that have ended still hold memory on GPUs.
+
+    Attributes:
+        pids: their process ids; none if the driver does not answer.
+        gpus: indices of the GPUs.
+        seconds: for how long that has been waited for.
+        given_up: whether it is not waited for any longer.
+    """
+
+    pids: tuple[int, ...]
+    gpus: tuple[int, ...]
+    seconds: float
+    given_up: bool
+
+
+class GroupStarted(Logged, frozen=True):
     """All workers of an attempt have been ordered, or its preflight.
 
     Attributes:
@@ -155,8 +243,7 @@ class GroupStarted:
         preflight: whether it is the preflight, the workers of which follow when it has succeeded.
         history: of several nodes, what all believe of earlier attempts; None if it does not matter,
             or if nobody says.
-        attempt: number of its directory, which may hold attempts of former runs; None where
-            nobody says.
+        attempt: its number; None where nobody says.
     """
 
     ranks: frozenset[int]
@@ -167,8 +254,7 @@ class GroupStarted:
     attempt: int | None = None
 
 
-@dataclass(frozen=True)
-class SignalReceived:
+class SignalReceived(Logged, frozen=True):
     """A signal to the launcher.
 
     Attributes:
@@ -184,8 +270,7 @@ class SignalReceived:
     announced: int | None = None
 
 
-@dataclass(frozen=True)
-class StacksAsked:
+class StacksAsked(Logged, frozen=True):
     """The user wants to see where the workers stand; nothing ends for it.
 
     Attributes:
@@ -195,28 +280,27 @@ class StacksAsked:
     look: Asked
 
 
-class GraceExpired(_Plain):
+class GraceExpired(Logged, frozen=True):
     """The grace period is over."""
 
 
-class PreflightTimedOut(_Plain):
+class PreflightTimedOut(Logged, frozen=True):
     """The preflight has taken longer than it may."""
 
 
-class OrphansStuck(_Plain):
+class OrphansStuck(Logged, frozen=True):
     """Some of what the workers left behind does not end, long after it was killed."""
 
 
-class MembershipChanged(_Plain):
+class MembershipChanged(Logged, frozen=True):
     """Other nodes wait to join, or some left: the group must be formed anew."""
 
 
-class BarrierPassed(_Plain):
+class BarrierPassed(Logged, frozen=True):
     """The agents of all nodes are done, or were waited for long enough."""
 
 
-@dataclass(frozen=True)
-class NodesAgreed:
+class NodesAgreed(Logged, frozen=True):
     """It was said why the attempt ends on all nodes; the first of them to say so is believed.
 
     Attributes:
@@ -235,8 +319,7 @@ class NodesAgreed:
         return self.ended.finding is not None
 
 
-@dataclass(frozen=True)
-class NodesCounted:
+class NodesCounted(Logged, frozen=True):
     """All nodes have confirmed that the attempt ends, or are gone.
 
     Attributes:
@@ -251,8 +334,7 @@ class NodesCounted:
     progress: AttemptProgress | None = None
 
 
-@dataclass(frozen=True)
-class GroupStacks:
+class GroupStacks(Logged, frozen=True):
     """Where the workers of all nodes stand is known, or was waited for long enough.
 
     All ranks are ranks among all workers.
@@ -268,12 +350,11 @@ class GroupStacks:
     nodes: tuple[tuple[int, str], ...] = ()
 
 
-class WorkersStuck(_Plain):
+class WorkersStuck(Logged, frozen=True):
     """Workers hang in the kernel. What they hold there would be missing in the next attempt too."""
 
 
-@dataclass(frozen=True)
-class WatchdogFired:
+class WatchdogFired(Logged, frozen=True):
     """The watchdog found something.
 
     Attributes:
@@ -291,8 +372,7 @@ class WatchdogFired:
     ends: bool = True
 
 
-@dataclass(frozen=True)
-class StacksTaken:
+class StacksTaken(Logged, frozen=True):
     """Where all workers stand has been written down, as far as it could be found out in time.
 
     Attributes:
@@ -306,11 +386,11 @@ class StacksTaken:
     finding: Finding
 
 
-class PauseOver(_Plain):
+class PauseOver(Logged, frozen=True):
     """The wait before a restart is over."""
 
 
-class MonitorLost(_Plain):
+class MonitorLost(Logged, frozen=True):
     """What runs is no longer what was started."""
 
 
@@ -344,12 +424,11 @@ Event = (
 # Actions
 
 
-@dataclass(frozen=True)
-class StartWorkers:
+class StartWorkers(Logged, frozen=True):
     """Rendezvous and start all workers; their preflight first, if they have one.
 
     Attributes:
-        attempt: number of the attempt, from 0; grows at every start.
+        attempt: number of the attempt, as its directory has it; grows at every start.
         restart_count: what workers see as TORCHELASTIC_RESTART_COUNT; grows at restarts that count.
         reason: why they are started again; None at first.
         restart: which of the restarts that ``max_restarts`` allows this is, from 1; None if it is
@@ -357,19 +436,20 @@ class StartWorkers:
         history: of the attempts before; None if it does not matter.
     """
 
+    UNCOMPARED = frozenset({"restart", "history"})
+
     attempt: int
     restart_count: int
     reason: Reason | None = None
-    restart: int | None = field(default=None, compare=False)
-    history: RestartHistory | None = field(default=None, compare=False)
+    restart: int | None = None
+    history: RestartHistory | None = None
 
 
-class StartAfterPreflight(_Plain):
+class StartAfterPreflight(Logged, frozen=True):
     """Start the workers of the attempt whose preflight has succeeded."""
 
 
-@dataclass(frozen=True)
-class SignalWorkers:
+class SignalWorkers(Logged, frozen=True):
     """Send a signal to all live workers.
 
     Attributes:
@@ -381,12 +461,11 @@ class SignalWorkers:
     reason: Reason
 
 
-class StartGrace(_Plain):
+class StartGrace(Logged, frozen=True):
     """Let the grace period begin; `GraceExpired` follows if workers still live after it."""
 
 
-@dataclass(frozen=True)
-class KillWorkers:
+class KillWorkers(Logged, frozen=True):
     """SIGKILL all live workers and what descends from them.
 
     Attributes:
@@ -397,8 +476,7 @@ class KillWorkers:
     why: Literal["grace", "signal", "lost"]
 
 
-@dataclass(frozen=True)
-class TakeStacks:
+class TakeStacks(Logged, frozen=True):
     """Write down where the live workers stand; `StacksTaken` follows, within seconds.
 
     Attributes:
@@ -410,8 +488,7 @@ class TakeStacks:
     finding: Finding
 
 
-@dataclass(frozen=True)
-class SignalProcess:
+class SignalProcess(Logged, frozen=True):
     """Send the signal that an expired timer asks for to the process that had set it.
 
     Attributes:
@@ -425,8 +502,7 @@ class SignalProcess:
     signum: int
 
 
-@dataclass(frozen=True)
-class Pause:
+class Pause(Logged, frozen=True):
     """Wait before the next attempt; `PauseOver` follows.
 
     Attributes:
@@ -434,27 +510,27 @@ class Pause:
         restart: as `StartWorkers` has it.
     """
 
+    UNCOMPARED = frozenset({"restart"})
+
     seconds: float
-    restart: int | None = field(default=None, compare=False)
+    restart: int | None = None
 
 
-@dataclass(frozen=True)
-class AbandonWorkers:
+class AbandonWorkers(Logged, frozen=True):
     """Wait no longer for workers that SIGKILL does not end: they hang in the kernel."""
 
     ranks: frozenset[int]
 
 
-class CleanUp(_Plain):
+class CleanUp(Logged, frozen=True):
     """End what the workers left behind; `OrphansGone` or `OrphansStuck` follows."""
 
 
-class WaitForOthers(_Plain):
+class WaitForOthers(Logged, frozen=True):
     """Wait at the exit barrier for the agents of other nodes; `BarrierPassed` follows."""
 
 
-@dataclass(frozen=True)
-class TellNodes:
+class TellNodes(Logged, frozen=True):
     """Tell the other nodes why the attempt ends here; `NodesAgreed` follows.
 
     Attributes:
@@ -470,8 +546,7 @@ class TellNodes:
     final: bool = False
 
 
-@dataclass(frozen=True)
-class TellProgress:
+class TellProgress(Logged, frozen=True):
     """Tell the other nodes how far the attempt came here; `NodesCounted` has that of all.
 
     Attributes:
@@ -481,8 +556,7 @@ class TellProgress:
     progress: AttemptProgress
 
 
-@dataclass(frozen=True)
-class TellStacks:
+class TellStacks(Logged, frozen=True):
     """Tell the other nodes where this node's workers stand; `GroupStacks` follows.
 
     Attributes:
@@ -494,8 +568,7 @@ class TellStacks:
     finding: Finding
 
 
-@dataclass(frozen=True)
-class Finish:
+class Finish(Logged, frozen=True):
     """The run is over.
 
     Attributes:
@@ -506,11 +579,13 @@ class Finish:
         history: of all attempts; None if it does not matter.
     """
 
+    UNCOMPARED = frozenset({"history"})
+
     state: WorkerState
     reason: Reason | None = None
     signum: int | None = None
     no_progress: NoProgress | None = None
-    history: RestartHistory | None = field(default=None, compare=False)
+    history: RestartHistory | None = None
 
 
 Action = (
@@ -866,6 +941,7 @@ class Machine:
         policy: what it is started again for, and how soon.
         alone: whether this is the only node; else the others are told why an attempt ends, and what
             all agree on decides.
+        first: number of the first attempt.
         earlier: how often the group was started before, by another launcher, whose restarts this
             one goes on counting.
         history: what became of those attempts; None if it does not matter.
@@ -885,12 +961,13 @@ class Machine:
         policy: RestartPolicy | None = None,
         *,
         alone: bool = True,
+        first: int = 0,
         earlier: int = 0,
         history: RestartHistory | None = None,
         pauses: bool = False,
     ) -> None:
         self.state = GroupState.INIT
-        self.attempt = 0
+        self.attempt = first
         self.alive: frozenset[int] = frozenset()
         self._budget = RestartBudget(
             max_restarts, spawner_retries, policy or RestartPolicy(), history
@@ -1001,6 +1078,9 @@ class Machine:
         if follows:
             # of the same attempt
             return ""
+        if event.attempt is not None:
+            # other nodes may have come further in their directories
+            self.attempt = event.attempt
         self._reason, self._fired = None, None
         self._told, self._agreed, self._counted = False, None, None
         self._progress = None
@@ -1194,8 +1274,9 @@ class Machine:
 
     def _signals(self, step: Step, event: Event) -> Actions:
         if step is Step.KILL:
-            why = {SignalReceived: "signal", MonitorLost: "lost"}.get(type(event), "grace")
-            return (KillWorkers(why),)  # type: ignore[arg-type]  # one of the three
+            if isinstance(event, SignalReceived):
+                return (KillWorkers("signal"),)
+            return (KillWorkers("lost" if isinstance(event, MonitorLost) else "grace"),)
         if step is Step.ABANDON:
             abandoned, self.alive = self.alive, frozenset()
             return (AbandonWorkers(abandoned),)

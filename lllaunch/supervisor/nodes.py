@@ -8,7 +8,6 @@ any descriptor, and for nothing longer than it must.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import json
@@ -24,6 +23,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec import to_builtins
+from msgspec.structs import asdict, replace
+
 from lllaunch.clock import now_ns
 from lllaunch.cluster.address import local_address, network_name
 from lllaunch.cluster.membership import CLOCK_TOLERANCE, Member, Place, Pulse
@@ -35,13 +37,14 @@ from lllaunch.cluster.rendezvous import (
     torchs_keep_alive,
 )
 from lllaunch.difference import differences
-from lllaunch.documents import Fields
+from lllaunch.documents import Fields, as_record
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, RendezvousFailed
-from lllaunch.events import AttemptProgress, GroupEnd
 from lllaunch.linux.process import wait
 from lllaunch.signal_source import SignalException
 from lllaunch.supervisor.machine import (
+    AttemptProgress,
     BarrierPassed,
+    GroupEnd,
     GroupStacks,
     MembershipChanged,
     NodesAgreed,
@@ -274,7 +277,7 @@ class NodeGroup:
                 directory=self._directory,
                 token=self._token(),
                 clock_offset=rendezvous.clock_offset,
-                history="" if history is None else json.dumps(dataclasses.asdict(history)),
+                history="" if history is None else json.dumps(asdict(history)),
             )
 
         first, text = not self._joined, self._plan
@@ -588,7 +591,7 @@ class NodeGroup:
         place = self.place
         assert place is not None
         mine = [
-            dataclasses.asdict(dataclasses.replace(each, rank=place.share.base_rank + each.rank))
+            to_builtins(replace(each, rank=place.share.base_rank + each.rank))
             for each in action.stacks
         ]
         text, finding = json.dumps(mine), action.finding
@@ -610,7 +613,7 @@ class NodeGroup:
         document: dict[str, Any] = {}
         if progress is not None:
             at = self._shared_time(progress.time_ns)
-            document = {**dataclasses.asdict(progress), "time_ns": at}
+            document = {**asdict(progress), "time_ns": at}
         text = json.dumps(document)
         return commands.do(lambda: rendezvous.tell_progress(text))
 
@@ -942,16 +945,15 @@ def _judged(place: Place, texts: Mapping[int, bytes], finding: Finding) -> dict[
             node_of[each["rank"]] = node
     found = blame(stacks, _of_all(finding, place.share.base_rank))
     # What was recorded has been compared.
-    plain = [dataclasses.replace(each, trace=None) for each in stacks]
+    plain = [replace(each, trace=None) for each in stacks]
     first = sorted(plain, key=lambda each: (each.rank not in found.hung, each.rank))
-    collectives = found.collectives and dataclasses.asdict(found.collectives)
+
     hung = [rank for rank in found.hung if rank in node_of]
     return {
         "hung": list(found.hung),
         "waiting": list(found.waiting),
-        # as those read it who get it as JSON
-        "collectives": json.loads(json.dumps(collectives)),
-        "stacks": [dataclasses.asdict(each) for each in first[: len(hung) + _MOST_STACKS]],
+        "collectives": to_builtins(found.collectives),
+        "stacks": to_builtins(first[: len(hung) + _MOST_STACKS]),
         "nodes": [[rank, place.roster.name(node_of[rank])] for rank in hung],
     }
 
@@ -964,25 +966,23 @@ def _of_all(finding: Finding, base_rank: int) -> Finding:
         if value is not None:
             moved = value + base_rank if name == "rank" else tuple(r + base_rank for r in value)
             changes[name] = moved
-    return dataclasses.replace(finding, **changes) if changes else finding
+    return replace(finding, **changes) if changes else finding
 
 
 def _stack(document: Mapping[str, Any]) -> RankStack:
-    from lllaunch.watchdog.collectives import trace_of  # noqa: PLC0415 - as above
-    from lllaunch.watchdog.stacks.frames import Frame, LockWait, RankStack  # noqa: PLC0415
+    from lllaunch.watchdog.collectives import RankTrace  # noqa: PLC0415 - as above
+    from lllaunch.watchdog.stacks.frames import RankStack  # noqa: PLC0415
 
+    stack = as_record(document, RankStack)
     trace = document.get("trace")
-    locks = tuple(LockWait(each["thread"], Frame(**each["frame"])) for each in document["locks"])
-    frames = tuple(Frame(**each) for each in document["frames"])
-    read = {"frames": frames, "locks": locks, "trace": trace and trace_of(trace)}
-    return RankStack(**{**document, **read})
+    return replace(stack, trace=trace and as_record(trace, RankTrace))
 
 
 def _group_stacks(document: Mapping[str, Any]) -> GroupStacks:
     from lllaunch.watchdog.collectives import disagreement_of  # noqa: PLC0415 - as above
     from lllaunch.watchdog.stacks.frames import Blame  # noqa: PLC0415
 
-    found = disagreement_of(Fields(document.get("collectives")))
+    found = disagreement_of(document.get("collectives"))
     return GroupStacks(
         Blame(tuple(document["hung"]), tuple(document["waiting"]), found),
         tuple(map(_stack, document["stacks"])),
@@ -1266,7 +1266,7 @@ class _Watch:
             keys = [key for key in keys if store.check([key])]
         found = _farthest(store.multi_get(keys)) if keys else None
         if found is not None:
-            store.set("progress", json.dumps(dataclasses.asdict(found)))
+            store.set("progress", json.dumps(asdict(found)))
         store.set("counted", json.dumps(missing))
         self._wake(_Counted(missing, found), self)
         return True

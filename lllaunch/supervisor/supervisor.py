@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lllaunch.clock import Deadlines, RunClock
-from lllaunch.events import AttemptProgress, Exited, OrphansGone, SpawnerGone
+from lllaunch.events import Exited, OrphansGone, SpawnerGone
 from lllaunch.linux import proc
 from lllaunch.linux.process import wait
 from lllaunch.signal_source import STACKS_ON, SignalSource
@@ -19,6 +19,7 @@ from lllaunch.supervisor.machine import (
     PREFLIGHT_RANK,
     AbandonWorkers,
     Action,
+    AttemptProgress,
     BarrierPassed,
     Begin,
     CleanUp,

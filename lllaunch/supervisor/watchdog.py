@@ -7,9 +7,10 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from lllaunch.linux import proc
 from lllaunch.linux.process import wait_readable

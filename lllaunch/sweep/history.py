@@ -8,11 +8,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lllaunch.documents import Fields, load_json
+from lllaunch.documents import Fields, isoformat
 from lllaunch.errors import OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.run.directory import RESULT
-from lllaunch.run.events import isoformat
 from lllaunch.run.files import write_atomic
 from lllaunch.sweep.journal import (
     ComposedRecord,
@@ -35,7 +34,7 @@ from lllaunch.text import first_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from lllaunch.run.result import ResultFile
+    from lllaunch.run.result import RunResult
     from lllaunch.sweep.journal import JournalEntry
 
 
@@ -385,25 +384,22 @@ def forget_result(directory: str) -> None:
         raise OutputError(path, error.strerror or str(error)) from error
 
 
-def read_result(directory: str) -> ResultFile | None:
-    """Return what the result.json in a directory says, None if there is none.
+def read_result(directory: str) -> RunResult | None:
+    """Return what the result.json in a directory says, None if there is none that makes sense.
 
     Raises:
         OutputError: it is there and cannot be read.
     """
+    # a sweep that begins has none to read
+    from lllaunch.run import result  # noqa: PLC0415
+
     path = os.path.join(directory, RESULT)
     try:
-        document = load_json(path)
+        return result.read_result(path, directory)
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error
     except ValueError:
         return None
-    if document is None:
-        return None
-    # a sweep that begins has none to read
-    from lllaunch.run.result import ResultFile  # noqa: PLC0415
-
-    return ResultFile(Fields(document), directory)
 
 
 def read_results(sweep: str, jobs: Iterable[JobHistory]) -> dict[int, Result]:
@@ -437,32 +433,28 @@ def _own_result(sweep: str, job: JobHistory) -> Result | None:
     return result_of(run)
 
 
-def _began_after(run: ResultFile, composed_ns: int) -> bool:
+def _began_after(run: RunResult, composed_ns: int) -> bool:
     """Whether a run is that of a job whose start the journal has lost.
 
     Only a journal that was damaged, or whose end never came to the disk, has lost it, so this goes
     by the clock: results of earlier runs are still there until a job starts.
     """
-    return 0 < composed_ns <= (run.started_ns or 0)
+    return 0 < composed_ns <= run.started_ns
 
 
-def result_of(run: ResultFile | None) -> Result | None:
-    """Return what a journal keeps of a result.json, None if that does not say how the run ended."""
-    if run is None or not run.state or run.exit_code is None:
+def result_of(run: RunResult | None) -> Result | None:
+    """Return what a journal keeps of a result.json."""
+    if run is None:
         return None
+    value = run.return_values.get(0)
+    text = None if value is None else value.json
     return Result(
         state=run.state,
         exit_code=run.exit_code,
-        root_cause=first_line(run.root_cause, _LONGEST),
+        root_cause=first_line(run.failure, _LONGEST),
         seconds=run.seconds,
-        return_value=_returned(run.value()),
+        return_value=text if text is None or len(text) <= RETURN_LIMIT else None,
     )
-
-
-def _returned(value: Fields) -> str | None:
-    """Return a worker's value as JSON text, None if that is nothing or too long."""
-    text = json.dumps(value.value("value")) if "value" in value else None
-    return text if text is None or len(text) <= RETURN_LIMIT else None
 
 
 def believed(exit_code: int, result: Result | None) -> int:

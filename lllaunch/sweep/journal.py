@@ -18,9 +18,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
+from lllaunch.documents import isoformat
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.files import open_file, write_all
-from lllaunch.run.events import isoformat
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.sweep.objective import Direction, as_direction, objective_of
 from lllaunch.sweep.pool import Lease

@@ -340,7 +340,6 @@ def _listed(numbers: Collection[int]) -> str:
 def _tell_of_elsewhere(found: FoundDirectory) -> None:
     """Say where the logs of nodes are whose files cannot be seen from here."""
     _, result = read_run(found)
-    outcome = None if result is None else result.outcome
-    for node in () if outcome is None else outcome.nodes:
+    for node in () if result is None else result.nodes:
         if not node.shared and not os.path.isdir(node.directory):
             complain(f"the logs of {node.name} are in {node.hostname}:{node.directory}")

@@ -13,15 +13,13 @@ from lllaunch.app.early import prestarted
 from lllaunch.app.rerun import RerunRequest, read_again, run_again
 from lllaunch.console.table import is_terminal
 from lllaunch.console.wording import commit_text, ending, shown_path
-from lllaunch.documents import Fields, read_json
+from lllaunch.documents import Fields
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.results.store import LATEST, locate
 from lllaunch.review.paths import POLICY_VARIABLE, locks_all, policy_path, tree_top
 from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import build_facts
-from lllaunch.run.directory import RESULT
-from lllaunch.run.result import ResultFile
 from lllaunch.verbs.printing import Parser, complain
 
 _DESCRIPTION = """\
@@ -109,7 +107,7 @@ def _prepare(given: argparse.Namespace) -> RerunRequest | None:
         raise ConfigError(tuple(problems))
     directory = os.path.abspath(found.path)
     again = read_again(directory)
-    result = ResultFile.from_json(read_json(os.path.join(directory, RESULT)), directory)
+    result = known_result(directory)
     if not _agreed(result, shown_path(directory, os.getcwd()), quiet=given.quiet):
         return None
     _tell_of_other_code(result, directory)
@@ -137,7 +135,7 @@ def _expect_same_rules(run: str, cwd: str) -> None:
         )
 
 
-def _agreed(result: ResultFile | None, path: str, *, quiet: bool) -> bool:
+def _agreed(result: RunResult | None, path: str, *, quiet: bool) -> bool:
     """Print which run is repeated, and ask whether to, where it failed and somebody is there."""
     failed = result is not None and bool(result.exit_code)
     state = "no result" if result is None else result.state
@@ -152,9 +150,9 @@ def _agreed(result: ResultFile | None, path: str, *, quiet: bool) -> bool:
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
-def _tell_of_other_code(result: ResultFile | None, directory: str) -> None:
+def _tell_of_other_code(result: RunResult | None, directory: str) -> None:
     """Says if what is run was another commit then."""
-    build = Fields() if result is None else result.build
+    build = Fields(None if result is None else result.build)
     if not build.text("commit"):
         return
     now = build_facts(os.getcwd(), own=[directory])

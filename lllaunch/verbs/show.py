@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec import structs
+
 from lllaunch.console.lanes import DRAWN, timeline_rows, track_rows
 from lllaunch.console.live_table import table_rows
 from lllaunch.console.overview import (
@@ -34,7 +36,7 @@ from lllaunch.console.wording import (
     step_text,
     versions_text,
 )
-from lllaunch.documents import nanoseconds
+from lllaunch.documents import Fields, isoformat, nanoseconds
 from lllaunch.files import read_text, within
 from lllaunch.results.live import LiveReader
 from lllaunch.results.peaks import mean_use, peaks_of
@@ -55,10 +57,10 @@ from lllaunch.results.store import (
 from lllaunch.results.timeline import read_timeline
 from lllaunch.results.tries import read_sweep_timeline, tracks_of
 from lllaunch.run.directory import PLAN
-from lllaunch.run.events import isoformat
-from lllaunch.run.excerpts import tail
+from lllaunch.run.excerpts import Excerpt, tail
 from lllaunch.run.redact import redactor_of
-from lllaunch.run.samples import last_sample
+from lllaunch.run.result import plain_result
+from lllaunch.run.samples import last_sample, plain_sample
 from lllaunch.run.submission import (
     LOG,
     BatchEnded,
@@ -85,8 +87,7 @@ if TYPE_CHECKING:
     from lllaunch.results.live import LiveView
     from lllaunch.results.store import FoundDirectory
     from lllaunch.results.timeline import RunTimeline
-    from lllaunch.run.outcome import AttemptOutcome, Excerpt, RunOutcome, WorkerOutcome
-    from lllaunch.run.result import ResultFile
+    from lllaunch.run.result import AttemptResult, RunResult, WorkerResult
     from lllaunch.run.submission import QueueEvent
     from lllaunch.sweep.history import JobHistory, SweepResult
     from lllaunch.watchdog.progress import Progress
@@ -152,28 +153,28 @@ def _show(given: argparse.Namespace) -> None:
     )
 
 
-def _json(entry: ListEntry, run: ResultFile | None, text: str | None) -> dict[str, Any]:
+def _json(entry: ListEntry, run: RunResult | None, text: str | None) -> dict[str, Any]:
     batch = batch_of(entry)
+    sample = last_sample(entry.path) if entry.state == "running" else None
     return {
         **plain(entry, entry.path),
         "submission": None if batch is None else batch.to_json(),
         "plan_hash": None if run is None else run.plan_hash or None,
-        "build": None if run is None else run.fields.value("build"),
+        "build": None if run is None else run.build,
         "plan": text,
-        "result": None if run is None else run.fields.document,
-        "sample": last_sample(entry.path) if entry.state == "running" else None,
+        "result": None if run is None else plain_result(run),
+        "sample": None if sample is None else plain_sample(sample),
     }
 
 
-def _outcome(run: ResultFile | None, hide: Callable[[str], str]) -> RunOutcome | None:
-    """Returns the outcome as the run's own end told it, with the end of the log."""
-    outcome = None if run is None else run.outcome
+def _outcome(outcome: RunResult | None, hide: Callable[[str], str]) -> RunResult | None:
+    """Returns what became of a run as its own end told it, with the end of the log."""
     root = outcome.root_cause if outcome is not None else None
     if outcome is None or root is None or root.traceback:
         return outcome
-    if within(outcome.directory, root.files.stderr) is None:
+    if within(outcome.directory, root.stderr) is None:
         return outcome
-    return replace(outcome, excerpt=tail(root.files.stderr, hide=hide))
+    return structs.replace(outcome, excerpt=tail(root.stderr, hide=hide))
 
 
 def _plan(directory: str) -> str | None:
@@ -202,9 +203,9 @@ class ShownRun:
     """
 
     entry: ListEntry
-    result: ResultFile | None
+    result: RunResult | None
     plan: str | None
-    outcome: RunOutcome | None
+    outcome: RunResult | None
     timeline: RunTimeline
     batch: BatchFacts | None = None
     now: LiveView | None = None
@@ -213,7 +214,7 @@ class ShownRun:
     stacks_path: str = ""
 
 
-def read_shown(found: FoundDirectory, entry: ListEntry, result: ResultFile | None) -> ShownRun:
+def read_shown(found: FoundDirectory, entry: ListEntry, result: RunResult | None) -> ShownRun:
     """Read what is shown of a run; what cannot be read is left out.
 
     Args:
@@ -234,7 +235,7 @@ def read_shown(found: FoundDirectory, entry: ListEntry, result: ResultFile | Non
 
 
 def _logs(
-    entry: ListEntry, outcome: RunOutcome | None, hide: Callable[[str], str]
+    entry: ListEntry, outcome: RunResult | None, hide: Callable[[str], str]
 ) -> Iterator[Excerpt]:
     """Yield the ends of what the worker wrote that tells most; the report may have its stderr."""
     if outcome is None:
@@ -242,7 +243,7 @@ def _logs(
         paths = [os.path.join(directory, name) for name in ("stdout.log", "stderr.log")]
     else:
         worker = blamed(outcome)
-        paths = [] if worker is None else [worker.files.stdout, worker.files.stderr]
+        paths = [] if worker is None else [worker.stdout, worker.stderr]
         root = outcome.root_cause
         if root is not None and (root.traceback or outcome.excerpt is not None):
             paths = paths[:1]
@@ -254,7 +255,7 @@ def _logs(
 
 
 def _stacks(
-    entry: ListEntry, outcome: RunOutcome | None, hide: Callable[[str], str]
+    entry: ListEntry, outcome: RunResult | None, hide: Callable[[str], str]
 ) -> tuple[tuple[str, ...], str]:
     """Return where all ranks stood when somebody looked, unless the report tells that."""
     root = None if outcome is None else outcome.root_cause
@@ -486,12 +487,12 @@ def _local(at_ns: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_ns / 1e9))
 
 
-def _origin(run: ResultFile) -> Iterator[tuple[str, str]]:
+def _origin(run: RunResult) -> Iterator[tuple[str, str]]:
     """Yields what the run was made from and where it ran."""
     yield "plan hash", run.plan_hash
-    yield "commit", commit_text(run.build.document)
-    yield "versions", versions_text(run.build.document)
-    host = run.host
+    yield "commit", commit_text(run.build or {})
+    yield "versions", versions_text(run.build or {})
+    host = Fields(run.host)
     cpus, memory = host.integer("cpus"), host.integer("memory")
     parts = [
         host.text("hostname"),
@@ -508,7 +509,7 @@ def _room(taken: int = 0) -> int | None:
     return width - taken if width else None
 
 
-def _nodes(outcome: RunOutcome, cwd: str) -> list[Row]:
+def _nodes(outcome: RunResult, cwd: str) -> list[Row]:
     """Returns what became of the nodes of a run that has several."""
     table = [
         (
@@ -524,7 +525,7 @@ def _nodes(outcome: RunOutcome, cwd: str) -> list[Row]:
     return [*rows, ()] if rows else []
 
 
-def _attempt(attempt: AttemptOutcome, cwd: str) -> Iterator[Row]:
+def _attempt(attempt: AttemptResult, cwd: str) -> Iterator[Row]:
     took = duration(max(0, attempt.ended_ns - attempt.started_ns) / 1e9)
     text = f"attempt {attempt.number} {attempt.state} after {took}"
     if attempt.root_cause is not None:
@@ -536,14 +537,13 @@ def _attempt(attempt: AttemptOutcome, cwd: str) -> Iterator[Row]:
         yield (StyledText(f"{GAP}{line}".rstrip()),)
 
 
-def _worker(worker: WorkerOutcome, cwd: str, *, after_root: bool) -> tuple[str, ...]:
+def _worker(worker: WorkerResult, cwd: str, *, after_root: bool) -> tuple[str, ...]:
     began, ended = worker.started_ns, worker.ended_ns
     took = duration(max(0, ended - began) / 1e9) if began and ended else ""
-    files = worker.files
-    log = files.stderr or files.stdout or files.error or files.stacks
+    log = worker.stderr or worker.stdout or worker.error_file or worker.stacks
     return (
         f"rank {worker.rank}",
-        fate_text(worker.fate, after_root=after_root),
+        fate_text(worker, after_root=after_root),
         "" if worker.pid is None else f"pid {worker.pid}",
         took,
         size(worker.max_rss) if worker.max_rss else "",
@@ -551,7 +551,7 @@ def _worker(worker: WorkerOutcome, cwd: str, *, after_root: bool) -> tuple[str, 
     )
 
 
-def _values(outcome: RunOutcome, cwd: str) -> list[Row]:
+def _values(outcome: RunResult, cwd: str) -> list[Row]:
     rows: list[Row] = []
     for rank, value in list(outcome.return_values.items())[:_MOST_VALUES]:
         short = value.json is not None and len(value.json) <= _LONGEST_VALUE

@@ -10,12 +10,14 @@ import os
 import shlex
 import socket
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from msgspec.structs import replace
 
 from lllaunch.console.hang import frame_text, look_lines
 from lllaunch.console.wording import StyledText, capitalised, counted, ranks, shown_path
-from lllaunch.documents import Fields
+from lllaunch.documents import Fields, Plain, as_record
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import read_text
@@ -32,26 +34,24 @@ from lllaunch.results.store import (
 )
 from lllaunch.results.store import look as look_at
 from lllaunch.run.directory import EVENTS
-from lllaunch.run.hang import Hang
 from lllaunch.run.lock import LONGEST, SIGNED
-from lllaunch.run.result import read_frames, read_stack
+from lllaunch.run.result import Hang
 from lllaunch.signal_source import STACKS_ON
 from lllaunch.supervisor.control import ANSWER_SECONDS, Request, RequestRefused, ask
 from lllaunch.text import duration, printable
 from lllaunch.verbs.logs import parts_of
 from lllaunch.verbs.printing import Parser, complain, perform, print_json, print_rows, rank_list
 from lllaunch.verbs.wait import outcome_text
-from lllaunch.watchdog.collectives import trace_of
+from lllaunch.watchdog.collectives import RankTrace
 from lllaunch.watchdog.findings import Asked
 from lllaunch.watchdog.stacks.blame import blame_now
+from lllaunch.watchdog.stacks.frames import RankStack
 from lllaunch.watchdog.stacks.merged import TREE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from lllaunch.results.store import FoundDirectory, ListEntry
-    from lllaunch.watchdog.collectives import RankTrace
-    from lllaunch.watchdog.stacks.frames import RankStack
 
 _DESCRIPTION = """\
 Show where the workers of a live run are, without disturbing them. A run on several nodes shows
@@ -344,7 +344,7 @@ def _look(answer: Fields) -> Hang:
     for each in answer.objects("ranks"):
         rank = each.integer("rank")
         if rank is not None and each.text("status") == "running":
-            stacks[rank] = replace(read_stack(each, rank, ""), trace=_trace(each))
+            stacks[rank] = replace(_stack(each), trace=_trace(each))
             nodes[rank] = each.text("node")
     time_ns = answer.integer("time_ns") or 0
     judged = blame_now([*stacks.values()], time_ns)
@@ -356,7 +356,7 @@ def _look(answer: Fields) -> Hang:
         collectives=judged.collectives,
         asleep=tuple(rank for rank, stack in stacks.items() if stack.state == "D"),
         stopped=tuple(rank for rank, stack in stacks.items() if stack.state in {"T", "t"}),
-        stacks=stacks,
+        standing=tuple(stacks.values()),
         nodes={rank: nodes[rank] for rank in judged.hung},
     )
 
@@ -375,17 +375,25 @@ def _document(answer: Fields, look: Hang, path: str) -> dict[str, Any]:
         "ranks": members,
         "hung": list(look.hung),
         "waiting": list(look.waiting),
-        "collectives": None if found is None else {**text, **asdict(found)},
+        "collectives": None if found is None else {**Plain()(found), **text},
     }
 
 
 def _trace(worker: Fields) -> RankTrace | None:
     """Return which collectives a worker has come to; None if that is not told."""
     try:
-        return trace_of(worker.inner("trace").document)
-    except (KeyError, TypeError):
+        return as_record(worker.value("trace"), RankTrace)
+    except ValueError:
         # no recorder, or the launcher of another version
         return None
+
+
+def _stack(worker: Fields) -> RankStack:
+    """Return where a worker stands, as far as it is understood."""
+    try:
+        return as_record({"rank": 0, **worker.document}, RankStack)
+    except ValueError:
+        return RankStack(worker.integer("rank") or 0)
 
 
 def _head(answer: Fields, where: str) -> Iterator[str]:
@@ -424,5 +432,5 @@ def _threads(answer: Fields, cwd: str) -> Iterator[StyledText]:
             yield StyledText(
                 f"      {printable(thread.text('name'), _NAME)} (innermost call first):"
             )
-            for frame in read_frames(thread):
+            for frame in _stack(thread).frames:
                 yield StyledText(f"        {frame_text(frame, cwd)}", "quote")

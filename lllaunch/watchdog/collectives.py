@@ -11,10 +11,11 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
-from lllaunch.documents import Fields
+from msgspec.structs import replace
+
+from lllaunch.documents import Record, as_record
 from lllaunch.text import printable, spans
 from lllaunch.watchdog.stacks.frames import Waits
 
@@ -55,8 +56,7 @@ _DEFAULT = "default_pg"
 _UNDESCRIBED = frozenset({"", "undefined"})
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(Record, frozen=True):
     """One call of a collective operation.
 
     Attributes:
@@ -78,8 +78,7 @@ class Call:
     elements: int = 0
 
 
-@dataclass(frozen=True)
-class GroupTrace:
+class GroupTrace(Record, frozen=True):
     """The calls of one rank in one process group.
 
     Attributes:
@@ -113,8 +112,7 @@ class GroupTrace:
         return next((call for call in self.calls if call.number == number), None)
 
 
-@dataclass(frozen=True)
-class RankTrace:
+class RankTrace(Record, frozen=True):
     """What one rank has recorded.
 
     Attributes:
@@ -133,8 +131,7 @@ class RankTrace:
 Kind = Literal["absent", "arguments", "operations", "waiting"]
 
 
-@dataclass(frozen=True)
-class Party:
+class Party(Record, frozen=True):
     """Ranks that have done the same.
 
     Attributes:
@@ -151,8 +148,7 @@ class Party:
     places: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Disagreement:
+class Disagreement(Record, frozen=True):
     """Ranks that do not agree on a collective operation, or that all wait in one.
 
     Attributes:
@@ -164,9 +160,16 @@ class Disagreement:
         at_fault: whose doing it is; none if that cannot be told.
     """
 
+    DERIVED = ("text",)
+
     kind: Kind
     parties: tuple[Party, ...]
     at_fault: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The sentence."""
+        return self.sentence()
 
     def sentence(self, shown: Callable[[str], str] = str, *, so_far: bool = False) -> str:
         """One sentence for people.
@@ -329,41 +332,13 @@ def _dtypes(value: object) -> tuple[str, ...]:
     return tuple(_DTYPES.get(str(name), printable(str(name).lower(), _NAME)) for name in names)
 
 
-def trace_of(document: Mapping[str, Any]) -> RankTrace:
-    """The trace that `dataclasses.asdict` has made plain data of, and JSON."""
-
-    def call(fields: Mapping[str, Any]) -> Call:
-        sizes = tuple(tuple(each) for each in fields["sizes"])
-        return Call(**{**fields, "sizes": sizes, "dtypes": tuple(fields["dtypes"])})
-
-    def group(fields: Mapping[str, Any]) -> GroupTrace:
-        calls = tuple(map(call, fields["calls"]))
-        return GroupTrace(**{**fields, "ranks": tuple(fields["ranks"]), "calls": calls})
-
-    return RankTrace(document["rank"], tuple(map(group, document["groups"])))
-
-
-def disagreement_of(fields: Fields) -> Disagreement | None:
-    """The same of a disagreement; None if there is none, or it is not understood."""
-    kind = fields.text("kind")
-    parties = tuple(map(_party_of, fields.objects("parties")))
-    if kind not in _SENTENCES or len(parties) < _FEWEST.get(kind, 2):
+def disagreement_of(document: object) -> Disagreement | None:
+    """The disagreement that plain data stands for; None if there is none, or it makes no sense."""
+    try:
+        found = as_record(document, Disagreement)
+    except ValueError:
         return None
-    return Disagreement(kind, parties, fields.wholes("at_fault"))
-
-
-def _party_of(fields: Fields) -> Party:
-    made = fields.inner("collective")
-    call = Call(
-        made.integer("number") or 0,
-        made.text("operation"),
-        _sizes(made.value("sizes")),
-        made.texts("dtypes"),
-        made.integer("created_ns") or 0,
-        made.flag("completed") or False,
-        made.integer("elements") or 0,
-    )
-    return Party(fields.wholes("ranks"), call, fields.text("group"), fields.texts("places"))
+    return found if len(found.parties) >= _FEWEST.get(found.kind, 2) else None
 
 
 _FEWEST = {"waiting": 1}
@@ -483,8 +458,7 @@ def _newest(trace: RankTrace) -> tuple[GroupTrace, Call] | None:
     return max(calls, key=lambda each: each[1].created_ns, default=None)
 
 
-@dataclass(frozen=True)
-class _Group:
+class _Group(Record, frozen=True):
     """One process group, as its ranks have recorded it.
 
     Attributes:

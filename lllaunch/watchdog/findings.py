@@ -6,9 +6,9 @@ A finding reads as the predicate of a sentence about the workers it names. Ranks
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from lllaunch.documents import Said
 from lllaunch.spec import StallScope
 from lllaunch.text import count, duration, printable, size
 
@@ -18,8 +18,7 @@ _NAME = 40
 Kind = Literal["hang", "timeout", "oom"]
 
 
-@dataclass(frozen=True)
-class TimerExpired:
+class TimerExpired(Said, frozen=True):
     """A timer that a worker, or a process below it, had set for itself ran out.
 
     Attributes:
@@ -40,8 +39,7 @@ class TimerExpired:
         return f"hung: its timer {self.scope!r} ran out after {duration(self.after)}"
 
 
-@dataclass(frozen=True)
-class Stalled:
+class Stalled(Said, frozen=True):
     """Workers did nothing that can be seen from outside.
 
     Attributes:
@@ -62,8 +60,7 @@ class Stalled:
         return f"stalled: no output, no CPU use and no heartbeat for {duration(self.seconds)}"
 
 
-@dataclass(frozen=True)
-class Silent:
+class Silent(Said, frozen=True):
     """No worker has written anything for too long, whatever else they did.
 
     Attributes:
@@ -76,8 +73,7 @@ class Silent:
         return f"hung: no output for {duration(self.seconds)}"
 
 
-@dataclass(frozen=True)
-class Spinning:
+class Spinning(Said, frozen=True):
     """All workers got nowhere, however busy they were.
 
     Attributes:
@@ -97,8 +93,7 @@ class Spinning:
         return f"got nowhere: {still}, at the same line of Python in each of {self.looks} looks"
 
 
-@dataclass(frozen=True)
-class HeartbeatLost:
+class HeartbeatLost(Said, frozen=True):
     """Workers that had sent heartbeats sent none for too long.
 
     Attributes:
@@ -113,8 +108,7 @@ class HeartbeatLost:
         return f"hung: no heartbeat for {duration(self.seconds)}"
 
 
-@dataclass(frozen=True)
-class ProgressMissing:
+class ProgressMissing(Said, frozen=True):
     """No worker has said, or printed, that it gets any further.
 
     Attributes:
@@ -134,8 +128,7 @@ class ProgressMissing:
         return f"hung: no progress for {duration(self.seconds)}{at}"
 
 
-@dataclass(frozen=True)
-class Unchanged:
+class Unchanged(Said, frozen=True):
     """Workers say how far they are, and it is the same each time.
 
     Attributes:
@@ -153,8 +146,7 @@ class Unchanged:
         return f"got nowhere: {name} has been {count(self.value)} for {duration(self.seconds)}"
 
 
-@dataclass(frozen=True)
-class NotFinite:
+class NotFinite(Said, frozen=True):
     """A number that a worker tells is none any more.
 
     Attributes:
@@ -180,8 +172,7 @@ class NotFinite:
         return f"says that {printable(self.name, _NAME)} is {self.value}{where}"
 
 
-@dataclass(frozen=True)
-class TimedOut:
+class TimedOut(Said, frozen=True):
     """An attempt, or the run, took longer than it may.
 
     Attributes:
@@ -196,8 +187,7 @@ class TimedOut:
         return f"took too long: the {self.what} is limited to {duration(self.limit)}"
 
 
-@dataclass(frozen=True)
-class OverMemory:
+class OverMemory(Said, frozen=True):
     """A worker and what it started used more memory than they may.
 
     Attributes:
@@ -217,8 +207,7 @@ class OverMemory:
         return f"used too much memory: {size(self.used)}, the limit is {size(self.limit)}{when}"
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(Said, frozen=True):
     """A signal to the launcher asks where the workers stand: nothing is wrong for sure.
 
     Attributes:
@@ -234,8 +223,7 @@ class Asked:
         return f"where the workers stood when {signal.Signals(self.signum).name} came{since}"
 
 
-@dataclass(frozen=True)
-class FoundElsewhere:
+class FoundElsewhere(Said, frozen=True):
     """The watchdog of another node found something.
 
     Attributes:

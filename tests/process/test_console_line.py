@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.launching import until
 
 from lllaunch.console.console import Console
-from lllaunch.run.outcome import RunOutcome
+from lllaunch.run.result import RunResult
 from lllaunch.spec import ConsolePolicy
 from lllaunch.testing import FakeClock
 from lllaunch.watchdog.progress import Progress
@@ -24,7 +24,7 @@ pytest.importorskip("pyte", reason="it shows what a terminal gets")
 from support.screen import Terminal
 
 BEGAN = "lllaunch: attempt 0: 2 workers of train.py, logs in run/attempt_0"
-ENDED = RunOutcome(
+ENDED = RunResult(
     state="succeeded",
     exit_code=0,
     attempts=(),

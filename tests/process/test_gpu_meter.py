@@ -17,7 +17,6 @@ from support.launching import WAIT, gone, until
 from support.nvml import DRIVER
 
 from lllaunch.console.console import Console
-from lllaunch.events import GpuMemoryHeld
 from lllaunch.linux import proc
 from lllaunch.linux.gpu_meter import GpuMeter, GpuReading
 from lllaunch.linux.gpus import GpuUse
@@ -27,6 +26,7 @@ from lllaunch.run.execute import execute
 from lllaunch.spec import Entrypoint, LaunchSpec, RestartPolicy
 from lllaunch.supervisor import gpu_memory
 from lllaunch.supervisor.gpu_memory import GpuMemoryWait
+from lllaunch.supervisor.machine import GpuMemoryHeld
 from tests.process.test_run import Run
 
 PLAYED = (

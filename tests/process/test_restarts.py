@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from lllaunch.events import NoProgress
 from lllaunch.linux import proc
 from lllaunch.results.cases import Tree
 from lllaunch.results.report import run_case
 from lllaunch.run.causes import PreflightFailure
-from lllaunch.run.result import ResultFile
+from lllaunch.run.result import RunResult, as_result
 from lllaunch.run.submission import BatchJob
 from lllaunch.spec import Preflight, RestartPolicy
+from lllaunch.supervisor.machine import NoProgress
 from lllaunch.sweep.policy import cause_of
 from tests.process.test_run import Run
 
@@ -30,8 +30,8 @@ def sh(text: str, **more: Any) -> Preflight:
     return Preflight(("sh", "-c", text), **more)
 
 
-def file_of(run: Run) -> ResultFile:
-    found = ResultFile.from_json(run.result, str(run.path))
+def file_of(run: Run) -> RunResult:
+    found = as_result(run.result, str(run.path))
     assert found is not None
     return found
 
@@ -76,9 +76,8 @@ def test_a_run_that_gets_no_further_ends_though_restarts_are_left(run: Run) -> N
     # what lists, sweeps and reports say of it
     file = file_of(run)
     assert file.cause_type == "NoProgress"
-    assert file.root_cause == f"{text}; rank 0: called sys.exit(5)"
-    assert file.outcome is not None
-    assert file.outcome.no_progress == outcome.no_progress
+    assert file.failure == f"{text}; rank 0: called sys.exit(5)"
+    assert file.no_progress == outcome.no_progress
     case = run_case(file, Tree([str(run.root)]))
     assert (case.outcome, case.kind) == ("failed", "NoProgress")
     assert case.message == f"{text}; rank 0: called sys.exit(5)"
@@ -172,7 +171,7 @@ def test_a_preflight_that_fails_is_the_cause(run: Run) -> None:
     assert f"Root cause: all workers (attempt 0) could not be started: {said}\n" in run.text
     log = "run/attempt_0/preflight.log"
     assert f"    All of the preflight's output, {log}:\n    | no GPU 3\n" in run.text
-    assert file_of(run).outcome is not None
+    assert file_of(run)
     assert file_of(run).cause_type == "PreflightFailure"
 
 

@@ -23,7 +23,7 @@ from lllaunch.workers.group import WorkerProcesses
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lllaunch.run.outcome import RunOutcome
+    from lllaunch.run.result import RunResult
 
 
 # Arguments of `execute` that are not of the spec.
@@ -37,27 +37,27 @@ class Run:
         self.root = root
         self.path = root / "run"
         self.said = io.StringIO()
-        self.outcome: RunOutcome
+        self.outcome: RunResult
 
     def write(self, name: str, text: str) -> str:
         path = self.root / name
         path.write_text(dedent(text))
         return str(path)
 
-    def script(self, text: str, nproc: int = 1, **more: Any) -> RunOutcome:
+    def script(self, text: str, nproc: int = 1, **more: Any) -> RunResult:
         path = self.write("work.py", text)
         return self(Entrypoint("script", path, "work.py"), nproc, **more)
 
-    def program(self, name: str, *args: str, nproc: int = 1, **more: Any) -> RunOutcome:
+    def program(self, name: str, *args: str, nproc: int = 1, **more: Any) -> RunResult:
         return self(Entrypoint("program", name, name), nproc, args=args, **more)
 
-    def function(self, text: str, nproc: int = 1, name: str = "main", **more: Any) -> RunOutcome:
+    def function(self, text: str, nproc: int = 1, name: str = "main", **more: Any) -> RunResult:
         module = f"mod_{self.root.name}".replace("-", "_").replace("[", "_").replace("]", "_")
         self.write(f"{module}.py", text)
         entrypoint = Entrypoint("function", module, f"{module}:{name}", name)
         return self(entrypoint, nproc, **more)
 
-    def __call__(self, entrypoint: Entrypoint, nproc: int, **more: Any) -> RunOutcome:
+    def __call__(self, entrypoint: Entrypoint, nproc: int, **more: Any) -> RunResult:
         how = {key: more.pop(key) for key in _HOW if key in more}
         more.setdefault("redirects", dict.fromkeys(range(nproc), Std.ALL))
         more.setdefault("tee", dict.fromkeys(range(nproc), Std.NONE))
@@ -172,6 +172,11 @@ def test_a_later_run_in_the_same_directory_goes_on_with_the_numbers(run: Run) ->
         assert os.readlink(run.path / "latest") == f"attempt_{number}"
     assert [attempt["attempt"] for attempt in run.result["attempts"]] == [1]
     assert len(run.events("Begin")) == 2
+    # one number for one attempt, whichever event tells it
+    begun = [event["attempt"] for event in run.events("StartWorkers")]
+    assert (
+        begun == [event["attempt"] for event in run.events("GroupStarted")] == [*range(len(begun))]
+    )
 
 
 def test_preload_that_fails_ends_with_2(run: Run) -> None:

@@ -7,20 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lllaunch.documents import Fields
-from lllaunch.run.outcome import AttemptOutcome, RootCause, RunOutcome, WorkerOutcome
-from lllaunch.run.records import WorkerFiles
-from lllaunch.run.result import render_result
+from lllaunch.run.result import AttemptResult, RootCause, RunResult, WorkerResult, encode_result
 from lllaunch.sweep.history import SweepHistory, summary_of, write_summary
 from lllaunch.sweep.journal import Header, OverRecord, Record, encode, read_journal
+from support.ends import placed
 
 T0 = 1_700_000_000_000_000_000
 SECOND = 10**9
 
 
-def write_lines(path: Path, records: Sequence[Fields]) -> None:
+def write_lines(path: Path, lines: Sequence[bytes]) -> None:
     """Write events or samples as `support.timelines` makes them."""
-    path.write_text("".join(f"{json.dumps(dict(record.document))}\n" for record in records))
+    path.write_bytes(b"".join(b"%s\n" % line for line in lines))
 
 
 class LeftRun:
@@ -44,41 +42,42 @@ class LeftRun:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         return path
 
-    def worker(self, rank: int, fate: Any, **fields: Any) -> WorkerOutcome:
+    def worker(self, rank: int, fate: Any, **fields: Any) -> WorkerResult:
         """What became of a worker of the first attempt."""
         place = f"{self.path}/attempt_0/{rank}"
-        files = WorkerFiles(place, f"{place}/stdout.log", f"{place}/stderr.log")
+        logs = {"stdout": f"{place}/stdout.log", "stderr": f"{place}/stderr.log"}
         ended_ns = T0 + (20 + rank) * SECOND
-        known = {"started_ns": T0 + SECOND, "ended_ns": ended_ns, "pid": 4000 + rank, **fields}
-        return WorkerOutcome(rank, rank, fate, files, **known)
+        known = {"started_ns": T0 + SECOND, "ended_ns": ended_ns, "pid": 4000 + rank}
+        return placed(rank, fate, **{**logs, **known, **fields})
 
     def attempt(
         self,
-        *workers: WorkerOutcome,
+        *workers: WorkerResult,
         number: int = 0,
         state: Any = "failed",
         root: RootCause | None = None,
-    ) -> AttemptOutcome:
+    ) -> AttemptResult:
         """One of the run's attempts."""
         path = f"{self.path}/attempt_{number}"
-        return AttemptOutcome(number, number, path, state, T0, T0 + SECOND, workers, root)
+        return AttemptResult(number, number, path, state, T0, T0 + SECOND, workers, root)
 
     def ends(
         self,
         state: Any,
         code: int,
-        *attempts: AttemptOutcome,
+        *attempts: AttemptResult,
         build: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> Any:
         """Write result.json, and return what stands in it."""
-        outcome = RunOutcome(
+        outcome = RunResult(
             *(state, code, str(self.path), "id", T0, self.ended_ns, attempts),
             plan_hash="ab12",
+            host={"hostname": "node7", "cpus": 16, "memory": 64 << 30},
+            build=build,
             **more,
         )
-        host = {"hostname": "node7", "cpus": 16, "memory": 64 << 30}
-        text = render_result(outcome, host, build=build)
+        text = encode_result(outcome)
         self.result.write_bytes(text)
         return json.loads(text)
 

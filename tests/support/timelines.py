@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hypothesis import strategies as st
 
-from lllaunch.documents import Fields
-from lllaunch.results.timeline import _HANDLED
+from lllaunch.results.timeline import _HANDLED, NodeRecords
+from lllaunch.run.events import decode
+from lllaunch.run.samples import decode as decode_sample
 
 START = 1_700_000_000_000_000_000
 
 
-def event(at: float, kind: str, /, **fields: Any) -> Fields:
+def event(at: float, kind: str, /, **fields: Any) -> bytes:
     """A line of events.jsonl, so many seconds after the beginning."""
-    return Fields({"time_ns": START + round(at * 1e9), "type": kind, **fields})
+    return json.dumps({"time_ns": START + round(at * 1e9), "type": kind, **fields}).encode()
 
 
-def sample(seconds: float, ranks: Mapping[str, Any], **fields: Any) -> Fields:
+def sample(seconds: float, ranks: Mapping[str, Any], **fields: Any) -> bytes:
     """A line of samples.jsonl, so many seconds after the beginning."""
     at = START / 1e9 + seconds
-    return Fields({"time": at, "attempt": 0, "ranks": ranks, **fields})
+    return json.dumps({"time": at, "attempt": 0, "ranks": ranks, **fields}).encode()
+
+
+def json_lines(documents: Iterable[Any]) -> list[bytes]:
+    """Lines of JSON."""
+    return [json.dumps(each).encode() for each in documents]
+
+
+def node_records(
+    name: str, events: Iterable[bytes] = (), samples: Iterable[bytes] = (), ahead_ns: int = 0
+) -> NodeRecords:
+    """What one node has written, as far as it makes sense."""
+    known = [found for line in events if (found := decode(line)) is not None]
+    seen = [found for line in samples if (found := decode_sample(line)) is not None]
+    return NodeRecords(name, known, seen, ahead_ns)
 
 
 _KINDS = sorted({*_HANDLED, "Begin", "Unknown"})

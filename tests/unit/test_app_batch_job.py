@@ -16,12 +16,11 @@ from lllaunch.cluster import slurm
 from lllaunch.cluster.slurm import JobFacts, SlurmFailed
 from lllaunch.errors import OutputError
 from lllaunch.run.causes import NodeGone
-from lllaunch.run.outcome import NodeOutcome, RootCause, RunOutcome
+from lllaunch.run.result import NodeResult, RootCause, RunResult
 from lllaunch.run.submission import (
     BatchEnded,
     BatchJob,
     BatchStarted,
-    Limits,
     QueueEvent,
     Requeued,
     Submission,
@@ -76,7 +75,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSlurm]:
 
 def told_to_end(batch: BatchJob, _: Submission) -> int:
     batch.signalled(signal.SIGTERM)
-    batch.ran, batch.outcome = True, RunOutcome("signalled", 143, batch.directory, signum=15)
+    batch.ran, batch.outcome = True, RunResult("signalled", 143, batch.directory, signum=15)
     return 143
 
 
@@ -109,12 +108,12 @@ def test_a_node_that_a_signal_has_ended_is_not_lost(
     def left_alone(batch: BatchJob, _: Submission) -> int:
         batch.ran, batch.outcome = (
             True,
-            RunOutcome(
+            RunResult(
                 "failed",
                 3,
                 batch.directory,
                 root_cause=gone,
-                nodes=(NodeOutcome("node 0", state="failed"), NodeOutcome("node 1", state=state)),
+                nodes=(NodeResult("node 0", state="failed"), NodeResult("node 1", state=state)),
             ),
         )
         return 3
@@ -136,7 +135,7 @@ def test_nodes_do_not_wait_for_a_first_one_that_does_not_come(
     fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: str, told: list[str]
 ) -> None:
     monkeypatch.setenv("SLURM_NNODES", nodes)
-    submission = Submission("7", str(tmp_path), limits=Limits(Requeue(node_failure=0)))
+    submission = Submission("7", str(tmp_path), requeue=Requeue(node_failure=0))
 
     def fails(batch: BatchJob, _: Submission) -> int:
         raise OutputError(batch.directory, "is gone")

@@ -7,7 +7,7 @@ import pytest
 
 from lllaunch.app.returned import load, plain
 from lllaunch.errors import OutputError
-from lllaunch.run.outcome import ReturnValue
+from lllaunch.run.result import ReturnValue
 
 
 def test_values_are_read_from_the_outcome_or_from_their_files(tmp_path: Path) -> None:

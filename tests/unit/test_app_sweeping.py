@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -161,7 +162,9 @@ def test_what_hydra_is_told_is_composed_when_it_asks(tmp_path: Path) -> None:
     def compose() -> Any:
         raise ZeroDivisionError
 
-    (tmp_path / "result.json").write_text('{"return_values": {"0": {"value": [1, "x"]}}}')
+    result = {"state": "succeeded", "exit_code": 0, "attempts": []}
+    values = {"return_values": {"0": {"value": [1, "x"]}}}
+    (tmp_path / "result.json").write_text(json.dumps(result | values))
     job = SweptJob(["a=1"], str(tmp_path), None, compose)
     assert (job.overrides, job.status) == (["a=1"], JobStatus.COMPLETED)
     assert job.return_value == [1, "x"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from typing import Any
@@ -10,8 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
+from msgspec.structs import replace
 
-from lllaunch.documents import Fields
+from lllaunch.documents import as_record
 from lllaunch.watchdog.collectives import (
     Call,
     GroupTrace,
@@ -21,7 +22,6 @@ from lllaunch.watchdog.collectives import (
     last_operation,
     latest,
     read_trace,
-    trace_of,
     with_aborted,
 )
 from lllaunch.watchdog.findings import Stalled, TimerExpired
@@ -132,7 +132,7 @@ def test_who_waits_in_a_later_one_is_told_too() -> None:
     # who works there, or whose last call was in another group, does not wait in it
     assert "#3" not in said([root, member, missing], waits | {0: NO})
     pair = GroupTrace("1", "pair", (0, 3), (later(1),))
-    moved = dataclasses.replace(root, groups=(*root.groups, pair))
+    moved = replace(root, groups=(*root.groups, pair))
     assert "#3" not in said([moved, member, missing], waits)
 
 
@@ -143,7 +143,7 @@ def grouped(rank: int, **groups: tuple[tuple[int, ...], tuple[Call, ...]]) -> Ra
 
 
 def later(number: int, seconds: int = 100) -> Call:
-    return dataclasses.replace(call(number), created_ns=T0 + seconds * 10**9)
+    return replace(call(number), created_ns=T0 + seconds * 10**9)
 
 
 def test_of_several_groups_the_one_that_keeps_the_others_waiting() -> None:
@@ -195,7 +195,7 @@ def test_that_all_wait_is_told_if_they_surely_do() -> None:
 
 def test_of_nccl_the_first_that_is_not_over_counts() -> None:
     def ordered(rank: int, done: int, last: int) -> RankTrace:
-        made = [dataclasses.replace(each, completed=each.number <= done) for each in calls(last)]
+        made = [replace(each, completed=each.number <= done) for each in calls(last)]
         return trace(rank, *made, states=True)
 
     traces = [ordered(0, 3, 10), ordered(1, 3, 3), ordered(2, 3, 9)]
@@ -320,7 +320,7 @@ def test_whatever_a_trace_holds_it_is_read_and_compared(
 
 def test_a_trace_travels_as_json() -> None:
     sent = grouped(3, g0=((0, 3), calls(9)), g1=((3, 4), calls(2)))
-    assert trace_of(json.loads(json.dumps(dataclasses.asdict(sent)))) == sent
+    assert as_record(json.loads(json.dumps(to_builtins(sent))), RankTrace) == sent
     cut = latest(sent, 8)
     assert [[made.number for made in group.calls] for group in cut.groups] == [[6, 7, 8, 9], [1, 2]]
 
@@ -352,12 +352,11 @@ def test_no_verdict_is_beyond_its_evidence(
     if found.kind == "absent":
         missed = found.parties[0].collective.number
         assert {r for r, count in enumerate(counts) if count < missed} == {*found.parties[0].ranks}
-    fields = Fields(json.loads(json.dumps(dataclasses.asdict(found))))
-    assert disagreement_of(fields) == found
+    assert disagreement_of(json.loads(json.dumps(to_builtins(found)))) == found
 
 
 def test_a_disagreement_of_another_version_is_not_understood() -> None:
-    assert disagreement_of(Fields({"kind": "other", "parties": [], "at_fault": [1]})) is None
+    assert disagreement_of({"kind": "other", "parties": [], "at_fault": [1]}) is None
 
 
 # A rank that gloo has aborted

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import io
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
+from support.ends import placed
 
 from lllaunch.console.console import Console
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.run.causes import ExitedNonZero
-from lllaunch.run.outcome import AttemptOutcome, RootCause, RunOutcome, Succeeded, WorkerOutcome
+from lllaunch.run.result import AttemptResult, RootCause, RunResult, Succeeded
 from lllaunch.spec import ConsolePolicy
 from lllaunch.watchdog.progress import Progress
 
@@ -30,15 +31,15 @@ def said(speak, stream: io.StringIO | None = None) -> str:
     return stream.getvalue()
 
 
-FAILED = RunOutcome("failed", 3, "/home/ada/run")
+FAILED = RunResult("failed", 3, "/home/ada/run")
 ROOT = RootCause(0, 1, 1, ExitedNonZero(1), 0)
 
 
 def failed(
     number: int, root: RootCause | None = None, progress: Progress | None = None
-) -> AttemptOutcome:
-    worker = WorkerOutcome(0, 0, Succeeded(), progress=progress)
-    return AttemptOutcome(number, 0, "/run", "failed", 0, 0, (worker,), root)
+) -> AttemptResult:
+    worker = placed(0, Succeeded(), progress=progress)
+    return AttemptResult(number, 0, "/run", "failed", 0, 0, (worker,), root)
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import replace
 from textwrap import dedent
 
 import pytest
+from msgspec.structs import replace
 
 from lllaunch.console.hang import fired_text, frame_text, located_text
 from lllaunch.console.report import failure_text, report_lines
 from lllaunch.events import Exited, Started
-from lllaunch.run.hang import Hang, hang_of
+from lllaunch.run.ending import summarize
+from lllaunch.run.excerpts import Excerpt
+from lllaunch.run.hang import hang_of
 from lllaunch.run.judge import judge_attempt
-from lllaunch.run.outcome import Excerpt, RootCause, summarize
 from lllaunch.run.records import (
     AttemptRecord,
     SentSignal,
@@ -22,6 +23,7 @@ from lllaunch.run.records import (
     WorkerFiles,
     WorkerRecord,
 )
+from lllaunch.run.result import Hang, RootCause
 from lllaunch.supervisor.machine import GroupStacks
 from lllaunch.watchdog.collectives import Call, Disagreement, Party
 from lllaunch.watchdog.findings import (

@@ -7,24 +7,24 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.timelines import EVENTS, START, sample
+from support.ends import placed
+from support.timelines import EVENTS, START, json_lines, node_records, sample
 
 from lllaunch.console.lanes import DRAWN, timeline_rows, track_rows
 from lllaunch.console.overview import log_rows, peak_rows, progress_of_ranks
 from lllaunch.console.table import Row, cells
-from lllaunch.documents import Fields
 from lllaunch.results.peaks import Peak, mean_use, peaks_of
 from lllaunch.results.timeline import (
     AttemptTimeline,
     Lane,
     Mark,
-    NodeRecords,
     RunTimeline,
     TimeSpan,
     timeline_of,
 )
 from lllaunch.results.tries import JobTry, SweepTimeline, tracks_of
-from lllaunch.run.outcome import AttemptOutcome, Excerpt, RunOutcome, Succeeded, WorkerOutcome
+from lllaunch.run.excerpts import Excerpt
+from lllaunch.run.result import AttemptResult, RunResult, Succeeded, WorkerResult
 from lllaunch.sweep.pool import Lease
 from lllaunch.watchdog.progress import Progress
 
@@ -137,7 +137,7 @@ def test_a_failure_that_was_short_is_seen_among_jobs_that_were_not() -> None:
 
 @given(st.lists(EVENTS, max_size=30), st.integers(1, 200))
 def test_whatever_happened_all_lines_fit(events: list[dict[str, Any]], width: int) -> None:
-    timeline = timeline_of([NodeRecords("", [*map(Fields, events)])], None)
+    timeline = timeline_of([node_records("", json_lines(events))], None)
     rows = lines(timeline_rows(timeline, width))
     # a label, the shortest bar and a fate
     least = 26 + 20 + 2 + 12
@@ -148,8 +148,8 @@ def test_whatever_happened_all_lines_fit(events: list[dict[str, Any]], width: in
 # What runs used, and how far they came
 
 
-def measured(*samples: Fields) -> RunTimeline:
-    return timeline_of([NodeRecords("", [], samples)], None)
+def measured(*samples: bytes) -> RunTimeline:
+    return timeline_of([node_records("", [], samples)], None)
 
 
 def test_the_slowest_ranks_are_named_beside_the_furthest() -> None:
@@ -163,13 +163,13 @@ def test_the_slowest_ranks_are_named_beside_the_furthest() -> None:
     )
 
 
-def worker(rank: int, max_rss: int) -> WorkerOutcome:
-    return WorkerOutcome(rank, rank, Succeeded(), max_rss=max_rss)
+def worker(rank: int, max_rss: int) -> WorkerResult:
+    return placed(rank, Succeeded(), max_rss=max_rss)
 
 
-def outcome(*workers: WorkerOutcome) -> RunOutcome:
-    attempt = AttemptOutcome(3, 0, "/run/attempt_3", "succeeded", START, START, workers)
-    return RunOutcome("succeeded", 0, "/run", "run", START, START, (attempt,))
+def outcome(*workers: WorkerResult) -> RunResult:
+    attempt = AttemptResult(3, 0, "/run/attempt_3", "succeeded", START, START, workers)
+    return RunResult("succeeded", 0, "/run", "run", START, START, (attempt,))
 
 
 def test_the_most_of_everything_is_found_with_whose_it_was() -> None:

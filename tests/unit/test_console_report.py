@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from textwrap import dedent
 
 import pytest
+from msgspec.structs import replace
 
 from lllaunch.console.report import report_lines
 from lllaunch.console.wording import shown_path
 from lllaunch.events import Exited, Orphan, SpawnerGone, Started, StartFailed
 from lllaunch.linux.cgroup import Memory
+from lllaunch.run.ending import summarize
+from lllaunch.run.excerpts import Excerpt
 from lllaunch.run.judge import judge_attempt
-from lllaunch.run.outcome import Excerpt, RunOutcome, summarize
 from lllaunch.run.records import (
     AttemptRecord,
     SentSignal,
@@ -20,6 +21,7 @@ from lllaunch.run.records import (
     WorkerFiles,
     WorkerRecord,
 )
+from lllaunch.run.result import RunResult
 from lllaunch.text import duration
 from lllaunch.watchdog.progress import Progress
 
@@ -54,7 +56,7 @@ def attempt(*workers: WorkerRecord, number: int = 0, **more) -> AttemptRecord:
 
 def outcome(
     *attempts: AttemptRecord, signum: int | None = None, seconds: float = 12.3
-) -> RunOutcome:
+) -> RunResult:
     judged = [judge_attempt(each, interrupted=signum is not None) for each in attempts]
     ended = T0 + int(seconds * S)
     return summarize(
@@ -68,7 +70,7 @@ def outcome(
     )
 
 
-def shown(found: RunOutcome) -> str:
+def shown(found: RunResult) -> str:
     return "".join(f"{line.text}\n" for line in report_lines(found, HOME))
 
 

@@ -13,9 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lllaunch.events import (
-    AttemptProgress,
     Exited,
-    GroupEnd,
     OrphansGone,
     PreloadBroken,
     SpawnerGone,
@@ -26,6 +24,8 @@ from lllaunch.supervisor import machine as v
 from lllaunch.supervisor.machine import (
     SIGTERM,
     TABLE,
+    AttemptProgress,
+    GroupEnd,
     GroupState,
     ImpossibleEvent,
     Machine,

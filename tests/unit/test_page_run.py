@@ -12,38 +12,38 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
+from support.ends import ended_by_launcher, placed
 from support.left import SECOND, T0, LeftRun, write_lines
 from support.pages import Seen
-from support.timelines import event, sample
+from support.timelines import event, node_records, sample
 
 from benchmarks.generated import HUNG, write_run
-from lllaunch.documents import Fields
 from lllaunch.pages.run_charts import curves_of
 from lllaunch.pages.run_facts import read_run_facts, telling
 from lllaunch.pages.run_page import run_page
 from lllaunch.results.store import locate
-from lllaunch.results.timeline import NodeRecords, Series, timeline_of
+from lllaunch.results.timeline import Series, timeline_of
 from lllaunch.run.causes import Raised
-from lllaunch.run.hang import Hang
-from lllaunch.run.outcome import (
-    AttemptOutcome,
-    Ended,
+from lllaunch.run.result import (
+    AttemptResult,
     Failed,
+    Hang,
+    Reached,
     ReturnValue,
     RootCause,
-    RunOutcome,
+    RunResult,
     Succeeded,
     Victim,
-    WorkerOutcome,
+    WorkerResult,
 )
 from lllaunch.watchdog.findings import Asked, Stalled
-from lllaunch.watchdog.progress import Progress
 from lllaunch.watchdog.stacks.frames import Frame, RankStack
 
 EVIL = "<script>alert(1)</script>&amp;\"'\x1b[31m\x00\ud800"
 
 
-def started(seconds: float, rank: int) -> Fields:
+def started(seconds: float, rank: int) -> bytes:
     return event(seconds, "Started", attempt=0, local_rank=rank, pid=100 + rank)
 
 
@@ -66,17 +66,16 @@ def failed(left: LeftRun, message: str = "ValueError: no", trace: str = "", **mo
     """A run of three workers whose second has failed, and what stands in its result.json."""
     cause = Raised(message, 1)
     workers = (
-        left.worker(0, Ended(15, -15, (15,)), exitcode=-15, max_rss=3 << 30, cpu_seconds=12.5),
+        left.worker(0, ended_by_launcher(-15, 15), exitcode=-15, max_rss=3 << 30, cpu_seconds=12.5),
         left.worker(
-            *(1, Failed(cause, T0 + 21 * SECOND)),
+            *(1, Failed(cause=cause)),
             exitcode=1,
             max_rss=123_456_789,
-            progress=Progress(1200, 5000, metrics={"loss": 0.25}),
-            progress_ns=T0 + 20 * SECOND,
+            progress=Reached(1200, 5000, T0 + 20 * SECOND, {"loss": 0.25}),
         ),
-        left.worker(2, Victim(cause, T0 + 22 * SECOND, SECOND), exitcode=1),
+        left.worker(2, Victim(cause=cause, seconds_after_root_cause=1.0), exitcode=1),
     )
-    root = RootCause(0, 1, 1, cause, T0 + 21 * SECOND, traceback=trace, files=workers[1].files)
+    root = RootCause(0, 1, 1, cause, T0 + 21 * SECOND, traceback=trace, stderr=workers[1].stderr)
     build = {"commit": "c0ffee" * 6, "dirty": True, "changed": 2, "versions": {"torch": "2.9"}}
     attempt = left.attempt(*workers, root=root)
     return left.ends("failed", 3, attempt, root_cause=root, build=build, **more)
@@ -149,8 +148,11 @@ def test_whatever_stands_in_the_files_is_text(left: LeftRun) -> None:
         (b'{"version": 1, "state": "fai', "is not JSON"),
         (b"[]", "is not a JSON object"),
         (b'{"version": 7}', "of version 7"),
-        (b'{"version": 1, "state": "failed", "exit_code": 3, "attempts": [{}, 7]}', "Failed"),
-        (b'{"version": 1, "state": "new", "exit_code": 9, "attempts": []}', "exit code 9"),
+        (
+            b'{"version": 1, "state": "failed", "exit_code": 3, "attempts": [{}, 7]}',
+            "at $.attempts[1]",
+        ),
+        (b'{"version": 1, "state": "new", "exit_code": 9, "attempts": []}', "at $.state"),
     ],
 )
 def test_a_result_of_any_make_makes_a_page(left: LeftRun, text: bytes, said: str) -> None:
@@ -159,7 +161,7 @@ def test_a_result_of_any_make_makes_a_page(left: LeftRun, text: bytes, said: str
     assert said in Seen(page_of(left.path)).text
 
 
-@pytest.mark.parametrize("field", ["host", "build", "return_values", "nodes"])
+@pytest.mark.parametrize("field", ["host", "build", "return_values"])
 def test_what_is_nested_as_deeply_as_it_can_be_read_is_left_out(left: LeftRun, field: str) -> None:
     result = {**failed(left), field: "HERE"}
     nested = f'{{"0": {{"versions": {{"a": {"[" * 900}{"]" * 900}}}}}}}'
@@ -238,9 +240,10 @@ def test_a_hang_says_who_hangs_and_who_only_waits(
 ) -> None:
     finding = Stalled((0, 1, 2), 600.0, "group")
     stacks = {0: stack(0, "sync"), 1: stack(1, "load"), 2: stack(0, "sync")}
-    found = Hang(finding, T0 + SECOND, T0, hung=hung, waiting=waiting, stacks=stacks)
+    standing = tuple(structs.replace(each, rank=rank) for rank, each in stacks.items())
+    found = Hang(finding, T0 + SECOND, T0, hung=hung, waiting=waiting, standing=standing)
     root = RootCause(0, None, None, finding, T0, hang=found)
-    workers = (left.worker(rank, Ended(15, -15)) for rank in range(3))
+    workers = (left.worker(rank, ended_by_launcher(-15)) for rank in range(3))
     left.ends("failed", 4, left.attempt(*workers, root=root), root_cause=root)
     text = Seen(page_of(left.path)).text
     assert "Rank 1 stood here" in text
@@ -250,8 +253,8 @@ def test_a_hang_says_who_hangs_and_who_only_waits(
 
 
 def test_a_run_that_a_signal_ended_says_where_it_stood(left: LeftRun) -> None:
-    look = Hang(Asked(15, 90.0), T0 + SECOND, stacks={0: stack(0, "load")})
-    attempt = left.attempt(left.worker(0, Ended(15, -15)), state="stopped")
+    look = Hang(Asked(15, 90.0), T0 + SECOND, standing=(stack(0, "load"),))
+    attempt = left.attempt(left.worker(0, ended_by_launcher(-15)), state="stopped")
     left.ends("signalled", 143, attempt, signum=15, look=look)
     text = Seen(page_of(left.path)).text
     for said in ("Ended by SIGTERM", "Rank 0 stood here", "exit code 143", "train.py:40 in load"):
@@ -305,39 +308,39 @@ def test_of_many_ranks_a_page_stays_small(tmp_path: Path) -> None:
 # What is shown of many
 
 
-def _of(rank: int, fate: Any) -> WorkerOutcome:
-    return WorkerOutcome(rank, rank, fate)
+def _of(rank: int, fate: Any) -> WorkerResult:
+    return placed(rank, fate)
 
 
 def test_the_logs_that_tell_most_come_first() -> None:
     cause = Raised("x", 1)
     workers = (
-        *(_of(rank, Ended(15, -15)) for rank in range(40)),
-        _of(40, Victim(cause, T0, 5)),
-        _of(41, Failed(cause, T0)),
+        *(_of(rank, ended_by_launcher(-15)) for rank in range(40)),
+        _of(40, Victim(cause=cause)),
+        _of(41, Failed(cause=cause)),
     )
     earlier = RootCause(0, 3, 3, cause, T0)
     attempts = (
-        AttemptOutcome(0, 0, "/r/attempt_0", "failed", T0, T0, workers, earlier),
-        AttemptOutcome(1, 1, "/r/attempt_1", "failed", T0, T0, workers, None),
+        AttemptResult(0, 0, "/r/attempt_0", "failed", T0, T0, workers, earlier),
+        AttemptResult(1, 1, "/r/attempt_1", "failed", T0, T0, workers, None),
     )
-    outcome = RunOutcome("failed", 3, "/r", attempts=attempts)
+    outcome = RunResult("failed", 3, "/r", attempts=attempts)
     found = telling(outcome, workers[41])
     order = [(attempt.number, worker.rank) for attempt, worker in found]
     assert order[:4] == [(1, 41), (1, 40), (1, 0), (1, 1)]
     assert order[-1] == (0, 3)
     assert len(order) == 13
-    assert telling(RunOutcome("error", 1, "/r"), None) == []
+    assert telling(RunResult("error", 1, "/r"), None) == []
 
 
-def records(ranks: int) -> NodeRecords:
+def records(ranks: int) -> Any:
     begun = [event(0, "StartWorkers", attempt=0)]
     begun += [started(1, rank) for rank in range(ranks)]
     ends = [
         event(9 + rank / 100, "Exited", attempt=0, local_rank=rank, exitcode=0)
         for rank in range(ranks)
     ]
-    return NodeRecords("", (*begun, *ends, event(12, "Finish", state="SUCCEEDED")))
+    return node_records("", (*begun, *ends, event(12, "Finish", state="SUCCEEDED")))
 
 
 def test_of_many_curves_there_are_a_band_and_who_is_to_blame() -> None:

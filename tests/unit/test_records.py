@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from lllaunch.documents import isoformat
 from lllaunch.results import index
 from lllaunch.results.index import remember, used_from
 from lllaunch.results.store import (
@@ -36,7 +37,6 @@ from lllaunch.results.store import (
     sweep_result,
 )
 from lllaunch.run.directory import LOCK_NAME
-from lllaunch.run.events import isoformat
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
 from lllaunch.sweep.history import SweepResult
 from lllaunch.sweep.journal import (

@@ -7,16 +7,16 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
+from support.ends import ended_by_launcher
 from support.left import T0, LeftRun, LeftSweep
 
 from lllaunch.console.report import report_lines
-from lllaunch.documents import Fields
 from lllaunch.errors import ConfigError
 from lllaunch.results.announce import announce, announce_error
 from lllaunch.results.cases import Report, Tree
@@ -27,15 +27,14 @@ from lllaunch.results.report import load as load_found
 from lllaunch.results.store import NoSuchRun, locate
 from lllaunch.results.text import render_json, render_text
 from lllaunch.run.causes import ExitedNonZero, KilledBySignal, Raised
-from lllaunch.run.hang import Hang
-from lllaunch.run.outcome import (
-    Ended,
+from lllaunch.run.result import (
+    Explanation,
     Failed,
+    Hang,
     RootCause,
     Succeeded,
+    as_result,
 )
-from lllaunch.run.postmortem import Explanation
-from lllaunch.run.result import ResultFile
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,
@@ -60,7 +59,7 @@ def raised(trace: str = "", rank: int = 1) -> RootCause:
 
 def ended(run: LeftRun, state: Any, code: int, root: RootCause | None = None, **more: Any) -> str:
     """Ends a run of two workers, of which the second failed."""
-    workers = (run.worker(0, Ended(15, -15)), run.worker(1, Failed(ExitedNonZero(1), T0)))
+    workers = (run.worker(0, ended_by_launcher(-15)), run.worker(1, Failed(cause=ExitedNonZero(1))))
     run.ends(state, code, run.attempt(*workers, root=root), root_cause=root, **more)
     return str(run.path)
 
@@ -187,7 +186,7 @@ def hung(run: LeftRun, **more: Any) -> RootCause:
     library = Frame("/lib/python3.11/x.py", 1, "wait")
     stack = RankStack(1, "", (library, Frame(f"{run.path}/t.py", 40, "sync", "x")))
     stacks = {0: RankStack(0, state="S", wchan="futex"), 1: stack}
-    hang = Hang(finding, T0, None, (1,), (1,), (0,), stacks=stacks)
+    hang = Hang(finding, T0, None, (1,), (1,), (0,), standing=tuple(stacks.values()))
     return RootCause(0, None, None, finding, T0, hang=hang, **more)
 
 
@@ -288,7 +287,7 @@ def test_no_file_outside_of_the_directory_and_no_pipe_is_read(run: LeftRun, tmp_
     path = ended(run, "failed", 3, raised())
     assert only(load(path)).logs == ()
     document = json.loads(run.result.read_text())
-    for name in ("../secret", str(tmp_path / "secret"), "\x00", "attempt_0", 7, ["x"]):
+    for name in ("../secret", str(tmp_path / "secret"), "\x00", "attempt_0"):
         document["attempts"][0]["workers"][1]["stdout"] = name
         run.result.write_text(json.dumps(document))
         assert only(load(path)).logs == ()
@@ -315,17 +314,23 @@ def test_no_document_of_another_make_is_an_error_of_ours(run: LeftRun) -> None:
     root = hung(run, explanation=why, traceback="Trace")
     ended(run, "failed", 4, root, limit=TimedOut(3.0, "run"))
     document = json.loads(run.result.read_text())
+    messages: set[str] = set()
     for junk in JUNK:
         for _ in changed(document, junk):
-            result = ResultFile(Fields(document), str(run.path))
-            outcome = result.outcome
-            if outcome is not None:
-                blamed(outcome)
-                "".join(line.text for line in report_lines(outcome, "/"))
+            try:
+                result = as_result(document, str(run.path))
+            except ValueError as error:
+                messages.add(str(error))
+                continue
+            assert result is not None
+            blamed(result)
+            "".join(line.text for line in report_lines(result, "/"))
             report = Report("run", "x", (run_case(result, Tree(["/"])),))
             for render in (render_text, render_json, render_junit, summary):
                 render(report).encode()
             commands(report)
+    # each says where
+    assert {each for each in messages if "$." not in each} <= {"expected names in Unicode"}
 
 
 # A sweep

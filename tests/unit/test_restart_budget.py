@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from lllaunch.events import (
-    AttemptProgress,
     Exited,
-    GroupEnd,
-    NoProgress,
     OrphansGone,
     StartFailed,
 )
 from lllaunch.spec import RestartPolicy
 from lllaunch.supervisor import machine as v
-from lllaunch.supervisor.machine import Machine, RestartBudget, RestartHistory, WorkerState
+from lllaunch.supervisor.machine import (
+    AttemptProgress,
+    GroupEnd,
+    Machine,
+    NoProgress,
+    RestartBudget,
+    RestartHistory,
+    WorkerState,
+)
 from lllaunch.watchdog.findings import Asked, TimedOut
 
 S = 1_000_000_000

@@ -11,26 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.left import write_lines
-from support.timelines import EVENTS, START, event, sample
+from support.timelines import EVENTS, START, event, json_lines, node_records, sample
 
-from lllaunch.documents import Fields
 from lllaunch.results.store import locate
 from lllaunch.results.timeline import (
     AttemptTimeline,
     Lane,
-    NodeRecords,
     RunTimeline,
     read_timeline,
     timeline_of,
 )
-from lllaunch.run.result import ResultFile
+from lllaunch.run.result import as_result
 
 
-def exited(seconds: float, local_rank: int, code: int, attempt: int = 0) -> Fields:
+def exited(seconds: float, local_rank: int, code: int, attempt: int = 0) -> bytes:
     return event(seconds, "Exited", local_rank=local_rank, pid=10, exitcode=code, attempt=attempt)
 
 
-def started(seconds: float, local_rank: int, attempt: int = 0) -> Fields:
+def started(seconds: float, local_rank: int, attempt: int = 0) -> bytes:
     return event(seconds, "Started", local_rank=local_rank, pid=10, attempt=attempt)
 
 
@@ -44,9 +42,9 @@ BEGUN = [
 ]
 
 
-def of(*events: Fields, now: float | None = None) -> RunTimeline:
+def of(*events: bytes, now: float | None = None) -> RunTimeline:
     at = None if now is None else START + round(now * 1e9)
-    return timeline_of([NodeRecords("", [*BEGUN, *events])], None, at)
+    return timeline_of([node_records("", [*BEGUN, *events])], None, at)
 
 
 def spans(where: Lane | AttemptTimeline) -> list[tuple[str, float, float]]:
@@ -151,7 +149,7 @@ def test_a_preflight_is_of_the_group_and_no_worker() -> None:
         event(2.2, "GroupStarted", ranks=[0], preflight=False),
         started(2.5, 0),
     ]
-    [attempt] = timeline_of([NodeRecords("", events)], None).attempts
+    [attempt] = timeline_of([node_records("", events)], None).attempts
     assert spans(attempt) == [("preflight", 1.0, 2.0)]
     assert [spans(lane) for lane in attempt.lanes] == [[("spawn", 2.1, 2.5), ("run", 2.5, 2.5)]]
 
@@ -165,7 +163,7 @@ def test_a_launcher_that_was_killed_leaves_workers_of_which_nobody_knows() -> No
 
 
 def test_nodes_have_ranks_of_all_and_the_clock_of_the_first() -> None:
-    def node(ahead: float, base_rank: int) -> list[Fields]:
+    def node(ahead: float, base_rank: int) -> list[bytes]:
         return [
             event(0 + ahead, "Begin"),
             event(1 + ahead, "StartWorkers", attempt=0),
@@ -176,8 +174,8 @@ def test_nodes_have_ranks_of_all_and_the_clock_of_the_first() -> None:
 
     timeline = timeline_of(
         [
-            NodeRecords("node 0", node(0, 0)),
-            NodeRecords("node 1", node(100, 1), [sample(106, {"1": {"cpu": 1.5}})], 100 * 10**9),
+            node_records("node 0", node(0, 0)),
+            node_records("node 1", node(100, 1), [sample(106, {"1": {"cpu": 1.5}})], 100 * 10**9),
         ],
         None,
     )
@@ -200,7 +198,7 @@ def test_samples_become_curves_of_what_is_finite() -> None:
         sample(4, {"1": told, "x": told}, gpus={"0": {"use": 0.5, "power": None}}),
         sample(6, {"1": {"cpu": 1}}),
     ]
-    timeline = timeline_of([NodeRecords("", BEGUN, samples)], None)
+    timeline = timeline_of([node_records("", BEGUN, samples)], None)
     assert [
         (each.name, each.unit, each.of, each.metric, [value for _, value in each.points])
         for each in timeline.series
@@ -233,9 +231,8 @@ def outcome_of(workers: Sequence[Mapping[str, Any]], **fields: Any) -> Any:
     }
     root_cause = {"attempt": 0, "rank": 1, "time_ns": START + 4 * 10**9, "cause": RAISED}
     document = {"state": "failed", "exit_code": 3, "attempts": [attempt], **times}
-    result = ResultFile.from_json({**document, "root_cause": root_cause, **fields}, "/run")
-    assert result is not None
-    return result.outcome
+    document |= {"version": 1, "root_cause": root_cause, **fields}
+    return as_result(document, "/run")
 
 
 def outcome_of_a_hang() -> Any:
@@ -252,7 +249,7 @@ def outcome_of_a_hang() -> Any:
 
 def test_the_outcome_says_better_what_became_of_workers() -> None:
     outcome = outcome_of([worker(0, "victim", cause=RAISED), worker(1, "failed", cause=RAISED)])
-    timeline = timeline_of([NodeRecords("", [*BEGUN, exited(5, 0, 1), exited(6, 1, 1)])], outcome)
+    timeline = timeline_of([node_records("", [*BEGUN, exited(5, 0, 1), exited(6, 1, 1)])], outcome)
     [attempt] = timeline.attempts
     assert [lane.fate for lane in attempt.lanes] == ["victim", "failed"]
     # the first to end is not the first that failed
@@ -343,9 +340,9 @@ def test_whatever_the_events_say_it_is_a_timeline(
     one: list[dict[str, Any]], other: list[dict[str, Any]], live: bool, ahead_ns: int
 ) -> None:
     now = START + 10**12 if live else None
-    first = NodeRecords("a", [*map(Fields, one)], (), ahead_ns)
+    first = node_records("a", json_lines(one), (), ahead_ns)
     check(timeline_of([first], None, now))
-    nodes = [first, NodeRecords("b", [*map(Fields, other)])]
+    nodes = [first, node_records("b", json_lines(other))]
     check(timeline_of(nodes, outcome_of_a_hang()))
 
 
@@ -372,7 +369,7 @@ def test_a_run_that_goes_on_in_a_directory_counts_the_attempts_that_were_there(
         exited(7, 0, 0, attempt=4),
         event(8, "Finish", state="SUCCEEDED"),
     ]
-    first, second = timeline_of([NodeRecords("", events)], None).attempts
+    first, second = timeline_of([node_records("", events)], None).attempts
     assert [(each.number, each.state) for each in (first, second)] == [
         *((3, "failed"), (4, "succeeded"))
     ]

@@ -10,11 +10,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from support.left import LeftSweep
-from support.timelines import EVENTS, SAMPLES, START, event, sample
+from support.timelines import EVENTS, SAMPLES, START, event, json_lines, node_records, sample
 from support.traces import ruled as ruled_text
 
-from lllaunch.documents import Fields
-from lllaunch.results.timeline import NodeRecords, RunTimeline, timeline_of
+from lllaunch.results.timeline import RunTimeline, timeline_of
 from lllaunch.results.trace import TraceEvent, rendered, run_events, sweep_events
 from lllaunch.results.tries import SweepTimeline, read_sweep_timeline, tracks_of, tries_of
 from lllaunch.sweep.journal import (
@@ -34,8 +33,8 @@ def ruled(events: list[TraceEvent]) -> list[dict[str, Any]]:
     return ruled_text(rendered(events, "run", START))
 
 
-def run_of(*events: Fields, samples: list[Fields] | None = None) -> RunTimeline:
-    return timeline_of([NodeRecords("", events, samples or [])], None)
+def run_of(*events: bytes, samples: list[bytes] | None = None) -> RunTimeline:
+    return timeline_of([node_records("", events, samples or [])], None)
 
 
 FAILED = (
@@ -152,8 +151,8 @@ def test_a_sweep_has_a_thread_for_each_gpu_and_a_span_for_each_try() -> None:
 def test_whatever_a_run_is_made_of_its_trace_keeps_the_rules(
     events: list[dict[str, Any]], samples: list[dict[str, Any]], others: list[dict[str, Any]]
 ) -> None:
-    first = NodeRecords("a", [*map(Fields, events)], [*map(Fields, samples)])
-    nodes = [first, NodeRecords("b", [*map(Fields, others)])] if others else [first]
+    first = node_records("a", json_lines(events), json_lines(samples))
+    nodes = [first, node_records("b", json_lines(others))] if others else [first]
     ruled(run_events(timeline_of(nodes, None)))
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from support.ends import ended_by_launcher, own
 
 from lllaunch.events import (
     Exited,
-    GroupEnd,
     PreloadBroken,
     SpawnerGone,
     Started,
@@ -32,20 +32,11 @@ from lllaunch.run.causes import (
     SpawnerLost,
     StartFailure,
 )
+from lllaunch.run.ending import summarize
 from lllaunch.run.group import Attempt
 from lllaunch.run.hang import hang_of
 from lllaunch.run.judge import judge_attempt, was_out_of_memory
 from lllaunch.run.observer import Recorder
-from lllaunch.run.outcome import (
-    Ended,
-    Failed,
-    Lost,
-    NotStarted,
-    RunOutcome,
-    Succeeded,
-    Victim,
-    summarize,
-)
 from lllaunch.run.records import (
     AttemptRecord,
     ExitCall,
@@ -55,9 +46,20 @@ from lllaunch.run.records import (
     WorkerFiles,
     WorkerRecord,
 )
+from lllaunch.run.result import (
+    Ended,
+    Failed,
+    Lost,
+    NotStarted,
+    RunResult,
+    Succeeded,
+    Victim,
+)
 from lllaunch.supervisor.machine import (
+    GroupEnd,
     SignalProcess,
     StacksTaken,
+    StartGrace,
     WatchdogFired,
     fault_of,
 )
@@ -99,7 +101,7 @@ def attempt(*workers: WorkerRecord, **more) -> AttemptRecord:
 
 
 def fates(*workers: WorkerRecord, **more):
-    return [each.fate for each in judge_attempt(attempt(*workers, **more)).workers]
+    return [own(each) for each in judge_attempt(attempt(*workers, **more)).workers]
 
 
 def test_first_exit_in_time_is_the_root_cause():
@@ -107,7 +109,9 @@ def test_first_exit_in_time_is_the_root_cause():
     assert found.state == "failed"
     assert found.root_cause.rank == 1
     assert found.root_cause.cause == ExitedNonZero(7)
-    assert found.workers[0].fate == Victim(ExitedNonZero(1), T0 + 2 * S + 300, 100)
+    assert own(found.workers[0]) == Victim(
+        cause=ExitedNonZero(1), seconds_after_root_cause=100 / 1e9
+    )
 
 
 def test_time_of_the_exception_counts_before_that_of_the_exit():
@@ -136,12 +140,12 @@ def test_worker_ended_by_the_launcher_is_no_victim():
         worker(6, 1, at=31.0, sent=(sent(15, 1.05),), error=error("E: x", at=1.02)),
     ]
     assert fates(worker(0, 1), *others)[1:] == [
-        Ended(15, -15, (15,)),
-        Ended(9, -9, (15, 9)),
-        Ended(15, 1, (15,)),
-        Ended(15, 0, (15,)),
-        Ended(15, 1, (15,)),
-        Victim(Raised("E: x", 1), T0 + int(1.02 * S), int(1.02 * S) - S),
+        ended_by_launcher(-15, 15),
+        ended_by_launcher(-9, 15, 9),
+        ended_by_launcher(1, 15),
+        ended_by_launcher(0, 15),
+        ended_by_launcher(1, 15),
+        Victim(cause=Raised("E: x", 1), seconds_after_root_cause=(int(1.02 * S) - S) / 1e9),
     ]
 
 
@@ -154,10 +158,10 @@ def test_who_called_exit_where_the_first_did_before_he_noticed_the_signal_failed
     ]
     cause = CalledExit(3, "3", "s.py", 7, "main")
     assert fates(worker(0, 3, exit_call=here), *others) == [
-        Failed(cause, T0 + S),
-        Victim(cause, T0 + int(1.2 * S), int(1.2 * S) - S),
-        Ended(15, 3, (15,)),
-        Ended(15, 3, (15,)),
+        Failed(cause=cause),
+        Victim(cause=cause, seconds_after_root_cause=(int(1.2 * S) - S) / 1e9),
+        ended_by_launcher(3, 15),
+        ended_by_launcher(3, 15),
     ]
 
 
@@ -180,7 +184,7 @@ def test_worker_that_lost_its_peer_is_not_the_root_cause(message, frame, blamed)
     said = replace(error(message, at=1.0), traceback=f"Traceback\n{frame}\n{message}")
     found = judge_attempt(attempt(worker(0, 1, at=1.4, error=said), worker(1, -9, at=1.001)))
     assert found.root_cause.rank == blamed
-    assert (found.workers[1 - blamed].fate.after_ns == 0) == (blamed == 1)
+    assert (found.workers[1 - blamed].seconds_after_root_cause == 0) == (blamed == 1)
 
 
 def test_worker_that_lost_its_peer_is_the_root_cause_if_nobody_else_failed_then():
@@ -206,7 +210,7 @@ NOT_PICKLABLE = "NotPicklable: the return value (function) of worker 0 cannot be
 def test_how_a_worker_failed_is_its_cause(one, cause):
     found = judge_attempt(attempt(one, WorkerRecord(1, 1)))
     assert (found.state, found.root_cause.cause) == ("failed", cause)
-    assert found.workers[1].fate == NotStarted()
+    assert own(found.workers[1]) == NotStarted()
 
 
 def test_oom_kill_becomes_its_own_cause_and_sigkills_of_the_launcher_do_not_count():
@@ -260,11 +264,11 @@ def test_spawner_that_died_is_the_root_cause_of_all_that_had_not_ended():
     assert (found.state, found.root_cause.rank) == ("failed", None)
     assert found.root_cause.cause == SpawnerLost(77, -9, "last words")
     assert found.root_cause.explanation.suspect == "outside"
-    assert [each.fate for each in found.workers] == [Lost("spawner"), Lost("spawner")]
+    assert [own(each) for each in found.workers] == [Lost(why="spawner"), Lost(why="spawner")]
     assert judge_attempt(attempt(worker(0, 3), worker(1), **died)).root_cause.rank == 0
     found = judge_attempt(attempt(worker(0, 0), worker(1, 0), **died))
     assert (found.state, found.root_cause) == ("succeeded", None)
-    assert [each.fate for each in found.workers] == [Succeeded(), Succeeded()]
+    assert [own(each) for each in found.workers] == [Succeeded(), Succeeded()]
 
 
 def test_preload_that_failed_is_the_root_cause_of_all():
@@ -330,7 +334,7 @@ def test_every_worker_gets_one_fate_and_at_most_one_is_the_root_cause(drawn, int
         for rank, (code, at, signals, said) in enumerate(drawn)
     ]
     found = judge_attempt(attempt(*workers), interrupted=interrupted)
-    failed = [each for each in found.workers if isinstance(each.fate, Failed)]
+    failed = [each for each in found.workers if isinstance(each, Failed)]
     assert len(found.workers) == len(workers)
     if found.root_cause is None:
         assert not failed
@@ -338,14 +342,14 @@ def test_every_worker_gets_one_fate_and_at_most_one_is_the_root_cause(drawn, int
         assert [each.rank for each in failed] == [found.root_cause.rank]
         assert found.state == "failed"
     for each, seen in zip(found.workers, workers, strict=True):
-        if isinstance(each.fate, Ended):
+        if isinstance(each, Ended):
             assert seen.sent
-        if isinstance(each.fate, Succeeded):
+        if isinstance(each, Succeeded):
             assert each.exitcode == 0
-        if isinstance(each.fate, Victim):
-            assert each.fate.after_ns >= 0
+        if isinstance(each, Victim):
+            assert each.seconds_after_root_cause >= 0
     if found.state == "succeeded":
-        assert all(isinstance(each.fate, Succeeded) for each in found.workers)
+        assert all(isinstance(each, Succeeded) for each in found.workers)
 
 
 # Preflights
@@ -383,9 +387,9 @@ def test_a_preflight_that_failed_is_the_root_cause(found, cause, at):
     outcome = judged(found)
     root = outcome.root_cause
     assert (root.cause, root.rank, root.time_ns) == (cause, None, T0 + int(at * S))
-    assert root.files.stderr == "/run/attempt_0/preflight.log"
+    assert root.stderr == "/run/attempt_0/preflight.log"
     assert outcome.state == "failed"
-    assert [each.fate for each in outcome.workers] == [NotStarted(), NotStarted()]
+    assert [own(each) for each in outcome.workers] == [NotStarted(), NotStarted()]
 
 
 def test_a_preflight_that_was_ended_for_something_else_is_no_cause():
@@ -470,12 +474,12 @@ def test_one_that_hangs_is_the_root_cause_and_others_only_waited():
     found = judge_attempt(hung(ALL, Blame((1,), (0, 2)), *workers))
     root = found.root_cause
     assert (found.state, root.rank, root.local_rank, root.ranks) == ("failed", 11, 1, (11,))
-    assert (root.cause, root.time_ns, root.files) == (ALL, T0 + int(FIRED * S), files)
+    assert (root.cause, root.time_ns, root.stderr) == (ALL, T0 + int(FIRED * S), files.stderr)
     assert root.of_watchdog
-    assert [each.fate for each in found.workers] == [
-        Ended(15, -15, (15,), waited_for=(11,)),
-        Failed(ALL, T0 + int(FIRED * S)),
-        Ended(15, -15, (15,), waited_for=(11,)),
+    assert [own(each) for each in found.workers] == [
+        ended_by_launcher(-15, 15, waited_for=(11,)),
+        Failed(cause=ALL),
+        ended_by_launcher(-15, 15, waited_for=(11,)),
     ]
 
 
@@ -489,7 +493,7 @@ def test_when_nobody_stands_out_or_time_is_over_nobody_is_to_blame(finding, blam
     # what is known of them is kept for what it is worth
     known = found.root_cause.hang
     assert [rank - 10 for rank in known.hung + known.waiting] == [*blame.hung, *blame.waiting]
-    assert [each.fate for each in found.workers] == [Ended(15, -15, (15,))] * 3
+    assert [own(each) for each in found.workers] == [ended_by_launcher(-15, 15)] * 3
 
 
 def test_failure_before_the_finding_is_the_root_cause():
@@ -503,7 +507,7 @@ def test_failure_before_the_finding_is_the_root_cause():
     assert root.hang.finding == ALL
     # That SIGKILL was ours.
     assert root.explanation is None
-    assert found.workers[0].fate == Ended(15, -15, (15,))
+    assert own(found.workers[0]) == ended_by_launcher(-15, 15)
 
 
 AT = T0 + int(FIRED * S)
@@ -512,18 +516,21 @@ AT = T0 + int(FIRED * S)
 @pytest.mark.parametrize(
     ("one", "fate"),
     [
-        (asked(2, 1, at=FIRED + 0.5, sent=()), Victim(ExitedNonZero(1), AT + S // 2, S // 2, None)),
-        (asked(1, 1, at=FIRED + 0.5, sent=()), Failed(ALL, AT)),
+        (
+            asked(2, 1, at=FIRED + 0.5, sent=()),
+            Victim(cause=ExitedNonZero(1), seconds_after_root_cause=0.5),
+        ),
+        (asked(1, 1, at=FIRED + 0.5, sent=()), Failed(cause=ALL)),
         (asked(0, 0, at=3.0, sent=()), Succeeded()),
         (asked(2, 0, at=FIRED + 0.1, sent=()), Succeeded()),
-        (asked(1, None, abandoned=True), Lost("kernel")),
+        (asked(1, None, abandoned=True), Lost(why="kernel")),
     ],
 )
 def test_where_one_hangs_what_became_of_each_is_told(one, fate):
     workers = [one if rank == one.local_rank else asked(rank) for rank in range(3)]
     found = judge_attempt(hung(ALL, Blame((1,), (0, 2)), *workers))
     assert found.root_cause.rank == 11
-    assert found.workers[one.local_rank].fate == fate
+    assert own(found.workers[one.local_rank]) == fate
 
 
 @pytest.mark.parametrize(
@@ -538,7 +545,7 @@ def test_where_one_hangs_what_became_of_each_is_told(one, fate):
 def test_finding_is_the_root_cause_though_nothing_is_known_of_workers(finding, workers, more, fate):
     found = judge_attempt(hung(finding, None, *workers, died_ns=AT + S, **more))
     assert found.root_cause.cause == finding
-    assert [each.fate for each in found.workers] == [fate, fate]
+    assert [own(each) for each in found.workers] == [fate, fate]
 
 
 def test_attempt_that_all_end_well_before_anything_is_done_about_it_succeeded():
@@ -566,21 +573,21 @@ def test_who_failed_is_part_of_the_root_cause(finding, blame, drawn):
         for rank, (code, at, sent_at) in enumerate(drawn)
     ]
     found = judge_attempt(hung(finding, blame, *workers))
-    failed = {each.rank for each in found.workers if isinstance(each.fate, Failed)}
+    failed = {each.rank for each in found.workers if isinstance(each, Failed)}
     if found.root_cause is None:
-        assert [each.fate for each in found.workers] == [Succeeded()] * 3
+        assert [own(each) for each in found.workers] == [Succeeded()] * 3
         return
     assert failed <= set(found.root_cause.ranks)
     assert found.state == "failed"
     for each in found.workers:
-        if isinstance(each.fate, Ended):
-            assert each.rank not in each.fate.waited_for
+        if isinstance(each, Ended):
+            assert each.rank not in each.waited_for
 
 
 # The run
 
 
-def run(record: AttemptRecord, reason, **more) -> RunOutcome:
+def run(record: AttemptRecord, reason, **more) -> RunResult:
     return summary(judge_attempt(record), reason=reason, **more)
 
 
@@ -637,7 +644,7 @@ def noted(nproc: int = 2, read=lambda: UNKNOWN) -> Recorder:
 
 def test_finding_before_an_attempt_or_while_it_is_being_ended_is_not_its():
     recorder = noted()
-    recorder.ending()
+    recorder.note(StartGrace())
     before = Recorder(read=lambda: UNKNOWN)
     for each in (recorder, before):
         assert not each.fired(WatchdogFired(LIMIT, "hang", whole_run=True))
@@ -663,10 +670,10 @@ def test_first_finding_and_its_stacks_are_kept_with_their_files():
 @pytest.mark.parametrize("pid", [101, 5555], ids=["the worker", "below it"])
 def test_signal_that_a_timer_asks_for_is_the_launcher_s(pid):
     recorder = noted()
-    recorder.process_signalled(SignalProcess(1, pid, 9))
+    recorder.note(SignalProcess(1, pid, 9))
     recorder.note(Exited(1, 101, -9, 2 * T0))
-    found = judge_attempt(recorder.latest()).workers[1].fate
-    assert found == Ended(9, -9, (9,))
+    found = own(judge_attempt(recorder.latest()).workers[1])
+    assert found == ended_by_launcher(-9, 9)
 
 
 # In what way a worker failed

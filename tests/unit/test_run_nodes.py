@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.ends import ended_by_launcher, placed
 
 from lllaunch.cluster.membership import Member, Place, Roster, Share
 from lllaunch.results.store import lock_of
 from lllaunch.run import causes
 from lllaunch.run.directory import LOCK_NAME
 from lllaunch.run.nodes import merged
-from lllaunch.run.outcome import (
-    AttemptOutcome,
-    Ended,
+from lllaunch.run.result import (
+    AttemptResult,
     Failed,
     RootCause,
-    RunOutcome,
+    RunResult,
     Succeeded,
-    WorkerOutcome,
+    plain_result,
 )
-from lllaunch.run.result import render_result
 from lllaunch.spec import Nodes
 from lllaunch.supervisor.nodes import LastWord, NodeGroup, _Broken
 
@@ -44,28 +42,30 @@ BOTH = place(member(0, "a", token="t"), member(1, "b", token="t", clock_offset=2
 ALONE = place(member(0, "a", token="t"), attempt=1)
 
 
-def attempt(number: int, rank: int, fate: Any, root: RootCause | None = None) -> AttemptOutcome:
-    worker = WorkerOutcome(rank, rank, fate, started_ns=T0, ended_ns=T0 + 5)
+def attempt(number: int, rank: int, fate: Any, root: RootCause | None = None) -> AttemptResult:
+    worker = placed(rank, fate, started_ns=T0, ended_ns=T0 + 5)
     state: Any = "succeeded" if isinstance(fate, Succeeded) else "failed"
     path = f"/r/node_{rank}/attempt_{number}"
-    return AttemptOutcome(number, 0, path, state, T0, T0 + 9, (worker,), root)
+    return AttemptResult(number, 0, path, state, T0, T0 + 9, (worker,), root)
 
 
-def outcome(state: Any, code: int, *attempts: AttemptOutcome, **more: Any) -> RunOutcome:
+def outcome(state: Any, code: int, *attempts: AttemptResult, **more: Any) -> RunResult:
     root = attempts[-1].root_cause if attempts else None
-    return RunOutcome(
+    return RunResult(
         state, code, "/r/node_0", "id", T0, T0 + 9, attempts=attempts, root_cause=root, **more
     )
 
 
-def left(of: RunOutcome, attempt: int = 0) -> LastWord:
-    return LastWord(attempt, json.loads(render_result(of, {})))
+def left(of: RunResult, attempt: int = 0) -> LastWord:
+    return LastWord(attempt, plain_result(of))
 
 
 def test_a_node_that_had_left_does_not_change_what_became_of_the_run() -> None:
     gone = RootCause(0, None, None, causes.NodeGone(SECOND, "was ended by SIGTERM"), T0)
-    own = outcome("succeeded", 0, attempt(0, 0, Ended(15, -15), gone), attempt(1, 0, Succeeded()))
-    other = outcome("signalled", 143, attempt(0, 1, Ended(15, -15)), signum=15)
+    own = outcome(
+        "succeeded", 0, attempt(0, 0, ended_by_launcher(-15), gone), attempt(1, 0, Succeeded())
+    )
+    other = outcome("signalled", 143, attempt(0, 1, ended_by_launcher(-15)), signum=15)
     lost = {SECOND: "was ended by SIGTERM"}
     run = merged(own, [BOTH, ALONE], {SECOND: [left(other)]}, lost, "/r")
     assert (run.state, run.exit_code, run.root_cause, run.restarts) == ("succeeded", 0, None, 0)
@@ -79,7 +79,7 @@ def test_a_node_that_had_left_does_not_change_what_became_of_the_run() -> None:
 def test_of_a_node_that_came_again_counts_what_became_of_it_then() -> None:
     back = place(*BOTH.roster.members, attempt=2)
     own = outcome("succeeded", 0, *(attempt(number, 0, Succeeded()) for number in range(3)))
-    before = left(outcome("signalled", 143, attempt(0, 1, Ended(15, -15)), signum=15))
+    before = left(outcome("signalled", 143, attempt(0, 1, ended_by_launcher(-15)), signum=15))
     after = left(outcome("succeeded", 0, attempt(2, 1, Succeeded())), 2)
     run = merged(own, [BOTH, ALONE, back], {SECOND: [before, after]}, {}, "/r")
     assert (run.state, run.exit_code) == ("succeeded", 0)
@@ -96,8 +96,8 @@ def test_the_first_failure_across_nodes_is_told_by_the_node_that_had_it() -> Non
     # by its own clock, which is two seconds ahead
     theirs = RootCause(0, 1, 0, raised, T0 + 2_000_000_100, traceback="Traceback")
     second_hand = RootCause(0, 1, None, causes.OnAnotherNode(SECOND, str(raised)), T0 + 100)
-    own = outcome("failed", 3, attempt(0, 0, Ended(15, -15), second_hand))
-    other = outcome("failed", 3, attempt(0, 1, Failed(raised, T0), theirs))
+    own = outcome("failed", 3, attempt(0, 0, ended_by_launcher(-15), second_hand))
+    other = outcome("failed", 3, attempt(0, 1, Failed(cause=raised), theirs))
     run = merged(own, [BOTH], {SECOND: [left(other)]}, {}, "/r")
     root = run.root_cause
     assert root is not None
@@ -108,7 +108,7 @@ def test_the_first_failure_across_nodes_is_told_by_the_node_that_had_it() -> Non
 
 def test_a_node_that_left_no_word_is_lost() -> None:
     gone = RootCause(0, None, None, causes.NodeGone(SECOND, "gave no sign of life"), T0)
-    own = outcome("failed", 3, attempt(0, 0, Ended(15, -15), gone))
+    own = outcome("failed", 3, attempt(0, 0, ended_by_launcher(-15), gone))
     run = merged(own, [BOTH], {}, {SECOND: "gave no sign of life"}, "/r")
     assert [(node.state, node.said) for node in run.nodes] == [
         ("failed", ""),

@@ -11,6 +11,8 @@ from types import NoneType
 from typing import Any
 
 import pytest
+from msgspec import structs
+from support.ends import own
 
 from lllaunch.clock import now_ns
 from lllaunch.console.console import Console
@@ -29,7 +31,7 @@ from lllaunch.run.events import EventLog
 from lllaunch.run.group import Attempt, _header, env_of, target_of
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.observer import Recorder, RunObserver
-from lllaunch.run.outcome import Lost
+from lllaunch.run.result import Lost
 from lllaunch.spawner.protocol import Function, Script
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.supervisor.machine import (
@@ -145,8 +147,8 @@ def test_that_the_disk_of_the_logs_was_full_is_known_also_of_who_was_sent_a_sign
     recorder.note(Exited(2, 502, 1, now_ns()))
     recorder.note(Exited(3, 503, -15, now_ns()))
     (found,) = recorder.records()
-    workers = judge_attempt(replace(found, started_ns=T0 - 1)).workers
-    causes = [getattr(worker.fate, "cause", None) for worker in workers]
+    workers = judge_attempt(structs.replace(found, started_ns=T0 - 1)).workers
+    causes = [getattr(worker, "cause", None) for worker in workers]
     assert [type(cause) for cause in causes] == [DiskFull, DiskFull, DiskFull, NoneType]
 
 
@@ -226,12 +228,12 @@ def test_workers_that_hang_in_the_kernel(tmp_path):
     )
     found = judge_attempt(watcher.recorder.records()[0])
     assert found.root_cause.cause == HungInKernel()
-    assert found.workers[1].fate == Lost("kernel")
+    assert own(found.workers[1]) == Lost(why="kernel")
 
 
 def test_run_that_broke_off(tmp_path):
     _, watcher = told(tmp_path, *START)
-    assert judge_attempt(watcher.recorder.records()[0]).workers[0].fate == Lost("error")
+    assert own(judge_attempt(watcher.recorder.records()[0]).workers[0]) == Lost(why="error")
 
 
 # What the user is told while the watchdog works, attempts are paused, and requests are refused

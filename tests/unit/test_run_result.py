@@ -7,6 +7,8 @@ import math
 import os
 
 import pytest
+from msgspec.structs import replace
+from support.ends import ended_by_launcher, placed
 
 from lllaunch.events import Orphan
 from lllaunch.linux.cgroup import Memory
@@ -20,53 +22,53 @@ from lllaunch.run.causes import (
 )
 from lllaunch.run.ending import INLINE_LIMIT, find_return_value
 from lllaunch.run.excerpts import clean_lines, read_error, tail
-from lllaunch.run.hang import Hang
-from lllaunch.run.outcome import (
-    AttemptOutcome,
-    Ended,
+from lllaunch.run.result import (
+    AttemptResult,
+    Explanation,
     Failed,
+    Hang,
     Lost,
     NotStarted,
     ReturnValue,
     RootCause,
-    RunOutcome,
+    RunResult,
     Succeeded,
     Victim,
-    WorkerOutcome,
+    encode_result,
 )
-from lllaunch.run.postmortem import Explanation
-from lllaunch.run.records import WorkerFiles
-from lllaunch.run.result import render_result
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
 from lllaunch.watchdog.stacks.frames import Frame, RankStack
 
 T0 = 1_700_000_000_000_000_000
 
 
-def document(outcome: RunOutcome, **more) -> dict:
-    return json.loads(render_result(outcome, {"hostname": "h"}, **more))
+def document(outcome: RunResult) -> dict:
+    return json.loads(encode_result(replace(outcome, host={"hostname": "h"})))
 
 
 def test_failed_run():
-    files = WorkerFiles("/run/attempt_0/1", "", "/run/attempt_0/1/stderr.log", "/run/attempt_0/1/e")
+    stderr = "/run/attempt_0/1/stderr.log"
     why = Explanation("itself", "likely", "A bug.")
     cause = KilledBySignal(11)
     workers = (
-        WorkerOutcome(
-            0, 0, Victim(ExitedNonZero(1), T0 + 5, 500_000_000), exitcode=1, traceback="T"
+        Victim(0, 0, exitcode=1, cause=ExitedNonZero(1), seconds_after_root_cause=0.5),
+        Failed(
+            *(1, 1, 7, -11, T0, T0 + 10**9, 4096, 0.5),
+            stderr=stderr,
+            cause=cause,
+            explanation=why,
         ),
-        WorkerOutcome(1, 1, Failed(cause, T0, why), files, 7, -11, T0, T0 + 10**9, 4096, 0.5),
-        WorkerOutcome(2, 2, Ended(9, -9, (15, 9), waited_for=(1,)), exitcode=-9),
-        WorkerOutcome(3, 3, Lost()),
-        WorkerOutcome(4, 4, NotStarted()),
-        WorkerOutcome(5, 5, Succeeded(), exitcode=0),
+        placed(2, ended_by_launcher(-9, 15, 9, waited_for=(1,))),
+        Lost(3, 3),
+        NotStarted(4, 4),
+        Succeeded(5, 5, exitcode=0),
     )
-    root = RootCause(0, 1, 1, cause, T0, why, files=files)
-    attempt = AttemptOutcome(
+    root = RootCause(0, 1, 1, cause, T0, why, stderr=stderr)
+    attempt = AttemptResult(
         0, 0, "/run/attempt_0", "failed", T0, T0 + 10**9, workers, root, (Orphan(9, "x", True),)
     )
     found = document(
-        RunOutcome("failed", 3, "/run", "id", T0, T0 + 2 * 10**9, (attempt,), root, plan_hash="abc")
+        RunResult("failed", 3, "/run", "id", T0, T0 + 2 * 10**9, (attempt,), root, plan_hash="abc")
     )
     assert (found["version"], found["state"], found["exit_code"]) == (1, "failed", 3)
     assert (found["run_id"], found["plan_hash"], found["restarts"]) == ("id", "abc", 0)
@@ -98,10 +100,10 @@ def test_hang_is_told_with_where_the_workers_stood():
     frames = (Frame("/a/train.py", 40, "sync", "all_reduce(x)"),)
     path = "/run/attempt_0/0/stacks.txt"
     finding = TimerExpired(0, 77, "sync", 10.0, 9)
-    stacks = {4: RankStack(0, path, frames, "S", "futex", "faulthandler")}
-    hang = Hang(finding, T0, T0 - 10**10, named=(4,), hung=(5,), waiting=(4,), stacks=stacks)
+    standing = (RankStack(4, path, frames, "S", "futex", "faulthandler"),)
+    hang = Hang(finding, T0, T0 - 10**10, named=(4,), hung=(5,), waiting=(4,), standing=standing)
     root = RootCause(0, 5, 1, finding, T0, hang=hang)
-    found = document(RunOutcome("failed", 4, "/run", root_cause=root, limit=TimedOut(60.0)))
+    found = document(RunResult("failed", 4, "/run", root_cause=root, limit=TimedOut(60.0)))
     told = found["root_cause"]["hang"]
     assert told["finding"] == found["root_cause"]["cause"]
     assert told["finding"]["text"] == "hung: its timer 'sync' ran out after 10 s"
@@ -116,16 +118,16 @@ def test_hang_is_told_with_where_the_workers_stood():
 
 
 def test_signal_and_own_error_are_told():
-    found = document(RunOutcome("signalled", 143, "/run", signum=15))
+    found = document(RunResult("signalled", 143, "/run", signum=15))
     assert (found["signal"], found["started"], found["root_cause"]) == ("SIGTERM", None, None)
-    assert document(RunOutcome("error", 1, "/run", error="disk full"))["error"] == "disk full"
+    assert document(RunResult("error", 1, "/run", error="disk full"))["error"] == "disk full"
 
 
 def test_secrets_and_broken_text_do_not_reach_the_file():
     raised = Raised("ValueError: token hunter2 \udcff", 1)
     root = RootCause(0, 0, 0, raised, T0, traceback="hunter2")
-    outcome = RunOutcome("failed", 3, "/run", root_cause=root)
-    data = render_result(outcome, {}, lambda text: text.replace("hunter2", "***"))
+    outcome = RunResult("failed", 3, "/run", root_cause=root)
+    data = encode_result(outcome, lambda text: text.replace("hunter2", "***"))
     assert b"hunter2" not in data
     assert json.loads(data)["root_cause"]["traceback"] == "***"
 
@@ -148,7 +150,7 @@ def test_small_json_value_is_inlined(tmp_path):
     write(tmp_path / "return.meta.json", '{"type": "dict", "size": 5, "json": true}')
     found = find_return_value(str(tmp_path))
     assert found == ReturnValue(str(tmp_path / "return.pkl"), 5, "dict", '{"acc": 0.5}')
-    told = document(RunOutcome("succeeded", 0, str(tmp_path), return_values={3: found}))
+    told = document(RunResult("succeeded", 0, str(tmp_path), return_values={3: found}))
     assert told["return_values"] == {
         "3": {"path": "return.pkl", "size": 5, "type": "dict", "value": {"acc": 0.5}}
     }
@@ -159,7 +161,7 @@ def test_value_that_is_no_json_is_told_by_path_size_and_type(tmp_path):
     write(tmp_path / "return.meta.json", '{"type": "torch.Tensor"}')
     found = find_return_value(str(tmp_path))
     assert found == ReturnValue(str(tmp_path / "return.pkl"), 1000, "torch.Tensor")
-    told = document(RunOutcome("succeeded", 0, str(tmp_path), return_values={0: found}))
+    told = document(RunResult("succeeded", 0, str(tmp_path), return_values={0: found}))
     assert told["return_values"]["0"] == {
         "path": "return.pkl",
         "size": 1000,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from lllaunch.linux.gpus import GpuUse
-from lllaunch.run.samples import SampleLog, encode, last_sample, thinned
+from lllaunch.run.samples import GpuSample, SampleLog, encode, last_sample, thinned
 from lllaunch.watchdog.progress import Progress
 from lllaunch.watchdog.sampling import Sample, WorkerSample
 
@@ -91,8 +91,8 @@ def test_the_published_schema_has_every_field() -> None:
     record = json.loads(encode(on_gpus(), AT, 2, int))
     Draft202012Validator(SCHEMA).validate(record)
     assert record.keys() == SCHEMA["properties"].keys()
-    assert record["ranks"]["0"].keys() == SCHEMA["$defs"]["worker"]["properties"].keys()
-    assert record["gpus"]["0"].keys() == SCHEMA["$defs"]["gpu"]["properties"].keys()
+    assert record["ranks"]["0"].keys() == SCHEMA["$defs"]["RankSample"]["properties"].keys()
+    assert record["gpus"]["0"].keys() == SCHEMA["$defs"]["GpuSample"]["properties"].keys()
 
 
 # Thinning out
@@ -158,7 +158,7 @@ def test_the_file_stays_below_its_bound_and_its_last_line_is_the_newest(tmp_path
         assert path.stat().st_size <= 4000
         newest = last_sample(str(tmp_path))
         assert newest is not None
-        assert newest["ranks"]["0"]["output"] == number
+        assert newest.ranks["0"].output == number
     log.close()
     numbers = numbered(path)
     assert numbers == sorted(numbers)
@@ -171,7 +171,7 @@ def test_a_later_run_in_the_same_directory_goes_on(tmp_path: Path) -> None:
     path.write_bytes(encode(sample(), AT, 3, int) + b'{"time": 17')
     newest = last_sample(str(tmp_path))
     assert newest is not None
-    assert newest["attempt"] == 3
+    assert newest.attempt == 3
     for number in (1, 2):
         log = SampleLog(str(path), pytest.fail)
         write(log, number)
@@ -215,12 +215,9 @@ def test_of_several_nodes_the_newest_of_each_are_one(tmp_path: Path) -> None:
     (tmp_path / "node_3").mkdir()
     newest = last_sample(str(tmp_path))
     assert newest is not None
-    assert newest["time"] == 1_700_000_002.123
-    assert newest["attempt"] == 2
-    assert set(newest["ranks"]) == {"0", "1", "2", "3"}
-    assert [worker.get("gpus") for worker in newest["ranks"].values()] == [
-        *(["node_0/0"], None),
-        *(["node_1/0"], None),
-    ]
-    assert set(newest["gpus"]) == {"node_0/0", "node_1/0"}
-    assert newest["gpus"]["node_1/0"] == {"use": 0.5, "memory": 1 << 30, "power": 300.0}
+    assert (newest.time, newest.attempt) == (1_700_000_002.123, 2)
+    assert set(newest.ranks) == {"0", "1", "2", "3"}
+    gpus = [worker.gpus for worker in newest.ranks.values()]
+    assert gpus == [("node_0/0",), (), ("node_1/0",), ()]
+    assert set(newest.gpus) == {"node_0/0", "node_1/0"}
+    assert newest.gpus["node_1/0"] == GpuSample(0.5, 1 << 30, 300.0)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 import pytest
+from msgspec import structs
 
 from lllaunch.run.submission import (
     HISTORY,
@@ -155,11 +156,11 @@ class TestFiles:
     def test_a_submission_is_read_as_it_was_written(self, tmp_path: os.PathLike[str]) -> None:
         path = os.fspath(tmp_path)
         assert read_submission(path) is None
-        submission = Submission("12_3", path, 5, "login", LIMITS, {"path": "/x"})
+        submission = Submission("12_3", path, 5, "login", *LIMITS, {"path": "/x"})
         submission.write(path)
         assert read_submission(path) == submission
-        submission._replace(job="", snapshot=None).write(path)
-        assert read_submission(path) == submission._replace(job="", snapshot=None)
+        structs.replace(submission, job="", snapshot=None).write(path)
+        assert read_submission(path) == structs.replace(submission, job="", snapshot=None)
 
     def test_events_come_back_in_order(self, tmp_path: os.PathLike[str]) -> None:
         path = os.fspath(tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from datetime import timedelta
@@ -10,12 +9,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict
 
 from lllaunch.cluster.membership import Member, Place, Roster, Share
 from lllaunch.cluster.rendezvous import Rendezvous
-from lllaunch.events import AttemptProgress
 from lllaunch.spec import Nodes
 from lllaunch.supervisor import nodes as module
+from lllaunch.supervisor.machine import AttemptProgress
 from lllaunch.supervisor.nodes import _Counted, _Wanted, _Watch
 
 INTERVAL, PATIENCE = 1.0, 3.0
@@ -170,7 +170,7 @@ def three(monkeypatch: pytest.MonkeyPatch) -> Playing:
 
 def say(group: Playing, rank: int, step: float | None, *, saved: bool = False) -> None:
     progress = AttemptProgress(step, saved, 100 + rank)
-    group.nodes[rank].tell_progress(json.dumps(dataclasses.asdict(progress)))
+    group.nodes[rank].tell_progress(json.dumps(asdict(progress)))
 
 
 def test_all_are_counted_when_all_have_said_how_far_it_came(three: Playing) -> None:

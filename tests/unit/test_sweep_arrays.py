@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.run.submission import Limits, Submission
+from lllaunch.run.submission import Submission
 from lllaunch.spec import Cluster, Requeue
 from lllaunch.sweep.arrays import (
     TASKS,
@@ -80,7 +80,7 @@ def test_of_a_damaged_task_there_is_what_can_be_read(tmp_path: Path) -> None:
 def test_arrays_are_found_in_the_order_in_which_they_were_made(tmp_path: Path) -> None:
     sweep = str(tmp_path / "sweep")
     assert known_arrays(sweep) == []
-    limits = Limits(Requeue(1, 2, 3), 30.0, {"failure": 1})
+    limits = (Requeue(1, 2, 3), 30.0, {"failure": 1})
     made = []
     for number in range(12):
         directory = new_directory(sweep)
@@ -89,7 +89,7 @@ def test_arrays_are_found_in_the_order_in_which_they_were_made(tmp_path: Path) -
         write_tasks(directory, Array(Cluster({}), tasks))
         # its id is written when it is known
         id_ = f"{100 + number}" if number % 2 else ""
-        submission = Submission(id_, directory, 7, "host", limits)
+        submission = Submission(id_, directory, 7, "host", *limits)
         submission.write(directory)
         made.append((directory, submission, tasks))
     # made ready, and never submitted; and what is no array at all

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lllaunch.documents import isoformat
 from lllaunch.errors import ConfigError, OutputError
-from lllaunch.run.events import isoformat
 from lllaunch.sweep.directory import JOURNAL, SweepDirectory
 from lllaunch.sweep.history import (
     RETURN_LIMIT,

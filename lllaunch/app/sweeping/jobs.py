@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from lllaunch.app.sweeping.composing import Composer, JobConfig
-    from lllaunch.run.outcome import RunOutcome
+    from lllaunch.run.result import RunResult
     from lllaunch.run.snapshot import Snapshot
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec
@@ -134,7 +134,7 @@ class JobTask:
         self._build = build
         self._composer = composer
         self._spawner = spawner
-        self.outcome: RunOutcome | None = None
+        self.outcome: RunResult | None = None
 
     def __call__(self, cfg: DictConfig) -> Any:
         """Runs the job, and returns what rank 0 returned.

@@ -49,7 +49,7 @@ from lllaunch.interrupts import remember_interrupts
 from lllaunch.results.index import remember
 from lllaunch.run.build import BuildQuery
 from lllaunch.run.directory import RESULT
-from lllaunch.run.outcome import ReturnValue
+from lllaunch.run.result import ReturnValue
 from lllaunch.signal_source import QUIET, SignalSource
 from lllaunch.sweep.directory import ARRAYS, JOURNAL
 from lllaunch.sweep.history import read_result
@@ -876,9 +876,9 @@ def read_returned(directory: str) -> ReturnValue | None:
         OutputError: result.json cannot be read.
     """
     result = read_result(directory)
-    if result is None or "return_values" not in result.fields:
+    if result is None:
         raise OutputError(os.path.join(directory, RESULT), "is not the result of a run")
-    return result.return_value()
+    return result.return_values.get(0)
 
 
 def _failure(name: str, end: Settle | None) -> JobFailed | None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from hydra.core.utils import filter_overrides
+from msgspec import structs
 from omegaconf import OmegaConf
 
 import lllaunch.sweep.schedule as v
@@ -41,7 +42,6 @@ from lllaunch.run.submission import (
     BatchEnded,
     BatchSignalled,
     BatchStarted,
-    Limits,
     Submission,
     account_of,
     read_history,
@@ -280,7 +280,9 @@ class SubmittedSweep:
                     if known not in queued and not _has_succeeded(job.directory, known):
                         continue
                     if read_submission(job.directory) is None:
-                        array.submission._replace(job=known, directory="").write(job.directory)
+                        structs.replace(array.submission, job=known, directory="").write(
+                            job.directory
+                        )
                     self._batch.directories[job.number] = job.directory
                     self._in_queue[job.number] = SubmittedJob(
                         job.number, job.directory, known, shares=len(task) > 1
@@ -575,11 +577,11 @@ class SubmittedSweep:
         self._ready, self._unsure = None, False
         self._arrays.append((array, id_))
         self._has_submitted = True
-        submission = submission._replace(job=id_)
+        submission = structs.replace(submission, job=id_)
         submission.write(directory)
         for index, job in array.jobs:
             known = f"{id_}_{index}"
-            submission._replace(job=known, directory="").write(job.directory)
+            structs.replace(submission, job=known, directory="").write(job.directory)
             self._in_queue[job.number] = SubmittedJob(
                 job.number, job.directory, known, shares=len(array.tasks[index]) > 1
             )
@@ -592,9 +594,14 @@ class SubmittedSweep:
         write_tasks(directory, array)
         cluster = array.cluster
         retries = {cause: n for cause, n in self._policy.retries._asdict().items() if n}
-        limits = Limits(cluster.requeue, cluster.signal_delay, retries)
         submission = Submission(
-            "", directory, now_ns(), socket.gethostname(), limits, self._snapshot_json
+            directory=directory,
+            time_ns=now_ns(),
+            host=socket.gethostname(),
+            requeue=cluster.requeue,
+            signal_delay=cluster.signal_delay,
+            retries=retries,
+            snapshot=self._snapshot_json,
         )
         submission.write(directory)
         if self._snapshot_json is not None and cluster.snapshot == "temporary":

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from lllaunch.signal_source import STACKS_ON
 from lllaunch.watchdog.collectives import Disagreement, compare

@@ -21,7 +21,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from lllaunch.linux import proc
 from lllaunch.linux.proc import ProcessFacts

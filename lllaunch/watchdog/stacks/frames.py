@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from lllaunch.documents import Record, RunPath, Text
 
 if TYPE_CHECKING:
     from lllaunch.watchdog.collectives import Disagreement, RankTrace
+else:
+    # nobody reads them in what was written of a stack
+    Disagreement = RankTrace = Any
 
 # What stands before a library's own path, Python's own included.
 LIBRARY = re.compile(r".*/(?:site|dist)-packages/|.*/lib(?:64)?/python3[^/]*/")
@@ -24,8 +28,7 @@ WRAPPERS = ("/torch/distributed/c10d_logger.py", "/torch/utils/_contextlib.py", 
 Source = Literal["faulthandler", "py-spy", "kernel", ""]
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(Record, frozen=True):
     """One call.
 
     Attributes:
@@ -44,8 +47,7 @@ class Frame:
         return f"{self.file}:{self.line} in {self.function}"
 
 
-@dataclass(frozen=True)
-class LockWait:
+class LockWait(Record, frozen=True):
     """A thread that waits for a lock.
 
     Attributes:
@@ -57,8 +59,7 @@ class LockWait:
     frame: Frame
 
 
-@dataclass(frozen=True)
-class RankStack:
+class RankStack(Record, frozen=True):
     """Where one worker stands.
 
     Attributes:
@@ -74,12 +75,14 @@ class RankStack:
         trace: which collectives it has come to, or None if that is not known.
     """
 
+    BESIDE = frozenset({"trace"})
+
     rank: int
-    path: str = ""
+    path: RunPath = ""
     frames: tuple[Frame, ...] = ()
-    state: str = ""
-    wchan: str = ""
-    source: Source = ""
+    state: Text = ""
+    wchan: Text = ""
+    source: Text = ""
     locks: tuple[LockWait, ...] = ()
     trace: RankTrace | None = None
 
@@ -92,8 +95,7 @@ class Waits(IntEnum):
     SURELY = 2
 
 
-@dataclass(frozen=True)
-class Blame:
+class Blame(Record, frozen=True):
     """Who hangs, and who only waits for that. Local ranks; both may be empty.
 
     Attributes:

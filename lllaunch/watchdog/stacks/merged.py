@@ -10,8 +10,10 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
+from msgspec.structs import replace
+
+from lllaunch.documents import Record
 from lllaunch.text import printable, spans
 from lllaunch.watchdog.stacks.frames import LIBRARY, WRAPPERS, Frame, RankStack, Thread, is_own
 
@@ -29,8 +31,7 @@ _MOST_CALLS = 8
 _LONGEST = 2000
 
 
-@dataclass(frozen=True)
-class StackBranch:
+class StackBranch(Record, frozen=True):
     """Calls, each made by the one before, that the same ranks are in.
 
     Attributes:

@@ -8,7 +8,8 @@ import re
 import stat
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from lllaunch.watchdog.stacks.frames import LIBRARY, Frame, LockWait, RankStack, is_own
 
