@@ -20,6 +20,7 @@ from lllaunch.results.store import LATEST, locate
 from lllaunch.review.paths import POLICY_VARIABLE, locks_all, policy_path, tree_top
 from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import build_facts
+from lllaunch.run.result import RunResult, known_result
 from lllaunch.verbs.printing import Parser, complain
 
 _DESCRIPTION = """\
@@ -138,7 +139,7 @@ def _expect_same_rules(run: str, cwd: str) -> None:
 def _agreed(result: RunResult | None, path: str, *, quiet: bool) -> bool:
     """Print which run is repeated, and ask whether to, where it failed and somebody is there."""
     failed = result is not None and bool(result.exit_code)
-    state = "no result" if result is None else result.state
+    state: str = "no result" if result is None else result.state
     if result and failed:
         state += f", {ending(result.exit_code, '')}"
     asks = failed and is_terminal(sys.stdin) and is_terminal(sys.stderr)

@@ -180,20 +180,18 @@ def test_a_run_without_an_end_says_how_far_it_came(left: LeftRun) -> None:
     assert [value and float(value) for _, value in row[-2:]] == [1 << 30, 7]
 
 
-def test_a_result_of_a_later_version_is_shown_as_far_as_it_is_understood(left: LeftRun) -> None:
+def test_a_result_of_a_later_version_is_refused_as_everywhere(left: LeftRun) -> None:
     left.result.write_text(json.dumps({**failed(left, trace=TRACE), "version": 2}))
     text = Seen(page_of(left.path)).text
-    assert "Unreadable" not in text
-    assert "Rank 1 raised ValueError: no" in text
-    assert "exit code 3" in text
-    assert "Its result.json is of version 2" in text
+    assert "is of version 2; this lllaunch reads version 1" in text
+    assert "ValueError" not in text
 
 
 def test_progress_is_that_of_the_worker_that_got_furthest(left: LeftRun) -> None:
     cause = Raised("no", 1)
     workers = (
-        left.worker(0, Ended(15, -15), progress=Progress(90, 100)),
-        left.worker(1, Failed(cause, T0), progress=Progress(5, 100)),
+        left.worker(0, ended_by_launcher(-15, 15), progress=Reached(90, 100)),
+        left.worker(1, Failed(cause=cause), progress=Reached(5, 100)),
     )
     root = RootCause(0, 1, 1, cause, T0)
     left.ends("failed", 3, left.attempt(*workers, root=root), root_cause=root)
