@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from lllaunch.console.table import is_terminal
+from lllaunch.errors import PackageMissing
 from lllaunch.results.announce import emit, encoded, source_roots, tell_github
 from lllaunch.results.junit import render_junit
 from lllaunch.results.report import load
@@ -98,6 +100,8 @@ def _report(given: argparse.Namespace) -> None:
 def _page(found: FoundDirectory, hide: Callable[[str], str], output: str | None) -> str:
     import lllaunch  # noqa: PLC0415 - as below
 
+    if find_spec("jinja2") is None:
+        raise PackageMissing("jinja2", "--format html")
     if found.kind == "sweep":
         from lllaunch.pages.sweep_facts import read_sweep_facts  # noqa: PLC0415 - of one format
         from lllaunch.pages.sweep_page import sweep_page  # noqa: PLC0415 - as above

@@ -81,7 +81,7 @@ def test_the_readme_has_absolute_links_and_runs(wheel: Path, site: Path, tmp_pat
 
 
 def test_without_torch_all_works_that_needs_none(site: Path, tmp_path: Path) -> None:
-    link(["hydra-core"], site)
+    link(["hydra-core", "msgspec"], site)
     Path("conf/exp").mkdir(parents=True)
     node = "{entrypoint: echo, args: [hello], nproc: 2, preload: [torch.nn]}"
     Path("conf/exp/one.yaml").write_text(f"# @package _global_\nlaunch: {node}\n")
@@ -94,6 +94,9 @@ def test_without_torch_all_works_that_needs_none(site: Path, tmp_path: Path) -> 
 
     assert "preload:\n  - torch.nn" in lllaunch("plan", "+exp=one")
     assert "1 experiment, no problems" in lllaunch("check")
+    lllaunch("init", "--name", "two", "--no-python", "echo", "hi")
+    assert "hi" in lllaunch("+exp=two")
+    assert "pip install jinja2" in lllaunch("report", "--format", "html", code=2)
     here = ("+exp=one", "launch.preload=[]")
     assert "hello" in lllaunch(*here)
     assert "2 of 2 jobs succeeded" in lllaunch("-m", *here, "launch.nproc=1,2")
