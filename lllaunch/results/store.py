@@ -602,7 +602,7 @@ def _ended(result: RunResult) -> ListEntry:
         result.state,
         exit_code=result.exit_code,
         started_ns=result.started_ns or None,
-        seconds=result.seconds,
+        seconds=result.seconds if result.started_ns else None,
         attempts=len(result.attempts),
         root_cause=first_line(result.failure),
         value=None if value is None or value.json is None else json.loads(value.json),

@@ -439,8 +439,8 @@ class RunResult(Record, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """How long the run took."""
-        return max(0, self.ended_ns - self.started_ns) / 1e9
+        """How long the run took; 0 if that is not known."""
+        return max(0, self.ended_ns - self.started_ns) / 1e9 if self.started_ns else 0.0
 
     @property
     def restarts(self) -> int:

@@ -452,7 +452,7 @@ def result_of(run: RunResult | None) -> Result | None:
         state=run.state,
         exit_code=run.exit_code,
         root_cause=first_line(run.failure, _LONGEST),
-        seconds=run.seconds,
+        seconds=run.seconds if run.started_ns else None,
         return_value=text if text is None or len(text) <= RETURN_LIMIT else None,
     )
 

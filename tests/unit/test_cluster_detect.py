@@ -8,10 +8,12 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from lllaunch.cluster.detect import detect
 from lllaunch.cluster.placement import Placement
 from lllaunch.errors import Unfit
+from lllaunch.spec import Detected
 
 # As srun sets them for the second of two tasks, on nodes of a job that has three.
 SLURM = {
@@ -99,7 +101,7 @@ def test_where_nothing_says_more_there_is_one_node() -> None:
 def test_a_step_of_slurm() -> None:
     port = 10_000 + (4257886 + 3 * 1009) % 20_000
     assert placed(SLURM) == Placement(2, 2, 1, "gpu09", port, nproc=4, rdzv_id="4257886.3")
-    assert [tuple(each) for each in detect(SLURM).detected] == [
+    assert [structs.astuple(each) for each in detect(SLURM).detected] == [
         ("nnodes", "2", "SLURM_STEP_NUM_NODES"),
         ("node_rank", "1", "SLURM_NODEID"),
         ("rdzv.endpoint", f"gpu09:{port}", "SLURM_STEP_NODELIST, SLURM_JOB_ID"),
@@ -285,7 +287,7 @@ def test_one_node_of_torchrun(nproc: str) -> None:
 def test_addresses_alone_say_how_many_nodes_an_older_skypilot_has() -> None:
     older = without(SKYPILOT, "SKYPILOT_NUM_NODES")
     assert placed(older) == placed(SKYPILOT)
-    assert detect(older).detected[0] == ("nnodes", "2", "SKYPILOT_NODE_IPS")
+    assert detect(older).detected[0] == Detected("nnodes", "2", "SKYPILOT_NODE_IPS")
 
 
 def test_one_node_of_skypilot() -> None:

@@ -349,7 +349,8 @@ def test_sweep_json_counts_and_lists_every_job() -> None:
 
 def result_json(directory: Path, **fields: Any) -> Path:
     directory.mkdir(exist_ok=True)
-    whole = {"state": "succeeded", "exit_code": 0, "ended": isoformat(T0), "seconds": 2.5}
+    times = {"started": isoformat(T0 - 5 * SECOND // 2), "ended": isoformat(T0)}
+    whole = {"state": "succeeded", "exit_code": 0, "attempts": [], **times}
     (directory / "result.json").write_text(json.dumps(whole | fields))
     return directory
 
@@ -357,9 +358,15 @@ def result_json(directory: Path, **fields: Any) -> Path:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"root_cause": {"rank": 1, "cause": {"text": "Error: a\nb"}}}, "rank 1: Error: a"),
-        ({"root_cause": {"rank": None, "cause": {"text": "the spawner died"}}}, "the spawner died"),
-        ({"limit": {"text": "took longer than 1 h"}}, "took longer than 1 h"),
+        (
+            {"root_cause": {"rank": 1, "cause": {"type": "X", "text": "Error: a\nb"}}},
+            "rank 1: Error: a",
+        ),
+        ({"root_cause": {"rank": None, "cause": {"type": "X", "text": "it died"}}}, "it died"),
+        (
+            {"limit": {"type": "TimedOut", "limit": 3600.0, "what": "run"}},
+            "took too long: the run is limited to 1 h",
+        ),
         ({"error": "\n'/x': No space left\nmore"}, "'/x': No space left"),
         ({"signal": "SIGTERM"}, "SIGTERM"),
         ({"error": "x" * 1000}, "x" * 297 + "..."),

@@ -51,6 +51,9 @@ GOOD = Result("succeeded", 0)
 BAD = Result("failed", 3)
 
 
+NEVER = "2999-01-01T00:00:00.000000Z"
+
+
 def finish(session: SweepSession) -> Any:
     """What sweep.json holds then."""
     result = session.result()
@@ -105,7 +108,8 @@ def same_config(wanted: Sequence[Sequence[str]], told: list[Any] | None = None) 
 def succeed(path: Path) -> None:
     """Leaves what a run leaves that has succeeded."""
     path.mkdir(parents=True)
-    result = {"state": "succeeded", "exit_code": 0, "ended": "9999", "seconds": 1.5}
+    result = {"state": "succeeded", "exit_code": 0, "attempts": []}
+    result |= {"started": "2998-12-31T23:59:58.500000Z", "ended": NEVER}
     (path / "result.json").write_text(json.dumps(result))
 
 
@@ -403,7 +407,7 @@ class Written:
 
     def result(self, directory: str, **fields: object) -> None:
         (self.place / directory).mkdir()
-        text = json.dumps({"ended": "9999", **fields})
+        text = json.dumps({"ended": NEVER, "attempts": [], **fields})
         (self.place / directory / "result.json").write_text(text)
 
 
@@ -440,7 +444,7 @@ def test_a_job_is_composed_and_started_once_an_attempt(written: Written) -> None
 DONE: dict[str, Any] = {"state": "succeeded", "exit_code": 0}
 FAIL: dict[str, Any] = {"state": "failed", "exit_code": 3, "error": "no"}
 MEMORY: dict[str, Any] = {"root_cause": {"cause": {"type": "OutOfMemory", "text": "memory"}}}
-LIMIT: dict[str, Any] = {"exit_code": 4, "limit": {"type": "Stalled", "text": "stalled"}}
+LIMIT: dict[str, Any] = {"exit_code": 4, "limit": {"type": "Stalled", "ranks": [0], "seconds": 1.0}}
 LOSS: dict[str, Any] = {"return_values": {"0": {"value": 0.25}, "1": {"value": 7.0}}}
 KEPT = "0.25"
 OVER = Result("failed", 4, "memory")
@@ -465,7 +469,12 @@ OVER = Result("failed", 4, "memory")
         (FAIL, 0, v.JobEnded(5, 3, "failure", "no"), Result("failed", 3, "no")),
         (DONE, 1, v.JobEnded(5, 0), Result("succeeded", 0)),
         # the clock was set back while the job ran
-        (DONE | {"ended": "1970"}, 0, v.JobEnded(5, 0), Result("succeeded", 0)),
+        (
+            DONE | {"ended": "1970-01-01T00:00:00.000000Z"},
+            0,
+            v.JobEnded(5, 0),
+            Result("succeeded", 0),
+        ),
         # an objective is a number that rank 0 of a success returned
         (DONE | LOSS, 0, v.JobEnded(5, 0, objective=0.25), GOOD._replace(return_value=KEPT)),
         (FAIL | LOSS, 3, v.JobEnded(5, 3, "failure", "no"), Result("failed", 3, "no", None, KEPT)),
