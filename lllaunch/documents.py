@@ -199,6 +199,8 @@ def _write_path(path: str, root: str) -> str | None:
 
 # By the names of the types above.
 _WRITERS: Mapping[str, Callable[[Any, str], Any]] = {
+    # an exit code or a signal has a name where it is made
+    "int": lambda value, _: None if value is None else int(value),
     "Time": lambda value, _: isoformat(value) if value else None,
     "RunPath": _write_path,
     "SignalNumber": lambda value, _: None if value is None else signal_name(value),

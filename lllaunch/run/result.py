@@ -440,7 +440,9 @@ class RunResult(Record, frozen=True):
     @property
     def seconds(self) -> float:
         """How long the run took; 0 if that is not known."""
-        return max(0, self.ended_ns - self.started_ns) / 1e9 if self.started_ns else 0.0
+        # as its times are written: so that what is read says the same
+        took = self.ended_ns // 1000 - self.started_ns // 1000
+        return max(0, took) / 1e6 if self.started_ns else 0.0
 
     @property
     def restarts(self) -> int:

@@ -209,16 +209,19 @@ def test_results_that_cannot_be_understood_are_shown_as_far_as_they_go(
 ) -> None:
     document = json.loads(Path("outputs/2/result.json").read_text())
     document["root_cause"]["cause"] = {"type": "New", "text": "was \x1b[2Jnew"}
-    document["attempts"] = "many"
     facts = {"commit": "12ab" * 10, "branch": "main", "dirty": True, "changed": 2, "untracked": 0}
     document["build"] = {**facts, "versions": {"torch": "2.13"}}
     (tmp_path / "result.json").write_text(json.dumps(document))
     text = told("show", str(tmp_path))
-    assert "lllaunch: root cause: rank 1: was new" in text
-    assert "cannot be understood" in text
+    assert "  Root cause: rank 1 (attempt 0) was new\n" in text
     assert re.search(r"^commit +(12ab){10} \(main\), with changes \(2 changed\)$", text, re.M)
     assert re.search("^versions +torch 2.13$", text, re.MULTILINE)
     assert "was new" in told("report", str(tmp_path))
+    document["attempts"] = "many"
+    (tmp_path / "result.json").write_text(json.dumps(document))
+    text = told("show", str(tmp_path))
+    assert "result.json: expected array, got str at $.attempts" in text
+    assert "cannot be understood" in text
     (tmp_path / "sweep.json").write_text('{"jobs": [{"job": 0}, 7]}')
     assert "0 of 1 job succeeded, 1 failed" in told("show", str(tmp_path))
     (tmp_path / "sweep.json").unlink()

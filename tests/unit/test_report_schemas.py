@@ -19,7 +19,7 @@ from support.ends import ended_by_launcher, own, placed
 
 from lllaunch.console.report import report_lines
 from lllaunch.events import Orphan
-from lllaunch.exit_codes import for_signal
+from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.linux.cgroup import Memory
 from lllaunch.run import causes
 from lllaunch.run.build import build_facts
@@ -235,6 +235,7 @@ def outcomes() -> Iterator[RunResult]:
     )
     detected = (Detected("nnodes", "2", "SLURM_JOB_NUM_NODES"),)
     yield run("succeeded", 0, nodes=nodes, detected=detected)
+    yield run().with_error("launch.nproc: no", ExitCode.CONFIG)
     # nothing is known but that it was refused
     yield RunResult("error", 2, "", error="launch.nproc: no")
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec import structs
 
+from lllaunch.exit_codes import ExitCode
 from lllaunch.run.submission import (
     HISTORY,
     Account,
@@ -169,7 +170,7 @@ class TestFiles:
             BatchSignalled("SIGUSR2"),
             Requeued("failed", "lllaunch", "oom"),
             BatchStarted("7"),
-            BatchEnded(0, ""),
+            BatchEnded(ExitCode.CONFIG, ""),
         ]
         for event in events:
             append(path, event)
