@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.timelines import START, event, sample
+from support.timelines import START, event, node_records, sample
 
-from lllaunch.results.timeline import NodeRecords, timeline_of
+from lllaunch.results.timeline import timeline_of
 from lllaunch.results.trace import TraceEvent, rendered, run_events
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def test_a_run_is_read_as_it_is_meant(browser: Browsing, perfetto: tuple[str, Pa
     finding = {"type": "Stalled", "ranks": [0, 1], "seconds": 2.0, "scope": "group"}
     run = timeline_of(
         [
-            NodeRecords(
+            node_records(
                 "",
                 [
                     event(0, "Begin"),
