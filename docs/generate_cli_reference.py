@@ -47,7 +47,7 @@ MEANINGS = {
     ("-m", "--multirun"): "run a sweep: each combination of the values is a job",
     ("-r", "--run"): "run a single job, also where the config asks for a sweep",
     ("-h", "--help"): "show the usage, the config groups and all settings",
-    ("-V", "--version"): "show the versions of lllaunch, Hydra and Python",
+    ("-V", "--version"): "show the versions of lllaunch, torch, Hydra and Python",
     ("-c", "--cfg"): "print the composed config (`job`, `hydra` or `all`) and exit",
     ("-p", "--package"): "with `--cfg`: print this part of the config",
     ("--resolve",): "with `--cfg`: resolve interpolations",
