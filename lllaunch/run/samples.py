@@ -91,7 +91,7 @@ def decode(line: bytes) -> RunSample | None:
         sample = decode_record(line, RunSample)
     except (ValueError, RecursionError):
         return None
-    return sample if math.isfinite(sample.time) else None
+    return sample if abs(sample.time) * 1e9 < _MOST else None
 
 
 def last_sample(directory: str) -> RunSample | None:

@@ -953,7 +953,8 @@ def _judged(place: Place, texts: Mapping[int, bytes], finding: Finding) -> dict[
         "hung": list(found.hung),
         "waiting": list(found.waiting),
         "collectives": to_builtins(found.collectives),
-        "stacks": to_builtins(first[: len(hung) + _MOST_STACKS]),
+        # paths that were read are of a type of ours
+        "stacks": to_builtins(first[: len(hung) + _MOST_STACKS], enc_hook=str),
         "nodes": [[rank, place.roster.name(node_of[rank])] for rank in hung],
     }
 

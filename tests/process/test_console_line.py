@@ -30,8 +30,8 @@ ENDED = RunResult(
     attempts=(),
     directory="/m/run",
     plan_hash="",
-    started_ns=0,
-    ended_ns=10**9,
+    started_ns=10**9,
+    ended_ns=2 * 10**9,
 )
 
 

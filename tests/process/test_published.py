@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -46,7 +47,10 @@ def site(wheel: Path, tmp_path: Path) -> Path:
     """The site-packages of an environment that has the wheel and nothing else."""
     venv.create(tmp_path / "venv")
     pip = [sys.executable, "-m", "pip", "--python", str(tmp_path / "venv" / "bin" / "python")]
-    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
+    # make's names a file of the checkout
+    environ = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
+    options = ("--quiet", "--no-deps", "--no-index")
+    subprocess.run([*pip, "install", *options, wheel], env=environ, check=True)
     (found,) = tmp_path.glob("venv/lib/python*/site-packages")
     return found
 

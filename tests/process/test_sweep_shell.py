@@ -420,7 +420,9 @@ def test_a_job_is_reviewed_once(played: Played, monkeypatch: pytest.MonkeyPatch)
         place = played.place / f"reviewed{number}"
         place.mkdir(exist_ok=True)
         result = {"state": "failed" if number else "succeeded", "exit_code": 3 if number else 0}
-        (place / "result.json").write_text(json.dumps(result | {"ended": "9999"}))
+        (place / "result.json").write_text(
+            json.dumps(result | {"ended": "9999-01-01T00:00:00Z", "attempts": []})
+        )
         return 3 if number else 0
 
     policy = SweepPolicy(retries=Retries(failure=1))

@@ -330,8 +330,9 @@ def test_hostile_files_get_a_problem_each(
         "  args: {_target_: os.system, _args_: [touch imported]}\n",
         exp__resolver=f"{GLOBAL}launch: {{entrypoint: '${{os.system:touch imported}}'}}\n",
         exp__outside=f"{GLOBAL}defaults: [/../../etc/passwd]\nlaunch: {{entrypoint: train.py}}\n",
-        exp__secret=f"{GLOBAL}launch: {{entrypoint: train.py, env: {{API_KEY: hunter22-plain}},"
-        " tee: hunter22-plain, args: ['${gone.hunter22-plain}']}\n",
+        exp__secret=f"{GLOBAL}launch: {{entrypoint: train.py, "
+        "env: {API_KEY: hf_hunter22hunter22plain}, tee: hf_hunter22hunter22plain, "
+        "args: ['${gone.hf_hunter22hunter22plain}']}\n",
     )
     os.mkfifo(project.root / "conf" / "exp" / "fifo.yaml")
     (project.root / "conf" / "exp" / "loop").symlink_to("..")
@@ -341,7 +342,7 @@ def test_hostile_files_get_a_problem_each(
     ended = checked()
     assert ended.code == 2
     assert "Traceback" not in ended.out
-    assert "hunter22-plain" not in ended.out
+    assert "hf_hunter22hunter22plain" not in ended.out
     hit = {line.partition(":")[0].removeprefix("conf/exp/") for line in ended.out.splitlines()}
     wrong = {"bomb", "itself", "target", "resolver", "outside", "secret", "fifo", "bytes"}
     assert {f"{name}.yaml" for name in wrong} <= hit

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 from msgspec.structs import asdict
 
 from lllaunch.cluster.membership import Member, Place, Roster, Share
@@ -17,6 +18,8 @@ from lllaunch.spec import Nodes
 from lllaunch.supervisor import nodes as module
 from lllaunch.supervisor.machine import AttemptProgress
 from lllaunch.supervisor.nodes import _Counted, _Wanted, _Watch
+from lllaunch.watchdog.findings import Silent
+from lllaunch.watchdog.stacks.frames import Frame, RankStack
 
 INTERVAL, PATIENCE = 1.0, 3.0
 NODES = Nodes(1, 4, 0, "c10d", "host0", 29400)
@@ -227,3 +230,18 @@ def test_the_others_hear_that_somebody_wants_to_know_where_workers_stand(four: P
     four.turns(1)
     assert four.heard[0] == [wanted]
     assert four.heard[3] == [wanted, _Wanted(2, b"request 2")]
+
+
+def test_what_all_nodes_are_told_of_stacks_is_what_one_node_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = Playing(2, monkeypatch).nodes[0].place
+    assert place is not None
+    stacks = [
+        RankStack(rank, f"node_{rank}/stacks.txt", (Frame("train.py", 9, "main"),), "S")
+        for rank in (0, 1)
+    ]
+    texts = {each.rank: json.dumps(to_builtins([each])).encode() for each in stacks}
+    told = json.dumps(module._judged(place, texts, Silent(2.0)))
+    group = module._group_stacks(json.loads(told))
+    assert sorted(group.stacks, key=lambda each: each.rank) == stacks
