@@ -1,7 +1,7 @@
 """README and docs: commands run, what is shown comes out, links lead somewhere.
 
 The blocks of a page run in order in one shell, in a copy of what a checkout holds; those of the
-README in an empty directory, the tutorial's pages all in one. `bash` and `python` blocks run; a
+README and of all the tutorial's pages in an empty directory. `bash` and `python` blocks run; a
 block marked `text output` holds lines that the block before it prints, in that order, apart from
 numbers, dates and paths. A line `...` stands for any others.
 """
@@ -95,9 +95,9 @@ def outputs(
 ) -> dict[int, str]:
     """Runs a page; returns what each of its blocks printed, by number."""
     copy, scripts = tmp_path / "checkout", tmp_path / "scripts"
-    copy.mkdir()
+    copy.mkdir(parents=True)
     scripts.mkdir()
-    for name in () if page == README else COPIED:
+    for name in () if page in {README, TUTORIAL} else COPIED:
         if (ROOT / name).is_dir():
             # pages run scripts of their own, which the project's allowlist does not have
             no_policy = shutil.ignore_patterns("lllaunch.yaml")

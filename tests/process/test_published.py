@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from process.test_docs import README, ROOT, outputs
+from process.test_docs import README, ROOT, TUTORIAL, outputs
 from support.launching import WAIT
 
 pytest.importorskip("hatchling.build")
@@ -72,7 +72,9 @@ def test_the_tests_of_an_sdist_pass(sdist: Path) -> None:
     subprocess.run(command, cwd=sdist, check=True, timeout=2 * WAIT)
 
 
-def test_the_readme_has_absolute_links_and_runs(wheel: Path, site: Path, tmp_path: Path) -> None:
+def test_the_readme_has_absolute_links_and_runs_and_so_does_the_tutorial(
+    wheel: Path, site: Path, tmp_path: Path
+) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
         links = LINK.findall(archive.read(name).decode())
@@ -82,6 +84,7 @@ def test_the_readme_has_absolute_links_and_runs(wheel: Path, site: Path, tmp_pat
     # .pth files of a directory that one names are not read: the tests' own lllaunch is not seen
     (site / "others.pth").write_text("\n".join(p for p in sys.path if p.endswith("site-packages")))
     outputs(README, tmp_path, f"{tmp_path}/venv/bin")
+    outputs(TUTORIAL, tmp_path / "tutorial", f"{tmp_path}/venv/bin")
 
 
 def test_without_torch_all_works_that_needs_none(site: Path, tmp_path: Path) -> None:
