@@ -308,7 +308,7 @@ class Curve(NamedTuple):
     low: Sequence[Point] = ()
 
 
-class Mark(NamedTuple):
+class ChartMark(NamedTuple):
     """Something that happened at one place of the x axis; the text is a tooltip."""
 
     at: float
@@ -322,7 +322,7 @@ def line_chart(
     x: Axis,
     y: Axis,
     *,
-    events: Sequence[Mark] = (),
+    events: Sequence[ChartMark] = (),
     height: float = 140,
     budget: int = 300,
 ) -> Markup:
@@ -389,7 +389,7 @@ def _dot(x: str, y: float, radius: float, kind: str, text: str = "") -> Markup:
 # Lanes
 
 
-class Span(NamedTuple):
+class ChartSpan(NamedTuple):
     """Something that lasted: `kind` is classes, `text` a tooltip, `label` is written into it."""
 
     start: float
@@ -399,15 +399,15 @@ class Span(NamedTuple):
     label: str = ""
 
 
-class Lane(NamedTuple):
+class ChartLane(NamedTuple):
     """A row of spans, those behind others first; a heading if it has a title.
 
     The label is at its left, the sign and the word of its state, if any, at its right.
     """
 
     label: str
-    spans: Sequence[Span] = ()
-    marks: Sequence[Mark] = ()
+    spans: Sequence[ChartSpan] = ()
+    marks: Sequence[ChartMark] = ()
     state: str = ""
     title: str = ""
 
@@ -425,7 +425,7 @@ _LANE = 20.0
 _HEADING = 24.0
 
 
-def lanes(words: Words, rows: Sequence[Lane], x: Axis, legend: Sequence[Entry] = ()) -> Markup:
+def lanes(words: Words, rows: Sequence[ChartLane], x: Axis, legend: Sequence[Entry] = ()) -> Markup:
     """Return rows of spans over one x axis, from top to bottom."""
     ends = [at for row in rows for span in row.spans for at in (span.start, span.end)]
     across = Scale(x, [*ends, *(mark.at for row in rows for mark in row.marks)])
@@ -442,7 +442,7 @@ def lanes(words: Words, rows: Sequence[Lane], x: Axis, legend: Sequence[Entry] =
     return _figure(words, drawn, height, "lanes", legend, x)
 
 
-def _lane(row: Lane, across: Scale, top: float) -> Iterator[Markup]:
+def _lane(row: ChartLane, across: Scale, top: float) -> Iterator[Markup]:
     middle = top + _LANE / 2
     base = _px(middle + 4)
     yield fill('<text x="-6" y="{}" class="label end">{}</text>', base, row.label)
@@ -461,7 +461,7 @@ def _lane(row: Lane, across: Scale, top: float) -> Iterator[Markup]:
         )
 
 
-def _span(span: Span, x: str, y: str, width: str) -> Markup:
+def _span(span: ChartSpan, x: str, y: str, width: str) -> Markup:
     place = x, y, width, _px(_LANE - 6)
     kind, title = f"span {span.kind}", _title(span.text)
     if not span.label:

@@ -108,7 +108,7 @@ class Cell(NamedTuple):
     kind: str = ""
 
 
-class Column(NamedTuple):
+class PageColumn(NamedTuple):
     """A column of a table: its heading, and what gives the cell of a row.
 
     Its classes are ``numeric`` (right-aligned), ``wide`` (long texts are broken) and ``minor``
@@ -126,14 +126,14 @@ def numbers(
     show: Callable[[float], str] = str,
     *,
     minor: bool = False,
-) -> Column:
+) -> PageColumn:
     """Return a column of numbers, each as `show` shows it; what is None is an empty cell."""
 
     def cell(row: object) -> Cell:
         value = of(row)
         return Cell("" if value is None else show(value), value)
 
-    return Column(title, cell, "numeric minor" if minor else "numeric")
+    return PageColumn(title, cell, "numeric minor" if minor else "numeric")
 
 
 class Row(NamedTuple):
@@ -144,21 +144,21 @@ class Row(NamedTuple):
     id: str = ""
 
 
-class Table(NamedTuple):
+class PageTable(NamedTuple):
     """A table, whose first column names the row; a script sorts and filters it."""
 
     caption: str
-    columns: Sequence[Column]
+    columns: Sequence[PageColumn]
     rows: Sequence[Row]
 
 
 def table(
     caption: str,
-    columns: Iterable[Column],
+    columns: Iterable[PageColumn],
     things: Iterable[T],
     kind: Callable[[T], str] = lambda _: "",
     id_: Callable[[T], str] = lambda _: "",
-) -> Table:
+) -> PageTable:
     """Return a table with a row for each thing, without columns that are empty in all rows."""
     given = tuple(columns)
     rows = []
@@ -171,4 +171,4 @@ def table(
     kept = [at for at in range(len(given)) if any(row.cells[at].text for row in rows)]
     if len(kept) < len(given):
         rows = [row._replace(cells=[row.cells[at] for at in kept]) for row in rows]
-    return Table(caption, [given[at] for at in kept], rows)
+    return PageTable(caption, [given[at] for at in kept], rows)

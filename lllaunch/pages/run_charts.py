@@ -72,12 +72,12 @@ def lanes_of(timeline: RunTimeline) -> Markup:
     start, end = timeline.start_ns, timeline.end_ns
     number = sum(len(attempt.lanes) for attempt in timeline.attempts)
     left_out = max(0, len(timeline.attempts) - _MOST_PARTS)
-    rows: list[charts.Lane] = []
+    rows: list[charts.ChartLane] = []
     for place, attempt in enumerate(timeline.attempts):
         if not _FIRST_PARTS <= place < _FIRST_PARTS + left_out:
             rows += _attempt(attempt, start, end, together=number > _MOST_LANES)
         elif place == _FIRST_PARTS:
-            rows.append(charts.Lane("", title=f"{left_out} more, which the table has"))
+            rows.append(charts.ChartLane("", title=f"{left_out} more, which the table has"))
     areas = {span.kind for row in rows for span in row.spans}
     marks = {mark.kind for row in rows for mark in row.marks}
     named = {f"run {kind}": text for kind, text in _FATES.items()} | _SPANS
@@ -95,17 +95,19 @@ def lanes_of(timeline: RunTimeline) -> Markup:
 
 def _attempt(
     attempt: AttemptTimeline, start_ns: int, end_ns: int, *, together: bool
-) -> Iterator[charts.Lane]:
+) -> Iterator[charts.ChartLane]:
     took = duration(max(0.0, ((attempt.end_ns or end_ns) - attempt.start_ns) / _SECOND))
     where = f" on {attempt.node}" if attempt.node else ""
     when = "for" if attempt.state == "running" else "after"
-    yield charts.Lane("", title=f"Attempt {attempt.number}{where}: {attempt.state} {when} {took}")
+    yield charts.ChartLane(
+        "", title=f"Attempt {attempt.number}{where}: {attempt.state} {when} {took}"
+    )
     if attempt.spans or attempt.marks:
         shown = []
         for span in attempt.spans:
             said = ": ".join(filter(None, (_SPANS.get(span.kind, span.kind), span.text)))
             shown.append(_span([span], start_ns, span.kind, said))
-        yield charts.Lane("all", shown, [_mark(mark, start_ns) for mark in attempt.marks])
+        yield charts.ChartLane("all", shown, [_mark(mark, start_ns) for mark in attempt.marks])
     groups: dict[object, list[Lane]] = {}
     for lane in attempt.lanes:
         # who is to blame stays alone
@@ -117,17 +119,17 @@ def _attempt(
         yield _lane(alike, start_ns)
 
 
-def _mark(mark: Mark, start_ns: int) -> charts.Mark:
-    return charts.Mark((mark.time_ns - start_ns) / _SECOND, mark.kind, mark.text)
+def _mark(mark: Mark, start_ns: int) -> charts.ChartMark:
+    return charts.ChartMark((mark.time_ns - start_ns) / _SECOND, mark.kind, mark.text)
 
 
-def _span(same: Sequence[TimeSpan], start_ns: int, kind: str, said: str) -> charts.Span:
+def _span(same: Sequence[TimeSpan], start_ns: int, kind: str, said: str) -> charts.ChartSpan:
     begin = (min(each.start_ns for each in same) - start_ns) / _SECOND
     end = (max(each.end_ns for each in same) - start_ns) / _SECOND
-    return charts.Span(begin, end, kind, f"{said}, {duration(max(0.0, end - begin))}")
+    return charts.ChartSpan(begin, end, kind, f"{said}, {duration(max(0.0, end - begin))}")
 
 
-def _lane(alike: Sequence[Lane], start_ns: int) -> charts.Lane:
+def _lane(alike: Sequence[Lane], start_ns: int) -> charts.ChartLane:
     """Return a lane of ranks with spans of the same kinds: from the first to the last of them."""
     first, alone = alike[0], len(alike) == 1
     who = f"rank {first.rank}" if alone else f"{len(alike)} ranks"
@@ -146,7 +148,7 @@ def _lane(alike: Sequence[Lane], start_ns: int) -> charts.Lane:
         text = (alone and said) or name
         shown.append(_span(same, start_ns, kind, f"{ranks}: {text}"))
     marks = [_mark(mark, start_ns) for mark in first.marks]
-    return charts.Lane(who, shown, marks, first.fate)
+    return charts.ChartLane(who, shown, marks, first.fate)
 
 
 # Curves
@@ -184,7 +186,7 @@ class Panel(NamedTuple):
     """A chart of what was measured, and the least, the greatest and the last of it."""
 
     chart: Markup
-    numbers: html.Table
+    numbers: html.PageTable
     is_whole: bool
 
 
@@ -252,7 +254,7 @@ def _panel(
         caption = f"{kind.title}: of {len(found)} those with the highest values"
         found.sort(key=lambda each: (each.name not in guilty, -each.highest))
     columns = (
-        html.Column("Of", lambda each: each.name),
+        html.PageColumn("Of", lambda each: each.name),
         html.numbers("Lowest", lambda each: each.lowest, show),
         html.numbers("Highest", lambda each: each.highest, show),
         html.numbers("Last", lambda each: each.last, show),
@@ -306,13 +308,13 @@ def _extremes(name: str, points: Sequence[Point]) -> _Extremes:
     return _Extremes(name, min(values), max(values), values[-1])
 
 
-def _events(timeline: RunTimeline) -> Iterator[charts.Mark]:
+def _events(timeline: RunTimeline) -> Iterator[charts.ChartMark]:
     """Yield restarts, and what the run failed for."""
     seen = set()
     for mark in marks_of(timeline):
         at = (mark.time_ns - timeline.start_ns) / _SECOND
         if mark.kind in ("root_cause", "restart") and (mark.kind, round(at, 3)) not in seen:
             seen.add((mark.kind, round(at, 3)))
-            yield charts.Mark(at, mark.kind, mark.text)
+            yield charts.ChartMark(at, mark.kind, mark.text)
         if len(seen) >= _MOST_EVENTS:
             return

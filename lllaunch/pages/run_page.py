@@ -229,7 +229,7 @@ def _cause(facts: RunFacts) -> Iterator[str | html.Quote]:
         yield from _standing(outcome.look, facts.cwd)
 
 
-def _aside(facts: RunFacts) -> Iterator[str | html.Table]:
+def _aside(facts: RunFacts) -> Iterator[str | html.PageTable]:
     """Yield what became of the workers and the nodes that are not to blame."""
     outcome = facts.outcome
     if outcome is None:
@@ -344,13 +344,13 @@ def _by_place(hang: Hang, members: Iterable[int], cwd: str) -> list[tuple[str, l
 
 
 _OTHERS = (
-    html.Column("Ranks", lambda group: shorten(spans(worker.rank for worker in group[0]), 80)),
+    html.PageColumn("Ranks", lambda group: shorten(spans(worker.rank for worker in group[0]), 80)),
     html.numbers("Number", lambda group: len(group[0])),
-    html.Column("What became of them", lambda group: capitalised(group[1]), "wide"),
+    html.PageColumn("What became of them", lambda group: capitalised(group[1]), "wide"),
 )
 
 
-def _others(attempt: AttemptResult, root: RootCause | None) -> Iterator[html.Table]:
+def _others(attempt: AttemptResult, root: RootCause | None) -> Iterator[html.PageTable]:
     """Yield what became of the workers that are not to blame, those with one fate in one row."""
     named = () if root is None else root.ranks
     others = [worker for worker in attempt.workers if worker.rank not in named]
@@ -365,7 +365,7 @@ def _others(attempt: AttemptResult, root: RootCause | None) -> Iterator[html.Tab
 # In time
 
 
-def _attempts(facts: RunFacts) -> html.Table:
+def _attempts(facts: RunFacts) -> html.PageTable:
     """Return a table of the attempts."""
 
     def seconds(attempt: AttemptResult) -> float:
@@ -380,10 +380,10 @@ def _attempts(facts: RunFacts) -> html.Table:
 
     columns = (
         html.numbers("Attempt", lambda attempt: attempt.number),
-        html.Column("State", lambda attempt: html.badge(attempt.state, attempt.state)),
-        html.Column("Began", lambda attempt: html.moment(attempt.started_ns), "minor"),
+        html.PageColumn("State", lambda attempt: html.badge(attempt.state, attempt.state)),
+        html.PageColumn("Began", lambda attempt: html.moment(attempt.started_ns), "minor"),
         html.numbers("Took", seconds, duration),
-        html.Column("Root cause", cause, "wide"),
+        html.PageColumn("Root cause", cause, "wide"),
     )
     return html.table("Attempts", columns, facts.attempts[-_MOST_ROWS:])
 
@@ -404,7 +404,7 @@ class _Worker(NamedTuple):
         return (took[-1].end_ns - took[0].start_ns) / _SECOND if took else None
 
 
-def _workers(facts: RunFacts) -> html.Table:
+def _workers(facts: RunFacts) -> html.PageTable:
     """Return a table of all workers of all attempts, the newest attempt first."""
     timeline = facts.timeline
     told = {
@@ -422,9 +422,11 @@ def _workers(facts: RunFacts) -> html.Table:
     columns = [
         html.numbers("Rank", lambda it: it.lane.rank),
         html.numbers("Attempt", lambda it: it.lane.attempt if again else None),
-        html.Column("Node", lambda it: it.lane.node),
-        html.Column("Fate", lambda it: html.badge(it.lane.fate, it.lane.fate.replace("_", " "))),
-        html.Column("What became of it", lambda it: it.lane.text, "wide"),
+        html.PageColumn("Node", lambda it: it.lane.node),
+        html.PageColumn(
+            "Fate", lambda it: html.badge(it.lane.fate, it.lane.fate.replace("_", " "))
+        ),
+        html.PageColumn("What became of it", lambda it: it.lane.text, "wide"),
         html.numbers("Exit", lambda it: it.lane.exitcode, _exit_text),
         html.numbers("Took", lambda it: it.seconds, duration),
         html.numbers(memory, lambda it: it.memory, _bytes, minor=True),
@@ -459,10 +461,10 @@ def _exit_text(exitcode: float) -> str:
 # A pair of a rank and what it returned
 _VALUES = (
     html.numbers("Rank", lambda pair: pair[0]),
-    html.Column(
+    html.PageColumn(
         "Value", lambda pair: html.code(shorten(pair[1].json or "", _LONGEST_VALUE)), "wide"
     ),
-    html.Column("Type", lambda pair: pair[1].type_name),
+    html.PageColumn("Type", lambda pair: pair[1].type_name),
     html.numbers("Size", lambda pair: pair[1].size, _bytes),
 )
 
@@ -477,18 +479,18 @@ def _plan_line(line: str) -> str:
 
 
 _NODES = (
-    html.Column("Node", lambda node: node.name),
-    html.Column("State", lambda node: html.badge(node.state, node.state)),
+    html.PageColumn("Node", lambda node: node.name),
+    html.PageColumn("State", lambda node: html.badge(node.state, node.state)),
     html.numbers("Workers", lambda node: node.nproc),
     html.numbers("Exit", lambda node: node.exit_code),
-    html.Column("What happened to it", lambda node: node.said, "wide"),
+    html.PageColumn("What happened to it", lambda node: node.said, "wide"),
     html.numbers(
         "Clock ahead",
         lambda node: node.clock_offset,
         lambda ahead: f"{round(ahead * 1000, 1) + 0.0} ms",
         minor=True,
     ),
-    html.Column(
+    html.PageColumn(
         "Directory",
         lambda node: node.directory if node.shared else f"{node.hostname}:{node.directory}",
         "minor wide",

@@ -375,7 +375,7 @@ def _tracks(facts: SweepFacts) -> str:
     for row in shown:
         ends = "-".join(dict.fromkeys((row.names[0], row.names[-1])))
         label = shorten_middle(f"{_TRACKS[row.kind]} {ends}", 12)
-        drawn.append(charts.Lane(label, [*_spans(row.tries, timeline.start_ns, whole, least)]))
+        drawn.append(charts.ChartLane(label, [*_spans(row.tries, timeline.start_ns, whole, least)]))
     busy = sum((each.end_ns - each.start_ns) * len(row.names) for row in rows for each in row.tries)
     slots = sum(len(row.names) for row in rows)
     kinds = {row.kind for row in rows}
@@ -407,7 +407,7 @@ def _kind(fate: str) -> str:
 
 def _spans(
     tries: Sequence[JobTry], start_ns: int, whole: float, least: float
-) -> Iterator[charts.Span]:
+) -> Iterator[charts.ChartSpan]:
     """Yield what ran on a track."""
     group: list[JobTry] = []
     for each in tries:
@@ -419,7 +419,7 @@ def _spans(
         yield _span(group, start_ns, whole)
 
 
-def _span(group: Sequence[JobTry], start_ns: int, whole: float) -> charts.Span:
+def _span(group: Sequence[JobTry], start_ns: int, whole: float) -> charts.ChartSpan:
     first, last = group[0], group[-1]
     begin, end = (first.start_ns - start_ns) / _SECOND, (last.end_ns - start_ns) / _SECOND
     text, label = named_jobs(each.job for each in group), ""
@@ -430,18 +430,18 @@ def _span(group: Sequence[JobTry], start_ns: int, whole: float) -> charts.Span:
         if first.objective is not None:
             text += f", {objective_text(first.objective)}"
         label = str(first.job) if (last.end_ns - first.start_ns) / whole >= 0.025 else ""
-    return charts.Span(begin, end, _kind(first.fate), text, label)
+    return charts.ChartSpan(begin, end, _kind(first.fate), text, label)
 
 
 # Jobs
 
 
-def _jobs(facts: SweepFacts, place: str) -> html.Table:
+def _jobs(facts: SweepFacts, place: str) -> html.PageTable:
     parameters = facts.parameters[:_MOST_COLUMNS]
     rest = {parameter.key for parameter in facts.parameters[_MOST_COLUMNS:]}
     places = {job.number: at for at, job in enumerate(facts.jobs)}
 
-    def column(parameter: SweptParameter) -> html.Column:
+    def column(parameter: SweptParameter) -> html.PageColumn:
         def cell(job: SweepJob) -> html.Cell:
             at = places[job.number]
             number = parameter.numbers[at] if parameter.numbers else None
@@ -450,7 +450,7 @@ def _jobs(facts: SweepFacts, place: str) -> html.Table:
                 value = f"{number:.6g}"
             return html.Cell(shorten_middle(value, _LONGEST_VALUE), number)
 
-        return html.Column(parameter.name, cell, "numeric" if parameter.numbers else "")
+        return html.PageColumn(parameter.name, cell, "numeric" if parameter.numbers else "")
 
     def others(job: SweepJob) -> str:
         keys = ((text, text.partition("=")[0].lstrip("+~")) for text in job.overrides)
@@ -459,15 +459,15 @@ def _jobs(facts: SweepFacts, place: str) -> html.Table:
 
     failed = any(job.exit_code for job in facts.jobs)
     columns = [
-        html.Column("Job", lambda job: html.Cell(_link(job, place), job.number), "numeric"),
+        html.PageColumn("Job", lambda job: html.Cell(_link(job, place), job.number), "numeric"),
         *map(column, parameters),
-        html.Column("Others", others, "wide"),
-        html.Column("State", lambda job: html.badge(job.state, _word(job.state))),
-        html.Column("Objective", lambda job: html.Cell(job.returned, job.objective), "numeric"),
+        html.PageColumn("Others", others, "wide"),
+        html.PageColumn("State", lambda job: html.badge(job.state, _word(job.state))),
+        html.PageColumn("Objective", lambda job: html.Cell(job.returned, job.objective), "numeric"),
         html.numbers("Time", lambda job: job.seconds, duration),
         html.numbers("Tries", lambda job: job.tries, minor=True),
         html.numbers("Exit", lambda job: job.exit_code if failed else None, minor=True),
-        html.Column("What happened", lambda job: job.cause, "wide"),
+        html.PageColumn("What happened", lambda job: job.cause, "wide"),
     ]
     jobs = _chosen(facts.jobs)
     caption = counted(len(jobs), "job")

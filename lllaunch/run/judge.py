@@ -80,7 +80,7 @@ _NO_DEVICE_MEMORY = re.compile(
 LOST_PEER_WINDOW_NS = 5_000_000_000
 
 
-class Failure(NamedTuple):
+class WorkerFailure(NamedTuple):
     """How and when a worker failed by itself, and what can be said beyond that."""
 
     cause: Cause
@@ -88,7 +88,7 @@ class Failure(NamedTuple):
     explanation: Explanation | None = None
 
 
-def failure_of(worker: WorkerRecord, record: AttemptRecord) -> Failure | None:
+def failure_of(worker: WorkerRecord, record: AttemptRecord) -> WorkerFailure | None:
     """Return how a worker failed by itself, None if it did not."""
     if worker.start_failed is not None:
         at = worker.start_failed.time_ns
@@ -105,7 +105,7 @@ def failure_of(worker: WorkerRecord, record: AttemptRecord) -> Failure | None:
             return None
     # One that raised and was ended by us later needs no other explanation.
     explanation = None if was_asked(worker) else explain(_evidence(worker, record))
-    return Failure(cause_of(worker, explanation), at, explanation)
+    return WorkerFailure(cause_of(worker, explanation), at, explanation)
 
 
 def was_asked(worker: WorkerRecord) -> bool:
@@ -178,7 +178,7 @@ def was_out_of_memory(worker: WorkerRecord, record: AttemptRecord) -> bool:
     return isinstance(cause, OutOfMemory | DeviceOutOfMemory)
 
 
-def first_of(failures: Mapping[int, Failure], lost: Collection[int]) -> int | None:
+def first_of(failures: Mapping[int, WorkerFailure], lost: Collection[int]) -> int | None:
     """Return the local rank of the first failure in time, None if there is none.
 
     One exception: a worker that says it lost its peer is not first if a peer failed for a reason
@@ -198,7 +198,7 @@ def first_of(failures: Mapping[int, Failure], lost: Collection[int]) -> int | No
     return min(own, key=by_time, default=first)
 
 
-def lost_peer(failure: Failure, worker: WorkerRecord) -> bool:
+def lost_peer(failure: WorkerFailure, worker: WorkerRecord) -> bool:
     """Whether all that a worker says is that its connection to another one broke."""
     said, cause = worker.error, failure.cause
     if said is None or not isinstance(cause, Raised) or not _LOST_PEER.search(cause.message):
@@ -253,7 +253,7 @@ def _succeeded(worker: WorkerRecord) -> bool:
 
 
 def _root(
-    record: AttemptRecord, failures: dict[int, Failure], hang: Hang | None
+    record: AttemptRecord, failures: dict[int, WorkerFailure], hang: Hang | None
 ) -> RootCause | None:
     """Return what came first: a failure, a finding of the watchdog, or the end of all at once."""
     own = {
@@ -281,7 +281,9 @@ def _root(
     return _root_of_group(record) if hang is None else _root_of_hang(record, hang)
 
 
-def _root_of_lost(record: AttemptRecord, own: Failure | None, *, by_peer: bool) -> RootCause | None:
+def _root_of_lost(
+    record: AttemptRecord, own: WorkerFailure | None, *, by_peer: bool
+) -> RootCause | None:
     """Return a node that was gone when the attempt ended, unless a worker failed by itself.
 
     Workers notice that they have lost others before it is known that a node is gone.
@@ -330,7 +332,7 @@ def _root_of_nodes(record: AttemptRecord) -> RootCause | None:
     return RootCause(record.number, end.rank, None, cause, end.time_ns or record.ended_ns)
 
 
-def _is_earlier(elsewhere: RootCause, own: Failure | None, *, by_peer: bool) -> bool:
+def _is_earlier(elsewhere: RootCause, own: WorkerFailure | None, *, by_peer: bool) -> bool:
     if own is None or isinstance(elsewhere.cause, NodesJoined):
         return True
     if by_peer:
@@ -344,7 +346,7 @@ def _worker(record: AttemptRecord, local_rank: int) -> WorkerRecord:
 
 
 def _root_of_worker(
-    record: AttemptRecord, worker: WorkerRecord, failure: Failure, hang: Hang | None
+    record: AttemptRecord, worker: WorkerRecord, failure: WorkerFailure, hang: Hang | None
 ) -> RootCause:
     collectives, explanation = _disagreement(record), failure.explanation
     if collectives is not None and worker.misfit is not None:
@@ -389,7 +391,7 @@ def _disagreement(record: AttemptRecord) -> Disagreement | None:
 
 
 def _left_early(
-    record: AttemptRecord, failures: dict[int, Failure], first: int
+    record: AttemptRecord, failures: dict[int, WorkerFailure], first: int
 ) -> RootCause | None:
     """Return as the cause who ended with success while others were in a collective operation.
 
@@ -478,7 +480,10 @@ def _root_of_group(record: AttemptRecord) -> RootCause | None:
 
 
 def _judged(
-    worker: WorkerRecord, record: AttemptRecord, failure: Failure | None, root: RootCause | None
+    worker: WorkerRecord,
+    record: AttemptRecord,
+    failure: WorkerFailure | None,
+    root: RootCause | None,
 ) -> AnyWorker:
     """Return what became of a worker."""
     started, exited, progress = worker.started, worker.exited, worker.progress

@@ -12,7 +12,7 @@ from support.browsing import (
 )
 from support.pages import page_of
 
-from lllaunch.pages.html import Column, numbers, table
+from lllaunch.pages.html import PageColumn, numbers, table
 from tests.browser.conftest import Open
 
 HOSTILE = "</script><script>throw 1</script><b onclick='x'>&amp; \"'\u202e\x1b[31m\udcff"
@@ -28,9 +28,9 @@ SECTIONS = """[
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
     columns = [
-        Column("name", lambda row: f"thing {row[0]}"),
+        PageColumn("name", lambda row: f"thing {row[0]}"),
         numbers("height", lambda row: row[1], lambda value: f"{value:g} m"),
-        Column("text", lambda _: "long " * 30 + HOSTILE, "minor wide"),
+        PageColumn("text", lambda _: "long " * 30 + HOSTILE, "minor wide"),
     ]
     things = table("Things", columns, enumerate(VALUES))
     link = Markup('<a href="#err">its log</a>')

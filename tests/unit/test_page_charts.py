@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lllaunch.pages import charts
-from lllaunch.pages.charts import Axis, Curve, Dot, Lane, Mark, Scale, Span, Words
+from lllaunch.pages.charts import Axis, ChartLane, ChartMark, ChartSpan, Curve, Dot, Scale, Words
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 UNITS = ("number", "duration", "bytes", "share")
@@ -91,7 +91,7 @@ def test_curves_can_be_drawn_whatever_they_hold(
     curves = [Curve(f"<{at}>", line, stepped=stepped) for at, line in enumerate(lines)]
     curves += [Curve("all", line, low=line) for line in lines]
     axes = Axis("<time>", "duration"), Axis(unit=unit, log=stepped)  # type: ignore[arg-type]
-    events = [Mark(5, "root_cause", "<boom>"), Mark(math.nan, "restart", "?")]
+    events = [ChartMark(5, "root_cause", "<boom>"), ChartMark(math.nan, "restart", "?")]
     drawn(charts.line_chart(NAME, curves, *axes, events=events))
 
 
@@ -114,10 +114,10 @@ def test_a_curve_lies_where_its_points_are() -> None:
 
 
 def test_lanes_lie_in_time() -> None:
-    spans = [Span(0, 50, "run failed", "ran"), Span(50, 100, "grace", "<", label="w")]
+    spans = [ChartSpan(0, 50, "run failed", "ran"), ChartSpan(50, 100, "grace", "<", label="w")]
     rows = [
-        Lane("", title="attempt 0"),
-        Lane("rank 0", spans, [Mark(25, "finding", "hung")], "failed"),
+        ChartLane("", title="attempt 0"),
+        ChartLane("rank 0", spans, [ChartMark(25, "finding", "hung")], "failed"),
     ]
     root = drawn(charts.lanes(NAME, rows, Axis(unit="duration")))
     first = next(each for each in root.iter("rect") if each.get("class") == "span run failed")
@@ -139,7 +139,9 @@ def test_points_and_lanes_can_be_drawn_whatever_they_hold(
 ) -> None:
     axis = Axis("x", log=log)
     drawn(charts.scatter(NAME, [Dot(x, y, "<", "best") for x, y in values], axis, axis))
-    rows = [Lane("<", [Span(x, y, "run")], [Mark(x, "signal")], "odd") for x, y in values]
+    rows = [
+        ChartLane("<", [ChartSpan(x, y, "run")], [ChartMark(x, "signal")], "odd") for x, y in values
+    ]
     drawn(charts.lanes(NAME, rows, axis))
 
 

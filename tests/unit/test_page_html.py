@@ -12,7 +12,18 @@ from jinja2 import UndefinedError
 from markupsafe import Markup
 from support.pages import Seen, page_of
 
-from lllaunch.pages.html import Cell, Column, Quote, badge, code, escaped, fill, joined, slug, table
+from lllaunch.pages.html import (
+    Cell,
+    PageColumn,
+    Quote,
+    badge,
+    code,
+    escaped,
+    fill,
+    joined,
+    slug,
+    table,
+)
 from lllaunch.pages.page import environment
 
 HOSTILE = (
@@ -51,8 +62,8 @@ def _parts(*parts: object, text: str = "a text") -> str:
 
 def _whole() -> str:
     columns = [
-        Column(HOSTILE, lambda _: Cell("1 KiB", 1024.0), "numeric"),
-        Column("what", lambda _: badge(HOSTILE, HOSTILE), "wide"),
+        PageColumn(HOSTILE, lambda _: Cell("1 KiB", 1024.0), "numeric"),
+        PageColumn("what", lambda _: badge(HOSTILE, HOSTILE), "wide"),
     ]
     rows = table(HOSTILE, columns, [1, 2], kind=lambda _: HOSTILE)
     return _parts(HOSTILE, Quote(HOSTILE, [HOSTILE]), rows, text=HOSTILE)
@@ -91,9 +102,9 @@ def test_lines_are_shown_as_they_are() -> None:
 
 def test_rows_are_named_and_columns_have_headings() -> None:
     columns = [
-        Column("rank", lambda rank: Cell(str(rank), rank), "numeric"),
-        Column("memory", lambda rank: Cell(f"{rank} B", float(rank)), "minor"),
-        Column("nothing", lambda _: ""),
+        PageColumn("rank", lambda rank: Cell(str(rank), rank), "numeric"),
+        PageColumn("memory", lambda rank: Cell(f"{rank} B", float(rank)), "minor"),
+        PageColumn("nothing", lambda _: ""),
     ]
     made = _parts(table("All", columns, [2]))
     assert '<th scope="col" class="numeric">rank</th>' in made
