@@ -31,7 +31,6 @@ from lllaunch.app.planning import (
     perform,
     plan_job,
 )
-from lllaunch.console.wording import shown_path
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.hydra_compat import Seam, root_of
@@ -39,6 +38,7 @@ from lllaunch.results.index import remember
 from lllaunch.run.directory import SUBMISSION, RunDirectory
 from lllaunch.run.files import link_atomic, naming
 from lllaunch.run.lock import PATIENCE
+from lllaunch.words import shown_path
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn

@@ -17,7 +17,6 @@ from lllaunch.app.boundary import AppEnded
 from lllaunch.clock import now_ns
 from lllaunch.cluster import slurm
 from lllaunch.config.plan import plan_config
-from lllaunch.console.wording import shown_path
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import open_file
@@ -39,6 +38,7 @@ from lllaunch.run.submission import (
 )
 from lllaunch.spawner.protocol import Function
 from lllaunch.sweep.history import forget_result
+from lllaunch.words import shown_path
 from lllaunch.workers.tail import Follower
 
 if TYPE_CHECKING:

@@ -26,13 +26,13 @@ from lllaunch.console.table import (
     short_extremes,
     short_overrides,
 )
-from lllaunch.console.wording import StyledText, cause_line, short_step
 from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.sweep.policy import Summary, SweepPolicy
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.protocol import JobAnswered, JobPrinted, JobProgressed
 from lllaunch.sweep.schedule import JobState
 from lllaunch.text import duration, plain, spans
+from lllaunch.words import StyledText, cause_line, short_step
 
 if TYPE_CHECKING:
     from lllaunch.spec import RestartCause

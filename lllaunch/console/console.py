@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Literal, TextIO
 
 from lllaunch.console.display import display
 from lllaunch.console.stream import Outlet, encodable, same_file
-from lllaunch.console.wording import StyledText, counted, shown_path
 from lllaunch.run.files import working_directory
 from lllaunch.spec import ConsolePolicy
 from lllaunch.text import duration, visible
 from lllaunch.watchdog.findings import Asked, limit_of
+from lllaunch.words import StyledText, counted, shown_path
 from lllaunch.workers.terminal import Screen, moves_cursor, screen_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from lllaunch.console.wording import StyledText, capitalised, counted, ranks, shown_path, wrapped
 from lllaunch.run.result import Lost
 from lllaunch.text import duration, printable, shorten_middle
 from lllaunch.watchdog.findings import (
@@ -32,6 +31,7 @@ from lllaunch.watchdog.stacks.merged import (
     tree_lines,
     whole_tree,
 )
+from lllaunch.words import StyledText, capitalised, counted, ranks, shown_path, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.console.table import GAP, Row, cells, padded
-from lllaunch.console.wording import StyledText, counted, ranks
 from lllaunch.text import duration, printable
+from lllaunch.words import StyledText, counted, ranks
 
 if TYPE_CHECKING:
     from lllaunch.results.timeline import AttemptTimeline, Lane, RunTimeline

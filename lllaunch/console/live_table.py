@@ -25,11 +25,11 @@ from lllaunch.console.table import (
     short_extremes,
     short_overrides,
 )
-from lllaunch.console.wording import StyledText, cause_line, counted, short_step, shown_path
 from lllaunch.results.live import LIVE, LiveRow, LiveView, count_states
 from lllaunch.results.store import STATES
 from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.text import count, plain, printable, size, spans
+from lllaunch.words import StyledText, cause_line, counted, short_step, shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lllaunch.console.table import GAP, Row, aligned
-from lllaunch.console.wording import (
+from lllaunch.text import size
+from lllaunch.words import (
     StyledText,
     capitalised,
     counted,
@@ -15,7 +16,6 @@ from lllaunch.console.wording import (
     shown_path,
     step_text,
 )
-from lllaunch.text import size
 
 if TYPE_CHECKING:
     from lllaunch.results.peaks import Peak

@@ -8,17 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lllaunch.console.wording import (
-    StyledText,
-    capitalised,
-    cause_line,
-    counted,
-    progress_text,
-    ranks,
-    shown_path,
-    step_text,
-    wrapped,
-)
 from lllaunch.documents import signal_name
 from lllaunch.run.causes import (
     CalledExit,
@@ -34,6 +23,17 @@ from lllaunch.run.causes import (
 from lllaunch.run.excerpts import cause_of, folded, users_call
 from lllaunch.run.result import Ended, Failed, Lost, Succeeded, Victim
 from lllaunch.text import duration, size
+from lllaunch.words import (
+    StyledText,
+    capitalised,
+    cause_line,
+    counted,
+    progress_text,
+    ranks,
+    shown_path,
+    step_text,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

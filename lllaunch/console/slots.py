@@ -8,8 +8,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from lllaunch.console.table import Row, cells
-from lllaunch.console.wording import StyledText
 from lllaunch.text import plain
+from lllaunch.words import StyledText
 
 IDLE = "-"
 """What stands where nobody holds a slot."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.console.display import display
 from lllaunch.console.table import cells, cut
-from lllaunch.console.wording import StyledText, counted
 from lllaunch.text import count, duration, plain, size
+from lllaunch.words import StyledText, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -25,8 +25,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, TextIO
 
-from lllaunch.console.wording import counted
 from lllaunch.linux.process import wait
+from lllaunch.words import counted
 from lllaunch.workers.terminal import screen_of
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from lllaunch.console.table import (
     objective_text,
     short_overrides,
 )
-from lllaunch.console.wording import StyledText, counted, ending, named_jobs, shown_path
 from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.sweep.policy import Summary
 from lllaunch.text import duration, plain
+from lllaunch.words import StyledText, counted, ending, named_jobs, shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -37,7 +37,6 @@ from lllaunch.console.console import Console
 from lllaunch.console.display import display
 from lllaunch.console.stream import KEPT, Outlet, same_file
 from lllaunch.console.table import Painter, Row, cells, decoded, is_terminal
-from lllaunch.console.wording import StyledText, counted, ending, shown_path
 from lllaunch.documents import signal_name
 from lllaunch.run.files import working_directory
 from lllaunch.spec import ConsolePolicy
@@ -45,6 +44,7 @@ from lllaunch.sweep.processes import tell_progress
 from lllaunch.sweep.protocol import JobPrinted, Stopping, Tick
 from lllaunch.sweep.schedule import JobState
 from lllaunch.text import coloured, duration, printable
+from lllaunch.words import StyledText, counted, ending, shown_path
 from lllaunch.workers.terminal import in_foreground, moves_cursor
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import unicodedata
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
 
-from lllaunch.console.wording import StyledText
 from lllaunch.text import plain, printable
+from lllaunch.words import StyledText
 from lllaunch.workers.terminal import moves_cursor
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ RICH_STYLES = {
     "quote": "",
     "faint": "dim",
 }
-"""What rich calls the styles of `lllaunch.console.wording.StyledText`."""
+"""What rich calls the styles of `lllaunch.words.StyledText`."""
 
 # what a terminal calls the words of these styles (ECMA-48, SGR)
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "cyan": "36"}

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from lllaunch.console.wording import commit_text, counted, versions_text
 from lllaunch.pages.html import SIGNS, code, escaped, fill, joined, slug
 from lllaunch.text import shorten, shorten_middle, size
+from lllaunch.words import commit_text, counted, versions_text
 
 if TYPE_CHECKING:
     from lllaunch.documents import Fields

@@ -13,10 +13,10 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from lllaunch.console.wording import counted
 from lllaunch.pages import charts, html
 from lllaunch.pages.charts import Point
 from lllaunch.text import duration, shorten, spans
+from lllaunch.words import counted
 
 if TYPE_CHECKING:
     from markupsafe import Markup

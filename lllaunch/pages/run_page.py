@@ -13,14 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.console.hang import disagreement_text, frame_text, place_text, tree_call
 from lllaunch.console.report import failure_text, fate_groups
-from lllaunch.console.wording import (
-    capitalised,
-    counted,
-    progress_text,
-    ranks,
-    shown_path,
-    step_text,
-)
 from lllaunch.documents import signal_name
 from lllaunch.pages import html, page
 from lllaunch.pages.run_charts import curves_of, lanes_of, marks_of
@@ -29,6 +21,14 @@ from lllaunch.run.result import RunResult
 from lllaunch.text import count, duration, shorten, size, spans
 from lllaunch.watchdog.stacks.frames import is_own
 from lllaunch.watchdog.stacks.merged import short_tree, tree_lines
+from lllaunch.words import (
+    capitalised,
+    counted,
+    progress_text,
+    ranks,
+    shown_path,
+    step_text,
+)
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from lllaunch.console.board import Durations, expected_left
-from lllaunch.console.wording import ranks as ranks_text
 from lllaunch.documents import isoformat
 from lllaunch.files import MOST_BYTES, open_file
 from lllaunch.results.queue import BatchQueue
@@ -42,6 +41,7 @@ from lllaunch.run.samples import RankSample, RunSample, finite, last_sample
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.text import first_line
 from lllaunch.watchdog.findings import suspects
+from lllaunch.words import ranks as ranks_text
 
 if TYPE_CHECKING:
     from lllaunch.sweep.history import JobHistory, SweepHistory, SweepResult

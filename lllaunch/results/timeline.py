@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from lllaunch.console.report import fate_text
-from lllaunch.console.wording import counted, ranks
 from lllaunch.documents import signal_name
 from lllaunch.files import read_bytes
 from lllaunch.results.store import read_run
@@ -30,6 +29,7 @@ from lllaunch.run.samples import RunSample, finite
 from lllaunch.run.samples import decode as decode_sample
 from lllaunch.text import printable
 from lllaunch.watchdog.findings import lasted, suspects
+from lllaunch.words import counted, ranks
 
 if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory, ListEntry

@@ -16,7 +16,6 @@ from lllaunch.console.table import (
     objective_text,
     short_overrides,
 )
-from lllaunch.console.wording import counted, short_step, shown_path
 from lllaunch.results.index import DEFAULT_ROOTS
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
@@ -32,6 +31,7 @@ from lllaunch.results.store import (
 from lllaunch.text import duration
 from lllaunch.text import plain as one_line
 from lllaunch.verbs.printing import Parser, columns, complain, perform, print_json, print_rows
+from lllaunch.words import counted, short_step, shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

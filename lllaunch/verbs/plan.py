@@ -23,7 +23,6 @@ from lllaunch.config.plan import dump_yaml, essential
 from lllaunch.config.secrets import redacted_overrides
 from lllaunch.config.tree import leaf_items
 from lllaunch.config.values import PRETEND, WORDS, count_cpus, count_gpus, parse_nproc
-from lllaunch.console.wording import StyledText, commit_text, versions_text
 from lllaunch.difference import as_json, differences, jsonable, text_lines
 from lllaunch.difference import as_json as changes_as_json
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, Unfit
@@ -54,6 +53,7 @@ from lllaunch.verbs.printing import (
     print_lines,
     print_rows,
 )
+from lllaunch.words import StyledText, commit_text, versions_text
 
 if TYPE_CHECKING:
     from lllaunch.spec import LaunchSpec

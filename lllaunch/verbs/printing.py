@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from lllaunch.app.command_line import WrongUsage, read
 from lllaunch.console.table import Row, is_terminal, painted
-from lllaunch.console.wording import StyledText
 from lllaunch.errors import LaunchError, Unfit
 from lllaunch.exit_codes import ExitCode
 from lllaunch.text import plain, visible
+from lllaunch.words import StyledText
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

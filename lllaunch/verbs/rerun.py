@@ -12,7 +12,6 @@ from lllaunch.app.command_line import program
 from lllaunch.app.early import prestarted
 from lllaunch.app.rerun import RerunRequest, read_again, run_again
 from lllaunch.console.table import is_terminal
-from lllaunch.console.wording import commit_text, ending, shown_path
 from lllaunch.documents import Fields
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.exit_codes import ExitCode
@@ -22,6 +21,7 @@ from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import build_facts
 from lllaunch.run.result import RunResult, known_result
 from lllaunch.verbs.printing import Parser, complain
+from lllaunch.words import commit_text, ending, shown_path
 
 _DESCRIPTION = """\
 Run the plan of a run again, in a new directory.

@@ -28,14 +28,6 @@ from lllaunch.console.status import time_left
 from lllaunch.console.stream import encodable
 from lllaunch.console.summary import Setting, summary_rows
 from lllaunch.console.table import GAP, Row, aligned, cells, padded
-from lllaunch.console.wording import (
-    StyledText,
-    commit_text,
-    counted,
-    shown_path,
-    step_text,
-    versions_text,
-)
 from lllaunch.documents import Fields, isoformat, nanoseconds
 from lllaunch.files import read_text, within
 from lllaunch.results.live import LiveReader
@@ -80,6 +72,14 @@ from lllaunch.verbs.printing import (
     print_rows,
 )
 from lllaunch.watchdog.stacks.merged import TREE
+from lllaunch.words import (
+    StyledText,
+    commit_text,
+    counted,
+    shown_path,
+    step_text,
+    versions_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

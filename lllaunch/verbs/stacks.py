@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from msgspec.structs import replace
 
 from lllaunch.console.hang import frame_text, look_lines
-from lllaunch.console.wording import StyledText, capitalised, counted, ranks, shown_path
 from lllaunch.documents import Fields, Plain, as_record
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
@@ -47,6 +46,7 @@ from lllaunch.watchdog.findings import Asked
 from lllaunch.watchdog.stacks.blame import blame_now
 from lllaunch.watchdog.stacks.frames import RankStack
 from lllaunch.watchdog.stacks.merged import TREE
+from lllaunch.words import StyledText, capitalised, counted, ranks, shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,7 +7,6 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from lllaunch.console.wording import counted, shown_path
 from lllaunch.linux.process import send_signal, wait_readable
 from lllaunch.results.queue import NO_ANSWER, BatchQueue, cancelled
 from lllaunch.results.store import (
@@ -26,6 +25,7 @@ from lllaunch.run.submission import BatchEnded, account_of, append, read_history
 from lllaunch.sweep.directory import ARRAYS
 from lllaunch.verbs.printing import Parser, perform, print_lines
 from lllaunch.verbs.wait import outcome_text, until_over, until_released
+from lllaunch.words import counted, shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

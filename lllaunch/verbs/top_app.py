@@ -31,7 +31,6 @@ from lllaunch.console.live_table import (
     sorted_rows,
 )
 from lllaunch.console.table import RICH_STYLES, Row, cells, cut, decoded
-from lllaunch.console.wording import StyledText
 from lllaunch.errors import LaunchError
 from lllaunch.results.live import AppendedLines, LiveReader, LiveRow, LiveView
 from lllaunch.results.store import look
@@ -40,6 +39,7 @@ from lllaunch.verbs.logs import last_attempt, worker_logs
 from lllaunch.verbs.stacks import stack_lines
 from lllaunch.verbs.stop import stopped
 from lllaunch.verbs.top import Watched
+from lllaunch.words import StyledText
 
 if TYPE_CHECKING:
     from lllaunch.verbs.logs import WorkerLog

@@ -9,7 +9,6 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from lllaunch.console.wording import shown_path
 from lllaunch.errors import OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import open_file
@@ -27,6 +26,7 @@ from lllaunch.results.store import (
 from lllaunch.run.submission import BatchEnded, account_of
 from lllaunch.text import duration
 from lllaunch.verbs.printing import Parser, complain, perform, print_lines
+from lllaunch.words import shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

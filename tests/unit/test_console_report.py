@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from lllaunch.console.report import report_lines
-from lllaunch.console.wording import shown_path
 from lllaunch.events import Exited, Orphan, SpawnerGone, Started, StartFailed
 from lllaunch.linux.cgroup import Memory
 from lllaunch.run.ending import summarize
@@ -24,6 +23,7 @@ from lllaunch.run.records import (
 from lllaunch.run.result import RunResult
 from lllaunch.text import duration
 from lllaunch.watchdog.progress import Progress
+from lllaunch.words import shown_path
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S

@@ -16,8 +16,8 @@ from lllaunch.console.status import (
     line_of,
 )
 from lllaunch.console.table import cells
-from lllaunch.console.wording import StyledText
 from lllaunch.watchdog.progress import Progress
+from lllaunch.words import StyledText
 
 GiB = 1024**3
 

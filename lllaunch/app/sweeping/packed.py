@@ -16,7 +16,6 @@ import lllaunch.sweep.schedule as v
 from lllaunch.app.batch_job import begin, end_of, enter_code, note, perform, read_run, redirect
 from lllaunch.config.plan import SOURCES, complete
 from lllaunch.console.sweep import SweepConsole
-from lllaunch.console.wording import counted
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.results.store import read_overrides
 from lllaunch.run.submission import (
@@ -39,6 +38,7 @@ from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.protocol import Prepared, SpawnerKey
 from lllaunch.sweep.spawner_pool import SpawnerPool
 from lllaunch.text import first_line
+from lllaunch.words import counted
 
 if TYPE_CHECKING:
     from lllaunch.app.rerun import RerunRequest

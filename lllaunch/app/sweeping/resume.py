@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import yaml  # type: ignore[import-untyped]
 
-from lllaunch.console.wording import shown_path
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.files import read_bytes
+from lllaunch.words import shown_path
 
 KEY = "hydra.launcher.resume"
 DIRECTORY = "hydra.sweep.dir"

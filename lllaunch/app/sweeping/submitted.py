@@ -29,7 +29,6 @@ from lllaunch.app.sweeping.jobs import Planned
 from lllaunch.app.sweeping.probes import SweepRefused, map_in_forks
 from lllaunch.clock import now_ns
 from lllaunch.cluster import slurm
-from lllaunch.console.wording import counted
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.linux.process import wait
@@ -65,6 +64,7 @@ from lllaunch.sweep.policy import Summary
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import Broken, JobAnswered, Prepared, Tick, record_of
 from lllaunch.text import duration
+from lllaunch.words import counted
 
 if TYPE_CHECKING:
     from lllaunch.app.sweeping.composing import JobConfig
