@@ -35,10 +35,7 @@ class Index(int):
 class Change(NamedTuple):
     """One value that differs.
 
-    Attributes:
-        path: the keys and `Index`es that lead to it.
-        old: the value, `ABSENT` if there was none.
-        new: the value that it has now, `ABSENT` if there is none.
+    ``path`` has keys and `Index`es; a missing side is `ABSENT`.
     """
 
     path: tuple[Any, ...]
@@ -61,11 +58,7 @@ class Change(NamedTuple):
         return self.text()
 
     def text(self, widest: int = WIDEST) -> str:
-        """Returns it for a person, on one line.
-
-        Args:
-            widest: most characters of a value.
-        """
+        """Returns it for a person, on one line."""
         if self.kind == "added":
             return f"{self.key}: new, {shorten(_text(self.new), widest)}"
         if self.kind == "removed":
@@ -84,13 +77,8 @@ def differences(old: Any, new: Any, *, ordered: bool = True) -> tuple[Change, ..
     of them differ or where one goes on after the end of the other; else the whole list has changed.
     ``true``, ``1`` and ``1.0`` are three values.
 
-    Args:
-        old: plain data, such as `lllaunch.config.plan.plan_node` returns.
-        new: the same.
-        ordered: whether the order of the items of a mapping counts.
-
-    Returns:
-        Nothing for equal plans; else in the order of the keys of ``old``, with new ones after them.
+    Empty for equal plans; else in the order of the keys of ``old``, with new ones after them.
+    ``ordered``: the order of the items of a mapping counts.
     """
     return tuple(_changes((), old, new, ordered))
 
@@ -100,10 +88,7 @@ def text_lines(
 ) -> list[str]:
     """Returns a difference as lines of text such as ``launch.nproc: 2 -> 4``.
 
-    Args:
-        changes: what differs.
-        most: how many lines there may be; what is left out is counted in one more. None for all.
-        widest: most characters of a value.
+    What exceeds ``most`` lines is counted in one more; ``widest`` is in characters.
     """
     shown = [change.text(widest) for change in changes[:most]]
     more = len(changes) - len(shown)
@@ -113,9 +98,8 @@ def text_lines(
 def as_json(changes: Iterable[Change]) -> list[dict[str, Any]]:
     """Returns a difference as JSON.
 
-    Returns:
-        Objects with ``key``, ``kind``, and ``old`` and ``new`` where there is such a value. Keys of
-        mappings are text, and numbers that are not finite are texts such as ``nan``.
+    Objects with ``key``, ``kind``, and ``old`` and ``new`` where there is such a value. Keys of
+    mappings are text, and numbers that are not finite are texts such as ``nan``.
     """
     return [
         {

@@ -100,9 +100,7 @@ _NAMES = re.compile(r"[\w-]+")
 def is_literal_secret(text: str, name: object = "") -> bool:
     """Return whether a text in a config is a secret itself, by its look.
 
-    Args:
-        text: of a leaf.
-        name: its key. Under one that says secret, what is long and looks random is one, too.
+    Under a name that says secret, what is long and looks random is one, too.
     """
     return _TOKEN.search(text) is not None or (is_secret_name(name) and _looks_secret(text))
 
@@ -110,9 +108,7 @@ def is_literal_secret(text: str, name: object = "") -> bool:
 def is_secret(value: str, *names: str) -> bool:
     """Return whether a value must not be shown wherever it turns up.
 
-    Args:
-        value: from the environment.
-        names: of the variable and of the key that it stands under, or texts with such names.
+    ``names`` are those of the variable and of its key, or texts with such names.
     """
     return _looks_secret(value) or any(
         is_secret_name(name) for text in names for name in _NAMES.findall(text)

@@ -39,11 +39,9 @@ RESTART_CAUSES: tuple[RestartCause, ...] = (
 class ProgressLimit:
     """How often the workers of an attempt must show that they get further.
 
-    Attributes:
-        pattern: a regular expression that is searched in what they print, whose named groups are
-            numbers; empty for what `lllaunch.progress` says and known progress bars show.
-        within: seconds in which there must be progress again, or None.
-        first_within: seconds from the start of an attempt in which there must be some, or None.
+    ``pattern`` is searched in what they print, and its named groups are numbers; it is empty for
+    what `lllaunch.progress` says and known progress bars show. Limits are seconds, ``first_within``
+    from the start of an attempt.
     """
 
     pattern: str = ""
@@ -61,7 +59,6 @@ class WatchdogPolicy:
     """What the watchdog looks for; without arguments, nothing.
 
     Attributes:
-        timers: serve a timer FIFO, named by TORCHELASTIC_TIMER_FILE.
         timeout: seconds that an attempt may take, or None.
         run_timeout: seconds that the run may take with all of its attempts, or None.
         stall: seconds without output, CPU use and heartbeat that count as a hang, or None.
@@ -114,7 +111,6 @@ class RestartPolicy:
             ``timeout``, ``node`` (a node was lost, and too few are left), ``preflight`` (the
             program that is run before the workers has failed).
         delay: seconds before the first restart; each later one waits twice as long.
-        max_delay: the longest wait, seconds.
         window: seconds for which a restart counts against the number of them; None for as long as
             the run goes on.
         reset_on: ``progress``: an attempt that came further than all before it makes the count,
@@ -149,22 +145,13 @@ class RestartPolicy:
 
 
 class Preflight(NamedTuple):
-    """A program that is run on each node before the workers of an attempt.
-
-    Attributes:
-        command: the program, which is looked up as an entrypoint is, and its arguments.
-        timeout: seconds that it may take.
-    """
+    """A program that is run on each node before the workers of an attempt, and seconds for it."""
 
     command: tuple[str, ...]
     timeout: float = 300.0
 
     def program(self, runtime_cwd: str) -> str:
-        """Return the program: a path, or a name that is looked up on PATH.
-
-        Args:
-            runtime_cwd: directory that relative paths start from, absolute.
-        """
+        """Return the program: a path, or a name that is looked up on PATH."""
         name = self.command[0]
         return os.path.join(runtime_cwd, name) if "/" in name else name
 
@@ -191,7 +178,6 @@ class Entrypoint:
         form: one of ``function``, ``script``, ``module``, ``program``.
         name: dotted module (function, module), absolute path (script, program with a slash), or
             program to be looked up on PATH.
-        qualname: name within the module, for functions; else an empty string.
         decided: whether it could be told without importing it that a function is there and takes
             its arguments; if not, the spawner tries before anything is started.
         text: as the user wrote it; its source where it came from the environment. Empty if the
@@ -214,12 +200,8 @@ class Nodes:
         max_nodes: there are never more; at least ``min_nodes``, and more than 1.
         node_rank: this node's number, from 0; None for one that joins without a number, which
             ``c10d`` and ``etcd-v2`` give it.
-        backend: what they agree on ranks through.
         host: of the endpoint, a name or an address, without brackets.
-        port: of the endpoint.
         rdzv_id: what the nodes of one run have in common; empty if nobody has given one.
-        conf: further settings of torch's rendezvous.
-        interface: network interface that this node's address is of, or None.
         timeout: seconds that an operation of the store may take.
         join_timeout: seconds within which enough nodes must have joined.
     """
@@ -245,10 +227,7 @@ Snapshots = Literal["git", "temporary", "none"]
 class Requeue:
     """How often a cluster takes a run that it has ended back into its queue.
 
-    Attributes:
-        preempted: after another job has taken its place.
-        timeout: after its time limit.
-        node_failure: after the loss of a node.
+    After another job took its place, its time limit, or the loss of a node.
     """
 
     preempted: int = 20
@@ -264,9 +243,7 @@ class Cluster:
         settings: of a batch job under submitit's names (``partition``, ``gpus_per_node``,
             ``timeout_min``, ...), as they were given; what is left to the site is not in it.
             ``additional_parameters`` is a mapping of options of sbatch.
-        nodes: number of nodes of a run, at least 1.
         signal_delay: how long before its time limit a run is told to end, seconds.
-        requeue: how often it is taken back into the queue.
         array_parallelism: how many jobs of a sweep run at the same time at most.
         pack: how many jobs of a sweep share an allocation, at least 1.
         detach: whether the launcher leaves once the run is submitted; None: where it has no
@@ -320,7 +297,6 @@ class ConsolePolicy:
     Attributes:
         live: whether something that stays and changes is drawn on a terminal; None where it can be.
         color: ``always`` or ``never``; None for what the terminal has.
-        quiet: whether nothing is said where all goes well.
         interval: seconds between two lines that say how far a run is, where nothing is drawn; None
             for no such lines.
     """
@@ -335,8 +311,6 @@ class Written(NamedTuple):
     """Something that Hydra writes to.
 
     Attributes:
-        key: that says so.
-        path: absolute.
         log_of: of a log file the run's directory, empty if that is not known; None of directories.
         hidden: whether variables were read for it, so that it must not be shown.
     """
@@ -354,22 +328,17 @@ class LaunchSpec:
     Its repr leaves out the fields that may hold secrets.
 
     Attributes:
-        entrypoint: what the workers run.
         args: positional arguments. For scripts, modules and programs, text ready for a command
             line (a mapping in the config has become ``--key value``); for functions, any plain
             data.
-        kwargs: keyword arguments of a function; empty for the other forms.
         nproc: number of workers on this node, at least 1.
-        role: name of the worker group, ``default`` unless set.
         start_method: ``forkserver`` or ``spawn``; ``fork`` for a function that workers cannot
             import, which are forked from the process that has it.
         preload: modules that the spawner imports before it forks.
         derived_preload: what it imports after them, since the kind of the run asks for it; in no
             plan.
-        cwd: working directory of the workers, absolute.
         spawner_cwd: that of the preloads, absolute; empty for the workers'. Runs that have it in
             common can share a spawner.
-        env: variables set for every worker, on top of the launcher's.
         derived_env: variables that follow from the rest and from where it runs, stronger than
             ``env``; in no plan.
         env_per_rank: variables of some workers by their local ranks, stronger than both. Ranges
@@ -379,37 +348,20 @@ class LaunchSpec:
         local_ranks_filter: ranks whose output reaches the console, in order; None for all.
         duplicate_stdout_filters: lines of teed stdout holding one of these go to
             ``filtered_stdout.log`` as well.
-        duplicate_stderr_filters: the same for stderr.
         log_line_prefix: template of the prefix of teed lines; None for ``[<role><local_rank>]:``
             where lines of several workers are shown, else none.
         collapse: whether identical lines of several workers are shown as one; None: unless there is
             a ``log_line_prefix``.
-        log_dir: directory of the run, absolute.
         grace_period: seconds between the polite signal and SIGKILL.
         leftovers: seconds that processes which workers leave behind have to end, after a success.
-        not_secret: dotted keys of the config that hold no secret, whatever it looks like.
-        signals: signals that the launcher handles and forwards.
-        watchdog: what the run is watched for.
-        max_restarts: how often a failed worker group is started again.
-        restart: what for, and how soon.
         min_disk: bytes that must be free where the run's files go before an attempt begins, or
             None.
-        preflight: what is run before the workers of an attempt, or None.
         resources: what each worker needs of the machine; only sweeps ask.
-        virtual_local_rank: every worker sees its own GPU as device 0 and LOCAL_RANK=0.
-        run_id: value of TORCHELASTIC_RUN_ID.
-        console: what is shown of it, and how.
-        samples: seconds between two samples of what the workers do, at least 1; None for none.
         locked: whether only a reviewed plan may run; the name of its lock, if it has another one
             than the experiment.
-        output_dir: Hydra's output directory of the job, absolute.
-        runtime_cwd: the directory that the command was given in, absolute.
         sources: by path in the plan, what stands there in place of a value: of one that must not
             be written the text that it comes from (``${oc.env:NAME}``), and of one that the machine
             decides on what the config says.
-        nodes: the nodes of a run that has several; None for one.
-        detected: what was taken from where for ``nnodes: auto``; in no plan.
-        cluster: where it is submitted to; None for a run of this machine.
         arg_keys: of each of ``args``, the path below ``launch.args`` of what it was made from;
             empty for keyword arguments.
         hydra: what Hydra makes by the names in its own node, redacted; it is in no plan but a
@@ -474,11 +426,7 @@ class LaunchSpec:
         return (*self.preload, *self.derived_preload)
 
     def withheld(self) -> Iterator[tuple[Path, str, str]]:
-        """Yield what is passed to workers and must not be written.
-
-        Yields:
-            Path in the config, value, and the text that the value comes from.
-        """
+        """Yield what must not be written of arguments: path in the config, value, source text."""
         nodes: dict[str | int, Any] = {
             "args": self.kwargs or self.args,
             "env": self.env,

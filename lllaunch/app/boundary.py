@@ -186,11 +186,7 @@ def _including(reason: str, searched: list[str]) -> str:
 
 
 def tell_ci(directory: str) -> None:
-    """Annotates and summarises the step of GitHub Actions that this process runs in, if any.
-
-    Args:
-        directory: of the run or sweep.
-    """
+    """Annotates and summarises the step of GitHub Actions that this process runs in, if any."""
     if _in_ci():
         from lllaunch.results.announce import announce  # noqa: PLC0415 - in CI only
 
@@ -200,9 +196,7 @@ def tell_ci(directory: str) -> None:
 def tell_ci_error(error: LaunchError | str, hide: Callable[[str], str]) -> None:
     """The same with why nothing was run: what stands in a file is annotated there.
 
-    Args:
-        error: what is wrong, or a message that says it.
-        hide: takes secrets out of texts.
+    What stands in a file is annotated there.
     """
     if _in_ci():
         from lllaunch.results.announce import announce_error  # noqa: PLC0415 - in CI only
@@ -238,12 +232,7 @@ class AppEnded(SystemExit):
 
 
 class JobFailed(CompactHydraException):
-    """Ends a Hydra job that did not succeed.
-
-    Attributes:
-        exit_code: what the process shall exit with.
-        error: what is still to be said; None where the failure report has said it.
-    """
+    """Ends a Hydra job that did not succeed; ``error`` is None if the report has told it."""
 
     def __init__(self, exit_code: int, text: str, error: LaunchError | None = None) -> None:
         super().__init__(text)
@@ -269,8 +258,7 @@ class Ledger:
 
         It stays so until `restore`.
 
-        Args:
-            code: what the app's only run ended with; it is in result.json.
+        The only run of the app has ended with ``code``, which is in result.json.
         """
         self._over = threading.current_thread() is threading.main_thread()
         self._handle(lambda *_: _leave(code))
@@ -293,12 +281,8 @@ class Ledger:
         Exceptions that are neither ours nor Hydra's pass through; with HYDRA_FULL_ERROR=1 so do
         Hydra's.
 
-        Args:
-            app: Hydra's.
-            seams: what else, while it runs, stands in the place of Hydra's own.
-
-        Returns:
-            What the process shall exit with; None if the app returned.
+        Returns what the process shall exit with; None if the app returned. While it runs, ``seams``
+        stand in the place of Hydra's own.
         """
         # variables are noted for what is said after the app has ended, too
         with replaced({**_BOUNDARY, **(seams or {})}), noting_variables():

@@ -85,15 +85,10 @@ def complete(
     run: Callable[[list[str]], int],
     flags_of: Callable[[str], Mapping[str, int | None]],
 ) -> int | None:
-    """Do what ``-sc`` asks for.
+    """Do what ``-sc`` asks for; None for help, which is left to Hydra.
 
-    Args:
-        words: that follow it.
-        run: Hydra's app; called with a command line of its own.
-        flags_of: returns the options of a command, as `lllaunch.app.command_line.FLAGS` has them.
-
-    Returns:
-        The exit code; None if that is left to Hydra: help.
+    ``run`` is Hydra's app, called with a command line of its own; ``flags_of`` returns the options
+    of a command.
     """
     (asked,) = words if len(words) == 1 else ("",)
     if asked in _SCRIPTS:

@@ -44,12 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class ComposeFailed(LaunchError):
-    """Hydra cannot compose a config.
-
-    Attributes:
-        reason: what Hydra says.
-        message: the same in lllaunch's words, if there are any.
-    """
+    """Hydra cannot compose a config; ``message`` is its ``reason`` in lllaunch's words, if any."""
 
     reason: str
     message: str = ""
@@ -59,15 +54,7 @@ class ComposeFailed(LaunchError):
 
 
 class ConfigRequest(NamedTuple):
-    """What a command line says of the config.
-
-    Attributes:
-        overrides: Hydra's.
-        multirun: whether they make a sweep.
-        config_name: value of ``--config-name``, None for the app's own; so the next two.
-        config_path: of ``--config-path``.
-        config_dir: of ``--config-dir``.
-    """
+    """What a command line says of the config; None where it leaves that to the app."""
 
     overrides: tuple[str, ...] = ()
     multirun: bool = False
@@ -132,9 +119,6 @@ class Composition:
 
     Outside of it Hydra's global state is what it was.
 
-    Args:
-        command: the command line.
-
     Raises:
         ComposeFailed: a directory that it names is not there.
     """
@@ -179,9 +163,6 @@ class Composition:
     def compose(self, overrides: Sequence[str] = ()) -> DictConfig:
         """Returns the config of a run, whole; it is Hydra's config of this process.
 
-        Args:
-            overrides: after those of the command.
-
         Raises:
             ComposeFailed: Hydra cannot compose it.
         """
@@ -198,10 +179,6 @@ class Composition:
 
     def plan(self, config: DictConfig, *, entrypoint_required: bool = True) -> LaunchSpec:
         """Decides what the run of a config would be, on no machine in particular.
-
-        Args:
-            config: just composed.
-            entrypoint_required: as `lllaunch.config.resolve.resolve` has it.
 
         Raises:
             ConfigError: something is wrong; it holds everything that is.
@@ -256,9 +233,6 @@ class Composition:
 
     def origins(self, overrides: Sequence[str] = ()) -> Origins:
         """Returns where the values of a composed config came from.
-
-        Args:
-            overrides: as for `compose`.
 
         Raises:
             ComposeFailed: Hydra cannot compose it.

@@ -33,7 +33,6 @@ class JobOf(NamedTuple):
     """One job of a sweep.
 
     Attributes:
-        overrides: of the job.
         master: what the sweep itself was composed to.
         admitted: hash of its plan when it was tried, and was the reviewed one.
     """
@@ -48,11 +47,7 @@ def admit(
 ) -> None:
     """Lets a run start, or does not.
 
-    Args:
-        spec: the run.
-        config: that it was decided from, whole.
-        job: which one of which sweep it is, if it is of one.
-        users_own: whether workers run a function of the user's own, which no lock knows.
+    ``users_own``: workers run a function of the user's own, which no lock knows.
 
     Raises:
         PlanRefused: it is not what was reviewed, or not what its project allows.
@@ -82,9 +77,6 @@ def admit(
 def expect_places(config: DictConfig) -> None:
     """Expect that Hydra writes only where the project allows it.
 
-    Args:
-        config: whole; it is Hydra's config of this process.
-
     Raises:
         PlanRefused: it does not.
         ConfigError: the policy cannot be read.
@@ -107,9 +99,6 @@ def expect_own_environment(config: DictConfig) -> None:
 
     Hydra sets ``hydra.job.env_set`` before a run starts, and so could name another policy.
 
-    Args:
-        config: whole.
-
     Raises:
         ConfigError: it does not.
     """
@@ -127,9 +116,6 @@ def expect_own_environment(config: DictConfig) -> None:
 
 def policy_of(top: str) -> Policy | None:
     """Reads the policy of a project, if it has one.
-
-    Args:
-        top: of its working tree.
 
     Raises:
         ConfigError: something is wrong with it.
@@ -150,9 +136,6 @@ def admit_directory(path: str) -> None:
     """Let a run of this process write to a directory, whatever the policy says of it.
 
     Of a batch job: who has submitted it was allowed to; here the tree may be a snapshot.
-
-    Args:
-        path: absolute.
     """
     _admitted.append(path)
 
@@ -244,11 +227,7 @@ def _read_lock(path: str) -> Lock:
 
 
 def variables_of_hydra(env_set: object) -> list[Diagnostic]:
-    """Tells which variables Hydra sets for a run; no lock has them.
-
-    Args:
-        env_set: ``hydra.job.env_set`` as plain data, unresolved.
-    """
+    """Tells which variables Hydra sets for a run; no lock has them."""
     from lllaunch.review.allow import variables_set  # noqa: PLC0415
 
     return [

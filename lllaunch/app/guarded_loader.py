@@ -95,12 +95,7 @@ def load_job(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str])
 class _Kept(NamedTuple):
     """A config that was composed to see its mode.
 
-    Attributes:
-        name: of the primary config.
-        overrides: of the command line.
-        parsed: the same.
-        config: what they came to.
-        of_sweep: whether a run would not take it: nobody has chosen one of its groups.
+    ``of_sweep``: a run would not take it, since nobody has chosen one of its groups.
     """
 
     name: str | None

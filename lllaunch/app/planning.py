@@ -38,13 +38,7 @@ if TYPE_CHECKING:
 
 
 class Whereabouts(NamedTuple):
-    """Directories of a job, absolute.
-
-    Attributes:
-        runtime_cwd: where the command was given.
-        output_dir: Hydra's output directory of the job.
-        cwd: where the job's launcher works: the output directory with ``hydra.job.chdir``.
-    """
+    """Directories of a job, absolute; ``cwd`` is the output directory with ``hydra.job.chdir``."""
 
     runtime_cwd: str
     output_dir: str
@@ -57,10 +51,6 @@ def locating(loader: ConfigLoader, config: Any) -> Iterator[None]:
 
     To find them takes as long as composing; so it is done only then, and where it fails the error
     is what it was.
-
-    Args:
-        loader: Hydra's.
-        config: that it composed, with Hydra's own node.
     """
     try:
         yield
@@ -94,18 +84,10 @@ def plan_job(
     entrypoint_required: bool = True,
     submitted: bool = False,
 ) -> LaunchSpec:
-    """Decides what the run of a job is; Hydra's config is that of the job.
+    """Decide what the run of a job is; Hydra's config is that of the job.
 
-    Args:
-        cfg: the composed config.
-        where: the job's directories.
-        user: what the workers run instead of the configured entrypoint, or None.
-        outer: key of a node whose launch fields are weaker than those of ``launch``, or None.
-        users_own: as `lllaunch.config.resolve.resolve` has it.
-        environ: the launcher's environment; None for the real one.
-        here: as `lllaunch.config.resolve.resolve` has it.
-        entrypoint_required: the same; without a ``user``.
-        submitted: the same.
+    ``user`` is what the workers run instead of the configured entrypoint. The other arguments are
+    as for `lllaunch.config.resolve.resolve`.
 
     Raises:
         ConfigError: something is wrong; it holds everything that is.
@@ -153,9 +135,6 @@ def expect_quoted(cfg: DictConfig) -> None:
 
     Only the file can tell it from a number that somebody wrote. So where it may be one, the files
     that the config is made of are read again.
-
-    Args:
-        cfg: the composed config, which is Hydra's of this process.
 
     Raises:
         ConfigError: as said; it names the file and the line.
@@ -234,18 +213,9 @@ def perform(
     ended: Callable[[int], None] | None = None,
     job: BatchJob | None = None,
 ) -> RunResult:
-    """Runs a job that `plan_job` planned; its result is on the disk when this returns.
+    """Run a job that `plan_job` planned; its result is on the disk when this returns.
 
-    Args:
-        spec: the run.
-        cfg: the job's config.
-        user: as for `plan_job`.
-        console: tells the user.
-        spawner: to use, or None.
-        build: as for `lllaunch.run.execute.execute`.
-        directory: the same.
-        ended: the same.
-        job: the same.
+    ``build``, ``directory``, ``ended`` and ``job`` are as for `lllaunch.run.execute.execute`.
 
     Raises:
         NotPicklable: the config cannot be sent to workers that run a function of the user's.
@@ -279,13 +249,7 @@ def perform(
 
 
 def in_snapshot(spec: LaunchSpec, snapshot: Snapshot, environ: Mapping[str, str]) -> LaunchSpec:
-    """Return a spec whose workers run the code of a snapshot.
-
-    Args:
-        spec: the run.
-        snapshot: of the code.
-        environ: the launcher's environment.
-    """
+    """Return a spec whose workers run the code of a snapshot."""
 
     def place(path: str) -> str:
         # the run's own directory may be in the repository, too
@@ -340,12 +304,7 @@ def modules_of(spec: LaunchSpec) -> list[str]:
 
 
 def importing_from_runtime_cwd(spec: LaunchSpec, environ: Mapping[str, str]) -> LaunchSpec:
-    """Lets workers import from the directory of the command when they work in another one.
-
-    Args:
-        spec: the run.
-        environ: the launcher's environment.
-    """
+    """Lets workers import from the directory of the command when they work in another one."""
     imports = spec.preload or spec.entrypoint.form in {"function", "module"}
     if spec.cwd == spec.runtime_cwd or not imports:
         return spec

@@ -90,11 +90,9 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def overrides(given: Mapping[str, str], *, alone: bool) -> list[str]:
     """Return the overrides that say what options say.
 
-    Args:
-        given: values by name; any text for a flag.
-        alone: whether they and a script are the run, and torchrun's defaults hold: of several
-            nodes, and of streams if one of ``--redirects`` and ``--tee`` is given. Otherwise they
-            change what an experiment says.
+    ``given`` has values by name; any text for a flag. ``alone``: they and a script are the run, and
+    torchrun's defaults hold: of several nodes, and of streams if one of ``--redirects`` and
+    ``--tee`` is given. Otherwise they change what an experiment says.
 
     Raises:
         Unsupported: one cannot be obeyed.

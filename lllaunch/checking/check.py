@@ -61,24 +61,14 @@ _CHOICE = re.compile(r"\+{0,2}([\w/.-]+)(?:@[^=]*)?=([\w/.+-]+)")
 
 
 class Locks:
-    """Compares the locks of a tree.
-
-    Args:
-        examined: the experiments.
-        unreadable: whether a config, by its name, cannot be composed.
-    """
+    """Compares the locks of a tree; ``unreadable`` says whether a config cannot be composed."""
 
     def __init__(self, examined: Iterable[Examined], unreadable: Callable[[str], bool]) -> None:
         self._examined = {each.command: each for each in examined}
         self._unreadable = unreadable
 
     def compare(self, name: str, path: str) -> Iterator[CheckedDiagnostic]:
-        """Tells what is wrong with a lock, or differs from it.
-
-        Args:
-            name: of the lock.
-            path: of its file.
-        """
+        """Tells what is wrong with a lock, or differs from it."""
         try:
             lock = read_lock(path)
         except ConfigError as error:
@@ -192,11 +182,7 @@ def _jobs(composed: Composition, name: str | None) -> Iterator[tuple[str, Launch
 
 
 def not_locked(examined: Iterable[Examined]) -> Iterator[CheckedDiagnostic]:
-    """Tells which experiments must have a lock and have none where runs look for it.
-
-    Args:
-        examined: the experiments.
-    """
+    """Tells which experiments must have a lock and have none where runs look for it."""
     for each in examined:
         if not each.lock:
             continue
@@ -224,10 +210,6 @@ _VARIABLE = re.compile(r"oc\.env\s*:\s*(\w+)")
 
 def check_tree(directory: str, environ: Mapping[str, str]) -> Outcome:
     """Checks all that is in a tree of configs. Nothing is started, nothing is written.
-
-    Args:
-        directory: its top.
-        environ: of this process.
 
     Raises:
         ConfigError: there is no such directory.

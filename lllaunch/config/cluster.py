@@ -174,11 +174,8 @@ _HOW = f"write {KEY}={BACKEND}, or +{KEY}={BACKEND} where no config has chosen o
 class ClusterNode(NamedTuple):
     """What a config says of a cluster.
 
-    Attributes:
-        cluster: where the run goes; of one node where the node itself does not say how many.
-        nodes: how many it says; None if it does not.
-        sources: what stands in a plan in place of values that must not be written, as
-            `lllaunch.spec.LaunchSpec` has them.
+    ``nodes`` is None if it does not say how many; ``cluster`` is of one node then. ``sources`` are
+    as in `lllaunch.spec.LaunchSpec`.
     """
 
     cluster: Cluster
@@ -189,11 +186,9 @@ class ClusterNode(NamedTuple):
 def asks_for_cluster(cfg: DictConfig, *, users_own: bool = False) -> bool:
     """Return whether a config has a node ``cluster`` that is ours; whatever it has, none raises.
 
-    Args:
-        cfg: the composed config.
-        users_own: whether it is that of an app of the user's own, whose nodes may have any names
-            and keys. There ``backend`` must be written out, and be one that we have; else it is
-            enough that the key is there.
+    In the config of an app of the user's own (``users_own``) nodes may have any names and keys.
+    There ``backend`` must be written out, and be one that we have; else it is enough that the key
+    exists.
     """
     node = _node_of(cfg)
     if node is None:
@@ -213,9 +208,6 @@ def launchers_cluster(node: Mapping[str, Any]) -> dict[str, Any] | None:
     With ``cluster``, a name or a mapping, there may be submitit's keys beside it, so that a config
     of its launcher need not be changed but for the launcher's name. References to other values
     stay: what they come to may be a secret.
-
-    Args:
-        node: the launcher's node of the config, or its keys and values.
     """
     given = _as_written(node)
     try:
@@ -236,13 +228,7 @@ def _as_written(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_launcher(problem: Diagnostic, node: Mapping[str, Any], key: str) -> Diagnostic:
-    """Return a problem with a cluster under the keys by which ``hydra.launcher`` has said it.
-
-    Args:
-        problem: with what `launchers_cluster` has returned.
-        node: the launcher's node of the config.
-        key: its dotted key.
-    """
+    """Return a problem with what `launchers_cluster` gave, under keys of ``hydra.launcher``."""
     cluster = node.get(KEY)
     within = frozenset(cluster if isinstance(cluster, Mapping) else ())
 
@@ -275,18 +261,11 @@ def read_cluster(
     reviewed: bool = False,
     users_own: bool = False,
 ) -> ClusterNode | None:
-    """Reads ``cluster``.
+    """Read ``cluster``; None if the run is one of this machine.
 
-    Args:
-        cfg: the composed config.
-        reader: of that config.
-        findings: takes what is wrong.
-        strict: whether the name is ours alone: whatever else stands there is a mistake.
-        reviewed: whether nothing is submitted: variables that are not set stand as empty text.
-        users_own: as `asks_for_cluster` has it.
-
-    Returns:
-        None if the run is one of this machine; of use only if nothing was found.
+    ``strict``: the name is ours alone, so that whatever else stands there is a mistake.
+    ``reviewed``: nothing is submitted, and variables that are not set are empty. ``users_own`` is
+    as for `asks_for_cluster`.
     """
     if not asks_for_cluster(cfg, users_own=users_own):
         tree = reader.read(cfg, KEY) if strict else None
@@ -310,13 +289,6 @@ def with_nodes(read: ClusterNode, settings: Settings) -> tuple[ClusterNode, Sett
 
     ``launch.nnodes: 4`` and ``cluster.nodes: 4`` both ask for them; once the job has them, they
     are what ``launch.nnodes: auto`` finds.
-
-    Args:
-        read: what the config says of the cluster.
-        settings: of the launch node; what does not go together goes to their findings.
-
-    Returns:
-        Both, as they come to.
     """
     tree, key = settings["nnodes"], settings.key_of("nnodes")
     if settings.is_given("node_rank"):
@@ -384,13 +356,7 @@ def _node_of(cfg: DictConfig) -> DictConfig | None:
 
 
 class _Reading:
-    """Reads the keys of the node.
-
-    Args:
-        items: the trees of its keys.
-        findings: takes what is wrong.
-        reviewed: as `read_cluster` has it.
-    """
+    """Reads the keys of the node."""
 
     def __init__(self, items: dict[str, Tree], findings: Findings, *, reviewed: bool) -> None:
         self._findings = findings
@@ -490,14 +456,7 @@ class _Reading:
         return self._value((name,), tree, _READERS.get(name, _read_word))
 
     def _value(self, path: Path, tree: Tree, read: Callable[[Any], Any], where: str = "") -> Any:
-        """Return what a tree comes to, and note its source if it must not be written.
-
-        Args:
-            path: where it stands in a plan.
-            tree: the value.
-            read: reads it.
-            where: it stands in the config, if that is elsewhere.
-        """
+        """Return what a tree comes to, and note its source if it must not be written."""
         place = (KEY, *path)
         if has_secrets(tree):
             self._sources[place] = conceal(tree)

@@ -33,13 +33,7 @@ _COLOR_HINTS = {
 
 
 def read_console(tree: Tree, key: str, findings: Findings) -> ConsolePolicy:
-    """Read ``console``.
-
-    Args:
-        tree: the mapping; None for the defaults.
-        key: its dotted key, for messages.
-        findings: takes what is wrong.
-    """
+    """Read ``console``."""
     if tree is not None and not isinstance(tree, dict):
         findings.attempt(key, tree, _refuse)
         tree = None

@@ -19,9 +19,7 @@ from lllaunch.text import shorten
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """A hint such as ``did you mean 'all'?``, or an empty string if nothing is near.
 
-    Args:
-        word: what was written; longer words than 100 characters are near to nothing.
-        choices: what could have been written.
+    Nothing is near a word of more than 100 characters.
     """
     near = nearest(word, choices)
     return f"did you mean {near!r}?" if near else ""
@@ -49,12 +47,7 @@ MOST_PROBLEMS = 50
 
 
 class Findings:
-    """Collects problems, in the order in which they are found.
-
-    Attributes:
-        problems: the first `MOST_PROBLEMS` of them.
-        count: how many there are.
-    """
+    """Collects problems in order: the first `MOST_PROBLEMS` of them, and how many there are."""
 
     def __init__(self) -> None:
         self.problems: list[Diagnostic] = []
@@ -63,10 +56,7 @@ class Findings:
     def add(self, key: str, value: Tree, unfit: Unfit) -> None:
         """Notes a problem with a value, unless it is broken: that has been noted already.
 
-        Args:
-            key: dotted key of the value.
-            value: shown without its secrets.
-            unfit: what is wrong with it; its hint and detail are left out if the value is secret.
+        The value is shown without its secrets; hint and detail are left out if it is secret.
         """
         if value is not BROKEN:
             self.note(unfit.at(key, show(value), secret=has_secrets(value)))
@@ -78,9 +68,8 @@ class Findings:
     def attempt(self, key: str, value: Tree, read: Callable[[Any], T]) -> T | None:
         """Calls ``read`` with the plain value of ``value``.
 
-        Returns:
-            What ``read`` returned. None if it raised `Unfit`, which is noted, or if the value is
-            broken; then it is not called.
+        None if that raised `Unfit`, which is noted, or if the value is broken; then it is not
+        called.
         """
         if value is BROKEN:
             return None
@@ -91,11 +80,7 @@ class Findings:
             return None
 
     def raise_if_any(self, order: Sequence[str] = ()) -> None:
-        """Ends the checks.
-
-        Args:
-            order: keys in the order in which problems with them and what is below them are told;
-                the others follow as they were found.
+        """Raise what was found; problems with the keys of ``order`` come first, in that order.
 
         Raises:
             ConfigError: something was found.
@@ -140,15 +125,9 @@ def known_items(
     findings: Findings,
     explained: Mapping[str, str] = _NONE,
 ) -> dict[str, Tree]:
-    """The items of a mapping that are settings.
+    """Return the items of a mapping that are settings; the others are problems.
 
-    Args:
-        node: the mapping.
-        key: its dotted key, for messages.
-        names: names of the settings.
-        synonyms: other words for them.
-        findings: takes the items that are no settings.
-        explained: of names that others have and that are none here, what to do instead.
+    ``explained`` says, for names that exist elsewhere but not here, what to do instead.
     """
     unknown = [name for name in node if name not in names]
     for name in unknown[:_MOST_UNKNOWN]:
@@ -289,14 +268,7 @@ def read_each(
 ) -> tuple[T, ...]:
     """Reads the elements of a list, or of text separated by commas.
 
-    Args:
-        tree: the value; None for an empty list.
-        key: its key, for messages.
-        findings: takes what is wrong, by element.
-        read: reads one element.
-
-    Returns:
-        What was read, without what is wrong.
+    What is wrong is left out.
     """
     plain = reveal(tree)
     if plain is None:
@@ -340,12 +312,7 @@ def no_such_name(name: str) -> Unfit:
 
 
 def read_directory(value: object, runtime_cwd: str, made: str = "") -> str:
-    """A directory that is there.
-
-    Args:
-        value: relative to ``runtime_cwd``.
-        runtime_cwd: absolute.
-        made: one that will be there when it is needed, absolute.
+    """Return an existing directory; ``made`` is one that will exist when it is needed.
 
     Raises:
         Unfit: it is not.

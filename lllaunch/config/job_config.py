@@ -41,15 +41,11 @@ def public_config(cfg: DictConfig) -> dict[str, Any]:
 
     A ``cluster`` that is the user's own is no other key.
 
-    Args:
-        cfg: the composed config. Resolvers of the user's are called; what they raise is ignored.
-
-    Returns:
-        Plain data, resolved but for some leaves, of which the config's own text stands there: those
-        that come from the environment or from what changes with each composing (``${now:...}``,
-        ``${hydra:...}``), by whatever detour; those under a name that says secret, and references
-        to them; and those that cannot be resolved. Of literal secrets ``${oc.env:NAME}`` stands
-        there.
+    Plain data, resolved but for some leaves, of which the config's own text stands there: those
+    that come from the environment or from what changes with each composing (``${now:...}``,
+    ``${hydra:...}``), by whatever detour; those under a name that says secret, and references to
+    them; and those that cannot be resolved. Of literal secrets ``${oc.env:NAME}`` stands there.
+    Resolvers of the user's are called; what they raise is ignored.
     """
     register_resolvers()
     root: Any = OmegaConf.to_container(cfg, resolve=False)
@@ -61,16 +57,10 @@ def public_config(cfg: DictConfig) -> dict[str, Any]:
 
 
 def with_sources(decided: Mapping[str, Any], cfg: DictConfig, *nodes: str) -> dict[str, Any]:
-    """A decided ``launch`` node that is the same whenever the config is composed.
+    """Return a decided ``launch`` node that is the same whenever the config is composed.
 
-    Args:
-        decided: the plan's node (`lllaunch.config.plan.plan_node`).
-        cfg: the composed config that it was decided from.
-        nodes: dotted keys of the nodes that it was read from, the strongest last.
-
-    Returns:
-        The node, but for leaves of which `public_config` would leave the config's own text: that
-        text stands there.
+    Leaves of which `public_config` would leave the config's own text have that text. ``nodes`` are
+    the dotted keys that it was read from, the strongest last.
     """
     register_resolvers()
     root: Any = OmegaConf.to_container(cfg, resolve=False)
@@ -93,12 +83,7 @@ def _with_text(decided: Any, text: Any) -> Any:
 
 
 class _Writer:
-    """Walks through a config and its unresolved data side by side.
-
-    Args:
-        root: the whole config, unresolved.
-        calls: of the resolvers that are watched.
-    """
+    """Walks through a config and its unresolved data side by side."""
 
     def __init__(self, root: Mapping[Any, Any], calls: list[str]) -> None:
         self._root = root
@@ -110,13 +95,7 @@ class _Writer:
         self._open: list[int] = []
 
     def container(self, node: Any, raw: Any, name: object = "") -> Any:
-        """Returns a node as plain data.
-
-        Args:
-            node: a `DictConfig` or `ListConfig`.
-            raw: the same, unresolved.
-            name: the key that elements of a list stand under.
-        """
+        """Returns a node as plain data."""
         self._open.append(id(node))
         try:
             if isinstance(raw, list):

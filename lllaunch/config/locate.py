@@ -53,17 +53,7 @@ def _parameter(name: str, kind: Any, *, has_default: bool) -> Parameter:
 def misfits(
     signature: Signature, args: Sequence[object], kwargs: Mapping[str, object], function: str
 ) -> Iterator[tuple[str, str, str]]:
-    """What is wrong with a call.
-
-    Args:
-        signature: of the function.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        function: its name, for the text.
-
-    Yields:
-        The keyword concerned (empty for the call as a whole), what is wrong, and a hint.
-    """
+    """Yield what is wrong with a call: the keyword (or empty), the problem, a hint."""
     parameters = signature.parameters.values()
     kinds = {parameter.kind for parameter in parameters}
     positional = [p for p in parameters if p.kind <= Parameter.POSITIONAL_OR_KEYWORD]
@@ -109,11 +99,9 @@ class Name:
     """What the source says about a name.
 
     Attributes:
-        bound: whether something binds it.
         signature: if it is bound once, as a function without decorators.
         unusable: why it certainly cannot be called, as a predicate, or an empty string.
         dynamic: whether names may be bound that the source does not show.
-        others: the names that are bound beside it.
     """
 
     bound: bool = False
@@ -124,12 +112,7 @@ class Name:
 
 
 def look_up(module: ast.Module, qualname: str) -> Name:
-    """Looks for a name.
-
-    Args:
-        module: parsed source.
-        qualname: dotted name of a function, or of one within a class.
-    """
+    """Looks for a name."""
     body: Sequence[ast.stmt] = module.body
     dynamic = _binds_unseen(module)
     *classes, last = qualname.split(".")
@@ -240,10 +223,8 @@ class Located:
 
     Attributes:
         status: found; certainly missing or unusable; or not to be told without importing.
-        file: source file, or an empty string.
         signature: of a function that is defined once, without decorators; else None.
         reason: for ``MISSING`` what is wrong, as a sentence; for ``UNKNOWN`` why it cannot be told.
-        hint: what was probably meant, or an empty string.
     """
 
     status: NameStatus
@@ -270,16 +251,7 @@ class _Undecided(Exception):
 
 
 def locate(module: str, qualname: str, path: Sequence[str]) -> Located:
-    """Finds a name in a module.
-
-    Args:
-        module: dotted name.
-        qualname: dotted name within it; empty for the module itself.
-        path: directories, as in ``sys.path``.
-
-    Returns:
-        What was found.
-    """
+    """Find a dotted name in a module; with an empty one, the module itself."""
     try:
         found = _find(module, path)
         if not qualname:
@@ -291,12 +263,7 @@ def locate(module: str, qualname: str, path: Sequence[str]) -> Located:
 
 
 def locate_main(module: str, path: Sequence[str]) -> Located:
-    """Finds what ``python -m module`` would run: for a package, its ``__main__``.
-
-    Args:
-        module: dotted name.
-        path: directories, as in ``sys.path``.
-    """
+    """Find what ``python -m module`` would run: for a package, its ``__main__``."""
     try:
         found = _find(module, path)
         if not found.locations:

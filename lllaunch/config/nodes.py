@@ -83,11 +83,8 @@ class NodeSettings(NamedTuple):
 
     Attributes:
         nodes: of the run; None if it has one, or where that is not looked up.
-        detected: what was taken from the environment.
         leaves_nproc: whether the number of workers is left to it, too.
         nproc: that number, or a word for it; None if nothing says.
-        rdzv_id: what the run is called among others; empty if nothing says.
-        sources: as `lllaunch.spec.LaunchSpec` has them.
     """
 
     nodes: Nodes | None = None
@@ -143,12 +140,7 @@ class _Rdzv(NamedTuple):
 
 
 def read_nodes(settings: Settings, around: HostContext) -> NodeSettings:
-    """Reads ``nnodes``, ``node_rank`` and ``rdzv``.
-
-    Args:
-        settings: of the launch node; what is wrong goes to their findings.
-        around: what the config is read in.
-    """
+    """Reads ``nnodes``, ``node_rank`` and ``rdzv``."""
     findings = settings.findings
     before = findings.count
     counts = settings.scalar("nnodes", read_nnodes, None)
@@ -169,15 +161,9 @@ def read_nodes(settings: Settings, around: HostContext) -> NodeSettings:
 
 
 def nodes_ahead(cfg: DictConfig, environ: Mapping[str, str], key: str = "launch") -> Nodes | None:
-    """Reads the nodes of a run alone, before it has a directory.
+    """Read the nodes of a run alone, before it has a directory.
 
-    Args:
-        cfg: the composed config.
-        environ: the launcher's environment.
-        key: name of the launch node.
-
-    Returns:
-        None if it has one, or if something is wrong, which is told when all is read.
+    None if it has one node, or if something is wrong, which is reported when all is read.
     """
     findings = Findings()
     settings = _settings_of(cfg, key, ("nnodes", "node_rank", "rdzv"), findings)
@@ -189,16 +175,7 @@ def nodes_ahead(cfg: DictConfig, environ: Mapping[str, str], key: str = "launch"
 def count_ahead(
     cfg: DictConfig, findings: Findings, key: str = "launch"
 ) -> Literal["auto"] | tuple[int, int] | None:
-    """Reads ``nnodes`` alone, whatever else the config says of nodes.
-
-    Args:
-        cfg: the composed config.
-        findings: takes what is wrong with it.
-        key: name of the launch node.
-
-    Returns:
-        The least and the most, or ``auto``; None if something is wrong.
-    """
+    """Return the least and the most of ``nnodes``, or ``auto``; None if it is wrong."""
     return _settings_of(cfg, key, ("nnodes",), findings).scalar("nnodes", read_nnodes, None)
 
 

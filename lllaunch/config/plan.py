@@ -58,9 +58,8 @@ def plan_config(spec: LaunchSpec) -> str:
 def plan_hash(spec: LaunchSpec) -> str:
     """The identity of a plan: the same for the same experiment in another place.
 
-    Returns:
-        SHA-256, in hexadecimal, of what differs from the defaults, with the run's own directory and
-        the user's directory taken out, and with a ``run_id`` that was made from them.
+    SHA-256, in hexadecimal, of what differs from the defaults, with the run's own directory and the
+    user's directory taken out, and with a ``run_id`` that was made from them.
     """
     return hash_of(portable_plan(spec))
 
@@ -75,12 +74,7 @@ def hash_of(plan: Mapping[str, Any]) -> str:
 
 
 class PathAliases(NamedTuple):
-    """What stands in a plan for directories that differ from place to place.
-
-    Attributes:
-        output_dir: for the run's own directory.
-        cwd: for the directory that the command was given in.
-    """
+    """What stands in a plan for directories that differ from place to place."""
 
     output_dir: str
     cwd: str
@@ -96,14 +90,9 @@ SOURCES = PathAliases("${hydra:runtime.output_dir}", "${hydra:runtime.cwd}")
 def portable_plan(spec: LaunchSpec, places: PathAliases = MARKS) -> dict[str, Any]:
     """Returns a plan without what differs from place to place.
 
-    Args:
-        spec: the run.
-        places: what stands for directories.
-
-    Returns:
-        What `plan_node` does, without what is another one on each node: ``node_rank``,
-        ``rdzv.interface`` (unless all nodes are given it by a cluster), and a ``run_id`` that was
-        made from the run's directory or from ``rdzv.id``.
+    Nor what is another one on each node: ``node_rank``, ``rdzv.interface`` (unless all nodes are
+    given it by a cluster), and a ``run_id`` that was made from the run's directory or from
+    ``rdzv.id``.
     """
     plan = plan_node(spec)
     launch = plan["launch"]
@@ -144,15 +133,11 @@ _OWN = (
 
 
 def group_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the nodes of a run must have in common.
+    """Return what the nodes of a run must have in common, of a portable plan.
 
-    Args:
-        plan: of a run, as `portable_plan` made it.
-
-    Returns:
-        Its `essential` part without what each node may have of its own: the number of workers and
-        how they are named by their ranks, where their output goes and what is shown of it. Without
-        the endpoint, too: nodes that compare their plans have met, by whatever name.
+    Its `essential` part without what each node may have of its own: the number of workers and how
+    they are named by their ranks, where their output goes and what is shown of it. Without the
+    endpoint, too: nodes that compare their plans have met, by whatever name.
     """
     launch = essential(plan)["launch"]
     common = {name: value for name, value in launch.items() if name not in _OWN}
@@ -253,9 +238,8 @@ these, and not if a node is lost, has something else in its plan (`written_resta
 def essential(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return a plan without what is the default.
 
-    Args:
-        plan: of a run or, under ``jobs``, of the jobs of a sweep, with `MARKS` or `SOURCES` for
-            directories; complete, or essential already.
+    The plan of a run or, under ``jobs``, of the jobs of a sweep, with `MARKS` or `SOURCES` for
+    directories; complete, or essential already.
     """
     return _each_run(
         plan,
@@ -265,12 +249,7 @@ def essential(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _on(launch: Mapping[str, Any], every: object) -> Mapping[str, Any]:
-    """Return a plan's node with every cause of a restart in one of its two forms.
-
-    Args:
-        launch: the node.
-        every: the form that it may have; it gets the other one.
-    """
+    """Return a plan's node with every cause of a restart in one of its two forms."""
     restart = launch.get("restart")
     if not isinstance(restart, Mapping) or restart.get("on") != every:
         return launch
@@ -283,9 +262,7 @@ def complete(plan: Mapping[str, Any], places: PathAliases | None = None) -> dict
 
     Of ``cluster`` it has all keys but those that are left to the site.
 
-    Args:
-        plan: as for `essential`.
-        places: what stands in it for directories, `MARKS` if None.
+    ``places`` is what stands in it for directories, `MARKS` if None.
     """
 
     def completed(launch: Mapping[str, Any]) -> dict[str, Any]:
@@ -333,12 +310,6 @@ def _spin_of(watchdog: object) -> object:
     """What it means that ``spin`` is not in a plan, for ever: that follows from what is in it.
 
     Plans were made of all presets before there was that setting.
-
-    Args:
-        watchdog: that node of the plan, complete or essential.
-
-    Returns:
-        Its value; `_NO_DEFAULT` where ``stall`` comes from the environment.
     """
     known = {**_WATCHDOG, **(watchdog if isinstance(watchdog, Mapping) else {})}
     stall = known["stall"]
@@ -391,10 +362,9 @@ _NO_DEFAULT = object()
 def plan_node(spec: LaunchSpec) -> dict[str, Any]:
     """The plan of a run as plain data, made anew.
 
-    Returns:
-        Under ``launch`` that node, decided and redacted, in the order of the schema; under
-        ``cluster`` what is said of that, if the run goes to one; and under ``hydra`` what that
-        makes by name, where it is reviewed.
+    Under ``launch`` that node, decided and redacted, in the order of the schema; under ``cluster``
+    what is said of that, if the run goes to one; and under ``hydra`` what that makes by name, where
+    it is reviewed.
     """
     shown = spec.local_ranks_filter
     nodes = spec.nodes
@@ -489,12 +459,7 @@ def _named(name: str, found: re.Match[str]) -> str:
 
 
 def dump_yaml(plan: Mapping[str, Any], dumper: Any = None) -> str:
-    """Returns plain data as YAML in a fixed layout.
-
-    Args:
-        plan: the data.
-        dumper: of PyYAML; None for `PlanDumper`.
-    """
+    """Returns plain data as YAML in a fixed layout."""
     text: str = yaml.dump(
         plan,
         Dumper=dumper or PlanDumper,

@@ -23,15 +23,7 @@ _PREFLIGHT = "a program and its arguments ([nvidia-smi, -L]), or {command: [...]
 
 
 def read_preflight(settings: Settings, place: SearchPlace) -> tuple[Preflight | None, Tree]:
-    """Reads ``preflight``.
-
-    Args:
-        settings: of the launch node; what is wrong goes to their findings.
-        place: where programs are looked for.
-
-    Returns:
-        What is run, None for nothing; and its command as it was given, secrets withheld.
-    """
+    """Read ``preflight``: what is run, or None, and its command as it was given."""
     tree, key, findings = settings["preflight"], settings.key_of("preflight"), settings.findings
     if reveal(tree) is None or tree is BROKEN:
         return None, None
@@ -102,11 +94,7 @@ def written_preflight(preflight: Preflight | None) -> dict[str, Any] | None:
 
 
 def sources_of_preflight(command: Tree) -> dict[Path, Any]:
-    """Return what stands in a plan for secrets in the command of a preflight.
-
-    Args:
-        command: as it was given.
-    """
+    """Return what stands in a plan for secrets in the command of a preflight."""
     path: Path = ("preflight", "command")
     if isinstance(command, list):
         leaves = enumerate(command)

@@ -21,11 +21,7 @@ SYNONYMS = {
 
 
 def read_resources(settings: Settings) -> Resources:
-    """Reads ``resources``.
-
-    Args:
-        settings: of the launch node; what is wrong goes to their findings.
-    """
+    """Reads ``resources``."""
     key, findings = settings.key_of("resources"), settings.findings
     tree = settings["resources"]
     if tree is not None and not isinstance(tree, dict):

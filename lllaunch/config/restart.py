@@ -53,11 +53,7 @@ _CAUSES = f"a list of causes ({', '.join(RESTART_CAUSES)})"
 
 
 def read_restart(settings: Settings) -> RestartPolicy:
-    """Reads ``restart``.
-
-    Args:
-        settings: of the launch node; what is wrong goes to their findings.
-    """
+    """Reads ``restart``."""
     tree, key, findings = settings["restart"], settings.key_of("restart"), settings.findings
     if tree is not None and not isinstance(tree, dict):
         findings.attempt(key, tree, _refuse)
@@ -179,13 +175,11 @@ _WITHOUT_PREFLIGHT = [*FIRST_CAUSES, "node"]
 
 
 def written_restart(policy: RestartPolicy, *, exact: bool = False) -> dict[str, Any]:
-    """All settings of a policy, in their order, as a config would say them.
+    """Return all settings of a policy, in their order, as a config would say them.
 
-    Args:
-        policy: what a run is started again for.
-        exact: whether the run may fail of what is not one of `FIRST_CAUSES`: it may have several
-            nodes, or has a preflight. Then, and only then, these are not as good as all; as text
-            they are not taken for the list that they were in old plans.
+    ``exact``: the run may fail of what is not one of `FIRST_CAUSES`: it may have several nodes, or
+    has a preflight. Then, and only then, these are not as good as all; as text they are not taken
+    for the list that they were in old plans.
     """
     on: str | list[str] = [cause for cause in RESTART_CAUSES if cause in policy.on]
     if len(on) == len(RESTART_CAUSES):
@@ -205,10 +199,5 @@ def written_restart(policy: RestartPolicy, *, exact: bool = False) -> dict[str, 
 
 
 def causes_that_can_come(on: object, *, preflight: bool) -> object:
-    """Return the causes of a written policy: all, if all are there that can come.
-
-    Args:
-        on: as `written_restart` wrote it.
-        preflight: whether the run has one, which can fail.
-    """
+    """Return the causes of a written policy: all, if all are there that can come."""
     return "all" if on == _WITHOUT_PREFLIGHT and not preflight else on

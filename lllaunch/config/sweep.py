@@ -75,16 +75,12 @@ class SweepSettings(NamedTuple):
     """What holds for all jobs of a sweep, except their launch fields.
 
     Attributes:
-        policy: what runs at the same time, and what is done about failures.
         gpus: which GPUs may be leased, as `lllaunch.sweep.machine.find_machine` takes it: a number,
             names, or None for all.
-        cpus: the same for cores.
-        pin_cpus: whether each job is bound to the cores of its lease.
         direction: which of two objectives is better; None if that is not said here.
         resume: directory of the sweep that this one goes on with, as written; None for a new one.
         snapshot: whether the jobs run the code as it was when the sweep began. Of a cluster's
             sweep its own setting says so.
-        console: what is shown of the sweep. As a launch field it is the default for its jobs, too.
     """
 
     policy: SweepPolicy = SweepPolicy()
@@ -100,10 +96,8 @@ class SweepSettings(NamedTuple):
 def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> SweepSettings:
     """Reads what holds for all jobs of a sweep.
 
-    Args:
-        node: the launcher's node of the config, or its keys and values. Launch fields in it are
-            not looked at: `lllaunch.config.resolve.resolve` reads them for each job.
-        key: its dotted key, for messages.
+    Launch fields in the node are not looked at: `lllaunch.config.resolve.resolve` reads them for
+    each job.
 
     Raises:
         ConfigError: something is wrong; it holds everything that is.

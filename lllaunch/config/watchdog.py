@@ -75,11 +75,7 @@ _SMALLEST = 1024**2
 
 
 def read_watchdog(settings: Settings) -> WatchdogPolicy:
-    """Reads ``watchdog``.
-
-    Args:
-        settings: of the launch node; what is wrong goes to their findings.
-    """
+    """Reads ``watchdog``."""
     tree, key, findings = settings["watchdog"], settings.key_of("watchdog"), settings.findings
     if not isinstance(tree, dict):
         return findings.attempt(key, tree, _read_scalar) or WatchdogPolicy()
@@ -128,11 +124,7 @@ def check_replaced(tree: Tree, key: str, findings: Findings) -> None:
     For Hydra ``watchdog: default`` is text: ``watchdog: {stall: 10m}`` in another config, or
     ``+launch.watchdog.stall=10m``, does not change that preset but puts a mapping in its place.
 
-    Args:
-        tree: value of ``watchdog`` in a config that was composed over the schema, whose own mapping
-            names a preset.
-        key: its key.
-        findings: takes it.
+    ``tree`` was composed over the schema, whose own mapping names a preset.
     """
     if isinstance(tree, dict) and "preset" not in tree and not tree.keys() >= _FIRST_KEYS:
         message = "names no preset, and has replaced what another config said"
@@ -196,14 +188,7 @@ def _changed(
 def _parts(
     item: dict[str, Tree], key: str, findings: Findings, limit: float | None
 ) -> tuple[Tree, str]:
-    """Return the limit and the action of ``{after: 30m, action: report}``.
-
-    Args:
-        item: the mapping.
-        key: its key.
-        findings: takes what is wrong.
-        limit: the preset's, which holds if the mapping names none.
-    """
+    """Return limit (the preset's by default) and action of ``{after: 30m, action: report}``."""
     parts = known_items(item, key, ("after", "action"), {}, findings)
     if "after" not in parts and (limit is None or "action" not in parts):
         hint = "the preset has none: add after: 30m" if limit is None else "add after: 30m"

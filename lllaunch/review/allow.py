@@ -60,14 +60,10 @@ _MOST_VALUES = 20_000
 
 
 def made_by_logging(config: Mapping[Any, Any]) -> Iterator[tuple[Path, Any, bool]]:
-    """Returns what logging is asked to import.
+    """Yield what logging is asked to import.
 
-    Args:
-        config: whole, plain data, unresolved.
-
-    Yields:
-        Where it stands, its text (or what stands there instead of one), and whether that is what it
-        says, rather than an interpolation that may come to anything.
+    Where it stands, its text (or what stands there instead of one), and whether that is what it
+    says, rather than an interpolation that may come to anything.
     """
     left = _MOST_VALUES
     waiting: list[tuple[Path, Any, int]] = [(path, value_at(config, path), 0) for path in NODES]
@@ -131,12 +127,7 @@ def _beginning(config: Mapping[Any, Any], text: str) -> str | None:
 
 
 def followed(config: Mapping[Any, Any], value: Any) -> Iterator[Any]:
-    """A value, what it refers to if it is a reference and nothing else, and so on.
-
-    Args:
-        config: whole, plain data, unresolved.
-        value: in it.
-    """
+    """A value, what it refers to if it is a reference and nothing else, and so on."""
     yield value
     for _ in range(_MOST_HOPS):
         found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
@@ -167,7 +158,6 @@ class Requested(NamedTuple):
     """Something that a config asks for by its name.
 
     Attributes:
-        path: keys and places that lead to it.
         value: what is asked for; where it was a plain reference to text elsewhere, that text.
         lists: names of the lists of a policy that may allow it.
         clear: whether the value is what it says, and no interpolation.
@@ -190,9 +180,6 @@ def asked_for(config: Mapping[Any, Any]) -> Iterator[Requested]:
 
     That is each ``_target_``, wherever it is; callbacks and search path of Hydra; the factories and
     classes of its logging; and texts that make nodes with a ``_target_`` in them.
-
-    Args:
-        config: whole, plain data, unresolved.
     """
     for path, value in walk(config):
         lists = _lists_of(path, value)
@@ -309,11 +296,7 @@ NO_POLICY = Diagnostic(
 
 
 def variables_set(env_set: object) -> dict[str, Any]:
-    """Return what ``hydra.job.env_set`` sets, without ``env_copy``, which workers have anyway.
-
-    Args:
-        env_set: as plain data, unresolved.
-    """
+    """Return what ``hydra.job.env_set`` sets, without ``env_copy``, which workers have anyway."""
     if not isinstance(env_set, Mapping):
         return {}
     copied = {name: f"${{oc.env:{name}}}" for name in env_set}
@@ -331,21 +314,11 @@ def check(
     sys_path: Iterable[str] | None = None,
     entrypoint: bool = True,
 ) -> list[Diagnostic]:
-    """Tells what of a run its project does not allow.
+    """Return what the project does not allow of a run; exit code 5 as a `PlanRefused`.
 
-    Args:
-        spec: the run.
-        config: the whole composed config, Hydra's node included: plain data, unresolved.
-        policy: of the project; None if it has none, which allows everything unless ``locked``.
-        root: top of the working tree.
-        locked: whether the run must be a reviewed one.
-        environ: of the launcher, for PATH; None for the real one.
-        sys_path: of the launcher; None for the real one.
-        entrypoint: whether what the workers run is known, and judged.
-
-    Returns:
-        A problem for each value that is not allowed; with exit code 5 they belong into a
-        `lllaunch.review.refused.PlanRefused`.
+    ``config`` is the whole composed config, Hydra's node included: plain data, unresolved. Without
+    a policy everything is allowed unless ``locked``: the run must be a reviewed one.
+    ``entrypoint``: what the workers run is known, and judged.
     """
     if policy is None:
         return [NO_POLICY] if locked else []
@@ -372,13 +345,9 @@ def check(
 def check_config(
     config: Mapping[Any, Any], policy: Policy, root: str, written: Iterable[Written] = ()
 ) -> list[Diagnostic]:
-    """Tells what of a config its project does not allow, before Hydra makes anything of it.
+    """Return what the project does not allow of a config, before Hydra makes anything of it.
 
-    Args:
-        config: whole, Hydra's node included: plain data, unresolved.
-        policy: of the project.
-        root: top of the working tree.
-        written: what Hydra would write to.
+    It is the whole of it: plain data, unresolved. ``written`` is what Hydra would write to.
     """
     judge = _Judge(policy, root, os.environ, (os.getcwd(), *sys.path))
     judge.config(config)

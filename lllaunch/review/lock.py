@@ -38,9 +38,7 @@ _LONGEST_NAME = 200
 def lock_path(root: str, name: str) -> str:
     """Returns where the lock of an experiment is, or would be.
 
-    Args:
-        root: top directory of the project.
-        name: of the experiment; one with slashes is in a directory below.
+    The lock of a name with slashes is in a directory below.
 
     Raises:
         ConfigError: the name is none that a lock can have, or a symbolic link leads out of the
@@ -101,15 +99,11 @@ VisibleDumper.add_representer(str, _represent_text)
 
 @dataclass(frozen=True)
 class Lock:
-    """A reviewed plan.
+    """A reviewed plan, with the overrides and flags that it was made with.
 
-    Attributes:
-        path: of the file.
-        command: overrides and flags that the plan was made with.
-        plan_hash: of the plan, as `lllaunch.config.plan.plan_hash` gives it.
-        plan: plain data, complete: ``launch`` with the node under it, ``cluster`` if it goes to
-            one, and ``hydra`` if that makes anything by name; or ``jobs``, where each job of a
-            sweep has such a plan under its overrides.
+    ``plan`` is plain data, complete: ``launch`` with the node under it, ``cluster`` if it goes to
+    one, and ``hydra`` if that makes anything by name; or ``jobs``, where each job of a sweep has
+    such a plan under its overrides.
     """
 
     path: str
@@ -129,21 +123,15 @@ class Lock:
 
 
 def sweep_plan(jobs: Mapping[str, LaunchSpec]) -> dict[str, Any]:
-    """Returns the plan of a sweep, as a lock holds it.
-
-    Args:
-        jobs: each job's run, by its overrides.
-    """
+    """Return the plan of a sweep, as a lock holds it: that of each job by its overrides."""
     return {_JOBS: {overrides: portable_plan(spec) for overrides, spec in jobs.items()}}
 
 
 def lock_text(name: str, command: Sequence[str], plan: Mapping[str, Any]) -> str:
     """Returns the text of a lock; the same for the same arguments, on every machine.
 
-    Args:
-        name: of the experiment, such as ``vision/resnet``.
-        command: overrides and flags that the plan was made with, already redacted.
-        plan: of a run (`lllaunch.config.plan.portable_plan`) or of a sweep (`sweep_plan`).
+    ``command`` is redacted; ``plan`` is of a run (`lllaunch.config.plan.portable_plan`) or of a
+    sweep (`sweep_plan`).
 
     Raises:
         ConfigError: the name is none that a lock can have, or the plan holds what YAML's plain
@@ -174,12 +162,7 @@ def read_lock(path: str) -> Lock:
 
 
 def parse_lock(text: str, path: str) -> Lock:
-    """Reads the text of a lock; `read_lock` tells what is raised.
-
-    Args:
-        text: of the file.
-        path: its name, for messages.
-    """
+    """Reads the text of a lock; `read_lock` tells what is raised."""
     document = parse(text, path)
     problems = _misfits(document.data, document.lines, path)
     if problems:
@@ -203,14 +186,6 @@ def _old_hash(plan: Mapping[str, Any]) -> str:
 def write_lock(root: str, name: str, text: str) -> str:
     """Writes a lock so that a reader sees the old one or the new.
 
-    Args:
-        root: top directory of the project; what is missing below it is made.
-        name: of the experiment.
-        text: as `lock_text` made it.
-
-    Returns:
-        The path of the file.
-
     Raises:
         ConfigError: the name is none that a lock can have, or a symbolic link leads out of the
             project.
@@ -229,12 +204,8 @@ def write_lock(root: str, name: str, text: str) -> str:
 def compare(lock: Lock, spec: LaunchSpec, job: str = "") -> tuple[Change, ...]:
     """Returns in what a run's plan differs from the reviewed one; nothing if it is that.
 
-    Args:
-        lock: of a run, or of the sweep that the run is a job of.
-        spec: the run.
-        job: its overrides in that sweep, if it is one of a sweep. It may be any job that was
-            reviewed; if it is none it is compared with the one of that name, else with the one
-            that is most like it.
+    ``job``: its overrides, if it is one of a sweep. It may be any job that was reviewed; if it is
+    none it is compared with the one of that name, else with the one that is most like it.
     """
     plan = portable_plan(spec)
     if _JOBS not in lock.plan:

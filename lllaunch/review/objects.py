@@ -21,13 +21,7 @@ _DEFS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class Definition(NamedTuple):
-    """Where something is defined.
-
-    Attributes:
-        module: dotted name.
-        qualname: dotted name within it.
-        file: source of the module.
-    """
+    """Where something is defined."""
 
     module: str
     qualname: str
@@ -73,11 +67,7 @@ class _Source(NamedTuple):
 
 
 class Objects:
-    """Looks for names in source files; each file is read once.
-
-    Args:
-        path: directories, as in ``sys.path``.
-    """
+    """Looks for names in source files; each file is read once."""
 
     def __init__(self, path: Sequence[str]) -> None:
         self._path = path

@@ -38,12 +38,7 @@ _EXPANDED = re.compile(r"\$(?=[$(])")
 
 
 class Runtime(NamedTuple):
-    """The runtime that a TrainJob is made from.
-
-    Attributes:
-        name: of it.
-        kind: ``ClusterTrainingRuntime``, or ``TrainingRuntime`` for one of a namespace.
-    """
+    """The runtime that a TrainJob is made from."""
 
     name: str = "torch-distributed"
     kind: str = _KINDS[0]
@@ -54,19 +49,11 @@ class TrainJob:
     """What a manifest is made of.
 
     Attributes:
-        name: of the TrainJob.
-        command: that makes this manifest, redacted; for a comment.
-        args: of ``python -m lllaunch``, redacted.
-        nodes: number of nodes.
         nproc: number of workers of each; None if the config leaves that to the runtime or to the
             pod.
         gpus: that each node needs; 0 if the config does not say.
-        cpus: the same.
-        image: of the container; empty for the runtime's.
-        runtime: that it is made from.
         locked: whether the pods are to start nothing but the reviewed plan.
         rdzv_id: what the nodes have in common; empty where the config says it, or there is one.
-        variables: that the config takes from the environment.
     """
 
     name: str
@@ -154,10 +141,7 @@ def parse_nodes(text: str) -> int:
 
 
 def fixed_count(counts: str | tuple[int, int]) -> int:
-    """Return the number of nodes that a config says.
-
-    Args:
-        counts: ``auto``, or the least and the most.
+    """Return the one number of nodes that a config says.
 
     Raises:
         Unfit: it says no one number.

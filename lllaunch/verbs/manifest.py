@@ -66,10 +66,6 @@ def manifest_flags(given: argparse.Namespace) -> dict[str, str]:
 def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
     """Prints a TrainJob that runs a plan.
 
-    Args:
-        command: what is composed.
-        given: the other arguments of `plan`.
-
     Raises:
         ConfigError: something is wrong; it holds everything that is.
         PlanRefused: the plan is locked, or has a lock, and is not the reviewed one; or its project
@@ -111,15 +107,7 @@ def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
 
 
 class _ManifestOptions(NamedTuple):
-    """What the command line says of a manifest.
-
-    Attributes:
-        name: of the TrainJob; None for one made from the experiment's.
-        nodes: how many; None for those of the config.
-        image: of the pods; empty for the runtime's.
-        runtime: that they are made from.
-        words: all of it as a command line.
-    """
+    """What the command line says of a manifest; ``words`` is all of it."""
 
     name: str | None
     nodes: int | None
@@ -129,12 +117,7 @@ class _ManifestOptions(NamedTuple):
 
 
 class _Ahead(NamedTuple):
-    """What a config says before its nodes are left to the pods.
-
-    Attributes:
-        experiment: its name; empty if nothing says.
-        nodes: how many there are; 1 where that is not known.
-    """
+    """What a config says before its nodes are left to the pods: 1 node where that is not known."""
 
     experiment: str = ""
     nodes: int = 1

@@ -60,13 +60,7 @@ if TYPE_CHECKING:
 
 
 class Locked(NamedTuple):
-    """What one lock is to hold.
-
-    Attributes:
-        name: of the lock.
-        command: that its plan is made with.
-        plan: of a run or of a sweep.
-    """
+    """What one lock is to hold."""
 
     name: str
     command: tuple[str, ...]
@@ -194,11 +188,7 @@ _PATH, _THREADS = "PYTHONPATH", "OMP_NUM_THREADS"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code.
-
-    Args:
-        argv: what follows it on the command line.
-    """
+    """Runs the verb and returns its exit code."""
     return perform(_parser(), argv, _plan, takes_script=True)
 
 
@@ -320,14 +310,9 @@ def _show(
 
 
 def _batch_file(run: Reviewed, *, portable: bool) -> dict[str, Any]:
-    """Return the batch file of a run that goes to a cluster, or why there is none.
+    """Return ``batch`` and ``batch_problem``, one of which is None; nothing without a cluster.
 
-    Args:
-        run: the run, or the first job of a sweep.
-        portable: whether it is to be the same on every machine.
-
-    Returns:
-        ``batch`` and ``batch_problem``, one of which is None; nothing for a run of this machine.
+    ``portable``: the same on every machine.
     """
     spec = run.spec
     if spec.cluster is None or portable:
@@ -349,12 +334,7 @@ def _batch_file(run: Reviewed, *, portable: bool) -> dict[str, Any]:
 
 
 def _ask_cluster(spec: LaunchSpec, name: str) -> None:
-    """Warn if a cluster would not take a run; where it cannot be asked nothing is said.
-
-    Args:
-        spec: the run, in a directory that is there.
-        name: of the batch job, unless its settings have one.
-    """
+    """Warn if a cluster would not take a run; where it cannot be asked nothing is said."""
     from lllaunch.app.submitting import batch_text  # noqa: PLC0415 - as above
     from lllaunch.cluster import slurm  # noqa: PLC0415 - as above
 

@@ -37,11 +37,7 @@ exit codes: those of a run; 5 if the plan is now another one."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code.
-
-    Args:
-        argv: what follows it on the command line.
-    """
+    """Runs the verb and returns its exit code."""
     try:
         given = _read(argv)
     except SystemExit as end:  # --help, or a wrong option

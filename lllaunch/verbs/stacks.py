@@ -67,13 +67,7 @@ _NAME = 80
 
 @dataclass(eq=False)
 class NoStacks(LaunchError):
-    """A run goes on, and does not say where its workers stand.
-
-    Attributes:
-        path: its directory, as it is to be told.
-        reason: why, as the predicate of a sentence.
-        hint: what to do, or an empty string.
-    """
+    """A run goes on, and does not say where its workers stand."""
 
     path: str
     reason: str
@@ -86,11 +80,7 @@ class NoStacks(LaunchError):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code.
-
-    Args:
-        argv: what follows it on the command line.
-    """
+    """Runs the verb and returns its exit code."""
     return perform(_parser(), argv, _show)
 
 
@@ -122,9 +112,7 @@ def _show(given: argparse.Namespace) -> None:
 def stack_lines(found: FoundDirectory, chosen: frozenset[int] | None = None) -> list[StyledText]:
     """Return where the workers of a live run stand, as lines for people.
 
-    Args:
-        found: the run.
-        chosen: ranks of which all threads are shown; None for what all ranks do.
+    All threads of the ``chosen`` ranks; None for what all ranks do.
 
     Raises:
         LaunchError: it is over, has no such rank, or does not answer; says which.

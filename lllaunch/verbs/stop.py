@@ -46,11 +46,7 @@ _PAUSE = 0.2
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code.
-
-    Args:
-        argv: what follows it on the command line.
-    """
+    """Runs the verb and returns its exit code."""
     return perform(_parser(), argv, _stop)
 
 
@@ -70,9 +66,7 @@ def _stop(given: argparse.Namespace) -> None:
 def stopped(found: FoundDirectory, *, now: bool = False) -> str:
     """End a run or a sweep, wait until it is over, and return in a line what became of it.
 
-    Args:
-        found: where it is.
-        now: whether its workers are killed, without the grace period.
+    ``now``: its workers are killed, without the grace period.
 
     Raises:
         LaunchError: it cannot be ended from here; says why, and from where it can.
