@@ -45,6 +45,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.config_source import ConfigSource
+from hydra.utils import instantiate
 
 # what dictionaries and lists of OmegaConf have in common
 from omegaconf.basecontainer import BaseContainer
@@ -272,6 +273,10 @@ class QuietReturn(JobReturn):
     @return_value.setter
     def return_value(self, value: Any) -> None:
         self._return_value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a file that a callback of Hydra's pickles is to load where lllaunch is not installed
+        return instantiate, ({"_target_": "hydra.core.utils.JobReturn"},), self.__dict__
 
 
 # OmegaConf

@@ -26,6 +26,7 @@ from lllaunch.config.fields import (
     read_count,
     read_flag,
     read_line,
+    read_positive,
     read_text,
 )
 from lllaunch.config.nodes import AUTO, read_nnodes
@@ -84,29 +85,17 @@ _KNOWN = (
     *(*_TASKS, "gpus_per_task", "use_srun"),
 )
 _REQUEUE_KEYS = tuple(each.name for each in dataclasses.fields(Requeue))
-_REQUEUE_SYNONYMS = {
-    **dict.fromkeys(("preemption", "preempt"), "preempted"),
-    **dict.fromkeys(("time", "time_limit", "timeouts", "max_num_timeout"), "timeout"),
-    **dict.fromkeys(("node", "node_fail", "node_lost", "nodefail"), "node_failure"),
-}
 SYNONYMS = {
-    **dict.fromkeys(("type", "kind", "scheduler", "executor"), "backend"),
-    **dict.fromkeys(("queue", "partitions"), "partition"),
-    **dict.fromkeys(("project", "accounting"), "account"),
-    **dict.fromkeys(("gpus", "gpu", "num_gpus", "ngpus", "n_gpus"), "gpus_per_node"),
-    **dict.fromkeys(("cpus", "num_cpus", "ncpus", "cpus_per_node", "cores"), "cpus_per_task"),
-    **dict.fromkeys(("memory", "ram", "mem_mb", "memory_gb", "mem_per_node"), "mem_gb"),
-    **dict.fromkeys(("timeout", "time_limit", "walltime", "minutes", "time_min"), "timeout_min"),
-    **dict.fromkeys(("nnodes", "num_nodes", "n_nodes", "node_count"), "nodes"),
-    **dict.fromkeys(("feature", "features", "constraints"), "constraint"),
-    **dict.fromkeys(("excluded", "exclude_nodes"), "exclude"),
-    **dict.fromkeys(("node_list", "nodelists"), "nodelist"),
-    **dict.fromkeys(("signal_delay", "grace_time"), "signal_delay_s"),
-    **dict.fromkeys(("max_timeouts", "max_num_timeouts", "max_requeue"), "max_num_timeout"),
-    **dict.fromkeys(("max_parallel", "parallelism", "array_limit"), "array_parallelism"),
-    **dict.fromkeys(("wait", "background"), "detach"),
-    **dict.fromkeys(("extra_args", "sbatch_args", "slurm_additional"), "additional_parameters"),
-    **dict.fromkeys(("pre_run", "prologue", "modules", "setup_commands"), "setup"),
+    "queue": "partition",
+    "gpus": "gpus_per_node",
+    "num_gpus": "gpus_per_node",
+    "cpus": "cpus_per_task",
+    "memory": "mem_gb",
+    "timeout": "timeout_min",
+    "time_limit": "timeout_min",
+    "nnodes": "nodes",
+    "num_nodes": "nodes",
+    "max_parallel": "array_parallelism",
 }
 
 _BY_TASKS = "a job has one task on each node; launch.nproc says how many workers it starts there"
@@ -378,11 +367,11 @@ class _Reading:
                 settings.update({} if value is None else {name: value})
         self._check_twice(settings)
         own = {
-            "nodes": self._own("nodes", _read_one_or_more),
+            "nodes": self._own("nodes", read_positive),
             "signal_delay": self._own("signal_delay_s", _read_delay),
             "requeue": self._requeue(),
-            "array_parallelism": self._own("array_parallelism", _read_one_or_more),
-            "pack": self._own("pack", _read_one_or_more),
+            "array_parallelism": self._own("array_parallelism", read_positive),
+            "pack": self._own("pack", read_positive),
             "detach": self._own("detach", read_flag),
             "snapshot": self._own("snapshot", read_snapshot),
         }
@@ -538,7 +527,7 @@ class _Reading:
             hint = f"write {{{counts}}}" if tree in (False, 0) else ""
             self._add("requeue", tree, Unfit(expected, hint, code=KEY))
         items = tree if isinstance(tree, dict) else {}
-        items = known_items(items, key, _REQUEUE_KEYS, _REQUEUE_SYNONYMS, self._findings)
+        items = known_items(items, key, _REQUEUE_KEYS, {}, self._findings)
         counts_by_cause = {
             name: self._value(("requeue", name), item, read_count)
             for name, item in items.items()
@@ -588,16 +577,6 @@ def _read_each_line(value: object) -> str:
     return read_text(str(value) if number else value)
 
 
-def _read_one_or_more(value: object) -> int:
-    try:
-        number = read_count(value)
-    except Unfit:
-        number = 0
-    if not number:
-        raise Unfit("a whole number, 1 or more", code=KEY)
-    return number
-
-
 def _read_gpus(value: object) -> int | str:
     if isinstance(value, str) and _GPUS.fullmatch(value) and not value.isdecimal():
         return value
@@ -636,7 +615,7 @@ def _read_minutes(value: object) -> int:
         except Unfit as unfit:
             raise Unfit(_MINUTES, unfit.hint, code=KEY) from None
     try:
-        return _read_one_or_more(value.strip() if isinstance(value, str) else value)
+        return read_positive(value.strip() if isinstance(value, str) else value)
     except Unfit:
         raise Unfit(_MINUTES, code=KEY) from None
 
@@ -667,7 +646,7 @@ def _read_delay(value: object) -> int:
 def _read_exclusive(value: object) -> bool | str | None:
     if isinstance(value, bool):
         return value or None
-    return read_choice(value, ("user", "mcs", "topo"), {})
+    return read_choice(value, ("user", "mcs", "topo"))
 
 
 def read_snapshot(value: object) -> Snapshots:
@@ -678,7 +657,7 @@ def read_snapshot(value: object) -> Snapshots:
     """
     if value is False:
         raise Unfit(one_of(SNAPSHOTS), "did you mean 'none'?", code="choice")
-    return cast("Snapshots", read_choice(value, SNAPSHOTS, {}))
+    return cast("Snapshots", read_choice(value, SNAPSHOTS))
 
 
 SNAPSHOTS = get_args(Snapshots)
@@ -709,8 +688,8 @@ _LINES = {"setup": "shell lines", "teardown": "shell lines", "srun_args": "words
 _NAMES = frozenset({"partition", "qos", "constraint", "exclude", "nodelist", "mail_type"})
 _READERS: Mapping[str, Callable[[object], Any]] = {
     "gpus_per_node": _read_gpus,
-    "cpus_per_task": _read_one_or_more,
-    "cpus_per_gpu": _read_one_or_more,
+    "cpus_per_task": read_positive,
+    "cpus_per_gpu": read_positive,
     "mem": _read_memory,
     "mem_gb": _read_gigabytes,
     "mem_per_gpu": _read_memory,

@@ -112,6 +112,34 @@ class Findings:
             self.problems.append(short)
 
 
+def read_items(
+    items: Mapping[str, Tree],
+    key: str,
+    readers: Mapping[str, Callable[[Any], Any]],
+    findings: Findings,
+) -> dict[str, Any]:
+    """Read the settings of a mapping; without those that are null or wrong."""
+    values = {
+        name: findings.attempt(f"{key}.{name}", items[name], read)
+        for name, read in readers.items()
+        if name in items and items[name] is not BROKEN and reveal(items[name]) is not None
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def hinted(read: Callable[[Any], T], hint: str) -> Callable[[Any], T]:
+    """Return a reader that gives a hint where the other one has none."""
+
+    def read_with_hint(value: Any) -> T:
+        try:
+            return read(value)
+        except Unfit as unfit:
+            parts = unfit.expected, unfit.hint or hint, unfit.detail
+            raise Unfit(*parts, message=unfit.message, code=unfit.code) from None
+
+    return read_with_hint
+
+
 # As many as somebody may read; looking for what was meant takes time.
 _MOST_UNKNOWN = 20
 _NONE: Mapping[str, str] = {}
@@ -131,18 +159,15 @@ def known_items(
     """
     unknown = [name for name in node if name not in names]
     for name in unknown[:_MOST_UNKNOWN]:
-        hint = explained.get(str(name)) or _meant(str(name), names, synonyms)
+        word = str(name).lower().replace("-", "_")
+        known = word if word in names else synonyms.get(word)
+        hint = f"did you mean {known!r}?" if known else did_you_mean(word, names)
+        hint = explained.get(str(name)) or hint
         findings.add_about(f"{key}.{name}", "unknown setting", hint, code="unknown-key")
     if len(unknown) > _MOST_UNKNOWN:
         more = len(unknown) - _MOST_UNKNOWN
         findings.add_about(key, f"{more} more unknown settings", code="unknown-key")
     return {name: item for name, item in node.items() if name in names}
-
-
-def _meant(name: str, names: Collection[str], synonyms: Mapping[str, str]) -> str:
-    word = name.lower().replace("-", "_")
-    known = word if word in names else synonyms.get(word)
-    return f"did you mean {known!r}?" if known else did_you_mean(word, names)
 
 
 _REFUSED_SIGNALS = {
@@ -227,7 +252,22 @@ def read_count(value: object) -> int:
     return value
 
 
-def read_choice(value: object, choices: Iterable[str], synonyms: dict[str, str]) -> str:
+def read_positive(value: object) -> int:
+    """A whole number, 1 or more.
+
+    Raises:
+        Unfit: it is anything else.
+    """
+    try:
+        number = read_count(value)
+    except Unfit:
+        number = 0
+    if not number:
+        raise Unfit("a whole number, 1 or more", code="number")
+    return number
+
+
+def read_choice(value: object, choices: Iterable[str]) -> str:
     """One of some words.
 
     Raises:
@@ -236,9 +276,7 @@ def read_choice(value: object, choices: Iterable[str], synonyms: dict[str, str])
     words = list(choices)
     if isinstance(value, str) and value in words:
         return value
-    hint = ""
-    if isinstance(value, str):
-        hint = synonyms.get(value.lower(), "") or did_you_mean(value, words)
+    hint = did_you_mean(value, words) if isinstance(value, str) else ""
     raise Unfit(one_of(words), hint, code="choice")
 
 

@@ -8,7 +8,8 @@ and wherever it is reviewed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
@@ -27,12 +28,13 @@ from lllaunch.config.fields import (
     known_items,
     read_choice,
     read_count,
+    read_items,
     read_line,
 )
 from lllaunch.config.read import Reader
 from lllaunch.config.schema import KEYS, defaults
 from lllaunch.config.settings import Settings
-from lllaunch.config.tree import BROKEN, Tree, conceal, has_secrets, reveal
+from lllaunch.config.tree import Tree, conceal, has_secrets, reveal
 from lllaunch.config.values import HostContext, format_duration, parse_duration
 from lllaunch.errors import Unfit
 from lllaunch.spec import RDZV_BACKENDS, Detected, Nodes, Path, RdzvBackend
@@ -45,16 +47,15 @@ NO_ID = "none"
 """What a run of several nodes is called that nobody has given a name, as torchrun calls it."""
 RDZV_KEYS = ("backend", "endpoint", "id", "conf", "interface", "timeout", "join_timeout")
 SYNONYMS = {
-    **dict.fromkeys(("rdzv_backend", "type", "kind"), "backend"),
-    **dict.fromkeys(("rdzv_endpoint", "address", "addr", "url", "server"), "endpoint"),
-    **dict.fromkeys(("host", "master_addr", "master", "head"), "endpoint"),
-    **dict.fromkeys(("rdzv_id", "run_id", "job_id", "name", "group"), "id"),
-    **dict.fromkeys(("rdzv_conf", "config", "configs", "options"), "conf"),
-    **dict.fromkeys(("iface", "ifname", "network", "nic", "local_addr"), "interface"),
-    **dict.fromkeys(("read_timeout", "store_timeout", "rdzv_timeout"), "timeout"),
-    **dict.fromkeys(("wait", "join", "start_timeout"), "join_timeout"),
-    **dict.fromkeys(("nnodes", "num_nodes", "nodes"), "launch.nnodes"),
-    **dict.fromkeys(("node_rank", "rank", "machine_rank"), "launch.node_rank"),
+    "rdzv_backend": "backend",
+    "rdzv_endpoint": "endpoint",
+    "rdzv_id": "id",
+    "rdzv_conf": "conf",
+    "master_addr": "endpoint",
+    "local_addr": "interface",
+    "read_timeout": "timeout",
+    "nnodes": "launch.nnodes",
+    "node_rank": "launch.node_rank",
 }
 _EXPLAINED = dict.fromkeys(("port", "master_port"), "it is a part of endpoint: host:port")
 
@@ -62,10 +63,6 @@ PORTS: Mapping[RdzvBackend, int] = {"static": 29500, "c10d": 29400, "etcd-v2": 2
 """Of an endpoint without one: torch's own, and for ``static`` that of torchrun's --master-port."""
 
 _DEFAULTS = Nodes(1, 2, None, "c10d", "", 0)
-_BACKEND_HINTS = {
-    **dict.fromkeys(("etcd", "etcd_v2", "etcdv2"), "did you mean 'etcd-v2'?"),
-    **dict.fromkeys(("tcp", "dynamic", "elastic", "nccl", "gloo", "auto"), "did you mean 'c10d'?"),
-}
 _COUNT = "a number of nodes (1, 2, ... or auto, or '1:4' for 1 to 4 of them)"
 _INTERFACE = re.compile(r"[^\s/:]{1,15}")
 _ENDPOINT = "an endpoint (host:port)"
@@ -289,11 +286,7 @@ def _read_rdzv(settings: Settings) -> _Rdzv:
         findings.attempt(key, tree, _refuse_rdzv)
         tree = None
     items = known_items(tree or {}, key, RDZV_KEYS, SYNONYMS, findings, _EXPLAINED)
-    values: dict[str, Any] = {}
-    for name, read in _READERS.items():
-        item = items.get(name)
-        if item is not BROKEN and reveal(item) is not None:
-            values[name] = findings.attempt(f"{key}.{name}", item, read)
+    values = read_items(items, key, _READERS, findings)
     if values.get("conf") is None:
         return _Rdzv(**values)
     conf, times = values["conf"]
@@ -336,8 +329,7 @@ def _split(conf: Mapping[str, _Value]) -> tuple[dict[str, _Value], dict[str, flo
     return rest, times
 
 
-def _read_time(value: object) -> float:
-    return parse_duration(value, zero=False)
+_read_time = partial(parse_duration, zero=False)
 
 
 def _read_conf(value: object) -> tuple[dict[str, _Value], dict[str, float]]:
@@ -345,7 +337,7 @@ def _read_conf(value: object) -> tuple[dict[str, _Value], dict[str, float]]:
 
 
 def _read_backend(value: object) -> str:
-    return read_choice(value, RDZV_BACKENDS, _BACKEND_HINTS)
+    return read_choice(value, RDZV_BACKENDS)
 
 
 def _read_id(value: object) -> str:
@@ -364,7 +356,7 @@ def _read_interface(value: object) -> str:
     return text
 
 
-_READERS = {
+_READERS: Mapping[str, Callable[[Any], Any]] = {
     "backend": _read_backend,
     "endpoint": parse_endpoint,
     "id": _read_id,

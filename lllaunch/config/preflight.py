@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from lllaunch.config.command import SearchPlace, check_program
@@ -14,11 +15,6 @@ from lllaunch.errors import Unfit
 from lllaunch.spec import Entrypoint, Path, Preflight
 
 PREFLIGHT_KEYS = Preflight._fields
-PREFLIGHT_SYNONYMS = {
-    **dict.fromkeys(("cmd", "program", "entrypoint", "run", "script", "check"), "command"),
-    **dict.fromkeys(("time_limit", "limit", "max_time", "deadline", "within"), "timeout"),
-    **dict.fromkeys(("args", "arguments"), "command"),
-}
 _PREFLIGHT = "a program and its arguments ([nvidia-smi, -L]), or {command: [...], timeout: 5m}"
 
 
@@ -29,12 +25,12 @@ def read_preflight(settings: Settings, place: SearchPlace) -> tuple[Preflight | 
         return None, None
     items: Mapping[str, Tree] = {"command": tree}
     if isinstance(tree, dict):
-        items = known_items(tree, key, PREFLIGHT_KEYS, PREFLIGHT_SYNONYMS, findings)
+        items = known_items(tree, key, PREFLIGHT_KEYS, {}, findings)
         key = f"{key}.command"
     timeout: float | None = Preflight(()).timeout
     if reveal(items.get("timeout")) is not None:
         where = f"{settings.key_of('preflight')}.timeout"
-        timeout = findings.attempt(where, items["timeout"], _read_time_limit)
+        timeout = findings.attempt(where, items["timeout"], partial(parse_duration, zero=False))
     command = items.get("command")
     before = findings.count
     words = _read_words(command, key, findings)
@@ -45,10 +41,6 @@ def read_preflight(settings: Settings, place: SearchPlace) -> tuple[Preflight | 
     first, where = (command[0], f"{key}[0]") if isinstance(command, list) else (command, key)
     findings.attempt(where, first, lambda _: _look_for(words[0], place))
     return None if timeout is None else Preflight(words, timeout), command
-
-
-def _read_time_limit(value: object) -> float:
-    return parse_duration(value, zero=False)
 
 
 def _read_words(command: Tree, key: str, findings: Findings) -> tuple[str, ...]:

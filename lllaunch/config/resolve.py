@@ -274,7 +274,6 @@ def node_at(cfg: DictConfig, key: str) -> Any:
 
 
 _METHODS = ("forkserver", "spawn")
-_METHOD_HINTS = {"fork": "use 'forkserver': 'fork' is for the Python API"}
 _STREAMS = ("redirects", "tee")
 
 
@@ -458,7 +457,7 @@ def _refuse_entrypoint(settings: Settings) -> None:
 
 def _read_names(settings: Settings, nodes: NodeSettings, around: HostContext) -> dict[str, Any]:
     def read_method(value: object) -> str:
-        return read_choice(value, _METHODS, _METHOD_HINTS)
+        return read_choice(value, _METHODS)
 
     def read_log_dir(value: object) -> str:
         return read_new_directory(value, around.runtime_cwd)

@@ -257,17 +257,7 @@ def check_within(ranks: range, nproc: int) -> None:
 
 _NAMES = {"none": Std.NONE, "out": Std.OUT, "err": Std.ERR, "all": Std.ALL}
 _WORDS = {**_NAMES, **{str(int(std)): std for std in _NAMES.values()}}
-_SYNONYMS = {
-    "stdout": "out",
-    "stderr": "err",
-    "both": "all",
-    "on": "all",
-    "yes": "all",
-    "true": "all",
-    "off": "none",
-    "no": "none",
-    "false": "none",
-}
+_SYNONYMS = {"stdout": "out", "stderr": "err", "both": "all"}
 _MASK = "a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out')"
 _STREAMS = "a mask of streams (none, out, err, all, 0-3)"
 # The least number that YAML makes of digits with a colon: 1:00.

@@ -8,7 +8,6 @@ difference of the two is what a reviewer has to look at.
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import re
 import shlex
@@ -75,9 +74,6 @@ def name_problem(name: str) -> Diagnostic | None:
 
 FORMAT = 2
 """Of the file; grows when an older reader would misunderstand it."""
-
-_WITH_DEFAULTS = 1
-"""The format that named defaults, too, and hashed the text of its YAML; it is read."""
 
 _JOBS = "jobs"
 _MOST_LIKE = 50  # jobs that one which was not reviewed is compared with
@@ -170,17 +166,13 @@ def parse_lock(text: str, path: str) -> Lock:
     data = document.data
     plan = complete(data["plan"])
     lock = Lock(path, tuple(data["command"]), hash_of(plan), plan)
-    if data["plan_hash"] != (lock.plan_hash if data["lock"] == FORMAT else _old_hash(data["plan"])):
+    if data["plan_hash"] != lock.plan_hash:
         message = "does not fit the plan below it: the file was edited by hand"
         line = document.lines.nearest(["plan_hash"])
         shown = f"{data['plan_hash'][:12]}..."
         edited = Diagnostic("lock-edited", "plan_hash", shown, message, "renew it", path, line)
         raise PlanRefused(path, problems=(edited,), renew=lock.renew)
     return lock
-
-
-def _old_hash(plan: Mapping[str, Any]) -> str:
-    return hashlib.sha256(dump_yaml(plan).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def write_lock(root: str, name: str, text: str) -> str:
@@ -265,7 +257,7 @@ def _misfits(data: Any, lines: Lines, path: str) -> list[Diagnostic]:
         shown = "no key 'lock'" if isinstance(data, dict) else show(data)
         return [problem("", shown, f"a lock (a mapping of {', '.join(_KEYS)})")]
     found = data["lock"]
-    if found not in {FORMAT, _WITH_DEFAULTS} or isinstance(found, bool):
+    if found != FORMAT:
         expected = f"a format that this lllaunch reads ({FORMAT})"
         return [problem("lock", show(found), expected, "renew it, or use a newer lllaunch")]
     problems = []

@@ -26,12 +26,9 @@ from lllaunch.review.paths import locks_all
 from lllaunch.review.refused import PlanRefused
 from lllaunch.review.trainjob import (
     Runtime,
-    TrainJob,
     fixed_count,
     manifest,
     name_for,
-    parse_image,
-    parse_name,
     parse_nodes,
     parse_runtime,
 )
@@ -89,7 +86,7 @@ def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
     nproc, rdzv = _nproc(spec), plan_node(spec)["launch"]["rdzv"]
     gpus, cpus = ((each or 0) * (nproc or 0) for each in spec.resources)
     own = reviewed.config["hydra"]["job"]["env_set"]
-    job = TrainJob(
+    lines = manifest(
         name=name,
         command=("python", "-m", "lllaunch", "plan", *asked.words, *_words(command, spec)),
         args=_words(auto, spec),
@@ -103,7 +100,7 @@ def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
         rdzv_id="" if nodes == 1 or rdzv["id"] is not None else name,
         variables=[each for each in variables if each not in own],
     )
-    print_lines(manifest(job))
+    print_lines(lines)
 
 
 class _ManifestOptions(NamedTuple):
@@ -146,7 +143,7 @@ def _read_options(given: argparse.Namespace, problems: list[Diagnostic]) -> _Man
     asked = _ManifestOptions(
         name=given.name,
         nodes=read("--nodes", parse_nodes, 0) or None,
-        image=read("--image", parse_image, ""),
+        image=flags.get("--image", ""),
         runtime=read("--runtime", parse_runtime, Runtime()),
         words=("--format", "trainjob", *(word for option in flags.items() for word in option)),
     )
@@ -180,13 +177,13 @@ def _name(
     asked: _ManifestOptions, ahead: _Ahead, reviewed: Reviewed, problems: list[Diagnostic]
 ) -> str:
     """Return the name of the TrainJob; notes what is wrong with it."""
-    if asked.name is not None:
-        findings = Findings()
-        found = findings.attempt("--name", asked.name, lambda text: parse_name(text, ahead.nodes))
-        problems += findings.problems
-        return found or ""
-    found = name_for(ahead.experiment or reviewed.name, ahead.nodes)
-    if not found:
+    wanted = asked.name if asked.name is not None else ahead.experiment or reviewed.name
+    found = name_for(wanted, ahead.nodes)
+    if asked.name is not None and found != asked.name:
+        hint = f"did you mean {found!r}?" if found else ""
+        expected = "a name for a TrainJob (small letters, digits and -, the first a letter)"
+        problems.append(Diagnostic("trainjob", "--name", asked.name, "", hint, expected=expected))
+    elif not found:
         message = "has no name that it could be made from"
         problems.append(Diagnostic("trainjob", "", "the TrainJob", message, "give --name NAME"))
     return found
