@@ -65,7 +65,12 @@ class Change(NamedTuple):
             return f"{self.key}: was {shorten(_text(self.old), widest)}, is gone"
         old, new = _text(self.old), _text(self.new)
         if shorten(old, widest) == shorten(new, widest):
-            old, new = _around(old, new, widest)
+            # from a little before the place where they begin to differ
+            pairs = enumerate(zip(old, new, strict=False))
+            first = next((index for index, (a, b) in pairs if a != b), min(len(old), len(new)))
+            start = max(0, first - widest // 3)
+            dots = "..." if start else ""
+            old, new = f"{dots}{old[start:]}", f"{dots}{new[start:]}"
         return f"{self.key}: {shorten(old, widest)} -> {shorten(new, widest)}"
 
 
@@ -125,24 +130,18 @@ def dotted(path: Iterable[Any]) -> str:
 
 def _changes(path: tuple[Any, ...], old: Any, new: Any, ordered: bool) -> Iterator[Change]:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        yield from _in_mappings(path, old, new, ordered)
+        found = False
+        for key in (*old, *(key for key in new if key not in old)):
+            below = (*path, key)
+            before, after = old.get(key, ABSENT), new.get(key, ABSENT)
+            for change in _changes(below, before, after, ordered):
+                found = True
+                yield change
+        if ordered and not found and [*map(_typed, old)] != [*map(_typed, new)]:
+            yield Change(path, old, new)
     elif isinstance(old, list) and isinstance(new, list):
         yield from _in_lists(path, old, new, ordered)
     elif not _same(old, new):
-        yield Change(path, old, new)
-
-
-def _in_mappings(
-    path: tuple[Any, ...], old: Mapping[Any, Any], new: Mapping[Any, Any], ordered: bool
-) -> Iterator[Change]:
-    found = False
-    for key in (*old, *(key for key in new if key not in old)):
-        below = (*path, key)
-        before, after = old.get(key, ABSENT), new.get(key, ABSENT)
-        for change in _changes(below, before, after, ordered):
-            found = True
-            yield change
-    if ordered and not found and [*map(_typed, old)] != [*map(_typed, new)]:
         yield Change(path, old, new)
 
 
@@ -200,12 +199,3 @@ def _text(value: Any) -> str:
 
 def _escaped(char: str) -> str:
     return f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
-
-
-def _around(old: str, new: str, widest: int) -> tuple[str, str]:
-    """Returns two long texts from a little before the place where they begin to differ."""
-    pairs = enumerate(zip(old, new, strict=False))
-    first = next((index for index, (a, b) in pairs if a != b), min(len(old), len(new)))
-    start = max(0, first - widest // 3)
-    dots = "..." if start else ""
-    return f"{dots}{old[start:]}", f"{dots}{new[start:]}"

@@ -14,73 +14,46 @@ _SECRET = frozenset(
         *("CREDENTIAL", "CREDENTIALS", "APIKEY", "APIKEYS"),
     }
 )
-# Many things have keys and tokens; before or after these words they are something ordinary.
-_ORDINARY = frozenset(
-    {
-        *("SORT", "PRIMARY", "FOREIGN", "PARTITION", "PUBLIC", "GROUP", "INDEX", "CACHE", "LOOKUP"),
-        *("DICT", "MAP", "COLUMN", "FIELD", "JSON", "HASH", "CONFIG", "STATE", "BATCH", "DATA"),
-        *("DATASET", "INPUT", "OUTPUT", "SOURCE", "TARGET", "IMAGE", "LABEL", "TEXT", "AUDIO"),
-        *("VIDEO", "PROMPT", "RESPONSE", "FEATURE", "METRIC", "MONITOR", "LOSS", "REWARD", "META"),
-        *("SAVE", "LOAD", "EXCLUDE", "INCLUDE", "IGNORE", "MISSING", "UNEXPECTED", "EXTRA"),
-        *("PAD", "EOS", "BOS", "UNK", "MASK", "SEP", "CLS", "SPECIAL", "STOP", "START", "END"),
-        *("MAX", "MIN", "NUM", "NEW", "QUERY", "VALUE", "VALUES", "ATTENTION", "TYPE", "TYPES"),
-        *("SIZE", "DIM", "LENGTH", "LEN", "COUNT", "NORM", "PROJ", "HEAD", "HEADS", "LEVEL"),
-        *("EMBED", "EMBEDDING", "EMBEDDINGS", "DROPOUT", "ERROR", "FN", "FUNC"),
-    }
-)
-# ... but not what lets somebody in.
+# A key or token behind one of these lets somebody in.
 _ACCESS = frozenset(
     {
         *("API", "ACCESS", "AUTH", "PRIVATE", "REFRESH", "BEARER", "ENCRYPTION", "SIGNING", "SSH"),
         *("LICENSE", "DEPLOY", "MASTER", "SESSION", "SERVICE"),
     }
 )
-_KEYS = frozenset({"KEY", "TOKEN"})
+# What a tokenizer calls its tokens.
+_OF_TEXT = frozenset({"PAD", "EOS", "BOS", "UNK", "MASK", "SEP", "CLS", "STOP", "SPECIAL"})
 
 
+@functools.lru_cache(maxsize=4096)
 def is_secret_name(name: object) -> bool:
-    """Return whether a name says that what it names is a secret.
+    """Return whether a name says that what it names is a secret, if it looks like one.
 
     Words are told apart by capitals, ``_``, ``-`` and anything else that is no letter: ``api_key``,
     ``apiKey`` and ``API-KEY`` are one name. TOKENIZERS_PARALLELISM is none, nor is ``sort_key``.
     """
-    return isinstance(name, str) and _is_secret(name)
+    if not isinstance(name, str):
+        return False
+    *before, last = ["", *_words(name)]
+    of_text = bool(before) and before[-1] in _OF_TEXT
+    return _lets_in(name) or name.upper() == "KEY" or (last == "TOKEN" and not of_text)
 
 
-@functools.lru_cache(maxsize=4096)
-def _is_secret(name: str) -> bool:
+def is_telling_name(name: object) -> bool:
+    """Return whether a name can hardly stand for anything but a secret: ``db_password``."""
+    return isinstance(name, str) and _lets_in(name)
+
+
+def _lets_in(name: str) -> bool:
     words = _words(name)
     return not _SECRET.isdisjoint(words) or any(
-        _opens(words, place, in_capitals=name.isupper())
-        for place, word in enumerate(words)
-        if word.removesuffix("S") in _KEYS
+        before in _ACCESS and word.removesuffix("S") in {"KEY", "TOKEN"}
+        for before, word in itertools.pairwise(words)
     )
 
 
 def _words(name: str) -> list[str]:
     return [word.upper() for word in _WORD.findall(name)]
-
-
-def _opens(words: list[str], place: int, *, in_capitals: bool) -> bool:
-    """Return whether the key or token at a place in a name lets somebody in."""
-    before = words[place - 1] if place else ""
-    after = words[place + 1] if place + 1 < len(words) else ""
-    if before in _ACCESS:
-        return True
-    if before in _ORDINARY or after in _ORDINARY:
-        return False
-    # `obs_keys: [rgb]` lists keys of a mapping; OPENAI_KEYS is a variable of the environment
-    return words[place] in _KEYS or (in_capitals and bool(before))
-
-
-def is_telling_name(name: object) -> bool:
-    """Return whether a name can hardly stand for anything but a secret: ``db_password``."""
-    if not isinstance(name, str):
-        return False
-    words = _words(name)
-    return not _SECRET.isdisjoint(words) or any(
-        before in _ACCESS and word in _KEYS for before, word in itertools.pairwise(words)
-    )
 
 
 _LONG = 16  # characters

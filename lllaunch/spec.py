@@ -56,28 +56,11 @@ class ProgressLimit:
 
 @dataclass(frozen=True)
 class WatchdogPolicy:
-    """What the watchdog looks for; without arguments, nothing.
+    """What the watchdog looks for, as ``launch.watchdog`` says; without arguments, nothing.
 
-    Attributes:
-        timeout: seconds that an attempt may take, or None.
-        run_timeout: seconds that the run may take with all of its attempts, or None.
-        stall: seconds without output, CPU use and heartbeat that count as a hang, or None.
-        stall_scope: ``group``: all workers must be idle; ``rank``: one is enough.
-        silence: seconds without any output of the workers that count as a hang, whatever else they
-            do, or None.
-        spin: seconds without output and heartbeat, next to no I/O, with all workers at the same
-            lines of Python, that count as a hang however busy they are, or None.
-        warmup: seconds from the start of an attempt that do not count as idle, silent or spinning.
-        heartbeat: seconds without a heartbeat, of a worker that has sent one, that count as a hang
-            whatever else it does, or None.
-        memory: bytes of anonymous and shared memory that a worker and all below it may use, or
-            None.
-        collectives: let workers that have torch.distributed tell of their collectives, which those
-            who are looked at are asked for.
-        progress: how often there must be progress, and what counts as some; or None. Where it
-            stands, a number that becomes NaN or infinite counts as a hang, too.
-        report: names of those limits of the above that are only reported, with stacks and once in
-            an attempt; for the others it ends.
+    Limits are seconds, ``memory`` is bytes; None is no limit. ``report`` names the limits that are
+    only reported, with stacks and once in an attempt; for the others it ends the attempt. Where
+    ``progress`` is set, a number that becomes NaN or infinite counts as a hang, too.
     """
 
     timers: bool = False
@@ -102,25 +85,11 @@ class WatchdogPolicy:
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """What a failed group is started again for, and how soon.
+    """What a failed group is started again for, and how soon, as ``launch.restart`` of the config.
 
-    Attributes:
-        on: causes that are worth another attempt, as long as there are restarts left: ``failure``
-            (a worker failed), ``signal`` (a worker died of a signal), ``oom`` (of a lack of memory,
-            or over ``memory``), ``hang`` (a timer, a stall, a spin, silence, a lost heartbeat),
-            ``timeout``, ``node`` (a node was lost, and too few are left), ``preflight`` (the
-            program that is run before the workers has failed).
-        delay: seconds before the first restart; each later one waits twice as long.
-        window: seconds for which a restart counts against the number of them; None for as long as
-            the run goes on.
-        reset_on: ``progress``: an attempt that came further than all before it makes the count,
-            and the wait, begin anew; None: nothing does.
-        max_without_progress: after so many failed attempts in a row that came no further the run
-            ends, whatever restarts are left; None for no such end.
-        checkpoint: a file or directory whose change during an attempt is progress, relative to the
-            working directory of the workers; None if there is none.
-        gpu_wait: seconds to wait at most, before a restart, until the processes of the attempt
-            before hold no memory on GPUs.
+    Times are seconds. ``window`` is None for as long as the run goes on. After
+    ``max_without_progress`` failed attempts in a row that came no further the run ends, whatever
+    restarts are left.
     """
 
     on: frozenset[RestartCause] = frozenset(RESTART_CAUSES)
@@ -175,7 +144,6 @@ class Entrypoint:
     """What the workers run.
 
     Attributes:
-        form: one of ``function``, ``script``, ``module``, ``program``.
         name: dotted module (function, module), absolute path (script, program with a slash), or
             program to be looked up on PATH.
         decided: whether it could be told without importing it that a function is there and takes
@@ -193,17 +161,11 @@ class Entrypoint:
 
 @dataclass(frozen=True)
 class Nodes:
-    """The nodes of a run that has several.
+    """The nodes of a run that has several; never fewer than ``min_nodes``, which is at least 1.
 
-    Attributes:
-        min_nodes: with fewer nothing runs; at least 1.
-        max_nodes: there are never more; at least ``min_nodes``, and more than 1.
-        node_rank: this node's number, from 0; None for one that joins without a number, which
-            ``c10d`` and ``etcd-v2`` give it.
-        host: of the endpoint, a name or an address, without brackets.
-        rdzv_id: what the nodes of one run have in common; empty if nobody has given one.
-        timeout: seconds that an operation of the store may take.
-        join_timeout: seconds within which enough nodes must have joined.
+    ``node_rank`` is None for one that joins without a number, which ``c10d`` and ``etcd-v2`` give
+    it. ``host`` is a name or an address, without brackets. ``rdzv_id`` is empty if nobody has given
+    one. Times are seconds.
     """
 
     min_nodes: int
@@ -239,18 +201,10 @@ class Requeue:
 class Cluster:
     """Where a run goes that is not run here: ``cluster`` of the config.
 
-    Attributes:
-        settings: of a batch job under submitit's names (``partition``, ``gpus_per_node``,
-            ``timeout_min``, ...), as they were given; what is left to the site is not in it.
-            ``additional_parameters`` is a mapping of options of sbatch.
-        signal_delay: how long before its time limit a run is told to end, seconds.
-        array_parallelism: how many jobs of a sweep run at the same time at most.
-        pack: how many jobs of a sweep share an allocation, at least 1.
-        detach: whether the launcher leaves once the run is submitted; None: where it has no
-            terminal.
-        snapshot: ``git``: the run's code is what it was when it was submitted; ``temporary``: the
-            same, and it is removed when nothing needs it any more; ``none``: what it is when it
-            runs.
+    ``settings`` are those of a batch job under submitit's names, as they were given; what is left
+    to the site is not in it, and ``additional_parameters`` is a mapping of options of sbatch.
+    ``signal_delay`` is seconds. ``detach`` is None for a launcher that leaves once the run is
+    submitted if it has no terminal.
     """
 
     # a comment may come from the environment
@@ -281,9 +235,8 @@ class Detected(Record, frozen=True):
 class Resources(NamedTuple):
     """What each worker needs of a machine, in a sweep, which leases it.
 
-    Attributes:
-        gpus_per_proc: number of GPUs; None for one where there are GPUs.
-        cpus_per_proc: number of CPU slots; None for one where the worker needs no GPU, else none.
+    No number of GPUs is one where there are GPUs; no number of CPU slots is one where the worker
+    needs no GPU, else none.
     """
 
     gpus_per_proc: int | None = None
@@ -294,11 +247,8 @@ class Resources(NamedTuple):
 class ConsolePolicy:
     """What is shown of a run or a sweep, beside the output of workers.
 
-    Attributes:
-        live: whether something that stays and changes is drawn on a terminal; None where it can be.
-        color: ``always`` or ``never``; None for what the terminal has.
-        interval: seconds between two lines that say how far a run is, where nothing is drawn; None
-            for no such lines.
+    None for ``live`` and ``color`` is what the terminal can do; ``interval`` is seconds between two
+    lines that say how far a run is, where nothing is drawn, None for no such lines.
     """
 
     live: bool | None = None
@@ -325,18 +275,18 @@ class Written(NamedTuple):
 class LaunchSpec:
     """One run, resolved: all that the launcher decides from.
 
-    Its repr leaves out the fields that may hold secrets.
+    Fields that the config has, too, are explained in `lllaunch.config.schema.Launch`; here all are
+    decided: times are seconds, sizes bytes, paths absolute, and None is no limit. Its repr leaves
+    out the fields that may hold secrets.
 
     Attributes:
         args: positional arguments. For scripts, modules and programs, text ready for a command
             line (a mapping in the config has become ``--key value``); for functions, any plain
             data.
-        nproc: number of workers on this node, at least 1.
-        start_method: ``forkserver`` or ``spawn``; ``fork`` for a function that workers cannot
-            import, which are forked from the process that has it.
-        preload: modules that the spawner imports before it forks.
-        derived_preload: what it imports after them, since the kind of the run asks for it; in no
-            plan.
+        start_method: also ``fork`` for a function that workers cannot import, which are forked from
+            the process that has it.
+        derived_preload: what the spawner imports after ``preload``, since the kind of the run asks
+            for it; in no plan.
         spawner_cwd: that of the preloads, absolute; empty for the workers'. Runs that have it in
             common can share a spawner.
         derived_env: variables that follow from the rest and from where it runs, stronger than
@@ -345,20 +295,6 @@ class LaunchSpec:
             may reach beyond ``nproc`` where the machine decides on it.
         redirects: streams that go to files, by local rank, every rank listed; includes ``tee``.
         tee: streams that are shown as well, by local rank, every rank listed.
-        local_ranks_filter: ranks whose output reaches the console, in order; None for all.
-        duplicate_stdout_filters: lines of teed stdout holding one of these go to
-            ``filtered_stdout.log`` as well.
-        log_line_prefix: template of the prefix of teed lines; None for ``[<role><local_rank>]:``
-            where lines of several workers are shown, else none.
-        collapse: whether identical lines of several workers are shown as one; None: unless there is
-            a ``log_line_prefix``.
-        grace_period: seconds between the polite signal and SIGKILL.
-        leftovers: seconds that processes which workers leave behind have to end, after a success.
-        min_disk: bytes that must be free where the run's files go before an attempt begins, or
-            None.
-        resources: what each worker needs of the machine; only sweeps ask.
-        locked: whether only a reviewed plan may run; the name of its lock, if it has another one
-            than the experiment.
         sources: by path in the plan, what stands there in place of a value: of one that must not
             be written the text that it comes from (``${oc.env:NAME}``), and of one that the machine
             decides on what the config says.

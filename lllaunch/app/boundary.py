@@ -93,7 +93,12 @@ def message_of(error: BaseException) -> str:
     """Return the same for who gave the command: what was expected, what came, what to do."""
     reason = reason_of(error)
     if isinstance(error, OverrideParseException):
-        return _misread(error)
+        expected = f"{error.override!r}: expected an override (KEY=VALUE)"
+        if HydraMessage.NO_VALUE.search(error.message):
+            return f"{expected}, got no '='"
+        # between Hydra's own first and last line
+        detail = HydraMessage.AROUND_DETAIL.sub("", error.message).strip()
+        return f"{expected}: {detail}; see {_GRAMMAR}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _missing(error, error.missing_cfg_file, reason)
     for pattern, say in _IN_SHORT:
@@ -143,15 +148,6 @@ _IN_SHORT: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = 
     ),
     (HydraMessage.NOT_MERGED, _not_merged),
 )
-
-
-def _misread(error: OverrideParseException) -> str:
-    expected = f"{error.override!r}: expected an override (KEY=VALUE)"
-    if HydraMessage.NO_VALUE.search(error.message):
-        return f"{expected}, got no '='"
-    # between Hydra's own first and last line
-    detail = HydraMessage.AROUND_DETAIL.sub("", error.message).strip()
-    return f"{expected}: {detail}; see {_GRAMMAR}"
 
 
 def _missing(error: MissingConfigException, name: str, reason: str) -> str:
@@ -292,7 +288,15 @@ class Ledger:
         try:
             app()
         except JobFailed as ended:
-            return self._after_job(ended)
+            if ended.error is not None and _wants_full_errors():
+                traceback.print_exception(ended.error)
+            elif ended.error is not None:
+                _say(ended.error)
+            elif ended is not self._first:
+                # a sweeper of Hydra's gives up for a job of lllaunch's launcher, which said so
+                # before all that came since
+                _say(str(ended).removeprefix("lllaunch: "))
+            return self._first.exit_code if self._first else int(ExitCode.ERROR)
         except CompactHydraException as error:
             if _wants_full_errors():
                 raise
@@ -303,20 +307,15 @@ class Ledger:
         except AppEnded as end:
             return int(end.code or 0)
         except SystemExit as end:
-            return _after_exit(end.code)
+            code = end.code
+            if code is None:
+                return int(ExitCode.SUCCESS)
+            if not isinstance(code, int):
+                print(code, file=sys.stderr)
+                return int(ExitCode.ERROR)
+            return int(ExitCode.ERROR) if code == _ARGPARSE_ERROR else code
         # a sweeper that tolerates failed jobs returns as if there were none
         return self._first.exit_code if self._first else None
-
-    def _after_job(self, ended: JobFailed) -> int:
-        if ended.error is not None and _wants_full_errors():
-            traceback.print_exception(ended.error)
-        elif ended.error is not None:
-            _say(ended.error)
-        elif ended is not self._first:
-            # a sweeper of Hydra's gives up for a job of lllaunch's launcher, which said so before
-            # all that came since
-            _say(str(ended).removeprefix("lllaunch: "))
-        return self._first.exit_code if self._first else int(ExitCode.ERROR)
 
 
 def _wants_full_errors() -> bool:
@@ -326,15 +325,6 @@ def _wants_full_errors() -> bool:
 
 def _leave(code: int) -> NoReturn:
     raise AppEnded(code)
-
-
-def _after_exit(code: object) -> int:
-    if code is None:
-        return int(ExitCode.SUCCESS)
-    if not isinstance(code, int):
-        print(code, file=sys.stderr)
-        return int(ExitCode.ERROR)
-    return int(ExitCode.ERROR) if code == _ARGPARSE_ERROR else code
 
 
 def _say(error: LaunchError | str) -> None:

@@ -415,11 +415,7 @@ def pack(cfg: DictConfig) -> bytes:
 
 
 def _by_value(state: object) -> bytes:
-    """Pickles with their code what no import finds: classes made in a function, what caches hold.
-
-    Raises:
-        NotPicklable: there is something else in it that cannot be pickled.
-    """
+    """Pickle with its code what no import finds: classes made in a function, what caches hold."""
     # seldom needed: imported in 10 ms
     try:
         import cloudpickle  # noqa: PLC0415

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from lllaunch.app.own_worker import UserFunction
     from lllaunch.app.submitting import SubmittedFunction
     from lllaunch.config.document import Sexagesimal
-    from lllaunch.config.origin import Origins
     from lllaunch.console.console import Console
     from lllaunch.run.directory import RunDirectory
     from lllaunch.run.result import RunResult
@@ -58,18 +57,15 @@ def locating(loader: ConfigLoader, config: Any) -> Iterator[None]:
         problems: tuple[Diagnostic, ...] = getattr(error, "problems", ())
         if not all(problem.file for problem in problems):
             with contextlib.suppress(Exception):
-                found = _origins_of(loader, config)
+                from lllaunch.config.provenance import origins  # noqa: PLC0415 - if something is wrong
+
+                node = config.hydra
+                given = [*as_written(node.overrides.hydra), *as_written(node.overrides.task)]
+                # may be that of a sweep; of a run it composes the same
+                own: Any = loader
+                found = origins(own, node.job.config_name, given, RunMode.MULTIRUN)
                 error.problems = tuple(map(found.locate, problems))  # type: ignore[attr-defined]
         raise
-
-
-def _origins_of(loader: Any, config: Any) -> Origins:
-    from lllaunch.config.provenance import origins  # noqa: PLC0415 - if something is wrong
-
-    node = config.hydra
-    given = [*as_written(node.overrides.hydra), *as_written(node.overrides.task)]
-    # may be that of a sweep; of a run it composes the same
-    return origins(loader, node.job.config_name, given, RunMode.MULTIRUN)
 
 
 def plan_job(
@@ -121,7 +117,16 @@ def plan_job(
     # imported once, in the spawner, instead of in every worker
     spec = replace(spec, entrypoint=user.entrypoint, derived_preload=user.preload)
     if user.forked:
-        _expect_forks(spec, user)
+        if spec.start_method == "spawn":
+            function = f"{user.entrypoint.name}:{user.entrypoint.qualname}"
+            problem = Diagnostic(
+                "start-method",
+                "launch.start_method",
+                "'spawn'",
+                f"needs a function that workers can import, and {function} is none",
+                "put it at the top level of its module, or leave start_method out",
+            )
+            raise ConfigError((problem,))
         spec = replace(spec, start_method="fork")
     return spec
 
@@ -186,20 +191,6 @@ def _expect_no_own_app(spec: LaunchSpec) -> None:
         "own-app", "launch.entrypoint", repr(spec.entrypoint.text), message, f"\n  run: {command}"
     )
     raise ConfigError((problem,))
-
-
-def _expect_forks(spec: LaunchSpec, user: UserFunction | SubmittedFunction) -> None:
-    """Raises unless workers may be forked."""
-    if spec.start_method == "spawn":
-        function = f"{user.entrypoint.name}:{user.entrypoint.qualname}"
-        problem = Diagnostic(
-            "start-method",
-            "launch.start_method",
-            "'spawn'",
-            f"needs a function that workers can import, and {function} is none",
-            "put it at the top level of its module, or leave start_method out",
-        )
-        raise ConfigError((problem,))
 
 
 def perform(

@@ -123,7 +123,16 @@ def review_sweep(composed: Composition) -> list[Reviewed]:
         ComposeFailed: Hydra cannot compose the sweep.
     """
     master = composed.master()
-    _expect_grid(master)
+    target = OmegaConf.select(master, "hydra.sweeper._target_")
+    if target not in _SWEEPERS:
+        problem = Diagnostic(
+            "sweeper",
+            "hydra.sweeper._target_",
+            repr(target),
+            "chooses its jobs while it runs: there is no list of them",
+            "show one job, without -m",
+        )
+        raise ConfigError((problem,))
     with composing():
         grid = grid_of(master, composed.loader, as_written(master.hydra.overrides.task))
     composer = composed.composer(master)
@@ -170,19 +179,6 @@ def located(
             with contextlib.suppress(Exception):
                 found[problem] = run.origins().locate(problem)
     return tuple(found.values())
-
-
-def _expect_grid(master: DictConfig) -> None:
-    target = OmegaConf.select(master, "hydra.sweeper._target_")
-    if target not in _SWEEPERS:
-        problem = Diagnostic(
-            "sweeper",
-            "hydra.sweeper._target_",
-            repr(target),
-            "chooses its jobs while it runs: there is no list of them",
-            "show one job, without -m",
-        )
-        raise ConfigError((problem,))
 
 
 def name_of(spec: LaunchSpec, config: DictConfig) -> str:

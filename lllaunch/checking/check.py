@@ -98,11 +98,7 @@ class Locks:
             yield CheckedDiagnostic.at(REFUSED, "not-reviewed", path, 1, "", message, names)
 
     def _changes(self, lock: Lock, name: str) -> tuple[str, tuple[Change, ...]]:
-        """The experiment of a lock, if it is one of the tree, and what differs.
-
-        Raises:
-            Unfit: there is nothing to compare.
-        """
+        """The experiment of a lock, if it is one of the tree, and what differs."""
         try:
             named, words = _without_name(lock.command)
             command = ConfigRequest.parse(words)

@@ -223,7 +223,9 @@ def tell(
         with naming(output):
             os.makedirs(directory, exist_ok=True)
     if form == "github":
-        _tell_github(outcome, output, environ, strict=strict)
+        path = functools.partial(in_repository, environ=environ)
+        lines = [*commands(outcome, strict=strict, path=path), outcome.verdict()]
+        tell_step(lines, functools.partial(summary, outcome), environ, output)
         return
     text = _rendered(outcome, form, strict=strict)
     if output is None:
@@ -237,11 +239,3 @@ def _rendered(outcome: Outcome, form: str, *, strict: bool) -> str:
         return render_checks(outcome, strict=strict)
 
     return render_json(outcome, strict=strict) if form == "json" else render_text(outcome)
-
-
-def _tell_github(
-    outcome: Outcome, output: str | None, environ: Mapping[str, str], *, strict: bool
-) -> None:
-    path = functools.partial(in_repository, environ=environ)
-    lines = [*commands(outcome, strict=strict, path=path), outcome.verdict()]
-    tell_step(lines, functools.partial(summary, outcome), environ, output)

@@ -352,14 +352,25 @@ class _Reading:
         self._reviewed = reviewed
         self._items = {name: item for name, item in items.items() if not _is_null(item)}
         self._sources: dict[Path, Any] = {}
-        self._check_worker_names()
+        for path, leaf in leaf_items(self._items):
+            if names_in(reveal(leaf), bare=False):
+                message = "asks for a worker's fact, and no worker is there yet"
+                self._add(_dotted(path), leaf, Unfit(message=message, code=KEY))
+                self._items[path[0]] = BROKEN
 
     def read(self) -> ClusterNode:
         """Read all of them."""
-        self._backend(self._items.pop("backend", None))
+        tree = self._items.pop("backend", None)
+        if tree is not BROKEN and reveal(tree) != BACKEND:
+            hint = did_you_mean(tree, [BACKEND]) if isinstance(tree, str) else _HOW
+            self._add("backend", tree, Unfit(repr(BACKEND), hint, code=KEY))
         more = self._unknown()
         self._tasks()
-        self._renamed()
+        job_name = self._items.pop("job_name", None)
+        if job_name is not None:
+            if "name" in self._items:
+                self._add("job_name", job_name, _twice("name"))
+            self._items["name"] = job_name
         settings: dict[str, Any] = {}
         for name in SETTINGS:
             if name in self._items or (more and name == "additional_parameters"):
@@ -379,20 +390,8 @@ class _Reading:
         self._check_delay(settings, own["signal_delay"] or _DEFAULTS.signal_delay)
         return ClusterNode(Cluster(settings, **given), own["nodes"], self._sources)
 
-    def _backend(self, tree: Tree) -> None:
-        if tree is not BROKEN and reveal(tree) != BACKEND:
-            hint = did_you_mean(tree, [BACKEND]) if isinstance(tree, str) else _HOW
-            self._add("backend", tree, Unfit(repr(BACKEND), hint, code=KEY))
-
     def _add(self, name: str, tree: Tree, unfit: Unfit) -> None:
         self._findings.add(f"{KEY}.{name}", tree, unfit)
-
-    def _check_worker_names(self) -> None:
-        for path, leaf in leaf_items(self._items):
-            if names_in(reveal(leaf), bare=False):
-                message = "asks for a worker's fact, and no worker is there yet"
-                self._add(_dotted(path), leaf, Unfit(message=message, code=KEY))
-                self._items[path[0]] = BROKEN
 
     def _unknown(self) -> dict[str, Tree]:
         """Take out what has no key here: options of sbatch."""
@@ -425,14 +424,6 @@ class _Reading:
         # text: what ${oc.env:N} gives is always text
         if tree is not None and tree is not BROKEN and str(plain).lower() != str(only).lower():
             self._add(name, tree, Unfit(said, hint, code=KEY))
-
-    def _renamed(self) -> None:
-        """Bring under one name what has two."""
-        job_name = self._items.pop("job_name", None)
-        if job_name is not None:
-            if "name" in self._items:
-                self._add("job_name", job_name, _twice("name"))
-            self._items["name"] = job_name
 
     def _setting(self, name: str, more: dict[str, Tree]) -> Any:
         if name == "additional_parameters":

@@ -113,7 +113,23 @@ class _Writer:
             return raw if raw is None or isinstance(raw, _PLAIN) else f"<{type(raw).__qualname__}>"
         if is_secret_name(name) or self._stays(raw):
             return safe_source(raw, name)
-        return self._resolved(parent, index, raw, name)
+        del self._calls[:]
+        try:
+            value = parent[index]
+        except Exception:  # noqa: BLE001 - whatever OmegaConf and users' resolvers raise
+            return safe_source(raw, name)
+        if self._calls:
+            return safe_source(raw, name)
+        if isinstance(value, (DictConfig, ListConfig)):
+            if id(value) in self._open or len(self._open) >= _DEEPEST:
+                return raw
+            content: Any = OmegaConf.to_container(value, resolve=False)
+            self._left -= 1 + _size(content)
+            return self.container(value, content, name) if self._left >= 0 else raw
+        try:
+            return self._plain(value)
+        except (ValueError, RecursionError):
+            return safe_source(raw, name)
 
     def _stays(self, raw: str, follow: int = 10) -> bool:
         """Whether a leaf's text says that its value may not be written, as far as one can tell."""
@@ -128,21 +144,6 @@ class _Writer:
                 return True
         return False
 
-    def _resolved(self, parent: Any, index: Any, raw: str, name: object) -> Any:
-        del self._calls[:]
-        try:
-            value = parent[index]
-        except Exception:  # noqa: BLE001 - whatever OmegaConf and users' resolvers raise
-            return safe_source(raw, name)
-        if self._calls:
-            return safe_source(raw, name)
-        if isinstance(value, (DictConfig, ListConfig)):
-            return self._referenced(value, raw, name)
-        try:
-            return self._plain(value)
-        except (ValueError, RecursionError):
-            return safe_source(raw, name)
-
     def _plain(self, value: Any) -> Any:
         """What a resolver made, which may be a container that OmegaConf leaves as it is."""
         if isinstance(value, dict):
@@ -152,13 +153,6 @@ class _Writer:
         if value is not None and (not isinstance(value, _PLAIN) or self._holds_literal(value)):
             raise ValueError
         return value
-
-    def _referenced(self, node: DictConfig | ListConfig, raw: str, name: object) -> Any:
-        if id(node) in self._open or len(self._open) >= _DEEPEST:
-            return raw
-        content: Any = OmegaConf.to_container(node, resolve=False)
-        self._left -= 1 + _size(content)
-        return self.container(node, content, name) if self._left >= 0 else raw
 
     def _holds_literal(self, value: object) -> bool:
         return isinstance(value, str) and any(text in value for text in self._literals)

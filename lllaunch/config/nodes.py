@@ -312,11 +312,7 @@ def _refuse_rdzv(value: object) -> None:
 
 
 def _split(conf: Mapping[str, _Value]) -> tuple[dict[str, _Value], dict[str, float]]:
-    """Return torch's settings without those that have a place of their own, and these.
-
-    Raises:
-        Unfit: one of these is no duration, or another one under each of its names.
-    """
+    """Return torch's settings without those that have a place of their own, and these."""
     rest: dict[str, _Value] = {}
     times: dict[str, float] = {}
     for name, value in conf.items():

@@ -64,11 +64,7 @@ def _split(value: object) -> tuple[str, ...]:
 
 
 def _look_for(name: str, place: SearchPlace) -> None:
-    """Look for the program.
-
-    Raises:
-        Unfit: it is not there, or cannot be executed.
-    """
+    """Look for the program."""
     path = Preflight((name,)).program(place.runtime_cwd)
     for search_path in place.search_paths:
         try:

@@ -151,7 +151,12 @@ class OriginTree:
         self, node: _Node, path: tuple[object, ...], value: Any, layer: Layer, lines: Lines
     ) -> None:
         if not layer.replaces:
-            self._expand(node, path)
+            # what OmegaConf merges into a reference to a container it merges into a copy of that
+            keys, whole = references(node.value, path)
+            target = self._at(parts_of(keys[0])) if whole else None
+            if target is not None and target.children is not None:
+                copy = target.copy()
+                node.value, node.children, node.is_list = None, copy.children, copy.is_list
         inner = replace(layer, replaces=False) if layer.replaces else layer
         if isinstance(value, dict):
             # an empty mapping changes nothing in another one
@@ -172,14 +177,6 @@ class OriginTree:
         else:
             node.children, node.is_list, node.value = None, False, value
         node.marks.append(replace(layer.origin, line=lines.line))
-
-    def _expand(self, node: _Node, path: tuple[object, ...]) -> None:
-        """What OmegaConf merges into a reference to a container it merges into a copy of that."""
-        keys, whole = references(node.value, path)
-        target = self._at(parts_of(keys[0])) if whole else None
-        if target is not None and target.children is not None:
-            copy = target.copy()
-            node.value, node.children, node.is_list = None, copy.children, copy.is_list
 
     def _at(self, parts: Iterable[str]) -> _Node | None:
         node: _Node | None = self._root
@@ -224,11 +221,8 @@ def _is_alike(node: _Node, composed: Any) -> bool:
         return node.is_list and len(node.children or ()) == len(composed)
     if node.children is not None:
         return False
-    return _is_same(node.value, composed)
-
-
-def _is_same(given: Any, composed: Any) -> bool:
-    """Whether a value is the one that was given, perhaps converted to the type of its node."""
+    # the same value, perhaps converted to the type of its node
+    given = node.value
     if given is None or composed is None:
         return given is composed
     if str(given) == str(composed) or (type(given) is type(composed) and given == composed):

@@ -639,7 +639,11 @@ def _plain(cfg: DictConfig, outer: str | None) -> tuple[dict[Any, Any], list[tup
     try:
         root: Any = OmegaConf.to_container(cfg, resolve=False)
         own = {name: item for name, item in root.items() if name != "hydra"}
-        _expect_an_end(own)
+        # resolving them would take hours, or all memory
+        message = f"it comes to more than {MOST_STEPS} references"
+        problems = [Diagnostic("too-large", shorten(key), "", message) for key in endless(own)]
+        if problems:
+            raise ConfigError(tuple(problems[:_MOST_ENDLESS]))
         allowed = not_secret(root)
         found = list(literals(own, allowed=allowed))
     except RecursionError:
@@ -648,11 +652,3 @@ def _plain(cfg: DictConfig, outer: str | None) -> tuple[dict[Any, Any], list[tup
     if outer is not None:
         found += literals(value_at(root, outer.split(".")), outer, allowed=allowed)
     return root, found
-
-
-def _expect_an_end(root: Mapping[Any, Any]) -> None:
-    """Raises if values come to too much: resolving them would take hours, or all memory."""
-    message = f"it comes to more than {MOST_STEPS} references"
-    problems = [Diagnostic("too-large", shorten(key), "", message) for key in endless(root)]
-    if problems:
-        raise ConfigError(tuple(problems[:_MOST_ENDLESS]))

@@ -95,7 +95,11 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
         names, synonyms = (*names, *LAUNCHERS_KEYS), {**SYNONYMS, **CLUSTER_SYNONYMS}
     written = dict.fromkeys(_refuse_keys_of_jobs(node, key, findings, submits=submits))
     known_items(written, key, names, synonyms, findings)
-    _expect_cluster(node, key, findings)
+    # the jobs of a cluster that we do not have would run here
+    backend = (launchers_cluster(node) or {}).get("backend", BACKEND)
+    if backend != BACKEND:
+        hint = did_you_mean(backend, [BACKEND]) if isinstance(backend, str) else ""
+        findings.add(f"{key}.cluster", backend, Unfit(repr(BACKEND), hint, code="cluster"))
     items = Reader(findings).read_items(node, key, (*SWEEP_KEYS, "console"))
     reading = _Reading(items, key, findings)
     policy = SweepPolicy(
@@ -118,14 +122,6 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
     )
     findings.raise_if_any([f"{key}.{name}" for name in (*SWEEP_KEYS, "console")])
     return settings
-
-
-def _expect_cluster(node: Mapping[str, Any], key: str, findings: Findings) -> None:
-    """Note a cluster that there is none of: its jobs would run here."""
-    backend = (launchers_cluster(node) or {}).get("backend", BACKEND)
-    if backend != BACKEND:
-        hint = did_you_mean(backend, [BACKEND]) if isinstance(backend, str) else ""
-        findings.add(f"{key}.cluster", backend, Unfit(repr(BACKEND), hint, code="cluster"))
 
 
 class _Reading:
@@ -155,7 +151,11 @@ class _Reading:
         def read(value: object) -> int | str:
             word = value.strip() if isinstance(value, str) else value
             if isinstance(word, str) and not word.isdecimal():
-                return _read_names(word, what)
+                if word.lower() in {"all", "auto", "none"}:
+                    raise Unfit(_limit(what), "null is all of them, 0 is none", code="number")
+                if not all(part.strip() for part in word.split(",")):
+                    raise Unfit(_limit(what), code="number")
+                return word
             try:
                 return read_count(word)
             except Unfit as unfit:
@@ -229,15 +229,6 @@ def _refuse_retries(value: object) -> None:
 
 def _limit(what: str) -> str:
     return f"a number of {what} (0, 1, 2, ...) or a list"
-
-
-def _read_names(text: str, what: str) -> str:
-    """Names separated by commas."""
-    if text.lower() in {"all", "auto", "none"}:
-        raise Unfit(_limit(what), "null is all of them, 0 is none", code="number")
-    if not all(part.strip() for part in text.split(",")):
-        raise Unfit(_limit(what), code="number")
-    return text
 
 
 def _read_entry(value: object) -> int | str:

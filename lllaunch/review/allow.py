@@ -73,7 +73,7 @@ def made_by_logging(config: Mapping[Any, Any]) -> Iterator[tuple[Path, Any, bool
         if path[-1] == _ATTRIBUTES:
             yield path, value, False
             continue
-        target = _referred(config, value)
+        *_, target = followed(config, value)
         if isinstance(target, (Mapping, list)):
             if hops >= _MOST_HOPS or left < 0:
                 yield path, value, False
@@ -137,12 +137,6 @@ def followed(config: Mapping[Any, Any], value: Any) -> Iterator[Any]:
         yield value
 
 
-def _referred(config: Mapping[Any, Any], value: Any) -> Any:
-    """What a value comes to in the end."""
-    *_, last = followed(config, value)
-    return last
-
-
 _TARGET = "_target_"
 _CALLBACKS = ("hydra", "callbacks")
 _SEARCHPATH = ("hydra", "searchpath")
@@ -195,7 +189,10 @@ def _lists_of(path: tuple[Any, ...], value: Any) -> tuple[str, ...]:
     if not path or value in (None, "???") or _is_record(path, value):
         return ()
     if path[-1] == _TARGET:
-        return _target_lists(path)
+        if path[:2] != _CALLBACKS:
+            return ("targets",)
+        # hydra.callbacks.NAME._target_ is the callback; below it is what it is given
+        return ("callbacks",) if len(path) == 4 else ("callbacks", "targets")
     if path[:2] == _CALLBACKS and len(path) in {2, 3} and isinstance(value, str):
         return ("callbacks",)  # the whole node comes from somewhere else
     if path[:2] == _SEARCHPATH and not isinstance(value, list):
@@ -227,13 +224,6 @@ def _is_unnamed(text: str, start: int) -> bool:
         if depth < 0 or (depth == 0 and char == ":"):
             return made_up and depth == 0
     return made_up
-
-
-def _target_lists(path: tuple[Any, ...]) -> tuple[str, ...]:
-    if path[:2] != _CALLBACKS:
-        return ("targets",)
-    # hydra.callbacks.NAME._target_ is the callback; below it is what it is given
-    return ("callbacks",) if len(path) == 4 else ("callbacks", "targets")
 
 
 def walk(config: Mapping[Any, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:

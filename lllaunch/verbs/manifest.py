@@ -223,11 +223,7 @@ def _is_locked(reviewed: Reviewed) -> bool:
 
 
 def _admit(composed: Composition, reviewed: Reviewed, *, locked: bool) -> None:
-    """Let a manifest be made of what may run in the pods.
-
-    Raises:
-        LaunchError: it may not.
-    """
+    """Let a manifest be made of what may run in the pods."""
     config = composed.compose()
     spec = replace(reviewed.spec, locked=reviewed.spec.locked or locked)
     try:

@@ -228,7 +228,10 @@ def _plan(given: argparse.Namespace) -> None:
     if given.format == "trainjob":
         show_trainjob(command, given)
         return
-    _expect_no_manifest_flags(given)
+    findings = Findings()
+    for flag in manifest_flags(given):
+        findings.add_about(flag, "is for --format trainjob alone", code="trainjob")
+    findings.raise_if_any()
     as_json = given.json or given.format == "json"
     query = BuildQuery.start(os.getcwd())
     try:
@@ -261,14 +264,6 @@ def _plan(given: argparse.Namespace) -> None:
             _refuse_what_is_not_allowed(runs)
     finally:
         query.close()
-
-
-def _expect_no_manifest_flags(given: argparse.Namespace) -> None:
-    """Raise if there are options that only a manifest takes."""
-    findings = Findings()
-    for flag in manifest_flags(given):
-        findings.add_about(flag, "is for --format trainjob alone", code="trainjob")
-    findings.raise_if_any()
 
 
 def experiment_text(run: Reviewed) -> str:

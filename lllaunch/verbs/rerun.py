@@ -118,9 +118,6 @@ def _expect_same_rules(run: str, cwd: str) -> None:
     """Expects that what may run where a run was started is decided by the same files as here.
 
     The run's own files say where that was.
-
-    Raises:
-        PlanRefused: it is another tree, and this one has rules.
     """
     here, there = tree_top(os.getcwd()), tree_top(os.path.realpath(cwd))
     policy = policy_path(here, os.environ)

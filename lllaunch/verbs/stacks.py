@@ -152,11 +152,7 @@ def _lines(
 
 
 def _live(name: str) -> FoundDirectory:
-    """Find a run that may go on.
-
-    Raises:
-        NoSuchRun: there is none, or a sweep has several.
-    """
+    """Find a run that may go on."""
     if name != LATEST or os.path.exists(name):
         found = locate(name)
     else:
@@ -185,12 +181,7 @@ def _live(name: str) -> FoundDirectory:
 
 
 def _ask(found: FoundDirectory, where: str, request: Request) -> dict[str, Any]:
-    """Ask the launcher of a run; of several nodes one that is on this machine.
-
-    Raises:
-        NoSuchRun: it is over, or has not begun.
-        NoStacks: the launcher does not answer.
-    """
+    """Ask the launcher of a run; of several nodes one that is on this machine."""
     until = time.monotonic() + _PATIENCE
     while True:
         entry = entry_now(found)
@@ -238,11 +229,7 @@ def _check_goes_on(entry: ListEntry, where: str) -> None:
 
 
 def _launchers_here(directory: str, where: str, entry: ListEntry) -> list[tuple[str, int]]:
-    """Return the directories of this machine's launchers of a run, with their process ids.
-
-    Raises:
-        NoStacks: they are on other machines.
-    """
+    """Return the directories of this machine's launchers of a run, with their process ids."""
     signed = [
         (part, match)
         for part in parts_of(directory)
@@ -266,13 +253,7 @@ def _launchers_here(directory: str, where: str, entry: ListEntry) -> list[tuple[
 
 
 def _ask_launcher(directory: str, pid: int, where: str, request: Request) -> dict[str, Any]:
-    """Ask one launcher.
-
-    Raises:
-        FileNotFoundError: it has no socket.
-        ConnectionRefusedError: nobody listens there.
-        NoStacks: it does not answer.
-    """
+    """Ask one launcher."""
     _check_not_stopped(pid, where)
     try:
         return ask(directory, request)

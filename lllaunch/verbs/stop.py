@@ -114,11 +114,7 @@ def stopped(found: FoundDirectory, *, now: bool = False) -> str:
 
 
 def _end_submitting(lock: str) -> None:
-    """End the launcher of a sweep, which leaves its jobs in the queue, if it is of this machine.
-
-    Raises:
-        OutputError: it may not be looked at.
-    """
+    """End the launcher of a sweep, which leaves its jobs in the queue, if it is of this machine."""
     pidfd = open_launcher(lock)
     if pidfd is None:
         return
@@ -130,12 +126,7 @@ def _end_submitting(lock: str) -> None:
 
 
 def _cancel(found: FoundDirectory, where: str, queue: BatchQueue, *, now: bool) -> None:
-    """Cancel the batch jobs of a run or a sweep, and wait until they are over.
-
-    Raises:
-        NoSuchRun: the cluster does not answer, or other runs are in the same batch job.
-        SlurmFailed: it did not do it.
-    """
+    """Cancel the batch jobs of a run or a sweep, and wait until they are over."""
     from lllaunch.cluster import slurm  # noqa: PLC0415 - most runs are of this machine
 
     entry = entry_now(found, queue)

@@ -80,14 +80,14 @@ def test_literals_are_found_anywhere_and_say_what_should_be_there() -> None:
         "a": {"api_key": RANDOM, "n_key": 3, "ok": "abc"},
         "TOKEN": ["one", "${oc.env:TWO}", {"inner": HF}],
         "url": f"https://${{oc.env:DB_PASSWORD,{RANDOM}}}@host",
-        3: {"my-key": RANDOM},
+        3: {"my-token": RANDOM},
         "joined": {"API_KEY": f"{RANDOM}-${{x}}-${{oc.env:Y,{HF}}}"},
     }
     assert list(literals(raw)) == [
         ("a.api_key", "${oc.env:API_KEY}", RANDOM),
         ("TOKEN[2].inner", "${oc.env:INNER}", HF),
         ("url", "${oc.env:DB_PASSWORD}", RANDOM),
-        ("3.my-key", "${oc.env:MY_KEY}", RANDOM),
+        ("3.my-token", "${oc.env:MY_TOKEN}", RANDOM),
         ("joined.API_KEY", "${oc.env:Y}", HF),
         ("joined.API_KEY", "${oc.env:API_KEY}", f"{RANDOM}-"),
     ]
