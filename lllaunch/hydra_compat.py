@@ -261,11 +261,7 @@ class QuietReturn(JobReturn):
 
     @property
     def return_value(self) -> Any:
-        """What the task function returned.
-
-        Raises:
-            Exception: what it raised.
-        """
+        """What the task function returned, or raise what it raised."""
         if self.status is JobStatus.FAILED:
             raise self._return_value
         return super().return_value

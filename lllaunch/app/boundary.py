@@ -343,11 +343,7 @@ _TOLD = (OmegaConfBaseException, OSError, ValueError, LookupError, yaml.YAMLErro
 
 
 def expect_bounded(path: str) -> None:
-    """Expect that the aliases of a config file come to no more than memory holds.
-
-    Raises:
-        ConfigCompositionException: they come to too much.
-    """
+    """Raise if the aliases of a config file come to more than memory holds."""
     try:
         with open(path, "rb") as file:
             data = file.read()

@@ -75,12 +75,7 @@ def admit(
 
 
 def expect_places(config: DictConfig) -> None:
-    """Expect that Hydra writes only where the project allows it.
-
-    Raises:
-        PlanRefused: it does not.
-        ConfigError: the policy cannot be read.
-    """
+    """Raise `PlanRefused` if Hydra would write where the project does not allow it."""
     top = tree_top(os.getcwd())
     policy = policy_of(top)
     if policy is None:
@@ -115,11 +110,7 @@ def expect_own_environment(config: DictConfig) -> None:
 
 
 def policy_of(top: str) -> Policy | None:
-    """Reads the policy of a project, if it has one.
-
-    Raises:
-        ConfigError: something is wrong with it.
-    """
+    """Read the policy of a project, if it has one; raises `ConfigError` if it is wrong."""
     path = policy_path(top, os.environ)
     if path is None:
         return None
@@ -141,11 +132,7 @@ def admit_directory(path: str) -> None:
 
 
 def has_rules() -> bool:
-    """Whether something says what may run in the working directory.
-
-    Raises:
-        ConfigError: the policy is a link out of the tree.
-    """
+    """Return whether something says what may run in the working directory."""
     return locks_all(os.environ) or policy_path(tree_top(os.getcwd()), os.environ) is not None
 
 

@@ -269,11 +269,7 @@ class Reach(NamedTuple):
 
 
 def find_function(reach: Reach) -> Callable[[Any], Any]:
-    """Returns the function that a launcher's `reach_of` told of.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+    """Return the function that `reach_of` told of, or raise `ConfigError`."""
     found = _layer(reach)
     if not callable(found):
         raise not_found(reach)
@@ -300,11 +296,7 @@ def reach_of(function: Callable[..., Any]) -> Reach | None:
 
 
 def check_reachable(function: Callable[[Any], Any]) -> Reach:
-    """Returns how workers will find a function.
-
-    Raises:
-        ConfigError: it is not what stands there.
-    """
+    """Return how workers will find a function, or raise `ConfigError`."""
     reach = reach_of(function)
     if reach is None:
         module = getattr(function, "__module__", None) or "?"
@@ -619,11 +611,7 @@ class UserFunction(NamedTuple):
 
     @classmethod
     def importable(cls, function: Callable[[Any], Any]) -> UserFunction:
-        """A function that workers import.
-
-        Raises:
-            ConfigError: they would not find it.
-        """
+        """Return a function that workers import; raises `ConfigError` if they cannot."""
         return cls._of(function, check_reachable(function))
 
     @classmethod

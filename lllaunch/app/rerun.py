@@ -74,11 +74,7 @@ class RerunRequest(NamedTuple):
     cwd: str
 
     def expect(self, spec: LaunchSpec) -> None:
-        """Raises unless a run is the same again.
-
-        Raises:
-            PlanChanged: it is not.
-        """
+        """Raise `PlanChanged` unless a run is the same again."""
         changes = differences(complete(self.plan, SOURCES), portable_plan(spec, SOURCES))
         if changes:
             raise PlanChanged(self.path, changes)

@@ -641,11 +641,7 @@ def _read_exclusive(value: object) -> bool | str | None:
 
 
 def read_snapshot(value: object) -> Snapshots:
-    """Read whether a run has a snapshot of the code.
-
-    Raises:
-        Unfit: it is none of what there is.
-    """
+    """Read whether a run has a snapshot of the code; raises `Unfit` for another word."""
     if value is False:
         raise Unfit(one_of(SNAPSHOTS), "did you mean 'none'?", code="choice")
     return cast("Snapshots", read_choice(value, SNAPSHOTS))

@@ -32,11 +32,7 @@ def is_dotted(text: str) -> bool:
 
 
 def parse_entrypoint(value: object, runtime_cwd: str) -> Entrypoint:
-    """Return what an entrypoint is by its form; whether it exists is not looked at.
-
-    Raises:
-        Unfit: it has none of the forms.
-    """
+    """Return what an entrypoint is by its form, or raise `Unfit`; it need not exist."""
     if not isinstance(value, str):
         raise Unfit(f"an entrypoint ({FORMS})", "quote it", code="entrypoint")
     text = value.strip()
@@ -104,11 +100,7 @@ _MOST_NAMES = 2000
 
 
 def check_script(entrypoint: Entrypoint) -> None:
-    """Looks for the file of a script.
-
-    Raises:
-        Unfit: it is not there, is no file, or cannot be read.
-    """
+    """Raise `Unfit` if the file of a script does not exist or cannot be read."""
     path = entrypoint.name
     if os.path.isdir(path):
         raise Unfit(message="is a directory, not a script", code="entrypoint")
@@ -136,11 +128,7 @@ def _script_hint(entrypoint: Entrypoint) -> str:
 
 
 def check_program(entrypoint: Entrypoint, search_path: str, runtime_cwd: str) -> None:
-    """Look for a program: a file if the name holds a slash, else on PATH.
-
-    Raises:
-        Unfit: it is not there or cannot be executed.
-    """
+    """Raise `Unfit` without such a file or, for a name without a slash, on no PATH."""
     name = entrypoint.name
     if "/" in name:
         _check_executable(entrypoint)

@@ -1,4 +1,7 @@
-"""How fields are read: what is expected, what was meant, and all that is wrong together."""
+"""How fields are read: what is expected, what was meant, and all that is wrong together.
+
+What reads a value raises `Unfit` for anything else.
+"""
 
 from __future__ import annotations
 
@@ -80,11 +83,7 @@ class Findings:
             return None
 
     def raise_if_any(self, order: Sequence[str] = ()) -> None:
-        """Raise what was found; problems with the keys of ``order`` come first, in that order.
-
-        Raises:
-            ConfigError: something was found.
-        """
+        """Raise a `ConfigError` if something was found; keys of ``order`` come first."""
         if not self.problems:
             return
         places = {key: place for place, key in enumerate(order)}
@@ -183,11 +182,7 @@ UNLOCKED: bool | str = False
 
 
 def read_text(value: object) -> str:
-    """Text that is not empty.
-
-    Raises:
-        Unfit: it is anything else.
-    """
+    """Read text that is not empty."""
     if not isinstance(value, str):
         raise Unfit(
             "text", "quote it" if isinstance(value, (bool, int, float)) else "", code="text"
@@ -200,11 +195,7 @@ def read_text(value: object) -> str:
 
 
 def read_line(value: object) -> str:
-    """Text on one line.
-
-    Raises:
-        Unfit: it is anything else.
-    """
+    """Read text on one line."""
     text = read_text(value)
     if not text.isprintable():
         raise Unfit("one line of printable characters", code="text")
@@ -212,11 +203,7 @@ def read_line(value: object) -> str:
 
 
 def read_locked(value: object) -> bool | str:
-    """True, false, or the name of a lock.
-
-    Raises:
-        Unfit: it is anything else.
-    """
+    """Read true, false, or the name of a lock."""
     if isinstance(value, bool):
         return value
     if not isinstance(value, str):
@@ -225,11 +212,7 @@ def read_locked(value: object) -> bool | str:
 
 
 def read_flag(value: object) -> bool:
-    """True or false.
-
-    Raises:
-        Unfit: it is anything else.
-    """
+    """Read true or false."""
     if not isinstance(value, bool):
         quoted = isinstance(value, str) and value.lower() in {"true", "false"}
         raise Unfit("true or false", "write it without quotes" if quoted else "", code="choice")
@@ -237,11 +220,7 @@ def read_flag(value: object) -> bool:
 
 
 def read_count(value: object) -> int:
-    """A whole number, 0 or more.
-
-    Raises:
-        Unfit: it is anything else.
-    """
+    """Read a whole number, 0 or more."""
     # Text: what ${oc.env:N} gives is always text.
     if isinstance(value, str) and value.isdecimal() and len(value) < 20:
         value = int(value)
@@ -253,11 +232,7 @@ def read_count(value: object) -> int:
 
 
 def read_positive(value: object) -> int:
-    """A whole number, 1 or more.
-
-    Raises:
-        Unfit: it is anything else.
-    """
+    """Read a whole number, 1 or more."""
     try:
         number = read_count(value)
     except Unfit:
@@ -268,11 +243,7 @@ def read_positive(value: object) -> int:
 
 
 def read_choice(value: object, choices: Iterable[str]) -> str:
-    """One of some words.
-
-    Raises:
-        Unfit: it is anything else.
-    """
+    """Read one of some words."""
     words = list(choices)
     if isinstance(value, str) and value in words:
         return value
@@ -281,11 +252,7 @@ def read_choice(value: object, choices: Iterable[str]) -> str:
 
 
 def read_signal(value: object) -> signal.Signals:
-    """A signal by name, with or without SIG.
-
-    Raises:
-        Unfit: it is no signal, or none that can be handled.
-    """
+    """Read a signal that can be handled by its name, with or without SIG."""
     names = [each.name for each in signal.Signals]
     if not isinstance(value, str):
         raise Unfit(_SIGNAL, code="signal")
@@ -329,11 +296,7 @@ def _part(word: str, tree: Tree) -> Tree:
 
 
 def read_prefix(value: object) -> str:
-    """A template of the prefix of shown lines; torch's ``${rank}`` becomes ``${worker:rank}``.
-
-    Raises:
-        Unfit: it is no text, or asks for a fact that there is not.
-    """
+    """Read the prefix of shown lines; torch's ``${rank}`` becomes ``${worker:rank}``."""
     if value == "":
         return ""
     text = read_line(value)
@@ -350,11 +313,7 @@ def no_such_name(name: str) -> Unfit:
 
 
 def read_directory(value: object, runtime_cwd: str, made: str = "") -> str:
-    """Return an existing directory; ``made`` is one that will exist when it is needed.
-
-    Raises:
-        Unfit: it is not.
-    """
+    """Read an existing directory; ``made`` is one that will exist when it is needed."""
     path = os.path.normpath(os.path.join(runtime_cwd, read_text(value)))
     if os.path.isdir(path) or (path == made and not os.path.lexists(path)):
         return path
@@ -364,11 +323,7 @@ def read_directory(value: object, runtime_cwd: str, made: str = "") -> str:
 
 
 def read_new_directory(value: object, runtime_cwd: str) -> str:
-    """A directory that is there or can be made.
-
-    Raises:
-        Unfit: something else bears its name, or one of its parents'.
-    """
+    """Read a directory that exists or can be made."""
     path = os.path.normpath(os.path.join(runtime_cwd, read_text(value)))
     existing = path
     while not os.path.lexists(existing):

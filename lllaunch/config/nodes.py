@@ -262,11 +262,7 @@ def _refuse(settings: Settings, name: str, expected: str, hint: str) -> None:
 
 
 def read_nnodes(value: object) -> Literal["auto"] | tuple[int, int]:
-    """Reads ``nnodes``: the least and the most, or ``auto``.
-
-    Raises:
-        Unfit: it is neither.
-    """
+    """Read ``nnodes``: the least and the most, or ``auto``; raises `Unfit` for anything else."""
     word = value.strip().lower() if isinstance(value, str) else ""
     if word == AUTO:
         return AUTO

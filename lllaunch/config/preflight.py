@@ -91,9 +91,5 @@ def sources_of_preflight(command: Tree) -> dict[Path, Any]:
 
 
 def read_min_disk(value: object) -> int:
-    """Bytes that must be free.
-
-    Raises:
-        Unfit: it is anything else.
-    """
+    """Read the bytes that must be free."""
     return parse_size(value, zero=False)

@@ -49,11 +49,7 @@ _registered: list[Any] = []
 
 
 def check_resolver() -> None:
-    """Check that ``${worker:NAME}`` is lllaunch's.
-
-    Raises:
-        ConfigError: it is somebody else's.
-    """
+    """Raise a `ConfigError` if ``${worker:NAME}`` is somebody else's resolver."""
     if resolvers()["worker"] not in _registered:
         text = "is a resolver of the app's own; lllaunch needs that name for its workers' facts"
         hint = "register it under another name"

@@ -216,11 +216,7 @@ _RANKS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 
 def parse_ranks(value: object) -> range:
-    """Read a rank or a range, both ends included: ``3``, ``"3"``, ``"1-7"``.
-
-    Raises:
-        Unfit: it is neither.
-    """
+    """Read a rank or a range, both ends included (``3``, ``"1-7"``), or raise `Unfit`."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     match = _RANKS.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -245,11 +241,7 @@ def overlap(ranges: Sequence[range]) -> tuple[range, range] | None:
 
 
 def check_within(ranks: range, nproc: int) -> None:
-    """Refuses ranks that no worker has.
-
-    Raises:
-        Unfit: the range goes beyond the last rank.
-    """
+    """Raise `Unfit` for a range that goes beyond the last rank."""
     if ranks.stop > nproc:
         ranks_there = "rank 0 only" if nproc == 1 else f"ranks from 0 to {nproc - 1}"
         raise Unfit(f"{ranks_there}, as nproc is {nproc}", code="ranks")

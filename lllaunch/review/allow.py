@@ -428,8 +428,10 @@ class _Judge:
             file = locate_main(entry.name, self._path).file
             place = self._place(file) if file else ""
             return [Forms((f"-m {entry.name}", entry.name), place)]
-        if entry.name == "__main__":
-            return [Forms((entry.text,))]  # of the script that the user started
+        if entry.name == "__main__":  # of the script that the user started
+            path = getattr(sys.modules["__main__"], "__file__", None) or ""
+            own = os.path.basename(path) == entry.text.partition(":")[0]
+            return [Forms((entry.text,), self._place(path) if own else "")]
         exact = f"{entry.name}:{entry.qualname}"
         told = self._objects.function(entry.name, entry.qualname) if entry.name else ()
         found = [Forms((f"{t.module}:{t.qualname}",), self._place(t.file), exact) for t in told]

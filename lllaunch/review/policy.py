@@ -98,11 +98,7 @@ class Policy:
 
 
 def read_policy(path: str) -> Policy:
-    """Reads a policy.
-
-    Raises:
-        ConfigError: something is wrong with the file; it holds everything that is.
-    """
+    """Read a policy; raises a `ConfigError` with everything that is wrong."""
     return parse_policy(read_text(path), path)
 
 

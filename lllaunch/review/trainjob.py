@@ -119,11 +119,7 @@ def name_for(experiment: str, nodes: int) -> str:
 
 
 def parse_runtime(text: str) -> Runtime:
-    """Reads ``NAME`` or ``KIND/NAME``, as kubectl writes it.
-
-    Raises:
-        Unfit: it is neither.
-    """
+    """Read ``NAME`` or ``KIND/NAME``, as kubectl writes it, or raise `Unfit`."""
     before, slash, name = text.rpartition("/")
     kinds = [kind for kind in _KINDS if not slash or kind.lower() == before.lower()]
     if not kinds or not name:
@@ -133,11 +129,7 @@ def parse_runtime(text: str) -> Runtime:
 
 
 def parse_nodes(text: str) -> int:
-    """Reads the number of nodes.
-
-    Raises:
-        Unfit: it is none.
-    """
+    """Read the number of nodes, or raise `Unfit`."""
     is_number = text.isascii() and text.isdecimal() and len(text) < 10
     if not is_number or not 1 <= int(text) <= MOST_NODES:
         raise Unfit("a number of nodes (1, 2, ...)", code="trainjob")
@@ -145,11 +137,7 @@ def parse_nodes(text: str) -> int:
 
 
 def fixed_count(counts: str | tuple[int, int]) -> int:
-    """Return the one number of nodes that a config says.
-
-    Raises:
-        Unfit: it says no one number.
-    """
+    """Return the one number of nodes that a config says, or raise `Unfit`."""
     if isinstance(counts, str):
         raise Unfit(
             "a number of nodes, as the TrainJob is what says it to the others",
