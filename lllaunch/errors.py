@@ -136,13 +136,8 @@ class Diagnostic:
 class Unfit(ValueError):
     """A value is not what it should be; who knows its key makes a `Diagnostic` of it.
 
-    Attributes:
-        expected: what was expected in its place, with the choices or an example (``"a duration (90,
-            90s, ...)"``); empty where ``message`` says what is wrong. Never quotes the value.
-        hint: what was probably meant, or an empty string. May quote parts of the value.
-        detail: what exactly is wrong, or an empty string. May quote parts of the value.
-        message: of a value that is of the right kind: what is wrong with it, the predicate of a
-            sentence about it (``"does not exist"``), or an empty string. Never quotes it.
+    ``expected``, ``hint`` and ``message`` are those of the `Diagnostic`; ``detail`` is what exactly
+    is wrong, or empty. Only ``hint`` and ``detail`` may quote parts of the value.
     """
 
     def __init__(

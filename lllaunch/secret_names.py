@@ -21,8 +21,14 @@ _ACCESS = frozenset(
         *("LICENSE", "DEPLOY", "MASTER", "SESSION", "SERVICE"),
     }
 )
-# What a tokenizer calls its tokens.
-_OF_TEXT = frozenset({"PAD", "EOS", "BOS", "UNK", "MASK", "SEP", "CLS", "STOP", "SPECIAL"})
+# Before a key or token these say that it is an ordinary one.
+_ORDINARY = frozenset(
+    {
+        *("SORT", "PRIMARY", "FOREIGN", "PARTITION", "PUBLIC", "GROUP", "INDEX", "CACHE"),
+        *("PAD", "EOS", "BOS", "UNK", "MASK", "SEP", "CLS", "STOP", "SPECIAL", "MAX", "MIN", "NUM"),
+    }
+)
+_KEYS = frozenset({"KEY", "TOKEN"})
 
 
 @functools.lru_cache(maxsize=4096)
@@ -30,24 +36,28 @@ def is_secret_name(name: object) -> bool:
     """Return whether a name says that what it names is a secret, if it looks like one.
 
     Words are told apart by capitals, ``_``, ``-`` and anything else that is no letter: ``api_key``,
-    ``apiKey`` and ``API-KEY`` are one name. TOKENIZERS_PARALLELISM is none, nor is ``sort_key``.
+    ``apiKey`` and ``API-KEY`` are one name. TOKENIZERS_PARALLELISM is none, nor is ``sort_key``. In
+    a name in capitals, as variables have, a key or token counts anywhere, else at the end.
     """
     if not isinstance(name, str):
         return False
-    *before, last = ["", *_words(name)]
-    of_text = bool(before) and before[-1] in _OF_TEXT
-    return _lets_in(name) or name.upper() == "KEY" or (last == "TOKEN" and not of_text)
+    words = _words(name)
+    pairs = list(itertools.pairwise(["", *words]))
+    return _lets_in(words) or any(
+        word.removesuffix("S") in _KEYS and before not in _ORDINARY
+        for before, word in (pairs if name.isupper() else pairs[-1:])
+        if name.isupper() or word in _KEYS
+    )
 
 
 def is_telling_name(name: object) -> bool:
     """Return whether a name can hardly stand for anything but a secret: ``db_password``."""
-    return isinstance(name, str) and _lets_in(name)
+    return isinstance(name, str) and _lets_in(_words(name))
 
 
-def _lets_in(name: str) -> bool:
-    words = _words(name)
+def _lets_in(words: list[str]) -> bool:
     return not _SECRET.isdisjoint(words) or any(
-        before in _ACCESS and word.removesuffix("S") in {"KEY", "TOKEN"}
+        before in _ACCESS and word.removesuffix("S") in _KEYS
         for before, word in itertools.pairwise(words)
     )
 

@@ -190,10 +190,7 @@ def tell_ci(directory: str) -> None:
 
 
 def tell_ci_error(error: LaunchError | str, hide: Callable[[str], str]) -> None:
-    """The same with why nothing was run: what stands in a file is annotated there.
-
-    What stands in a file is annotated there.
-    """
+    """The same with why nothing was run: what stands in a file is annotated there."""
     if _in_ci():
         from lllaunch.results.announce import announce_error  # noqa: PLC0415 - in CI only
 

@@ -197,7 +197,11 @@ def find_lock(spec: LaunchSpec, config: DictConfig) -> Lock | str:
         )
     path = lock_path(spec.runtime_cwd, name)
     told = os.path.relpath(path, spec.runtime_cwd)
-    return replace(_read_lock(path), path=told) if os.path.lexists(path) else told
+    if not os.path.lexists(path):
+        return told
+    # that of a sweep is not read again for each job, which takes a while
+    found = os.stat(path)
+    return replace(_read_once(path, found.st_mtime_ns, found.st_size, found.st_ino), path=told)
 
 
 @functools.lru_cache(maxsize=32)
@@ -205,12 +209,6 @@ def _read_once(path: str, *changed: int) -> Lock:  # noqa: ARG001 - part of the 
     from lllaunch.review.lock import read_lock  # noqa: PLC0415 - as above
 
     return read_lock(path)
-
-
-def _read_lock(path: str) -> Lock:
-    """Reads a lock; that of a sweep not again for each job, which takes a while."""
-    found = os.stat(path)
-    return _read_once(path, found.st_mtime_ns, found.st_size, found.st_ino)
 
 
 def variables_of_hydra(env_set: object) -> list[Diagnostic]:

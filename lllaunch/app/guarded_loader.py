@@ -63,20 +63,14 @@ def _guarding(read: Callable[[str, list[str]], DictConfig]) -> Callable[..., Dic
     """Return Hydra's function, but where there are rules it reads no pickle."""
 
     def read_pickle(path: str, overrides: list[str]) -> DictConfig:
+        message = "holds code that nobody can review"
+        hint = "'python -m lllaunch rerun RUN' runs a plan again"
+        found = Diagnostic("pickle", "--experimental-rerun", repr(path), message, hint)
         with refusing():
-            _refuse_pickle(path)
+            _refuse_if_any([found] if has_rules() else [])
         return read(path, overrides)
 
     return read_pickle
-
-
-def _refuse_pickle(path: str) -> None:
-    if not has_rules():
-        return
-
-    message = "holds code that nobody can review"
-    hint = "'python -m lllaunch rerun RUN' runs a plan again"
-    _refuse_if_any([Diagnostic("pickle", "--experimental-rerun", repr(path), message, hint)])
 
 
 def load_job(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str]) -> DictConfig:

@@ -217,8 +217,12 @@ def run_in_script(
     _State.task = task
     # the calls of plain Hydra apps come to `call_in_worker`
     take_over_apps(_run_hydra, _run_or_multirun)
+    name = "__mp_main__" if script.guarded else "__main__"
     try:
-        _execute(script)
+        if script.module:
+            execute_module(script.module, name)
+        elif script.path:
+            execute_script(script.path, name)
     except AppReached:
         # what stands below the call runs in the launcher, after all workers
         pass
@@ -234,14 +238,6 @@ def run_in_script(
     if not task.started:
         task.run()
     return task.result()
-
-
-def _execute(script: UserScript) -> None:
-    name = "__mp_main__" if script.guarded else "__main__"
-    if script.module:
-        execute_module(script.module, name)
-    elif script.path:
-        execute_script(script.path, name)
 
 
 def _run_hydra(original: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -100,8 +100,8 @@ class Locks:
     def _changes(self, lock: Lock, name: str) -> tuple[str, tuple[Change, ...]]:
         """The experiment of a lock, if it is one of the tree, and what differs."""
         try:
-            named, words = _without_name(lock.command)
-            command = ConfigRequest.parse(words)
+            named = lock.command[:1] == ("--name",)
+            command = ConfigRequest.parse(lock.command[2:] if named else lock.command)
         except ValueError as error:
             raise Unfit(
                 message=f"is no command that makes a plan: {shorten(str(error))}", code="lock"
@@ -129,14 +129,6 @@ class Locks:
         except Exception as error:  # noqa: BLE001 - one hostile lock must not hide the others
             reason = shorten(f"{type(error).__name__}: {error}".partition("\n")[0])
         raise Unfit(message=f"makes no plan any more: {reason}", code="lock")
-
-
-def _without_name(words: Sequence[str]) -> tuple[bool, list[str]]:
-    """Whether a command names its lock, and its other words."""
-    left = list(words)
-    if left[:1] == ["--name"]:
-        return True, left[2:]
-    return False, left
 
 
 def _chosen(command: ConfigRequest) -> Iterator[str]:
@@ -222,7 +214,12 @@ def check_tree(directory: str, environ: Mapping[str, str]) -> Outcome:
     around = CheckContext(tree.directory, tree.files, graph, policy, tree_top(os.getcwd()), environ)
     examined = list(_examined(possible, around))
     impossible = {each.file.name for each in whole if left_out[each.name] is not None}
-    locks = Locks(examined, _Unreadable(tree, graph, impossible))
+
+    def unreadable(name: str) -> bool:
+        reached = graph.reached([name])
+        return not reached.isdisjoint(impossible) or any(tree.files[on].problem for on in reached)
+
+    locks = Locks(examined, unreadable)
     found = [
         *(*tree.found, *about_policies, *linted, *filter(None, left_out.values())),
         *superseded([each for one in examined for each in one.found], linted),
@@ -250,28 +247,9 @@ def _examined(experiments: Iterable[Experiment], around: CheckContext) -> Iterat
             readable.append(each)
             continue
         examined = Examined(each, around.command(each))
-        examined.found = [_hitting(found, each.name) for found in broken]
+        examined.found = [replace(found, experiments=(each.name,)) for found in broken]
         yield examined
     yield from examine(readable, around)
-
-
-def _hitting(found: CheckedDiagnostic, name: str) -> CheckedDiagnostic:
-    return replace(found, experiments=(name,))
-
-
-class _Unreadable:
-    """Whether a config cannot be composed, as far as its files tell."""
-
-    def __init__(self, tree: ConfigTree, graph: Graph, impossible: set[str]) -> None:
-        self._files = tree.files
-        self._graph = graph
-        self._impossible = impossible
-
-    def __call__(self, name: str) -> bool:
-        reached = self._graph.reached([name])
-        return not reached.isdisjoint(self._impossible) or any(
-            self._files[each].problem for each in reached
-        )
 
 
 def _policy(

@@ -123,31 +123,16 @@ REFUSED: Mapping[str, str] = {
 # Options of sbatch that have no key here: not taken for misspelt keys.
 _OTHER_OPTIONS = frozenset(
     {
-        *(
-            "acctg-freq",
-            "batch",
-            "bb",
-            "bbf",
-            "begin",
-            "cluster-constraint",
-            "clusters",
-            "container",
-        ),
-        *("container-id", "contiguous", "core-spec", "cores-per-socket", "cpu-freq", "deadline"),
-        *("delay-boot", "distribution", "export", "export-file", "extra", "extra-node-info"),
-        *("get-user-env", "gid", "gpu-bind", "gpu-freq", "gpus-per-socket", "hint"),
-        *("kill-on-invalid-dep", "licenses", "mcs-label", "mem-bind", "mincpus", "network", "nice"),
-        *("no-kill", "nodefile", "oom-kill-step", "overcommit", "oversubscribe", "power", "prefer"),
-        *("priority", "profile", "propagate", "reboot", "reservation", "resv-ports", "segment"),
-        *(
-            "sockets-per-node",
-            "spread-job",
-            "stepmgr",
-            "switches",
-            "thread-spec",
-            "threads-per-core",
-        ),
-        *("tmp", "tres-bind", "tres-per-task", "uid", "use-min-nodes", "wait-all-nodes", "x11"),
+        *("acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "clusters"),
+        *("container", "container-id", "contiguous", "core-spec", "cores-per-socket"),
+        *("cpu-freq", "deadline", "delay-boot", "distribution", "export", "export-file"),
+        *("extra", "extra-node-info", "get-user-env", "gid", "gpu-bind", "gpu-freq"),
+        *("gpus-per-socket", "hint", "kill-on-invalid-dep", "licenses", "mcs-label"),
+        *("mem-bind", "mincpus", "network", "nice", "no-kill", "nodefile", "oom-kill-step"),
+        *("overcommit", "oversubscribe", "power", "prefer", "priority", "profile", "propagate"),
+        *("reboot", "reservation", "resv-ports", "segment", "sockets-per-node", "spread-job"),
+        *("stepmgr", "switches", "thread-spec", "threads-per-core", "tmp", "tres-bind"),
+        *("tres-per-task", "uid", "use-min-nodes", "wait-all-nodes", "x11"),
     }
 )
 _OPTION = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")

@@ -328,10 +328,6 @@ def _read_conf(value: object) -> tuple[dict[str, _Value], dict[str, float]]:
     return _split(parse_conf(value))
 
 
-def _read_backend(value: object) -> str:
-    return read_choice(value, RDZV_BACKENDS)
-
-
 def _read_id(value: object) -> str:
     # jobs have numbers
     number = isinstance(value, int) and not isinstance(value, bool)
@@ -349,7 +345,7 @@ def _read_interface(value: object) -> str:
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {
-    "backend": _read_backend,
+    "backend": partial(read_choice, choices=RDZV_BACKENDS),
     "endpoint": parse_endpoint,
     "id": _read_id,
     "conf": _read_conf,

@@ -288,7 +288,8 @@ def build(settings: Settings, around: HostContext) -> LaunchSpec:
     env = read_env(settings["env"], settings.key_of("env"), settings.findings)
     nodes = read_nodes(settings, around)
     nproc = _read_nproc(settings, env, nodes, around)
-    variables = _Variables(env, _read_env_per_rank(settings, nproc))
+    per_rank, key = settings["env_per_rank"], settings.key_of("env_per_rank")
+    variables = _Variables(env, read_env_per_rank(per_rank, key, nproc, settings.findings))
     cwd = settings.scalar(
         "cwd",
         lambda v: read_directory(v, around.runtime_cwd, around.output_dir),
@@ -411,11 +412,6 @@ def _read_nproc(
     return settings.findings.attempt(settings.key_of("nproc"), nodes.nproc, read)
 
 
-def _read_env_per_rank(settings: Settings, nproc: int | None) -> dict[range, dict[str, Tree]]:
-    name = "env_per_rank"
-    return read_env_per_rank(settings[name], settings.key_of(name), nproc, settings.findings)
-
-
 def _place(cwd: str, variables: _Variables, nproc: int | None, around: HostContext) -> SearchPlace:
     env = reveal(variables.common)
     common = {"PATH": os.defpath, **around.environ, **env}["PATH"]
@@ -456,12 +452,8 @@ def _refuse_entrypoint(settings: Settings) -> None:
 
 
 def _read_names(settings: Settings, nodes: NodeSettings, around: HostContext) -> dict[str, Any]:
-    def read_method(value: object) -> str:
-        return read_choice(value, _METHODS)
-
-    def read_log_dir(value: object) -> str:
-        return read_new_directory(value, around.runtime_cwd)
-
+    read_method = partial(read_choice, choices=_METHODS)
+    read_log_dir = partial(read_new_directory, runtime_cwd=around.runtime_cwd)
     run_id = nodes.rdzv_id or default_run_id(around.output_dir)
     return {
         "role": settings.scalar("role", read_line, ""),
@@ -505,13 +497,7 @@ def _read_ranks_filter(settings: Settings, nproc: int | None) -> tuple[range, ..
     if settings[name] is None:
         return None
 
-    def read(value: object) -> range:
-        ranks = parse_ranks(value)
-        if nproc is not None:
-            check_within(ranks, nproc)
-        return ranks
-
-    return _joined(settings.each(name, read))
+    return _joined(settings.each(name, partial(_ranks, nproc=nproc)))
 
 
 def _joined(ranges: Sequence[range]) -> tuple[range, ...]:

@@ -433,28 +433,18 @@ def parse_nproc(value: object, *, cpus: Callable[[], int], gpus: Callable[[], in
     word = nproc_word(value)
     if word == "cpu":
         return cpus()
-    if word == "gpu":
-        return _one_or_more(gpus())
     if word == "auto":
-        return _if_any(gpus) or cpus()
-    return _number(value)
-
-
-def _one_or_more(gpus: int) -> int:
-    if not gpus:
-        raise Unfit(
-            message="found no visible GPU",
-            hint="see CUDA_VISIBLE_DEVICES, or use 'auto' or 'cpu'",
-            code="nproc",
-        )
-    return gpus
-
-
-def _if_any(gpus: Callable[[], int]) -> int:
-    try:
-        return gpus()
-    except Unfit:
-        return 0
+        try:
+            return gpus() or cpus()
+        except Unfit:
+            return cpus()
+    if word != "gpu":
+        return _number(value)
+    number = gpus()
+    if not number:
+        hint = "see CUDA_VISIBLE_DEVICES, or use 'auto' or 'cpu'"
+        raise Unfit(message="found no visible GPU", hint=hint, code="nproc")
+    return number
 
 
 def _number(value: object) -> int:

@@ -317,12 +317,14 @@ def check(
     # as workers have it: their own directory first
     judge = _Judge(policy, root, environ, (spec.cwd, spec.runtime_cwd, *sys_path))
     if entrypoint:
-        judge.entrypoint(spec)
+        judge.runs("launch.entrypoint", spec.entrypoint)
     if spec.preflight is not None:
         judge.preflight(spec, spec.preflight)
     judge.directories(spec)
     judge.preload(spec)
-    judge.variables(_variables(spec))
+    per_rank = spec.env_per_rank.items()
+    named = {f"launch.env_per_rank.{rank_key(ranks)}": env for ranks, env in per_rank}
+    judge.variables({"launch.env": spec.env, **named})
     if spec.nodes is not None:
         judge.host(spec, spec.nodes.host)
     if spec.cluster is not None:
@@ -353,13 +355,6 @@ def check_searchpath(entries: Iterable[object], policy: Policy, root: str) -> li
     return check_config({"hydra": {"searchpath": list(entries)}}, policy, root)
 
 
-def _variables(spec: LaunchSpec) -> dict[str, Any]:
-    """Variables of workers, by the key of the node that sets them."""
-    per_rank = spec.env_per_rank.items()
-    named = {f"launch.env_per_rank.{rank_key(ranks)}": env for ranks, env in per_rank}
-    return {"launch.env": spec.env, **named}
-
-
 def _in_batch_jobs(cluster: Cluster) -> Iterator[tuple[str, str]]:
     """Yield what runs in batch jobs beside the run, or says how: its key, and a line."""
     for name in ("setup", "teardown", "srun_args"):
@@ -386,10 +381,7 @@ class _Judge:
         self._path = tuple(dict.fromkeys(sys_path))
         self._objects = Objects(self._path)
 
-    def entrypoint(self, spec: LaunchSpec) -> None:
-        self._runs("launch.entrypoint", spec.entrypoint)
-
-    def _runs(self, key: str, entry: Entrypoint) -> None:
+    def runs(self, key: str, entry: Entrypoint) -> None:
         name = "programs" if entry.form == "program" else "entrypoints"
         patterns = getattr(self._policy, name)
         refused = [each for each in self._forms(entry) if not fits_any(patterns, each)]
@@ -410,7 +402,7 @@ class _Judge:
         name, path = preflight.command[0], ("preflight", "command")
         text = spec.sources.get((*path, 0), spec.sources.get(path, name))
         program = Entrypoint("program", preflight.program(spec.runtime_cwd), str(text))
-        self._runs("launch.preflight", program)
+        self.runs("launch.preflight", program)
 
     def cluster(self, cluster: Cluster) -> None:
         for key, text in _in_batch_jobs(cluster):
@@ -421,7 +413,10 @@ class _Judge:
 
     def _forms(self, entry: Entrypoint) -> list[Forms]:
         if entry.form == "program":
-            return [self._program(entry.name)]
+            if "/" in entry.name:
+                return [Forms(file=self._place(entry.name))]
+            found = shutil.which(entry.name, path=self._environ.get("PATH") or os.defpath)
+            return [Forms((entry.name,), os.path.abspath(found) if found else "")]
         if entry.form == "script":
             return [Forms(file=self._place(entry.name))]
         if entry.form == "module":
@@ -434,14 +429,8 @@ class _Judge:
             return [Forms((entry.text,), self._place(path) if own else "")]
         exact = f"{entry.name}:{entry.qualname}"
         told = self._objects.function(entry.name, entry.qualname) if entry.name else ()
-        found = [Forms((f"{t.module}:{t.qualname}",), self._place(t.file), exact) for t in told]
-        return found or [Forms(exact=exact)]
-
-    def _program(self, name: str) -> Forms:
-        if "/" in name:
-            return Forms(file=self._place(name))
-        found = shutil.which(name, path=self._environ.get("PATH") or os.defpath)
-        return Forms((name,), os.path.abspath(found) if found else "")
+        forms = [Forms((f"{t.module}:{t.qualname}",), self._place(t.file), exact) for t in told]
+        return forms or [Forms(exact=exact)]
 
     def directories(self, spec: LaunchSpec) -> None:
         named = {}

@@ -148,17 +148,13 @@ def _locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | None) -
     given = ["--name", name] if name is not None else []
     for own, members in by_name.items():
         if len(members) == 1 and command.multirun:
-            alone = command._replace(multirun=False, overrides=_words(members[0].job))
+            alone = command._replace(multirun=False, overrides=tuple(shlex.split(members[0].job)))
             yield Locked(own, _clean(alone, given), members[0].plan)
         elif command.multirun:
             plan = sweep_plan({run.job: run.spec for run in members})
             yield Locked(own, _clean(command, given), plan)
         else:
             yield Locked(own, _clean(command, given), members[0].plan)
-
-
-def _words(job: str) -> tuple[str, ...]:
-    return tuple(shlex.split(job))
 
 
 def _clean(command: ConfigRequest, given: Sequence[str]) -> tuple[str, ...]:

@@ -197,14 +197,11 @@ def _ask(found: FoundDirectory, where: str, request: Request) -> dict[str, Any]:
         if time.monotonic() >= until:
             pid = here[0][1]
             if isinstance(error, ConnectionRefusedError):
-                raise _not_listening(where, pid)
+                hint = "it was killed, or is on another machine (in another container) of the "
+                hint += "same name"
+                raise NoStacks(where, f"its launcher (pid {pid}) does not listen", hint)
             raise _why_no_socket(found.path, where, pid)
         time.sleep(_PAUSE)
-
-
-def _not_listening(where: str, pid: int) -> NoStacks:
-    hint = "it was killed, or is on another machine (in another container) of the same name"
-    return NoStacks(where, f"its launcher (pid {pid}) does not listen", hint)
 
 
 def _check_goes_on(entry: ListEntry, where: str) -> None:

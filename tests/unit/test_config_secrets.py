@@ -21,7 +21,7 @@ from lllaunch.secret_names import is_secret_name
         *("Db_Password", "MY_CREDENTIAL", "secret"),
         *("api-key", "apiKey", "APIKey", "API_KEY2", "HF-TOKEN", "hfToken", "WANDB.API_KEY"),
         *("GOOGLE_APPLICATION_CREDENTIALS", "DB_PASSWD", "SSH_PASSPHRASE", "AWS_SECRETS"),
-        *("private_key_value", "API_KEY_ID", "api_keys", "OPENAI_APIKEY"),
+        *("private_key_value", "API_KEY_ID", "api_keys", "OPENAI_APIKEY", "TOKEN_OF_MINE"),
     ],
 )
 def test_names_of_secrets(name: str) -> None:
@@ -80,14 +80,14 @@ def test_literals_are_found_anywhere_and_say_what_should_be_there() -> None:
         "a": {"api_key": RANDOM, "n_key": 3, "ok": "abc"},
         "TOKEN": ["one", "${oc.env:TWO}", {"inner": HF}],
         "url": f"https://${{oc.env:DB_PASSWORD,{RANDOM}}}@host",
-        3: {"my-token": RANDOM},
+        3: {"my-key": RANDOM},
         "joined": {"API_KEY": f"{RANDOM}-${{x}}-${{oc.env:Y,{HF}}}"},
     }
     assert list(literals(raw)) == [
         ("a.api_key", "${oc.env:API_KEY}", RANDOM),
         ("TOKEN[2].inner", "${oc.env:INNER}", HF),
         ("url", "${oc.env:DB_PASSWORD}", RANDOM),
-        ("3.my-token", "${oc.env:MY_TOKEN}", RANDOM),
+        ("3.my-key", "${oc.env:MY_KEY}", RANDOM),
         ("joined.API_KEY", "${oc.env:Y}", HF),
         ("joined.API_KEY", "${oc.env:API_KEY}", f"{RANDOM}-"),
     ]
