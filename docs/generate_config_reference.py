@@ -210,10 +210,9 @@ They appear as `${oc.env:NAME}`. A literal looks like a secret in two cases:
 A key says secret by these words, in any spelling (`api_key`, `apiKey`, `API-KEY`):
 
 - SECRET, PASSWORD, PASSWD, PASSPHRASE, CREDENTIAL, APIKEY, and their plurals
-- KEY and TOKEN, except in ordinary names such as `sort_key`, `primary_key`, `public_key`,
-  `pad_token`, `num_key_value_heads`
-- KEYS and TOKENS after a word such as API or ACCESS (`api_keys`), and in capitals (`OPENAI_KEYS`);
-  not `cnn_keys`, `max_tokens`
+- KEY, TOKEN and their plurals after a word such as API, ACCESS or PRIVATE (`api_keys`)
+- names that end in KEY or TOKEN (`hf_token`), except ordinary ones (`sort_key`, `pad_token`)
+- in capitals, as variables have, KEY, TOKEN and their plurals anywhere (`OPENAI_KEYS`)
 
 Such a literal is an error, also as a part of a text or as a default (`${oc.env:HF_TOKEN,hf_…}`).
 Take it from the environment. If it is no secret, list its key in [`not_secret`](#not_secret). On

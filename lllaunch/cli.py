@@ -54,7 +54,15 @@ def _main(words: list[str]) -> int:
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
     if not words:
-        return _show_usage()
+        sys.stderr.write(_USAGE.format(program(), ",".join(VERBS)))
+        try:
+            names = sorted(name[:-5] for name in os.listdir("conf/exp") if name.endswith(".yaml"))
+        except OSError:
+            names = []
+        if names:
+            more = ", ..." if len(names) > _MOST_NAMES else ""
+            sys.stderr.write(f"\nin conf/exp: {', '.join(names[:_MOST_NAMES])}{more}\n")
+        return ExitCode.CONFIG
     if words[0] in {*VERBS, *HIDDEN_VERBS}:
         return _perform(words[0], words[1:])
     try:
@@ -114,18 +122,6 @@ def _complete(line: CommandLine) -> int:
 
     code = complete(line.overrides, _run, flags_of_verb)
     return _run(line.words) if code is None else code
-
-
-def _show_usage() -> int:
-    sys.stderr.write(_USAGE.format(program(), ",".join(VERBS)))
-    try:
-        names = sorted(name[:-5] for name in os.listdir("conf/exp") if name.endswith(".yaml"))
-    except OSError:
-        names = []
-    if names:
-        more = ", ..." if len(names) > _MOST_NAMES else ""
-        sys.stderr.write(f"\nin conf/exp: {', '.join(names[:_MOST_NAMES])}{more}\n")
-    return ExitCode.CONFIG
 
 
 def _show_help() -> int:

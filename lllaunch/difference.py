@@ -35,10 +35,7 @@ class Index(int):
 class Change(NamedTuple):
     """One value that differs.
 
-    Attributes:
-        path: the keys and `Index`es that lead to it.
-        old: the value, `ABSENT` if there was none.
-        new: the value that it has now, `ABSENT` if there is none.
+    ``path`` has keys and `Index`es; a missing side is `ABSENT`.
     """
 
     path: tuple[Any, ...]
@@ -61,18 +58,19 @@ class Change(NamedTuple):
         return self.text()
 
     def text(self, widest: int = WIDEST) -> str:
-        """Returns it for a person, on one line.
-
-        Args:
-            widest: most characters of a value.
-        """
+        """Returns it for a person, on one line."""
         if self.kind == "added":
             return f"{self.key}: new, {shorten(_text(self.new), widest)}"
         if self.kind == "removed":
             return f"{self.key}: was {shorten(_text(self.old), widest)}, is gone"
         old, new = _text(self.old), _text(self.new)
         if shorten(old, widest) == shorten(new, widest):
-            old, new = _around(old, new, widest)
+            # from a little before the place where they begin to differ
+            pairs = enumerate(zip(old, new, strict=False))
+            first = next((index for index, (a, b) in pairs if a != b), min(len(old), len(new)))
+            start = max(0, first - widest // 3)
+            dots = "..." if start else ""
+            old, new = f"{dots}{old[start:]}", f"{dots}{new[start:]}"
         return f"{self.key}: {shorten(old, widest)} -> {shorten(new, widest)}"
 
 
@@ -84,13 +82,8 @@ def differences(old: Any, new: Any, *, ordered: bool = True) -> tuple[Change, ..
     of them differ or where one goes on after the end of the other; else the whole list has changed.
     ``true``, ``1`` and ``1.0`` are three values.
 
-    Args:
-        old: plain data, such as `lllaunch.config.plan.plan_node` returns.
-        new: the same.
-        ordered: whether the order of the items of a mapping counts.
-
-    Returns:
-        Nothing for equal plans; else in the order of the keys of ``old``, with new ones after them.
+    Empty for equal plans; else in the order of the keys of ``old``, with new ones after them.
+    ``ordered``: the order of the items of a mapping counts.
     """
     return tuple(_changes((), old, new, ordered))
 
@@ -100,10 +93,7 @@ def text_lines(
 ) -> list[str]:
     """Returns a difference as lines of text such as ``launch.nproc: 2 -> 4``.
 
-    Args:
-        changes: what differs.
-        most: how many lines there may be; what is left out is counted in one more. None for all.
-        widest: most characters of a value.
+    What exceeds ``most`` lines is counted in one more; ``widest`` is in characters.
     """
     shown = [change.text(widest) for change in changes[:most]]
     more = len(changes) - len(shown)
@@ -113,9 +103,8 @@ def text_lines(
 def as_json(changes: Iterable[Change]) -> list[dict[str, Any]]:
     """Returns a difference as JSON.
 
-    Returns:
-        Objects with ``key``, ``kind``, and ``old`` and ``new`` where there is such a value. Keys of
-        mappings are text, and numbers that are not finite are texts such as ``nan``.
+    Objects with ``key``, ``kind``, and ``old`` and ``new`` where there is such a value. Keys of
+    mappings are text, and numbers that are not finite are texts such as ``nan``.
     """
     return [
         {
@@ -141,24 +130,18 @@ def dotted(path: Iterable[Any]) -> str:
 
 def _changes(path: tuple[Any, ...], old: Any, new: Any, ordered: bool) -> Iterator[Change]:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        yield from _in_mappings(path, old, new, ordered)
+        found = False
+        for key in (*old, *(key for key in new if key not in old)):
+            below = (*path, key)
+            before, after = old.get(key, ABSENT), new.get(key, ABSENT)
+            for change in _changes(below, before, after, ordered):
+                found = True
+                yield change
+        if ordered and not found and [*map(_typed, old)] != [*map(_typed, new)]:
+            yield Change(path, old, new)
     elif isinstance(old, list) and isinstance(new, list):
         yield from _in_lists(path, old, new, ordered)
     elif not _same(old, new):
-        yield Change(path, old, new)
-
-
-def _in_mappings(
-    path: tuple[Any, ...], old: Mapping[Any, Any], new: Mapping[Any, Any], ordered: bool
-) -> Iterator[Change]:
-    found = False
-    for key in (*old, *(key for key in new if key not in old)):
-        below = (*path, key)
-        before, after = old.get(key, ABSENT), new.get(key, ABSENT)
-        for change in _changes(below, before, after, ordered):
-            found = True
-            yield change
-    if ordered and not found and [*map(_typed, old)] != [*map(_typed, new)]:
         yield Change(path, old, new)
 
 
@@ -216,12 +199,3 @@ def _text(value: Any) -> str:
 
 def _escaped(char: str) -> str:
     return f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
-
-
-def _around(old: str, new: str, widest: int) -> tuple[str, str]:
-    """Returns two long texts from a little before the place where they begin to differ."""
-    pairs = enumerate(zip(old, new, strict=False))
-    first = next((index for index, (a, b) in pairs if a != b), min(len(old), len(new)))
-    start = max(0, first - widest // 3)
-    dots = "..." if start else ""
-    return f"{dots}{old[start:]}", f"{dots}{new[start:]}"

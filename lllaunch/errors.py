@@ -85,7 +85,6 @@ class Diagnostic:
 
     Attributes:
         code: its kind; what programs decide by.
-        key: dotted key of the value, such as ``launch.tee``; empty if it is about a file.
         value: the value, already redacted, as the user wrote it.
         message: what is wrong, as the predicate of a sentence (``"does not exist"``); empty where
             ``expected`` says it.
@@ -137,14 +136,8 @@ class Diagnostic:
 class Unfit(ValueError):
     """A value is not what it should be; who knows its key makes a `Diagnostic` of it.
 
-    Attributes:
-        expected: what was expected in its place, with the choices or an example (``"a duration (90,
-            90s, ...)"``); empty where ``message`` says what is wrong. Never quotes the value.
-        hint: what was probably meant, or an empty string. May quote parts of the value.
-        detail: what exactly is wrong, or an empty string. May quote parts of the value.
-        message: of a value that is of the right kind: what is wrong with it, the predicate of a
-            sentence about it (``"does not exist"``), or an empty string. Never quotes it.
-        code: its kind.
+    ``expected``, ``hint`` and ``message`` are those of the `Diagnostic`; ``detail`` is what exactly
+    is wrong, or empty. Only ``hint`` and ``detail`` may quote parts of the value.
     """
 
     def __init__(
@@ -160,10 +153,7 @@ class Unfit(ValueError):
     def at(self, key: str, value: str, *, secret: bool = False) -> Diagnostic:
         """Return what is wrong with the value of a key.
 
-        Args:
-            key: dotted key of the value.
-            value: as it is shown.
-            secret: whether nothing that may quote the value is to be said.
+        ``secret``: nothing that may quote the value is said.
         """
         detail, hint = ("", "") if secret else (self.detail, self.hint)
         message = f"{self.message}: {detail}" if self.message and detail else self.message
@@ -194,8 +184,7 @@ class LaunchError(Exception):
 class ConfigError(LaunchError):
     """The configuration is wrong; nothing was started.
 
-    Attributes:
-        problems: everything that is wrong, at least one.
+    ``problems`` holds everything that is wrong, at least one.
     """
 
     problems: tuple[Diagnostic, ...]
@@ -209,10 +198,8 @@ class ConfigError(LaunchError):
 class SpawnerDied(LaunchError):
     """The spawner, the helper process that starts all workers, ended before its workers did.
 
-    Attributes:
-        pid: process id of the spawner.
-        status: its exit status, negative for a signal; None where it is not known.
-        detail: what it wrote last, or an empty string.
+    ``status`` is negative for a signal, None where it is not known; ``detail`` is what it wrote
+    last.
     """
 
     pid: int
@@ -229,10 +216,7 @@ class SpawnerDied(LaunchError):
 class PreloadFailed(LaunchError):
     """A module listed under ``preload`` could not be imported, or cannot be forked after it.
 
-    Attributes:
-        module: dotted name of the module.
-        reason: one line, such as ``ModuleNotFoundError: No module named 'x'``.
-        traceback: the full traceback, or an empty string.
+    ``reason`` is one line; ``traceback`` may be empty.
     """
 
     module: str
@@ -249,9 +233,7 @@ class PreloadFailed(LaunchError):
 class NotPicklable(LaunchError):
     """An argument or a return value cannot be sent between processes.
 
-    Attributes:
-        what: what it is, such as ``argument 2 of worker 0`` or ``the return value of worker 1``.
-        reason: what pickle said.
+    ``what`` is text such as ``argument 2 of worker 0``.
     """
 
     what: str
@@ -265,10 +247,7 @@ class NotPicklable(LaunchError):
 class OutputError(LaunchError):
     """A file or directory of the run cannot be written or read.
 
-    Attributes:
-        path: the file or directory.
-        reason: what the system said.
-        rank: local rank of the worker that it belongs to, or None.
+    ``rank`` is the local rank of the worker that it belongs to, or None.
     """
 
     path: str
@@ -284,11 +263,7 @@ class OutputError(LaunchError):
 class NotEnoughDisk(LaunchError):
     """Less space is free than ``min_disk`` asks for; the attempt was not begun.
 
-    Attributes:
-        directory: of the run.
-        mount: where the file system that it is on is mounted.
-        free: what is free there, bytes.
-        least: what must be, bytes.
+    ``free`` and ``least`` are bytes; ``mount`` is where the file system is mounted.
     """
 
     directory: str
@@ -307,9 +282,7 @@ class NotEnoughDisk(LaunchError):
 class PackageMissing(LaunchError):
     """A package that only some features need is not installed.
 
-    Attributes:
-        package: its name for pip.
-        feature: what needs it.
+    ``package`` is its name for pip.
     """
 
     package: str
@@ -322,12 +295,7 @@ class PackageMissing(LaunchError):
 
 @dataclass(eq=False)
 class RendezvousFailed(LaunchError):
-    """The nodes of a run could not meet, or lost each other where they cannot meet again.
-
-    Attributes:
-        what: what is wrong, with address, port and time.
-        hint: what to do about it, or an empty string.
-    """
+    """The nodes of a run could not meet, or lost each other where they cannot meet again."""
 
     what: str
     hint: str = ""
@@ -338,13 +306,7 @@ class RendezvousFailed(LaunchError):
 
 @dataclass(eq=False)
 class SnapshotFailed(LaunchError):
-    """The code of a run could not be set aside, or a snapshot of it not be removed.
-
-    Attributes:
-        path: the repository, or the file or directory that could not be made.
-        reason: what git or the system said.
-        hint: what to do about it, or an empty string.
-    """
+    """The code of a run could not be set aside, or a snapshot of it not be removed."""
 
     path: str
     reason: str

@@ -45,6 +45,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.config_source import ConfigSource
+from hydra.utils import instantiate
 
 # what dictionaries and lists of OmegaConf have in common
 from omegaconf.basecontainer import BaseContainer
@@ -112,8 +113,7 @@ class Seam(Enum):
 def replaced(seams: Mapping[Seam, Callable[[Any], Any]]) -> Iterator[None]:
     """Let other objects stand in the place of Hydra's in the block.
 
-    Args:
-        seams: for each the function that makes the other object of Hydra's own.
+    Each function makes the other object of Hydra's own.
     """
     former = []
     for seam in seams:
@@ -139,9 +139,8 @@ def take_over_apps(run: Callable[..., Any], start: Callable[..., Any]) -> None:
 
     Each is called with Hydra's own function, its arguments and its keyword arguments.
 
-    Args:
-        run: in the place of what does what a command line asks for.
-        start: in the place of `Hydra.run` and `Hydra.multirun`, and of what begins any job.
+    ``run`` takes the place of what does what a command line asks for, ``start`` that of `Hydra.run`
+    and `Hydra.multirun`, and of what begins any job.
     """
     for seam in (Seam.RUN_APP, Seam.RUN_OTHER_APP):
         # a script that has not imported hydra.main has no app that it would start
@@ -175,12 +174,7 @@ def root_defaults() -> Any:
 
 
 class BoundedRepository(ConfigRepository):
-    """Where a loader finds configs, but each file is looked at before it is read.
-
-    Args:
-        search_path: where they are.
-        expect: called with the path of a file; raises if it is not to be read.
-    """
+    """Where a loader finds configs, but ``expect`` sees the path of each file before it is read."""
 
     def __init__(self, search_path: ConfigSearchPath, expect: Callable[[str], None]) -> None:
         super().__init__(search_path)
@@ -200,13 +194,7 @@ class WatchedLoader(ConfigLoaderImpl):
     def look_at_search_path(
         self, config_name: str | None, overrides: Sequence[Override], repo: IConfigRepository
     ) -> None:
-        """Look at what is about to be added to the search path.
-
-        Args:
-            config_name: of the primary config.
-            overrides: of the command line.
-            repo: finds configs where the command line says.
-        """
+        """Look at what is about to be added to the search path."""
 
     def complete(self, config: DictConfig) -> None:
         """Change what the files come to, before overrides are applied."""
@@ -228,11 +216,7 @@ def read_defaults(
 ) -> tuple[DefaultsList, IConfigRepository]:
     """Return what a loader would compose, and where it finds it.
 
-    Args:
-        loader: left as it is.
-        config_name: of the primary config.
-        overrides: of the command line.
-        sweep: whether configs may be missing, as in a sweep itself.
+    ``sweep``: configs may be missing.
     """
     parsed, repo = loader._parse_overrides_and_create_caching_repo(config_name, list(overrides))
     found = create_defaults_list(
@@ -277,11 +261,7 @@ class QuietReturn(JobReturn):
 
     @property
     def return_value(self) -> Any:
-        """What the task function returned.
-
-        Raises:
-            Exception: what it raised.
-        """
+        """What the task function returned, or raise what it raised."""
         if self.status is JobStatus.FAILED:
             raise self._return_value
         return super().return_value
@@ -289,6 +269,10 @@ class QuietReturn(JobReturn):
     @return_value.setter
     def return_value(self, value: Any) -> None:
         self._return_value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a file that a callback of Hydra's pickles is to load where lllaunch is not installed
+        return instantiate, ({"_target_": "hydra.core.utils.JobReturn"},), self.__dict__
 
 
 # OmegaConf

@@ -38,17 +38,10 @@ _ANY_WORKER = re.compile(r"\$\{worker:([^{}]*)\}")
 
 
 def substitute(value: T, facts: Mapping[str, str], *, bare: bool = True) -> T:
-    """Puts one worker's facts into a value.
+    """Put one worker's facts into the texts of a value (not into keys of dicts).
 
-    Args:
-        value: text, or lists, tuples and dicts (of dicts the values, not the keys) that hold text;
-            anything else is returned as it is.
-        facts: text by name, of `WORKER_NAMES`. A name without a fact stays as it is written.
-        bare: whether torch's ``${rank}`` counts too. Values from a config should say False: there
-            ``${hostname}`` in a shell command is the shell's.
-
-    Returns:
-        The same shape with ``${worker:NAME}`` replaced.
+    A name without a fact stays as it is written. ``bare``: torch's ``${rank}`` counts too. Values
+    from a config should say False: there ``${hostname}`` in a shell command is the shell's.
     """
     pattern = _WORKER_OR_BARE if bare else _WORKER
     return cast("T", _substitute(value, facts, pattern))
@@ -67,15 +60,7 @@ def _substitute(value: Any, facts: Mapping[str, str], pattern: re.Pattern[str]) 
 
 
 def names_in(value: object, *, bare: bool = True) -> set[str]:
-    """The names that a value asks for, misspelt ones included.
-
-    Args:
-        value: as for `substitute`.
-        bare: whether torch's ``${rank}`` counts too (of these, only known names).
-
-    Returns:
-        What stands after ``worker:``, as written.
-    """
+    """Return the names that a value asks for, misspelt ones included; ``bare`` as above."""
     found: set[str] = set()
     for text in _texts(value):
         found.update(_ANY_WORKER.findall(text))

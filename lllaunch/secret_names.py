@@ -14,73 +14,56 @@ _SECRET = frozenset(
         *("CREDENTIAL", "CREDENTIALS", "APIKEY", "APIKEYS"),
     }
 )
-# Many things have keys and tokens; before or after these words they are something ordinary.
-_ORDINARY = frozenset(
-    {
-        *("SORT", "PRIMARY", "FOREIGN", "PARTITION", "PUBLIC", "GROUP", "INDEX", "CACHE", "LOOKUP"),
-        *("DICT", "MAP", "COLUMN", "FIELD", "JSON", "HASH", "CONFIG", "STATE", "BATCH", "DATA"),
-        *("DATASET", "INPUT", "OUTPUT", "SOURCE", "TARGET", "IMAGE", "LABEL", "TEXT", "AUDIO"),
-        *("VIDEO", "PROMPT", "RESPONSE", "FEATURE", "METRIC", "MONITOR", "LOSS", "REWARD", "META"),
-        *("SAVE", "LOAD", "EXCLUDE", "INCLUDE", "IGNORE", "MISSING", "UNEXPECTED", "EXTRA"),
-        *("PAD", "EOS", "BOS", "UNK", "MASK", "SEP", "CLS", "SPECIAL", "STOP", "START", "END"),
-        *("MAX", "MIN", "NUM", "NEW", "QUERY", "VALUE", "VALUES", "ATTENTION", "TYPE", "TYPES"),
-        *("SIZE", "DIM", "LENGTH", "LEN", "COUNT", "NORM", "PROJ", "HEAD", "HEADS", "LEVEL"),
-        *("EMBED", "EMBEDDING", "EMBEDDINGS", "DROPOUT", "ERROR", "FN", "FUNC"),
-    }
-)
-# ... but not what lets somebody in.
+# A key or token behind one of these lets somebody in.
 _ACCESS = frozenset(
     {
         *("API", "ACCESS", "AUTH", "PRIVATE", "REFRESH", "BEARER", "ENCRYPTION", "SIGNING", "SSH"),
         *("LICENSE", "DEPLOY", "MASTER", "SESSION", "SERVICE"),
     }
 )
+# Before a key or token these say that it is an ordinary one.
+_ORDINARY = frozenset(
+    {
+        *("SORT", "PRIMARY", "FOREIGN", "PARTITION", "PUBLIC", "GROUP", "INDEX", "CACHE"),
+        *("PAD", "EOS", "BOS", "UNK", "MASK", "SEP", "CLS", "STOP", "SPECIAL", "MAX", "MIN", "NUM"),
+    }
+)
 _KEYS = frozenset({"KEY", "TOKEN"})
 
 
+@functools.lru_cache(maxsize=4096)
 def is_secret_name(name: object) -> bool:
-    """Return whether a name says that what it names is a secret.
+    """Return whether a name says that what it names is a secret, if it looks like one.
 
     Words are told apart by capitals, ``_``, ``-`` and anything else that is no letter: ``api_key``,
-    ``apiKey`` and ``API-KEY`` are one name. TOKENIZERS_PARALLELISM is none, nor is ``sort_key``.
+    ``apiKey`` and ``API-KEY`` are one name. TOKENIZERS_PARALLELISM is none, nor is ``sort_key``. In
+    a name in capitals, as variables have, a key or token counts anywhere, else at the end.
     """
-    return isinstance(name, str) and _is_secret(name)
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_secret(name: str) -> bool:
+    if not isinstance(name, str):
+        return False
     words = _words(name)
+    pairs = list(itertools.pairwise(["", *words]))
+    return _lets_in(words) or any(
+        word.removesuffix("S") in _KEYS and before not in _ORDINARY
+        for before, word in (pairs if name.isupper() else pairs[-1:])
+        if name.isupper() or word in _KEYS
+    )
+
+
+def is_telling_name(name: object) -> bool:
+    """Return whether a name can hardly stand for anything but a secret: ``db_password``."""
+    return isinstance(name, str) and _lets_in(_words(name))
+
+
+def _lets_in(words: list[str]) -> bool:
     return not _SECRET.isdisjoint(words) or any(
-        _opens(words, place, in_capitals=name.isupper())
-        for place, word in enumerate(words)
-        if word.removesuffix("S") in _KEYS
+        before in _ACCESS and word.removesuffix("S") in _KEYS
+        for before, word in itertools.pairwise(words)
     )
 
 
 def _words(name: str) -> list[str]:
     return [word.upper() for word in _WORD.findall(name)]
-
-
-def _opens(words: list[str], place: int, *, in_capitals: bool) -> bool:
-    """Return whether the key or token at a place in a name lets somebody in."""
-    before = words[place - 1] if place else ""
-    after = words[place + 1] if place + 1 < len(words) else ""
-    if before in _ACCESS:
-        return True
-    if before in _ORDINARY or after in _ORDINARY:
-        return False
-    # `obs_keys: [rgb]` lists keys of a mapping; OPENAI_KEYS is a variable of the environment
-    return words[place] in _KEYS or (in_capitals and bool(before))
-
-
-def is_telling_name(name: object) -> bool:
-    """Return whether a name can hardly stand for anything but a secret: ``db_password``."""
-    if not isinstance(name, str):
-        return False
-    words = _words(name)
-    return not _SECRET.isdisjoint(words) or any(
-        before in _ACCESS and word in _KEYS for before, word in itertools.pairwise(words)
-    )
 
 
 _LONG = 16  # characters
@@ -100,9 +83,7 @@ _NAMES = re.compile(r"[\w-]+")
 def is_literal_secret(text: str, name: object = "") -> bool:
     """Return whether a text in a config is a secret itself, by its look.
 
-    Args:
-        text: of a leaf.
-        name: its key. Under one that says secret, what is long and looks random is one, too.
+    Under a name that says secret, what is long and looks random is one, too.
     """
     return _TOKEN.search(text) is not None or (is_secret_name(name) and _looks_secret(text))
 
@@ -110,9 +91,7 @@ def is_literal_secret(text: str, name: object = "") -> bool:
 def is_secret(value: str, *names: str) -> bool:
     """Return whether a value must not be shown wherever it turns up.
 
-    Args:
-        value: from the environment.
-        names: of the variable and of the key that it stands under, or texts with such names.
+    ``names`` are those of the variable and of its key, or texts with such names.
     """
     return _looks_secret(value) or any(
         is_secret_name(name) for text in names for name in _NAMES.findall(text)

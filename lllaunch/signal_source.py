@@ -36,9 +36,6 @@ class SignalException(Exception):
 
     Whoever catches it ends the workers, for instance with ``PContext.close(e.sigval)``. Swallowing
     it keeps the process alive.
-
-    Attributes:
-        sigval: the signal.
     """
 
     def __init__(self, msg: str, sigval: signal.Signals) -> None:
@@ -85,7 +82,6 @@ class SignalSource:
 
     Attributes:
         quiet: those.
-        stopping: whether SIGTSTP has come, and `stop_until_continued` is to be called.
         announced: the first of SIGTERM and the ``notice`` that came, if there is a ``notice``; else
             None.
         twice: whether signals may come twice, from who sends them to all processes (Slurm, to those

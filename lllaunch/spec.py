@@ -39,11 +39,9 @@ RESTART_CAUSES: tuple[RestartCause, ...] = (
 class ProgressLimit:
     """How often the workers of an attempt must show that they get further.
 
-    Attributes:
-        pattern: a regular expression that is searched in what they print, whose named groups are
-            numbers; empty for what `lllaunch.progress` says and known progress bars show.
-        within: seconds in which there must be progress again, or None.
-        first_within: seconds from the start of an attempt in which there must be some, or None.
+    ``pattern`` is searched in what they print, and its named groups are numbers; it is empty for
+    what `lllaunch.progress` says and known progress bars show. Limits are seconds, ``first_within``
+    from the start of an attempt.
     """
 
     pattern: str = ""
@@ -58,29 +56,11 @@ class ProgressLimit:
 
 @dataclass(frozen=True)
 class WatchdogPolicy:
-    """What the watchdog looks for; without arguments, nothing.
+    """What the watchdog looks for, as ``launch.watchdog`` says; without arguments, nothing.
 
-    Attributes:
-        timers: serve a timer FIFO, named by TORCHELASTIC_TIMER_FILE.
-        timeout: seconds that an attempt may take, or None.
-        run_timeout: seconds that the run may take with all of its attempts, or None.
-        stall: seconds without output, CPU use and heartbeat that count as a hang, or None.
-        stall_scope: ``group``: all workers must be idle; ``rank``: one is enough.
-        silence: seconds without any output of the workers that count as a hang, whatever else they
-            do, or None.
-        spin: seconds without output and heartbeat, next to no I/O, with all workers at the same
-            lines of Python, that count as a hang however busy they are, or None.
-        warmup: seconds from the start of an attempt that do not count as idle, silent or spinning.
-        heartbeat: seconds without a heartbeat, of a worker that has sent one, that count as a hang
-            whatever else it does, or None.
-        memory: bytes of anonymous and shared memory that a worker and all below it may use, or
-            None.
-        collectives: let workers that have torch.distributed tell of their collectives, which those
-            who are looked at are asked for.
-        progress: how often there must be progress, and what counts as some; or None. Where it
-            stands, a number that becomes NaN or infinite counts as a hang, too.
-        report: names of those limits of the above that are only reported, with stacks and once in
-            an attempt; for the others it ends.
+    Limits are seconds, ``memory`` is bytes; None is no limit. ``report`` names the limits that are
+    only reported, with stacks and once in an attempt; for the others it ends the attempt. Where
+    ``progress`` is set, a number that becomes NaN or infinite counts as a hang, too.
     """
 
     timers: bool = False
@@ -105,26 +85,11 @@ class WatchdogPolicy:
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """What a failed group is started again for, and how soon.
+    """What a failed group is started again for, and how soon, as ``launch.restart`` of the config.
 
-    Attributes:
-        on: causes that are worth another attempt, as long as there are restarts left: ``failure``
-            (a worker failed), ``signal`` (a worker died of a signal), ``oom`` (of a lack of memory,
-            or over ``memory``), ``hang`` (a timer, a stall, a spin, silence, a lost heartbeat),
-            ``timeout``, ``node`` (a node was lost, and too few are left), ``preflight`` (the
-            program that is run before the workers has failed).
-        delay: seconds before the first restart; each later one waits twice as long.
-        max_delay: the longest wait, seconds.
-        window: seconds for which a restart counts against the number of them; None for as long as
-            the run goes on.
-        reset_on: ``progress``: an attempt that came further than all before it makes the count,
-            and the wait, begin anew; None: nothing does.
-        max_without_progress: after so many failed attempts in a row that came no further the run
-            ends, whatever restarts are left; None for no such end.
-        checkpoint: a file or directory whose change during an attempt is progress, relative to the
-            working directory of the workers; None if there is none.
-        gpu_wait: seconds to wait at most, before a restart, until the processes of the attempt
-            before hold no memory on GPUs.
+    Times are seconds. ``window`` is None for as long as the run goes on. After
+    ``max_without_progress`` failed attempts in a row that came no further the run ends, whatever
+    restarts are left.
     """
 
     on: frozenset[RestartCause] = frozenset(RESTART_CAUSES)
@@ -149,22 +114,13 @@ class RestartPolicy:
 
 
 class Preflight(NamedTuple):
-    """A program that is run on each node before the workers of an attempt.
-
-    Attributes:
-        command: the program, which is looked up as an entrypoint is, and its arguments.
-        timeout: seconds that it may take.
-    """
+    """A program that is run on each node before the workers of an attempt, and seconds for it."""
 
     command: tuple[str, ...]
     timeout: float = 300.0
 
     def program(self, runtime_cwd: str) -> str:
-        """Return the program: a path, or a name that is looked up on PATH.
-
-        Args:
-            runtime_cwd: directory that relative paths start from, absolute.
-        """
+        """Return the program: a path, or a name that is looked up on PATH."""
         name = self.command[0]
         return os.path.join(runtime_cwd, name) if "/" in name else name
 
@@ -188,10 +144,8 @@ class Entrypoint:
     """What the workers run.
 
     Attributes:
-        form: one of ``function``, ``script``, ``module``, ``program``.
         name: dotted module (function, module), absolute path (script, program with a slash), or
             program to be looked up on PATH.
-        qualname: name within the module, for functions; else an empty string.
         decided: whether it could be told without importing it that a function is there and takes
             its arguments; if not, the spawner tries before anything is started.
         text: as the user wrote it; its source where it came from the environment. Empty if the
@@ -207,21 +161,11 @@ class Entrypoint:
 
 @dataclass(frozen=True)
 class Nodes:
-    """The nodes of a run that has several.
+    """The nodes of a run that has several; never fewer than ``min_nodes``, which is at least 1.
 
-    Attributes:
-        min_nodes: with fewer nothing runs; at least 1.
-        max_nodes: there are never more; at least ``min_nodes``, and more than 1.
-        node_rank: this node's number, from 0; None for one that joins without a number, which
-            ``c10d`` and ``etcd-v2`` give it.
-        backend: what they agree on ranks through.
-        host: of the endpoint, a name or an address, without brackets.
-        port: of the endpoint.
-        rdzv_id: what the nodes of one run have in common; empty if nobody has given one.
-        conf: further settings of torch's rendezvous.
-        interface: network interface that this node's address is of, or None.
-        timeout: seconds that an operation of the store may take.
-        join_timeout: seconds within which enough nodes must have joined.
+    ``node_rank`` is None for one that joins without a number, which ``c10d`` and ``etcd-v2`` give
+    it. ``host`` is a name or an address, without brackets. ``rdzv_id`` is empty if nobody has given
+    one. Times are seconds.
     """
 
     min_nodes: int
@@ -245,10 +189,7 @@ Snapshots = Literal["git", "temporary", "none"]
 class Requeue:
     """How often a cluster takes a run that it has ended back into its queue.
 
-    Attributes:
-        preempted: after another job has taken its place.
-        timeout: after its time limit.
-        node_failure: after the loss of a node.
+    After another job took its place, its time limit, or the loss of a node.
     """
 
     preempted: int = 20
@@ -260,20 +201,10 @@ class Requeue:
 class Cluster:
     """Where a run goes that is not run here: ``cluster`` of the config.
 
-    Attributes:
-        settings: of a batch job under submitit's names (``partition``, ``gpus_per_node``,
-            ``timeout_min``, ...), as they were given; what is left to the site is not in it.
-            ``additional_parameters`` is a mapping of options of sbatch.
-        nodes: number of nodes of a run, at least 1.
-        signal_delay: how long before its time limit a run is told to end, seconds.
-        requeue: how often it is taken back into the queue.
-        array_parallelism: how many jobs of a sweep run at the same time at most.
-        pack: how many jobs of a sweep share an allocation, at least 1.
-        detach: whether the launcher leaves once the run is submitted; None: where it has no
-            terminal.
-        snapshot: ``git``: the run's code is what it was when it was submitted; ``temporary``: the
-            same, and it is removed when nothing needs it any more; ``none``: what it is when it
-            runs.
+    ``settings`` are those of a batch job under submitit's names, as they were given; what is left
+    to the site is not in it, and ``additional_parameters`` is a mapping of options of sbatch.
+    ``signal_delay`` is seconds. ``detach`` is None for a launcher that leaves once the run is
+    submitted if it has no terminal.
     """
 
     # a comment may come from the environment
@@ -304,9 +235,8 @@ class Detected(Record, frozen=True):
 class Resources(NamedTuple):
     """What each worker needs of a machine, in a sweep, which leases it.
 
-    Attributes:
-        gpus_per_proc: number of GPUs; None for one where there are GPUs.
-        cpus_per_proc: number of CPU slots; None for one where the worker needs no GPU, else none.
+    No number of GPUs is one where there are GPUs; no number of CPU slots is one where the worker
+    needs no GPU, else none.
     """
 
     gpus_per_proc: int | None = None
@@ -317,12 +247,8 @@ class Resources(NamedTuple):
 class ConsolePolicy:
     """What is shown of a run or a sweep, beside the output of workers.
 
-    Attributes:
-        live: whether something that stays and changes is drawn on a terminal; None where it can be.
-        color: ``always`` or ``never``; None for what the terminal has.
-        quiet: whether nothing is said where all goes well.
-        interval: seconds between two lines that say how far a run is, where nothing is drawn; None
-            for no such lines.
+    None for ``live`` and ``color`` is what the terminal can do; ``interval`` is seconds between two
+    lines that say how far a run is, where nothing is drawn, None for no such lines.
     """
 
     live: bool | None = None
@@ -335,8 +261,6 @@ class Written(NamedTuple):
     """Something that Hydra writes to.
 
     Attributes:
-        key: that says so.
-        path: absolute.
         log_of: of a log file the run's directory, empty if that is not known; None of directories.
         hidden: whether variables were read for it, so that it must not be shown.
     """
@@ -351,65 +275,29 @@ class Written(NamedTuple):
 class LaunchSpec:
     """One run, resolved: all that the launcher decides from.
 
-    Its repr leaves out the fields that may hold secrets.
+    Fields that the config has, too, are explained in `lllaunch.config.schema.Launch`; here all are
+    decided: times are seconds, sizes bytes, paths absolute, and None is no limit. Its repr leaves
+    out the fields that may hold secrets.
 
     Attributes:
-        entrypoint: what the workers run.
         args: positional arguments. For scripts, modules and programs, text ready for a command
             line (a mapping in the config has become ``--key value``); for functions, any plain
             data.
-        kwargs: keyword arguments of a function; empty for the other forms.
-        nproc: number of workers on this node, at least 1.
-        role: name of the worker group, ``default`` unless set.
-        start_method: ``forkserver`` or ``spawn``; ``fork`` for a function that workers cannot
-            import, which are forked from the process that has it.
-        preload: modules that the spawner imports before it forks.
-        derived_preload: what it imports after them, since the kind of the run asks for it; in no
-            plan.
-        cwd: working directory of the workers, absolute.
+        start_method: also ``fork`` for a function that workers cannot import, which are forked from
+            the process that has it.
+        derived_preload: what the spawner imports after ``preload``, since the kind of the run asks
+            for it; in no plan.
         spawner_cwd: that of the preloads, absolute; empty for the workers'. Runs that have it in
             common can share a spawner.
-        env: variables set for every worker, on top of the launcher's.
         derived_env: variables that follow from the rest and from where it runs, stronger than
             ``env``; in no plan.
         env_per_rank: variables of some workers by their local ranks, stronger than both. Ranges
             may reach beyond ``nproc`` where the machine decides on it.
         redirects: streams that go to files, by local rank, every rank listed; includes ``tee``.
         tee: streams that are shown as well, by local rank, every rank listed.
-        local_ranks_filter: ranks whose output reaches the console, in order; None for all.
-        duplicate_stdout_filters: lines of teed stdout holding one of these go to
-            ``filtered_stdout.log`` as well.
-        duplicate_stderr_filters: the same for stderr.
-        log_line_prefix: template of the prefix of teed lines; None for ``[<role><local_rank>]:``
-            where lines of several workers are shown, else none.
-        collapse: whether identical lines of several workers are shown as one; None: unless there is
-            a ``log_line_prefix``.
-        log_dir: directory of the run, absolute.
-        grace_period: seconds between the polite signal and SIGKILL.
-        leftovers: seconds that processes which workers leave behind have to end, after a success.
-        not_secret: dotted keys of the config that hold no secret, whatever it looks like.
-        signals: signals that the launcher handles and forwards.
-        watchdog: what the run is watched for.
-        max_restarts: how often a failed worker group is started again.
-        restart: what for, and how soon.
-        min_disk: bytes that must be free where the run's files go before an attempt begins, or
-            None.
-        preflight: what is run before the workers of an attempt, or None.
-        resources: what each worker needs of the machine; only sweeps ask.
-        virtual_local_rank: every worker sees its own GPU as device 0 and LOCAL_RANK=0.
-        run_id: value of TORCHELASTIC_RUN_ID.
-        console: what is shown of it, and how.
-        samples: seconds between two samples of what the workers do, at least 1; None for none.
-        locked: whether only a reviewed plan may run; the name of its lock, if it has another one
-            than the experiment.
-        output_dir: Hydra's output directory of the job, absolute.
-        runtime_cwd: the directory that the command was given in, absolute.
         sources: by path in the plan, what stands there in place of a value: of one that must not
             be written the text that it comes from (``${oc.env:NAME}``), and of one that the machine
             decides on what the config says.
-        nodes: the nodes of a run that has several; None for one.
-        detected: what was taken from where for ``nnodes: auto``; in no plan.
-        cluster: where it is submitted to; None for a run of this machine.
         arg_keys: of each of ``args``, the path below ``launch.args`` of what it was made from;
             empty for keyword arguments.
         hydra: what Hydra makes by the names in its own node, redacted; it is in no plan but a
@@ -474,11 +362,7 @@ class LaunchSpec:
         return (*self.preload, *self.derived_preload)
 
     def withheld(self) -> Iterator[tuple[Path, str, str]]:
-        """Yield what is passed to workers and must not be written.
-
-        Yields:
-            Path in the config, value, and the text that the value comes from.
-        """
+        """Yield what must not be written of arguments: path in the config, value, source text."""
         nodes: dict[str | int, Any] = {
             "args": self.kwargs or self.args,
             "env": self.env,

@@ -22,11 +22,7 @@ _PAUSE_SECONDS = 0.02
 
 
 class FakeClock:
-    """A clock that a test moves; call it for the time, seconds.
-
-    Args:
-        now: its first time.
-    """
+    """A clock that a test moves; call it for the time, seconds."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -52,7 +48,6 @@ class FakeSpawner:
     Attributes:
         ordered: orders by key: local rank, target and options.
         sent: signals as ``(keys, signum)``; SIGKILL from `kill` included.
-        configured: arguments of every `configure`.
         obedient: whether a signalled worker ends by that signal at once.
     """
 
@@ -163,10 +158,7 @@ def live_descendants(
 ) -> list[proc.ProcessFacts]:
     """Return the live descendants of a process.
 
-    Args:
-        pid: the process.
-        settle: seconds to wait for them to end.
-        but: process ids to ignore.
+    It waits ``settle`` seconds for them to end; ``but`` are ignored.
     """
     deadline = time.monotonic() + settle
     while True:
@@ -191,9 +183,7 @@ def open_fds() -> dict[int, str]:
 def leaked_fds(before: Mapping[int, str], settle: float = 1.0) -> dict[int, str]:
     """Return descriptors that are new, or have another target.
 
-    Args:
-        before: an earlier result of `open_fds`.
-        settle: seconds that another thread may take to close descriptors.
+    ``before`` is from `open_fds`; another thread may take ``settle`` seconds to close some.
     """
     deadline = time.monotonic() + settle
     while True:

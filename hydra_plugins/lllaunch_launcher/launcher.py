@@ -26,15 +26,8 @@ for _name, _node in (("lllaunch", launcher_node()), ("lllaunch_slurm", slurm_lau
 class LllaunchLauncher(Launcher):
     """Runs the jobs of a sweep side by side, each with as many workers as it asks for.
 
-    Args:
-        settings: the node ``hydra.launcher``; read from each job's config instead, where all that
-            is wrong with it is told at once.
-
-    Attributes:
-        on_begin: called when a sweep's directory is taken, and nothing has been started; with
-            whether the sweep is resumed.
-        sweep: what there is from the first batch of jobs to the last, None before.
-        exit_code: of the sweep so far.
+    The settings of the node ``hydra.launcher`` are read from each job's config instead, where all
+    that is wrong with them is told at once.
     """
 
     def __init__(self, **settings: Any) -> None:  # noqa: ARG002 - see above
@@ -54,14 +47,7 @@ class LllaunchLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Runs jobs to their ends.
-
-        Args:
-            job_overrides: of each job.
-            initial_job_idx: number of the first.
-
-        Returns:
-            What became of each. Values and configs are looked up when they are asked for.
+        """Run jobs to their ends; values and configs of the results are looked up when asked for.
 
         Raises:
             SystemExit: nothing was started, since something is wrong with the config; or a signal

@@ -29,9 +29,6 @@ class LllaunchSweeper(BasicSweeper):
     def sweep(self, arguments: list[str]) -> Any:
         """Runs all jobs; called by Hydra.
 
-        Args:
-            arguments: the task overrides of the command line.
-
         Raises:
             SystemExit: not all jobs succeeded (exit code 6), or as `LllaunchLauncher.launch` has
                 it.

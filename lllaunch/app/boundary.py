@@ -93,7 +93,12 @@ def message_of(error: BaseException) -> str:
     """Return the same for who gave the command: what was expected, what came, what to do."""
     reason = reason_of(error)
     if isinstance(error, OverrideParseException):
-        return _misread(error)
+        expected = f"{error.override!r}: expected an override (KEY=VALUE)"
+        if HydraMessage.NO_VALUE.search(error.message):
+            return f"{expected}, got no '='"
+        # between Hydra's own first and last line
+        detail = HydraMessage.AROUND_DETAIL.sub("", error.message).strip()
+        return f"{expected}: {detail}; see {_GRAMMAR}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _missing(error, error.missing_cfg_file, reason)
     for pattern, say in _IN_SHORT:
@@ -145,15 +150,6 @@ _IN_SHORT: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = 
 )
 
 
-def _misread(error: OverrideParseException) -> str:
-    expected = f"{error.override!r}: expected an override (KEY=VALUE)"
-    if HydraMessage.NO_VALUE.search(error.message):
-        return f"{expected}, got no '='"
-    # between Hydra's own first and last line
-    detail = HydraMessage.AROUND_DETAIL.sub("", error.message).strip()
-    return f"{expected}: {detail}; see {_GRAMMAR}"
-
-
 def _missing(error: MissingConfigException, name: str, reason: str) -> str:
     """Say which config is not there, who includes it, where it was looked for, and what is."""
     searched = [
@@ -186,11 +182,7 @@ def _including(reason: str, searched: list[str]) -> str:
 
 
 def tell_ci(directory: str) -> None:
-    """Annotates and summarises the step of GitHub Actions that this process runs in, if any.
-
-    Args:
-        directory: of the run or sweep.
-    """
+    """Annotates and summarises the step of GitHub Actions that this process runs in, if any."""
     if _in_ci():
         from lllaunch.results.announce import announce  # noqa: PLC0415 - in CI only
 
@@ -198,12 +190,7 @@ def tell_ci(directory: str) -> None:
 
 
 def tell_ci_error(error: LaunchError | str, hide: Callable[[str], str]) -> None:
-    """The same with why nothing was run: what stands in a file is annotated there.
-
-    Args:
-        error: what is wrong, or a message that says it.
-        hide: takes secrets out of texts.
-    """
+    """The same with why nothing was run: what stands in a file is annotated there."""
     if _in_ci():
         from lllaunch.results.announce import announce_error  # noqa: PLC0415 - in CI only
 
@@ -238,12 +225,7 @@ class AppEnded(SystemExit):
 
 
 class JobFailed(CompactHydraException):
-    """Ends a Hydra job that did not succeed.
-
-    Attributes:
-        exit_code: what the process shall exit with.
-        error: what is still to be said; None where the failure report has said it.
-    """
+    """Ends a Hydra job that did not succeed; ``error`` is None if the report has told it."""
 
     def __init__(self, exit_code: int, text: str, error: LaunchError | None = None) -> None:
         super().__init__(text)
@@ -269,8 +251,7 @@ class Ledger:
 
         It stays so until `restore`.
 
-        Args:
-            code: what the app's only run ended with; it is in result.json.
+        The only run of the app has ended with ``code``, which is in result.json.
         """
         self._over = threading.current_thread() is threading.main_thread()
         self._handle(lambda *_: _leave(code))
@@ -293,12 +274,8 @@ class Ledger:
         Exceptions that are neither ours nor Hydra's pass through; with HYDRA_FULL_ERROR=1 so do
         Hydra's.
 
-        Args:
-            app: Hydra's.
-            seams: what else, while it runs, stands in the place of Hydra's own.
-
-        Returns:
-            What the process shall exit with; None if the app returned.
+        Returns what the process shall exit with; None if the app returned. While it runs, ``seams``
+        stand in the place of Hydra's own.
         """
         # variables are noted for what is said after the app has ended, too
         with replaced({**_BOUNDARY, **(seams or {})}), noting_variables():
@@ -308,7 +285,15 @@ class Ledger:
         try:
             app()
         except JobFailed as ended:
-            return self._after_job(ended)
+            if ended.error is not None and _wants_full_errors():
+                traceback.print_exception(ended.error)
+            elif ended.error is not None:
+                _say(ended.error)
+            elif ended is not self._first:
+                # a sweeper of Hydra's gives up for a job of lllaunch's launcher, which said so
+                # before all that came since
+                _say(str(ended).removeprefix("lllaunch: "))
+            return self._first.exit_code if self._first else int(ExitCode.ERROR)
         except CompactHydraException as error:
             if _wants_full_errors():
                 raise
@@ -319,20 +304,15 @@ class Ledger:
         except AppEnded as end:
             return int(end.code or 0)
         except SystemExit as end:
-            return _after_exit(end.code)
+            code = end.code
+            if code is None:
+                return int(ExitCode.SUCCESS)
+            if not isinstance(code, int):
+                print(code, file=sys.stderr)
+                return int(ExitCode.ERROR)
+            return int(ExitCode.ERROR) if code == _ARGPARSE_ERROR else code
         # a sweeper that tolerates failed jobs returns as if there were none
         return self._first.exit_code if self._first else None
-
-    def _after_job(self, ended: JobFailed) -> int:
-        if ended.error is not None and _wants_full_errors():
-            traceback.print_exception(ended.error)
-        elif ended.error is not None:
-            _say(ended.error)
-        elif ended is not self._first:
-            # a sweeper of Hydra's gives up for a job of lllaunch's launcher, which said so before
-            # all that came since
-            _say(str(ended).removeprefix("lllaunch: "))
-        return self._first.exit_code if self._first else int(ExitCode.ERROR)
 
 
 def _wants_full_errors() -> bool:
@@ -342,15 +322,6 @@ def _wants_full_errors() -> bool:
 
 def _leave(code: int) -> NoReturn:
     raise AppEnded(code)
-
-
-def _after_exit(code: object) -> int:
-    if code is None:
-        return int(ExitCode.SUCCESS)
-    if not isinstance(code, int):
-        print(code, file=sys.stderr)
-        return int(ExitCode.ERROR)
-    return int(ExitCode.ERROR) if code == _ARGPARSE_ERROR else code
 
 
 def _say(error: LaunchError | str) -> None:
@@ -369,11 +340,7 @@ _TOLD = (OmegaConfBaseException, OSError, ValueError, LookupError, yaml.YAMLErro
 
 
 def expect_bounded(path: str) -> None:
-    """Expect that the aliases of a config file come to no more than memory holds.
-
-    Raises:
-        ConfigCompositionException: they come to too much.
-    """
+    """Raise if the aliases of a config file come to more than memory holds."""
     try:
         with open(path, "rb") as file:
             data = file.read()

@@ -36,18 +36,10 @@ def run(
     *,
     quiet: bool = False,
 ) -> int:
-    """Runs the app on ``sys.argv``.
+    """Run the app on ``sys.argv`` and return the exit code.
 
-    Args:
-        spawner: started early, or None; the caller closes it.
-        config_name: of the primary config.
-        expect: called with what is about to be run; raises `LaunchError` if that is not right.
-        batch: as `lllaunch.app.job.Jobs` has it.
-        submitted: the same.
-        quiet: the same.
-
-    Returns:
-        The exit code.
+    The caller closes ``spawner``. ``expect`` is called with what is about to be run, and raises
+    `LaunchError` if that is not right. The other arguments are as for `lllaunch.app.job.Jobs`.
     """
     install()
     search_path.ConfDirectories.config_dir = search_path.config_dir_of(sys.argv[1:])

@@ -101,13 +101,7 @@ class WrongUsage(Exception):
 
 
 class CommandLine(NamedTuple):
-    """A command line, taken apart.
-
-    Attributes:
-        flags: Hydra's and lllaunch's, with their values.
-        overrides: what is left for Hydra.
-        has_script: whether some of these stand for a script.
-    """
+    """A command line: flags with values, Hydra's overrides, and whether a script is named."""
 
     flags: tuple[str, ...]
     overrides: tuple[str, ...]
@@ -140,11 +134,8 @@ def read(
 ) -> CommandLine:
     """Take a command line apart, whose first word is no command.
 
-    Args:
-        words: as the user gave them.
-        flags: that there are beside torchrun's options, as `FLAGS` has them.
-        own_app: whether the words are for a user's own app, which runs no script.
-        environ: where torchrun's options may stand, too.
+    ``own_app``: the words are for a user's own app, which runs no script. Torchrun's options may
+    stand in ``environ``, too.
 
     Raises:
         WrongUsage: there is something in it that is no option, override or script.
@@ -173,21 +164,7 @@ def read(
 
 
 class _Reader:
-    """Sorts the words before a script.
-
-    Args:
-        words: of the whole command line.
-        flags: as `read` has them.
-
-    Attributes:
-        left: the script and its words.
-        found: flags, with their values.
-        options: torchrun's.
-        overrides: the rest.
-
-    Raises:
-        WrongUsage: an option is unknown, lacks a value or has one too many.
-    """
+    """Sorts the words before a script; ``left`` is the script and its words."""
 
     def __init__(self, words: Sequence[str], flags: Mapping[str, int | None]) -> None:
         self.left = list(words)
@@ -282,13 +259,7 @@ def _entrypoint(script: str, options: Mapping[str, str]) -> str:
 
 
 def _of_word(word: str, words: Sequence[str], line: _Reader) -> WrongUsage:
-    """Return what to write in place of a word that cannot be run.
-
-    Args:
-        word: the first that is neither an option nor an override.
-        words: the whole command line; none of a verb.
-        line: the same, sorted.
-    """
+    """Return what to write in place of the first word that is neither option nor override."""
     rest = [*line.overrides, *line.left[1:]]
     experiment = word.lstrip("+").removeprefix("exp/")
     if word.endswith((".yaml", ".yml")):

@@ -85,15 +85,10 @@ def complete(
     run: Callable[[list[str]], int],
     flags_of: Callable[[str], Mapping[str, int | None]],
 ) -> int | None:
-    """Do what ``-sc`` asks for.
+    """Do what ``-sc`` asks for; None for help, which is left to Hydra.
 
-    Args:
-        words: that follow it.
-        run: Hydra's app; called with a command line of its own.
-        flags_of: returns the options of a command, as `lllaunch.app.command_line.FLAGS` has them.
-
-    Returns:
-        The exit code; None if that is left to Hydra: help.
+    ``run`` is Hydra's app, called with a command line of its own; ``flags_of`` returns the options
+    of a command.
     """
     (asked,) = words if len(words) == 1 else ("",)
     if asked in _SCRIPTS:
@@ -131,7 +126,15 @@ def choices(
         found += _scripts(last)
         if not last.startswith("-"):
             # no experiment is chosen yet that could be overridden
-            near = _overrides(line_read.words, last, run)
+            # what Hydra would complete
+            os.environ["COMP_LINE"] = " ".join(["lllaunch", *line_read.words, last])
+            printed = io.StringIO()
+            silenced = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(silenced, 2)
+            os.close(silenced)
+            with contextlib.redirect_stdout(printed), contextlib.suppress(Exception, SystemExit):
+                run(["-sc", "query=bash"])
+            near = printed.getvalue().split()
             found += ["+exp=" if each == "exp=" else each for each in near]
             found += _without_default(last)
     if last.startswith("-"):
@@ -159,15 +162,3 @@ def _without_default(last: str) -> list[str]:
     from lllaunch.config.watchdog import WATCHDOG_KEYS  # noqa: PLC0415 - of this node only
 
     return [f"{node}{key}=" for key in WATCHDOG_KEYS]
-
-
-def _overrides(words: Sequence[str], last: str, run: Callable[[list[str]], int]) -> list[str]:
-    """Return what Hydra would complete."""
-    os.environ["COMP_LINE"] = " ".join(["lllaunch", *words, last])
-    printed = io.StringIO()
-    silenced = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    os.dup2(silenced, 2)
-    os.close(silenced)
-    with contextlib.redirect_stdout(printed), contextlib.suppress(Exception, SystemExit):
-        run(["-sc", "query=bash"])
-    return printed.getvalue().split()

@@ -44,12 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class ComposeFailed(LaunchError):
-    """Hydra cannot compose a config.
-
-    Attributes:
-        reason: what Hydra says.
-        message: the same in lllaunch's words, if there are any.
-    """
+    """Hydra cannot compose a config; ``message`` is its ``reason`` in lllaunch's words, if any."""
 
     reason: str
     message: str = ""
@@ -59,15 +54,7 @@ class ComposeFailed(LaunchError):
 
 
 class ConfigRequest(NamedTuple):
-    """What a command line says of the config.
-
-    Attributes:
-        overrides: Hydra's.
-        multirun: whether they make a sweep.
-        config_name: value of ``--config-name``, None for the app's own; so the next two.
-        config_path: of ``--config-path``.
-        config_dir: of ``--config-dir``.
-    """
+    """What a command line says of the config; None where it leaves that to the app."""
 
     overrides: tuple[str, ...] = ()
     multirun: bool = False
@@ -88,11 +75,7 @@ class ConfigRequest(NamedTuple):
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> ConfigRequest:
-        """Reads flags and overrides, such as those that a lock keeps.
-
-        Raises:
-            ValueError: they are none.
-        """
+        """Read flags and overrides, such as those that a lock keeps, or raise ValueError."""
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         add_hydra_flags(parser)
         try:
@@ -130,10 +113,8 @@ def add_hydra_flags(parser: argparse.ArgumentParser) -> None:
 class Composition:
     """Composes what one command line asks for; a context manager.
 
-    Outside of it Hydra's global state is what it was.
-
-    Args:
-        command: the command line.
+    Outside of it Hydra's global state is what it was. What Hydra cannot compose is a
+    `ComposeFailed`.
 
     Raises:
         ComposeFailed: a directory that it names is not there.
@@ -177,14 +158,7 @@ class Composition:
             return GuardedLoader.for_reviewers(found)
 
     def compose(self, overrides: Sequence[str] = ()) -> DictConfig:
-        """Returns the config of a run, whole; it is Hydra's config of this process.
-
-        Args:
-            overrides: after those of the command.
-
-        Raises:
-            ComposeFailed: Hydra cannot compose it.
-        """
+        """Return the config of a run, whole; it is Hydra's config of this process."""
         every = [*self.command.overrides, *overrides]
         with composing():
             config = self.loader.load_configuration(self.config_name, every, RunMode.RUN)
@@ -198,10 +172,6 @@ class Composition:
 
     def plan(self, config: DictConfig, *, entrypoint_required: bool = True) -> LaunchSpec:
         """Decides what the run of a config would be, on no machine in particular.
-
-        Args:
-            config: just composed.
-            entrypoint_required: as `lllaunch.config.resolve.resolve` has it.
 
         Raises:
             ConfigError: something is wrong; it holds everything that is.
@@ -223,11 +193,7 @@ class Composition:
         return with_hydra(spec, config)
 
     def master(self) -> DictConfig:
-        """Returns what a sweep itself is composed to; it is Hydra's config of this process.
-
-        Raises:
-            ComposeFailed: Hydra cannot compose it.
-        """
+        """Return what a sweep itself is composed to; it is Hydra's config of this process."""
         with composing():
             config = self.loader.load_configuration(
                 self.config_name, list(self.command.overrides), RunMode.MULTIRUN
@@ -240,11 +206,7 @@ class Composition:
         return Composer(HydraContext(self.loader, Callbacks()), master, None)
 
     def is_sweep(self) -> bool:
-        """Whether a sweep is asked for, by the command line or by the config.
-
-        Raises:
-            ComposeFailed: Hydra cannot compose it.
-        """
+        """Return whether a sweep is asked for, by the command line or by the config."""
         if self.command.multirun:
             return True
         with composing():
@@ -255,14 +217,7 @@ class Composition:
             return bool(config.hydra.mode == RunMode.MULTIRUN)
 
     def origins(self, overrides: Sequence[str] = ()) -> Origins:
-        """Returns where the values of a composed config came from.
-
-        Args:
-            overrides: as for `compose`.
-
-        Raises:
-            ComposeFailed: Hydra cannot compose it.
-        """
+        """Return where the values of a composed config came from."""
         with composing():
             return origins(self.loader, self.config_name, [*self.command.overrides, *overrides])
 

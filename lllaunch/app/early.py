@@ -27,9 +27,8 @@ def only_asks(argv: Sequence[str]) -> bool:
 def prestarted(argv: Sequence[str]) -> Spawner | None:
     """A spawner whose interpreter is starting.
 
-    Returns:
-        None if ``argv`` asks for no run, or if there is no room for another process; what is in the
-        way is reported when the run needs it.
+    None if ``argv`` asks for no run, or if there is no room for another process; what is in the way
+    is reported when the run needs it.
     """
     remember_interrupts()
     if only_asks(argv):

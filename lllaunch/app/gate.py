@@ -33,7 +33,6 @@ class JobOf(NamedTuple):
     """One job of a sweep.
 
     Attributes:
-        overrides: of the job.
         master: what the sweep itself was composed to.
         admitted: hash of its plan when it was tried, and was the reviewed one.
     """
@@ -48,11 +47,7 @@ def admit(
 ) -> None:
     """Lets a run start, or does not.
 
-    Args:
-        spec: the run.
-        config: that it was decided from, whole.
-        job: which one of which sweep it is, if it is of one.
-        users_own: whether workers run a function of the user's own, which no lock knows.
+    ``users_own``: workers run a function of the user's own, which no lock knows.
 
     Raises:
         PlanRefused: it is not what was reviewed, or not what its project allows.
@@ -80,15 +75,7 @@ def admit(
 
 
 def expect_places(config: DictConfig) -> None:
-    """Expect that Hydra writes only where the project allows it.
-
-    Args:
-        config: whole; it is Hydra's config of this process.
-
-    Raises:
-        PlanRefused: it does not.
-        ConfigError: the policy cannot be read.
-    """
+    """Raise `PlanRefused` if Hydra would write where the project does not allow it."""
     top = tree_top(os.getcwd())
     policy = policy_of(top)
     if policy is None:
@@ -107,9 +94,6 @@ def expect_own_environment(config: DictConfig) -> None:
 
     Hydra sets ``hydra.job.env_set`` before a run starts, and so could name another policy.
 
-    Args:
-        config: whole.
-
     Raises:
         ConfigError: it does not.
     """
@@ -126,14 +110,7 @@ def expect_own_environment(config: DictConfig) -> None:
 
 
 def policy_of(top: str) -> Policy | None:
-    """Reads the policy of a project, if it has one.
-
-    Args:
-        top: of its working tree.
-
-    Raises:
-        ConfigError: something is wrong with it.
-    """
+    """Read the policy of a project, if it has one; raises `ConfigError` if it is wrong."""
     path = policy_path(top, os.environ)
     if path is None:
         return None
@@ -150,19 +127,12 @@ def admit_directory(path: str) -> None:
     """Let a run of this process write to a directory, whatever the policy says of it.
 
     Of a batch job: who has submitted it was allowed to; here the tree may be a snapshot.
-
-    Args:
-        path: absolute.
     """
     _admitted.append(path)
 
 
 def has_rules() -> bool:
-    """Whether something says what may run in the working directory.
-
-    Raises:
-        ConfigError: the policy is a link out of the tree.
-    """
+    """Return whether something says what may run in the working directory."""
     return locks_all(os.environ) or policy_path(tree_top(os.getcwd()), os.environ) is not None
 
 
@@ -227,7 +197,11 @@ def find_lock(spec: LaunchSpec, config: DictConfig) -> Lock | str:
         )
     path = lock_path(spec.runtime_cwd, name)
     told = os.path.relpath(path, spec.runtime_cwd)
-    return replace(_read_lock(path), path=told) if os.path.lexists(path) else told
+    if not os.path.lexists(path):
+        return told
+    # that of a sweep is not read again for each job, which takes a while
+    found = os.stat(path)
+    return replace(_read_once(path, found.st_mtime_ns, found.st_size, found.st_ino), path=told)
 
 
 @functools.lru_cache(maxsize=32)
@@ -237,18 +211,8 @@ def _read_once(path: str, *changed: int) -> Lock:  # noqa: ARG001 - part of the 
     return read_lock(path)
 
 
-def _read_lock(path: str) -> Lock:
-    """Reads a lock; that of a sweep not again for each job, which takes a while."""
-    found = os.stat(path)
-    return _read_once(path, found.st_mtime_ns, found.st_size, found.st_ino)
-
-
 def variables_of_hydra(env_set: object) -> list[Diagnostic]:
-    """Tells which variables Hydra sets for a run; no lock has them.
-
-    Args:
-        env_set: ``hydra.job.env_set`` as plain data, unresolved.
-    """
+    """Tells which variables Hydra sets for a run; no lock has them."""
     from lllaunch.review.allow import variables_set  # noqa: PLC0415
 
     return [

@@ -63,20 +63,14 @@ def _guarding(read: Callable[[str, list[str]], DictConfig]) -> Callable[..., Dic
     """Return Hydra's function, but where there are rules it reads no pickle."""
 
     def read_pickle(path: str, overrides: list[str]) -> DictConfig:
+        message = "holds code that nobody can review"
+        hint = "'python -m lllaunch rerun RUN' runs a plan again"
+        found = Diagnostic("pickle", "--experimental-rerun", repr(path), message, hint)
         with refusing():
-            _refuse_pickle(path)
+            _refuse_if_any([found] if has_rules() else [])
         return read(path, overrides)
 
     return read_pickle
-
-
-def _refuse_pickle(path: str) -> None:
-    if not has_rules():
-        return
-
-    message = "holds code that nobody can review"
-    hint = "'python -m lllaunch rerun RUN' runs a plan again"
-    _refuse_if_any([Diagnostic("pickle", "--experimental-rerun", repr(path), message, hint)])
 
 
 def load_job(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str]) -> DictConfig:
@@ -95,12 +89,7 @@ def load_job(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str])
 class _Kept(NamedTuple):
     """A config that was composed to see its mode.
 
-    Attributes:
-        name: of the primary config.
-        overrides: of the command line.
-        parsed: the same.
-        config: what they came to.
-        of_sweep: whether a run would not take it: nobody has chosen one of its groups.
+    ``of_sweep``: a run would not take it, since nobody has chosen one of its groups.
     """
 
     name: str | None
@@ -166,7 +155,12 @@ class GuardedLoader(WatchedLoader):
                 self.validate_sweep_overrides_legal([*kept.parsed], run_mode, from_shell)
             return kept.config
         with self._refusing():
-            self._look_at_search_path()
+            # the packages that the command line looks in must be allowed
+            policy = self._policy()
+            paths = [element.path for element in self.config_search_path.get_path()]
+            foreign = [path for path in paths if path.startswith("pkg:") and path not in _PACKAGES]
+            if policy is not None and foreign:
+                _refuse_if_any(_foreign(foreign, policy))
             self._expect_no_secrets(overrides)
         if validate_sweep_overrides:
             return self._compose(config_name, overrides, run_mode, from_shell, True)
@@ -251,11 +245,7 @@ class GuardedLoader(WatchedLoader):
                 )
 
     def _expect_no_secrets(self, overrides: Sequence[str]) -> None:
-        """Expect that the command line holds no secrets: what is wrong with it Hydra would quote.
-
-        Raises:
-            ConfigError: it does.
-        """
+        """Expect that the command line holds no secrets: Hydra quotes what is wrong with it."""
         if not any(literals_in(overrides)):
             return
         settings = [
@@ -265,14 +255,6 @@ class GuardedLoader(WatchedLoader):
             if not self.repository.group_exists(re.split("[=@:]", text.lstrip("+~"))[0])
         ]
         _refuse_literals(literals_in(settings))
-
-    def _look_at_search_path(self) -> None:
-        """Expects that the packages that the command line looks in are allowed."""
-        policy = self._policy()
-        paths = [element.path for element in self.config_search_path.get_path()]
-        foreign = [path for path in paths if path.startswith("pkg:") and path not in _PACKAGES]
-        if policy is not None and foreign:
-            _refuse_if_any(_foreign(foreign, policy))
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
@@ -348,11 +330,7 @@ def _literals_of(root: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def _refuse_literals(secrets: Iterable[tuple[str, str, str]]) -> None:
-    """Refuse a config before Hydra makes a directory, writes it to files and prints overrides.
-
-    Raises:
-        ConfigError: it holds secrets.
-    """
+    """Refuse a config before Hydra makes a directory, writes it to files and prints overrides."""
     problems = problems_with(secrets)
     if problems:
         raise ConfigError(tuple(problems))

@@ -120,10 +120,7 @@ def main(
     Every worker runs the script as ``__main__`` up to the call of the function. The function must
     be found by its name.
 
-    Args:
-        config_path: directory of the configs, relative to the file of the function.
-        config_name: name of the primary config.
-        version_base: Hydra's compatibility level.
+    ``config_path`` is relative to the file of the function.
     """
     arguments: dict[str, Any] = {"config_name": config_name, "version_base": version_base}
     if config_path is not _UNSPECIFIED:

@@ -23,11 +23,7 @@ EXPERIMENTS = "exp"
 def experiment_name(config: DictConfig) -> str:
     """Returns what a run is called in review: its choice of `EXPERIMENTS`, or its primary config.
 
-    Args:
-        config: whole.
-
-    Returns:
-        An empty string if there is neither.
+    An empty string if there is neither.
     """
     choices: Any = OmegaConf.select(config, "hydra.runtime.choices")
     choice = choices.get(EXPERIMENTS) if isinstance(choices, DictConfig) else None
@@ -38,11 +34,7 @@ def experiment_name(config: DictConfig) -> str:
 
 
 def is_of_a_moment(node: DictConfig) -> bool:
-    """Return whether a directory is named after the moment, and so is to be a new one.
-
-    Args:
-        node: ``hydra.run`` or ``hydra.sweep``.
-    """
+    """Return whether a directory is named after the moment, and so is to be a new one."""
     raw: Any = OmegaConf.to_container(node, resolve=False)
     return "${now:" in str(raw["dir"])
 
@@ -60,11 +52,7 @@ def job_name(overrides: Sequence[str]) -> str:
 
 
 def words_of(config: DictConfig) -> tuple[str, ...]:
-    """Returns flags and overrides that compose a config again, without secrets and locks.
-
-    Args:
-        config: whole.
-    """
+    """Returns flags and overrides that compose a config again, without secrets and locks."""
     from lllaunch.config.secrets import redacted_overrides  # noqa: PLC0415 - most runs need it not
 
     node: Any = config.hydra
@@ -79,11 +67,7 @@ def words_of(config: DictConfig) -> tuple[str, ...]:
 
 
 def as_written(overrides: ListConfig) -> list[str]:
-    """Returns overrides with their interpolations, which a config that holds them would resolve.
-
-    Args:
-        overrides: such as ``hydra.overrides.task`` of a config.
-    """
+    """Returns overrides with their interpolations, which a config that holds them would resolve."""
     found: Any = OmegaConf.to_container(overrides, resolve=False)
     return list(map(str, found))
 

@@ -9,11 +9,7 @@ _LONGEST = 4 * 1024 * 1024  # bytes
 
 
 def is_own_app(path: str) -> bool:
-    """Return whether a script decorates a function with `lllaunch.main`; it is not imported.
-
-    Args:
-        path: of a Python file, which may be anything.
-    """
+    """Return whether a script decorates a function with `lllaunch.main`; it is not imported."""
     try:
         with open(path, "rb") as file:
             data = file.read(_LONGEST)

@@ -61,10 +61,8 @@ if TYPE_CHECKING:
 class UserScript:
     """How this process was started, and so what workers run first.
 
-    Attributes:
-        path: the script, absolute; empty where there is none.
-        module: the module of ``python -m``; empty where there is none.
-        guarded: whether what stands behind its guard is left out in workers.
+    An absolute ``path``, or the ``module`` of ``python -m``; both are empty in a session.
+    ``guarded``: workers leave out what stands behind its guard.
     """
 
     path: str = ""
@@ -77,15 +75,7 @@ class AppReached(BaseException):
 
 
 class _Task:
-    """What a worker of a user's own app does in the place of the app.
-
-    Args:
-        reach: how its function is found.
-        action: called with the function.
-
-    Attributes:
-        started: whether it has been started.
-    """
+    """What a worker of a user's own app does in its place: ``action`` on its function."""
 
     def __init__(self, reach: Reach, action: Callable[[Callable[[Any], Any]], Any]) -> None:
         self._reach = reach
@@ -100,11 +90,7 @@ class _Task:
         return _layer(self._reach) is function
 
     def run(self, function: Callable[[Any], Any] | None = None) -> None:
-        """Runs it, and keeps what it returns or raises: the script's own code is not to see that.
-
-        Args:
-            function: the function, or None to find it.
-        """
+        """Run it, and keep what it returns or raises: the script's own code must not see that."""
         self.started = True
         try:
             self._value = self._action(function or find_function(self._reach))
@@ -128,12 +114,8 @@ class _State:
 def call_in_worker(function: Any) -> bool:
     """In a worker, where the user's script calls an app: runs what the worker is there for.
 
-    Args:
-        function: the app's, as it was decorated.
-
-    Returns:
-        Whether this is a worker, and another app than the one that it belongs to: the call does
-        nothing. False elsewhere.
+    Returns whether this is a worker, and another app than the one that it belongs to: the call does
+    nothing. False elsewhere.
 
     Raises:
         Reached: the worker's task has been run; its script ends here.
@@ -159,9 +141,6 @@ def end_script_at_launch(function: Any) -> None:
 
     Does nothing elsewhere; a worker's function may run jobs.
 
-    Args:
-        function: the jobs' task function.
-
     Raises:
         Reached: it does.
     """
@@ -174,12 +153,9 @@ def end_script_at_launch(function: Any) -> None:
 def started_as(main: ModuleType, needed: bool, direct: bool = True) -> UserScript:
     """Returns how a process was started.
 
-    Args:
-        main: its ``__main__``.
-        needed: whether the function that workers run lives in it.
-        direct: what `calls_directly` says. Where a library calls the function of another module,
-            a test runner say, that is not to run in workers; nor is a package's ``__main__.py``,
-            which often has no guard.
+    ``needed``: the function that workers run lives in ``main``. ``direct`` is what `calls_directly`
+    says. Where a library calls the function of another module, a test runner say, that is not to
+    run in workers; nor is a package's ``__main__.py``, which often has no guard.
     """
     guarded = not needed and not direct
     spec = getattr(main, "__spec__", None)
@@ -195,11 +171,7 @@ def started_as(main: ModuleType, needed: bool, direct: bool = True) -> UserScrip
 
 
 def calls_directly(main: ModuleType) -> bool:
-    """Whether the app was called by the script's own code, or that of its project.
-
-    Args:
-        main: the script.
-    """
+    """Whether the app was called by the script's own code, or that of its project."""
     frames = []
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -220,10 +192,6 @@ def original_arguments(script: UserScript, cwd: str) -> tuple[str, ...]:
     """Returns ``sys.argv`` as it was before the script's own code, which may have changed it.
 
     Workers run that code again.
-
-    Args:
-        script: how this process was started.
-        cwd: where.
     """
     module = script.module.removesuffix(".__main__")
     for place, word in enumerate(sys.orig_argv):
@@ -239,27 +207,22 @@ def original_arguments(script: UserScript, cwd: str) -> tuple[str, ...]:
 def run_in_script(
     script: UserScript, reach: Reach, action: Callable[[Callable[[Any], Any]], Any]
 ) -> Any:
-    """Runs the user's script in this worker, and an action where it calls its app.
+    """Run the user's script in this worker, and an action where it calls its app.
 
-    Args:
-        script: the script; an empty one is passed over.
-        reach: how the app's function is found.
-        action: called with the function, in the place of the app; after the script if that ends
-            without having called it.
-
-    Returns:
-        what the action returned.
-
-    Raises:
-        BaseException: what the action raised, or the script before it came to its app.
+    An empty script is passed over. If the script ends without having called its app, the action
+    follows. Returns what that returned.
     """
     task = _Task(reach, action)
     _State.worker = True
     _State.task = task
     # the calls of plain Hydra apps come to `call_in_worker`
     take_over_apps(_run_hydra, _run_or_multirun)
+    name = "__mp_main__" if script.guarded else "__main__"
     try:
-        _execute(script)
+        if script.module:
+            execute_module(script.module, name)
+        elif script.path:
+            execute_script(script.path, name)
     except AppReached:
         # what stands below the call runs in the launcher, after all workers
         pass
@@ -275,14 +238,6 @@ def run_in_script(
     if not task.started:
         task.run()
     return task.result()
-
-
-def _execute(script: UserScript) -> None:
-    name = "__mp_main__" if script.guarded else "__main__"
-    if script.module:
-        execute_module(script.module, name)
-    elif script.path:
-        execute_script(script.path, name)
 
 
 def _run_hydra(original: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
@@ -301,10 +256,7 @@ def _run_or_multirun(
 class Reach(NamedTuple):
     """How workers find a function.
 
-    Attributes:
-        module: name of the module that it is found in.
-        qualname: its name there.
-        depth: how many decorators lie around it: so often `__wrapped__` is taken.
+    ``depth`` decorators lie around it: so often `__wrapped__` is taken.
     """
 
     module: str
@@ -313,11 +265,7 @@ class Reach(NamedTuple):
 
 
 def find_function(reach: Reach) -> Callable[[Any], Any]:
-    """Returns the function that a launcher's `reach_of` told of.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+    """Return the function that `reach_of` told of, or raise `ConfigError`."""
     found = _layer(reach)
     if not callable(found):
         raise not_found(reach)
@@ -344,11 +292,7 @@ def reach_of(function: Callable[..., Any]) -> Reach | None:
 
 
 def check_reachable(function: Callable[[Any], Any]) -> Reach:
-    """Returns how workers will find a function.
-
-    Raises:
-        ConfigError: it is not what stands there.
-    """
+    """Return how workers will find a function, or raise `ConfigError`."""
     reach = reach_of(function)
     if reach is None:
         module = getattr(function, "__module__", None) or "?"
@@ -416,9 +360,7 @@ def _resolves(node: Any, key: Any) -> bool:
 class _WorkerHydra(Hydra):
     """Hydra's state of a worker, for `hydra.compose`; loads nothing before that is called.
 
-    Args:
-        name: of the job.
-        search_path: the app's, from `ConfigSearchPath.get_path`.
+    ``search_path`` is the app's, from `ConfigSearchPath.get_path`.
     """
 
     def __init__(self, name: str, search_path: list[SearchPathElement]) -> None:
@@ -461,11 +403,7 @@ def pack(cfg: DictConfig) -> bytes:
 
 
 def _by_value(state: object) -> bytes:
-    """Pickles with their code what no import finds: classes made in a function, what caches hold.
-
-    Raises:
-        NotPicklable: there is something else in it that cannot be pickled.
-    """
+    """Pickle with its code what no import finds: classes made in a function, what caches hold."""
     # seldom needed: imported in 10 ms
     try:
         import cloudpickle  # noqa: PLC0415
@@ -496,9 +434,6 @@ def unpack(data: bytes) -> DictConfig:
     """Sets Hydra's state in this process as it was where `pack` was called.
 
     Resolvers cannot be pickled: those of the user's script are there because it has run.
-
-    Returns:
-        The job's config.
     """
     setup_globals()
     register_resolvers()
@@ -517,13 +452,10 @@ class HydraCall:
     """One call of a user's function with a composed config.
 
     Attributes:
-        script: how the launcher was started.
-        function: how the function is found.
         config: made by `pack`; not unpickled before the script has come
             to its app, whose classes it may hold.
         argv: ``sys.argv`` as the launcher's script found it.
         command: the launcher's ``sys.orig_argv``.
-        path: the launcher's ``sys.path``.
         cwd: where the launcher's script runs.
     """
 
@@ -557,9 +489,6 @@ def entrypoint_of(script: UserScript, function: Reach) -> Entrypoint:
 
 def run(call: HydraCall) -> Any:
     """Runs a user's script and function in this worker; called by the spawner.
-
-    Returns:
-        What the function returned.
 
     Raises:
         ConfigError: the function is not found here.
@@ -638,11 +567,7 @@ def _configure_logging(environ: Mapping[str, str]) -> None:
 
 
 def _log_attempt(name: str) -> None:
-    """Says in the files of the job's log that another attempt writes there, unless it is the first.
-
-    Args:
-        name: of the attempt's directory.
-    """
+    """Write to the job's log files that another attempt begins, unless it is the first."""
     number = name.removeprefix("attempt_")
     if number in {name, "0"}:
         return
@@ -655,12 +580,9 @@ def _log_attempt(name: str) -> None:
 
 
 def moved(file: str, output_dir: str, directory: str) -> str:
-    """Returns where a log file of the job goes for one worker, and makes its directory.
+    """Return where a log file of the job goes for one worker, and make its directory.
 
-    Args:
-        file: as the config has it.
-        output_dir: the job's output directory; a file within it keeps its place relative to it.
-        directory: the worker's.
+    A file within the job's output directory keeps its place relative to it.
     """
     within = os.path.relpath(os.path.abspath(file), output_dir)
     if within.startswith(os.pardir):
@@ -674,9 +596,7 @@ class UserFunction(NamedTuple):
     """A function, and how workers come by it.
 
     Attributes:
-        function: what is called with the config.
         reach: how workers find it; None if they are forked from the process that has it.
-        script: how the launcher was started.
         place: says where files of the code are that the workers run.
     """
 
@@ -687,11 +607,7 @@ class UserFunction(NamedTuple):
 
     @classmethod
     def importable(cls, function: Callable[[Any], Any]) -> UserFunction:
-        """A function that workers import.
-
-        Raises:
-            ConfigError: they would not find it.
-        """
+        """Return a function that workers import; raises `ConfigError` if they cannot."""
         return cls._of(function, check_reachable(function))
 
     @classmethod
@@ -711,8 +627,7 @@ class UserFunction(NamedTuple):
     def placed(self, place: Callable[[str], str]) -> UserFunction:
         """Return the same function where its code is in another place.
 
-        Args:
-            place: says where a file or directory is there.
+        ``place`` says where a file or directory is there.
         """
         return self._replace(place=place)
 

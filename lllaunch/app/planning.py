@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from lllaunch.app.own_worker import UserFunction
     from lllaunch.app.submitting import SubmittedFunction
     from lllaunch.config.document import Sexagesimal
-    from lllaunch.config.origin import Origins
     from lllaunch.console.console import Console
     from lllaunch.run.directory import RunDirectory
     from lllaunch.run.result import RunResult
@@ -38,13 +37,7 @@ if TYPE_CHECKING:
 
 
 class Whereabouts(NamedTuple):
-    """Directories of a job, absolute.
-
-    Attributes:
-        runtime_cwd: where the command was given.
-        output_dir: Hydra's output directory of the job.
-        cwd: where the job's launcher works: the output directory with ``hydra.job.chdir``.
-    """
+    """Directories of a job, absolute; ``cwd`` is the output directory with ``hydra.job.chdir``."""
 
     runtime_cwd: str
     output_dir: str
@@ -57,10 +50,6 @@ def locating(loader: ConfigLoader, config: Any) -> Iterator[None]:
 
     To find them takes as long as composing; so it is done only then, and where it fails the error
     is what it was.
-
-    Args:
-        loader: Hydra's.
-        config: that it composed, with Hydra's own node.
     """
     try:
         yield
@@ -68,18 +57,15 @@ def locating(loader: ConfigLoader, config: Any) -> Iterator[None]:
         problems: tuple[Diagnostic, ...] = getattr(error, "problems", ())
         if not all(problem.file for problem in problems):
             with contextlib.suppress(Exception):
-                found = _origins_of(loader, config)
+                from lllaunch.config.provenance import origins  # noqa: PLC0415 - if something is wrong
+
+                node = config.hydra
+                given = [*as_written(node.overrides.hydra), *as_written(node.overrides.task)]
+                # may be that of a sweep; of a run it composes the same
+                own: Any = loader
+                found = origins(own, node.job.config_name, given, RunMode.MULTIRUN)
                 error.problems = tuple(map(found.locate, problems))  # type: ignore[attr-defined]
         raise
-
-
-def _origins_of(loader: Any, config: Any) -> Origins:
-    from lllaunch.config.provenance import origins  # noqa: PLC0415 - if something is wrong
-
-    node = config.hydra
-    given = [*as_written(node.overrides.hydra), *as_written(node.overrides.task)]
-    # may be that of a sweep; of a run it composes the same
-    return origins(loader, node.job.config_name, given, RunMode.MULTIRUN)
 
 
 def plan_job(
@@ -94,18 +80,10 @@ def plan_job(
     entrypoint_required: bool = True,
     submitted: bool = False,
 ) -> LaunchSpec:
-    """Decides what the run of a job is; Hydra's config is that of the job.
+    """Decide what the run of a job is; Hydra's config is that of the job.
 
-    Args:
-        cfg: the composed config.
-        where: the job's directories.
-        user: what the workers run instead of the configured entrypoint, or None.
-        outer: key of a node whose launch fields are weaker than those of ``launch``, or None.
-        users_own: as `lllaunch.config.resolve.resolve` has it.
-        environ: the launcher's environment; None for the real one.
-        here: as `lllaunch.config.resolve.resolve` has it.
-        entrypoint_required: the same; without a ``user``.
-        submitted: the same.
+    ``user`` is what the workers run instead of the configured entrypoint. The other arguments are
+    as for `lllaunch.config.resolve.resolve`.
 
     Raises:
         ConfigError: something is wrong; it holds everything that is.
@@ -139,7 +117,16 @@ def plan_job(
     # imported once, in the spawner, instead of in every worker
     spec = replace(spec, entrypoint=user.entrypoint, derived_preload=user.preload)
     if user.forked:
-        _expect_forks(spec, user)
+        if spec.start_method == "spawn":
+            function = f"{user.entrypoint.name}:{user.entrypoint.qualname}"
+            problem = Diagnostic(
+                "start-method",
+                "launch.start_method",
+                "'spawn'",
+                f"needs a function that workers can import, and {function} is none",
+                "put it at the top level of its module, or leave start_method out",
+            )
+            raise ConfigError((problem,))
         spec = replace(spec, start_method="fork")
     return spec
 
@@ -153,9 +140,6 @@ def expect_quoted(cfg: DictConfig) -> None:
 
     Only the file can tell it from a number that somebody wrote. So where it may be one, the files
     that the config is made of are read again.
-
-    Args:
-        cfg: the composed config, which is Hydra's of this process.
 
     Raises:
         ConfigError: as said; it names the file and the line.
@@ -209,20 +193,6 @@ def _expect_no_own_app(spec: LaunchSpec) -> None:
     raise ConfigError((problem,))
 
 
-def _expect_forks(spec: LaunchSpec, user: UserFunction | SubmittedFunction) -> None:
-    """Raises unless workers may be forked."""
-    if spec.start_method == "spawn":
-        function = f"{user.entrypoint.name}:{user.entrypoint.qualname}"
-        problem = Diagnostic(
-            "start-method",
-            "launch.start_method",
-            "'spawn'",
-            f"needs a function that workers can import, and {function} is none",
-            "put it at the top level of its module, or leave start_method out",
-        )
-        raise ConfigError((problem,))
-
-
 def perform(
     spec: LaunchSpec,
     cfg: DictConfig,
@@ -234,18 +204,9 @@ def perform(
     ended: Callable[[int], None] | None = None,
     job: BatchJob | None = None,
 ) -> RunResult:
-    """Runs a job that `plan_job` planned; its result is on the disk when this returns.
+    """Run a job that `plan_job` planned; its result is on the disk when this returns.
 
-    Args:
-        spec: the run.
-        cfg: the job's config.
-        user: as for `plan_job`.
-        console: tells the user.
-        spawner: to use, or None.
-        build: as for `lllaunch.run.execute.execute`.
-        directory: the same.
-        ended: the same.
-        job: the same.
+    ``build``, ``directory``, ``ended`` and ``job`` are as for `lllaunch.run.execute.execute`.
 
     Raises:
         NotPicklable: the config cannot be sent to workers that run a function of the user's.
@@ -279,13 +240,7 @@ def perform(
 
 
 def in_snapshot(spec: LaunchSpec, snapshot: Snapshot, environ: Mapping[str, str]) -> LaunchSpec:
-    """Return a spec whose workers run the code of a snapshot.
-
-    Args:
-        spec: the run.
-        snapshot: of the code.
-        environ: the launcher's environment.
-    """
+    """Return a spec whose workers run the code of a snapshot."""
 
     def place(path: str) -> str:
         # the run's own directory may be in the repository, too
@@ -340,12 +295,7 @@ def modules_of(spec: LaunchSpec) -> list[str]:
 
 
 def importing_from_runtime_cwd(spec: LaunchSpec, environ: Mapping[str, str]) -> LaunchSpec:
-    """Lets workers import from the directory of the command when they work in another one.
-
-    Args:
-        spec: the run.
-        environ: the launcher's environment.
-    """
+    """Lets workers import from the directory of the command when they work in another one."""
     imports = spec.preload or spec.entrypoint.form in {"function", "module"}
     if spec.cwd == spec.runtime_cwd or not imports:
         return spec

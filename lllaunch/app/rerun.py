@@ -48,12 +48,7 @@ _OURS = "lllaunch.conf"
 
 @dataclass(eq=False)
 class PlanChanged(LaunchError):
-    """A plan does not come to the same any more; nothing was started.
-
-    Attributes:
-        path: of the plan.yaml.
-        changes: old is what it says, new is what it comes to now.
-    """
+    """A plan differs from its plan.yaml now (old is what that says); nothing was started."""
 
     path: str
     changes: tuple[Change, ...]
@@ -68,7 +63,6 @@ class RerunRequest(NamedTuple):
     """What is to be run again.
 
     Attributes:
-        path: of its plan.yaml.
         plan: plain data, ``launch`` with the node under it, and ``cluster`` if it went to one.
         config: the primary config of the new run.
         cwd: where the first run was started; empty if nothing says.
@@ -80,11 +74,7 @@ class RerunRequest(NamedTuple):
     cwd: str
 
     def expect(self, spec: LaunchSpec) -> None:
-        """Raises unless a run is the same again.
-
-        Raises:
-            PlanChanged: it is not.
-        """
+        """Raise `PlanChanged` unless a run is the same again."""
         changes = differences(complete(self.plan, SOURCES), portable_plan(spec, SOURCES))
         if changes:
             raise PlanChanged(self.path, changes)
@@ -92,9 +82,6 @@ class RerunRequest(NamedTuple):
 
 def read_again(directory: str) -> RerunRequest:
     """Reads what a run has left.
-
-    Args:
-        directory: of the run.
 
     Raises:
         ConfigError: it has no plan that could be read, or belongs to a user's own app.
@@ -105,9 +92,7 @@ def read_again(directory: str) -> RerunRequest:
 def read_submitted(directory: str, *, named: bool) -> RerunRequest:
     """Read what was submitted from a directory, to be run there.
 
-    Args:
-        directory: of the run, absolute.
-        named: whether the plan names what runs; else that is a function of a user's own app.
+    ``named``: the plan names what runs; else that is a function of a user's own app.
 
     Raises:
         ConfigError: there is no plan that could be read.
@@ -160,17 +145,9 @@ def run_again(
     *,
     quiet: bool = False,
 ) -> int:
-    """Runs it, with the overrides of ``sys.argv``.
+    """Run it, with the overrides of ``sys.argv``, and return the exit code.
 
-    Args:
-        again: what is run.
-        spawner: started early, or None; the caller closes it.
-        batch: as `lllaunch.app.job.Jobs` has it.
-        submitted: the same.
-        quiet: the same.
-
-    Returns:
-        The exit code.
+    The caller closes ``spawner``; the other arguments are as for `lllaunch.app.job.Jobs`.
 
     Raises:
         ConfigError: what the run has left is no config.

@@ -43,13 +43,10 @@ class Reviewed:
     """One run, as a command line would start it.
 
     Attributes:
-        spec: the run, on no machine in particular.
         config: that it was decided from: whole, plain data, unresolved.
         name: what its lock is called; empty if nothing says.
         job: its overrides, if it is a job of a sweep.
         directory: where its files would go, as the config says it.
-        told: where the values of its plan came from.
-        origins: finds out where those of its config came from.
     """
 
     spec: LaunchSpec
@@ -89,12 +86,7 @@ class Reviewed:
 
 @dataclass(eq=False)
 class JobsRefused(LaunchError):
-    """Some jobs of a sweep cannot run.
-
-    Attributes:
-        reasons: why, by job.
-        exit_code: what a run of the first of them would end with.
-    """
+    """Some jobs of a sweep cannot run: why, by job, and the exit code of the first."""
 
     reasons: Mapping[str, str]
     exit_code: int  # type: ignore[misc]
@@ -131,7 +123,16 @@ def review_sweep(composed: Composition) -> list[Reviewed]:
         ComposeFailed: Hydra cannot compose the sweep.
     """
     master = composed.master()
-    _expect_grid(master)
+    target = OmegaConf.select(master, "hydra.sweeper._target_")
+    if target not in _SWEEPERS:
+        problem = Diagnostic(
+            "sweeper",
+            "hydra.sweeper._target_",
+            repr(target),
+            "chooses its jobs while it runs: there is no list of them",
+            "show one job, without -m",
+        )
+        raise ConfigError((problem,))
     with composing():
         grid = grid_of(master, composed.loader, as_written(master.hydra.overrides.task))
     composer = composed.composer(master)
@@ -168,12 +169,7 @@ def _origins(composed: Composition, master: DictConfig, overrides: Sequence[str]
 def located(
     runs: Iterable[Reviewed], find: Callable[[Reviewed], Iterable[Diagnostic]]
 ) -> tuple[Diagnostic, ...]:
-    """Return the problems of runs, each once, with the files and lines that they stand in.
-
-    Args:
-        runs: any number of them.
-        find: finds the problems of one.
-    """
+    """Return the problems of runs, each once, with the files and lines that they stand in."""
     found: dict[Diagnostic, Diagnostic] = {}
     for run in runs:
         for problem in find(run):
@@ -183,19 +179,6 @@ def located(
             with contextlib.suppress(Exception):
                 found[problem] = run.origins().locate(problem)
     return tuple(found.values())
-
-
-def _expect_grid(master: DictConfig) -> None:
-    target = OmegaConf.select(master, "hydra.sweeper._target_")
-    if target not in _SWEEPERS:
-        problem = Diagnostic(
-            "sweeper",
-            "hydra.sweeper._target_",
-            repr(target),
-            "chooses its jobs while it runs: there is no list of them",
-            "show one job, without -m",
-        )
-        raise ConfigError((problem,))
 
 
 def name_of(spec: LaunchSpec, config: DictConfig) -> str:

@@ -44,8 +44,7 @@ def config_dir_of(argv: Sequence[str]) -> str | None:
 def config_path_of(path: str | None) -> str | None:
     """Return the value of ``--config-path`` for Hydra, which counts it from the app's own file.
 
-    Args:
-        path: as it was given: counted from the working directory, if it is there.
+    It was given from the working directory, if it exists there.
     """
     return os.path.abspath(path) if path and os.path.isdir(path) else path
 
@@ -60,11 +59,7 @@ def with_config_path(argv: Sequence[str]) -> list[str]:
 
 
 class ConfDirectories(SearchPathPlugin):
-    """Adds directories to the search path of the app that registered it, and of no other.
-
-    Attributes:
-        config_dir: value of ``--config-dir``, or None.
-    """
+    """Adds directories to the search path of the app that registered it, and of no other."""
 
     config_dir: ClassVar[str | None] = None
 

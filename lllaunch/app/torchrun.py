@@ -90,11 +90,9 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def overrides(given: Mapping[str, str], *, alone: bool) -> list[str]:
     """Return the overrides that say what options say.
 
-    Args:
-        given: values by name; any text for a flag.
-        alone: whether they and a script are the run, and torchrun's defaults hold: of several
-            nodes, and of streams if one of ``--redirects`` and ``--tee`` is given. Otherwise they
-            change what an experiment says.
+    ``given`` has values by name; any text for a flag. ``alone``: they and a script are the run, and
+    torchrun's defaults hold: of several nodes, and of streams if one of ``--redirects`` and
+    ``--tee`` is given. Otherwise they change what an experiment says.
 
     Raises:
         Unsupported: one cannot be obeyed.
@@ -112,23 +110,19 @@ def overrides(given: Mapping[str, str], *, alone: bool) -> list[str]:
     if alone and not {"redirects", "tee"}.isdisjoint(options):
         options = {"redirects": "0", "tee": "0", **options}
     if not one_node:
-        options = _meeting(options, alone=alone)
+        # as torchrun finds where the nodes meet
+        first = {"rdzv-backend": "static", **options} if alone else dict(options)
+        if alone and first["rdzv-backend"] == "static":
+            first = {"node-rank": "0", "master-addr": "127.0.0.1", **first}
+        if "master-addr" in first and "rdzv-endpoint" not in first:
+            host = format_endpoint(first["master-addr"].strip("[]"), None)
+            first["rdzv-endpoint"] = f"{host}:{first.get('master-port', '29500')}"
+        options = first
     return [
         f"{setting}={_converted(name, options[name])}"
         for name, (setting, *_) in OPTIONS.items()
         if setting and name in options
     ]
-
-
-def _meeting(options: Mapping[str, str], *, alone: bool) -> dict[str, str]:
-    """Return options with where several nodes meet, as torchrun finds it."""
-    first = {"rdzv-backend": "static", **options} if alone else dict(options)
-    if alone and first["rdzv-backend"] == "static":
-        first = {"node-rank": "0", "master-addr": "127.0.0.1", **first}
-    if "master-addr" in first and "rdzv-endpoint" not in first:
-        host = format_endpoint(first["master-addr"].strip("[]"), None)
-        first["rdzv-endpoint"] = f"{host}:{first.get('master-port', '29500')}"
-    return first
 
 
 def _converted(name: str, text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -61,24 +61,14 @@ _CHOICE = re.compile(r"\+{0,2}([\w/.-]+)(?:@[^=]*)?=([\w/.+-]+)")
 
 
 class Locks:
-    """Compares the locks of a tree.
-
-    Args:
-        examined: the experiments.
-        unreadable: whether a config, by its name, cannot be composed.
-    """
+    """Compares the locks of a tree; ``unreadable`` says whether a config cannot be composed."""
 
     def __init__(self, examined: Iterable[Examined], unreadable: Callable[[str], bool]) -> None:
         self._examined = {each.command: each for each in examined}
         self._unreadable = unreadable
 
     def compare(self, name: str, path: str) -> Iterator[CheckedDiagnostic]:
-        """Tells what is wrong with a lock, or differs from it.
-
-        Args:
-            name: of the lock.
-            path: of its file.
-        """
+        """Tells what is wrong with a lock, or differs from it."""
         try:
             lock = read_lock(path)
         except ConfigError as error:
@@ -108,14 +98,10 @@ class Locks:
             yield CheckedDiagnostic.at(REFUSED, "not-reviewed", path, 1, "", message, names)
 
     def _changes(self, lock: Lock, name: str) -> tuple[str, tuple[Change, ...]]:
-        """The experiment of a lock, if it is one of the tree, and what differs.
-
-        Raises:
-            Unfit: there is nothing to compare.
-        """
+        """The experiment of a lock, if it is one of the tree, and what differs."""
         try:
-            named, words = _without_name(lock.command)
-            command = ConfigRequest.parse(words)
+            named = lock.command[:1] == ("--name",)
+            command = ConfigRequest.parse(lock.command[2:] if named else lock.command)
         except ValueError as error:
             raise Unfit(
                 message=f"is no command that makes a plan: {shorten(str(error))}", code="lock"
@@ -143,14 +129,6 @@ class Locks:
         except Exception as error:  # noqa: BLE001 - one hostile lock must not hide the others
             reason = shorten(f"{type(error).__name__}: {error}".partition("\n")[0])
         raise Unfit(message=f"makes no plan any more: {reason}", code="lock")
-
-
-def _without_name(words: Sequence[str]) -> tuple[bool, list[str]]:
-    """Whether a command names its lock, and its other words."""
-    left = list(words)
-    if left[:1] == ["--name"]:
-        return True, left[2:]
-    return False, left
 
 
 def _chosen(command: ConfigRequest) -> Iterator[str]:
@@ -192,11 +170,7 @@ def _jobs(composed: Composition, name: str | None) -> Iterator[tuple[str, Launch
 
 
 def not_locked(examined: Iterable[Examined]) -> Iterator[CheckedDiagnostic]:
-    """Tells which experiments must have a lock and have none where runs look for it.
-
-    Args:
-        examined: the experiments.
-    """
+    """Tells which experiments must have a lock and have none where runs look for it."""
     for each in examined:
         if not each.lock:
             continue
@@ -225,10 +199,6 @@ _VARIABLE = re.compile(r"oc\.env\s*:\s*(\w+)")
 def check_tree(directory: str, environ: Mapping[str, str]) -> Outcome:
     """Checks all that is in a tree of configs. Nothing is started, nothing is written.
 
-    Args:
-        directory: its top.
-        environ: of this process.
-
     Raises:
         ConfigError: there is no such directory.
     """
@@ -244,7 +214,12 @@ def check_tree(directory: str, environ: Mapping[str, str]) -> Outcome:
     around = CheckContext(tree.directory, tree.files, graph, policy, tree_top(os.getcwd()), environ)
     examined = list(_examined(possible, around))
     impossible = {each.file.name for each in whole if left_out[each.name] is not None}
-    locks = Locks(examined, _Unreadable(tree, graph, impossible))
+
+    def unreadable(name: str) -> bool:
+        reached = graph.reached([name])
+        return not reached.isdisjoint(impossible) or any(tree.files[on].problem for on in reached)
+
+    locks = Locks(examined, unreadable)
     found = [
         *(*tree.found, *about_policies, *linted, *filter(None, left_out.values())),
         *superseded([each for one in examined for each in one.found], linted),
@@ -272,28 +247,9 @@ def _examined(experiments: Iterable[Experiment], around: CheckContext) -> Iterat
             readable.append(each)
             continue
         examined = Examined(each, around.command(each))
-        examined.found = [_hitting(found, each.name) for found in broken]
+        examined.found = [replace(found, experiments=(each.name,)) for found in broken]
         yield examined
     yield from examine(readable, around)
-
-
-def _hitting(found: CheckedDiagnostic, name: str) -> CheckedDiagnostic:
-    return replace(found, experiments=(name,))
-
-
-class _Unreadable:
-    """Whether a config cannot be composed, as far as its files tell."""
-
-    def __init__(self, tree: ConfigTree, graph: Graph, impossible: set[str]) -> None:
-        self._files = tree.files
-        self._graph = graph
-        self._impossible = impossible
-
-    def __call__(self, name: str) -> bool:
-        reached = self._graph.reached([name])
-        return not reached.isdisjoint(self._impossible) or any(
-            self._files[each].problem for each in reached
-        )
 
 
 def _policy(

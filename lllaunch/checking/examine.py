@@ -47,14 +47,7 @@ _MOST_CHOICES = 1_000
 
 
 class ProblemLocator:
-    """Finds the lines of one experiment's problems.
-
-    Args:
-        experiment: its name.
-        file: its own file.
-        config: as it is composed, plain data, unresolved.
-        origins: of its values.
-    """
+    """Finds the lines of one experiment's problems."""
 
     def __init__(
         self, experiment: str, file: ConfigFile, config: Mapping[Any, Any], origins: Origins
@@ -65,12 +58,7 @@ class ProblemLocator:
         self._origins = origins
 
     def locate(self, problem: Diagnostic, exit_code: int) -> CheckedDiagnostic:
-        """Returns a problem with its place.
-
-        Args:
-            problem: with a dotted key of the config, or with any other one.
-            exit_code: as `CheckedDiagnostic` has it.
-        """
+        """Returns a problem with its place."""
         missing = self._missing(problem)
         at = missing[1] if missing else problem.key
         file, line = self.place(at)
@@ -124,15 +112,7 @@ def _is_near(other: str, key: str, above: str) -> bool:
 def compose_problem(
     reason: str, experiment: str, file: ConfigFile, files: Mapping[str, ConfigFile], exit_code: int
 ) -> CheckedDiagnostic:
-    """Returns why Hydra cannot compose an experiment, at the line that asks for what is not there.
-
-    Args:
-        reason: what Hydra says.
-        experiment: the name of the experiment.
-        file: its own file.
-        files: of the tree, by name.
-        exit_code: as `CheckedDiagnostic` has it.
-    """
+    """Return why Hydra cannot compose an experiment, at the line that asks for what is missing."""
     asked_by = HydraMessage.INCLUDED_BY.search(reason)
     asking = files.get(asked_by[1], file) if asked_by else file
     name, message = in_short(reason, files)
@@ -147,15 +127,7 @@ def compose_problem(
 
 
 def in_short(reason: str, names: Iterable[str]) -> tuple[str, str]:
-    """Says why Hydra cannot compose a config.
-
-    Args:
-        reason: what Hydra says.
-        names: of configs that there are.
-
-    Returns:
-        The name of a config that is not there, or an empty string, and a text of one line.
-    """
+    """Return the config that is missing (or empty), and why Hydra cannot compose, on one line."""
     wanted = HydraMessage.NO_CONFIG.search(reason)
     if wanted is None:
         return "", shorten(" ".join(HydraMessage.FULL_KEY.sub("", reason).split()), _LONGEST)
@@ -173,16 +145,7 @@ def in_short(reason: str, names: Iterable[str]) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class CheckContext:
-    """What experiments are held against.
-
-    Attributes:
-        directory: top of the tree, as the user would type it.
-        files: of the tree, by name.
-        graph: of the same files.
-        policy: of the project, or None.
-        top: of the working tree.
-        environ: of this process.
-    """
+    """What experiments are held against."""
 
     directory: str
     files: Mapping[str, ConfigFile]
@@ -205,9 +168,6 @@ class Examined:
     """What is known of an experiment.
 
     Attributes:
-        experiment: which one.
-        command: that runs it.
-        found: what is wrong with it.
         spec: its run; None if there is something wrong with it, or if it is not whole.
         lock: name of the lock that it must have; empty if it need not have one.
         lock_place: file and line that ask for the lock.
@@ -235,14 +195,9 @@ class Examined:
 
 
 def examine(experiments: Iterable[Experiment], around: CheckContext) -> Iterator[Examined]:
-    """Composes experiments.
+    """Compose experiments, in order of their primary configs.
 
-    Args:
-        experiments: none of which is endless or has files that cannot be read.
-        around: what they are held against.
-
-    Yields:
-        One result for each, in order of their primary configs.
+    None of them is endless or has files that cannot be read.
     """
     by_primary: dict[str | None, list[Experiment]] = {}
     for each in experiments:

@@ -24,10 +24,8 @@ MOST_ALIKE = 20
 class CheckedDiagnostic(Diagnostic):
     """One thing that a check has found.
 
-    Attributes:
-        exit_code: 2 for what is wrong, 5 for what was not reviewed or is not allowed, 0 for a
-            warning.
-        experiments: names of those that it hits.
+    ``exit_code`` is 2 for what is wrong, 5 for what was not reviewed or is not allowed, 0 for a
+    warning; ``experiments`` are those that it hits.
     """
 
     exit_code: int = WRONG
@@ -74,12 +72,7 @@ def merged(found: Iterable[CheckedDiagnostic]) -> list[CheckedDiagnostic]:
 
 
 def exit_code(found: Iterable[CheckedDiagnostic], *, strict: bool = False) -> int:
-    """Returns the exit code: 2 if something is wrong, else 5 if something is refused, else 0.
-
-    Args:
-        found: everything.
-        strict: whether warnings count as wrong.
-    """
+    """Returns the exit code: 2 if something is wrong, else 5 if something is refused, else 0."""
     codes = {WRONG if strict and not each.exit_code else each.exit_code for each in found}
     return next((code for code in (WRONG, REFUSED) if code in codes), 0)
 
@@ -99,15 +92,7 @@ def without(
 
 @dataclass(frozen=True)
 class Checked:
-    """One experiment.
-
-    Attributes:
-        name: of the experiment.
-        file: its config, as the user would type it.
-        command: overrides and flags that run it.
-        plan_hash: of its plan; empty if it has none.
-        locked: whether nothing but the reviewed plan of it may run.
-    """
+    """One experiment; ``plan_hash`` is empty if it has no plan."""
 
     name: str
     file: str
@@ -118,15 +103,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was checked, and what was found.
-
-    Attributes:
-        directory: top of the tree, as the user would type it.
-        experiments: in order of their names.
-        locks: paths of the locks.
-        files: paths of the other files.
-        found: everything, by file and line.
-    """
+    """What was checked, and everything that was found, by file and line."""
 
     directory: str
     experiments: tuple[Checked, ...]
@@ -135,11 +112,7 @@ class Outcome:
     found: tuple[CheckedDiagnostic, ...]
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """Returns what the verb ends with.
-
-        Args:
-            strict: whether warnings count.
-        """
+        """Returns what the verb ends with."""
         return exit_code(self.found, strict=strict)
 
     def verdict(self) -> str:
@@ -155,11 +128,7 @@ class Outcome:
         return ", ".join(parts)
 
     def hiding(self, hide: Callable[[str], str]) -> Outcome:
-        """Returns the same without the secrets that texts may hold.
-
-        Args:
-            hide: takes them out of a text.
-        """
+        """Returns the same without the secrets that texts may hold."""
         experiments = tuple(
             replace(each, command=tuple(map(hide, each.command))) for each in self.experiments
         )

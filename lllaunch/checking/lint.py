@@ -31,12 +31,7 @@ _KEY = re.compile(r"\.*[^\s.,:{}'\"\[\]$][^\s,:{}'\"$]*")
 
 
 def references_of(text: object, path: Sequence[object]) -> tuple[str, ...]:
-    """Return all keys that a leaf's text may refer to; of one that is made up, the beginning.
-
-    Args:
-        text: the text; anything else refers to nothing.
-        path: where it stands, for relative references.
-    """
+    """Return all keys that a leaf's text may refer to; of one that is made up, the beginning."""
     if not isinstance(text, str) or "${" not in text:
         return ()
     return tuple(dict.fromkeys(_in_text(text, tuple(path))))
@@ -132,13 +127,7 @@ class Spot(NamedTuple):
 
 
 class KeyUsage(NamedTuple):
-    """Which top-level keys one experiment uses.
-
-    Attributes:
-        files: that it is made of.
-        used: keys that something refers to.
-        unused: the others, each where a file of the tree gives it.
-    """
+    """Which top-level keys one experiment uses, and where a file of the tree gives the others."""
 
     files: frozenset[str]
     used: frozenset[str]
@@ -146,11 +135,7 @@ class KeyUsage(NamedTuple):
 
 
 def unused_keys(config: Mapping[Any, Any]) -> frozenset[str]:
-    """Return the top-level keys beside `ROOTS` that nothing outside of them refers to.
-
-    Args:
-        config: as it is composed, plain data, unresolved.
-    """
+    """Return the top-level keys beside `ROOTS` that nothing outside of them refers to."""
     referred: set[str] = set()
     for name, node in config.items():
         for path, leaf in leaf_items(node, (name,)):
@@ -168,15 +153,7 @@ def usage_of(
     origins: Origins,
     files: Iterable[str],
 ) -> KeyUsage:
-    """Return which files give what an experiment does not use.
-
-    Args:
-        config: as it is composed, plain data, unresolved.
-        unused: of its top-level keys.
-        made_of: files that it is made of.
-        origins: of its values.
-        files: of the tree.
-    """
+    """Return which files give what an experiment does not use."""
     known = frozenset(files)
     spots = []
     for key in sorted(unused):
@@ -187,11 +164,7 @@ def usage_of(
 
 
 def told_unused(usages: Mapping[str, KeyUsage]) -> Iterator[CheckedDiagnostic]:
-    """Tells which top-level keys no experiment uses.
-
-    Args:
-        usages: by the names of the experiments.
-    """
+    """Tells which top-level keys no experiment uses."""
     used = {(key, file) for usage in usages.values() for key in usage.used for file in usage.files}
     hit: dict[Spot, list[str]] = {}
     for name, usage in usages.items():
@@ -215,11 +188,7 @@ def _message(key: str) -> str:
 
 
 def may_be_shadowed(file: ConfigFile) -> bool:
-    """Whether something that a config includes comes after what it says itself.
-
-    Args:
-        file: of the config.
-    """
+    """Whether something that a config includes comes after what it says itself."""
     defaults = file.data.get("defaults")
     entries = defaults if isinstance(defaults, list) else []
     # without _self_ a config comes after all that it includes
@@ -229,14 +198,7 @@ def may_be_shadowed(file: ConfigFile) -> bool:
 def shadowed(
     config: Mapping[Any, Any], origins: Origins, own: str, experiment: str
 ) -> Iterator[CheckedDiagnostic]:
-    """Tells what an experiment's own file says in vain, since what it includes comes later.
-
-    Args:
-        config: as it is composed, plain data, unresolved.
-        origins: of its values.
-        own: path of the experiment's file.
-        experiment: its name.
-    """
+    """Tells what an experiment's own file says in vain, since what it includes comes later."""
     yield from _few(_shadowed(config, origins, own, experiment))
 
 
@@ -292,11 +254,7 @@ _NEVER_NUMBERS = (
 
 
 def lint(file: ConfigFile) -> Iterator[CheckedDiagnostic]:
-    """Tells what is wrong with a file.
-
-    Args:
-        file: of a tree of configs.
-    """
+    """Tells what is wrong with a file."""
     yield from misplaced(file)
     for key in exposed(file.data, file.package, not_secret(file.data)):
         line = file.line_of(*key.removeprefix(f"{file.package}.").split("."))
@@ -349,12 +307,7 @@ def misplaced(file: ConfigFile) -> Iterator[CheckedDiagnostic]:
 def superseded(
     found: Iterable[CheckedDiagnostic], by: Iterable[CheckedDiagnostic]
 ) -> list[CheckedDiagnostic]:
-    """Leaves out what says again, in other words, what the text of a file shows.
-
-    Args:
-        found: what was found otherwise.
-        by: what `lint` found.
-    """
+    """Leaves out what says again, in other words, what the text of a file shows."""
     known: dict[tuple[str, int], list[str]] = {}
     for each in by:
         if each.exit_code:

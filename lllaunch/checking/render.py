@@ -26,11 +26,7 @@ _NAMED = 4  # experiments in a line
 
 
 def render_text(outcome: Outcome) -> str:
-    """Returns what was found as compilers tell it, and the verdict.
-
-    Args:
-        outcome: of the check.
-    """
+    """Returns what was found as compilers tell it, and the verdict."""
     lines = [_line(each, outcome) for each in outcome.found]
     return "".join(f"{line}\n" for line in [*lines, outcome.verdict()])
 
@@ -45,12 +41,7 @@ def _line(found: CheckedDiagnostic, outcome: Outcome) -> str:
 
 
 def hit_text(found: CheckedDiagnostic, outcome: Outcome) -> str:
-    """Returns which experiments something hits; nothing if its file is that of the only one.
-
-    Args:
-        found: what it is.
-        outcome: of the check that found it.
-    """
+    """Return which experiments something hits; nothing if its file is that of the only one."""
     names = found.experiments
     own = {each.name for each in outcome.experiments if each.file == found.file}
     if not names or (len(names) == 1 and names[0] in own):
@@ -61,12 +52,7 @@ def hit_text(found: CheckedDiagnostic, outcome: Outcome) -> str:
 
 
 def render_json(outcome: Outcome, *, strict: bool = False) -> str:
-    """Returns what was found as JSON.
-
-    Args:
-        outcome: of the check.
-        strict: whether warnings count for the exit code.
-    """
+    """Returns what was found as JSON."""
     document: dict[str, Any] = {
         "version": VERSION,
         "exit_code": outcome.exit_code(strict=strict),
@@ -104,12 +90,7 @@ _MESSAGE = 4000  # characters of an annotation
 
 
 def render_checks(outcome: Outcome, *, strict: bool = False) -> str:
-    """Returns the text of a JUnit XML file: each experiment, lock and file is a test case.
-
-    Args:
-        outcome: of the check.
-        strict: whether a warning is a failure.
-    """
+    """Returns the text of a JUnit XML file: each experiment, lock and file is a test case."""
     cases = tuple(_cases(outcome, strict=strict))
     return render_junit(Report("sweep", outcome.directory, cases), "lllaunch.check")
 
@@ -173,11 +154,8 @@ def commands(
 ) -> list[str]:
     """Returns workflow commands of GitHub Actions, at the lines where something is wrong.
 
-    Args:
-        outcome: of the check. Of more than ten errors, or warnings, the tenth command says how many
-            are left out: a step shows no more.
-        strict: whether warnings are errors.
-        path: returns the path of a file from the top of the checkout.
+    Of more than ten errors, or warnings, the tenth command says how many are left out: a step shows
+    no more. ``path`` returns the path of a file from the top of the checkout.
     """
     errors = [each for each in outcome.found if each.exit_code or strict]
     warnings = [each for each in outcome.found if not each.exit_code and not strict]
@@ -204,9 +182,7 @@ def _annotations(
 def summary(outcome: Outcome, limit: int) -> str:
     """Returns the summary of a step, in GitHub's Markdown.
 
-    Args:
-        outcome: of the check.
-        limit: how long it may be, bytes in UTF-8.
+    ``limit`` is in bytes of UTF-8.
     """
     parts = [f"### lllaunch check: {_escaped(outcome.verdict())}", "", _code(outcome.directory), ""]
     rows = list(_table(outcome))
@@ -236,12 +212,8 @@ def tell(
 ) -> None:
     """Writes what was found.
 
-    Args:
-        outcome: of the check.
-        form: ``text``, ``json``, ``junit`` or ``github``.
-        output: a file; None for standard output.
-        environ: names the file of a step's summary.
-        strict: whether warnings count.
+    ``form`` is ``text``, ``json``, ``junit`` or ``github``; ``output`` a file, or None for standard
+    output.
 
     Raises:
         OutputError: a file cannot be written.
@@ -251,7 +223,9 @@ def tell(
         with naming(output):
             os.makedirs(directory, exist_ok=True)
     if form == "github":
-        _tell_github(outcome, output, environ, strict=strict)
+        path = functools.partial(in_repository, environ=environ)
+        lines = [*commands(outcome, strict=strict, path=path), outcome.verdict()]
+        tell_step(lines, functools.partial(summary, outcome), environ, output)
         return
     text = _rendered(outcome, form, strict=strict)
     if output is None:
@@ -265,11 +239,3 @@ def _rendered(outcome: Outcome, form: str, *, strict: bool) -> str:
         return render_checks(outcome, strict=strict)
 
     return render_json(outcome, strict=strict) if form == "json" else render_text(outcome)
-
-
-def _tell_github(
-    outcome: Outcome, output: str | None, environ: Mapping[str, str], *, strict: bool
-) -> None:
-    path = functools.partial(in_repository, environ=environ)
-    lines = [*commands(outcome, strict=strict, path=path), outcome.verdict()]
-    tell_step(lines, functools.partial(summary, outcome), environ, output)

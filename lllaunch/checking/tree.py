@@ -23,14 +23,9 @@ _PACKAGE = re.compile(r"\s*#\s*@package\s+(\S+)\s*")
 
 
 class Facts(NamedTuple):
-    """What a config file says.
+    """What a config file says; ``package`` is None without a header.
 
-    Attributes:
-        data: plain data; None for an empty file.
-        lines: those of its values.
-        sexagesimals: scalars of base 60, those that are keys among them.
-        package: what its header says, None without one.
-        late: line of a ``# @package`` that stands where Hydra does not look for it any more, or 0.
+    ``late`` is the line of a ``# @package`` where Hydra no longer looks for it, or 0.
     """
 
     data: Any
@@ -42,10 +37,6 @@ class Facts(NamedTuple):
 
 def read_facts(text: str, file: str) -> Facts:
     """Reads the text of a config file.
-
-    Args:
-        text: of the file.
-        file: its name, for messages.
 
     Raises:
         ConfigError: Hydra could not read it, or it is more than anybody should; the problem names
@@ -81,14 +72,7 @@ _LOCKS = "locks"
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """One config file.
-
-    Attributes:
-        name: as Hydra calls it, such as ``exp/vision/resnet``.
-        path: as the user would type it.
-        facts: what it says; nothing if it cannot be read.
-        problem: why it cannot be read, or None.
-    """
+    """One config file, by the name that Hydra gives it; ``problem`` is why it cannot be read."""
 
     name: str
     path: str
@@ -123,15 +107,7 @@ class ConfigFile:
 
 @dataclass(frozen=True)
 class ConfigTree:
-    """The files of a tree.
-
-    Attributes:
-        directory: as the user would type it.
-        files: by name.
-        locks: paths of the locks, by the names of their experiments.
-        policies: paths of the policies in it.
-        found: what is wrong with files as such.
-    """
+    """The files of a tree, by name; ``found`` is what is wrong with files as such."""
 
     directory: str
     files: dict[str, ConfigFile]
@@ -141,11 +117,7 @@ class ConfigTree:
 
 
 def read_tree(directory: str) -> ConfigTree:
-    """Reads all files of a tree of configs.
-
-    Args:
-        directory: its top.
-    """
+    """Reads all files of a tree of configs."""
     found: list[CheckedDiagnostic] = []
     files: dict[str, ConfigFile] = {}
     locks: dict[str, str] = {}
@@ -169,12 +141,7 @@ def read_tree(directory: str) -> ConfigTree:
 
 
 def read_file(name: str, path: str) -> ConfigFile:
-    """Reads a config file; what is wrong with it stands in the result.
-
-    Args:
-        name: as Hydra calls it.
-        path: of the file.
-    """
+    """Reads a config file; what is wrong with it stands in the result."""
     try:
         return ConfigFile(name, path, read_facts(read_text(path), path))
     except ConfigError as error:
@@ -184,9 +151,7 @@ def read_file(name: str, path: str) -> ConfigFile:
 def found_in(error: ConfigError, file: str = "") -> list[CheckedDiagnostic]:
     """Returns the problems of a file, which know their place.
 
-    Args:
-        error: holds them.
-        file: that the others are about; by default that of the one before.
+    Problems without a file are about ``file`` or, without that, the file of the one before.
     """
     found = []
     for each in error.problems:
@@ -254,11 +219,8 @@ _MADE_UP = re.compile(r"\$\{.*\}")
 class Include(NamedTuple):
     """One entry of a defaults list.
 
-    Attributes:
-        name: of the config that it asks for; a pattern with ``${`` where it is made up.
-        line: in the file.
-        package: what it is put under, None if it does not say.
-        overrides: whether it only says what another entry shall choose.
+    ``name`` is a pattern with ``${`` where it is made up. ``overrides``: it only says what another
+    entry shall choose.
     """
 
     name: str
@@ -305,11 +267,7 @@ def _include(group: str, key: str, option: str, line: int) -> Include:
 
 
 class Graph:
-    """Who includes whom.
-
-    Args:
-        files: of the tree, by name.
-    """
+    """Who includes whom."""
 
     def __init__(self, files: Mapping[str, ConfigFile]) -> None:
         self._files = files
@@ -347,12 +305,8 @@ class Graph:
     def circle(self, name: str) -> tuple[str, ...]:
         """Configs that include each other and so themselves, from one of them to itself again.
 
-        Args:
-            name: of the config that is begun with.
-
-        Returns:
-            Names, the first one the last one as well, and before all others by the alphabet; none
-            if all ends.
+        The first one is the last one as well, and before all others by the alphabet; empty if all
+        ends.
         """
         trail: list[str] = [name]
         inside, done = {name}, set()
@@ -400,14 +354,10 @@ _PLAIN = re.compile(r"(?!(?:true|false|null|nan|inf)$)[a-z_][\w/.+-]*", re.ASCII
 
 @dataclass(frozen=True)
 class Experiment:
-    """One config that can be run.
+    """One config that can be run, by the overrides that choose it.
 
-    Attributes:
-        name: of its config: without the group for those in ``exp``.
-        file: its config.
-        overrides: that choose it.
-        config_name: of the primary config, None for lllaunch's own.
-        included: whether other configs include it.
+    ``name`` is without the group for those in ``exp``; ``config_name`` is None for lllaunch's own
+    primary config. ``included``: other configs include it.
     """
 
     name: str
@@ -428,12 +378,7 @@ class Experiment:
 
 
 def find_experiments(files: Mapping[str, ConfigFile], graph: Graph) -> list[Experiment]:
-    """Returns the experiments of a tree, by name.
-
-    Args:
-        files: of the tree.
-        graph: of the same files.
-    """
+    """Returns the experiments of a tree, by name."""
     included = {each.name for name in files for each in graph.own(name)}
     found = []
     for name, file in files.items():
@@ -481,13 +426,7 @@ def _says_launch(name: str, files: Mapping[str, ConfigFile], graph: Graph) -> bo
 def endless(
     experiment: Experiment, files: Mapping[str, ConfigFile], graph: Graph
 ) -> CheckedDiagnostic | None:
-    """Return why nobody could compose an experiment, None if that can be done.
-
-    Args:
-        experiment: of a tree.
-        files: of the tree.
-        graph: of its files.
-    """
+    """Return why nobody could compose an experiment, None if that can be done."""
     name, path = experiment.file.name, experiment.file.path
     circle = graph.circle(name)
     if circle:

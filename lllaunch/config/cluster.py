@@ -26,6 +26,7 @@ from lllaunch.config.fields import (
     read_count,
     read_flag,
     read_line,
+    read_positive,
     read_text,
 )
 from lllaunch.config.nodes import AUTO, read_nnodes
@@ -84,29 +85,17 @@ _KNOWN = (
     *(*_TASKS, "gpus_per_task", "use_srun"),
 )
 _REQUEUE_KEYS = tuple(each.name for each in dataclasses.fields(Requeue))
-_REQUEUE_SYNONYMS = {
-    **dict.fromkeys(("preemption", "preempt"), "preempted"),
-    **dict.fromkeys(("time", "time_limit", "timeouts", "max_num_timeout"), "timeout"),
-    **dict.fromkeys(("node", "node_fail", "node_lost", "nodefail"), "node_failure"),
-}
 SYNONYMS = {
-    **dict.fromkeys(("type", "kind", "scheduler", "executor"), "backend"),
-    **dict.fromkeys(("queue", "partitions"), "partition"),
-    **dict.fromkeys(("project", "accounting"), "account"),
-    **dict.fromkeys(("gpus", "gpu", "num_gpus", "ngpus", "n_gpus"), "gpus_per_node"),
-    **dict.fromkeys(("cpus", "num_cpus", "ncpus", "cpus_per_node", "cores"), "cpus_per_task"),
-    **dict.fromkeys(("memory", "ram", "mem_mb", "memory_gb", "mem_per_node"), "mem_gb"),
-    **dict.fromkeys(("timeout", "time_limit", "walltime", "minutes", "time_min"), "timeout_min"),
-    **dict.fromkeys(("nnodes", "num_nodes", "n_nodes", "node_count"), "nodes"),
-    **dict.fromkeys(("feature", "features", "constraints"), "constraint"),
-    **dict.fromkeys(("excluded", "exclude_nodes"), "exclude"),
-    **dict.fromkeys(("node_list", "nodelists"), "nodelist"),
-    **dict.fromkeys(("signal_delay", "grace_time"), "signal_delay_s"),
-    **dict.fromkeys(("max_timeouts", "max_num_timeouts", "max_requeue"), "max_num_timeout"),
-    **dict.fromkeys(("max_parallel", "parallelism", "array_limit"), "array_parallelism"),
-    **dict.fromkeys(("wait", "background"), "detach"),
-    **dict.fromkeys(("extra_args", "sbatch_args", "slurm_additional"), "additional_parameters"),
-    **dict.fromkeys(("pre_run", "prologue", "modules", "setup_commands"), "setup"),
+    "queue": "partition",
+    "gpus": "gpus_per_node",
+    "num_gpus": "gpus_per_node",
+    "cpus": "cpus_per_task",
+    "memory": "mem_gb",
+    "timeout": "timeout_min",
+    "time_limit": "timeout_min",
+    "nnodes": "nodes",
+    "num_nodes": "nodes",
+    "max_parallel": "array_parallelism",
 }
 
 _BY_TASKS = "a job has one task on each node; launch.nproc says how many workers it starts there"
@@ -134,31 +123,16 @@ REFUSED: Mapping[str, str] = {
 # Options of sbatch that have no key here: not taken for misspelt keys.
 _OTHER_OPTIONS = frozenset(
     {
-        *(
-            "acctg-freq",
-            "batch",
-            "bb",
-            "bbf",
-            "begin",
-            "cluster-constraint",
-            "clusters",
-            "container",
-        ),
-        *("container-id", "contiguous", "core-spec", "cores-per-socket", "cpu-freq", "deadline"),
-        *("delay-boot", "distribution", "export", "export-file", "extra", "extra-node-info"),
-        *("get-user-env", "gid", "gpu-bind", "gpu-freq", "gpus-per-socket", "hint"),
-        *("kill-on-invalid-dep", "licenses", "mcs-label", "mem-bind", "mincpus", "network", "nice"),
-        *("no-kill", "nodefile", "oom-kill-step", "overcommit", "oversubscribe", "power", "prefer"),
-        *("priority", "profile", "propagate", "reboot", "reservation", "resv-ports", "segment"),
-        *(
-            "sockets-per-node",
-            "spread-job",
-            "stepmgr",
-            "switches",
-            "thread-spec",
-            "threads-per-core",
-        ),
-        *("tmp", "tres-bind", "tres-per-task", "uid", "use-min-nodes", "wait-all-nodes", "x11"),
+        *("acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "clusters"),
+        *("container", "container-id", "contiguous", "core-spec", "cores-per-socket"),
+        *("cpu-freq", "deadline", "delay-boot", "distribution", "export", "export-file"),
+        *("extra", "extra-node-info", "get-user-env", "gid", "gpu-bind", "gpu-freq"),
+        *("gpus-per-socket", "hint", "kill-on-invalid-dep", "licenses", "mcs-label"),
+        *("mem-bind", "mincpus", "network", "nice", "no-kill", "nodefile", "oom-kill-step"),
+        *("overcommit", "oversubscribe", "power", "prefer", "priority", "profile", "propagate"),
+        *("reboot", "reservation", "resv-ports", "segment", "sockets-per-node", "spread-job"),
+        *("stepmgr", "switches", "thread-spec", "threads-per-core", "tmp", "tres-bind"),
+        *("tres-per-task", "uid", "use-min-nodes", "wait-all-nodes", "x11"),
     }
 )
 _OPTION = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
@@ -174,11 +148,8 @@ _HOW = f"write {KEY}={BACKEND}, or +{KEY}={BACKEND} where no config has chosen o
 class ClusterNode(NamedTuple):
     """What a config says of a cluster.
 
-    Attributes:
-        cluster: where the run goes; of one node where the node itself does not say how many.
-        nodes: how many it says; None if it does not.
-        sources: what stands in a plan in place of values that must not be written, as
-            `lllaunch.spec.LaunchSpec` has them.
+    ``nodes`` is None if it does not say how many; ``cluster`` is of one node then. ``sources`` are
+    as in `lllaunch.spec.LaunchSpec`.
     """
 
     cluster: Cluster
@@ -189,11 +160,9 @@ class ClusterNode(NamedTuple):
 def asks_for_cluster(cfg: DictConfig, *, users_own: bool = False) -> bool:
     """Return whether a config has a node ``cluster`` that is ours; whatever it has, none raises.
 
-    Args:
-        cfg: the composed config.
-        users_own: whether it is that of an app of the user's own, whose nodes may have any names
-            and keys. There ``backend`` must be written out, and be one that we have; else it is
-            enough that the key is there.
+    In the config of an app of the user's own (``users_own``) nodes may have any names and keys.
+    There ``backend`` must be written out, and be one that we have; else it is enough that the key
+    exists.
     """
     node = _node_of(cfg)
     if node is None:
@@ -213,9 +182,6 @@ def launchers_cluster(node: Mapping[str, Any]) -> dict[str, Any] | None:
     With ``cluster``, a name or a mapping, there may be submitit's keys beside it, so that a config
     of its launcher need not be changed but for the launcher's name. References to other values
     stay: what they come to may be a secret.
-
-    Args:
-        node: the launcher's node of the config, or its keys and values.
     """
     given = _as_written(node)
     try:
@@ -236,13 +202,7 @@ def _as_written(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_launcher(problem: Diagnostic, node: Mapping[str, Any], key: str) -> Diagnostic:
-    """Return a problem with a cluster under the keys by which ``hydra.launcher`` has said it.
-
-    Args:
-        problem: with what `launchers_cluster` has returned.
-        node: the launcher's node of the config.
-        key: its dotted key.
-    """
+    """Return a problem with what `launchers_cluster` gave, under keys of ``hydra.launcher``."""
     cluster = node.get(KEY)
     within = frozenset(cluster if isinstance(cluster, Mapping) else ())
 
@@ -275,18 +235,11 @@ def read_cluster(
     reviewed: bool = False,
     users_own: bool = False,
 ) -> ClusterNode | None:
-    """Reads ``cluster``.
+    """Read ``cluster``; None if the run is one of this machine.
 
-    Args:
-        cfg: the composed config.
-        reader: of that config.
-        findings: takes what is wrong.
-        strict: whether the name is ours alone: whatever else stands there is a mistake.
-        reviewed: whether nothing is submitted: variables that are not set stand as empty text.
-        users_own: as `asks_for_cluster` has it.
-
-    Returns:
-        None if the run is one of this machine; of use only if nothing was found.
+    ``strict``: the name is ours alone, so that whatever else stands there is a mistake.
+    ``reviewed``: nothing is submitted, and variables that are not set are empty. ``users_own`` is
+    as for `asks_for_cluster`.
     """
     if not asks_for_cluster(cfg, users_own=users_own):
         tree = reader.read(cfg, KEY) if strict else None
@@ -310,13 +263,6 @@ def with_nodes(read: ClusterNode, settings: Settings) -> tuple[ClusterNode, Sett
 
     ``launch.nnodes: 4`` and ``cluster.nodes: 4`` both ask for them; once the job has them, they
     are what ``launch.nnodes: auto`` finds.
-
-    Args:
-        read: what the config says of the cluster.
-        settings: of the launch node; what does not go together goes to their findings.
-
-    Returns:
-        Both, as they come to.
     """
     tree, key = settings["nnodes"], settings.key_of("nnodes")
     if settings.is_given("node_rank"):
@@ -384,27 +330,32 @@ def _node_of(cfg: DictConfig) -> DictConfig | None:
 
 
 class _Reading:
-    """Reads the keys of the node.
-
-    Args:
-        items: the trees of its keys.
-        findings: takes what is wrong.
-        reviewed: as `read_cluster` has it.
-    """
+    """Reads the keys of the node."""
 
     def __init__(self, items: dict[str, Tree], findings: Findings, *, reviewed: bool) -> None:
         self._findings = findings
         self._reviewed = reviewed
         self._items = {name: item for name, item in items.items() if not _is_null(item)}
         self._sources: dict[Path, Any] = {}
-        self._check_worker_names()
+        for path, leaf in leaf_items(self._items):
+            if names_in(reveal(leaf), bare=False):
+                message = "asks for a worker's fact, and no worker is there yet"
+                self._add(_dotted(path), leaf, Unfit(message=message, code=KEY))
+                self._items[path[0]] = BROKEN
 
     def read(self) -> ClusterNode:
         """Read all of them."""
-        self._backend(self._items.pop("backend", None))
+        tree = self._items.pop("backend", None)
+        if tree is not BROKEN and reveal(tree) != BACKEND:
+            hint = did_you_mean(tree, [BACKEND]) if isinstance(tree, str) else _HOW
+            self._add("backend", tree, Unfit(repr(BACKEND), hint, code=KEY))
         more = self._unknown()
         self._tasks()
-        self._renamed()
+        job_name = self._items.pop("job_name", None)
+        if job_name is not None:
+            if "name" in self._items:
+                self._add("job_name", job_name, _twice("name"))
+            self._items["name"] = job_name
         settings: dict[str, Any] = {}
         for name in SETTINGS:
             if name in self._items or (more and name == "additional_parameters"):
@@ -412,11 +363,11 @@ class _Reading:
                 settings.update({} if value is None else {name: value})
         self._check_twice(settings)
         own = {
-            "nodes": self._own("nodes", _read_one_or_more),
+            "nodes": self._own("nodes", read_positive),
             "signal_delay": self._own("signal_delay_s", _read_delay),
             "requeue": self._requeue(),
-            "array_parallelism": self._own("array_parallelism", _read_one_or_more),
-            "pack": self._own("pack", _read_one_or_more),
+            "array_parallelism": self._own("array_parallelism", read_positive),
+            "pack": self._own("pack", read_positive),
             "detach": self._own("detach", read_flag),
             "snapshot": self._own("snapshot", read_snapshot),
         }
@@ -424,20 +375,8 @@ class _Reading:
         self._check_delay(settings, own["signal_delay"] or _DEFAULTS.signal_delay)
         return ClusterNode(Cluster(settings, **given), own["nodes"], self._sources)
 
-    def _backend(self, tree: Tree) -> None:
-        if tree is not BROKEN and reveal(tree) != BACKEND:
-            hint = did_you_mean(tree, [BACKEND]) if isinstance(tree, str) else _HOW
-            self._add("backend", tree, Unfit(repr(BACKEND), hint, code=KEY))
-
     def _add(self, name: str, tree: Tree, unfit: Unfit) -> None:
         self._findings.add(f"{KEY}.{name}", tree, unfit)
-
-    def _check_worker_names(self) -> None:
-        for path, leaf in leaf_items(self._items):
-            if names_in(reveal(leaf), bare=False):
-                message = "asks for a worker's fact, and no worker is there yet"
-                self._add(_dotted(path), leaf, Unfit(message=message, code=KEY))
-                self._items[path[0]] = BROKEN
 
     def _unknown(self) -> dict[str, Tree]:
         """Take out what has no key here: options of sbatch."""
@@ -471,14 +410,6 @@ class _Reading:
         if tree is not None and tree is not BROKEN and str(plain).lower() != str(only).lower():
             self._add(name, tree, Unfit(said, hint, code=KEY))
 
-    def _renamed(self) -> None:
-        """Bring under one name what has two."""
-        job_name = self._items.pop("job_name", None)
-        if job_name is not None:
-            if "name" in self._items:
-                self._add("job_name", job_name, _twice("name"))
-            self._items["name"] = job_name
-
     def _setting(self, name: str, more: dict[str, Tree]) -> Any:
         if name == "additional_parameters":
             return self._additional(more)
@@ -490,14 +421,7 @@ class _Reading:
         return self._value((name,), tree, _READERS.get(name, _read_word))
 
     def _value(self, path: Path, tree: Tree, read: Callable[[Any], Any], where: str = "") -> Any:
-        """Return what a tree comes to, and note its source if it must not be written.
-
-        Args:
-            path: where it stands in a plan.
-            tree: the value.
-            read: reads it.
-            where: it stands in the config, if that is elsewhere.
-        """
+        """Return what a tree comes to, and note its source if it must not be written."""
         place = (KEY, *path)
         if has_secrets(tree):
             self._sources[place] = conceal(tree)
@@ -579,7 +503,7 @@ class _Reading:
             hint = f"write {{{counts}}}" if tree in (False, 0) else ""
             self._add("requeue", tree, Unfit(expected, hint, code=KEY))
         items = tree if isinstance(tree, dict) else {}
-        items = known_items(items, key, _REQUEUE_KEYS, _REQUEUE_SYNONYMS, self._findings)
+        items = known_items(items, key, _REQUEUE_KEYS, {}, self._findings)
         counts_by_cause = {
             name: self._value(("requeue", name), item, read_count)
             for name, item in items.items()
@@ -629,16 +553,6 @@ def _read_each_line(value: object) -> str:
     return read_text(str(value) if number else value)
 
 
-def _read_one_or_more(value: object) -> int:
-    try:
-        number = read_count(value)
-    except Unfit:
-        number = 0
-    if not number:
-        raise Unfit("a whole number, 1 or more", code=KEY)
-    return number
-
-
 def _read_gpus(value: object) -> int | str:
     if isinstance(value, str) and _GPUS.fullmatch(value) and not value.isdecimal():
         return value
@@ -677,7 +591,7 @@ def _read_minutes(value: object) -> int:
         except Unfit as unfit:
             raise Unfit(_MINUTES, unfit.hint, code=KEY) from None
     try:
-        return _read_one_or_more(value.strip() if isinstance(value, str) else value)
+        return read_positive(value.strip() if isinstance(value, str) else value)
     except Unfit:
         raise Unfit(_MINUTES, code=KEY) from None
 
@@ -708,18 +622,14 @@ def _read_delay(value: object) -> int:
 def _read_exclusive(value: object) -> bool | str | None:
     if isinstance(value, bool):
         return value or None
-    return read_choice(value, ("user", "mcs", "topo"), {})
+    return read_choice(value, ("user", "mcs", "topo"))
 
 
 def read_snapshot(value: object) -> Snapshots:
-    """Read whether a run has a snapshot of the code.
-
-    Raises:
-        Unfit: it is none of what there is.
-    """
+    """Read whether a run has a snapshot of the code; raises `Unfit` for another word."""
     if value is False:
         raise Unfit(one_of(SNAPSHOTS), "did you mean 'none'?", code="choice")
-    return cast("Snapshots", read_choice(value, SNAPSHOTS, {}))
+    return cast("Snapshots", read_choice(value, SNAPSHOTS))
 
 
 SNAPSHOTS = get_args(Snapshots)
@@ -750,8 +660,8 @@ _LINES = {"setup": "shell lines", "teardown": "shell lines", "srun_args": "words
 _NAMES = frozenset({"partition", "qos", "constraint", "exclude", "nodelist", "mail_type"})
 _READERS: Mapping[str, Callable[[object], Any]] = {
     "gpus_per_node": _read_gpus,
-    "cpus_per_task": _read_one_or_more,
-    "cpus_per_gpu": _read_one_or_more,
+    "cpus_per_task": read_positive,
+    "cpus_per_gpu": read_positive,
     "mem": _read_memory,
     "mem_gb": _read_gigabytes,
     "mem_per_gpu": _read_memory,

@@ -32,19 +32,7 @@ def is_dotted(text: str) -> bool:
 
 
 def parse_entrypoint(value: object, runtime_cwd: str) -> Entrypoint:
-    """Tells what an entrypoint is.
-
-    Args:
-        value: ``package.module:callable`` is a function, a path ending in ``.py`` a script,
-            ``-m package.module`` a module, anything else a program.
-        runtime_cwd: directory that relative paths start from, absolute.
-
-    Returns:
-        The entrypoint. Whether it is there is not looked at.
-
-    Raises:
-        Unfit: it has none of the forms.
-    """
+    """Return what an entrypoint is by its form, or raise `Unfit`; it need not exist."""
     if not isinstance(value, str):
         raise Unfit(f"an entrypoint ({FORMS})", "quote it", code="entrypoint")
     text = value.strip()
@@ -112,11 +100,7 @@ _MOST_NAMES = 2000
 
 
 def check_script(entrypoint: Entrypoint) -> None:
-    """Looks for the file of a script.
-
-    Raises:
-        Unfit: it is not there, is no file, or cannot be read.
-    """
+    """Raise `Unfit` if the file of a script does not exist or cannot be read."""
     path = entrypoint.name
     if os.path.isdir(path):
         raise Unfit(message="is a directory, not a script", code="entrypoint")
@@ -144,16 +128,7 @@ def _script_hint(entrypoint: Entrypoint) -> str:
 
 
 def check_program(entrypoint: Entrypoint, search_path: str, runtime_cwd: str) -> None:
-    """Looks for a program.
-
-    Args:
-        entrypoint: a program; a name that holds a slash is a file, any other is searched for.
-        search_path: ``PATH`` of the worker.
-        runtime_cwd: where the user is, for hints.
-
-    Raises:
-        Unfit: it is not there or cannot be executed.
-    """
+    """Raise `Unfit` without such a file or, for a name without a slash, on no PATH."""
     name = entrypoint.name
     if "/" in name:
         _check_executable(entrypoint)
@@ -230,13 +205,7 @@ NO_ENTRYPOINT = Entrypoint("function", "", "")
 
 @dataclass(frozen=True)
 class SearchPlace:
-    """Where things are looked for.
-
-    Attributes:
-        runtime_cwd: the directory that the command was given in, absolute.
-        sys_path: where workers import from.
-        search_paths: each ``PATH`` that some worker has.
-    """
+    """Where things are looked for: ``search_paths`` is each ``PATH`` that some worker has."""
 
     runtime_cwd: str
     sys_path: tuple[str, ...] = ()
@@ -245,13 +214,10 @@ class SearchPlace:
 
 @dataclass(frozen=True)
 class EntrypointCall:
-    """What the workers run, and with what.
+    """What the workers run, and with what; secrets withheld.
 
-    Attributes:
-        entrypoint: `NO_ENTRYPOINT` if there is none or something is wrong with it.
-        args: positional arguments, secrets withheld.
-        arg_keys: of each of them, the path below ``args`` of what it was made from.
-        kwargs: keyword arguments, secrets withheld.
+    ``entrypoint`` is `NO_ENTRYPOINT` if there is none or something is wrong with it. ``arg_keys``
+    has, for each of ``args``, the path below ``args`` of what it was made from.
     """
 
     entrypoint: Entrypoint = NO_ENTRYPOINT
@@ -263,15 +229,7 @@ class EntrypointCall:
 def read_call_of(
     entrypoint: Tree, args: Tree, place: SearchPlace, key: str, findings: Findings
 ) -> EntrypointCall:
-    """Reads ``entrypoint`` and ``args`` and checks whether they can be run.
-
-    Args:
-        entrypoint: value of ``entrypoint``, not empty.
-        args: value of ``args``; None for none.
-        place: where things are looked for.
-        key: dotted key of the node that holds both.
-        findings: takes what is wrong.
-    """
+    """Reads ``entrypoint`` and ``args`` and checks whether they can be run."""
     where, args_key = f"{key}.entrypoint", f"{key}.args"
     parsed = findings.attempt(
         where, entrypoint, lambda text: parse_entrypoint(text, place.runtime_cwd)
@@ -341,16 +299,7 @@ def check_preload(module: object, sys_path: Sequence[str], *, here: bool = True)
 
 
 def why_empty(root: Mapping[Any, Any], key: str, searched: Sequence[str]) -> Unfit:
-    """Says why there may be no entrypoint.
-
-    Args:
-        root: the whole config, unresolved.
-        key: name of the launch node.
-        searched: directories and packages that configs were looked for in.
-
-    Returns:
-        What is wrong with an empty entrypoint.
-    """
+    """Return what is wrong with an empty entrypoint."""
     expected = f"an entrypoint ({FORMS})"
     for name, value in root.items():
         if name != key and isinstance(value, dict) and key in value:

@@ -6,63 +6,39 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from lllaunch.config.fields import Findings, known_items, one_of, read_choice, read_flag
+from lllaunch.config.fields import (
+    Findings,
+    hinted,
+    known_items,
+    one_of,
+    read_choice,
+    read_flag,
+    read_items,
+)
 from lllaunch.config.tree import Tree, reveal
 from lllaunch.config.values import format_duration, parse_duration
 from lllaunch.errors import Unfit
 from lllaunch.spec import ConsolePolicy
 
 CONSOLE_KEYS = tuple(field.name for field in dataclasses.fields(ConsolePolicy))
-SYNONYMS = {
-    **dict.fromkeys(("progress", "progress_bar", "bar", "status", "line", "dynamic"), "live"),
-    **dict.fromkeys(("table", "tui", "interactive"), "live"),
-    **dict.fromkeys(("colour", "colors", "colours", "no_color", "force_color"), "color"),
-    **dict.fromkeys(("silent", "silence", "mute", "verbose", "verbosity"), "quiet"),
-    **dict.fromkeys(("every", "heartbeat", "heartbeats", "period", "refresh"), "interval"),
-    **{name: f"launch.{name}" for name in ("tee", "redirects", "collapse", "log_line_prefix")},
-}
+SYNONYMS = {name: f"launch.{name}" for name in ("tee", "redirects", "collapse", "log_line_prefix")}
 # More often is what a terminal has.
 _SHORTEST = 1.0
 _COLORS = ("always", "never")
-_AS_RICH = "null is for a terminal that has them"
-_COLOR_HINTS = {
-    **dict.fromkeys(("auto", "automatic", "default", "tty", "if-tty", "null"), _AS_RICH),
-    **dict.fromkeys(("true", "on", "yes", "force", "1"), "did you mean 'always'?"),
-    **dict.fromkeys(("false", "off", "no", "none", "0"), "did you mean 'never'?"),
-}
 
 
 def read_console(tree: Tree, key: str, findings: Findings) -> ConsolePolicy:
-    """Read ``console``.
-
-    Args:
-        tree: the mapping; None for the defaults.
-        key: its dotted key, for messages.
-        findings: takes what is wrong.
-    """
+    """Read ``console``."""
     if tree is not None and not isinstance(tree, dict):
-        findings.attempt(key, tree, _refuse)
+        expected = f"a mapping of settings ({', '.join(CONSOLE_KEYS)})"
+        findings.add(key, tree, Unfit(expected, code="type"))
         tree = None
     items = known_items(tree or {}, key, CONSOLE_KEYS, SYNONYMS, findings)
     values: dict[str, Any] = {}
-    for name, item in items.items():
-        plain = reveal(item)
-        if name == "interval" and (plain is None or plain is False):
-            values[name] = None
-        elif plain is not None:
-            value = findings.attempt(f"{key}.{name}", item, _READERS[name])
-            values.update({} if value is None else {name: value})
-    return ConsolePolicy(**values)
-
-
-def _refuse(value: object) -> None:
-    word = str(value).strip().lower()
-    hint = ""
-    if word in {"quiet", "silent", "none", "off", "false"}:
-        hint = "did you mean {quiet: true}?"
-    elif word in {"live", "true"}:
-        hint = "did you mean {live: true}?"
-    raise Unfit(f"a mapping of settings ({', '.join(CONSOLE_KEYS)})", hint, code="type")
+    if "interval" in items and (reveal(items["interval"]) is None or items["interval"] is False):
+        values["interval"] = None
+        del items["interval"]
+    return ConsolePolicy(**read_items(items, key, _READERS, findings), **values)
 
 
 def _read_live(value: object) -> bool:
@@ -75,21 +51,15 @@ def _read_live(value: object) -> bool:
 
 def _read_color(value: object) -> str:
     try:
-        return read_choice(value, _COLORS, _COLOR_HINTS)
+        return read_choice(value, _COLORS)
     except Unfit as unfit:
-        hint = _COLOR_HINTS.get(str(value).lower(), "") if isinstance(value, bool) else unfit.hint
-        raise Unfit(one_of((*_COLORS, "null")), hint, code=unfit.code) from None
+        raise Unfit(one_of((*_COLORS, "null")), unfit.hint, code=unfit.code) from None
 
 
 def _read_interval(value: object) -> float:
-    try:
-        seconds = parse_duration(value, zero=False)
-    except Unfit as unfit:
-        hint = unfit.hint or "write null for no such lines"
-        raise Unfit(unfit.expected, hint, unfit.detail, code=unfit.code) from None
+    seconds = parse_duration(value, zero=False)
     if seconds < _SHORTEST:
-        expected = f"a duration of at least {format_duration(_SHORTEST)}"
-        raise Unfit(expected, "write null for no such lines", code="duration")
+        raise Unfit(f"a duration of at least {format_duration(_SHORTEST)}", code="duration")
     return seconds
 
 
@@ -97,5 +67,5 @@ _READERS: dict[str, Callable[[object], Any]] = {
     "live": _read_live,
     "color": _read_color,
     "quiet": read_flag,
-    "interval": _read_interval,
+    "interval": hinted(_read_interval, "write null for no such lines"),
 }

@@ -45,11 +45,9 @@ _CONFLICT = "it looks like a merge that was not resolved"
 
 
 class Lines:
-    """Lines of a value of a file, and of what is in it. Holds keys, but no values.
+    """Line of a value (or of its key) in a file, from 1, and of the items in it; no values.
 
-    Args:
-        line: of the value or, where it is in a mapping, of its key, from 1; None if not known.
-        items: of a container, by key or by index; shared by all aliases of one anchor.
+    ``line`` is None if not known. Aliases of one anchor share their ``items``.
     """
 
     __slots__ = ("items", "line")
@@ -88,14 +86,7 @@ NO_LINES = Lines()
 
 
 class Sexagesimal(NamedTuple):
-    """A scalar that YAML 1.1 reads as a number of base 60.
-
-    Attributes:
-        path: keys and places that lead to it.
-        line: in the file, from 1.
-        text: what is written.
-        number: what is read.
-    """
+    """A scalar that YAML 1.1 reads as a number of base 60: its text, and the number."""
 
     path: tuple[Any, ...]
     line: int
@@ -104,13 +95,7 @@ class Sexagesimal(NamedTuple):
 
 
 class Document(NamedTuple):
-    """What a file says.
-
-    Attributes:
-        data: plain data; None for an empty file.
-        lines: those of its values.
-        sexagesimals: scalars of base 60, those that are keys among them.
-    """
+    """What a file says: plain data (None for an empty file), with lines."""
 
     data: Any
     lines: Lines
@@ -149,12 +134,7 @@ def read_text(path: str) -> str:
 
 
 def parse(text: str, file: str, *, as_hydra: bool = False) -> Document:
-    """Reads YAML.
-
-    Args:
-        text: the YAML.
-        file: its name, for messages.
-        as_hydra: whether merge keys, and tags of YAML's own and of paths, are taken.
+    """Read YAML; ``as_hydra`` allows merge keys, and tags of YAML's own and of paths.
 
     Raises:
         ConfigError: it is no YAML, or more than is taken; the problem names its line.
@@ -189,15 +169,7 @@ def lines_of(text: str) -> Lines:
 
 @contextlib.contextmanager
 def _telling(text: str, file: str) -> Iterator[None]:
-    """What a YAML parser raises in the block becomes an error about a line of a file.
-
-    Args:
-        text: that is parsed.
-        file: its name.
-
-    Raises:
-        ConfigError: as said.
-    """
+    """Make what a YAML parser raises in the block a `ConfigError` about a line of a file."""
     try:
         yield
     except yaml.MarkedYAMLError as error:
@@ -237,13 +209,7 @@ class _Anchored(NamedTuple):
 
 
 class _Builder:
-    """Makes a document of the events of a YAML parser.
-
-    Args:
-        file: its name, for messages.
-        as_hydra: as for `parse`.
-        bounded: whether there are limits on depth and on the number of values.
-    """
+    """Makes a document of a YAML parser's events; ``bounded`` limits depth and number of values."""
 
     def __init__(self, file: str, as_hydra: bool, bounded: bool) -> None:
         self._file = file
@@ -256,15 +222,7 @@ class _Builder:
         self._constructor = yaml.constructor.SafeConstructor()
 
     def build(self, events: Iterator[Any]) -> Document:
-        """Returns what a file says.
-
-        Args:
-            events: of its parser.
-
-        Raises:
-            ConfigError: it is more than is taken.
-            yaml.YAMLError: it is no YAML.
-        """
+        """Returns what a file says."""
         self._events = events
         found, documents = Document(None, NO_LINES), 0
         for event in events:

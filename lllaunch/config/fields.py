@@ -1,4 +1,7 @@
-"""How fields are read: what is expected, what was meant, and all that is wrong together."""
+"""How fields are read: what is expected, what was meant, and all that is wrong together.
+
+What reads a value raises `Unfit` for anything else.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,7 @@ from lllaunch.text import shorten
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """A hint such as ``did you mean 'all'?``, or an empty string if nothing is near.
 
-    Args:
-        word: what was written; longer words than 100 characters are near to nothing.
-        choices: what could have been written.
+    Nothing is near a word of more than 100 characters.
     """
     near = nearest(word, choices)
     return f"did you mean {near!r}?" if near else ""
@@ -49,12 +50,7 @@ MOST_PROBLEMS = 50
 
 
 class Findings:
-    """Collects problems, in the order in which they are found.
-
-    Attributes:
-        problems: the first `MOST_PROBLEMS` of them.
-        count: how many there are.
-    """
+    """Collects problems in order: the first `MOST_PROBLEMS` of them, and how many there are."""
 
     def __init__(self) -> None:
         self.problems: list[Diagnostic] = []
@@ -63,10 +59,7 @@ class Findings:
     def add(self, key: str, value: Tree, unfit: Unfit) -> None:
         """Notes a problem with a value, unless it is broken: that has been noted already.
 
-        Args:
-            key: dotted key of the value.
-            value: shown without its secrets.
-            unfit: what is wrong with it; its hint and detail are left out if the value is secret.
+        The value is shown without its secrets; hint and detail are left out if it is secret.
         """
         if value is not BROKEN:
             self.note(unfit.at(key, show(value), secret=has_secrets(value)))
@@ -78,9 +71,8 @@ class Findings:
     def attempt(self, key: str, value: Tree, read: Callable[[Any], T]) -> T | None:
         """Calls ``read`` with the plain value of ``value``.
 
-        Returns:
-            What ``read`` returned. None if it raised `Unfit`, which is noted, or if the value is
-            broken; then it is not called.
+        None if that raised `Unfit`, which is noted, or if the value is broken; then it is not
+        called.
         """
         if value is BROKEN:
             return None
@@ -91,15 +83,7 @@ class Findings:
             return None
 
     def raise_if_any(self, order: Sequence[str] = ()) -> None:
-        """Ends the checks.
-
-        Args:
-            order: keys in the order in which problems with them and what is below them are told;
-                the others follow as they were found.
-
-        Raises:
-            ConfigError: something was found.
-        """
+        """Raise a `ConfigError` if something was found; keys of ``order`` come first."""
         if not self.problems:
             return
         places = {key: place for place, key in enumerate(order)}
@@ -127,6 +111,34 @@ class Findings:
             self.problems.append(short)
 
 
+def read_items(
+    items: Mapping[str, Tree],
+    key: str,
+    readers: Mapping[str, Callable[[Any], Any]],
+    findings: Findings,
+) -> dict[str, Any]:
+    """Read the settings of a mapping; without those that are null or wrong."""
+    values = {
+        name: findings.attempt(f"{key}.{name}", items[name], read)
+        for name, read in readers.items()
+        if name in items and items[name] is not BROKEN and reveal(items[name]) is not None
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def hinted(read: Callable[[Any], T], hint: str) -> Callable[[Any], T]:
+    """Return a reader that gives a hint where the other one has none."""
+
+    def read_with_hint(value: Any) -> T:
+        try:
+            return read(value)
+        except Unfit as unfit:
+            parts = unfit.expected, unfit.hint or hint, unfit.detail
+            raise Unfit(*parts, message=unfit.message, code=unfit.code) from None
+
+    return read_with_hint
+
+
 # As many as somebody may read; looking for what was meant takes time.
 _MOST_UNKNOWN = 20
 _NONE: Mapping[str, str] = {}
@@ -140,30 +152,21 @@ def known_items(
     findings: Findings,
     explained: Mapping[str, str] = _NONE,
 ) -> dict[str, Tree]:
-    """The items of a mapping that are settings.
+    """Return the items of a mapping that are settings; the others are problems.
 
-    Args:
-        node: the mapping.
-        key: its dotted key, for messages.
-        names: names of the settings.
-        synonyms: other words for them.
-        findings: takes the items that are no settings.
-        explained: of names that others have and that are none here, what to do instead.
+    ``explained`` says, for names that exist elsewhere but not here, what to do instead.
     """
     unknown = [name for name in node if name not in names]
     for name in unknown[:_MOST_UNKNOWN]:
-        hint = explained.get(str(name)) or _meant(str(name), names, synonyms)
+        word = str(name).lower().replace("-", "_")
+        known = word if word in names else synonyms.get(word)
+        hint = f"did you mean {known!r}?" if known else did_you_mean(word, names)
+        hint = explained.get(str(name)) or hint
         findings.add_about(f"{key}.{name}", "unknown setting", hint, code="unknown-key")
     if len(unknown) > _MOST_UNKNOWN:
         more = len(unknown) - _MOST_UNKNOWN
         findings.add_about(key, f"{more} more unknown settings", code="unknown-key")
     return {name: item for name, item in node.items() if name in names}
-
-
-def _meant(name: str, names: Collection[str], synonyms: Mapping[str, str]) -> str:
-    word = name.lower().replace("-", "_")
-    known = word if word in names else synonyms.get(word)
-    return f"did you mean {known!r}?" if known else did_you_mean(word, names)
 
 
 _REFUSED_SIGNALS = {
@@ -179,11 +182,7 @@ UNLOCKED: bool | str = False
 
 
 def read_text(value: object) -> str:
-    """Text that is not empty.
-
-    Raises:
-        Unfit: it is anything else.
-    """
+    """Read text that is not empty."""
     if not isinstance(value, str):
         raise Unfit(
             "text", "quote it" if isinstance(value, (bool, int, float)) else "", code="text"
@@ -196,11 +195,7 @@ def read_text(value: object) -> str:
 
 
 def read_line(value: object) -> str:
-    """Text on one line.
-
-    Raises:
-        Unfit: it is anything else.
-    """
+    """Read text on one line."""
     text = read_text(value)
     if not text.isprintable():
         raise Unfit("one line of printable characters", code="text")
@@ -208,11 +203,7 @@ def read_line(value: object) -> str:
 
 
 def read_locked(value: object) -> bool | str:
-    """True, false, or the name of a lock.
-
-    Raises:
-        Unfit: it is anything else.
-    """
+    """Read true, false, or the name of a lock."""
     if isinstance(value, bool):
         return value
     if not isinstance(value, str):
@@ -221,11 +212,7 @@ def read_locked(value: object) -> bool | str:
 
 
 def read_flag(value: object) -> bool:
-    """True or false.
-
-    Raises:
-        Unfit: it is anything else.
-    """
+    """Read true or false."""
     if not isinstance(value, bool):
         quoted = isinstance(value, str) and value.lower() in {"true", "false"}
         raise Unfit("true or false", "write it without quotes" if quoted else "", code="choice")
@@ -233,11 +220,7 @@ def read_flag(value: object) -> bool:
 
 
 def read_count(value: object) -> int:
-    """A whole number, 0 or more.
-
-    Raises:
-        Unfit: it is anything else.
-    """
+    """Read a whole number, 0 or more."""
     # Text: what ${oc.env:N} gives is always text.
     if isinstance(value, str) and value.isdecimal() and len(value) < 20:
         value = int(value)
@@ -248,27 +231,28 @@ def read_count(value: object) -> int:
     return value
 
 
-def read_choice(value: object, choices: Iterable[str], synonyms: dict[str, str]) -> str:
-    """One of some words.
+def read_positive(value: object) -> int:
+    """Read a whole number, 1 or more."""
+    try:
+        number = read_count(value)
+    except Unfit:
+        number = 0
+    if not number:
+        raise Unfit("a whole number, 1 or more", code="number")
+    return number
 
-    Raises:
-        Unfit: it is anything else.
-    """
+
+def read_choice(value: object, choices: Iterable[str]) -> str:
+    """Read one of some words."""
     words = list(choices)
     if isinstance(value, str) and value in words:
         return value
-    hint = ""
-    if isinstance(value, str):
-        hint = synonyms.get(value.lower(), "") or did_you_mean(value, words)
+    hint = did_you_mean(value, words) if isinstance(value, str) else ""
     raise Unfit(one_of(words), hint, code="choice")
 
 
 def read_signal(value: object) -> signal.Signals:
-    """A signal by name, with or without SIG.
-
-    Raises:
-        Unfit: it is no signal, or none that can be handled.
-    """
+    """Read a signal that can be handled by its name, with or without SIG."""
     names = [each.name for each in signal.Signals]
     if not isinstance(value, str):
         raise Unfit(_SIGNAL, code="signal")
@@ -289,14 +273,7 @@ def read_each(
 ) -> tuple[T, ...]:
     """Reads the elements of a list, or of text separated by commas.
 
-    Args:
-        tree: the value; None for an empty list.
-        key: its key, for messages.
-        findings: takes what is wrong, by element.
-        read: reads one element.
-
-    Returns:
-        What was read, without what is wrong.
+    What is wrong is left out.
     """
     plain = reveal(tree)
     if plain is None:
@@ -319,11 +296,7 @@ def _part(word: str, tree: Tree) -> Tree:
 
 
 def read_prefix(value: object) -> str:
-    """A template of the prefix of shown lines; torch's ``${rank}`` becomes ``${worker:rank}``.
-
-    Raises:
-        Unfit: it is no text, or asks for a fact that there is not.
-    """
+    """Read the prefix of shown lines; torch's ``${rank}`` becomes ``${worker:rank}``."""
     if value == "":
         return ""
     text = read_line(value)
@@ -340,16 +313,7 @@ def no_such_name(name: str) -> Unfit:
 
 
 def read_directory(value: object, runtime_cwd: str, made: str = "") -> str:
-    """A directory that is there.
-
-    Args:
-        value: relative to ``runtime_cwd``.
-        runtime_cwd: absolute.
-        made: one that will be there when it is needed, absolute.
-
-    Raises:
-        Unfit: it is not.
-    """
+    """Read an existing directory; ``made`` is one that will exist when it is needed."""
     path = os.path.normpath(os.path.join(runtime_cwd, read_text(value)))
     if os.path.isdir(path) or (path == made and not os.path.lexists(path)):
         return path
@@ -359,11 +323,7 @@ def read_directory(value: object, runtime_cwd: str, made: str = "") -> str:
 
 
 def read_new_directory(value: object, runtime_cwd: str) -> str:
-    """A directory that is there or can be made.
-
-    Raises:
-        Unfit: something else bears its name, or one of its parents'.
-    """
+    """Read a directory that exists or can be made."""
     path = os.path.normpath(os.path.join(runtime_cwd, read_text(value)))
     existing = path
     while not os.path.lexists(existing):

@@ -41,15 +41,11 @@ def public_config(cfg: DictConfig) -> dict[str, Any]:
 
     A ``cluster`` that is the user's own is no other key.
 
-    Args:
-        cfg: the composed config. Resolvers of the user's are called; what they raise is ignored.
-
-    Returns:
-        Plain data, resolved but for some leaves, of which the config's own text stands there: those
-        that come from the environment or from what changes with each composing (``${now:...}``,
-        ``${hydra:...}``), by whatever detour; those under a name that says secret, and references
-        to them; and those that cannot be resolved. Of literal secrets ``${oc.env:NAME}`` stands
-        there.
+    Plain data, resolved but for some leaves, of which the config's own text stands there: those
+    that come from the environment or from what changes with each composing (``${now:...}``,
+    ``${hydra:...}``), by whatever detour; those under a name that says secret, and references to
+    them; and those that cannot be resolved. Of literal secrets ``${oc.env:NAME}`` stands there.
+    Resolvers of the user's are called; what they raise is ignored.
     """
     register_resolvers()
     root: Any = OmegaConf.to_container(cfg, resolve=False)
@@ -61,16 +57,10 @@ def public_config(cfg: DictConfig) -> dict[str, Any]:
 
 
 def with_sources(decided: Mapping[str, Any], cfg: DictConfig, *nodes: str) -> dict[str, Any]:
-    """A decided ``launch`` node that is the same whenever the config is composed.
+    """Return a decided ``launch`` node that is the same whenever the config is composed.
 
-    Args:
-        decided: the plan's node (`lllaunch.config.plan.plan_node`).
-        cfg: the composed config that it was decided from.
-        nodes: dotted keys of the nodes that it was read from, the strongest last.
-
-    Returns:
-        The node, but for leaves of which `public_config` would leave the config's own text: that
-        text stands there.
+    Leaves of which `public_config` would leave the config's own text have that text. ``nodes`` are
+    the dotted keys that it was read from, the strongest last.
     """
     register_resolvers()
     root: Any = OmegaConf.to_container(cfg, resolve=False)
@@ -93,12 +83,7 @@ def _with_text(decided: Any, text: Any) -> Any:
 
 
 class _Writer:
-    """Walks through a config and its unresolved data side by side.
-
-    Args:
-        root: the whole config, unresolved.
-        calls: of the resolvers that are watched.
-    """
+    """Walks through a config and its unresolved data side by side."""
 
     def __init__(self, root: Mapping[Any, Any], calls: list[str]) -> None:
         self._root = root
@@ -110,13 +95,7 @@ class _Writer:
         self._open: list[int] = []
 
     def container(self, node: Any, raw: Any, name: object = "") -> Any:
-        """Returns a node as plain data.
-
-        Args:
-            node: a `DictConfig` or `ListConfig`.
-            raw: the same, unresolved.
-            name: the key that elements of a list stand under.
-        """
+        """Returns a node as plain data."""
         self._open.append(id(node))
         try:
             if isinstance(raw, list):
@@ -134,7 +113,23 @@ class _Writer:
             return raw if raw is None or isinstance(raw, _PLAIN) else f"<{type(raw).__qualname__}>"
         if is_secret_name(name) or self._stays(raw):
             return safe_source(raw, name)
-        return self._resolved(parent, index, raw, name)
+        del self._calls[:]
+        try:
+            value = parent[index]
+        except Exception:  # noqa: BLE001 - whatever OmegaConf and users' resolvers raise
+            return safe_source(raw, name)
+        if self._calls:
+            return safe_source(raw, name)
+        if isinstance(value, (DictConfig, ListConfig)):
+            if id(value) in self._open or len(self._open) >= _DEEPEST:
+                return raw
+            content: Any = OmegaConf.to_container(value, resolve=False)
+            self._left -= 1 + _size(content)
+            return self.container(value, content, name) if self._left >= 0 else raw
+        try:
+            return self._plain(value)
+        except (ValueError, RecursionError):
+            return safe_source(raw, name)
 
     def _stays(self, raw: str, follow: int = 10) -> bool:
         """Whether a leaf's text says that its value may not be written, as far as one can tell."""
@@ -149,21 +144,6 @@ class _Writer:
                 return True
         return False
 
-    def _resolved(self, parent: Any, index: Any, raw: str, name: object) -> Any:
-        del self._calls[:]
-        try:
-            value = parent[index]
-        except Exception:  # noqa: BLE001 - whatever OmegaConf and users' resolvers raise
-            return safe_source(raw, name)
-        if self._calls:
-            return safe_source(raw, name)
-        if isinstance(value, (DictConfig, ListConfig)):
-            return self._referenced(value, raw, name)
-        try:
-            return self._plain(value)
-        except (ValueError, RecursionError):
-            return safe_source(raw, name)
-
     def _plain(self, value: Any) -> Any:
         """What a resolver made, which may be a container that OmegaConf leaves as it is."""
         if isinstance(value, dict):
@@ -173,13 +153,6 @@ class _Writer:
         if value is not None and (not isinstance(value, _PLAIN) or self._holds_literal(value)):
             raise ValueError
         return value
-
-    def _referenced(self, node: DictConfig | ListConfig, raw: str, name: object) -> Any:
-        if id(node) in self._open or len(self._open) >= _DEEPEST:
-            return raw
-        content: Any = OmegaConf.to_container(node, resolve=False)
-        self._left -= 1 + _size(content)
-        return self.container(node, content, name) if self._left >= 0 else raw
 
     def _holds_literal(self, value: object) -> bool:
         return isinstance(value, str) and any(text in value for text in self._literals)

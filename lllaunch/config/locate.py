@@ -53,17 +53,7 @@ def _parameter(name: str, kind: Any, *, has_default: bool) -> Parameter:
 def misfits(
     signature: Signature, args: Sequence[object], kwargs: Mapping[str, object], function: str
 ) -> Iterator[tuple[str, str, str]]:
-    """What is wrong with a call.
-
-    Args:
-        signature: of the function.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        function: its name, for the text.
-
-    Yields:
-        The keyword concerned (empty for the call as a whole), what is wrong, and a hint.
-    """
+    """Yield what is wrong with a call: the keyword (or empty), the problem, a hint."""
     parameters = signature.parameters.values()
     kinds = {parameter.kind for parameter in parameters}
     positional = [p for p in parameters if p.kind <= Parameter.POSITIONAL_OR_KEYWORD]
@@ -101,7 +91,8 @@ def _hint(name: str, positional: Sequence[Parameter], by_name: Mapping[str, obje
 _CONSTANTS = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.JoinedStr)
 # Calls that can bind names which nobody sees in the source.
 _BINDERS = frozenset({"exec", "globals", "locals", "setattr", "vars"})
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True)
@@ -109,11 +100,9 @@ class Name:
     """What the source says about a name.
 
     Attributes:
-        bound: whether something binds it.
         signature: if it is bound once, as a function without decorators.
         unusable: why it certainly cannot be called, as a predicate, or an empty string.
         dynamic: whether names may be bound that the source does not show.
-        others: the names that are bound beside it.
     """
 
     bound: bool = False
@@ -123,33 +112,75 @@ class Name:
     others: tuple[str, ...] = field(default=())
 
 
-def look_up(module: ast.Module, qualname: str) -> Name:
-    """Looks for a name.
+Binding = tuple[ast.AST, ast.alias | None]
+"""What binds a name: a definition, an assignment, an import with its alias, or something else."""
 
-    Args:
-        module: parsed source.
-        qualname: dotted name of a function, or of one within a class.
-    """
-    body: Sequence[ast.stmt] = module.body
-    dynamic = _binds_unseen(module)
+
+def bindings_in(scope: ast.Module | ast.ClassDef) -> dict[str, list[Binding]]:
+    """Return what binds each name of a scope, in order; ``*`` is an import of all that there is."""
+    found: dict[str, list[Binding]] = {}
+    waiting: list[ast.AST] = list(reversed(scope.body))
+    while waiting:
+        node = waiting.pop()
+        below = [] if isinstance(node, (*_SCOPES, *DEFINITIONS)) else ast.iter_child_nodes(node)
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            for alias in node.names:
+                whole = isinstance(node, ast.ImportFrom) or alias.asname
+                name = alias.asname or (alias.name if whole else alias.name.partition(".")[0])
+                found.setdefault(name, []).append((node, alias))
+            continue
+        targets = _plain_targets(node)
+        if targets:
+            assert isinstance(node, (ast.Assign, ast.AnnAssign))
+            below = [] if node.value is None else [node.value]
+        for name in targets or _names_bound_by(node):
+            found.setdefault(name, []).append((node, None))
+        waiting += reversed(list(below))
+    return found
+
+
+def _plain_targets(node: ast.AST) -> list[str]:
+    """Return the names that an assignment binds, if it binds nothing else."""
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        targets = [node.target]
+    else:
+        return []
+    names = [target.id for target in targets if isinstance(target, ast.Name)]
+    return names if len(names) == len(targets) else []
+
+
+def _names_bound_by(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, DEFINITIONS):
+        yield node.name
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
+        yield node.name
+    elif isinstance(node, ast.MatchMapping) and node.rest:
+        yield node.rest
+
+
+def look_up(module: ast.Module, qualname: str) -> Name:
+    """Looks for a name."""
+    scope: ast.Module | ast.ClassDef = module
+    dynamic = any(_is_unseen_binding(node) for node in ast.walk(module))
     *classes, last = qualname.split(".")
     for name in classes:
-        outer = _only_binding(body, name)
+        bound = bindings_in(scope)
+        outer = _only_binding(scope, bound, name)
         if not isinstance(outer, ast.ClassDef):
-            names = _bound(body)
-            return Name(dynamic=dynamic or name in names, others=tuple(names))
+            return Name(dynamic=dynamic or name in bound, others=tuple(bound))
         # Bases and decorators can add names.
         dynamic = dynamic or bool(outer.bases or outer.keywords or outer.decorator_list)
-        body = outer.body
-    bound = _bound(body)
+        scope = outer
+    bound = bindings_in(scope)
     if last not in bound:
         prefix = "".join(f"{name}." for name in classes)
         others = tuple(f"{prefix}{other}" for other in bound)
         return Name(dynamic=dynamic, others=others)
-    return _describe(_only_binding(body, last))
-
-
-def _describe(binding: ast.stmt | None) -> Name:
+    binding = _only_binding(scope, bound, last)
     if isinstance(binding, (ast.FunctionDef, ast.AsyncFunctionDef)) and not binding.decorator_list:
         if isinstance(binding, ast.AsyncFunctionDef):
             return Name(bound=True, unusable="is a coroutine function, which nobody would await")
@@ -159,55 +190,12 @@ def _describe(binding: ast.stmt | None) -> Name:
     return Name(bound=True)
 
 
-def _only_binding(body: Sequence[ast.stmt], name: str) -> ast.stmt | None:
+def _only_binding(
+    scope: ast.Module | ast.ClassDef, bound: Mapping[str, list[Binding]], name: str
+) -> ast.AST | None:
     """The statement that binds a name, if there is one only and it always runs."""
-    if _bound(body).get(name) != 1:
-        return None
-    for statement in body:
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            if statement.name == name:
-                return statement
-        elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-                return statement
-    return None
-
-
-def _bound(body: Sequence[ast.stmt]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for statement in body:
-        for node in _in_scope(statement):
-            for name in _names_bound_by(node):
-                counts[name] = counts.get(name, 0) + 1
-    return counts
-
-
-def _in_scope(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and all below it that belongs to the same scope."""
-    waiting = [node]
-    while waiting:
-        current = waiting.pop()
-        yield current
-        if not isinstance(current, _SCOPES):
-            waiting.extend(ast.iter_child_nodes(current))
-
-
-def _names_bound_by(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        yield node.name
-    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        yield node.id
-    elif isinstance(node, ast.alias) and node.name != "*":
-        yield node.asname or node.name.partition(".")[0]
-    elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
-        yield node.name
-    elif isinstance(node, ast.MatchMapping) and node.rest:
-        yield node.rest
-
-
-def _binds_unseen(module: ast.Module) -> bool:
-    return any(_is_unseen_binding(node) for node in ast.walk(module))
+    nodes = [node for node, _ in bound.get(name, [])]
+    return nodes[0] if len(nodes) == 1 and nodes[0] in scope.body else None
 
 
 def _is_unseen_binding(node: ast.AST) -> bool:
@@ -240,10 +228,8 @@ class Located:
 
     Attributes:
         status: found; certainly missing or unusable; or not to be told without importing.
-        file: source file, or an empty string.
         signature: of a function that is defined once, without decorators; else None.
         reason: for ``MISSING`` what is wrong, as a sentence; for ``UNKNOWN`` why it cannot be told.
-        hint: what was probably meant, or an empty string.
     """
 
     status: NameStatus
@@ -270,16 +256,7 @@ class _Undecided(Exception):
 
 
 def locate(module: str, qualname: str, path: Sequence[str]) -> Located:
-    """Finds a name in a module.
-
-    Args:
-        module: dotted name.
-        qualname: dotted name within it; empty for the module itself.
-        path: directories, as in ``sys.path``.
-
-    Returns:
-        What was found.
-    """
+    """Find a dotted name in a module; with an empty one, the module itself."""
     try:
         found = _find(module, path)
         if not qualname:
@@ -287,30 +264,6 @@ def locate(module: str, qualname: str, path: Sequence[str]) -> Located:
         name = look_up(_parse(found), qualname)
     except _Undecided as undecided:
         return undecided.located
-    return _judge(found, qualname, name)
-
-
-def locate_main(module: str, path: Sequence[str]) -> Located:
-    """Finds what ``python -m module`` would run: for a package, its ``__main__``.
-
-    Args:
-        module: dotted name.
-        path: directories, as in ``sys.path``.
-    """
-    try:
-        found = _find(module, path)
-        if not found.locations:
-            return Located(NameStatus.FOUND, found.file)
-        main = _find_below(found, f"{module}.__main__")
-        if main is None:
-            reason = f"{module!r} is a package without a __main__ module"
-            return Located(NameStatus.MISSING, found.file, reason=reason)
-        return Located(NameStatus.FOUND, main.file)
-    except _Undecided as undecided:
-        return undecided.located
-
-
-def _judge(found: _Module, qualname: str, name: Name) -> Located:
     if name.unusable:
         reason = f"{qualname!r} in {found.file!r} {name.unusable}"
         return Located(NameStatus.MISSING, found.file, reason=reason)
@@ -322,6 +275,21 @@ def _judge(found: _Module, qualname: str, name: Name) -> Located:
     return Located(
         NameStatus.MISSING, found.file, reason=reason, hint=did_you_mean(qualname, name.others)
     )
+
+
+def locate_main(module: str, path: Sequence[str]) -> Located:
+    """Find what ``python -m module`` would run: for a package, its ``__main__``."""
+    try:
+        found = _find(module, path)
+        if not found.locations:
+            return Located(NameStatus.FOUND, found.file)
+        main = _find_below(found, f"{module}.__main__")
+        if main is None:
+            reason = f"{module!r} is a package without a __main__ module"
+            return Located(NameStatus.MISSING, found.file, reason=reason)
+        return Located(NameStatus.FOUND, main.file)
+    except _Undecided as undecided:
+        return undecided.located
 
 
 def _parse(found: _Module) -> ast.Module:

@@ -8,7 +8,8 @@ and wherever it is reviewed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
@@ -27,12 +28,13 @@ from lllaunch.config.fields import (
     known_items,
     read_choice,
     read_count,
+    read_items,
     read_line,
 )
 from lllaunch.config.read import Reader
 from lllaunch.config.schema import KEYS, defaults
 from lllaunch.config.settings import Settings
-from lllaunch.config.tree import BROKEN, Tree, conceal, has_secrets, reveal
+from lllaunch.config.tree import Tree, conceal, has_secrets, reveal
 from lllaunch.config.values import HostContext, format_duration, parse_duration
 from lllaunch.errors import Unfit
 from lllaunch.spec import RDZV_BACKENDS, Detected, Nodes, Path, RdzvBackend
@@ -45,16 +47,15 @@ NO_ID = "none"
 """What a run of several nodes is called that nobody has given a name, as torchrun calls it."""
 RDZV_KEYS = ("backend", "endpoint", "id", "conf", "interface", "timeout", "join_timeout")
 SYNONYMS = {
-    **dict.fromkeys(("rdzv_backend", "type", "kind"), "backend"),
-    **dict.fromkeys(("rdzv_endpoint", "address", "addr", "url", "server"), "endpoint"),
-    **dict.fromkeys(("host", "master_addr", "master", "head"), "endpoint"),
-    **dict.fromkeys(("rdzv_id", "run_id", "job_id", "name", "group"), "id"),
-    **dict.fromkeys(("rdzv_conf", "config", "configs", "options"), "conf"),
-    **dict.fromkeys(("iface", "ifname", "network", "nic", "local_addr"), "interface"),
-    **dict.fromkeys(("read_timeout", "store_timeout", "rdzv_timeout"), "timeout"),
-    **dict.fromkeys(("wait", "join", "start_timeout"), "join_timeout"),
-    **dict.fromkeys(("nnodes", "num_nodes", "nodes"), "launch.nnodes"),
-    **dict.fromkeys(("node_rank", "rank", "machine_rank"), "launch.node_rank"),
+    "rdzv_backend": "backend",
+    "rdzv_endpoint": "endpoint",
+    "rdzv_id": "id",
+    "rdzv_conf": "conf",
+    "master_addr": "endpoint",
+    "local_addr": "interface",
+    "read_timeout": "timeout",
+    "nnodes": "launch.nnodes",
+    "node_rank": "launch.node_rank",
 }
 _EXPLAINED = dict.fromkeys(("port", "master_port"), "it is a part of endpoint: host:port")
 
@@ -62,10 +63,6 @@ PORTS: Mapping[RdzvBackend, int] = {"static": 29500, "c10d": 29400, "etcd-v2": 2
 """Of an endpoint without one: torch's own, and for ``static`` that of torchrun's --master-port."""
 
 _DEFAULTS = Nodes(1, 2, None, "c10d", "", 0)
-_BACKEND_HINTS = {
-    **dict.fromkeys(("etcd", "etcd_v2", "etcdv2"), "did you mean 'etcd-v2'?"),
-    **dict.fromkeys(("tcp", "dynamic", "elastic", "nccl", "gloo", "auto"), "did you mean 'c10d'?"),
-}
 _COUNT = "a number of nodes (1, 2, ... or auto, or '1:4' for 1 to 4 of them)"
 _INTERFACE = re.compile(r"[^\s/:]{1,15}")
 _ENDPOINT = "an endpoint (host:port)"
@@ -83,11 +80,8 @@ class NodeSettings(NamedTuple):
 
     Attributes:
         nodes: of the run; None if it has one, or where that is not looked up.
-        detected: what was taken from the environment.
         leaves_nproc: whether the number of workers is left to it, too.
         nproc: that number, or a word for it; None if nothing says.
-        rdzv_id: what the run is called among others; empty if nothing says.
-        sources: as `lllaunch.spec.LaunchSpec` has them.
     """
 
     nodes: Nodes | None = None
@@ -143,12 +137,7 @@ class _Rdzv(NamedTuple):
 
 
 def read_nodes(settings: Settings, around: HostContext) -> NodeSettings:
-    """Reads ``nnodes``, ``node_rank`` and ``rdzv``.
-
-    Args:
-        settings: of the launch node; what is wrong goes to their findings.
-        around: what the config is read in.
-    """
+    """Reads ``nnodes``, ``node_rank`` and ``rdzv``."""
     findings = settings.findings
     before = findings.count
     counts = settings.scalar("nnodes", read_nnodes, None)
@@ -169,15 +158,9 @@ def read_nodes(settings: Settings, around: HostContext) -> NodeSettings:
 
 
 def nodes_ahead(cfg: DictConfig, environ: Mapping[str, str], key: str = "launch") -> Nodes | None:
-    """Reads the nodes of a run alone, before it has a directory.
+    """Read the nodes of a run alone, before it has a directory.
 
-    Args:
-        cfg: the composed config.
-        environ: the launcher's environment.
-        key: name of the launch node.
-
-    Returns:
-        None if it has one, or if something is wrong, which is told when all is read.
+    None if it has one node, or if something is wrong, which is reported when all is read.
     """
     findings = Findings()
     settings = _settings_of(cfg, key, ("nnodes", "node_rank", "rdzv"), findings)
@@ -189,16 +172,7 @@ def nodes_ahead(cfg: DictConfig, environ: Mapping[str, str], key: str = "launch"
 def count_ahead(
     cfg: DictConfig, findings: Findings, key: str = "launch"
 ) -> Literal["auto"] | tuple[int, int] | None:
-    """Reads ``nnodes`` alone, whatever else the config says of nodes.
-
-    Args:
-        cfg: the composed config.
-        findings: takes what is wrong with it.
-        key: name of the launch node.
-
-    Returns:
-        The least and the most, or ``auto``; None if something is wrong.
-    """
+    """Return the least and the most of ``nnodes``, or ``auto``; None if it is wrong."""
     return _settings_of(cfg, key, ("nnodes",), findings).scalar("nnodes", read_nnodes, None)
 
 
@@ -288,11 +262,7 @@ def _refuse(settings: Settings, name: str, expected: str, hint: str) -> None:
 
 
 def read_nnodes(value: object) -> Literal["auto"] | tuple[int, int]:
-    """Reads ``nnodes``: the least and the most, or ``auto``.
-
-    Raises:
-        Unfit: it is neither.
-    """
+    """Read ``nnodes``: the least and the most, or ``auto``; raises `Unfit` for anything else."""
     word = value.strip().lower() if isinstance(value, str) else ""
     if word == AUTO:
         return AUTO
@@ -312,11 +282,7 @@ def _read_rdzv(settings: Settings) -> _Rdzv:
         findings.attempt(key, tree, _refuse_rdzv)
         tree = None
     items = known_items(tree or {}, key, RDZV_KEYS, SYNONYMS, findings, _EXPLAINED)
-    values: dict[str, Any] = {}
-    for name, read in _READERS.items():
-        item = items.get(name)
-        if item is not BROKEN and reveal(item) is not None:
-            values[name] = findings.attempt(f"{key}.{name}", item, read)
+    values = read_items(items, key, _READERS, findings)
     if values.get("conf") is None:
         return _Rdzv(**values)
     conf, times = values["conf"]
@@ -342,11 +308,7 @@ def _refuse_rdzv(value: object) -> None:
 
 
 def _split(conf: Mapping[str, _Value]) -> tuple[dict[str, _Value], dict[str, float]]:
-    """Return torch's settings without those that have a place of their own, and these.
-
-    Raises:
-        Unfit: one of these is no duration, or another one under each of its names.
-    """
+    """Return torch's settings without those that have a place of their own, and these."""
     rest: dict[str, _Value] = {}
     times: dict[str, float] = {}
     for name, value in conf.items():
@@ -359,16 +321,11 @@ def _split(conf: Mapping[str, _Value]) -> tuple[dict[str, _Value], dict[str, flo
     return rest, times
 
 
-def _read_time(value: object) -> float:
-    return parse_duration(value, zero=False)
+_read_time = partial(parse_duration, zero=False)
 
 
 def _read_conf(value: object) -> tuple[dict[str, _Value], dict[str, float]]:
     return _split(parse_conf(value))
-
-
-def _read_backend(value: object) -> str:
-    return read_choice(value, RDZV_BACKENDS, _BACKEND_HINTS)
 
 
 def _read_id(value: object) -> str:
@@ -387,8 +344,8 @@ def _read_interface(value: object) -> str:
     return text
 
 
-_READERS = {
-    "backend": _read_backend,
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "backend": partial(read_choice, choices=RDZV_BACKENDS),
     "endpoint": parse_endpoint,
     "id": _read_id,
     "conf": _read_conf,

@@ -50,7 +50,6 @@ class Origin:
             or another URL; ``structured://NAME``; the override's text, without secrets; for what
             Hydra fills in ``hydra``; empty if unknown.
         line: of the key in the file, from 1; None where there is none.
-        group: the choice that brought the config, such as ``exp=resnet``; empty if it came by none.
         overridden: what else gave a value to that key and lost, weakest first; these have none.
     """
 
@@ -74,13 +73,7 @@ class Link(NamedTuple):
 
 
 class KeyOrigin(NamedTuple):
-    """What is known of one key.
-
-    Attributes:
-        origin: of its text.
-        references: keys that its text refers to.
-        whole: whether its text is one reference and nothing else.
-    """
+    """What is known of one key: where its text came from, and the keys that the text refers to."""
 
     origin: Origin
     references: tuple[str, ...] = ()
@@ -94,8 +87,7 @@ _BY_HYDRA = Origin("hydra", "hydra")
 class Origins:
     """The origins of all keys of one composed config. Holds no values.
 
-    Args:
-        entries: by dotted key, as `dotted` writes it.
+    By dotted key, as `dotted` writes it.
     """
 
     def __init__(self, entries: Mapping[str, KeyOrigin]) -> None:
@@ -108,13 +100,9 @@ class Origins:
     def of(self, key: str) -> Origin | None:
         """Where the text of a key came from.
 
-        Args:
-            key: dotted key (``launch.args.lr``); ``a[0]`` and ``a.0`` are the same element. For a
-                mapping it is the last config or override that wrote to the mapping as such. Below
-                a reference (``args: ${params}``) it is the origin of the reference.
-
-        Returns:
-            None if the config has no such key.
+        ``a[0]`` and ``a.0`` are the same element. For a mapping it is the last config or override
+        that wrote to the mapping as such. Below a reference (``args: ${params}``) it is the origin
+        of the reference. None if the config has no such key.
         """
         name = _normal(key)
         if any(_is_below(name, filled) for filled in _FILLED):
@@ -127,10 +115,9 @@ class Origins:
     def chain(self, key: str) -> tuple[Link, ...]:
         """The origin of a key and of all that its text refers to, directly or not.
 
-        Returns:
-            The key itself first (or the reference that it is below), then what that refers to, each
-            key once. Empty if the config has no such key. References whose key depends on another
-            value (``${a.${b}}``) are not followed.
+        The key itself is first (or the reference that it is below), then what that refers to, each
+        key once. Empty if the config has no such key. References whose key depends on another value
+        (``${a.${b}}``) are not followed.
         """
         links: dict[str, Link] = {}
         waiting = [_normal(key)]
@@ -153,11 +140,8 @@ class Origins:
     def stands_in(self, key: str) -> Origin | None:
         """The file that a key stands in, or else what it is in, or what that refers to.
 
-        Args:
-            key: dotted key, which the config need not have.
-
-        Returns:
-            None if the command line gave it, nobody did, or that cannot be told.
+        The config need not have the key. None if the command line gave it, nobody did, or that is
+        not known.
         """
         every = map(self._stands_in, _GIVEN_BY.get(key, (key,)))
         found = [origin for origin in every if origin is not None]
@@ -211,15 +195,7 @@ def parts_of(key: str) -> list[str]:
 
 
 def references(text: object, path: Sequence[object]) -> tuple[tuple[str, ...], bool]:
-    """What a leaf's text refers to.
-
-    Args:
-        text: the text; anything else refers to nothing.
-        path: where it stands, for relative references.
-
-    Returns:
-        Dotted keys, and whether the text is one reference and nothing else.
-    """
+    """Return the keys that a leaf's text refers to, and whether the text is one reference only."""
     if not isinstance(text, str) or "${" not in text:
         return (), False
     found = [match for match in _REFERENCE.finditer(text) if len(match["escapes"]) % 2 == 0]

@@ -15,11 +15,10 @@ from lllaunch.cluster.values import format_nnodes
 from lllaunch.config.cluster import written_cluster
 from lllaunch.config.nodes import NO_ID, RDZV_DEFAULTS, written_rdzv
 from lllaunch.config.preflight import written_preflight
-from lllaunch.config.restart import causes_that_can_come, written_restart
+from lllaunch.config.restart import written_restart
 from lllaunch.config.tree import conceal
-from lllaunch.config.values import format_duration, format_size, parse_duration, write_mask
+from lllaunch.config.values import format_duration, format_size, write_mask
 from lllaunch.config.watchdog import with_spin, written_policy
-from lllaunch.errors import Unfit
 from lllaunch.spec import LaunchSpec, rank_key
 from lllaunch.sweep.fingerprint import identity
 
@@ -58,9 +57,8 @@ def plan_config(spec: LaunchSpec) -> str:
 def plan_hash(spec: LaunchSpec) -> str:
     """The identity of a plan: the same for the same experiment in another place.
 
-    Returns:
-        SHA-256, in hexadecimal, of what differs from the defaults, with the run's own directory and
-        the user's directory taken out, and with a ``run_id`` that was made from them.
+    SHA-256, in hexadecimal, of what differs from the defaults, with the run's own directory and the
+    user's directory taken out, and with a ``run_id`` that was made from them.
     """
     return hash_of(portable_plan(spec))
 
@@ -75,12 +73,7 @@ def hash_of(plan: Mapping[str, Any]) -> str:
 
 
 class PathAliases(NamedTuple):
-    """What stands in a plan for directories that differ from place to place.
-
-    Attributes:
-        output_dir: for the run's own directory.
-        cwd: for the directory that the command was given in.
-    """
+    """What stands in a plan for directories that differ from place to place."""
 
     output_dir: str
     cwd: str
@@ -96,14 +89,9 @@ SOURCES = PathAliases("${hydra:runtime.output_dir}", "${hydra:runtime.cwd}")
 def portable_plan(spec: LaunchSpec, places: PathAliases = MARKS) -> dict[str, Any]:
     """Returns a plan without what differs from place to place.
 
-    Args:
-        spec: the run.
-        places: what stands for directories.
-
-    Returns:
-        What `plan_node` does, without what is another one on each node: ``node_rank``,
-        ``rdzv.interface`` (unless all nodes are given it by a cluster), and a ``run_id`` that was
-        made from the run's directory or from ``rdzv.id``.
+    Nor what is another one on each node: ``node_rank``, ``rdzv.interface`` (unless all nodes are
+    given it by a cluster), and a ``run_id`` that was made from the run's directory or from
+    ``rdzv.id``.
     """
     plan = plan_node(spec)
     launch = plan["launch"]
@@ -112,8 +100,6 @@ def portable_plan(spec: LaunchSpec, places: PathAliases = MARKS) -> dict[str, An
         launch["rdzv"].pop("interface", None)
     if _is_derived(launch["run_id"], launch["rdzv"], spec):
         launch.pop("run_id")
-    restart = launch["restart"]
-    restart["on"] = causes_that_can_come(restart["on"], preflight=spec.preflight is not None)
     # One may be within the other, so the longer goes first: the run's is within the user's usually,
     # and the user's, where the run has a snapshot of the code, within the run's.
     named = sorted(
@@ -125,7 +111,7 @@ def portable_plan(spec: LaunchSpec, places: PathAliases = MARKS) -> dict[str, An
         for path, name in named
         if path.strip("/")
     ]
-    portable: dict[str, Any] = _elsewhere({**plan, "launch": _on(launch, _EVERY_CAUSE)}, patterns)
+    portable: dict[str, Any] = _elsewhere(plan, patterns)
     return portable
 
 
@@ -144,15 +130,11 @@ _OWN = (
 
 
 def group_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the nodes of a run must have in common.
+    """Return what the nodes of a run must have in common, of a portable plan.
 
-    Args:
-        plan: of a run, as `portable_plan` made it.
-
-    Returns:
-        Its `essential` part without what each node may have of its own: the number of workers and
-        how they are named by their ranks, where their output goes and what is shown of it. Without
-        the endpoint, too: nodes that compare their plans have met, by whatever name.
+    Its `essential` part without what each node may have of its own: the number of workers and how
+    they are named by their ranks, where their output goes and what is shown of it. Without the
+    endpoint, too: nodes that compare their plans have met, by whatever name.
     """
     launch = essential(plan)["launch"]
     common = {name: value for name, value in launch.items() if name not in _OWN}
@@ -160,16 +142,15 @@ def group_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {"launch": {**common, **({"rdzv": rdzv} if rdzv else {})}}
 
 
-_SPIN = "30m"
-_WATCHDOG = {
+_WATCHDOG: Mapping[str, Any] = {
     "timers": False,
     "timeout": None,
     "run_timeout": None,
     "stall": {"after": "30m", "action": "report"},
     "stall_scope": "group",
     "silence": None,
-    # of these; else as `_spin_of` says
-    "spin": {"after": _SPIN, "action": "report"},
+    # beside these; in any other policy a plan names it
+    "spin": {"after": "30m", "action": "report"},
     "warmup": "0s",
     "heartbeat": None,
     "memory": None,
@@ -210,7 +191,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "watchdog": _WATCHDOG,
     "max_restarts": 0,
     "restart": {
-        "on": ["failure", "signal", "oom", "hang", "timeout"],
+        "on": "all",
         "delay": "0s",
         "max_delay": "5m",
         "window": None,
@@ -242,40 +223,18 @@ _CLUSTER_DEFAULTS: Mapping[str, Any] = {
 }
 """The same of ``cluster``, where a plan has one; what is left to the site is in none."""
 
-_EVERY_CAUSE = _DEFAULTS["restart"]["on"]
-"""Of a restart: what plans have for all that there are, since these were all at first.
-
-People are shown the word ``all`` for it. A run of several nodes that is started again for just
-these, and not if a node is lost, has something else in its plan (`written_restart`).
-"""
-
 
 def essential(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return a plan without what is the default.
 
-    Args:
-        plan: of a run or, under ``jobs``, of the jobs of a sweep, with `MARKS` or `SOURCES` for
-            directories; complete, or essential already.
+    The plan of a run or, under ``jobs``, of the jobs of a sweep, with `MARKS` or `SOURCES` for
+    directories; complete, or essential already.
     """
     return _each_run(
         plan,
-        lambda launch: _without(_on(launch, "all"), _defaults_of(launch)),
+        lambda launch: _without(launch, _defaults_of(launch)),
         lambda cluster: _without(cluster, _CLUSTER_DEFAULTS),
     )
-
-
-def _on(launch: Mapping[str, Any], every: object) -> Mapping[str, Any]:
-    """Return a plan's node with every cause of a restart in one of its two forms.
-
-    Args:
-        launch: the node.
-        every: the form that it may have; it gets the other one.
-    """
-    restart = launch.get("restart")
-    if not isinstance(restart, Mapping) or restart.get("on") != every:
-        return launch
-    other = _EVERY_CAUSE if every == "all" else "all"
-    return {**launch, "restart": {**restart, "on": other}}
 
 
 def complete(plan: Mapping[str, Any], places: PathAliases | None = None) -> dict[str, Any]:
@@ -283,13 +242,11 @@ def complete(plan: Mapping[str, Any], places: PathAliases | None = None) -> dict
 
     Of ``cluster`` it has all keys but those that are left to the site.
 
-    Args:
-        plan: as for `essential`.
-        places: what stands in it for directories, `MARKS` if None.
+    ``places`` is what stands in it for directories, `MARKS` if None.
     """
 
     def completed(launch: Mapping[str, Any]) -> dict[str, Any]:
-        return {**_on(_with(launch, _defaults_of(launch, places or MARKS)), _EVERY_CAUSE)}
+        return _with(launch, _defaults_of(launch, places or MARKS))
 
     return _each_run(plan, completed, _completed_cluster)
 
@@ -318,41 +275,19 @@ def _defaults_of(launch: Mapping[str, Any], places: PathAliases | None = None) -
     cwd, log_dir = launch.get("cwd"), launch.get("log_dir")
     if places is None:
         places = SOURCES if SOURCES.cwd == cwd or SOURCES.output_dir == log_dir else MARKS
-    watchdog = {**_DEFAULTS["watchdog"], "spin": _spin_of(launch.get("watchdog"))}
+    watchdog = dict(_DEFAULTS["watchdog"])
+    given = launch.get("watchdog")
+    if isinstance(given, Mapping) and _without(given, watchdog).keys() - {"spin"}:
+        # it follows from the others where a config does not name it
+        watchdog["spin"] = _NO_DEFAULT
     return {
         **_DEFAULTS,
         "cwd": places.cwd,
         "log_dir": places.output_dir,
-        "watchdog": {key: each for key, each in watchdog.items() if each is not _NO_DEFAULT},
+        "watchdog": watchdog,
         # as masks are written where one rank is all ranks
         "tee": "all" if one else _DEFAULTS["tee"],
     }
-
-
-def _spin_of(watchdog: object) -> object:
-    """What it means that ``spin`` is not in a plan, for ever: that follows from what is in it.
-
-    Plans were made of all presets before there was that setting.
-
-    Args:
-        watchdog: that node of the plan, complete or essential.
-
-    Returns:
-        Its value; `_NO_DEFAULT` where ``stall`` comes from the environment.
-    """
-    known = {**_WATCHDOG, **(watchdog if isinstance(watchdog, Mapping) else {})}
-    stall = known["stall"]
-    if stall is None:
-        return None
-    limited = stall if isinstance(stall, Mapping) else {"after": stall, "action": "end"}
-    try:
-        longer = parse_duration(limited.get("after")) > parse_duration(_SPIN)
-    except Unfit:
-        return _NO_DEFAULT
-    after = limited["after"] if longer else _SPIN
-    if known["stall_scope"] == "rank" and limited.get("action") == "end":
-        return after
-    return {"after": after, "action": "report"}
 
 
 def _without(node: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -381,7 +316,8 @@ def _with(node: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any
     for key, default in defaults.items():
         # what a preset says that comes from the environment is in no plan, and would be undone
         if isinstance(known[key], Mapping) and isinstance(default, Mapping):
-            known[key] = known[key] if "preset" in known[key] else {**default, **known[key]}
+            parts = known[key] if "preset" in known[key] else {**default, **known[key]}
+            known[key] = {name: part for name, part in parts.items() if part is not _NO_DEFAULT}
     return known
 
 
@@ -391,10 +327,9 @@ _NO_DEFAULT = object()
 def plan_node(spec: LaunchSpec) -> dict[str, Any]:
     """The plan of a run as plain data, made anew.
 
-    Returns:
-        Under ``launch`` that node, decided and redacted, in the order of the schema; under
-        ``cluster`` what is said of that, if the run goes to one; and under ``hydra`` what that
-        makes by name, where it is reviewed.
+    Under ``launch`` that node, decided and redacted, in the order of the schema; under ``cluster``
+    what is said of that, if the run goes to one; and under ``hydra`` what that makes by name, where
+    it is reviewed.
     """
     shown = spec.local_ranks_filter
     nodes = spec.nodes
@@ -426,10 +361,7 @@ def plan_node(spec: LaunchSpec) -> dict[str, Any]:
         "signals": [signum.name for signum in spec.signals],
         "watchdog": _written_watchdog(spec),
         "max_restarts": spec.max_restarts,
-        "restart": written_restart(
-            spec.restart,
-            exact=nodes is not None or ("nnodes",) in spec.sources or spec.preflight is not None,
-        ),
+        "restart": written_restart(spec.restart),
         "min_disk": None if spec.min_disk is None else format_size(spec.min_disk),
         "preflight": written_preflight(spec.preflight),
         "resources": spec.resources._asdict(),
@@ -489,12 +421,7 @@ def _named(name: str, found: re.Match[str]) -> str:
 
 
 def dump_yaml(plan: Mapping[str, Any], dumper: Any = None) -> str:
-    """Returns plain data as YAML in a fixed layout.
-
-    Args:
-        plan: the data.
-        dumper: of PyYAML; None for `PlanDumper`.
-    """
+    """Returns plain data as YAML in a fixed layout."""
     text: str = yaml.dump(
         plan,
         Dumper=dumper or PlanDumper,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from lllaunch.config.command import SearchPlace, check_program
@@ -14,35 +15,22 @@ from lllaunch.errors import Unfit
 from lllaunch.spec import Entrypoint, Path, Preflight
 
 PREFLIGHT_KEYS = Preflight._fields
-PREFLIGHT_SYNONYMS = {
-    **dict.fromkeys(("cmd", "program", "entrypoint", "run", "script", "check"), "command"),
-    **dict.fromkeys(("time_limit", "limit", "max_time", "deadline", "within"), "timeout"),
-    **dict.fromkeys(("args", "arguments"), "command"),
-}
 _PREFLIGHT = "a program and its arguments ([nvidia-smi, -L]), or {command: [...], timeout: 5m}"
 
 
 def read_preflight(settings: Settings, place: SearchPlace) -> tuple[Preflight | None, Tree]:
-    """Reads ``preflight``.
-
-    Args:
-        settings: of the launch node; what is wrong goes to their findings.
-        place: where programs are looked for.
-
-    Returns:
-        What is run, None for nothing; and its command as it was given, secrets withheld.
-    """
+    """Read ``preflight``: what is run, or None, and its command as it was given."""
     tree, key, findings = settings["preflight"], settings.key_of("preflight"), settings.findings
     if reveal(tree) is None or tree is BROKEN:
         return None, None
     items: Mapping[str, Tree] = {"command": tree}
     if isinstance(tree, dict):
-        items = known_items(tree, key, PREFLIGHT_KEYS, PREFLIGHT_SYNONYMS, findings)
+        items = known_items(tree, key, PREFLIGHT_KEYS, {}, findings)
         key = f"{key}.command"
     timeout: float | None = Preflight(()).timeout
     if reveal(items.get("timeout")) is not None:
         where = f"{settings.key_of('preflight')}.timeout"
-        timeout = findings.attempt(where, items["timeout"], _read_time_limit)
+        timeout = findings.attempt(where, items["timeout"], partial(parse_duration, zero=False))
     command = items.get("command")
     before = findings.count
     words = _read_words(command, key, findings)
@@ -53,10 +41,6 @@ def read_preflight(settings: Settings, place: SearchPlace) -> tuple[Preflight | 
     first, where = (command[0], f"{key}[0]") if isinstance(command, list) else (command, key)
     findings.attempt(where, first, lambda _: _look_for(words[0], place))
     return None if timeout is None else Preflight(words, timeout), command
-
-
-def _read_time_limit(value: object) -> float:
-    return parse_duration(value, zero=False)
 
 
 def _read_words(command: Tree, key: str, findings: Findings) -> tuple[str, ...]:
@@ -80,11 +64,7 @@ def _split(value: object) -> tuple[str, ...]:
 
 
 def _look_for(name: str, place: SearchPlace) -> None:
-    """Look for the program.
-
-    Raises:
-        Unfit: it is not there, or cannot be executed.
-    """
+    """Look for the program."""
     path = Preflight((name,)).program(place.runtime_cwd)
     for search_path in place.search_paths:
         try:
@@ -102,11 +82,7 @@ def written_preflight(preflight: Preflight | None) -> dict[str, Any] | None:
 
 
 def sources_of_preflight(command: Tree) -> dict[Path, Any]:
-    """Return what stands in a plan for secrets in the command of a preflight.
-
-    Args:
-        command: as it was given.
-    """
+    """Return what stands in a plan for secrets in the command of a preflight."""
     path: Path = ("preflight", "command")
     if isinstance(command, list):
         leaves = enumerate(command)
@@ -115,9 +91,5 @@ def sources_of_preflight(command: Tree) -> dict[Path, Any]:
 
 
 def read_min_disk(value: object) -> int:
-    """Bytes that must be free.
-
-    Raises:
-        Unfit: it is anything else.
-    """
+    """Read the bytes that must be free."""
     return parse_size(value, zero=False)

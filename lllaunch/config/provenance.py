@@ -57,13 +57,7 @@ _MISSING = "???"
 
 @dataclass(frozen=True)
 class Layer:
-    """One config or override.
-
-    Attributes:
-        origin: what its values get as their origin, but for the line.
-        lines: those of its file.
-        replaces: whether ``???`` in it replaces a value, as on the command line.
-    """
+    """A config or override, with the origin of its values; ``replaces`` if ``???`` in it counts."""
 
     origin: Origin
     lines: Lines = NO_LINES
@@ -115,13 +109,7 @@ class OriginTree:
         self._root.empty(is_list=False)
 
     def lay(self, package: str, content: Any, layer: Layer) -> None:
-        """Merges a config into a package.
-
-        Args:
-            package: dotted key; empty is the root.
-            content: the config as plain data, unresolved.
-            layer: what it is.
-        """
+        """Merge a config, plain and unresolved, into a package; the empty one is the root."""
         self._lay(parts_of(package), content, layer)
 
     def override(self, key: str, value: Any, layer: Layer) -> None:
@@ -143,11 +131,7 @@ class OriginTree:
             node.empty(is_list=False)["preset"] = preset
 
     def origins(self, composed: Any) -> Origins:
-        """What is known of each key.
-
-        Args:
-            composed: what Hydra composed of the layers, as plain data, unresolved.
-        """
+        """Return what is known of each key of a config, composed of the layers."""
         entries: dict[str, KeyOrigin] = {}
         _collect(self._root, composed, (), entries)
         entries.pop("", None)
@@ -167,7 +151,12 @@ class OriginTree:
         self, node: _Node, path: tuple[object, ...], value: Any, layer: Layer, lines: Lines
     ) -> None:
         if not layer.replaces:
-            self._expand(node, path)
+            # what OmegaConf merges into a reference to a container it merges into a copy of that
+            keys, whole = references(node.value, path)
+            target = self._at(parts_of(keys[0])) if whole else None
+            if target is not None and target.children is not None:
+                copy = target.copy()
+                node.value, node.children, node.is_list = None, copy.children, copy.is_list
         inner = replace(layer, replaces=False) if layer.replaces else layer
         if isinstance(value, dict):
             # an empty mapping changes nothing in another one
@@ -188,14 +177,6 @@ class OriginTree:
         else:
             node.children, node.is_list, node.value = None, False, value
         node.marks.append(replace(layer.origin, line=lines.line))
-
-    def _expand(self, node: _Node, path: tuple[object, ...]) -> None:
-        """What OmegaConf merges into a reference to a container it merges into a copy of that."""
-        keys, whole = references(node.value, path)
-        target = self._at(parts_of(keys[0])) if whole else None
-        if target is not None and target.children is not None:
-            copy = target.copy()
-            node.value, node.children, node.is_list = None, copy.children, copy.is_list
 
     def _at(self, parts: Iterable[str]) -> _Node | None:
         node: _Node | None = self._root
@@ -240,11 +221,8 @@ def _is_alike(node: _Node, composed: Any) -> bool:
         return node.is_list and len(node.children or ()) == len(composed)
     if node.children is not None:
         return False
-    return _is_same(node.value, composed)
-
-
-def _is_same(given: Any, composed: Any) -> bool:
-    """Whether a value is the one that was given, perhaps converted to the type of its node."""
+    # the same value, perhaps converted to the type of its node
+    given = node.value
     if given is None or composed is None:
         return given is composed
     if str(given) == str(composed) or (type(given) is type(composed) and given == composed):
@@ -276,12 +254,9 @@ def origins(
     Composes once more, which takes about as long as the first time; reads config files and changes
     nothing. It imports no more than composing does.
 
-    Args:
-        loader: the one that the config was composed with; it is left as it is.
-        config_name: name of the primary config.
-        overrides: those of the command line; for a job of a sweep with those of the job, as
-            `ConfigLoaderImpl.load_sweep_config` puts them together.
-        run_mode: that of the composing. Under MULTIRUN what is swept keeps its other origin.
+    ``overrides`` are those of the command line; for a job of a sweep with those of the job, as
+    `ConfigLoaderImpl.load_sweep_config` puts them together. Under MULTIRUN what is swept keeps its
+    other origin.
 
     Raises:
         HydraException, OmegaConfBaseException: the config cannot be composed.
@@ -309,10 +284,6 @@ def origins(
 
 def origins_of_one(repo: IConfigRepository, name: str) -> Origins:
     """Tells where the values of a single config came from, before anything is composed.
-
-    Args:
-        repo: where it is.
-        name: of the config, such as the primary one.
 
     Raises:
         HydraException, OmegaConfBaseException: it is not there, or cannot be read.
@@ -352,11 +323,7 @@ def _group(node: InputDefault, parent: DefaultsTreeNode | None) -> str:
 
 
 class _Configs:
-    """Reads the configs of a defaults list once more.
-
-    Args:
-        repo: where they are.
-    """
+    """Reads the configs of a defaults list once more."""
 
     def __init__(self, repo: IConfigRepository) -> None:
         self._repo = repo

@@ -49,11 +49,7 @@ _registered: list[Any] = []
 
 
 def check_resolver() -> None:
-    """Check that ``${worker:NAME}`` is lllaunch's.
-
-    Raises:
-        ConfigError: it is somebody else's.
-    """
+    """Raise a `ConfigError` if ``${worker:NAME}`` is somebody else's resolver."""
     if resolvers()["worker"] not in _registered:
         text = "is a resolver of the app's own; lllaunch needs that name for its workers' facts"
         hint = "register it under another name"
@@ -66,11 +62,7 @@ class _TooMuchError(Exception):
 
 @contextmanager
 def watching(*names: str) -> Iterator[list[str]]:
-    """Notes each call of some of OmegaConf's resolvers, by whatever detour, with its first word.
-
-    Args:
-        names: of the resolvers; those that there are not are left alone.
-    """
+    """Notes each call of some of OmegaConf's resolvers, by whatever detour, with its first word."""
     # what was there, which may be the user's own, is put back
     table = resolvers()
     previous = {name: table[name] for name in names if name in table}
@@ -93,12 +85,8 @@ def watching(*names: str) -> Iterator[list[str]]:
 class Reader:
     """Reads nodes of one config.
 
-    Args:
-        findings: takes what cannot be read.
-        literals: secrets that the config holds as plain text; values with one of them in it are
-            withheld too.
-        unset: dotted keys below which a variable that is not set is no problem: its text is
-            withheld all the same.
+    Values that hold one of ``literals``, the secrets in the config, are withheld too. Below the
+    keys in ``unset`` a variable that is not set is no problem: its text is withheld all the same.
     """
 
     def __init__(
@@ -111,29 +99,15 @@ class Reader:
         self._open: list[int] = []
 
     def read(self, cfg: DictConfig, key: str) -> Tree:
-        """The tree below a key of a config.
-
-        Args:
-            cfg: the config; its own keys are read as plain data where they are unresolved.
-            key: one of its keys.
-
-        Returns:
-            A tree; leaves that cannot be read are `BROKEN`, each with a problem noted.
-        """
+        """Return the tree below a key; leaves that cannot be read are `BROKEN`, and a problem."""
         return self.read_items(cfg, "", [key]).get(key)
 
     def read_items(
         self, node: Mapping[Any, Any], key: str, names: Collection[str]
     ) -> dict[str, Tree]:
-        """The trees below some keys of a node.
+        """Return the trees below the keys in ``names`` that a node has.
 
-        Args:
-            node: a node of the config, or a plain mapping whose values may be nodes.
-            key: its dotted key; empty for the config itself.
-            names: which of its keys; those that it does not have are left out.
-
-        Returns:
-            Trees as `read` returns them.
+        ``key`` is the node's own; empty for the config itself.
         """
         raw = _raw(node) if isinstance(node, DictConfig) else node
         return {

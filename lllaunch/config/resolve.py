@@ -99,11 +99,7 @@ _PARTS = re.compile(r"[.\[\]]+")
 
 
 def endless(root: Mapping[Any, Any]) -> Iterator[str]:
-    """Returns the dotted keys of values that come to too much.
-
-    Args:
-        root: a whole config: plain data, unresolved.
-    """
+    """Yield the dotted keys of values that come to too much, of a whole unresolved config."""
     steps = _Steps(root)
     for place, text in leaf_items(root):
         path = tuple(map(str, place))
@@ -143,16 +139,7 @@ class _Steps:
 
 
 def read_env(tree: Tree, key: str, findings: Findings) -> dict[str, Tree]:
-    """Reads variables.
-
-    Args:
-        tree: a mapping of names to text or whole numbers; None for none.
-        key: its key, for messages.
-        findings: takes what is wrong.
-
-    Returns:
-        Texts by name, sorted, those that are secrets withheld.
-    """
+    """Read variables: text or whole numbers by name, sorted; secrets are withheld."""
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -199,17 +186,7 @@ def _text(value: Any) -> str:
 def read_env_per_rank(
     tree: Tree, key: str, nproc: int | None, findings: Findings
 ) -> dict[range, dict[str, Tree]]:
-    """Reads variables by local rank.
-
-    Args:
-        tree: a mapping of ranks or ranges to variables; None for none.
-        key: its key, for messages.
-        nproc: number of workers, None if it is not known.
-        findings: takes what is wrong.
-
-    Returns:
-        Variables by ranks, in order of ranks.
-    """
+    """Read variables by local ranks, in their order; ``nproc`` is None if it is not known."""
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -242,27 +219,14 @@ def _ranks(value: object, nproc: int | None) -> range:
 
 
 class Layers:
-    """Where the settings of a run come from.
-
-    Args:
-        key: dotted key of the launch node.
-        outer: dotted key of a node that is weaker, or None.
-    """
+    """The settings of a run: those under ``key``, the weaker ones under ``outer``, the defaults."""
 
     def __init__(self, key: str, outer: str | None = None) -> None:
         self.key = key
         self.outer = outer
 
     def read(self, cfg: DictConfig, reader: Reader, findings: Findings) -> Settings:
-        """Reads all settings.
-
-        Args:
-            cfg: the config that both nodes are in.
-            reader: of that config.
-            findings: takes what is wrong.
-
-        Returns:
-            Those of the launch node, of the weaker one, and the schema's defaults.
+        """Read all settings: of the launch node, the weaker one, and the schema's defaults.
 
         Raises:
             ConfigError: the launch node is not a mapping.
@@ -310,7 +274,6 @@ def node_at(cfg: DictConfig, key: str) -> Any:
 
 
 _METHODS = ("forkserver", "spawn")
-_METHOD_HINTS = {"fork": "use 'forkserver': 'fork' is for the Python API"}
 _STREAMS = ("redirects", "tee")
 
 
@@ -321,19 +284,12 @@ class _Variables:
 
 
 def build(settings: Settings, around: HostContext) -> LaunchSpec:
-    """Reads all settings.
-
-    Args:
-        settings: of the launch node; what is wrong goes to their findings.
-        around: what the config is read in.
-
-    Returns:
-        The spec; of use only if nothing was found.
-    """
+    """Read all settings; the spec is of use only if nothing was found."""
     env = read_env(settings["env"], settings.key_of("env"), settings.findings)
     nodes = read_nodes(settings, around)
     nproc = _read_nproc(settings, env, nodes, around)
-    variables = _Variables(env, _read_env_per_rank(settings, nproc))
+    per_rank, key = settings["env_per_rank"], settings.key_of("env_per_rank")
+    variables = _Variables(env, read_env_per_rank(per_rank, key, nproc, settings.findings))
     cwd = settings.scalar(
         "cwd",
         lambda v: read_directory(v, around.runtime_cwd, around.output_dir),
@@ -456,11 +412,6 @@ def _read_nproc(
     return settings.findings.attempt(settings.key_of("nproc"), nodes.nproc, read)
 
 
-def _read_env_per_rank(settings: Settings, nproc: int | None) -> dict[range, dict[str, Tree]]:
-    name = "env_per_rank"
-    return read_env_per_rank(settings[name], settings.key_of(name), nproc, settings.findings)
-
-
 def _place(cwd: str, variables: _Variables, nproc: int | None, around: HostContext) -> SearchPlace:
     env = reveal(variables.common)
     common = {"PATH": os.defpath, **around.environ, **env}["PATH"]
@@ -501,12 +452,8 @@ def _refuse_entrypoint(settings: Settings) -> None:
 
 
 def _read_names(settings: Settings, nodes: NodeSettings, around: HostContext) -> dict[str, Any]:
-    def read_method(value: object) -> str:
-        return read_choice(value, _METHODS, _METHOD_HINTS)
-
-    def read_log_dir(value: object) -> str:
-        return read_new_directory(value, around.runtime_cwd)
-
+    read_method = partial(read_choice, choices=_METHODS)
+    read_log_dir = partial(read_new_directory, runtime_cwd=around.runtime_cwd)
     run_id = nodes.rdzv_id or default_run_id(around.output_dir)
     return {
         "role": settings.scalar("role", read_line, ""),
@@ -550,13 +497,7 @@ def _read_ranks_filter(settings: Settings, nproc: int | None) -> tuple[range, ..
     if settings[name] is None:
         return None
 
-    def read(value: object) -> range:
-        ranks = parse_ranks(value)
-        if nproc is not None:
-            check_within(ranks, nproc)
-        return ranks
-
-    return _joined(settings.each(name, read))
+    return _joined(settings.each(name, partial(_ranks, nproc=nproc)))
 
 
 def _joined(ranges: Sequence[range]) -> tuple[range, ...]:
@@ -614,13 +555,9 @@ def resolve(
     here: bool = True,
     submitted: bool = False,
 ) -> LaunchSpec:
-    """Decides what a run is.
+    """Decide what a run is; a missing key below ``key`` has the schema's default.
 
     Args:
-        cfg: the composed config. Below ``key`` it may lack any key: the schema's default holds.
-        runtime_cwd: the directory that the command was given in; relative paths start there.
-        output_dir: Hydra's output directory of the job.
-        key: name of the launch node.
         outer: dotted key of a node of the config, such as ``hydra.launcher``, whose settings named
             in `lllaunch.config.launcher_schema.LAUNCH_FIELDS` are weaker than those under ``key``
             and stronger than the schema's defaults; null there is nothing.
@@ -630,17 +567,12 @@ def resolve(
             empty.
         users_own: whether the config is that of a Hydra app that knows nothing of lllaunch. Then
             literals under names that say secret are hidden, but refused in our own nodes only.
-        environ: the launcher's environment; None for the real one.
-        nvml: stands in for the module ``pynvml``.
         here: False where nothing is to run: CPUs and GPUs are not counted, and where the number of
             workers depends on them, ``LaunchSpec.nproc`` is 1. Arguments and variables may ask for
             what is not set in the environment. A run that goes to a cluster (its root node
             ``cluster``) is not to run here.
         submitted: whether this is the job on the cluster that the run has become: it runs here, and
             what it is comes from the environment as for any run.
-
-    Returns:
-        The run, resolved.
 
     Raises:
         lllaunch.errors.ConfigError: something is wrong; it holds everything that is.
@@ -693,7 +625,11 @@ def _plain(cfg: DictConfig, outer: str | None) -> tuple[dict[Any, Any], list[tup
     try:
         root: Any = OmegaConf.to_container(cfg, resolve=False)
         own = {name: item for name, item in root.items() if name != "hydra"}
-        _expect_an_end(own)
+        # resolving them would take hours, or all memory
+        message = f"it comes to more than {MOST_STEPS} references"
+        problems = [Diagnostic("too-large", shorten(key), "", message) for key in endless(own)]
+        if problems:
+            raise ConfigError(tuple(problems[:_MOST_ENDLESS]))
         allowed = not_secret(root)
         found = list(literals(own, allowed=allowed))
     except RecursionError:
@@ -702,11 +638,3 @@ def _plain(cfg: DictConfig, outer: str | None) -> tuple[dict[Any, Any], list[tup
     if outer is not None:
         found += literals(value_at(root, outer.split(".")), outer, allowed=allowed)
     return root, found
-
-
-def _expect_an_end(root: Mapping[Any, Any]) -> None:
-    """Raises if values come to too much: resolving them would take hours, or all memory."""
-    message = f"it comes to more than {MOST_STEPS} references"
-    problems = [Diagnostic("too-large", shorten(key), "", message) for key in endless(root)]
-    if problems:
-        raise ConfigError(tuple(problems[:_MOST_ENDLESS]))

@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-from lllaunch.config.fields import known_items, read_count
+from lllaunch.config.fields import known_items, read_count, read_items
 from lllaunch.config.settings import Settings
-from lllaunch.config.tree import BROKEN, reveal
 from lllaunch.errors import Unfit
 from lllaunch.spec import Resources
 
 RESOURCE_KEYS = Resources._fields
 SYNONYMS = {
-    **dict.fromkeys(("gpus", "gpu", "num_gpus", "ngpus", "n_gpus"), "gpus_per_proc"),
-    **dict.fromkeys(("gpus_per_worker", "gpus_per_rank", "gpus_per_task"), "gpus_per_proc"),
-    **dict.fromkeys(("cpus", "cpu", "num_cpus", "ncpus", "n_cpus", "cores"), "cpus_per_proc"),
-    **dict.fromkeys(("cpus_per_worker", "cpus_per_rank", "cpus_per_task"), "cpus_per_proc"),
-    **dict.fromkeys(("threads", "slots"), "cpus_per_proc"),
-    **dict.fromkeys(("nproc", "procs", "workers"), "launch.nproc"),
-    **dict.fromkeys(("memory", "mem", "ram"), "launch.watchdog.memory"),
+    "gpus": "gpus_per_proc",
+    "cpus": "cpus_per_proc",
+    "gpus_per_task": "gpus_per_proc",
+    "cpus_per_task": "cpus_per_proc",
 }
 
 
 def read_resources(settings: Settings) -> Resources:
-    """Reads ``resources``.
-
-    Args:
-        settings: of the launch node; what is wrong goes to their findings.
-    """
-    key, findings = settings.key_of("resources"), settings.findings
-    tree = settings["resources"]
+    """Reads ``resources``."""
+    tree, key, findings = settings["resources"], settings.key_of("resources"), settings.findings
     if tree is not None and not isinstance(tree, dict):
         findings.attempt(key, tree, _refuse)
         tree = None
     items = known_items(tree or {}, key, RESOURCE_KEYS, SYNONYMS, findings)
-    values: dict[str, int] = {}
-    for name, item in items.items():
-        if reveal(item) is not None and item is not BROKEN:
-            number = findings.attempt(f"{key}.{name}", item, read_count)
-            values.update({} if number is None else {name: number})
-    return Resources(**values)
+    return Resources(**read_items(items, key, dict.fromkeys(RESOURCE_KEYS, read_count), findings))
 
 
 def _refuse(value: object) -> None:

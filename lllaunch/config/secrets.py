@@ -91,17 +91,7 @@ def _beside(raw: str) -> Iterator[str]:
 def literals(
     raw: Any, key: str = "", name: object = "", allowed: Collection[str] = ()
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield the secrets that a config holds itself.
-
-    Args:
-        raw: a config as plain data, unresolved.
-        key: dotted key of ``raw``.
-        name: last part of it.
-        allowed: dotted keys that hold no secret, whatever it looks like (`not_secret`).
-
-    Yields:
-        Dotted key, what should stand there instead, and the secret text.
-    """
+    """Yield the secrets in unresolved data: dotted key, what should stand there, the secret."""
     if key and key in allowed:
         return
     if isinstance(raw, dict):
@@ -180,14 +170,10 @@ _PAIR = re.compile(
 
 
 def redacted_overrides(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return overrides without the secrets that they hold.
+    """Return Hydra's overrides with ``${oc.env:NAME}`` in place of the literal secrets in them.
 
-    Args:
-        overrides: Hydra's overrides (``+launch.env.HF_TOKEN=abc``), flags among them.
-
-    Returns:
-        The same with ``${oc.env:NAME}`` in place of literal secrets, also of those within a dict;
-        where one there is a list or a dict itself, ``<redacted>`` stands for the whole value.
+    Within a dict, too; where a value there is a list or a dict itself, ``<redacted>`` stands for
+    the whole value.
     """
     return tuple(_redacted(override) for override in overrides)
 
@@ -195,8 +181,7 @@ def redacted_overrides(overrides: Sequence[str]) -> tuple[str, ...]:
 def literals_in(overrides: Iterable[str]) -> Iterator[tuple[str, str, str]]:
     """Yield the secrets that overrides hold themselves, as `literals` does.
 
-    Args:
-        overrides: Hydra's, without choices of config groups.
+    Choices of config groups are not looked at.
     """
     for override in overrides:
         if _redacted(override) != override:

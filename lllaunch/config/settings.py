@@ -15,16 +15,7 @@ from lllaunch.spec import Path
 
 
 def read_call(tree: Tree, key: str, findings: Findings) -> tuple[list[Tree], dict[str, Tree]]:
-    """Arguments of a function: a list is positional, a mapping is keywords.
-
-    Args:
-        tree: value of ``args``; None for no arguments.
-        key: its key, for messages.
-        findings: takes what is wrong.
-
-    Returns:
-        Positional and keyword arguments.
-    """
+    """Return positional and keyword arguments of a function: a list or a mapping."""
     if isinstance(tree, list):
         return tree, {}
     if not _is_mapping_or_none(tree, key, findings):
@@ -43,19 +34,11 @@ Word = tuple[Tree, Path]
 def read_command_line(
     tree: Tree, key: str, findings: Findings, code: Code = "arguments"
 ) -> list[Word]:
-    """Arguments of a script, module or program.
+    """Return the words of a script, module or program; texts that are secrets are withheld.
 
-    Args:
-        tree: value of ``args``. A list is taken as it is. Of a mapping, ``key: value`` becomes
-            ``--key value``, ``key: true`` becomes ``--key``, ``key: [a, b]`` becomes
-            ``--key a b``, and null, false and an empty list nothing. A key that begins with ``-``
-            is taken as it is.
-        key: its key, for messages.
-        findings: takes what is wrong.
-        code: of what is wrong with an item of a list.
-
-    Returns:
-        Its words; texts that are secrets are withheld.
+    A list is taken as it is. Of a mapping, ``key: value`` becomes ``--key value``, ``key: true``
+    becomes ``--key``, ``key: [a, b]`` becomes ``--key a b``, and null, false and an empty list
+    nothing. A key that begins with ``-`` is taken as it is.
     """
     if isinstance(tree, list):
         return _words(tree, (), key, findings, code)
@@ -130,14 +113,7 @@ T = TypeVar("T")
 
 
 class Settings:
-    """Reads settings by name.
-
-    Args:
-        tree: value of each key of the schema.
-        keys: the dotted key that each of them stands under.
-        findings: takes what is wrong.
-        given: names of the keys that somebody has set, to the default or not.
-    """
+    """Reads settings by name; ``given`` are those that somebody has set, to the default or not."""
 
     def __init__(
         self,
@@ -165,13 +141,7 @@ class Settings:
         return self._keys[name]
 
     def scalar(self, name: str, read: Callable[[Any], T], default: T) -> T:
-        """Reads a setting that is one value.
-
-        Args:
-            name: of the setting.
-            read: reads the value; raises `Unfit`.
-            default: what it is if it is null, and where it is wrong.
-        """
+        """Read a setting that is one value; ``default`` is for null and what is wrong."""
         tree = self._tree[name]
         plain = reveal(tree)
         if plain is None:
@@ -181,12 +151,7 @@ class Settings:
         return default if value is None else value
 
     def each(self, name: str, read: Callable[[object], T]) -> tuple[T, ...]:
-        """Reads a setting that is a list.
-
-        Args:
-            name: of the setting.
-            read: reads one element; raises `Unfit`.
-        """
+        """Reads a setting that is a list."""
         return read_each(self._tree[name], self.key_of(name), self.findings, read)
 
     def with_value(self, name: str, value: Tree) -> Settings:

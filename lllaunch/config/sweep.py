@@ -11,16 +11,18 @@ from lllaunch.config.console import read_console
 from lllaunch.config.fields import (
     Findings,
     did_you_mean,
+    hinted,
     known_items,
     read_choice,
     read_count,
     read_each,
     read_flag,
+    read_items,
+    read_positive,
     read_text,
 )
 from lllaunch.config.launcher_schema import LAUNCH_FIELDS
 from lllaunch.config.read import Reader, register_resolvers
-from lllaunch.config.restart import CAUSE_SYNONYMS
 from lllaunch.config.schema import SYNONYMS as LAUNCH_SYNONYMS
 from lllaunch.config.tree import BROKEN, Tree, reveal
 from lllaunch.config.values import parse_duration
@@ -35,18 +37,11 @@ SWEEP_KEYS: tuple[str, ...] = (
 )
 SYNONYMS = {
     **LAUNCH_SYNONYMS,
-    **dict.fromkeys(("n_jobs", "jobs", "max_jobs", "parallel", "parallelism"), "max_parallel"),
-    **dict.fromkeys(("concurrency", "max_concurrency", "max_workers"), "max_parallel"),
-    **dict.fromkeys(("array_parallelism", "workers", "processes"), "max_parallel"),
-    **dict.fromkeys(("gpu", "devices", "num_gpus", "gpus_per_node", "visible_devices"), "gpus"),
-    **dict.fromkeys(("cpu", "cores", "num_cpus", "cpus_per_node"), "cpus"),
-    **dict.fromkeys(("pin", "pinning", "affinity", "cpu_affinity"), "pin_cpus"),
-    **dict.fromkeys(("on_error", "failure", "fail_fast", "keep_going"), "on_failure"),
+    "n_jobs": "max_parallel",
+    "array_parallelism": "max_parallel",
+    "gpus_per_node": "gpus",
+    "cpus_per_node": "cpus",
     "max_failures": "on_failure.max_failures",
-    **dict.fromkeys(("retry", "tries", "max_retries", "job_retries"), "retries"),
-    **dict.fromkeys(("delay", "retry_wait", "retry_backoff"), "retry_delay"),
-    **dict.fromkeys(("goal", "optimize", "optimise", "objective", "mode"), "direction"),
-    **dict.fromkeys(("resume_from", "resume_dir", "continue"), "resume"),
     "timeout_min": "watchdog.timeout",
     "tasks_per_node": "nproc",
 }
@@ -57,34 +52,20 @@ _HYDRAS = ("_target_", "_recursive_", "_convert_", "_partial_")
 _OF_JOBS = ("entrypoint", "args", "log_dir", "run_id")
 # A sweep has one machine, unless it goes to a cluster.
 _OF_SEVERAL = ("nnodes", "node_rank", "rdzv")
-_ALL_WORDS = frozenset({"all", "auto", "any", "every"})
-_NONE_WORDS = frozenset({"none", "no", "off", "false"})
 _FAILURE_WORDS = ("continue", "stop")
 _FAILURE_FORMS = "continue, stop or {max_failures: 3}"
-_FAILURE_HINTS = {
-    **dict.fromkeys(("go_on", "ignore", "keep_going", "proceed"), "did you mean 'continue'?"),
-    **dict.fromkeys(("abort", "fail", "fail_fast", "exit", "cancel"), "did you mean 'stop'?"),
-}
-_DIRECTION_HINTS = {
-    **dict.fromkeys(("min", "minimise", "minimum", "lower"), "did you mean 'minimize'?"),
-    **dict.fromkeys(("max", "maximise", "maximum", "higher"), "did you mean 'maximize'?"),
-}
 
 
 class SweepSettings(NamedTuple):
     """What holds for all jobs of a sweep, except their launch fields.
 
     Attributes:
-        policy: what runs at the same time, and what is done about failures.
         gpus: which GPUs may be leased, as `lllaunch.sweep.machine.find_machine` takes it: a number,
             names, or None for all.
-        cpus: the same for cores.
-        pin_cpus: whether each job is bound to the cores of its lease.
         direction: which of two objectives is better; None if that is not said here.
         resume: directory of the sweep that this one goes on with, as written; None for a new one.
         snapshot: whether the jobs run the code as it was when the sweep began. Of a cluster's
             sweep its own setting says so.
-        console: what is shown of the sweep. As a launch field it is the default for its jobs, too.
     """
 
     policy: SweepPolicy = SweepPolicy()
@@ -100,10 +81,8 @@ class SweepSettings(NamedTuple):
 def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> SweepSettings:
     """Reads what holds for all jobs of a sweep.
 
-    Args:
-        node: the launcher's node of the config, or its keys and values. Launch fields in it are
-            not looked at: `lllaunch.config.resolve.resolve` reads them for each job.
-        key: its dotted key, for messages.
+    Launch fields in the node are not looked at: `lllaunch.config.resolve.resolve` reads them for
+    each job.
 
     Raises:
         ConfigError: something is wrong; it holds everything that is.
@@ -116,11 +95,17 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
         names, synonyms = (*names, *LAUNCHERS_KEYS), {**SYNONYMS, **CLUSTER_SYNONYMS}
     written = dict.fromkeys(_refuse_keys_of_jobs(node, key, findings, submits=submits))
     known_items(written, key, names, synonyms, findings)
-    _expect_cluster(node, key, findings)
+    # the jobs of a cluster that we do not have would run here
+    backend = (launchers_cluster(node) or {}).get("backend", BACKEND)
+    if backend != BACKEND:
+        hint = did_you_mean(backend, [BACKEND]) if isinstance(backend, str) else ""
+        findings.add(f"{key}.cluster", backend, Unfit(repr(BACKEND), hint, code="cluster"))
     items = Reader(findings).read_items(node, key, (*SWEEP_KEYS, "console"))
     reading = _Reading(items, key, findings)
     policy = SweepPolicy(
-        max_parallel=reading.scalar("max_parallel", _read_max_parallel, None),
+        max_parallel=reading.scalar(
+            "max_parallel", hinted(read_positive, "null is as many as have room"), None
+        ),
         max_failures=reading.failures(),
         retries=reading.retries(),
         retry_delay=reading.scalar("retry_delay", parse_duration, 0.0),
@@ -137,14 +122,6 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
     )
     findings.raise_if_any([f"{key}.{name}" for name in (*SWEEP_KEYS, "console")])
     return settings
-
-
-def _expect_cluster(node: Mapping[str, Any], key: str, findings: Findings) -> None:
-    """Note a cluster that there is none of: its jobs would run here."""
-    backend = (launchers_cluster(node) or {}).get("backend", BACKEND)
-    if backend != BACKEND:
-        hint = did_you_mean(backend, [BACKEND]) if isinstance(backend, str) else ""
-        findings.add(f"{key}.cluster", backend, Unfit(repr(BACKEND), hint, code="cluster"))
 
 
 class _Reading:
@@ -174,7 +151,11 @@ class _Reading:
         def read(value: object) -> int | str:
             word = value.strip() if isinstance(value, str) else value
             if isinstance(word, str) and not word.isdecimal():
-                return _read_names(word, what)
+                if word.lower() in {"all", "auto", "none"}:
+                    raise Unfit(_limit(what), "null is all of them, 0 is none", code="number")
+                if not all(part.strip() for part in word.split(",")):
+                    raise Unfit(_limit(what), code="number")
+                return word
             try:
                 return read_count(word)
             except Unfit as unfit:
@@ -190,14 +171,14 @@ class _Reading:
             word = self.scalar("on_failure", _read_on_failure, "continue")
             return 1 if word == "stop" else None
         names, findings = ("max_failures",), self._findings
-        synonyms = dict.fromkeys(("max", "failures", "count", "n", "limit", "after"), names[0])
-        items = known_items(tree, key, names, synonyms, findings)
+        items = known_items(tree, key, names, {}, findings)
         if not tree:
             findings.add(
                 key, tree, Unfit("a number of failures", "write {max_failures: 3}", code="number")
             )
         where = f"{key}.max_failures"
-        return findings.attempt(where, items.get("max_failures", BROKEN), _read_max_failures)
+        read = hinted(read_positive, "write on_failure: continue for no limit")
+        return findings.attempt(where, items.get("max_failures", BROKEN), read)
 
     def retries(self) -> Retries:
         """How often a job is tried again, by cause."""
@@ -206,15 +187,8 @@ class _Reading:
             findings.attempt(key, tree, _refuse_retries)
             tree = None
         causes = Retries._fields
-        # a job has one node, and cannot lose another
-        synonyms = {word: cause for word, cause in CAUSE_SYNONYMS.items() if cause in causes}
-        items = known_items(tree or {}, key, causes, synonyms, findings)
-        numbers = {
-            cause: findings.attempt(f"{key}.{cause}", item, read_count)
-            for cause, item in items.items()
-            if reveal(item) is not None
-        }
-        return Retries(**{cause: number for cause, number in numbers.items() if number is not None})
+        items = known_items(tree or {}, key, causes, {}, findings)
+        return Retries(**read_items(items, key, dict.fromkeys(causes, read_count), findings))
 
 
 def _refuse_keys_of_jobs(
@@ -234,34 +208,9 @@ def _refuse_keys_of_jobs(
     return [name for name in node if name not in {*_OF_JOBS, *_OF_SEVERAL}]
 
 
-def _read_positive(value: object) -> int:
-    try:
-        number = read_count(value)
-    except Unfit as unfit:
-        raise Unfit("a whole number, 1 or more", unfit.hint, code="number") from None
-    if not number:
-        raise Unfit("a whole number, 1 or more", code="number")
-    return number
-
-
-def _read_max_parallel(value: object) -> int:
-    try:
-        return _read_positive(value)
-    except Unfit as unfit:
-        raise Unfit(unfit.expected, "null is as many as have room", code=unfit.code) from None
-
-
-def _read_max_failures(value: object) -> int:
-    try:
-        return _read_positive(value)
-    except Unfit as unfit:
-        hint = "write on_failure: continue for no limit" if not value else ""
-        raise Unfit(unfit.expected, hint, code=unfit.code) from None
-
-
 def _read_on_failure(value: object) -> str:
     try:
-        return read_choice(value, _FAILURE_WORDS, _FAILURE_HINTS)
+        return read_choice(value, _FAILURE_WORDS)
     except Unfit as unfit:
         number = isinstance(value, int) and not isinstance(value, bool) and value > 0
         hint = f"did you mean {{max_failures: {value}}}?" if number else unfit.hint
@@ -269,7 +218,7 @@ def _read_on_failure(value: object) -> str:
 
 
 def _read_direction(value: object) -> Direction:
-    return cast("Direction", read_choice(value, DIRECTIONS, _DIRECTION_HINTS))
+    return cast("Direction", read_choice(value, DIRECTIONS))
 
 
 def _refuse_retries(value: object) -> None:
@@ -280,17 +229,6 @@ def _refuse_retries(value: object) -> None:
 
 def _limit(what: str) -> str:
     return f"a number of {what} (0, 1, 2, ...) or a list"
-
-
-def _read_names(text: str, what: str) -> str:
-    """Names separated by commas."""
-    word = text.lower()
-    if word in _ALL_WORDS or word in _NONE_WORDS:
-        hint = "null is all of them" if word in _ALL_WORDS else "write 0"
-        raise Unfit(_limit(what), hint, code="number")
-    if not all(part.strip() for part in text.split(",")):
-        raise Unfit(_limit(what), code="number")
-    return text
 
 
 def _read_entry(value: object) -> int | str:

@@ -22,12 +22,7 @@ _MOST_BITS = 3400
 
 @dataclass(frozen=True, repr=False)
 class Withheld:
-    """A leaf that is used but never written.
-
-    Attributes:
-        value: the value itself.
-        source: the text that stands for it, such as ``${oc.env:HF_TOKEN}``.
-    """
+    """A value that is used but never written, and the text that stands for it."""
 
     value: Any
     source: str

@@ -54,15 +54,10 @@ _LARGEST_SIZE = 2**63 - 1
 
 
 def parse_duration(value: object, *, zero: bool = True) -> float:
-    """Reads a duration.
+    """Return the seconds of a duration.
 
-    Args:
-        value: seconds as a number, or text: a number of seconds, or parts with units ``d``, ``h``,
-            ``m``, ``s``, ``ms``, largest first, each at most once.
-        zero: whether nothing at all is a sensible duration here.
-
-    Returns:
-        Seconds.
+    A number is seconds; text is a number of seconds, or parts with units ``d``, ``h``, ``m``,
+    ``s``, ``ms``, largest first, each at most once.
 
     Raises:
         Unfit: it is no duration, is negative, is shorter than a nanosecond, or is longer than
@@ -85,13 +80,7 @@ _SHORTEST_SAMPLES = 1.0
 
 
 def parse_samples(value: object) -> float:
-    """Reads how often samples are taken.
-
-    Args:
-        value: a duration, as `parse_duration` has it, or False for never.
-
-    Returns:
-        Seconds between two; 0 for never.
+    """Return the seconds between two samples; 0 for False, which is never.
 
     Raises:
         Unfit: it is neither, or is shorter than a second.
@@ -160,14 +149,7 @@ def _without_colons(text: str) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Writes a duration so that `parse_duration` gives the same number of seconds again.
-
-    Args:
-        seconds: 0 or more, finite.
-
-    Returns:
-        Such as ``30s``, ``1h30m``, ``1d``, ``1m0.5s``.
-    """
+    """Return text such as ``1h30m`` or ``1m0.5s`` that `parse_duration` reads as the same."""
     rest = Decimal(repr(float(seconds)))
     text = ""
     for unit in ("d", "h", "m"):
@@ -180,15 +162,10 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_size(value: object, *, zero: bool = True) -> int:
-    """Reads a size.
+    """Return the bytes of a size.
 
-    Args:
-        value: bytes as a number, or text: a number and a unit (``B``, ``kB`` … ``PB`` are powers
-            of 1000, ``KiB`` … ``PiB`` powers of 1024; capitals do not matter).
-        zero: whether nothing at all is a sensible size here.
-
-    Returns:
-        Bytes.
+    A number is bytes; text is a number and a unit (``B``, ``kB`` … ``PB`` are powers of 1000,
+    ``KiB`` … ``PiB`` powers of 1024, in any case).
 
     Raises:
         Unfit: it is no size, is negative, or is no whole number of bytes.
@@ -223,14 +200,7 @@ def _sized(text: str) -> Decimal:
 
 
 def format_size(size: int) -> str:
-    """Writes a size so that `parse_size` gives the same number of bytes again.
-
-    Args:
-        size: bytes, 0 or more.
-
-    Returns:
-        A whole number of the largest unit that divides it, such as ``512MiB``, ``16GB``, ``7B``.
-    """
+    """Return text such as ``512MiB`` or ``7B`` that `parse_size` reads as the same size."""
     fitting = [(n, unit) for unit, n in _BYTES.items() if size and size % n == 0]
     factor, unit = max(fitting, default=(1, "b"))
     return f"{size // factor}{_written(unit)}"
@@ -246,14 +216,7 @@ _RANKS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 
 def parse_ranks(value: object) -> range:
-    """Reads a rank or a range, both ends included.
-
-    Args:
-        value: a number, or text such as ``"3"`` or ``"1-7"``.
-
-    Raises:
-        Unfit: it is neither.
-    """
+    """Read a rank or a range, both ends included (``3``, ``"1-7"``), or raise `Unfit`."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     match = _RANKS.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -278,11 +241,7 @@ def overlap(ranges: Sequence[range]) -> tuple[range, range] | None:
 
 
 def check_within(ranks: range, nproc: int) -> None:
-    """Refuses ranks that no worker has.
-
-    Raises:
-        Unfit: the range goes beyond the last rank.
-    """
+    """Raise `Unfit` for a range that goes beyond the last rank."""
     if ranks.stop > nproc:
         ranks_there = "rank 0 only" if nproc == 1 else f"ranks from 0 to {nproc - 1}"
         raise Unfit(f"{ranks_there}, as nproc is {nproc}", code="ranks")
@@ -290,17 +249,7 @@ def check_within(ranks: range, nproc: int) -> None:
 
 _NAMES = {"none": Std.NONE, "out": Std.OUT, "err": Std.ERR, "all": Std.ALL}
 _WORDS = {**_NAMES, **{str(int(std)): std for std in _NAMES.values()}}
-_SYNONYMS = {
-    "stdout": "out",
-    "stderr": "err",
-    "both": "all",
-    "on": "all",
-    "yes": "all",
-    "true": "all",
-    "off": "none",
-    "no": "none",
-    "false": "none",
-}
+_SYNONYMS = {"stdout": "out", "stderr": "err", "both": "all"}
 _MASK = "a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out')"
 _STREAMS = "a mask of streams (none, out, err, all, 0-3)"
 # The least number that YAML makes of digits with a colon: 1:00.
@@ -309,12 +258,7 @@ _SEXAGESIMAL = 60
 
 @dataclass(frozen=True)
 class Mask:
-    """Streams by ranks.
-
-    Attributes:
-        parts: ranges that do not overlap, each with its streams; ranks in none of them have none.
-        rest: streams of all ranks, for a mask without ranks.
-    """
+    """Streams by ranges of ranks, which do not overlap; ``rest`` is for all other ranks."""
 
     parts: tuple[tuple[range, Std], ...] = ()
     rest: Std = Std.NONE
@@ -341,16 +285,10 @@ class Mask:
 
 
 def parse_mask(value: Tree, key: str, findings: Findings) -> Mask | None:
-    """Reads a mask.
+    """Read a mask; None if something is wrong with it.
 
-    Args:
-        value: a name or a number for all ranks, text of ``ranks:streams`` pairs separated by
-            commas or blanks, or a dict of them. None and False stand for ``none``.
-        key: its key, for messages.
-        findings: takes what is wrong.
-
-    Returns:
-        The mask, or None if something is wrong with it.
+    It is a name or a number for all ranks, text of ``ranks:streams`` pairs separated by commas or
+    blanks, or a dict of them. None and False stand for ``none``.
     """
     before = findings.count
     if isinstance(value, dict):
@@ -443,14 +381,10 @@ def _numbered(value: float, expected: str) -> Std:
 
 
 def write_mask(streams: Mapping[int, Std]) -> str:
-    """The shortest text that means these streams.
+    """Return the shortest text that means these streams, of every local rank.
 
-    Args:
-        streams: by local rank, every rank listed.
-
-    Returns:
-        A name if all ranks have the same, else pairs such as ``0:all 1-7:out``, separated by
-        blanks, without the ranks that have none.
+    A name if all ranks have the same, else pairs such as ``0:all 1-7:out``, without the ranks that
+    have none.
     """
     used = set(streams.values())
     if len(used) <= 1:
@@ -488,16 +422,10 @@ def count_cpus() -> int:
 
 
 def parse_nproc(value: object, *, cpus: Callable[[], int], gpus: Callable[[], int]) -> int:
-    """Finds the number of workers.
+    """Return the number of workers: a number, or one for each ``cpu`` or ``gpu``.
 
-    Args:
-        value: a number; ``cpu`` or ``gpu``: one worker for each; ``auto``: one for each GPU or,
-            where there is none, for each CPU.
-        cpus: counts the CPUs.
-        gpus: counts the GPUs; raises `Unfit` if it cannot.
-
-    Returns:
-        Number of workers, at least 1.
+    ``auto`` is one for each GPU or, without any, for each CPU. ``gpus`` raises `Unfit` if it cannot
+    count.
 
     Raises:
         Unfit: it is none of these, or ``gpu`` on a machine without one.
@@ -505,28 +433,18 @@ def parse_nproc(value: object, *, cpus: Callable[[], int], gpus: Callable[[], in
     word = nproc_word(value)
     if word == "cpu":
         return cpus()
-    if word == "gpu":
-        return _one_or_more(gpus())
     if word == "auto":
-        return _if_any(gpus) or cpus()
-    return _number(value)
-
-
-def _one_or_more(gpus: int) -> int:
-    if not gpus:
-        raise Unfit(
-            message="found no visible GPU",
-            hint="see CUDA_VISIBLE_DEVICES, or use 'auto' or 'cpu'",
-            code="nproc",
-        )
-    return gpus
-
-
-def _if_any(gpus: Callable[[], int]) -> int:
-    try:
-        return gpus()
-    except Unfit:
-        return 0
+        try:
+            return gpus() or cpus()
+        except Unfit:
+            return cpus()
+    if word != "gpu":
+        return _number(value)
+    number = gpus()
+    if not number:
+        hint = "see CUDA_VISIBLE_DEVICES, or use 'auto' or 'cpu'"
+        raise Unfit(message="found no visible GPU", hint=hint, code="nproc")
+    return number
 
 
 def _number(value: object) -> int:
@@ -550,16 +468,11 @@ __all__ = ["PRETEND", "Nvml", "count_gpus"]
 def count_gpus(
     visible: str | None, nvml: Nvml | None = None, *, pretended: str | None = None
 ) -> int:
-    """Counts the GPUs that a process with this environment sees.
+    """Return the number of GPUs, or MIG slices, that a process with this environment sees.
 
-    Args:
-        visible: value of ``CUDA_VISIBLE_DEVICES``, None if it is not set.
-        nvml: stands in for the module ``pynvml``.
-        pretended: value of ``LLLAUNCH_PRETEND_GPUS``: names of GPUs that take the place of those
-            that there are. None if it is not set.
-
-    Returns:
-        Number of GPUs, or of MIG slices where the list names slices.
+    ``visible`` is the value of ``CUDA_VISIBLE_DEVICES``, ``pretended`` that of
+    ``LLLAUNCH_PRETEND_GPUS``: names of GPUs that replace the real ones. ``nvml`` stands in for the
+    module ``pynvml``.
 
     Raises:
         Unfit: the driver cannot be asked, or the names are no names; the text says why.
@@ -581,15 +494,9 @@ class HostContext:
     """What a config is read in.
 
     Attributes:
-        runtime_cwd: the directory that the command was given in, absolute.
-        output_dir: Hydra's output directory, absolute.
-        key: name of the launch node.
         root: the whole config as plain data, unresolved.
         searched: where configs were looked for.
         entrypoint_required: whether the config must say what to run, or must not.
-        environ: the launcher's environment.
-        sys_path: the launcher's ``sys.path``.
-        nvml: stands in for ``pynvml``.
         here: whether the run would be on this machine, whose CPUs and GPUs are counted then.
     """
 

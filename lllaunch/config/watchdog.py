@@ -34,30 +34,12 @@ WATCHDOG_KEYS = tuple(
     field.name for field in dataclasses.fields(WatchdogPolicy) if field.name != "report"
 )
 SYNONYMS = {
-    **dict.fromkeys(("base", "name", "mode", "level", "extends"), "preset"),
-    **dict.fromkeys(("timer", "file_timer", "enable_timers"), "timers"),
-    **dict.fromkeys(("max_time", "walltime", "wall_time", "time", "time_limit"), "timeout"),
-    **dict.fromkeys(("attempt_timeout", "deadline", "limit", "max_duration"), "timeout"),
-    **dict.fromkeys(("total_timeout", "total_time", "run_time", "max_run_time"), "run_timeout"),
-    **dict.fromkeys(("stall_timeout", "hang", "hang_timeout", "idle", "idle_timeout"), "stall"),
-    **dict.fromkeys(("stalled", "inactivity"), "stall"),
-    **dict.fromkeys(("silent", "no_output", "no_output_timeout", "output_timeout"), "silence"),
-    **dict.fromkeys(("spinning", "spin_timeout", "busy", "busy_wait", "livelock"), "spin"),
-    **dict.fromkeys(("scope", "rank_stall", "stall_rank", "stall_mode"), "stall_scope"),
-    **dict.fromkeys(("startup", "start_period", "grace", "initial_delay"), "warmup"),
-    **dict.fromkeys(("heartbeat_timeout", "heartbeat_interval", "beat"), "heartbeat"),
-    **dict.fromkeys(("mem", "mem_limit", "memory_limit", "max_memory", "rss", "ram"), "memory"),
-    **dict.fromkeys(("flight_recorder", "fr", "nccl", "trace", "collective"), "collectives"),
-    **dict.fromkeys(("pattern", "log_pattern", "within", "first_within"), "progress"),
     "grace_period": "launch.grace_period",
     "max_restarts": "launch.max_restarts",
+    "memory_limit": "memory",
+    "time_limit": "timeout",
 }
 
-_PRESET_HINTS = {
-    **dict.fromkeys(("on", "yes", "true", "enabled"), "write default"),
-    **dict.fromkeys(("off", "no", "false", "null", "disabled", "0"), "write none"),
-}
-_SCOPE_HINTS = {"all": "did you mean 'group'?", "any": "did you mean 'rank'?"}
 _NO_LIMIT = "write null for no limit"
 # Less would take a pause for a hang.
 _SHORTEST = 1.0
@@ -75,11 +57,7 @@ _SMALLEST = 1024**2
 
 
 def read_watchdog(settings: Settings) -> WatchdogPolicy:
-    """Reads ``watchdog``.
-
-    Args:
-        settings: of the launch node; what is wrong goes to their findings.
-    """
+    """Reads ``watchdog``."""
     tree, key, findings = settings["watchdog"], settings.key_of("watchdog"), settings.findings
     if not isinstance(tree, dict):
         return findings.attempt(key, tree, _read_scalar) or WatchdogPolicy()
@@ -96,9 +74,7 @@ def with_spin(policy: WatchdogPolicy) -> WatchdogPolicy:
     """Return a policy with what it means for ``spin`` if nobody says so.
 
     Who watches for stalls wants to know of hangs that spin as well; such a run is ended only where
-    one idle worker is enough to end it. It follows from the other settings, not from the preset
-    alone, since plans that were made before there was ``spin`` name those only
-    (`lllaunch.config.plan`).
+    one idle worker is enough to end it.
     """
     ends = policy.stall_scope == "rank" and "stall" not in policy.report
     reported = policy.stall is not None and not ends
@@ -128,11 +104,7 @@ def check_replaced(tree: Tree, key: str, findings: Findings) -> None:
     For Hydra ``watchdog: default`` is text: ``watchdog: {stall: 10m}`` in another config, or
     ``+launch.watchdog.stall=10m``, does not change that preset but puts a mapping in its place.
 
-    Args:
-        tree: value of ``watchdog`` in a config that was composed over the schema, whose own mapping
-            names a preset.
-        key: its key.
-        findings: takes it.
+    ``tree`` was composed over the schema, whose own mapping names a preset.
     """
     if isinstance(tree, dict) and "preset" not in tree and not tree.keys() >= _FIRST_KEYS:
         message = "names no preset, and has replaced what another config said"
@@ -145,8 +117,7 @@ def _read_preset(value: object) -> WatchdogPolicy:
         return PRESETS["none"]
     if isinstance(value, str) and value in PRESETS:
         return PRESETS[value]
-    word = str(value).strip().lower() if isinstance(value, (str, bool, int)) else ""
-    hint = _PRESET_HINTS.get(word) or did_you_mean(word, PRESETS)
+    hint = "write default" if value is True else did_you_mean(str(value), PRESETS)
     raise Unfit(f"a preset ({', '.join(PRESETS)})", hint, code="preset")
 
 
@@ -154,16 +125,8 @@ def _read_scalar(value: object) -> WatchdogPolicy:
     try:
         return _read_preset(value)
     except Unfit as unfit:
-        hint = unfit.hint or _for_duration(value)
-        raise Unfit(f"{unfit.expected} or a mapping of settings", hint, code=unfit.code) from None
-
-
-def _for_duration(value: object) -> str:
-    try:
-        parse_duration(value)
-    except Unfit:
-        return ""
-    return f"write {{stall: {value}}} or {{timeout: {value}}}"
+        expected = f"{unfit.expected} or a mapping of settings"
+        raise Unfit(expected, unfit.hint, code=unfit.code) from None
 
 
 def _changed(
@@ -196,14 +159,7 @@ def _changed(
 def _parts(
     item: dict[str, Tree], key: str, findings: Findings, limit: float | None
 ) -> tuple[Tree, str]:
-    """Return the limit and the action of ``{after: 30m, action: report}``.
-
-    Args:
-        item: the mapping.
-        key: its key.
-        findings: takes what is wrong.
-        limit: the preset's, which holds if the mapping names none.
-    """
+    """Return limit (the preset's by default) and action of ``{after: 30m, action: report}``."""
     parts = known_items(item, key, ("after", "action"), {}, findings)
     if "after" not in parts and (limit is None or "action" not in parts):
         hint = "the preset has none: add after: 30m" if limit is None else "add after: 30m"
@@ -214,7 +170,7 @@ def _parts(
 def _action(parts: dict[str, Tree], key: str, findings: Findings) -> str:
     action = parts.get("action", "end")
     read = findings.attempt(
-        f"{key}.action", action, lambda value: read_choice(value, ("end", "report"), {})
+        f"{key}.action", action, lambda value: read_choice(value, ("end", "report"))
     )
     return read or "end"
 
@@ -223,7 +179,7 @@ def _progress(item: Tree, key: str, findings: Findings) -> tuple[ProgressLimit |
     """Return the limit and the action of ``{pattern: ..., within: 5m, action: report}``, or 5m."""
     parts: dict[str, Tree]
     if isinstance(item, dict):
-        parts = known_items(item, key, _OF_PROGRESS, _SYNONYMS_OF_PROGRESS, findings)
+        parts = known_items(item, key, _OF_PROGRESS, {}, findings)
     elif reveal(item) is None or reveal(item) is False:
         return None, "end"
     else:
@@ -293,7 +249,7 @@ _READERS: dict[str, Callable[[object], Any]] = {
     "timeout": _read_limit,
     "run_timeout": _read_limit,
     "stall": partial(_read_limit, least=_SHORTEST),
-    "stall_scope": lambda value: read_choice(value, ("group", "rank"), _SCOPE_HINTS),
+    "stall_scope": lambda value: read_choice(value, ("group", "rank")),
     "silence": partial(_read_limit, least=_SHORTEST),
     "spin": partial(_read_limit, least=_SHORTEST),
     "warmup": parse_duration,
@@ -302,11 +258,6 @@ _READERS: dict[str, Callable[[object], Any]] = {
     "collectives": read_flag,
 }
 _OF_PROGRESS = ("pattern", "within", "first_within", "action")
-_SYNONYMS_OF_PROGRESS = {
-    **dict.fromkeys(("regex", "regexp", "line", "match", "log_pattern"), "pattern"),
-    **dict.fromkeys(("after", "every", "timeout", "interval"), "within"),
-    **dict.fromkeys(("first", "start", "startup", "start_within", "warmup"), "first_within"),
-}
 _LIMITS = frozenset({"timeout", "run_timeout", "stall", "silence", "spin", "heartbeat", "memory"})
 
 

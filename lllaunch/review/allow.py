@@ -60,14 +60,10 @@ _MOST_VALUES = 20_000
 
 
 def made_by_logging(config: Mapping[Any, Any]) -> Iterator[tuple[Path, Any, bool]]:
-    """Returns what logging is asked to import.
+    """Yield what logging is asked to import.
 
-    Args:
-        config: whole, plain data, unresolved.
-
-    Yields:
-        Where it stands, its text (or what stands there instead of one), and whether that is what it
-        says, rather than an interpolation that may come to anything.
+    Where it stands, its text (or what stands there instead of one), and whether that is what it
+    says, rather than an interpolation that may come to anything.
     """
     left = _MOST_VALUES
     waiting: list[tuple[Path, Any, int]] = [(path, value_at(config, path), 0) for path in NODES]
@@ -77,7 +73,7 @@ def made_by_logging(config: Mapping[Any, Any]) -> Iterator[tuple[Path, Any, bool
         if path[-1] == _ATTRIBUTES:
             yield path, value, False
             continue
-        target = _referred(config, value)
+        *_, target = followed(config, value)
         if isinstance(target, (Mapping, list)):
             if hops >= _MOST_HOPS or left < 0:
                 yield path, value, False
@@ -131,12 +127,7 @@ def _beginning(config: Mapping[Any, Any], text: str) -> str | None:
 
 
 def followed(config: Mapping[Any, Any], value: Any) -> Iterator[Any]:
-    """A value, what it refers to if it is a reference and nothing else, and so on.
-
-    Args:
-        config: whole, plain data, unresolved.
-        value: in it.
-    """
+    """A value, what it refers to if it is a reference and nothing else, and so on."""
     yield value
     for _ in range(_MOST_HOPS):
         found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
@@ -144,12 +135,6 @@ def followed(config: Mapping[Any, Any], value: Any) -> Iterator[Any]:
         if value is None:
             return
         yield value
-
-
-def _referred(config: Mapping[Any, Any], value: Any) -> Any:
-    """What a value comes to in the end."""
-    *_, last = followed(config, value)
-    return last
 
 
 _TARGET = "_target_"
@@ -167,7 +152,6 @@ class Requested(NamedTuple):
     """Something that a config asks for by its name.
 
     Attributes:
-        path: keys and places that lead to it.
         value: what is asked for; where it was a plain reference to text elsewhere, that text.
         lists: names of the lists of a policy that may allow it.
         clear: whether the value is what it says, and no interpolation.
@@ -190,9 +174,6 @@ def asked_for(config: Mapping[Any, Any]) -> Iterator[Requested]:
 
     That is each ``_target_``, wherever it is; callbacks and search path of Hydra; the factories and
     classes of its logging; and texts that make nodes with a ``_target_`` in them.
-
-    Args:
-        config: whole, plain data, unresolved.
     """
     for path, value in walk(config):
         lists = _lists_of(path, value)
@@ -208,7 +189,10 @@ def _lists_of(path: tuple[Any, ...], value: Any) -> tuple[str, ...]:
     if not path or value in (None, "???") or _is_record(path, value):
         return ()
     if path[-1] == _TARGET:
-        return _target_lists(path)
+        if path[:2] != _CALLBACKS:
+            return ("targets",)
+        # hydra.callbacks.NAME._target_ is the callback; below it is what it is given
+        return ("callbacks",) if len(path) == 4 else ("callbacks", "targets")
     if path[:2] == _CALLBACKS and len(path) in {2, 3} and isinstance(value, str):
         return ("callbacks",)  # the whole node comes from somewhere else
     if path[:2] == _SEARCHPATH and not isinstance(value, list):
@@ -240,13 +224,6 @@ def _is_unnamed(text: str, start: int) -> bool:
         if depth < 0 or (depth == 0 and char == ":"):
             return made_up and depth == 0
     return made_up
-
-
-def _target_lists(path: tuple[Any, ...]) -> tuple[str, ...]:
-    if path[:2] != _CALLBACKS:
-        return ("targets",)
-    # hydra.callbacks.NAME._target_ is the callback; below it is what it is given
-    return ("callbacks",) if len(path) == 4 else ("callbacks", "targets")
 
 
 def walk(config: Mapping[Any, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -309,11 +286,7 @@ NO_POLICY = Diagnostic(
 
 
 def variables_set(env_set: object) -> dict[str, Any]:
-    """Return what ``hydra.job.env_set`` sets, without ``env_copy``, which workers have anyway.
-
-    Args:
-        env_set: as plain data, unresolved.
-    """
+    """Return what ``hydra.job.env_set`` sets, without ``env_copy``, which workers have anyway."""
     if not isinstance(env_set, Mapping):
         return {}
     copied = {name: f"${{oc.env:{name}}}" for name in env_set}
@@ -331,21 +304,11 @@ def check(
     sys_path: Iterable[str] | None = None,
     entrypoint: bool = True,
 ) -> list[Diagnostic]:
-    """Tells what of a run its project does not allow.
+    """Return what the project does not allow of a run; exit code 5 as a `PlanRefused`.
 
-    Args:
-        spec: the run.
-        config: the whole composed config, Hydra's node included: plain data, unresolved.
-        policy: of the project; None if it has none, which allows everything unless ``locked``.
-        root: top of the working tree.
-        locked: whether the run must be a reviewed one.
-        environ: of the launcher, for PATH; None for the real one.
-        sys_path: of the launcher; None for the real one.
-        entrypoint: whether what the workers run is known, and judged.
-
-    Returns:
-        A problem for each value that is not allowed; with exit code 5 they belong into a
-        `lllaunch.review.refused.PlanRefused`.
+    ``config`` is the whole composed config, Hydra's node included: plain data, unresolved. Without
+    a policy everything is allowed unless ``locked``: the run must be a reviewed one.
+    ``entrypoint``: what the workers run is known, and judged.
     """
     if policy is None:
         return [NO_POLICY] if locked else []
@@ -354,12 +317,14 @@ def check(
     # as workers have it: their own directory first
     judge = _Judge(policy, root, environ, (spec.cwd, spec.runtime_cwd, *sys_path))
     if entrypoint:
-        judge.entrypoint(spec)
+        judge.runs("launch.entrypoint", spec.entrypoint)
     if spec.preflight is not None:
         judge.preflight(spec, spec.preflight)
     judge.directories(spec)
     judge.preload(spec)
-    judge.variables(_variables(spec))
+    per_rank = spec.env_per_rank.items()
+    named = {f"launch.env_per_rank.{rank_key(ranks)}": env for ranks, env in per_rank}
+    judge.variables({"launch.env": spec.env, **named})
     if spec.nodes is not None:
         judge.host(spec, spec.nodes.host)
     if spec.cluster is not None:
@@ -372,13 +337,9 @@ def check(
 def check_config(
     config: Mapping[Any, Any], policy: Policy, root: str, written: Iterable[Written] = ()
 ) -> list[Diagnostic]:
-    """Tells what of a config its project does not allow, before Hydra makes anything of it.
+    """Return what the project does not allow of a config, before Hydra makes anything of it.
 
-    Args:
-        config: whole, Hydra's node included: plain data, unresolved.
-        policy: of the project.
-        root: top of the working tree.
-        written: what Hydra would write to.
+    It is the whole of it: plain data, unresolved. ``written`` is what Hydra would write to.
     """
     judge = _Judge(policy, root, os.environ, (os.getcwd(), *sys.path))
     judge.config(config)
@@ -392,13 +353,6 @@ def check_searchpath(entries: Iterable[object], policy: Policy, root: str) -> li
     Hydra imports packages that it looks in, so they are judged before anything is composed.
     """
     return check_config({"hydra": {"searchpath": list(entries)}}, policy, root)
-
-
-def _variables(spec: LaunchSpec) -> dict[str, Any]:
-    """Variables of workers, by the key of the node that sets them."""
-    per_rank = spec.env_per_rank.items()
-    named = {f"launch.env_per_rank.{rank_key(ranks)}": env for ranks, env in per_rank}
-    return {"launch.env": spec.env, **named}
 
 
 def _in_batch_jobs(cluster: Cluster) -> Iterator[tuple[str, str]]:
@@ -427,10 +381,7 @@ class _Judge:
         self._path = tuple(dict.fromkeys(sys_path))
         self._objects = Objects(self._path)
 
-    def entrypoint(self, spec: LaunchSpec) -> None:
-        self._runs("launch.entrypoint", spec.entrypoint)
-
-    def _runs(self, key: str, entry: Entrypoint) -> None:
+    def runs(self, key: str, entry: Entrypoint) -> None:
         name = "programs" if entry.form == "program" else "entrypoints"
         patterns = getattr(self._policy, name)
         refused = [each for each in self._forms(entry) if not fits_any(patterns, each)]
@@ -451,7 +402,7 @@ class _Judge:
         name, path = preflight.command[0], ("preflight", "command")
         text = spec.sources.get((*path, 0), spec.sources.get(path, name))
         program = Entrypoint("program", preflight.program(spec.runtime_cwd), str(text))
-        self._runs("launch.preflight", program)
+        self.runs("launch.preflight", program)
 
     def cluster(self, cluster: Cluster) -> None:
         for key, text in _in_batch_jobs(cluster):
@@ -462,25 +413,24 @@ class _Judge:
 
     def _forms(self, entry: Entrypoint) -> list[Forms]:
         if entry.form == "program":
-            return [self._program(entry.name)]
+            if "/" in entry.name:
+                return [Forms(file=self._place(entry.name))]
+            found = shutil.which(entry.name, path=self._environ.get("PATH") or os.defpath)
+            return [Forms((entry.name,), os.path.abspath(found) if found else "")]
         if entry.form == "script":
             return [Forms(file=self._place(entry.name))]
         if entry.form == "module":
             file = locate_main(entry.name, self._path).file
             place = self._place(file) if file else ""
             return [Forms((f"-m {entry.name}", entry.name), place)]
-        if entry.name == "__main__":
-            return [Forms((entry.text,))]  # of the script that the user started
+        if entry.name == "__main__":  # of the script that the user started
+            path = getattr(sys.modules["__main__"], "__file__", None) or ""
+            own = os.path.basename(path) == entry.text.partition(":")[0]
+            return [Forms((entry.text,), self._place(path) if own else "")]
         exact = f"{entry.name}:{entry.qualname}"
         told = self._objects.function(entry.name, entry.qualname) if entry.name else ()
-        found = [Forms((f"{t.module}:{t.qualname}",), self._place(t.file), exact) for t in told]
-        return found or [Forms(exact=exact)]
-
-    def _program(self, name: str) -> Forms:
-        if "/" in name:
-            return Forms(file=self._place(name))
-        found = shutil.which(name, path=self._environ.get("PATH") or os.defpath)
-        return Forms((name,), os.path.abspath(found) if found else "")
+        forms = [Forms((f"{t.module}:{t.qualname}",), self._place(t.file), exact) for t in told]
+        return forms or [Forms(exact=exact)]
 
     def directories(self, spec: LaunchSpec) -> None:
         named = {}

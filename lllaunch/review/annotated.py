@@ -22,13 +22,9 @@ _NAMES = {"stdout": Std.OUT, "stderr": Std.ERR}
 def streams_of(launch: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Returns where the streams of each rank go.
 
-    Args:
-        launch: the node of a plan, decided. Its ``nproc`` may be a word.
-
-    Returns:
-        By rank or range (``0``, ``1-7``, or ``1-`` where the number of ranks is not known):
-        ``stdout`` and ``stderr`` as ``file``, ``file and console`` or ``launcher``
-        (where the launcher's own goes).
+    By rank or range (``0``, ``1-7``, or ``1-`` where the number of ranks is not known): ``stdout``
+    and ``stderr`` as ``file``, ``file and console`` or ``launcher`` (where the launcher's own
+    goes).
     """
     files, shown = _mask(launch["redirects"]), _mask(launch["tee"])
     asked = launch["local_ranks_filter"]
@@ -99,24 +95,14 @@ _TOLD = ("file", "override")
 
 
 class AnnotatedLine(NamedTuple):
-    """A line of YAML.
-
-    Attributes:
-        text: without the comment.
-        comment: with the blanks before it; empty if there is none.
-    """
+    """A line of YAML, and its comment with the blanks before it."""
 
     text: str
     comment: str = ""
 
 
 def annotated(plan: Mapping[str, Any], comment: Callable[[Path], str]) -> list[AnnotatedLine]:
-    """Returns plain data as YAML, with a comment behind each value.
-
-    Args:
-        plan: the data.
-        comment: of the value at a path of keys and places; empty for none.
-    """
+    """Return plain data as YAML, with a comment (which may be empty) behind each value."""
     lines = [AnnotatedLine(text) for text in dump_yaml(plan, VisibleDumper).splitlines()]
     found = lines_of("\n".join(line.text for line in lines))
     for path, _ in leaf_items(plan):
@@ -130,12 +116,7 @@ def annotated(plan: Mapping[str, Any], comment: Callable[[Path], str]) -> list[A
 
 
 def comment_lines(title: str, facts: Iterable[tuple[str, str]]) -> list[AnnotatedLine]:
-    """Returns a block of comments: a title, and facts below it.
-
-    Args:
-        title: ends with a colon.
-        facts: names and texts; what has no text is left out.
-    """
+    """Return a block of comments: a title, and below it the facts that have a text."""
     told = [(name, text) for name, text in facts if text]
     width = max((len(name) for name, _ in told), default=0)
     rows = [f"#   {name:<{width}}  {_tame(text)}" for name, text in told]
@@ -145,10 +126,7 @@ def comment_lines(title: str, facts: Iterable[tuple[str, str]]) -> list[Annotate
 class OriginAnnotator:
     """Says of the values of a plan where they came from.
 
-    Args:
-        origins: of the config that it was decided from.
-        spec: the run; which of its arguments have names.
-        sweeps: whether it is of a sweep, where ``hydra.launcher`` has defaults.
+    ``sweeps``: ``hydra.launcher`` has defaults, too.
     """
 
     def __init__(self, origins: Origins, spec: LaunchSpec, sweeps: bool = False) -> None:
@@ -157,11 +135,7 @@ class OriginAnnotator:
         self._sweeps = sweeps
 
     def chain(self, path: Path) -> tuple[Link, ...]:
-        """Returns the origin of a value of a plan, and of what that refers to.
-
-        Args:
-            path: of the value, such as ``("launch", "args", 3)``.
-        """
+        """Returns the origin of a value of a plan, and of what that refers to."""
         if path[0] == _CLUSTER:
             return self._of_cluster(path)
         if path[0] == "hydra":

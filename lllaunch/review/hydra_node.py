@@ -28,10 +28,6 @@ IN_LOCKS = ("callbacks", *(name for _, name in NODES))
 def with_hydra(spec: LaunchSpec, config: DictConfig) -> LaunchSpec:
     """Return a run with what a reviewer has to know of Hydra's node.
 
-    Args:
-        spec: the run.
-        config: that it was decided from, whole; it is Hydra's config of this process.
-
     Raises:
         ConfigError: something in it cannot be resolved.
     """
@@ -46,11 +42,7 @@ def with_hydra(spec: LaunchSpec, config: DictConfig) -> LaunchSpec:
 
 
 def written(config: DictConfig) -> tuple[Written, ...]:
-    """Return what Hydra writes to, as far as it can be resolved: what cannot Hydra cannot, either.
-
-    Args:
-        config: whole.
-    """
+    """Return what Hydra writes to, as far as Hydra itself can resolve it."""
     with watching("oc.env") as reads:
         found = [*_written(config)]
     return tuple(each._replace(hidden=bool(reads)) for each in found)

@@ -8,7 +8,6 @@ difference of the two is what a reviewer has to look at.
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import re
 import shlex
@@ -38,9 +37,7 @@ _LONGEST_NAME = 200
 def lock_path(root: str, name: str) -> str:
     """Returns where the lock of an experiment is, or would be.
 
-    Args:
-        root: top directory of the project.
-        name: of the experiment; one with slashes is in a directory below.
+    The lock of a name with slashes is in a directory below.
 
     Raises:
         ConfigError: the name is none that a lock can have, or a symbolic link leads out of the
@@ -78,9 +75,6 @@ def name_problem(name: str) -> Diagnostic | None:
 FORMAT = 2
 """Of the file; grows when an older reader would misunderstand it."""
 
-_WITH_DEFAULTS = 1
-"""The format that named defaults, too, and hashed the text of its YAML; it is read."""
-
 _JOBS = "jobs"
 _MOST_LIKE = 50  # jobs that one which was not reviewed is compared with
 _KEYS = ("lock", "command", "plan_hash", "plan")
@@ -101,15 +95,11 @@ VisibleDumper.add_representer(str, _represent_text)
 
 @dataclass(frozen=True)
 class Lock:
-    """A reviewed plan.
+    """A reviewed plan, with the overrides and flags that it was made with.
 
-    Attributes:
-        path: of the file.
-        command: overrides and flags that the plan was made with.
-        plan_hash: of the plan, as `lllaunch.config.plan.plan_hash` gives it.
-        plan: plain data, complete: ``launch`` with the node under it, ``cluster`` if it goes to
-            one, and ``hydra`` if that makes anything by name; or ``jobs``, where each job of a
-            sweep has such a plan under its overrides.
+    ``plan`` is plain data, complete: ``launch`` with the node under it, ``cluster`` if it goes to
+    one, and ``hydra`` if that makes anything by name; or ``jobs``, where each job of a sweep has
+    such a plan under its overrides.
     """
 
     path: str
@@ -129,21 +119,15 @@ class Lock:
 
 
 def sweep_plan(jobs: Mapping[str, LaunchSpec]) -> dict[str, Any]:
-    """Returns the plan of a sweep, as a lock holds it.
-
-    Args:
-        jobs: each job's run, by its overrides.
-    """
+    """Return the plan of a sweep, as a lock holds it: that of each job by its overrides."""
     return {_JOBS: {overrides: portable_plan(spec) for overrides, spec in jobs.items()}}
 
 
 def lock_text(name: str, command: Sequence[str], plan: Mapping[str, Any]) -> str:
     """Returns the text of a lock; the same for the same arguments, on every machine.
 
-    Args:
-        name: of the experiment, such as ``vision/resnet``.
-        command: overrides and flags that the plan was made with, already redacted.
-        plan: of a run (`lllaunch.config.plan.portable_plan`) or of a sweep (`sweep_plan`).
+    ``command`` is redacted; ``plan`` is of a run (`lllaunch.config.plan.portable_plan`) or of a
+    sweep (`sweep_plan`).
 
     Raises:
         ConfigError: the name is none that a lock can have, or the plan holds what YAML's plain
@@ -174,12 +158,7 @@ def read_lock(path: str) -> Lock:
 
 
 def parse_lock(text: str, path: str) -> Lock:
-    """Reads the text of a lock; `read_lock` tells what is raised.
-
-    Args:
-        text: of the file.
-        path: its name, for messages.
-    """
+    """Reads the text of a lock; `read_lock` tells what is raised."""
     document = parse(text, path)
     problems = _misfits(document.data, document.lines, path)
     if problems:
@@ -187,7 +166,7 @@ def parse_lock(text: str, path: str) -> Lock:
     data = document.data
     plan = complete(data["plan"])
     lock = Lock(path, tuple(data["command"]), hash_of(plan), plan)
-    if data["plan_hash"] != (lock.plan_hash if data["lock"] == FORMAT else _old_hash(data["plan"])):
+    if data["plan_hash"] != lock.plan_hash:
         message = "does not fit the plan below it: the file was edited by hand"
         line = document.lines.nearest(["plan_hash"])
         shown = f"{data['plan_hash'][:12]}..."
@@ -196,20 +175,8 @@ def parse_lock(text: str, path: str) -> Lock:
     return lock
 
 
-def _old_hash(plan: Mapping[str, Any]) -> str:
-    return hashlib.sha256(dump_yaml(plan).encode("utf-8", "surrogateescape")).hexdigest()
-
-
 def write_lock(root: str, name: str, text: str) -> str:
     """Writes a lock so that a reader sees the old one or the new.
-
-    Args:
-        root: top directory of the project; what is missing below it is made.
-        name: of the experiment.
-        text: as `lock_text` made it.
-
-    Returns:
-        The path of the file.
 
     Raises:
         ConfigError: the name is none that a lock can have, or a symbolic link leads out of the
@@ -229,12 +196,8 @@ def write_lock(root: str, name: str, text: str) -> str:
 def compare(lock: Lock, spec: LaunchSpec, job: str = "") -> tuple[Change, ...]:
     """Returns in what a run's plan differs from the reviewed one; nothing if it is that.
 
-    Args:
-        lock: of a run, or of the sweep that the run is a job of.
-        spec: the run.
-        job: its overrides in that sweep, if it is one of a sweep. It may be any job that was
-            reviewed; if it is none it is compared with the one of that name, else with the one
-            that is most like it.
+    ``job``: its overrides, if it is one of a sweep. It may be any job that was reviewed; if it is
+    none it is compared with the one of that name, else with the one that is most like it.
     """
     plan = portable_plan(spec)
     if _JOBS not in lock.plan:
@@ -294,7 +257,7 @@ def _misfits(data: Any, lines: Lines, path: str) -> list[Diagnostic]:
         shown = "no key 'lock'" if isinstance(data, dict) else show(data)
         return [problem("", shown, f"a lock (a mapping of {', '.join(_KEYS)})")]
     found = data["lock"]
-    if found not in {FORMAT, _WITH_DEFAULTS} or isinstance(found, bool):
+    if found != FORMAT:
         expected = f"a format that this lllaunch reads ({FORMAT})"
         return [problem("lock", show(found), expected, "renew it, or use a newer lllaunch")]
     problems = []

@@ -9,25 +9,17 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from lllaunch.config.locate import NameStatus, locate
+from lllaunch.config.locate import DEFINITIONS, Binding, NameStatus, bindings_in, locate
 
 _MOST_FILES = 300
 _MOST_HOPS = 40
-_SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_DEFS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class Definition(NamedTuple):
-    """Where something is defined.
-
-    Attributes:
-        module: dotted name.
-        qualname: dotted name within it.
-        file: source of the module.
-    """
+    """Where something is defined."""
 
     module: str
     qualname: str
@@ -42,42 +34,18 @@ class _Missing(_Unknown):
     """The module certainly has no such name."""
 
 
-class _Import(NamedTuple):
-    module: str
-    name: str  # within the module; empty for the module itself
-
-
-class _Alias(NamedTuple):
-    name: str  # dotted, in the same scope
-
-
-class _Made:
-    """A value made by a call."""
-
-
-class _Unclear:
-    """Bound in a way that is not followed."""
-
-
-_Binding = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | _Import | _Alias | _Made
-_Bindings = dict[str, list["_Binding | _Unclear"]]
-
 _Seen = frozenset[tuple[str, str]]
 
 
 class _Source(NamedTuple):
     module: str
-    file: str
-    bindings: _Bindings
-    stars: list[str]
+    file: str = ""
+    package: str = ""
+    bindings: Mapping[str, list[Binding]] = {}
 
 
 class Objects:
-    """Looks for names in source files; each file is read once.
-
-    Args:
-        path: directories, as in ``sys.path``.
-    """
+    """Looks for names in source files; each file is read once."""
 
     def __init__(self, path: Sequence[str]) -> None:
         self._path = path
@@ -108,41 +76,50 @@ class Objects:
         bindings = source.bindings.get(first)
         if bindings is None:
             return self._not_bound(source, first, rest, seen)
-        found: list[Definition] = []
-        for binding in bindings:
-            found += self._follow(source, binding, first, rest, seen)
-        return found
+        return [
+            each
+            for node, alias in bindings
+            for each in self._follow(source, node, alias, first, rest, seen)
+        ]
 
     def _follow(
         self,
         source: _Source,
-        binding: _Binding | _Unclear,
+        node: ast.AST,
+        alias: ast.alias | None,
         first: str,
         rest: str,
         seen: _Seen,
     ) -> list[Definition]:
-        if isinstance(binding, _DEFS):
-            if rest and not _defines(binding, rest):
+        if isinstance(node, DEFINITIONS):
+            if rest and not _defines(node, rest):
                 raise _Unknown
             return [Definition(source.module, _join(first, rest), source.file)]
-        if isinstance(binding, _Made) and not rest:
-            return [Definition(source.module, first, source.file)]
-        if isinstance(binding, _Alias):
-            return self._definitions(source.module, _join(binding.name, rest), seen)
-        if isinstance(binding, _Import):
-            qualname = _join(binding.name, rest)
-            if binding.module == source.module and binding.name:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            if isinstance(node.value, (ast.Call, ast.Lambda)) and not rest:
+                # a value made by a call
+                return [Definition(source.module, first, source.file)]
+            other = _dotted_name(node.value)
+            if other:
+                return self._definitions(source.module, _join(other, rest), seen)
+        if isinstance(node, ast.ImportFrom) and alias is not None:
+            module = _absolute(node, source.package)
+            if module == source.module:
                 # from . import name: its own submodule
-                return self._submodule(binding.module, binding.name, rest, seen)
-            if qualname:
-                return self._definitions(binding.module, qualname, seen)
+                return self._submodule(module, alias.name, rest, seen)
+            return self._definitions(module, _join(alias.name, rest), seen)
+        if isinstance(node, ast.Import) and alias is not None and rest:
+            module = alias.name if alias.asname else first
+            return self._definitions(module, rest, seen)
         raise _Unknown
 
     def _not_bound(self, source: _Source, first: str, rest: str, seen: _Seen) -> list[Definition]:
         clear = "__getattr__" not in source.bindings
-        for star in reversed(source.stars):  # the last one wins
+        for star, _ in reversed(source.bindings.get("*", [])):  # the last one wins
+            assert isinstance(star, ast.ImportFrom)
+            module = _absolute(star, source.package)
             try:
-                return self._definitions(star, _join(first, rest), seen)
+                return self._definitions(module, _join(first, rest), seen)
             except _Missing:
                 continue
             except _Unknown:
@@ -180,7 +157,7 @@ class Objects:
         if not located.file:
             # a namespace package has no source, an extension module none that can be read; in
             # neither is anything bound but submodules
-            return _Source(module, "", {}, [])
+            return _Source(module)
         try:
             with open(located.file, "rb") as file:
                 tree = ast.parse(file.read(), located.file)
@@ -188,7 +165,12 @@ class Objects:
             return None
         is_package = os.path.basename(located.file).startswith("__init__.")
         package = module if is_package else module.rpartition(".")[0]
-        return _Source(module, located.file, *_bindings(tree, package))
+        bindings = bindings_in(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Global):
+                for name in node.names:
+                    bindings.setdefault(name, []).append((node, None))
+        return _Source(module, located.file, package, bindings)
 
 
 def _join(first: str, rest: str) -> str:
@@ -200,80 +182,11 @@ def _defines(node: ast.AST, qualname: str) -> bool:
     if not isinstance(node, ast.ClassDef):
         return False
     first, _, rest = qualname.partition(".")
-    bindings = _bindings(node, "")[0].get(first, [])
+    bindings = bindings_in(node).get(first, [])
     return bool(bindings) and all(
-        isinstance(binding, _DEFS) and (not rest or _defines(binding, rest)) for binding in bindings
+        isinstance(binding, DEFINITIONS) and (not rest or _defines(binding, rest))
+        for binding, _ in bindings
     )
-
-
-def _bindings(scope: ast.Module | ast.ClassDef, package: str) -> tuple[_Bindings, list[str]]:
-    """What a module or class binds, and which modules it takes everything from."""
-    found: _Bindings = {}
-    stars: list[str] = []
-    for node in _nodes(scope):
-        for name, binding in _bound_by(node, package):
-            if name == "*" and isinstance(binding, _Import):
-                stars.append(binding.module)
-            else:
-                found.setdefault(name, []).append(binding)
-    for node in ast.walk(scope):
-        if isinstance(node, ast.Global):
-            for name in node.names:
-                found.setdefault(name, []).append(_Unclear())
-    return found, stars
-
-
-def _nodes(scope: ast.Module | ast.ClassDef) -> Iterator[ast.AST]:
-    """All nodes that belong to a scope, in no order that matters but that of its statements."""
-    waiting: list[ast.AST] = list(reversed(scope.body))
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if not isinstance(node, (*_SCOPES, *_DEFS)) and not _simple(node):
-            waiting.extend(reversed(list(ast.iter_child_nodes(node))))
-
-
-def _simple(node: ast.AST) -> bool:
-    """Whether a statement binds names and does nothing else that is looked at."""
-    if isinstance(node, ast.Assign):
-        return all(isinstance(target, ast.Name) for target in node.targets)
-    return isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-
-
-def _bound_by(node: ast.AST, package: str) -> Iterator[tuple[str, _Binding | _Unclear]]:
-    if isinstance(node, _DEFS):
-        yield node.name, node
-    elif isinstance(node, ast.Import):
-        for alias in node.names:
-            top = alias.name.partition(".")[0]
-            yield (alias.asname or top), _Import(alias.name if alias.asname else top, "")
-    elif isinstance(node, ast.ImportFrom):
-        module = _absolute(node, package)
-        for alias in node.names:
-            name = "" if alias.name == "*" else alias.name
-            yield (alias.asname or alias.name), _Import(module, name)
-    elif _simple(node):
-        yield from _assigned_by(node)
-    else:
-        yield from ((name, _Unclear()) for name in _names_bound_by(node))
-
-
-def _assigned_by(node: ast.AST) -> Iterator[tuple[str, _Binding | _Unclear]]:
-    assert isinstance(node, (ast.Assign, ast.AnnAssign))
-    if node.value is None:
-        return  # an annotation
-    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-        assert isinstance(target, ast.Name)
-        yield target.id, _assigned(node.value)
-
-
-def _names_bound_by(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        yield node.id
-    elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
-        yield node.name
-    elif isinstance(node, ast.MatchMapping) and node.rest:
-        yield node.rest
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:
@@ -284,14 +197,9 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
     return _join(base, node.module or "")
 
 
-def _assigned(value: ast.expr) -> _Binding | _Unclear:
-    if isinstance(value, (ast.Call, ast.Lambda)):
-        return _Made()
-    names: list[str] = []
-    node = value
-    while isinstance(node, ast.Attribute):
-        names.append(node.attr)
-        node = node.value
-    if isinstance(node, ast.Name):
-        return _Alias(".".join([node.id, *reversed(names)]))
-    return _Unclear()
+def _dotted_name(value: ast.expr | None) -> str:
+    """Return a name or a chain of attributes as text; empty for anything else."""
+    if isinstance(value, ast.Attribute):
+        before = _dotted_name(value.value)
+        return before and f"{before}.{value.attr}"
+    return value.id if isinstance(value, ast.Name) else ""

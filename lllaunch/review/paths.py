@@ -27,11 +27,7 @@ _NO = frozenset({"", "0", "false", "no", "off"})
 
 
 def tree_top(directory: str) -> str:
-    """Returns the top of the git working tree that a directory is in; without git, itself.
-
-    Args:
-        directory: absolute.
-    """
+    """Returns the top of the git working tree that a directory is in; without git, itself."""
     above = directory
     while not os.path.lexists(os.path.join(above, ".git")):
         parent = os.path.dirname(above)
@@ -44,9 +40,7 @@ def tree_top(directory: str) -> str:
 def policy_path(top: str, environ: Mapping[str, str]) -> str | None:
     """Returns the policy file that counts, None if there is none.
 
-    Args:
-        top: of the working tree.
-        environ: of the launcher. A file named there counts, whether it is there or not.
+    A file that the environment names counts, whether it exists or not.
 
     Raises:
         ConfigError: a symbolic link leads out of the tree: what is there was not reviewed with it.

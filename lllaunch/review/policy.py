@@ -22,7 +22,6 @@ class Forms(NamedTuple):
     """What a pattern may fit.
 
     Attributes:
-        names: dotted names, or that of a program.
         file: path, relative to the tree if in it, else absolute; empty if there is none.
         exact: a name that only the same text allows: what is there may be something else.
     """
@@ -73,14 +72,10 @@ class Policy:
     """What may be run; what no pattern fits may not.
 
     Attributes:
-        path: of the file.
         entrypoints: functions (``package.module:name``), modules (``-m package.module``) and
             scripts (paths).
         programs: names on PATH, or paths.
-        preload: modules.
-        callbacks: targets of ``hydra.callbacks``.
         targets: other targets.
-        searchpath: entries of ``hydra.searchpath``.
         env: variables that are refused otherwise, such as ``PYTHONHASHSEED``.
         paths: absolute paths outside of the tree where workers may work and write, and of log files
             outside of the run's directory.
@@ -103,21 +98,12 @@ class Policy:
 
 
 def read_policy(path: str) -> Policy:
-    """Reads a policy.
-
-    Raises:
-        ConfigError: something is wrong with the file; it holds everything that is.
-    """
+    """Read a policy; raises a `ConfigError` with everything that is wrong."""
     return parse_policy(read_text(path), path)
 
 
 def parse_policy(text: str, path: str) -> Policy:
-    """Reads the text of a policy; `read_policy` tells what is raised.
-
-    Args:
-        text: of the file.
-        path: its name, for messages.
-    """
+    """Reads the text of a policy; `read_policy` tells what is raised."""
     reader = _Reader(parse(text, path), path)
     lists = reader.lists()
     if reader.problems:

@@ -16,11 +16,8 @@ _MOST = 50  # lines of each kind
 class PlanRefused(LaunchError):
     """What would run was not reviewed, or is not allowed; nothing was started.
 
-    Attributes:
-        lock: path of the lock that the plan was compared with, or an empty string.
-        changes: in what the plan differs from the lock: old is the lock's, new is the run's.
-        problems: what is not allowed, or is wrong with the lock.
-        renew: command that writes the lock anew, or an empty string.
+    ``changes`` are from the lock's plan to the run's. ``renew`` is the command that writes the lock
+    anew, or empty.
     """
 
     lock: str = ""

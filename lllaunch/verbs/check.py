@@ -34,11 +34,7 @@ were not reviewed or are not allowed. Warnings count with --strict only."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code.
-
-    Args:
-        argv: what follows it on the command line.
-    """
+    """Runs the verb and returns its exit code."""
     codes: list[int] = []
 
     def check(given: argparse.Namespace) -> None:

@@ -25,11 +25,7 @@ with or without the word torchrun, and overrides. NAME is that of the script, or
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb and return its exit code.
-
-    Args:
-        argv: what follows it on the command line.
-    """
+    """Run the verb and return its exit code."""
     return perform(_parser(), argv, _init, takes_script=True)
 
 

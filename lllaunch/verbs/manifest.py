@@ -26,12 +26,9 @@ from lllaunch.review.paths import locks_all
 from lllaunch.review.refused import PlanRefused
 from lllaunch.review.trainjob import (
     Runtime,
-    TrainJob,
     fixed_count,
     manifest,
     name_for,
-    parse_image,
-    parse_name,
     parse_nodes,
     parse_runtime,
 )
@@ -66,10 +63,6 @@ def manifest_flags(given: argparse.Namespace) -> dict[str, str]:
 def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
     """Prints a TrainJob that runs a plan.
 
-    Args:
-        command: what is composed.
-        given: the other arguments of `plan`.
-
     Raises:
         ConfigError: something is wrong; it holds everything that is.
         PlanRefused: the plan is locked, or has a lock, and is not the reviewed one; or its project
@@ -93,7 +86,7 @@ def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
     nproc, rdzv = _nproc(spec), plan_node(spec)["launch"]["rdzv"]
     gpus, cpus = ((each or 0) * (nproc or 0) for each in spec.resources)
     own = reviewed.config["hydra"]["job"]["env_set"]
-    job = TrainJob(
+    lines = manifest(
         name=name,
         command=("python", "-m", "lllaunch", "plan", *asked.words, *_words(command, spec)),
         args=_words(auto, spec),
@@ -107,19 +100,11 @@ def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
         rdzv_id="" if nodes == 1 or rdzv["id"] is not None else name,
         variables=[each for each in variables if each not in own],
     )
-    print_lines(manifest(job))
+    print_lines(lines)
 
 
 class _ManifestOptions(NamedTuple):
-    """What the command line says of a manifest.
-
-    Attributes:
-        name: of the TrainJob; None for one made from the experiment's.
-        nodes: how many; None for those of the config.
-        image: of the pods; empty for the runtime's.
-        runtime: that they are made from.
-        words: all of it as a command line.
-    """
+    """What the command line says of a manifest; ``words`` is all of it."""
 
     name: str | None
     nodes: int | None
@@ -129,12 +114,7 @@ class _ManifestOptions(NamedTuple):
 
 
 class _Ahead(NamedTuple):
-    """What a config says before its nodes are left to the pods.
-
-    Attributes:
-        experiment: its name; empty if nothing says.
-        nodes: how many there are; 1 where that is not known.
-    """
+    """What a config says before its nodes are left to the pods: 1 node where that is not known."""
 
     experiment: str = ""
     nodes: int = 1
@@ -163,7 +143,7 @@ def _read_options(given: argparse.Namespace, problems: list[Diagnostic]) -> _Man
     asked = _ManifestOptions(
         name=given.name,
         nodes=read("--nodes", parse_nodes, 0) or None,
-        image=read("--image", parse_image, ""),
+        image=flags.get("--image", ""),
         runtime=read("--runtime", parse_runtime, Runtime()),
         words=("--format", "trainjob", *(word for option in flags.items() for word in option)),
     )
@@ -197,13 +177,13 @@ def _name(
     asked: _ManifestOptions, ahead: _Ahead, reviewed: Reviewed, problems: list[Diagnostic]
 ) -> str:
     """Return the name of the TrainJob; notes what is wrong with it."""
-    if asked.name is not None:
-        findings = Findings()
-        found = findings.attempt("--name", asked.name, lambda text: parse_name(text, ahead.nodes))
-        problems += findings.problems
-        return found or ""
-    found = name_for(ahead.experiment or reviewed.name, ahead.nodes)
-    if not found:
+    wanted = asked.name if asked.name is not None else ahead.experiment or reviewed.name
+    found = name_for(wanted, ahead.nodes)
+    if asked.name is not None and found != asked.name:
+        hint = f"did you mean {found!r}?" if found else ""
+        expected = "a name for a TrainJob (small letters, digits and -, the first a letter)"
+        problems.append(Diagnostic("trainjob", "--name", asked.name, "", hint, expected=expected))
+    elif not found:
         message = "has no name that it could be made from"
         problems.append(Diagnostic("trainjob", "", "the TrainJob", message, "give --name NAME"))
     return found
@@ -243,11 +223,7 @@ def _is_locked(reviewed: Reviewed) -> bool:
 
 
 def _admit(composed: Composition, reviewed: Reviewed, *, locked: bool) -> None:
-    """Let a manifest be made of what may run in the pods.
-
-    Raises:
-        LaunchError: it may not.
-    """
+    """Let a manifest be made of what may run in the pods."""
     config = composed.compose()
     spec = replace(reviewed.spec, locked=reviewed.spec.locked or locked)
     try:

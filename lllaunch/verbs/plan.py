@@ -60,13 +60,7 @@ if TYPE_CHECKING:
 
 
 class Locked(NamedTuple):
-    """What one lock is to hold.
-
-    Attributes:
-        name: of the lock.
-        command: that its plan is made with.
-        plan: of a run or of a sweep.
-    """
+    """What one lock is to hold."""
 
     name: str
     command: tuple[str, ...]
@@ -154,17 +148,13 @@ def _locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | None) -
     given = ["--name", name] if name is not None else []
     for own, members in by_name.items():
         if len(members) == 1 and command.multirun:
-            alone = command._replace(multirun=False, overrides=_words(members[0].job))
+            alone = command._replace(multirun=False, overrides=tuple(shlex.split(members[0].job)))
             yield Locked(own, _clean(alone, given), members[0].plan)
         elif command.multirun:
             plan = sweep_plan({run.job: run.spec for run in members})
             yield Locked(own, _clean(command, given), plan)
         else:
             yield Locked(own, _clean(command, given), members[0].plan)
-
-
-def _words(job: str) -> tuple[str, ...]:
-    return tuple(shlex.split(job))
 
 
 def _clean(command: ConfigRequest, given: Sequence[str]) -> tuple[str, ...]:
@@ -194,11 +184,7 @@ _PATH, _THREADS = "PYTHONPATH", "OMP_NUM_THREADS"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code.
-
-    Args:
-        argv: what follows it on the command line.
-    """
+    """Runs the verb and returns its exit code."""
     return perform(_parser(), argv, _plan, takes_script=True)
 
 
@@ -238,7 +224,10 @@ def _plan(given: argparse.Namespace) -> None:
     if given.format == "trainjob":
         show_trainjob(command, given)
         return
-    _expect_no_manifest_flags(given)
+    findings = Findings()
+    for flag in manifest_flags(given):
+        findings.add_about(flag, "is for --format trainjob alone", code="trainjob")
+    findings.raise_if_any()
     as_json = given.json or given.format == "json"
     query = BuildQuery.start(os.getcwd())
     try:
@@ -271,14 +260,6 @@ def _plan(given: argparse.Namespace) -> None:
             _refuse_what_is_not_allowed(runs)
     finally:
         query.close()
-
-
-def _expect_no_manifest_flags(given: argparse.Namespace) -> None:
-    """Raise if there are options that only a manifest takes."""
-    findings = Findings()
-    for flag in manifest_flags(given):
-        findings.add_about(flag, "is for --format trainjob alone", code="trainjob")
-    findings.raise_if_any()
 
 
 def experiment_text(run: Reviewed) -> str:
@@ -320,14 +301,9 @@ def _show(
 
 
 def _batch_file(run: Reviewed, *, portable: bool) -> dict[str, Any]:
-    """Return the batch file of a run that goes to a cluster, or why there is none.
+    """Return ``batch`` and ``batch_problem``, one of which is None; nothing without a cluster.
 
-    Args:
-        run: the run, or the first job of a sweep.
-        portable: whether it is to be the same on every machine.
-
-    Returns:
-        ``batch`` and ``batch_problem``, one of which is None; nothing for a run of this machine.
+    ``portable``: the same on every machine.
     """
     spec = run.spec
     if spec.cluster is None or portable:
@@ -349,12 +325,7 @@ def _batch_file(run: Reviewed, *, portable: bool) -> dict[str, Any]:
 
 
 def _ask_cluster(spec: LaunchSpec, name: str) -> None:
-    """Warn if a cluster would not take a run; where it cannot be asked nothing is said.
-
-    Args:
-        spec: the run, in a directory that is there.
-        name: of the batch job, unless its settings have one.
-    """
+    """Warn if a cluster would not take a run; where it cannot be asked nothing is said."""
     from lllaunch.app.submitting import batch_text  # noqa: PLC0415 - as above
     from lllaunch.cluster import slurm  # noqa: PLC0415 - as above
 

@@ -37,11 +37,7 @@ exit codes: those of a run; 5 if the plan is now another one."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code.
-
-    Args:
-        argv: what follows it on the command line.
-    """
+    """Runs the verb and returns its exit code."""
     try:
         given = _read(argv)
     except SystemExit as end:  # --help, or a wrong option
@@ -122,9 +118,6 @@ def _expect_same_rules(run: str, cwd: str) -> None:
     """Expects that what may run where a run was started is decided by the same files as here.
 
     The run's own files say where that was.
-
-    Raises:
-        PlanRefused: it is another tree, and this one has rules.
     """
     here, there = tree_top(os.getcwd()), tree_top(os.path.realpath(cwd))
     policy = policy_path(here, os.environ)

@@ -67,13 +67,7 @@ _NAME = 80
 
 @dataclass(eq=False)
 class NoStacks(LaunchError):
-    """A run goes on, and does not say where its workers stand.
-
-    Attributes:
-        path: its directory, as it is to be told.
-        reason: why, as the predicate of a sentence.
-        hint: what to do, or an empty string.
-    """
+    """A run goes on, and does not say where its workers stand."""
 
     path: str
     reason: str
@@ -86,11 +80,7 @@ class NoStacks(LaunchError):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code.
-
-    Args:
-        argv: what follows it on the command line.
-    """
+    """Runs the verb and returns its exit code."""
     return perform(_parser(), argv, _show)
 
 
@@ -122,9 +112,7 @@ def _show(given: argparse.Namespace) -> None:
 def stack_lines(found: FoundDirectory, chosen: frozenset[int] | None = None) -> list[StyledText]:
     """Return where the workers of a live run stand, as lines for people.
 
-    Args:
-        found: the run.
-        chosen: ranks of which all threads are shown; None for what all ranks do.
+    All threads of the ``chosen`` ranks; None for what all ranks do.
 
     Raises:
         LaunchError: it is over, has no such rank, or does not answer; says which.
@@ -164,11 +152,7 @@ def _lines(
 
 
 def _live(name: str) -> FoundDirectory:
-    """Find a run that may go on.
-
-    Raises:
-        NoSuchRun: there is none, or a sweep has several.
-    """
+    """Find a run that may go on."""
     if name != LATEST or os.path.exists(name):
         found = locate(name)
     else:
@@ -197,12 +181,7 @@ def _live(name: str) -> FoundDirectory:
 
 
 def _ask(found: FoundDirectory, where: str, request: Request) -> dict[str, Any]:
-    """Ask the launcher of a run; of several nodes one that is on this machine.
-
-    Raises:
-        NoSuchRun: it is over, or has not begun.
-        NoStacks: the launcher does not answer.
-    """
+    """Ask the launcher of a run; of several nodes one that is on this machine."""
     until = time.monotonic() + _PATIENCE
     while True:
         entry = entry_now(found)
@@ -218,14 +197,11 @@ def _ask(found: FoundDirectory, where: str, request: Request) -> dict[str, Any]:
         if time.monotonic() >= until:
             pid = here[0][1]
             if isinstance(error, ConnectionRefusedError):
-                raise _not_listening(where, pid)
+                hint = "it was killed, or is on another machine (in another container) of the "
+                hint += "same name"
+                raise NoStacks(where, f"its launcher (pid {pid}) does not listen", hint)
             raise _why_no_socket(found.path, where, pid)
         time.sleep(_PAUSE)
-
-
-def _not_listening(where: str, pid: int) -> NoStacks:
-    hint = "it was killed, or is on another machine (in another container) of the same name"
-    return NoStacks(where, f"its launcher (pid {pid}) does not listen", hint)
 
 
 def _check_goes_on(entry: ListEntry, where: str) -> None:
@@ -250,11 +226,7 @@ def _check_goes_on(entry: ListEntry, where: str) -> None:
 
 
 def _launchers_here(directory: str, where: str, entry: ListEntry) -> list[tuple[str, int]]:
-    """Return the directories of this machine's launchers of a run, with their process ids.
-
-    Raises:
-        NoStacks: they are on other machines.
-    """
+    """Return the directories of this machine's launchers of a run, with their process ids."""
     signed = [
         (part, match)
         for part in parts_of(directory)
@@ -278,13 +250,7 @@ def _launchers_here(directory: str, where: str, entry: ListEntry) -> list[tuple[
 
 
 def _ask_launcher(directory: str, pid: int, where: str, request: Request) -> dict[str, Any]:
-    """Ask one launcher.
-
-    Raises:
-        FileNotFoundError: it has no socket.
-        ConnectionRefusedError: nobody listens there.
-        NoStacks: it does not answer.
-    """
+    """Ask one launcher."""
     _check_not_stopped(pid, where)
     try:
         return ask(directory, request)

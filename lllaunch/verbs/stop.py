@@ -46,11 +46,7 @@ _PAUSE = 0.2
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code.
-
-    Args:
-        argv: what follows it on the command line.
-    """
+    """Runs the verb and returns its exit code."""
     return perform(_parser(), argv, _stop)
 
 
@@ -70,9 +66,7 @@ def _stop(given: argparse.Namespace) -> None:
 def stopped(found: FoundDirectory, *, now: bool = False) -> str:
     """End a run or a sweep, wait until it is over, and return in a line what became of it.
 
-    Args:
-        found: where it is.
-        now: whether its workers are killed, without the grace period.
+    ``now``: its workers are killed, without the grace period.
 
     Raises:
         LaunchError: it cannot be ended from here; says why, and from where it can.
@@ -120,11 +114,7 @@ def stopped(found: FoundDirectory, *, now: bool = False) -> str:
 
 
 def _end_submitting(lock: str) -> None:
-    """End the launcher of a sweep, which leaves its jobs in the queue, if it is of this machine.
-
-    Raises:
-        OutputError: it may not be looked at.
-    """
+    """End the launcher of a sweep, which leaves its jobs in the queue, if it is of this machine."""
     pidfd = open_launcher(lock)
     if pidfd is None:
         return
@@ -136,12 +126,7 @@ def _end_submitting(lock: str) -> None:
 
 
 def _cancel(found: FoundDirectory, where: str, queue: BatchQueue, *, now: bool) -> None:
-    """Cancel the batch jobs of a run or a sweep, and wait until they are over.
-
-    Raises:
-        NoSuchRun: the cluster does not answer, or other runs are in the same batch job.
-        SlurmFailed: it did not do it.
-    """
+    """Cancel the batch jobs of a run or a sweep, and wait until they are over."""
     from lllaunch.cluster import slurm  # noqa: PLC0415 - most runs are of this machine
 
     entry = entry_now(found, queue)

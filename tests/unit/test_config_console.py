@@ -40,13 +40,13 @@ def test_what_is_said_of_the_console_holds(tree: Any, expected: ConsolePolicy) -
 
 MISTAKES = """
 console: quiet
-    launch.console: expected a mapping of settings (live, color, quiet, interval), got 'quiet'; did
-    you mean {quiet: true}? [type]
+    launch.console: expected a mapping of settings (live, color, quiet, interval), got 'quiet'
+    [type]
 console: {live: auto}
     launch.console.live: expected true, false or null, got 'auto'; null is where there is a terminal
     for it [choice]
 console: {color: false}
-    launch.console.color: expected always, never or null, got false; did you mean 'never'? [choice]
+    launch.console.color: expected always, never or null, got false [choice]
 console: {interval: 0.5}
     launch.console.interval: expected a duration of at least 1s, got 0.5; write null for no such
     lines [duration]

@@ -153,8 +153,7 @@ role: "${worker:rank}"
     launch.role: '${worker:rank}' asks for a worker's fact where all workers have one value; only
     args, env, env_per_rank, log_line_prefix may have ${worker:...} [worker-variable]
 start_method: fork
-    launch.start_method: expected forkserver or spawn, got 'fork'; use 'forkserver': 'fork' is
-    for the Python API [choice]
+    launch.start_method: expected forkserver or spawn, got 'fork' [choice]
 preload: jsn
     launch.preload: 'jsn' cannot be imported: there is no module 'jsn'; did you mean 'json'?
     [preload]

@@ -21,7 +21,7 @@ from lllaunch.secret_names import is_secret_name
         *("Db_Password", "MY_CREDENTIAL", "secret"),
         *("api-key", "apiKey", "APIKey", "API_KEY2", "HF-TOKEN", "hfToken", "WANDB.API_KEY"),
         *("GOOGLE_APPLICATION_CREDENTIALS", "DB_PASSWD", "SSH_PASSPHRASE", "AWS_SECRETS"),
-        *("private_key_value", "API_KEY_ID", "api_keys", "OPENAI_APIKEY"),
+        *("private_key_value", "API_KEY_ID", "api_keys", "OPENAI_APIKEY", "TOKEN_OF_MINE"),
     ],
 )
 def test_names_of_secrets(name: str) -> None:

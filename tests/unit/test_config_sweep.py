@@ -95,8 +95,8 @@ max_paralel: 2
 log_dir: x
     log_dir: unknown setting: each job has its own; set launch.log_dir [unknown-key]
 gpus: all
-    gpus: expected a number of GPUs (0, 1, 2, ...) or a list, got 'all'; null is all of them
-    [number]
+    gpus: expected a number of GPUs (0, 1, 2, ...) or a list, got 'all'; null is all of
+    them, 0 is none [number]
 cpus: [1, true]
     cpus[1]: expected a number or a name, got true [type]
 on_failure: 2
@@ -105,10 +105,11 @@ on_failure: 2
 retries: 3
     retries: expected a mapping of causes to numbers (failure, oom, hang, signal, timeout), got 3;
     say for what: {failure: 3} [type]
-retries: {memory: 1}
-    retries.memory: unknown setting; did you mean 'oom'? [unknown-key]
-direction: max
-    direction: expected minimize or maximize, got 'max'; did you mean 'maximize'? [choice]
+retries: {ooms: 1}
+    retries.ooms: unknown setting; did you mean 'oom'? [unknown-key]
+direction: maximise
+    direction: expected minimize or maximize, got 'maximise'; did you mean 'maximize'?
+    [choice]
 """
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import hydra.core.utils
 import pytest
+from hydra.core.utils import JobStatus
 
 from lllaunch import hydra_compat
-from lllaunch.hydra_compat import Seam, replaced
+from lllaunch.hydra_compat import QuietReturn, Seam, replaced
 
 ROOT = Path(__file__).parents[2]
 COMPAT = ROOT / "lllaunch" / "hydra_compat.py"
@@ -100,3 +103,12 @@ def test_others_stand_in_hydras_place_in_the_block_and_not_after_it() -> None:
     with pytest.raises(ZeroDivisionError):
         fail()
     assert hydra.core.utils.JobReturn is own
+
+
+def test_a_pickled_return_names_no_class_of_ours() -> None:
+    returned = QuietReturn(["lr=1"], task_name="app", status=JobStatus.COMPLETED, _return_value=3)
+    data = pickle.dumps(returned, protocol=4)
+    assert b"lllaunch" not in data
+    read = pickle.loads(data)
+    assert type(read) is hydra.core.utils.JobReturn
+    assert (read.overrides, read.return_value) == (["lr=1"], 3)

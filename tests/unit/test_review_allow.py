@@ -14,6 +14,7 @@ from lllaunch.config.resolve import resolve
 from lllaunch.errors import Diagnostic
 from lllaunch.review.allow import check, made_by_logging
 from lllaunch.review.policy import Policy, parse_policy
+from lllaunch.spec import Entrypoint, LaunchSpec
 
 FILES = {
     "pkg/__init__.py": "from .train import main\nfrom . import tools as kit\n",
@@ -108,6 +109,17 @@ def test_entrypoints_that_are_not(
     assert problem.key == "launch.entrypoint"
     assert expected in str(problem)
     assert "pkg" not in sys.modules
+
+
+def test_the_function_of_an_own_app_is_allowed_by_the_file_of_its_script(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{tree}/scripts/ok.py", raising=False)
+    entry = Entrypoint("function", "__main__", "ok.py:train", "train")
+    spec = LaunchSpec(entry, 1, f"{tree}/out", str(tree), output_dir=f"{tree}/out")
+    for pattern, refused in (("scripts/ok.py", 0), ("ok.py:train", 0), ("scripts/no.py", 1)):
+        policy = Policy("conf/lllaunch.yaml", entrypoints=(pattern,))
+        assert len(check(spec, {}, policy, str(tree))) == refused
 
 
 def test_a_link_is_what_it_leads_to(tree: Path, tmp_path: Path, refusals: Refusals) -> None:

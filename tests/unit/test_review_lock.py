@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lllaunch.config import plan
-from lllaunch.config.plan import complete, dump_yaml, essential, hash_of, plan_hash, portable_plan
+from lllaunch.config.plan import complete, hash_of, plan_hash, portable_plan
 from lllaunch.config.resolve import resolve
 from lllaunch.errors import ConfigError
 from lllaunch.review.lock import (
@@ -23,7 +22,6 @@ from lllaunch.review.lock import (
 )
 from lllaunch.review.refused import PlanRefused
 from lllaunch.spec import LaunchSpec
-from lllaunch.sweep.fingerprint import identity
 
 
 def spec_of(launch: Any, cwd: str = "/here", out: str = "/out/day/time", **root: Any) -> LaunchSpec:
@@ -55,6 +53,7 @@ plan:
       HF_TOKEN: ${oc.env:HF_TOKEN}
     watchdog:
       stall: null
+      spin: null
 """
 
 
@@ -81,32 +80,6 @@ def test_a_lock_reads_like_this_and_is_the_same_everywhere(
     assert compare(lock, specs[1]) == ()
 
 
-# As lllaunch 0.1.0 wrote it: with all defaults, and a hash of the YAML.
-FORMER = """\
-lock: 1
-command: [+exp=a]
-plan_hash: %s
-plan:
-"""
-
-
-def former_lock(spec: LaunchSpec) -> str:
-    text = dump_yaml(portable_plan(spec))
-    indented = "".join(f"  {line}\n" for line in text.splitlines())
-    return FORMER % hashlib.sha256(text.encode()).hexdigest() + indented
-
-
-def test_a_lock_of_the_first_format_is_read_and_compared() -> None:
-    spec = spec_of({**SMALL, "args": None})
-    lock = parse_lock(former_lock(spec), "x")
-    assert compare(lock, spec) == ()
-    assert lock.plan_hash == plan_hash(spec)
-    (change,) = compare(lock, spec_of({**SMALL, "args": None, "max_restarts": 1}))
-    assert str(change) == "launch.max_restarts: 0 -> 1"
-    with pytest.raises(PlanRefused, match="edited by hand"):
-        parse_lock(former_lock(spec).replace("nproc: 2", "nproc: 3"), "x")
-
-
 def with_new_keys(
     make: Callable[[LaunchSpec], dict[str, Any]], *, value: bool
 ) -> Callable[[LaunchSpec], dict[str, Any]]:
@@ -124,7 +97,7 @@ def test_a_new_setting_with_a_default_changes_no_lock_and_no_hash(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = spec_of({**SMALL, "args": None})
-    text, former = lock_text("a", [], portable_plan(before)), former_lock(before)
+    text = lock_text("a", [], portable_plan(before))
     hashed = plan_hash(before)
     new = {**plan._DEFAULTS, "brand_new": False, "watchdog": {**plan._WATCHDOG, "newest": None}}
     monkeypatch.setattr(plan, "_DEFAULTS", new)
@@ -134,37 +107,10 @@ def test_a_new_setting_with_a_default_changes_no_lock_and_no_hash(
     assert plan_hash(before) == hashed
     assert lock_text("a", [], portable_plan(before)) == text
     assert compare(parse_lock(text, "x"), before) == ()
-    assert compare(parse_lock(former, "x"), before) == ()
     monkeypatch.setattr(plan, "plan_node", with_new_keys(plan.plan_node, value=True))
     assert plan_hash(before) != hashed
-    (change,) = compare(parse_lock(former, "x"), before)
+    (change,) = compare(parse_lock(text, "x"), before)
     assert str(change) == "launch.brand_new: false -> true"
-
-
-# What plans said of these before there was `spin`.
-WITHOUT_SPIN: list[tuple[Any, dict[str, Any]]] = [
-    ("report", {}),
-    ("default", {"watchdog": {"timers": True, "stall": "30m", "warmup": "5m"}}),
-    (
-        {"preset": "strict", "stall": "1h", "timers": False},
-        {"watchdog": {"stall": "1h", "stall_scope": "rank", "warmup": "5m", "heartbeat": "5m"}},
-    ),
-]
-
-
-@pytest.mark.parametrize(("said", "planned"), WITHOUT_SPIN)
-def test_a_lock_from_before_there_was_spin_holds(said: Any, planned: dict[str, Any]) -> None:
-    spec = spec_of({"entrypoint": "env", "watchdog": said})
-    before = {"launch": {"entrypoint": "env", **planned}}
-    assert essential(portable_plan(spec)) == before
-    document = {"lock": 2, "command": [], "plan_hash": identity(before), "plan": before}
-    assert compare(parse_lock(dump_yaml(document), "x"), spec) == ()
-    # the first format named all that there was
-    whole = portable_plan(spec)
-    del whole["launch"]["watchdog"]["spin"]
-    hashed = hashlib.sha256(dump_yaml(whole).encode()).hexdigest()
-    document = {"lock": 1, "command": [], "plan_hash": hashed, "plan": whole}
-    assert compare(parse_lock(dump_yaml(document), "x"), spec) == ()
 
 
 def test_a_plan_with_odd_texts_comes_back_from_its_lock() -> None:
