@@ -28,7 +28,7 @@ from lllaunch.run.causes import KilledBySignal, NodeGone
 from lllaunch.run.directory import SUBMISSION
 from lllaunch.run.files import naming
 from lllaunch.run.result import known_result
-from lllaunch.run.snapshot import Snapshot, let_go
+from lllaunch.run.snapshot import let_go
 from lllaunch.run.submission import (
     LOG,
     BatchEnded,
@@ -54,8 +54,10 @@ if TYPE_CHECKING:
     from lllaunch.app.submitting import SubmittedFunction
     from lllaunch.cluster.slurm import Ending, JobFacts
     from lllaunch.run.result import RunResult
-    from lllaunch.run.submission import Account, Limits, QueueEvent, RequeueCause, Submission
+    from lllaunch.run.snapshot import Snapshot
+    from lllaunch.run.submission import Account, QueueEvent, RequeueCause, Submission
     from lllaunch.spawner.client import Spawner
+    from lllaunch.spec import Requeue
 
 # Of a job that is taken back; Slurm ends this process within that time.
 _TAKEN_BACK_SECONDS = 120.0
@@ -119,7 +121,7 @@ def run_in_job(
         None if facts is None else facts.end_time,
         leads=first,
         continues=account.starts > 0 if first else restart_count() > 0,
-        snapshot=None if submission.snapshot is None else Snapshot.from_json(submission.snapshot),
+        snapshot=submission.snapshot,
         overrides=None if submission.directory else read_overrides(directory),
     )
     signal.signal(signal.SIGTERM, batch.remember)
@@ -132,7 +134,7 @@ def run_in_job(
             _let_go(batch, submission)
             _end_others(job)
             return int(ExitCode.SUCCESS)
-        begin(batch, job, submission.limits)
+        begin(batch, job, submission.requeue)
     try:
         code = _run(batch) if work is None else work(batch, submission)
         if first:
@@ -256,13 +258,11 @@ def redirect(path: str) -> None:
     os.close(fd)
 
 
-def begin(batch: BatchJob, job: str, limits: Limits | None) -> None:
+def begin(batch: BatchJob, job: str, requeue: Requeue | None) -> None:
     """Write down that the job starts, and how it ended last, if that was without a word.
 
     Args:
-        batch: the job.
-        job: its id.
-        limits: how often the run goes back into the queue; None for as often as it comes.
+        requeue: how often the run goes back into the queue; None for as often as it comes.
 
     Raises:
         RequeueRefused: it has been taken back into the queue too often.
@@ -276,7 +276,7 @@ def begin(batch: BatchJob, job: str, limits: Limits | None) -> None:
     elif isinstance(last, Requeued) and last.by == "slurm":
         back = last
     note(batch, BatchStarted(job, _nodes(), batch.end_time))
-    reason = "" if back is None or limits is None else account.refusal(back.cause, limits)
+    reason = "" if back is None or requeue is None else account.refusal(back.cause, requeue)
     if reason:
         note(batch, BatchEnded(int(ExitCode.ERROR), reason))
         _end_others(job)
@@ -424,7 +424,7 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
             # the signal alone does not tell; submitit's does
             unexplained=announced and facts is None and batch.signal != signal.SIGUSR2,
         ),
-        submission.limits,
+        submission,
     )
     if isinstance(decision, BatchEnded):
         failed = code != ExitCode.SUCCESS and not batch.ran

@@ -367,7 +367,7 @@ class Jobs:
             spec.runtime_cwd,
             os.environ,
         )
-        query = BuildQuery.start(HydraConfig.get().runtime.cwd)
+        query = BuildQuery(HydraConfig.get().runtime.cwd)
         single = HydraConfig.get().mode == RunMode.RUN
         try:
             outcome = perform(

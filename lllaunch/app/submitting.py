@@ -246,7 +246,7 @@ def submit_run(
         host=socket.gethostname(),
         requeue=cluster.requeue,
         signal_delay=cluster.signal_delay,
-        snapshot=None if snapshot is None else snapshot.to_json(),
+        snapshot=snapshot,
         holder=_HOLDER,
     )
     if snapshot is not None and cluster.snapshot == "temporary":

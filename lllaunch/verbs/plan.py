@@ -240,7 +240,7 @@ def _plan(given: argparse.Namespace) -> None:
         return
     _expect_no_manifest_flags(given)
     as_json = given.json or given.format == "json"
-    query = BuildQuery.start(os.getcwd())
+    query = BuildQuery(os.getcwd())
     try:
         with Composition(command) as composed:
             if composed.is_sweep():
