@@ -13,7 +13,12 @@ from lllaunch.watchdog.findings import Finding
 
 
 class Raised(Said, frozen=True):
-    """The worker's code raised an exception, and said so in its error.json."""
+    """The worker's code raised an exception, and said so in its error.json.
+
+    Attributes:
+        message: ``ValueError: what was wrong``.
+        exitcode: the exit status that followed.
+    """
 
     message: str
     exitcode: int
@@ -42,9 +47,14 @@ class ExitedNonZero(Said, frozen=True):
 
 
 class CalledExit(Said, frozen=True):
-    """The worker's code called ``sys.exit``, in a line of the user's.
+    """The worker's code called ``sys.exit``.
 
-    The argument is as Python writes it, and its beginning if that is long.
+    Attributes:
+        exitcode: the exit status that followed.
+        argument: what it was called with, as Python writes it; its beginning if that is long.
+        file: source file of the line that called it, of the user's.
+        line: line in that file.
+        function: the function that it is in, ``<module>`` outside of any.
     """
 
     exitcode: int
@@ -61,10 +71,13 @@ class LeftEarly(Said, frozen=True):
     """The worker ended with success while others were still in a collective operation with it.
 
     Attributes:
+        ran_seconds: how long it had run.
         before_ns: how long before the first of the others failed it ended, nanoseconds; less than
             0 if its end became known later.
         others: ranks whose connections broke.
-        call: the operation that they were in, and where the user's code had called it; or empty.
+        call: the operation that they were in, or an empty string.
+        file: source file of the user's that had called it, or an empty string.
+        line: line in that file.
         operation: ``all_reduce #4 of default_pg (float32 [4])``, where torch has recorded that.
     """
 
@@ -81,7 +94,14 @@ class LeftEarly(Said, frozen=True):
 
 
 class DiskFull(Said, frozen=True):
-    """The worker failed, and could not say why: the file system of its logs is full (bytes)."""
+    """The worker failed, and could not say why: the file system of its logs is full.
+
+    Attributes:
+        exitcode: its exit status.
+        directory: where its logs are.
+        total: size of that file system, bytes.
+        free: what is free of it, bytes.
+    """
 
     exitcode: int
     directory: str
@@ -93,7 +113,12 @@ class DiskFull(Said, frozen=True):
 
 
 class KilledBySignal(Said, frozen=True):
-    """A signal ended the worker; the kernel may have written a core file."""
+    """A signal ended the worker.
+
+    Attributes:
+        signum: the signal's number.
+        core_dumped: whether the kernel wrote a core file.
+    """
 
     signum: int
     core_dumped: bool = False
@@ -106,8 +131,9 @@ class OutOfMemory(Said, frozen=True):
     """The kernel's OOM killer ended the worker, or a process below it, as far as can be known.
 
     Attributes:
-        max_rss: peak resident memory of the worker, bytes; its limit is None if it has none.
-        message: what the worker raised when a process below it was killed; else empty.
+        max_rss: peak resident memory of the worker, bytes.
+        limit: the memory limit that it ran under, bytes, or None.
+        message: what the worker raised when a process below it was killed; else an empty string.
     """
 
     max_rss: int
@@ -121,7 +147,13 @@ class OutOfMemory(Said, frozen=True):
 
 
 class StartFailure(Said, frozen=True):
-    """The worker could not be started; the path is of the file concerned, or empty."""
+    """The worker could not be started.
+
+    Attributes:
+        path: the program or file concerned, or an empty string.
+        reason: what the system said.
+        errno: the system's error number, 0 where there is none.
+    """
 
     path: str
     reason: str
@@ -136,7 +168,8 @@ class SpawnerLost(Said, frozen=True):
     """The process that starts all workers died, and the worker with it.
 
     Attributes:
-        status: its exit status, negative for a signal, None if unknown.
+        pid: process id of the spawner.
+        status: its exit status, negative for a signal, None where it is not known.
         detail: what it wrote last, or an empty string.
     """
 
@@ -168,7 +201,9 @@ class PreflightFailure(Said, frozen=True):
     """The preflight failed; no worker was started.
 
     Attributes:
-        exitcode: as of a worker; None if it could not be started, or did not end in time.
+        command: its command line.
+        exitcode: its exit status, or the negative number of the signal that ended it; None if it
+            could not be started, or did not end in time.
         timeout: how long it may take, seconds, if it took longer; else None.
         reason: what the system said, if it could not be started; else an empty string.
     """
@@ -207,7 +242,12 @@ class HungInKernel(Said, frozen=True):
 
 
 class OnAnotherNode(Said, frozen=True):
-    """A worker of another node failed, or its watchdog found something."""
+    """A worker of another node failed, or the watchdog of another node found something.
+
+    Attributes:
+        node: what the node is called.
+        what: what happened there, as the predicate of a sentence about the worker.
+    """
 
     node: str
     what: str
@@ -217,7 +257,12 @@ class OnAnotherNode(Said, frozen=True):
 
 
 class NodeGone(Said, frozen=True):
-    """A node of the run was lost, or left."""
+    """A node of the run was lost, or left.
+
+    Attributes:
+        subject: what the node is called.
+        what: what happened to it, as the predicate of a sentence about it.
+    """
 
     subject: str
     what: str
@@ -236,7 +281,12 @@ class NodesJoined(Said, frozen=True):
 
 
 class UnknownCause(Record, frozen=True, tag=True):
-    """A cause in the result.json of another version, which this one has no type for."""
+    """A cause in the result.json of another version, which this one has no type for.
+
+    Attributes:
+        name: of its type, as the file has it.
+        text: its one line.
+    """
 
     name: str
     text: str

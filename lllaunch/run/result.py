@@ -53,10 +53,13 @@ Moment: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class Explanation(Record, frozen=True):
-    """What probably happened to a worker, in one sentence or two.
+    """What probably happened to a worker.
 
-    The suspect is the ``launcher``, ``oom`` (the kernel's OOM killer), ``outside`` (another
-    process) or ``itself``.
+    Attributes:
+        suspect: who ended it: ``launcher``, ``oom`` (the kernel's OOM killer), ``outside`` (another
+            process) or ``itself``.
+        sure: how sure that is.
+        text: one sentence, or two, for the user.
     """
 
     suspect: Suspect
@@ -67,15 +70,19 @@ class Explanation(Record, frozen=True):
 class Hang(Record, frozen=True, dict=True):
     """What the watchdog found, and where the workers stood then.
 
-    All ranks but those within ``finding``, which are local, are ranks among all workers.
+    All ranks but those within ``finding`` are ranks among all workers.
 
     Attributes:
-        since_ns: when what was found had begun, where the finding tells.
+        finding: what it found; its ranks are local.
+        since_ns: when that had begun, where the finding tells.
         named: ranks that the finding names; none if it is about all.
-        hung: those that hang by themselves, as far as can be told; ``waiting``: those that only
-            wait for them; ``asleep``: those in uninterruptible sleep.
+        hung: those that hang by themselves, as far as can be told.
+        waiting: those that only wait for them.
+        asleep: those in uninterruptible sleep.
+        stopped: those that a signal stopped.
         left: those that had ended with success, with the seconds that they had run; none unless all
             others surely wait.
+        standing: where each stood, as far as that is known.
         nodes: of several, the one that each of those who hang is on.
         collectives: the operation that they do not agree on, or None.
     """
@@ -113,11 +120,17 @@ class Hang(Record, frozen=True, dict=True):
 
 
 class RootCause(Record, frozen=True):
-    """The first failure of an attempt; of one worker, how it failed by itself.
+    """The first failure of an attempt.
 
     Attributes:
+        attempt: number of the attempt.
         rank: the worker, among all; None if all failed at once (the spawner died), or if the
             watchdog found something that is not one worker's.
+        local_rank: the same on its node.
+        cause: why.
+        time_ns: when.
+        explanation: what can be said beyond that, or None.
+        traceback: the traceback where there is one, or an empty string.
         stderr: where its standard error went, or that of the preflight; else empty.
         hang: what the watchdog found, if the attempt ended for that; it is the cause unless a
             worker had failed before.
@@ -173,7 +186,14 @@ class RootCause(Record, frozen=True):
 
 
 class Reached(Record, frozen=True):
-    """How far a worker was in the end, and when it got there; with numbers that it told beside."""
+    """How far a worker was in the end.
+
+    Attributes:
+        step: how many steps were done.
+        total: how many there are, or None.
+        time_ns: when it got there.
+        metrics: numbers that it told beside it, by name.
+    """
 
     step: float
     total: float | None = None
@@ -185,13 +205,14 @@ class WorkerResult(Record, frozen=True, tag_field="fate"):
     """What became of one worker of one attempt; each way to end is a type of its own.
 
     Attributes:
-        pid: None if it was not started.
+        rank: its number among all workers.
+        pid: its process id, None if it was not started.
         exitcode: exit status, or the negative number of the signal that ended it; None if unknown.
         max_rss: its peak resident memory, bytes.
         cpu_seconds: user and system time of it and the children it waited for.
         error_file: where it said what it raised; empty if it did not.
         stacks: where it stood when somebody looked; empty if nobody did.
-        progress: None where it never showed any.
+        progress: how far it was in the end, or None where it never showed that.
     """
 
     DERIVED = ("signal",)
@@ -245,9 +266,11 @@ class Victim(WorkerResult, frozen=True, tag="victim", kw_only=True):
 
 
 class Ended(WorkerResult, frozen=True, tag="ended", kw_only=True):
-    """The launcher ended the worker, by the signals that it had sent.
+    """The launcher ended the worker.
 
-    It may only have waited for ranks that hung.
+    Attributes:
+        sent: all signals that the launcher had sent it, in order.
+        waited_for: ranks that hung while this worker only waited for them; empty if it did not.
     """
 
     exitcode: int
@@ -278,8 +301,9 @@ class AttemptResult(Record, frozen=True):
     """What became of one attempt.
 
     Attributes:
-        number: index of its directory, ``path``.
+        number: index of its directory.
         restart_count: what its workers saw as TORCHELASTIC_RESTART_COUNT.
+        path: its directory.
         state: ``stopped``: by a signal to the launcher.
         ended_ns: when its last worker was gone.
         workers: in order of local rank.
@@ -317,7 +341,8 @@ class ReturnValue(Record, frozen=True):
     """What one worker returned or reported, as a file; nothing has been unpickled.
 
     Attributes:
-        path: its return.pkl or return.json, of ``size`` bytes.
+        path: its return.pkl or return.json.
+        size: bytes.
         type_name: name of the value's type, such as ``torch.Tensor``; ``json`` for a report.
         json: the value as JSON text where it is JSON of at most 64 KiB, else None.
     """
@@ -333,11 +358,13 @@ class NodeResult(Record, frozen=True):
 
     Attributes:
         name: what it is called: ``node 1 (host1)``.
+        node_rank: its number, or None.
         group_rank: its rank in the last attempt.
-        nproc: how many workers it has; 0 if unknown.
-        directory: where it wrote, as it is called there, absolute; empty if unknown.
+        nproc: how many workers it has; 0 if that is not known.
+        directory: where it wrote, as it is called there, absolute; empty if that is not known.
         shared: whether that can be seen from here.
         state: ``lost`` if it is not known what became of it.
+        exit_code: of its launcher, or None.
         said: what happened to it that ended its part, or an empty string.
         clock_offset: seconds that its clock is ahead of node 0's, or None.
     """
@@ -361,7 +388,9 @@ class RunResult(Record, frozen=True):
     Attributes:
         state: ``failed``: workers did; ``error``: lllaunch could not do its part.
         exit_code: of ``python -m lllaunch`` (docs/reference/exit-codes.md).
-        directory: absolute.
+        directory: the run's directory, absolute.
+        run_id: TORCHELASTIC_RUN_ID of its workers.
+        attempts: in order.
         root_cause: the first failure of the last attempt, or None.
         excerpt: the end of the root cause's stderr where that is redirected and there is no
             traceback, else None.
@@ -370,13 +399,15 @@ class RunResult(Record, frozen=True):
         no_progress: the attempts in a row that got no further, if it ended for those; else None.
         error: what went wrong in lllaunch itself, or an empty string.
         return_values: by rank; those of the last attempt, if it succeeded.
+        plan_hash: identifies the plan (plan.yaml).
         importing: modules that were being imported for the workers when a signal ended the run
             before any of them had started.
         look: where the workers stood when a signal came to a run that showed no sign of life.
         preflight: command line and log of the one that was running when a signal ended the run.
         nodes: of several, what became of each; none if there was one.
         detected: what ``nnodes: auto`` took from the environment.
-        build: what the code is that ran; None if unknown.
+        host: facts about the machine.
+        build: what the code is that ran; None if that is not known.
     """
 
     DERIVED = ("seconds", "restarts")
@@ -474,7 +505,10 @@ def encode_result(result: RunResult, redact: Callable[[str], str] = str) -> byte
 
 
 def as_result(document: object, directory: str) -> RunResult | None:
-    """Return what a document of a run's directory says, None if it is no result.json of ours.
+    """Return what a document says, None if it is no result.json of ours.
+
+    Args:
+        directory: of the run; paths in the file count from it.
 
     Raises:
         ValueError: it is of another version, or something in it is wrong; says what.
