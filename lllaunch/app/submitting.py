@@ -110,7 +110,11 @@ def replace_submission(directory: str) -> None:
         OutputError: a file cannot be taken away.
     """
     submission = read_submission(directory)
-    if submission is not None and not isinstance(account_of(directory).last, BatchEnded):
+    if (
+        submission is not None
+        and not submission.refused
+        and not isinstance(account_of(directory).last, BatchEnded)
+    ):
         queue = BatchQueue()
         job = queue.find(submission)
         if job is not None or (slurm.available() and not queue.answers):
@@ -265,6 +269,9 @@ def submit_run(
     except slurm.SubmitFailed as error:
         if not error.unsure:
             forget_submission(directory)
+            # whoever finds the directory is told why nothing runs
+            refused = structs.replace(submission, refused=error.said, snapshot=None, holder="")
+            refused.write(directory)
             if snapshot is not None:
                 remove(snapshot)
         raise

@@ -33,8 +33,8 @@ PAUSES: tuple[float, ...] = (1.0, 2.0, 4.0)
 
 # Neither can be typed, and a name or directory has to be asked for in one line.
 _BETWEEN, _AFTER = "\x1f", "\x1e"
-# %i id, %T state, %r reason, %N nodes, %Z working directory, %j name
-_COLUMNS = _BETWEEN.join(("%i", "%T", "%r", "%N", "%Z", "%j")) + _AFTER
+# %i id, %T state, %r reason, %N nodes, %Z working directory, %j name, %S start
+_COLUMNS = _BETWEEN.join(("%i", "%T", "%r", "%N", "%Z", "%j", "%S")) + _AFTER
 # A list of ids is one word of a command line, and those have a length.
 _IDS_AT_ONCE = 1000
 
@@ -120,8 +120,7 @@ class QueuedJob(NamedTuple):
         state: as ``squeue`` calls it: ``PENDING``, ``RUNNING``, ``COMPLETING``...
         reason: why it is in that state; ``None`` is Slurm's word for no reason.
         nodes: a list of nodes as `node_names` reads it, empty if it has none.
-        directory: its working directory.
-        name: its name.
+        start_time: when it started, or may start, seconds since the epoch; None if unknown.
     """
 
     id: str
@@ -130,6 +129,7 @@ class QueuedJob(NamedTuple):
     nodes: str
     directory: str
     name: str
+    start_time: float | None = None
 
 
 class JobFacts(NamedTuple):
@@ -341,7 +341,8 @@ def parse_queue(text: str) -> Iterator[QueuedJob]:
     for record in text.split(_AFTER):
         fields = record.lstrip("\n").split(_BETWEEN)
         if len(fields) == len(QueuedJob._fields):
-            yield QueuedJob(*map(_value, fields))
+            id_, state, reason, nodes, directory, name, start = map(_value, fields)
+            yield QueuedJob(id_, state, reason, nodes, directory, name, _seconds(start))
 
 
 def _value(text: str) -> str:
