@@ -3,6 +3,9 @@
 What Slurm does with a job, and which of its answers tell what, stands in docs/design/slurm.md.
 Commands that only ask are repeated while the controller is busy. ``sbatch`` never is: who does not
 know whether it came through finds the job by its working directory (`queued`).
+
+Whatever asks or orders raises `SlurmMissing` where this machine has no Slurm, and `SlurmFailed`
+where there was no answer or nothing was done.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -204,13 +206,8 @@ def available() -> bool:
 
 
 def expect_available() -> None:
-    """Raise if nothing can be submitted from here.
-
-    Raises:
-        SlurmMissing: there is no ``sbatch``, or no submitit.
-    """
+    """Raise `SlurmMissing` if nothing can be submitted from here."""
     _program("sbatch")
-    _submitit()
 
 
 def _program(name: str) -> str:
@@ -281,10 +278,6 @@ def _ask(*words: str, again: re.Pattern[str] = _BUSY) -> _Answer:
     Args:
         words: of the command.
         again: what it is called again after, if it said so.
-
-    Raises:
-        SlurmFailed: there was no answer.
-        SlurmMissing: it is not there.
     """
     pauses = iter(PAUSES)
     while True:
@@ -314,10 +307,6 @@ def queued(ids: Collection[str] | None = None) -> dict[str, QueuedJob]:
 
     Args:
         ids: which; the id of an array stands for all its tasks. None: all of this user.
-
-    Raises:
-        SlurmFailed: there was no answer.
-        SlurmMissing: this machine has no Slurm.
     """
     base = ("squeue", "--noheader", "--array", "--format", _COLUMNS)
     if ids is not None:
@@ -356,10 +345,6 @@ def job_facts(id: str) -> JobFacts | None:  # noqa: A002 - as Slurm calls it
     Args:
         id: of the job, or ``123_4`` of an array's task. Each task also has an id as other jobs
             have, which is not to be used: that of the last task is that of the whole array.
-
-    Raises:
-        SlurmFailed: there was no answer.
-        SlurmMissing: this machine has no Slurm.
     """
     answer = _ask("scontrol", "--oneliner", "show", "job", id)
     if answer.status:
@@ -464,10 +449,6 @@ def has_down_node(nodelist: str) -> bool:
 
     Args:
         nodelist: names of nodes, as ``SLURM_JOB_NODELIST`` has them.
-
-    Raises:
-        SlurmFailed: there was no answer.
-        SlurmMissing: this machine has no Slurm.
     """
     answer = _ask("sinfo", "--noheader", "--Node", f"--nodes={nodelist}", "--format=%T")
     if answer.status:
@@ -490,12 +471,7 @@ def node_names(nodelist: str) -> list[str]:
 
 
 def limits() -> SlurmLimits:
-    """Return what the site allows; Slurm's defaults where it does not say.
-
-    Raises:
-        SlurmFailed: there was no answer.
-        SlurmMissing: this machine has no Slurm.
-    """
+    """Return what the site allows; Slurm's defaults where it does not say."""
     answer = _ask("scontrol", "show", "config")
     if answer.status:
         raise SlurmFailed(answer.command, answer.line)
@@ -514,7 +490,12 @@ def parse_limits(text: str) -> SlurmLimits:
 # Batch files
 
 
-_SUBMITIT_NAMES = {"timeout_min": "time", "mem_gb": "mem", "name": "job_name"}
+_SUBMITIT_NAMES = {
+    "timeout_min": "time",
+    "mem_gb": "mem",
+    "name": "job_name",
+    "num_gpus": "gpus_per_node",
+}
 # What submitit knows and does not make an option of.
 _NO_OPTIONS = frozenset(
     {
@@ -524,15 +505,6 @@ _NO_OPTIONS = frozenset(
         *("tasks_per_node", "ntasks_per_node", "submitit_folder"),
     }
 )
-
-
-def _submitit() -> Any:
-    try:
-        from submitit.slurm import slurm  # noqa: PLC0415 - an extra, and 0.1 s
-    except ImportError as error:
-        what = f"submitit, which makes the batch file, cannot be imported ({error})"
-        raise SlurmMissing(what, "pip install 'lllaunch[slurm]'") from error
-    return slurm
 
 
 def batch_text(
@@ -559,7 +531,6 @@ def batch_text(
 
     Raises:
         ConfigError: a value cannot be written into a batch file.
-        SlurmMissing: submitit is not installed.
     """
     settings = cluster.settings
     options = _options(settings, name)
@@ -586,7 +557,11 @@ def batch_text(
             shown = repr(value) if key in ours else ""
             name_ = _SETTING_OF.get(key, f"cluster.{key.replace('-', '_')}")
             raise _refused(name_, shown, message)
-    lines = ["#!/bin/bash", "", *_directives(further, ours)]
+    directives = (
+        f"#SBATCH --{key}" + ("" if value is True else f"={shlex.quote(str(value))}")
+        for key, value in sorted({**further, **ours}.items())
+    )
+    lines = ["#!/bin/bash", "", *directives]
     setup, teardown = (_lines(settings.get(key)) for key in ("setup", "teardown"))
     if setup and settings.get("setup_strict", True):
         setup = [*_STRICTLY, *setup, "setup_done=1; set +e"]
@@ -642,36 +617,6 @@ def _memory(size: Any) -> Any:
     if not isinstance(size, (int, float)):
         return size
     return f"{int(size)}GB" if size == int(size) else f"{math.ceil(size * 1024)}MB"
-
-
-def _directives(further: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """Return the lines that tell sbatch what is asked for.
-
-    submitit has no public name for this: its executor writes the file and submits it, with a pickle
-    for each job. So `pyproject.toml` names the versions whose `_make_sbatch_string` was looked at.
-    Only these lines of its text are used: its command sets a variable for submitit, and writes
-    output into submitit's folder.
-    """
-    make = _submitit()._make_sbatch_string
-    # without these it has values of its own, five minutes for one
-    table = {"time": None, "wckey": None, **{k.replace("-", "_"): v for k, v in further.items()}}
-    known = {*make.__code__.co_varnames[: make.__code__.co_argcount]} - {"command", "folder"}
-    with warnings.catch_warnings():
-        # about cpus_per_gpu, which sbatch judges itself
-        warnings.simplefilter("ignore")
-        text: str = make(
-            command="",
-            folder=ours["chdir"],
-            **{key: value for key, value in table.items() if key in known},
-            additional_parameters={
-                **{key.replace("_", "-"): v for key, v in table.items() if key not in known},
-                **{key: value for key, value in ours.items() if key != "nodes"},
-            },
-            nodes=ours["nodes"],
-            stderr_to_stdout=True,
-            use_srun=False,
-        )
-    return [line for line in text.splitlines() if line.startswith("#SBATCH ")]
 
 
 def _pattern(path: str) -> str:
@@ -804,9 +749,6 @@ def test_only(text: str) -> str | None:
 
     Returns:
         What is wrong with what it asks for, one line; None if nothing is, or if nobody can say.
-
-    Raises:
-        SlurmMissing: this machine has no Slurm.
     """
     try:
         answer = _run("sbatch", "--test-only", given=text, environ=_submitting(text))
@@ -823,10 +765,6 @@ def cancel(ids: Collection[str], *, signal: str | None = None, pending_only: boo
         signal: name of a signal (``TERM``) for the processes of their steps, which does not cancel
             them; None: they are cancelled.
         pending_only: leave those that have started.
-
-    Raises:
-        SlurmFailed: it could not be done.
-        SlurmMissing: this machine has no Slurm.
     """
     words = ["scancel"]
     if signal is not None:
@@ -854,10 +792,6 @@ def requeue(id: str) -> None:  # noqa: A002
 
     Args:
         id: of the job; of an array's task ``123_4``: the id of an array would put all of it back.
-
-    Raises:
-        SlurmFailed: it was not put back.
-        SlurmMissing: this machine has no Slurm.
     """
     # The second time it would put back what has started again.
     answer = _ask("scontrol", "requeue", id, again=_NOT_SENT)

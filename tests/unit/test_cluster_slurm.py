@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from lllaunch.cluster.slurm import (
     QueuedJob,
     SlurmFailed,
     SlurmLimits,
-    SlurmMissing,
     SubmitFailed,
     batch_text,
     ending,
@@ -146,9 +144,6 @@ def test_who_is_wrong(said: str, mistake: bool) -> None:
 
 
 def lines(cluster: Cluster, **given: Any) -> list[str]:
-    pytest.importorskip(
-        "submitit", reason="submitit makes batch files: pip install lllaunch[slurm]"
-    )
     usual = {"command": ["run"], "directory": "/d", "output": "/d/log", "name": "n"}
     return batch_text(cluster, **{**usual, **given}).splitlines()
 
@@ -275,12 +270,6 @@ def test_what_cannot_be_written_is_refused(given: dict[str, Any], said: str) -> 
         lines(Cluster(), **given)
     assert str(caught.value).startswith(said)
     assert [each.code for each in caught.value.problems] == ["cluster"]
-
-
-def test_without_submitit_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "submitit.slurm", None)
-    with pytest.raises(SlurmMissing, match=r"pip install 'lllaunch\[slurm\]'"):
-        batch_text(Cluster(), command=["run"], directory="/d", output="/d/log", name="n")
 
 
 # Commands that are none of Slurm's
