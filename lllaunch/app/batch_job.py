@@ -192,11 +192,7 @@ def _let_go(batch: BatchJob, submission: Submission) -> None:
 
 
 def run_task(directory: str, job: str) -> int:
-    """Run the jobs of a task of an array.
-
-    Args:
-        directory: of the array, absolute.
-        job: id of this batch job, ``123_4``.
+    """Run the jobs of a task of an array, whose directory is absolute; the job's id is ``123_4``.
 
     Raises:
         LaunchError: they could not be run.
@@ -336,13 +332,7 @@ def _run(batch: BatchJob) -> int:
 
 
 def read_run(directory: str) -> tuple[RerunRequest, SubmittedFunction | None]:
-    """Return what a run of a batch job is.
-
-    Args:
-        directory: of the run, absolute.
-
-    Returns:
-        Its plan; and what its workers call, if the plan does not say it.
+    """Return the plan of a run, and what its workers call if the plan does not say it.
 
     Raises:
         LaunchError: it cannot be read.
@@ -372,10 +362,6 @@ def perform(
 
 def enter_code(cwd: str, snapshot: Snapshot | None) -> None:
     """Work where the command was given, or there in the snapshot of the code, and import from it.
-
-    Args:
-        cwd: where the command was given, absolute.
-        snapshot: of the code, or None.
 
     Raises:
         OutputError: it is not there.
@@ -509,12 +495,7 @@ def worded(back: Requeued) -> str:
 
 @dataclass(eq=False)
 class Superseded(LaunchError):
-    """A batch job has started whose run was submitted again since.
-
-    Attributes:
-        job: its id.
-        other: of the one that was submitted later.
-    """
+    """A batch job has started whose run was submitted again since, as another."""
 
     job: str
     other: str
@@ -525,11 +506,7 @@ class Superseded(LaunchError):
 
 @dataclass(eq=False)
 class RequeueRefused(LaunchError):
-    """A run has been taken back into the queue too often.
-
-    Attributes:
-        reason: how often, and how often it may.
-    """
+    """A run has been taken back into the queue too often."""
 
     reason: str
 

@@ -63,9 +63,7 @@ class SubmittedFunction(NamedTuple):
     Attributes:
         entrypoint: what the run's messages and its plan call it.
         preload: modules that every worker needs.
-        module: of the function that each worker runs.
-        qualname: its name there.
-        call: its pickled arguments.
+        call: the pickled arguments of the function.
     """
 
     entrypoint: Entrypoint
@@ -194,12 +192,7 @@ def command_of(*words: str) -> list[str]:
 
 
 def batch_text(spec: LaunchSpec, name: str) -> str:
-    """Return the batch file of a run.
-
-    Args:
-        spec: the run.
-        name: of the batch job, unless its settings have one.
-    """
+    """Return the batch file of a run; the name is for a job whose settings have none."""
     cluster = spec.cluster
     assert cluster is not None
     return slurm.batch_text(
@@ -288,11 +281,7 @@ def follows(cluster: Cluster) -> bool:
 
 
 def ask(what: str) -> Literal["leave", "cancel", "follow"]:
-    """Ask on the terminal what Ctrl-C is to mean; another one means to leave.
-
-    Args:
-        what: is in the queue.
-    """
+    """Ask on the terminal what Ctrl-C is to mean for a job; another one means to leave it."""
     sys.stderr.write(f"\nlllaunch: leave {what}, cancel, or follow on? [L/c/f] ")
     sys.stderr.flush()
     try:
@@ -303,12 +292,7 @@ def ask(what: str) -> Literal["leave", "cancel", "follow"]:
 
 
 class Following:
-    """Shows a submitted run until it is over, or until Ctrl-C.
-
-    Args:
-        directory: of the run.
-        console: tells what the batch job does.
-    """
+    """Shows a submitted run until it is over, or until Ctrl-C."""
 
     def __init__(self, directory: str, console: Console) -> None:
         self._directory = directory
