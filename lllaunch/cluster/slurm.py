@@ -62,12 +62,7 @@ _MISTAKE = re.compile(
 
 @dataclass(eq=False)
 class SlurmFailed(LaunchError):
-    """A command of Slurm failed.
-
-    Attributes:
-        command: as it was called, or its beginning.
-        said: what it said, one line.
-    """
+    """A command of Slurm, or its beginning, failed; what it said is one line."""
 
     command: str
     said: str
@@ -81,7 +76,6 @@ class SubmitFailed(LaunchError):
     """A job was not accepted.
 
     Attributes:
-        command: as it was called.
         said: what it said, one line.
         exit_code: 2 where what was asked for is wrong, else 1.
         unsure: whether the job may be there nevertheless, as there was no answer.
@@ -99,12 +93,7 @@ class SubmitFailed(LaunchError):
 
 @dataclass(eq=False)
 class SlurmMissing(LaunchError):
-    """Something that jobs are submitted with is not there.
-
-    Attributes:
-        what: is missing.
-        hint: what to do about it.
-    """
+    """Something that jobs are submitted with is not there."""
 
     what: str
     hint: str
@@ -145,12 +134,10 @@ class JobFacts(NamedTuple):
         reason: why it is in that state; ``None`` is Slurm's word for no reason.
         restarts: how often it was put back into the queue. It grows before the processes of the job
             are signalled.
-        end_time: when it ended, or will be ended; None if that is not known.
+        end_time: when it ended, or will be ended; None if unknown.
         preempt_time: when another job began to take its place; None if none did, or if it is back
             in the queue.
         nodes: a list of nodes as `node_names` reads it, empty if it has none.
-        directory: its working directory.
-        name: its name.
     """
 
     id: str
@@ -168,11 +155,7 @@ Ending = Literal["requeued", "preempted", "timeout", "node_failure", "cancelled"
 
 
 class SlurmLimits(NamedTuple):
-    """What a site allows, as far as ``scontrol show config`` tells.
-
-    Attributes:
-        max_array_size: number of tasks that an array can have.
-    """
+    """What a site allows, as far as ``scontrol show config`` tells."""
 
     max_array_size: int = 1001
 
@@ -225,17 +208,14 @@ def _run(
     holding: Collection[int] = (),
     apart: bool = False,
 ) -> _Answer:
-    """Call a command once.
+    """Call a command once; ``holding`` are descriptors that it has open.
 
     Args:
-        words: of the command.
         given: its standard input.
         environ: its environment; None: that of a command that asks.
-        holding: descriptors that it has open.
         apart: whether it is to get no signal of this process's terminal.
 
     Raises:
-        SlurmMissing: it is not there.
         subprocess.TimeoutExpired: it gave no answer.
     """
     path = _program(words[0])
@@ -273,12 +253,7 @@ def _environ() -> dict[str, str]:
 
 
 def _ask(*words: str, again: re.Pattern[str] = _BUSY) -> _Answer:
-    """Call a command until the controller has time for it.
-
-    Args:
-        words: of the command.
-        again: what it is called again after, if it said so.
-    """
+    """Call a command until the controller has time for it: again after what it said then."""
     pauses = iter(PAUSES)
     while True:
         try:
@@ -303,10 +278,9 @@ def _chunks(ids: Collection[str]) -> Iterator[list[str]]:
 
 
 def queued(ids: Collection[str] | None = None) -> dict[str, QueuedJob]:
-    """Return the jobs that wait, run or are ending, by their ids.
+    """Return the jobs that wait, run or are ending, by their ids; by default all of this user.
 
-    Args:
-        ids: which; the id of an array stands for all its tasks. None: all of this user.
+    The id of an array stands for all its tasks.
     """
     base = ("squeue", "--noheader", "--array", "--format", _COLUMNS)
     if ids is not None:
@@ -366,11 +340,9 @@ _DIRECTORY = re.compile(r" WorkDir=(.*?) (?:StdErr|AdminComment|SystemComment|Co
 
 
 def parse_job(text: str, id: str) -> JobFacts | None:  # noqa: A002
-    """Returns what ``scontrol --oneliner show job`` says of a job. Pure.
+    """Returns what ``scontrol --oneliner show job`` says of a job, in one of its lines. Pure.
 
-    Args:
-        text: its output, of which one line is about it.
-        id: of the job; the one that is returned may differ: that of an array's task has two parts.
+    The id that is returned may differ: that of an array's task has two parts.
     """
     found = [each for line in text.split("\nJobId=") if (each := _record(line))]
     for match in found:
