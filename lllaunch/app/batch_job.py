@@ -28,7 +28,7 @@ from lllaunch.run.causes import KilledBySignal, NodeGone
 from lllaunch.run.directory import SUBMISSION
 from lllaunch.run.files import naming
 from lllaunch.run.result import known_result
-from lllaunch.run.snapshot import Snapshot, let_go
+from lllaunch.run.snapshot import let_go
 from lllaunch.run.submission import (
     LOG,
     BatchEnded,
@@ -54,8 +54,10 @@ if TYPE_CHECKING:
     from lllaunch.app.submitting import SubmittedFunction
     from lllaunch.cluster.slurm import Ending, JobFacts
     from lllaunch.run.result import RunResult
-    from lllaunch.run.submission import Account, Limits, QueueEvent, RequeueCause, Submission
+    from lllaunch.run.snapshot import Snapshot
+    from lllaunch.run.submission import Account, QueueEvent, RequeueCause, Submission
     from lllaunch.spawner.client import Spawner
+    from lllaunch.spec import Requeue
 
 # Of a job that is taken back; Slurm ends this process within that time.
 _TAKEN_BACK_SECONDS = 120.0
@@ -119,7 +121,7 @@ def run_in_job(
         None if facts is None else facts.end_time,
         leads=first,
         continues=account.starts > 0 if first else restart_count() > 0,
-        snapshot=None if submission.snapshot is None else Snapshot.from_json(submission.snapshot),
+        snapshot=submission.snapshot,
         overrides=None if submission.directory else read_overrides(directory),
     )
     signal.signal(signal.SIGTERM, batch.remember)
@@ -132,7 +134,7 @@ def run_in_job(
             _let_go(batch, submission)
             _end_others(job)
             return int(ExitCode.SUCCESS)
-        begin(batch, job, submission.limits)
+        begin(batch, job, submission.requeue)
     try:
         code = _run(batch) if work is None else work(batch, submission)
         if first:
@@ -190,11 +192,7 @@ def _let_go(batch: BatchJob, submission: Submission) -> None:
 
 
 def run_task(directory: str, job: str) -> int:
-    """Run the jobs of a task of an array.
-
-    Args:
-        directory: of the array, absolute.
-        job: id of this batch job, ``123_4``.
+    """Run the jobs of a task of an array, whose directory is absolute; the job's id is ``123_4``.
 
     Raises:
         LaunchError: they could not be run.
@@ -256,13 +254,11 @@ def redirect(path: str) -> None:
     os.close(fd)
 
 
-def begin(batch: BatchJob, job: str, limits: Limits | None) -> None:
+def begin(batch: BatchJob, job: str, requeue: Requeue | None) -> None:
     """Write down that the job starts, and how it ended last, if that was without a word.
 
     Args:
-        batch: the job.
-        job: its id.
-        limits: how often the run goes back into the queue; None for as often as it comes.
+        requeue: how often the run goes back into the queue; None for as often as it comes.
 
     Raises:
         RequeueRefused: it has been taken back into the queue too often.
@@ -276,7 +272,7 @@ def begin(batch: BatchJob, job: str, limits: Limits | None) -> None:
     elif isinstance(last, Requeued) and last.by == "slurm":
         back = last
     note(batch, BatchStarted(job, _nodes(), batch.end_time))
-    reason = "" if back is None or limits is None else account.refusal(back.cause, limits)
+    reason = "" if back is None or requeue is None else account.refusal(back.cause, requeue)
     if reason:
         note(batch, BatchEnded(int(ExitCode.ERROR), reason))
         _end_others(job)
@@ -336,13 +332,7 @@ def _run(batch: BatchJob) -> int:
 
 
 def read_run(directory: str) -> tuple[RerunRequest, SubmittedFunction | None]:
-    """Return what a run of a batch job is.
-
-    Args:
-        directory: of the run, absolute.
-
-    Returns:
-        Its plan; and what its workers call, if the plan does not say it.
+    """Return the plan of a run, and what its workers call if the plan does not say it.
 
     Raises:
         LaunchError: it cannot be read.
@@ -372,10 +362,6 @@ def perform(
 
 def enter_code(cwd: str, snapshot: Snapshot | None) -> None:
     """Work where the command was given, or there in the snapshot of the code, and import from it.
-
-    Args:
-        cwd: where the command was given, absolute.
-        snapshot: of the code, or None.
 
     Raises:
         OutputError: it is not there.
@@ -424,7 +410,7 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
             # the signal alone does not tell; submitit's does
             unexplained=announced and facts is None and batch.signal != signal.SIGUSR2,
         ),
-        submission.limits,
+        submission,
     )
     if isinstance(decision, BatchEnded):
         failed = code != ExitCode.SUCCESS and not batch.ran
@@ -509,12 +495,7 @@ def worded(back: Requeued) -> str:
 
 @dataclass(eq=False)
 class Superseded(LaunchError):
-    """A batch job has started whose run was submitted again since.
-
-    Attributes:
-        job: its id.
-        other: of the one that was submitted later.
-    """
+    """A batch job has started whose run was submitted again since, as another."""
 
     job: str
     other: str
@@ -525,11 +506,7 @@ class Superseded(LaunchError):
 
 @dataclass(eq=False)
 class RequeueRefused(LaunchError):
-    """A run has been taken back into the queue too often.
-
-    Attributes:
-        reason: how often, and how often it may.
-    """
+    """A run has been taken back into the queue too often."""
 
     reason: str
 

@@ -65,13 +65,6 @@ class Jobs:
         batch: the batch job that this is, for a run that was submitted; else None.
         submitted: what workers call then, in place of ``function``; or None.
         quiet: whether nothing is said of what goes well, whatever the config says.
-
-    Attributes:
-        ledger: what they ended with.
-        at_end: what is to be done when the app has ended.
-        spawner: started early, or None.
-        function: what the workers run instead of the configured entrypoint, or None.
-        quiet: whether the command line asks for that.
     """
 
     def __init__(
@@ -135,9 +128,6 @@ class Jobs:
         """Refuse a run that its project does not allow; all else that is wrong is said later.
 
         Of a sweep, whose jobs are looked at one by one, only where it writes.
-
-        Args:
-            original: the config.
 
         Raises:
             LaunchError: the run is refused.
@@ -249,11 +239,7 @@ class Jobs:
         self._planned = spec
 
     def _decide_ahead(self, config: DictConfig, output_dir: str) -> LaunchSpec:
-        """Decide what a job's run is before Hydra has prepared the job.
-
-        Args:
-            config: whole; it is Hydra's config of this process.
-            output_dir: of the run, absolute.
+        """Decide what a job's run is before Hydra has prepared the job; the config is whole.
 
         Raises:
             LaunchError: something is wrong.
@@ -271,11 +257,7 @@ class Jobs:
         return spec
 
     def _decide(self, cfg: DictConfig, cwd: str) -> LaunchSpec:
-        """Decide what a job's run is; Hydra's config is that of the job.
-
-        Args:
-            cfg: the job's config.
-            cwd: where this process is when it runs.
+        """Decide what the run of a job's config is; Hydra's config is that of the job.
 
         Raises:
             LaunchError: something is wrong.
@@ -311,9 +293,6 @@ class Jobs:
 
     def run(self, cfg: DictConfig) -> RunResult:
         """Runs one job; to be called by the task function, while Hydra's config of the job is set.
-
-        Args:
-            cfg: the job's config.
 
         Raises:
             JobFailed: it did not succeed.
@@ -367,7 +346,7 @@ class Jobs:
             spec.runtime_cwd,
             os.environ,
         )
-        query = BuildQuery.start(HydraConfig.get().runtime.cwd)
+        query = BuildQuery(HydraConfig.get().runtime.cwd)
         single = HydraConfig.get().mode == RunMode.RUN
         try:
             outcome = perform(
@@ -515,14 +494,7 @@ def _delaying(configure: Callable[[dict[str, Any]], None]) -> Callable[[dict[str
 
 
 def _refuse_resume(hydra: Any) -> None:
-    """A run is not a sweep.
-
-    Args:
-        hydra: Hydra's config of it.
-
-    Raises:
-        ConfigError: it is to resume one.
-    """
+    """Raise a `ConfigError` if a run, which is not a sweep, is to resume one."""
     resume = OmegaConf.select(hydra, "launcher.resume")
     if hydra.mode == RunMode.RUN and resume is not None:
         problem = Diagnostic(

@@ -63,9 +63,7 @@ class SubmittedFunction(NamedTuple):
     Attributes:
         entrypoint: what the run's messages and its plan call it.
         preload: modules that every worker needs.
-        module: of the function that each worker runs.
-        qualname: its name there.
-        call: its pickled arguments.
+        call: the pickled arguments of the function.
     """
 
     entrypoint: Entrypoint
@@ -110,7 +108,11 @@ def replace_submission(directory: str) -> None:
         OutputError: a file cannot be taken away.
     """
     submission = read_submission(directory)
-    if submission is not None and not isinstance(account_of(directory).last, BatchEnded):
+    if (
+        submission is not None
+        and not submission.refused
+        and not isinstance(account_of(directory).last, BatchEnded)
+    ):
         queue = BatchQueue()
         job = queue.find(submission)
         if job is not None or (slurm.available() and not queue.answers):
@@ -190,12 +192,7 @@ def command_of(*words: str) -> list[str]:
 
 
 def batch_text(spec: LaunchSpec, name: str) -> str:
-    """Return the batch file of a run.
-
-    Args:
-        spec: the run.
-        name: of the batch job, unless its settings have one.
-    """
+    """Return the batch file of a run; the name is for a job whose settings have none."""
     cluster = spec.cluster
     assert cluster is not None
     return slurm.batch_text(
@@ -246,7 +243,7 @@ def submit_run(
         host=socket.gethostname(),
         requeue=cluster.requeue,
         signal_delay=cluster.signal_delay,
-        snapshot=None if snapshot is None else snapshot.to_json(),
+        snapshot=snapshot,
         holder=_HOLDER,
     )
     if snapshot is not None and cluster.snapshot == "temporary":
@@ -265,6 +262,9 @@ def submit_run(
     except slurm.SubmitFailed as error:
         if not error.unsure:
             forget_submission(directory)
+            # whoever finds the directory is told why nothing runs
+            refused = structs.replace(submission, refused=error.said, snapshot=None, holder="")
+            refused.write(directory)
             if snapshot is not None:
                 remove(snapshot)
         raise
@@ -281,11 +281,7 @@ def follows(cluster: Cluster) -> bool:
 
 
 def ask(what: str) -> Literal["leave", "cancel", "follow"]:
-    """Ask on the terminal what Ctrl-C is to mean; another one means to leave.
-
-    Args:
-        what: is in the queue.
-    """
+    """Ask on the terminal what Ctrl-C is to mean for a job; another one means to leave it."""
     sys.stderr.write(f"\nlllaunch: leave {what}, cancel, or follow on? [L/c/f] ")
     sys.stderr.flush()
     try:
@@ -296,12 +292,7 @@ def ask(what: str) -> Literal["leave", "cancel", "follow"]:
 
 
 class Following:
-    """Shows a submitted run until it is over, or until Ctrl-C.
-
-    Args:
-        directory: of the run.
-        console: tells what the batch job does.
-    """
+    """Shows a submitted run until it is over, or until Ctrl-C."""
 
     def __init__(self, directory: str, console: Console) -> None:
         self._directory = directory

@@ -3,6 +3,9 @@
 What Slurm does with a job, and which of its answers tell what, stands in docs/design/slurm.md.
 Commands that only ask are repeated while the controller is busy. ``sbatch`` never is: who does not
 know whether it came through finds the job by its working directory (`queued`).
+
+Whatever asks or orders raises `SlurmMissing` where this machine has no Slurm, and `SlurmFailed`
+where there was no answer or nothing was done.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -33,8 +35,8 @@ PAUSES: tuple[float, ...] = (1.0, 2.0, 4.0)
 
 # Neither can be typed, and a name or directory has to be asked for in one line.
 _BETWEEN, _AFTER = "\x1f", "\x1e"
-# %i id, %T state, %r reason, %N nodes, %Z working directory, %j name
-_COLUMNS = _BETWEEN.join(("%i", "%T", "%r", "%N", "%Z", "%j")) + _AFTER
+# %i id, %T state, %r reason, %N nodes, %Z working directory, %j name, %S start
+_COLUMNS = _BETWEEN.join(("%i", "%T", "%r", "%N", "%Z", "%j", "%S")) + _AFTER
 # A list of ids is one word of a command line, and those have a length.
 _IDS_AT_ONCE = 1000
 
@@ -60,12 +62,7 @@ _MISTAKE = re.compile(
 
 @dataclass(eq=False)
 class SlurmFailed(LaunchError):
-    """A command of Slurm failed.
-
-    Attributes:
-        command: as it was called, or its beginning.
-        said: what it said, one line.
-    """
+    """A command of Slurm, or its beginning, failed; what it said is one line."""
 
     command: str
     said: str
@@ -79,7 +76,6 @@ class SubmitFailed(LaunchError):
     """A job was not accepted.
 
     Attributes:
-        command: as it was called.
         said: what it said, one line.
         exit_code: 2 where what was asked for is wrong, else 1.
         unsure: whether the job may be there nevertheless, as there was no answer.
@@ -97,12 +93,7 @@ class SubmitFailed(LaunchError):
 
 @dataclass(eq=False)
 class SlurmMissing(LaunchError):
-    """Something that jobs are submitted with is not there.
-
-    Attributes:
-        what: is missing.
-        hint: what to do about it.
-    """
+    """Something that jobs are submitted with is not there."""
 
     what: str
     hint: str
@@ -120,8 +111,7 @@ class QueuedJob(NamedTuple):
         state: as ``squeue`` calls it: ``PENDING``, ``RUNNING``, ``COMPLETING``...
         reason: why it is in that state; ``None`` is Slurm's word for no reason.
         nodes: a list of nodes as `node_names` reads it, empty if it has none.
-        directory: its working directory.
-        name: its name.
+        start_time: when it started, or may start, seconds since the epoch; None if unknown.
     """
 
     id: str
@@ -130,6 +120,7 @@ class QueuedJob(NamedTuple):
     nodes: str
     directory: str
     name: str
+    start_time: float | None = None
 
 
 class JobFacts(NamedTuple):
@@ -143,12 +134,10 @@ class JobFacts(NamedTuple):
         reason: why it is in that state; ``None`` is Slurm's word for no reason.
         restarts: how often it was put back into the queue. It grows before the processes of the job
             are signalled.
-        end_time: when it ended, or will be ended; None if that is not known.
+        end_time: when it ended, or will be ended; None if unknown.
         preempt_time: when another job began to take its place; None if none did, or if it is back
             in the queue.
         nodes: a list of nodes as `node_names` reads it, empty if it has none.
-        directory: its working directory.
-        name: its name.
     """
 
     id: str
@@ -166,11 +155,7 @@ Ending = Literal["requeued", "preempted", "timeout", "node_failure", "cancelled"
 
 
 class SlurmLimits(NamedTuple):
-    """What a site allows, as far as ``scontrol show config`` tells.
-
-    Attributes:
-        max_array_size: number of tasks that an array can have.
-    """
+    """What a site allows, as far as ``scontrol show config`` tells."""
 
     max_array_size: int = 1001
 
@@ -204,13 +189,8 @@ def available() -> bool:
 
 
 def expect_available() -> None:
-    """Raise if nothing can be submitted from here.
-
-    Raises:
-        SlurmMissing: there is no ``sbatch``, or no submitit.
-    """
+    """Raise `SlurmMissing` if nothing can be submitted from here."""
     _program("sbatch")
-    _submitit()
 
 
 def _program(name: str) -> str:
@@ -228,17 +208,14 @@ def _run(
     holding: Collection[int] = (),
     apart: bool = False,
 ) -> _Answer:
-    """Call a command once.
+    """Call a command once; ``holding`` are descriptors that it has open.
 
     Args:
-        words: of the command.
         given: its standard input.
         environ: its environment; None: that of a command that asks.
-        holding: descriptors that it has open.
         apart: whether it is to get no signal of this process's terminal.
 
     Raises:
-        SlurmMissing: it is not there.
         subprocess.TimeoutExpired: it gave no answer.
     """
     path = _program(words[0])
@@ -276,16 +253,7 @@ def _environ() -> dict[str, str]:
 
 
 def _ask(*words: str, again: re.Pattern[str] = _BUSY) -> _Answer:
-    """Call a command until the controller has time for it.
-
-    Args:
-        words: of the command.
-        again: what it is called again after, if it said so.
-
-    Raises:
-        SlurmFailed: there was no answer.
-        SlurmMissing: it is not there.
-    """
+    """Call a command until the controller has time for it: again after what it said then."""
     pauses = iter(PAUSES)
     while True:
         try:
@@ -310,14 +278,9 @@ def _chunks(ids: Collection[str]) -> Iterator[list[str]]:
 
 
 def queued(ids: Collection[str] | None = None) -> dict[str, QueuedJob]:
-    """Return the jobs that wait, run or are ending, by their ids.
+    """Return the jobs that wait, run or are ending, by their ids; by default all of this user.
 
-    Args:
-        ids: which; the id of an array stands for all its tasks. None: all of this user.
-
-    Raises:
-        SlurmFailed: there was no answer.
-        SlurmMissing: this machine has no Slurm.
+    The id of an array stands for all its tasks.
     """
     base = ("squeue", "--noheader", "--array", "--format", _COLUMNS)
     if ids is not None:
@@ -341,7 +304,8 @@ def parse_queue(text: str) -> Iterator[QueuedJob]:
     for record in text.split(_AFTER):
         fields = record.lstrip("\n").split(_BETWEEN)
         if len(fields) == len(QueuedJob._fields):
-            yield QueuedJob(*map(_value, fields))
+            id_, state, reason, nodes, directory, name, start = map(_value, fields)
+            yield QueuedJob(id_, state, reason, nodes, directory, name, _seconds(start))
 
 
 def _value(text: str) -> str:
@@ -355,10 +319,6 @@ def job_facts(id: str) -> JobFacts | None:  # noqa: A002 - as Slurm calls it
     Args:
         id: of the job, or ``123_4`` of an array's task. Each task also has an id as other jobs
             have, which is not to be used: that of the last task is that of the whole array.
-
-    Raises:
-        SlurmFailed: there was no answer.
-        SlurmMissing: this machine has no Slurm.
     """
     answer = _ask("scontrol", "--oneliner", "show", "job", id)
     if answer.status:
@@ -380,11 +340,9 @@ _DIRECTORY = re.compile(r" WorkDir=(.*?) (?:StdErr|AdminComment|SystemComment|Co
 
 
 def parse_job(text: str, id: str) -> JobFacts | None:  # noqa: A002
-    """Returns what ``scontrol --oneliner show job`` says of a job. Pure.
+    """Returns what ``scontrol --oneliner show job`` says of a job, in one of its lines. Pure.
 
-    Args:
-        text: its output, of which one line is about it.
-        id: of the job; the one that is returned may differ: that of an array's task has two parts.
+    The id that is returned may differ: that of an array's task has two parts.
     """
     found = [each for line in text.split("\nJobId=") if (each := _record(line))]
     for match in found:
@@ -463,10 +421,6 @@ def has_down_node(nodelist: str) -> bool:
 
     Args:
         nodelist: names of nodes, as ``SLURM_JOB_NODELIST`` has them.
-
-    Raises:
-        SlurmFailed: there was no answer.
-        SlurmMissing: this machine has no Slurm.
     """
     answer = _ask("sinfo", "--noheader", "--Node", f"--nodes={nodelist}", "--format=%T")
     if answer.status:
@@ -489,12 +443,7 @@ def node_names(nodelist: str) -> list[str]:
 
 
 def limits() -> SlurmLimits:
-    """Return what the site allows; Slurm's defaults where it does not say.
-
-    Raises:
-        SlurmFailed: there was no answer.
-        SlurmMissing: this machine has no Slurm.
-    """
+    """Return what the site allows; Slurm's defaults where it does not say."""
     answer = _ask("scontrol", "show", "config")
     if answer.status:
         raise SlurmFailed(answer.command, answer.line)
@@ -513,7 +462,12 @@ def parse_limits(text: str) -> SlurmLimits:
 # Batch files
 
 
-_SUBMITIT_NAMES = {"timeout_min": "time", "mem_gb": "mem", "name": "job_name"}
+_SUBMITIT_NAMES = {
+    "timeout_min": "time",
+    "mem_gb": "mem",
+    "name": "job_name",
+    "num_gpus": "gpus_per_node",
+}
 # What submitit knows and does not make an option of.
 _NO_OPTIONS = frozenset(
     {
@@ -523,15 +477,6 @@ _NO_OPTIONS = frozenset(
         *("tasks_per_node", "ntasks_per_node", "submitit_folder"),
     }
 )
-
-
-def _submitit() -> Any:
-    try:
-        from submitit.slurm import slurm  # noqa: PLC0415 - an extra, and 0.1 s
-    except ImportError as error:
-        what = f"submitit, which makes the batch file, cannot be imported ({error})"
-        raise SlurmMissing(what, "pip install 'lllaunch[slurm]'") from error
-    return slurm
 
 
 def batch_text(
@@ -558,7 +503,6 @@ def batch_text(
 
     Raises:
         ConfigError: a value cannot be written into a batch file.
-        SlurmMissing: submitit is not installed.
     """
     settings = cluster.settings
     options = _options(settings, name)
@@ -585,7 +529,11 @@ def batch_text(
             shown = repr(value) if key in ours else ""
             name_ = _SETTING_OF.get(key, f"cluster.{key.replace('-', '_')}")
             raise _refused(name_, shown, message)
-    lines = ["#!/bin/bash", "", *_directives(further, ours)]
+    directives = (
+        f"#SBATCH --{key}" + ("" if value is True else f"={shlex.quote(str(value))}")
+        for key, value in sorted({**further, **ours}.items())
+    )
+    lines = ["#!/bin/bash", "", *directives]
     setup, teardown = (_lines(settings.get(key)) for key in ("setup", "teardown"))
     if setup and settings.get("setup_strict", True):
         setup = [*_STRICTLY, *setup, "setup_done=1; set +e"]
@@ -641,36 +589,6 @@ def _memory(size: Any) -> Any:
     if not isinstance(size, (int, float)):
         return size
     return f"{int(size)}GB" if size == int(size) else f"{math.ceil(size * 1024)}MB"
-
-
-def _directives(further: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """Return the lines that tell sbatch what is asked for.
-
-    submitit has no public name for this: its executor writes the file and submits it, with a pickle
-    for each job. So `pyproject.toml` names the versions whose `_make_sbatch_string` was looked at.
-    Only these lines of its text are used: its command sets a variable for submitit, and writes
-    output into submitit's folder.
-    """
-    make = _submitit()._make_sbatch_string
-    # without these it has values of its own, five minutes for one
-    table = {"time": None, "wckey": None, **{k.replace("-", "_"): v for k, v in further.items()}}
-    known = {*make.__code__.co_varnames[: make.__code__.co_argcount]} - {"command", "folder"}
-    with warnings.catch_warnings():
-        # about cpus_per_gpu, which sbatch judges itself
-        warnings.simplefilter("ignore")
-        text: str = make(
-            command="",
-            folder=ours["chdir"],
-            **{key: value for key, value in table.items() if key in known},
-            additional_parameters={
-                **{key.replace("_", "-"): v for key, v in table.items() if key not in known},
-                **{key: value for key, value in ours.items() if key != "nodes"},
-            },
-            nodes=ours["nodes"],
-            stderr_to_stdout=True,
-            use_srun=False,
-        )
-    return [line for line in text.splitlines() if line.startswith("#SBATCH ")]
 
 
 def _pattern(path: str) -> str:
@@ -803,9 +721,6 @@ def test_only(text: str) -> str | None:
 
     Returns:
         What is wrong with what it asks for, one line; None if nothing is, or if nobody can say.
-
-    Raises:
-        SlurmMissing: this machine has no Slurm.
     """
     try:
         answer = _run("sbatch", "--test-only", given=text, environ=_submitting(text))
@@ -822,10 +737,6 @@ def cancel(ids: Collection[str], *, signal: str | None = None, pending_only: boo
         signal: name of a signal (``TERM``) for the processes of their steps, which does not cancel
             them; None: they are cancelled.
         pending_only: leave those that have started.
-
-    Raises:
-        SlurmFailed: it could not be done.
-        SlurmMissing: this machine has no Slurm.
     """
     words = ["scancel"]
     if signal is not None:
@@ -853,10 +764,6 @@ def requeue(id: str) -> None:  # noqa: A002
 
     Args:
         id: of the job; of an array's task ``123_4``: the id of an array would put all of it back.
-
-    Raises:
-        SlurmFailed: it was not put back.
-        SlurmMissing: this machine has no Slurm.
     """
     # The second time it would put back what has started again.
     answer = _ask("scontrol", "requeue", id, again=_NOT_SENT)

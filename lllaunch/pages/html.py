@@ -24,7 +24,7 @@ _NOT_ID = re.compile(r"[^A-Za-z0-9]+")
 
 SIGNS: Mapping[str, str] = {
     "succeeded": "✓",
-    **dict.fromkeys(("failed", "error", "died"), "✕"),
+    **dict.fromkeys(("failed", "error", "died", "not_submitted"), "✕"),
     "victim": "▽",
     **dict.fromkeys(("ended", "signalled", "stopped"), "■"),
     **dict.fromkeys(("lost", "unknown"), "?"),

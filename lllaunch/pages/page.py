@@ -55,6 +55,7 @@ STATE_WORDS = {
     "running": "Still running",
     "queued": "Waiting in the queue",
     "died": "Died",
+    "not_submitted": "Not submitted",
 }
 """What a page calls the state of what it is about."""
 

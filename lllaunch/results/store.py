@@ -33,6 +33,7 @@ from lllaunch.run.files import relative_path
 from lllaunch.run.lock import LONGEST, SIGNED, launcher_is_dead
 from lllaunch.run.result import RunResult, as_result, read_result
 from lllaunch.run.submission import (
+    LOG,
     BatchEnded,
     BatchSignalled,
     BatchStarted,
@@ -262,6 +263,8 @@ def plain(entry: ListEntry, path: str) -> dict[str, Any]:
     }
 
 
+# After which a batch job's launcher should have said that it is there, seconds.
+_SILENT = 60.0
 # Hydra's, of the sweep itself.
 _MULTIRUN = "multirun.yaml"
 
@@ -275,6 +278,7 @@ STATES = {
     "queued": "waiting in the queue of a cluster",
     "waiting": "a job of a running sweep that has not started",
     "not_run": "a job that its sweep never started",
+    "not_submitted": "a run that its cluster did not take",
     "unknown": "its files cannot be read or are incomplete",
 }
 """All states of an entry, and what they mean."""
@@ -500,12 +504,16 @@ def _in_queue(
 ) -> ListEntry | None:
     """Return what a submitted run does; None if its batch job is over."""
     last = history[-1][1] if history else None
-    if isinstance(last, BatchEnded):
+    if isinstance(last, BatchEnded) or submission.refused:
         return None
     job = queue.find(submission, own=_is_own(found))
     if job is not None:
         started = isinstance(last, (BatchStarted, BatchSignalled)) and job.state != "PENDING"
         state, said = "running" if started else "queued", queue_text(job)
+        runs = time.time() - job.start_time if job.start_time and job.state == "RUNNING" else 0.0
+        if not started and runs > _SILENT:
+            log = LOG if submission.directory else "the log of its array"
+            said += f", no sign of its launcher for a minute: see {log}"
     elif not queue.answers:
         state = "running" if is_held(lock_of("run", found.path)) else "unknown"
         said = NO_ANSWER
@@ -570,6 +578,8 @@ def _end_of_job(
 ) -> tuple[str, int | None, str]:
     """Return a state, an exit code and why, of a batch job that has left no result."""
     last = history[-1][1] if history else None
+    if submission.refused:
+        return "not_submitted", int(ExitCode.ERROR), submission.refused
     if not submission.job and last is None:
         return "error", int(ExitCode.ERROR), "its submission failed, or was broken off"
     said = (

@@ -31,12 +31,7 @@ class _File(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """The files that there are.
-
-    Attributes:
-        files: by path.
-        whole: whether these are all.
-    """
+    """The files that there are, by path, and whether these are all."""
 
     files: dict[str, _File]
     whole: bool
@@ -47,13 +42,7 @@ class _Look(NamedTuple):
 
 
 class Checkpoint:
-    """The path that an experiment saves its state under.
-
-    Args:
-        path: a file or a directory, absolute; it need not be there.
-        most: how many files and directories are looked at; None for `MOST_ENTRIES`.
-        clock: seconds that only grow.
-    """
+    """The path that an experiment saves its state under: a file or a directory, or nothing yet."""
 
     def __init__(
         self,
@@ -73,12 +62,9 @@ class Checkpoint:
         self._before = self._now()
 
     def has_changed(self) -> bool | None:
-        """Return whether a file has come or was written since it was looked at.
+        """Return whether a file has come or was written since; None if there is too much to tell.
 
         What has gone is no change: old checkpoints are removed, and what was left half written.
-
-        Returns:
-            None if that cannot be told: there is more than is looked at.
         """
         before, now = self._before, self._now()
         for path, file in now.files.items():

@@ -45,7 +45,6 @@ class RunDirectory(HeldDirectory):
     the next attempt number.
 
     Attributes:
-        path: absolute path of the directory.
         made: directories that were made for it, the outermost first; its own is the last one.
     """
 
@@ -62,16 +61,8 @@ class RunDirectory(HeldDirectory):
     ) -> RunDirectory:
         """Makes the directory if need be and takes it for this launcher.
 
-        Args:
-            path: where the run's files go; relative paths count from the working directory.
-            patience: how long to wait for the workers of a launcher that has ended, seconds. A
-                launcher that lives is not waited for.
-            say: gets a line for people if that takes longer than a moment.
-            alone: as `lllaunch.run.lock.lock_directory` has it.
-
-        Raises:
-            ConfigError: another live run holds it, or workers of one whose launcher has ended do.
-            OutputError: it cannot be made or written to.
+        Arguments are as for `lllaunch.run.lock.lock_directory`, which says what is raised, too; a
+        relative path counts from the working directory.
         """
         path = os.path.abspath(path)
         made = _missing(path)
@@ -84,9 +75,7 @@ class RunDirectory(HeldDirectory):
     def claim_new(cls, path: str) -> RunDirectory:
         """Make a directory that is not there yet and take it for this launcher.
 
-        Args:
-            path: its name, which gets ``-1``, ``-2``, ... appended if there is something of that
-                name; relative paths count from the working directory.
+        If there is something of its name it gets ``-1``, ``-2``, ... appended.
 
         Raises:
             OutputError: it cannot be made or written to.
@@ -137,13 +126,7 @@ class RunDirectory(HeldDirectory):
     def make_attempt(self, nproc: int, at_least: int = 0) -> tuple[int, str]:
         """Makes the next attempt's directory with one directory for each local rank.
 
-        ``latest`` points to it afterwards.
-
-        Args:
-            at_least: the lowest number that it can have: nodes of one run count alike.
-
-        Returns:
-            its number and its absolute path.
+        ``latest`` points to it afterwards. Its number is at least that of other nodes of the run.
 
         Raises:
             OutputError: names what could not be made, and the rank if it is a rank's.
@@ -155,14 +138,7 @@ class RunDirectory(HeldDirectory):
 
 
 def free_space(path: str) -> tuple[str, int] | None:
-    """Return where the file system of a directory is mounted, and the bytes that are free on it.
-
-    Args:
-        path: of the directory, absolute.
-
-    Returns:
-        None if the system does not say.
-    """
+    """Return where the file system of a directory is mounted, and the bytes that are free on it."""
     try:
         found = os.statvfs(path)
         mount = os.path.realpath(path)

@@ -44,11 +44,7 @@ INLINE_LIMIT = 64 * 1024
 
 
 def find_return_value(directory: str) -> ReturnValue | None:
-    """Return what the worker of a directory returned or reported, None if it did neither.
-
-    Args:
-        directory: attempt_N/R, absolute.
-    """
+    """Return what the worker of a directory returned or reported, None if it did neither."""
     pickled = _size(os.path.join(directory, RETURN_PICKLE))
     plain = _size(os.path.join(directory, RETURN_JSON))
     text = _inline(os.path.join(directory, RETURN_JSON), plain)
@@ -71,8 +67,7 @@ def _size(path: str) -> int | None:
 def _inline(path: str, size: int | None) -> str | None:
     """Return the file's text if it is short and strictly JSON, None otherwise.
 
-    ``NaN`` and ``Infinity``, which Python writes, are no JSON: other readers of result.json would
-    stumble over them.
+    ``NaN`` and ``Infinity``, which Python writes, are no JSON: others would stumble over them.
     """
     if size is None or size > INLINE_LIMIT:
         return None
@@ -147,10 +142,9 @@ def result_of(
     started_ns: int,
     signum: int | None,
 ) -> RunResult:
-    """Return what became of a run that ends now.
+    """Return what became of a run that ends now, as far as anything was seen of it.
 
     Args:
-        recorder: what was seen of it, or None if nothing was.
         started_ns: when it began, nanoseconds since the epoch.
         signum: the signal to the launcher that ended it, or None.
     """
@@ -192,11 +186,7 @@ def _has_signal(preflight: PreflightRecord) -> bool:
 def complete(
     result: RunResult, failure: tuple[str, int] | None, hide: Callable[[str], str]
 ) -> RunResult:
-    """Add an error of our own, or what has to be read from files.
-
-    Args:
-        failure: message and exit code of an error of our own, or None.
-    """
+    """Add an error of our own, as message and exit code, or what has to be read from files."""
     if failure is not None:
         return result.with_error(*failure)
     root = result.root_cause

@@ -22,7 +22,7 @@ from lllaunch.text import clean
 from lllaunch.watchdog.stacks.frames import LIBRARY, WRAPPERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from lllaunch.watchdog.collectives import RankTrace
 
@@ -33,11 +33,7 @@ _CAUSED = "The above exception was the direct cause of the following exception:"
 
 
 class Excerpt(Record, frozen=True):
-    """The end of a worker's log.
-
-    Attributes:
-        cut: whether there is more before them.
-    """
+    """The end of a worker's log; cut if there is more before it."""
 
     path: str
     lines: tuple[str, ...]
@@ -45,11 +41,7 @@ class Excerpt(Record, frozen=True):
 
 
 class TracebackFrame(NamedTuple):
-    """One frame of a traceback.
-
-    Attributes:
-        text: the lines that show it, as they stand in the traceback.
-    """
+    """One frame of a traceback, and the lines that show it there."""
 
     file: str
     line: int
@@ -63,11 +55,7 @@ class TracebackFrame(NamedTuple):
 
 
 class Block(NamedTuple):
-    """The traceback of one exception of a chain.
-
-    Attributes:
-        before: lines before it: how it follows from the exception before.
-    """
+    """The traceback of one exception of a chain, after how it follows from the one before."""
 
     before: tuple[str, ...]
     calls: tuple[TracebackFrame, ...]
@@ -115,16 +103,21 @@ def _calls(lines: Sequence[str], at: int) -> tuple[int, list[TracebackFrame]]:
     return at, calls
 
 
-def users_call(text: str) -> TracebackFrame | None:
-    """Returns the innermost frame of the user's code in a traceback, None if there is none.
+def _innermost_own(text: str) -> list[TracebackFrame]:
+    """Return the innermost frame of the user's code in a traceback, and those below it.
 
     Of a chain, that of the last exception which has one.
     """
     for block in reversed(blocks(text)):
-        for call in reversed(block.calls):
-            if not call.of_library:
-                return call
-    return None
+        own = [index for index, call in enumerate(block.calls) if not call.of_library]
+        if own:
+            return [*block.calls[own[-1] :]]
+    return []
+
+
+def users_call(text: str) -> TracebackFrame | None:
+    """Returns the innermost frame of the user's code in a traceback, None if there is none."""
+    return next(iter(_innermost_own(text)), None)
 
 
 def called(text: str) -> str:
@@ -132,13 +125,8 @@ def called(text: str) -> str:
 
     An empty string where the user's own code raised it, or nothing is known.
     """
-    for block in reversed(blocks(text)):
-        own = [index for index, call in enumerate(block.calls) if not call.of_library]
-        if own:
-            below = block.calls[own[-1] + 1 :]
-            plain = [call for call in below if not call.file.endswith(WRAPPERS)]
-            return plain[0].function if plain else ""
-    return ""
+    below = (call for call in _innermost_own(text)[1:] if not call.file.endswith(WRAPPERS))
+    return next((call.function for call in below), "")
 
 
 def cause_of(text: str) -> str:
@@ -164,38 +152,20 @@ def folded(text: str) -> list[str]:
     lines: list[str] = []
     for block in blocks(text):
         lines += [*block.before, _HEADER]
-        keep = any(not call.of_library for call in block.calls)
-        lines += _folded(block.calls) if keep else _innermost(block.calls)
+        inside: list[TracebackFrame] = []
+        for call in block.calls:
+            if call.of_library and call is not block.calls[-1]:
+                inside.append(call)
+                continue
+            # one call takes no more lines than what would stand for it
+            if len(inside) > 1:
+                lines.append(f"  ... {len(inside)} calls in {_libraries(inside)}")
+            else:
+                lines += [line for each in inside for line in each.text]
+            inside = []
+            lines += call.text
         lines += block.error
     return lines or text.split("\n")
-
-
-def _innermost(calls: Sequence[TracebackFrame]) -> Iterator[str]:
-    """Yields the last of calls that are a library's only."""
-    if len(calls) > 2:
-        yield f"  ... {len(calls) - 1} calls in {_libraries(calls[:-1])}"
-        calls = calls[-1:]
-    for call in calls:
-        yield from call.text
-
-
-def _folded(calls: Sequence[TracebackFrame]) -> Iterator[str]:
-    inside: list[TracebackFrame] = []
-    for number, call in enumerate(calls, start=1):
-        last = number == len(calls)
-        if call.of_library and not last:
-            inside.append(call)
-            continue
-        yield from _folded_run(inside)
-        inside = []
-        yield from call.text
-
-
-def _folded_run(calls: Sequence[TracebackFrame]) -> Iterator[str]:
-    if len(calls) == 1:
-        yield from calls[0].text
-    elif calls:
-        yield f"  ... {len(calls)} calls in {_libraries(calls)}"
 
 
 def _libraries(calls: Sequence[TracebackFrame]) -> str:
@@ -259,8 +229,7 @@ def tail(path: str, lines: int = LINES, hide: Callable[[str], str] = str) -> Exc
 def read_crash(directory: str, stderr: str, hide: Callable[[str], str] = str) -> str:
     """Returns what Python wrote when a fatal signal ended a worker, an empty string if nothing.
 
-    Args:
-        stderr: the file of its standard error, where its own faulthandler writes; or empty.
+    Its own faulthandler writes to its standard error.
     """
     for path in (os.path.join(directory, CRASH), stderr):
         try:
@@ -310,11 +279,7 @@ def read_error(path: str, hide: Callable[[str], str] = str) -> WorkerError | Non
 
 
 def read_exit_call(error_file: str, hide: Callable[[str], str] = str) -> ExitCall | None:
-    """Reads a worker's exit.json; None if it is not there or makes no sense.
-
-    Args:
-        hide: applied to the text that the worker exited with, to take secrets out.
-    """
+    """Reads a worker's exit.json; None if it is not there or makes no sense."""
     try:
         path = os.path.join(os.path.dirname(error_file), EXIT_FILE)
         data = json.loads(read_bytes(path, _ERROR_BYTES))

@@ -189,7 +189,11 @@ class _Run:
                     job.signalled(job.early)
                     signum = signal.SIGTERM
                 else:
-                    nodes = self._nodes(directory, observer, shared_plan)
+                    if self._spec.nodes is not None:
+                        # the launcher of one node does without
+                        from lllaunch.run.nodes import RunNodes  # noqa: PLC0415
+
+                        nodes = RunNodes(self._spec, directory, observer, shared_plan or {})
                     group = nodes.group if nodes is not None else None
                     continues = job is not None and job.continues
                     earlier = directory.next_attempt() if continues else 0
@@ -225,19 +229,6 @@ class _Run:
             if ended is not None:
                 ended(outcome.exit_code)
         return outcome
-
-    def _nodes(
-        self,
-        directory: RunDirectory,
-        observer: RunObserver,
-        shared_plan: Mapping[str, Any] | None,
-    ) -> RunNodes | None:
-        if self._spec.nodes is None:
-            return None
-        # the launcher of one node does without
-        from lllaunch.run.nodes import RunNodes  # noqa: PLC0415
-
-        return RunNodes(self._spec, directory, observer, shared_plan or {})
 
     def outcome(self, signum: int | None = None) -> RunResult:
         """What became of the run so far."""

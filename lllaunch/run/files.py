@@ -20,14 +20,7 @@ _OPEN_FILES = (errno.EMFILE, errno.ENFILE)
 
 @contextlib.contextmanager
 def naming(path: str, rank: int | None = None) -> Iterator[None]:
-    """Turns an `OSError` of the block into an error that names the file.
-
-    Args:
-        rank: local rank of the worker that it belongs to, None for the run's own files.
-
-    Raises:
-        OutputError: with ``path``, what the system said, and ``rank``.
-    """
+    """Turns an `OSError` of the block into an `OutputError` that names the file, and its rank."""
     try:
         yield
     except OSError as error:
@@ -36,21 +29,13 @@ def naming(path: str, rank: int | None = None) -> Iterator[None]:
 
 
 def write_atomic(path: str, data: bytes) -> None:
-    """Make ``path`` hold exactly ``data``, as `lllaunch.files.replace_file` does.
-
-    Raises:
-        OutputError: if the directory is not writable, the disk is full, ...; names ``path``.
-    """
+    """Make ``path`` hold exactly ``data``, or raise an `OutputError` that names it."""
     with naming(path):
         replace_file(path, data)
 
 
 def link_atomic(path: str, target: str) -> None:
-    """Makes the symbolic link ``path`` point to ``target``; it is there at every moment.
-
-    Raises:
-        OutputError: names ``path``.
-    """
+    """Makes the symbolic link ``path`` point to ``target``; it is there at every moment."""
     directory, name = os.path.split(path)
     temporary = os.path.join(directory, f".{name}.{os.getpid()}.tmp")
     with naming(path):
@@ -69,9 +54,6 @@ class LineFile:
 
     A disk that fails must not end a training run: the first failure goes to ``on_error``, the lines
     meanwhile are lost, and every later line tries again.
-
-    Attributes:
-        path: the file.
     """
 
     def __init__(self, path: str, on_error: Callable[[OutputError], object]) -> None:
@@ -111,19 +93,16 @@ class LineFile:
             if self._torn:
                 write_all(self._fd, b"\n")
                 self._torn = False
-            self._append(line)
+            written = 0
+            try:
+                written = os.write(self._fd, line)
+                if written < len(line):
+                    write_all(self._fd, line[written:])
+            except OSError:
+                self._torn = written > 0
+                raise
         except OSError as error:
             self._failed(error)
-
-    def _append(self, line: bytes) -> None:
-        written = 0
-        try:
-            written = os.write(self._fd, line)
-            if written < len(line):
-                write_all(self._fd, line[written:])
-        except OSError:
-            self._torn = written > 0
-            raise
 
     def rewrite(self, change: Callable[[bytes], bytes]) -> None:
         """Put something else in the place of all that is there, at once; never raises likewise."""
@@ -169,12 +148,7 @@ def is_below(path: str, directory: str) -> bool:
 
 
 def relative_path(path: str, cwd: str) -> str:
-    """Returns a path relative to a directory if it is that or below it, else as it is. Pure.
-
-    Args:
-        path: a relative one counts from ``cwd``.
-        cwd: the directory, absolute.
-    """
+    """Returns a path relative to a directory if it is that or below it, else as it is. Pure."""
     whole, top = os.path.normpath(os.path.join(cwd, path)), cwd.rstrip("/")
     if whole == top:
         return os.curdir

@@ -102,23 +102,18 @@ def _pickled(
 
 
 def env_of(spec: LaunchSpec, facts: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables of one worker: those of all, then those of its rank over them.
-
-    Args:
-        facts: what is known of the worker; ``local_rank`` chooses among ``env_per_rank``.
-    """
+    """Returns the variables of one worker: those of all, then those of its local rank over them."""
     return dict(substitute(spec.env_of(int(facts["local_rank"])), facts, bare=False))
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A new attempt's place, made before its workers start.
+    """A new attempt's place, made before its workers start; mappings are by local rank.
 
     Attributes:
-        files: where the workers write, by local rank.
-        envs: the workers' variables, by local rank.
-        facts: what is known of them, by local rank.
-        targets: what they run, by local rank.
+        envs: the workers' variables.
+        facts: what is known of them (`lllaunch.macros.WORKER_NAMES`).
+        targets: what they run.
     """
 
     number: int
@@ -430,21 +425,13 @@ class _Group:
         }
 
     def progress(self, ran: bool) -> AttemptProgress:
-        """Return how far the present attempt has come, which is over.
-
-        Args:
-            ran: whether any of its workers was started.
-        """
+        """Return how far an attempt has come that is over; ``ran`` if its workers were started."""
         checkpoint = self._checkpoint if ran else None
         changed = False if checkpoint is None else checkpoint.has_changed()
         return AttemptProgress(self.watchdog.furthest_step(), changed, now_ns(), ran)
 
     def wait_for_gpus(self, pids: frozenset[int]) -> GpuMemoryWait | None:
-        """Begin to wait until processes of the last attempt hold no memory on GPUs.
-
-        Returns:
-            None if there is nothing to wait for.
-        """
+        """Wait until processes of the last attempt hold no memory on GPUs; None if none does."""
         if all(visible is not None and not visible.strip() for visible in self._visible.values()):
             # they have seen none
             return None

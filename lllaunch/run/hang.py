@@ -16,7 +16,7 @@ from lllaunch.watchdog.stacks.blame import waits
 from lllaunch.watchdog.stacks.frames import Waits
 
 if TYPE_CHECKING:
-    from lllaunch.run.records import AttemptRecord, WorkerRecord
+    from lllaunch.run.records import AttemptRecord
     from lllaunch.supervisor.machine import GroupStacks
 
 _STOPPED = "Tt"
@@ -80,14 +80,10 @@ def _left(record: AttemptRecord) -> dict[int, float]:
     if not record.stacks or any(waits(stack.frames) is not Waits.SURELY for stack in record.stacks):
         return {}
     return {
-        worker.rank: max(0, worker.exited.time_ns - _begun(worker, record)) / 1e9
+        worker.rank: record.ran_seconds(worker)
         for worker in record.workers
         if worker.exited is not None and worker.exited.exitcode == 0 and not worker.sent
     }
-
-
-def _begun(worker: WorkerRecord, record: AttemptRecord) -> int:
-    return worker.started.time_ns if worker.started is not None else record.started_ns
 
 
 def _without_stacks(finding: Finding) -> tuple[int, ...]:

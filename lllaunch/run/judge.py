@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import signal
 import textwrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from lllaunch.documents import signal_name
 from lllaunch.events import StartFailed
@@ -36,7 +38,6 @@ from lllaunch.run.result import (
     AttemptResult,
     AttemptState,
     Ended,
-    Explanation,
     Failed,
     Lost,
     NotStarted,
@@ -50,8 +51,8 @@ from lllaunch.watchdog.stacks.frames import LIBRARY, crash_frames
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from lllaunch.run.records import AttemptRecord, ExitCall, WorkerRecord
-    from lllaunch.run.result import AnyWorker, Hang
+    from lllaunch.run.records import AttemptRecord, WorkerRecord
+    from lllaunch.run.result import AnyWorker, Explanation, Hang
     from lllaunch.watchdog.collectives import Disagreement
 
 
@@ -80,15 +81,7 @@ _NO_DEVICE_MEMORY = re.compile(
 LOST_PEER_WINDOW_NS = 5_000_000_000
 
 
-class WorkerFailure(NamedTuple):
-    """How and when a worker failed by itself, and what can be said beyond that."""
-
-    cause: Cause
-    time_ns: int
-    explanation: Explanation | None = None
-
-
-def failure_of(worker: WorkerRecord, record: AttemptRecord) -> WorkerFailure | None:
+def failure_of(worker: WorkerRecord, record: AttemptRecord) -> RootCause | None:
     """Return how a worker failed by itself, None if it did not."""
     if worker.start_failed is not None:
         at = worker.start_failed.time_ns
@@ -104,30 +97,33 @@ def failure_of(worker: WorkerRecord, record: AttemptRecord) -> WorkerFailure | N
         if worker.sent and at >= worker.sent[0].time_ns:
             return None
     # One that raised and was ended by us later needs no other explanation.
-    explanation = None if was_asked(worker) else explain(_evidence(worker, record))
-    return WorkerFailure(cause_of(worker, explanation), at, explanation)
-
-
-def was_asked(worker: WorkerRecord) -> bool:
-    """Whether a worker ended after the launcher had sent it a signal."""
-    if worker.exited is None or not worker.sent:
-        return False
-    return worker.exited.time_ns >= worker.sent[0].time_ns
+    explanation = None if worker.was_asked else explain(_evidence(worker, record))
+    return RootCause(
+        attempt=record.number,
+        rank=worker.rank,
+        local_rank=worker.local_rank,
+        cause=cause_of(worker, explanation),
+        time_ns=at,
+        explanation=explanation,
+        traceback=worker.error.traceback if worker.error else "",
+        stderr=worker.files.stderr,
+        frames=crash_frames(worker.crash),
+        shown=worker.shown,
+    )
 
 
 def _evidence(worker: WorkerRecord, record: AttemptRecord) -> Evidence:
     exited = worker.exited
     return Evidence(
-        exitcode=exited.exitcode if exited else 0,
         # a worker that failed by itself did so before anything was sent to it
-        sent=(),
+        exitcode=exited.exitcode if exited else 0,
         max_rss=exited.max_rss if exited else 0,
         before=record.memory,
         after=worker.memory,
         unexplained=sum(
             each.exited is not None
             and each.exited.exitcode == -signal.SIGKILL
-            and not was_asked(each)
+            and not each.was_asked
             for each in record.workers
         ),
         said=worker.error.message if worker.error else "",
@@ -154,56 +150,54 @@ def cause_of(worker: WorkerRecord, explanation: Explanation | None = None) -> Ca
         return raised(message, exited.exitcode)
     if exited.exitcode < 0:
         return KilledBySignal(-exited.exitcode, exited.core_dumped)
-    disk = worker.disk
+    disk, call = worker.disk, worker.exit_call
     if disk is not None and disk.full:
         return DiskFull(exited.exitcode, disk.directory, disk.total, disk.free)
-    return _cause_of_status(exited.exitcode, worker.exit_call)
-
-
-def _cause_of_status(exitcode: int, call: ExitCall | None) -> Cause:
     # a thread, or a function called at the end, may have ended it with another status
-    if call is None or (isinstance(call.code, int) and call.code & 0xFF != exitcode):
-        return ExitedNonZero(exitcode)
+    if call is None or (isinstance(call.code, int) and call.code & 0xFF != exited.exitcode):
+        return ExitedNonZero(exited.exitcode)
     argument = str(call.code)
     if isinstance(call.code, str):
         argument = repr(textwrap.shorten(call.code.partition("\n")[0], 60, placeholder="..."))
-    return CalledExit(exitcode, argument, call.file, call.line, call.function)
+    return CalledExit(exited.exitcode, argument, call.file, call.line, call.function)
 
 
 def was_out_of_memory(worker: WorkerRecord, record: AttemptRecord) -> bool:
     """Whether a lack of memory ended a worker, certainly or likely."""
-    if was_asked(worker):
+    if worker.was_asked:
         return False
     cause = cause_of(worker, explain(_evidence(worker, record)))
     return isinstance(cause, OutOfMemory | DeviceOutOfMemory)
 
 
-def first_of(failures: Mapping[int, WorkerFailure], lost: Collection[int]) -> int | None:
-    """Return the local rank of the first failure in time, None if there is none.
+def _first_of(failures: Mapping[int, RootCause], lost: Collection[int]) -> RootCause | None:
+    """Return the first failure in time, None if there is none.
 
     One exception: a worker that says it lost its peer is not first if a peer failed for a reason
     of its own at about the same time.
     """
 
-    def by_time(rank: int) -> tuple[int, int]:
-        return failures[rank].time_ns, rank
+    def by_time(failure: RootCause) -> tuple[int, int]:
+        return failure.time_ns, failure.rank or 0
 
-    first = min(failures, key=by_time, default=None)
-    if first is None or first not in lost:
+    first = min(failures.values(), key=by_time, default=None)
+    if first is None or first.local_rank not in lost:
         return first
-    latest = failures[first].time_ns + LOST_PEER_WINDOW_NS
+    latest = first.time_ns + LOST_PEER_WINDOW_NS
     own = [
-        rank for rank, failure in failures.items() if rank not in lost and failure.time_ns <= latest
+        failure
+        for rank, failure in failures.items()
+        if rank not in lost and failure.time_ns <= latest
     ]
     return min(own, key=by_time, default=first)
 
 
-def lost_peer(failure: WorkerFailure, worker: WorkerRecord) -> bool:
+def _lost_peer(failure: RootCause) -> bool:
     """Whether all that a worker says is that its connection to another one broke."""
-    said, cause = worker.error, failure.cause
-    if said is None or not isinstance(cause, Raised) or not _LOST_PEER.search(cause.message):
+    cause = failure.cause
+    if not isinstance(cause, Raised) or not _LOST_PEER.search(cause.message):
         return False
-    return _OF_PEERS.search(f"{said.traceback}\n{cause.message}") is not None
+    return _OF_PEERS.search(f"{failure.traceback}\n{cause.message}") is not None
 
 
 def judge_attempt(record: AttemptRecord, *, interrupted: bool = False) -> AttemptResult:
@@ -217,7 +211,12 @@ def judge_attempt(record: AttemptRecord, *, interrupted: bool = False) -> Attemp
         for worker in record.workers
         if (failure := failure_of(worker, record)) is not None
     }
-    root = _root(record, failures, _hang(record))
+    hang = None
+    if record.finding is not None and not all(worker.succeeded for worker in record.workers):
+        from lllaunch.run.hang import hang_of  # noqa: PLC0415 - only where something was found
+
+        hang = hang_of(record)
+    root = _root(record, failures, hang)
     workers = tuple(
         _judged(worker, record, failures.get(worker.local_rank), root) for worker in record.workers
     )
@@ -239,21 +238,8 @@ def judge_attempt(record: AttemptRecord, *, interrupted: bool = False) -> Attemp
     )
 
 
-def _hang(record: AttemptRecord) -> Hang | None:
-    """Return what the watchdog found, None if the attempt did not end for it."""
-    if record.finding is None or all(_succeeded(worker) for worker in record.workers):
-        return None
-    from lllaunch.run.hang import hang_of  # noqa: PLC0415 - only where something was found
-
-    return hang_of(record)
-
-
-def _succeeded(worker: WorkerRecord) -> bool:
-    return worker.exited is not None and worker.exited.exitcode == 0 and not was_asked(worker)
-
-
 def _root(
-    record: AttemptRecord, failures: dict[int, WorkerFailure], hang: Hang | None
+    record: AttemptRecord, failures: dict[int, RootCause], hang: Hang | None
 ) -> RootCause | None:
     """Return what came first: a failure, a finding of the watchdog, or the end of all at once."""
     own = {
@@ -261,10 +247,10 @@ def _root(
         for rank, failure in failures.items()
         if hang is None or failure.time_ns < hang.time_ns
     }
-    lost = {rank for rank in own if lost_peer(own[rank], _worker(record, rank))}
-    first = first_of(own, lost)
-    earliest = own[first] if first is not None else None
-    gone = _root_of_lost(record, earliest, by_peer=first in lost)
+    lost = {rank for rank, failure in own.items() if _lost_peer(failure)}
+    first = _first_of(own, lost)
+    by_peer = first is not None and first.local_rank in lost
+    gone = _root_of_lost(record, first, by_peer=by_peer)
     if gone is not None:
         return gone
     # what the watchdog of another node found is known as a finding here as well
@@ -273,16 +259,21 @@ def _root(
     if preflight is not None:
         later = elsewhere is None or elsewhere.time_ns > preflight.time_ns
         return preflight if later else elsewhere
-    if elsewhere is not None and _is_earlier(elsewhere, earliest, by_peer=first in lost):
+    if elsewhere is not None and _is_earlier(elsewhere, first, by_peer=by_peer):
         return elsewhere
     if first is not None:
-        left = _left_early(record, own, first)
-        return left or _root_of_worker(record, _worker(record, first), own[first], hang)
+        left = _left_early(record, first) if by_peer else None
+        return left or _with_others(first, record, hang)
     return _root_of_group(record) if hang is None else _root_of_hang(record, hang)
 
 
+def _of_attempt(record: AttemptRecord, cause: Cause, time_ns: int, **more: Any) -> RootCause:
+    """Return a cause that is not of one worker."""
+    return RootCause(attempt=record.number, cause=cause, time_ns=time_ns, **more)
+
+
 def _root_of_lost(
-    record: AttemptRecord, own: WorkerFailure | None, *, by_peer: bool
+    record: AttemptRecord, own: RootCause | None, *, by_peer: bool
 ) -> RootCause | None:
     """Return a node that was gone when the attempt ended, unless a worker failed by itself.
 
@@ -294,9 +285,8 @@ def _root_of_lost(
     if own is not None and not (by_peer or isinstance(own.cause, KilledBySignal)):
         return None
     times = [own.time_ns if own is not None else 0, end.time_ns if end is not None else 0]
-    known = [each for each in times if each]
-    at = min(known, default=record.ended_ns)
-    return RootCause(record.number, None, None, NodeGone(lost.node, lost.text), at)
+    at = min(filter(None, times), default=record.ended_ns)
+    return _of_attempt(record, NodeGone(lost.node, lost.text), at)
 
 
 def _root_of_preflight(record: AttemptRecord) -> RootCause | None:
@@ -314,7 +304,7 @@ def _root_of_preflight(record: AttemptRecord) -> RootCause | None:
         return None
     else:
         cause = PreflightFailure(command, end.exitcode)
-    return RootCause(record.number, None, None, cause, at, stderr=preflight.log)
+    return _of_attempt(record, cause, at, stderr=preflight.log)
 
 
 def _root_of_nodes(record: AttemptRecord) -> RootCause | None:
@@ -329,42 +319,27 @@ def _root_of_nodes(record: AttemptRecord) -> RootCause | None:
         cause = OnAnotherNode(end.node, end.text)
     else:
         cause = NodeGone(end.node, end.text)
-    return RootCause(record.number, end.rank, None, cause, end.time_ns or record.ended_ns)
+    return _of_attempt(record, cause, end.time_ns or record.ended_ns, rank=end.rank)
 
 
-def _is_earlier(elsewhere: RootCause, own: WorkerFailure | None, *, by_peer: bool) -> bool:
+def _is_earlier(elsewhere: RootCause, own: RootCause | None, *, by_peer: bool) -> bool:
     if own is None or isinstance(elsewhere.cause, NodesJoined):
         return True
-    if by_peer:
-        # Clocks differ by some milliseconds, and who lost a peer did not fail first.
-        return elsewhere.time_ns <= own.time_ns + LOST_PEER_WINDOW_NS
-    return elsewhere.time_ns <= own.time_ns
+    # Clocks differ by some milliseconds, and who lost a peer did not fail first.
+    return elsewhere.time_ns <= own.time_ns + (LOST_PEER_WINDOW_NS if by_peer else 0)
 
 
-def _worker(record: AttemptRecord, local_rank: int) -> WorkerRecord:
-    return next(worker for worker in record.workers if worker.local_rank == local_rank)
-
-
-def _root_of_worker(
-    record: AttemptRecord, worker: WorkerRecord, failure: WorkerFailure, hang: Hang | None
-) -> RootCause:
+def _with_others(failure: RootCause, record: AttemptRecord, hang: Hang | None) -> RootCause:
+    """Return a failure with what is known of the other workers."""
     collectives, explanation = _disagreement(record), failure.explanation
+    worker = _worker(record, failure)
     if collectives is not None and worker.misfit is not None:
         explanation = of_misfit(worker.misfit, whose_known=True)
-    return RootCause(
-        attempt=record.number,
-        rank=worker.rank,
-        local_rank=worker.local_rank,
-        cause=failure.cause,
-        time_ns=failure.time_ns,
-        explanation=explanation,
-        traceback=worker.error.traceback if worker.error else "",
-        stderr=worker.files.stderr,
-        hang=hang,
-        frames=crash_frames(worker.crash),
-        shown=worker.shown,
-        collectives=collectives,
-    )
+    return replace(failure, hang=hang, collectives=collectives, explanation=explanation)
+
+
+def _worker(record: AttemptRecord, failure: RootCause) -> WorkerRecord:
+    return next(each for each in record.workers if each.local_rank == failure.local_rank)
 
 
 def _disagreement(record: AttemptRecord) -> Disagreement | None:
@@ -390,51 +365,39 @@ def _disagreement(record: AttemptRecord) -> Disagreement | None:
     return found if found is not None and found.kind in ("arguments", "operations") else None
 
 
-def _left_early(
-    record: AttemptRecord, failures: dict[int, WorkerFailure], first: int
-) -> RootCause | None:
+def _left_early(record: AttemptRecord, failure: RootCause) -> RootCause | None:
     """Return as the cause who ended with success while others were in a collective operation.
 
     All that those say is that their connections broke. Where most have ended with success, it is
     rather who goes on that does one operation too many.
     """
-    failure, worker = failures[first], _worker(record, first)
-    said = worker.error
-    if said is None or not lost_peer(failure, worker):
-        return None
     left = [
-        each
+        (each.exited.time_ns, each)
         for each in record.workers
         # the kernel lets a parent know of an end last
-        if each.exited and _succeeded(each)
+        if each.exited and each.succeeded
         if each.exited.time_ns <= failure.time_ns + LOST_PEER_WINDOW_NS
     ]
     if not left or 2 * len(left) > len(record.workers):
         return None
-    last = max(left, key=lambda each: each.exited.time_ns if each.exited else 0)
-    assert last.exited is not None
-    call = users_call(said.traceback)
-    begun = last.started.time_ns if last.started else record.started_ns
-    others = tuple(each.rank for each in record.workers if each not in left)
+    at, last = max(left, key=lambda each: each[0])
+    call, operation = users_call(failure.traceback), ""
+    trace = _worker(record, failure).trace
+    if trace is not None:
+        from lllaunch.watchdog.collectives import last_operation  # noqa: PLC0415 - seldom
+
+        operation = last_operation(trace)
+    early = {each.rank for _, each in left}
     cause = LeftEarly(
-        ran_seconds=max(0, last.exited.time_ns - begun) / 1e9,
-        before_ns=failure.time_ns - last.exited.time_ns,
-        others=others,
-        call=called(said.traceback),
+        ran_seconds=record.ran_seconds(last),
+        before_ns=failure.time_ns - at,
+        others=tuple(each.rank for each in record.workers if each.rank not in early),
+        call=called(failure.traceback),
         file=call.file if call else "",
         line=call.line if call else 0,
-        operation=_last_operation(worker),
+        operation=operation,
     )
-    return RootCause(record.number, last.rank, last.local_rank, cause, last.exited.time_ns)
-
-
-def _last_operation(worker: WorkerRecord) -> str:
-    """Return the collective that a worker was in when it raised; empty if that is not known."""
-    if worker.trace is None:
-        return ""
-    from lllaunch.watchdog.collectives import last_operation  # noqa: PLC0415 - seldom
-
-    return last_operation(worker.trace)
+    return _of_attempt(record, cause, at, rank=last.rank, local_rank=last.local_rank)
 
 
 def _root_of_hang(record: AttemptRecord, hang: Hang) -> RootCause:
@@ -457,32 +420,35 @@ def _root_of_group(record: AttemptRecord) -> RootCause | None:
     """Return the failure that struck all at once, None if there was none."""
     if record.broken is not None:
         fact = record.broken
-        cause: Cause = PreloadFailure(fact.module, fact.reason)
-        return RootCause(record.number, None, None, cause, record.ended_ns, None, fact.traceback)
+        cause = PreloadFailure(fact.module, fact.reason)
+        return _of_attempt(record, cause, record.ended_ns, traceback=fact.traceback)
     if record.stuck:
-        return RootCause(record.number, None, None, HungInKernel(), record.ended_ns)
-    if all(_succeeded(worker) for worker in record.workers):
-        # what the spawner had left to do was to end what they left behind
-        return None
+        return _of_attempt(record, HungInKernel(), record.ended_ns)
     died = record.died
-    if died is None:
+    if died is None or all(worker.succeeded for worker in record.workers):
+        # what the spawner had left to do was to end what they left behind
         return None
     if died.killed and not any(worker.started for worker in record.workers):
         # nobody waits for imports when a run ends, and why it ends is told
         return None
-    cause = SpawnerLost(died.pid, died.status, died.detail)
     explanation = None
     if died.status:
         explanation = explain(
             Evidence(died.status, died.sent, before=record.memory, after=record.died_memory)
         )
-    return RootCause(record.number, None, None, cause, record.died_ns, explanation, died.detail)
+    return _of_attempt(
+        record,
+        SpawnerLost(died.pid, died.status, died.detail),
+        record.died_ns,
+        explanation=explanation,
+        traceback=died.detail,
+    )
 
 
 def _judged(
     worker: WorkerRecord,
     record: AttemptRecord,
-    failure: WorkerFailure | None,
+    failure: RootCause | None,
     root: RootCause | None,
 ) -> AnyWorker:
     """Return what became of a worker."""
@@ -505,7 +471,7 @@ def _judged(
         else Reached(progress.step, progress.total, worker.progress_ns, progress.metrics),
     }
     hang = root.hang if root is not None and root.of_watchdog else None
-    if hang is not None and worker.rank in hang.blamed and exited and not _succeeded(worker):
+    if hang is not None and worker.rank in hang.blamed and exited and not worker.succeeded:
         return Failed(**seen, cause=hang.finding)
     if failure is not None:
         why: dict[str, Any] = {"cause": failure.cause, "explanation": failure.explanation}
@@ -520,7 +486,7 @@ def _judged(
         if died is not None:  # it may have been started without our hearing of it
             return Lost(**seen, why="spawner")
         return Lost(**seen, why="kernel" if worker.abandoned else "error")
-    if _succeeded(worker):
+    if worker.succeeded:
         return Succeeded(**seen)
     if root is not None and _failed_alike(worker, root):
         said = worker.error.time_ns if worker.error else None

@@ -42,11 +42,7 @@ _UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
 class HeldDirectory:
-    """A directory that this launcher holds until `release`, or until its end.
-
-    Args:
-        path: the directory, absolute.
-    """
+    """A directory that this launcher holds until `release`, or until its end."""
 
     def __init__(self, path: str, lock_fd: int | None) -> None:
         self.path = path
@@ -89,10 +85,9 @@ def lock_directory(
     *,
     alone: bool = False,
 ) -> int | None:
-    """Takes a directory for this process, making it if need be.
+    """Takes a directory for this process, making it if need be; its path is absolute.
 
     Args:
-        path: the directory, absolute.
         key: that names the directory, for the message of a refusal.
         patience: how long to wait for what a launcher that has ended has left, seconds. A launcher
             that lives is not waited for.
@@ -120,14 +115,18 @@ def lock_directory(
             if taken is None:
                 os.close(fd)
                 return None
-            if taken and _is_file(fd, file):
-                _sign(path, fd)
-                return fd
+            # its holder may have taken the directory away in between: `RunDirectory.discard`
+            with contextlib.suppress(FileNotFoundError):
+                if taken and os.path.samestat(os.fstat(fd), os.stat(file)):
+                    # for the message that another launcher shows
+                    with naming(path):
+                        os.ftruncate(fd, 0)
+                        write_all(fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode())
+                    return fd
         except BaseException:
             os.close(fd)
             raise
         os.close(fd)
-        # if it was taken, its holder took the directory away in between: `RunDirectory.discard`
         if not taken:
             waited, ended = time.monotonic() - began, launcher_is_dead(file)
             # what this launcher had itself, its spawner gives back in a moment
@@ -138,14 +137,6 @@ def lock_directory(
                 say(f"waiting for {_PARTS[kind]} that the killed launcher of {path!r} has left")
                 say = None
             time.sleep(_PAUSE)
-
-
-def _is_file(fd: int, file: str) -> bool:
-    """Return whether a descriptor is that of the file which has a name now."""
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(file))
-    except FileNotFoundError:
-        return False
 
 
 def _try_lock(path: str, fd: int) -> bool | None:
@@ -162,11 +153,7 @@ def _try_lock(path: str, fd: int) -> bool | None:
 
 
 def launcher_is_dead(lock: str) -> bool:
-    """Whether the launcher that signed a lock has ended; False if that cannot be found out.
-
-    Args:
-        lock: the lock's file, as `lock_directory` makes it.
-    """
+    """Whether the launcher that signed a lock has ended; False if unknown."""
     pid = _signer(lock)
     facts = proc.facts(pid) if pid else None
     return pid != 0 and (facts is None or facts.state in "ZX")
@@ -177,9 +164,6 @@ def open_launcher(lock: str) -> int | None:
 
     Its number alone says little: it may be another process's by now, or of another container whose
     host has the same name, or anybody has written it. The kernel says who holds the lock.
-
-    Args:
-        lock: the lock's file, as `lock_directory` makes it.
 
     Raises:
         OutputError: the process may not be looked at: it is another user's.
@@ -230,31 +214,18 @@ def _having_open(file: str) -> list[int]:
     except OSError:
         return []
     everything = proc.processes()
-    having = [each.pid for each in everything if _has_open(each.pid, wanted)]
+    having = []
+    for each in everything:
+        with contextlib.suppress(OSError):
+            if any(_descriptors(each.pid, wanted)):
+                having.append(each.pid)
     below = [each.pid for pid in having for each in proc.descendants(pid, everything)]
     return sorted({*having, *below} - {os.getpid()})
 
 
-def _has_open(pid: int, wanted: os.stat_result) -> bool:
-    with contextlib.suppress(OSError):
-        return any(_descriptors(pid, wanted))
-    return False
-
-
 def _descriptors(pid: int, wanted: os.stat_result) -> Iterator[str]:
-    """Yield the descriptors of a process that are of a file.
-
-    Raises:
-        OSError: they may not be looked at, or it is gone.
-    """
+    """Yield the descriptors of a process that are of a file, if they may be looked at."""
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):  # closed meanwhile
             if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), wanted):
                 yield name
-
-
-def _sign(path: str, fd: int) -> None:
-    """Writes who holds the lock, for the message that another launcher shows."""
-    with naming(path):
-        os.ftruncate(fd, 0)
-        write_all(fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode())

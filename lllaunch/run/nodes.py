@@ -41,11 +41,7 @@ _LAST_WORDS = 15.0
 
 
 class RunNodes:
-    """The nodes of a run, as far as the run's files and its end are concerned.
-
-    Attributes:
-        group: the nodes.
-    """
+    """The nodes of a run, as far as the run's files and its end are concerned."""
 
     def __init__(
         self,

@@ -121,33 +121,36 @@ class Recorder:
 
     def begin(self, attempt: Attempt) -> None:
         """Take note that an attempt's directories were made; its workers are about to start."""
-        files = attempt.files
+        files, first, preflight = attempt.files, attempt.envs.get(0, {}), None
+        if attempt.preflight is not None:
+            text, timeout = attempt.preflight.text, attempt.preflight.timeout
+            preflight = PreflightRecord(text, timeout, attempt.preflight_log)
         workers = tuple(
             WorkerRecord(
-                local_rank,
-                _number(env, "RANK", local_rank),
+                rank,
+                _number(env, "RANK", rank),
                 WorkerFiles(
-                    directory=f"{attempt.path}/{local_rank}",
-                    stdout=_file(files.stdouts, local_rank),
-                    stderr=_file(files.stderrs, local_rank),
-                    error=_file(files.error_files, local_rank),
+                    f"{attempt.path}/{rank}",
+                    # empty where its stream goes elsewhere
+                    *(
+                        "" if (path := each.get(rank, "")) == os.devnull else path
+                        for each in (files.stdouts, files.stderrs, files.error_files)
+                    ),
                 ),
-                shown=local_rank in files.tee_stderrs or files.stderrs.get(local_rank) == "",
+                shown=rank in files.tee_stderrs or files.stderrs.get(rank) == "",
             )
-            for local_rank, env in sorted(attempt.envs.items())
+            for rank, env in sorted(attempt.envs.items())
         )
         self._attempts.append(
             AttemptRecord(
                 number=attempt.number,
-                restart_count=_number(attempt.envs.get(0, {}), "TORCHELASTIC_RESTART_COUNT", 0),
+                restart_count=_number(first, "TORCHELASTIC_RESTART_COUNT", 0),
                 path=attempt.path,
                 started_ns=now_ns(),
                 workers=workers,
                 memory=self._read(),
-                master_port=attempt.envs.get(0, {}).get("MASTER_PORT", ""),
-                preflight=None
-                if (preflight := attempt.preflight) is None
-                else PreflightRecord(preflight.text, preflight.timeout, attempt.preflight_log),
+                master_port=first.get("MASTER_PORT", ""),
+                preflight=preflight,
             )
         )
 
@@ -238,13 +241,17 @@ class Recorder:
         else:
             worker.exited = event
             self._note_progress(worker)
-            _remove_empty(f"{worker.files.directory}/{CRASH}")
+            directory = worker.files.directory
+            with contextlib.suppress(OSError):
+                if os.stat(crash := f"{directory}/{CRASH}").st_size == 0:
+                    os.unlink(crash)
             if event.exitcode > 0 and not os.path.exists(worker.files.error):
-                worker.disk = _disk(worker.files.directory)
-            # It may have ended before it was sent a signal, and be reaped after.
-            asked = worker.sent and event.time_ns >= worker.sent[0].time_ns
+                with contextlib.suppress(OSError):
+                    disk = os.statvfs(directory)
+                    unit = disk.f_frsize
+                    worker.disk = Disk(directory, disk.f_blocks * unit, disk.f_bavail * unit)
             # What it started may have been killed for want of memory, and it fails for that.
-            if not asked and (event.exitcode > 0 or event.exitcode in _MEMORY_SIGNALS):
+            if not worker.was_asked and (event.exitcode > 0 or event.exitcode in _MEMORY_SIGNALS):
                 worker.memory = self._read()
             if event.exitcode > 0 or event.exitcode == -signal.SIGKILL:
                 from lllaunch.run.judge import was_out_of_memory  # noqa: PLC0415 - imported by now
@@ -281,11 +288,7 @@ class Recorder:
             worker.crash = read_crash(files.directory, files.stderr, self.hide)
 
     def sent(self, signum: int, ranks: Iterable[int] | None = None) -> None:
-        """Take note that a signal is about to be sent to workers.
-
-        Args:
-            ranks: local ranks; None for all that are alive.
-        """
+        """Take note that a signal is about to be sent to workers, by default all that live."""
         if not self._attempts:
             return
         attempt, signal_ = self._attempts[-1], SentSignal(int(signum), now_ns())
@@ -308,8 +311,8 @@ class Recorder:
         """Take note of what the watchdog found.
 
         Returns:
-            Whether that is what the current attempt ends for: it was still well, and nothing had
-            been found before.
+            Whether the current attempt ends for that: it was still well, and nothing had been found
+            before.
         """
         if not event.ends:
             return False
@@ -325,11 +328,7 @@ class Recorder:
         return True
 
     def stacks_taken(self, event: StacksTaken) -> Hang:
-        """Take note of where the workers of the current attempt stand.
-
-        Returns:
-            What that says.
-        """
+        """Take note of where the workers of the current attempt stand; return what that says."""
         from lllaunch.run.hang import hang_of  # noqa: PLC0415 - seldom
 
         attempt = self._attempts[-1]
@@ -363,11 +362,7 @@ class Recorder:
         return hang_of(attempt)
 
     def look_at_progress(self) -> dict[int, Progress]:
-        """Look how far those workers of the current attempt are that live.
-
-        Returns:
-            How far all are, by rank; nothing if none lives.
-        """
+        """Look how far those workers of the current attempt are that live; return it by rank."""
         workers = self._attempts[-1].workers if self._attempts else ()
         live = [worker.local_rank for worker in workers if worker.live]
         found = self.progress(live) if live else {}
@@ -385,10 +380,7 @@ class Recorder:
 
     @property
     def alive(self) -> int | None:
-        """How many workers of the current attempt were ordered and are not known to have ended.
-
-        None while their preflight runs.
-        """
+        """How many workers were ordered and are not known to have ended; None in a preflight."""
         if not self._attempts:
             return 0
         return None if self._attempts[-1].in_preflight else self._attempts[-1].alive
@@ -405,29 +397,9 @@ class Recorder:
         return self._attempts
 
 
-def _remove_empty(path: str) -> None:
-    with contextlib.suppress(OSError):
-        if os.stat(path).st_size == 0:
-            os.unlink(path)
-
-
-def _disk(directory: str) -> Disk | None:
-    try:
-        found = os.statvfs(directory)
-    except OSError:
-        return None
-    return Disk(directory, found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
-
-
 def _number(env: Mapping[str, str], name: str, default: int) -> int:
     text = env.get(name, "")
     return int(text) if text.isdecimal() else default
-
-
-def _file(files: Mapping[int, str], rank: int) -> str:
-    """Returns the file of a rank, an empty string where its stream goes elsewhere."""
-    path = files.get(rank, "")
-    return "" if path == "/dev/null" else path
 
 
 _OF_WATCHDOG = frozenset({"hang", "timeout", "oom"})
@@ -437,9 +409,7 @@ _REJECTIONS = 5
 class RunObserver:
     """Sees all of a run: writes it down, and tells the user of the little that matters.
 
-    Args:
-        events: where all of it is written.
-        samples: path of the file for samples; empty for none.
+    Samples go to a file of their own, if one is named.
     """
 
     def __init__(
@@ -523,11 +493,7 @@ class RunObserver:
         self._console.warning(f"there is no other attempt: {error}")
 
     def observe(self, event: object) -> object:
-        """See an event, or an action before it is performed.
-
-        Returns:
-            The same, and what was found out about it.
-        """
+        """See an event, or an action before it is performed; return it with what was found out."""
         if type(event).__name__ == "Sample":
             self._sampled(event)
             return event

@@ -47,12 +47,12 @@ class Evidence(NamedTuple):
         sent: signals that the launcher had sent it before it ended, in order.
         max_rss: its peak resident memory, bytes; 0 where not known.
         before: memory of the machine when the attempt started.
-        after: the same when the worker's end became known.
+        after: the same when its end became known.
         unexplained: how many workers of the attempt died of a SIGKILL that the launcher did not
             send, this one included if it did.
+        said: what it raised, or an empty string.
         disk: the file system of its logs, where it could not say why it failed; or None.
         misfit: what gloo aborted it for, as `misfit_of` returns it; or None.
-        master_port: MASTER_PORT in its environment, as the launcher set it; or an empty string.
     """
 
     exitcode: int
@@ -65,6 +65,40 @@ class Evidence(NamedTuple):
     disk: Disk | None = None
     master_port: str = ""
     misfit: tuple[int, int] | None = None
+
+    @property
+    def kills(self) -> tuple[int | None, int | None]:
+        """OOM kills in its cgroup and on the machine meanwhile, None where they are not known."""
+        grown = (
+            None if before is None or after is None else max(0, after - before)
+            for before, after in (
+                (self.before.cgroup_kills, self.after.cgroup_kills),
+                (self.before.machine_kills, self.after.machine_kills),
+            )
+        )
+        return next(grown), next(grown)
+
+    @property
+    def bound(self) -> tuple[int, str]:
+        """The memory that the worker could have had at most, and what to call it."""
+        limit, total = self.after.limit, self.after.total
+        if limit is not None and (total is None or limit < total):
+            return limit, "the cgroup's limit"
+        return (total, "the machine's memory") if total is not None else (0, "")
+
+    @property
+    def share(self) -> float:
+        """The part of that which it had."""
+        return self.max_rss / self.bound[0] if self.bound[0] else 0.0
+
+    @property
+    def peak(self) -> str:
+        """What it had at most, in words that follow others; empty if unknown."""
+        if not self.max_rss:  # the spawner's is not known
+            return ""
+        bound, name = self.bound
+        of = f"; {name} is {size(bound)}" if bound else ""
+        return f" Its peak memory was {size(self.max_rss)}{of}."
 
 
 _BY_SIGNAL: dict[int, str] = {
@@ -110,12 +144,9 @@ def explain(evidence: Evidence) -> Explanation | None:
         return _of_sigbus(evidence.after)
     if signum in _ASKED:
         return Explanation("outside", "likely", _ASKED_BY_OTHERS)
-    return _of_itself(evidence, _BY_SIGNAL.get(signum, ""))
-
-
-def _of_itself(evidence: Evidence, text: str) -> Explanation | None:
     if evidence.misfit is not None:
         return of_misfit(evidence.misfit)
+    text = _BY_SIGNAL.get(signum, "")
     return Explanation("itself", "likely", text) if text else None
 
 
@@ -126,12 +157,7 @@ def misfit_of(lines: Sequence[str]) -> tuple[int, int] | None:
 
 
 def of_misfit(misfit: tuple[int, int], *, whose_known: bool = False) -> Explanation:
-    """Return why gloo aborted a worker.
-
-    Args:
-        misfit: as `misfit_of` returns it.
-        whose_known: whether it is said elsewhere which rank had another call.
-    """
+    """Return why gloo aborted a worker; ``whose_known`` if it is said which rank differs."""
     received, fitting = misfit
     text = (
         "The ranks do not agree on the size of a collective operation: it received "
@@ -147,11 +173,11 @@ def of_misfit(misfit: tuple[int, int], *, whose_known: bool = False) -> Explanat
 
 def _of_processes_below(evidence: Evidence) -> Explanation | None:
     """A worker that failed when the kernel had killed something for want of memory."""
-    killed = _grown(evidence.before.cgroup_kills, evidence.after.cgroup_kills)
+    killed, _ = evidence.kills
     if not killed:
         return None
     text = f"The kernel's OOM killer struck in this cgroup during the attempt ({_times(killed)}): "
-    bound, name = _bound(evidence)
+    bound, name = evidence.bound
     limit = f" ({name} is {size(bound)})" if bound else ""
     if _SAYS_KILLED.search(evidence.said) and killed > evidence.unexplained:
         return Explanation("oom", "certain", f"{text}it was a process that the worker had{limit}.")
@@ -186,36 +212,35 @@ def _of_status(status: int) -> Explanation | None:
     signum = status - 128
     if 0 < signum < signal.NSIG and signum in set(signal.Signals):
         text = f"By a shell's convention {status} is 128 + {signum}: a child of it died of "
-        return Explanation("itself", "possible", f"{text}{signal_name(signum)}.{_oom_hint(signum)}")
+        killed = signum == signal.SIGKILL
+        hint = " That alone is no proof of a lack of memory." if killed else ""
+        return Explanation("itself", "possible", f"{text}{signal_name(signum)}.{hint}")
     return None
-
-
-def _oom_hint(signum: int) -> str:
-    if signum != signal.SIGKILL:
-        return ""
-    return " That alone is no proof of a lack of memory."
 
 
 def _of_sigkill(evidence: Evidence) -> Explanation:
     """SIGKILL that the launcher did not send: the kernel's OOM killer, or another process?"""
-    peak = _peak(evidence)
-    in_cgroup = _grown(evidence.before.cgroup_kills, evidence.after.cgroup_kills)
+    peak, (in_cgroup, on_machine) = evidence.peak, evidence.kills
+    sure: Sure
     if in_cgroup:
-        sure: Sure = "certain" if in_cgroup >= evidence.unexplained else "likely"
+        sure = "certain" if in_cgroup >= evidence.unexplained else "likely"
         text = "The kernel's OOM killer struck in this cgroup during the attempt"
         return Explanation("oom", sure, f"{text} ({_times(in_cgroup)}).{peak}")
-    on_machine = _grown(evidence.before.machine_kills, evidence.after.machine_kills)
     if in_cgroup is None and on_machine is None:
-        return _of_sigkill_blind(evidence)
+        # only the size of the worker speaks
+        if evidence.share >= _NEAR_LIMIT:
+            text = "Probably the kernel's OOM killer, whose counters cannot be read here."
+            return Explanation("oom", "possible", f"{text}{peak}")
+        text = (
+            "The launcher did not send it: another process did, or the kernel's OOM killer, whose "
+            "counters cannot be read here."
+        )
+        return Explanation("outside", "possible", f"{text}{peak}")
     if in_cgroup is None and on_machine:
         text = "The kernel's OOM killer struck on this machine during the attempt"
-        sure = "likely" if _share(evidence) >= _NOTABLE else "possible"
+        sure = "likely" if evidence.share >= _NOTABLE else "possible"
         return Explanation("oom", sure, f"{text} ({_times(on_machine)}).{peak}")
-    return _of_sigkill_outside(evidence, in_cgroup, on_machine or 0)
-
-
-def _of_sigkill_outside(evidence: Evidence, in_cgroup: int | None, on_machine: int) -> Explanation:
-    """Neither the launcher nor, by its own counters, the kernel."""
+    # neither the launcher nor, by its own counters, the kernel
     text = "The launcher did not send it, and the kernel counts no OOM kill"
     if on_machine:
         text += f" in this cgroup (but {on_machine} on this machine)"
@@ -223,23 +248,8 @@ def _of_sigkill_outside(evidence: Evidence, in_cgroup: int | None, on_machine: i
         ": another process did (kill -9, a job scheduler, a memory watchdog such as "
         "systemd-oomd), or the worker itself."
     )
-    if _share(evidence) >= _NOTABLE:
-        text += _peak(evidence)
-    sure: Sure = "certain" if in_cgroup is not None and not on_machine else "likely"
-    return Explanation("outside", sure, text)
-
-
-def _of_sigkill_blind(evidence: Evidence) -> Explanation:
-    """No counter of OOM kills could be read: only the size of the worker speaks."""
-    peak = _peak(evidence)
-    if _share(evidence) >= _NEAR_LIMIT:
-        text = "Probably the kernel's OOM killer, whose counters cannot be read here."
-        return Explanation("oom", "possible", f"{text}{peak}")
-    text = (
-        "The launcher did not send it: another process did, or the kernel's OOM killer, whose "
-        "counters cannot be read here."
-    )
-    return Explanation("outside", "possible", f"{text}{peak}")
+    sure = "certain" if in_cgroup is not None and not on_machine else "likely"
+    return Explanation("outside", sure, text + (peak if evidence.share >= _NOTABLE else ""))
 
 
 def _of_sigbus(after: Memory) -> Explanation:
@@ -254,32 +264,6 @@ def _of_sigbus(after: Memory) -> Explanation:
         text = f"Shared memory is full: {space}. Give it more (docker: --shm-size), or use fewer "
         return Explanation("itself", "likely", f"{text}data loader workers.")
     return Explanation("itself", "possible", f"{general} Now {space}.")
-
-
-def _grown(before: int | None, after: int | None) -> int | None:
-    """Return by how much a counter grew, None where it could not be read at both times."""
-    return None if before is None or after is None else max(0, after - before)
-
-
-def _bound(evidence: Evidence) -> tuple[int, str]:
-    """Return the memory that the worker could have had at most, and what to call it."""
-    limit, total = evidence.after.limit, evidence.after.total
-    if limit is not None and (total is None or limit < total):
-        return limit, "the cgroup's limit"
-    return (total, "the machine's memory") if total is not None else (0, "")
-
-
-def _share(evidence: Evidence) -> float:
-    bound, _ = _bound(evidence)
-    return evidence.max_rss / bound if bound else 0.0
-
-
-def _peak(evidence: Evidence) -> str:
-    if not evidence.max_rss:  # the spawner's is not known
-        return ""
-    text = f" Its peak memory was {size(evidence.max_rss)}"
-    bound, name = _bound(evidence)
-    return f"{text}; {name} is {size(bound)}." if bound else f"{text}."
 
 
 def _times(count: int) -> str:

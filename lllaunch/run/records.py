@@ -29,23 +29,14 @@ _ROOM = 64 * 1024
 
 
 class SentSignal(Struct, frozen=True):
-    """A signal that the launcher sent to a worker, or to a process below it.
-
-    Attributes:
-        time_ns: when it was decided, nanoseconds since the epoch.
-    """
+    """A signal that the launcher sent to a worker or below it, and when that was decided."""
 
     signum: int
     time_ns: int
 
 
 class Disk(Struct, frozen=True):
-    """The file system that a worker's logs are on, when the worker's failure became known.
-
-    Attributes:
-        total: its size, bytes.
-        free: what is free of it, bytes.
-    """
+    """The file system of a worker's logs when its failure became known; sizes are bytes."""
 
     directory: str
     total: int
@@ -58,12 +49,7 @@ class Disk(Struct, frozen=True):
 
 
 class WorkerError(Struct, frozen=True):
-    """What a worker wrote in its error.json.
-
-    Attributes:
-        message: ``ValueError: what was wrong``, possibly of several lines.
-        time_ns: when it was raised, nanoseconds since the epoch, or None.
-    """
+    """What a worker wrote in its error.json, and when it says that it raised; or None."""
 
     message: str
     traceback: str = ""
@@ -73,9 +59,7 @@ class WorkerError(Struct, frozen=True):
 class ExitCall(Struct, frozen=True):
     """Where a worker's code raised SystemExit, from its exit.json.
 
-    Attributes:
-        code: what it exited with; text was written to standard error, the status is then 1.
-        function: the function that it belongs to, ``<module>`` outside of any.
+    A code that is text was written to standard error; the status is 1 then.
     """
 
     code: int | str
@@ -119,15 +103,13 @@ class WorkerRecord(Struct):
 
     Attributes:
         abandoned: whether the launcher gave up waiting for its end.
-        exit_call: where its code exited, if it failed by that; or None.
         memory: the machine's memory when its end became known, where that was worth reading.
         disk: where its logs are, if it failed without an error.json; or None.
-        trace: which collectives it had come to at last, or None if that is not known.
+        trace: which collectives it had come to at last, or None if unknown.
         misfit: bytes that gloo had received for a collective, and that its own call had room for,
             where it aborted the worker for that; or None.
         shown: whether its standard error is on the console already.
-        progress: how far it was when it ended, as far as that is known; or None.
-        progress_ns: when it got there, nanoseconds since the epoch.
+        progress: how far it was when it ended, and ``progress_ns`` when it got there.
     """
 
     local_rank: int
@@ -154,18 +136,30 @@ class WorkerRecord(Struct):
         """Whether it is not known to have ended; its start may not be known yet either."""
         return self.exited is None and self.start_failed is None
 
+    @property
+    def was_asked(self) -> bool:
+        """Whether it ended after the launcher had sent it a signal.
+
+        It may have ended before, and be reaped after.
+        """
+        exited = self.exited
+        return bool(exited and self.sent and exited.time_ns >= self.sent[0].time_ns)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it ended with status 0, and by itself."""
+        return self.exited is not None and self.exited.exitcode == 0 and not self.was_asked
+
 
 class AttemptRecord(Struct):
-    """One attempt, as far as it is known.
+    """One attempt, as far as it is known; times are nanoseconds since the epoch, 0 for none.
 
     Attributes:
-        started_ns: when it was begun, nanoseconds since the epoch.
-        ended_ns: when the last of its workers was gone, 0 while it runs.
+        ended_ns: when the last of its workers was gone.
         workers: in order of local rank.
         stuck: whether workers were found to hang in the kernel.
         ending: whether it is being ended: what is found from now on is too late.
-        finding: what the watchdog found first while the attempt ran, or None.
-        fired_ns: when that was, nanoseconds since the epoch.
+        finding: what the watchdog found first while the attempt ran, at ``fired_ns``; or None.
         stacks: where the workers stood then, as far as that could be found out.
         blame: who hung then and who waited, or None if nobody could look.
         group_end: of several nodes, what all have agreed that it ended for; or None.
@@ -212,3 +206,10 @@ class AttemptRecord(Struct):
     def worker(self, local_rank: int) -> WorkerRecord | None:
         """Return the worker of a local rank."""
         return next((each for each in self.workers if each.local_rank == local_rank), None)
+
+    def ran_seconds(self, worker: WorkerRecord) -> float:
+        """Return how long a worker ran that has ended."""
+        assert worker.exited is not None
+        started = worker.started
+        began = started.time_ns if started is not None else self.started_ns
+        return max(0, worker.exited.time_ns - began) / 1e9

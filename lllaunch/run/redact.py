@@ -57,9 +57,7 @@ class Redactor:
 def redactor_of(directory: str, environ: Mapping[str, str]) -> Redactor:
     """Return what takes the values of variables that a run's plan names out of what it has left.
 
-    Args:
-        directory: of the run; plans of its nodes are in directories in it.
-        environ: where the values may be.
+    Plans of its nodes are in directories in its own; the values may be in ``environ``.
     """
     names = {name for plan in _plans(directory) for name in _SOURCE.findall(plan)}
     return Redactor({environ[name]: f"${{oc.env:{name}}}" for name in names & environ.keys()})

@@ -136,11 +136,7 @@ def plain_sample(sample: RunSample) -> dict[str, Any]:
 
 
 def encode(sample: Sample, time_ns: int, attempt: int, rank_of: Callable[[int], int]) -> bytes:
-    """Return a sample as one line of JSON, newline included.
-
-    Args:
-        time_ns: when, nanoseconds since the epoch.
-    """
+    """Return a sample as one line of JSON, newline included."""
     ranks = {}
     for local_rank, worker in sorted(sample.workers.items()):
         seen = RankSample(
@@ -184,8 +180,7 @@ def thinned(times: Sequence[float], sizes: Sequence[int], limit: int) -> list[in
 
     Args:
         times: of the lines, oldest first, seconds.
-        sizes: of the lines, bytes.
-        limit: what the file may have, bytes.
+        sizes: of the lines, bytes, as the limit is.
 
     Returns:
         Their places, in order: the newest in any case, and else no more than four fifths of the
@@ -220,9 +215,7 @@ def _spaced(times: Sequence[float], least: float) -> list[int]:
 class SampleLog:
     """Writes samples to a file that it keeps short, for as long as the disk lets it.
 
-    Args:
-        path: the file; what is there is kept, and thinned out with the rest.
-        limit: how long it may grow, bytes.
+    What is there is kept, and thinned out with the rest beyond the limit, which is bytes.
     """
 
     def __init__(

@@ -17,19 +17,22 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec.structs import replace
+
+from lllaunch.documents import Record
 from lllaunch.errors import SnapshotFailed
-from lllaunch.run.build import Git, complaint, refusal
+from lllaunch.run.build import NO_REPOSITORY, Git, complaint, refusal
 from lllaunch.run.directory import EVENTS, PLAN, RESULT, SUBMISSION
 from lllaunch.run.files import is_below, naming
 from lllaunch.text import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
 
 PATIENCE = 600.0
 """How long one git may take, with the user's filters (such as LFS) that it runs, seconds."""
@@ -90,15 +93,15 @@ _AUTHOR = {
 _MESSAGE = "What was not committed when a run was submitted"
 
 
-class Snapshot(NamedTuple):
-    """A snapshot of a repository.
+class Snapshot(Record, frozen=True):
+    """A snapshot of a repository; paths are absolute.
 
     Attributes:
-        path: the worktree, absolute.
+        path: the worktree.
         commit: hash of HEAD, what the user had committed; empty if nothing was.
         tree_commit: hash of the commit that is checked out there, which is ``commit`` if nothing
             differed from that.
-        top: the top directory of the repository that it was taken of, absolute, without links.
+        top: the top directory of the repository that it was taken of, without links.
         changed: whether anything is in it that was not committed.
         problem: what is not as it was: a sentence, or an empty string.
     """
@@ -118,8 +121,7 @@ class Snapshot(NamedTuple):
     def place(self, path: str) -> str:
         """Returns where a path of the repository is in the snapshot, others unchanged.
 
-        Args:
-            path: below ``top`` or not; a relative one counts from the working directory.
+        A relative one counts from the working directory.
         """
         whole = os.path.abspath(path)
         # a link may lead there; where the last part leads is for those who open it
@@ -131,29 +133,11 @@ class Snapshot(NamedTuple):
                 return os.path.normpath(os.path.join(self.path, os.path.relpath(each, self.top)))
         return path
 
-    def to_json(self) -> dict[str, str]:
-        """Returns what `from_json` reads."""
-        return {**self._asdict(), "changed": "true" if self.changed else "false"}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Returns the snapshot that `to_json` described.
-
-        Raises:
-            ValueError: it is none.
-        """
-        texts = {name: document.get(name, cls._field_defaults.get(name)) for name in cls._fields}
-        if not all(isinstance(text, str) for text in texts.values()):
-            raise ValueError("this describes no snapshot")
-        return cls(**{**texts, "changed": texts["changed"] == "true"})
-
 
 def with_snapshot(build: Mapping[str, Any], snapshot: Snapshot) -> dict[str, Any]:
     """Returns the ``build`` of a run whose code is a snapshot.
 
-    Args:
-        build: what `lllaunch.run.build` says where the run was; what git says there is of the tree
-            as it is now, and is replaced.
+    What git says of the tree as it is now is replaced.
     """
     return {
         **build,
@@ -174,25 +158,30 @@ def with_snapshot(build: Mapping[str, Any], snapshot: Snapshot) -> dict[str, Any
 def take(
     cwd: str, path: str, environ: Mapping[str, str], say: Callable[[str], object]
 ) -> Snapshot | None:
-    """Sets the code aside; ``<path>.diff`` tells people what of it was not committed.
+    """Sets the code aside in a new directory; ``<path>.diff`` tells people what is not committed.
 
     Args:
-        path: where the worktree goes; nothing may be there, or an empty directory.
         say: tells people what is not as they may expect it.
 
     Returns:
-        the snapshot; None if ``cwd`` is in no working tree of git.
+        None if ``cwd`` is in no working tree of git.
 
     Raises:
         SnapshotFailed: git refuses, or something cannot be written. Nothing is left then.
     """
     cwd, path = os.path.realpath(cwd), os.path.abspath(path)
-    top = _top_of(cwd, environ)
-    if top is None:
+    answer = _git(cwd, ["rev-parse", "--is-inside-work-tree", "--show-cdup"], environ)
+    inside, _, up = answer.removesuffix("\n").partition("\n")
+    if inside != "true":
         return None
-    repository = _Repository(top, environ)
+    repository = _Repository(os.path.normpath(os.path.join(cwd, up)), environ)
     try:
-        _claim(path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(path)
+        # made here, so that nothing of anybody else is removed; and only its owner may read it: git
+        # knows of a file only whether it can be run
+        os.mkdir(path, 0o700)
         try:
             return _taken(repository, cwd, path, say)
         except BaseException:
@@ -206,27 +195,13 @@ def take(
         raise _failed(error, path) from error
 
 
-def _claim(path: str) -> None:
-    """Makes the directory, so that nobody else does, and nothing of anybody else is removed."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        os.rmdir(path)
-    # git knows of a file only whether it can be run, so that one that others must not read would be
-    # one that they can
-    os.mkdir(path, 0o700)
-
-
 def _failed(error: OSError, path: str, **hint: str) -> SnapshotFailed:
     name = error.filename if isinstance(error.filename, str) else path
     return SnapshotFailed(name, error.strerror or str(error), **hint)
 
 
 def free_place(directory: str) -> str:
-    """Return where a snapshot can be in a directory: ``code``, ``code_1``, ...
-
-    Args:
-        directory: absolute.
-    """
+    """Return where a snapshot can be in a directory: ``code``, ``code_1``, ..."""
     path, number = os.path.join(directory, CODE), 0
     while os.path.lexists(path):
         number += 1
@@ -249,10 +224,7 @@ def hold(snapshot: Snapshot, holders: Iterable[str]) -> None:
 
 
 def let_go(snapshot: Snapshot, holder: str) -> None:
-    """Let go of a snapshot, and remove it if nobody else holds it; of one that stays, do nothing.
-
-    Args:
-        holder: as `hold` has it.
+    """Let go of a snapshot that `hold` holds, and remove it if nobody else does.
 
     Raises:
         SnapshotFailed: it cannot be removed.
@@ -266,13 +238,9 @@ def let_go(snapshot: Snapshot, holder: str) -> None:
 
 
 def remove(snapshot: Snapshot, environ: Mapping[str, str] | None = None) -> None:
-    """Removes the worktree and what keeps its commit; idempotent. The diff stays.
+    """Removes the worktree and what keeps its commit, if they are there. The diff stays.
 
     What links in it lead to stays as well.
-
-    Args:
-        snapshot: to remove; it may be gone, and so may its repository.
-        environ: what git is found and run with; that of this process if None.
 
     Raises:
         SnapshotFailed: something cannot be removed.
@@ -288,8 +256,9 @@ def remove(snapshot: Snapshot, environ: Mapping[str, str] | None = None) -> None
 
 
 def _remove_worktree(repository: _Repository, path: str) -> None:
-    listed = repository.git("worktree", "list", "--porcelain").split("\n")
-    if any(_is_path(line.removeprefix("worktree "), path) for line in listed):
+    # git tells it without links, and quotes nothing; a newline in it cuts it
+    names = {f"worktree {each}".partition("\n")[0] for each in (path, os.path.realpath(path))}
+    if names & {*repository.git("worktree", "list", "--porcelain").split("\n")}:
         _remove_files(path, sure=True)
         # only this one: `prune` might forget one of the user's that lies on another disk
         repository.git("worktree", "remove", "--force", "--force", path)
@@ -305,21 +274,15 @@ def _remove_files(path: str, *, sure: bool = False) -> None:
         shutil.rmtree(path)  # links are removed, not what they lead to
 
 
-def _is_path(listed: str, path: str) -> bool:
-    # git tells it without links, and quotes nothing; a newline in it cuts it
-    return listed in (path.partition("\n")[0], os.path.realpath(path).partition("\n")[0])
-
-
 def _ref_of(path: str) -> str:
     return f"{_REFS}/{hashlib.sha256(os.fsencode(path)).hexdigest()[:20]}"
 
 
-class _Repository:
+class _Repository(NamedTuple):
     """Git, asked in the top directory of a working tree."""
 
-    def __init__(self, top: str, environ: Mapping[str, str]) -> None:
-        self.top = top
-        self.environ = environ
+    top: str
+    environ: Mapping[str, str]
 
     def git(self, *arguments: str, variables: Mapping[str, str] | None = None) -> str:
         """Returns what git answers.
@@ -327,65 +290,34 @@ class _Repository:
         Raises:
             SnapshotFailed: it refuses, or takes too long.
         """
-        return _answer(self.top, arguments, self.environ, variables)
+        return _git(self.top, [*_SETTINGS, *arguments], self.environ, variables)
 
-    def git_tells(self, *arguments: str, variables: Mapping[str, str] | None = None) -> list[str]:
+    def git_tells(self, *arguments: str) -> list[str]:
         """Returns the entries of an answer that ``-z`` separates."""
-        return self.git(*arguments, variables=variables).split("\0")[:-1]
+        return self.git(*arguments).split("\0")[:-1]
 
 
-def _answer(
+def _git(
     cwd: str,
     arguments: Sequence[str],
     environ: Mapping[str, str],
     variables: Mapping[str, str] | None = None,
 ) -> str:
+    """Returns what git answers; nothing where there is no repository."""
     try:
-        git = Git(cwd, [*_SETTINGS, *arguments], environ, variables)
+        git = Git(cwd, arguments, environ, variables)
     except OSError as error:
         raise SnapshotFailed(cwd, refusal(error)) from error
     answer = git.end(PATIENCE, _MOST_ANSWER)
     verb = next(word for word in arguments if word != "-c" and "=" not in word)
     if answer is None:
         raise SnapshotFailed(cwd, f"git {verb} took longer than {PATIENCE:.0f} s")
-    if git.status != 0:
-        raise SnapshotFailed(cwd, f"git {verb}: {_complaints(answer[1], git.status)}")
-    return answer[0]
-
-
-def _complaints(errors: str, status: int | None) -> str:
-    """Returns what git said against it; hints and progress are left out."""
-    lines = [line.strip() for line in errors.splitlines()]
-    said = [line for line in lines if line.startswith(("fatal: ", "error: "))] or lines
-    text = "; ".join(line.partition(": ")[2] or line for line in said if line)
-    return text[:500] or f"exit status {status}"
-
-
-def _top_of(cwd: str, environ: Mapping[str, str]) -> str | None:
-    """Returns the top directory of the working tree; None if there is none."""
-    try:
-        git = Git(cwd, ["rev-parse", "--is-inside-work-tree", "--show-cdup"], environ)
-    except OSError as error:
-        raise SnapshotFailed(cwd, refusal(error)) from error
-    answer = git.end(PATIENCE)
-    if answer is None:
-        raise SnapshotFailed(cwd, f"git rev-parse took longer than {PATIENCE:.0f} s")
-    if git.status != 0:
-        reason = complaint(answer[1])
-        if reason == "not in a git repository":
-            return None
-        raise SnapshotFailed(cwd, f"git rev-parse: {_complaints(answer[1], git.status)}")
-    inside, _, up = answer[0].removesuffix("\n").partition("\n")
-    return os.path.normpath(os.path.join(cwd, up)) if inside == "true" else None
-
-
-class _Status(NamedTuple):
-    """What git says of a working tree; names are relative to its top."""
-
-    commit: str
-    unmerged: list[str]
-    untracked: list[str]
-    ignored: list[str]
+    if git.status == 0:
+        return answer[0]
+    reason = complaint(answer[1])
+    if reason == NO_REPOSITORY:
+        return ""
+    raise SnapshotFailed(cwd, f"git {verb}: {reason}")
 
 
 # What is not ignored of submodules is theirs.
@@ -396,62 +328,57 @@ _STATUS = (
 _WORDS_BEFORE_NAME = 10  # of an unmerged entry
 
 
-def _status(repository: _Repository, *more: str) -> _Status:
-    status = _Status("", [], [], [])
-    for entry in repository.git_tells(*_STATUS, *more):
-        kind, _, rest = entry.partition(" ")
-        if kind == "?":
-            status.untracked.append(rest)
-        elif kind == "!":
-            status.ignored.append(rest)
-        elif kind == "u":
-            status.unmerged.append(entry.split(" ", _WORDS_BEFORE_NAME)[-1])
-        elif entry.startswith("# branch.oid ") and "(initial)" not in entry:
-            status = status._replace(commit=entry.split(" ")[2])
-    return status
-
-
 def _taken(repository: _Repository, cwd: str, path: str, say: Callable[[str], object]) -> Snapshot:
     """Returns the snapshot, whose directory is there."""
     top = repository.top
-    status = _status(repository)
-    if status.unmerged:
-        names = ", ".join(status.unmerged[:_MOST_NAMED])
+    commit, said = "", defaultdict[str, list[str]](list)
+    for entry in repository.git_tells(*_STATUS):
+        kind, _, rest = entry.partition(" ")
+        said[kind].append(rest)
+        if entry.startswith("# branch.oid ") and "(initial)" not in entry:
+            commit = entry.split(" ")[2]
+    untracked, ignored = said["?"], said["!"]
+    if said["u"]:
+        conflicts = (each.split(" ", _WORDS_BEFORE_NAME - 1)[-1] for each in said["u"])
+        names = ", ".join(islice(conflicts, _MOST_NAMED))
         raise SnapshotFailed(top, f"there are conflicts to be resolved first, in {names}")
     own = os.path.realpath(path)
-    outputs = _outputs(status.untracked, top, cwd, own)
+    outputs = _outputs(untracked, top, cwd, own)
     keys: list[str] = []
-    if status.untracked:
+    if untracked:
         files = repository.git_tells("ls-files", "-z", "--others", "--exclude-standard")
-        runs = _run_directories(files, status.untracked, os.path.relpath(cwd, top))
+        runs = _run_directories(files, untracked, os.path.relpath(cwd, top))
         outputs = sorted({*outputs, *runs})
         left_out = {*outputs}
         _expect_little(top, [each for each in files if not _is_in(each, left_out)], say)
-        keys = [each for each in files if _holds_keys(os.path.basename(each))]
-    snapshot = _committed(repository, status.commit, path, [*outputs, *keys])
+        keys = [
+            each
+            for each in files
+            if any(fnmatch(os.path.basename(each).lower(), pattern) for pattern in _KEYS)
+        ]
+    snapshot = _committed(repository, commit, path, [*outputs, *keys])
     repository.git("update-ref", _ref_of(path), snapshot.tree_commit)
     repository.git(*_WORKERS, "worktree", "add", "--detach", path, snapshot.tree_commit)
     shared = _mend(repository, snapshot)
     # what runs write to would lead from the snapshot to itself
     kept_out = [*_hydra_outputs(top, cwd), *(os.path.join(top, name) for name in outputs)]
-    linked = list(_shareable([*status.ignored, *keys], top, own, kept_out))
+    linked = list(_shareable([*ignored, *keys], top, own, kept_out))
     if len(linked) > MOST_LINKS:
         reason = f"{len(linked)} ignored files were to be linked, {MOST_LINKS} can be"
         raise SnapshotFailed(top, reason, "ignore their directory rather than each of them")
     for name in linked:
-        _share(os.path.join(top, name), os.path.join(path, name))
+        # some came to be while the snapshot was made
+        with contextlib.suppress(FileExistsError, NotADirectoryError):
+            # where nothing beside it is tracked, its directory is not there
+            os.makedirs(os.path.dirname(os.path.join(path, name)), exist_ok=True)
+            os.symlink(os.path.join(top, name), os.path.join(path, name))
     _write_diff(repository, snapshot)
-    problem = _problem(shared)
-    if problem:
+    problem = ""
+    if shared:
+        names = ", ".join([*shared[:_MOST_NAMED], *(["..."] if len(shared) > _MOST_NAMED else [])])
+        problem = f"repositories inside of this one are shared, not set aside: {names}"
         say(problem)
-    return snapshot._replace(problem=problem)
-
-
-def _problem(shared: Sequence[str]) -> str:
-    if not shared:
-        return ""
-    names = ", ".join(shared[:_MOST_NAMED]) + (", ..." if len(shared) > _MOST_NAMED else "")
-    return f"repositories inside of this one are shared, not set aside: {names}"
+    return replace(snapshot, problem=problem)
 
 
 def _committed(repository: _Repository, commit: str, path: str, outputs: Iterable[str]) -> Snapshot:
@@ -499,10 +426,6 @@ def _outputs(untracked: Iterable[str], top: str, cwd: str, path: str) -> list[st
             first = os.path.relpath(path, both).split("/")[0]
             outputs.add(os.path.join(both, first) if is_below(both, directory) else directory)
     return sorted(os.path.relpath(each, top) for each in outputs)
-
-
-def _holds_keys(name: str) -> bool:
-    return any(fnmatch(name.lower(), pattern) for pattern in _KEYS)
 
 
 def _is_in(path: str, directories: Collection[str]) -> bool:
@@ -581,20 +504,16 @@ def _mend(repository: _Repository, snapshot: Snapshot) -> list[str]:
         original, copy = os.path.join(snapshot.top, name), os.path.join(snapshot.path, name)
         with contextlib.suppress(FileNotFoundError):  # left out of a sparse checkout
             if entry.startswith(_LINK):
-                _mend_link(original, copy, snapshot.top)
+                target = os.readlink(copy)
+                place = os.path.normpath(os.path.join(os.path.dirname(original), target))
+                if not os.path.isabs(target) and not is_below(place, snapshot.top):
+                    os.unlink(copy)
+                    os.symlink(place, copy)
             elif os.path.lexists(os.path.join(original, ".git")):
                 os.rmdir(copy)
                 os.symlink(original, copy)
                 shared.append(name)
     return shared
-
-
-def _mend_link(original: str, copy: str, top: str) -> None:
-    target = os.readlink(copy)
-    place = os.path.normpath(os.path.join(os.path.dirname(original), target))
-    if not os.path.isabs(target) and not is_below(place, top):
-        os.unlink(copy)
-        os.symlink(place, copy)
 
 
 def _shareable(names: Iterable[str], top: str, own: str, outputs: Sequence[str]) -> Iterator[str]:
@@ -615,17 +534,6 @@ def _shareable(names: Iterable[str], top: str, own: str, outputs: Sequence[str])
             yield name
 
 
-def _share(original: str, copy: str) -> None:
-    try:
-        os.symlink(original, copy)
-    except FileNotFoundError:
-        # nothing beside it is tracked
-        os.makedirs(os.path.dirname(copy), exist_ok=True)
-        os.symlink(original, copy)
-    except (FileExistsError, NotADirectoryError):
-        pass  # it came to be while the snapshot was made
-
-
 def _write_diff(repository: _Repository, snapshot: Snapshot) -> None:
     """Writes what `git apply` takes, unless it is too long."""
     diff = ["diff-tree", "-p", "--binary", "--no-ext-diff", "--no-textconv", "--no-color"]
@@ -638,11 +546,9 @@ def _write_diff(repository: _Repository, snapshot: Snapshot) -> None:
         os.fchmod(file.fileno(), 0o600)
     git = Git(repository.top, [*_SETTINGS, *diff, *output, *trees], repository.environ)
     answer = git.end(_DIFF_PATIENCE)
-    cut = ""
-    if answer is None:
-        cut = f"git took longer than {_DIFF_PATIENCE:.0f} s"
-    elif git.status != 0:
-        raise SnapshotFailed(snapshot.diff, f"git diff-tree: {_complaints(answer[1], git.status)}")
+    cut = "" if answer is not None else f"git took longer than {_DIFF_PATIENCE:.0f} s"
+    if answer is not None and git.status != 0:
+        raise SnapshotFailed(snapshot.diff, f"git diff-tree: {complaint(answer[1])}")
     with open(snapshot.diff, "ab") as file:
         if file.tell() > _MOST_DIFF:
             cut = f"it is larger than {_MOST_DIFF // 2**20} MiB"

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from signal import Signals
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from lllaunch.clock import now_ns
 from lllaunch.documents import (
@@ -31,11 +31,11 @@ from lllaunch.exit_codes import ExitCode
 from lllaunch.files import read_text, write_all
 from lllaunch.run.directory import SUBMISSION
 from lllaunch.run.files import naming, write_atomic
+from lllaunch.run.snapshot import Snapshot
 from lllaunch.spec import Requeue
 
 if TYPE_CHECKING:
     from lllaunch.run.result import RunResult
-    from lllaunch.run.snapshot import Snapshot
 
 HISTORY = "submission.jsonl"
 LOG = "launcher.log"
@@ -54,18 +54,6 @@ RequeueCause = Literal["preempted", "timeout", "node_failure", "failed"]
 _EARLY = 75.0
 
 
-class Limits(NamedTuple):
-    """How often a run goes back into the queue.
-
-    Attributes:
-        signal_delay: how long before its time limit it is told to end, seconds.
-    """
-
-    requeue: Requeue = Requeue()
-    signal_delay: float = 0.0
-    retries: Mapping[str, int] = {}
-
-
 class Submission(Record, frozen=True):
     """What was submitted.
 
@@ -76,8 +64,8 @@ class Submission(Record, frozen=True):
         requeue: how often it goes back into the queue after the cluster has ended it.
         signal_delay: how long before its time limit it is told to end, seconds.
         retries: how often it goes back after it has failed, by cause.
-        snapshot: of the code, as `lllaunch.run.snapshot.Snapshot` writes it; None without one.
         holder: how this job holds the snapshot, if that is temporary; else empty.
+        refused: what the cluster said if it did not take the job; else empty.
     """
 
     DERIVED = ("time",)
@@ -89,18 +77,14 @@ class Submission(Record, frozen=True):
     requeue: Requeue = Requeue()
     signal_delay: float = 0.0
     retries: Mapping[str, int] = {}
-    snapshot: Mapping[str, Any] | None = None
+    snapshot: Snapshot | None = None
     holder: str = ""
+    refused: Text = ""
 
     @property
     def time(self) -> str:
         """When it was submitted."""
         return isoformat(self.time_ns)
-
-    @property
-    def limits(self) -> Limits:
-        """How often the run goes back into the queue."""
-        return Limits(self.requeue, self.signal_delay, self.retries)
 
     def write(self, directory: str) -> None:
         """Write it into the directory of a run.
@@ -138,7 +122,7 @@ class BatchStarted(Record, frozen=True, tag=True):
     """The batch job has started.
 
     Attributes:
-        end_time: when its time is over, seconds since the epoch; None where nobody says.
+        end_time: when its time is over, seconds since the epoch; None if unknown.
     """
 
     job: str
@@ -153,11 +137,7 @@ class BatchSignalled(Record, frozen=True, tag=True):
 
 
 class BatchEnded(Record, frozen=True, tag=True):
-    """The run ended in the batch job, and is over.
-
-    Attributes:
-        reason: why it is not taken back into the queue, or an empty string.
-    """
+    """The run ended in the batch job, and is over; the reason is why it does not go back."""
 
     exit_code: int
     reason: str = ""
@@ -185,10 +165,9 @@ class EndFacts(NamedTuple):
     Attributes:
         signalled: whether a signal announced the end of the batch job, and it ended then.
         cause: what that was about, as far as the cluster says; else None.
-        seconds_left: how long before its time limit the signal came; None where nobody says.
+        seconds_left: how long before its time limit the signal came; None if unknown.
         failure: what it failed of, as ``retries`` of a sweep calls it; None if it did not, or if
             another try would be in vain.
-        cancelled: whether somebody has cancelled the batch job.
         taken_back: whether Slurm takes it back into the queue itself.
         lost_node: whether the run has lost one of its nodes. It often notices before Slurm does.
         unexplained: whether it was SIGTERM and nobody says why. It may have been cancelled: to put
@@ -218,7 +197,7 @@ class Account:
         self.job = ""
         self.nodes: tuple[str, ...] = ()
         self.last: QueueEvent | None = None
-        self._counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self._signalled = False
         self._open = False
         for event in events:
@@ -236,16 +215,12 @@ class Account:
         else:
             self._open = False
         if isinstance(event, Requeued):
-            self._counts[event.detail or event.cause] += 1
-
-    def count(self, cause: str) -> int:
-        """Return how often it went back into the queue for a cause."""
-        return self._counts[cause]
+            self.counts[event.detail or event.cause] += 1
 
     @property
     def requeues(self) -> int:
         """How often it went back into the queue."""
-        return sum(self._counts.values())
+        return sum(self.counts.values())
 
     def lost(self) -> Requeued | None:
         """Return how the last start ended, if that was without a word; None if it was not.
@@ -257,10 +232,9 @@ class Account:
             return None
         return Requeued("preempted" if self._signalled else "node_failure", "slurm")
 
-    def refusal(self, cause: RequeueCause, limits: Limits) -> str:
+    def refusal(self, cause: RequeueCause, requeue: Requeue) -> str:
         """Return why a run must not start again after a cause; empty if it may."""
-        most = getattr(limits.requeue, cause)
-        count = self.count(cause)
+        most, count = getattr(requeue, cause), self.counts[cause]
         if count <= most:
             return ""
         return f"{_ENDED[cause]} {_times(count)}; cluster.requeue.{cause} is {most}"
@@ -277,7 +251,7 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def decide(account: Account, facts: EndFacts, limits: Limits) -> Requeued | BatchEnded:
+def decide(account: Account, facts: EndFacts, limits: Submission) -> Requeued | BatchEnded:
     """Decide whether a run that has ended in its batch job goes back into the queue. Pure."""
     code, left = facts.exit_code, facts.seconds_left
     near = left is not None and left <= limits.signal_delay + _EARLY
@@ -292,7 +266,7 @@ def decide(account: Account, facts: EndFacts, limits: Limits) -> Requeued | Batc
         most = 0 if kind is None else limits.retries.get(kind, 0)
         if kind is None or not most:
             return BatchEnded(code)
-        if account.count(kind) >= most:
+        if account.counts[kind] >= most:
             return BatchEnded(code, f"it was tried again {_times(most)}, as retries.{kind} says")
         return Requeued("failed", "lllaunch", kind)
     # of nodes that are signalled one after the other, the last takes the others for lost
@@ -301,7 +275,7 @@ def decide(account: Account, facts: EndFacts, limits: Limits) -> Requeued | Batc
         return Requeued(facts.cause or otherwise, "slurm")
     cause = facts.cause or ("timeout" if near else otherwise)
     most = getattr(limits.requeue, cause)
-    count = account.count(cause)
+    count = account.counts[cause]
     if count >= most:
         text = f"it {_ENDED[cause]} {_times(count + 1)}, and cluster.requeue.{cause} is {most}"
         return BatchEnded(code, text)
@@ -312,10 +286,9 @@ def decide(account: Account, facts: EndFacts, limits: Limits) -> Requeued | Batc
 
 
 def read_history(directory: str) -> list[tuple[int, QueueEvent]]:
-    """Return the events of a submitted run in order, but for what cannot be read.
+    """Return the events of a submitted run in order, each with its nanoseconds since the epoch.
 
-    Returns:
-        Nanoseconds since the epoch, and the event.
+    What cannot be read is passed over.
     """
     found = []
     for line in (read_text(os.path.join(directory, HISTORY)) or "").encode().split(b"\n")[:-1]:
@@ -359,12 +332,12 @@ class BatchJob:
     """The batch job that a launcher runs in.
 
     Attributes:
-        end_time: when the job's time is over, seconds since the epoch; None where nobody says.
+        end_time: when the job's time is over, seconds since the epoch; None if unknown.
         leads: whether this is the job's first node, whose launcher writes and decides.
         continues: whether the run has started before.
         announced: whether a signal has announced the job's end.
         early: such a signal, if it came before the run could act on it; else None.
-        seconds_left: how long before that; None if none has, or nobody says.
+        seconds_left: how long before that; None if none has, or if unknown.
         ran: whether what was to run has run, to whatever end.
         outcome: what became of the run, if it is one; None as long as it has not ended.
         overrides: of a job of a sweep, redacted; None of a run of its own.

@@ -51,6 +51,7 @@ _STYLES = {
     "signalled": "bad",
     "error": "bad",
     "died": "bad",
+    "not_submitted": "bad",
 }
 
 
@@ -64,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    told = "\n".join(f"  {_worded(name):<10} {meaning}" for name, meaning in STATES.items())
+    told = "\n".join(f"  {_worded(name):<13} {meaning}" for name, meaning in STATES.items())
     parser = Parser("ls", _DESCRIPTION, f"states:\n{told}")
     roots = ", ".join(DEFAULT_ROOTS)
     what = f"where to search; default: {roots}, and other places where runs were started from here"

@@ -229,7 +229,7 @@ def _plan(given: argparse.Namespace) -> None:
         findings.add_about(flag, "is for --format trainjob alone", code="trainjob")
     findings.raise_if_any()
     as_json = given.json or given.format == "json"
-    query = BuildQuery.start(os.getcwd())
+    query = BuildQuery(os.getcwd())
     try:
         with Composition(command) as composed:
             if composed.is_sweep():

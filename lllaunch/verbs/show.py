@@ -582,7 +582,7 @@ def _without_outcome(run: ShownRun, cwd: str) -> Iterator[Row]:
         yield (StyledText(f"{GAP}Last event: {_local(at)} {event['type']}"),)
     log = os.path.join(entry.path, LOG)
     logs = log if os.path.exists(log) else os.path.join(entry.path, _LAST_ATTEMPT)
-    if entry.state != "queued" or entry.attempts:
+    if entry.state not in {"queued", "not_submitted"} or entry.attempts:
         yield (StyledText(f"{GAP}Logs: {shown_path(logs, cwd)}"),)
 
 
@@ -596,6 +596,7 @@ def _how_far(progress: Progress | None) -> Iterator[str]:
 _WHY = {
     "running": "running",
     "queued": "waiting in the queue of its cluster",
+    "not_submitted": "its cluster did not take it, as sbatch said",
     "died": "its launcher ended without a result: it was killed, or the machine went down",
     "unknown": "its result.json cannot be understood, or it cannot be determined whether it runs",
 }

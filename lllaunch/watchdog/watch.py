@@ -78,7 +78,7 @@ class Scratch:
 
         self._lock = -1
         try:
-            self.path = tempfile.mkdtemp(prefix=_PREFIX)
+            self.path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
         except OSError as error:
             where = error.filename or "the directory for temporary files"
             raise OutputError(str(where), error.strerror or str(error)) from error
@@ -90,11 +90,22 @@ class Scratch:
         return os.path.join(self.path, name)
 
     def remove(self) -> None:
-        """Remove it with all that is in it; idempotent."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove it with all that is in it; idempotent.
+
+        Where no descriptor is left, that of the lock is the one that a list of the sockets needs.
+        """
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+        sockets = self.file(_SOCKETS)
+        with contextlib.suppress(OSError):
+            for name in os.listdir(sockets):
+                os.unlink(os.path.join(sockets, name))
+        for name in FILES:
+            with contextlib.suppress(OSError):
+                (os.rmdir if name == _SOCKETS else os.unlink)(self.file(name))
+        with contextlib.suppress(OSError):
+            os.rmdir(self.path)
 
 
 def _locked(path: str) -> int:
@@ -117,6 +128,17 @@ def _remove_others(directory: str) -> None:
         for entry in entries:
             if entry.name.startswith(_PREFIX) and _is_old(entry):
                 _remove_unheld(entry.path)
+
+
+def remove_left_by(pid: int) -> None:
+    """Remove what a process has left behind that was killed and has been waited for."""
+    import tempfile  # noqa: PLC0415 - seldom
+
+    directory = tempfile.gettempdir()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            if name.startswith(f"{_PREFIX}{pid}-"):
+                _remove_unheld(os.path.join(directory, name))
 
 
 def _remove_unheld(path: str) -> None:
@@ -766,18 +788,20 @@ class AttemptWatch:
         return self._timers is not None and self._timers.signal(pid, signum)
 
     def close(self) -> None:
-        """End the watch; idempotent."""
-        self.end_frames()
-        if self._timers is not None:
-            self._timers.close()
-            self._timers = None
-        if self._meter is not None:
-            self._meter.close()
-            self._meter = None
-        if self._beats is not None:
-            self._beats.close()
-            self._beats = self._progress = None
-        if self._scratch is not None:
-            self._scratch.remove()
-            self._scratch = None
+        """End the watch; idempotent. A signal that interrupts it leaves no directory behind."""
+        try:
+            self.end_frames()
+            if self._timers is not None:
+                self._timers.close()
+                self._timers = None
+            if self._meter is not None:
+                self._meter.close()
+                self._meter = None
+            if self._beats is not None:
+                self._beats.close()
+                self._beats = self._progress = None
+        finally:
+            if self._scratch is not None:
+                self._scratch.remove()
+                self._scratch = None
         self._started = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import shutil
@@ -92,8 +91,6 @@ PartitionName=high PriorityTier=10 PreemptMode=OFF
 
 def what_is_missing() -> str:
     """Return why there can be no Slurm here, empty if there can."""
-    if importlib.util.find_spec("submitit") is None:
-        return "there is no submitit, which makes batch files: pip install 'lllaunch[slurm]'"
     programs = (*_DAEMONS, *COMMANDS, "nsenter", "setsid")
     if without := [each for each in programs if shutil.which(each) is None]:
         return f"there is no {', '.join(without)}: see .ci/run"

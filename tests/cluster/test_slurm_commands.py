@@ -61,7 +61,9 @@ def test_the_queue_knows_a_job_by_its_directory(slurm: Slurm, folder: Path) -> N
     slurm.until_state(job, "RUNNING")
     found = commands.queued()
     nodes = found[job].nodes
-    assert found == {job: QueuedJob(job, "RUNNING", "None", nodes, str(folder), "a name")}
+    assert found[job].start_time is not None
+    expected = QueuedJob(job, "RUNNING", "None", nodes, str(folder), "a name")
+    assert found == {job: expected._replace(start_time=found[job].start_time)}
     assert len(commands.node_names(nodes)) == 2
     # one that nobody knows, alone and beside another
     assert commands.queued(["4"]) == {}

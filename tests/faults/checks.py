@@ -504,9 +504,7 @@ def debris(seen: Observed) -> Iterator[str]:
         return
     if sent(seen, "job", "SIGKILL") or has(seen, "files", "processes"):
         return
-    # a sweep that is asked twice kills its jobs; the next launcher removes what is left of them
-    twice = seen.scenario.jobs and len(sent(seen, "launcher", "SIGTERM", "SIGINT")) > 0
-    yield from (path for path in seen.debris if not (twice and "/lllaunch-watch-" in path))
+    yield from seen.debris
 
 
 def looks(seen: Observed) -> Iterator[str]:

@@ -123,7 +123,6 @@ print("finished with", train.return_values())
 
 
 def test_what_was_only_submitted_has_no_result(project: Project) -> None:
-    pytest.importorskip("submitit")
     project.write("train.py", OWN_APP)
     project.write("conf/mine.yaml", "cluster: {backend: slurm}")
     sbatch = project.write("tools/sbatch", '#!/bin/sh\n[ "$1" = --test-only ] || echo 7\n')

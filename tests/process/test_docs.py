@@ -35,7 +35,6 @@ SECONDS = 2 * WAIT
 # what commands need besides lllaunch itself
 NEEDED = {
     r"exp=(resnet|sweep)|examples/(resnet|own_app)": ("sklearn", "tqdm"),
-    r"cluster=slurm": ("submitit",),
     r"import pytorch_lightning": ("pytorch_lightning",),
     r"from (transformers|accelerate) import": ("transformers", "accelerate"),
 }

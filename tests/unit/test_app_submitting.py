@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from omegaconf import DictConfig
 
+from lllaunch.app import submitting
 from lllaunch.app.submitting import (
     SubmittedFunction,
     read_function,
@@ -15,10 +19,10 @@ from lllaunch.app.submitting import (
     write_private,
 )
 from lllaunch.cluster import slurm
-from lllaunch.cluster.slurm import QueuedJob, SlurmFailed
+from lllaunch.cluster.slurm import QueuedJob, SlurmFailed, SubmitFailed
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.run.submission import BatchEnded, BatchStarted, Submission, append, read_submission
-from lllaunch.spec import Entrypoint
+from lllaunch.spec import Cluster, Entrypoint
 
 
 @pytest.fixture
@@ -104,3 +108,28 @@ def test_what_others_may_have_written_is_not_unpickled(
     os.chown(path, owner, -1)
     with pytest.raises(OutputError, match="others than this user may have written it"):
         read_function(str(tmp_path))
+
+
+def test_what_sbatch_said_of_a_refused_run_is_written_down(
+    directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "sbatch: error: Unable to contact slurm controller"
+
+    def refuse(*_: object, **__: object) -> str:
+        raise SubmitFailed("sbatch --parsable", said)
+
+    monkeypatch.setattr(slurm, "available", lambda: False)
+    monkeypatch.setattr(slurm, "expect_available", lambda: None)
+    monkeypatch.setattr(slurm, "test_only", lambda _: None)
+    monkeypatch.setattr(slurm, "submit", refuse)
+    monkeypatch.setattr(submitting, "batch_text", lambda *_: "")
+    monkeypatch.setattr(submitting, "make_ready", lambda *_: None)
+    spec: Any = SimpleNamespace(cluster=Cluster(snapshot="none"), output_dir=directory)
+    with pytest.raises(SubmitFailed):
+        submitting.submit_run(spec, DictConfig({}), None, "a", bool, str)
+    submission = read_submission(directory)
+    assert submission is not None
+    assert submission.refused == said
+    # though Slurm does not answer, it is known not to be there
+    replace_submission(directory)
+    assert read_submission(directory) is None

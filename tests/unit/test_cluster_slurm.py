@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from lllaunch.cluster.slurm import (
     QueuedJob,
     SlurmFailed,
     SlurmLimits,
-    SlurmMissing,
     SubmitFailed,
     batch_text,
     ending,
@@ -36,12 +34,12 @@ def record(*fields: str) -> str:
 
 def test_jobs_of_a_queue_may_have_any_names() -> None:
     text = (
-        record("7", "RUNNING", "None", "node[0-1]", "/a|b\nc d", "x\ty|z")
-        + record("8_3", "PENDING", "ReqNodeNotAvail, UnavailableNodes:node1", "", "/w", "")
-        + record("9", "PENDING", "Priority", "(null)", "/w", "n")
+        record("7", "RUNNING", "None", "node[0-1]", "/a|b\nc d", "x\ty|z", "1700000000")
+        + record("8_3", "PENDING", "ReqNodeNotAvail, UnavailableNodes:node1", "", "/w", "", "N/A")
+        + record("9", "PENDING", "Priority", "(null)", "/w", "n", "N/A")
     )
     assert [*parse_queue(text)] == [
-        QueuedJob("7", "RUNNING", "None", "node[0-1]", "/a|b\nc d", "x\ty|z"),
+        QueuedJob("7", "RUNNING", "None", "node[0-1]", "/a|b\nc d", "x\ty|z", 1.7e9),
         QueuedJob("8_3", "PENDING", "ReqNodeNotAvail, UnavailableNodes:node1", "", "/w", ""),
         QueuedJob("9", "PENDING", "Priority", "", "/w", "n"),
     ]
@@ -146,9 +144,6 @@ def test_who_is_wrong(said: str, mistake: bool) -> None:
 
 
 def lines(cluster: Cluster, **given: Any) -> list[str]:
-    pytest.importorskip(
-        "submitit", reason="submitit makes batch files: pip install lllaunch[slurm]"
-    )
     usual = {"command": ["run"], "directory": "/d", "output": "/d/log", "name": "n"}
     return batch_text(cluster, **{**usual, **given}).splitlines()
 
@@ -275,12 +270,6 @@ def test_what_cannot_be_written_is_refused(given: dict[str, Any], said: str) -> 
         lines(Cluster(), **given)
     assert str(caught.value).startswith(said)
     assert [each.code for each in caught.value.problems] == ["cluster"]
-
-
-def test_without_submitit_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "submitit.slurm", None)
-    with pytest.raises(SlurmMissing, match=r"pip install 'lllaunch\[slurm\]'"):
-        batch_text(Cluster(), command=["run"], directory="/d", output="/d/log", name="n")
 
 
 # Commands that are none of Slurm's
@@ -437,7 +426,7 @@ def test_old_slurm_knows_no_me(tool: Tool) -> None:
     tool(
         "squeue",
         'case "$*" in *--me*) echo "squeue: unrecognized option \'--me\'" >&2; exit 1;; esac\n'
-        'printf "1\\037RUNNING\\037None\\037n\\037/w\\037%s\\036\\n" "$6"',
+        'printf "1\\037RUNNING\\037None\\037n\\037/w\\037%s\\037\\036\\n" "$6"',
     )
     assert slurm.queued()["1"].directory == "/w"
 
@@ -451,7 +440,8 @@ def test_limits_are_the_sites_or_slurms_own(tool: Tool) -> None:
 
 def test_many_ids_are_asked_for_in_parts(tool: Tool) -> None:
     tool(
-        "squeue", 'last=; for last; do :; done; printf "%s\\037R\\037\\037\\037\\037\\036" "$last"'
+        "squeue",
+        'last=; for last; do :; done; printf "%s\\037R\\037\\037\\037\\037\\037\\036" "$last"',
     )
     found = slurm.queued([str(number) for number in range(2500)])
     assert [len(ids.split(",")) for ids in found] == [1000, 1000, 500]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from lllaunch import clock
 from lllaunch.clock import Deadlines, RunClock
 from lllaunch.events import Exited
-from lllaunch.run.judge import was_asked
 from lllaunch.run.records import SentSignal, WorkerRecord
 from lllaunch.spawner.protocol import event_of
 
@@ -25,7 +24,7 @@ def test_what_was_asked_before_its_end_was_asked_though_the_clock_was_set_back(
     header = {"pid": 7, "exitcode": 0, "time_ns": clock.since_boot_ns(), "max_rss": 0, "cpu": 0.0}
     exited = event_of({"event": "exited", "core": False, **header}, 0)
     assert isinstance(exited, Exited)
-    assert was_asked(WorkerRecord(0, 0, exited=exited, sent=(sent,)))
+    assert WorkerRecord(0, 0, exited=exited, sent=(sent,)).was_asked
 
 
 def test_they_are_those_of_the_wall_clock_where_nobody_sets_it() -> None:

@@ -144,6 +144,33 @@ def test_what_is_in_the_queue(
     assert found.seconds is not None
 
 
+def test_one_that_runs_without_a_sign_of_its_launcher(fake: FakeSlurm) -> None:
+    fake.add("7", "RUNNING")
+    path = submitted("run")
+    now = time.time()
+    fake.jobs["7"] = fake.jobs["7"]._replace(start_time=now - 50)
+    assert entry(path).queue == "RUNNING (node[0-1])"
+    fake.jobs["7"] = fake.jobs["7"]._replace(start_time=now - 70)
+    hint = "no sign of its launcher for a minute: see launcher.log"
+    assert entry(path).queue == f"RUNNING (node[0-1]), {hint}"
+    append(path, STARTED)
+    assert entry(path).queue == "RUNNING (node[0-1])"
+
+
+def test_what_the_cluster_did_not_take(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+    said = "sbatch: error: Unable to contact slurm controller"
+    path = submitted("run", job="", ago=1.0)
+    Submission("", os.path.abspath(path), time.time_ns(), refused=said).write(path)
+    fake.answers = False
+    found = entry(path)
+    assert (found.state, found.exit_code, found.root_cause) == ("not_submitted", 1, said)
+    assert show.main([path]) == 0
+    shown = capsys.readouterr().out
+    assert "not submitted (exit code 1)" in shown
+    assert said in shown
+    assert "latest" not in shown
+
+
 CANCELLED = "its batch job was cancelled before it started"
 KILLED = "its batch job was cancelled, and was killed"
 PREEMPTED = Requeued("preempted", "slurm")

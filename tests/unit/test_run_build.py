@@ -160,7 +160,7 @@ def test_a_git_that_hangs_is_ended_with_what_it_started(
     monkeypatch.setattr("lllaunch.run.build._SHORT_PATIENCE", WAIT)
     fds = open_fds()
     others = {process.pid for process in live_descendants(os.getpid())}
-    query = BuildQuery.start(str(tmp_path), slow_git(tmp_path))
+    query = BuildQuery(str(tmp_path), slow_git(tmp_path))
     # the program and what it started
     until(lambda: len(live_descendants(os.getpid(), but=others)) == 3, "git")
     started = live_descendants(os.getpid(), but=others)

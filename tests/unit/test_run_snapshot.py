@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import stat
@@ -19,6 +18,7 @@ from lllaunch.errors import SnapshotFailed
 from lllaunch.run import snapshot as snapshots
 from lllaunch.run.build import build_facts
 from lllaunch.run.snapshot import Snapshot, free_place, hold, let_go, remove, take, with_snapshot
+from lllaunch.run.submission import Submission, read_submission
 from lllaunch.testing import leaked_fds, live_descendants, open_fds
 
 pytestmark = [
@@ -505,14 +505,13 @@ def test_places(tree: Path, tmp_path: Path, monkeypatch: Any):
     assert found.place("conf") == "conf"
 
 
-def test_as_json(tree: Path, tmp_path: Path):
+def test_a_submission_has_it(tree: Path, tmp_path: Path):
     (tree / "new").write_text("x")
     found = taken(tree, tmp_path / os.fsdecode(b"c\xff"))
-    document = json.loads(json.dumps(found.to_json()))
-    assert Snapshot.from_json({**document, "later": 1}) == found
-    for broken in ({}, {**document, "path": None}):
-        with pytest.raises(ValueError, match="no snapshot"):
-            Snapshot.from_json(broken)
+    Submission(snapshot=found).write(str(tmp_path))
+    submission = read_submission(str(tmp_path))
+    assert submission is not None
+    assert submission.snapshot == found
 
 
 def test_a_snapshot_goes_with_the_last_who_holds_it(tree: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from lllaunch.exit_codes import ExitCode
+from lllaunch.run.snapshot import Snapshot
 from lllaunch.run.submission import (
     HISTORY,
     Account,
@@ -17,7 +18,6 @@ from lllaunch.run.submission import (
     BatchSignalled,
     BatchStarted,
     EndFacts,
-    Limits,
     QueueEvent,
     Requeued,
     Submission,
@@ -30,7 +30,11 @@ from lllaunch.run.submission import (
 from lllaunch.spec import Requeue
 
 STARTED = BatchStarted("7", ("node0",), 1000.0)
-LIMITS = Limits(Requeue(preempted=2, timeout=1, node_failure=1), 90.0, {"failure": 1})
+LIMITS = Submission(
+    requeue=Requeue(preempted=2, timeout=1, node_failure=1),
+    signal_delay=90.0,
+    retries={"failure": 1},
+)
 SIGNALLED = EndFacts(143, signalled=True)
 
 
@@ -55,8 +59,8 @@ class TestAccount:
 
     def test_refuses_one_start_too_many(self) -> None:
         lost = Requeued("node_failure", "slurm")
-        assert Account([STARTED, lost]).refusal("node_failure", LIMITS) == ""
-        assert Account([STARTED, lost] * 2).refusal("node_failure", LIMITS) == (
+        assert Account([STARTED, lost]).refusal("node_failure", LIMITS.requeue) == ""
+        assert Account([STARTED, lost] * 2).refusal("node_failure", LIMITS.requeue) == (
             "lost a node 2 times; cluster.requeue.node_failure is 1"
         )
 
@@ -148,7 +152,7 @@ def test_whether_a_run_goes_back_into_the_queue(
 
 
 def test_never_where_that_is_not_wanted() -> None:
-    limits = LIMITS._replace(requeue=Requeue(0, 0, 0))
+    limits = structs.replace(LIMITS, requeue=Requeue(0, 0, 0))
     found = decide(Account([STARTED]), SIGNALLED, limits)
     assert found == BatchEnded(143, "it was preempted once, and cluster.requeue.preempted is 0")
 
@@ -157,7 +161,10 @@ class TestFiles:
     def test_a_submission_is_read_as_it_was_written(self, tmp_path: os.PathLike[str]) -> None:
         path = os.fspath(tmp_path)
         assert read_submission(path) is None
-        submission = Submission("12_3", path, 5, "login", *LIMITS, {"path": "/x"})
+        code = Snapshot("/x", "", "", "/y", changed=True)
+        submission = structs.replace(
+            LIMITS, job="12_3", directory=path, time_ns=5, host="login", snapshot=code
+        )
         submission.write(path)
         assert read_submission(path) == submission
         structs.replace(submission, job="", snapshot=None).write(path)

@@ -31,7 +31,6 @@ def planned(capsys: pytest.CaptureFixture[str], *argv: str) -> Ended:
 def test_the_batch_file_stands_below_the_plan(
     capsys: pytest.CaptureFixture[str], project: Project
 ) -> None:
-    pytest.importorskip("submitit")
     ended = planned(capsys, "cluster.partition=gpu")
     assert (ended.code, ended.err) == (0, "")
     _, _, below = ended.out.partition("# The batch file, and no part of the plan:\n")
@@ -49,22 +48,21 @@ def test_the_batch_file_stands_below_the_plan(
     assert "batch" not in json.loads(call(verb.main, ["+exp=toy", "--json"], capsys).out)
 
 
-def test_without_submitit_it_is_said(
+def test_what_is_missing_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing() -> None:
-        raise SlurmMissing("submitit cannot be imported", "pip install it")
+    def missing(*_: object, **__: object) -> None:
+        raise SlurmMissing("something is missing", "pip install it")
 
-    monkeypatch.setattr(slurm, "_submitit", missing)
+    monkeypatch.setattr(slurm, "batch_text", missing)
     ended = planned(capsys)
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out.endswith("# none: submitit cannot be imported; pip install it\n")
+    assert ended.out.endswith("# none: something is missing; pip install it\n")
 
 
 def test_what_the_cluster_would_refuse_is_a_warning(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("submitit")
     asked: list[str] = []
 
     def test_only(text: str) -> str | None:

@@ -63,8 +63,8 @@ def test_its_samples_and_what_was_submitted(run: Path) -> None:
     assert {rank: each.step for rank, each in sample.by_rank.items()} == {0: 4, 1: 4}
     submission = read_submission(str(GOLDEN))
     assert submission is not None
-    assert (submission.job, submission.limits.requeue) == ("123_4", Requeue(1, 2, 3))
-    assert submission.limits.retries == {"oom": 2}
+    assert (submission.job, submission.requeue) == ("123_4", Requeue(1, 2, 3))
+    assert submission.retries == {"oom": 2}
     assert len(read_history(str(GOLDEN))) == 5
     account = account_of(str(GOLDEN))
     assert (account.starts, account.requeues) == (2, 1)

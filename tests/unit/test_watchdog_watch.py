@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import struct
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +22,7 @@ from lllaunch.spec import WatchdogPolicy
 from lllaunch.testing import FakeClock
 from lllaunch.watchdog.findings import HeartbeatLost, OverMemory, Silent, Stalled, TimedOut
 from lllaunch.watchdog.sampling import Sample, Sampler, Usage
-from lllaunch.watchdog.watch import TIMER_FILE, AttemptWatch
+from lllaunch.watchdog.watch import TIMER_FILE, AttemptWatch, Scratch, remove_left_by
 
 MIB = 1 << 20
 
@@ -310,3 +313,43 @@ def test_places_that_killed_launchers_left_are_removed_by_the_next(
     assert {*tmp_path.iterdir()} == before - {left}
     used.close()
     assert {*tmp_path.iterdir()} == {users, young}
+
+
+def test_its_directory_goes_without_a_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    scratch = Scratch()
+    Path(scratch.file("heartbeats")).touch()
+    Path(scratch.file("collectives")).mkdir()
+    Path(scratch.file("collectives"), "0").touch()
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    while taken[-1] < scratch._lock:
+        taken.append(os.open(os.devnull, os.O_RDONLY))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (scratch._lock + 1, limits[1]))
+    try:
+        scratch.remove()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for fd in taken:
+            os.close(fd)
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_a_killed_process_leaves_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    text = (
+        "import os, signal; from lllaunch.watchdog.watch import Scratch; s = Scratch(); "
+        "open(s.file('timers'), 'w').close(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", text], env=environ) as process:
+        pass
+    assert len(os.listdir(tmp_path)) == 1
+    remove_left_by(process.pid + 1)
+    assert len(os.listdir(tmp_path)) == 1
+    remove_left_by(process.pid)
+    assert os.listdir(tmp_path) == []

@@ -229,7 +229,7 @@ class HydraSweep:
         with contextlib.ExitStack() as undo:
             spawners = SpawnerPool(environ, prestarted=None if ours is None else ours.spawner)
             undo.callback(spawners.close)
-            query = BuildQuery.start(config.hydra.runtime.cwd)
+            query = BuildQuery(config.hydra.runtime.cwd)
             undo.callback(query.close)
             probe(jobs, overrides, first, spawners)
             import_for_jobs()

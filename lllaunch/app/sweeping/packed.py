@@ -107,7 +107,7 @@ class _Pack:
 
     def run(self) -> None:
         """Run all of them, or until a signal comes."""
-        retries = dict.fromkeys(Retries._fields, 0) | dict(self._submission.limits.retries)
+        retries = dict.fromkeys(Retries._fields, 0) | dict(self._submission.retries)
         policy = SweepPolicy(retries=Retries(**retries))
         leases, spawners = Leases(self._machine), SpawnerPool(dict(os.environ))
         console = SweepConsole(live=False, machine=_text(self._machine))

@@ -208,7 +208,7 @@ class SubmittedSweep:
         self._detached = False
         # of what is to be submitted
         self._answers: dict[int, Prepared] = {}
-        self._snapshot_json: Mapping[str, str] | None = None
+        self._snapshot_of_jobs: Snapshot | None = None
         self._taken: Snapshot | None = None
         # who holds it, if it is temporary
         self._holders: list[str] = []
@@ -376,7 +376,7 @@ class SubmittedSweep:
         faults |= self._in_one_directory(found)
         if faults:
             raise SweepRefused(faults)
-        self._snapshot_json = None if snapshot is None else snapshot.to_json()
+        self._snapshot_of_jobs = snapshot
         return found
 
     def _snapshot(self, cluster: Cluster) -> Snapshot | None:
@@ -594,6 +594,7 @@ class SubmittedSweep:
         write_tasks(directory, array)
         cluster = array.cluster
         retries = {cause: n for cause, n in self._policy.retries._asdict().items() if n}
+        snapshot = self._snapshot_of_jobs
         submission = Submission(
             directory=directory,
             time_ns=now_ns(),
@@ -601,12 +602,12 @@ class SubmittedSweep:
             requeue=cluster.requeue,
             signal_delay=cluster.signal_delay,
             retries=retries,
-            snapshot=self._snapshot_json,
+            snapshot=snapshot,
         )
         submission.write(directory)
-        if self._snapshot_json is not None and cluster.snapshot == "temporary":
+        if snapshot is not None and cluster.snapshot == "temporary":
             holders = [holder_of(directory, index) for index in range(len(array.tasks))]
-            self._hold(Snapshot.from_json(self._snapshot_json), holders)
+            self._hold(snapshot, holders)
         return ReadyArray(directory, submission)
 
     def _batch_text(self, array: Array, cluster: Cluster, directory: str) -> str:
