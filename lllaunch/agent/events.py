@@ -43,18 +43,11 @@ class EventSource(str, Enum):
 
 @dataclass
 class Event:
-    """Something that happened.
-
-    Attributes:
-        name: its name.
-        source: who it is about.
-        timestamp: when, milliseconds since the epoch; 0 where nobody said.
-        metadata: more about it.
-    """
+    """Something that happened."""
 
     name: str
     source: EventSource
-    timestamp: int = 0
+    timestamp: int = 0  # when, milliseconds since the epoch; 0 where nobody said
     metadata: dict[str, EventMetadataValue] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -84,20 +77,7 @@ class NodeState(str, Enum):
 
 @dataclass
 class RdzvEvent:
-    """Something that happened in a rendezvous.
-
-    Attributes:
-        name: the action.
-        run_id: id of the rendezvous.
-        message: what happened.
-        hostname: of the node.
-        pid: of the node's process.
-        node_state: state of the node.
-        master_endpoint: endpoint of the store, where it is known.
-        rank: rank of the node, where it is known.
-        local_id: id of the participant, where there is one.
-        error_trace: traceback of an error.
-    """
+    """Something that happened in a rendezvous."""
 
     name: str
     run_id: str
@@ -185,19 +165,7 @@ def construct_and_record_rdzv_event(
     local_id: int | None = None,
     rank: int | None = None,
 ) -> None:
-    """Make an event of a rendezvous out of what is given, and send it.
-
-    Args:
-        run_id: id of the rendezvous.
-        message: what happened.
-        node_state: state of this node.
-        name: name of the action; the calling file and function if not given.
-        hostname: this host's name if not given.
-        pid: this process if not given.
-        master_endpoint: endpoint of the store, where it is known.
-        local_id: id of this participant, where there is one.
-        rank: rank of this node, where it is known.
-    """
+    """Make an event of a rendezvous out of what is given, and send it."""
     # Telling a caller's name costs a look at its frame; without a listener nobody would see it.
     if isinstance(get_logging_handler("dynamic_rendezvous"), logging.NullHandler):
         return

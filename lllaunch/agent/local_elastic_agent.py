@@ -75,13 +75,7 @@ TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = TIMEOUT_VARIABLE
 
 
 def contexts_of(group: WorkerGroup, attempt: int, restart_count: int) -> dict[int, WorkerContext]:
-    """Where every worker of a group stands, by local rank.
-
-    Args:
-        group: the group, after its rendezvous.
-        attempt: number of the attempt.
-        restart_count: restarts that counted.
-    """
+    """Where every worker of a group stands, by local rank."""
     spec, handler = group.spec, group.spec.rdzv_handler
     hostname = socket.gethostname()
     return {
@@ -123,23 +117,17 @@ class LocalElasticAgent(SimpleElasticAgent):
     Events wake it, not a clock. Only nodes that wait to join are looked for, every
     ``monitor_interval`` seconds.
 
-    Args:
-        spec: what the workers run. Without a ``rdzv_handler`` neither a store nor torch is needed.
-        logs_specs: where their streams go.
-        start_method: for functions: ``spawn``, ``forkserver`` or ``fork``.
-        exit_barrier_timeout: seconds that this node waits for the others at the end.
-        log_line_prefix_template: header of teed lines, with ``${role_name}``, ``${rank}`` and
-            ``${local_rank}``.
-        shutdown_timeout: seconds between SIGTERM and SIGKILL.
-        health_check_server: answers health checks while the agent runs.
-        uninterruptible_state_timeout: seconds after which a worker in uninterruptible sleep counts
-            as failed, without a restart; None reads TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT,
-            whose default 0 is never.
-        observer: called with every event and action.
-        signals: signals to handle; None reads TORCHELASTIC_SIGNALS_TO_HANDLE.
-        watchdog: what to watch for; None is nothing, or timers if
-            TORCHELASTIC_ENABLE_FILE_TIMER=1, at TORCHELASTIC_TIMER_FILE if that is set.
-        restart: when to restart a failed group.
+    ``spec``: what the workers run. Without a ``rdzv_handler`` neither a store nor torch is needed.
+    ``start_method``: for functions: ``spawn``, ``forkserver`` or ``fork``.
+    ``exit_barrier_timeout``: seconds that this node waits for the others at the end.
+    ``log_line_prefix_template``: header of teed lines, with ``${role_name}``, ``${rank}`` and
+    ``${local_rank}``. ``shutdown_timeout``: seconds between SIGTERM and SIGKILL.
+    ``uninterruptible_state_timeout``: seconds after which a worker in uninterruptible sleep counts
+    as failed, without a restart; None reads TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, whose
+    default 0 is never. ``observer``: called with every event and action. ``signals``: signals to
+    handle; None reads TORCHELASTIC_SIGNALS_TO_HANDLE. ``watchdog``: what to watch for; None is
+    nothing, or timers if TORCHELASTIC_ENABLE_FILE_TIMER=1, at TORCHELASTIC_TIMER_FILE if that is
+    set.
     """
 
     def __init__(

@@ -35,27 +35,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class MetricData(NamedTuple):
-    """One measurement.
+    """One measurement."""
 
-    Attributes:
-        timestamp: seconds since the epoch.
-        group_name: the group it belongs to.
-        name: its name.
-        value: its value.
-    """
-
-    timestamp: float
+    timestamp: float  # seconds since the epoch
     group_name: str
     name: str
     value: int
 
 
 class MetricsConfig:
-    """Parameters of a program's own metric handlers.
-
-    Args:
-        params: names and values.
-    """
+    """Parameters of a program's own metric handlers."""
 
     __slots__ = ("params",)
 
@@ -88,12 +77,7 @@ class NullMetricHandler(MetricHandler):
 
 
 class MetricStream:
-    """Measurements of one group.
-
-    Args:
-        group_name: name of the group.
-        handler: where they go.
-    """
+    """Measurements of one group."""
 
     def __init__(self, group_name: str, handler: MetricHandler) -> None:
         self.group_name = group_name
@@ -140,10 +124,6 @@ def prof(fn: F | None = None, group: str = "torchelastic") -> F | Callable[[F], 
     """Decorator that measures a function: calls that succeed or fail, and their duration.
 
     The metrics are ``<name>.success``, ``<name>.failure`` and ``<name>.duration.ms``.
-
-    Args:
-        fn: the function.
-        group: the metrics' group.
     """
 
     def wrap(function: F) -> F:
@@ -176,13 +156,7 @@ def profile(group: str | None = None) -> Callable[[F], F]:
 
 
 def put_metric(metric_name: str, metric_value: int, metric_group: str = "torchelastic") -> None:
-    """Publish one measurement.
-
-    Args:
-        metric_name: its name.
-        metric_value: its value.
-        metric_group: its group.
-    """
+    """Publish one measurement."""
     getStream(metric_group).add_value(metric_name, metric_value)
 
 
@@ -200,8 +174,4 @@ def get_elapsed_time_ms(start_time_in_seconds: float) -> int:
 
 
 def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
-    """A place for a site's own set-up of metrics; here, as in torch, it does nothing.
-
-    Args:
-        cfg: parameters for whoever replaces this.
-    """
+    """A place for a site's own set-up of metrics; here, as in torch, it does nothing."""

@@ -39,27 +39,13 @@ def start_processes(
 ) -> PContext:
     """Start one process per entry of ``args``.
 
-    Args:
-        name: short name, the header of teed lines.
-        entrypoint: a function, or a program to execute.
-        args: arguments per local rank; the keys are 0 to n-1. Turned into text for a program.
-        envs: variables per local rank, added to this process's; the same keys.
-        logs_specs: where the streams go. A path here is the older signature's ``log_dir``.
-        log_line_prefixes: header of teed lines per local rank, in place of ``[<name><rank>]:``.
-        start_method: for functions: ``spawn``, ``forkserver`` or ``fork``.
-        numa_options: torch's NUMA binding options.
-        duplicate_stdout_filters: teed lines with one of these texts also go to another file.
-        duplicate_stderr_filters: the same for stderr.
-        log_dir: older keyword: directory of the logs, in place of ``logs_specs``.
-        redirects: older keyword: streams that go to files.
-        tee: older keyword: streams that go to files and to the console.
-        local_ranks_filter: ranks whose output reaches the console, with ``log_dir``.
-        progbar_events: two events, ``trigger_clear`` and ``cleared``, by which the caller removes
-            its progress bar before a teed line is shown.
-        interval_sec: how often files are read where the kernel cannot report changes.
-
-    Returns:
-        The running processes. ``wait()`` waits for them.
+    ``logs_specs``: where the streams go. A path here is the older signature's ``log_dir``.
+    ``log_line_prefixes``: header of teed lines per local rank, in place of ``[<name><rank>]:``.
+    ``start_method``: for functions: ``spawn``, ``forkserver`` or ``fork``. ``log_dir``: older
+    keyword: directory of the logs, in place of ``logs_specs``. ``local_ranks_filter``: ranks whose
+    output reaches the console, with ``log_dir``. ``progbar_events``: two events, ``trigger_clear``
+    and ``cleared``, by which the caller removes its progress bar before a teed line is shown.
+    Returns the running processes. ``wait()`` waits for them.
 
     Raises:
         RuntimeError: ranks are missing in ``args`` or ``envs``.

@@ -109,16 +109,8 @@ class Forker:
     ) -> int:
         """Fork a worker that calls a function; `Started` or `StartFailed` follows.
 
-        Args:
-            rank: local rank.
-            call: the function and its positional arguments.
-            env: variables on top of this process's.
-            stdout: file that standard output is appended to; empty for this process's own.
-            stderr: the same for standard error.
-            attempt: number of its attempt.
-
-        Returns:
-            The worker's key: its process id, or the negative of its rank minus one if it failed.
+        ``stdout``: file that standard output is appended to; empty for this process's own. Returns
+        the worker's key: its process id, or the negative of its rank minus one if it failed.
         """
         try:
             pid, pidfd = self._fork(call, env, stdout, stderr)
@@ -327,12 +319,8 @@ def _become(
 ) -> NoReturn:
     """The forked child: takes its place, calls the function, ends.
 
-    Args:
-        call: the function and its arguments.
-        env: variables to set.
-        streams: descriptors for standard output and error; 1 and 2 are the parent's.
-        parent: process whose end shall be this one's; 0 for none.
-        mark: of its lineage.
+    ``streams``: descriptors for standard output and error; 1 and 2 are the parent's. ``parent``:
+    process whose end shall be this one's; 0 for none.
     """
     try:
         from lllaunch.spawner.worker import run_call  # noqa: PLC0415 - in the child only

@@ -38,13 +38,9 @@ class FileTimerServer:
     Unlike torch's, it does not send the signal to its own process, and accepts no timers of its own
     process.
 
-    Args:
-        file_path: where to make the FIFO; an existing file is removed.
-        run_id: named in the log.
-        max_interval: the longest wait of the thread, seconds.
-        daemon: whether the thread lets the interpreter exit.
-        log_event: called in the thread with an event and its request: ``watchdog started``,
-            ``watchdog stopped`` (None), ``timer expired``, ``kill worker process``.
+    ``max_interval``: the longest wait of the thread, seconds. ``log_event``: called in the thread
+    with an event and its request: ``watchdog started``, ``watchdog stopped`` (None), ``timer
+    expired``, ``kill worker process``.
 
     Raises:
         OSError: the FIFO cannot be made; names the path.
@@ -146,9 +142,8 @@ class FileTimerServer:
     def register_timers(self, timer_requests: list[FileTimerRequest]) -> None:
         """Sets timers and takes them back.
 
-        Args:
-            timer_requests: each sets a timer, or takes it back if its ``expiration_time`` is
-                negative. Those of processes that do not live are ignored.
+        ``timer_requests``: each sets a timer, or takes it back if its ``expiration_time`` is
+        negative. Those of processes that do not live are ignored.
         """
         with self._lock:
             self._service.register(timer_requests)
@@ -162,8 +157,7 @@ class FileTimerServer:
     def get_expired_timers(self, deadline: float) -> dict[int, list[FileTimerRequest]]:
         """Returns the timers that expire at ``deadline`` or earlier, by process id.
 
-        Args:
-            deadline: seconds since the epoch, by the wall clock as it is now.
+        ``deadline``: seconds since the epoch, by the wall clock as it is now.
         """
         with self._lock:
             return self._service.running(deadline)

@@ -36,9 +36,7 @@ class FileTimerClient(TimerClient):
 
     It works in several threads, and in forks of the process that made it.
 
-    Args:
-        file_path: the FIFO.
-        signal: signal that the server sends this process on expiry; 0 or less: none.
+    ``signal``: signal that the server sends this process on expiry; 0 or less: none.
 
     Raises:
         BrokenPipeError: from `acquire` and `release`: no server reads the FIFO for a second.
@@ -74,9 +72,7 @@ class FileTimerClient(TimerClient):
     def acquire(self, scope_id: str, expiration_time: float) -> None:
         """Sets a timer; the request has been written when this returns.
 
-        Args:
-            scope_id: its name.
-            expiration_time: when it ends, seconds since the epoch.
+        ``expiration_time``: when it ends, seconds since the epoch.
         """
         if self._pid != this_process.pid:
             self._begin()
@@ -95,11 +91,7 @@ class FileTimerClient(TimerClient):
             self._failed.discard(scope_id)
 
     def release(self, scope_id: str) -> None:
-        """Takes a timer back; does nothing if it could not be set.
-
-        Args:
-            scope_id: its name.
-        """
+        """Takes a timer back; does nothing if it could not be set."""
         if self._pid != this_process.pid:
             self._begin()
         if scope_id in self._failed:
@@ -178,12 +170,8 @@ class FileTimerClient(TimerClient):
     def _write_when_there_is_room(self, data: bytes, until: float) -> bool:
         """Waits until the full FIFO has room, and writes at once, as others wait for it too.
 
-        Args:
-            data: the request.
-            until: when to give up, seconds of the monotonic clock.
-
-        Returns:
-            False if it could not be written yet: others were faster, or the server has gone.
+        ``until``: when to give up, seconds of the monotonic clock. Returns False if it could not be
+        written yet: others were faster, or the server has gone.
         """
         try:
             fd = os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)

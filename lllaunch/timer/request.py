@@ -8,14 +8,7 @@ from lllaunch.timer.api import TimerRequest
 class FileTimerRequest(TimerRequest):
     """A request to a `FileTimerServer`.
 
-    Args:
-        worker_pid: process id of the worker.
-        scope_id: name of the timer.
-        expiration_time: when it ends, seconds since the epoch; negative takes the timer back.
-        signal: what to send the worker when the timer expires; 0 or less sends nothing.
-
-    Attributes:
-        version: of the form; 1.
+    ``expiration_time``: when it ends, seconds since the epoch; negative takes the timer back.
     """
 
     __slots__ = ("signal", "version")

@@ -32,10 +32,7 @@ class TimerServer(ABC):
     wall clock: requests are understood when they arrive, and setting the clock later changes no
     timer.
 
-    Args:
-        request_queue: where requests come from.
-        max_interval: the longest wait, seconds.
-        daemon: whether the thread lets the interpreter exit.
+    ``max_interval``: the longest wait, seconds.
     """
 
     def __init__(
@@ -60,9 +57,8 @@ class TimerServer(ABC):
     def register_timers(self, timer_requests: list[TimerRequest]) -> None:
         """Takes note of requests, in order.
 
-        Args:
-            timer_requests: each sets a timer, or takes it back if its ``expiration_time`` is
-                negative. Moments are those of a wall clock that nobody sets.
+        ``timer_requests``: each sets a timer, or takes it back if its ``expiration_time`` is
+        negative. Moments are those of a wall clock that nobody sets.
         """
 
     @abstractmethod
@@ -73,16 +69,15 @@ class TimerServer(ABC):
     def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
         """Returns the timers that end at ``deadline`` or earlier, by worker.
 
-        Args:
-            deadline: seconds since the epoch, by a wall clock that nobody sets.
+        ``deadline``: seconds since the epoch, by a wall clock that nobody sets.
         """
 
     @abstractmethod
     def _reap_worker(self, worker_id: Any) -> bool:
         """Ends a worker.
 
-        Returns:
-            False if it could not be ended; it is tried again later. An exception counts as True.
+        Returns False if it could not be ended; it is tried again later. An exception counts as
+        True.
         """
 
     def _reap_worker_no_throw(self, worker_id: Any) -> bool:
@@ -201,9 +196,8 @@ _TOLERANCE = 0.001
 class SteadyTime:
     """Goes on from what the wall clock showed when this was made, as the monotonic clock goes.
 
-    Args:
-        clock: the monotonic clock, seconds.
-        wall_clock: the wall clock, seconds since the epoch; somebody may set it.
+    ``clock``: the monotonic clock, seconds. ``wall_clock``: the wall clock, seconds since the
+    epoch; somebody may set it.
     """
 
     def __init__(

@@ -48,17 +48,11 @@ _SHORTEST = len('{"pid":1,"scope_id":"","expiration_time":0,"signal":0}')
 
 
 class Rejected(NamedTuple):
-    """A request that was not understood or not allowed.
+    """A request that was not understood or not allowed."""
 
-    Attributes:
-        pid: the process that it says it comes from; None if it does not say.
-        reason: what is wrong with it, as a clause.
-        text: what was read, shortened and printable; empty if the reason says it all.
-    """
-
-    pid: int | None
+    pid: int | None  # the process that it says it comes from; None if it does not say
     reason: str
-    text: str
+    text: str  # what was read, shortened and printable; empty if the reason says it all
 
 
 class BadLine(NamedTuple):
@@ -73,15 +67,9 @@ _NO_OBJECT = BadLine(None, "it is not a JSON object")
 
 
 class Read(NamedTuple):
-    """What was in a block of bytes.
+    """What was in a block of bytes."""
 
-    Attributes:
-        requests: in order.
-        rejected: what was wrong with other lines.
-        others: how many more lines were wrong.
-    """
-
-    requests: list[FileTimerRequest]
+    requests: list[FileTimerRequest]  # in order
     rejected: list[Rejected]
     others: int
 
@@ -98,12 +86,7 @@ class RequestReader:
 
         Lines that are no requests cost little, most of all when no more of them are to be told.
 
-        Args:
-            block: they; any length. The end of the last line may come with a later block.
-            tell: how many rejections are wanted, at most; others are counted.
-
-        Returns:
-            What was in the lines that are complete.
+        ``tell``: how many rejections are wanted, at most; others are counted.
         """
         lines = (self._rest + block).split(b"\n")
         self._rest = lines.pop()
@@ -151,11 +134,7 @@ def _rescued(line: bytes) -> list[FileTimerRequest]:
 def parse(line: bytes) -> FileTimerRequest | BadLine | None:
     """Understands a line.
 
-    Args:
-        line: without its newline.
-
-    Returns:
-        The request, or what is wrong with it; None for a blank line.
+    Returns the request, or what is wrong with it; None for a blank line.
     """
     usual = _USUAL(line)
     if usual is not None and len(line) < select.PIPE_BUF:
@@ -273,11 +252,7 @@ class Rejections:
         self._others += number
 
     def begin(self, now: float) -> None:
-        """Notes that time has passed; to be called before what is found at ``now`` is added.
-
-        Args:
-            now: seconds of a clock that never goes back.
-        """
+        """Notes that time has passed; to be called before what is found at ``now`` is added."""
         if now >= self._period_ends:
             self._period_ends = now + _PERIOD
             self._left = _TOLD
@@ -320,10 +295,8 @@ class Backlog:
     def note(self, now: float, got: int, waiting: int) -> None:
         """Takes note of a reading.
 
-        Args:
-            now: when it began, seconds of a clock that never goes back.
-            got: bytes that were read.
-            waiting: bytes that were there after it.
+        ``now``: when it began, seconds of a clock that never goes back. ``got``: bytes that were
+        read. ``waiting``: bytes that were there after it.
         """
         self._behind = waiting > 0
         self._left -= got
@@ -343,19 +316,11 @@ _SLACK = 64
 
 
 class Timer(NamedTuple):
-    """A timer that runs.
-
-    Attributes:
-        worker: who has set it.
-        scope: its name, one of each for a worker.
-        deadline: when it is over, seconds of a clock that never goes back.
-        since: when it was set, by that clock.
-        request: what set it.
-    """
+    """A timer that runs."""
 
     worker: Any
     scope: str
-    deadline: float
+    deadline: float  # when it is over, seconds of a clock that never goes back
     since: float
     request: Any
 
@@ -447,25 +412,18 @@ _LIMIT = 4096
 
 
 class Process(NamedTuple):
-    """A process that was alive when it was first seen.
-
-    Attributes:
-        pid: process id.
-        owner: whose it is.
-        pidfd: descriptor that is readable once it has ended.
-    """
+    """A process that was alive when it was first seen."""
 
     pid: int
     owner: int
-    pidfd: int
+    pidfd: int  # descriptor that is readable once it has ended
 
 
 class TimedProcesses:
     """Processes by their ids.
 
-    Args:
-        owner_of: tells whose a process is; None if it is nobody's.
-        limit: how many are kept at most.
+    ``owner_of``: tells whose a process is; None if it is nobody's. ``limit``: how many are kept at
+    most.
 
     Raises:
         OSError: there are no descriptors left.
@@ -497,8 +455,7 @@ class TimedProcesses:
     def admit(self, pid: int) -> Process | str | None:
         """A process, known or new.
 
-        Returns:
-            It, or why it is refused, or None if it has ended.
+        Returns it, or why it is refused, or None if it has ended.
         """
         known = self._known.get(pid)
         if known is not None:
@@ -560,9 +517,6 @@ class Fifo:
     """A FIFO that only this user may use.
 
     It is opened for writing too: there is never an end of file, nor a hang-up, when clients leave.
-
-    Args:
-        path: where; nothing may be there.
 
     Raises:
         OSError: it cannot be made; names the path.
@@ -630,35 +584,23 @@ class Expired(NamedTuple):
     """A process of which timers have expired.
 
     The first of them that asks for a signal stands for all; if none does, the first.
-
-    Attributes:
-        owner: what ``owner_of`` returned for it, the local rank.
-        pid: its process id.
-        scope: name of the timer.
-        after: seconds from its arrival to its deadline.
-        signum: the signal that it asks for; 0 or less for none.
-        scopes: names of all expired timers of the process, the earliest first.
-        requests: what had set them, in the same order.
     """
 
-    owner: int
+    owner: int  # what ``owner_of`` returned for it, the local rank
     pid: int
     scope: str
-    after: float
-    signum: int
-    scopes: tuple[str, ...]
+    after: float  # seconds from its arrival to its deadline
+    signum: int  # the signal that it asks for; 0 or less for none
+    scopes: tuple[str, ...]  # names of all expired timers of the process, the earliest first
     requests: tuple[FileTimerRequest, ...]
 
 
 class TimerService:
     """Serves a FIFO.
 
-    Args:
-        path: where to make it; nothing may be there.
-        owner_of: tells the local rank that a process belongs to; None if it is no worker's, whose
-            timers are not accepted. Asked once for each process, at its first timer.
-        clock: tells the time in seconds; never goes back.
-        wall_clock: tells the seconds since the epoch, in which clients write expirations.
+    ``owner_of``: tells the local rank that a process belongs to; None if it is no worker's, whose
+    timers are not accepted. Asked once for each process, at its first timer. ``wall_clock``: tells
+    the seconds since the epoch, in which clients write expirations.
 
     Raises:
         OSError: the FIFO cannot be made; names the path.
@@ -710,10 +652,6 @@ class TimerService:
 
         It reads 64 KiB at most, so that it takes milliseconds whatever is written there. If there
         is more, `fileno` is still readable.
-
-        Returns:
-            What was wrong with requests. Of those that come at a high rate only some are told, and
-            the number of the others.
         """
         now = self._clock()
         block = self._fifo.read()
@@ -817,8 +755,7 @@ class TimerService:
     def running(self, until: float) -> dict[int, list[FileTimerRequest]]:
         """The requests of the timers that expire at a moment of the wall clock or before, by pid.
 
-        Args:
-            until: seconds since the epoch.
+        ``until``: seconds since the epoch.
         """
         over = self._timers.over(until + self._clock() - self._wall_clock())
         return {pid: [timer.request for timer in timers] for pid, timers in over.items()}
@@ -831,12 +768,7 @@ class TimerService:
     def signal(self, pid: int, signum: int) -> bool:
         """Sends a signal to a process that has set a timer.
 
-        Args:
-            pid: its id.
-            signum: the signal; 0 or less sends nothing.
-
-        Returns:
-            False if it is gone.
+        Returns False if it is gone.
 
         Raises:
             OSError: it may not be signalled.

@@ -57,42 +57,26 @@ _UNDESCRIBED = frozenset({"", "undefined"})
 
 
 class Call(Record, frozen=True):
-    """One call of a collective operation.
+    """One call of a collective operation."""
 
-    Attributes:
-        number: torch's ``collective_seq_id`` in its group, from 1 on.
-        operation: ``all_reduce``.
-        sizes: shapes of the tensors that went in; none where they are not known.
-        dtypes: their types, ``float32``.
-        created_ns: when it was called, nanoseconds since the epoch; 0 if that is not known.
-        completed: whether it is known to be over.
-        elements: how many elements went in, where the shapes are not known but this is; else 0.
-    """
-
-    number: int
-    operation: str
+    number: int  # torch's ``collective_seq_id`` in its group, from 1 on
+    operation: str  # ``all_reduce``
+    # shapes of the tensors that went in; none where they are not known
     sizes: tuple[tuple[int, ...], ...] = ()
-    dtypes: tuple[str, ...] = ()
-    created_ns: int = 0
-    completed: bool = False
+    dtypes: tuple[str, ...] = ()  # their types, ``float32``
+    created_ns: int = 0  # when it was called, nanoseconds since the epoch; 0 if that is not known
+    completed: bool = False  # whether it is known to be over
+    # how many elements went in, where the shapes are not known but this is; else 0
     elements: int = 0
 
 
 class GroupTrace(Record, frozen=True):
-    """The calls of one rank in one process group.
+    """The calls of one rank in one process group."""
 
-    Attributes:
-        name: torch's name of the group, the same in all of its ranks.
-        description: for people: ``default_pg``, or what the user has called it.
-        ranks: who belongs to it; empty if that is not known.
-        calls: by number; the last of them if there were many.
-        states: whether it is known which of them are over.
-    """
-
-    name: str
-    description: str = ""
-    ranks: tuple[int, ...] = ()
-    calls: tuple[Call, ...] = ()
+    name: str  # torch's name of the group, the same in all of its ranks
+    description: str = ""  # for people: ``default_pg``, or what the user has called it
+    ranks: tuple[int, ...] = ()  # who belongs to it; empty if that is not known
+    calls: tuple[Call, ...] = ()  # by number; the last of them if there were many
     states: bool = False
 
     @property
@@ -113,12 +97,7 @@ class GroupTrace(Record, frozen=True):
 
 
 class RankTrace(Record, frozen=True):
-    """What one rank has recorded.
-
-    Attributes:
-        rank: among all workers.
-        groups: its process groups.
-    """
+    """What one rank has recorded."""
 
     rank: int
     groups: tuple[GroupTrace, ...] = ()
@@ -132,39 +111,27 @@ Kind = Literal["absent", "arguments", "operations", "waiting"]
 
 
 class Party(Record, frozen=True):
-    """Ranks that have done the same.
+    """Ranks that have done the same."""
 
-    Attributes:
-        ranks: among all workers.
-        collective: the operation that they have called; of those who never came, the one that they
-            did not call.
-        group: the process group that it is of, for people.
-        places: where they stand, ``/path/train.py:12``; empty if that is not known.
-    """
-
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # among all workers
+    # the operation that they have called; of those who never came, the one that they did not call
     collective: Call
-    group: str = _DEFAULT
+    group: str = _DEFAULT  # the process group that it is of, for people
+    # where they stand, ``/path/train.py:12``; empty if that is not known
     places: tuple[str, ...] = ()
 
 
 class Disagreement(Record, frozen=True):
-    """Ranks that do not agree on a collective operation, or that all wait in one.
-
-    Attributes:
-        kind: ``absent``: the first party never came to an operation, and those after it wait in
-            that or in later ones;
-            ``arguments``: they have called it with other sizes or types; ``operations``: they have
-            called different ones; ``waiting``: they wait, and it is not known for whom.
-        parties: who did what; the odd ones first, if there are such.
-        at_fault: whose doing it is; none if that cannot be told.
-    """
+    """Ranks that do not agree on a collective operation, or that all wait in one."""
 
     DERIVED = ("text",)
 
+    # ``absent``: the first party never came to an operation, and those after it wait in that or in
+    # later ones; ``arguments``: they have called it with other sizes or types; ``operations``: they
+    # have called different ones; ``waiting``: they wait, and it is not known for whom
     kind: Kind
-    parties: tuple[Party, ...]
-    at_fault: tuple[int, ...] = ()
+    parties: tuple[Party, ...]  # who did what; the odd ones first, if there are such
+    at_fault: tuple[int, ...] = ()  # whose doing it is; none if that cannot be told
 
     @property
     def text(self) -> str:
@@ -172,12 +139,7 @@ class Disagreement(Record, frozen=True):
         return self.sentence()
 
     def sentence(self, shown: Callable[[str], str] = str, *, so_far: bool = False) -> str:
-        """One sentence for people.
-
-        Args:
-            shown: applied to the paths of files.
-            so_far: whether who has not come may still do so.
-        """
+        """One sentence for people."""
         return _SENTENCES[self.kind](self.parties, shown, so_far)
 
     @property
@@ -189,8 +151,7 @@ class Disagreement(Record, frozen=True):
     def beside(self, moment_ns: int) -> Disagreement:
         """The same for a text that names a moment: what began within two seconds began then.
 
-        Args:
-            moment_ns: nanoseconds since the epoch.
+        ``moment_ns``: nanoseconds since the epoch.
         """
 
         def timed(party: Party) -> Party:
@@ -207,14 +168,9 @@ class Disagreement(Record, frozen=True):
 def read_trace(document: object, rank: int) -> RankTrace | None:
     """Read what torch tells of a rank's collectives.
 
-    Args:
-        document: ``{"groups": {name: ranks}, "traces": [...]}``, each trace one of the flight
-            recorder's as JSON (versions 2.1 to 2.10 have what is needed here). What is not
-            understood is passed over.
-        rank: rank among all workers.
-
-    Returns:
-        None if nothing is known of it.
+    ``document``: ``{"groups": {name: ranks}, "traces": [...]}``, each trace one of the flight
+    recorder's as JSON (versions 2.1 to 2.10 have what is needed here). What is not understood is
+    passed over. Returns None if nothing is known of it.
     """
     if not isinstance(document, Mapping):
         return None
@@ -362,11 +318,8 @@ def with_aborted(
     gloo cuts what it sends into as many parts in all ranks, so the sizes of two parts are to each
     other as those of the tensors.
 
-    Args:
-        traces: what other ranks have recorded, by rank.
-        rank: the one that was aborted.
-        received: bytes of a part that another rank has sent it.
-        fitting: bytes that its own call has for it.
+    ``traces``: what other ranks have recorded, by rank. ``received``: bytes of a part that another
+    rank has sent it. ``fitting``: bytes that its own call has for it.
     """
     known = {other: each for other, trace in traces.items() if (each := _newest(trace))}
     for other, (_, call) in known.items():
@@ -400,13 +353,8 @@ def compare(
     Of several groups it is the one whose absent ranks do not wait in another one: they would come
     to it if that went on. If that is so of several, it is one whose absent ranks wait least surely.
 
-    Args:
-        traces: what ranks have recorded, by rank.
-        waits: by their stacks, how surely each waits for others.
-        places: the line of the user's code that each stands at.
-
-    Returns:
-        None if they agree, or too little is known.
+    ``traces``: what ranks have recorded, by rank. Returns None if they agree, or too little is
+    known.
     """
     waits, places = waits or {}, places or {}
     names = sorted({group.name for trace in traces.values() for group in trace.groups})
@@ -459,17 +407,11 @@ def _newest(trace: RankTrace) -> tuple[GroupTrace, Call] | None:
 
 
 class _Group(Record, frozen=True):
-    """One process group, as its ranks have recorded it.
-
-    Attributes:
-        title: for people.
-        traces: of those of its ranks that tell, by rank.
-        newest: those of them whose last call of all was in it.
-    """
+    """One process group, as its ranks have recorded it."""
 
     title: str
-    traces: Mapping[int, GroupTrace]
-    newest: frozenset[int]
+    traces: Mapping[int, GroupTrace]  # of those of its ranks that tell, by rank
+    newest: frozenset[int]  # those of them whose last call of all was in it
 
     @classmethod
     def of(cls, name: str, traces: Mapping[int, RankTrace]) -> _Group:
@@ -682,12 +624,7 @@ def _at(party: Party, shown: Callable[[str], str]) -> str:
 
 
 def arguments_text(call: Call, *, types: bool = True) -> str:
-    """``float32 [128, 10]``; empty if nothing is known of what an operation was called with.
-
-    Args:
-        call: the operation.
-        types: whether to name the types.
-    """
+    """``float32 [128, 10]``; empty if nothing is known of what an operation was called with."""
     texts = []
     for index, size in enumerate(call.sizes[:_SHOWN_TENSORS]):
         dtype = call.dtypes[index] if types and index < len(call.dtypes) else ""
