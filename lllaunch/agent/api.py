@@ -115,62 +115,38 @@ class WorkerSpec:
         return getattr(self.entrypoint, "__qualname__", repr(self.entrypoint))
 
 
+@dataclass(slots=True, eq=False)
 class Worker:
     """One worker, as its agent knows it."""
 
-    __slots__ = (
-        "global_rank",
-        "id",
-        "local_rank",
-        "role_rank",
-        "role_world_size",
-        "world_size",
-    )
-
-    def __init__(
-        self,
-        local_rank: int,
-        global_rank: int = -1,
-        role_rank: int = -1,
-        world_size: int = -1,
-        role_world_size: int = -1,
-    ) -> None:
-        self.id: Any = None  # what the agent knows it by; a process id, for a local agent
-        self.local_rank = local_rank
-        self.global_rank = global_rank
-        self.role_rank = role_rank
-        self.world_size = world_size
-        self.role_world_size = role_world_size
+    local_rank: int
+    global_rank: int = -1
+    role_rank: int = -1
+    world_size: int = -1
+    role_world_size: int = -1
+    # what the agent knows it by; a process id, for a local agent
+    id: Any = field(default=None, init=False)
 
     def __repr__(self) -> str:
         names = ("local_rank", "global_rank", "role_rank", "world_size", "role_world_size")
         return ",".join(f"{name}={getattr(self, name)}" for name in names)
 
 
+@dataclass(slots=True, eq=False)
 class WorkerGroup:
     """The workers of one spec on one node."""
 
-    __slots__ = (
-        "group_rank",
-        "group_world_size",
-        "master_addr",
-        "master_port",
-        "spec",
-        "state",
-        "store",
-        "workers",
-    )
+    spec: WorkerSpec
+    workers: list[Worker] = field(init=False)  # by local rank
+    store: Any = field(default=None, init=False)  # the store of the rendezvous, or None
+    group_rank: int | None = field(default=None, init=False)
+    group_world_size: int | None = field(default=None, init=False)
+    master_addr: str | None = field(default=None, init=False)
+    master_port: int | None = field(default=None, init=False)
+    state: WorkerState = field(default=WorkerState.INIT, init=False)
 
-    def __init__(self, spec: WorkerSpec) -> None:
-        self.spec = spec
-        # the workers, by local rank
-        self.workers = [Worker(local_rank) for local_rank in range(spec.local_world_size)]
-        self.store: Any = None  # the store of the rendezvous, or None
-        self.group_rank: int | None = None
-        self.group_world_size: int | None = None
-        self.master_addr: str | None = None
-        self.master_port: int | None = None
-        self.state = WorkerState.INIT
+    def __post_init__(self) -> None:
+        self.workers = [Worker(local_rank) for local_rank in range(self.spec.local_world_size)]
 
 
 @dataclass
@@ -357,12 +333,9 @@ class SimpleElasticAgent(ElasticAgent):
         started = isinstance(item, GroupStarted)
         state = WorkerState.HEALTHY if started else self._machine.worker_state
         self._worker_group.state = state
-        self._observe(item)
-        return item
-
-    def _observe(self, item: object) -> None:
         if self._observer is not None:
             self._observer(item)
+        return item
 
     def _conclude(self, end: Finish) -> RunResult:
         self._worker_group.state = end.state

@@ -180,8 +180,8 @@ class PContext(WorkerProcesses, abc.ABC):
             return None
         if not self._released:
             self.dispatch()
-        failed = any(not _succeeded(end) for end in self.exits.values())
-        if self.alive and not failed:
+        # one that could not be started has no exit code
+        if self.alive and not any(getattr(end, "exitcode", 1) for end in self.exits.values()):
             return None
         self.close()
         return self.result()
@@ -225,10 +225,6 @@ class PContext(WorkerProcesses, abc.ABC):
         self._handlers.close()
 
 
-def _succeeded(end: Exited | StartFailed) -> bool:
-    return isinstance(end, Exited) and end.exitcode == 0
-
-
 class SubprocessContext(PContext):
     """Processes that execute a program."""
 
@@ -245,25 +241,17 @@ class SubprocessContext(PContext):
         duplicate_stderr_filters: list[str] | None = None,
         **options: Any,
     ) -> None:
+        filters = duplicate_stdout_filters, duplicate_stderr_filters
         super().__init__(
-            name,
-            entrypoint,
-            args,
-            envs,
-            logs_specs,
-            log_line_prefixes,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-            **options,
+            name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters, **options
         )
-        self._program = entrypoint
         self._numa_options = numa_options
         self.subprocess_handlers: dict[int, SubprocessHandler] = {}
 
     def _start(self) -> None:
         programs = {}
         for rank in range(self.nprocs):
-            plain = (self._program, *map(str, self.args[rank]))
+            plain = (str(self.entrypoint), *map(str, self.args[rank]))
             command = wrap_command(plain, rank, self._numa_options)
             programs[rank] = Program(command[0], command[1:])
         start_processes(self, programs, self.envs)
@@ -318,16 +306,9 @@ class MultiprocessContext(PContext):
             raise ValueError(
                 f"start_method: {start_method!r} is none of {', '.join(START_METHODS)}"
             )
+        filters = duplicate_stdout_filters, duplicate_stderr_filters
         super().__init__(
-            name,
-            entrypoint,
-            args,
-            envs,
-            logs_specs,
-            log_line_prefixes,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-            **options,
+            name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters, **options
         )
         self.start_method = start_method
         self._function = entrypoint
@@ -359,9 +340,8 @@ class MultiprocessContext(PContext):
                 function, args = self._call(rank)
                 targets[rank] = dump(function, args, self.start_method, f"worker {rank}")
         except NotPicklable:
-            for target in targets.values():
-                for fd in target.fds:
-                    os.close(fd)
+            for fd in (fd for target in targets.values() for fd in target.fds):
+                os.close(fd)
             raise
         start_processes(self, targets, self.envs, fresh=self.start_method == "spawn")
         assert isinstance(self._starter, Spawner)

@@ -57,12 +57,17 @@ def start_processes(
     nprocs = len(args)
     validate_full_rank(args, nprocs, "args")
     validate_full_rank(envs, nprocs, "envs")
-    specs = _logs_specs(logs_specs, log_dir, redirects, tee, local_ranks_filter)
+    if logs_specs is not None and log_dir is not None:
+        raise TypeError("start_processes: logs_specs and log_dir say the same; give one of them")
+    if not isinstance(logs_specs, LogsSpecs):
+        directory = log_dir if logs_specs is None else logs_specs
+        path = None if directory is None else os.fspath(directory)
+        logs_specs = DefaultLogsSpecs(path, redirects, tee, local_ranks_filter)
     common: dict[str, Any] = {
         "name": name,
         "args": args,
         "envs": envs,
-        "logs_specs": specs,
+        "logs_specs": logs_specs,
         "log_line_prefixes": log_line_prefixes,
         "numa_options": numa_options,
         "duplicate_stdout_filters": duplicate_stdout_filters,
@@ -83,19 +88,3 @@ def start_processes(
         context.close()
         raise
     return context
-
-
-def _logs_specs(
-    given: LogsSpecs | str | os.PathLike[str] | None,
-    log_dir: str | os.PathLike[str] | None,
-    redirects: Std | dict[int, Std],
-    tee: Std | dict[int, Std],
-    local_ranks_filter: set[int] | None,
-) -> LogsSpecs:
-    if given is not None and log_dir is not None:
-        raise TypeError("start_processes: logs_specs and log_dir say the same; give one of them")
-    if isinstance(given, LogsSpecs):
-        return given
-    directory = log_dir if given is None else given
-    path = None if directory is None else os.fspath(directory)
-    return DefaultLogsSpecs(path, redirects, tee, local_ranks_filter)

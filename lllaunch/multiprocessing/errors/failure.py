@@ -11,13 +11,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from lllaunch.error_file import read_error_file
-from lllaunch.multiprocessing.errors.handlers import get_error_handler
+from lllaunch.error_file import ErrorHandler, read_error_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from lllaunch.error_file import ErrorHandler
 
 
 NOT_AVAILABLE = "<N/A>"
@@ -179,6 +176,11 @@ logger = logging.getLogger(__name__)
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+
+def get_error_handler() -> ErrorHandler:
+    """A new handler, the one that `record` uses unless it is given another."""
+    return ErrorHandler()
 
 
 def record(

@@ -1,4 +1,4 @@
-"""A handle on one process that executes a program."""
+"""Handles on processes that execute a program; names and signatures of torch's module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lllaunch.multiprocessing.numa import wrap_command
 if TYPE_CHECKING:
     from lllaunch.multiprocessing.context import PContext
 
-__all__ = ["SubprocessHandler"]
+__all__ = ["SubprocessHandler", "get_subprocess_handler"]
 
 
 class ContextProcess:
@@ -110,3 +110,6 @@ class SubprocessHandler:
         elif self.proc.poll() is None:
             # poll() has just said that it is not waited for: the number is still its own.
             signal_group(self.proc.pid, signum)
+
+
+get_subprocess_handler = SubprocessHandler
