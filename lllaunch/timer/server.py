@@ -25,7 +25,38 @@ _LONGEST_WAIT = 3600.0
 _LARGEST = 1.7976931348623157e308
 
 
-class TimerServer(ABC):
+class ServerThread(ABC):
+    """A thread that serves timers; ``max_interval`` is its longest wait, seconds."""
+
+    def __init__(self, max_interval: float, daemon: bool) -> None:
+        super().__init__()
+        self._max_interval = max_interval
+        self._daemon = daemon
+        self._watchdog_thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to serve, in a thread of its own; one that serves already goes on."""
+        import threading  # noqa: PLC0415 - workers import this module and start no server
+
+        if self._watchdog_thread is not None:
+            return
+        logger(__name__).info(
+            "Starting %s... max_interval=%s, daemon=%s",
+            type(self).__name__,
+            self._max_interval,
+            self._daemon,
+        )
+        self._watchdog_thread = threading.Thread(
+            target=self._watchdog_loop, name="lllaunch-timers", daemon=self._daemon
+        )
+        self._watchdog_thread.start()
+
+    @abstractmethod
+    def _watchdog_loop(self) -> None:
+        """Serve until `stop`."""
+
+
+class TimerServer(ServerThread):
     """Waits for requests and ends workers whose timers have expired.
 
     It is woken when a request comes and when the next timer expires, and compares nothing with the
@@ -42,11 +73,8 @@ class TimerServer(ABC):
 
         from lllaunch.timer.service import TimerRegistry  # noqa: PLC0415 - the same
 
-        super().__init__()
+        super().__init__(max_interval, daemon)
         self._request_queue = request_queue
-        self._max_interval = max_interval
-        self._daemon = daemon
-        self._watchdog_thread: threading.Thread | None = None
         self._stopped = threading.Event()
         self._steady = SteadyTime()
         # Only tells when to look; which timers are over is up to the subclass.
@@ -87,23 +115,6 @@ class TimerServer(ABC):
             logger(__name__).exception("worker %s could not be ended, and is given up", worker_id)
             return True
 
-    def start(self) -> None:
-        """Begin to serve, in a thread of its own; one that serves already goes on."""
-        import threading  # noqa: PLC0415 - see above
-
-        if self._watchdog_thread is not None:
-            return
-        logger(__name__).info(
-            "Starting %s... max_interval=%s, daemon=%s",
-            type(self).__name__,
-            self._max_interval,
-            self._daemon,
-        )
-        self._watchdog_thread = threading.Thread(
-            target=self._watchdog_loop, name="lllaunch-timers", daemon=self._daemon
-        )
-        self._watchdog_thread.start()
-
     def stop(self) -> None:
         """Ends the thread; waits for it for ``max_interval`` at most. Idempotent."""
         logger(__name__).info("Stopping %s", type(self).__name__)
@@ -127,9 +138,7 @@ class TimerServer(ABC):
 
     def _run_watchdog(self) -> None:
         waiting = min(max(1, self._request_queue.size()), _BATCH)
-        requests = self._sound(self._request_queue.get(waiting, self._wait()))
-        self._note(requests)
-        self.register_timers(requests)
+        self.register_timers(self._noted(self._request_queue.get(waiting, self._wait())))
         now = self._steady.now()
         self._due.take_expired(now)
         self._retry = False
@@ -154,26 +163,25 @@ class TimerServer(ABC):
             waits.append(_RETRY)
         return max(0.0, min(waits))
 
-    def _note(self, requests: Iterable[TimerRequest]) -> None:
-        """Understands the moments of requests as those of the steady clock, and when to look."""
+    def _noted(self, requests: Iterable[TimerRequest]) -> list[TimerRequest]:
+        """Understand the moments of requests as those of the steady clock, and note when to look.
+
+        What is no request is dropped: a worker can put anything into its queue.
+        """
         correction = self._steady.correction()
         now = self._steady.now()
+        found = []
         for request in requests:
+            if not _is_request(request):
+                logger(__name__).error("no request for a timer: %.200r", request)
+                continue
+            found.append(request)
             if request.expiration_time < 0:
                 self._due.release(request.worker_id, request.scope_id)
                 continue
             # Never negative, which would take it back.
             until = request.expiration_time = max(0.0, request.expiration_time + correction)
             self._due.acquire(request.worker_id, request.scope_id, until, now, request)
-
-    def _sound(self, requests: Iterable[TimerRequest]) -> list[TimerRequest]:
-        """Drops what is no request: a worker can put anything into its queue."""
-        found = []
-        for request in requests:
-            if _is_request(request):
-                found.append(request)
-            else:
-                logger(__name__).error("no request for a timer: %.200r", request)
         return found
 
 
