@@ -17,6 +17,7 @@ class Ready:
     seconds: float
     # False if a forked canary could not compute; forks are then replaced by fresh interpreters
     fork_safe: bool = True
+    time_ns: int = 0  # when, nanoseconds since the epoch
 
 
 @dataclass(frozen=True)

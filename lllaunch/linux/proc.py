@@ -142,17 +142,19 @@ class ProcessTable:
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of the direct children, zombies included."""
+    """Process ids of the direct children, zombies included.
+
+    Raises:
+        OSError: nobody knows: no descriptor is left.
+    """
     try:
         found = []
         for task in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
                 found += [int(child) for child in file.read().split()]
-    except FileNotFoundError:
-        # Either the process is gone, or the kernel was built without CONFIG_PROC_CHILDREN.
+    except (FileNotFoundError, ProcessLookupError):
+        # It, or a thread of it, is gone, or the kernel was built without CONFIG_PROC_CHILDREN.
         return [process.pid for process in processes() if process.ppid == pid]
-    except OSError:
-        return []
     return found
 
 

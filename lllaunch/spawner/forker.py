@@ -197,7 +197,11 @@ class Forker:
     def _go_on_cleaning_up(self) -> None:
         if self._cleanup is None:
             return
-        if self._cleanup.go_on(adopted(self.mark, self._children)):
+        try:
+            nothing_is_left = self._cleanup.go_on(adopted(self.mark, self._children))
+        except OSError:  # nobody knows what is: no descriptor is left
+            nothing_is_left = False
+        if nothing_is_left:
             left = tuple(Orphan(*each) for each in self._cleanup.orphans())
             self._cleanup = None
             self._events.append(OrphansGone(left))

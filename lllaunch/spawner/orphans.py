@@ -167,7 +167,11 @@ def new_mark() -> str:
 
 
 def adopted(mark: str, besides: Collection[int] = ()) -> list[int]:
-    """Return children of this process that somebody with ``mark`` started; reap the dead."""
+    """Return children of this process that somebody with ``mark`` started; reap the dead.
+
+    Raises:
+        OSError: nobody knows: no descriptor is left.
+    """
     found = [pid for pid in proc.children(os.getpid()) if pid not in besides and is_of(pid, mark)]
     for pid in found:
         with contextlib.suppress(ChildProcessError):
@@ -187,7 +191,11 @@ def end_adopted(mark: str) -> Iterator[float]:
     """
     cleanup, quiet = OrphanCleanup(settle=0.0), 0
     while quiet < _QUIET_ROUNDS and cleanup.stuck_for() < GIVE_UP_SECONDS:
-        if cleanup.go_on(adopted(mark)):
+        try:
+            nothing_is_left = cleanup.go_on(adopted(mark))
+        except OSError:  # nobody knows what is: no descriptor is left
+            nothing_is_left = False
+        if nothing_is_left:
             quiet += 1
             yield _QUIET_PAUSE
         else:

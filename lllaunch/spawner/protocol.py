@@ -100,7 +100,7 @@ def event_of(header: dict[str, Any], attempt: int = 0, local_rank: int = -1) -> 
     kind = header["event"]
     at = from_boot(header.get("time_ns", 0))
     if kind == "ready":
-        return Ready(header["seconds"], header["fork_safe"])
+        return Ready(header["seconds"], header["fork_safe"], at)
     if kind == "broken":
         return PreloadBroken(header["module"], header["reason"], header["traceback"])
     if kind == "orphans_gone":

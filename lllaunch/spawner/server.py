@@ -287,8 +287,9 @@ class Branches:
     def end_strays(self, orphans: Callable[[], list[int]]) -> None:
         """Kill what ended branches left behind; to be called again until nothing is left."""
         # What is below them comes here when they have died.
-        if self._cleanup is not None and self._cleanup.go_on(orphans()):
-            self._cleanup = None
+        with contextlib.suppress(OSError):  # no descriptor is left: they are looked for again
+            if self._cleanup is not None and self._cleanup.go_on(orphans()):
+                self._cleanup = None
 
 
 def leave_behind(private: Iterable[int], foreign: Iterable[int]) -> None:
@@ -483,7 +484,8 @@ class Server:
 
     def _kill(self, message: Message) -> None:
         self._workers.kill(message.header["keys"])
-        kill_with_below(self._orphans())
+        with contextlib.suppress(OSError):  # no descriptor is left
+            kill_with_below(self._orphans())
         self._send({"event": "done", "command": message.header["command"]})
 
     def _begin_cleanup(self, message: Message) -> None:
@@ -554,7 +556,8 @@ class Server:
         # What preloads started for themselves (a resource tracker) is nobody's orphan.
         self._spared.update(proc.children(os.getpid()))
         done = self._preloaded
-        self._send({"event": "ready", "seconds": done.seconds, "fork_safe": done.fork_safe})
+        ready = {"event": "ready", "time_ns": since_boot_ns(), "seconds": done.seconds}
+        self._send(ready | {"fork_safe": done.fork_safe})
 
     def _check(self, message: Message) -> None:
         assert self._around is not None
@@ -636,7 +639,12 @@ class Server:
         return [pid for pid in proc.children(os.getpid()) if pid not in known]
 
     def _continue_cleanup(self) -> None:
-        if self._cleanup is not None and self._cleanup.go_on(self._orphans()):
+        try:
+            nothing_is_left = self._cleanup is not None and self._cleanup.go_on(self._orphans())
+        except OSError:  # no descriptor is left: they are looked for again
+            return
+        if nothing_is_left:
+            assert self._cleanup is not None
             found = {"cleanup": self._cleanup.number, "orphans": self._cleanup.orphans()}
             self._send({"event": "orphans_gone"} | found)
             self._cleanup = None
@@ -655,8 +663,9 @@ class Server:
             except ChildProcessError:
                 os._exit(0)
             spared = self._branches.pids if time.monotonic() < patient_until else ()
-            others = [pid for pid in proc.children(os.getpid()) if pid not in spared]
-            pauses.note([process.pid for process in kill_with_below(others)])
+            with contextlib.suppress(OSError):  # no descriptor is left
+                others = [pid for pid in proc.children(os.getpid()) if pid not in spared]
+                pauses.note([process.pid for process in kill_with_below(others)])
             self._wakeups.wait_child(pauses.seconds)
         os._exit(1)
 

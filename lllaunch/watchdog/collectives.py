@@ -11,7 +11,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -121,6 +121,14 @@ class Party(Record, frozen=True):
     places: tuple[str, ...] = ()
 
 
+class Wording(NamedTuple):
+    """How a sentence is worded."""
+
+    shown: Callable[[str], str]  # applied to the paths of files
+    so_far: bool  # whether who has not come may still do so
+    utc: bool  # whether times are UTC's, not this machine's
+
+
 class Disagreement(Record, frozen=True):
     """Ranks that do not agree on a collective operation, or that all wait in one."""
 
@@ -138,9 +146,11 @@ class Disagreement(Record, frozen=True):
         """The sentence."""
         return self.sentence()
 
-    def sentence(self, shown: Callable[[str], str] = str, *, so_far: bool = False) -> str:
-        """One sentence for people."""
-        return _SENTENCES[self.kind](self.parties, shown, so_far)
+    def sentence(
+        self, shown: Callable[[str], str] = str, *, so_far: bool = False, utc: bool = False
+    ) -> str:
+        """One sentence for people, with times of this machine's zone or of UTC."""
+        return _SENTENCES[self.kind](self.parties, Wording(shown, so_far, utc))
 
     @property
     def located(self) -> frozenset[int]:
@@ -653,16 +663,17 @@ def last_operation(trace: RankTrace) -> str:
     return operation_text(call, _title(group.name, {trace.rank: trace}))
 
 
-def _since(call: Call) -> str:
+def _since(call: Call, how: Wording) -> str:
     if not call.created_ns:
         return ""
-    return time.strftime(" since %H:%M:%S", time.localtime(call.created_ns / 1e9))
+    zone = time.gmtime if how.utc else time.localtime
+    return time.strftime(" since %H:%M:%S", zone(call.created_ns / 1e9))
 
 
-def _absent_text(parties: tuple[Party, ...], shown: Callable[[str], str], so_far: bool) -> str:
+def _absent_text(parties: tuple[Party, ...], how: Wording) -> str:
     absent, *came = parties
     verb = "never came"
-    if so_far:
+    if how.so_far:
         verb = "has not come" if len(absent.ranks) == 1 else "have not come"
     first = f"{_named(absent.ranks)} {verb} to {operation_text(absent.collective, absent.group)}"
     parts = [(first, absent)]
@@ -671,10 +682,10 @@ def _absent_text(parties: tuple[Party, ...], shown: Callable[[str], str], so_far
         call = party.collective
         what = f"{call.operation} " if call.operation != absent.collective.operation else ""
         where = "it" if call.number == absent.collective.number else f"{what}#{call.number}"
-        parts.append((f"{_named(party.ranks)} {wait} in {where}{_since(call)}", party))
+        parts.append((f"{_named(party.ranks)} {wait} in {where}{_since(call, how)}", party))
     beyond = {rank for _, party in parts[_MOST_PARTIES:] for rank in party.ranks}
     texts = [
-        f"{text}, {place}" if (place := _at(party, shown)) else text
+        f"{text}, {place}" if (place := _at(party, how.shown)) else text
         for text, party in parts[:_MOST_PARTIES]
     ]
     if beyond:
@@ -702,8 +713,7 @@ def _listed(parties: tuple[Party, ...], shown: Callable[[str], str], texts: Iter
     return f"{text}, {places[0]}" if same and places[0] else text
 
 
-def _arguments_differ(parties: tuple[Party, ...], shown: Callable[[str], str], so_far: bool) -> str:
-    del so_far
+def _arguments_differ(parties: tuple[Party, ...], how: Wording) -> str:
     types = len({party.collective.dtypes for party in parties}) > 1
     texts = [arguments_text(party.collective, types=types) for party in parties]
     first, *rest = parties
@@ -712,33 +722,30 @@ def _arguments_differ(parties: tuple[Party, ...], shown: Callable[[str], str], s
     for party, text in zip(rest, texts[1:], strict=True):
         largest = party is rest[-1] and len(party.ranks) > 1 and len(party.ranks) > len(first.ranks)
         said.append(f"{'the others' if largest else _named(party.ranks)} with {text}")
-    return _listed(parties, shown, said)
+    return _listed(parties, how.shown, said)
 
 
-def _operations_differ(
-    parties: tuple[Party, ...], shown: Callable[[str], str], so_far: bool
-) -> str:
-    del so_far
+def _operations_differ(parties: tuple[Party, ...], how: Wording) -> str:
     said: list[str] = []
     for party in parties:
         verb = ("is in " if len(party.ranks) == 1 else "are in ") if not said else "in "
         name = f"{party.collective.operation} #{party.collective.number}{_of(party)}"
         said.append(f"{_named(party.ranks)} {verb}{name}")
-    return _listed(parties, shown, said)
+    return _listed(parties, how.shown, said)
 
 
-def _waiting_text(parties: tuple[Party, ...], shown: Callable[[str], str], so_far: bool) -> str:
+def _waiting_text(parties: tuple[Party, ...], how: Wording) -> str:
     if len(parties) > 1:
-        return _operations_differ(parties, shown, so_far)
+        return _operations_differ(parties, how)
     (party,) = parties
     verb = "waits" if len(party.ranks) == 1 else "wait"
     what = operation_text(party.collective, party.group)
-    text = f"{_named(party.ranks)} {verb} in {what}{_since(party.collective)}"
-    place = _at(party, shown)
+    text = f"{_named(party.ranks)} {verb} in {what}{_since(party.collective, how)}"
+    place = _at(party, how.shown)
     return f"{text}, {place}" if place else text
 
 
-_SENTENCES: dict[Kind, Callable[[tuple[Party, ...], Callable[[str], str], bool], str]] = {
+_SENTENCES: dict[Kind, Callable[[tuple[Party, ...], Wording], str]] = {
     "absent": _absent_text,
     "arguments": _arguments_differ,
     "operations": _operations_differ,
