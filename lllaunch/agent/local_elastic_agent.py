@@ -102,15 +102,6 @@ def contexts_of(group: WorkerGroup, attempt: int, restart_count: int) -> dict[in
     }
 
 
-def _watchdog_policy(policy: WatchdogPolicy | None) -> tuple[WatchdogPolicy | None, str | None]:
-    """Return the policy, and the timers' file, as torch's variables have them without one."""
-    if policy is not None or os.environ.get(TORCHELASTIC_ENABLE_FILE_TIMER) != "1":
-        return policy, None
-    # In a worker of another launcher it names that one's FIFO.
-    named = None if os.environ.get(WATCHED) else os.environ.get(TIMER_FILE)
-    return WatchdogPolicy(timers=True), os.path.abspath(named) if named else None
-
-
 class LocalElasticAgent(SimpleElasticAgent):
     """Run a worker group as processes of this machine.
 
@@ -158,9 +149,14 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._port: HeldPort | None = None
         self._clock = RunClock()
         self._next_look = 0.0
-        policy, timer_file = _watchdog_policy(watchdog)
+        timer_file = None
+        if watchdog is None and os.environ.get(TORCHELASTIC_ENABLE_FILE_TIMER) == "1":
+            watchdog = WatchdogPolicy(timers=True)
+            # In a worker of another launcher it names that one's FIFO.
+            named = None if os.environ.get(WATCHED) else os.environ.get(TIMER_FILE)
+            timer_file = os.path.abspath(named) if named else None
         kernel = KernelSleep.configured(uninterruptible_state_timeout)
-        self._watchdog = WatchdogDriver(policy, kernel, self._clock, timer_file=timer_file)
+        self._watchdog = WatchdogDriver(watchdog, kernel, self._clock, timer_file=timer_file)
         # While it runs: each holds the other, and only the collector would free what both hold.
         self._supervisor: Supervisor | None = None
 
@@ -245,12 +241,10 @@ class LocalElasticAgent(SimpleElasticAgent):
             if not port.isdecimal():
                 logger.warning("%s: %r is not a port", TORCHELASTIC_HEALTH_CHECK_PORT, port)
                 return
-            self._health_check_server = create_healthcheck_server(self._alive_time, int(port), 60)
+            self._health_check_server = create_healthcheck_server(
+                lambda: int(time.time()), int(port), 60
+            )
             self._health_check_server.start()
-
-    @staticmethod
-    def _alive_time() -> int:
-        return int(time.time())
 
     # Running
 

@@ -102,7 +102,8 @@ class DefaultLogsSpecs(LogsSpecs):
             attempt_dir = os.devnull
         else:
             run_dir = self._run_directory(shared.get("TORCHELASTIC_RUN_ID", "test_run_id"))
-            first = _attempt_number(shared.get("TORCHELASTIC_RESTART_COUNT", "0"))
+            number = shared.get("TORCHELASTIC_RESTART_COUNT", "0")
+            first = int(number) if number.isdecimal() else 0
             attempt_dir, _ = make_attempt_dir(run_dir, first, nprocs)
         announce(envs, attempt_dir)
         return destinations(
@@ -134,10 +135,6 @@ class DefaultLogsSpecs(LogsSpecs):
         return isinstance(other, DefaultLogsSpecs) and self._key() == other._key()
 
     __hash__ = None  # type: ignore[assignment]  # holds sets and dicts
-
-
-def _attempt_number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
 
 
 def _make_directories(path: str) -> None:

@@ -160,7 +160,11 @@ def _execute(program: str, argv: tuple[str, ...]) -> NoReturn:
 def _execute_interpreter(request: SpawnRequest, around: ChildDefaults) -> NoReturn:
     target = request.target
     command = around.interpreter
-    if CRASH_FILE in request.env and isinstance(target, (Script, Module)) and not _decided():
+    if (
+        CRASH_FILE in request.env
+        and isinstance(target, (Script, Module))
+        and not ("PYTHONFAULTHANDLER" in os.environ or "faulthandler" in sys._xoptions)
+    ):
         # None of our code runs in it, so its stacks can only go to its standard error.
         command += ("-X", "faulthandler")
     if isinstance(target, Script):
@@ -177,11 +181,6 @@ def _execute_interpreter(request: SpawnRequest, around: ChildDefaults) -> NoRetu
                 os.set_inheritable(inherited, True)
         command += ("-c", f"{importing('lllaunch.spawner.worker', 'boot')}; boot({fd})")
     _execute(command[0], command)
-
-
-def _decided() -> bool:
-    """Whether the user has said what a crash of Python is to show."""
-    return "PYTHONFAULTHANDLER" in os.environ or "faulthandler" in sys._xoptions
 
 
 def _run_here(request: SpawnRequest, around: ChildDefaults) -> NoReturn:

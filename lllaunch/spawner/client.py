@@ -447,18 +447,14 @@ class Spawner:
             self._note(message)
         self._watch_writes()
         overdue = self._commands.overdue()
-        if overdue:
-            self._do_without(overdue)
-        if self._channel.closed:
-            self._go_on_burying()
-        return self._take_events()
-
-    def _do_without(self, overdue: list[PendingCommand]) -> None:
-        """The spawner is deaf: signal its workers directly; it dies if even that must be forced."""
+        # The spawner is deaf: its workers are signalled directly; it dies if that must be forced.
         for command in overdue:
             self._workers.signal_directly(command.keys, command.signum)
         if any(command.operation == "kill" for command in overdue):
             self._kill_spawner()
+        if self._channel.closed:
+            self._go_on_burying()
+        return self._take_events()
 
     def _take_events(self) -> list[SpawnerEvent]:
         events, self._events = self._events, []

@@ -21,7 +21,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from lllaunch.clock import now_ns
 from lllaunch.events import Exited, Orphan, OrphansGone, SpawnerEvent, Started, StartFailed
@@ -49,16 +49,14 @@ from lllaunch.spawner.orphans import (
     new_mark,
 )
 
-if TYPE_CHECKING:
-    import resource
-
-
 logger = logging.getLogger(__name__)
 
 # How long SIGKILL may take to end workers, before they are left.
 _CLOSE_SECONDS = 10.0
 # Between two looks at what workers left behind, which does not say when it ends.
 _PAUSE_SECONDS = 0.02
+# Python's streams by their descriptors, and what they do with text that cannot be encoded.
+_STREAMS = {1: ("stdout", "strict"), 2: ("stderr", "backslashreplace")}
 # Of a worker whose exit status somebody else has taken; asyncio has the same.
 _UNKNOWN = 255
 
@@ -181,7 +179,19 @@ class Forker:
                 )
                 continue
             if pid:
-                self._ended(child, _exited(child, status, usage))
+                self._ended(
+                    child,
+                    Exited(
+                        child.rank,
+                        child.pid,
+                        os.waitstatus_to_exitcode(status),
+                        now_ns(),
+                        usage.ru_maxrss * 1024,
+                        usage.ru_utime + usage.ru_stime,
+                        os.WCOREDUMP(status),
+                        child.attempt,
+                    ),
+                )
 
     def _ended(self, child: _Child, event: Exited) -> None:
         self._drop(child)
@@ -276,25 +286,6 @@ def _set_sigchld(before: signal.Handlers, after: signal.Handlers) -> bool:
     return True
 
 
-def _exited(child: _Child, status: int, usage: resource.struct_rusage) -> Exited:
-    return Exited(
-        child.rank,
-        child.pid,
-        os.waitstatus_to_exitcode(status),
-        now_ns(),
-        usage.ru_maxrss * 1024,
-        usage.ru_utime + usage.ru_stime,
-        os.WCOREDUMP(status),
-        child.attempt,
-    )
-
-
-def _set_stream(name: str, fd: int) -> None:
-    errors = "backslashreplace" if name == "stderr" else "strict"
-    raw = io.FileIO(fd, "w", closefd=False)
-    setattr(sys, name, io.TextIOWrapper(raw, "utf-8", errors, write_through=True))
-
-
 def _disown() -> None:
     """Forget what is the forking process's to do: its exit functions, finalizers and children.
 
@@ -344,7 +335,9 @@ def _become(
             if fd != number:
                 os.dup2(fd, number)
                 # The parent's stream object may be about something else (a notebook, a test).
-                _set_stream("stdout" if number == 1 else "stderr", number)
+                name, errors = _STREAMS[number]
+                raw = io.FileIO(number, "w", closefd=False)
+                setattr(sys, name, io.TextIOWrapper(raw, "utf-8", errors, write_through=True))
         os.environ.update(env)
     except BaseException:  # noqa: BLE001 - a forked child must never return into its parent
         os._exit(127)

@@ -553,7 +553,9 @@ class RestartBudget:
             return None
         in_vain = self._is_in_vain(reason)
         self._times = self._in_window()
-        allowed = len(self._times) < self._max and self._allows(reason)
+        allowed = len(self._times) < self._max and (
+            reason == "spawner" or _CAUSES.get(reason) in self._policy.on
+        )
         if in_vain and (allowed or self._continues):
             same = {*self._ended_at} == {self._step}
             self.no_progress = NoProgress(len(self._ended_at), self._step, same)
@@ -577,9 +579,6 @@ class RestartBudget:
         if window is None:
             return self._times
         return tuple(each for each in self._times if self._now - each < window * 1e9)
-
-    def _allows(self, reason: Reason) -> bool:
-        return reason == "spawner" or _CAUSES.get(reason) in self._policy.on
 
     def exhaust(self) -> None:
         """Leave no restart."""

@@ -316,7 +316,9 @@ class Supervisor:
         """Return what became of the workers."""
         found: list[object] = []
         events = () if self.workers is None else self.workers.dispatch()
-        if healthy and any(map(_aborted_itself, events)):
+        if healthy and any(
+            isinstance(event, Exited) and event.exitcode == -signal.SIGABRT for event in events
+        ):
             self.watchdog.record_collectives()
         for event in events:
             if isinstance(event, OrphansGone):
@@ -455,7 +457,8 @@ class Supervisor:
         """Carry out an action on the workers; waits for nothing."""
         if isinstance(action, SignalWorkers):
             workers.signal(action.signum)
-            if any(_is_stopped(pid) for pid in workers.known_pids().values()):
+            found = map(proc.facts, workers.known_pids().values())
+            if any(facts is not None and facts.state == "T" for facts in found):
                 # One that is stopped would take notice of nothing but SIGKILL.
                 workers.signal(signal.SIGCONT)
         elif isinstance(action, StartGrace):
@@ -480,12 +483,3 @@ class Supervisor:
             # Then they get SIGKILL, so this is for what hangs in the kernel.
             patience = settle + max(self._grace_period, UNKILLABLE_SECONDS)
             self._deadlines.restart("cleanup", patience)
-
-
-def _aborted_itself(event: object) -> bool:
-    return isinstance(event, Exited) and event.exitcode == -signal.SIGABRT
-
-
-def _is_stopped(pid: int) -> bool:
-    facts = proc.facts(pid)
-    return facts is not None and facts.state == "T"

@@ -314,11 +314,13 @@ class WatchdogDriver:
             if self._confirm and is_of_all(finding) and not self._confirm(finding):
                 continue
             name = limit_of(finding)
-            if isinstance(finding, NotFinite) and not self._ends_for(finding):
+            limited = getattr(self._policy, name, None) is not None
+            reported = name in self._policy.report
+            if isinstance(finding, NotFinite) and not (finding.chosen and limited and not reported):
                 # where the workers stand says nothing of it
                 found.append(finding)
                 continue
-            if name in self._policy.report:
+            if reported:
                 found.append(WatchdogFired(finding, kind_of(finding), ends=False))
                 watch.settle(name)
                 continue
@@ -328,11 +330,6 @@ class WatchdogDriver:
                 asked = SignalProcess(finding.rank, finding.pid, finding.signum)
             found.append(WatchdogFired(finding, kind_of(finding), asked=asked))
         return found
-
-    def _ends_for(self, finding: NotFinite) -> bool:
-        name = limit_of(finding)
-        limited = getattr(self._policy, name) is not None and name not in self._policy.report
-        return finding.chosen and limited
 
     def _stuck(self, kernel_sleep: KernelSleep) -> list[WorkersStuck]:
         if self._next_kernel_look is None or self._clock() < self._next_kernel_look:

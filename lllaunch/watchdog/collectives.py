@@ -243,7 +243,11 @@ def _read_entries(entries: object, groups: dict[str, GroupTrace]) -> None:
         if state in _KEPT:
             kept.add(name)
         last = calls[name][-1] if calls[name] else None
-        if last is not None and call.number == last.number and _coalesced(last, call):
+        if (
+            last is not None
+            and call.number == last.number
+            and (last.operation == call.operation or "coalesced" in call.operation)
+        ):
             # Several that are one to the backend: their sizes come one by one.
             call = replace(call, sizes=(), dtypes=())
             calls[name].pop()
@@ -253,10 +257,6 @@ def _read_entries(entries: object, groups: dict[str, GroupTrace]) -> None:
         calls[name].append(call)
     for name, found in calls.items():
         groups[name] = GroupTrace(name, descriptions[name], (), tuple(found), name in kept)
-
-
-def _coalesced(one: Call, other: Call) -> bool:
-    return one.operation == other.operation or "coalesced" in other.operation
 
 
 def _read_entry(entry: object) -> tuple[str, str, str, Call] | None:
@@ -475,7 +475,13 @@ def _absence(
         for rank, each in group.traces.items()
         if (call := each.call(missed)) is not None and not call.completed
     }
-    here = {rank: call for rank, call in came.items() if _stands(group.traces[rank], missed)}
+    # who can have stayed there: it made no later call, or only ordered them
+    here = {
+        rank: call
+        for rank, call in came.items()
+        for each in (group.traces[rank],)
+        if each.last == missed or (each.states and each.open == missed)
+    }
     further = _further(group, missed, here, waits, places)
     # Who has gone on could do so without the others: the root of a broadcast.
     beyond = {rank for party in further for rank in party.ranks}
@@ -530,11 +536,6 @@ def _least(absent: Iterable[int], waits: Mapping[int, Waits]) -> tuple[int, ...]
     return tuple(sorted(rank for rank in absent if waits.get(rank, Waits.NO) is level))
 
 
-def _stands(trace: GroupTrace, number: int) -> bool:
-    """Whether a rank can have stayed at a call: it made no later one, or only ordered them."""
-    return trace.last == number or (trace.states and trace.open == number)
-
-
 def _first_mismatch(group: _Group) -> int | None:
     """The number of the first call that ranks do not agree on and that is not over."""
     opened = min(each.open for each in group.traces.values())
@@ -543,11 +544,14 @@ def _first_mismatch(group: _Group) -> int | None:
         for call in each.calls:
             if call.number >= opened:
                 calls[call.number].append(call)
-    return next((number for number in sorted(calls) if len(_kinds(calls[number])) > 1), None)
-
-
-def _kinds(calls: Iterable[Call]) -> set[tuple[object, ...]]:
-    return {_signature(call) for call in calls}
+    return next(
+        (
+            number
+            for number in sorted(calls)
+            if len({_signature(call) for call in calls[number]}) > 1
+        ),
+        None,
+    )
 
 
 def _signature(call: Call) -> tuple[object, ...]:

@@ -114,7 +114,11 @@ class StallDetector:
         """Take note of a look, as `Detector.look` says; return the stall, if there is one."""
         for rank, look in looks.items():
             before = self._last.get(rank)
-            if before is None or _did_something(before[1], look, now - before[0]):
+            if (
+                before is None
+                or (before[1].output, before[1].beat) != (look.output, look.beat)
+                or look.cpu - before[1].cpu > IDLE_SHARE * (now - before[0])
+            ):
                 self._active[rank] = now
             self._last[rank] = now, look
         idle = {rank: now - max(self._active[rank], self._starts) for rank in looks}
@@ -303,12 +307,6 @@ def _varies(places: Counter[tuple[Frames, ...]]) -> bool:
 def _waits(frames: Frames) -> bool:
     """Whether a thread waits for others, in Python's own code."""
     return bool(frames) and frames[0].file.endswith(_WAITS)
-
-
-def _did_something(before: WorkerActivity, now: WorkerActivity, seconds: float) -> bool:
-    if before.output != now.output or before.beat != now.beat:
-        return True
-    return now.cpu - before.cpu > IDLE_SHARE * seconds
 
 
 def heartbeats_lost(

@@ -112,24 +112,18 @@ def _remove_others(directory: str) -> None:
     """Remove this user's that nobody holds."""
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
-            if entry.name.startswith(_PREFIX) and _is_old(entry):
-                _remove_unheld(entry.path)
-
-
-def _remove_unheld(path: str) -> None:
-    fd = _locked(path)
-    if fd < 0:
-        return
-    with contextlib.suppress(OSError):
-        if set(os.listdir(path)) <= set(FILES):
-            shutil.rmtree(path)
-    os.close(fd)
-
-
-def _is_old(entry: os.DirEntry[str]) -> bool:
-    facts = entry.stat(follow_symlinks=False)
-    ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
-    return ours and time.time() - facts.st_mtime > _ABANDONED_SECONDS
+            if not entry.name.startswith(_PREFIX):
+                continue
+            facts = entry.stat(follow_symlinks=False)
+            ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
+            if not ours or time.time() - facts.st_mtime <= _ABANDONED_SECONDS:
+                continue
+            fd = _locked(entry.path)
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    if set(os.listdir(entry.path)) <= set(FILES):
+                        shutil.rmtree(entry.path)
+                os.close(fd)
 
 
 def remove_abandoned(path: str) -> None:

@@ -853,13 +853,10 @@ class Follower:
             finally:
                 # a signal, or nobody reads: the process may end at any moment, and would cut a line
                 if not self._done.is_set():
-                    self._fall_silent()
+                    for _, destination in list(self._destinations.values()):
+                        destination.silent = True
             if join and not self._given_up:
                 thread.join()
-
-    def _fall_silent(self) -> None:
-        for _, destination in list(self._destinations.values()):
-            destination.silent = True
 
     def stopped(self) -> bool:
         """Whether it was stopped and nothing more is shown."""
@@ -1032,7 +1029,12 @@ class Tees:
     def copy(self, files: Mapping[int, str], dst: TextIO, filters: Sequence[str]) -> None:
         """Write lines that hold one of some texts to a file of their own."""
         for rank, path in files.items():
-            self._follower.add(path, self._header_of(rank), dst, _holds(filters))
+            self._follower.add(
+                path,
+                self._header_of(rank),
+                dst,
+                lambda line: any(needle in line for needle in filters),
+            )
             self._empty = False
 
     def _shown_header(self, ranks: Sequence[int]) -> bytes:
@@ -1083,7 +1085,3 @@ def open_filtered(path: str) -> TextIO:
         return open(path, "w", errors="replace", buffering=1)
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error
-
-
-def _holds(filters: Sequence[str]) -> Callable[[str], bool]:
-    return lambda line: any(needle in line for needle in filters)

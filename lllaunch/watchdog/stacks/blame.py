@@ -156,12 +156,13 @@ def _recorded(stacks: Iterable[RankStack], levels: Mapping[int, Waits]) -> Disag
     return compare(
         {rank: stack.trace for rank, stack in known.items() if stack.trace is not None},
         {rank: levels[stack.rank] for rank, stack in known.items() if stack.rank in levels},
-        {rank: _users_line(stack.frames) for rank, stack in known.items()},
+        {
+            rank: next(
+                (f"{frame.file}:{frame.line}" for frame in stack.frames if is_own(frame)), ""
+            )
+            for rank, stack in known.items()
+        },
     )
-
-
-def _users_line(frames: Iterable[Frame]) -> str:
-    return next((f"{frame.file}:{frame.line}" for frame in frames if is_own(frame)), "")
 
 
 def _judged(
