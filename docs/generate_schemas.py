@@ -45,15 +45,22 @@ _DERIVED: dict[str, dict[str, Any]] = {
 # What is left out where there is none.
 _OPTIONAL = frozenset({"value"})
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+# A field with its comment: in the lines before it, or behind it.
+_FIELD = re.compile(r"^((?:    # .*\n)*)    (\w+): [^#\n]*(?:# (.*))?$", re.MULTILINE)
 
 
 def _descriptions(kind: type) -> dict[str, str]:
-    """Return what the docstrings of a record and of those it extends say of its fields."""
+    """Return what docstrings and comments of a record and of those it extends say of its fields."""
     found: dict[str, str] = {}
     for each in reversed(kind.__mro__):
         _, _, attributes = inspect.cleandoc(each.__doc__ or "").partition("Attributes:\n")
         for name, text in _ATTRIBUTE.findall(attributes):
             found[name] = " ".join(textwrap.dedent(text).split()).replace("``", "")
+        # typing and enum have no source that matters
+        source = inspect.getsource(each) if each.__module__.startswith("lllaunch.") else ""
+        for before, name, beside in _FIELD.findall(source):
+            if text := beside or " ".join(before.replace("# ", "").split()):
+                found.setdefault(name, f"{text.rstrip('.')}.".replace("``", ""))
     return found
 
 

@@ -25,11 +25,7 @@ class RunClock:
 
 
 class Deadlines:
-    """Deadlines by name.
-
-    Args:
-        clock: tells the time in seconds; never goes back.
-    """
+    """Deadlines by name."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -37,31 +37,22 @@ _SETTLING_S = 5
 
 @dataclass(frozen=True)
 class ErrorRecord:
-    """What an error file says.
+    """What an error file says."""
 
-    Attributes:
-        data: the whole JSON object.
-        message: text, or the mapping under ``message``.
-        time_ns: when the error happened, nanoseconds since the epoch; on the scale of
-            `lllaunch.clock.now_ns` if the file tells.
-        problem: why the file could not be read, or an empty string; the other fields are then
-            placeholders, except ``time_ns``, which is still the best that is known.
-    """
-
-    message: str | dict[str, Any]
+    message: str | dict[str, Any]  # text, or the mapping under ``message``
+    # when the error happened, nanoseconds since the epoch; on the scale of `lllaunch.clock.now_ns`
+    # if the file tells
     time_ns: int
     data: dict[str, Any] = field(default_factory=dict)
+    # why the file could not be read, or an empty string; the other fields are then placeholders,
+    # except ``time_ns``, which is still the best that is known
     problem: str = ""
 
 
 def read_error_file(path: str) -> ErrorRecord:
     """Reads an error file written by us or by torch; never raises for what is in it.
 
-    Args:
-        path: the file; it should exist.
-
-    Returns:
-        What it says, or a record whose ``problem`` tells why that is not known.
+    Returns what it says, or a record whose ``problem`` tells why that is not known.
     """
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -118,9 +109,7 @@ def write_error_file(path: str, text: str) -> None:
     A target that is no regular file (a pipe, ``/dev/null``) is written to in place, and so is a
     file whose directory takes no new ones.
 
-    Args:
-        path: the file; its directory must exist.
-        text: its new contents.
+    ``path``: the file; its directory must exist.
 
     Raises:
         OSError: it cannot be written, for instance because the disk is full.
@@ -187,9 +176,6 @@ class ErrorHandler:
 
         An error file that cannot be written (a full disk) is logged and not raised, so that the
         exception itself is what the user sees.
-
-        Args:
-            e: the exception, with its traceback.
         """
         self._write(json.dumps(describe_exception(e, time.time_ns(), since_boot_ns())))
 
@@ -203,10 +189,8 @@ class ErrorHandler:
 
         A child ended by a signal cannot have written its own.
 
-        Args:
-            rootcause_error_file: where the data come from, for the log.
-            rootcause_error: the data; changed in place.
-            error_code: exit status, negative for a signal.
+        ``rootcause_error``: the data; changed in place. ``error_code``: exit status, negative for a
+        signal.
         """
         message = rootcause_error.get("message")
         if isinstance(message, dict):
@@ -222,10 +206,6 @@ class ErrorHandler:
         """Makes a child's error file this process's own.
 
         A child's file that cannot be read is replaced by a message that says so.
-
-        Args:
-            rootcause_error_file: error file of the child.
-            error_code: exit status of the child; 0 where it is not known.
         """
         record = read_error_file(rootcause_error_file)
         data = record.data
@@ -264,13 +244,8 @@ class ErrorHandler:
 def describe_exception(error: BaseException, time_ns: int, boot_ns: int) -> dict[str, Any]:
     """The contents of an error file.
 
-    Args:
-        error: the exception, with its traceback.
-        time_ns: when it happened, nanoseconds since the epoch.
-        boot_ns: the same since the machine was started.
-
-    Returns:
-        Plain data in torch's form, with ``timestamp_ns``, ``since_boot_ns`` and ``boot_id`` added.
+    ``time_ns``: when it happened, nanoseconds since the epoch. Returns plain data in torch's form,
+    with ``timestamp_ns``, ``since_boot_ns`` and ``boot_id`` added.
     """
     try:
         summary = f"{type(error).__name__}: {error}"

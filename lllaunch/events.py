@@ -12,16 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ready:
-    """The preloads are done; workers start without delay.
-
-    Attributes:
-        seconds: how long the preloads took.
-        fork_safe: False if a forked canary could not compute; forks are then replaced by
-            fresh interpreters.
-    """
+    """The preloads are done; workers start without delay."""
 
     seconds: float
+    # False if a forked canary could not compute; forks are then replaced by fresh interpreters
     fork_safe: bool = True
+    time_ns: int = 0  # when, nanoseconds since the epoch
 
 
 @dataclass(frozen=True)
@@ -35,82 +31,48 @@ class PreloadBroken:
 
 @dataclass(frozen=True)
 class Started:
-    """A worker runs.
-
-    Attributes:
-        local_rank: of the worker.
-        pid: its process id.
-        time_ns: when, nanoseconds since the epoch.
-        attempt: of the worker.
-    """
+    """A worker runs."""
 
     local_rank: int
     pid: int
-    time_ns: int
+    time_ns: int  # when, nanoseconds since the epoch
     attempt: int = 0
 
 
 @dataclass(frozen=True)
 class StartFailed:
-    """A worker could not be started: its program is missing, its log file cannot be opened, ...
-
-    Attributes:
-        local_rank: of the worker.
-        path: the program or file concerned, or an empty string.
-        reason: what the system said.
-        errno: the system's error number, 0 where there is none.
-        time_ns: when, nanoseconds since the epoch.
-        attempt: of the worker.
-    """
+    """A worker could not be started: its program is missing, its log file cannot be opened, ..."""
 
     local_rank: int
-    path: str
+    path: str  # the program or file concerned, or an empty string
     reason: str
-    errno: int
-    time_ns: int
+    errno: int  # the system's error number, 0 where there is none
+    time_ns: int  # when, nanoseconds since the epoch
     attempt: int = 0
 
 
 @dataclass(frozen=True)
 class Exited:
-    """A worker ended.
-
-    Attributes:
-        local_rank: of the worker.
-        pid: its process id.
-        exitcode: exit status, or the negative number of the signal that ended it.
-        time_ns: when the spawner reaped it, nanoseconds since the epoch.
-        max_rss: its peak resident memory, bytes (of itself, not of its children).
-        cpu_seconds: user and system time of it and the children it waited for.
-        core_dumped: whether the kernel wrote a core file.
-        attempt: of the worker.
-        out_of_memory: whether the launcher found that memory had run out.
-    """
+    """A worker ended."""
 
     local_rank: int
     pid: int
-    exitcode: int
-    time_ns: int
-    max_rss: int = 0
-    cpu_seconds: float = 0.0
+    exitcode: int  # exit status, or the negative number of the signal that ended it
+    time_ns: int  # when the spawner reaped it, nanoseconds since the epoch
+    max_rss: int = 0  # its peak resident memory, bytes (of itself, not of its children)
+    cpu_seconds: float = 0.0  # user and system time of it and the children it waited for
     core_dumped: bool = False
     attempt: int = 0
-    out_of_memory: bool = False
+    out_of_memory: bool = False  # whether the launcher found that memory had run out
 
 
 @dataclass(frozen=True)
 class Orphan:
-    """A process that a worker left behind when it ended; it is ended too.
+    """A process that a worker left behind when it ended; it is ended too."""
 
-    Attributes:
-        pid: its process id.
-        command: its command line, shortened.
-        killed: False if it ended by itself within the settling time.
-    """
-
-    pid: int
-    command: str
-    killed: bool
+    pid: int  # its process id
+    command: str  # its command line, shortened
+    killed: bool  # False if it ended by itself within the settling time
 
 
 @dataclass(frozen=True)
@@ -122,19 +84,12 @@ class OrphansGone:
 
 @dataclass(frozen=True)
 class SpawnerGone:
-    """The spawner ended, and with it all of its workers.
-
-    Attributes:
-        pid: its process id.
-        status: its exit status, negative for a signal; None where it is not known.
-        detail: what it wrote last, or an empty string.
-        sent: the signals that the launcher had sent it, in order.
-    """
+    """The spawner ended, and with it all of its workers."""
 
     pid: int
-    status: int | None
-    detail: str = ""
-    sent: tuple[int, ...] = ()
+    status: int | None  # its exit status, negative for a signal; None where it is not known
+    detail: str = ""  # what it wrote last, or an empty string
+    sent: tuple[int, ...] = ()  # the signals that the launcher had sent it, in order
 
     @property
     def killed(self) -> bool:

@@ -46,12 +46,7 @@ def open_file(path: str) -> int:
 
 
 def within(directory: str, name: str) -> str | None:
-    """Return a path that is resolved; None if it is no regular file in a directory.
-
-    Args:
-        directory: what it has to be in, links followed.
-        name: the path.
-    """
+    """Return a path that is resolved; None if it is no regular file in a directory."""
     try:
         root, path = os.path.realpath(directory), os.path.realpath(name)
         inside = os.path.commonpath((root, path)) == root
@@ -63,9 +58,7 @@ def within(directory: str, name: str) -> str | None:
 def read_bytes(path: str, tail: int = 0) -> bytes:
     """Return what a file holds that `open_file` opens.
 
-    Args:
-        path: of the file.
-        tail: return so many bytes of its end at most; 0 for all of it.
+    ``tail``: return so many bytes of its end at most; 0 for all of it.
 
     Raises:
         OSError: as `open_file` has it.

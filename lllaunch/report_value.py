@@ -18,12 +18,9 @@ def report(value: Any) -> bool:
 
     A later call replaces an earlier one. Outside of lllaunch it does nothing.
 
-    Args:
-        value: anything that JSON can hold: None, bool, int, float, str, lists, tuples, and
-            mappings with keys of these. ``nan`` and infinities are written as Python does.
-
-    Returns:
-        Whether the value was written; False outside of lllaunch.
+    ``value``: anything that JSON can hold: None, bool, int, float, str, lists, tuples, and mappings
+    with keys of these. ``nan`` and infinities are written as Python does. Returns whether the value
+    was written; False outside of lllaunch.
 
     Raises:
         TypeError: the value cannot be JSON; the message names the part and its type.

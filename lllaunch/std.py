@@ -30,12 +30,9 @@ class Std(IntFlag):
 
         Unlike torch's, it takes local ranks of any number of digits.
 
-        Args:
-            vm: one mask for all (``"0"`` to ``"3"``), or masks by local rank, separated by
-                commas without spaces (``"0:3,1:0,12:1"``).
-
-        Returns:
-            The mask, or masks by local rank (of a rank named twice, the last).
+        ``vm``: one mask for all (``"0"`` to ``"3"``), or masks by local rank, separated by commas
+        without spaces (``"0:3,1:0,12:1"``). Returns the mask, or masks by local rank (of a rank
+        named twice, the last).
 
         Raises:
             ValueError: the text is neither of the two.
@@ -54,13 +51,9 @@ class Std(IntFlag):
 def to_map(val_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[int, Std]:
     """Spells out a setting for every local rank.
 
-    Args:
-        val_or_map: one mask for all ranks, or masks by local rank.
-        local_world_size: number of ranks, 0 to ``local_world_size - 1``.
-
-    Returns:
-        A mask for each of these ranks: ``Std.NONE`` for those that the map leaves out. Other
-        ranks in the map are dropped.
+    ``val_or_map``: one mask for all ranks, or masks by local rank. ``local_world_size``: number of
+    ranks, 0 to ``local_world_size - 1``. Returns a mask for each of these ranks: ``Std.NONE`` for
+    those that the map leaves out. Other ranks in the map are dropped.
     """
     if isinstance(val_or_map, Mapping):
         return {rank: val_or_map.get(rank, Std.NONE) for rank in range(local_world_size)}

@@ -22,23 +22,12 @@ if TYPE_CHECKING:
     )
     from lllaunch.agent.local_elastic_agent import LocalElasticAgent
 
-_API = (
-    "ElasticAgent",
-    "RunResult",
-    "SimpleElasticAgent",
-    "Worker",
-    "WorkerGroup",
-    "WorkerSpec",
-    "WorkerState",
-)
-
 
 def __getattr__(name: str) -> Any:
-    if name in _API:
-        return getattr(import_module("lllaunch.agent.api"), name)
-    if name == "LocalElasticAgent":
-        return import_module("lllaunch.agent.local_elastic_agent").LocalElasticAgent
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "local_elastic_agent" if name == "LocalElasticAgent" else "api"
+    return getattr(import_module(f"{__name__}.{module}"), name)
 
 
 __all__ = [

@@ -69,46 +69,29 @@ DEFAULT_ROLE = "default"
 class WorkerSpec:
     """What the workers of one role run; the same on every node.
 
-    Attributes:
-        role: name of the role.
-        local_world_size: workers on this node, at least 1.
-        rdzv_handler: a handler of ``torch.distributed.elastic.rendezvous`` for several nodes; None
-            on one node.
-        fn: older name of ``entrypoint``.
-        entrypoint: a function, or a program.
-        args: its arguments; ``${local_rank}`` in text is replaced per worker.
-        max_restarts: how often a failed group is started again.
-        monitor_interval: seconds between looks for nodes that wait to join, and at the workers of
-            agents that poll.
-        master_port: port of rank 0's store; default: a free one.
-        master_addr: its host; default: this one, or group rank 0's.
-        local_addr: address of this node, if a rendezvous needs it.
-        event_log_handler: destination of events, see `lllaunch.agent.events`.
-        numa_options: torch's NUMA binding options.
-        duplicate_stdout_filters: teed lines of stdout with one of these also go to another file.
-        duplicate_stderr_filters: the same for stderr.
-        virtual_local_rank: workers see their own GPU as device 0, and LOCAL_RANK=0.
-
     Raises:
         ValueError: a number is not positive, or there is no entrypoint.
     """
 
     role: str
-    local_world_size: int
+    local_world_size: int  # workers on this node, at least 1
+    # a handler of ``torch.distributed.elastic.rendezvous`` for several nodes; None on one node
     rdzv_handler: Any = None
-    fn: Callable[..., Any] | None = None
+    fn: Callable[..., Any] | None = None  # older name of ``entrypoint``
     entrypoint: Callable[..., Any] | str | None = None
-    args: tuple[Any, ...] = ()
+    args: tuple[Any, ...] = ()  # its arguments; ``${local_rank}`` in text is replaced per worker
     max_restarts: int = 3
+    # seconds between looks for nodes that wait to join, and at the workers of agents that poll
     monitor_interval: float = 0.1
-    master_port: int | None = None
-    master_addr: str | None = None
-    local_addr: str | None = None
-    event_log_handler: str = "null"
+    master_port: int | None = None  # port of rank 0's store; default: a free one
+    master_addr: str | None = None  # its host; default: this one, or group rank 0's
+    local_addr: str | None = None  # address of this node, if a rendezvous needs it
+    event_log_handler: str = "null"  # destination of events, see `lllaunch.agent.events`
     numa_options: Any = None
+    # teed lines of stdout with one of these also go to another file
     duplicate_stdout_filters: list[str] | None = None
     duplicate_stderr_filters: list[str] | None = None
-    virtual_local_rank: bool = False
+    virtual_local_rank: bool = False  # workers see their own GPU as device 0, and LOCAL_RANK=0
 
     def __post_init__(self) -> None:
         if self.local_world_size <= 0:
@@ -132,96 +115,49 @@ class WorkerSpec:
         return getattr(self.entrypoint, "__qualname__", repr(self.entrypoint))
 
 
+@dataclass(slots=True, eq=False)
 class Worker:
-    """One worker, as its agent knows it.
+    """One worker, as its agent knows it."""
 
-    Attributes:
-        id: what the agent knows it by; a process id, for a local agent.
-        local_rank: rank among the workers of this node.
-        global_rank: rank among all.
-        role_rank: rank among those of the role.
-        world_size: number of all workers.
-        role_world_size: number of those of the role.
-    """
-
-    __slots__ = (
-        "global_rank",
-        "id",
-        "local_rank",
-        "role_rank",
-        "role_world_size",
-        "world_size",
-    )
-
-    def __init__(
-        self,
-        local_rank: int,
-        global_rank: int = -1,
-        role_rank: int = -1,
-        world_size: int = -1,
-        role_world_size: int = -1,
-    ) -> None:
-        self.id: Any = None
-        self.local_rank = local_rank
-        self.global_rank = global_rank
-        self.role_rank = role_rank
-        self.world_size = world_size
-        self.role_world_size = role_world_size
+    local_rank: int
+    global_rank: int = -1
+    role_rank: int = -1
+    world_size: int = -1
+    role_world_size: int = -1
+    # what the agent knows it by; a process id, for a local agent
+    id: Any = field(default=None, init=False)
 
     def __repr__(self) -> str:
         names = ("local_rank", "global_rank", "role_rank", "world_size", "role_world_size")
         return ",".join(f"{name}={getattr(self, name)}" for name in names)
 
 
+@dataclass(slots=True, eq=False)
 class WorkerGroup:
-    """The workers of one spec on one node.
+    """The workers of one spec on one node."""
 
-    Attributes:
-        spec: what they run.
-        workers: the workers, by local rank.
-        store: the store of the rendezvous, or None.
-        group_rank: rank of this node.
-        group_world_size: number of nodes.
-        master_addr: host of rank 0's store.
-        master_port: its port.
-        state: state of the group.
-    """
+    spec: WorkerSpec
+    workers: list[Worker] = field(init=False)  # by local rank
+    store: Any = field(default=None, init=False)  # the store of the rendezvous, or None
+    group_rank: int | None = field(default=None, init=False)
+    group_world_size: int | None = field(default=None, init=False)
+    master_addr: str | None = field(default=None, init=False)
+    master_port: int | None = field(default=None, init=False)
+    state: WorkerState = field(default=WorkerState.INIT, init=False)
 
-    __slots__ = (
-        "group_rank",
-        "group_world_size",
-        "master_addr",
-        "master_port",
-        "spec",
-        "state",
-        "store",
-        "workers",
-    )
-
-    def __init__(self, spec: WorkerSpec) -> None:
-        self.spec = spec
-        self.workers = [Worker(local_rank) for local_rank in range(spec.local_world_size)]
-        self.store: Any = None
-        self.group_rank: int | None = None
-        self.group_world_size: int | None = None
-        self.master_addr: str | None = None
-        self.master_port: int | None = None
-        self.state = WorkerState.INIT
+    def __post_init__(self) -> None:
+        self.workers = [Worker(local_rank) for local_rank in range(self.spec.local_world_size)]
 
 
 @dataclass
 class RunResult:
-    """The result of a worker group.
+    """The result of a worker group."""
 
-    Attributes:
-        state: its last state.
-        return_values: what functions returned, by global rank, of this node's workers.
-        failures: the workers that failed, by global rank, the root cause first, without those that
-            were ended because of it.
-    """
-
-    state: WorkerState
+    state: WorkerState  # its last state
+    # what functions returned, by global rank, of this node's workers
     return_values: dict[int, Any] = field(default_factory=dict)
+    # the workers that failed, by global rank, the root cause first, without those that were ended
+    # because of it
     failures: dict[int, ProcessFailure] = field(default_factory=dict)
 
     def is_failed(self) -> bool:
@@ -250,9 +186,6 @@ class ElasticAgent(abc.ABC):
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the workers, and start them again when they fail, as often as the spec allows.
 
-        Returns:
-            What became of them, by global rank.
-
         Raises:
             Exception: anything but the failure of a worker.
         """
@@ -265,10 +198,8 @@ class ElasticAgent(abc.ABC):
 class SimpleElasticAgent(ElasticAgent):
     """An agent of one role.
 
-    Args:
-        spec: what the workers run.
-        exit_barrier_timeout: seconds that a node which is done waits for the others.
-        shutdown_timeout: seconds between the polite signal and SIGKILL.
+    ``exit_barrier_timeout``: seconds that a node which is done waits for the others.
+    ``shutdown_timeout``: seconds between the polite signal and SIGKILL.
     """
 
     def __init__(
@@ -402,12 +333,9 @@ class SimpleElasticAgent(ElasticAgent):
         started = isinstance(item, GroupStarted)
         state = WorkerState.HEALTHY if started else self._machine.worker_state
         self._worker_group.state = state
-        self._observe(item)
-        return item
-
-    def _observe(self, item: object) -> None:
         if self._observer is not None:
             self._observer(item)
+        return item
 
     def _conclude(self, end: Finish) -> RunResult:
         self._worker_group.state = end.state

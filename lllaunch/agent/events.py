@@ -1,5 +1,7 @@
 """What happens in an agent, for whoever collects it: names of ``torch.distributed.elastic.events``.
 
+Those of a rendezvous are missing: a rendezvous is torch's own, and so are its events.
+
 An event goes to a logger per destination: ``null`` (nowhere, the default) or ``console``. Programs
 register destinations of their own in `_log_handlers`, as with torch. Where torch's module is
 loaded, its handlers stand for those that nobody has registered here: what a site has set up for
@@ -8,13 +10,10 @@ torch's agent serves this one as well.
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 import os
-import socket
 import sys
-import traceback
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
@@ -23,12 +22,8 @@ __all__ = [
     "Event",
     "EventMetadataValue",
     "EventSource",
-    "NodeState",
-    "RdzvEvent",
-    "construct_and_record_rdzv_event",
     "get_logging_handler",
     "record",
-    "record_rdzv_event",
 ]
 
 EventMetadataValue = str | int | float | bool | None
@@ -43,18 +38,11 @@ class EventSource(str, Enum):
 
 @dataclass
 class Event:
-    """Something that happened.
-
-    Attributes:
-        name: its name.
-        source: who it is about.
-        timestamp: when, milliseconds since the epoch; 0 where nobody said.
-        metadata: more about it.
-    """
+    """Something that happened."""
 
     name: str
     source: EventSource
-    timestamp: int = 0
+    timestamp: int = 0  # when, milliseconds since the epoch; 0 where nobody said
     metadata: dict[str, EventMetadataValue] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -73,63 +61,9 @@ class Event:
         return json.dumps(asdict(self))
 
 
-class NodeState(str, Enum):
-    """State of a node in a rendezvous."""
-
-    INIT = "INIT"
-    RUNNING = "RUNNING"
-    SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
-
-
-@dataclass
-class RdzvEvent:
-    """Something that happened in a rendezvous.
-
-    Attributes:
-        name: the action.
-        run_id: id of the rendezvous.
-        message: what happened.
-        hostname: of the node.
-        pid: of the node's process.
-        node_state: state of the node.
-        master_endpoint: endpoint of the store, where it is known.
-        rank: rank of the node, where it is known.
-        local_id: id of the participant, where there is one.
-        error_trace: traceback of an error.
-    """
-
-    name: str
-    run_id: str
-    message: str
-    hostname: str
-    pid: int
-    node_state: NodeState
-    master_endpoint: str = ""
-    rank: int | None = None
-    local_id: int | None = None
-    error_trace: str = ""
-
-    def __str__(self) -> str:
-        return self.serialize()
-
-    @staticmethod
-    def deserialize(data: str | RdzvEvent) -> RdzvEvent:
-        """The event that `serialize` made text of; an event is returned as it is."""
-        if isinstance(data, RdzvEvent):
-            return data
-        fields: dict[str, Any] = json.loads(data)
-        return RdzvEvent(**(fields | {"node_state": NodeState(fields["node_state"])}))
-
-    def serialize(self) -> str:
-        """The event as JSON."""
-        return json.dumps(asdict(self))
-
-
 # Programs may add their own, as with torch.
 _log_handlers: dict[str, logging.Handler] = {
     "console": logging.StreamHandler(),
-    "dynamic_rendezvous": logging.NullHandler(),
     "null": logging.NullHandler(),
 }
 _DEFAULTS = frozenset(_log_handlers.values())
@@ -167,53 +101,3 @@ def _logger_of(destination: str) -> logging.Logger:
 def record(event: Event, destination: str = "null") -> None:
     """Send an event to a destination."""
     _logger_of(destination).info(event.serialize())
-
-
-def record_rdzv_event(event: RdzvEvent) -> None:
-    """Send an event of a rendezvous to the destination ``dynamic_rendezvous``."""
-    _logger_of("dynamic_rendezvous").info(event.serialize())
-
-
-def construct_and_record_rdzv_event(
-    run_id: str,
-    message: str,
-    node_state: NodeState,
-    name: str = "",
-    hostname: str = "",
-    pid: int | None = None,
-    master_endpoint: str = "",
-    local_id: int | None = None,
-    rank: int | None = None,
-) -> None:
-    """Make an event of a rendezvous out of what is given, and send it.
-
-    Args:
-        run_id: id of the rendezvous.
-        message: what happened.
-        node_state: state of this node.
-        name: name of the action; the calling file and function if not given.
-        hostname: this host's name if not given.
-        pid: this process if not given.
-        master_endpoint: endpoint of the store, where it is known.
-        local_id: id of this participant, where there is one.
-        rank: rank of this node, where it is known.
-    """
-    # Telling a caller's name costs a look at its frame; without a listener nobody would see it.
-    if isinstance(get_logging_handler("dynamic_rendezvous"), logging.NullHandler):
-        return
-    if not name:
-        caller = inspect.stack(0)[1]
-        name = f"{os.path.basename(caller.filename).removesuffix('.py')}:{caller.function}"
-    event = RdzvEvent(
-        name=name,
-        run_id=run_id,
-        message=message,
-        hostname=hostname or socket.getfqdn(),
-        pid=pid or os.getpid(),
-        node_state=node_state,
-        master_endpoint=master_endpoint,
-        rank=rank,
-        local_id=local_id,
-        error_trace=traceback.format_exc() if node_state is NodeState.FAILED else "",
-    )
-    record_rdzv_event(event)

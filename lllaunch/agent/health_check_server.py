@@ -18,10 +18,8 @@ logger = logging.getLogger(__name__)
 class HealthCheckServer:
     """Tells a site's monitoring when the agent was last alive.
 
-    Args:
-        alive_callback: seconds since the epoch at which the agent was last seen alive.
-        port: where to answer.
-        timeout: seconds after which an agent that was not seen counts as dead.
+    ``alive_callback``: seconds since the epoch at which the agent was last seen alive. ``timeout``:
+    seconds after which an agent that was not seen counts as dead.
     """
 
     def __init__(self, alive_callback: Callable[[], int], port: int, timeout: int) -> None:

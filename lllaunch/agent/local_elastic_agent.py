@@ -75,13 +75,7 @@ TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = TIMEOUT_VARIABLE
 
 
 def contexts_of(group: WorkerGroup, attempt: int, restart_count: int) -> dict[int, WorkerContext]:
-    """Where every worker of a group stands, by local rank.
-
-    Args:
-        group: the group, after its rendezvous.
-        attempt: number of the attempt.
-        restart_count: restarts that counted.
-    """
+    """Where every worker of a group stands, by local rank."""
     spec, handler = group.spec, group.spec.rdzv_handler
     hostname = socket.gethostname()
     return {
@@ -108,38 +102,23 @@ def contexts_of(group: WorkerGroup, attempt: int, restart_count: int) -> dict[in
     }
 
 
-def _watchdog_policy(policy: WatchdogPolicy | None) -> tuple[WatchdogPolicy | None, str | None]:
-    """Return the policy, and the timers' file, as torch's variables have them without one."""
-    if policy is not None or os.environ.get(TORCHELASTIC_ENABLE_FILE_TIMER) != "1":
-        return policy, None
-    # In a worker of another launcher it names that one's FIFO.
-    named = None if os.environ.get(WATCHED) else os.environ.get(TIMER_FILE)
-    return WatchdogPolicy(timers=True), os.path.abspath(named) if named else None
-
-
 class LocalElasticAgent(SimpleElasticAgent):
     """Run a worker group as processes of this machine.
 
     Events wake it, not a clock. Only nodes that wait to join are looked for, every
     ``monitor_interval`` seconds.
 
-    Args:
-        spec: what the workers run. Without a ``rdzv_handler`` neither a store nor torch is needed.
-        logs_specs: where their streams go.
-        start_method: for functions: ``spawn``, ``forkserver`` or ``fork``.
-        exit_barrier_timeout: seconds that this node waits for the others at the end.
-        log_line_prefix_template: header of teed lines, with ``${role_name}``, ``${rank}`` and
-            ``${local_rank}``.
-        shutdown_timeout: seconds between SIGTERM and SIGKILL.
-        health_check_server: answers health checks while the agent runs.
-        uninterruptible_state_timeout: seconds after which a worker in uninterruptible sleep counts
-            as failed, without a restart; None reads TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT,
-            whose default 0 is never.
-        observer: called with every event and action.
-        signals: signals to handle; None reads TORCHELASTIC_SIGNALS_TO_HANDLE.
-        watchdog: what to watch for; None is nothing, or timers if
-            TORCHELASTIC_ENABLE_FILE_TIMER=1, at TORCHELASTIC_TIMER_FILE if that is set.
-        restart: when to restart a failed group.
+    ``spec``: what the workers run. Without a ``rdzv_handler`` neither a store nor torch is needed.
+    ``start_method``: for functions: ``spawn``, ``forkserver`` or ``fork``.
+    ``exit_barrier_timeout``: seconds that this node waits for the others at the end.
+    ``log_line_prefix_template``: header of teed lines, with ``${role_name}``, ``${rank}`` and
+    ``${local_rank}``. ``shutdown_timeout``: seconds between SIGTERM and SIGKILL.
+    ``uninterruptible_state_timeout``: seconds after which a worker in uninterruptible sleep counts
+    as failed, without a restart; None reads TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, whose
+    default 0 is never. ``observer``: called with every event and action. ``signals``: signals to
+    handle; None reads TORCHELASTIC_SIGNALS_TO_HANDLE. ``watchdog``: what to watch for; None is
+    nothing, or timers if TORCHELASTIC_ENABLE_FILE_TIMER=1, at TORCHELASTIC_TIMER_FILE if that is
+    set.
     """
 
     def __init__(
@@ -170,9 +149,14 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._port: HeldPort | None = None
         self._clock = RunClock()
         self._next_look = 0.0
-        policy, timer_file = _watchdog_policy(watchdog)
+        timer_file = None
+        if watchdog is None and os.environ.get(TORCHELASTIC_ENABLE_FILE_TIMER) == "1":
+            watchdog = WatchdogPolicy(timers=True)
+            # In a worker of another launcher it names that one's FIFO.
+            named = None if os.environ.get(WATCHED) else os.environ.get(TIMER_FILE)
+            timer_file = os.path.abspath(named) if named else None
         kernel = KernelSleep.configured(uninterruptible_state_timeout)
-        self._watchdog = WatchdogDriver(policy, kernel, self._clock, timer_file=timer_file)
+        self._watchdog = WatchdogDriver(watchdog, kernel, self._clock, timer_file=timer_file)
         # While it runs: each holds the other, and only the collector would free what both hold.
         self._supervisor: Supervisor | None = None
 
@@ -257,12 +241,10 @@ class LocalElasticAgent(SimpleElasticAgent):
             if not port.isdecimal():
                 logger.warning("%s: %r is not a port", TORCHELASTIC_HEALTH_CHECK_PORT, port)
                 return
-            self._health_check_server = create_healthcheck_server(self._alive_time, int(port), 60)
+            self._health_check_server = create_healthcheck_server(
+                lambda: int(time.time()), int(port), 60
+            )
             self._health_check_server.start()
-
-    @staticmethod
-    def _alive_time() -> int:
-        return int(time.time())
 
     # Running
 

@@ -10,7 +10,6 @@ import abc
 import functools
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -19,15 +18,11 @@ __all__ = [
     "MetricData",
     "MetricHandler",
     "MetricStream",
-    "MetricsConfig",
     "NullMetricHandler",
     "configure",
     "getStream",
     "get_elapsed_time_ms",
-    "initialize_metrics",
     "prof",
-    "profile",
-    "publish_metric",
     "put_metric",
 ]
 
@@ -35,32 +30,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class MetricData(NamedTuple):
-    """One measurement.
+    """One measurement."""
 
-    Attributes:
-        timestamp: seconds since the epoch.
-        group_name: the group it belongs to.
-        name: its name.
-        value: its value.
-    """
-
-    timestamp: float
+    timestamp: float  # seconds since the epoch
     group_name: str
     name: str
     value: int
-
-
-class MetricsConfig:
-    """Parameters of a program's own metric handlers.
-
-    Args:
-        params: names and values.
-    """
-
-    __slots__ = ("params",)
-
-    def __init__(self, params: dict[str, str] | None = None) -> None:
-        self.params = params or {}
 
 
 class MetricHandler(abc.ABC):
@@ -88,12 +63,7 @@ class NullMetricHandler(MetricHandler):
 
 
 class MetricStream:
-    """Measurements of one group.
-
-    Args:
-        group_name: name of the group.
-        handler: where they go.
-    """
+    """Measurements of one group."""
 
     def __init__(self, group_name: str, handler: MetricHandler) -> None:
         self.group_name = group_name
@@ -140,10 +110,6 @@ def prof(fn: F | None = None, group: str = "torchelastic") -> F | Callable[[F], 
     """Decorator that measures a function: calls that succeed or fail, and their duration.
 
     The metrics are ``<name>.success``, ``<name>.failure`` and ``<name>.duration.ms``.
-
-    Args:
-        fn: the function.
-        group: the metrics' group.
     """
 
     def wrap(function: F) -> F:
@@ -169,39 +135,11 @@ def prof(fn: F | None = None, group: str = "torchelastic") -> F | Callable[[F], 
     return wrap(fn) if fn is not None else wrap
 
 
-def profile(group: str | None = None) -> Callable[[F], F]:
-    """Older form of `prof`; use that."""
-    warnings.warn("profile is deprecated, use prof instead", DeprecationWarning, stacklevel=2)
-    return prof(group=group or "torchelastic")
-
-
 def put_metric(metric_name: str, metric_value: int, metric_group: str = "torchelastic") -> None:
-    """Publish one measurement.
-
-    Args:
-        metric_name: its name.
-        metric_value: its value.
-        metric_group: its group.
-    """
-    getStream(metric_group).add_value(metric_name, metric_value)
-
-
-def publish_metric(metric_group: str, metric_name: str, metric_value: int) -> None:
-    """Older form of `put_metric`; use that."""
-    warnings.warn(
-        "publish_metric is deprecated, use put_metric instead", DeprecationWarning, stacklevel=2
-    )
+    """Publish one measurement."""
     getStream(metric_group).add_value(metric_name, metric_value)
 
 
 def get_elapsed_time_ms(start_time_in_seconds: float) -> int:
     """Milliseconds since a time of ``time.time()``."""
     return int((time.time() - start_time_in_seconds) * 1000)
-
-
-def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
-    """A place for a site's own set-up of metrics; here, as in torch, it does nothing.
-
-    Args:
-        cfg: parameters for whoever replaces this.
-    """

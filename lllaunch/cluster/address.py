@@ -71,13 +71,7 @@ def interface_addresses(name: str) -> list[str]:
 def local_address(host: str, port: int, interface: str | None) -> str:
     """Return the address by which other nodes reach this machine.
 
-    Args:
-        host: of the endpoint, a name or an address.
-        port: of the endpoint.
-        interface: network interface to take it from; None for the one that leads to the endpoint.
-
-    Returns:
-        A loopback address only if the endpoint is one, as it is written, or if there is no other.
+    ``interface``: network interface to take it from; None for the one that leads to the endpoint.
 
     Raises:
         ConfigError: the interface is not there.
@@ -132,12 +126,8 @@ def await_endpoint(
 ) -> None:
     """Wait until something listens at an endpoint.
 
-    Args:
-        host: of the endpoint.
-        port: of the endpoint.
-        seconds: for how long.
-        say: gets a line for people if that takes longer than a moment.
-        given_up: asked between tries; whether nobody waits any more.
+    ``say``: gets a line for people if that takes longer than a moment. ``given_up``: asked between
+    tries; whether nobody waits any more.
 
     Raises:
         Unreachable: nothing does.

@@ -50,11 +50,7 @@ _T = TypeVar("_T")
 def detect(environ: Mapping[str, str]) -> Placement:
     """Finds out where this node stands.
 
-    Args:
-        environ: variables of the environment; those that are empty count as not set.
-
-    Returns:
-        One node and nothing else where nothing says that there are several.
+    ``environ``: variables of the environment; those that are empty count as not set.
 
     Raises:
         Unfit: what is set is incomplete, or contradicts itself; it names the variable, its value
@@ -96,14 +92,7 @@ def _unfit(detail: str, hint: str = "") -> Unfit:
 
 
 class _Variables:
-    """Reads variables, and notes what was taken from where.
-
-    Args:
-        environ: the environment.
-
-    Attributes:
-        detected: what was taken.
-    """
+    """Reads variables, and notes what was taken from where."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
@@ -124,9 +113,7 @@ class _Variables:
     def need(self, *names: str, because: str) -> tuple[str, str]:
         """Return the first of some variables that is set, and its value.
 
-        Args:
-            names: of the variables.
-            because: why one of them must be set.
+        ``because``: why one of them must be set.
 
         Raises:
             Unfit: none is.
@@ -150,10 +137,7 @@ class _Variables:
     def rank(self, names: Sequence[str], nodes: int, because: str) -> int:
         """Return this node's number.
 
-        Args:
-            names: of the variables that may have it.
-            nodes: how many there are at most.
-            because: why one of them must be set.
+        ``nodes``: how many there are at most. ``because``: why one of them must be set.
 
         Raises:
             Unfit: it is not set, or is no number of a node.
@@ -175,11 +159,7 @@ class _Variables:
     def read(self, name: str, value: str, parse: Callable[[str], _T], shown: str = "") -> _T:
         """Return what a value means.
 
-        Args:
-            name: of the variable.
-            value: its value.
-            parse: reads it; raises `Unfit`.
-            shown: what may be said of it; empty for all of it.
+        ``parse``: reads it; raises `Unfit`. ``shown``: what may be said of it; empty for all of it.
 
         Raises:
             Unfit: it means nothing; it names the variable.

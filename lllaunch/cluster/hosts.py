@@ -23,9 +23,6 @@ def expand_hosts(text: str) -> list[str]:
     The form is that of ``scontrol show hostnames``: numbers and ranges in brackets, as wide as the
     first number of a range is written; several brackets in a name count like an odometer.
 
-    Args:
-        text: the list.
-
     Raises:
         Unfit: it is none, or has more names than `MOST_NODES`.
     """

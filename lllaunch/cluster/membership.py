@@ -43,8 +43,7 @@ class Share(NamedTuple):
 def shares(nodes: Sequence[tuple[str, int]]) -> list[Share]:
     """Lay out the workers of all nodes, one node after the other.
 
-    Args:
-        nodes: role and number of workers of every node, by group rank.
+    ``nodes``: role and number of workers of every node, by group rank.
     """
     world = sum(size for _, size in nodes)
     of_role = {role: sum(size for other, size in nodes if other == role) for role, _ in nodes}
@@ -213,11 +212,7 @@ class Roster:
         return f"node {member.node_rank} ({member.hostname})"
 
     def unreachable(self, master_addr: str) -> int | None:
-        """Return the group rank of a node that cannot reach rank 0's store, None without one.
-
-        Args:
-            master_addr: address of the store; loopback is another machine on every machine.
-        """
+        """Return the group rank of a node that cannot reach rank 0's store, None without one."""
         if not is_loopback(master_addr):
             return None
         first = self.members[0]
@@ -287,9 +282,6 @@ def keep_alive_interval(max_nodes: int) -> int:
     torch's agents all replace one value, whose size and the time to make it grow with the nodes,
     and try again if another was faster: with a thousand nodes and torch's five seconds hardly
     anybody would get through (docs/design/scale.md).
-
-    Args:
-        max_nodes: how many there may be.
     """
     return max(_SHORTEST_INTERVAL, math.ceil(max_nodes / _WRITES_PER_SECOND))
 
@@ -300,8 +292,7 @@ class Pulse:
     No clock is compared with another machine's: what counts is for how long a counter has not
     changed here.
 
-    Args:
-        patience: seconds without a change after which a node counts as lost.
+    ``patience``: seconds without a change after which a node counts as lost.
     """
 
     def __init__(self, patience: float) -> None:
@@ -311,12 +302,8 @@ class Pulse:
     def look(self, now: float, counters: Mapping[int, bytes]) -> dict[int, float]:
         """Take note of a look at the counters.
 
-        Args:
-            now: the moment, seconds of the monotonic clock.
-            counters: by group rank.
-
-        Returns:
-            Nodes that are lost, with the seconds since their last sign of life.
+        ``now``: the moment, seconds of the monotonic clock. ``counters``: by group rank. Returns
+        nodes that are lost, with the seconds since their last sign of life.
         """
         for rank, counter in counters.items():
             before = self._seen.get(rank)
@@ -336,10 +323,8 @@ class Pulse:
 def missing_text(hello: Sequence[Mapping[str, Any]], expected: int) -> str:
     """Return who has come, for a rendezvous that was not complete in time.
 
-    Args:
-        hello: what nodes have said when they came, ``hostname`` and ``node_rank``; nothing if
-            that is not known.
-        expected: how many must come.
+    ``hello``: what nodes have said when they came, ``hostname`` and ``node_rank``; nothing if that
+    is not known. ``expected``: how many must come.
     """
     names: list[str] = []
     for each in map(Fields, hello):

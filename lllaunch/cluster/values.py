@@ -42,11 +42,8 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 def parse_nnodes(value: object) -> tuple[int, int]:
     """Reads how many nodes there may be.
 
-    Args:
-        value: a number, or text: a number or ``MIN:MAX``.
-
-    Returns:
-        The least and the most, at least 1 and in order.
+    ``value``: a number, or text: a number or ``MIN:MAX``. Returns the least and the most, at least
+    1 and in order.
 
     Raises:
         Unfit: it is neither.
@@ -77,11 +74,8 @@ def format_nnodes(least: int, most: int) -> int | str:
 def parse_endpoint(value: object) -> tuple[str, int | None]:
     """Reads where nodes meet.
 
-    Args:
-        value: ``host:port``, ``[IPv6 address]:port``, or either of them without its port.
-
-    Returns:
-        The host, without brackets, and the port, None if it has none.
+    ``value``: ``host:port``, ``[IPv6 address]:port``, or either of them without its port. Returns
+    the host, without brackets, and the port, None if it has none.
 
     Raises:
         Unfit: it is no such text.
@@ -118,11 +112,7 @@ def format_endpoint(host: str, port: int | None) -> str:
 def parse_conf(value: object) -> dict[str, str | int | float | bool]:
     """Reads further settings of a rendezvous.
 
-    Args:
-        value: a mapping, or text as torchrun has it: ``k=v,k=v``. None for none.
-
-    Returns:
-        Values by name; those of text are text.
+    ``value``: a mapping, or text as torchrun has it: ``k=v,k=v``. None for none.
 
     Raises:
         Unfit: it is neither, or has a setting that has a place of its own.
@@ -158,12 +148,6 @@ def _check_setting(name: object, item: object) -> None:
 
 def parse_host(value: object) -> str:
     """Reads the name or the address of a host.
-
-    Args:
-        value: text; an IPv6 address may stand in brackets.
-
-    Returns:
-        It, without brackets.
 
     Raises:
         Unfit: it is neither.

@@ -88,15 +88,18 @@ def _left_text(hang: Hang, cwd: str) -> str:
     return f"ended with success{after}{joined}; {them} {verb}{where}"
 
 
-def disagreement_text(found: Disagreement, cwd: str, *, so_far: bool = False) -> str:
+def disagreement_text(
+    found: Disagreement, cwd: str, *, so_far: bool = False, utc: bool = False
+) -> str:
     """Returns which collective operation ranks do not agree on, in one sentence.
 
     Args:
         found: what is known of it.
         cwd: directory that paths below it are shown relative to.
         so_far: whether who has not come may still do so.
+        utc: whether times are UTC's, as on a page, not this machine's.
     """
-    return found.sentence(lambda path: _file(path, cwd), so_far=so_far)
+    return found.sentence(lambda path: _file(path, cwd), so_far=so_far, utc=utc)
 
 
 def _by_call(hang: Hang, members: Iterable[int], cwd: str) -> dict[str, list[int]]:

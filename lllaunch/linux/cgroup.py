@@ -31,23 +31,16 @@ from lllaunch.linux.proc import read_text
 
 
 class Hierarchy(NamedTuple):
-    """A cgroup of this process and all above it.
-
-    Attributes:
-        version: 1 or 2; their files have different names.
-        directories: its own first, then upwards to the mount point.
-    """
+    """A cgroup of this process and all above it."""
 
     version: int
-    directories: list[str]
+    directories: list[str]  # its own first, then upwards to the mount point
 
 
 def hierarchies(controller: str, proc: str = "/proc") -> list[Hierarchy]:
     """Finds the cgroups that may limit this process; never raises.
 
-    Args:
-        controller: ``memory``, ``cpu``, ...
-        proc: where procfs is mounted.
+    ``controller``: ``memory``, ``cpu``, ...
     """
     mounts = _mounts(read_text(f"{proc}/self/mountinfo"), controller)
     found = []
@@ -107,8 +100,7 @@ _NAME = "lllaunch"
 def own_directory(mounts: str, own: str) -> str | None:
     """The directory of this process's cgroup, from the texts of /proc/self/{mounts,cgroup}.
 
-    Returns:
-        None if no version 2 hierarchy is mounted.
+    Returns None if no version 2 hierarchy is mounted.
     """
     roots = [line.split()[1] for line in mounts.splitlines() if line.split()[2:3] == ["cgroup2"]]
     paths = [line[3:] for line in own.splitlines() if line.startswith("0::")]
@@ -130,25 +122,18 @@ def _remove_left_behind(parent: str) -> None:
 
 
 class Cgroup:
-    """A child cgroup of this process's own.
-
-    Attributes:
-        procs: the file that a process writes ``0`` to in order to join.
-    """
+    """A child cgroup of this process's own."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
+        # the file that a process writes ``0`` to in order to join
         self.procs = os.path.join(directory, "cgroup.procs")
 
     @classmethod
     def create(cls, mark: str) -> Cgroup | None:
         """Make one, and remove those that launchers have left behind that were killed.
 
-        Args:
-            mark: distinguishes those of one process.
-
-        Returns:
-            None where it is not allowed, or could not be killed as a whole.
+        Returns None where it is not allowed, or could not be killed as a whole.
         """
         try:
             with open(_MOUNTS) as mounts, open(_OWN) as own:
@@ -190,23 +175,15 @@ class Cgroup:
 
 
 class Cores(NamedTuple):
-    """What there is to compute with.
+    """What there is to compute with."""
 
-    Attributes:
-        numbers: the cores that this process may run on, ascending.
-        quota: how many cores' worth of time its cgroups get, None if they do not limit it.
-    """
-
-    numbers: tuple[int, ...]
+    numbers: tuple[int, ...]  # the cores that this process may run on, ascending
+    # how many cores' worth of time its cgroups get, None if they do not limit it
     quota: float | None = None
 
 
 def find_cores(proc: str = "/proc") -> Cores:
-    """Looks now; never raises.
-
-    Args:
-        proc: where procfs is mounted.
-    """
+    """Looks now; never raises."""
     quotas = [
         quota
         for version, directories in hierarchies("cpu", proc)
@@ -234,23 +211,16 @@ _V1_UNLIMITED = 1 << 60
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of this machine and of this process's cgroup at one moment.
+    """Memory of this machine and of this process's cgroup at one moment."""
 
-    Attributes:
-        cgroup_kills: how often the OOM killer struck in this process's cgroup or below it.
-        machine_kills: how often it struck on this machine since boot.
-        limit: smallest memory limit of this process's cgroup and those above it, bytes.
-        total: memory of the machine, bytes.
-        shm_total: size of /dev/shm, bytes.
-        shm_free: what is free of it, bytes.
-    """
-
+    # how often the OOM killer struck in this process's cgroup or below it
     cgroup_kills: int | None = None
-    machine_kills: int | None = None
+    machine_kills: int | None = None  # how often it struck on this machine since boot
+    # smallest memory limit of this process's cgroup and those above it, bytes
     limit: int | None = None
-    total: int | None = None
-    shm_total: int | None = None
-    shm_free: int | None = None
+    total: int | None = None  # memory of the machine, bytes
+    shm_total: int | None = None  # size of /dev/shm, bytes
+    shm_free: int | None = None  # what is free of it, bytes
 
 
 UNKNOWN = Memory()
@@ -258,12 +228,7 @@ UNKNOWN = Memory()
 
 
 def read_memory(proc: str = "/proc", shm: str = "/dev/shm") -> Memory:  # noqa: S108 - the mount itself, nothing is written there
-    """Reads the counters now; never raises.
-
-    Args:
-        proc: where procfs is mounted.
-        shm: where the shared memory's file system is mounted.
-    """
+    """Reads the counters now; never raises."""
     kills, limit = _cgroup(proc)
     shm_total, shm_free = _space(shm)
     total = _field(read_text(f"{proc}/meminfo"), "MemTotal:")
@@ -322,11 +287,7 @@ def _field(text: str, name: str) -> int | None:
 def shortage(error: BaseException | None) -> str:
     """Return what an exception says is used up, and what limits it.
 
-    Args:
-        error: an exception; those that it came of are looked at, too.
-
-    Returns:
-        A line for people; empty if nothing is short.
+    Returns a line for people; empty if nothing is short.
     """
     seen: set[int] = set()  # under a debugger, OmegaConf's exceptions lead back to themselves
     while error is not None and id(error) not in seen:

@@ -31,26 +31,15 @@ _MOST_BYTES = 1 << 20
 
 
 class GpuReading(NamedTuple):
-    """What the GPUs of some workers do.
+    """What the GPUs of some workers do."""
 
-    Attributes:
-        seen: names of the GPUs that each of them sees, in the order in which they were named.
-        gpus: what these do.
-    """
-
+    # names of the GPUs that each of them sees, in the order in which they were named
     seen: Sequence[tuple[str, ...]]
     gpus: Mapping[str, GpuUse]
 
 
 class DriverProcess:
     """A process that calls a function which asks the driver, and that ends with this one.
-
-    Args:
-        function: of a module; it writes lines to its standard output.
-        args: as Python writes them.
-
-    Attributes:
-        pid: its process id.
 
     Raises:
         OSError: it cannot be started.
@@ -100,8 +89,7 @@ class DriverProcess:
     def lines(self) -> list[bytes] | None:
         """Return the lines that it wrote since the last call, without waiting.
 
-        Returns:
-            None if it has ended: there is no driver, or nothing more to tell.
+        Returns None if it has ended: there is no driver, or nothing more to tell.
         """
         try:
             while data := os.read(self.fileno(), _MOST_BYTES):
@@ -125,8 +113,7 @@ class DriverProcess:
 class GpuMeter:
     """Reads what GPUs do in a process of its own, which it starts.
 
-    Args:
-        visible: values of ``CUDA_VISIBLE_DEVICES`` of those who see them, None where it is not set.
+    ``visible``: values of ``CUDA_VISIBLE_DEVICES`` of those who see them, None where it is not set.
     """
 
     def __init__(self, visible: Sequence[str | None]) -> None:
@@ -136,11 +123,8 @@ class GpuMeter:
     def take(self, wanted_in: float) -> GpuReading | None:
         """Return what was read since the last call, and ask for the next; waits for nothing.
 
-        Args:
-            wanted_in: seconds until the next call.
-
-        Returns:
-            None if there is none: nobody had asked yet, or the driver has not answered.
+        ``wanted_in``: seconds until the next call. Returns None if there is none: nobody had asked
+        yet, or the driver has not answered.
         """
         reading = self._answer()
         if not self._asked and self._process is not None:
@@ -172,11 +156,7 @@ class GpuMeter:
 
 
 def below(parent: int) -> bool:
-    """In that process: end with the launcher; return whether it is still there.
-
-    Args:
-        parent: process id of the launcher.
-    """
+    """In that process: end with the launcher; return whether it is still there."""
     set_parent_death_signal(signal.SIGKILL)
     return os.getppid() == parent
 
@@ -193,11 +173,8 @@ def serve(
 ) -> None:
     """Answer requests: each is a number of seconds to wait, and each answer one line of JSON.
 
-    Args:
-        visible: as `GpuMeter` has it.
-        source: descriptor that requests come from; its end ends this.
-        sink: descriptor for the answers.
-        nvml: stands in for the module ``pynvml``.
+    ``source``: descriptor that requests come from; its end ends this. ``sink``: descriptor for the
+    answers.
     """
     if nvml is None:
         try:

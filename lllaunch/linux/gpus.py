@@ -63,29 +63,19 @@ class GpusUnknown(Exception):
 
 
 class Gpu(NamedTuple):
-    """A GPU, or a slice of one (MIG).
+    """A GPU, or a slice of one (MIG)."""
 
-    Attributes:
-        name: what CUDA_VISIBLE_DEVICES calls it: as it was listed there, else its index.
-        uuid: what it is called whoever looks: ``GPU-…`` or ``MIG-…``.
-    """
-
-    name: str
-    uuid: str
+    name: str  # what CUDA_VISIBLE_DEVICES calls it: as it was listed there, else its index
+    uuid: str  # what it is called whoever looks: ``GPU-…`` or ``MIG-…``
 
 
 class GpuUse(NamedTuple):
-    """What a GPU, or a slice of one, does at a moment; None for what it does not tell.
+    """What a GPU, or a slice of one, does at a moment; None for what it does not tell."""
 
-    Attributes:
-        use: share of the time for which anything ran on it, over the driver's last period, which is
-            a second at most.
-        memory: bytes that are in use, whoever uses them.
-        power: watts.
-    """
-
+    # share of the time for which anything ran on it, over the driver's last period, which is a
+    # second at most
     use: float | None = None
-    memory: int | None = None
+    memory: int | None = None  # bytes that are in use, whoever uses them
     power: float | None = None
 
 
@@ -96,12 +86,7 @@ _Device = int | str
 def count_gpus(visible: str | None, nvml: Nvml | None = None) -> int:
     """Counts the GPUs that a process with this environment sees.
 
-    Args:
-        visible: value of ``CUDA_VISIBLE_DEVICES``, None if it is not set.
-        nvml: stands in for the module ``pynvml``.
-
-    Returns:
-        Number of GPUs, or of MIG slices where the list names slices.
+    ``visible``: value of ``CUDA_VISIBLE_DEVICES``, None if it is not set.
 
     Raises:
         GpusUnknown: there is no driver, or it fails.
@@ -115,9 +100,7 @@ def count_gpus(visible: str | None, nvml: Nvml | None = None) -> int:
 def list_gpus(visible: str | None, nvml: Nvml | None = None) -> tuple[Gpu, ...]:
     """Lists the GPUs that a process with this environment sees, in its order.
 
-    Args:
-        visible: value of ``CUDA_VISIBLE_DEVICES``, None if it is not set.
-        nvml: stands in for the module ``pynvml``.
+    ``visible``: value of ``CUDA_VISIBLE_DEVICES``, None if it is not set.
 
     Raises:
         GpusUnknown: there is no driver, or it fails.
@@ -135,13 +118,9 @@ def gpus_in_use(
 ) -> tuple[list[tuple[str, ...]], dict[str, GpuUse]]:
     """Reads what the GPUs do that some processes see.
 
-    Args:
-        visible: values of ``CUDA_VISIBLE_DEVICES``, None where it is not set.
-        nvml: stands in for the module ``pynvml``.
-
-    Returns:
-        For each of the values the names of what is seen, in its order: a GPU's index on the
-        machine, a slice's ``MIG-…``. And what each of those does.
+    ``visible``: values of ``CUDA_VISIBLE_DEVICES``, None where it is not set. Returns for each of
+    the values the names of what is seen, in its order: a GPU's index on the machine, a slice's
+    ``MIG-…``. And what each of those does.
 
     Raises:
         GpusUnknown: there is no driver, or it fails.
@@ -181,9 +160,7 @@ def memory_holders(pids: Collection[int], nvml: Nvml | None = None) -> dict[int,
     Where the launcher has a PID namespace of its own the driver may call processes by other
     numbers; then none is found.
 
-    Args:
-        pids: process ids; they may have ended.
-        nvml: stands in for the module ``pynvml``.
+    ``pids``: process ids; they may have ended.
 
     Raises:
         GpusUnknown: there is no driver, or it fails.
@@ -215,15 +192,10 @@ def _holders(index: int, nvml: Nvml) -> set[int]:
 def listed(entries: Sequence[str], known: Sequence[str], prefix: str = "") -> list[tuple[str, int]]:
     """Reads a list of identifiers as CUDA does.
 
-    Args:
-        entries: what was listed, stripped.
-        known: identifiers of all devices.
-        prefix: what an entry must begin with; then the beginning of an identifier will do, as long
-            as only one device has it. Without it, an entry is a whole identifier.
-
-    Returns:
-        What was listed and its place in ``known``, up to the first entry that names no device;
-        nothing if one is named twice.
+    ``prefix``: what an entry must begin with; then the beginning of an identifier will do, as long
+    as only one device has it. Without it, an entry is a whole identifier. Returns what was listed
+    and its place in ``known``, up to the first entry that names no device; nothing if one is named
+    twice.
     """
     found: dict[int, str] = {}
     for entry in entries:
@@ -336,9 +308,8 @@ _NAME = r"[A-Za-z0-9_.-]{1,40}"
 def pretended_gpus(names: str, visible: str | None) -> tuple[Gpu, ...]:
     """Lists the made-up GPUs that a process sees, in its order.
 
-    Args:
-        names: value of ``LLLAUNCH_PRETEND_GPUS``.
-        visible: value of ``CUDA_VISIBLE_DEVICES``, None if it is not set.
+    ``names``: value of ``LLLAUNCH_PRETEND_GPUS``. ``visible``: value of ``CUDA_VISIBLE_DEVICES``,
+    None if it is not set.
 
     Raises:
         ValueError: the names are not different names; the text is `MISNAMED`.

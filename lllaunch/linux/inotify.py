@@ -20,24 +20,16 @@ _READS = 8
 
 @dataclass(frozen=True)
 class Unavailable:
-    """inotify cannot be had here.
-
-    Attributes:
-        reason: what the system said.
-    """
+    """inotify cannot be had here."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What has changed since the last call.
+    """What has changed since the last call."""
 
-    Attributes:
-        watches: numbers of the watches that saw something, in the order in which each did first.
-        overflow: changes were lost; anything may have changed.
-    """
-
+    # numbers of the watches that saw something, in the order in which each did first
     watches: tuple[int, ...] = ()
     overflow: bool = False
 
@@ -56,12 +48,6 @@ class Inotify:
     def watch_file(self, path: str) -> int:
         """Watches what is written to a file and when it is truncated.
 
-        Args:
-            path: an existing file.
-
-        Returns:
-            The number of the watch; the same for the same file.
-
         Raises:
             OSError: it cannot be watched: it does not exist, the user's watches are used up
                 (ENOSPC), ...
@@ -70,12 +56,6 @@ class Inotify:
 
     def watch_directory(self, path: str) -> int:
         """Watches for entries that appear in a directory.
-
-        Args:
-            path: an existing directory.
-
-        Returns:
-            The number of the watch; the same for the same directory.
 
         Raises:
             OSError: as for `watch_file`.

@@ -18,26 +18,15 @@ def has_gpu_driver() -> bool:
 
 
 class ProcessFacts(NamedTuple):
-    """What /proc/PID/stat says.
-
-    Attributes:
-        pid: process id.
-        ppid: its parent's.
-        state: one letter; ``Z`` is a zombie, ``D`` uninterruptible sleep.
-        session: session id; the process id of the session's leader.
-        start: start time in clock ticks since boot; with the pid it names one process for ever.
-        cpu: CPU seconds that it has used, and children of its that it has waited for.
-        rss: resident memory, bytes.
-        own_cpu: as ``cpu``, without children.
-    """
+    """What /proc/PID/stat says."""
 
     pid: int
     ppid: int
-    state: str
-    session: int
-    start: int
-    cpu: float = 0.0
-    rss: int = 0
+    state: str  # one letter; ``Z`` is a zombie, ``D`` uninterruptible sleep
+    session: int  # session id; the process id of the session's leader
+    start: int  # start time in clock ticks since boot; with the pid it names one process for ever
+    cpu: float = 0.0  # CPU seconds that it has used, and children of its that it has waited for
+    rss: int = 0  # resident memory, bytes
     own_cpu: float = 0.0
 
 
@@ -89,10 +78,6 @@ class ProcessTable:
 
     def look(self, again: Collection[int] = ()) -> list[ProcessFacts]:
         """Return all processes that can be seen, in no order.
-
-        Args:
-            again: process ids of those that are read anew, as are those that have lost their
-                parents. The others are as they were when they were seen first.
 
         Raises:
             OSError: /proc cannot be listed: no descriptor is left.
@@ -157,17 +142,19 @@ class ProcessTable:
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of the direct children, zombies included."""
+    """Process ids of the direct children, zombies included.
+
+    Raises:
+        OSError: nobody knows: no descriptor is left.
+    """
     try:
         found = []
         for task in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
                 found += [int(child) for child in file.read().split()]
-    except FileNotFoundError:
-        # Either the process is gone, or the kernel was built without CONFIG_PROC_CHILDREN.
+    except (FileNotFoundError, ProcessLookupError):
+        # It, or a thread of it, is gone, or the kernel was built without CONFIG_PROC_CHILDREN.
         return [process.pid for process in processes() if process.ppid == pid]
-    except OSError:
-        return []
     return found
 
 

@@ -157,12 +157,7 @@ def process_ended(pidfd: int) -> bool:
 def wait_readable(file: HasFileno | int, seconds: float | None = None) -> bool:
     """Wait until one descriptor is readable, as a pidfd is when its process has ended.
 
-    Args:
-        file: the descriptor.
-        seconds: as for `wait`.
-
-    Returns:
-        False if it is not.
+    ``file``: the descriptor. Returns False if it is not.
     """
     return bool(wait((file,), seconds=seconds))
 
@@ -174,14 +169,8 @@ def wait(
 ) -> frozenset[int]:
     """Wait until something happens to one of several descriptors.
 
-    Args:
-        readable: those that are waited for until they can be read.
-        writable: those that are waited for until they take more; one may be in both.
-        seconds: how long; None for ever. Of a longer time an hour at most: callers look at their
-            clock again.
-
-    Returns:
-        Those that are ready, or have an error to tell; none if the time is over.
+    ``seconds``: how long; None for ever. Of a longer time an hour at most: callers look at their
+    clock again. Returns those that are ready, or have an error to tell; none if the time is over.
     """
     poll = select.poll()
     wanted: dict[int, int] = {}
@@ -258,8 +247,7 @@ def set_lineage(mark: str) -> None:
     (RLIMIT_RTTIME, setrlimit(2)) is set to one of 2**62 values, each of more than 100,000 years, so
     that it limits nothing. Where it is limited already it is left as it is.
 
-    Args:
-        mark: hexadecimal digits; 16 of them distinguish enough.
+    ``mark``: hexadecimal digits; 16 of them distinguish enough.
     """
     with contextlib.suppress(OSError, ValueError):
         _, hard = resource.getrlimit(_RLIMIT_RTTIME)
@@ -287,8 +275,7 @@ _limits_at_first: list[tuple[int, int]] = []
 def raise_open_files_limit() -> tuple[int, int]:
     """Raise the soft limit of open files to the hard one.
 
-    Returns:
-        Both as they were before this was first called in this process.
+    Returns both as they were before this was first called in this process.
     """
     now = resource.getrlimit(resource.RLIMIT_NOFILE)
     if not _limits_at_first:

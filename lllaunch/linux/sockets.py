@@ -14,9 +14,6 @@ def short_address(path: str) -> Iterator[str]:
     An address has 107 bytes at most, wherever the socket is. The path is good for this process
     alone, within the context.
 
-    Args:
-        path: of the socket; its directory is there.
-
     Raises:
         OSError: the directory cannot be opened.
     """

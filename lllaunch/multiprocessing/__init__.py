@@ -36,40 +36,17 @@ if TYPE_CHECKING:
     from lllaunch.multiprocessing.start import start_processes
     from lllaunch.multiprocessing.tail_log import TailLog, tail_logfile
 
-_PLACES = {
-    "api": (
-        "DefaultLogsSpecs",
-        "LogsDest",
-        "LogsSpecs",
-        "MultiprocessContext",
-        "PContext",
-        "RunProcsResult",
-        "SignalException",
-        "Std",
-        "SubprocessContext",
-        "get_std_cm",
-        "to_map",
-    ),
-    "errors": (
-        "ChildFailedError",
-        "ErrorHandler",
-        "ProcessFailure",
-        "get_error_handler",
-        "record",
-    ),
-    "redirects": ("redirect", "redirect_stderr", "redirect_stdout"),
-    "start": ("start_processes",),
-    "tail_log": ("TailLog", "tail_logfile"),
-}
-_MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
+# Where the names are, the lightest first.
+_MODULES = ("errors", "redirects", "tail_log", "start", "api")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
+    for module in _MODULES if name in __all__ else ():
+        found = vars(import_module(f"{__name__}.{module}"))
+        if name in found:
+            globals()[name] = found[name]
+            return found[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [

@@ -33,17 +33,13 @@ _ENOENT = 2
 
 @dataclass
 class RunProcsResult:
-    """Results of processes started with `start_processes`; every field is by local rank.
+    """Results of processes started with `start_processes`; every field is by local rank."""
 
-    Attributes:
-        return_values: what functions returned; None for programs.
-        failures: the workers that failed, without those that were ended because another failed.
-        stdouts: path of the file that stdout went to; empty if it was not redirected.
-        stderrs: the same for stderr.
-    """
-
+    # what functions returned; None for programs
     return_values: dict[int, Any] = field(default_factory=dict)
+    # the workers that failed, without those that were ended because another failed
     failures: dict[int, ProcessFailure] = field(default_factory=dict)
+    # path of the file that stdout went to; empty if it was not redirected
     stdouts: dict[int, str] = field(default_factory=dict)
     stderrs: dict[int, str] = field(default_factory=dict)
 
@@ -58,14 +54,7 @@ def judge(
     terminated_by: Mapping[int, int],
     at_fault: Mapping[int, str] | None = None,
 ) -> dict[int, ProcessFailure]:
-    """The failures among the ends of workers, the root cause first.
-
-    Args:
-        exits: how each ended.
-        error_files: where each would have left its error.
-        terminated_by: the last signal that each was sent by us. One that ended by it is no failure.
-        at_fault: those that failed all the same, and why: they hung, for instance.
-    """
+    """The failures among the ends of workers, the root cause first."""
     found, blamed = {}, at_fault or {}
     for rank, end in exits.items():
         error_file = error_files.get(rank, "")
@@ -103,19 +92,11 @@ def validate_full_rank(mapping: Mapping[int, Any], nprocs: int, what: str) -> No
 class PContext(WorkerProcesses, abc.ABC):
     """A set of processes to wait for; public attributes and methods are torch's.
 
-    Args:
-        name: short name, the default header of teed lines.
-        entrypoint: what runs, for messages.
-        args: arguments per local rank, every rank from 0.
-        envs: variables per local rank, added to this process's environment.
-        logs_specs: where the streams go.
-        log_line_prefixes: header of teed lines per local rank, in place of ``[<name><rank>]:``.
-        duplicate_stdout_filters: teed lines of stdout with one of these texts also go to
-            ``filtered_stdout``.
-        duplicate_stderr_filters: the same for stderr.
-        handle_signals: install handlers that raise `SignalException` when `start` is called from
-            the main thread (torch's behaviour); False for a caller with its own handling.
-        options: as for `WorkerProcesses`.
+    ``name``: short name, the default header of teed lines. ``log_line_prefixes``: header of teed
+    lines per local rank, in place of ``[<name><rank>]:``. ``duplicate_stdout_filters``: teed lines
+    of stdout with one of these texts also go to ``filtered_stdout``. ``handle_signals``: install
+    handlers that raise `SignalException` when `start` is called from the main thread (torch's
+    behaviour); False for a caller with its own handling.
 
     Raises:
         RuntimeError: ranks are missing.
@@ -175,12 +156,9 @@ class PContext(WorkerProcesses, abc.ABC):
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:  # noqa: ARG002
         """Wait until all processes succeed or one fails; then end the others.
 
-        Args:
-            timeout: seconds; negative waits forever, 0 does not wait.
-            period: torch's polling interval. Accepted, not needed: an exit wakes this up.
-
-        Returns:
-            The result, or None if the processes still run after ``timeout``.
+        ``timeout``: seconds; negative waits forever, 0 does not wait. ``period``: torch's polling
+        interval. Accepted, not needed: an exit wakes this up. Returns the result, or None if the
+        processes still run after ``timeout``.
 
         Raises:
             SignalException: a death signal arrived (see ``handle_signals``).
@@ -202,8 +180,8 @@ class PContext(WorkerProcesses, abc.ABC):
             return None
         if not self._released:
             self.dispatch()
-        failed = any(not _succeeded(end) for end in self.exits.values())
-        if self.alive and not failed:
+        # one that could not be started has no exit code
+        if self.alive and not any(getattr(end, "exitcode", 1) for end in self.exits.values()):
             return None
         self.close()
         return self.result()
@@ -221,9 +199,8 @@ class PContext(WorkerProcesses, abc.ABC):
     def result(self, at_fault: Mapping[int, str] | None = None) -> RunProcsResult:
         """What became of the processes, once none is alive.
 
-        Args:
-            at_fault: local ranks that this process ended because they hung, and so failed, with
-                a message for each; None if nothing like that was.
+        ``at_fault``: local ranks that this process ended because they hung, and so failed, with a
+        message for each; None if nothing like that was.
 
         Raises:
             SpawnerDied: the spawner was killed; nothing is known of the workers but that they are
@@ -248,18 +225,8 @@ class PContext(WorkerProcesses, abc.ABC):
         self._handlers.close()
 
 
-def _succeeded(end: Exited | StartFailed) -> bool:
-    return isinstance(end, Exited) and end.exitcode == 0
-
-
 class SubprocessContext(PContext):
-    """Processes that execute a program.
-
-    Args:
-        name, entrypoint, args, envs, logs_specs, log_line_prefixes, duplicate_stdout_filters,
-            duplicate_stderr_filters: as for `PContext`; arguments are turned into text.
-        numa_options: torch's NUMA binding options; the command is wrapped by torch.
-    """
+    """Processes that execute a program."""
 
     def __init__(
         self,
@@ -274,25 +241,17 @@ class SubprocessContext(PContext):
         duplicate_stderr_filters: list[str] | None = None,
         **options: Any,
     ) -> None:
+        filters = duplicate_stdout_filters, duplicate_stderr_filters
         super().__init__(
-            name,
-            entrypoint,
-            args,
-            envs,
-            logs_specs,
-            log_line_prefixes,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-            **options,
+            name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters, **options
         )
-        self._program = entrypoint
         self._numa_options = numa_options
         self.subprocess_handlers: dict[int, SubprocessHandler] = {}
 
     def _start(self) -> None:
         programs = {}
         for rank in range(self.nprocs):
-            plain = (self._program, *map(str, self.args[rank]))
+            plain = (str(self.entrypoint), *map(str, self.args[rank]))
             command = wrap_command(plain, rank, self._numa_options)
             programs[rank] = Program(command[0], command[1:])
         start_processes(self, programs, self.envs)
@@ -321,12 +280,8 @@ class MultiprocessContext(PContext):
     Arguments may hold multiprocessing's queues, locks, events and connections, and torch's tensors;
     tensors are returned by value, on the CPU.
 
-    Args:
-        name, entrypoint, args, envs, logs_specs, log_line_prefixes, duplicate_stdout_filters,
-            duplicate_stderr_filters: as for `PContext`.
-        start_method: ``spawn``, a fresh interpreter per worker; ``forkserver``, forks of a fresh
-            single-threaded process; ``fork``, forks of this process.
-        numa_options: torch's NUMA binding options, applied by torch in the worker.
+    ``start_method``: ``spawn``, a fresh interpreter per worker; ``forkserver``, forks of a fresh
+    single-threaded process; ``fork``, forks of this process.
 
     Raises:
         ValueError: the start method is none of these.
@@ -351,16 +306,9 @@ class MultiprocessContext(PContext):
             raise ValueError(
                 f"start_method: {start_method!r} is none of {', '.join(START_METHODS)}"
             )
+        filters = duplicate_stdout_filters, duplicate_stderr_filters
         super().__init__(
-            name,
-            entrypoint,
-            args,
-            envs,
-            logs_specs,
-            log_line_prefixes,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-            **options,
+            name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters, **options
         )
         self.start_method = start_method
         self._function = entrypoint
@@ -392,9 +340,8 @@ class MultiprocessContext(PContext):
                 function, args = self._call(rank)
                 targets[rank] = dump(function, args, self.start_method, f"worker {rank}")
         except NotPicklable:
-            for target in targets.values():
-                for fd in target.fds:
-                    os.close(fd)
+            for fd in (fd for target in targets.values() for fd in target.fds):
+                os.close(fd)
             raise
         start_processes(self, targets, self.envs, fresh=self.start_method == "spawn")
         assert isinstance(self._starter, Spawner)

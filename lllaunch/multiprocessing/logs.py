@@ -18,11 +18,9 @@ __all__ = ["DefaultLogsSpecs", "LogsDest", "LogsSpecs"]
 class LogsSpecs(ABC):
     """Which streams go where, before it is known how many workers there are.
 
-    Args:
-        log_dir: directory under which files are written.
-        redirects: streams that go to files, for all ranks or by local rank.
-        tee: streams that go to files and are shown, for all ranks or by local rank.
-        local_ranks_filter: ranks whose output is shown; None or an empty set for all.
+    ``redirects``: streams that go to files, for all ranks or by local rank. ``tee``: streams that
+    go to files and are shown, for all ranks or by local rank. ``local_ranks_filter``: ranks whose
+    output is shown; None or an empty set for all.
     """
 
     def __init__(
@@ -41,11 +39,7 @@ class LogsSpecs(ABC):
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Makes the directories of one attempt.
 
-        Args:
-            envs: environment of each worker by local rank; may be added to.
-
-        Returns:
-            The paths; the files themselves are created when the workers start.
+        ``envs``: environment of each worker by local rank; may be added to.
         """
 
     @property
@@ -59,12 +53,8 @@ class DefaultLogsSpecs(LogsSpecs):
 
     Unlike torch's, it never deletes an existing attempt; it takes the next free number.
 
-    Args:
-        log_dir: created if missing; a temporary directory if None or empty. With ``/dev/null`` no
-            directory or file is made, and unredirected output stays on the console.
-        redirects: as in `LogsSpecs`.
-        tee: as in `LogsSpecs`.
-        local_ranks_filter: as in `LogsSpecs`.
+    ``log_dir``: created if missing; a temporary directory if None or empty. With ``/dev/null`` no
+    directory or file is made, and unredirected output stays on the console.
 
     Raises:
         NotADirectoryError: ``log_dir`` is a file.
@@ -98,12 +88,8 @@ class DefaultLogsSpecs(LogsSpecs):
         The run's directory is made at the first call and kept. The attempt's number is
         TORCHELASTIC_RESTART_COUNT of rank 0, or the next that is free.
 
-        Args:
-            envs: environment of each worker, for local ranks 0 to n-1.
-                TORCHELASTIC_ERROR_FILE and LLLAUNCH_RESULT_FILE are set in each.
-
-        Returns:
-            The paths.
+        ``envs``: environment of each worker, for local ranks 0 to n-1. TORCHELASTIC_ERROR_FILE and
+        LLLAUNCH_RESULT_FILE are set in each.
 
         Raises:
             OutputError: a directory cannot be made; names it, and the rank that it is for.
@@ -116,7 +102,8 @@ class DefaultLogsSpecs(LogsSpecs):
             attempt_dir = os.devnull
         else:
             run_dir = self._run_directory(shared.get("TORCHELASTIC_RUN_ID", "test_run_id"))
-            first = _attempt_number(shared.get("TORCHELASTIC_RESTART_COUNT", "0"))
+            number = shared.get("TORCHELASTIC_RESTART_COUNT", "0")
+            first = int(number) if number.isdecimal() else 0
             attempt_dir, _ = make_attempt_dir(run_dir, first, nprocs)
         announce(envs, attempt_dir)
         return destinations(
@@ -148,10 +135,6 @@ class DefaultLogsSpecs(LogsSpecs):
         return isinstance(other, DefaultLogsSpecs) and self._key() == other._key()
 
     __hash__ = None  # type: ignore[assignment]  # holds sets and dicts
-
-
-def _attempt_number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
 
 
 def _make_directories(path: str) -> None:

@@ -32,12 +32,7 @@ def redirect(std: str, to_file: str) -> Iterator[None]:
     emptied first and then appended to, so that several writers do not overwrite each other.
     Everything is put back at the end, whatever happened inside.
 
-    Args:
-        std: ``stdout`` or ``stderr``.
-        to_file: path of the file; its directory must exist.
-
-    Yields:
-        Nothing.
+    ``std``: ``stdout`` or ``stderr``. ``to_file``: path of the file; its directory must exist.
 
     Raises:
         ValueError: ``std`` is neither.
@@ -72,12 +67,7 @@ def get_std_cm(
 ) -> AbstractContextManager[None]:
     """The redirect to a file, or a context that does nothing where there is no file.
 
-    Args:
-        std_rd: path of the file; an empty string for none.
-        redirect_fn: `redirect_stdout` or `redirect_stderr`.
-
-    Returns:
-        A context manager.
+    ``std_rd``: path of the file; an empty string for none.
     """
     return redirect_fn(std_rd) if std_rd else nullcontext()
 

@@ -39,27 +39,13 @@ def start_processes(
 ) -> PContext:
     """Start one process per entry of ``args``.
 
-    Args:
-        name: short name, the header of teed lines.
-        entrypoint: a function, or a program to execute.
-        args: arguments per local rank; the keys are 0 to n-1. Turned into text for a program.
-        envs: variables per local rank, added to this process's; the same keys.
-        logs_specs: where the streams go. A path here is the older signature's ``log_dir``.
-        log_line_prefixes: header of teed lines per local rank, in place of ``[<name><rank>]:``.
-        start_method: for functions: ``spawn``, ``forkserver`` or ``fork``.
-        numa_options: torch's NUMA binding options.
-        duplicate_stdout_filters: teed lines with one of these texts also go to another file.
-        duplicate_stderr_filters: the same for stderr.
-        log_dir: older keyword: directory of the logs, in place of ``logs_specs``.
-        redirects: older keyword: streams that go to files.
-        tee: older keyword: streams that go to files and to the console.
-        local_ranks_filter: ranks whose output reaches the console, with ``log_dir``.
-        progbar_events: two events, ``trigger_clear`` and ``cleared``, by which the caller removes
-            its progress bar before a teed line is shown.
-        interval_sec: how often files are read where the kernel cannot report changes.
-
-    Returns:
-        The running processes. ``wait()`` waits for them.
+    ``logs_specs``: where the streams go. A path here is the older signature's ``log_dir``.
+    ``log_line_prefixes``: header of teed lines per local rank, in place of ``[<name><rank>]:``.
+    ``start_method``: for functions: ``spawn``, ``forkserver`` or ``fork``. ``log_dir``: older
+    keyword: directory of the logs, in place of ``logs_specs``. ``local_ranks_filter``: ranks whose
+    output reaches the console, with ``log_dir``. ``progbar_events``: two events, ``trigger_clear``
+    and ``cleared``, by which the caller removes its progress bar before a teed line is shown.
+    Returns the running processes. ``wait()`` waits for them.
 
     Raises:
         RuntimeError: ranks are missing in ``args`` or ``envs``.
@@ -71,12 +57,17 @@ def start_processes(
     nprocs = len(args)
     validate_full_rank(args, nprocs, "args")
     validate_full_rank(envs, nprocs, "envs")
-    specs = _logs_specs(logs_specs, log_dir, redirects, tee, local_ranks_filter)
+    if logs_specs is not None and log_dir is not None:
+        raise TypeError("start_processes: logs_specs and log_dir say the same; give one of them")
+    if not isinstance(logs_specs, LogsSpecs):
+        directory = log_dir if logs_specs is None else logs_specs
+        path = None if directory is None else os.fspath(directory)
+        logs_specs = DefaultLogsSpecs(path, redirects, tee, local_ranks_filter)
     common: dict[str, Any] = {
         "name": name,
         "args": args,
         "envs": envs,
-        "logs_specs": specs,
+        "logs_specs": logs_specs,
         "log_line_prefixes": log_line_prefixes,
         "numa_options": numa_options,
         "duplicate_stdout_filters": duplicate_stdout_filters,
@@ -97,19 +88,3 @@ def start_processes(
         context.close()
         raise
     return context
-
-
-def _logs_specs(
-    given: LogsSpecs | str | os.PathLike[str] | None,
-    log_dir: str | os.PathLike[str] | None,
-    redirects: Std | dict[int, Std],
-    tee: Std | dict[int, Std],
-    local_ranks_filter: set[int] | None,
-) -> LogsSpecs:
-    if given is not None and log_dir is not None:
-        raise TypeError("start_processes: logs_specs and log_dir say the same; give one of them")
-    if isinstance(given, LogsSpecs):
-        return given
-    directory = log_dir if given is None else given
-    path = None if directory is None else os.fspath(directory)
-    return DefaultLogsSpecs(path, redirects, tee, local_ranks_filter)

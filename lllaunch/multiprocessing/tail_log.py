@@ -33,15 +33,11 @@ def tail_logfile(
 
     Takes the older form as well, where a lock stands in the place of the filter.
 
-    Args:
-        header: put before every line.
-        file: path of the file; it need not exist yet.
-        dst: where the lines go.
-        finished: when set, what was written before is shown, and the call returns.
-        interval_sec: seconds between looks where the kernel cannot watch the file, at least 1.
-        log_line_filter: says of a line, with its newline, whether it is shown; None for all.
-        progbar_events: events ``trigger_clear`` and ``cleared`` of a progress bar.
-        lock: held while writing.
+    ``file``: path of the file; it need not exist yet. ``finished``: when set, what was written
+    before is shown, and the call returns. ``interval_sec``: seconds between looks where the kernel
+    cannot watch the file, at least 1. ``log_line_filter``: says of a line, with its newline,
+    whether it is shown; None for all. ``progbar_events``: events ``trigger_clear`` and ``cleared``
+    of a progress bar.
     """
     keep = None
     if hasattr(log_line_filter, "acquire"):
@@ -70,15 +66,12 @@ class TailLog:
     The files need not exist when it starts. All are followed by one thread, which sleeps until one
     of them changes. Lines of different files come in no particular order, but never mixed.
 
-    Args:
-        name: what the files belong to; the header of a line is ``[<name><key>]:``.
-        log_files: paths, by local rank.
-        dst: where the lines go; None shows nothing.
-        log_line_prefixes: other headers for some keys.
-        interval_sec: seconds between looks at files that the kernel cannot watch, at least 1.
-        log_line_filter: says of a line, with its newline, whether it is shown; None for all.
-        progbar_events: events ``trigger_clear`` and ``cleared`` of a progress bar that is taken
-            off the screen while lines are written.
+    ``name``: what the files belong to; the header of a line is ``[<name><key>]:``. ``log_files``:
+    paths, by local rank. ``dst``: where the lines go; None shows nothing. ``interval_sec``: seconds
+    between looks at files that the kernel cannot watch, at least 1. ``log_line_filter``: says of a
+    line, with its newline, whether it is shown; None for all. ``progbar_events``: events
+    ``trigger_clear`` and ``cleared`` of a progress bar that is taken off the screen while lines are
+    written.
     """
 
     def __init__(

@@ -260,7 +260,7 @@ def _of_root(root: RootCause, facts: RunFacts) -> Iterator[str | html.Quote]:
         yield html.fill("<strong>Why ({}): </strong>{}", known.sure, capitalised(known.text))
     yield from _progress_of(facts)
     if root.collectives is not None:
-        yield f"{capitalised(disagreement_text(root.collectives, cwd))}."
+        yield f"{capitalised(disagreement_text(root.collectives, cwd, utc=True))}."
     if root.traceback:
         yield html.Quote(f"Traceback{of_rank}", _traceback(root.traceback))
     elif "\n" in (message := str(getattr(root.cause, "message", ""))):
@@ -303,7 +303,7 @@ def _traceback(text: str) -> Iterator[str]:
 def _standing(hang: Hang, cwd: str) -> Iterator[str | html.Quote]:
     """Yield where the workers stood: those who hang with their calls, or all where nobody does."""
     if hang.collectives is not None:
-        yield f"{capitalised(disagreement_text(hang.collectives, cwd))}."
+        yield f"{capitalised(disagreement_text(hang.collectives, cwd, utc=True))}."
     if hang.left:
         yield f"{_members([*hang.left])} had ended with success before."
     if hang.asleep:

@@ -29,25 +29,17 @@ from lllaunch.spawner.protocol import Module, Pickled, Program, Script, SpawnReq
 
 @dataclass(frozen=True)
 class ChildDefaults:
-    """What all children of one spawner have in common.
-
-    Attributes:
-        spawner: process id of the spawner.
-        ignored: signals that stay ignored.
-        open_files: soft and hard limit of open files that the launcher started with.
-        base_path: sys.path of a fresh interpreter without its first entry.
-        interpreter: command line that starts a fresh interpreter, without what it runs.
-        cgroup: file to write ``0`` to in order to join the workers' cgroup; empty if there is none.
-        private_fds: the spawner's own descriptors, closed in every child.
-    """
+    """What all children of one spawner have in common."""
 
     spawner: int
-    ignored: frozenset[signal.Signals]
-    open_files: tuple[int, int]
-    base_path: tuple[str, ...]
+    ignored: frozenset[signal.Signals]  # signals that stay ignored
+    open_files: tuple[int, int]  # soft and hard limit of open files that the launcher started with
+    base_path: tuple[str, ...]  # sys.path of a fresh interpreter without its first entry
+    # command line that starts a fresh interpreter, without what it runs
     interpreter: tuple[str, ...]
+    # file to write ``0`` to in order to join the workers' cgroup; empty if there is none
     cgroup: str
-    private_fds: tuple[int, ...]
+    private_fds: tuple[int, ...]  # the spawner's own descriptors, closed in every child
 
 
 class _CannotStart(Exception):
@@ -69,12 +61,8 @@ def become_worker(
 ) -> NoReturn:
     """Turn the forked child into the worker that ``request`` describes; never returns.
 
-    Args:
-        request: what to start.
-        around: what the spawner knows.
-        streams: descriptors for standard output and error.
-        report: write end of the report pipe, close-on-exec.
-        others: descriptors of other workers', to be closed.
+    ``streams``: descriptors for standard output and error. ``others``: descriptors of other
+    workers', to be closed.
     """
     try:
         if _prepare(request, around, streams, report, others):
@@ -172,7 +160,11 @@ def _execute(program: str, argv: tuple[str, ...]) -> NoReturn:
 def _execute_interpreter(request: SpawnRequest, around: ChildDefaults) -> NoReturn:
     target = request.target
     command = around.interpreter
-    if CRASH_FILE in request.env and isinstance(target, (Script, Module)) and not _decided():
+    if (
+        CRASH_FILE in request.env
+        and isinstance(target, (Script, Module))
+        and not ("PYTHONFAULTHANDLER" in os.environ or "faulthandler" in sys._xoptions)
+    ):
         # None of our code runs in it, so its stacks can only go to its standard error.
         command += ("-X", "faulthandler")
     if isinstance(target, Script):
@@ -189,11 +181,6 @@ def _execute_interpreter(request: SpawnRequest, around: ChildDefaults) -> NoRetu
                 os.set_inheritable(inherited, True)
         command += ("-c", f"{importing('lllaunch.spawner.worker', 'boot')}; boot({fd})")
     _execute(command[0], command)
-
-
-def _decided() -> bool:
-    """Whether the user has said what a crash of Python is to show."""
-    return "PYTHONFAULTHANDLER" in os.environ or "faulthandler" in sys._xoptions
 
 
 def _run_here(request: SpawnRequest, around: ChildDefaults) -> NoReturn:
@@ -232,15 +219,8 @@ _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 def start(request: SpawnRequest, around: ChildDefaults, others: Iterable[int]) -> tuple[int, int]:
     """Fork a worker.
 
-    Args:
-        request: what to start.
-        around: what all workers of this spawner have in common.
-        others: descriptors of other workers' (their report pipes, what was sent along for them);
-            the child closes them, since whoever waits for their end would wait for it too.
-
-    Returns:
-        Its process id, and the read end of its report pipe. That closes when the worker runs; what
-        is in it says why it does not.
+    ``others``: descriptors of other workers' (their report pipes, what was sent along for them);
+    the child closes them, since whoever waits for their end would wait for it too.
 
     Raises:
         OSError: a file cannot be opened (its name is in the error), or there is no room for another

@@ -73,8 +73,7 @@ class WorkerTable:
     def note(self, message: Message) -> SpawnerEvent | None:
         """Take note of a message about a worker.
 
-        Returns:
-            The event; None if nobody waits for that worker any more.
+        Returns the event; None if nobody waits for that worker any more.
         """
         key = message.header["key"]
         worker = self._workers.get(key)
@@ -114,15 +113,9 @@ class WorkerTable:
 
 @dataclass(frozen=True)
 class PendingCommand:
-    """A signal or kill that the spawner was told to carry out.
+    """A signal or kill that the spawner was told to carry out."""
 
-    Attributes:
-        operation: ``signal`` or ``kill``.
-        keys: which workers.
-        signum: the signal.
-    """
-
-    operation: str
+    operation: str  # ``signal`` or ``kill``
     keys: list[int]
     signum: int
 
@@ -130,8 +123,7 @@ class PendingCommand:
 class Commands:
     """The commands that the spawner has not confirmed, and the alarm for when it does not.
 
-    Args:
-        clock: tells the time, seconds of the monotonic clock.
+    ``clock``: tells the time, seconds of the monotonic clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -178,19 +170,13 @@ class Commands:
 
 
 class Branch(NamedTuple):
-    """A branch, as the process gets it that will adopt it.
-
-    Attributes:
-        sock: the connection's end for that process.
-        shared: what the workers of the spawner have in common.
-        mark: the mark in its environment.
-        other: the connection's end for the branch, if that process was forked while its parent had
-            it open; else None.
-    """
+    """A branch, as the process gets it that will adopt it."""
 
     sock: socket.socket
-    shared: Shared
+    shared: Shared  # what the workers of the spawner have in common
     mark: str
+    # the connection's end for the branch, if that process was forked while its parent had it open;
+    # else None
     other: socket.socket | None = None
 
     def close(self) -> None:
@@ -276,8 +262,7 @@ class Spawner:
     def hold(self, locks: tuple[int, ...]) -> None:
         """Let the spawner hold locks, too, until all that it started has ended.
 
-        Args:
-            locks: descriptors, which stay open until the next call. It replaces those of this one.
+        ``locks``: descriptors, which stay open until the next call. It replaces those of this one.
         """
         self._locks = locks
         if self._arrival is None:
@@ -296,10 +281,7 @@ class Spawner:
     def configure(self, environ: Mapping[str, str], cwd: str, preload: Sequence[str] = ()) -> None:
         """Say what workers of this spawner share; starts or restarts it where that is needed.
 
-        Args:
-            environ: the whole environment of the spawner.
-            cwd: working directory of the preloads, put on ``sys.path``.
-            preload: modules to import before workers are forked.
+        ``cwd``: working directory of the preloads, put on ``sys.path``.
         """
         try:
             self._complete()
@@ -351,18 +333,7 @@ class Spawner:
     ) -> int:
         """Order a worker; `Started` or `StartFailed` follows.
 
-        Args:
-            rank: local rank; it stands in all events about the worker.
-            target: what it runs.
-            cwd: its working directory.
-            env: its variables that differ from the spawner's.
-            stdout: file that its standard output is appended to; empty for the launcher's own.
-            stderr: the same for standard error.
-            fresh: run it in a fresh interpreter rather than in a fork.
-            attempt: number of its attempt, which stands there, too.
-
-        Returns:
-            The worker's key, by which it can be signalled.
+        ``stdout``: file that its standard output is appended to; empty for the launcher's own.
         """
         key = self._workers.add(attempt, rank)
         request = SpawnRequest(key, rank, target, cwd, dict(env), stdout, stderr, fresh)
@@ -476,18 +447,14 @@ class Spawner:
             self._note(message)
         self._watch_writes()
         overdue = self._commands.overdue()
-        if overdue:
-            self._do_without(overdue)
-        if self._channel.closed:
-            self._go_on_burying()
-        return self._take_events()
-
-    def _do_without(self, overdue: list[PendingCommand]) -> None:
-        """The spawner is deaf: signal its workers directly; it dies if even that must be forced."""
+        # The spawner is deaf: its workers are signalled directly; it dies if that must be forced.
         for command in overdue:
             self._workers.signal_directly(command.keys, command.signum)
         if any(command.operation == "kill" for command in overdue):
             self._kill_spawner()
+        if self._channel.closed:
+            self._go_on_burying()
+        return self._take_events()
 
     def _take_events(self) -> list[SpawnerEvent]:
         events, self._events = self._events, []
@@ -531,10 +498,6 @@ class Spawner:
         """Let a branch begin, when the preloads are done.
 
         Both are closed here, as soon as they have been sent.
-
-        Args:
-            other: the branch's end of its connection.
-            launcher: pidfd of the process that adopts it; the branch ends when that ends.
         """
         if self.dead is None:
             self._send({"op": "branch"}, fds=(other.detach(), launcher), close_fds=True)
@@ -556,12 +519,7 @@ class Spawner:
         It is configured as the spawner that it comes from: `configure` with other values replaces
         it by a spawner of this process's own.
 
-        Args:
-            branch: as `new_branch` made it.
-            seconds: how long it is waited for; None: as long as somebody may still let it begin.
-            adopted: told its process id before it starts workers.
-            later: wait for it in `configure` only, which starts a spawner of this process's own
-                if it has ended: for one that is being forked meanwhile.
+        ``seconds``: how long it is waited for; None: as long as somebody may still let it begin.
 
         Raises:
             SpawnerDied: it ended, or did not begin.
@@ -637,18 +595,10 @@ class Spawner:
     ) -> str:
         """Import a function in a child of the spawner and bind its arguments.
 
-        Args:
-            module: where it is.
-            qualname: its name there.
-            call: the pickled ``(args, kwargs)``.
-            env: variables of the child, as a worker's.
-            cwd: its working directory.
-            seconds: how long an answer is waited for; None for as long as it takes.
-            meanwhile: called before each wait; returns in how many seconds it is to be called
-                again, or None.
-
-        Returns:
-            What is wrong; an empty string if nothing is, or if that is not known in time.
+        ``call``: the pickled ``(args, kwargs)``. ``seconds``: how long an answer is waited for;
+        None for as long as it takes. ``meanwhile``: called before each wait; returns in how many
+        seconds it is to be called again, or None. Returns what is wrong; an empty string if nothing
+        is, or if that is not known in time.
 
         Raises:
             SpawnerDied: the spawner ended meanwhile.
@@ -722,8 +672,7 @@ class Spawner:
     def _bury(self) -> Iterator[float]:
         """End a spawner that is ending or was killed, and what it leaves behind.
 
-        Yields:
-            How long to wait before the next step, seconds.
+        Yields how long to wait before the next step, seconds.
         """
         yield from self._until(lambda: process_ended(self._pidfd), _CLOSE_SECONDS)
         if not process_ended(self._pidfd):

@@ -68,9 +68,6 @@ def catch_crashes(path: str) -> None:
 
     Where that cannot be done (a full disk) it goes on without. If Python was told to do the same
     to standard error (PYTHONFAULTHANDLER), it does that.
-
-    Args:
-        path: the file; it is made.
     """
     if faulthandler.is_enabled():
         return

@@ -53,9 +53,6 @@ def serve(path: str) -> None:
     """Let this process tell of its collectives, now or as soon as it imports torch.distributed.
 
     To be called in a worker before its own code runs.
-
-    Args:
-        path: of the socket; its directory is there.
     """
     if not any(name in os.environ for name in _SIZES):
         os.environ[_BUFFER_SIZE] = _ENTRIES
@@ -162,11 +159,7 @@ def _tell_groups(_: Any, response: Any) -> None:
 
 
 def save(directory: str) -> None:
-    """Write down the collectives of this process, which is about to end by an exception.
-
-    Args:
-        directory: where; nothing is written if there is nothing to tell.
-    """
+    """Write down the collectives of this process, which is about to end by an exception."""
     if os.getpid() not in _served:
         return
     c10d = _c10d()

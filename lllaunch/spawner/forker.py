@@ -21,7 +21,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from lllaunch.clock import now_ns
 from lllaunch.events import Exited, Orphan, OrphansGone, SpawnerEvent, Started, StartFailed
@@ -49,16 +49,14 @@ from lllaunch.spawner.orphans import (
     new_mark,
 )
 
-if TYPE_CHECKING:
-    import resource
-
-
 logger = logging.getLogger(__name__)
 
 # How long SIGKILL may take to end workers, before they are left.
 _CLOSE_SECONDS = 10.0
 # Between two looks at what workers left behind, which does not say when it ends.
 _PAUSE_SECONDS = 0.02
+# Python's streams by their descriptors, and what they do with text that cannot be encoded.
+_STREAMS = {1: ("stdout", "strict"), 2: ("stderr", "backslashreplace")}
 # Of a worker whose exit status somebody else has taken; asyncio has the same.
 _UNKNOWN = 255
 
@@ -109,16 +107,8 @@ class Forker:
     ) -> int:
         """Fork a worker that calls a function; `Started` or `StartFailed` follows.
 
-        Args:
-            rank: local rank.
-            call: the function and its positional arguments.
-            env: variables on top of this process's.
-            stdout: file that standard output is appended to; empty for this process's own.
-            stderr: the same for standard error.
-            attempt: number of its attempt.
-
-        Returns:
-            The worker's key: its process id, or the negative of its rank minus one if it failed.
+        ``stdout``: file that standard output is appended to; empty for this process's own. Returns
+        the worker's key: its process id, or the negative of its rank minus one if it failed.
         """
         try:
             pid, pidfd = self._fork(call, env, stdout, stderr)
@@ -189,7 +179,19 @@ class Forker:
                 )
                 continue
             if pid:
-                self._ended(child, _exited(child, status, usage))
+                self._ended(
+                    child,
+                    Exited(
+                        child.rank,
+                        child.pid,
+                        os.waitstatus_to_exitcode(status),
+                        now_ns(),
+                        usage.ru_maxrss * 1024,
+                        usage.ru_utime + usage.ru_stime,
+                        os.WCOREDUMP(status),
+                        child.attempt,
+                    ),
+                )
 
     def _ended(self, child: _Child, event: Exited) -> None:
         self._drop(child)
@@ -205,7 +207,11 @@ class Forker:
     def _go_on_cleaning_up(self) -> None:
         if self._cleanup is None:
             return
-        if self._cleanup.go_on(adopted(self.mark, self._children)):
+        try:
+            nothing_is_left = self._cleanup.go_on(adopted(self.mark, self._children))
+        except OSError:  # nobody knows what is: no descriptor is left
+            nothing_is_left = False
+        if nothing_is_left:
             left = tuple(Orphan(*each) for each in self._cleanup.orphans())
             self._cleanup = None
             self._events.append(OrphansGone(left))
@@ -280,25 +286,6 @@ def _set_sigchld(before: signal.Handlers, after: signal.Handlers) -> bool:
     return True
 
 
-def _exited(child: _Child, status: int, usage: resource.struct_rusage) -> Exited:
-    return Exited(
-        child.rank,
-        child.pid,
-        os.waitstatus_to_exitcode(status),
-        now_ns(),
-        usage.ru_maxrss * 1024,
-        usage.ru_utime + usage.ru_stime,
-        os.WCOREDUMP(status),
-        child.attempt,
-    )
-
-
-def _set_stream(name: str, fd: int) -> None:
-    errors = "backslashreplace" if name == "stderr" else "strict"
-    raw = io.FileIO(fd, "w", closefd=False)
-    setattr(sys, name, io.TextIOWrapper(raw, "utf-8", errors, write_through=True))
-
-
 def _disown() -> None:
     """Forget what is the forking process's to do: its exit functions, finalizers and children.
 
@@ -327,12 +314,8 @@ def _become(
 ) -> NoReturn:
     """The forked child: takes its place, calls the function, ends.
 
-    Args:
-        call: the function and its arguments.
-        env: variables to set.
-        streams: descriptors for standard output and error; 1 and 2 are the parent's.
-        parent: process whose end shall be this one's; 0 for none.
-        mark: of its lineage.
+    ``streams``: descriptors for standard output and error; 1 and 2 are the parent's. ``parent``:
+    process whose end shall be this one's; 0 for none.
     """
     try:
         from lllaunch.spawner.worker import run_call  # noqa: PLC0415 - in the child only
@@ -352,7 +335,9 @@ def _become(
             if fd != number:
                 os.dup2(fd, number)
                 # The parent's stream object may be about something else (a notebook, a test).
-                _set_stream("stdout" if number == 1 else "stderr", number)
+                name, errors = _STREAMS[number]
+                raw = io.FileIO(number, "w", closefd=False)
+                setattr(sys, name, io.TextIOWrapper(raw, "utf-8", errors, write_through=True))
         os.environ.update(env)
     except BaseException:  # noqa: BLE001 - a forked child must never return into its parent
         os._exit(127)

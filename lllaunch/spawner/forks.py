@@ -52,10 +52,7 @@ def reset(
 ) -> None:
     """Give a new worker the dispositions and the mask that it would have in a shell.
 
-    Args:
-        ignored: signals that stay ignored.
-        python: whether Python code follows (else another program is executed).
-        blocked: the mask; that of a shell is empty.
+    ``ignored``: signals that stay ignored. ``blocked``: the mask; that of a shell is empty.
     """
     signal.set_wakeup_fd(-1)
     for signum in signal.valid_signals() - _CANNOT_BE_SET:
@@ -76,9 +73,6 @@ def leave_terminal(parent: int) -> None:
 
     A Ctrl-C between the fork and this was for the whole process group, and so for the launcher,
     which tells its jobs itself. It is dropped; what the parent has sent is not.
-
-    Args:
-        parent: process id.
     """
     with contextlib.suppress(OSError):
         os.setsid()
@@ -92,10 +86,6 @@ def fork() -> int:
     """Forks this process with every signal blocked.
 
     One that came before the child has dispositions of its own would run our handlers in it.
-
-    Returns:
-        The process id of the child. In the child 0, and signals stay blocked there until
-        `lllaunch.spawner.forks.reset` lifts the mask.
 
     Raises:
         OSError: no process can be made.

@@ -62,12 +62,7 @@ def acts_at_import(name: str) -> bool:
 
 
 def comes_too_late(env: Mapping[str, str], read: frozenset[str]) -> bool:
-    """Whether a fork of this process would not have all variables of a worker in time.
-
-    Args:
-        env: of the worker.
-        read: names that were read here.
-    """
+    """Whether a fork of this process would not have all variables of a worker in time."""
     return any(
         acts_at_import(name) or (name in read - _TOLD and not is_of_contract(name))
         for name, value in env.items()
@@ -76,13 +71,7 @@ def comes_too_late(env: Mapping[str, str], read: frozenset[str]) -> bool:
 
 
 class Shared(NamedTuple):
-    """What the workers of a spawner have in common.
-
-    Attributes:
-        environ: the spawner's whole environment.
-        cwd: working directory of its preloads.
-        preload: the modules that it imports.
-    """
+    """What the workers of a spawner have in common."""
 
     environ: dict[str, str]
     cwd: str
@@ -102,11 +91,7 @@ class Shared(NamedTuple):
 
 
 def told(env: Mapping[str, str]) -> dict[str, str]:
-    """What a worker is told: all of its environment, since its spawner may be another job's.
-
-    Args:
-        env: its variables, on top of this process's environment.
-    """
+    """What a worker is told: all of its environment, since its spawner may be another job's."""
     ours = {name: text for name, text in os.environ.items() if not name.startswith("LLLAUNCH_")}
     return ours | dict(env)
 
@@ -154,10 +139,6 @@ def start_interpreter(sock: socket.socket, environ: Mapping[str, str]) -> int:
     """Start a spawner; its process id.
 
     posix_spawn runs no Python code in the child, so this is safe in a process with threads.
-
-    Args:
-        sock: the spawner's end of the connection.
-        environ: its whole environment.
     """
     code = f"{importing('lllaunch.spawner.server', 'main')}; main({sock.fileno()}, {os.getpid()})"
     os.set_inheritable(sock.fileno(), True)

@@ -46,11 +46,7 @@ def kill_below(roots: Collection[int]) -> list[proc.ProcessFacts]:
 
 
 def kill_with_below(roots: Collection[int]) -> list[proc.ProcessFacts]:
-    """Send SIGKILL to live ``roots`` and all their live descendants; what was there.
-
-    Args:
-        roots: children of this process. What another user owns is left as it is.
-    """
+    """Send SIGKILL to live ``roots`` and all their live descendants; what was there."""
     return _kill(roots, itself=True)
 
 
@@ -79,19 +75,14 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 class Pauses:
     """How long to wait between rounds of killing: ever longer while nothing new appears.
 
-    Args:
-        clock: tells the time, seconds of the monotonic clock.
-
-    Attributes:
-        seconds: how long to wait now.
-        changed: when a process was last seen that had not been seen before.
+    ``clock``: tells the time, seconds of the monotonic clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seen: set[int] = set()
         self.seconds = _SHORTEST_PAUSE
-        self.changed = clock()
+        self.changed = clock()  # when a process was last seen that had not been seen before
 
     def note(self, alive: Collection[int]) -> None:
         """Take note of the processes that a round has killed, or tried to."""
@@ -105,9 +96,7 @@ class Pauses:
 class OrphanCleanup:
     """Wait a moment for orphans to end, then kill them until none is left.
 
-    Args:
-        number: identifies it.
-        settle: seconds that orphans get to end by themselves.
+    ``settle``: seconds that orphans get to end by themselves.
     """
 
     def __init__(self, number: int = 0, settle: float = SETTLE_SECONDS) -> None:
@@ -126,12 +115,7 @@ class OrphanCleanup:
         return time.monotonic() - self._pauses.changed
 
     def go_on(self, orphans: Collection[int]) -> bool:
-        """Take one step; True when nothing is left.
-
-        Args:
-            orphans: children of this process that are no workers, also those that have ended
-                since the last step.
-        """
+        """Take one step; True when nothing is left."""
         alive = self._alive(orphans)
         if not alive:
             # What was below one that has just ended is an orphan only now.
@@ -167,16 +151,13 @@ GIVE_UP_SECONDS = 10.0
 
 
 class Inherited:
-    """What each spawner gets that this process starts or adopts; set in the job of a cleanup.
+    """What each spawner gets that this process starts or adopts; set in the job of a cleanup."""
 
-    Attributes:
-        lineage: 16 hexadecimal digits that the marks of all of them end in, so that their lineage
-            is one; empty for one of its own.
-        held: descriptors that a spawner keeps open until all that it started has ended: locks of
-            what its workers use.
-    """
-
+    # 16 hexadecimal digits that the marks of all of them end in, so that their lineage is one;
+    # empty for one of its own
     lineage: ClassVar[str] = ""
+    # descriptors that a spawner keeps open until all that it started has ended: locks of what its
+    # workers use
     held: ClassVar[tuple[int, ...]] = ()
 
 
@@ -186,11 +167,10 @@ def new_mark() -> str:
 
 
 def adopted(mark: str, besides: Collection[int] = ()) -> list[int]:
-    """Return the children of this process that somebody with ``mark`` started, and reap the dead.
+    """Return children of this process that somebody with ``mark`` started; reap the dead.
 
-    Args:
-        mark: what distinguishes them.
-        besides: process ids of children that are left alone.
+    Raises:
+        OSError: nobody knows: no descriptor is left.
     """
     found = [pid for pid in proc.children(os.getpid()) if pid not in besides and is_of(pid, mark)]
     for pid in found:
@@ -207,15 +187,15 @@ def is_of(pid: int, mark: str) -> bool:
 def end_adopted(mark: str) -> Iterator[float]:
     """Kill and reap the adopted processes of one spawner, repeatedly until none is left.
 
-    Args:
-        mark: what distinguishes them.
-
-    Yields:
-        How long to wait before the next step, seconds.
+    Yields how long to wait before the next step, seconds.
     """
     cleanup, quiet = OrphanCleanup(settle=0.0), 0
     while quiet < _QUIET_ROUNDS and cleanup.stuck_for() < GIVE_UP_SECONDS:
-        if cleanup.go_on(adopted(mark)):
+        try:
+            nothing_is_left = cleanup.go_on(adopted(mark))
+        except OSError:  # nobody knows what is: no descriptor is left
+            nothing_is_left = False
+        if nothing_is_left:
             quiet += 1
             yield _QUIET_PAUSE
         else:

@@ -62,15 +62,9 @@ def dump(
 ) -> Pickled:
     """Pickle a call for a worker.
 
-    Args:
-        function: what the worker calls.
-        args: its positional arguments.
-        start_method: the start method that the worker's own multiprocessing shall use; None for a
-            function that needs neither that nor the caller's main module.
-        what: names the worker in errors, such as ``worker 3``.
-
-    Returns:
-        The target; its descriptors are the caller's to close.
+    ``start_method``: the start method that the worker's own multiprocessing shall use; None for a
+    function that needs neither that nor the caller's main module. ``what``: names the worker in
+    errors, such as ``worker 3``. Returns the target; its descriptors are the caller's to close.
 
     Raises:
         NotPicklable: the function or an argument cannot be sent; the error names which.

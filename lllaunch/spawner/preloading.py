@@ -90,19 +90,13 @@ _OWN_MODULES = (
 
 @dataclass(frozen=True)
 class Preloaded:
-    """What preloading came to.
-
-    Attributes:
-        seconds: how long it took.
-        fork_safe: whether a forked canary could compute.
-        runtimes: OpenMP runtimes that must be paused before each fork.
-        read: names of the variables that were asked for.
-    """
+    """What preloading came to."""
 
     seconds: float = 0.0
     fork_safe: bool = True
+    # OpenMP runtimes that must be paused before each fork
     runtimes: list[ctypes.CDLL] = field(default_factory=list)
-    read: frozenset[str] = frozenset()
+    read: frozenset[str] = frozenset()  # names of the variables that were asked for
 
 
 class _Recorder(os._Environ[str]):

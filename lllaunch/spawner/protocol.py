@@ -96,17 +96,11 @@ class Forked:
 
 
 def event_of(header: dict[str, Any], attempt: int = 0, local_rank: int = -1) -> SpawnerEvent:
-    """Return the event that a message from the spawner is about.
-
-    Args:
-        header: the message's header.
-        attempt: of the worker that it is about.
-        local_rank: of that worker.
-    """
+    """Return the event that a message from the spawner is about."""
     kind = header["event"]
     at = from_boot(header.get("time_ns", 0))
     if kind == "ready":
-        return Ready(header["seconds"], header["fork_safe"])
+        return Ready(header["seconds"], header["fork_safe"], at)
     if kind == "broken":
         return PreloadBroken(header["module"], header["reason"], header["traceback"])
     if kind == "orphans_gone":
@@ -192,11 +186,8 @@ class Channel:
     ) -> None:
         """Put a message in the queue and send what the socket takes.
 
-        Args:
-            header: a JSON object.
-            payload: opaque bytes.
-            fds: descriptors to send along; they stay open until they have left.
-            close_fds: close them then.
+        ``payload``: opaque bytes. ``fds``: descriptors to send along; they stay open until they
+        have left.
 
         Raises:
             ValueError: more descriptors than a message can carry.

@@ -54,14 +54,7 @@ from lllaunch.spawner.protocol import Channel, Message, SpawnRequest
 class Wakeups:
     """Waits for all of them at once.
 
-    Args:
-        channel: descriptor of the connection to the launcher.
-        launcher: pidfd of the launcher, since a forked child of it may hold the other end of the
-            connection open.
-
-    Attributes:
-        launcher: the same.
-        private: descriptors that are nobody else's, closed in every child.
+    ``channel``: descriptor of the connection to the launcher.
     """
 
     def __init__(self, channel: int, launcher: int) -> None:
@@ -69,6 +62,7 @@ class Wakeups:
         self._children, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        # descriptors that are nobody else's, closed in every child
         self.private = (channel, launcher, self._children, write)
         self._quiet = frozenset({channel, self._children})
         self._poll = select.poll()
@@ -107,31 +101,19 @@ class Send(Protocol):
 
 @dataclass
 class _Worker:
-    """A started process.
-
-    Attributes:
-        request: what it was started for.
-        pid: its process id.
-        report: read end of its report pipe, -1 once that is closed.
-        failure: what it reported instead of starting.
-        early: signals that came before it ran. Until then it has neither its own process group nor
-            its own dispositions, and would not get them.
-    """
+    """A started process."""
 
     request: SpawnRequest
     pid: int
-    report: int
-    failure: dict[str, Any] | None = None
+    report: int  # read end of its report pipe, -1 once that is closed
+    failure: dict[str, Any] | None = None  # what it reported instead of starting
+    # signals that came before it ran. Until then it has neither its own process group nor its own
+    # dispositions, and would not get them.
     early: list[int] = field(default_factory=list)
 
 
 class Workers:
-    """Those that live.
-
-    Args:
-        send: tells the launcher something.
-        wakeups: what the spawner's loop waits for.
-    """
+    """Those that live."""
 
     def __init__(self, send: Send, wakeups: Wakeups) -> None:
         self._send = send
@@ -151,10 +133,7 @@ class Workers:
     def start(self, request: SpawnRequest, around: ChildDefaults, foreign: Iterable[int]) -> None:
         """Start one; tells why if that cannot be.
 
-        Args:
-            request: what to start.
-            around: what all workers of this spawner have in common.
-            foreign: descriptors that are not this one's.
+        ``foreign``: descriptors that are not this one's.
         """
         try:
             pid, report = start(request, around, foreign)
@@ -201,13 +180,7 @@ class Workers:
             os.close(pidfd)
 
     def reaped(self, pid: int, status: int, usage: resource.struct_rusage) -> bool:
-        """Tell of a child that was waited for; False if it is no worker.
-
-        Args:
-            pid: its process id.
-            status: its wait status.
-            usage: what it has used.
-        """
+        """Tell of a child that was waited for; False if it is no worker."""
         now = since_boot_ns()
         worker = self._workers.pop(pid, None)
         if worker is None:
@@ -264,11 +237,7 @@ class Workers:
 
 
 class Branches:
-    """The branches of one spawner.
-
-    Args:
-        wakeups: what the spawner's loop waits for.
-    """
+    """The branches of one spawner."""
 
     def __init__(self, wakeups: Wakeups) -> None:
         self._wakeups = wakeups
@@ -290,9 +259,7 @@ class Branches:
     def add(self, pid: int, launcher: int) -> None:
         """Take note of a new one.
 
-        Args:
-            pid: its process id.
-            launcher: pidfd of its launcher; closed in the end.
+        ``launcher``: pidfd of its launcher; closed in the end.
         """
         self._launchers[pid] = launcher
         self._wakeups.add(launcher)
@@ -318,22 +285,18 @@ class Branches:
         return None if self._cleanup is None else self._cleanup.next_in()
 
     def end_strays(self, orphans: Callable[[], list[int]]) -> None:
-        """Kill what ended branches left behind; to be called again until nothing is left.
-
-        Args:
-            orphans: tells the children that nobody knows.
-        """
+        """Kill what ended branches left behind; to be called again until nothing is left."""
         # What is below them comes here when they have died.
-        if self._cleanup is not None and self._cleanup.go_on(orphans()):
-            self._cleanup = None
+        with contextlib.suppress(OSError):  # no descriptor is left: they are looked for again
+            if self._cleanup is not None and self._cleanup.go_on(orphans()):
+                self._cleanup = None
 
 
 def leave_behind(private: Iterable[int], foreign: Iterable[int]) -> None:
     """In a fork of a spawner that becomes one itself: drop what is the other's.
 
-    Args:
-        private: descriptors of its own.
-        foreign: descriptors of its workers', and of what was sent along for them.
+    ``private``: descriptors of its own. ``foreign``: descriptors of its workers', and of what was
+    sent along for them.
     """
     os.setsid()
     for fd in (*private, *foreign):
@@ -345,11 +308,7 @@ _MAX_TEXT = 4096
 
 
 class Checks:
-    """The checks that are under way in a spawner, each in a child: nothing of it stays here.
-
-    Args:
-        send: tells the launcher something.
-    """
+    """The checks that are under way in a spawner, each in a child: nothing of it stays here."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -369,10 +328,7 @@ class Checks:
     def start(self, message: Message, around: ChildDefaults, foreign: Iterable[int]) -> None:
         """Import and bind in a child; what is wrong is told when it ends.
 
-        Args:
-            message: what to check.
-            around: what all children of this spawner have in common.
-            foreign: descriptors that are not the child's.
+        ``foreign``: descriptors that are not the child's.
         """
         number = message.header["check"]
         try:
@@ -396,12 +352,7 @@ class Checks:
             os.close(write)
 
     def ended(self, pid: int, status: int) -> bool:
-        """Tell of a child that was waited for; False if it is none of these.
-
-        Args:
-            pid: its process id.
-            status: its wait status.
-        """
+        """Tell of a child that was waited for; False if it is none of these."""
         if pid not in self._running:
             return False
         number, pipe = self._running.pop(pid)
@@ -474,11 +425,7 @@ _BRANCH_SECONDS = 5.0
 class Server:
     """The state of a spawner.
 
-    Args:
-        sock: the connection to the launcher.
-        launcher: pidfd of the launcher.
-        ignored: signals that were ignored when this process was executed.
-        preloaded: what has been imported.
+    ``ignored``: signals that were ignored when this process was executed.
     """
 
     def __init__(
@@ -537,7 +484,8 @@ class Server:
 
     def _kill(self, message: Message) -> None:
         self._workers.kill(message.header["keys"])
-        kill_with_below(self._orphans())
+        with contextlib.suppress(OSError):  # no descriptor is left
+            kill_with_below(self._orphans())
         self._send({"event": "done", "command": message.header["command"]})
 
     def _begin_cleanup(self, message: Message) -> None:
@@ -608,7 +556,8 @@ class Server:
         # What preloads started for themselves (a resource tracker) is nobody's orphan.
         self._spared.update(proc.children(os.getpid()))
         done = self._preloaded
-        self._send({"event": "ready", "seconds": done.seconds, "fork_safe": done.fork_safe})
+        ready = {"event": "ready", "time_ns": since_boot_ns(), "seconds": done.seconds}
+        self._send(ready | {"fork_safe": done.fork_safe})
 
     def _check(self, message: Message) -> None:
         assert self._around is not None
@@ -661,11 +610,7 @@ class Server:
             os._exit(1)
 
     def begin(self, around: ChildDefaults) -> NoReturn:
-        """Serve as a branch, which needs no configuring.
-
-        Args:
-            around: what the workers of the spawner that this one was forked from had in common.
-        """
+        """Serve as a branch, which needs no configuring."""
         private = self._wakeups.private
         self._around = replace(around, spawner=os.getpid(), private_fds=private, cgroup="")
         pidfd = open_pidfd(os.getpid())
@@ -694,7 +639,12 @@ class Server:
         return [pid for pid in proc.children(os.getpid()) if pid not in known]
 
     def _continue_cleanup(self) -> None:
-        if self._cleanup is not None and self._cleanup.go_on(self._orphans()):
+        try:
+            nothing_is_left = self._cleanup is not None and self._cleanup.go_on(self._orphans())
+        except OSError:  # no descriptor is left: they are looked for again
+            return
+        if nothing_is_left:
+            assert self._cleanup is not None
             found = {"cleanup": self._cleanup.number, "orphans": self._cleanup.orphans()}
             self._send({"event": "orphans_gone"} | found)
             self._cleanup = None
@@ -713,8 +663,9 @@ class Server:
             except ChildProcessError:
                 os._exit(0)
             spared = self._branches.pids if time.monotonic() < patient_until else ()
-            others = [pid for pid in proc.children(os.getpid()) if pid not in spared]
-            pauses.note([process.pid for process in kill_with_below(others)])
+            with contextlib.suppress(OSError):  # no descriptor is left
+                others = [pid for pid in proc.children(os.getpid()) if pid not in spared]
+                pauses.note([process.pid for process in kill_with_below(others)])
             self._wakeups.wait_child(pauses.seconds)
         os._exit(1)
 
@@ -745,12 +696,7 @@ def _close_inherited(keep: int) -> None:
 
 
 def main(fd: int, launcher: int) -> NoReturn:
-    """Entry of the spawner's interpreter.
-
-    Args:
-        fd: its end of the connection.
-        launcher: process id of the launcher.
-    """
+    """Entry of the spawner's interpreter."""
     _close_inherited(fd)
     os.set_inheritable(fd, False)
     ignored = forks.ignored_at_start()

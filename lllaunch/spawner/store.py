@@ -25,11 +25,7 @@ def available() -> bool:
 
 
 def serve(listener: socket.socket) -> NoReturn:
-    """Serve a ``TCPStore`` until this process is killed.
-
-    Args:
-        listener: a listening socket; its port is the store's.
-    """
+    """Serve a ``TCPStore`` until this process is killed."""
     # A signal that a scheduler sends to all processes of a job must not end it before the workers.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     # Takes seconds where it is not preloaded.

@@ -139,12 +139,7 @@ def finish(
 ) -> NoReturn:
     """End this process.
 
-    Args:
-        code: exit status, 0 to 255; 120 takes its place where the standard streams cannot be
-            flushed, as the interpreter has it.
-        before: names of the modules that were there before the worker's own code ran.
-        signum: end by this signal instead, so that the parent sees why.
-        clear: whether the user's modules are this process's own to clear.
+    ``signum``: end by this signal instead, so that the parent sees why.
     """
     try:
         _attempt(threading._shutdown)  # type: ignore[attr-defined]
@@ -196,9 +191,7 @@ def run_script(path: str, argv: tuple[str, ...], base_path: list[str]) -> None:
 def execute_script(path: str, name: str = "__main__") -> None:
     """Execute a file as ``__main__``.
 
-    Args:
-        path: the file.
-        name: its ``__name__``; ``__mp_main__`` leaves out what stands behind its guard.
+    ``name``: its ``__name__``; ``__mp_main__`` leaves out what stands behind its guard.
     """
     full = os.path.abspath(path)
     with io.open_code(full) as file:
@@ -242,12 +235,7 @@ def run_module(name: str, argv: tuple[str, ...], base_path: list[str]) -> None:
 
 
 def execute_module(module_name: str, name: str = "__main__") -> None:
-    """Execute a module, or a package's ``__main__``, as ``__main__``.
-
-    Args:
-        module_name: the module.
-        name: as for `execute_script`.
-    """
+    """Execute a module, or a package's ``__main__``, as ``__main__``."""
     # As python -m has it while the parent packages are imported.
     sys.argv[:1] = ["-m"]
     code, spec = _module_code(module_name)

@@ -129,14 +129,6 @@ class RequestRefused(Exception):
 def ask(directory: str, request: Request, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
     """Ask the launcher of a run that lives.
 
-    Args:
-        directory: of the run; of several nodes, that of one.
-        request: what is wanted.
-        seconds: how long it may take.
-
-    Returns:
-        Its answer.
-
     Raises:
         OSError: there is no socket, nobody listens, it is another user's, ...; ``TimeoutError``
             if there is no answer in time.
@@ -178,13 +170,11 @@ def ask(directory: str, request: Request, seconds: float = ANSWER_SECONDS) -> di
 class Client:
     """One connection.
 
+    ``now``: monotonic clock, seconds.
+
     Attributes:
         pid: process id of the other end, as the kernel tells it.
         uid: its user.
-
-    Args:
-        connection: it, which does not block.
-        now: monotonic clock, seconds.
     """
 
     def __init__(self, connection: socket.socket, now: float) -> None:
@@ -247,10 +237,6 @@ class Client:
 
 class ControlSocket:
     """Where clients connect, and those that have.
-
-    Args:
-        directory: of the run; held by this launcher, so that a socket in it is that of one that is
-            gone.
 
     Raises:
         OSError: the file system knows no sockets, or it cannot be made.
@@ -496,12 +482,6 @@ class _Look:
         ranks: what is known of this node's workers, once that is done.
         others: what other nodes say; None where they are not asked.
         until: moment of the monotonic clock by which all must be done.
-
-    Args:
-        questions: as above; at least one.
-        view: the run.
-        others: as above.
-        seconds: how long it may take.
     """
 
     def __init__(
@@ -602,10 +582,7 @@ def _trace(stack: RankStack) -> dict[str, Any] | None:
 class RunControl:
     """Answers what processes of the same user ask about a run, one request after the other.
 
-    Args:
-        directory: of the run, where the socket is made.
-        hide: applied to all texts of an answer.
-        nodes: the nodes of the run; None if this is the only one.
+    ``nodes``: the nodes of the run; None if this is the only one.
 
     Raises:
         OSError: as `ControlSocket` does.
@@ -638,14 +615,7 @@ class RunControl:
         return min(waits, default=None)
 
     def turn(self, view: Callable[[], RunView]) -> list[object]:
-        """Do what is to be done, without waiting.
-
-        Args:
-            view: tells how the run is.
-
-        Returns:
-            What is worth writing down.
-        """
+        """Do what is to be done, without waiting."""
         self._take_requests()
         found: list[object] = []
         if self._look is not None and self._look.is_done():
@@ -740,10 +710,7 @@ class RunControl:
 def _add_nodes(document: dict[str, Any], place: Place, others: NodeStacks | None) -> None:
     """Add what other nodes have answered to an answer.
 
-    Args:
-        document: with this node's workers alone.
-        place: where this node stands.
-        others: what they have said; None if they could not be asked.
+    ``others``: what they have said; None if they could not be asked.
     """
     ranks = [{**each, "node": place.roster.name(place.group_rank)} for each in document["ranks"]]
     for group_rank, member in enumerate(place.roster.members):

@@ -18,27 +18,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """Where one worker stands in its group.
-
-    Attributes:
-        local_rank: rank among the workers of this node.
-        rank: rank among all workers.
-        group_rank: rank of this node.
-        role_rank: rank among all workers of the role.
-        role_name: name of the role.
-        local_world_size: workers on this node.
-        world_size: workers in all.
-        group_world_size: nodes.
-        role_world_size: workers of the role.
-        master_addr: host of the store.
-        master_port: its port.
-        restart_count: restarts of the group that counted.
-        max_restarts: how many there may be.
-        run_id: name of the run.
-        attempt: number of the attempt.
-        hostname: name of this node.
-        use_agent_store: whether workers join a store of the agent's instead of opening their own.
-    """
+    """Where one worker stands in its group."""
 
     local_rank: int
     rank: int
@@ -56,6 +36,7 @@ class WorkerContext:
     run_id: str
     attempt: int = 0
     hostname: str = ""
+    # whether workers join a store of the agent's instead of opening their own
     use_agent_store: bool = False
 
     def macro_values(self) -> dict[str, str]:
@@ -64,12 +45,7 @@ class WorkerContext:
 
 
 def contract(place: WorkerContext, outer: Mapping[str, str]) -> dict[str, str]:
-    """The variables of one worker.
-
-    Args:
-        place: where it stands.
-        outer: the launcher's own environment; what it sets of the last three is kept.
-    """
+    """The variables of one worker."""
     env = {
         "LOCAL_RANK": str(place.local_rank),
         "RANK": str(place.rank),
@@ -101,10 +77,6 @@ def contract(place: WorkerContext, outer: Mapping[str, str]) -> dict[str, str]:
 
 def virtual_rank(local_rank: int, outer: Mapping[str, str]) -> dict[str, str]:
     """The variables by which a worker sees its own GPU as device 0 and itself as local rank 0.
-
-    Args:
-        local_rank: its real local rank.
-        outer: the launcher's environment; its CUDA_VISIBLE_DEVICES is mapped through.
 
     Raises:
         ConfigError: CUDA_VISIBLE_DEVICES lists too few devices.

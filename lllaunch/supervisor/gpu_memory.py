@@ -29,15 +29,11 @@ _LONGEST_PAUSE = 1.0
 class GpuMemoryWait:
     """Waits until processes hold no memory on GPUs, for an event loop.
 
-    Args:
-        process: looks; one that calls `tell_holders`.
-        seconds: how long is waited at most.
-
-    Attributes:
-        over: whether there is nothing to wait for any more, as far as `events` has told.
+    ``seconds``: how long is waited at most.
     """
 
     def __init__(self, process: DriverProcess, seconds: float) -> None:
+        # whether there is nothing to wait for any more, as far as `events` has told
         self.over = False
         self._process: DriverProcess | None = process
         self._began = time.monotonic()
@@ -50,12 +46,7 @@ class GpuMemoryWait:
     def begin(cls, pids: Collection[int], seconds: float) -> GpuMemoryWait | None:
         """Begin to wait.
 
-        Args:
-            pids: ids of processes, which have ended.
-            seconds: how long at most.
-
-        Returns:
-            None if nobody can look.
+        Returns None if nobody can look.
         """
         process = DriverProcess.start(tell_holders, sorted(pids))
         return None if process is None else cls(process, seconds)
@@ -100,10 +91,7 @@ class GpuMemoryWait:
 def tell_holders(pids: Collection[int], sink: int = 1, nvml: Nvml | None = None) -> None:
     """Tell, in a process of its own, which of some processes hold memory, until none does.
 
-    Args:
-        pids: their process ids.
-        sink: descriptor that gets a line of JSON for each look: the GPUs, by process id.
-        nvml: stands in for the module ``pynvml``.
+    ``sink``: descriptor that gets a line of JSON for each look: the GPUs, by process id.
     """
     pause = _SHORTEST_PAUSE
     while True:

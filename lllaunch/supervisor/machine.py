@@ -54,19 +54,9 @@ class GroupState(Enum):
 
 
 class WorkerState(str, Enum):
-    """torch's name for the state of a worker group.
+    """torch's name for the state of a worker group."""
 
-    Attributes:
-        UNKNOWN: the agent lost track of its workers; terminal.
-        INIT: being started, for the first time or again.
-        HEALTHY: workers run.
-        UNHEALTHY: workers run and are being ended.
-        STOPPED: no worker runs; orphans are being ended.
-        SUCCEEDED: all workers exited with 0.
-        FAILED: workers failed, without a restart; terminal.
-    """
-
-    UNKNOWN = "UNKNOWN"
+    UNKNOWN = "UNKNOWN"  # the agent lost track of its workers; terminal
     INIT = "INIT"
     HEALTHY = "HEALTHY"
     UNHEALTHY = "UNHEALTHY"
@@ -100,12 +90,9 @@ Fault = Literal["failure", "died", "oom"]
 
 
 class Logged(Record, frozen=True, tag=True):
-    """An event or an action; both are written to events.jsonl.
+    """An event or an action; both are written to events.jsonl."""
 
-    Attributes:
-        UNCOMPARED: fields that tell more of it, and do not make it another one.
-    """
-
+    # fields that tell more of it, and do not make it another one
     UNCOMPARED: ClassVar[frozenset[str]] = frozenset()
 
     def __eq__(self, other: object) -> bool:
@@ -131,77 +118,49 @@ PREFLIGHT_RANK = -1
 
 
 class RestartHistory(Logged, frozen=True):
-    """What became of earlier attempts, as far as it decides about further ones.
+    """What became of earlier attempts, as far as it decides about further ones."""
 
-    Attributes:
-        times_ns: when the restarts were that count against ``max_restarts``, nanoseconds since the
-            epoch, in order.
-        step: the highest that any attempt has shown; None if none has.
-        ended_at: the steps at which the last attempts ended, in a row, that failed and got no
-            further; None for each that showed none.
-    """
-
+    # when the restarts were that count against ``max_restarts``, nanoseconds since the epoch, in
+    # order
     times_ns: Moments = ()
-    step: float | None = None
+    step: float | None = None  # the highest that any attempt has shown; None if none has
+    # the steps at which the last attempts ended, in a row, that failed and got no further; None for
+    # each that showed none
     ended_at: tuple[float | None, ...] = ()
 
 
 class GroupEnd(Logged, frozen=True):
-    """Why an attempt of several nodes ended, in the words of the node that was first to say so.
+    """Why an attempt of several nodes ended, in the words of the node that was first to say so."""
 
-    Attributes:
-        how: ``failed``: a worker or the watchdog of that node; ``left``: a signal ended its
-            launcher; ``lost``: it gave no sign of life; ``joined``: others wait to join.
-        node: what it is called, such as ``node 1 (host1)``.
-        group_rank: its rank among the nodes of the attempt, -1 if it is not known.
-        text: what happened, as the predicate of a sentence about the worker or the node.
-        rank: rank among all workers of the worker that it is about, or None.
-        time_ns: when, nanoseconds since the epoch by this node's clock.
-        here: whether it was this node itself.
-        finding: what the watchdog of that node found, or None.
-        cause: name of the type of the failure's cause, or an empty string.
-    """
-
+    # ``failed``: a worker or the watchdog of that node; ``left``: a signal ended its launcher;
+    # ``lost``: it gave no sign of life; ``joined``: others wait to join
     how: Literal["failed", "left", "lost", "joined"]
-    node: str
-    group_rank: int
-    text: str = ""
-    rank: int | None = None
-    time_ns: int = 0
+    node: str  # what it is called, such as ``node 1 (host1)``
+    group_rank: int  # its rank among the nodes of the attempt, -1 if it is not known
+    text: str = ""  # what happened, as the predicate of a sentence about the worker or the node
+    rank: int | None = None  # rank among all workers of the worker that it is about, or None
+    time_ns: int = 0  # when, nanoseconds since the epoch by this node's clock
     here: bool = False
-    finding: Finding | None = None
-    cause: str = ""
+    finding: Finding | None = None  # what the watchdog of that node found, or None
+    cause: str = ""  # name of the type of the failure's cause, or an empty string
 
 
 class AttemptProgress(Logged, frozen=True):
-    """How far an attempt has come, when its workers have ended.
+    """How far an attempt has come, when its workers have ended."""
 
-    Attributes:
-        step: the highest step that one of them has shown; None if none has.
-        checkpoint_changed: whether the checkpoint was written meanwhile; None if that cannot be
-            told.
-        time_ns: when, nanoseconds since the epoch; of several nodes by node 0's clock.
-        ran: whether any of its workers was started.
-    """
-
-    step: float | None
+    step: float | None  # the highest step that one of them has shown; None if none has
+    # whether the checkpoint was written meanwhile; None if that cannot be told
     checkpoint_changed: bool | None
-    time_ns: int
+    time_ns: int  # when, nanoseconds since the epoch; of several nodes by node 0's clock
     ran: bool = True
 
 
 class NoProgress(Said, frozen=True):
-    """Attempts in a row, all of which failed, got no further.
+    """Attempts in a row, all of which failed, got no further."""
 
-    Attributes:
-        attempts: how many.
-        step: the highest that they, or one before, have shown; None if none has.
-        same: whether each of them showed that step in the end.
-    """
-
-    attempts: int
-    step: float | None = None
-    same: bool = False
+    attempts: int  # how many
+    step: float | None = None  # the highest that they, or one before, have shown; None if none has
+    same: bool = False  # whether each of them showed that step in the end
 
     def __str__(self) -> str:
         text = f"no progress in {self.attempts} attempt{'' if self.attempts == 1 else 's'}"
@@ -217,65 +176,42 @@ class NoProgress(Said, frozen=True):
 
 
 class GpuMemoryHeld(Logged, frozen=True):
-    """Before a restart, processes that have ended still hold memory on GPUs.
+    """Before a restart, processes that have ended still hold memory on GPUs."""
 
-    Attributes:
-        pids: their process ids; none if the driver does not answer.
-        gpus: indices of the GPUs.
-        seconds: for how long that has been waited for.
-        given_up: whether it is not waited for any longer.
-    """
-
-    pids: tuple[int, ...]
+    pids: tuple[int, ...]  # their process ids; none if the driver does not answer
     gpus: tuple[int, ...]
     seconds: float
     given_up: bool
 
 
 class GroupStarted(Logged, frozen=True):
-    """All workers of an attempt have been ordered, or its preflight.
-
-    Attributes:
-        ranks: their local ranks.
-        restarts: how many restarts have counted so far, as the nodes have agreed; None where this
-            node is the only one.
-        base_rank: rank of the first of them among the workers of all nodes.
-        preflight: whether it is the preflight, the workers of which follow when it has succeeded.
-        history: of several nodes, what all believe of earlier attempts; None if it does not matter,
-            or if nobody says.
-        attempt: its number; None where nobody says.
-    """
+    """All workers of an attempt have been ordered, or its preflight."""
 
     ranks: frozenset[int]
+    # how many restarts have counted so far, as the nodes have agreed; None where this node is the
+    # only one
     restarts: int | None = None
-    base_rank: int = 0
+    base_rank: int = 0  # rank of the first of them among the workers of all nodes
+    # whether it is the preflight, the workers of which follow when it has succeeded
     preflight: bool = False
+    # of several nodes, what all believe of earlier attempts; None if it does not matter, or if
+    # nobody says
     history: RestartHistory | None = None
-    attempt: int | None = None
+    attempt: int | None = None  # its number; None where nobody says
 
 
 class SignalReceived(Logged, frozen=True):
-    """A signal to the launcher.
-
-    Attributes:
-        signum: its number.
-        look: what to take the workers' stacks for before they get it; None to let them have it at
-            once.
-        announced: the signal that it stands for, if that announced the end of a batch job; else
-            None.
-    """
+    """A signal to the launcher."""
 
     signum: int
+    # what to take the workers' stacks for before they get it; None to let them have it at once
     look: Asked | None = None
+    # the signal that it stands for, if that announced the end of a batch job; else None
     announced: int | None = None
 
 
 class StacksAsked(Logged, frozen=True):
-    """The user wants to see where the workers stand; nothing ends for it.
-
-    Attributes:
-        look: the signal that says so.
-    """
+    """The user wants to see where the workers stand; nothing ends for it."""
 
     look: Asked
 
@@ -301,15 +237,10 @@ class BarrierPassed(Logged, frozen=True):
 
 
 class NodesAgreed(Logged, frozen=True):
-    """It was said why the attempt ends on all nodes; the first of them to say so is believed.
-
-    Attributes:
-        reason: why.
-        ended: what the node said that was first, or what was found out about one that is gone.
-        final: whether nothing may be started again.
-    """
+    """It was said why the attempt ends on all nodes; the first of them to say so is believed."""
 
     reason: Reason
+    # what the node said that was first, or what was found out about one that is gone
     ended: GroupEnd
     final: bool = False
 
@@ -320,17 +251,13 @@ class NodesAgreed(Logged, frozen=True):
 
 
 class NodesCounted(Logged, frozen=True):
-    """All nodes have confirmed that the attempt ends, or are gone.
+    """All nodes have confirmed that the attempt ends, or are gone."""
 
-    Attributes:
-        gone: what became of the first of those that are, None if all are there.
-        again: whether enough are left for another attempt.
-        progress: how far the attempt came on all of them; None if that does not matter, or if not
-            all have said it.
-    """
-
+    # what became of the first of those that are, None if all are there
     gone: GroupEnd | None = None
     again: bool = True
+    # how far the attempt came on all of them; None if that does not matter, or if not all have said
+    # it
     progress: AttemptProgress | None = None
 
 
@@ -338,14 +265,10 @@ class GroupStacks(Logged, frozen=True):
     """Where the workers of all nodes stand is known, or was waited for long enough.
 
     All ranks are ranks among all workers.
-
-    Attributes:
-        blame: who hangs and who waits; None if nobody could tell.
-        stacks: of those who hang, and of some of the others, from all nodes.
-        nodes: of those who hang, which node they are on.
     """
 
-    blame: Blame | None = None
+    blame: Blame | None = None  # who hangs and who waits; None if nobody could tell
+    # of those who hang, and of some of the others, from all nodes
     stacks: tuple[RankStack, ...] = ()
     nodes: tuple[tuple[int, str], ...] = ()
 
@@ -355,34 +278,20 @@ class WorkersStuck(Logged, frozen=True):
 
 
 class WatchdogFired(Logged, frozen=True):
-    """The watchdog found something.
-
-    Attributes:
-        finding: what.
-        kind: what that is to the restart policy.
-        whole_run: whether nothing may be started again, whatever the policy says.
-        asked: the signal that an expired timer asks for, or None.
-        ends: whether the group, or the run, must end for it; else it is only reported.
-    """
+    """The watchdog found something."""
 
     finding: Finding
     kind: Literal["hang", "timeout", "oom"]
-    whole_run: bool = False
-    asked: SignalProcess | None = None
-    ends: bool = True
+    whole_run: bool = False  # whether nothing may be started again, whatever the policy says
+    asked: SignalProcess | None = None  # the signal that an expired timer asks for, or None
+    ends: bool = True  # whether the group, or the run, must end for it; else it is only reported
 
 
 class StacksTaken(Logged, frozen=True):
-    """Where all workers stand has been written down, as far as it could be found out in time.
+    """Where all workers stand has been written down, as far as it could be found out in time."""
 
-    Attributes:
-        stacks: by local rank, in order.
-        blame: who hangs and who waits, as far as that can be told.
-        finding: what they were taken for.
-    """
-
-    stacks: tuple[RankStack, ...]
-    blame: Blame
+    stacks: tuple[RankStack, ...]  # by local rank, in order
+    blame: Blame  # who hangs and who waits, as far as that can be told
     finding: Finding
 
 
@@ -425,24 +334,17 @@ Event = (
 
 
 class StartWorkers(Logged, frozen=True):
-    """Rendezvous and start all workers; their preflight first, if they have one.
-
-    Attributes:
-        attempt: number of the attempt, as its directory has it; grows at every start.
-        restart_count: what workers see as TORCHELASTIC_RESTART_COUNT; grows at restarts that count.
-        reason: why they are started again; None at first.
-        restart: which of the restarts that ``max_restarts`` allows this is, from 1; None if it is
-            none of them.
-        history: of the attempts before; None if it does not matter.
-    """
+    """Rendezvous and start all workers; their preflight first, if they have one."""
 
     UNCOMPARED = frozenset({"restart", "history"})
 
-    attempt: int
+    attempt: int  # number of the attempt, as its directory has it; grows at every start
+    # what workers see as TORCHELASTIC_RESTART_COUNT; grows at restarts that count
     restart_count: int
-    reason: Reason | None = None
+    reason: Reason | None = None  # why they are started again; None at first
+    # which of the restarts that ``max_restarts`` allows this is, from 1; None if it is none of them
     restart: int | None = None
-    history: RestartHistory | None = None
+    history: RestartHistory | None = None  # of the attempts before; None if it does not matter
 
 
 class StartAfterPreflight(Logged, frozen=True):
@@ -450,12 +352,7 @@ class StartAfterPreflight(Logged, frozen=True):
 
 
 class SignalWorkers(Logged, frozen=True):
-    """Send a signal to all live workers.
-
-    Attributes:
-        signum: its number.
-        reason: why.
-    """
+    """Send a signal to all live workers."""
 
     signum: int
     reason: Reason
@@ -466,49 +363,30 @@ class StartGrace(Logged, frozen=True):
 
 
 class KillWorkers(Logged, frozen=True):
-    """SIGKILL all live workers and what descends from them.
+    """SIGKILL all live workers and what descends from them."""
 
-    Attributes:
-        why: ``grace`` if the grace period is over, ``signal`` after a second signal, ``lost`` if
-            the agent lost track.
-    """
-
+    # ``grace`` if the grace period is over, ``signal`` after a second signal, ``lost`` if the agent
+    # lost track
     why: Literal["grace", "signal", "lost"]
 
 
 class TakeStacks(Logged, frozen=True):
-    """Write down where the live workers stand; `StacksTaken` follows, within seconds.
-
-    Attributes:
-        ranks: their local ranks.
-        finding: what for.
-    """
+    """Write down where the live workers stand; `StacksTaken` follows, within seconds."""
 
     ranks: frozenset[int]
     finding: Finding
 
 
 class SignalProcess(Logged, frozen=True):
-    """Send the signal that an expired timer asks for to the process that had set it.
+    """Send the signal that an expired timer asks for to the process that had set it."""
 
-    Attributes:
-        rank: local rank of the worker that the process is or descends from.
-        pid: the process.
-        signum: the signal.
-    """
-
-    rank: int
+    rank: int  # local rank of the worker that the process is or descends from
     pid: int
     signum: int
 
 
 class Pause(Logged, frozen=True):
-    """Wait before the next attempt; `PauseOver` follows.
-
-    Attributes:
-        seconds: how long.
-        restart: as `StartWorkers` has it.
-    """
+    """Wait before the next attempt; `PauseOver` follows."""
 
     UNCOMPARED = frozenset({"restart"})
 
@@ -531,61 +409,38 @@ class WaitForOthers(Logged, frozen=True):
 
 
 class TellNodes(Logged, frozen=True):
-    """Tell the other nodes why the attempt ends here; `NodesAgreed` follows.
-
-    Attributes:
-        reason: why.
-        signum: the signal to the launcher that it ends for, or None.
-        finding: what the watchdog found, or None.
-        final: whether nothing may be started again: the run's time is over.
-    """
+    """Tell the other nodes why the attempt ends here; `NodesAgreed` follows."""
 
     reason: Reason
-    signum: int | None = None
-    finding: Finding | None = None
-    final: bool = False
+    signum: int | None = None  # the signal to the launcher that it ends for, or None
+    finding: Finding | None = None  # what the watchdog found, or None
+    final: bool = False  # whether nothing may be started again: the run's time is over
 
 
 class TellProgress(Logged, frozen=True):
-    """Tell the other nodes how far the attempt came here; `NodesCounted` has that of all.
-
-    Attributes:
-        progress: how far.
-    """
+    """Tell the other nodes how far the attempt came here; `NodesCounted` has that of all."""
 
     progress: AttemptProgress
 
 
 class TellStacks(Logged, frozen=True):
-    """Tell the other nodes where this node's workers stand; `GroupStacks` follows.
+    """Tell the other nodes where this node's workers stand; `GroupStacks` follows."""
 
-    Attributes:
-        stacks: by local rank, in order.
-        finding: what they were taken for.
-    """
-
-    stacks: tuple[RankStack, ...]
+    stacks: tuple[RankStack, ...]  # by local rank, in order
     finding: Finding
 
 
 class Finish(Logged, frozen=True):
-    """The run is over.
-
-    Attributes:
-        state: SUCCEEDED, FAILED or UNKNOWN.
-        reason: why it did not succeed, else None.
-        signum: the signal to the launcher that ended it, or None.
-        no_progress: the attempts that got no further, if it ended for those; else None.
-        history: of all attempts; None if it does not matter.
-    """
+    """The run is over."""
 
     UNCOMPARED = frozenset({"history"})
 
     state: WorkerState
-    reason: Reason | None = None
-    signum: int | None = None
+    reason: Reason | None = None  # why it did not succeed, else None
+    signum: int | None = None  # the signal to the launcher that ended it, or None
+    # the attempts that got no further, if it ended for those; else None
     no_progress: NoProgress | None = None
-    history: RestartHistory | None = None
+    history: RestartHistory | None = None  # of all attempts; None if it does not matter
 
 
 Action = (
@@ -623,16 +478,7 @@ _CAUSES: dict[Reason, RestartCause] = {
 class RestartBudget:
     """The restarts that are left.
 
-    Args:
-        max_restarts: how often a failed group is started again.
-        spawner_retries: how often, on top, when the spawner died.
-        policy: what it is started again for, how soon, and how restarts count.
-        history: what became of attempts before the first one here; None if there were none.
-
-    Attributes:
-        counted: restarts that were taken and counted.
-        restart: which of ``max_restarts`` was taken last, from 1; None if that was none of them.
-        no_progress: the attempts in a row that got no further, once there are too many; else None.
+    ``history``: what became of attempts before the first one here; None if there were none.
     """
 
     def __init__(
@@ -643,7 +489,9 @@ class RestartBudget:
         history: RestartHistory | None = None,
     ) -> None:
         self.counted = 0
+        # which of ``max_restarts`` was taken last, from 1; None if that was none of them
         self.restart: int | None = None
+        # the attempts in a row that got no further, once there are too many; else None
         self.no_progress: NoProgress | None = None
         self._max = max_restarts
         self._exhausted = False
@@ -692,11 +540,7 @@ class RestartBudget:
     def take(self, reason: Reason | None) -> float | None:
         """Take a restart.
 
-        Args:
-            reason: why the group ended.
-
-        Returns:
-            Seconds to wait before it is started again; None if it is not.
+        Returns seconds to wait before it is started again; None if it is not.
         """
         self.restart = None
         if reason == "membership":
@@ -709,7 +553,9 @@ class RestartBudget:
             return None
         in_vain = self._is_in_vain(reason)
         self._times = self._in_window()
-        allowed = len(self._times) < self._max and self._allows(reason)
+        allowed = len(self._times) < self._max and (
+            reason == "spawner" or _CAUSES.get(reason) in self._policy.on
+        )
         if in_vain and (allowed or self._continues):
             same = {*self._ended_at} == {self._step}
             self.no_progress = NoProgress(len(self._ended_at), self._step, same)
@@ -734,9 +580,6 @@ class RestartBudget:
             return self._times
         return tuple(each for each in self._times if self._now - each < window * 1e9)
 
-    def _allows(self, reason: Reason) -> bool:
-        return reason == "spawner" or _CAUSES.get(reason) in self._policy.on
-
     def exhaust(self) -> None:
         """Leave no restart."""
         self._exhausted, self._spawner_left = True, 0
@@ -744,9 +587,7 @@ class RestartBudget:
     def catch_up(self, counted: int, history: RestartHistory | None = None) -> None:
         """Take note of what other nodes have seen, before this one came or otherwise than it.
 
-        Args:
-            counted: how many restarts have counted.
-            history: what became of earlier attempts, as all nodes believe; None if nobody says.
+        ``history``: what became of earlier attempts, as all nodes believe; None if nobody says.
         """
         missed = max(0, counted - self.counted)
         self.counted += missed
@@ -935,23 +776,7 @@ class ImpossibleEvent(Exception):
 class Machine:
     """A worker group from its first attempt to its end.
 
-    Args:
-        max_restarts: how often a failed group is started again.
-        spawner_retries: how often, on top, when the spawner died.
-        policy: what it is started again for, and how soon.
-        alone: whether this is the only node; else the others are told why an attempt ends, and what
-            all agree on decides.
-        first: number of the first attempt.
-        earlier: how often the group was started before, by another launcher, whose restarts this
-            one goes on counting.
-        history: what became of those attempts; None if it does not matter.
-        pauses: whether there is something to wait for before each restart, though the policy has no
-            delay.
-
-    Attributes:
-        state: of the group.
-        attempt: number of the present attempt.
-        alive: local ranks of the workers that have not ended.
+    ``history``: what became of those attempts; None if it does not matter.
     """
 
     def __init__(
@@ -968,7 +793,7 @@ class Machine:
     ) -> None:
         self.state = GroupState.INIT
         self.attempt = first
-        self.alive: frozenset[int] = frozenset()
+        self.alive: frozenset[int] = frozenset()  # local ranks of the workers that have not ended
         self._budget = RestartBudget(
             max_restarts, spawner_retries, policy or RestartPolicy(), history
         )

@@ -116,12 +116,11 @@ class LastWord(NamedTuple):
 class NodeStacks:
     """What other nodes say when they are asked where their workers stand; a thread asks them.
 
+    ``ask``: asks them and waits; returns what they say by group rank. ``wake``: called when that is
+    done.
+
     Attributes:
         done: whether all have answered, or were waited for long enough.
-
-    Args:
-        ask: asks them and waits; returns what they say by group rank.
-        wake: called when that is done.
     """
 
     def __init__(self, ask: Callable[[], Mapping[int, bytes]], wake: Callable[[], None]) -> None:
@@ -152,18 +151,10 @@ class NodeStacks:
 class NodeGroup:
     """The nodes of a run, from its first attempt to its end.
 
-    Args:
-        nodes: what the config says of them.
-        run_id: what they have in common.
-        role: of the workers.
-        nproc: how many workers this node has.
-        plan: what all nodes must have in common, plain data.
-        directory: where this node writes, absolute.
-        token: tells what names the run's directory as this node sees it.
-        say: gets lines for people.
-        failure: tells the first failure of the present attempt, None if there is none.
-        settles: seconds within which each node knows how far an attempt came that has ended, and
-            says so, since all must know; None if that does not matter.
+    ``plan``: what all nodes must have in common, plain data. ``say``: gets lines for people.
+    ``failure``: tells the first failure of the present attempt, None if there is none. ``settles``:
+    seconds within which each node knows how far an attempt came that has ended, and says so, since
+    all must know; None if that does not matter.
 
     Attributes:
         place: where this node stands in the present attempt; None before the first.
@@ -244,14 +235,7 @@ class NodeGroup:
     ) -> Place:
         """Meet the other nodes for an attempt.
 
-        Args:
-            signals: where they come meanwhile, `SignalException` is raised.
-            attempt: the lowest number that the attempt can have here.
-            restarts: how many restarts have counted here.
-            history: what became of earlier attempts here; None if it does not matter.
-
-        Returns:
-            where this node stands.
+        ``history``: what became of earlier attempts here; None if it does not matter.
 
         Raises:
             ConfigError: the nodes do not run the same plan, or cannot reach each other.
@@ -490,11 +474,7 @@ class NodeGroup:
         return []
 
     def fail(self, text: str) -> None:
-        """Tell the others that this node could not begin the attempt; waits for seconds at most.
-
-        Args:
-            text: why.
-        """
+        """Tell the others that this node could not begin the attempt; waits for seconds at most."""
         commands, rendezvous = self._commands, self._rendezvous
         if commands is None or rendezvous is None or self.place is None:
             return
@@ -513,9 +493,8 @@ class NodeGroup:
 
         To be asked as long as they do: what is returned is what was known when it was asked before.
 
-        Args:
-            kind: the limit that it is about: ``stall``, ``silence``, ``spin``, ....
-            valid: for how long what a node says holds, seconds.
+        ``kind``: the limit that it is about: ``stall``, ``silence``, ``spin``, .... ``valid``: for
+        how long what a node says holds, seconds.
         """
         commands, rendezvous = self._commands, self._rendezvous
         if commands is None or rendezvous is None or self._watch is None:
@@ -533,12 +512,8 @@ class NodeGroup:
     def ask_stacks(self, request: bytes, seconds: float) -> NodeStacks | None:
         """Ask the other nodes where their workers stand; `files` tell when they have answered.
 
-        Args:
-            request: what they are asked.
-            seconds: how long they are waited for.
-
-        Returns:
-            what they say, by and by; None if no attempt goes on.
+        ``request``: what they are asked. Returns what they say, by and by; None if no attempt goes
+        on.
         """
         commands, rendezvous, place = self._commands, self._rendezvous, self.place
         if commands is None or rendezvous is None or place is None or self._watch is None:
@@ -759,9 +734,7 @@ class NodeGroup:
     ) -> dict[str, list[LastWord]]:
         """Return what the other nodes have left, by their name and in order, for node 0.
 
-        Args:
-            seconds: how long to wait for those of the last attempt that are not known to be gone.
-            given_up: asked meanwhile; whether nobody waits any more.
+        ``given_up``: asked meanwhile; whether nobody waits any more.
         """
         rendezvous, commands = self._rendezvous, self._commands
         if rendezvous is None or commands is None or self.place is None:
@@ -791,11 +764,7 @@ class NodeGroup:
             time.sleep(0.1)
 
     def close(self, *, over: bool) -> None:
-        """Take leave of the other nodes; idempotent.
-
-        Args:
-            over: whether the run is over; else the others may go on without this node.
-        """
+        """Take leave of the other nodes; idempotent."""
         watch, self._closed = self._watch, True
         self._stop_listening()
         rendezvous, commands = self._rendezvous, self._commands
@@ -841,9 +810,7 @@ class NodeGroup:
     def _wake(self, news: object = None, source: object = None) -> None:
         """Let the main thread know of something.
 
-        Args:
-            news: what; None if it need only look.
-            source: the watch or the commands that it is from; nothing is heard of former ones.
+        ``news``: what; None if it need only look.
         """
         if news is not None:
             self._news.append((news, source))
@@ -905,11 +872,7 @@ def _progress_in(history: RestartHistory) -> tuple[float, int]:
 
 
 def _farthest(texts: Iterable[bytes]) -> AttemptProgress | None:
-    """Return how far an attempt came on all nodes; None if none says so.
-
-    Args:
-        texts: what each node said.
-    """
+    """Return how far an attempt came on all nodes; None if none says so."""
     said = [AttemptProgress(**document) for text in texts if (document := json.loads(text))]
     if not said:
         return None
@@ -930,10 +893,7 @@ def _any(answers: Iterable[bool | None]) -> bool | None:
 def _judged(place: Place, texts: Mapping[int, bytes], finding: Finding) -> dict[str, Any]:
     """Return who hangs of all nodes.
 
-    Args:
-        place: of the node that judges.
-        texts: the stacks of nodes, by group rank.
-        finding: what they were taken for.
+    ``texts``: the stacks of nodes, by group rank.
     """
     from lllaunch.watchdog.stacks.blame import blame  # noqa: PLC0415 - seldom
 
@@ -1178,11 +1138,7 @@ class _Watch:
     def turn(self, store: Any) -> bool:
         """Give and look for signs of life if it is time to, and hear for a moment.
 
-        Args:
-            store: the round's own, over a connection of its own.
-
-        Returns:
-            Whether the attempt has ended.
+        Returns whether the attempt has ended.
         """
         # One node looks for joiners as often as torch's agents do; the others only wait.
         looks = self._leads or self._mixed
@@ -1221,8 +1177,7 @@ class _Watch:
 
         The first of those that should be there finds out, and tells the others.
 
-        Returns:
-            Whether it is known.
+        Returns whether it is known.
         """
         gone = document.get("gone", [])
         expected = [rank for rank in self._place.roster.of_lllaunch if rank not in gone]
@@ -1255,8 +1210,7 @@ class _Watch:
     ) -> bool:
         """Wait for how far the attempt came on the nodes that are left; then all are counted.
 
-        Returns:
-            Whether it is known, or was waited for long enough.
+        Returns whether it is known, or was waited for long enough.
         """
         keys = [f"progress/{rank}" for rank in expected if rank not in missing]
         late = bool(keys) and not are_set(store, keys, pause)
@@ -1302,12 +1256,7 @@ class _Watch:
         self._hear_looks(store, int(looks))
 
     def _hear_looks(self, store: Any, count: int) -> None:
-        """Pass on what other nodes have asked.
-
-        Args:
-            store: as for `turn`.
-            count: how many questions there were so far.
-        """
+        """Pass on what other nodes have asked."""
         while self._looks < count:
             found = self._rendezvous.wanted(store, self._looks + 1)
             if found is None and self._patient:

@@ -24,12 +24,7 @@ def _draw(below: int) -> int:
 
 
 def candidates(ephemeral: tuple[int, int], draw: Callable[[int], int] = _draw) -> Iterator[int]:
-    """Ports to try, at random and outside the kernel's range for clients.
-
-    Args:
-        ephemeral: first and last port of that range.
-        draw: a random number from 0 to below its argument.
-    """
+    """Ports to try, at random and outside the kernel's range for clients."""
     low, high = ephemeral
     below = range(_FIRST, max(_FIRST, min(low, _LAST + 1)))
     above = range(max(_FIRST, min(high + 1, _LAST + 1)), _LAST + 1)
@@ -52,20 +47,12 @@ def _ephemeral_range() -> tuple[int, int]:
 
 
 class HeldPort:
-    """A free port, held until `close`.
-
-    Args:
-        listens: whether connections are taken, for the process that will serve them.
-
-    Attributes:
-        port: its number.
-        listener: the socket that takes them, or None.
-    """
+    """A free port, held until `close`."""
 
     def __init__(self, *, listens: bool = False) -> None:
         self._sockets: list[socket.socket] = []
         self.port = 0
-        self.listener: socket.socket | None = None
+        self.listener: socket.socket | None = None  # the socket that takes them, or None
         for port in candidates(_ephemeral_range()):
             if self._hold(port):
                 self.port = port

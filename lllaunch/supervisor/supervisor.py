@@ -73,12 +73,9 @@ def drive(
 ) -> Finish:
     """Feed events to a machine and perform its actions, until it finishes.
 
-    Args:
-        machine: decides.
-        wait: waits until something happens; what it returns and the machine does not know is only
-            observed.
-        perform: performs an action, and returns the events that it brings about at once.
-        observe: sees all of it, in order.
+    ``wait``: waits until something happens; what it returns and the machine does not know is only
+    observed. ``perform``: performs an action, and returns the events that it brings about at once.
+    ``observe``: sees all of it, in order.
     """
     events: deque[Event] = deque([observe(Begin())])
     while True:
@@ -101,12 +98,7 @@ def _outlasts_an_attempt(event: Event) -> bool:
 
 
 class SignalPassedOn(NamedTuple):
-    """A signal to the launcher that is no reason to end went to the workers.
-
-    Attributes:
-        signum: its number.
-        ranks: local ranks of those that got it.
-    """
+    """A signal to the launcher that is no reason to end went to the workers."""
 
     signum: int
     ranks: tuple[int, ...]
@@ -156,30 +148,16 @@ class Display(Protocol):
 class Supervisor:
     """Runs a worker group: one wait for its spawner, signals, the watchdog and deadlines.
 
-    Args:
-        nprocs: number of workers.
-        machine: decides.
-        start: starts the workers of an attempt. Those of the one before have been closed.
-        signals: takes note of signals to this process, while it is entered.
-        watchdog: watches the workers.
-        clock: the one of deadlines and of the watchdog; time for which all is stopped is left out.
-        grace_period: seconds between the polite signal and SIGKILL.
-        leftovers: seconds that what workers leave behind has to end, when all have succeeded.
-        observe: sees every event and action, as `drive` says.
-        nodes: the other nodes; None if there are none.
-        control: makes what answers other processes that ask about the run, a second after the first
-            workers were ordered: short runs do without. It may come to None.
-        preflight: seconds that the preflight of an attempt may take, which ``start`` starts in
-            place of the workers; None if there is none.
-        start_after_preflight: starts the workers of the attempt when it has succeeded.
-        progress: tells how far the present attempt has come, when its workers have ended; None if
-            that does not matter.
-        gpu_wait: waits until processes hold no memory on GPUs, before a restart; None if that is
-            not waited for.
-        display: shows how far the run is; None if nothing does.
-
-    Attributes:
-        workers: those of the present attempt; None before the first.
+    ``start``: starts the workers of an attempt. Those of the one before have been closed.
+    ``grace_period``: seconds between the polite signal and SIGKILL. ``leftovers``: seconds that
+    what workers leave behind has to end, when all have succeeded. ``nodes``: the other nodes; None
+    if there are none. ``control``: makes what answers other processes that ask about the run, a
+    second after the first workers were ordered: short runs do without. It may come to None.
+    ``preflight``: seconds that the preflight of an attempt may take, which ``start`` starts in
+    place of the workers; None if there is none. ``progress``: tells how far the present attempt has
+    come, when its workers have ended; None if that does not matter. ``gpu_wait``: waits until
+    processes hold no memory on GPUs, before a restart; None if that is not waited for. ``display``:
+    shows how far the run is; None if nothing does.
     """
 
     def __init__(
@@ -204,6 +182,7 @@ class Supervisor:
     ) -> None:
         self.machine = machine
         self.watchdog = watchdog
+        # those of the present attempt; None before the first
         self.workers: WorkerProcesses | None = None
         self._nprocs = nprocs
         self._start = start
@@ -243,11 +222,7 @@ class Supervisor:
         return end
 
     def close(self, death_sig: signal.Signals = signal.SIGTERM) -> None:
-        """End what runs; idempotent.
-
-        Args:
-            death_sig: the polite signal; SIGKILL follows after the grace period.
-        """
+        """End what runs; idempotent."""
         self.watchdog.close()
         if self._control is not None:
             self._control.close()
@@ -341,7 +316,9 @@ class Supervisor:
         """Return what became of the workers."""
         found: list[object] = []
         events = () if self.workers is None else self.workers.dispatch()
-        if healthy and any(map(_aborted_itself, events)):
+        if healthy and any(
+            isinstance(event, Exited) and event.exitcode == -signal.SIGABRT for event in events
+        ):
             self.watchdog.record_collectives()
         for event in events:
             if isinstance(event, OrphansGone):
@@ -480,7 +457,8 @@ class Supervisor:
         """Carry out an action on the workers; waits for nothing."""
         if isinstance(action, SignalWorkers):
             workers.signal(action.signum)
-            if any(_is_stopped(pid) for pid in workers.known_pids().values()):
+            found = map(proc.facts, workers.known_pids().values())
+            if any(facts is not None and facts.state == "T" for facts in found):
                 # One that is stopped would take notice of nothing but SIGKILL.
                 workers.signal(signal.SIGCONT)
         elif isinstance(action, StartGrace):
@@ -505,12 +483,3 @@ class Supervisor:
             # Then they get SIGKILL, so this is for what hangs in the kernel.
             patience = settle + max(self._grace_period, UNKILLABLE_SECONDS)
             self._deadlines.restart("cleanup", patience)
-
-
-def _aborted_itself(event: object) -> bool:
-    return isinstance(event, Exited) and event.exitcode == -signal.SIGABRT
-
-
-def _is_stopped(pid: int) -> bool:
-    facts = proc.facts(pid)
-    return facts is not None and facts.state == "T"

@@ -71,10 +71,7 @@ def _state(pid: int) -> str:
 class KernelSleep:
     """Remember since when processes are in uninterruptible sleep.
 
-    Args:
-        timeout: seconds after which one counts as stuck.
-        clock: tells the time in seconds.
-        state: tells the state letter of a process.
+    ``timeout``: seconds after which one counts as stuck.
     """
 
     def __init__(
@@ -108,8 +105,7 @@ class KernelSleep:
     def stuck(self, pids: Mapping[int, int]) -> dict[int, float]:
         """Look at processes; those that sleep for too long, with the seconds.
 
-        Args:
-            pids: process ids, by local rank.
+        ``pids``: process ids, by local rank.
         """
         now = self._clock()
         asleep = {pid for pid in pids.values() if self._state(pid) == "D"}
@@ -122,21 +118,15 @@ class KernelSleep:
 class WatchdogDriver:
     """Watches a run, one attempt after another.
 
-    Args:
-        policy: what for; None for nothing.
-        kernel_sleep: remembers who is in uninterruptible sleep; None if nobody asks.
-        run_began: moment of the clock at which the run began; None for the start of its first
-            attempt.
-        hide: applied to stacks before they are written.
-        clock: tells the time in seconds; never goes back.
-        timer_file: where the FIFO of timers is made; None for a private directory.
-        confirm: asked of what is about all workers, each time it is seen: whether it is so for
-            those of other nodes as well; None if there are none.
-        samples: seconds between two samples of what workers do, which `events` has among what it
-            returns; None for none.
-        visible: tells CUDA_VISIBLE_DEVICES of the workers whose GPUs are looked at for samples, by
-            local rank, None where it is not set.
-        steps: whether `furthest_step` is asked for, also where nothing is watched for.
+    ``policy``: what for; None for nothing. ``kernel_sleep``: remembers who is in uninterruptible
+    sleep; None if nobody asks. ``run_began``: moment of the clock at which the run began; None for
+    the start of its first attempt. ``timer_file``: where the FIFO of timers is made; None for a
+    private directory. ``confirm``: asked of what is about all workers, each time it is seen:
+    whether it is so for those of other nodes as well; None if there are none. ``samples``: seconds
+    between two samples of what workers do, which `events` has among what it returns; None for none.
+    ``visible``: tells CUDA_VISIBLE_DEVICES of the workers whose GPUs are looked at for samples, by
+    local rank, None where it is not set. ``steps``: whether `furthest_step` is asked for, also
+    where nothing is watched for.
     """
 
     def __init__(
@@ -182,9 +172,6 @@ class WatchdogDriver:
     def prepare(self, ranks: int) -> None:
         """Get ready for an attempt; the watch of the one before ends.
 
-        Args:
-            ranks: number of local ranks.
-
         Raises:
             OutputError: the FIFO, or the place for it, cannot be made.
         """
@@ -211,12 +198,7 @@ class WatchdogDriver:
     def environment(
         self, rank: int, others: Mapping[str, str] = MappingProxyType({})
     ) -> Mapping[str, str]:
-        """Variables that a worker of the attempt needs to be watched.
-
-        Args:
-            rank: its local rank.
-            others: its other variables, on top of this process's own.
-        """
+        """Variables that a worker of the attempt needs to be watched."""
         if self._watch is None:
             return {}
         self._environ[rank] = others
@@ -280,11 +262,7 @@ class WatchdogDriver:
         return files if self._collector is None else [*files, self._collector]
 
     def next_in(self, *, healthy: bool) -> float | None:
-        """Seconds until `events` has something to tell though no file is readable, or None.
-
-        Args:
-            healthy: whether the group runs and nothing ends it.
-        """
+        """Seconds until `events` has something to tell though no file is readable, or None."""
         now = self._clock()
         moments = [self._run_ends, self._next_kernel_look if healthy else None]
         waits = [None if moment is None else moment - now for moment in moments]
@@ -300,12 +278,8 @@ class WatchdogDriver:
     def events(self, *, healthy: bool) -> list[object]:
         """What happened since the last call, without waiting.
 
-        Args:
-            healthy: whether the group runs and nothing ends it.
-
-        Returns:
-            Events, for the group's machine; requests for timers that were refused, and samples,
-            are none, but worth knowing.
+        Returns events, for the group's machine; requests for timers that were refused, and samples,
+        are none, but worth knowing.
         """
         found: list[object] = []
         if self._run_ends is not None and self._clock() >= self._run_ends:
@@ -340,11 +314,13 @@ class WatchdogDriver:
             if self._confirm and is_of_all(finding) and not self._confirm(finding):
                 continue
             name = limit_of(finding)
-            if isinstance(finding, NotFinite) and not self._ends_for(finding):
+            limited = getattr(self._policy, name, None) is not None
+            reported = name in self._policy.report
+            if isinstance(finding, NotFinite) and not (finding.chosen and limited and not reported):
                 # where the workers stand says nothing of it
                 found.append(finding)
                 continue
-            if name in self._policy.report:
+            if reported:
                 found.append(WatchdogFired(finding, kind_of(finding), ends=False))
                 watch.settle(name)
                 continue
@@ -354,11 +330,6 @@ class WatchdogDriver:
                 asked = SignalProcess(finding.rank, finding.pid, finding.signum)
             found.append(WatchdogFired(finding, kind_of(finding), asked=asked))
         return found
-
-    def _ends_for(self, finding: NotFinite) -> bool:
-        name = limit_of(finding)
-        limited = getattr(self._policy, name) is not None and name not in self._policy.report
-        return finding.chosen and limited
 
     def _stuck(self, kernel_sleep: KernelSleep) -> list[WorkersStuck]:
         if self._next_kernel_look is None or self._clock() < self._next_kernel_look:
@@ -373,8 +344,7 @@ class WatchdogDriver:
     def at_fault(self) -> dict[int, str] | None:
         """Who of the present attempt hangs, or did what is not allowed, by local rank, and why.
 
-        Returns:
-            None if nothing was found.
+        Returns None if nothing was found.
         """
         if self._finding is None or self._context is None:
             return None
@@ -428,11 +398,6 @@ class WatchdogDriver:
         """Begin to write down where workers stand; `events` tells when that is done.
 
         Stacks that are still being taken for something else are given up.
-
-        Args:
-            ranks: local ranks.
-            finding: what for.
-            base_rank: rank of the first local one among the workers of all nodes.
         """
         from lllaunch.watchdog.stacks.collector import StackCollector  # noqa: PLC0415 - seldom
 

@@ -346,7 +346,11 @@ class Remains:
         Args:
             jobs: process ids of children that are not adopted.
         """
-        for pid in proc.children(os.getpid()):
+        try:
+            children = proc.children(os.getpid())
+        except OSError:  # nobody knows: no descriptor is left
+            return True
+        for pid in children:
             if pid in self._before or pid in jobs:
                 continue
             if pid not in self.pidfds and not self._is_of_a_job(pid, jobs):

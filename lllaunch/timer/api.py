@@ -29,11 +29,8 @@ __all__ = [
 class TimerRequest:
     """A worker's wish to set a timer or to take one back.
 
-    Args:
-        worker_id: whatever names the worker to the server; for all servers here its process id.
-        scope_id: name of the timer; a worker has one of each name.
-        expiration_time: when it ends, seconds since the epoch (``time.time()``); negative takes the
-            timer back.
+    ``expiration_time``: when it ends, seconds since the epoch (``time.time()``); negative takes the
+    timer back.
     """
 
     __slots__ = ("expiration_time", "scope_id", "worker_id")
@@ -67,18 +64,12 @@ class TimerClient(ABC):
     def acquire(self, scope_id: str, expiration_time: float) -> None:
         """Set a timer, replacing one of the same name.
 
-        Args:
-            scope_id: its name.
-            expiration_time: when it expires, seconds since the epoch.
+        ``expiration_time``: when it expires, seconds since the epoch.
         """
 
     @abstractmethod
     def release(self, scope_id: str) -> None:
-        """Release a timer; a missing one is no error.
-
-        Args:
-            scope_id: its name.
-        """
+        """Release a timer; a missing one is no error."""
 
 
 class RequestQueue(ABC):
@@ -92,7 +83,6 @@ class RequestQueue(ABC):
     def get(self, size: int, timeout: float) -> list[TimerRequest]:
         """Takes requests out of the queue.
 
-        Args:
-            size: how many, at most.
-            timeout: seconds to wait for them, at most; what waits already comes without.
+        ``size``: how many, at most. ``timeout``: seconds to wait for them, at most; what waits
+        already comes without.
         """

@@ -56,9 +56,7 @@ class Scopes:
     def free(self, scope: str, name: str) -> None:
         """Gives back a name that was taken; one that is free is no error.
 
-        Args:
-            scope: what was asked for.
-            name: what was given.
+        ``scope``: what was asked for.
         """
         with this_process.lock:
             self._held.pop(name, None)
@@ -81,8 +79,7 @@ _defaults: dict[str, TimerClient] = {}
 def configure(timer_client: TimerClient | None) -> None:
     """Set the default client of `expires` and `deadline`.
 
-    Args:
-        timer_client: the client; None restores the default of a new process.
+    ``timer_client``: the client; None restores the default of a new process.
     """
     from lllaunch.timer.process_local import logger  # noqa: PLC0415 - once in a process
 
@@ -129,12 +126,10 @@ def expires(after: float, scope: str | None = None, client: TimerClient | None =
     error below. With ``watchdog.timers`` lllaunch takes the stacks of all workers on expiry and
     ends the group as hung.
 
-    Args:
-        after: seconds from entering the block; 0 or less expires at once.
-        scope: name of the timer, shown in reports; default: ``FILE#LINE`` of the caller or of the
-            decorated function.
-        client: sends the request; default: that of `configure`, else a `FileTimerClient` for
-            TORCHELASTIC_TIMER_FILE.
+    ``after``: seconds from entering the block; 0 or less expires at once. ``scope``: name of the
+    timer, shown in reports; default: ``FILE#LINE`` of the caller or of the decorated function.
+    ``client``: sends the request; default: that of `configure`, else a `FileTimerClient` for
+    TORCHELASTIC_TIMER_FILE.
 
     Raises:
         ValueError: ``after`` is infinite or not a number.
@@ -151,11 +146,6 @@ def deadline(
 
     Use it in recursive functions, threads and asyncio tasks. Further entries are named
     ``SCOPE (2)``, ``SCOPE (3)``, ...
-
-    Args:
-        after: as for `expires`.
-        scope: as for `expires`.
-        client: as for `expires`.
 
     Raises:
         ValueError: ``after`` is infinite or not a number.
@@ -180,12 +170,7 @@ def _countdown(
 class Countdown:
     """What `expires` and `deadline` return. Can be entered again, but not while it is entered.
 
-    Args:
-        after: seconds.
-        scope: name of the timer.
-        client: sends the request, or None for the configured one.
-        named: whether the user chose the name.
-        own: whether each entry of a scope has a timer of its own.
+    ``client``: sends the request, or None for the configured one.
     """
 
     __slots__ = ("_after", "_client", "_entered", "_name", "_named", "_own", "_pid", "_scope")
@@ -247,15 +232,10 @@ class Countdown:
 
 
 class _Held:
-    """A name that is held.
-
-    Attributes:
-        freed: numbers that were given out with it and have come back, a heap.
-        next: the least number that was never given out.
-    """
+    """A name that is held."""
 
     __slots__ = ("freed", "next")
 
     def __init__(self) -> None:
-        self.freed: list[int] = []
+        self.freed: list[int] = []  # numbers that were given out with it and have come back, a heap
         self.next = 2

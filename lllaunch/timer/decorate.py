@@ -24,10 +24,6 @@ def place_of(function: Callable[..., Any]) -> str | None:
 def decorate(function: F, countdown: Callable[[], Countdown]) -> F:
     """Returns a function of the same kind whose body runs with a timer.
 
-    Args:
-        function: a function, coroutine function, generator function or async generator function.
-        countdown: makes a timer for a call.
-
     Raises:
         TypeError: it is no function: a class, a classmethod object, ...
     """

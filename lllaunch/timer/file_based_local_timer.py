@@ -8,17 +8,13 @@ import os
 import select
 import time
 
-from lllaunch.timer.debug_info_logging import log_debug_info_for_expired_timers
-from lllaunch.timer.file_client import FileTimerClient
+from lllaunch.timer.file_client import FileTimerClient, FileTimerRequest
 from lllaunch.timer.process_local import logger
-from lllaunch.timer.request import FileTimerRequest
+from lllaunch.timer.server import ServerThread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
-
-    from lllaunch.timer.service import Expired
 
 
 # Seconds until the next look after one that failed.
@@ -29,7 +25,7 @@ _JOIN_SECONDS = 10.0
 _LONGEST_WAIT = 3600.0
 
 
-class FileTimerServer:
+class FileTimerServer(ServerThread):
     """Serve the timers of `FileTimerClient`, ours or torch's, on this machine.
 
     The kernel wakes its thread for requests, ended processes and expired timers. Timers of ended
@@ -38,13 +34,9 @@ class FileTimerServer:
     Unlike torch's, it does not send the signal to its own process, and accepts no timers of its own
     process.
 
-    Args:
-        file_path: where to make the FIFO; an existing file is removed.
-        run_id: named in the log.
-        max_interval: the longest wait of the thread, seconds.
-        daemon: whether the thread lets the interpreter exit.
-        log_event: called in the thread with an event and its request: ``watchdog started``,
-            ``watchdog stopped`` (None), ``timer expired``, ``kill worker process``.
+    ``max_interval``: the longest wait of the thread, seconds. ``log_event``: called in the thread
+    with an event and its request: ``watchdog started``, ``watchdog stopped`` (None), ``timer
+    expired``, ``kill worker process``.
 
     Raises:
         OSError: the FIFO cannot be made; names the path.
@@ -62,25 +54,18 @@ class FileTimerServer:
 
         from lllaunch.timer.service import TimerService  # noqa: PLC0415 - the same
 
-        self._file_path = file_path
+        super().__init__(max_interval, daemon)
         self._run_id = run_id
-        self._max_interval = max_interval
-        self._daemon = daemon
         self._log_event = log_event if log_event is not None else lambda _name, _request: None
-        self._watchdog_thread: threading.Thread | None = None
         # Guards the service, which knows no threads.
         self._lock = threading.RLock()
         self._stopping = False
-        self._once: float | None = None
         self._progress = time.monotonic()
         with contextlib.suppress(FileNotFoundError):
             os.remove(file_path)
-        self._service = TimerService(file_path, owner_of=self._owner_of)
+        itself = os.getpid()
+        self._service = TimerService(file_path, owner_of=lambda pid: None if pid == itself else pid)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-
-    @staticmethod
-    def _owner_of(pid: int) -> int | None:
-        return None if pid == os.getpid() else pid
 
     def start(self) -> None:
         """Begin to serve, in a thread of its own; one that serves already goes on.
@@ -88,42 +73,35 @@ class FileTimerServer:
         Raises:
             RuntimeError: it has been stopped.
         """
-        import threading  # noqa: PLC0415 - see above
-
         if self._wake < 0:
             raise RuntimeError("a timer server that was stopped cannot be started again")
-        if self._watchdog_thread is not None:
-            return
-        logger(__name__).info(
-            "Starting %s... max_interval=%s, daemon=%s, file_path=%s",
-            type(self).__name__,
-            self._max_interval,
-            self._daemon,
-            self._file_path,
-        )
-        self._watchdog_thread = threading.Thread(
-            target=self._watchdog_loop, name="lllaunch-timers", daemon=self._daemon
-        )
-        self._watchdog_thread.start()
-        self._log_event("watchdog started", None)
+        if self._watchdog_thread is None:
+            super().start()
+            self._log_event("watchdog started", None)
 
     def stop(self) -> None:
         """Ends the thread and removes the FIFO; idempotent."""
         logger(__name__).info("Stopping %s", type(self).__name__)
-        self._stopping = True
-        self._end()
+        self._end_thread()
+        self._close()
         self._log_event("watchdog stopped", None)
 
     def run_once(self) -> None:
         """Handles what has been requested, and stops: for tests."""
-        self._once = time.monotonic()
-        self._end()
+        self._end_thread()
+        self._run_watchdog()
+        while self._service.behind:
+            self._run_watchdog()
+        self._close()
 
-    def _end(self) -> None:
+    def _end_thread(self) -> None:
+        self._stopping = True
         thread, self._watchdog_thread = self._watchdog_thread, None
         if thread is not None:
             self._rouse()
             thread.join(min(max(self._max_interval, _JOIN_SECONDS), _LONGEST_WAIT))
+
+    def _close(self) -> None:
         with self._lock:
             self._service.close()
             if self._wake >= 0:
@@ -146,9 +124,8 @@ class FileTimerServer:
     def register_timers(self, timer_requests: list[FileTimerRequest]) -> None:
         """Sets timers and takes them back.
 
-        Args:
-            timer_requests: each sets a timer, or takes it back if its ``expiration_time`` is
-                negative. Those of processes that do not live are ignored.
+        ``timer_requests``: each sets a timer, or takes it back if its ``expiration_time`` is
+        negative. Those of processes that do not live are ignored.
         """
         with self._lock:
             self._service.register(timer_requests)
@@ -162,8 +139,7 @@ class FileTimerServer:
     def get_expired_timers(self, deadline: float) -> dict[int, list[FileTimerRequest]]:
         """Returns the timers that expire at ``deadline`` or earlier, by process id.
 
-        Args:
-            deadline: seconds since the epoch, by the wall clock as it is now.
+        ``deadline``: seconds since the epoch, by the wall clock as it is now.
         """
         with self._lock:
             return self._service.running(deadline)
@@ -182,62 +158,48 @@ class FileTimerServer:
         poll.register(self._service, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         while not self._stopping:
-            once = self._once
             try:
                 self._run_watchdog()
-                wait = self._next_wait()
-                done = once is not None and self._service.read_until >= once
+                with self._lock:
+                    next_in = self._service.next_in()
+                waits = [self._max_interval, _LONGEST_WAIT]
+                wait = min(waits if next_in is None else [*waits, next_in])
             except Exception:  # noqa: BLE001 - other workers' timers are still to be served
                 logger(__name__).exception("the timers could not be looked at")
                 time.sleep(_RETRY_SECONDS)
                 wait = 0.0
-                done = once is not None
-            if done:
-                break
             self._progress = time.monotonic()
-            # Rounded up: to wake early would be to spin through the last millisecond.
-            poll.poll(math.ceil(wait * 1000))
+            # Rounded up: to wake early would be to spin through the last millisecond. And poll
+            # takes less than 0 for ever.
+            poll.poll(max(0, math.ceil(wait * 1000)))
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
-
-    def _next_wait(self) -> float:
-        with self._lock:
-            wait = self._service.next_in()
-        longest = min(self._max_interval, _LONGEST_WAIT)
-        # poll takes less than 0 for ever.
-        return max(0.0, longest if wait is None else min(longest, wait))
 
     def _run_watchdog(self) -> None:
         with self._lock:
             rejected = self._service.dispatch()
             found = self._service.expired()
+        log = logger(__name__)
         for _, reason, text in rejected:
-            logger(__name__).error("a request for a timer was rejected: %s: %s", reason, text)
-        if not found:
-            return
-        log_debug_info_for_expired_timers(
-            self._run_id,
-            {each.pid: [request.to_json() for request in each.requests] for each in found},
-        )
+            log.error("a request for a timer was rejected: %s: %s", reason, text)
+        if found:
+            timers = {each.pid: [request.to_json() for request in each.requests] for each in found}
+            log.info("Timers expired for run:[%s] [%s].", self._run_id, timers)
         for each in found:
-            self._expire(each)
-
-    def _expire(self, expired: Expired) -> None:
-        pid, signum = expired.pid, expired.signum
-        logger(__name__).info("Reaping worker_pid=[%s]. Expired timers: %s", pid, expired.scopes)
-        killing = None
-        for request in expired.requests:
-            self._log_event("timer expired", request)
-            if request.signal > 0:
-                killing = request
-                break
-        if killing is None:
-            logger(__name__).info("No signal specified with worker=[%s]. Do not reap it.", pid)
-        elif self._reap_worker(pid, signum):
-            logger(__name__).info("Successfully reaped worker=[%s] with signal=%s", pid, signum)
-            self._log_event("kill worker process", killing)
-        else:
-            logger(__name__).error("Error reaping worker=[%s].", pid)
+            pid, killing = each.pid, None
+            log.info("Reaping worker_pid=[%s]. Expired timers: %s", pid, each.scopes)
+            for request in each.requests:
+                self._log_event("timer expired", request)
+                if request.signal > 0:
+                    killing = request
+                    break
+            if killing is None:
+                log.info("No signal specified with worker=[%s]. Do not reap it.", pid)
+            elif self._reap_worker(pid, killing.signal):
+                log.info("Successfully reaped worker=[%s] with signal=%s", pid, killing.signal)
+                self._log_event("kill worker process", killing)
+            else:
+                log.error("Error reaping worker=[%s].", pid)
 
     def _reap_worker(self, worker_pid: int, signal: int) -> bool:
         """Ends a process; False if it could not be signalled."""

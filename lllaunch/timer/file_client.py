@@ -1,4 +1,4 @@
-"""`FileTimerClient`: the worker's side of the FIFO.
+"""`FileTimerClient` and `FileTimerRequest`: the worker's side of the FIFO.
 
 One request is one ``os.write`` of at most PIPE_BUF bytes, which the kernel never mixes with
 others'. The client keeps the FIFO open if the server is ours, which marks its FIFO with the sticky
@@ -15,7 +15,7 @@ import select
 import stat
 import time
 
-from lllaunch.timer.api import TimerClient
+from lllaunch.timer.api import TimerClient, TimerRequest
 from lllaunch.timer.process_local import this_process
 
 SERVED_BY_US = stat.S_ISVTX
@@ -31,14 +31,59 @@ _CROWDED = 10.0
 _CACHED_SCOPES = 1024
 
 
+class FileTimerRequest(TimerRequest):
+    """A request to a `FileTimerServer`.
+
+    ``expiration_time``: when it ends, seconds since the epoch; negative takes the timer back.
+    """
+
+    __slots__ = ("signal", "version")
+
+    def __init__(
+        self, worker_pid: int, scope_id: str, expiration_time: float, signal: int = 0
+    ) -> None:
+        super().__init__(worker_pid, scope_id, expiration_time)
+        self.version = 1
+        self.signal = signal
+
+    @property
+    def worker_pid(self) -> int:
+        """Process id of the worker, also ``worker_id``."""
+        pid: int = self.worker_id
+        return pid
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FileTimerRequest):
+            return False
+        same = self.version == other.version and self.signal == other.signal
+        return same and super().__eq__(other)
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, {self.signal!r})"
+
+    def to_json(self) -> str:
+        """Returns the request as it is written into the FIFO, without the newline."""
+        import json  # noqa: PLC0415 - 5 ms that a worker's client pays when it needs them
+
+        return json.dumps(
+            {
+                "version": self.version,
+                "pid": self.worker_pid,
+                "scope_id": self.scope_id,
+                "expiration_time": self.expiration_time,
+                "signal": self.signal,
+            }
+        )
+
+
 class FileTimerClient(TimerClient):
     """Sends requests to the `FileTimerServer` of this machine, or to torch's.
 
     It works in several threads, and in forks of the process that made it.
 
-    Args:
-        file_path: the FIFO.
-        signal: signal that the server sends this process on expiry; 0 or less: none.
+    ``signal``: signal that the server sends this process on expiry; 0 or less: none.
 
     Raises:
         BrokenPipeError: from `acquire` and `release`: no server reads the FIFO for a second.
@@ -74,9 +119,7 @@ class FileTimerClient(TimerClient):
     def acquire(self, scope_id: str, expiration_time: float) -> None:
         """Sets a timer; the request has been written when this returns.
 
-        Args:
-            scope_id: its name.
-            expiration_time: when it ends, seconds since the epoch.
+        ``expiration_time``: when it ends, seconds since the epoch.
         """
         if self._pid != this_process.pid:
             self._begin()
@@ -95,11 +138,7 @@ class FileTimerClient(TimerClient):
             self._failed.discard(scope_id)
 
     def release(self, scope_id: str) -> None:
-        """Takes a timer back; does nothing if it could not be set.
-
-        Args:
-            scope_id: its name.
-        """
+        """Takes a timer back; does nothing if it could not be set."""
         if self._pid != this_process.pid:
             self._begin()
         if scope_id in self._failed:
@@ -178,12 +217,8 @@ class FileTimerClient(TimerClient):
     def _write_when_there_is_room(self, data: bytes, until: float) -> bool:
         """Waits until the full FIFO has room, and writes at once, as others wait for it too.
 
-        Args:
-            data: the request.
-            until: when to give up, seconds of the monotonic clock.
-
-        Returns:
-            False if it could not be written yet: others were faster, or the server has gone.
+        ``until``: when to give up, seconds of the monotonic clock. Returns False if it could not be
+        written yet: others were faster, or the server has gone.
         """
         try:
             fd = os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -25,8 +25,7 @@ _LONGEST_WAIT = 3600.0
 class LocalTimerClient(TimerClient):
     """Puts requests into the queue of a `LocalTimerServer`, or of torch's, on this machine.
 
-    Args:
-        mp_queue: the queue; of multiprocessing's, or with its ``put``.
+    ``mp_queue``: the queue; of multiprocessing's, or with its ``put``.
     """
 
     def __init__(self, mp_queue: Any) -> None:
@@ -45,8 +44,7 @@ class LocalTimerClient(TimerClient):
 class MultiprocessingRequestQueue(RequestQueue):
     """A queue of multiprocessing's.
 
-    Args:
-        mp_queue: the queue, or something else with its ``get`` and ``qsize``.
+    ``mp_queue``: the queue, or something else with its ``get`` and ``qsize``.
     """
 
     def __init__(self, mp_queue: Any) -> None:
@@ -106,10 +104,7 @@ class LocalTimerServer(TimerServer):
     A process whose timer expires is sent SIGKILL. Timers of processes that have ended are
     forgotten, and a process that was given the number of such a one is never signalled.
 
-    Args:
-        mp_queue: the queue that the clients put their requests into.
-        max_interval: the longest wait of the thread, seconds; a bound only.
-        daemon: whether the thread lets the interpreter exit.
+    ``max_interval``: the longest wait of the thread, seconds; a bound only.
     """
 
     def __init__(self, mp_queue: Any, max_interval: float = 60, daemon: bool = True) -> None:

@@ -13,10 +13,9 @@ if TYPE_CHECKING:
 class ProcessLocal:
     """This process, as the clients of timers need it.
 
-    Attributes:
-        pid: process id. Asking the kernel for it takes a third of the time of a request.
-        lock: guards what the threads share. Re-entrant, as a signal handler may use timers too. A
-            fork has its own, since the thread that held it there does not exist here.
+    ``pid``: process id. Asking the kernel for it takes a third of the time of a request. ``lock``:
+    guards what the threads share. Re-entrant, as a signal handler may use timers too. A fork has
+    its own, since the thread that held it there does not exist here.
     """
 
     __slots__ = ("lock", "pid")

@@ -25,76 +25,18 @@ _LONGEST_WAIT = 3600.0
 _LARGEST = 1.7976931348623157e308
 
 
-class TimerServer(ABC):
-    """Waits for requests and ends workers whose timers have expired.
+class ServerThread(ABC):
+    """A thread that serves timers; ``max_interval`` is its longest wait, seconds."""
 
-    It is woken when a request comes and when the next timer expires, and compares nothing with the
-    wall clock: requests are understood when they arrive, and setting the clock later changes no
-    timer.
-
-    Args:
-        request_queue: where requests come from.
-        max_interval: the longest wait, seconds.
-        daemon: whether the thread lets the interpreter exit.
-    """
-
-    def __init__(
-        self, request_queue: RequestQueue, max_interval: float, daemon: bool = True
-    ) -> None:
-        import threading  # noqa: PLC0415 - workers import this module and start no server
-
-        from lllaunch.timer.service import TimerRegistry  # noqa: PLC0415 - the same
-
+    def __init__(self, max_interval: float, daemon: bool) -> None:
         super().__init__()
-        self._request_queue = request_queue
         self._max_interval = max_interval
         self._daemon = daemon
         self._watchdog_thread: threading.Thread | None = None
-        self._stopped = threading.Event()
-        self._steady = SteadyTime()
-        # Only tells when to look; which timers are over is up to the subclass.
-        self._due: TimerRegistry[TimerRequest] = TimerRegistry()
-        self._retry = False
-
-    @abstractmethod
-    def register_timers(self, timer_requests: list[TimerRequest]) -> None:
-        """Takes note of requests, in order.
-
-        Args:
-            timer_requests: each sets a timer, or takes it back if its ``expiration_time`` is
-                negative. Moments are those of a wall clock that nobody sets.
-        """
-
-    @abstractmethod
-    def clear_timers(self, worker_ids: set[Any]) -> None:
-        """Forgets all timers of these workers."""
-
-    @abstractmethod
-    def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
-        """Returns the timers that end at ``deadline`` or earlier, by worker.
-
-        Args:
-            deadline: seconds since the epoch, by a wall clock that nobody sets.
-        """
-
-    @abstractmethod
-    def _reap_worker(self, worker_id: Any) -> bool:
-        """Ends a worker.
-
-        Returns:
-            False if it could not be ended; it is tried again later. An exception counts as True.
-        """
-
-    def _reap_worker_no_throw(self, worker_id: Any) -> bool:
-        try:
-            return self._reap_worker(worker_id)
-        except Exception:  # noqa: BLE001 - a subclass may raise anything; torch catches it too
-            logger(__name__).exception("worker %s could not be ended, and is given up", worker_id)
-            return True
 
     def start(self) -> None:
         """Begin to serve, in a thread of its own; one that serves already goes on."""
-        import threading  # noqa: PLC0415 - see above
+        import threading  # noqa: PLC0415 - workers import this module and start no server
 
         if self._watchdog_thread is not None:
             return
@@ -108,6 +50,70 @@ class TimerServer(ABC):
             target=self._watchdog_loop, name="lllaunch-timers", daemon=self._daemon
         )
         self._watchdog_thread.start()
+
+    @abstractmethod
+    def _watchdog_loop(self) -> None:
+        """Serve until `stop`."""
+
+
+class TimerServer(ServerThread):
+    """Waits for requests and ends workers whose timers have expired.
+
+    It is woken when a request comes and when the next timer expires, and compares nothing with the
+    wall clock: requests are understood when they arrive, and setting the clock later changes no
+    timer.
+
+    ``max_interval``: the longest wait, seconds.
+    """
+
+    def __init__(
+        self, request_queue: RequestQueue, max_interval: float, daemon: bool = True
+    ) -> None:
+        import threading  # noqa: PLC0415 - workers import this module and start no server
+
+        from lllaunch.timer.service import TimerRegistry  # noqa: PLC0415 - the same
+
+        super().__init__(max_interval, daemon)
+        self._request_queue = request_queue
+        self._stopped = threading.Event()
+        self._steady = SteadyTime()
+        # Only tells when to look; which timers are over is up to the subclass.
+        self._due: TimerRegistry[TimerRequest] = TimerRegistry()
+        self._retry = False
+
+    @abstractmethod
+    def register_timers(self, timer_requests: list[TimerRequest]) -> None:
+        """Takes note of requests, in order.
+
+        ``timer_requests``: each sets a timer, or takes it back if its ``expiration_time`` is
+        negative. Moments are those of a wall clock that nobody sets.
+        """
+
+    @abstractmethod
+    def clear_timers(self, worker_ids: set[Any]) -> None:
+        """Forgets all timers of these workers."""
+
+    @abstractmethod
+    def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
+        """Returns the timers that end at ``deadline`` or earlier, by worker.
+
+        ``deadline``: seconds since the epoch, by a wall clock that nobody sets.
+        """
+
+    @abstractmethod
+    def _reap_worker(self, worker_id: Any) -> bool:
+        """Ends a worker.
+
+        Returns False if it could not be ended; it is tried again later. An exception counts as
+        True.
+        """
+
+    def _reap_worker_no_throw(self, worker_id: Any) -> bool:
+        try:
+            return self._reap_worker(worker_id)
+        except Exception:  # noqa: BLE001 - a subclass may raise anything; torch catches it too
+            logger(__name__).exception("worker %s could not be ended, and is given up", worker_id)
+            return True
 
     def stop(self) -> None:
         """Ends the thread; waits for it for ``max_interval`` at most. Idempotent."""
@@ -132,9 +138,7 @@ class TimerServer(ABC):
 
     def _run_watchdog(self) -> None:
         waiting = min(max(1, self._request_queue.size()), _BATCH)
-        requests = self._sound(self._request_queue.get(waiting, self._wait()))
-        self._note(requests)
-        self.register_timers(requests)
+        self.register_timers(self._noted(self._request_queue.get(waiting, self._wait())))
         now = self._steady.now()
         self._due.take_expired(now)
         self._retry = False
@@ -159,26 +163,25 @@ class TimerServer(ABC):
             waits.append(_RETRY)
         return max(0.0, min(waits))
 
-    def _note(self, requests: Iterable[TimerRequest]) -> None:
-        """Understands the moments of requests as those of the steady clock, and when to look."""
+    def _noted(self, requests: Iterable[TimerRequest]) -> list[TimerRequest]:
+        """Understand the moments of requests as those of the steady clock, and note when to look.
+
+        What is no request is dropped: a worker can put anything into its queue.
+        """
         correction = self._steady.correction()
         now = self._steady.now()
+        found = []
         for request in requests:
+            if not _is_request(request):
+                logger(__name__).error("no request for a timer: %.200r", request)
+                continue
+            found.append(request)
             if request.expiration_time < 0:
                 self._due.release(request.worker_id, request.scope_id)
                 continue
             # Never negative, which would take it back.
             until = request.expiration_time = max(0.0, request.expiration_time + correction)
             self._due.acquire(request.worker_id, request.scope_id, until, now, request)
-
-    def _sound(self, requests: Iterable[TimerRequest]) -> list[TimerRequest]:
-        """Drops what is no request: a worker can put anything into its queue."""
-        found = []
-        for request in requests:
-            if _is_request(request):
-                found.append(request)
-            else:
-                logger(__name__).error("no request for a timer: %.200r", request)
         return found
 
 
@@ -201,9 +204,8 @@ _TOLERANCE = 0.001
 class SteadyTime:
     """Goes on from what the wall clock showed when this was made, as the monotonic clock goes.
 
-    Args:
-        clock: the monotonic clock, seconds.
-        wall_clock: the wall clock, seconds since the epoch; somebody may set it.
+    ``clock``: the monotonic clock, seconds. ``wall_clock``: the wall clock, seconds since the
+    epoch; somebody may set it.
     """
 
     def __init__(

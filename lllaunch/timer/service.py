@@ -21,19 +21,19 @@ import os
 import re
 import select
 import struct
+import sys
 import termios
 import time
 from collections.abc import Callable, Hashable, Iterable
 from heapq import heapify, heappop, heappush
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
+
+import msgspec
 
 from lllaunch.linux.process import open_pidfd, process_ended, send_signal
-from lllaunch.timer.file_client import SERVED_BY_US
-from lllaunch.timer.request import FileTimerRequest
+from lllaunch.timer.file_client import SERVED_BY_US, FileTimerRequest
 
 _TEXT = 120
-_MAX_PID = 2**31 - 1
-_MAX_SIGNAL = 64
 
 # What both clients write, unless the scope has other characters than these: four times as fast as
 # a JSON parser. What does not match is parsed as JSON.
@@ -48,17 +48,21 @@ _SHORTEST = len('{"pid":1,"scope_id":"","expiration_time":0,"signal":0}')
 
 
 class Rejected(NamedTuple):
-    """A request that was not understood or not allowed.
+    """A request that was not understood or not allowed."""
 
-    Attributes:
-        pid: the process that it says it comes from; None if it does not say.
-        reason: what is wrong with it, as a clause.
-        text: what was read, shortened and printable; empty if the reason says it all.
-    """
-
-    pid: int | None
+    pid: int | None  # the process that it says it comes from; None if it does not say
     reason: str
-    text: str
+    text: str  # what was read, shortened and printable; empty if the reason says it all
+
+
+class _Fields(msgspec.Struct):
+    """What is written of a request. torch's server does not ask for the version."""
+
+    pid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    scope_id: str
+    expiration_time: Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+    signal: Annotated[int, msgspec.Meta(le=64)]
+    version: Literal[1] = 1
 
 
 class BadLine(NamedTuple):
@@ -73,15 +77,9 @@ _NO_OBJECT = BadLine(None, "it is not a JSON object")
 
 
 class Read(NamedTuple):
-    """What was in a block of bytes.
+    """What was in a block of bytes."""
 
-    Attributes:
-        requests: in order.
-        rejected: what was wrong with other lines.
-        others: how many more lines were wrong.
-    """
-
-    requests: list[FileTimerRequest]
+    requests: list[FileTimerRequest]  # in order
     rejected: list[Rejected]
     others: int
 
@@ -98,12 +96,7 @@ class RequestReader:
 
         Lines that are no requests cost little, most of all when no more of them are to be told.
 
-        Args:
-            block: they; any length. The end of the last line may come with a later block.
-            tell: how many rejections are wanted, at most; others are counted.
-
-        Returns:
-            What was in the lines that are complete.
+        ``tell``: how many rejections are wanted, at most; others are counted.
         """
         lines = (self._rest + block).split(b"\n")
         self._rest = lines.pop()
@@ -151,11 +144,7 @@ def _rescued(line: bytes) -> list[FileTimerRequest]:
 def parse(line: bytes) -> FileTimerRequest | BadLine | None:
     """Understands a line.
 
-    Args:
-        line: without its newline.
-
-    Returns:
-        The request, or what is wrong with it; None for a blank line.
+    Returns the request, or what is wrong with it; None for a blank line.
     """
     usual = _USUAL(line)
     if usual is not None and len(line) < select.PIPE_BUF:
@@ -178,58 +167,18 @@ def _parse_json(line: bytes) -> FileTimerRequest | BadLine:
     except (ValueError, RecursionError) as error:
         reason = "too deeply nested" if isinstance(error, RecursionError) else str(error)
         return BadLine(None, f"it is not JSON ({reason})")
-    if not isinstance(fields, dict):
-        return _NO_OBJECT
-    reason = _wrong_with(fields)
-    if reason:
+    try:
+        read = msgspec.convert(fields, _Fields)
+    except msgspec.ValidationError as error:
         pid = fields.get("pid")
-        return BadLine(pid if _is_pid(pid) else None, reason)
+        return BadLine(pid if type(pid) is int else None, str(error))
     # A lone surrogate can neither be written nor shown.
-    scope = fields["scope_id"].encode(errors="backslashreplace").decode()
-    return FileTimerRequest(
-        fields["pid"], scope, float(fields["expiration_time"]), fields["signal"]
-    )
+    scope = read.scope_id.encode(errors="backslashreplace").decode()
+    return FileTimerRequest(read.pid, scope, read.expiration_time, read.signal)
 
 
 def _no_number(name: str) -> float:
     raise ValueError(f"{name} is no number")
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_pid(value: Any) -> bool:
-    return _is_whole(value) and 0 < value <= _MAX_PID
-
-
-def _is_time(value: Any) -> bool:
-    try:
-        return (_is_whole(value) or isinstance(value, float)) and math.isfinite(value)
-    except OverflowError:
-        return False
-
-
-_CHECKS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("version", lambda value: _is_whole(value) and value == 1, "is not 1"),
-    ("pid", _is_pid, "is no process id"),
-    ("scope_id", lambda value: isinstance(value, str), "is no string"),
-    ("expiration_time", _is_time, "is no finite number"),
-    ("signal", lambda value: _is_whole(value) and value <= _MAX_SIGNAL, "is no signal"),
-)
-
-
-def _wrong_with(fields: dict[str, Any]) -> str:
-    """What is wrong with the fields of a request, or an empty string."""
-    # torch's server does not ask for the version, so something else than a client may leave it out.
-    fields = {"version": 1, **fields}
-    missing = [name for name, _, _ in _CHECKS if name not in fields]
-    if missing:
-        return f"it has no {', '.join(missing)}"
-    for name, fine, what in _CHECKS:
-        if not fine(fields[name]):
-            return f"its {name} {what}"
-    return ""
 
 
 def shortened(line: bytes) -> str:
@@ -250,20 +199,15 @@ class Rejections:
 
     def __init__(self) -> None:
         self._told: list[Rejected] = []
-        self._left = _TOLD
+        self.left = _TOLD  # so many would be told one by one now
         self._others = 0
         self._period_ends = 0.0
         self._counted = False
 
-    @property
-    def left(self) -> int:
-        """How many would be told one by one now."""
-        return self._left
-
     def add(self, rejected: Rejected) -> None:
         """Takes note of one."""
-        if self._left:
-            self._left -= 1
+        if self.left:
+            self.left -= 1
             self._told.append(rejected)
         else:
             self._others += 1
@@ -273,14 +217,10 @@ class Rejections:
         self._others += number
 
     def begin(self, now: float) -> None:
-        """Notes that time has passed; to be called before what is found at ``now`` is added.
-
-        Args:
-            now: seconds of a clock that never goes back.
-        """
+        """Notes that time has passed; to be called before what is found at ``now`` is added."""
         if now >= self._period_ends:
             self._period_ends = now + _PERIOD
-            self._left = _TOLD
+            self.left = _TOLD
             self._counted = False
 
     def take(self) -> list[Rejected]:
@@ -301,38 +241,26 @@ class Backlog:
     """
 
     def __init__(self) -> None:
-        self._until = -math.inf
-        self._behind = False
+        self.until = -math.inf  # at least until then all has been read
+        self.behind = False  # there was more at the last reading
         # When what is to be read now had been written, and how much is left of it.
         self._began = -math.inf
         self._left = 0
 
-    @property
-    def until(self) -> float:
-        """The moment; at least until then all has been read."""
-        return self._until
-
-    @property
-    def behind(self) -> bool:
-        """Whether there was more at the last reading."""
-        return self._behind
-
     def note(self, now: float, got: int, waiting: int) -> None:
         """Takes note of a reading.
 
-        Args:
-            now: when it began, seconds of a clock that never goes back.
-            got: bytes that were read.
-            waiting: bytes that were there after it.
+        ``now``: when it began, seconds of a clock that never goes back. ``got``: bytes that were
+        read. ``waiting``: bytes that were there after it.
         """
-        self._behind = waiting > 0
+        self.behind = waiting > 0
         self._left -= got
         if not waiting:
-            self._until = self._began = now
+            self.until = self._began = now
             self._left = 0
         elif self._left <= 0:
             # All that was there when `_left` was set has been read; what is there now is next.
-            self._until = self._began
+            self.until = self._began
             self._began, self._left = now, waiting
 
 
@@ -343,19 +271,11 @@ _SLACK = 64
 
 
 class Timer(NamedTuple):
-    """A timer that runs.
-
-    Attributes:
-        worker: who has set it.
-        scope: its name, one of each for a worker.
-        deadline: when it is over, seconds of a clock that never goes back.
-        since: when it was set, by that clock.
-        request: what set it.
-    """
+    """A timer that runs."""
 
     worker: Any
     scope: str
-    deadline: float
+    deadline: float  # when it is over, seconds of a clock that never goes back
     since: float
     request: Any
 
@@ -381,10 +301,6 @@ class TimerRegistry(Generic[R]):
     def count(self, worker: Hashable) -> int:
         """Returns how many timers a worker has."""
         return len(self._timers.get(worker, ()))
-
-    def workers(self) -> set[Hashable]:
-        """Returns those that have timers."""
-        return set(self._timers)
 
     def acquire(
         self, worker: Hashable, scope: str, deadline: float, since: float, request: R
@@ -447,25 +363,18 @@ _LIMIT = 4096
 
 
 class Process(NamedTuple):
-    """A process that was alive when it was first seen.
-
-    Attributes:
-        pid: process id.
-        owner: whose it is.
-        pidfd: descriptor that is readable once it has ended.
-    """
+    """A process that was alive when it was first seen."""
 
     pid: int
     owner: int
-    pidfd: int
+    pidfd: int  # descriptor that is readable once it has ended
 
 
 class TimedProcesses:
     """Processes by their ids.
 
-    Args:
-        owner_of: tells whose a process is; None if it is nobody's.
-        limit: how many are kept at most.
+    ``owner_of``: tells whose a process is; None if it is nobody's. ``limit``: how many are kept at
+    most.
 
     Raises:
         OSError: there are no descriptors left.
@@ -486,10 +395,6 @@ class TimedProcesses:
         """Make `fileno` readable also when this descriptor is."""
         self._epoll.register(fd, select.EPOLLIN)
 
-    def unwatch(self, fd: int) -> None:
-        """The opposite of `watch`; before the descriptor is closed."""
-        self._epoll.unregister(fd)
-
     def get(self, pid: int) -> Process | None:
         """A process that is known."""
         return self._known.get(pid)
@@ -497,8 +402,7 @@ class TimedProcesses:
     def admit(self, pid: int) -> Process | str | None:
         """A process, known or new.
 
-        Returns:
-            It, or why it is refused, or None if it has ended.
+        Returns it, or why it is refused, or None if it has ended.
         """
         known = self._known.get(pid)
         if known is not None:
@@ -560,9 +464,6 @@ class Fifo:
     """A FIFO that only this user may use.
 
     It is opened for writing too: there is never an end of file, nor a hang-up, when clients leave.
-
-    Args:
-        path: where; nothing may be there.
 
     Raises:
         OSError: it cannot be made; names the path.
@@ -630,35 +531,23 @@ class Expired(NamedTuple):
     """A process of which timers have expired.
 
     The first of them that asks for a signal stands for all; if none does, the first.
-
-    Attributes:
-        owner: what ``owner_of`` returned for it, the local rank.
-        pid: its process id.
-        scope: name of the timer.
-        after: seconds from its arrival to its deadline.
-        signum: the signal that it asks for; 0 or less for none.
-        scopes: names of all expired timers of the process, the earliest first.
-        requests: what had set them, in the same order.
     """
 
-    owner: int
+    owner: int  # what ``owner_of`` returned for it, the local rank
     pid: int
     scope: str
-    after: float
-    signum: int
-    scopes: tuple[str, ...]
+    after: float  # seconds from its arrival to its deadline
+    signum: int  # the signal that it asks for; 0 or less for none
+    scopes: tuple[str, ...]  # names of all expired timers of the process, the earliest first
     requests: tuple[FileTimerRequest, ...]
 
 
 class TimerService:
     """Serves a FIFO.
 
-    Args:
-        path: where to make it; nothing may be there.
-        owner_of: tells the local rank that a process belongs to; None if it is no worker's, whose
-            timers are not accepted. Asked once for each process, at its first timer.
-        clock: tells the time in seconds; never goes back.
-        wall_clock: tells the seconds since the epoch, in which clients write expirations.
+    ``owner_of``: tells the local rank that a process belongs to; None if it is no worker's, whose
+    timers are not accepted. Asked once for each process, at its first timer. ``wall_clock``: tells
+    the seconds since the epoch, in which clients write expirations.
 
     Raises:
         OSError: the FIFO cannot be made; names the path.
@@ -677,7 +566,7 @@ class TimerService:
         self._backlog = Backlog()
         self._rejections = Rejections()
         self._timers: TimerRegistry[FileTimerRequest] = TimerRegistry()
-        self._received = 0
+        self.received = 0  # requests that were understood
         self._refused: set[tuple[int, str]] = set()
         self._processes = TimedProcesses(owner_of)
         try:
@@ -689,17 +578,9 @@ class TimerService:
         _open.add(self)
 
     @property
-    def received(self) -> int:
-        """How many requests were understood so far."""
-        return self._received
-
-    @property
-    def read_until(self) -> float:
-        """The moment until which all requests have been read, by the clock; minus infinity first.
-
-        A later one may have been read, too.
-        """
-        return self._backlog.until
+    def behind(self) -> bool:
+        """Whether more had been written than `dispatch` has read."""
+        return self._backlog.behind
 
     def fileno(self) -> int:
         """The descriptor that is readable when `dispatch` has something to do."""
@@ -710,10 +591,6 @@ class TimerService:
 
         It reads 64 KiB at most, so that it takes milliseconds whatever is written there. If there
         is more, `fileno` is still readable.
-
-        Returns:
-            What was wrong with requests. Of those that come at a high rate only some are told, and
-            the number of the others.
         """
         now = self._clock()
         block = self._fifo.read()
@@ -737,7 +614,7 @@ class TimerService:
         last: dict[tuple[int, str], FileTimerRequest] = {}
         for request in requests:
             last[request.worker_id, request.scope_id] = request
-            self._received += 1
+            self.received += 1
         now = self._clock()
         offset = now - self._wall_clock()
         acquired = []
@@ -759,7 +636,14 @@ class TimerService:
             # It has ended, and its timers with it.
             return False
         if isinstance(process, str):
-            self._refuse(pid, process)
+            # Told once for a process: it may go on asking for as long as it lives. Another that
+            # gets its number later may go untold.
+            if (pid, process) not in self._refused:
+                if self._rejections.left:
+                    if len(self._refused) >= _REFUSED:
+                        self._refused.clear()
+                    self._refused.add((pid, process))
+                self._rejections.add(Rejected(pid, process, ""))
             return False
         if self._timers.count(pid) < _TIMERS_PER_PROCESS or (pid, scope) in self._timers:
             self._timers.acquire(pid, scope, request.expiration_time + offset, now, request)
@@ -767,19 +651,6 @@ class TimerService:
             reason = f"process {pid} has {_TIMERS_PER_PROCESS} timers already"
             self._rejections.add(Rejected(pid, reason, ""))
         return True
-
-    def _refuse(self, pid: int, reason: str) -> None:
-        """Adds to the rejections, once for a process: it may go on asking for as long as it lives.
-
-        Another that gets its number later may go untold.
-        """
-        if (pid, reason) in self._refused:
-            return
-        if self._rejections.left:
-            if len(self._refused) >= _REFUSED:
-                self._refused.clear()
-            self._refused.add((pid, reason))
-        self._rejections.add(Rejected(pid, reason, ""))
 
     def next_in(self) -> float | None:
         """Seconds until the next timer expires, 0 if one has, None if none is set.
@@ -798,27 +669,28 @@ class TimerService:
         """
         now = self._backlog.until if self._backlog.behind else self._clock()
         found = self._timers.take_expired(now)
-        return [self._expired(pid, timers) for pid, timers in found.items()]
-
-    def _expired(self, pid: int, timers: list[Timer]) -> Expired:
-        process = self._processes.get(pid)
-        first = next((timer for timer in timers if timer.request.signal > 0), timers[0])
-        return Expired(
-            # A process with timers is known until it has ended, and then has none.
-            owner=pid if process is None else process.owner,
-            pid=pid,
-            scope=first.scope,
-            after=max(0.0, first.deadline - first.since),
-            signum=first.request.signal,
-            scopes=tuple(timer.scope for timer in timers),
-            requests=tuple(timer.request for timer in timers),
-        )
+        expired = []
+        for pid, timers in found.items():
+            process = self._processes.get(pid)
+            first = next((timer for timer in timers if timer.request.signal > 0), timers[0])
+            expired.append(
+                Expired(
+                    # A process with timers is known until it has ended, and then has none.
+                    owner=pid if process is None else process.owner,
+                    pid=pid,
+                    scope=first.scope,
+                    after=max(0.0, first.deadline - first.since),
+                    signum=first.request.signal,
+                    scopes=tuple(timer.scope for timer in timers),
+                    requests=tuple(timer.request for timer in timers),
+                )
+            )
+        return expired
 
     def running(self, until: float) -> dict[int, list[FileTimerRequest]]:
         """The requests of the timers that expire at a moment of the wall clock or before, by pid.
 
-        Args:
-            until: seconds since the epoch.
+        ``until``: seconds since the epoch.
         """
         over = self._timers.over(until + self._clock() - self._wall_clock())
         return {pid: [timer.request for timer in timers] for pid, timers in over.items()}
@@ -831,12 +703,7 @@ class TimerService:
     def signal(self, pid: int, signum: int) -> bool:
         """Sends a signal to a process that has set a timer.
 
-        Args:
-            pid: its id.
-            signum: the signal; 0 or less sends nothing.
-
-        Returns:
-            False if it is gone.
+        Returns False if it is gone.
 
         Raises:
             OSError: it may not be signalled.

@@ -34,33 +34,20 @@ _LONGEST_NUMBER = 60
 
 
 class Shown(NamedTuple):
-    """One state of a bar, or a line of numbers.
+    """One state of a bar, or a line of numbers."""
 
-    Attributes:
-        name: what stands before the bar without its numbers, which tells it from others.
-        step: what it has counted, of the present epoch; None for a line that tells metrics only.
-        total: up to what it counts, or None.
-        depth: how many bars stand above it.
-        epoch: the epoch that it is of, as it is written; or None.
-        epochs: how many epochs there are, or None.
-        metrics: numbers that stand beside it.
-    """
-
-    name: str = ""
+    name: str = ""  # what stands before the bar without its numbers, which tells it from others
+    # what it has counted, of the present epoch; None for a line that tells metrics only
     step: float | None = None
-    total: float | None = None
+    total: float | None = None  # up to what it counts, or None
     depth: int = 0
-    epoch: int | None = None
-    epochs: int | None = None
+    epoch: int | None = None  # the epoch that it is of, as it is written; or None
+    epochs: int | None = None  # how many epochs there are, or None
     metrics: Mapping[str, float] = {}
 
 
 class Captured(NamedTuple):
-    """A line that matched a user's pattern.
-
-    Attributes:
-        numbers: what its groups hold, by their names.
-    """
+    """A line that matched a user's pattern."""
 
     numbers: Mapping[str, float]
 
@@ -73,15 +60,11 @@ Printed: TypeAlias = Shown | Captured | OtherOutput
 
 
 class SegmentSplitter:
-    """Splits a stream at carriage returns and newlines.
-
-    Attributes:
-        pending: what came after the last of these, its first `LONGEST` bytes.
-        skipped: whether the last block had more segments than are returned of one: its last ones.
-    """
+    """Splits a stream at carriage returns and newlines."""
 
     def __init__(self) -> None:
-        self.pending = b""
+        self.pending = b""  # what came after the last of these, its first `LONGEST` bytes
+        # whether the last block had more segments than are returned of one: its last ones
         self.skipped = False
 
     def feed(self, block: bytes) -> list[tuple[bytes, bytes]]:
@@ -101,11 +84,7 @@ class SegmentSplitter:
 class OutputParser:
     """Reads bars and lines of numbers from one stream.
 
-    Args:
-        pattern: what else to look for; its named groups are numbers. None for nothing.
-
-    Attributes:
-        skipped: whether the last block had more than is parsed of one.
+    ``pattern``: what else to look for; its named groups are numbers. None for nothing.
     """
 
     def __init__(self, pattern: re.Pattern[str] | None = None) -> None:
@@ -113,7 +92,7 @@ class OutputParser:
         self._splitter = SegmentSplitter()
         # Names of the rows of rich that stand above the present line.
         self._rows: tuple[str, ...] = ()
-        self.skipped = False
+        self.skipped = False  # whether the last block had more than is parsed of one
 
     def feed(self, block: bytes) -> list[Printed]:
         """Take the next bytes of the stream; return what they show, in order."""
@@ -165,12 +144,7 @@ class OutputParser:
 def captured(pattern: re.Pattern[str], segment: bytes) -> dict[str, float] | None:
     """Return the numbers of the named groups of a pattern in the first `LONGEST_BAR` characters.
 
-    Args:
-        pattern: what a user looks for.
-        segment: a line, or a part of one that was redrawn.
-
-    Returns:
-        None where it does not match. Groups that took no part, or hold no number, are left out.
+    Returns None where it does not match. Groups that took no part, or hold no number, are left out.
     """
     match = pattern.search(_text(segment)[:LONGEST_BAR])
     if match is None:

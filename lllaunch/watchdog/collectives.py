@@ -11,7 +11,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -57,42 +57,26 @@ _UNDESCRIBED = frozenset({"", "undefined"})
 
 
 class Call(Record, frozen=True):
-    """One call of a collective operation.
+    """One call of a collective operation."""
 
-    Attributes:
-        number: torch's ``collective_seq_id`` in its group, from 1 on.
-        operation: ``all_reduce``.
-        sizes: shapes of the tensors that went in; none where they are not known.
-        dtypes: their types, ``float32``.
-        created_ns: when it was called, nanoseconds since the epoch; 0 if that is not known.
-        completed: whether it is known to be over.
-        elements: how many elements went in, where the shapes are not known but this is; else 0.
-    """
-
-    number: int
-    operation: str
+    number: int  # torch's ``collective_seq_id`` in its group, from 1 on
+    operation: str  # ``all_reduce``
+    # shapes of the tensors that went in; none where they are not known
     sizes: tuple[tuple[int, ...], ...] = ()
-    dtypes: tuple[str, ...] = ()
-    created_ns: int = 0
-    completed: bool = False
+    dtypes: tuple[str, ...] = ()  # their types, ``float32``
+    created_ns: int = 0  # when it was called, nanoseconds since the epoch; 0 if that is not known
+    completed: bool = False  # whether it is known to be over
+    # how many elements went in, where the shapes are not known but this is; else 0
     elements: int = 0
 
 
 class GroupTrace(Record, frozen=True):
-    """The calls of one rank in one process group.
+    """The calls of one rank in one process group."""
 
-    Attributes:
-        name: torch's name of the group, the same in all of its ranks.
-        description: for people: ``default_pg``, or what the user has called it.
-        ranks: who belongs to it; empty if that is not known.
-        calls: by number; the last of them if there were many.
-        states: whether it is known which of them are over.
-    """
-
-    name: str
-    description: str = ""
-    ranks: tuple[int, ...] = ()
-    calls: tuple[Call, ...] = ()
+    name: str  # torch's name of the group, the same in all of its ranks
+    description: str = ""  # for people: ``default_pg``, or what the user has called it
+    ranks: tuple[int, ...] = ()  # who belongs to it; empty if that is not known
+    calls: tuple[Call, ...] = ()  # by number; the last of them if there were many
     states: bool = False
 
     @property
@@ -113,12 +97,7 @@ class GroupTrace(Record, frozen=True):
 
 
 class RankTrace(Record, frozen=True):
-    """What one rank has recorded.
-
-    Attributes:
-        rank: among all workers.
-        groups: its process groups.
-    """
+    """What one rank has recorded."""
 
     rank: int
     groups: tuple[GroupTrace, ...] = ()
@@ -132,53 +111,46 @@ Kind = Literal["absent", "arguments", "operations", "waiting"]
 
 
 class Party(Record, frozen=True):
-    """Ranks that have done the same.
+    """Ranks that have done the same."""
 
-    Attributes:
-        ranks: among all workers.
-        collective: the operation that they have called; of those who never came, the one that they
-            did not call.
-        group: the process group that it is of, for people.
-        places: where they stand, ``/path/train.py:12``; empty if that is not known.
-    """
-
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # among all workers
+    # the operation that they have called; of those who never came, the one that they did not call
     collective: Call
-    group: str = _DEFAULT
+    group: str = _DEFAULT  # the process group that it is of, for people
+    # where they stand, ``/path/train.py:12``; empty if that is not known
     places: tuple[str, ...] = ()
 
 
-class Disagreement(Record, frozen=True):
-    """Ranks that do not agree on a collective operation, or that all wait in one.
+class Wording(NamedTuple):
+    """How a sentence is worded."""
 
-    Attributes:
-        kind: ``absent``: the first party never came to an operation, and those after it wait in
-            that or in later ones;
-            ``arguments``: they have called it with other sizes or types; ``operations``: they have
-            called different ones; ``waiting``: they wait, and it is not known for whom.
-        parties: who did what; the odd ones first, if there are such.
-        at_fault: whose doing it is; none if that cannot be told.
-    """
+    shown: Callable[[str], str]  # applied to the paths of files
+    so_far: bool  # whether who has not come may still do so
+    utc: bool  # whether times are UTC's, not this machine's
+
+
+class Disagreement(Record, frozen=True):
+    """Ranks that do not agree on a collective operation, or that all wait in one."""
 
     DERIVED = ("text",)
 
+    # ``absent``: the first party never came to an operation, and those after it wait in that or in
+    # later ones; ``arguments``: they have called it with other sizes or types; ``operations``: they
+    # have called different ones; ``waiting``: they wait, and it is not known for whom
     kind: Kind
-    parties: tuple[Party, ...]
-    at_fault: tuple[int, ...] = ()
+    parties: tuple[Party, ...]  # who did what; the odd ones first, if there are such
+    at_fault: tuple[int, ...] = ()  # whose doing it is; none if that cannot be told
 
     @property
     def text(self) -> str:
         """The sentence."""
         return self.sentence()
 
-    def sentence(self, shown: Callable[[str], str] = str, *, so_far: bool = False) -> str:
-        """One sentence for people.
-
-        Args:
-            shown: applied to the paths of files.
-            so_far: whether who has not come may still do so.
-        """
-        return _SENTENCES[self.kind](self.parties, shown, so_far)
+    def sentence(
+        self, shown: Callable[[str], str] = str, *, so_far: bool = False, utc: bool = False
+    ) -> str:
+        """One sentence for people, with times of this machine's zone or of UTC."""
+        return _SENTENCES[self.kind](self.parties, Wording(shown, so_far, utc))
 
     @property
     def located(self) -> frozenset[int]:
@@ -189,8 +161,7 @@ class Disagreement(Record, frozen=True):
     def beside(self, moment_ns: int) -> Disagreement:
         """The same for a text that names a moment: what began within two seconds began then.
 
-        Args:
-            moment_ns: nanoseconds since the epoch.
+        ``moment_ns``: nanoseconds since the epoch.
         """
 
         def timed(party: Party) -> Party:
@@ -207,14 +178,9 @@ class Disagreement(Record, frozen=True):
 def read_trace(document: object, rank: int) -> RankTrace | None:
     """Read what torch tells of a rank's collectives.
 
-    Args:
-        document: ``{"groups": {name: ranks}, "traces": [...]}``, each trace one of the flight
-            recorder's as JSON (versions 2.1 to 2.10 have what is needed here). What is not
-            understood is passed over.
-        rank: rank among all workers.
-
-    Returns:
-        None if nothing is known of it.
+    ``document``: ``{"groups": {name: ranks}, "traces": [...]}``, each trace one of the flight
+    recorder's as JSON (versions 2.1 to 2.10 have what is needed here). What is not understood is
+    passed over. Returns None if nothing is known of it.
     """
     if not isinstance(document, Mapping):
         return None
@@ -277,7 +243,11 @@ def _read_entries(entries: object, groups: dict[str, GroupTrace]) -> None:
         if state in _KEPT:
             kept.add(name)
         last = calls[name][-1] if calls[name] else None
-        if last is not None and call.number == last.number and _coalesced(last, call):
+        if (
+            last is not None
+            and call.number == last.number
+            and (last.operation == call.operation or "coalesced" in call.operation)
+        ):
             # Several that are one to the backend: their sizes come one by one.
             call = replace(call, sizes=(), dtypes=())
             calls[name].pop()
@@ -287,10 +257,6 @@ def _read_entries(entries: object, groups: dict[str, GroupTrace]) -> None:
         calls[name].append(call)
     for name, found in calls.items():
         groups[name] = GroupTrace(name, descriptions[name], (), tuple(found), name in kept)
-
-
-def _coalesced(one: Call, other: Call) -> bool:
-    return one.operation == other.operation or "coalesced" in other.operation
 
 
 def _read_entry(entry: object) -> tuple[str, str, str, Call] | None:
@@ -362,11 +328,8 @@ def with_aborted(
     gloo cuts what it sends into as many parts in all ranks, so the sizes of two parts are to each
     other as those of the tensors.
 
-    Args:
-        traces: what other ranks have recorded, by rank.
-        rank: the one that was aborted.
-        received: bytes of a part that another rank has sent it.
-        fitting: bytes that its own call has for it.
+    ``traces``: what other ranks have recorded, by rank. ``received``: bytes of a part that another
+    rank has sent it. ``fitting``: bytes that its own call has for it.
     """
     known = {other: each for other, trace in traces.items() if (each := _newest(trace))}
     for other, (_, call) in known.items():
@@ -400,13 +363,8 @@ def compare(
     Of several groups it is the one whose absent ranks do not wait in another one: they would come
     to it if that went on. If that is so of several, it is one whose absent ranks wait least surely.
 
-    Args:
-        traces: what ranks have recorded, by rank.
-        waits: by their stacks, how surely each waits for others.
-        places: the line of the user's code that each stands at.
-
-    Returns:
-        None if they agree, or too little is known.
+    ``traces``: what ranks have recorded, by rank. Returns None if they agree, or too little is
+    known.
     """
     waits, places = waits or {}, places or {}
     names = sorted({group.name for trace in traces.values() for group in trace.groups})
@@ -459,17 +417,11 @@ def _newest(trace: RankTrace) -> tuple[GroupTrace, Call] | None:
 
 
 class _Group(Record, frozen=True):
-    """One process group, as its ranks have recorded it.
-
-    Attributes:
-        title: for people.
-        traces: of those of its ranks that tell, by rank.
-        newest: those of them whose last call of all was in it.
-    """
+    """One process group, as its ranks have recorded it."""
 
     title: str
-    traces: Mapping[int, GroupTrace]
-    newest: frozenset[int]
+    traces: Mapping[int, GroupTrace]  # of those of its ranks that tell, by rank
+    newest: frozenset[int]  # those of them whose last call of all was in it
 
     @classmethod
     def of(cls, name: str, traces: Mapping[int, RankTrace]) -> _Group:
@@ -523,7 +475,13 @@ def _absence(
         for rank, each in group.traces.items()
         if (call := each.call(missed)) is not None and not call.completed
     }
-    here = {rank: call for rank, call in came.items() if _stands(group.traces[rank], missed)}
+    # who can have stayed there: it made no later call, or only ordered them
+    here = {
+        rank: call
+        for rank, call in came.items()
+        for each in (group.traces[rank],)
+        if each.last == missed or (each.states and each.open == missed)
+    }
     further = _further(group, missed, here, waits, places)
     # Who has gone on could do so without the others: the root of a broadcast.
     beyond = {rank for party in further for rank in party.ranks}
@@ -578,11 +536,6 @@ def _least(absent: Iterable[int], waits: Mapping[int, Waits]) -> tuple[int, ...]
     return tuple(sorted(rank for rank in absent if waits.get(rank, Waits.NO) is level))
 
 
-def _stands(trace: GroupTrace, number: int) -> bool:
-    """Whether a rank can have stayed at a call: it made no later one, or only ordered them."""
-    return trace.last == number or (trace.states and trace.open == number)
-
-
 def _first_mismatch(group: _Group) -> int | None:
     """The number of the first call that ranks do not agree on and that is not over."""
     opened = min(each.open for each in group.traces.values())
@@ -591,11 +544,14 @@ def _first_mismatch(group: _Group) -> int | None:
         for call in each.calls:
             if call.number >= opened:
                 calls[call.number].append(call)
-    return next((number for number in sorted(calls) if len(_kinds(calls[number])) > 1), None)
-
-
-def _kinds(calls: Iterable[Call]) -> set[tuple[object, ...]]:
-    return {_signature(call) for call in calls}
+    return next(
+        (
+            number
+            for number in sorted(calls)
+            if len({_signature(call) for call in calls[number]}) > 1
+        ),
+        None,
+    )
 
 
 def _signature(call: Call) -> tuple[object, ...]:
@@ -682,12 +638,7 @@ def _at(party: Party, shown: Callable[[str], str]) -> str:
 
 
 def arguments_text(call: Call, *, types: bool = True) -> str:
-    """``float32 [128, 10]``; empty if nothing is known of what an operation was called with.
-
-    Args:
-        call: the operation.
-        types: whether to name the types.
-    """
+    """``float32 [128, 10]``; empty if nothing is known of what an operation was called with."""
     texts = []
     for index, size in enumerate(call.sizes[:_SHOWN_TENSORS]):
         dtype = call.dtypes[index] if types and index < len(call.dtypes) else ""
@@ -716,16 +667,17 @@ def last_operation(trace: RankTrace) -> str:
     return operation_text(call, _title(group.name, {trace.rank: trace}))
 
 
-def _since(call: Call) -> str:
+def _since(call: Call, how: Wording) -> str:
     if not call.created_ns:
         return ""
-    return time.strftime(" since %H:%M:%S", time.localtime(call.created_ns / 1e9))
+    zone = time.gmtime if how.utc else time.localtime
+    return time.strftime(" since %H:%M:%S", zone(call.created_ns / 1e9))
 
 
-def _absent_text(parties: tuple[Party, ...], shown: Callable[[str], str], so_far: bool) -> str:
+def _absent_text(parties: tuple[Party, ...], how: Wording) -> str:
     absent, *came = parties
     verb = "never came"
-    if so_far:
+    if how.so_far:
         verb = "has not come" if len(absent.ranks) == 1 else "have not come"
     first = f"{_named(absent.ranks)} {verb} to {operation_text(absent.collective, absent.group)}"
     parts = [(first, absent)]
@@ -734,10 +686,10 @@ def _absent_text(parties: tuple[Party, ...], shown: Callable[[str], str], so_far
         call = party.collective
         what = f"{call.operation} " if call.operation != absent.collective.operation else ""
         where = "it" if call.number == absent.collective.number else f"{what}#{call.number}"
-        parts.append((f"{_named(party.ranks)} {wait} in {where}{_since(call)}", party))
+        parts.append((f"{_named(party.ranks)} {wait} in {where}{_since(call, how)}", party))
     beyond = {rank for _, party in parts[_MOST_PARTIES:] for rank in party.ranks}
     texts = [
-        f"{text}, {place}" if (place := _at(party, shown)) else text
+        f"{text}, {place}" if (place := _at(party, how.shown)) else text
         for text, party in parts[:_MOST_PARTIES]
     ]
     if beyond:
@@ -765,8 +717,7 @@ def _listed(parties: tuple[Party, ...], shown: Callable[[str], str], texts: Iter
     return f"{text}, {places[0]}" if same and places[0] else text
 
 
-def _arguments_differ(parties: tuple[Party, ...], shown: Callable[[str], str], so_far: bool) -> str:
-    del so_far
+def _arguments_differ(parties: tuple[Party, ...], how: Wording) -> str:
     types = len({party.collective.dtypes for party in parties}) > 1
     texts = [arguments_text(party.collective, types=types) for party in parties]
     first, *rest = parties
@@ -775,33 +726,30 @@ def _arguments_differ(parties: tuple[Party, ...], shown: Callable[[str], str], s
     for party, text in zip(rest, texts[1:], strict=True):
         largest = party is rest[-1] and len(party.ranks) > 1 and len(party.ranks) > len(first.ranks)
         said.append(f"{'the others' if largest else _named(party.ranks)} with {text}")
-    return _listed(parties, shown, said)
+    return _listed(parties, how.shown, said)
 
 
-def _operations_differ(
-    parties: tuple[Party, ...], shown: Callable[[str], str], so_far: bool
-) -> str:
-    del so_far
+def _operations_differ(parties: tuple[Party, ...], how: Wording) -> str:
     said: list[str] = []
     for party in parties:
         verb = ("is in " if len(party.ranks) == 1 else "are in ") if not said else "in "
         name = f"{party.collective.operation} #{party.collective.number}{_of(party)}"
         said.append(f"{_named(party.ranks)} {verb}{name}")
-    return _listed(parties, shown, said)
+    return _listed(parties, how.shown, said)
 
 
-def _waiting_text(parties: tuple[Party, ...], shown: Callable[[str], str], so_far: bool) -> str:
+def _waiting_text(parties: tuple[Party, ...], how: Wording) -> str:
     if len(parties) > 1:
-        return _operations_differ(parties, shown, so_far)
+        return _operations_differ(parties, how)
     (party,) = parties
     verb = "waits" if len(party.ranks) == 1 else "wait"
     what = operation_text(party.collective, party.group)
-    text = f"{_named(party.ranks)} {verb} in {what}{_since(party.collective)}"
-    place = _at(party, shown)
+    text = f"{_named(party.ranks)} {verb} in {what}{_since(party.collective, how)}"
+    place = _at(party, how.shown)
     return f"{text}, {place}" if place else text
 
 
-_SENTENCES: dict[Kind, Callable[[tuple[Party, ...], Callable[[str], str], bool], str]] = {
+_SENTENCES: dict[Kind, Callable[[tuple[Party, ...], Wording], str]] = {
     "absent": _absent_text,
     "arguments": _arguments_differ,
     "operations": _operations_differ,

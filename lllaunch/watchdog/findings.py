@@ -19,72 +19,47 @@ Kind = Literal["hang", "timeout", "oom"]
 
 
 class TimerExpired(Said, frozen=True):
-    """A timer that a worker, or a process below it, had set for itself ran out.
+    """A timer that a worker, or a process below it, had set for itself ran out."""
 
-    Attributes:
-        rank: local rank of the worker.
-        pid: the process that had set it.
-        scope: what it was called.
-        after: how long it ran, seconds.
-        signum: the signal that it asks for, 0 or less for none.
-    """
-
-    rank: int
-    pid: int
-    scope: str
-    after: float
-    signum: int
+    rank: int  # local rank of the worker
+    pid: int  # the process that had set it
+    scope: str  # what it was called
+    after: float  # how long it ran, seconds
+    signum: int  # the signal that it asks for, 0 or less for none
 
     def __str__(self) -> str:
         return f"hung: its timer {self.scope!r} ran out after {duration(self.after)}"
 
 
 class Stalled(Said, frozen=True):
-    """Workers did nothing that can be seen from outside.
+    """Workers did nothing that can be seen from outside."""
 
-    Attributes:
-        ranks: local ranks of those that did nothing.
-        seconds: for how long, at least.
-        scope: ``group`` if all had to be idle, ``rank`` if one was enough.
-        asleep: those of them in uninterruptible sleep.
-        stopped: those of them that a signal stopped (SIGSTOP).
-    """
-
-    ranks: tuple[int, ...]
-    seconds: float
-    scope: StallScope = "group"
-    asleep: tuple[int, ...] = ()
-    stopped: tuple[int, ...] = ()
+    ranks: tuple[int, ...]  # local ranks of those that did nothing
+    seconds: float  # for how long, at least
+    scope: StallScope = "group"  # ``group`` if all had to be idle, ``rank`` if one was enough
+    asleep: tuple[int, ...] = ()  # those of them in uninterruptible sleep
+    stopped: tuple[int, ...] = ()  # those of them that a signal stopped (SIGSTOP)
 
     def __str__(self) -> str:
         return f"stalled: no output, no CPU use and no heartbeat for {duration(self.seconds)}"
 
 
 class Silent(Said, frozen=True):
-    """No worker has written anything for too long, whatever else they did.
+    """No worker has written anything for too long, whatever else they did."""
 
-    Attributes:
-        seconds: since when.
-    """
-
-    seconds: float
+    seconds: float  # since when
 
     def __str__(self) -> str:
         return f"hung: no output for {duration(self.seconds)}"
 
 
 class Spinning(Said, frozen=True):
-    """All workers got nowhere, however busy they were.
+    """All workers got nowhere, however busy they were."""
 
-    Attributes:
-        ranks: local ranks of those that lived.
-        seconds: since when there was no output, no heartbeat and less than 1 KiB/s of I/O.
-        looks: how often they were looked at in the second half of that, each time at the same lines
-            of Python.
-    """
-
-    ranks: tuple[int, ...]
-    seconds: float
+    ranks: tuple[int, ...]  # local ranks of those that lived
+    seconds: float  # since when there was no output, no heartbeat and less than 1 KiB/s of I/O
+    # how often they were looked at in the second half of that, each time at the same lines of
+    # Python
     looks: int
 
     def __str__(self) -> str:
@@ -94,32 +69,21 @@ class Spinning(Said, frozen=True):
 
 
 class HeartbeatLost(Said, frozen=True):
-    """Workers that had sent heartbeats sent none for too long.
+    """Workers that had sent heartbeats sent none for too long."""
 
-    Attributes:
-        ranks: their local ranks.
-        seconds: since when, of the one that is late the longest.
-    """
-
-    ranks: tuple[int, ...]
-    seconds: float
+    ranks: tuple[int, ...]  # their local ranks
+    seconds: float  # since when, of the one that is late the longest
 
     def __str__(self) -> str:
         return f"hung: no heartbeat for {duration(self.seconds)}"
 
 
 class ProgressMissing(Said, frozen=True):
-    """No worker has said, or printed, that it gets any further.
+    """No worker has said, or printed, that it gets any further."""
 
-    Attributes:
-        seconds: since when, at least.
-        step: how far the one that is the furthest was; None if nobody knows.
-        first: whether there was no progress at all since the attempt began.
-    """
-
-    seconds: float
-    step: float | None = None
-    first: bool = False
+    seconds: float  # since when, at least
+    step: float | None = None  # how far the one that is the furthest was; None if nobody knows
+    first: bool = False  # whether there was no progress at all since the attempt began
 
     def __str__(self) -> str:
         if self.first:
@@ -129,17 +93,11 @@ class ProgressMissing(Said, frozen=True):
 
 
 class Unchanged(Said, frozen=True):
-    """Workers say how far they are, and it is the same each time.
+    """Workers say how far they are, and it is the same each time."""
 
-    Attributes:
-        name: of the number: ``step``, or what the user's pattern calls it.
-        value: the number.
-        seconds: since when it is the same.
-    """
-
-    name: str
-    value: float
-    seconds: float
+    name: str  # of the number: ``step``, or what the user's pattern calls it
+    value: float  # the number
+    seconds: float  # since when it is the same
 
     def __str__(self) -> str:
         name = printable(self.name, _NAME)
@@ -147,23 +105,15 @@ class Unchanged(Said, frozen=True):
 
 
 class NotFinite(Said, frozen=True):
-    """A number that a worker tells is none any more.
+    """A number that a worker tells is none any more."""
 
-    Attributes:
-        rank: local rank of the worker.
-        name: of the number.
-        value: what it is: ``nan``, ``inf`` or ``-inf``.
-        step: at which step that was seen first; None if the step is not known.
-        exact: whether it began at that step; else it may have been so before.
-        chosen: whether the user's code told it: by `lllaunch.progress`, or to the user's pattern.
-            What a library prints beside its bar is now and then infinite without harm.
-    """
-
-    rank: int
-    name: str
-    value: str
-    step: float | None = None
-    exact: bool = False
+    rank: int  # local rank of the worker
+    name: str  # of the number
+    value: str  # what it is: ``nan``, ``inf`` or ``-inf``
+    step: float | None = None  # at which step that was seen first; None if the step is not known
+    exact: bool = False  # whether it began at that step; else it may have been so before
+    # whether the user's code told it: by `lllaunch.progress`, or to the user's pattern. What a
+    # library prints beside its bar is now and then infinite without harm.
     chosen: bool = True
 
     def __str__(self) -> str:
@@ -173,33 +123,22 @@ class NotFinite(Said, frozen=True):
 
 
 class TimedOut(Said, frozen=True):
-    """An attempt, or the run, took longer than it may.
+    """An attempt, or the run, took longer than it may."""
 
-    Attributes:
-        limit: seconds allowed.
-        what: ``attempt`` or ``run``.
-    """
-
-    limit: float
-    what: Literal["attempt", "run"] = "attempt"
+    limit: float  # seconds allowed
+    what: Literal["attempt", "run"] = "attempt"  # ``attempt`` or ``run``
 
     def __str__(self) -> str:
         return f"took too long: the {self.what} is limited to {duration(self.limit)}"
 
 
 class OverMemory(Said, frozen=True):
-    """A worker and what it started used more memory than they may.
+    """A worker and what it started used more memory than they may."""
 
-    Attributes:
-        rank: its local rank.
-        used: anonymous and shared memory, bytes.
-        limit: what is allowed, bytes.
-        within: seconds since it was last seen below the limit, None if it never was.
-    """
-
-    rank: int
-    used: int
-    limit: int
+    rank: int  # its local rank
+    used: int  # anonymous and shared memory, bytes
+    limit: int  # what is allowed, bytes
+    # seconds since it was last seen below the limit, None if it never was
     within: float | None = None
 
     def __str__(self) -> str:
@@ -208,14 +147,10 @@ class OverMemory(Said, frozen=True):
 
 
 class Asked(Said, frozen=True):
-    """A signal to the launcher asks where the workers stand: nothing is wrong for sure.
+    """A signal to the launcher asks where the workers stand: nothing is wrong for sure."""
 
-    Attributes:
-        signum: the signal.
-        silent: seconds since the last output of any worker, None where that is not known.
-    """
-
-    signum: int
+    signum: int  # the signal
+    # seconds since the last output of any worker, None where that is not known
     silent: float | None = None
 
     def __str__(self) -> str:
@@ -224,17 +159,11 @@ class Asked(Said, frozen=True):
 
 
 class FoundElsewhere(Said, frozen=True):
-    """The watchdog of another node found something.
+    """The watchdog of another node found something."""
 
-    Attributes:
-        node: what the node is called.
-        found: what it found, as its finding reads.
-        kind: what that is to the restart policy.
-    """
-
-    node: str
-    found: str
-    kind: Kind = "hang"
+    node: str  # what the node is called
+    found: str  # what it found, as its finding reads
+    kind: Kind = "hang"  # what that is to the restart policy
 
     def __str__(self) -> str:
         return f"{self.found}, as {self.node} has noticed"

@@ -21,8 +21,7 @@ _MOST = 256 * 1024
 class GrowingFile:
     """A file that others append to.
 
-    Args:
-        path: of the file; it need not be there yet.
+    ``path``: of the file; it need not be there yet.
     """
 
     def __init__(self, path: str) -> None:
@@ -32,11 +31,8 @@ class GrowingFile:
     def new(self, most: int = _MOST) -> tuple[bytes, bool]:
         """Return what was written since the last call.
 
-        Args:
-            most: of more than so many bytes the last ones are returned.
-
-        Returns:
-            The bytes, and whether there were others before them.
+        ``most``: of more than so many bytes the last ones are returned. Returns the bytes, and
+        whether there were others before them.
         """
         try:
             size = os.stat(self._path).st_size
@@ -59,13 +55,9 @@ class GrowingFile:
 class ProgressReader:
     """Reads how far the workers of an attempt are, each time that somebody looks.
 
-    Args:
-        memory: the file that they say it in; None if they cannot.
-        outputs: files of their output, by local rank.
-        pattern: what to search in these, a valid regular expression; empty for nothing.
-
-    Attributes:
-        tracker: knows how far they are, as of the last look.
+    ``memory``: the file that they say it in; None if they cannot. ``outputs``: files of their
+    output, by local rank. ``pattern``: what to search in these, a valid regular expression; empty
+    for nothing.
     """
 
     def __init__(
@@ -80,12 +72,7 @@ class ProgressReader:
             self._files[rank] = [(file, OutputParser(self._pattern)) for file in files]
 
     def look(self, now: float, ranks: Collection[int]) -> None:
-        """Take note of what is new.
-
-        Args:
-            now: seconds of the monotonic clock.
-            ranks: the local ranks to look at.
-        """
+        """Take note of what is new."""
         for rank in ranks:
             record = None if self._memory is None else read_progress(self._memory, rank)
             if record is not None:

@@ -39,38 +39,25 @@ _TOTALS = frozenset({"total", "epoch", "epochs"})
 
 
 class Progress(NamedTuple):
-    """How far a worker is.
-
-    Attributes:
-        step: how many steps are done.
-        total: how many there are, or None.
-        rate: steps per second, or None as long as that is not known.
-        eta: seconds that the rest will take at that rate, or None.
-        idle: seconds since the step changed.
-        metrics: numbers that it told beside it, by name.
-    """
+    """How far a worker is."""
 
     step: float
-    total: float | None = None
-    rate: float | None = None
-    eta: float | None = None
-    idle: float = 0.0
+    total: float | None = None  # how many there are, or None
+    rate: float | None = None  # steps per second, or None as long as that is not known
+    eta: float | None = None  # seconds that the rest will take at that rate, or None
+    idle: float = 0.0  # seconds since the step changed
     metrics: Mapping[str, float] = {}
 
 
 class _Counter:
-    """The steps of one bar, or of all that a rank says.
-
-    Attributes:
-        is_full: whether it is a bar that has reached its total.
-    """
+    """The steps of one bar, or of all that a rank says."""
 
     def __init__(self, now: float) -> None:
         self.began = self.seen = self.moved = now
         self.step: float | None = None
         self.total: float | None = None
         self.depth = 0
-        self.is_full = False
+        self.is_full = False  # whether it is a bar that has reached its total
         self._shown = 0.0
         self._before = 0.0
         self._from_zero = False
@@ -122,11 +109,7 @@ class _Counter:
 
 
 class RankProgress:
-    """How far one rank is.
-
-    Attributes:
-        metrics: the numbers that it told last, by name.
-    """
+    """How far one rank is."""
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
@@ -146,8 +129,7 @@ class RankProgress:
     def say(self, record: ProgressRecord, now: float) -> tuple[bool, bool]:
         """Take note of what it said by `lllaunch.progress`.
 
-        Returns:
-            Whether that is new, and whether the step is.
+        Returns whether that is new, and whether the step is.
         """
         if record.moment == self._moment:
             return False, False
@@ -253,23 +235,17 @@ class RankProgress:
 
 
 class ProgressTracker:
-    """How far the ranks of an attempt are.
-
-    Args:
-        captures: whether a user's pattern tells of progress: what else is printed does not.
-
-    Attributes:
-        spoke: moment of the last word of any rank, whether new or not; None before the first.
-        moved: moment of the last progress of any rank; None before the first.
-        changed: by the names that the pattern captures, the moment of the last change in any rank,
-            and the number.
-    """
+    """How far the ranks of an attempt are."""
 
     def __init__(self, *, captures: bool = False) -> None:
         self._captures = captures
         self._ranks: dict[int, RankProgress] = {}
+        # moment of the last word of any rank, whether new or not; None before the first
         self.spoke: float | None = None
+        # moment of the last progress of any rank; None before the first
         self.moved: float | None = None
+        # by the names that the pattern captures, the moment of the last change in any rank, and the
+        # number
         self.changed: dict[str, tuple[float, float]] = {}
         self._captured: dict[tuple[int, str], float] = {}
         # Names of numbers that were reported, by whether the user's code told them.
@@ -297,12 +273,7 @@ class ProgressTracker:
     ) -> None:
         """Take note of what a rank printed on one of its streams.
 
-        Args:
-            rank: local rank.
-            stream: which of its streams.
-            printed: what is new there, in order.
-            now: seconds of the monotonic clock.
-            complete: whether that is all that is new there.
+        ``printed``: what is new there, in order.
         """
         known = self._rank(rank)
         for each in printed:
@@ -414,17 +385,12 @@ class ProgressTracker:
 class ProgressDetector:
     """Finds that no rank gets any further.
 
-    Args:
-        limit: when that is too long.
-        tracker: knows how far they are, as of the look.
-        starts: moment from which on it counts.
-
-    Attributes:
-        interval: seconds between two looks.
+    ``starts``: moment from which on it counts.
     """
 
     def __init__(self, limit: ProgressLimit, tracker: ProgressTracker, starts: float) -> None:
         limits = [each for each in (limit.within, limit.first_within) if each is not None]
+        # seconds between two looks
         self.interval = look_interval(min(limits, default=0.0)) or _INTERVAL
         self._limit = limit
         self._tracker = tracker

@@ -16,80 +16,51 @@ if TYPE_CHECKING:
 
 
 class Usage(NamedTuple):
-    """What a worker and all below it have used.
+    """What a worker and all below it have used."""
 
-    Attributes:
-        cpu: CPU seconds.
-        rss: resident memory, bytes; what processes share is counted for each.
-        state: the worker's state letter.
-        pids: the processes.
-        written: bytes that they have written, to whatever file.
-        asleep: whether one of them is in uninterruptible sleep.
-        io: bytes that they have read or written, from and to whatever file; what those of them that
-            have ended read and wrote is part of it once their parent has waited for them.
-        writes: system calls that wrote, of the same.
-        own_cpu: CPU seconds of each process itself, without its children, by process id.
-    """
-
-    cpu: float
-    rss: int
+    cpu: float  # CPU seconds
+    rss: int  # resident memory, bytes; what processes share is counted for each
     state: str
     pids: tuple[int, ...]
-    written: int = 0
-    asleep: bool = False
+    written: int = 0  # bytes that they have written, to whatever file
+    asleep: bool = False  # whether one of them is in uninterruptible sleep
+    # bytes that they have read or written, from and to whatever file; what those of them that have
+    # ended read and wrote is part of it once their parent has waited for them
     io: int = 0
     writes: int = 0
+    # CPU seconds of each process itself, without its children, by process id
     own_cpu: Mapping[int, float] = MappingProxyType({})
 
 
 class WorkerSample(NamedTuple):
-    """What a worker and all below it do at a moment.
+    """What a worker and all below it do at a moment."""
 
-    Attributes:
-        cpu: share of one core since the sample before, or since the attempt began.
-        rss: resident memory, bytes; what processes share is counted for each.
-        read: bytes read in a second, over the same time.
-        written: bytes written in a second.
-        output: bytes in the files of its output so far; None if it goes to none.
-        gpus: names of the GPUs that it sees.
-    """
-
-    cpu: float
-    rss: int
-    read: float
-    written: float
-    output: int | None
+    cpu: float  # share of one core since the sample before, or since the attempt began
+    rss: int  # resident memory, bytes; what processes share is counted for each
+    read: float  # bytes read in a second, over the same time
+    written: float  # bytes written in a second
+    output: int | None  # bytes in the files of its output so far; None if it goes to none
     gpus: tuple[str, ...] = ()
 
 
 class Sample(NamedTuple):
-    """What all workers of an attempt do at a moment.
+    """What all workers of an attempt do at a moment."""
 
-    Attributes:
-        workers: by local rank, those that have started and live.
-        gpus: what the GPUs do that they see, by name.
-        progress: how far the workers are, of those that show it.
-    """
-
-    workers: Mapping[int, WorkerSample]
+    workers: Mapping[int, WorkerSample]  # by local rank, those that have started and live
     gpus: Mapping[str, GpuUse] = MappingProxyType({})
+    # how far the workers are, of those that show it
     progress: Mapping[int, Progress] = MappingProxyType({})
 
 
 class SampleSeries:
     """Makes samples of what workers have used so far. Pure.
 
-    Args:
-        interval: seconds between two samples.
-
-    Attributes:
-        interval: the same.
-        due: moment of the next one.
+    ``interval``: seconds between two samples.
     """
 
     def __init__(self, interval: float) -> None:
         self.interval = interval
-        self.due = 0.0
+        self.due = 0.0  # moment of the next one
         self._began = 0.0
         self._before: dict[int, tuple[float, Usage]] = {}
 
@@ -101,10 +72,9 @@ class SampleSeries:
     def take(self, now: float, usage: Mapping[int, Usage], outputs: Mapping[int, int]) -> Sample:
         """Make a sample.
 
-        Args:
-            now: moment at which the usage was read, seconds.
-            usage: of the workers that have started and live, by local rank.
-            outputs: bytes in the files of their output, of those that have any.
+        ``now``: moment at which the usage was read, seconds. ``usage``: of the workers that have
+        started and live, by local rank. ``outputs``: bytes in the files of their output, of those
+        that have any.
         """
         self.due = now + self.interval
         nothing = self._began, Usage(0.0, 0, "", ())
@@ -133,11 +103,7 @@ def _between(
 
 
 class Sampler:
-    """Looks at all workers in one pass over /proc.
-
-    Args:
-        table: reads processes.
-    """
+    """Looks at all workers in one pass over /proc."""
 
     def __init__(self, table: ProcessTable | None = None) -> None:
         self._table = table or ProcessTable()
@@ -148,12 +114,8 @@ class Sampler:
     def usage(self, workers: Mapping[int, int]) -> dict[int, Usage]:
         """What workers and all below them have used.
 
-        Args:
-            workers: process ids, by local rank.
-
-        Returns:
-            By local rank; those that are gone are left out, and all of them where nothing can be
-            read for want of descriptors.
+        ``workers``: process ids, by local rank. Returns by local rank; those that are gone are left
+        out, and all of them where nothing can be read for want of descriptors.
         """
         try:
             everything = self._table.look(self._below.union(workers.values()))
@@ -203,12 +165,7 @@ class Sampler:
 
 
 def trees(workers: Iterable[int], everything: Iterable[ProcessFacts]) -> dict[int, tuple[int, ...]]:
-    """Process ids of each worker and of all that it started, also of what was orphaned since.
-
-    Args:
-        workers: their process ids; each leads a session.
-        everything: all processes.
-    """
+    """Process ids of each worker and of all that it started, also of what was orphaned since."""
     known = list(everything)
     families = proc.by_parent(known)
     session: dict[int, set[int]] = {worker: set() for worker in workers}

@@ -49,40 +49,25 @@ _WAITS = (
 
 
 class WorkerActivity(NamedTuple):
-    """What one look at a worker showed.
+    """What one look at a worker showed."""
 
-    Attributes:
-        cpu: CPU seconds that it and all below it have used so far.
-        output: bytes in the files that its output goes to.
-        beat: moment of its last heartbeat, nanoseconds of the monotonic clock; 0 for none.
-        state: its state letter in /proc, or an empty string.
-        io: bytes that it and all below it have read or written so far.
-        written: those that they have written.
-        writes: in how many system calls.
-        own_cpu: CPU seconds that each of these processes has used itself, by process id.
-    """
-
-    cpu: float
-    output: int = 0
-    beat: int = 0
-    state: str = ""
-    io: int = 0
+    cpu: float  # CPU seconds that it and all below it have used so far
+    output: int = 0  # bytes in the files that its output goes to
+    beat: int = 0  # moment of its last heartbeat, nanoseconds of the monotonic clock; 0 for none
+    state: str = ""  # its state letter in /proc, or an empty string
+    io: int = 0  # bytes that it and all below it have read or written so far
     written: int = 0
     writes: int = 0
+    # CPU seconds that each of these processes has used itself, by process id
     own_cpu: Mapping[int, float] = MappingProxyType({})
 
 
 class Standing(NamedTuple):
-    """Where a worker is.
+    """Where a worker is."""
 
-    Attributes:
-        frames: of its main thread, innermost first; none if they are not known.
-        others: frames of its other threads that run Python.
-        pid: process that these are of, which may be one below the worker; 0 if that is not known.
-    """
-
-    frames: Frames
+    frames: Frames  # of its main thread, innermost first; none if they are not known
     others: tuple[Frames, ...] = ()
+    # process that these are of, which may be one below the worker; 0 if that is not known
     pid: int = 0
 
 
@@ -99,29 +84,21 @@ class Detector(Protocol):
     def look(self, now: float, looks: Mapping[int, WorkerActivity]) -> Finding | None:
         """Take note of a look at all live workers.
 
-        Args:
-            now: the moment of the look, seconds of the monotonic clock.
-            looks: what was seen, by local rank.
-
-        Returns:
-            What is wrong, as long as it is; None if nothing is.
+        ``now``: the moment of the look, seconds of the monotonic clock. ``looks``: what was seen,
+        by local rank. Returns what is wrong, as long as it is; None if nothing is.
         """
 
 
 class StallDetector:
     """Finds workers that do nothing: no output, no CPU use, no heartbeat.
 
-    Args:
-        limit: seconds of that which are too long.
-        scope: ``group``: all workers must do nothing; ``rank``: one is enough.
-        starts: moment from which on idleness counts.
-
-    Attributes:
-        interval: seconds between two looks. In less a worker has no time to do something, and what
-            its threads do that only wake up may look like work.
+    ``limit``: seconds of that which are too long. ``scope``: ``group``: all workers must do
+    nothing; ``rank``: one is enough. ``starts``: moment from which on idleness counts.
     """
 
     def __init__(self, limit: float, scope: StallScope, starts: float) -> None:
+        # seconds between two looks. In less a worker has no time to do something, and what its
+        # threads do that only wake up may look like work.
         self.interval = look_interval(limit)
         self._limit = limit
         self._scope = scope
@@ -137,7 +114,11 @@ class StallDetector:
         """Take note of a look, as `Detector.look` says; return the stall, if there is one."""
         for rank, look in looks.items():
             before = self._last.get(rank)
-            if before is None or _did_something(before[1], look, now - before[0]):
+            if (
+                before is None
+                or (before[1].output, before[1].beat) != (look.output, look.beat)
+                or look.cpu - before[1].cpu > IDLE_SHARE * (now - before[0])
+            ):
                 self._active[rank] = now
             self._last[rank] = now, look
         idle = {rank: now - max(self._active[rank], self._starts) for rank in looks}
@@ -157,16 +138,11 @@ class StallDetector:
 class SilenceDetector:
     """Finds that nobody writes anything.
 
-    Args:
-        limit: seconds of that which are too long.
-        starts: moment from which on silence counts.
-
-    Attributes:
-        interval: seconds between two looks.
+    ``limit``: seconds of that which are too long. ``starts``: moment from which on silence counts.
     """
 
     def __init__(self, limit: float, starts: float) -> None:
-        self.interval = look_interval(limit)
+        self.interval = look_interval(limit)  # seconds between two looks
         self._limit = limit
         self._starts = starts
         self._output: dict[int, int] = {}
@@ -194,17 +170,11 @@ class SpinDetector:
     still for half of the limit, and not of those who are left to others. Where a worker leaves the
     work to others, a program below it or a thread, and these are busy, nobody can tell.
 
-    Args:
-        limit: seconds of that which are too long.
-        starts: moment from which on it counts.
-        idle: whether a group that uses no CPU counts as well; else it is left to who looks for
-            stalls.
-
-    Attributes:
-        wants_stacks: whether it is to be told where the workers are now; `compare` takes it.
+    ``limit``: seconds of that which are too long. ``starts``: moment from which on it counts.
     """
 
     def __init__(self, limit: float, starts: float, *, idle: bool) -> None:
+        # whether it is to be told where the workers are now; `compare` takes it
         self.wants_stacks = False
         self._idle = idle
         self._limit = limit
@@ -249,13 +219,9 @@ class SpinDetector:
     def compare(self, now: float, stands: Mapping[int, Standing]) -> Spinning | None:
         """Take note of where the workers are.
 
-        Args:
-            now: a moment right after the last `look`.
-            stands: where each is, by local rank. That of a worker which cannot run (it is stopped,
-                or sleeps uninterruptibly) need not be known.
-
-        Returns:
-            The spin, if there is one.
+        ``now``: a moment right after the last `look`. ``stands``: where each is, by local rank.
+        That of a worker which cannot run (it is stopped, or sleeps uninterruptibly) need not be
+        known.
         """
         self.wants_stacks = False
         looks = {} if self._last is None else self._last[1]
@@ -343,23 +309,14 @@ def _waits(frames: Frames) -> bool:
     return bool(frames) and frames[0].file.endswith(_WAITS)
 
 
-def _did_something(before: WorkerActivity, now: WorkerActivity, seconds: float) -> bool:
-    if before.output != now.output or before.beat != now.beat:
-        return True
-    return now.cpu - before.cpu > IDLE_SHARE * seconds
-
-
 def heartbeats_lost(
     limit: float, now: float, beats: Mapping[int, int], starts: float
 ) -> HeartbeatLost | None:
     """Finds workers whose heartbeats have stopped.
 
-    Args:
-        limit: seconds without one that are too long.
-        now: seconds of the monotonic clock.
-        beats: moment of the last heartbeat, nanoseconds of the same clock, by local rank of live
-            workers; 0 for one that never sent any, and need not.
-        starts: moment from which on silence counts, seconds of the same clock.
+    ``limit``: seconds without one that are too long. ``beats``: moment of the last heartbeat,
+    nanoseconds of the same clock, by local rank of live workers; 0 for one that never sent any, and
+    need not. ``starts``: moment from which on silence counts, seconds of the same clock.
     """
     silent = {
         rank: now - max(beat / 1e9, starts)
@@ -376,9 +333,5 @@ def next_silence(limit: float, now: float, beats: Mapping[int, int], starts: flo
 
 
 def look_interval(limit: float) -> float:
-    """Seconds between two looks: rare, but often enough that a short limit is kept.
-
-    Args:
-        limit: the shortest time that a stall may take.
-    """
+    """Seconds between two looks: rare, but often enough that a short limit is kept."""
     return min(max(5.0, limit / 20), limit / 4)

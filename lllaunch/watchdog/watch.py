@@ -66,9 +66,6 @@ class Scratch:
     no memory between processes. It is locked as long as it is used; those that launchers left
     behind when they were killed are removed by the next one.
 
-    Attributes:
-        path: the directory, absolute.
-
     Raises:
         OutputError: it cannot be made.
     """
@@ -181,10 +178,6 @@ def remove_abandoned(path: str) -> None:
 class WorkerTimers:
     """Serves timers to workers and all that they start, and to nobody else.
 
-    Args:
-        path: where to make the FIFO; one that a launcher left behind is replaced.
-        clock: tells the time in seconds; never goes back.
-
     Raises:
         OutputError: it cannot be made.
     """
@@ -248,8 +241,7 @@ class WorkerTimers:
     def signal(self, pid: int, signum: int) -> bool:
         """Send a process the signal that its timer asked for.
 
-        Returns:
-            False if it is gone, or is not ours to signal.
+        Returns False if it is gone, or is not ours to signal.
         """
         try:
             return self._service.signal(pid, signum)
@@ -265,10 +257,7 @@ class WorkerTimers:
 def _with_gpus(sample: Sample, ranks: Sequence[int], reading: GpuReading) -> Sample:
     """Add what was read of GPUs to a sample.
 
-    Args:
-        sample: without.
-        ranks: local ranks, in the order in which it was asked what they see.
-        reading: what they see.
+    ``ranks``: local ranks, in the order in which it was asked what they see.
     """
     seen = dict(zip(ranks, reading.seen, strict=True))
     workers = {
@@ -302,15 +291,9 @@ Report: TypeAlias = "Finding | Sample | Rejected"
 class AttemptWatch:
     """Watches one attempt.
 
-    Args:
-        policy: what for.
-        ranks: number of local ranks.
-        timer_file: path of the timer FIFO; None for one in a private directory.
-        clock: tells the time in seconds; never goes back.
-        sampler: looks at processes.
-        samples: seconds between two samples; None for none.
-        alone: whether these are all workers of the group.
-        steps: whether `furthest_step` is asked for, whatever else is.
+    ``timer_file``: path of the timer FIFO; None for one in a private directory. ``samples``:
+    seconds between two samples; None for none. ``steps``: whether `furthest_step` is asked for,
+    whatever else is.
 
     Raises:
         OutputError: the FIFO, or the place for it, cannot be made.
@@ -418,15 +401,10 @@ class AttemptWatch:
     ) -> None:
         """The workers have been ordered: the clocks run.
 
-        Args:
-            pids: tells the process ids of live workers by local rank; for those that have not
-                started yet, the process that starts them.
-            outputs: files of their output, by local rank.
-            unseen: local ranks with output that goes to no file. Of them whatever they write,
-                anywhere, counts as output.
-            starter: process id of the process that starts them; 0 if that is this one.
-            visible: their CUDA_VISIBLE_DEVICES by local rank, None where it is not set; of those
-                that are not named no GPUs are looked at.
+        ``pids``: tells the process ids of live workers by local rank; for those that have not
+        started yet, the process that starts them. ``outputs``: files of their output, by local
+        rank. ``visible``: their CUDA_VISIBLE_DEVICES by local rank, None where it is not set; of
+        those that are not named no GPUs are looked at.
         """
         now = self._clock()
         self._pids, self._outputs, self._unseen, self._started = pids, outputs, unseen, now
@@ -512,11 +490,7 @@ class AttemptWatch:
         return found
 
     def settle(self, limit: str) -> None:
-        """Watch for a limit no more in this attempt.
-
-        Args:
-            limit: its setting, as `lllaunch.watchdog.findings.limit_of` names it.
-        """
+        """Watch for a limit no more in this attempt."""
         off: dict[str, Any] = {limit: None}
         self._policy = replace(self._policy, **off)
         self._detectors.pop(limit, None)
@@ -597,12 +571,8 @@ class AttemptWatch:
     def progress(self, ranks: Collection[int] | None = None) -> dict[int, Progress]:
         """Look how far the workers are.
 
-        Args:
-            ranks: local ranks to look at; None for all. Of the others it is known what was seen
-                last.
-
-        Returns:
-            By local rank; those that have not said are left out.
+        ``ranks``: local ranks to look at; None for all. Of the others it is known what was seen
+        last. Returns by local rank; those that have not said are left out.
         """
         now = self._clock()
         self._look_at_progress(now, range(self._ranks) if ranks is None else ranks)
@@ -735,9 +705,7 @@ class AttemptWatch:
     ) -> dict[int, WorkerActivity]:
         """What looks at workers show.
 
-        Args:
-            usage: of the workers, by local rank.
-            written: bytes in the files of their output.
+        ``usage``: of the workers, by local rank. ``written``: bytes in the files of their output.
         """
         beats = self._live_beats()
         found = {}
@@ -782,8 +750,7 @@ class AttemptWatch:
     def signal(self, pid: int, signum: int) -> bool:
         """Send a process of an expired timer the signal that it asked for.
 
-        Returns:
-            False if it is gone, or is not ours to signal.
+        Returns False if it is gone, or is not ours to signal.
         """
         return self._timers is not None and self._timers.signal(pid, signum)
 

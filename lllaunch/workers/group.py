@@ -41,11 +41,7 @@ if TYPE_CHECKING:
 
 
 class Starter(Protocol):
-    """Starts workers, tells what became of them, signals them.
-
-    Attributes:
-        pid: of the process that is the workers' parent.
-    """
+    """Starts workers, tells what became of them, signals them."""
 
     pid: int
 
@@ -102,25 +98,13 @@ class WorkerProcesses:
 
     Nothing here blocks but `close`: a caller waits for `fileno` and calls `dispatch`.
 
-    Args:
-        name: short name, the default header of teed lines.
-        nprocs: number of workers; their local ranks are 0 to ``nprocs - 1``.
-        files: which streams go where.
-        attempt: number of the attempt.
-        log_line_prefixes: header of teed lines per local rank, instead of ``[<name><rank>]:``.
-        duplicate_stdout_filters: teed lines of stdout that hold one of these texts go to
-            ``filtered_stdout`` as well.
-        duplicate_stderr_filters: the same for stderr.
-        progbar_events, interval_sec: as for `lllaunch.multiprocessing.start_processes`.
-        header: returns what stands on the console before a line that some local ranks have said;
-            None for the headers above.
-        collapse: whether identical lines of several ranks are shown as one; needs ``header``.
-        report: takes what cannot be shown, with a level of `logging`, from a thread of its own;
-            None: it is logged.
-
-    Attributes:
-        exits: the ends that are known, by local rank.
-        observer: called with every event; or None.
+    ``name``: short name, the default header of teed lines. ``nprocs``: number of workers; their
+    local ranks are 0 to ``nprocs - 1``. ``log_line_prefixes``: header of teed lines per local rank,
+    instead of ``[<name><rank>]:``. ``duplicate_stdout_filters``: teed lines of stdout that hold one
+    of these texts go to ``filtered_stdout`` as well. ``header``: returns what stands on the console
+    before a line that some local ranks have said; None for the headers above. ``collapse``: whether
+    identical lines of several ranks are shown as one; needs ``header``. ``report``: takes what
+    cannot be shown, with a level of `logging`, from a thread of its own; None: it is logged.
 
     Raises:
         OutputError: a file for filtered lines cannot be made.
@@ -150,7 +134,8 @@ class WorkerProcesses:
         self.error_files = files.error_files
         self.filtered_stdout: TextIO | None = None
         self.filtered_stderr: TextIO | None = None
-        self.exits: dict[int, Exited | StartFailed] = {}
+        self.exits: dict[int, Exited | StartFailed] = {}  # the ends that are known, by local rank
+        # called with every event; or None
         self.observer: Callable[[SpawnerEvent], object] | None = None
         self._pids: dict[int, int] = {}
         self._keys: dict[int, int] = {}
@@ -209,11 +194,7 @@ class WorkerProcesses:
         )
 
     def serve_store(self, port: HeldPort | None) -> None:
-        """Serve torch's store from the first connection until all workers have ended.
-
-        Args:
-            port: where; nothing is done if it does not listen.
-        """
+        """Serve torch's store from the first connection until all workers have ended."""
         self._listener = None if port is None else port.listener
 
     def _look_for_store(self) -> None:
@@ -297,9 +278,7 @@ class WorkerProcesses:
     def signal(self, signum: int, ranks: Iterable[int] | None = None) -> None:
         """Send a signal to the process groups of live workers.
 
-        Args:
-            signum: the signal.
-            ranks: local ranks; None for all.
+        ``ranks``: local ranks; None for all.
         """
         chosen = self.alive if ranks is None else self.alive.intersection(ranks)
         if chosen and self._starter is not None:
@@ -331,8 +310,7 @@ class WorkerProcesses:
     def clean_up(self, settle: float = SETTLE_SECONDS) -> None:
         """Ask for the end of what the workers left behind; `OrphansGone` follows.
 
-        Args:
-            settle: seconds that it has to end by itself.
+        ``settle``: seconds that it has to end by itself.
         """
         if self._starter is not None:
             self._end_store()
@@ -361,9 +339,7 @@ class WorkerProcesses:
     def close(self, death_sig: Signals | None = None, timeout: float = 30) -> None:
         """End all processes and what they left behind; show the rest of their output.
 
-        Args:
-            death_sig: the polite signal, SIGTERM if not given.
-            timeout: seconds after which SIGKILL follows.
+        ``timeout``: seconds after which SIGKILL follows.
 
         Raises:
             SignalException: one arrived meanwhile; all was killed at once and is gone.
@@ -439,18 +415,13 @@ def start_processes(
     All workers are started here: those of a configured run, of a job of a sweep, and of torch's
     `lllaunch.multiprocessing.start_processes`.
 
-    Args:
-        workers: with the number of their attempt, its log files, and what of these is shown; they
-            are closed if they cannot be started.
-        targets: what each local rank runs; all are forked from this process, or none is.
-        envs: variables per local rank, on top of this process's environment.
-        environ: the spawner's whole environment; None: this process's, with what must be right
-            early and has one value in all of ``envs``.
-        spawner: the one to use, which stays open; None: one of their own.
-        fresh: whether each gets a fresh interpreter, instead of a fork.
-        preload: modules that the spawner imports before it forks.
-        cwd: working directory of the workers; empty: this process's.
-        spawner_cwd: that of the preloads; empty: the workers'.
+    ``workers``: with the number of their attempt, its log files, and what of these is shown; they
+    are closed if they cannot be started. ``targets``: what each local rank runs; all are forked
+    from this process, or none is. ``environ``: the spawner's whole environment; None: this
+    process's, with what must be right early and has one value in all of ``envs``. ``spawner``: the
+    one to use, which stays open; None: one of their own. ``fresh``: whether each gets a fresh
+    interpreter, instead of a fork. ``cwd``: working directory of the workers; empty: this
+    process's. ``spawner_cwd``: that of the preloads; empty: the workers'.
     """
     cwd = cwd or os.getcwd()
     try:

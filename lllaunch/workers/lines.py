@@ -35,14 +35,9 @@ Piece: TypeAlias = "bytes | Span"
 class LineSplitter:
     """Splits one stream, block by block.
 
-    Args:
-        prefix: put before every line.
-        suffix: put between a line and its newline.
-        keep: whether a line, given without its newline, is put out; None for all. Lines that are
-            put out as a `Span` have not been asked about.
-
-    Attributes:
-        position: offset of the next byte that is to be fed.
+    ``keep``: whether a line, given without its newline, is put out; None for all. Lines that are
+    put out as a `Span` have not been asked about. ``position``: offset of the next byte that is to
+    be fed.
     """
 
     def __init__(
@@ -82,13 +77,9 @@ class LineSplitter:
     def feed(self, block: bytes) -> Iterator[Piece]:
         """Takes the next bytes of the stream.
 
-        Args:
-            block: they; any length.
-
-        Returns:
-            What can be put out now, in order: bytes, complete with prefixes and newlines, or the
-            `Span` of a line that is to be put out with both. A filter is asked as they are
-            fetched, so that it sees the lines in order too.
+        Returns what can be put out now, in order: bytes, complete with prefixes and newlines, or
+        the `Span` of a line that is to be put out with both. A filter is asked as they are fetched,
+        so that it sees the lines in order too.
         """
         at = self.position
         self.position += len(block)
@@ -164,14 +155,9 @@ class LineCollapser:
     rank overtake one of its other stream that came at an earlier time; which of two that came at
     the same time was first, nobody knows.
 
-    Args:
-        streams: the ranks that each stream has lines of. Each is a member of it; they are numbered
-            from 0, those of the first stream first.
-        patience: seconds that a line is held at most.
-        room: bytes of lines that are held at most, with what it costs to hold them.
-
-    Attributes:
-        held: bytes of lines that are held, with what it costs to hold them.
+    ``streams``: the ranks that each stream has lines of. Each is a member of it; they are numbered
+    from 0, those of the first stream first. ``patience``: seconds that a line is held at most.
+    ``room``: bytes of lines that are held at most, with what it costs to hold them.
     """
 
     def __init__(self, streams: Sequence[Sequence[int]], patience: float, room: int) -> None:
@@ -186,7 +172,7 @@ class LineCollapser:
         self._rank = [[n for n, each in enumerate(whose) if each[1] == own] for _, own in whose]
         counts: list[Counter[bytes]] = [Counter() for _ in streams]
         self._copies = [counts[number] for number, _ in whose]
-        self.held = 0
+        self.held = 0  # bytes of lines that are held, with what it costs to hold them
 
     @property
     def due(self) -> float | None:
@@ -201,10 +187,7 @@ class LineCollapser:
     def add(self, member: int, lines: list[bytes], now: float) -> None:
         """Take lines that a member has said; `take` is to follow.
 
-        Args:
-            member: its number.
-            lines: without newlines.
-            now: seconds on a clock that never goes back.
+        ``now``: seconds on a clock that never goes back.
         """
         self._lines[member].extend(lines)
         self._times[member].extend([now] * len(lines))
@@ -214,11 +197,7 @@ class LineCollapser:
     def take(self, now: float) -> list[tuple[int, bytes]]:
         """Return what is to be shown now, in order.
 
-        Args:
-            now: as for `add`.
-
-        Returns:
-            Lines, each with the set of members that said it: the sum of ``1 << member``.
+        Returns lines, each with the set of members that said it: the sum of ``1 << member``.
         """
         shown: list[tuple[int, bytes]] = []
         while (oldest := self._oldest()) is not None:
@@ -235,11 +214,7 @@ class LineCollapser:
     def take_all(self, member: int | None = None) -> list[tuple[int, bytes]]:
         """Return everything that is held of a member's rank, and what is to be shown before it.
 
-        Args:
-            member: its number; None for all ranks.
-
-        Returns:
-            As `take`.
+        ``member``: its number; None for all ranks.
         """
         shown: list[tuple[int, bytes]] = []
         while (first := self._oldest(None if member is None else self._rank[member])) is not None:

@@ -19,37 +19,23 @@ CONSOLE = ""
 
 @dataclass
 class LogsDest:
-    """Paths of the files of one attempt, by local rank; names are torch's.
+    """Paths of the files of one attempt, by local rank; names are torch's."""
 
-    Attributes:
-        stdouts: file of each rank's stdout; an empty string for the console.
-        stderrs: file of each rank's stderr; an empty string for the console.
-        tee_stdouts: files of those ranks whose stdout is shown as well.
-        tee_stderrs: files of those ranks whose stderr is shown as well.
-        error_files: error file of each rank.
-        filtered_stdout: file for the lines of teed stdout that pass a filter.
-        filtered_stderr: file for the lines of teed stderr that pass a filter.
-    """
-
+    # file of each rank's stdout; an empty string for the console
     stdouts: dict[int, str] = field(default_factory=dict)
+    # file of each rank's stderr; an empty string for the console
     stderrs: dict[int, str] = field(default_factory=dict)
+    # files of those ranks whose stdout is shown as well
     tee_stdouts: dict[int, str] = field(default_factory=dict)
+    # files of those ranks whose stderr is shown as well
     tee_stderrs: dict[int, str] = field(default_factory=dict)
     error_files: dict[int, str] = field(default_factory=dict)
-    filtered_stdout: str = ""
-    filtered_stderr: str = ""
+    filtered_stdout: str = ""  # file for the lines of teed stdout that pass a filter
+    filtered_stderr: str = ""  # file for the lines of teed stderr that pass a filter
 
 
 def make_attempt_dir(run_dir: str, first: int, nprocs: int) -> tuple[str, int]:
     """Makes ``run_dir/attempt_N`` and a directory per rank in it.
-
-    Args:
-        run_dir: directory of the run; it exists.
-        first: the lowest number to take; if it is taken, the next free one is.
-        nprocs: number of local ranks.
-
-    Returns:
-        The attempt's directory and its number.
 
     Raises:
         OutputError: a directory cannot be made.
@@ -82,15 +68,9 @@ def destinations(
 ) -> LogsDest:
     """Says which stream goes where; makes nothing.
 
-    Args:
-        attempt_dir: directory of the attempt, or ``/dev/null``.
-        redirects: streams that go to files, every rank listed.
-        tee: streams that are shown as well; they go to files too.
-        local_ranks_filter: ranks whose output is shown; None or empty for all. Of the others,
-            streams that are not redirected are discarded.
-
-    Returns:
-        The paths.
+    ``attempt_dir``: directory of the attempt, or ``/dev/null``. ``local_ranks_filter``: ranks whose
+    output is shown; None or empty for all. Of the others, streams that are not redirected are
+    discarded.
     """
     if attempt_dir == os.devnull:
         return _discarded(redirects, local_ranks_filter)
@@ -131,9 +111,8 @@ def _discarded(ranks: Collection[int], local_ranks_filter: Collection[int] | Non
 def announce(envs: Mapping[int, dict[str, str]], attempt_dir: str) -> None:
     """Tells each worker, in its environment, where to write its error and its result.
 
-    Args:
-        envs: environment of each worker by local rank; changed in place.
-        attempt_dir: directory of the attempt, or ``/dev/null``; the variables are then empty.
+    ``envs``: environment of each worker by local rank; changed in place. ``attempt_dir``: directory
+    of the attempt, or ``/dev/null``; the variables are then empty.
     """
     for rank, env in envs.items():
         for variable, name in (

@@ -78,9 +78,6 @@ class BarGate:
     is off the screen; after writing, ``trigger_clear`` is reset. Where nobody answers, that is
     waited for once.
 
-    Args:
-        events: the two events.
-
     Raises:
         KeyError: one of them is missing.
     """
@@ -113,11 +110,7 @@ _gates: weakref.WeakValueDictionary[int, BarGate] = weakref.WeakValueDictionary(
 def gate_of(events: Mapping[str, EventLike]) -> BarGate:
     """The gate of a progress bar, one for all who were given its events.
 
-    Args:
-        events: ``trigger_clear`` and ``cleared``.
-
-    Returns:
-        The gate.
+    ``events``: ``trigger_clear`` and ``cleared``.
 
     Raises:
         KeyError: an event is missing.
@@ -159,10 +152,8 @@ _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 class Watching:
     """The files of one thread that follows them, and what it sleeps on.
 
-    Args:
-        wake: an eventfd that ends a wait; not closed here.
-        poll_interval: seconds between looks at files that inotify cannot watch.
-        elsewhere, report: as for `Follower`.
+    ``wake``: an eventfd that ends a wait; not closed here. ``poll_interval``: seconds between looks
+    at files that inotify cannot watch.
     """
 
     def __init__(
@@ -251,9 +242,8 @@ class Watching:
     def wait(self, due: float | None, gather_ms: int) -> None:
         """Sleeps until a file changes, the eventfd is written to, or a time has come.
 
-        Args:
-            due: latest end, by `time.monotonic`; None for none.
-            gather_ms: milliseconds in which changes are not looked at, but only the eventfd.
+        ``due``: latest end, by `time.monotonic`; None for none. ``gather_ms``: milliseconds in
+        which changes are not looked at, but only the eventfd.
         """
         until_due = self._timeout_ms(due)
         if until_due is not None:
@@ -383,9 +373,8 @@ _PARTIAL_S = 1.0
 class CollapsedFiles:
     """Files of which lines that are the same at about the same time are shown as one.
 
-    Args:
-        streams: whose files each stream has, by rank; those of a stream have one destination.
-        header: returns what stands before a line that some of these ranks have said.
+    ``streams``: whose files each stream has, by rank; those of a stream have one destination.
+    ``header``: returns what stands before a line that some of these ranks have said.
     """
 
     def __init__(
@@ -460,22 +449,9 @@ class CollapsedFiles:
 class FollowedFile:
     """One file on its way to one destination.
 
-    Args:
-        path: the file; it need not exist yet.
-        prefix: put before every line.
-        destination: where the lines go.
-        line_filter: says of a line, as text with its newline, whether it is shown; None for all.
-        lock: somebody else's lock, held while writing.
-        gate: somebody else's progress bar, lifted while writing.
-        collapsed: what its lines are shown by, together with those of other files; None for
-            itself.
-        report: as for `Follower`.
-
-    Attributes:
-        dropped: it cannot be followed, and that was said.
-        behind: there was more to be shown when it was last looked at.
-        due: when, by `time.monotonic`, the line in the making is to be shown; None if it is not.
-        blocks: how many blocks have been read and shown.
+    ``path``: the file; it need not exist yet. ``line_filter``: says of a line, as text with its
+    newline, whether it is shown; None for all. ``collapsed``: what its lines are shown by, together
+    with those of other files; None for itself.
     """
 
     def __init__(
@@ -492,7 +468,8 @@ class FollowedFile:
     ) -> None:
         self.path = path
         self.dropped = False
-        self.behind = False
+        self.behind = False  # there was more to be shown when it was last looked at
+        # when, by `time.monotonic`, the line in the making is to be shown; None if it is not
         self.due: float | None = None
         self.blocks = 0
         self._fd: int | None = None
@@ -522,8 +499,7 @@ class FollowedFile:
     def open(self) -> bool:
         """Opens the file.
 
-        Returns:
-            False if it is not there yet.
+        Returns False if it is not there yet.
 
         Raises:
             OSError: it is there and cannot be opened, or is no regular file.
@@ -541,8 +517,7 @@ class FollowedFile:
     def drain(self) -> bool:
         """Shows the next block.
 
-        Returns:
-            Whether there was one.
+        Returns whether there was one.
 
         Raises:
             OSError: the file cannot be read.
@@ -575,11 +550,8 @@ class FollowedFile:
     def drain_to(self, end: int) -> bool:
         """Shows the next block before an offset; there, the last line also if it has no newline.
 
-        Args:
-            end: bytes; what is written beyond may be shown too.
-
-        Returns:
-            Whether there is more before the offset.
+        ``end``: bytes; what is written beyond may be shown too. Returns whether there is more
+        before the offset.
 
         Raises:
             OSError: the file cannot be read.
@@ -681,9 +653,7 @@ class FollowedFile:
     def write(self, parts: Iterable[bytes], sources: Collection[object] | None = None) -> None:
         """Write whole lines to the destination; trouble is reported once.
 
-        Args:
-            parts: the lines, cut anywhere.
-            sources: whose lines in the live area end with them; None for this one's.
+        ``sources``: whose lines in the live area end with them; None for this one's.
         """
         try:
             with guarded(self._lock, self._gate):
@@ -725,12 +695,8 @@ _STOP_PATIENCE_S = 10.0
 class Follower:
     """Shows files as they grow, whole lines only, each with a prefix; one thread for all of them.
 
-    Args:
-        name: name of the thread.
-        poll_interval: seconds between looks at files that inotify cannot watch.
-        elsewhere: whether other machines write to the files, of which no kernel tells.
-        report: takes what cannot be followed, read or shown, from the thread; by default it is
-            logged.
+    ``poll_interval``: seconds between looks at files that inotify cannot watch. ``report``: takes
+    what cannot be followed, read or shown, from the thread; by default it is logged.
     """
 
     def __init__(
@@ -771,15 +737,10 @@ class Follower:
     ) -> None:
         """Adds a file, before `start` or after.
 
-        Args:
-            path: the file; it need not exist yet, nor its directory. ``/dev/null`` shows nothing.
-            prefix: put before every line.
-            dst: where its lines go.
-            line_filter: says of a line, as text with its newline, whether it is shown; None for
-                all. It sees the first 64 MiB of a line.
-            lock: held while writing, besides the destination's own.
-            progbar_events: events ``trigger_clear`` and ``cleared`` of a progress bar that is to
-                be taken off the screen while writing.
+        ``path``: the file; it need not exist yet, nor its directory. ``/dev/null`` shows nothing.
+        ``line_filter``: says of a line, as text with its newline, whether it is shown; None for
+        all. It sees the first 64 MiB of a line. ``progbar_events``: events ``trigger_clear`` and
+        ``cleared`` of a progress bar that is to be taken off the screen while writing.
 
         Raises:
             RuntimeError: it was stopped.
@@ -806,10 +767,9 @@ class Follower:
     ) -> None:
         """Adds files of which identical lines of a stream, within 100 ms, are shown as one.
 
-        Args:
-            streams: the files of each, by rank, and where its lines go. Those of one rank stay in
-                the order in which they were seen, over all streams.
-            header: returns what stands before a line that some of these ranks have said.
+        ``streams``: the files of each, by rank, and where its lines go. Those of one rank stay in
+        the order in which they were seen, over all streams. ``header``: returns what stands before
+        a line that some of these ranks have said.
 
         Raises:
             RuntimeError: it was stopped.
@@ -836,11 +796,7 @@ class Follower:
         return self._destinations.setdefault(id(dst), (dst, Destination(dst)))[1]
 
     def show_held(self, seconds: float) -> None:
-        """Have lines shown that are held to see whether others say the same.
-
-        Args:
-            seconds: how long to wait for that; not at all if it took too long before.
-        """
+        """Have lines shown that are held to see whether others say the same."""
         shown = threading.Event()
         with self._lock:
             ended = self._wake is None or self._given_up
@@ -854,9 +810,6 @@ class Follower:
 
     def start(self) -> Follower:
         """Starts the thread; does nothing the second time.
-
-        Returns:
-            Itself.
 
         Raises:
             OSError: no descriptor is left.
@@ -887,9 +840,8 @@ class Follower:
         from the files. Then, and when a signal
         ends the wait, no further line begins.
 
-        Args:
-            join: whether the thread is waited for. When all is shown it has only an inotify
-                descriptor left to close, for which the kernel takes 8 to 16 ms.
+        ``join``: whether the thread is waited for. When all is shown it has only an inotify
+        descriptor left to close, for which the kernel takes 8 to 16 ms.
         """
         with self._lock:
             self._stopping = True
@@ -901,13 +853,10 @@ class Follower:
             finally:
                 # a signal, or nobody reads: the process may end at any moment, and would cut a line
                 if not self._done.is_set():
-                    self._fall_silent()
+                    for _, destination in list(self._destinations.values()):
+                        destination.silent = True
             if join and not self._given_up:
                 thread.join()
-
-    def _fall_silent(self) -> None:
-        for _, destination in list(self._destinations.values()):
-            destination.silent = True
 
     def stopped(self) -> bool:
         """Whether it was stopped and nothing more is shown."""
@@ -1040,15 +989,10 @@ _POLL_SECONDS = 1.0
 class Tees:
     """The teed streams of a context.
 
-    Args:
-        name: default header of lines: ``[<name><rank>]:``.
-        prefixes: other headers, by local rank.
-        progbar_events: as for `start_processes`.
-        interval_sec: as for `start_processes`.
-        header: returns the header on the console of a line that some ranks have said; None where
-            each line has that of its rank.
-        collapse: whether identical lines of several ranks are shown as one; needs ``header``.
-        report: as for `Follower`.
+    ``name``: default header of lines: ``[<name><rank>]:``. ``prefixes``: other headers, by local
+    rank. ``header``: returns the header on the console of a line that some ranks have said; None
+    where each line has that of its rank. ``collapse``: whether identical lines of several ranks are
+    shown as one; needs ``header``.
     """
 
     def __init__(
@@ -1085,7 +1029,12 @@ class Tees:
     def copy(self, files: Mapping[int, str], dst: TextIO, filters: Sequence[str]) -> None:
         """Write lines that hold one of some texts to a file of their own."""
         for rank, path in files.items():
-            self._follower.add(path, self._header_of(rank), dst, _holds(filters))
+            self._follower.add(
+                path,
+                self._header_of(rank),
+                dst,
+                lambda line: any(needle in line for needle in filters),
+            )
             self._empty = False
 
     def _shown_header(self, ranks: Sequence[int]) -> bytes:
@@ -1136,7 +1085,3 @@ def open_filtered(path: str) -> TextIO:
         return open(path, "w", errors="replace", buffering=1)
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error
-
-
-def _holds(filters: Sequence[str]) -> Callable[[str], bool]:
-    return lambda line: any(needle in line for needle in filters)

@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,15 @@ from support.launching import WAIT, gone, text_of, until
 from support.spawned import told
 
 import lllaunch
-from lllaunch.events import Exited, OrphansGone, PreloadBroken, SpawnerGone, Started, StartFailed
+from lllaunch.events import (
+    Exited,
+    OrphansGone,
+    PreloadBroken,
+    Ready,
+    SpawnerGone,
+    Started,
+    StartFailed,
+)
 from lllaunch.linux.cgroup import Cgroup
 from lllaunch.linux.process import wait_readable
 from lllaunch.run.excerpts import read_exit_call
@@ -85,6 +94,13 @@ def wait_gone(*pids: int) -> None:
 
 def pid_in(name: str) -> int:
     return int(until(lambda: text_of(Path(name)), name))
+
+
+def test_it_is_ready_before_a_worker_has_started(spawner: Spawner) -> None:
+    before = time.time_ns()
+    order(spawner, Program("true"))
+    ready, start, _ = told(spawner, Ready, Started, Exited, count=3)
+    assert before - WAIT * 10**9 < ready.time_ns < start.time_ns
 
 
 @pytest.mark.parametrize("fresh", [False, True])

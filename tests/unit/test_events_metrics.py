@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from lllaunch.agent import events, metrics
-from lllaunch.agent.events import Event, EventSource, NodeState, RdzvEvent
+from lllaunch.agent.events import Event, EventSource
 
 
 class Kept(logging.Handler):
@@ -24,8 +24,7 @@ class Kept(logging.Handler):
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
     handler = Kept()
-    for name in ("kept", "dynamic_rendezvous"):
-        monkeypatch.setitem(events._log_handlers, name, handler)
+    monkeypatch.setitem(events._log_handlers, "kept", handler)
     return handler
 
 
@@ -37,20 +36,6 @@ def test_events_survive_their_text(kept: Kept) -> None:
     events.record(event)
     events.record(event, "no such destination")
     assert kept.lines == [event.serialize()]
-
-
-def test_events_of_a_rendezvous(kept: Kept) -> None:
-    try:
-        int("x")
-    except ValueError:
-        events.construct_and_record_rdzv_event("id", "m", NodeState.FAILED, rank=3)
-    (line,) = kept.lines
-    event = RdzvEvent.deserialize(line)
-    assert event.name == "test_events_metrics:test_events_of_a_rendezvous"
-    assert (event.run_id, event.message, event.rank) == ("id", "m", 3)
-    assert "ValueError: invalid literal" in event.error_trace
-    assert RdzvEvent.deserialize(event) is event
-    assert str(event) == line
 
 
 HANDLERS_OF_TORCH = "torch.distributed.elastic.events.handlers"
@@ -94,10 +79,8 @@ def values(monkeypatch: pytest.MonkeyPatch) -> Values:
 def test_metrics_go_to_their_groups_handler(values: Values) -> None:
     metrics.put_metric("a", 1, "g")
     metrics.put_metric("b", 2)
-    with pytest.warns(DeprecationWarning, match="deprecated"):
-        metrics.publish_metric("g", "c", 3)
     metrics.getStream("g").add_value("d", 4)
-    assert values.found == [("g", "a", 1), ("g", "c", 3), ("g", "d", 4)]
+    assert values.found == [("g", "a", 1), ("g", "d", 4)]
 
 
 def test_prof_measures_calls(values: Values) -> None:
@@ -119,8 +102,6 @@ def test_the_console_handler_prints(values: Values, capsys: pytest.CaptureFixtur
     metrics.configure(metrics.ConsoleMetricHandler())
     metrics.put_metric("a", 1, "other")
     assert capsys.readouterr().out.endswith("[other]: a=1\n")
-    metrics.initialize_metrics()
-    metrics.initialize_metrics(metrics.MetricsConfig({"x": "y"}))
     metrics.put_metric("b", 2, "other")
     assert capsys.readouterr().out.endswith("[other]: b=2\n"), "what was configured stays"
     assert metrics.get_elapsed_time_ms(0) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -19,7 +20,7 @@ from lllaunch.linux.cgroup import _remove_left_behind
 from lllaunch.linux.process import signal_group, wait_readable
 from lllaunch.spawner.client import ACKNOWLEDGE_SECONDS, Commands, PendingCommand
 from lllaunch.spawner.forks import fork
-from lllaunch.spawner.orphans import Pauses, signal_process
+from lllaunch.spawner.orphans import Pauses, end_adopted, signal_process
 from lllaunch.spawner.preloading import _forget_finalizers
 from lllaunch.spawner.protocol import Program, SpawnRequest
 from lllaunch.spawner.server import Wakeups, Workers, _Worker
@@ -126,6 +127,23 @@ def test_what_belongs_to_another_user_is_left_and_ends_nothing(
     assert other is not None
     assert not signal_process(other, signal.SIGTERM)
     signal_group(other.pid, signal.SIGTERM)
+
+
+def test_without_a_descriptor_nobody_takes_it_that_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_descriptor(path: str) -> list[str]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    rounds = end_adopted("0" * 32)
+    monkeypatch.setattr(os, "listdir", no_descriptor)
+    with pytest.raises(OSError, match="Too many open files"):
+        proc.children(os.getpid())
+    for _ in range(5):
+        next(rounds)
+    monkeypatch.undo()
+    # two rounds that see that nothing is left
+    assert len(list(rounds)) == 2
 
 
 def test_empty_cgroups_of_launchers_that_ended_are_removed(tmp_path: Path) -> None:

@@ -11,8 +11,12 @@ Imports nothing outside the standard library.
 """
 
 from lllaunch.error_file import ErrorHandler
-from lllaunch.multiprocessing.errors.failure import ChildFailedError, ProcessFailure, record
-from lllaunch.multiprocessing.errors.handlers import get_error_handler
+from lllaunch.multiprocessing.errors.failure import (
+    ChildFailedError,
+    ProcessFailure,
+    get_error_handler,
+    record,
+)
 
 __all__ = [
     "ChildFailedError",

@@ -11,13 +11,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from lllaunch.error_file import read_error_file
-from lllaunch.multiprocessing.errors.handlers import get_error_handler
+from lllaunch.error_file import ErrorHandler, read_error_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from lllaunch.error_file import ErrorHandler
 
 
 NOT_AVAILABLE = "<N/A>"
@@ -30,30 +27,20 @@ class ProcessFailure:
 
     Names and meaning are those of torch's class. In addition, times have nanoseconds, and an
     unreadable error file is reported in ``message`` and never raises.
-
-    Attributes:
-        local_rank: local rank of the worker.
-        pid: its process id.
-        exitcode: its exit status, or the negative number of the signal that ended it.
-        error_file: path of its error file, or ``<N/A>``.
-        exit_time_ns: when its end was observed, nanoseconds since the epoch, or None.
-        error_file_data: the contents of the error file, else ``{"message": "<NONE>"}`` with
-            torch's ``errorTraits``.
-        message: text, or the ``message`` of the error file: text or
-            ``{"message", "extraInfo": {"py_callstack", "timestamp"}}``.
-        timestamp: when it failed, whole seconds since the epoch.
-        timestamp_ns: the same in nanoseconds, from the error file, else ``exit_time_ns``, else now.
-            For torch's error files, which have whole seconds, it is the time of the file.
     """
 
     local_rank: int
     pid: int
-    exitcode: int
-    error_file: str
+    exitcode: int  # its exit status, or the negative number of the signal that ended it
+    error_file: str  # path of its error file, or ``<N/A>``
+    # the contents of the error file, else ``{"message": "<NONE>"}`` with torch's ``errorTraits``
     error_file_data: dict[str, Any] = field(init=False)
+    # text, or the ``message`` of the error file: text or ``{"message", "extraInfo":
+    # {"py_callstack", "timestamp"}}``
     message: str | dict[str, Any] = field(init=False)
-    timestamp: int = field(init=False)
+    timestamp: int = field(init=False)  # when it failed, whole seconds since the epoch
     timestamp_ns: int = field(init=False)
+    # when its end was observed, nanoseconds since the epoch, or None
     exit_time_ns: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -132,17 +119,13 @@ class ChildFailedError(Exception):
 
     `record` copies the error file of the first failure to that of the raising process, so the
     traceback at the top is the worker's.
-
-    Attributes:
-        name: name of the worker group.
-        failures: the failures by global rank, at least one.
     """
 
     def __init__(self, name: str, failures: Mapping[GlobalRank, ProcessFailure]) -> None:
         if not failures:
             raise AssertionError("a ChildFailedError needs at least one failure")
         self.name = name
-        self.failures = dict(failures)
+        self.failures = dict(failures)  # the failures by global rank, at least one
         super().__init__(self.format_msg())
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
@@ -156,12 +139,7 @@ class ChildFailedError(Exception):
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
         """The failures as text, the root cause last.
 
-        Args:
-            boarder_delim: the character of the first and last rule.
-            section_delim: the character of the rules between sections.
-
-        Returns:
-            Several lines, with an empty one before, so that it stands free in a log.
+        Returns several lines, with an empty one before, so that it stands free in a log.
         """
         title = f"{self.name} FAILED"
         root, _ = self.get_first_failure()
@@ -200,6 +178,11 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
+def get_error_handler() -> ErrorHandler:
+    """A new handler, the one that `record` uses unless it is given another."""
+    return ErrorHandler()
+
+
 def record(
     fn: Callable[_P, _R], error_handler: ErrorHandler | None = None
 ) -> Callable[_P, _R | None]:
@@ -212,12 +195,7 @@ def record(
 
     A failure to record never replaces the exception.
 
-    Args:
-        fn: the function.
-        error_handler: records the exception; default: `get_error_handler`.
-
-    Returns:
-        The function with the same arguments and return value.
+    ``error_handler``: records the exception; default: `get_error_handler`.
     """
     handler = error_handler or get_error_handler()
 

@@ -94,12 +94,7 @@ def place(frames: Sequence[Frame]) -> tuple[Frame, ...]:
 def blame(stacks: Sequence[RankStack], finding: Finding) -> Blame:
     """Judge who hangs.
 
-    Args:
-        stacks: where the workers stand; those without frames are not judged by them.
-        finding: what the watchdog found.
-
-    Returns:
-        Local ranks; none where nothing can be told.
+    Returns local ranks; none where nothing can be told.
     """
     if isinstance(finding, (OverMemory, NotFinite)):
         return Blame(hung=(finding.rank,))
@@ -118,9 +113,7 @@ def blame_now(stacks: Sequence[RankStack], time_ns: int) -> Blame:
     counts only if some of them have waited for seconds, and where no recorder tells that they
     still wait, if their stacks do not say otherwise.
 
-    Args:
-        stacks: as for `blame`.
-        time_ns: a moment before any of them was asked, nanoseconds since the epoch.
+    ``time_ns``: a moment before any of them was asked, nanoseconds since the epoch.
     """
     finding = Asked(STACKS_ON)
     found = blame(stacks, finding)
@@ -163,12 +156,13 @@ def _recorded(stacks: Iterable[RankStack], levels: Mapping[int, Waits]) -> Disag
     return compare(
         {rank: stack.trace for rank, stack in known.items() if stack.trace is not None},
         {rank: levels[stack.rank] for rank, stack in known.items() if stack.rank in levels},
-        {rank: _users_line(stack.frames) for rank, stack in known.items()},
+        {
+            rank: next(
+                (f"{frame.file}:{frame.line}" for frame in stack.frames if is_own(frame)), ""
+            )
+            for rank, stack in known.items()
+        },
     )
-
-
-def _users_line(frames: Iterable[Frame]) -> str:
-    return next((f"{frame.file}:{frame.line}" for frame in frames if is_own(frame)), "")
 
 
 def _judged(

@@ -65,18 +65,12 @@ _MAX_BYTES = 4 << 20
 class Dump:
     """What one process writes when it is asked for its stacks.
 
-    Attributes:
-        why_not: why it was not asked, or has not answered; empty if it has.
-        text: what it wrote, once `look` says that it is done.
-
-    Args:
-        process: it, as it was seen below us.
-        now: monotonic clock, seconds.
+    ``now``: monotonic clock, seconds.
     """
 
     def __init__(self, process: proc.ProcessFacts, now: float) -> None:
-        self.why_not = ""
-        self.text = ""
+        self.why_not = ""  # why it was not asked, or has not answered; empty if it has
+        self.text = ""  # what it wrote, once `look` says that it is done
         self._pid = process.pid
         self._memory = -1
         self._offset = self._size = 0
@@ -115,9 +109,7 @@ class Dump:
     def look(self, now: float, last: bool = False) -> bool:
         """Whether there is nothing more to wait for.
 
-        Args:
-            now: monotonic clock, seconds.
-            last: there is no more time; what was written by now is all.
+        ``now``: monotonic clock, seconds.
         """
         if not self.requested:
             return True
@@ -168,16 +160,10 @@ class Writer:
     """Appends to files; the first error is kept, and no more is written to that file.
 
     What an earlier finding of the same attempt left there stays.
-
-    Args:
-        hide: applied to all that is written; command lines may hold secrets.
-
-    Attributes:
-        problem: the first error, as ``path: reason``; empty if there was none.
     """
 
     def __init__(self, hide: Callable[[str], str] = str) -> None:
-        self.problem = ""
+        self.problem = ""  # the first error, as ``path: reason``; empty if there was none
         self._hide = hide
         self._bad: set[str] = set()
 
@@ -218,11 +204,8 @@ def heading(text: str) -> str:
 def section(look: ProcessLook, role: str, stacks: str, notes: tuple[str, ...] = ()) -> str:
     """What is known of one process.
 
-    Args:
-        look: what the kernel tells.
-        role: what it is: the worker, or something below it.
-        stacks: what faulthandler or py-spy wrote, or an empty string.
-        notes: more lines, about how the stacks were got or why there are none.
+    ``stacks``: what faulthandler or py-spy wrote, or an empty string. ``notes``: more lines, about
+    how the stacks were got or why there are none.
     """
     # A fork of the spawner's has its command line, which says nothing of what it runs.
     command = "forked by the launcher's spawner" if _SPAWNER in look.command else look.command
@@ -250,17 +233,11 @@ MAX_PROCESSES = 32
 
 
 class ProcessCase:
-    """One process.
-
-    Attributes:
-        facts: what it is.
-        seen: what the kernel tells of it; None before `examine`, or when it is gone.
-        stacks: what faulthandler or py-spy wrote of it.
-        source: which of them.
-    """
+    """One process."""
 
     def __init__(self, facts: ProcessFacts) -> None:
         self.facts = facts
+        # what the kernel tells of it; None before `examine`, or when it is gone
         self.seen: ProcessLook | None = None
         self.stacks = ""
         self.source: Source = ""
@@ -330,10 +307,7 @@ class ProcessCase:
 class RankCase:
     """One rank: its worker and the processes below it.
 
-    Args:
-        rank: local rank.
-        path: its stacks.txt, empty for none.
-        processes: the worker, and all below it.
+    ``path``: its stacks.txt, empty for none.
     """
 
     def __init__(self, rank: int, path: str, processes: tuple[ProcessFacts, ...]) -> None:
@@ -367,11 +341,7 @@ class RankCase:
         return next((process for process in self.below if process.frames), self.worker)
 
     def stack(self, path: str) -> RankStack:
-        """What is known by now.
-
-        Args:
-            path: its stacks.txt as far as it is written.
-        """
+        """What is known by now."""
         seen, chosen = self.worker.seen, self.chosen
         if seen is None:
             return RankStack(self.rank, path, chosen.frames, source=chosen.source)
@@ -394,28 +364,14 @@ _JOIN = 1.0
 class StackCollector:
     """Takes the stacks of several workers once.
 
-    Args:
-        workers: process ids of live workers, by local rank. Those that are not below this process
-            nor below ``parent``, or lead no session, are not ours and left alone.
-        paths: the stacks.txt of each, by local rank; empty or missing for none.
-        heading: what each file begins with: why, and when.
-        seconds: how long all of it may take.
-        hide: applied to what is written.
-        directory: where the tree of all ranks and their folded stacks are written; empty for
-            nowhere.
-        base_rank: rank of the first local one among all, for these.
-        glance: whether workers are only looked at, for somebody who wants to know: what runs below
-            one is left alone if the worker is a Python program, nobody is made to write files of
-            its own, and of all threads the lines are read.
-        parent: process id of the workers' parent, where that need not be below this process (a
-            spawner that was handed over); 0 for none.
-        frames_only: whether only the workers' frames are wanted, for as little as can be: nothing
-            is written, no line of code is read, and the kernel and py-spy are asked only about
-            those who cannot tell themselves.
-        recorders: how each can be asked for its collectives, by local rank.
-
-    Attributes:
-        problem: what went wrong, in one line; empty if nothing did.
+    ``workers``: process ids of live workers, by local rank. Those that are not below this process
+    nor below ``parent``, or lead no session, are not ours and left alone. ``paths``: the stacks.txt
+    of each, by local rank; empty or missing for none. ``directory``: where the tree of all ranks
+    and their folded stacks are written; empty for nowhere. ``parent``: process id of the workers'
+    parent, where that need not be below this process (a spawner that was handed over); 0 for none.
+    ``frames_only``: whether only the workers' frames are wanted, for as little as can be: nothing
+    is written, no line of code is read, and the kernel and py-spy are asked only about those who
+    cannot tell themselves. ``recorders``: how each can be asked for its collectives, by local rank.
     """
 
     def __init__(
@@ -433,7 +389,7 @@ class StackCollector:
         frames_only: bool = False,
         recorders: Mapping[int, TraceSource] | None = None,
     ) -> None:
-        self.problem = ""
+        self.problem = ""  # what went wrong, in one line; empty if nothing did
         self._recorders = dict(recorders or {})
         self._workers = dict(workers)
         self._paths = dict(paths)
@@ -597,10 +553,6 @@ class StackCollector:
         """Ask armed processes for their stacks: the first of each line at once, then the next.
 
         Those of one line write to the same file: a process and those that it forked.
-
-        Args:
-            lines: the processes of each rank.
-            seconds: how long one may take to answer.
         """
         queues = [list(reversed(line)) for line in lines]
         while any(queues) and not self._over():
@@ -664,11 +616,7 @@ def survey(
 ) -> list[RankCase]:
     """Find the processes of all ranks; those of workers that are gone, or not ours, are left out.
 
-    Args:
-        workers: process ids by local rank.
-        paths: files to write to, by local rank.
-        processes: lists all processes.
-        parent: as `StackCollector` has it.
+    ``workers``: process ids by local rank. ``paths``: files to write to, by local rank.
     """
     everything = processes()
     known = {process.pid: process for process in everything}

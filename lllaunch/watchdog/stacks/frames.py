@@ -29,62 +29,41 @@ Source = Literal["faulthandler", "py-spy", "kernel", ""]
 
 
 class Frame(Record, frozen=True):
-    """One call.
+    """One call."""
 
-    Attributes:
-        file: path of the source file.
-        line: line in it.
-        function: what is being run.
-        code: the text of the line, empty if it is not known.
-    """
-
-    file: str
-    line: int
-    function: str
-    code: str = ""
+    file: str  # path of the source file
+    line: int  # line in it
+    function: str  # what is being run
+    code: str = ""  # the text of the line, empty if it is not known
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} in {self.function}"
 
 
 class LockWait(Record, frozen=True):
-    """A thread that waits for a lock.
+    """A thread that waits for a lock."""
 
-    Attributes:
-        thread: its name, ``main thread``, or its number where Python does not tell the name.
-        frame: the call of the user's code that waits, with its line.
-    """
-
-    thread: str
-    frame: Frame
+    thread: str  # its name, ``main thread``, or its number where Python does not tell the name
+    frame: Frame  # the call of the user's code that waits, with its line
 
 
 class RankStack(Record, frozen=True):
-    """Where one worker stands.
-
-    Attributes:
-        rank: its local rank; in what is told of a run, its rank among all workers.
-        path: its stacks.txt, or an empty string if there is none.
-        frames: of its main thread, innermost first; at most `MAX_FRAMES`, none if they are not
-            known.
-        state: its state letter in /proc (``S`` sleeping, ``R`` running, ``D`` uninterruptible
-            sleep, ``T`` stopped), or an empty string.
-        wchan: kernel function that it waits in, or an empty string.
-        source: where the frames are from; empty if nothing is known of it.
-        locks: its threads that wait for locks, if there are two or more: perhaps for each other.
-        trace: which collectives it has come to, or None if that is not known.
-    """
+    """Where one worker stands."""
 
     BESIDE = frozenset({"trace"})
 
-    rank: int
-    path: RunPath = ""
+    rank: int  # its local rank; in what is told of a run, its rank among all workers
+    path: RunPath = ""  # its stacks.txt, or an empty string if there is none
+    # of its main thread, innermost first; at most `MAX_FRAMES`, none if they are not known
     frames: tuple[Frame, ...] = ()
+    # its state letter in /proc (``S`` sleeping, ``R`` running, ``D`` uninterruptible sleep, ``T``
+    # stopped), or an empty string
     state: Text = ""
-    wchan: Text = ""
-    source: Text = ""
+    wchan: Text = ""  # kernel function that it waits in, or an empty string
+    source: Text = ""  # where the frames are from; empty if nothing is known of it
+    # its threads that wait for locks, if there are two or more: perhaps for each other
     locks: tuple[LockWait, ...] = ()
-    trace: RankTrace | None = None
+    trace: RankTrace | None = None  # which collectives it has come to, or None if that is not known
 
 
 class Waits(IntEnum):
@@ -96,17 +75,11 @@ class Waits(IntEnum):
 
 
 class Blame(Record, frozen=True):
-    """Who hangs, and who only waits for that. Local ranks; both may be empty.
-
-    Attributes:
-        hung: those that hang by themselves.
-        waiting: those that wait for the others in a collective operation.
-        collectives: the operation that they do not agree on, or None; its ranks are among all
-            workers.
-    """
+    """Who hangs, and who only waits for that. Local ranks; both may be empty."""
 
     hung: tuple[int, ...] = ()
-    waiting: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()  # those that wait for the others in a collective operation
+    # the operation that they do not agree on, or None; its ranks are among all workers
     collectives: Disagreement | None = None
 
 
@@ -143,11 +116,7 @@ def is_own(frame: Frame) -> bool:
 def users_part(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     """Frames without those of ours that every worker begins with, and at most `MAX_FRAMES`.
 
-    Args:
-        frames: all frames of the main thread, innermost first.
-
-    Returns:
-        All of them if none but ours are known: then the worker is at its beginning or its end.
+    Returns all of them if none but ours are known: then the worker is at its beginning or its end.
     """
     ours = (i for i, frame in enumerate(frames) if any(part in frame.file for part in _BEGINNING))
     end = next(ours, len(frames))
@@ -167,13 +136,7 @@ def _unescaped(text: str) -> str:
 
 
 class Thread(NamedTuple):
-    """One thread in a dump.
-
-    Attributes:
-        name: its name where Python tells it, else an empty string.
-        current: whether it is the one that wrote the dump.
-        frames: innermost first, ours among them.
-    """
+    """One thread in a dump."""
 
     name: str
     current: bool
@@ -267,15 +230,7 @@ def pyspy_frames(text: str) -> tuple[Frame, ...]:
 
 
 def named_threads(text: str, source: Source) -> tuple[Thread, ...]:
-    """The threads in a dump that have frames, the main one first, each with a name.
-
-    Args:
-        text: the dump.
-        source: who wrote it.
-
-    Returns:
-        Their frames are without those of ours, as `users_part` has them.
-    """
+    """The threads in a dump that have frames, the main one first, each with a name."""
     main: Thread | None = None
     if source == "py-spy":
         main, others = _pyspy_threads(text)

@@ -21,49 +21,28 @@ COMMAND_WIDTH = 200
 
 
 class ProcStatus(NamedTuple):
-    """What /proc/PID/status says of a process and its main thread.
+    """What /proc/PID/status says of a process and its main thread."""
 
-    Attributes:
-        lines: those worth telling, as ``Name: value``.
-        state: its state letter.
-        threads: how many there are.
-        pending: signals that wait for the process or its main thread, as a bit mask.
-        blocked: signals that the main thread blocks.
-        caught: signals that it has a handler for.
-    """
-
-    lines: tuple[str, ...]
+    lines: tuple[str, ...]  # those worth telling, as ``Name: value``
     state: str
     threads: int
-    pending: int
+    pending: int  # signals that wait for the process or its main thread, as a bit mask
     blocked: int
     caught: int
 
 
 class ProcessLook(NamedTuple):
-    """One process at one moment.
-
-    Attributes:
-        pid: process id.
-        ppid: its parent's.
-        command: its command line, or its name in parentheses if that could not be asked.
-        state: its state letter.
-        wchan: kernel function that its main thread waits in, or an empty string.
-        status: lines of /proc/PID/status.
-        stack: lines of the main thread's kernel stack.
-        no_stack: why there are none, or an empty string.
-        threads: where its other threads are, a line for all that are in the same place.
-        python: whether its program is Python's interpreter.
-    """
+    """One process at one moment."""
 
     pid: int
     ppid: int
-    command: str
+    command: str  # its command line, or its name in parentheses if that could not be asked
     state: str
-    wchan: str
+    wchan: str  # kernel function that its main thread waits in, or an empty string
     status: tuple[str, ...]
     stack: tuple[str, ...]
-    no_stack: str
+    no_stack: str  # why there are none, or an empty string
+    # where its other threads are, a line for all that are in the same place
     threads: tuple[str, ...]
     python: bool
 
@@ -108,11 +87,7 @@ def status(pid: int) -> ProcStatus | None:
 def look(process: proc.ProcessFacts) -> ProcessLook | None:
     """Look at a process.
 
-    Args:
-        process: it, as it was seen before.
-
-    Returns:
-        None if it is gone.
+    Returns None if it is gone.
     """
     pid = process.pid
     now = status(pid)

@@ -32,21 +32,13 @@ _LONGEST = 2000
 
 
 class StackBranch(Record, frozen=True):
-    """Calls, each made by the one before, that the same ranks are in.
-
-    Attributes:
-        calls: outermost first.
-        ranks: those that are in them, in order.
-        ends: those of them that are in no further call.
-        below: where the others go on, in order of their first ranks.
-        places: how many branches below it were left out; then all its ranks end in it.
-    """
+    """Calls, each made by the one before, that the same ranks are in."""
 
     calls: tuple[Call, ...]
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # those that are in them, in order
     ends: tuple[int, ...]
-    below: tuple[StackBranch, ...] = ()
-    places: int = 0
+    below: tuple[StackBranch, ...] = ()  # where the others go on, in order of their first ranks
+    places: int = 0  # how many branches below it were left out; then all its ranks end in it
 
     def walk(self) -> Iterator[StackBranch]:
         """Yield it and all below it, as they are listed."""
@@ -63,12 +55,8 @@ class StackBranch(Record, frozen=True):
 def merged(chains: Mapping[int, Sequence[Call]]) -> tuple[StackBranch, ...]:
     """Merge the calls of several ranks into a tree, or several if they begin differently.
 
-    Args:
-        chains: calls by rank, outermost first; not empty.
-
-    Returns:
-        The outermost branches, in order of their first ranks. Each rank is in one of them, and ends
-        in one branch.
+    ``chains``: calls by rank, outermost first; not empty. Returns the outermost branches, in order
+    of their first ranks. Each rank is in one of them, and ends in one branch.
     """
     return _parted(sorted(chains), chains, 0)
 
@@ -111,12 +99,7 @@ def _calls(stack: RankStack) -> tuple[Call, ...]:
 
 
 def short_tree(stacks: Iterable[RankStack], most: int = MOST_LINES) -> tuple[StackBranch, ...]:
-    """Merge stacks with the calls that say most, and cut what is too much.
-
-    Args:
-        stacks: of all ranks.
-        most: how many lines it may have.
-    """
+    """Merge stacks with the calls that say most, and cut what is too much."""
     roots = _cut(merged({stack.rank: _folded(_calls(stack)) for stack in stacks}), most)
     return tuple(map(_narrow, roots))
 
@@ -207,12 +190,7 @@ def label(ranks: Iterable[int]) -> str:
 
 
 def tree_lines(roots: Iterable[StackBranch], text: Callable[[Call], str]) -> Iterator[str]:
-    """Yield a tree with one line for each branch: ``[0-5,7] step → all_reduce``.
-
-    Args:
-        roots: the outermost branches.
-        text: tells how a call reads.
-    """
+    """Yield a tree with one line for each branch: ``[0-5,7] step → all_reduce``."""
     for branch in roots:
         parts = [*map(text, branch.calls)]
         if branch.places:
@@ -246,9 +224,6 @@ def folded_text(threads: Iterable[Thread]) -> str:
 
     A line is ``thread;outermost;...;innermost count``: the name of the threads, their calls, and
     how many threads of all ranks are exactly there.
-
-    Args:
-        threads: of all ranks; those without frames are left out.
     """
     counts: Counter[str] = Counter()
     for thread in threads:

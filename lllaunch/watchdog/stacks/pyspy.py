@@ -30,15 +30,10 @@ _GLANCE_SECONDS = 0.1
 
 
 class Spied(NamedTuple):
-    """What py-spy told of a process.
+    """What py-spy told of a process."""
 
-    Attributes:
-        text: its dump, or an empty string.
-        why_not: one line on why there is none, or an empty string.
-    """
-
-    text: str
-    why_not: str = ""
+    text: str  # its dump, or an empty string
+    why_not: str = ""  # one line on why there is none, or an empty string
 
 
 def find() -> str:
@@ -139,14 +134,8 @@ def spy(
 ) -> dict[int, Spied]:
     """Read the stacks of several processes, some at a time.
 
-    Args:
-        program: path of py-spy.
-        pids: the processes; none may be in uninterruptible sleep, for py-spy could hang as well.
-        deadline: when to give up, of the monotonic clock.
-        unwanted: tells whether to give up now.
-
-    Returns:
-        What it told, by process id.
+    ``pids``: the processes; none may be in uninterruptible sleep, for py-spy could hang as well.
+    Returns what it told, by process id.
     """
     waiting = [(pid, 1) for pid in reversed(list(pids))]
     running: dict[int, _Spy] = {}

@@ -32,16 +32,11 @@ _REQUEST = (
 
 @dataclass(frozen=True)
 class TraceSource:
-    """How a worker can be asked for its collectives.
-
-    Attributes:
-        rank: its rank among all workers.
-        socket: path of the socket that it serves, if it does.
-        pipe: path of the FIFO that makes NCCL's own recorder write its files; empty for none.
-    """
+    """How a worker can be asked for its collectives."""
 
     rank: int
-    socket: str = ""
+    socket: str = ""  # path of the socket that it serves, if it does
+    # path of the FIFO that makes NCCL's own recorder write its files; empty for none
     pipe: str = ""
 
 
@@ -91,14 +86,9 @@ def ask(
 ) -> dict[int, bytes]:
     """Ask workers for their collectives.
 
-    Args:
-        recorders: of each worker that can be asked, by local rank.
-        deadline: when to give up, of the monotonic clock.
-        unwanted: tells whether to give up now.
-
-    Returns:
-        JSON, as `lllaunch.watchdog.collectives.read_trace` reads it, of those that have told all:
-        who keeps one of two traces to itself may have called in that what is missing in the other.
+    ``recorders``: of each worker that can be asked, by local rank. Returns JSON, as
+    `lllaunch.watchdog.collectives.read_trace` reads it, of those that have told all: who keeps one
+    of two traces to itself may have called in that what is missing in the other.
     """
     questions: dict[int, tuple[int, str, _Question]] = {}
     poll = select.poll()
@@ -141,9 +131,6 @@ def poke(path: str) -> bool:
     """Make NCCL's recorder of a worker write its files, by its FIFO; whether somebody reads that.
 
     torch makes it if TORCH_NCCL_DEBUG_INFO_PIPE_FILE is set; any byte makes it write.
-
-    Args:
-        path: of the FIFO.
     """
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

@@ -22,11 +22,7 @@ _INNERMOST = 12
 
 
 def started_at(ticks: int) -> float:
-    """When a process started, in seconds since the epoch.
-
-    Args:
-        ticks: clock ticks since boot, as `lllaunch.linux.proc.ProcessFacts` has it.
-    """
+    """When a process started, in seconds since the epoch."""
     uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
 
@@ -34,9 +30,8 @@ def started_at(ticks: int) -> float:
 class Sources:
     """Reads source files, each once.
 
-    Args:
-        before: files that were changed after this time (seconds since the epoch) are not those that
-            the process runs.
+    ``before``: files that were changed after this time (seconds since the epoch) are not those that
+    the process runs.
     """
 
     def __init__(self, before: float) -> None:
@@ -75,12 +70,7 @@ _TAKES_LOCK = re.compile(r"(?:async )?with [^()]+:|.*\.acquire\(")
 
 
 def lock_waits(threads: Iterable[tuple[str, Frame]], sources: Sources) -> tuple[LockWait, ...]:
-    """Which threads of a process wait for locks; none if fewer than two do.
-
-    Args:
-        threads: the call that each of them is in, by name.
-        sources: reads source files.
-    """
+    """Which threads of a process wait for locks; none if fewer than two do."""
     found = []
     for name, frame in threads:
         code = sources.line(frame.file, frame.line)

@@ -1,4 +1,4 @@
-"""A handle on one process that executes a program."""
+"""Handles on processes that execute a program; names and signatures of torch's module."""
 
 from __future__ import annotations
 
@@ -14,16 +14,11 @@ from lllaunch.multiprocessing.numa import wrap_command
 if TYPE_CHECKING:
     from lllaunch.multiprocessing.context import PContext
 
-__all__ = ["SubprocessHandler"]
+__all__ = ["SubprocessHandler", "get_subprocess_handler"]
 
 
 class ContextProcess:
-    """The process of one rank of a context, with what handlers show of ``subprocess.Popen``.
-
-    Args:
-        context: the context that started it.
-        rank: its local rank.
-    """
+    """The process of one rank of a context, with what handlers show of ``subprocess.Popen``."""
 
     def __init__(self, context: PContext, rank: int) -> None:
         self._context = context
@@ -68,18 +63,8 @@ class ContextProcess:
 class SubprocessHandler:
     """Starts a program in a session of its own and keeps what belongs to it.
 
-    Args:
-        entrypoint: the program, looked up on PATH.
-        args: its arguments, turned into text.
-        env: variables on top of this process's.
-        stdout: file for standard output; empty or None for this process's own.
-        stderr: the same for standard error.
-        local_rank_id: local rank.
-        numa_options: torch's NUMA binding options.
-
-    Attributes:
-        proc: the process, a ``subprocess.Popen`` or, within a context, its likeness.
-        local_rank_id: local rank.
+    ``stdout``: file for standard output; empty or None for this process's own. ``proc``: the
+    process, a ``subprocess.Popen`` or, within a context, its likeness.
     """
 
     def __init__(
@@ -125,3 +110,6 @@ class SubprocessHandler:
         elif self.proc.poll() is None:
             # poll() has just said that it is not waited for: the number is still its own.
             signal_group(self.proc.pid, signum)
+
+
+get_subprocess_handler = SubprocessHandler
