@@ -33,6 +33,7 @@ from lllaunch.run.submission import (
     BatchEnded,
     Submission,
     account_of,
+    append,
     forget_submission,
     read_submission,
 )
@@ -264,7 +265,8 @@ def submit_run(
         submission.write(directory)
     except slurm.SubmitFailed as error:
         if not error.unsure:
-            forget_submission(directory)
+            # what the cluster said stays with the run
+            append(directory, BatchEnded(error.exit_code, str(error)))
             if snapshot is not None:
                 remove(snapshot)
         raise

@@ -41,10 +41,7 @@ class Column(NamedTuple):
     """A column of the table.
 
     Attributes:
-        title: stands above it.
-        text: returns what a row has there.
         key: returns what rows are sorted by: a number or a text, None for the last ones.
-        right: whether its cells stand at the right end.
         most: how wide it is at most; 0 for as wide as it needs.
     """
 
@@ -65,6 +62,7 @@ STYLES: Mapping[str, str] = {
     "signalled": "bad",
     "error": "bad",
     "died": "bad",
+    "not_submitted": "bad",
 }
 """How states look."""
 
@@ -76,32 +74,49 @@ _SPARE = (
 _LEAST_TEXT, _WANTED_TEXT = 10, 24
 _LEAST_NAME, _WANTED_NAME = 12, 24
 _MOST_METRICS = 3
+_IDLE = 10.0  # seconds; a worker that takes some for a step is no news
 
 
 def columns_of(view: LiveView, cwd: str) -> list[Column]:
-    """Return the columns of a view, those that are empty included.
-
-    Args:
-        view: what is shown.
-        cwd: directory that paths below it are shown relative to.
-    """
+    """Return the columns of a view, those that are empty included."""
     name = {
         "all": Column("path", lambda row: path_text(row, cwd), lambda row: row.path, right=False),
         "sweep": Column("job", _number, lambda row: row.number),
-        "run": Column("rank", _rank, lambda row: row.number),
+        "run": Column(
+            "rank",
+            lambda row: f"{_number(row)} {plain(row.node)}".rstrip(),
+            lambda row: row.number,
+        ),
     }[view.kind]
     return [
         name,
         # those that ls has, too, stand in its order
         Column("state", lambda row: state_text(row.state), lambda row: row.state, right=False),
         Column("time", lambda row: _seconds(row.seconds), lambda row: row.seconds),
-        Column("step", _step, _share),
-        Column("rate", _rate, lambda row: row.rate),
+        Column("step", _step, lambda row: row.step and row.step / (row.total or 1)),
+        Column("rate", lambda row: rate_text(row.rate) if row.rate else "", lambda row: row.rate),
         Column("left", lambda row: _seconds(row.eta), lambda row: row.eta),
-        Column("tries", _tries, lambda row: row.attempt),
-        Column("idle", _idle, lambda row: row.idle),
-        Column("slow", _slow, lambda row: row.slowest),
-        Column("cpu", _cpu, lambda row: row.cpu),
+        # of ranks the head says it, and the first try is none of note
+        Column(
+            "tries",
+            lambda row: str(row.attempt + 1) if row.attempt and row.kind != "rank" else "",
+            lambda row: row.attempt,
+        ),
+        Column(
+            "idle",
+            lambda row: _seconds(row.idle) if row.is_live and (row.idle or 0) >= _IDLE else "",
+            lambda row: row.idle,
+        ),
+        Column(
+            "slow",
+            lambda row: "" if row.slowest is None else f"rank {row.slowest}",
+            lambda row: row.slowest,
+        ),
+        Column(
+            "cpu",
+            lambda row: "" if row.cpu is None else f"{100 * row.cpu:.0f}%",
+            lambda row: row.cpu,
+        ),
         Column("mem", lambda row: _bytes(row.memory), lambda row: row.memory),
         Column("gpu", _gpu, lambda row: row.gpu_use, right=False),
         Column("gpu mem", lambda row: _bytes(row.gpu_memory), lambda row: row.gpu_memory),
@@ -116,35 +131,19 @@ def columns_of(view: LiveView, cwd: str) -> list[Column]:
 def sorted_rows(
     rows: Sequence[LiveRow], column: Column | None, *, reverse: bool = False
 ) -> list[LiveRow]:
-    """Return rows sorted by a column, those that have nothing there last.
-
-    Args:
-        rows: as the view has them.
-        column: that they are sorted by; None leaves them as they are.
-        reverse: whether the largest comes first.
-    """
+    """Return rows sorted by a column, those that have nothing there last."""
     if column is None:
         return [*reversed(rows)] if reverse else [*rows]
-    keyed = [(column.key(row), row) for row in rows]
+    keyed: list[tuple[Any, LiveRow]] = [(column.key(row), row) for row in rows]
     known = [pair for pair in keyed if pair[0] is not None and pair[0] != ""]
     rest = [row for key, row in keyed if key is None or key == ""]
-    known.sort(key=lambda pair: _comparable(pair[0]), reverse=reverse)
+    # numbers before texts: a sweep's jobs may return either
+    known.sort(key=lambda pair: (isinstance(pair[0], str), pair[0]), reverse=reverse)
     return [*(row for _, row in known), *rest]
 
 
-def _comparable(key: float | str | None) -> tuple[int, float, str]:
-    """Numbers before texts: a sweep's jobs may return either."""
-    return (1, 0.0, key) if isinstance(key, str) else (0, key or 0.0, "")
-
-
 def matches(row: LiveRow, wanted: str, cwd: str) -> bool:
-    """Return whether a row has all words of a filter somewhere in what is shown of it.
-
-    Args:
-        row: the row.
-        wanted: the words; case does not matter.
-        cwd: as for `columns_of`.
-    """
+    """Return whether a row has all words of a filter somewhere in what is shown of it."""
     if not wanted:
         return True
     number = "" if row.number is None else f"{row.kind} {row.number}"
@@ -170,47 +169,12 @@ def _number(row: LiveRow) -> str:
     return "" if row.number is None else str(row.number)
 
 
-def _rank(row: LiveRow) -> str:
-    return f"{row.number} {plain(row.node)}" if row.node else _number(row)
-
-
-def _tries(row: LiveRow) -> str:
-    # of ranks the head says it, and the first try is none of note
-    return str(row.attempt + 1) if row.attempt and row.kind != "rank" else ""
-
-
 def _seconds(seconds: float | None) -> str:
     return "" if seconds is None else passed(seconds)
 
 
 def _step(row: LiveRow) -> str:
     return "" if row.step is None else short_step(row.step, row.total)
-
-
-def _share(row: LiveRow) -> float | None:
-    if row.step is None:
-        return None
-    return row.step / row.total if row.total else row.step
-
-
-def _rate(row: LiveRow) -> str:
-    return rate_text(row.rate) if row.rate else ""
-
-
-# A worker that takes some seconds for a step is no news.
-_IDLE = 10.0
-
-
-def _idle(row: LiveRow) -> str:
-    return _seconds(row.idle) if row.is_live and row.idle is not None and row.idle >= _IDLE else ""
-
-
-def _slow(row: LiveRow) -> str:
-    return "" if row.slowest is None else f"rank {row.slowest}"
-
-
-def _cpu(row: LiveRow) -> str:
-    return "" if row.cpu is None else f"{100 * row.cpu:.0f}%"
 
 
 def _bytes(number: int | None) -> str:
@@ -254,13 +218,7 @@ def what_text(row: LiveRow) -> str:
 
 
 def head_rows(view: LiveView, width: int, cwd: str) -> list[Row]:
-    """Return what stands above the table, each row in at most so many columns.
-
-    Args:
-        view: what is shown.
-        width: of the terminal; 0 if there is none.
-        cwd: as for `columns_of`.
-    """
+    """Return what stands above the table, each row in at most so many columns."""
     width = width or 10_000
     if view.subject is None:
         return [(StyledText(cut(_of_all(view), width), "title"),)]
@@ -357,10 +315,8 @@ def view_rows(view: LiveView, columns: int, lines: int, cwd: str) -> list[Row]:
     """Return a view for a terminal.
 
     Args:
-        view: what is shown.
         columns: of the terminal; 0 if there is none: nothing is cut or left out then.
         lines: of the terminal; fewer are returned. 0 if there is none.
-        cwd: as for `columns_of`.
     """
     width = max(1, columns - 1) if columns else 0
     rows = head_rows(view, width, cwd)
@@ -389,10 +345,7 @@ def table_rows(view: LiveView, shown: Sequence[LiveRow], width: int, cwd: str) -
     """Return the table of some rows of a view, with titles.
 
     Args:
-        view: what is shown.
-        shown: its rows that are.
         width: columns that there are; 0 if nothing is to be cut or left out.
-        cwd: as for `columns_of`.
     """
     table = Table()
     for column, texts in fitting(columns_of(view, cwd), shown, width):
@@ -408,11 +361,6 @@ def fitting(
 
     The first three say what a row is, and are there in any case, as is the last one where it has
     room: its texts are cut, and paths, too.
-
-    Args:
-        columns: those there are.
-        rows: what is shown.
-        width: of the terminal; 0 if there is none.
     """
     found = {column.title: (column, [column.text(row) for row in rows]) for column in columns}
     found = {title: pair for title, pair in found.items() if any(pair[1])}

@@ -32,7 +32,8 @@ from lllaunch.console.live_table import (
 )
 from lllaunch.console.table import RICH_STYLES, Row, cells, cut, decoded
 from lllaunch.errors import LaunchError
-from lllaunch.results.live import AppendedLines, LiveReader, LiveRow, LiveView
+from lllaunch.results.history import AppendedLines
+from lllaunch.results.live import LiveReader, LiveRow, LiveView
 from lllaunch.results.store import look
 from lllaunch.text import plain
 from lllaunch.verbs.logs import last_attempt, worker_logs
@@ -64,24 +65,12 @@ _PADDING = 1
 
 
 def run_app(what: Watched, reader: LiveReader, each: float) -> None:
-    """Show what goes on until somebody quits.
-
-    Args:
-        what: is looked at first.
-        reader: reads it.
-        each: how often, seconds.
-    """
+    """Show what goes on until somebody quits."""
     TopApp(what, reader, each).run()
 
 
 class TopApp(App[None]):
-    """The app.
-
-    Args:
-        what: is looked at first.
-        reader: reads it.
-        each: how often, seconds.
-    """
+    """The app."""
 
     TITLE = "lllaunch top"
     ENABLE_COMMAND_PALETTE = False
@@ -141,7 +130,6 @@ class TopApp(App[None]):
         The thread is a daemon: who quits does not wait for it.
 
         Args:
-            work: what takes long.
             failed: gets why it could not be done; None to say that in the status.
         """
 
@@ -204,12 +192,7 @@ class StatusScreen(Screen[None]):
 
 
 class ListScreen(StatusScreen):
-    """What goes on, the jobs of a sweep, or the ranks of a run.
-
-    Args:
-        what: is looked at.
-        first: whether there is nothing to go back to.
-    """
+    """What goes on, the jobs of a sweep, or the ranks of a run."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "back", show=False),
@@ -492,11 +475,7 @@ class ListScreen(StatusScreen):
 
 
 class Question(ModalScreen[bool]):
-    """A question to be answered with yes or no.
-
-    Args:
-        text: the question.
-    """
+    """A question to be answered with yes or no."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", "yes"),

@@ -247,11 +247,11 @@ def test_a_run_without_a_result_or_with_that_of_an_earlier_one_is_not_over(run: 
     assert died in render_text(report)
     ended(run, "succeeded", 0)
     events = run.path / "events.jsonl"
-    event = {"time": "2023-11-14T22:13:21.000000Z", "type": "Started"}
+    event = {"time_ns": T0 + 1_000_000_000, "type": "Started"}
     events.write_text(json.dumps(event) + "\n")
     assert load(str(run.path)).finished
     with events.open("a") as file:
-        file.write(json.dumps({**event, "time": "2023-11-14T22:13:26.000000Z"}) + '\n{"torn')
+        file.write(json.dumps({**event, "time_ns": T0 + 10_000_000_000}) + '\n{"torn')
     assert not load(str(run.path)).finished
 
 
