@@ -25,8 +25,8 @@ from lllaunch.console.table import (
     short_extremes,
     short_overrides,
 )
-from lllaunch.results.live import LIVE, LiveRow, LiveView, count_states
-from lllaunch.results.store import STATES
+from lllaunch.results.live import LiveView, count_states
+from lllaunch.results.store import LIVE, STATES, ListEntry
 from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.text import count, plain, printable, size, spans
 from lllaunch.words import StyledText, cause_line, counted, short_step, shown_path
@@ -46,8 +46,8 @@ class Column(NamedTuple):
     """
 
     title: str
-    text: Callable[[LiveRow], str]
-    key: Callable[[LiveRow], float | str | None]
+    text: Callable[[ListEntry], str]
+    key: Callable[[ListEntry], float | str | None]
     right: bool = True
     most: int = 0
 
@@ -129,12 +129,12 @@ def columns_of(view: LiveView, cwd: str) -> list[Column]:
 
 
 def sorted_rows(
-    rows: Sequence[LiveRow], column: Column | None, *, reverse: bool = False
-) -> list[LiveRow]:
+    rows: Sequence[ListEntry], column: Column | None, *, reverse: bool = False
+) -> list[ListEntry]:
     """Return rows sorted by a column, those that have nothing there last."""
     if column is None:
         return [*reversed(rows)] if reverse else [*rows]
-    keyed: list[tuple[Any, LiveRow]] = [(column.key(row), row) for row in rows]
+    keyed: list[tuple[Any, ListEntry]] = [(column.key(row), row) for row in rows]
     known = [pair for pair in keyed if pair[0] is not None and pair[0] != ""]
     rest = [row for key, row in keyed if key is None or key == ""]
     # numbers before texts: a sweep's jobs may return either
@@ -142,7 +142,7 @@ def sorted_rows(
     return [*(row for _, row in known), *rest]
 
 
-def matches(row: LiveRow, wanted: str, cwd: str) -> bool:
+def matches(row: ListEntry, wanted: str, cwd: str) -> bool:
     """Return whether a row has all words of a filter somewhere in what is shown of it."""
     if not wanted:
         return True
@@ -160,12 +160,12 @@ def state_text(state: str) -> str:
     return state.replace("_", "-")
 
 
-def path_text(row: LiveRow, cwd: str) -> str:
+def path_text(row: ListEntry, cwd: str) -> str:
     """Return a path as a user would type it."""
     return plain(shown_path(os.path.normpath(os.path.join(cwd, row.path)), cwd))
 
 
-def _number(row: LiveRow) -> str:
+def _number(row: ListEntry) -> str:
     return "" if row.number is None else str(row.number)
 
 
@@ -173,7 +173,7 @@ def _seconds(seconds: float | None) -> str:
     return "" if seconds is None else passed(seconds)
 
 
-def _step(row: LiveRow) -> str:
+def _step(row: ListEntry) -> str:
     return "" if row.step is None else short_step(row.step, row.total)
 
 
@@ -181,31 +181,31 @@ def _bytes(number: int | None) -> str:
     return "" if number is None else size(number)
 
 
-def _gpu(row: LiveRow) -> str:
+def _gpu(row: ListEntry) -> str:
     names = ",".join(plain(name) for name in row.gpus)
     use = "" if row.gpu_use is None else f"{100 * row.gpu_use:.0f}%"
     return f"{cut(names, 19)} {use}".strip()
 
 
-def _metrics(row: LiveRow) -> str:
+def _metrics(row: ListEntry) -> str:
     ordered = sorted(row.metrics.items(), key=lambda pair: "loss" not in pair[0])
     return " ".join(
         f"{printable(plain(name), 16)}={count(value)}" for name, value in ordered[:_MOST_METRICS]
     )
 
 
-def _first_metric(row: LiveRow) -> float | None:
+def _first_metric(row: ListEntry) -> float | None:
     ordered = sorted(row.metrics.items(), key=lambda pair: "loss" not in pair[0])
     return ordered[0][1] if ordered else None
 
 
-def _objective(row: LiveRow) -> float | str | None:
+def _objective(row: ListEntry) -> float | str | None:
     value: Any = row.value
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if number else objective_text(value)
 
 
-def what_text(row: LiveRow) -> str:
+def what_text(row: ListEntry) -> str:
     """Return what is to be said of a row: what went wrong, else what it is."""
     said = plain(cause_line(row.text)) if row.text else ""
     own = "" if row.kind == "rank" else plain(short_overrides(row.overrides))
@@ -284,7 +284,7 @@ def _of_all(view: LiveView) -> str:
     return f"{', '.join(filter(None, parts))}; in {' '.join(roots)}"
 
 
-def _facts(view: LiveView, subject: LiveRow) -> Iterable[Part]:
+def _facts(view: LiveView, subject: ListEntry) -> Iterable[Part]:
     """Yield what is known of a run or a sweep; what has less weight goes first."""
     state = state_text(subject.state)
     code = f" (exit code {subject.exit_code})" if subject.exit_code else ""
@@ -334,14 +334,14 @@ def view_rows(view: LiveView, columns: int, lines: int, cwd: str) -> list[Row]:
     return rows
 
 
-def _left_out(rows: Sequence[LiveRow], unseen: Mapping[str, int]) -> Iterable[tuple[int, str]]:
+def _left_out(rows: Sequence[ListEntry], unseen: Mapping[str, int]) -> Iterable[tuple[int, str]]:
     counts = Counter(row.state for row in rows)
     counts.update(unseen)
     for state, number in counts.items():
         yield number, f"more {state_text(state)}"
 
 
-def table_rows(view: LiveView, shown: Sequence[LiveRow], width: int, cwd: str) -> list[Row]:
+def table_rows(view: LiveView, shown: Sequence[ListEntry], width: int, cwd: str) -> list[Row]:
     """Return the table of some rows of a view, with titles.
 
     Args:
@@ -355,7 +355,7 @@ def table_rows(view: LiveView, shown: Sequence[LiveRow], width: int, cwd: str) -
 
 
 def fitting(
-    columns: Sequence[Column], rows: Sequence[LiveRow], width: int
+    columns: Sequence[Column], rows: Sequence[ListEntry], width: int
 ) -> list[tuple[Column, list[str]]]:
     """Return the columns that have something to show and fit, each with the texts of its cells.
 

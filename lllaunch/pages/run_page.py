@@ -17,6 +17,7 @@ from lllaunch.documents import signal_name
 from lllaunch.pages import html, page
 from lllaunch.pages.run_charts import curves_of, lanes_of, marks_of
 from lllaunch.results.report import message_of
+from lllaunch.results.view import node_state
 from lllaunch.run.excerpts import folded, users_call
 from lllaunch.run.result import RunResult
 from lllaunch.text import count, duration, shorten, size, spans
@@ -245,7 +246,7 @@ def _aside(run: RunView) -> Iterator[str | html.PageTable]:
     for node in outcome.nodes:
         if node.state == "lost":
             said = f": it {node.said}" if node.said else ""
-            yield f"{capitalised(node.name)} left no result{said}."
+            yield f"{capitalised(node.name)} was not heard of: it left no result{said}."
 
 
 def _findings(timeline: RunTimeline) -> list[Markup]:
@@ -486,7 +487,7 @@ def _plan_line(line: str) -> str:
 
 _NODES = (
     html.PageColumn("Node", lambda node: node.name),
-    html.PageColumn("State", lambda node: html.badge(node.state, node.state)),
+    html.PageColumn("State", lambda node: html.badge(node.state, node_state(node))),
     html.numbers("Workers", lambda node: node.nproc),
     html.numbers("Exit", lambda node: node.exit_code),
     html.PageColumn("What happened to it", lambda node: node.said, "wide"),

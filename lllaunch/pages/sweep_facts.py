@@ -128,7 +128,7 @@ def read_sweep_facts(
         cases, problem = {}, sweep.hide(str(error))
     written = [each.overrides for each in sweep.jobs]
     common = common_overrides(written)
-    jobs = tuple(_job(each, histories.get(each.job or 0), common, sweep) for each in sweep.jobs)
+    jobs = tuple(_job(each, histories.get(each.number or 0), common, sweep) for each in sweep.jobs)
     of_a_job = (
         known_result(os.path.join(found.path, job.directory))
         for job in jobs
@@ -162,7 +162,7 @@ def _job(
         ended_ns = entry.started_ns + int((entry.seconds or 0.0) * 1e9)
     cause = entry.root_cause if entry.progress is None else progress_text(entry.progress)
     return SweepJob(
-        number=entry.job or 0,
+        number=entry.number or 0,
         state=entry.state,
         overrides=tuple(each for each in entry.overrides if each not in common),
         objective=objective_of(entry.value) if succeeded else None,

@@ -200,29 +200,24 @@ class Report:
         return f"job {case.job} ({shorten(own, longest)})" if own else f"job {case.job}"
 
     def verdict(self) -> str:
-        """Returns one line: ``1 of 3 jobs succeeded, 2 failed in 0.8 s (exit code 6)``."""
-        text = self._run_verdict() if self.kind == "run" else self._sweep_verdict()
+        """Return one line: ``1 of 3 jobs succeeded, 2 failed in 0.8 s (exit code 6)``."""
+        first = self.cases[0] if self.kind == "run" else None
+        if first is None:
+            jobs = f"{len(self.cases)} job" + ("" if len(self.cases) == 1 else "s")
+            counts = ((self.count(outcome), adjective) for outcome, adjective in _ADJECTIVES)
+            bad = "".join(f", {count} {adjective}" for count, adjective in counts if count)
+            text = f"{self.count('succeeded')} of {jobs} succeeded{bad}"
+            if not self.finished:
+                text = f"{_UNFINISHED.get(self.state, 'not over')}: {text}"
+        else:
+            text = first.state if first.state in {"succeeded", "failed"} else first.message
         if self.seconds is not None and self.finished:
-            text += f" {'in' if self._good else 'after'} {duration(self.seconds)}"
+            bad_run = first is not None and first.bad
+            text += f" {'after' if bad_run else 'in'} {duration(self.seconds)}"
+        if first is not None and first.state == "succeeded" and first.message:
+            # of several nodes one left no result
+            text += f"; {first.message}"
         return f"{text} (exit code {self.exit_code})" if self.exit_code else text
-
-    @property
-    def _good(self) -> bool:
-        return self.kind == "sweep" or not any(case.bad for case in self.cases)
-
-    def _run_verdict(self) -> str:
-        case = self.cases[0]
-        if case.state == "unfinished":
-            return case.message
-        return {"succeeded": "succeeded", "failed": "failed"}.get(case.state) or case.message
-
-    def _sweep_verdict(self) -> str:
-        all_jobs = f"{len(self.cases)} job" + ("" if len(self.cases) == 1 else "s")
-        text = f"{self.count('succeeded')} of {all_jobs} succeeded"
-        for outcome, adjective in _ADJECTIVES:
-            if count := self.count(outcome):
-                text += f", {count} {adjective}"
-        return text if self.finished else f"{_UNFINISHED.get(self.state, 'not over')}: {text}"
 
 
 def details(case: Case, log_lines: int = 20) -> Iterator[str]:

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lllaunch.console.board import Durations, expected_left
 from lllaunch.documents import isoformat
@@ -52,72 +52,10 @@ if TYPE_CHECKING:
     from lllaunch.sweep.history import JobHistory, SweepHistory, SweepResult
     from lllaunch.watchdog.progress import Progress
 
-RowKind: TypeAlias = Literal["run", "sweep", "job", "rank"]
-
-LIVE = frozenset({"running", "queued"})
-"""States of what is not over, as far as anybody knows."""
-
 RECENT_SECONDS = 600.0
 """For how long what has ended is shown among what lives."""
 MOST_RECENT = 5
 """How much of that."""
-
-
-@dataclass(frozen=True)
-class LiveRow:
-    """A run, a sweep, a job of one, or a rank, as it is now.
-
-    Attributes:
-        path: its directory; of a rank that of its run, of a job that has none that of its sweep.
-        state: one of `lllaunch.results.store.STATES`; of a rank ``starting``, ``running``,
-            ``ended`` or ``failed``.
-        attempt: number of the attempt that runs, or ran last; of a job, how often it was tried
-            before.
-        ended_ns: when it ended, nanoseconds since the epoch; None if it has not.
-        step: how far it is; of a sweep how many of its jobs have succeeded.
-        idle: seconds since the step changed.
-        gpu_use: share of the time that they are busy, on average.
-        exit_code: of its launcher; of a rank its exit status.
-    """
-
-    kind: RowKind
-    path: str
-    state: str
-    number: int | None = None
-    attempt: int | None = None
-    seconds: float | None = None
-    ended_ns: int | None = None
-    step: float | None = None
-    total: float | None = None
-    rate: float | None = None
-    eta: float | None = None
-    idle: float | None = None
-    slowest: int | None = None
-    behind: float | None = None
-    cpu: float | None = None
-    memory: int | None = None
-    gpus: tuple[str, ...] = ()
-    gpu_use: float | None = None
-    gpu_memory: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    text: str = ""
-    overrides: tuple[str, ...] = ()
-    value: Any = None
-    exit_code: int | None = None
-    pid: int | None = None
-    node: str = ""
-    counts: Mapping[str, int] = field(default_factory=dict)
-    cpus: tuple[int, ...] = ()
-
-    @property
-    def key(self) -> str:
-        """What tells it from all others, also at another moment."""
-        return f"{self.kind} {self.path} {'' if self.number is None else self.number}"
-
-    @property
-    def is_live(self) -> bool:
-        """Whether it is not over."""
-        return self.state in LIVE or self.state == "starting"
 
 
 @dataclass(frozen=True)
@@ -130,8 +68,8 @@ class LiveView:
     """
 
     time_ns: int
-    rows: tuple[LiveRow, ...]
-    subject: LiveRow | None = None
+    rows: tuple[ListEntry, ...]
+    subject: ListEntry | None = None
     roots: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
     result: SweepResult | None = None
@@ -179,48 +117,17 @@ class RunNow(NamedTuple):
         )
 
 
-def row_of(entry: ListEntry, now: RunNow | None = None) -> LiveRow:
-    """Return a run, a job or a sweep as a row.
-
-    Args:
-        now: what the files of a run or a job tell; None if it does not run.
-    """
-    ended_ns = None
-    if entry.state not in LIVE and entry.started_ns is not None and entry.seconds is not None:
-        ended_ns = entry.started_ns + int(entry.seconds * 1e9)
-    tries = entry.attempts
-    row = LiveRow(
-        entry.kind,
-        entry.path,
-        entry.state,
-        number=entry.job,
-        attempt=tries - 1 if tries else None,
-        seconds=entry.seconds,
-        ended_ns=ended_ns,
-        text=entry.root_cause or _queue_of(entry),
-        overrides=entry.overrides,
-        value=entry.value,
-        exit_code=entry.exit_code,
-        counts=entry.counts,
-    )
-    return row if now is None else _with_now(row, now)
-
-
-def _queue_of(entry: ListEntry) -> str:
-    return f"{entry.batch_job} {entry.queue}".strip() if entry.queue else ""
-
-
-def _with_now(row: LiveRow, now: RunNow) -> LiveRow:
-    progress = progress_of(now.sample)
+def with_now(row: ListEntry, now: RunNow) -> ListEntry:
+    """Return a run or a job with what its files tell that it does."""
     ranks = {} if now.sample is None else now.sample.by_rank
     slowest = slowest_of(ranks)
     workers = [*ranks.values()]
     gpus = _gpus_of(workers, now.sample)
     # of a job it is the number of its tries, which its run knows nothing of
-    attempt = row.attempt if row.kind == "job" else now.attempt
+    known = now.attempt is None or row.kind == "job"
     row = replace(
         row,
-        attempt=row.attempt if attempt is None else attempt,
+        attempts=row.attempts if known else (now.attempt or 0) + 1,
         slowest=None if slowest is None else slowest[0],
         behind=None if slowest is None else slowest[1],
         cpu=_sum(worker.cpu for worker in workers),
@@ -228,24 +135,24 @@ def _with_now(row: LiveRow, now: RunNow) -> LiveRow:
         gpus=gpus.names,
         gpu_use=gpus.use,
         gpu_memory=gpus.memory,
-        text=row.text or (now.said()[-1] if now.notes else ""),
+        note=now.said()[-1] if now.notes else "",
     )
+    progress = progress_of(now.sample)
     if progress is not None:
         # all are done when the last one is
         lefts = [left for each in workers if (left := finite(each.eta)) is not None and left >= 0]
-        eta = max(lefts, default=None)
-        row = _with_progress(row, progress._replace(eta=eta), now.age)
+        row = _with_progress(row, progress._replace(eta=max(lefts, default=None)), now.age)
     return row if row.is_live else _at_rest(row)
 
 
-def _at_rest(row: LiveRow) -> LiveRow:
+def _at_rest(row: ListEntry) -> ListEntry:
     """Return a row of what is over without what it did at last."""
     return replace(
         row, rate=None, eta=None, idle=None, cpu=None, memory=None, gpu_use=None, gpu_memory=None
     )
 
 
-def _with_progress(row: LiveRow, progress: Progress, age: float) -> LiveRow:
+def _with_progress(row: ListEntry, progress: Progress, age: float) -> ListEntry:
     return replace(
         row,
         step=progress.step,
@@ -257,7 +164,7 @@ def _with_progress(row: LiveRow, progress: Progress, age: float) -> LiveRow:
     )
 
 
-def rank_rows(run: LiveRow, now: RunNow) -> list[LiveRow]:
+def rank_rows(run: ListEntry, now: RunNow) -> list[ListEntry]:
     """Return a row for each rank of the attempt that runs, or ran last."""
     sampled = {} if now.sample is None else now.sample.by_rank
     found = []
@@ -265,18 +172,18 @@ def rank_rows(run: LiveRow, now: RunNow) -> list[LiveRow]:
         node, worker = now.workers.get(rank) or ("", SeenWorker(rank, started_ns=1))
         seen = sampled.get(rank) or RankSample()
         gpus = _gpus_of([seen], now.sample)
-        row = LiveRow(
+        row = ListEntry(
             "rank",
             run.path,
             _state_of(worker, live=run.is_live),
             number=rank,
-            attempt=now.attempt,
+            attempts=None if now.attempt is None else now.attempt + 1,
             cpu=finite(seen.cpu),
             memory=_integer(finite(seen.rss)),
             gpus=gpus.names,
             gpu_use=gpus.use,
             gpu_memory=gpus.memory,
-            text=how_ended(worker.exitcode),
+            note=how_ended(worker.exitcode),
             exit_code=worker.exitcode,
             pid=worker.pid,
             node=node,
@@ -337,7 +244,7 @@ _ORDER = {"running": 0, "queued": 1, "failed": 2, "error": 2, "died": 2, "signal
 _LATER = {"waiting": 5, "succeeded": 6, "not_run": 7}
 
 
-def by_urgency(row: LiveRow) -> tuple[int, int, int]:
+def by_urgency(row: ListEntry) -> tuple[int, int, int]:
     """Return a key that sorts jobs: those that run, that failed of late, that wait, and the rest.
 
     Waiting ones follow by number, what ended the latest first.
@@ -346,7 +253,7 @@ def by_urgency(row: LiveRow) -> tuple[int, int, int]:
     return place, -(row.ended_ns or 0), row.number or 0
 
 
-def sweep_left(jobs: Sequence[LiveRow], waiting: int) -> float | None:
+def sweep_left(jobs: Sequence[ListEntry], waiting: int) -> float | None:
     """Return how long a sweep will take about until all its jobs are over, seconds.
 
     As the table of the sweep itself has it (`expected_left`).
@@ -357,12 +264,12 @@ def sweep_left(jobs: Sequence[LiveRow], waiting: int) -> float | None:
     return expected_left(running, waiting, _took(jobs, "succeeded"), _took(jobs, "failed"))
 
 
-def _took(jobs: Iterable[LiveRow], state: str) -> Durations:
+def _took(jobs: Iterable[ListEntry], state: str) -> Durations:
     known = [job.seconds for job in jobs if job.state == state and job.seconds is not None]
     return Durations(len(known), sum(known))
 
 
-def plain_row(row: LiveRow) -> dict[str, Any]:
+def plain_row(row: ListEntry) -> dict[str, Any]:
     """Return a row as data for JSON; what is not known is left out."""
     fields: dict[str, Any] = {
         "kind": row.kind,
@@ -497,8 +404,8 @@ class _KnownSweep:
     asked: float = float("-inf")
     entry: ListEntry | None = None
     jobs: list[ListEntry] = field(default_factory=list)
-    rows: dict[int, LiveRow] = field(default_factory=dict)
-    shown: list[LiveRow] = field(default_factory=list)
+    rows: dict[int, ListEntry] = field(default_factory=dict)
+    shown: list[ListEntry] = field(default_factory=list)
 
 
 class LiveReader:
@@ -509,7 +416,7 @@ class LiveReader:
         self._queue = BatchQueue()
         self._asked = time.monotonic()
         self._contents: dict[str, tuple[int, tuple[frozenset[str], list[str]]]] = {}
-        self._over: dict[str, tuple[int, LiveRow | None]] = {}
+        self._over: dict[str, tuple[int, ListEntry | None]] = {}
         self._runs: dict[str, _RunFiles] = {}
         self._sweeps: dict[str, _KnownSweep] = {}
 
@@ -534,7 +441,7 @@ class LiveReader:
             reverse=True,
         )
         live.sort(key=lambda row: row.seconds or 0.0)
-        shown: list[LiveRow] = []
+        shown: list[ListEntry] = []
         for row in live:
             shown.append(row)
             if row.kind == "sweep":
@@ -550,7 +457,7 @@ class LiveReader:
             return None
         entry = entry_of(found, self._queue)
         now = self._run_now(path, found.names)
-        row = row_of(entry, now)
+        row = with_now(entry, now)
         rows = tuple(rank_rows(row, now))
         said = now.said(over=not row.is_live and bool(entry.root_cause))
         return LiveView(time.time_ns(), rows, subject=row, findings=said)
@@ -597,7 +504,7 @@ class LiveReader:
             self._contents.pop(path, None)
         return contents
 
-    def _row(self, found: FoundDirectory, now_ns: int) -> LiveRow | None:
+    def _row(self, found: FoundDirectory, now_ns: int) -> ListEntry | None:
         """Return what is to be known of a run or a sweep in a list; None if it is long over."""
         changed = _changed_ns(found.path)
         known = self._over.get(found.path)
@@ -608,9 +515,9 @@ class LiveReader:
         elif self._is_long_over(found, now_ns):
             row = None
         else:
-            entry = entry_of(found, self._queue)
-            lives = entry.state == "running"
-            row = row_of(entry, self._run_now(found.path, found.names) if lives else None)
+            row = entry_of(found, self._queue)
+            if row.state == "running":
+                row = with_now(row, self._run_now(found.path, found.names))
         over = row is None or (not row.is_live and row.state != "unknown")
         if over and changed is not None and now_ns - changed > _SETTLED * 1e9:
             self._over[found.path] = changed, row
@@ -632,13 +539,13 @@ class LiveReader:
             return False
         return is_held(lock_of(found.kind, found.path)) is False
 
-    def _is_recent(self, row: LiveRow, now_ns: int) -> bool:
+    def _is_recent(self, row: ListEntry, now_ns: int) -> bool:
         return row.ended_ns is not None and now_ns - row.ended_ns < self._recent * 1e9
 
     def _run_now(self, path: str, names: Iterable[str]) -> RunNow:
         return self._runs.setdefault(path, _RunFiles(path)).look(names)
 
-    def _sweep_row(self, path: str) -> LiveRow | None:
+    def _sweep_row(self, path: str) -> ListEntry | None:
         """Read a sweep; return its row."""
         known = self._sweeps.setdefault(path, _KnownSweep(_SweepFiles(path)))
         result = known.files.look()
@@ -652,19 +559,18 @@ class LiveReader:
                 known.jobs = [*jobs_of(known.entry, self._queue, result)]
                 known.rows.clear()
         known.result, known.state = result, known.entry.state
-        row = row_of(known.entry)
+        row = known.entry
         known.shown = self._jobs(known)
         counts = row.counts
         left = sweep_left(known.shown, counts.get("waiting", 0)) if row.state == "running" else None
         return replace(
             row,
-            attempt=None,
             step=float(counts.get("succeeded", 0)),
             total=sum(counts.values()),
             eta=left,
         )
 
-    def _jobs(self, known: _KnownSweep) -> list[LiveRow]:
+    def _jobs(self, known: _KnownSweep) -> list[ListEntry]:
         """Return the jobs of a sweep that was read."""
         leases = {job.job: job for job in known.result.jobs} if known.result is not None else {}
         common = frozenset(map(_unescaped, () if known.entry is None else known.entry.overrides))
@@ -672,27 +578,27 @@ class LiveReader:
         for place, entry in enumerate(known.jobs):
             row = known.rows.get(place)
             if row is None or row.state == "running":
-                row = self._job_row(entry, leases.get(entry.job or 0), common)
+                row = self._job_row(entry, leases.get(entry.number or 0), common)
                 known.rows[place] = row
             rows.append(row)
         return rows
 
     def _job_row(
-        self, entry: ListEntry, job: JobHistory | None, common: Collection[str]
-    ) -> LiveRow:
-        row = row_of(entry)
-        if entry.state == "running":
-            now = self._run_now(entry.path, self._contents_of(entry.path)[0])
-            row = row_of(entry, now)
+        self, row: ListEntry, job: JobHistory | None, common: Collection[str]
+    ) -> ListEntry:
+        if row.state == "running":
+            now = self._run_now(row.path, self._contents_of(row.path)[0])
+            row = with_now(row, now)
             # the entry may be older
-            if entry.started_ns is not None:
-                row = replace(row, seconds=max(0, time.time_ns() - entry.started_ns) / 1e9)
+            if row.started_ns is not None:
+                row = replace(row, seconds=max(0, time.time_ns() - row.started_ns) / 1e9)
             if job is not None:
                 row = replace(row, gpus=job.lease.gpus or row.gpus, cpus=job.lease.cpus)
         else:
-            self._runs.pop(entry.path, None)
-        own = tuple(each for each in row.overrides if _unescaped(each) not in common)
-        return replace(row, overrides=own)
+            self._runs.pop(row.path, None)
+        overrides = row.overrides
+        own = tuple(each for each in overrides if _unescaped(each) not in common)
+        return replace(row, load_overrides=lambda: own)
 
 
 def _unescaped(override: str) -> str:
@@ -707,6 +613,6 @@ def _changed_ns(path: str) -> int | None:
         return None
 
 
-def count_states(rows: Iterable[LiveRow]) -> Counter[str]:
+def count_states(rows: Iterable[ListEntry]) -> Counter[str]:
     """Return how many rows there are of each state, without jobs and ranks."""
     return Counter(row.state for row in rows if row.kind in {"run", "sweep"})

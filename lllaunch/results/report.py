@@ -58,7 +58,7 @@ def run_case(result: RunResult, tree: Tree, logs: Sequence[Log] = (), name: str 
     if logs_in:
         case = replace(case, logs_in=tidy(os.path.relpath(logs_in, result.directory)))
     if case.outcome == "succeeded":
-        return case
+        return replace(case, message=tidy(", ".join(_silent(result))))
     kind = _kind_of_state(result.state, result.exit_code)
     kind = (tidy(result.cause_type) or "failed") if result.state == "failed" else kind
     root = result.root_cause
@@ -159,7 +159,8 @@ def _who(root: RootCause) -> str:
 
 
 def _explanation(outcome: RunResult) -> Iterator[str]:
-    """Yields what is to be said beyond the message and the traceback."""
+    """Yield what is to be said beyond the message and the traceback."""
+    yield from _silent(outcome)
     yield from bounded(outcome.error)[1:]
     root = outcome.root_cause
     if root is not None:
@@ -179,6 +180,12 @@ def _explanation(outcome: RunResult) -> Iterator[str]:
         earlier = attempt.root_cause
         if earlier is not None:
             yield f"Attempt {attempt.number}: {_who(earlier)}: {first_line(str(earlier.cause))}"
+
+
+def _silent(result: RunResult) -> Iterator[str]:
+    for node in result.nodes:
+        if node.state == "lost":
+            yield f"{node.name} was not heard of: it left no result"
 
 
 def _hang(hang: Hang) -> Iterator[str]:

@@ -292,7 +292,7 @@ def is_held(lock: str) -> bool | None:
         os.close(fd)
 
 
-def lock_of(kind: Literal["run", "sweep", "job"], path: str) -> str:
+def lock_of(kind: str, path: str) -> str:
     """Return the file of the lock that is held while a run, a job or a sweep goes on."""
     if kind == "sweep":
         return os.path.join(path, SWEEP_LOCK_NAME)
@@ -327,7 +327,7 @@ def plain(entry: ListEntry, path: str) -> dict[str, Any]:
     if entry.kind == "sweep":
         return {**found, "counts": dict(sorted(entry.counts.items()))}
     if entry.kind == "job":
-        found["job"] = entry.job
+        found["job"] = entry.number
     return {
         **found,
         "attempts": entry.attempts,
@@ -357,19 +357,33 @@ STATES = {
 """All states of an entry, and what they mean."""
 
 
+LIVE = frozenset({"running", "queued"})
+"""States of what is not over, as far as anybody knows."""
+
+
 @dataclass(frozen=True)
 class ListEntry:
-    """A run, a sweep, or a job of a sweep.
+    """A run, a sweep, a job of one, or a rank, as it is now; `lllaunch.results.live` has ranks.
 
     Attributes:
-        path: its directory; of a job that has none, that of its sweep.
-        attempts: how often its workers were started, or a job; None where that is not known.
+        path: its directory; of a rank that of its run, of a job that has none that of its sweep.
+        state: one of `STATES`; of a rank ``starting``, ``running``, ``ended`` or ``failed``.
+        exit_code: of its launcher; of a rank its exit status.
+        seconds: how long it took, or takes until now; of a run on a cluster in all of its starts.
+        attempts: how often its workers were started, or a job.
+        value: what rank 0 returned, where that is short.
         queue: what the cluster says of that as long as it is not known to be over, such as
             ``PENDING (Priority)``, or `NO_ANSWER`; of a sweep how many of its jobs are in which
             state there; else empty.
+        error: what is wrong with its result.json, or its sweep.json and journal.
+        note: what is to be said of it unless there is a root cause.
+        step: how far it is; of a sweep how many of its jobs have succeeded.
+        idle: seconds since the step changed.
+        gpu_use: share of the time that they are busy, on average.
+        cpus: numbers of the cores that a job holds.
     """
 
-    kind: Literal["run", "sweep", "job"]
+    kind: Literal["run", "sweep", "job", "rank"]
     path: str
     state: str
     exit_code: int | None = None
@@ -378,12 +392,29 @@ class ListEntry:
     attempts: int | None = None
     root_cause: str = ""
     value: Any = None
-    job: int | None = None
+    number: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     batch_job: str = ""
     queue: str = ""
     batch: BatchFacts | None = None
     error: LaunchError | None = field(default=None, compare=False)
+    note: str = ""
+    step: float | None = None
+    total: float | None = None
+    rate: float | None = None
+    eta: float | None = None
+    idle: float | None = None
+    slowest: int | None = None
+    behind: float | None = None
+    cpu: float | None = None
+    memory: int | None = None
+    gpus: tuple[str, ...] = ()
+    gpu_use: float | None = None
+    gpu_memory: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    pid: int | None = None
+    node: str = ""
+    cpus: tuple[int, ...] = ()
     load_overrides: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
 
     @cached_property
@@ -397,6 +428,34 @@ class ListEntry:
     def overrides(self) -> tuple[str, ...]:
         """The overrides of the command line, as it was written down."""
         return self.load_overrides()
+
+    @property
+    def attempt(self) -> int | None:
+        """Number of the last attempt; of a job, how often it was tried before."""
+        return self.attempts - 1 if self.attempts else None
+
+    @property
+    def ended_ns(self) -> int | None:
+        """When it ended; None if it has not, or if that is not known."""
+        if self.is_live or self.started_ns is None or self.seconds is None:
+            return None
+        return self.started_ns + int(self.seconds * 1e9)
+
+    @property
+    def text(self) -> str:
+        """What is to be said of it: its root cause, its queue, or what the watchdog found."""
+        queue = f"{self.batch_job} {self.queue}".strip() if self.queue else ""
+        return self.root_cause or queue or self.note
+
+    @property
+    def key(self) -> str:
+        """What tells it from all others, also at another moment."""
+        return f"{self.kind} {self.path} {'' if self.number is None else self.number}"
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is not over."""
+        return self.state in LIVE or self.state == "starting"
 
 
 def sample_of(path: str) -> RunSample | None:
@@ -904,7 +963,7 @@ def _jobs(sweep: ListEntry, result: SweepResult, queue: BatchQueue | None) -> It
             attempts=job.tries,
             root_cause=(ended.root_cause if ended is not None else "") or job.reason,
             value=job.value,
-            job=job.job,
+            number=job.job,
             load_overrides=partial(redacted_overrides, job.overrides),
         )
         if not (submitted and job.directory):
@@ -925,7 +984,7 @@ def _jobs(sweep: ListEntry, result: SweepResult, queue: BatchQueue | None) -> It
                 yield replace(entry, state="waiting" if state == "running" else "not_run")
                 continue
             run, _ = _read_submitted(found, submission, queue)
-        yield replace(run, kind="job", job=entry.job, load_overrides=entry.load_overrides)
+        yield replace(run, kind="job", number=entry.number, load_overrides=entry.load_overrides)
 
 
 def _until_now(job: JobHistory, sweep: str) -> float | None:

@@ -38,7 +38,7 @@ from lllaunch.watchdog.stacks.merged import TREE
 if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory
     from lllaunch.run.excerpts import Excerpt
-    from lllaunch.run.result import AttemptResult, RootCause, RunResult, WorkerResult
+    from lllaunch.run.result import AttemptResult, NodeResult, RootCause, RunResult, WorkerResult
     from lllaunch.sweep.history import JobHistory, SweepResult
 
 _LONGEST_PLAN = 256 * 1024
@@ -200,6 +200,11 @@ def view_run(
     """Read what became of a run; `environ` is where secrets may be that its plan names."""
     hide = redactor_of(found.path, os.environ if environ is None else environ)
     return RunView(found, *read_run(found, queue, hide), hide)
+
+
+def node_state(node: NodeResult) -> str:
+    """Return what a node's state is called: one may have ended well and never said so."""
+    return "not heard of" if node.state == "lost" else node.state
 
 
 def blamed(result: RunResult) -> WorkerResult | None:

@@ -44,7 +44,7 @@ from lllaunch.results.store import (
     plain,
     sample_of,
 )
-from lllaunch.results.view import RunView, SweepView, blamed, view_run, view_sweep
+from lllaunch.results.view import RunView, SweepView, blamed, node_state, view_run, view_sweep
 from lllaunch.run.directory import PLAN
 from lllaunch.run.excerpts import Excerpt, tail
 from lllaunch.run.result import plain_result
@@ -310,7 +310,7 @@ def _nodes(outcome: RunResult, cwd: str) -> list[Row]:
     table = [
         (
             node.name,
-            node.state,
+            node_state(node),
             counted(node.nproc, "worker"),
             node.said,
             shown_path(node.directory, cwd) if node.shared else f"{node.hostname}:{node.directory}",
@@ -402,7 +402,7 @@ _WHY = {
 def _show_sweep(view: SweepView, cwd: str, *, as_json: bool) -> None:
     sweep = view.result
     if sweep is not None and is_submitted(view.path):
-        live = {job.job: job for job in view.jobs if job.batch_job}
+        live = {job.number: job for job in view.jobs if job.batch_job}
         sweep = replace(sweep, jobs=tuple(_by_now(job, live.get(job.job)) for job in sweep.jobs))
     if as_json:
         summary = None if sweep is None else sweep.to_json()

@@ -33,8 +33,8 @@ from lllaunch.console.live_table import (
 from lllaunch.console.table import RICH_STYLES, Row, cells, cut, decoded
 from lllaunch.errors import LaunchError
 from lllaunch.results.history import AppendedLines
-from lllaunch.results.live import LiveReader, LiveRow, LiveView
-from lllaunch.results.store import look
+from lllaunch.results.live import LiveReader, LiveView
+from lllaunch.results.store import ListEntry, look
 from lllaunch.text import plain
 from lllaunch.verbs.logs import last_attempt, worker_logs
 from lllaunch.verbs.stacks import stack_lines
@@ -209,7 +209,7 @@ class ListScreen(StatusScreen):
         self._what = what
         self._first = first
         self._view: LiveView | None = None
-        self._rows: list[LiveRow] = []
+        self._rows: list[ListEntry] = []
         self._sorted_by = ""
         self._reversed = False
         self._wanted = ""
@@ -324,7 +324,7 @@ class ListScreen(StatusScreen):
         self._titles, self._cells = titles, shown
 
     def _update(
-        self, row: LiveRow, texts: tuple[str, ...], columns: list[tuple[Column, list[str]]]
+        self, row: ListEntry, texts: tuple[str, ...], columns: list[tuple[Column, list[str]]]
     ) -> None:
         values = self._painted(row, texts, columns)
         for (column, _), old, new, value in zip(
@@ -334,7 +334,7 @@ class ListScreen(StatusScreen):
                 self.table.update_cell(row.key, column.title, value)
 
     def _painted(
-        self, row: LiveRow, texts: tuple[str, ...], columns: list[tuple[Column, list[str]]]
+        self, row: ListEntry, texts: tuple[str, ...], columns: list[tuple[Column, list[str]]]
     ) -> list[Text]:
         style = self.top.style(STYLES.get(row.state, ""))
         return [
@@ -352,7 +352,7 @@ class ListScreen(StatusScreen):
         place = self.table.cursor_row
         return keys[place] if 0 <= place < len(keys) else None
 
-    def _selected(self) -> LiveRow | None:
+    def _selected(self) -> ListEntry | None:
         """Return the row that the cursor is on; of a run without ranks the run."""
         key = self._selected_key()
         row = next((row for row in self._rows if row.key == key), None)
@@ -519,7 +519,7 @@ class LogScreen(StatusScreen):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "back")]
 
-    def __init__(self, row: LiveRow) -> None:
+    def __init__(self, row: ListEntry) -> None:
         super().__init__()
         self._row = row
         self._rank = row.number if row.kind == "rank" else None
@@ -616,7 +616,7 @@ class StacksScreen(StatusScreen):
         Binding("k", "take", "again"),
     ]
 
-    def __init__(self, row: LiveRow) -> None:
+    def __init__(self, row: ListEntry) -> None:
         super().__init__()
         self._row = row
 

@@ -264,9 +264,9 @@ def test_a_sweep_tells_of_its_jobs(tmp_path: Path):
     assert entry.counts == {"succeeded": 1, "failed": 1}
     assert entry.overrides == ("+exp=a", "params.lr=1,2")
     first, second = jobs_of(entry)
-    assert (first.job, first.state, first.value, first.seconds) == (0, "succeeded", 0.5, 1.0)
+    assert (first.number, first.state, first.value, first.seconds) == (0, "succeeded", 0.5, 1.0)
     assert first.path == str(tmp_path / "0")
-    assert (second.job, second.exit_code, second.root_cause) == (1, 3, "rank 0: no")
+    assert (second.number, second.exit_code, second.root_cause) == (1, 3, "rank 0: no")
     assert second.overrides == ("+exp=a", "params.lr=2")
     assert plain(entry, "")["counts"] == {"failed": 1, "succeeded": 1}
     assert plain(second, "")["job"] == 1

@@ -15,7 +15,8 @@ from support.left import LeftSweep
 
 from lllaunch.results import history, live, store
 from lllaunch.results.history import AppendedLines
-from lllaunch.results.live import LiveReader, LiveRow, LiveView, sweep_left
+from lllaunch.results.live import LiveReader, LiveView, sweep_left
+from lllaunch.results.store import ListEntry
 from lllaunch.run.lock import lock_directory
 from lllaunch.sweep.journal import (
     ComposedRecord,
@@ -106,7 +107,7 @@ def end(directory: Path, state: str = "succeeded", code: int = 0, ago: float = 0
         os.utime(directory / name, (moment, moment))
 
 
-def seen(view: LiveView | None) -> tuple[LiveView, LiveRow]:
+def seen(view: LiveView | None) -> tuple[LiveView, ListEntry]:
     """What is looked at, and the row of that."""
     assert view is not None
     assert view.subject is not None
@@ -364,7 +365,7 @@ class Swept:
         self.write, self.journal = self._left.add, self._left.journal
         self.release = hold(path, ".lllaunch-sweep.lock")
 
-    def look(self) -> tuple[LiveView, LiveRow]:
+    def look(self) -> tuple[LiveView, ListEntry]:
         return seen(self._reader.sweep(str(self._left.path)))
 
     def start(self, job: int) -> Path:
@@ -457,8 +458,8 @@ def test_another_sweep_in_the_directory_is_read_anew(sweep: Swept) -> None:
     assert sweep.look()[0].rows == ()
 
 
-def job_row(state: str, seconds: float, eta: float | None = None) -> LiveRow:
-    return LiveRow("job", "", state, seconds=seconds, eta=eta)
+def job_row(state: str, seconds: float, eta: float | None = None) -> ListEntry:
+    return ListEntry("job", "", state, seconds=seconds, eta=eta)
 
 
 DONE = job_row("succeeded", 60.0)
@@ -478,7 +479,9 @@ DONE = job_row("succeeded", 60.0)
         ([DONE, job_row("running", 80.0)], 0, 0),
     ],
 )
-def test_how_long_a_sweep_will_take(jobs: list[LiveRow], waiting: int, left: float | None) -> None:
+def test_how_long_a_sweep_will_take(
+    jobs: list[ListEntry], waiting: int, left: float | None
+) -> None:
     assert sweep_left(jobs, waiting) == (None if left is None else pytest.approx(left, abs=2))
 
 
@@ -520,7 +523,7 @@ def test_attempts_are_counted_on_from_those_of_an_earlier_run(run: Path) -> None
     sample(run, attempt=2, r0={"step": 7}, r1={"step": 6})
     reader = LiveReader()
 
-    def look() -> tuple[LiveView, LiveRow]:
+    def look() -> tuple[LiveView, ListEntry]:
         return seen(reader.run(str(run)))
 
     _, row = look()

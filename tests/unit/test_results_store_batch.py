@@ -280,7 +280,7 @@ def test_jobs_of_a_sweep_tell_their_own_states(fake: FakeSlurm, tmp_path: Path) 
     assert found.counts == {"succeeded": 1, "running": 1, "queued": 1, "not_run": 1}
     jobs = [*jobs_of(found)]
     assert [job.state for job in jobs] == ["succeeded", "running", "queued", "not_run"]
-    assert [job.job for job in jobs] == [0, 1, 2, 3]
+    assert [job.number for job in jobs] == [0, 1, 2, 3]
     assert [job.batch_job for job in jobs] == ["7_0", "7_1", "7_2", ""]
     facts = read_sweep_facts(locate(str(path)))
     assert [job.objective for job in facts.jobs] == [0.5, None, None, None]
