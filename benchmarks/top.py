@@ -48,7 +48,7 @@ def begin(directory: Path, number: int, sample: int = 0) -> None:
         {"type": "GroupStarted", "ranks": [0], "base_rank": 0},
         {"type": "Started", "local_rank": 0, "pid": 1000 + number, "attempt": 0},
     ]
-    lines = (json.dumps({"time": "", "time_ns": 0, **event}) for event in events)
+    lines = (json.dumps({"time": "", "time_ns": time.time_ns(), **event}) for event in events)
     (directory / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
     write_sample(directory, sample)
 

@@ -74,6 +74,8 @@ _SEQUENCE = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_
 # Of these colours and the like, which move nothing.
 _COLOUR = r"\x1b\[[0-9;:]*m"
 _CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]"
+# What turns the direction of the text that follows: a name could read as another one.
+_TURNING = re.compile("[\u202a-\u202e\u2066-\u2069]")
 # What UTF-8 or XML cannot hold.
 _NEVER = "[\ud800-\udfff\ufffe\uffff]"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -126,8 +128,11 @@ def clean(text: str) -> str:
 
 
 def tidy(text: str) -> str:
-    """Return the same, as a file in UTF-8 and an XML document can hold it."""
-    return re.sub(_NEVER, _REPLACEMENT, clean(text))
+    """Return the same, as a file in UTF-8 and an XML document can hold it, in one direction."""
+    if text.isprintable():
+        return text
+    text = _TURNING.sub(lambda found: ascii(found[0])[1:-1], clean(text))
+    return re.sub(_NEVER, _REPLACEMENT, text)
 
 
 def _line(text: str) -> str:

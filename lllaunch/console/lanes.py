@@ -1,22 +1,21 @@
-"""A run or a sweep in time as text: bars, and what stands for what. Pure.
+"""A run in time as text: a bar for each rank of each attempt, and what stands for what. Pure.
 
-Of a run there is one for each rank of each attempt; ranks that look alike share a line, so that
-hundreds of them fit on a screen. Of a sweep there is one for each GPU, or whatever jobs held.
+Ranks that look alike share a line, so that hundreds of them fit on a screen.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from lllaunch.console.table import GAP, Row, cells, padded
 from lllaunch.text import duration, printable
 from lllaunch.words import StyledText, counted, ranks
 
 if TYPE_CHECKING:
+    from lllaunch.results.history import Mark, TimeSpan
     from lllaunch.results.timeline import AttemptTimeline, Lane, RunTimeline
-    from lllaunch.results.tries import SlotTrack, SweepTimeline
 
 _LEAST_BAR = 20
 _MOST_BAR = 100
@@ -27,13 +26,7 @@ _FIRST, _LAST = 2, 6
 
 
 class Sign(NamedTuple):
-    """What stands in a bar.
-
-    Attributes:
-        drawn: a character of one column.
-        ascii: the same where there are no others.
-        meaning: what it says.
-    """
+    """What stands in a bar: a character of one column, the same in ASCII, and what it says."""
 
     drawn: str
     ascii: str
@@ -58,14 +51,7 @@ _MARKS = {
     "finding": Sign("!", "!", "finding"),
     "root_cause": Sign("\N{MULTIPLICATION SIGN}", "X", "root cause"),
 }
-# Jobs that follow each other are told apart; what failed is seen at once.
-_JOBS = {
-    "job": Sign("\N{BOX DRAWINGS HEAVY HORIZONTAL}", "=", "a job"),
-    "next job": Sign("\N{BOX DRAWINGS LIGHT DOUBLE DASH HORIZONTAL}", "-", "the next one"),
-    "job runs": Sign("\N{RIGHTWARDS ARROW}", ">", "runs"),
-    "job failed": Sign("\N{MULTIPLICATION SIGN}", "X", "failed"),
-}
-_SIGNS = {**_SPANS, **_MARKS, **_JOBS}
+_SIGNS = {**_SPANS, **_MARKS}
 _STARTS = {"preload", "spawn"}
 _STYLES = {
     "succeeded": "good",
@@ -78,19 +64,13 @@ _STYLES_OF_SIGNS = {
     "hang": "error",
     "root_cause": "error",
     "finding": "error",
-    "job": "good",
-    "next job": "good",
-    "job runs": "busy",
-    "job failed": "error",
 }
 DRAWN = "".join(sign.drawn for sign in _SIGNS.values())
 """All that is drawn: a stream that cannot encode one of these gets ASCII."""
 
 
-class _Bar(NamedTuple):
-    """What stands in each column of a bar: the kind of a span or a mark, or nothing."""
-
-    kinds: tuple[str, ...]
+Bar: TypeAlias = tuple[str, ...]
+"""What stands in each column of a bar: the kind of a span or a mark, or nothing."""
 
 
 class _Scale(NamedTuple):
@@ -100,18 +80,14 @@ class _Scale(NamedTuple):
 
     def at(self, time_ns: int) -> int:
         """Return the column of a time."""
-        return min(self.columns - 1, self.before(time_ns))
-
-    def before(self, time_ns: int) -> int:
-        """Return how many columns are over at a time."""
         whole = self.end_ns - self.start_ns
         passed = min(max(0, time_ns - self.start_ns), whole)
-        return passed * self.columns // max(1, whole)
+        return min(self.columns - 1, passed * self.columns // max(1, whole))
 
 
 class _Line(NamedTuple):
     label: str
-    bar: _Bar
+    bar: Bar
     text: str
     style: str
     first: bool = False
@@ -120,10 +96,7 @@ class _Line(NamedTuple):
 def timeline_rows(run: RunTimeline, width: int, *, ascii_only: bool = False) -> list[Row]:
     """Return a run in time; nothing if no attempt was begun.
 
-    Args:
-        run: what happened when.
-        width: of the terminal, columns; it is exceeded only if that is very narrow.
-        ascii_only: whether nothing but ASCII may be drawn.
+    A `width` of the terminal (columns) that is very narrow is exceeded.
     """
     groups = [*_shown(run)]
     if not groups:
@@ -141,7 +114,7 @@ def timeline_rows(run: RunTimeline, width: int, *, ascii_only: bool = False) -> 
             rows.append((StyledText(f"... {counted(group, 'more attempt')} ...", "faint"),))
             continue
         for line in _lines(group, scale):
-            used.update(line.bar.kinds)
+            used.update(line.bar)
             rows.append(_row(line, label, ascii_only=ascii_only))
     return [*rows, *_legend(used, label, max(width, label + columns), ascii_only=ascii_only)]
 
@@ -168,7 +141,7 @@ def _axis(scale: _Scale, label: int) -> Row:
 def _row(line: _Line, label: int, *, ascii_only: bool) -> Row:
     name = padded(line.label, label)
     parts = [StyledText(name, "" if line.first else "faint")]
-    for kind, same in itertools.groupby(line.bar.kinds):
+    for kind, same in itertools.groupby(line.bar):
         sign = _SIGNS.get(kind)
         drawn = " " if sign is None else sign.ascii if ascii_only else sign.drawn
         style = line.style if kind == "run" else _STYLES_OF_SIGNS.get(kind, "")
@@ -197,16 +170,12 @@ def _lines(group: Sequence[AttemptTimeline] | int, scale: _Scale) -> Iterator[_L
     state = next((each for each in ("failed", "stopped", "lost") if each in states), group[0].state)
     spans = [span for attempt in group for span in attempt.spans]
     marks = [mark for attempt in group for mark in attempt.marks]
-    bar = _bar(
-        [(span.kind, span.start_ns, span.end_ns) for span in spans],
-        [(mark.kind, mark.time_ns) for mark in marks],
-        scale,
-    )
+    bar = _bar(spans, marks, scale)
     yield _Line(f"attempt {group[0].number}", bar, state, _STYLES.get(state, ""), first=True)
     lanes = [lane for attempt in group for lane in attempt.lanes]
-    alike: dict[tuple[_Bar, str], list[Lane]] = {}
+    alike: dict[tuple[Bar, str], list[Lane]] = {}
     for lane in lanes:
-        alike.setdefault((_of_lane(lane, scale), lane.fate), []).append(lane)
+        alike.setdefault((_bar(lane.spans, lane.marks, scale), lane.fate), []).append(lane)
     left = sorted(alike.items(), key=lambda item: item[1][0].rank)
     if len(left) > _MOST_LINES:
         # what went wrong is not left out
@@ -217,89 +186,23 @@ def _lines(group: Sequence[AttemptTimeline] | int, scale: _Scale) -> Iterator[_L
         yield _Line(f"  {name}", bar, fate.replace("_", " "), _STYLES.get(fate, ""))
     missing = len(lanes) - sum(len(members) for _, members in left)
     if missing:
-        empty = _Bar(("",) * scale.columns)
+        empty = ("",) * scale.columns
         yield _Line(f"  {counted(missing, 'more rank')}", empty, "", "")
 
 
 _IMPORTANT = {"failed": 0, "victim": 1, "lost": 1, "not_started": 1}
 
 
-def _of_lane(lane: Lane, scale: _Scale) -> _Bar:
-    spans = [(span.kind, span.start_ns, span.end_ns) for span in lane.spans]
-    return _bar(spans, [(mark.kind, mark.time_ns) for mark in lane.marks], scale)
-
-
-def _bar(
-    spans: Iterable[tuple[str, int, int]], marks: Iterable[tuple[str, int]], scale: _Scale
-) -> _Bar:
+def _bar(spans: Iterable[TimeSpan], marks: Iterable[Mark], scale: _Scale) -> Bar:
     """Return what is seen of spans and marks; what lies within another is above it."""
     kinds = [""] * scale.columns
     order = list(_SPANS)
-    for kind, start_ns, end_ns in sorted(spans, key=lambda span: order.index(span[0])):
-        first, last = scale.at(start_ns), scale.at(end_ns)
+    for span in sorted(spans, key=lambda span: order.index(span.kind)):
+        first, last = scale.at(span.start_ns), scale.at(span.end_ns)
         # of what is short one column is seen; but some milliseconds are taken by any start
-        if end_ns > start_ns and (last > first or kind not in _STARTS):
-            kinds[first : last + 1] = [kind] * (last + 1 - first)
+        if span.end_ns > span.start_ns and (last > first or span.kind not in _STARTS):
+            kinds[first : last + 1] = [span.kind] * (last + 1 - first)
     order = list(_MARKS)
-    for kind, time_ns in sorted(marks, key=lambda mark: order.index(mark[0])):
-        kinds[scale.at(time_ns)] = kind
-    return _Bar(tuple(kinds))
-
-
-# A sweep
-
-_NAMES = {"gpu": "GPU", "cpu": "core", "job": "place"}
-_MOST_TRACKS = 16
-
-
-def track_rows(
-    sweep: SweepTimeline, tracks: Sequence[SlotTrack], width: int, *, ascii_only: bool = False
-) -> list[Row]:
-    """Return the jobs of a sweep in time, on what they held; nothing if none was started.
-
-    Args:
-        sweep: what happened when.
-        tracks: what they held, as `lllaunch.results.tries.tracks_of` returns it.
-        width: of the terminal, columns; it is exceeded only if that is very narrow.
-        ascii_only: whether nothing but ASCII may be drawn.
-    """
-    if not sweep.tries:
-        return []
-    shown = tracks[:_MOST_TRACKS]
-    whole = max(1, sweep.end_ns - sweep.start_ns)
-    labels = [printable(f"{_NAMES[track.kind]} {track.name}", _LONGEST_LABEL) for track in shown]
-    label = max(map(cells, labels)) + len(GAP)
-    texts = []
-    for track in shown:
-        busy = sum(each.end_ns - each.start_ns for each in track.tries)
-        texts.append(f"{100 * busy / whole:.0f} % busy")
-    room = width - label - len(GAP) - max(map(len, texts))
-    scale = _Scale(sweep.start_ns, sweep.end_ns, min(_MOST_BAR, max(_LEAST_BAR, room)))
-    rows = [_axis(scale, label)]
-    used: set[str] = set()
-    for name, track, text in zip(labels, shown, texts, strict=True):
-        bar = _of_track(track, scale)
-        used.update(bar.kinds)
-        line = _Line(name, bar, text, "faint", first=True)
-        rows.append(_row(line, label, ascii_only=ascii_only))
-    more = len(tracks) - len(shown)
-    if more > 0:
-        rows.append((StyledText(f"and {more} more", "faint"),))
-    return [*rows, *_legend(used, label, max(width, label + scale.columns), ascii_only=ascii_only)]
-
-
-def _of_track(track: SlotTrack, scale: _Scale) -> _Bar:
-    kinds = [""] * scale.columns
-    failed = []
-    for number, each in enumerate(track.tries):
-        first = scale.at(each.start_ns)
-        # the next one begins where this one ends
-        columns = range(first, max(first + 1, scale.before(each.end_ns)))
-        kind = {"running": "job runs", "succeeded": ("job", "next job")[number % 2]}.get(each.fate)
-        if kind is None:
-            failed.append(columns)
-        for column in columns:
-            kinds[column] = kind or "job failed"
-    for columns in failed:
-        kinds[columns.start] = "job failed"
-    return _Bar(tuple(kinds))
+    for mark in sorted(marks, key=lambda mark: order.index(mark.kind)):
+        kinds[scale.at(mark.time_ns)] = mark.kind
+    return tuple(kinds)

@@ -25,8 +25,8 @@ from lllaunch.console.table import (
     short_extremes,
     short_overrides,
 )
-from lllaunch.results.live import LIVE, LiveRow, LiveView, count_states
-from lllaunch.results.store import STATES
+from lllaunch.results.live import LiveView, count_states
+from lllaunch.results.store import LIVE, STATES, ListEntry
 from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.text import count, plain, printable, size, spans
 from lllaunch.words import StyledText, cause_line, counted, short_step, shown_path
@@ -41,16 +41,13 @@ class Column(NamedTuple):
     """A column of the table.
 
     Attributes:
-        title: stands above it.
-        text: returns what a row has there.
         key: returns what rows are sorted by: a number or a text, None for the last ones.
-        right: whether its cells stand at the right end.
         most: how wide it is at most; 0 for as wide as it needs.
     """
 
     title: str
-    text: Callable[[LiveRow], str]
-    key: Callable[[LiveRow], float | str | None]
+    text: Callable[[ListEntry], str]
+    key: Callable[[ListEntry], float | str | None]
     right: bool = True
     most: int = 0
 
@@ -65,6 +62,7 @@ STYLES: Mapping[str, str] = {
     "signalled": "bad",
     "error": "bad",
     "died": "bad",
+    "not_submitted": "bad",
 }
 """How states look."""
 
@@ -76,32 +74,49 @@ _SPARE = (
 _LEAST_TEXT, _WANTED_TEXT = 10, 24
 _LEAST_NAME, _WANTED_NAME = 12, 24
 _MOST_METRICS = 3
+_IDLE = 10.0  # seconds; a worker that takes some for a step is no news
 
 
 def columns_of(view: LiveView, cwd: str) -> list[Column]:
-    """Return the columns of a view, those that are empty included.
-
-    Args:
-        view: what is shown.
-        cwd: directory that paths below it are shown relative to.
-    """
+    """Return the columns of a view, those that are empty included."""
     name = {
         "all": Column("path", lambda row: path_text(row, cwd), lambda row: row.path, right=False),
         "sweep": Column("job", _number, lambda row: row.number),
-        "run": Column("rank", _rank, lambda row: row.number),
+        "run": Column(
+            "rank",
+            lambda row: f"{_number(row)} {plain(row.node)}".rstrip(),
+            lambda row: row.number,
+        ),
     }[view.kind]
     return [
         name,
         # those that ls has, too, stand in its order
         Column("state", lambda row: state_text(row.state), lambda row: row.state, right=False),
         Column("time", lambda row: _seconds(row.seconds), lambda row: row.seconds),
-        Column("step", _step, _share),
-        Column("rate", _rate, lambda row: row.rate),
+        Column("step", _step, lambda row: row.step and row.step / (row.total or 1)),
+        Column("rate", lambda row: rate_text(row.rate) if row.rate else "", lambda row: row.rate),
         Column("left", lambda row: _seconds(row.eta), lambda row: row.eta),
-        Column("tries", _tries, lambda row: row.attempt),
-        Column("idle", _idle, lambda row: row.idle),
-        Column("slow", _slow, lambda row: row.slowest),
-        Column("cpu", _cpu, lambda row: row.cpu),
+        # of ranks the head says it, and the first try is none of note
+        Column(
+            "tries",
+            lambda row: str(row.attempt + 1) if row.attempt and row.kind != "rank" else "",
+            lambda row: row.attempt,
+        ),
+        Column(
+            "idle",
+            lambda row: _seconds(row.idle) if row.is_live and (row.idle or 0) >= _IDLE else "",
+            lambda row: row.idle,
+        ),
+        Column(
+            "slow",
+            lambda row: "" if row.slowest is None else f"rank {row.slowest}",
+            lambda row: row.slowest,
+        ),
+        Column(
+            "cpu",
+            lambda row: "" if row.cpu is None else f"{100 * row.cpu:.0f}%",
+            lambda row: row.cpu,
+        ),
         Column("mem", lambda row: _bytes(row.memory), lambda row: row.memory),
         Column("gpu", _gpu, lambda row: row.gpu_use, right=False),
         Column("gpu mem", lambda row: _bytes(row.gpu_memory), lambda row: row.gpu_memory),
@@ -114,37 +129,21 @@ def columns_of(view: LiveView, cwd: str) -> list[Column]:
 
 
 def sorted_rows(
-    rows: Sequence[LiveRow], column: Column | None, *, reverse: bool = False
-) -> list[LiveRow]:
-    """Return rows sorted by a column, those that have nothing there last.
-
-    Args:
-        rows: as the view has them.
-        column: that they are sorted by; None leaves them as they are.
-        reverse: whether the largest comes first.
-    """
+    rows: Sequence[ListEntry], column: Column | None, *, reverse: bool = False
+) -> list[ListEntry]:
+    """Return rows sorted by a column, those that have nothing there last."""
     if column is None:
         return [*reversed(rows)] if reverse else [*rows]
-    keyed = [(column.key(row), row) for row in rows]
+    keyed: list[tuple[Any, ListEntry]] = [(column.key(row), row) for row in rows]
     known = [pair for pair in keyed if pair[0] is not None and pair[0] != ""]
     rest = [row for key, row in keyed if key is None or key == ""]
-    known.sort(key=lambda pair: _comparable(pair[0]), reverse=reverse)
+    # numbers before texts: a sweep's jobs may return either
+    known.sort(key=lambda pair: (isinstance(pair[0], str), pair[0]), reverse=reverse)
     return [*(row for _, row in known), *rest]
 
 
-def _comparable(key: float | str | None) -> tuple[int, float, str]:
-    """Numbers before texts: a sweep's jobs may return either."""
-    return (1, 0.0, key) if isinstance(key, str) else (0, key or 0.0, "")
-
-
-def matches(row: LiveRow, wanted: str, cwd: str) -> bool:
-    """Return whether a row has all words of a filter somewhere in what is shown of it.
-
-    Args:
-        row: the row.
-        wanted: the words; case does not matter.
-        cwd: as for `columns_of`.
-    """
+def matches(row: ListEntry, wanted: str, cwd: str) -> bool:
+    """Return whether a row has all words of a filter somewhere in what is shown of it."""
     if not wanted:
         return True
     number = "" if row.number is None else f"{row.kind} {row.number}"
@@ -161,87 +160,52 @@ def state_text(state: str) -> str:
     return state.replace("_", "-")
 
 
-def path_text(row: LiveRow, cwd: str) -> str:
+def path_text(row: ListEntry, cwd: str) -> str:
     """Return a path as a user would type it."""
     return plain(shown_path(os.path.normpath(os.path.join(cwd, row.path)), cwd))
 
 
-def _number(row: LiveRow) -> str:
+def _number(row: ListEntry) -> str:
     return "" if row.number is None else str(row.number)
-
-
-def _rank(row: LiveRow) -> str:
-    return f"{row.number} {plain(row.node)}" if row.node else _number(row)
-
-
-def _tries(row: LiveRow) -> str:
-    # of ranks the head says it, and the first try is none of note
-    return str(row.attempt + 1) if row.attempt and row.kind != "rank" else ""
 
 
 def _seconds(seconds: float | None) -> str:
     return "" if seconds is None else passed(seconds)
 
 
-def _step(row: LiveRow) -> str:
+def _step(row: ListEntry) -> str:
     return "" if row.step is None else short_step(row.step, row.total)
-
-
-def _share(row: LiveRow) -> float | None:
-    if row.step is None:
-        return None
-    return row.step / row.total if row.total else row.step
-
-
-def _rate(row: LiveRow) -> str:
-    return rate_text(row.rate) if row.rate else ""
-
-
-# A worker that takes some seconds for a step is no news.
-_IDLE = 10.0
-
-
-def _idle(row: LiveRow) -> str:
-    return _seconds(row.idle) if row.is_live and row.idle is not None and row.idle >= _IDLE else ""
-
-
-def _slow(row: LiveRow) -> str:
-    return "" if row.slowest is None else f"rank {row.slowest}"
-
-
-def _cpu(row: LiveRow) -> str:
-    return "" if row.cpu is None else f"{100 * row.cpu:.0f}%"
 
 
 def _bytes(number: int | None) -> str:
     return "" if number is None else size(number)
 
 
-def _gpu(row: LiveRow) -> str:
+def _gpu(row: ListEntry) -> str:
     names = ",".join(plain(name) for name in row.gpus)
     use = "" if row.gpu_use is None else f"{100 * row.gpu_use:.0f}%"
     return f"{cut(names, 19)} {use}".strip()
 
 
-def _metrics(row: LiveRow) -> str:
+def _metrics(row: ListEntry) -> str:
     ordered = sorted(row.metrics.items(), key=lambda pair: "loss" not in pair[0])
     return " ".join(
         f"{printable(plain(name), 16)}={count(value)}" for name, value in ordered[:_MOST_METRICS]
     )
 
 
-def _first_metric(row: LiveRow) -> float | None:
+def _first_metric(row: ListEntry) -> float | None:
     ordered = sorted(row.metrics.items(), key=lambda pair: "loss" not in pair[0])
     return ordered[0][1] if ordered else None
 
 
-def _objective(row: LiveRow) -> float | str | None:
+def _objective(row: ListEntry) -> float | str | None:
     value: Any = row.value
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if number else objective_text(value)
 
 
-def what_text(row: LiveRow) -> str:
+def what_text(row: ListEntry) -> str:
     """Return what is to be said of a row: what went wrong, else what it is."""
     said = plain(cause_line(row.text)) if row.text else ""
     own = "" if row.kind == "rank" else plain(short_overrides(row.overrides))
@@ -254,13 +218,7 @@ def what_text(row: LiveRow) -> str:
 
 
 def head_rows(view: LiveView, width: int, cwd: str) -> list[Row]:
-    """Return what stands above the table, each row in at most so many columns.
-
-    Args:
-        view: what is shown.
-        width: of the terminal; 0 if there is none.
-        cwd: as for `columns_of`.
-    """
+    """Return what stands above the table, each row in at most so many columns."""
     width = width or 10_000
     if view.subject is None:
         return [(StyledText(cut(_of_all(view), width), "title"),)]
@@ -326,7 +284,7 @@ def _of_all(view: LiveView) -> str:
     return f"{', '.join(filter(None, parts))}; in {' '.join(roots)}"
 
 
-def _facts(view: LiveView, subject: LiveRow) -> Iterable[Part]:
+def _facts(view: LiveView, subject: ListEntry) -> Iterable[Part]:
     """Yield what is known of a run or a sweep; what has less weight goes first."""
     state = state_text(subject.state)
     code = f" (exit code {subject.exit_code})" if subject.exit_code else ""
@@ -357,10 +315,8 @@ def view_rows(view: LiveView, columns: int, lines: int, cwd: str) -> list[Row]:
     """Return a view for a terminal.
 
     Args:
-        view: what is shown.
         columns: of the terminal; 0 if there is none: nothing is cut or left out then.
         lines: of the terminal; fewer are returned. 0 if there is none.
-        cwd: as for `columns_of`.
     """
     width = max(1, columns - 1) if columns else 0
     rows = head_rows(view, width, cwd)
@@ -378,21 +334,18 @@ def view_rows(view: LiveView, columns: int, lines: int, cwd: str) -> list[Row]:
     return rows
 
 
-def _left_out(rows: Sequence[LiveRow], unseen: Mapping[str, int]) -> Iterable[tuple[int, str]]:
+def _left_out(rows: Sequence[ListEntry], unseen: Mapping[str, int]) -> Iterable[tuple[int, str]]:
     counts = Counter(row.state for row in rows)
     counts.update(unseen)
     for state, number in counts.items():
         yield number, f"more {state_text(state)}"
 
 
-def table_rows(view: LiveView, shown: Sequence[LiveRow], width: int, cwd: str) -> list[Row]:
+def table_rows(view: LiveView, shown: Sequence[ListEntry], width: int, cwd: str) -> list[Row]:
     """Return the table of some rows of a view, with titles.
 
     Args:
-        view: what is shown.
-        shown: its rows that are.
         width: columns that there are; 0 if nothing is to be cut or left out.
-        cwd: as for `columns_of`.
     """
     table = Table()
     for column, texts in fitting(columns_of(view, cwd), shown, width):
@@ -402,17 +355,12 @@ def table_rows(view: LiveView, shown: Sequence[LiveRow], width: int, cwd: str) -
 
 
 def fitting(
-    columns: Sequence[Column], rows: Sequence[LiveRow], width: int
+    columns: Sequence[Column], rows: Sequence[ListEntry], width: int
 ) -> list[tuple[Column, list[str]]]:
     """Return the columns that have something to show and fit, each with the texts of its cells.
 
     The first three say what a row is, and are there in any case, as is the last one where it has
     room: its texts are cut, and paths, too.
-
-    Args:
-        columns: those there are.
-        rows: what is shown.
-        width: of the terminal; 0 if there is none.
     """
     found = {column.title: (column, [column.text(row) for row in rows]) for column in columns}
     found = {title: pair for title, pair in found.items() if any(pair[1])}

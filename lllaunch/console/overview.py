@@ -30,11 +30,7 @@ def heading(text: str) -> Row:
 
 
 def progress_of_ranks(known: Mapping[int, Progress | Reached]) -> str:
-    """Return how far the ranks are: ``step 12 of 12 (100 %), loss 0.3; rank 1 is at step 9``.
-
-    Args:
-        known: how far, by rank; of those that show it.
-    """
+    """Return how far the ranks are: ``step 12 of 12 (100 %), loss 0.3; rank 1 is at step 9``."""
     if not known:
         return ""
     furthest = max(known, key=lambda rank: (known[rank].step, -rank))
@@ -59,13 +55,7 @@ _PEAKS: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def peak_rows(peaks: Sequence[Peak], gpu_use: float | None, *, attempts: int) -> list[Row]:
-    """Return the most that a run used of each thing.
-
-    Args:
-        peaks: the most of each.
-        gpu_use: for what share of the time GPUs were in use, None where that is not known.
-        attempts: how many the run had.
-    """
+    """Return the most that a run used of each thing."""
     table = []
     for peak in peaks:
         name, shown = _PEAKS[peak.name]
@@ -83,12 +73,7 @@ def peak_rows(peaks: Sequence[Peak], gpu_use: float | None, *, attempts: int) ->
 
 
 def log_rows(logs: Sequence[Excerpt], cwd: str) -> list[Row]:
-    """Return the ends of logs.
-
-    Args:
-        logs: the logs; those that hold nothing are left out.
-        cwd: directory that paths below it are shown relative to.
-    """
+    """Return the ends of logs."""
     rows: list[Row] = []
     for log in logs:
         if not log.lines:

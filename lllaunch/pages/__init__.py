@@ -1,6 +1,7 @@
 """A run or a sweep as one file of HTML (docs/design/pages.md).
 
-`run_facts` and `sweep_facts` read what a page is about. `run_page` and `sweep_page` say what is on
-it; both are pure. The templates have its layout. `html` and `charts` know nothing of runs: they
-escape texts, hold tables, draw curves, lanes and points as SVG. `page` has what all pages share.
+`lllaunch.results.view` and `sweep_facts` read what a page is about. `run_page` and `sweep_page` say
+what is on it; both are pure. The templates have its layout. `html` and `charts` know nothing of
+runs: they escape texts, hold tables, draw curves, lanes and points as SVG. `page` has what all
+pages share.
 """

@@ -116,7 +116,6 @@ class Axis(NamedTuple):
     """What a direction shows.
 
     Attributes:
-        unit: how numbers are written.
         log: whether steps are factors; numbers that are not above zero are omitted.
         categories: texts that values are indices of, if it is not of numbers.
         low: where it begins; None for the lowest value. The same holds for `high`.

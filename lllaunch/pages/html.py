@@ -18,15 +18,13 @@ from lllaunch.text import duration, tidy
 
 T = TypeVar("T")
 
-# Characters that turn the direction of the text that follows: a name could read as another one.
-_TURNING = re.compile(r"[\u202a-\u202e\u2066-\u2069]")
 _NOT_ID = re.compile(r"[^A-Za-z0-9]+")
 
 SIGNS: Mapping[str, str] = {
     "succeeded": "✓",
     **dict.fromkeys(("failed", "error", "died", "not_submitted"), "✕"),
     "victim": "▽",
-    **dict.fromkeys(("ended", "signalled", "stopped"), "■"),
+    **dict.fromkeys(("ended", "signalled", "stopped", "cancelled"), "■"),
     **dict.fromkeys(("lost", "unknown"), "?"),
     **dict.fromkeys(("not_started", "not_run", "skipped", "waiting", "queued"), "·"),
     "running": "▸",
@@ -41,10 +39,7 @@ def escaped(value: object) -> Markup:
     """
     if isinstance(value, Markup):
         return value
-    text = f"{value:.10g}" if isinstance(value, float) else str(value)
-    if not text.isprintable():
-        text = _TURNING.sub(lambda found: ascii(found[0])[1:-1], tidy(text))
-    return escape(text)
+    return escape(tidy(f"{value:.10g}" if isinstance(value, float) else str(value)))
 
 
 def fill(markup: str, *values: object) -> Markup:

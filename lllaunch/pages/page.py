@@ -16,25 +16,20 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from lllaunch.documents import Fields
 from lllaunch.pages.html import SIGNS, code, escaped, fill, joined, slug
 from lllaunch.text import shorten, shorten_middle, size
 from lllaunch.words import commit_text, counted, versions_text
 
 if TYPE_CHECKING:
-    from lllaunch.documents import Fields
+    from lllaunch.run.result import RunResult
 
 
 class Head(NamedTuple):
     """What a page says above all.
 
     Attributes:
-        kind: ``Run`` or ``Sweep``.
-        directory: its directory, as the user would type it.
         state: as `lllaunch.results.store.STATES` has it.
-        word: the verdict in a word or two; `sentence` has it in one.
-        more: what is known beyond that, in a line.
-        summary: facts about the whole, by name.
-        version: lllaunch's.
     """
 
     kind: str
@@ -55,6 +50,7 @@ STATE_WORDS = {
     "running": "Still running",
     "queued": "Waiting in the queue",
     "died": "Died",
+    "cancelled": "Cancelled",
     "not_submitted": "Not submitted",
 }
 """What a page calls the state of what it is about."""
@@ -106,9 +102,9 @@ def _hash(source: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-def short_commit(result: Fields) -> str:
+def short_commit(result: RunResult | None) -> str:
     """Return the commit in short, and whether there were changes; empty if it is not known."""
-    build = result.inner("build")
+    build = Fields(None if result is None else result.build)
     commit, branch = build.text("commit"), build.text("branch")
     changed = " with changes" if build.flag("dirty") else ""
     where = f" ({branch})" if branch else ""
@@ -120,9 +116,12 @@ def long(text: str, tag: Literal["span", "code"] = "span") -> Markup:
     return fill(f'<{tag} class="long">{{}}</{tag}>', text) if text else Markup()
 
 
-def environment_facts(result: Fields, own: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def environment_facts(
+    result: RunResult | None, own: Iterable[tuple[str, str]]
+) -> list[tuple[str, str]]:
     """Return what a result.json has about the machine and the code that ran, and own facts."""
-    host, build = result.inner("host"), result.inner("build").document
+    host = Fields(None if result is None else result.host)
+    build = (None if result is None else result.build) or {}
     cpus, memory, limit = map(host.integer, ("cpus", "memory", "memory_limit"))
     return [
         ("Host", host.text("hostname")),

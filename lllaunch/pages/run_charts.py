@@ -21,7 +21,8 @@ from lllaunch.words import counted
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from lllaunch.results.timeline import AttemptTimeline, Lane, Mark, RunTimeline, Series, TimeSpan
+    from lllaunch.results.history import Mark, TimeSpan
+    from lllaunch.results.timeline import AttemptTimeline, Lane, RunTimeline, Series
 
 _SECOND = 1e9
 

@@ -1,6 +1,6 @@
 """The page of a run: what failed and where, when, how it went, and what was run. Pure.
 
-`lllaunch.pages.run_facts` reads what is known of the run, ``run.html.j2`` has the page's layout. A
+`lllaunch.results.view` reads what is known of the run, ``run.html.j2`` has the page's layout. A
 page of hundreds of ranks stays small: ranks that look alike share a lane, charts of many ranks show
 the lowest, the highest and the middle one, logs and tables are cut. Every such place says so.
 """
@@ -16,6 +16,8 @@ from lllaunch.console.report import failure_text, fate_groups
 from lllaunch.documents import signal_name
 from lllaunch.pages import html, page
 from lllaunch.pages.run_charts import curves_of, lanes_of, marks_of
+from lllaunch.results.report import message_of
+from lllaunch.results.view import node_state
 from lllaunch.run.excerpts import folded, users_call
 from lllaunch.run.result import RunResult
 from lllaunch.text import count, duration, shorten, size, spans
@@ -33,8 +35,8 @@ from lllaunch.words import (
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from lllaunch.pages.run_facts import RunFacts
     from lllaunch.results.timeline import Lane, RunTimeline
+    from lllaunch.results.view import RunView
     from lllaunch.run.result import (
         AttemptResult,
         Hang,
@@ -59,43 +61,45 @@ _WITHOUT_END = RunResult("error", 1, "")
 _KEY = re.compile(r"(?P<before>\s*(?:- )*)(?P<key>[^\s#'\"][^:#]*:)(?P<rest>\s.*|)", re.DOTALL)
 
 
-def run_page(facts: RunFacts, version: str) -> str:
+def run_page(run: RunView, version: str) -> str:
     """Return the page of a run, made by this version of lllaunch."""
-    timeline, root = facts.timeline, facts.root
+    timeline, root = run.timeline, run.root
     left = [
         f"Attempt {attempt.number} left process {each.pid} behind ({each.command})"
         f"{'; it was killed' if each.killed else ''}"
-        for attempt in facts.attempts
+        for attempt in run.attempts
         for each in attempt.leftovers
     ]
-    outcome = facts.outcome or _WITHOUT_END
+    outcome = run.result or _WITHOUT_END
     hang = outcome.look if root is None or root.hang is None else root.hang
     stacks = [] if hang is None else [*hang.stacks.values()]
+    plan = (run.plan or "").splitlines()
     own = [("Run id", outcome.run_id), ("Plan hash", page.long(outcome.plan_hash, "code"))]
     return page.render(
         "run.html.j2",
-        _head(facts, version),
-        facts=facts,
-        cause=[*_cause(facts)],
-        aside=[*_aside(facts)],
-        findings=[] if facts.outcome is not None else _findings(timeline),
+        _head(run, version),
+        run=run,
+        cause=[*_cause(run)],
+        aside=[*_aside(run)],
+        findings=[] if run.result is not None else _findings(timeline),
         lanes=lanes_of(timeline) if timeline.attempts else "",
-        attempts=_attempts(facts) if len(facts.attempts) > 1 else None,
+        attempts=_attempts(run) if len(run.attempts) > 1 else None,
         attempts_in_all=len({attempt.number for attempt in timeline.attempts}),
-        workers=_workers(facts),
+        workers=_workers(run),
         workers_in_all=sum(len(attempt.lanes) for attempt in timeline.attempts),
         folded_rows=_MOST_FOLDED,
         measured=curves_of(timeline, () if root is None else root.ranks),
-        tree=[*tree_lines(short_tree(stacks, _LONG_TREE), lambda call: tree_call(call, facts.cwd))],
+        tree=[*tree_lines(short_tree(stacks, _LONG_TREE), lambda call: tree_call(call, run.cwd))],
         # what stderr says before a traceback; without one its end is above
         opened_log="stderr" if root is not None and root.traceback else "",
         returned=html.table(
             "Return values", _VALUES, [*outcome.return_values.items()][:_MOST_VALUES]
         ),
         leftovers=left[:_MOST_VALUES],
-        plan=[*map(_plan_line, facts.plan[:_MOST_PLAN_LINES])],
-        overrides=[html.code(each) for each in facts.entry.overrides[:_MOST_VALUES]],
-        environment=page.environment_facts(facts.result, own),
+        plan_lines=len(plan),
+        plan=[*map(_plan_line, plan[:_MOST_PLAN_LINES])],
+        overrides=[html.code(each) for each in run.entry.overrides[:_MOST_VALUES]],
+        environment=page.environment_facts(run.result, own),
         nodes=html.table("Nodes", _NODES, outcome.nodes[:_MOST_ROWS]),
     )
 
@@ -103,33 +107,34 @@ def run_page(facts: RunFacts, version: str) -> str:
 # Above all
 
 
-def _head(facts: RunFacts, version: str) -> page.Head:
-    outcome = facts.outcome
-    word = page.STATE_WORDS.get(facts.state, page.UNKNOWN_STATE)
+def _head(run: RunView, version: str) -> page.Head:
+    outcome = run.result
+    word = page.STATE_WORDS.get(run.entry.state, page.UNKNOWN_STATE)
     if outcome is not None and outcome.signum is not None:
         word = f"Ended by {signal_name(outcome.signum)}"
-    elif outcome is None and facts.problem:
+    elif outcome is None and run.problem:
         word = "Unreadable"
     return page.Head(
         "Run",
-        facts.report.directory,
-        facts.state,
+        run.path,
+        run.entry.state,
         word,
-        _verdict(facts),
-        html.joined(_where(facts), " · "),
-        [*_summary(facts)],
+        _verdict(run),
+        html.joined(_where(run), " · "),
+        [*_summary(run)],
         version,
     )
 
 
-def _verdict(facts: RunFacts) -> str:
+def _verdict(run: RunView) -> str:
     """Return what became of a run in one sentence."""
-    case, outcome = facts.report.cases[0], facts.outcome
+    outcome = run.result
     if outcome is None:
-        far = "" if facts.entry.progress is None else progress_text(facts.entry.progress)
-        if facts.entry.progress is not None and facts.entry.progress.eta:
-            far += f", about {duration(facts.entry.progress.eta)} left"
-        return capitalised(far or case.message or "nothing more is known")
+        progress = run.entry.progress
+        far = "" if progress is None else progress_text(progress)
+        if progress is not None and progress.eta:
+            far += f", about {duration(progress.eta)} left"
+        return capitalised(far or run.problem or message_of(run.entry))
     if outcome.state == "error":
         return outcome.error.partition("\n")[0] or "lllaunch could not do its part"
     if outcome.state == "succeeded":
@@ -137,8 +142,8 @@ def _verdict(facts: RunFacts) -> str:
         restarts = f", after {counted(outcome.restarts, 'restart')}" if outcome.restarts else ""
         return f"{workers} in {duration(outcome.seconds)}{restarts}"
     if outcome.root_cause is None:
-        return capitalised(_without_cause(outcome) or case.message)
-    text = capitalised(failure_text(outcome.root_cause, facts.cwd))
+        return capitalised(_without_cause(outcome) or message_of(run.entry, outcome))
+    text = capitalised(failure_text(outcome.root_cause, run.cwd))
     return text if outcome.no_progress is None else f"{outcome.no_progress}: {text}"
 
 
@@ -156,20 +161,20 @@ def _without_cause(outcome: RunResult) -> str:
     return "" if progress is None else f"at {progress_text(progress)}"
 
 
-def _where(facts: RunFacts) -> Iterator[str]:
+def _where(run: RunView) -> Iterator[str]:
     """Yield where in the code that was, in which attempt, and what the launcher exited with."""
-    outcome, case, root = facts.outcome, facts.report.cases[0], facts.root
-    if root is not None and facts.state != "succeeded":
-        yield from _place(root, facts.cwd)
-        if len(facts.attempts) > 1:
-            yield f"attempt {root.attempt}, the last of {len(facts.attempts)}"
-    seconds = facts.entry.seconds
-    if facts.state == "running" and seconds is not None:
+    outcome, root = run.result, run.root
+    if root is not None and run.entry.state != "succeeded":
+        yield from _place(root, run.cwd)
+        if len(run.attempts) > 1:
+            yield f"attempt {root.attempt}, the last of {len(run.attempts)}"
+    seconds = run.entry.seconds
+    if run.entry.state == "running" and seconds is not None:
         yield f"for {duration(seconds)} until this page was made"
-    elif outcome is not None and facts.state != "succeeded":
+    elif outcome is not None and run.entry.state != "succeeded":
         yield f"after {duration(outcome.seconds)}"
-    if case.exit_code:
-        yield f"exit code {case.exit_code}"
+    if run.entry.exit_code:
+        yield f"exit code {run.entry.exit_code}"
 
 
 def _place(root: RootCause, cwd: str) -> Iterator[str]:
@@ -183,8 +188,8 @@ def _place(root: RootCause, cwd: str) -> Iterator[str]:
         yield html.fill("at {} in {}", html.code(where), html.code(own.function))
 
 
-def _summary(facts: RunFacts) -> Iterator[tuple[str, str]]:
-    outcome, timeline, entry = facts.outcome, facts.timeline, facts.entry
+def _summary(run: RunView) -> Iterator[tuple[str, str]]:
+    outcome, timeline, entry = run.result, run.timeline, run.entry
     started = (outcome.started_ns if outcome is not None else 0) or entry.started_ns
     yield "Started", html.moment(started or timeline.start_ns)
     if outcome is not None:
@@ -197,41 +202,43 @@ def _summary(facts: RunFacts) -> Iterator[tuple[str, str]]:
     yield "Workers", f"{workers}{on}" if workers else ""
     steps = [
         worker.progress
-        for attempt in facts.attempts[-1:]
+        for attempt in run.attempts[-1:]
         for worker in attempt.workers
         if worker.progress is not None
     ]
     # of all, as `show` has it; that of the worker that failed is told with the cause
     yield "Progress", progress_text(max(steps, key=lambda each: each.step)) if steps else ""
     yield "Batch job", f"{entry.batch_job} {entry.queue}".strip()
-    yield "Commit", page.short_commit(facts.result)
+    yield "Starts", "" if entry.batch is None else entry.batch.text
+    yield "Not put back", "" if entry.batch is None else entry.batch.reason
+    yield "Commit", page.short_commit(run.result)
     yield "Command line", page.long(shorten(" ".join(entry.overrides), _LONGEST_COMMAND), "code")
     if outcome is not None:
-        yield "Note", capitalised(facts.problem)
+        yield "Note", capitalised(run.problem)
 
 
 # What happened
 
 
-def _cause(facts: RunFacts) -> Iterator[str | html.Quote]:
-    outcome = facts.outcome
+def _cause(run: RunView) -> Iterator[str | html.Quote]:
+    outcome = run.result
     if outcome is None:
         return
     yield from (line for line in outcome.error.split("\n")[1:] if line.strip())
     if outcome.no_progress is not None:
         yield f"{capitalised(str(outcome.no_progress))}."
     if outcome.root_cause is not None and outcome.state != "succeeded":
-        yield from _of_root(outcome.root_cause, facts)
+        yield from _of_root(outcome.root_cause, run)
     if outcome.limit is not None:
         yield f"Then the run {outcome.limit}."
     if outcome.look is not None:
         yield f"{capitalised(str(outcome.look.finding))}."
-        yield from _standing(outcome.look, facts.cwd)
+        yield from _standing(outcome.look, run.cwd)
 
 
-def _aside(facts: RunFacts) -> Iterator[str | html.PageTable]:
+def _aside(run: RunView) -> Iterator[str | html.PageTable]:
     """Yield what became of the workers and the nodes that are not to blame."""
-    outcome = facts.outcome
+    outcome = run.result
     if outcome is None:
         return
     if outcome.attempts and outcome.state != "succeeded":
@@ -239,7 +246,7 @@ def _aside(facts: RunFacts) -> Iterator[str | html.PageTable]:
     for node in outcome.nodes:
         if node.state == "lost":
             said = f": it {node.said}" if node.said else ""
-            yield f"{capitalised(node.name)} left no result{said}."
+            yield f"{capitalised(node.name)} was not heard of: it left no result{said}."
 
 
 def _findings(timeline: RunTimeline) -> list[Markup]:
@@ -252,13 +259,13 @@ def _findings(timeline: RunTimeline) -> list[Markup]:
     ]
 
 
-def _of_root(root: RootCause, facts: RunFacts) -> Iterator[str | html.Quote]:
-    cwd = facts.cwd
+def _of_root(root: RootCause, run: RunView) -> Iterator[str | html.Quote]:
+    cwd = run.cwd
     of_rank = "" if root.rank is None else f" of rank {root.rank}"
     if root.explanation is not None:
         known = root.explanation
         yield html.fill("<strong>Why ({}): </strong>{}", known.sure, capitalised(known.text))
-    yield from _progress_of(facts)
+    yield from _progress_of(run)
     if root.collectives is not None:
         yield f"{capitalised(disagreement_text(root.collectives, cwd, utc=True))}."
     if root.traceback:
@@ -273,15 +280,15 @@ def _of_root(root: RootCause, facts: RunFacts) -> Iterator[str | html.Quote]:
             after = duration(max(0, root.hang.time_ns - root.time_ns) / _SECOND)
             yield f"The watchdog ended the attempt {after} later: {root.hang.finding}."
         yield from _standing(root.hang, cwd)
-    logs = {log.stream: log for log in facts.logs if log.blamed}
+    logs = {log.stream: log for log in run.logs if log.blamed}
     log = logs.get("stderr") or logs.get("stdout")
     if log is not None and not root.traceback:
         what = "The last lines" if log.cut or len(log.lines) > _EXCERPT else "All"
         yield html.Quote(f"{what} of {log.path}", log.lines[-_EXCERPT:])
 
 
-def _progress_of(facts: RunFacts) -> Iterator[str]:
-    for last in facts.attempts[-1:]:
+def _progress_of(run: RunView) -> Iterator[str]:
+    for last in run.attempts[-1:]:
         worker = last.furthest
         if worker is not None and worker.progress is not None:
             at_ns = worker.progress.time_ns
@@ -365,7 +372,7 @@ def _others(attempt: AttemptResult, root: RootCause | None) -> Iterator[html.Pag
 # In time
 
 
-def _attempts(facts: RunFacts) -> html.PageTable:
+def _attempts(run: RunView) -> html.PageTable:
     """Return a table of the attempts."""
 
     def seconds(attempt: AttemptResult) -> float:
@@ -374,7 +381,7 @@ def _attempts(facts: RunFacts) -> html.PageTable:
     def cause(attempt: AttemptResult) -> str:
         root = attempt.root_cause
         at = None if attempt.furthest is None else attempt.furthest.progress
-        text = "" if root is None else capitalised(failure_text(root, facts.cwd))
+        text = "" if root is None else capitalised(failure_text(root, run.cwd))
         step = "" if at is None else step_text(at.step, at.total)
         return ", at ".join(filter(None, (text, step)))
 
@@ -385,7 +392,7 @@ def _attempts(facts: RunFacts) -> html.PageTable:
         html.numbers("Took", seconds, duration),
         html.PageColumn("Root cause", cause, "wide"),
     )
-    return html.table("Attempts", columns, facts.attempts[-_MOST_ROWS:])
+    return html.table("Attempts", columns, run.attempts[-_MOST_ROWS:])
 
 
 class _Worker(NamedTuple):
@@ -404,12 +411,12 @@ class _Worker(NamedTuple):
         return (took[-1].end_ns - took[0].start_ns) / _SECOND if took else None
 
 
-def _workers(facts: RunFacts) -> html.PageTable:
+def _workers(run: RunView) -> html.PageTable:
     """Return a table of all workers of all attempts, the newest attempt first."""
-    timeline = facts.timeline
+    timeline = run.timeline
     told = {
         (attempt.number, str(worker.rank)): worker
-        for attempt in facts.attempts
+        for attempt in run.attempts
         for worker in attempt.workers
     }
     last = {
@@ -480,7 +487,7 @@ def _plan_line(line: str) -> str:
 
 _NODES = (
     html.PageColumn("Node", lambda node: node.name),
-    html.PageColumn("State", lambda node: html.badge(node.state, node.state)),
+    html.PageColumn("State", lambda node: html.badge(node.state, node_state(node))),
     html.numbers("Workers", lambda node: node.nproc),
     html.numbers("Exit", lambda node: node.exit_code),
     html.PageColumn("What happened to it", lambda node: node.said, "wide"),

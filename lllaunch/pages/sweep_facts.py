@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from lllaunch.config.secrets import redacted_overrides
 from lllaunch.console.table import objective_text, short_overrides
-from lllaunch.documents import Fields, read_json
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.pages.swept import SweptParameter, swept_parameters
-from lllaunch.results.queue import BatchQueue
-from lllaunch.results.report import common_overrides, load
-from lllaunch.results.store import ListEntry, jobs_of, read_sweep
-from lllaunch.results.tries import SweepTimeline, read_sweep_timeline
-from lllaunch.run.directory import RESULT
+from lllaunch.results.cases import Tree
+from lllaunch.results.report import common_overrides, sweep_report
+from lllaunch.results.store import ListEntry
+from lllaunch.results.tries import SweepTimeline
+from lllaunch.results.view import SweepView, view_sweep
+from lllaunch.run.result import known_result
 from lllaunch.sweep.objective import Direction, Objective, Objectives, objective_of
 from lllaunch.words import cause_line, progress_text
 
 if TYPE_CHECKING:
     from lllaunch.results.cases import Case
     from lllaunch.results.store import FoundDirectory
+    from lllaunch.run.result import RunResult
     from lllaunch.sweep.history import JobHistory
 
 _LONGEST_CAUSE = 300
@@ -43,7 +43,6 @@ class SweepJob:
     """What is known of a job.
 
     Attributes:
-        overrides: those that not all jobs share.
         objective: what it returned, if it succeeded and that is a number; else None.
         returned: what it returned, as text, if that is short; else empty.
         seconds: how long its last try took, or takes until now; None where that is not known.
@@ -86,20 +85,7 @@ class FailureGroup:
 
 @dataclass(frozen=True)
 class SweepFacts:
-    """All that a page shows of a sweep.
-
-    Attributes:
-        jobs: by number.
-        parameters: what the jobs differ in.
-        common: overrides that all jobs share.
-        direction: which of two objectives is better, None if that is not known.
-        failures: those of the most jobs first.
-        command: the overrides of the command line.
-        version: of the launcher that began it, or empty.
-        resumes: how often it was resumed.
-        result: of a job, which says where and what code ran.
-        problem: what is wrong with its files, or an empty string.
-    """
+    """All that a page shows of a sweep."""
 
     directory: str
     entry: ListEntry
@@ -112,7 +98,7 @@ class SweepFacts:
     command: tuple[str, ...] = ()
     version: str = ""
     resumes: int = 0
-    result: Fields = Fields()  # noqa: RUF009 - it cannot be changed
+    result: RunResult | None = None
     problem: str = ""
 
     @cached_property
@@ -127,79 +113,47 @@ class SweepFacts:
 
 
 def read_sweep_facts(
-    found: FoundDirectory, roots: Iterable[str] = (), hide: Callable[[str], str] = str
+    found: FoundDirectory, roots: Iterable[str] = (), hide: Callable[[str], str] | None = None
 ) -> SweepFacts:
     """Read what there is of a sweep; never raises for what its files hold.
 
-    Args:
-        found: its directory.
-        roots: directories of the user's own source files, absolute.
-        hide: applied to every text, to take secrets out.
+    `roots` are directories of the user's own source files, absolute.
     """
-    queue = BatchQueue()
-    entry, result = read_sweep(found.path, queue)
+    sweep = view_sweep(found, hide)
+    result = sweep.result
     histories = {} if result is None else {job.job: job for job in result.jobs}
-    entries = list(jobs_of(entry, queue)) if result is not None else []
     try:
-        report = load(found, roots)
-        cases, problem = {case.job: _hidden_case(case, hide) for case in report.cases}, ""
+        cases, problem = {case.job: case for case in sweep_report(sweep, Tree(roots)).cases}, ""
     except (ConfigError, OutputError) as error:
-        cases, problem = {}, hide(str(error))
-    written = [tuple(map(hide, each.overrides)) for each in entries]
+        cases, problem = {}, sweep.hide(str(error))
+    written = [each.overrides for each in sweep.jobs]
     common = common_overrides(written)
-    jobs = tuple(
-        _job(
-            each,
-            histories.get(each.job or 0),
-            tuple(override for override in overrides if override not in common),
-            found.path,
-            hide,
-        )
-        for each, overrides in zip(entries, written, strict=True)
+    jobs = tuple(_job(each, histories.get(each.number or 0), common, sweep) for each in sweep.jobs)
+    of_a_job = (
+        known_result(os.path.join(found.path, job.directory))
+        for job in jobs
+        if job.ended_ns and job.directory
     )
     return SweepFacts(
         directory=found.path,
-        entry=entry,
+        entry=sweep.entry,
         jobs=jobs,
         parameters=swept_parameters(written),
         common=common,
-        timeline=_hidden(read_sweep_timeline(found.path, found.file), hide),
+        timeline=sweep.timeline,
         direction=None if result is None else result.direction,
         failures=tuple(failure_groups(jobs, cases)),
-        command=() if result is None else tuple(map(hide, redacted_overrides(result.command))),
+        command=() if result is None else result.command,
         version="" if result is None else result.lllaunch or "",
         resumes=0 if result is None else result.resumes,
-        result=_result_of_a_job(found.path, jobs),
+        # that of each says what code ran
+        result=next((each for each in of_a_job if each is not None), None),
         problem=problem,
     )
 
 
-def _hidden_case(case: Case, hide: Callable[[str], str]) -> Case:
-    """Return a case without secrets; in its logs there are none any more."""
-    return replace(
-        case,
-        name=hide(case.name),
-        message=hide(case.message),
-        overrides=tuple(map(hide, case.overrides)),
-        explanation=tuple(map(hide, case.explanation)),
-        traceback=tuple(map(hide, case.traceback)),
-    )
-
-
-def _hidden(timeline: SweepTimeline, hide: Callable[[str], str]) -> SweepTimeline:
-    tries = tuple(
-        replace(each, overrides=tuple(map(hide, each.overrides)), root_cause=hide(each.root_cause))
-        for each in timeline.tries
-    )
-    return replace(timeline, tries=tries)
-
-
 def _job(
-    entry: ListEntry,
-    history: JobHistory | None,
-    own: tuple[str, ...],
-    sweep: str,
-    hide: Callable[[str], str],
+    entry: ListEntry, history: JobHistory | None, common: Sequence[str], sweep: SweepView
 ) -> SweepJob:
     succeeded = entry.state == "succeeded"
     ended_ns = 0 if history is None else history.ended_ns
@@ -208,28 +162,18 @@ def _job(
         ended_ns = entry.started_ns + int((entry.seconds or 0.0) * 1e9)
     cause = entry.root_cause if entry.progress is None else progress_text(entry.progress)
     return SweepJob(
-        number=entry.job or 0,
+        number=entry.number or 0,
         state=entry.state,
-        overrides=own,
+        overrides=tuple(each for each in entry.overrides if each not in common),
         objective=objective_of(entry.value) if succeeded else None,
-        returned=hide(objective_text(entry.value)) if succeeded else "",
+        returned=sweep.hide(objective_text(entry.value)) if succeeded else "",
         seconds=entry.seconds,
         tries=entry.attempts or 0 if history is None else history.tries,
         exit_code=entry.exit_code,
-        cause=hide(cause_line(cause, _LONGEST_CAUSE)),
-        directory="" if entry.path == sweep else os.path.relpath(entry.path, sweep),
+        cause=sweep.hide(cause_line(cause, _LONGEST_CAUSE)),
+        directory="" if entry.path == sweep.path else os.path.relpath(entry.path, sweep.path),
         ended_ns=ended_ns,
     )
-
-
-def _result_of_a_job(sweep: str, jobs: Iterable[SweepJob]) -> Fields:
-    """Return the result.json of some job that has ended; that of each says what code ran."""
-    for job in jobs:
-        if job.ended_ns and job.directory:
-            document = read_json(os.path.join(sweep, job.directory, RESULT))
-            if document is not None:
-                return Fields(document)
-    return Fields()
 
 
 # Failures

@@ -72,14 +72,15 @@ def sweep_page(facts: SweepFacts, version: str, place: str = ".") -> str:
 
 _BETTER = {"minimize": "lower is better", "maximize": "higher is better"}
 _STATES = (
-    *("failed", "error", "signalled", "died", "running", "queued", "waiting"),
-    *("not_run", "unknown"),
+    *("failed", "error", "signalled", "died", "cancelled", "running", "queued", "waiting"),
+    *("not_run", "not_submitted", "unknown"),
 )
 _JOB_STATES = {
     "error": "ended with an error",
     "signalled": "ended by a signal",
     "queued": "in the queue",
     "not_run": "not run",
+    "not_submitted": "not submitted",
 }
 
 

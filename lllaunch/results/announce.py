@@ -70,11 +70,7 @@ def announce_error(
 
 
 def in_repository(path: str, environ: Mapping[str, str]) -> str:
-    """Returns a path as GitHub's annotations have it: from the top of the checkout.
-
-    Args:
-        path: of a file; a relative one counts from the working directory.
-    """
+    """Returns a path as GitHub's annotations have it: from the top of the checkout."""
     top = environ.get("GITHUB_WORKSPACE")
     absolute = os.path.abspath(path)
     return os.path.relpath(absolute, top) if top and absolute.startswith(f"{top}/") else path
@@ -111,11 +107,7 @@ def tell_step(
     environ: Mapping[str, str],
     output: str | None = None,
 ) -> None:
-    """Prints lines for GitHub, and adds to the step's summary.
-
-    Args:
-        summary: makes Markdown of at most so many bytes.
-    """
+    """Prints lines for GitHub, and adds to the step's summary."""
     emit("".join(f"{command}\n" for command in commands))
     if output is not None:
         write_atomic(output, encoded(summary(SUMMARY_BYTES)))

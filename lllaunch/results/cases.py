@@ -32,7 +32,6 @@ class Tree:
 
     Args:
         roots: the directories, absolute; the first one that a file is below of counts.
-        not_below: directories whose files are never the user's; by default lllaunch's own.
     """
 
     def __init__(self, roots: Iterable[str], not_below: Iterable[str] = (_OURS,)) -> None:
@@ -40,11 +39,7 @@ class Tree:
         self._others = tuple(map(_prefix, not_below))
 
     def relative(self, file: str) -> str | None:
-        """Returns the path of a file relative to its root, None if it is not the user's.
-
-        Args:
-            file: a path as a traceback has it; a relative one is taken as relative to the roots.
-        """
+        """Returns the path of a file relative to its root, None if it is not the user's."""
         if file.startswith("<") or not file.isprintable() or _LIBRARY.search(file):
             return None
         path = os.path.normpath(file)
@@ -82,11 +77,7 @@ def frames_of(text: str) -> Iterator[CodeLine]:
 
 
 def without_ours(lines: Iterable[str]) -> Iterator[str]:
-    """Yields lines of a log, those together in which faulthandler tells of lllaunch's own frames.
-
-    Args:
-        lines: of a log. Where a worker crashed in native code, each of its frames is one of them.
-    """
+    """Yield lines of a log, those together in which faulthandler shows frames of lllaunch."""
     ours = 0
     for line in (*lines, None):
         frame = None if line is None else _FRAME.match(line)
@@ -116,12 +107,10 @@ _ADJECTIVES: tuple[tuple[Outcome, str], ...] = (
 _UNFINISHED = {"running": "still running", "died": "died"}
 
 
-@dataclass(frozen=True)
-class Log:
-    """The end of a worker's log.
+class Log(NamedTuple):
+    """The end of a worker's log; `path` is relative to the directory of the report.
 
     Attributes:
-        path: the file, relative to the directory of the report.
         cut: whether there is more before them.
     """
 
@@ -129,6 +118,9 @@ class Log:
     path: str
     lines: tuple[str, ...]
     cut: bool = False
+    attempt: int = 0
+    rank: int = 0
+    blamed: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,29 +130,15 @@ class Case:
     All texts are tidy: nothing in them steers a terminal or cannot stand in XML.
 
     Attributes:
-        name: its overrides, or what else tells it from others.
         outcome: ``succeeded``; ``failed`` (workers did, or the watchdog ended them); ``error``
             (the config was wrong, lllaunch failed, a signal ended it, its end is not known);
             ``skipped`` (it was not started).
-        job: its number in the sweep, None for a run by itself.
         state: as result.json or sweep.json has it; ``unfinished`` if there is no result.json.
         kind: type of the root cause, such as ``Raised``; ``config``, ``signal``, ``unfinished``,
             ... for others; empty if it succeeded.
-        message: what happened, in one line; empty if it succeeded.
-        exit_code: of its launcher, None if that is not known.
-        seconds: how long it took, None if that is not known.
         started: when, ISO 8601 in UTC, or empty.
-        hostname: of the machine, or empty.
         directory: its directory, relative to that of the report.
         logs_in: the directory of its last attempt, relative to that of the report, or empty.
-        plan_hash: identifies its plan, or empty.
-        run_id: of its workers, or empty.
-        attempts: how many were made, None if that is not known.
-        tries: how often the sweep started it, None for a run by itself.
-        explanation: what can be said beyond the message, lines.
-        traceback: lines; the first ones left out where they are very many.
-        place: the line of the user's own code that it happened in, or None.
-        logs: the ends of the logs of the worker that is the root cause.
     """
 
     name: str
@@ -196,13 +174,6 @@ class Report:
     """What is told of a run or a sweep.
 
     Attributes:
-        directory: its directory, as the user would type it.
-        cases: one for the run, or one for each job by number.
-        finished: whether it is over.
-        exit_code: of its launcher, None if that is not known.
-        seconds: how long it took, None if that is not known.
-        started: when, ISO 8601 in UTC, or empty.
-        version: lllaunch's, or empty where that is not known.
         state: of one that is not over: ``running``, ``died`` or ``unknown``.
     """
 
@@ -229,29 +200,24 @@ class Report:
         return f"job {case.job} ({shorten(own, longest)})" if own else f"job {case.job}"
 
     def verdict(self) -> str:
-        """Returns one line: ``1 of 3 jobs succeeded, 2 failed in 0.8 s (exit code 6)``."""
-        text = self._run_verdict() if self.kind == "run" else self._sweep_verdict()
+        """Return one line: ``1 of 3 jobs succeeded, 2 failed in 0.8 s (exit code 6)``."""
+        first = self.cases[0] if self.kind == "run" else None
+        if first is None:
+            jobs = f"{len(self.cases)} job" + ("" if len(self.cases) == 1 else "s")
+            counts = ((self.count(outcome), adjective) for outcome, adjective in _ADJECTIVES)
+            bad = "".join(f", {count} {adjective}" for count, adjective in counts if count)
+            text = f"{self.count('succeeded')} of {jobs} succeeded{bad}"
+            if not self.finished:
+                text = f"{_UNFINISHED.get(self.state, 'not over')}: {text}"
+        else:
+            text = first.state if first.state in {"succeeded", "failed"} else first.message
         if self.seconds is not None and self.finished:
-            text += f" {'in' if self._good else 'after'} {duration(self.seconds)}"
+            bad_run = first is not None and first.bad
+            text += f" {'after' if bad_run else 'in'} {duration(self.seconds)}"
+        if first is not None and first.state == "succeeded" and first.message:
+            # of several nodes one left no result
+            text += f"; {first.message}"
         return f"{text} (exit code {self.exit_code})" if self.exit_code else text
-
-    @property
-    def _good(self) -> bool:
-        return self.kind == "sweep" or not any(case.bad for case in self.cases)
-
-    def _run_verdict(self) -> str:
-        case = self.cases[0]
-        if case.state == "unfinished":
-            return case.message
-        return {"succeeded": "succeeded", "failed": "failed"}.get(case.state) or case.message
-
-    def _sweep_verdict(self) -> str:
-        all_jobs = f"{len(self.cases)} job" + ("" if len(self.cases) == 1 else "s")
-        text = f"{self.count('succeeded')} of {all_jobs} succeeded"
-        for outcome, adjective in _ADJECTIVES:
-            if count := self.count(outcome):
-                text += f", {count} {adjective}"
-        return text if self.finished else f"{_UNFINISHED.get(self.state, 'not over')}: {text}"
 
 
 def details(case: Case, log_lines: int = 20) -> Iterator[str]:

@@ -42,12 +42,7 @@ def index_directory(environ: Mapping[str, str]) -> str:
 
 
 def remember(path: str, cwd: str, environ: Mapping[str, str]) -> None:
-    """Note that a run or a sweep has begun; what is in the way of that is passed over.
-
-    Args:
-        path: its directory, absolute.
-        cwd: where the command was given.
-    """
+    """Note that a run or a sweep has begun; what is in the way of that is passed over."""
     parts = os.path.relpath(path, cwd).split(os.sep)
     directory = index_directory(environ)
     if (parts[0] in DEFAULT_ROOTS and len(parts) <= DEPTH) or not directory:

@@ -11,17 +11,25 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lllaunch.console.board import Durations, expected_left
 from lllaunch.documents import isoformat
-from lllaunch.files import MOST_BYTES, open_file
+from lllaunch.results.history import (
+    AppendedLines,
+    Note,
+    RunHistory,
+    SeenWorker,
+    has_failed,
+    how_ended,
+)
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
     FoundDirectory,
     ListEntry,
+    Signature,
     contents_of,
     entry_of,
     find,
@@ -32,25 +40,17 @@ from lllaunch.results.store import (
     look,
     progress_of,
     read_sweep,
+    sample_of,
+    signature,
     sweep_result,
 )
-from lllaunch.run.directory import ATTEMPT, EVENTS, PLAN, RESULT, SAMPLES, SUBMISSION
-from lllaunch.run.events import EventLine, decode
-from lllaunch.run.result import cause_in
-from lllaunch.run.samples import RankSample, RunSample, finite, last_sample
+from lllaunch.run.directory import ATTEMPT, PLAN, RESULT, SAMPLES, SUBMISSION
+from lllaunch.run.samples import RankSample, RunSample, finite
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
-from lllaunch.text import first_line
-from lllaunch.watchdog.findings import suspects
-from lllaunch.words import ranks as ranks_text
 
 if TYPE_CHECKING:
     from lllaunch.sweep.history import JobHistory, SweepHistory, SweepResult
     from lllaunch.watchdog.progress import Progress
-
-RowKind: TypeAlias = Literal["run", "sweep", "job", "rank"]
-
-LIVE = frozenset({"running", "queued"})
-"""States of what is not over, as far as anybody knows."""
 
 RECENT_SECONDS = 600.0
 """For how long what has ended is shown among what lives."""
@@ -59,89 +59,17 @@ MOST_RECENT = 5
 
 
 @dataclass(frozen=True)
-class LiveRow:
-    """A run, a sweep, a job of one, or a rank, as it is now.
-
-    Attributes:
-        path: its directory; of a rank that of its run, of a job that has none that of its sweep.
-        state: one of `lllaunch.results.store.STATES`; of a rank ``starting``, ``running``,
-            ``ended`` or ``failed``.
-        attempt: number of the attempt that runs, or ran last; of a job, how often it was tried
-            before.
-        seconds: for how long it has run, or ran.
-        ended_ns: when it ended, nanoseconds since the epoch; None if it has not.
-        step: how far it is; of a sweep how many of its jobs have succeeded.
-        eta: seconds that the rest will take.
-        idle: seconds since the step changed.
-        slowest: the rank that is behind all others, None if there is none.
-        memory: bytes.
-        gpus: names of GPUs that it sees, or holds.
-        gpu_use: share of the time that they are busy, on average.
-        gpu_memory: bytes in use on them.
-        text: what is to be said of it: what the watchdog found, its root cause, its queue.
-        overrides: of its command line; of a job those that its sweep's does not have, too.
-        exit_code: of its launcher; of a rank its exit status.
-        node: of a rank, where there are several; else empty.
-        counts: of a sweep, the number of its jobs by state.
-        cpus: numbers of the cores that a job holds.
-    """
-
-    kind: RowKind
-    path: str
-    state: str
-    number: int | None = None
-    attempt: int | None = None
-    seconds: float | None = None
-    ended_ns: int | None = None
-    step: float | None = None
-    total: float | None = None
-    rate: float | None = None
-    eta: float | None = None
-    idle: float | None = None
-    slowest: int | None = None
-    behind: float | None = None
-    cpu: float | None = None
-    memory: int | None = None
-    gpus: tuple[str, ...] = ()
-    gpu_use: float | None = None
-    gpu_memory: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    text: str = ""
-    overrides: tuple[str, ...] = ()
-    value: Any = None
-    exit_code: int | None = None
-    pid: int | None = None
-    node: str = ""
-    counts: Mapping[str, int] = field(default_factory=dict)
-    cpus: tuple[int, ...] = ()
-
-    @property
-    def key(self) -> str:
-        """What tells it from all others, also at another moment."""
-        return f"{self.kind} {self.path} {'' if self.number is None else self.number}"
-
-    @property
-    def is_live(self) -> bool:
-        """Whether it is not over."""
-        return self.state in LIVE or self.state == "starting"
-
-
-@dataclass(frozen=True)
 class LiveView:
     """What is looked at: a run with its ranks, a sweep with its jobs, or whatever goes on.
 
     Attributes:
-        time_ns: when, nanoseconds since the epoch.
-        rows: in the order in which they are shown if nobody sorts them.
         subject: the run or the sweep; None for what goes on below some directories.
-        findings: what the watchdog found in a run so far, and how attempts failed; oldest first.
-        result: what is known of a sweep, else None.
         unseen: of a sweep, the number of jobs by state that are in no row: not composed yet.
     """
 
     time_ns: int
-    rows: tuple[LiveRow, ...]
-    subject: LiveRow | None = None
+    rows: tuple[ListEntry, ...]
+    subject: ListEntry | None = None
     roots: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
     result: SweepResult | None = None
@@ -163,81 +91,43 @@ class LiveView:
 # Pure: from what was read to rows
 
 
-class WorkerNow(NamedTuple):
-    """A worker of the attempt that runs, as its events tell of it."""
-
-    state: str
-    pid: int | None = None
-    exit_code: int | None = None
-    node: str = ""
-
-
 class RunNow(NamedTuple):
     """What the files of a run tell beside its state.
 
     Attributes:
-        attempt: number of the last one, None if none has begun.
-        findings: as `LiveView` has them, each with its attempt.
-        sample: the newest of that attempt, as `lllaunch.run.samples.last_sample` returns it.
-        age: of the sample, seconds.
+        workers: those of the attempt by rank, each with the name of its node's directory.
+        notes: what the watchdog found, and how attempts failed, each with its attempt.
     """
 
     attempt: int | None = None
-    workers: Mapping[int, WorkerNow] = {}
-    findings: tuple[tuple[int, str], ...] = ()
+    workers: Mapping[int, tuple[str, SeenWorker]] = {}
+    notes: tuple[tuple[int, Note], ...] = ()
     sample: RunSample | None = None
     age: float = 0.0
 
-    @property
-    def said(self) -> tuple[str, ...]:
-        """The findings in words; those of former attempts say which."""
+    def said(self, *, over: bool = False) -> tuple[str, ...]:
+        """Return the notes in words; those of former attempts say which.
+
+        Of what is over the root cause says what ended the last attempt.
+        """
         return tuple(
-            text if of == self.attempt else f"attempt {of}: {text}" for of, text in self.findings
+            note.text if of == self.attempt else f"attempt {of}: {note.text}"
+            for of, note in self.notes
+            if not (over and note.ends and of == self.attempt)
         )
 
 
-def row_of(entry: ListEntry, now: RunNow | None = None) -> LiveRow:
-    """Return a run, a job or a sweep as a row.
-
-    Args:
-        now: what the files of a run or a job tell; None if it does not run.
-    """
-    ended_ns = None
-    if entry.state not in LIVE and entry.started_ns is not None and entry.seconds is not None:
-        ended_ns = entry.started_ns + int(entry.seconds * 1e9)
-    tries = entry.attempts
-    row = LiveRow(
-        entry.kind,
-        entry.path,
-        entry.state,
-        number=entry.job,
-        attempt=tries - 1 if tries else None,
-        seconds=entry.seconds,
-        ended_ns=ended_ns,
-        text=entry.root_cause or _queue_of(entry),
-        overrides=entry.overrides,
-        value=entry.value,
-        exit_code=entry.exit_code,
-        counts=entry.counts,
-    )
-    return row if now is None else _with_now(row, entry, now)
-
-
-def _queue_of(entry: ListEntry) -> str:
-    return f"{entry.batch_job} {entry.queue}".strip() if entry.queue else ""
-
-
-def _with_now(row: LiveRow, entry: ListEntry, now: RunNow) -> LiveRow:
-    progress = progress_of(now.sample, entry.started_ns)
+def with_now(row: ListEntry, now: RunNow) -> ListEntry:
+    """Return a run or a job with what its files tell that it does."""
     ranks = {} if now.sample is None else now.sample.by_rank
     slowest = slowest_of(ranks)
     workers = [*ranks.values()]
     gpus = _gpus_of(workers, now.sample)
     # of a job it is the number of its tries, which its run knows nothing of
-    attempt = row.attempt if row.kind == "job" else now.attempt
+    known = now.attempt is None or row.kind == "job"
     row = replace(
         row,
-        attempt=row.attempt if attempt is None else attempt,
+        attempts=row.attempts if known else (now.attempt or 0) + 1,
         slowest=None if slowest is None else slowest[0],
         behind=None if slowest is None else slowest[1],
         cpu=_sum(worker.cpu for worker in workers),
@@ -245,24 +135,24 @@ def _with_now(row: LiveRow, entry: ListEntry, now: RunNow) -> LiveRow:
         gpus=gpus.names,
         gpu_use=gpus.use,
         gpu_memory=gpus.memory,
-        text=row.text or (now.said[-1] if now.said else ""),
+        note=now.said()[-1] if now.notes else "",
     )
+    progress = progress_of(now.sample)
     if progress is not None:
         # all are done when the last one is
         lefts = [left for each in workers if (left := finite(each.eta)) is not None and left >= 0]
-        eta = max(lefts, default=None)
-        row = _with_progress(row, progress._replace(eta=eta), now.age)
+        row = _with_progress(row, progress._replace(eta=max(lefts, default=None)), now.age)
     return row if row.is_live else _at_rest(row)
 
 
-def _at_rest(row: LiveRow) -> LiveRow:
+def _at_rest(row: ListEntry) -> ListEntry:
     """Return a row of what is over without what it did at last."""
     return replace(
         row, rate=None, eta=None, idle=None, cpu=None, memory=None, gpu_use=None, gpu_memory=None
     )
 
 
-def _with_progress(row: LiveRow, progress: Progress, age: float) -> LiveRow:
+def _with_progress(row: ListEntry, progress: Progress, age: float) -> ListEntry:
     return replace(
         row,
         step=progress.step,
@@ -274,45 +164,43 @@ def _with_progress(row: LiveRow, progress: Progress, age: float) -> LiveRow:
     )
 
 
-def rank_rows(run: LiveRow, now: RunNow) -> list[LiveRow]:
+def rank_rows(run: ListEntry, now: RunNow) -> list[ListEntry]:
     """Return a row for each rank of the attempt that runs, or ran last."""
     sampled = {} if now.sample is None else now.sample.by_rank
     found = []
     for rank in sorted({*now.workers, *sampled}):
-        worker = now.workers.get(rank) or WorkerNow("running")
+        node, worker = now.workers.get(rank) or ("", SeenWorker(rank, started_ns=1))
         seen = sampled.get(rank) or RankSample()
-        over = worker.state == "running" and not run.is_live
         gpus = _gpus_of([seen], now.sample)
-        row = LiveRow(
+        row = ListEntry(
             "rank",
             run.path,
-            "ended" if over else worker.state,
+            _state_of(worker, live=run.is_live),
             number=rank,
-            attempt=now.attempt,
+            attempts=None if now.attempt is None else now.attempt + 1,
             cpu=finite(seen.cpu),
             memory=_integer(finite(seen.rss)),
             gpus=gpus.names,
             gpu_use=gpus.use,
             gpu_memory=gpus.memory,
-            text=_how_ended(worker),
-            exit_code=worker.exit_code,
+            note=how_ended(worker.exitcode),
+            exit_code=worker.exitcode,
             pid=worker.pid,
-            node=worker.node,
+            node=node,
         )
-        progress = progress_of(RunSample(0.0, 0, {"": seen}), None)
+        progress = progress_of(RunSample(0.0, 0, {"": seen}))
         if progress is not None:
             row = _with_progress(row, progress, now.age)
         found.append(row if row.is_live else _at_rest(row))
     return found
 
 
-def _how_ended(worker: WorkerNow) -> str:
-    if not worker.exit_code:
-        return ""
-    from lllaunch.documents import signal_name  # noqa: PLC0415 - most workers do not fail
-
-    code = worker.exit_code
-    return signal_name(-code) if code < 0 else f"exit code {code}"
+def _state_of(worker: SeenWorker, *, live: bool) -> str:
+    if worker.ended_ns is not None:
+        return "failed" if has_failed(worker) else "ended"
+    if worker.started_ns is None:
+        return "starting"
+    return "running" if live else "ended"
 
 
 def slowest_of(ranks: Mapping[int, RankSample]) -> tuple[int, float] | None:
@@ -356,7 +244,7 @@ _ORDER = {"running": 0, "queued": 1, "failed": 2, "error": 2, "died": 2, "signal
 _LATER = {"waiting": 5, "succeeded": 6, "not_run": 7}
 
 
-def by_urgency(row: LiveRow) -> tuple[int, int, int]:
+def by_urgency(row: ListEntry) -> tuple[int, int, int]:
     """Return a key that sorts jobs: those that run, that failed of late, that wait, and the rest.
 
     Waiting ones follow by number, what ended the latest first.
@@ -365,13 +253,10 @@ def by_urgency(row: LiveRow) -> tuple[int, int, int]:
     return place, -(row.ended_ns or 0), row.number or 0
 
 
-def sweep_left(jobs: Sequence[LiveRow], waiting: int) -> float | None:
+def sweep_left(jobs: Sequence[ListEntry], waiting: int) -> float | None:
     """Return how long a sweep will take about until all its jobs are over, seconds.
 
     As the table of the sweep itself has it (`expected_left`).
-
-    Returns:
-        None before that can be told.
     """
     running = [
         (job.seconds, job.eta) for job in jobs if job.state == "running" and job.seconds is not None
@@ -379,12 +264,12 @@ def sweep_left(jobs: Sequence[LiveRow], waiting: int) -> float | None:
     return expected_left(running, waiting, _took(jobs, "succeeded"), _took(jobs, "failed"))
 
 
-def _took(jobs: Iterable[LiveRow], state: str) -> Durations:
+def _took(jobs: Iterable[ListEntry], state: str) -> Durations:
     known = [job.seconds for job in jobs if job.state == state and job.seconds is not None]
     return Durations(len(known), sum(known))
 
 
-def plain_row(row: LiveRow) -> dict[str, Any]:
+def plain_row(row: ListEntry) -> dict[str, Any]:
     """Return a row as data for JSON; what is not known is left out."""
     fields: dict[str, Any] = {
         "kind": row.kind,
@@ -421,177 +306,10 @@ def plain_view(view: LiveView) -> dict[str, Any]:
 
 # What is read, and kept
 
-_CHUNK = 1 << 20
 _MOST_FINDINGS = 20
 # A directory's time may stay as it is when something is added within a tick of the file system's
 # clock; a cluster is not to be asked too often. Seconds.
 _SETTLED, _QUEUE_PAUSE = 2.0, 5.0
-
-_Signature: TypeAlias = tuple[int, int, int]
-
-
-def signature(path: str) -> _Signature | None:
-    """Return inode, size and time of a file, which change with it; None if it is gone."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-class AppendedLines:
-    """A file of lines that others append to.
-
-    Args:
-        window: how many bytes of its end are read at first.
-    """
-
-    def __init__(self, path: str, window: int = MOST_BYTES) -> None:
-        self.path = path
-        self.rest = b""
-        self._window = window
-        self._inode: int | None = None
-        self._at = 0
-
-    def added(self) -> Iterator[tuple[bool, bytes]]:
-        """Yield whole lines that were added since, each with whether the file is another one.
-
-        What is shorter than before is another one, too: it is read from its beginning. A line of
-        more than 1 MiB is passed over in pieces.
-        """
-        try:
-            fd = open_file(self.path)
-        except OSError:
-            return
-        status = os.fstat(fd)
-        with open(fd, "rb", buffering=0) as file:
-            first = skipping = False
-            if status.st_ino != self._inode or status.st_size < self._at:
-                self._inode = status.st_ino
-                self._at = max(0, status.st_size - self._window)
-                first, skipping = True, self._at > 0
-            if status.st_size == self._at:
-                return
-            file.seek(self._at)
-            while data := file.read(_CHUNK):
-                whole = data.rfind(b"\n") + 1
-                self.rest = data[whole:]
-                if not whole and len(data) < _CHUNK:
-                    return
-                self._at += whole or len(data)
-                file.seek(self._at)
-                lines = data[:whole].split(b"\n")[:-1]
-                for line in lines[1:] if skipping else lines:
-                    yield first, line
-                    first = False
-                skipping = not whole
-
-
-class _NodeEvents:
-    """What the events of one node's supervisor tell of the last run in a directory.
-
-    Attributes:
-        attempt: number of the last attempt, None if none has begun.
-        workers: of that attempt, by local rank.
-    """
-
-    _WINDOW = 1 << 20
-    _TYPES = tuple(
-        f'"type": "{name}"'.encode()
-        for name in (
-            *("Begin", "StartWorkers", "GroupStarted", "Started", "Exited"),
-            *("WatchdogFired", "NotFinite", "SignalWorkers", "KillWorkers"),
-        )
-    )
-
-    def __init__(self, part: str) -> None:
-        self._file = AppendedLines(os.path.join(part, EVENTS), self._WINDOW)
-        name = os.path.basename(part)
-        self._node = name if name.startswith("node_") else ""
-        self._begin()
-
-    def _begin(self) -> None:
-        self.attempt: int | None = None
-        self.base_rank = 0
-        self.workers: dict[int, WorkerNow] = {}
-        self.findings: list[tuple[int, str]] = []
-        self._failed_in: int | None = None
-        self._ending = False
-        # how many attempts of former runs the directory held
-        self._former = 0
-
-    def look(self) -> None:
-        """Take note of what was added."""
-        for another, line in self._file.added():
-            if another:
-                self._begin()
-            if not any(name in line[:160] for name in self._TYPES):
-                continue
-            event = decode(line)
-            take = None if event is None else getattr(self, f"_take_{event.type}", None)
-            if take is not None:
-                take(event)
-
-    def _take_Begin(self, _: EventLine) -> None:  # noqa: N802 - the event's name
-        self._begin()
-
-    def _take_StartWorkers(self, event: EventLine) -> None:  # noqa: N802
-        # the launcher counts those of its own run
-        self.attempt = None if event.attempt is None else event.attempt + self._former
-        self.workers = {}
-        self._ending = False
-
-    def _renumber(self, event: EventLine) -> None:
-        """Take over the number that the attempt's directory turns out to have."""
-        number, known = event.attempt, self.attempt or 0
-        if number is not None and number > known:
-            self._former += number - known
-            self.attempt = number
-
-    def _take_SignalWorkers(self, _: EventLine) -> None:  # noqa: N802
-        self._ending = True
-
-    _take_KillWorkers = _take_SignalWorkers  # noqa: N815
-
-    def _take_GroupStarted(self, event: EventLine) -> None:  # noqa: N802
-        self._renumber(event)
-        if not event.preflight:
-            self.base_rank = event.base_rank
-            starting = WorkerNow("starting", node=self._node)
-            self.workers = dict.fromkeys(event.ranks, starting)
-
-    def _take_Started(self, event: EventLine) -> None:  # noqa: N802
-        self._renumber(event)
-        if event.local_rank is not None and event.local_rank >= 0:
-            self.workers[event.local_rank] = WorkerNow("running", event.pid, node=self._node)
-
-    def _take_Exited(self, event: EventLine) -> None:  # noqa: N802
-        rank, code = event.local_rank, event.exitcode
-        if rank is None or rank < 0:
-            return
-        # what the launcher ended has not failed
-        state = "failed" if code and not (code < 0 and self._ending) else "ended"
-        worker = WorkerNow(state, event.pid, code, self._node)
-        self.workers[rank] = worker
-        # the first one; others are its victims
-        if state == "failed" and self._failed_in != self.attempt:
-            self._failed_in = self.attempt
-            self._note(f"{ranks_text([self.base_rank + rank])}: {_how_ended(worker)}")
-
-    def _take_NotFinite(self, event: EventLine) -> None:  # noqa: N802
-        finding: Any = cause_in(event.finding)
-        whom = [self.base_rank + rank for rank in suspects(finding)]
-        text = first_line(str(finding), 200)
-        self._note(f"{ranks_text(whom)}: {text}" if whom else text)
-
-    def _take_WatchdogFired(self, event: EventLine) -> None:  # noqa: N802
-        self._take_NotFinite(event)
-        if event.ends:
-            # what follows from it is no news
-            self._failed_in = self.attempt
-
-    def _note(self, text: str) -> None:
-        self.findings = [*self.findings, (self.attempt or 0, text)][-_MOST_FINDINGS:]
 
 
 class _RunFiles:
@@ -599,34 +317,35 @@ class _RunFiles:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._nodes: dict[str, _NodeEvents] = {}
+        self._history = RunHistory(path)
         self._sampled: tuple[object, ...] = ()
         self._sample: RunSample | None = None
 
     def look(self, names: Iterable[str]) -> RunNow:
         """Return what they tell."""
         known = frozenset(names)
-        parts = sorted(name for name in known if name.startswith("node_")) or [""]
-        paths = [os.path.join(self._path, part) if part else self._path for part in parts]
-        for path in paths:
-            self._nodes.setdefault(path, _NodeEvents(path)).look()
-        nodes = [self._nodes[path] for path in paths]
-        sampled = tuple(signature(os.path.join(path, SAMPLES)) for path in paths)
+        nodes = self._history.look(known).nodes
+        sampled = tuple(signature(os.path.join(self._path, part, SAMPLES)) for part in nodes)
         if sampled != self._sampled:
-            self._sampled, self._sample = sampled, last_sample(self._path)
-        attempts = [node.attempt for node in nodes if node.attempt is not None]
+            self._sampled, self._sample = sampled, sample_of(self._path)
         numbers = [int(match[1]) for name in known if (match := ATTEMPT.fullmatch(name))]
-        attempt = max(attempts or numbers, default=None)
+        attempt = self._history.attempt
+        attempt = max(numbers, default=None) if attempt is None else attempt
         sample = self._sample
+        notes = (
+            (each.number, note)
+            for _, node in self._history.current
+            for each in node.attempts.values()
+            for note in each.notes
+        )
         return RunNow(
             attempt,
             {
-                node.base_rank + rank: worker
-                for node in nodes
-                if node.attempt == attempt
-                for rank, worker in node.workers.items()
+                each.base_rank + rank: (part, worker)
+                for part, each in self._history.attempts(attempt)
+                for rank, worker in each.workers.items()
             },
-            tuple(finding for node in nodes for finding in node.findings),
+            tuple(sorted(notes, key=lambda pair: (pair[0], pair[1].time_ns))[-_MOST_FINDINGS:]),
             None if sample is None or sample.attempt != attempt else sample,
             0.0 if sample is None else max(0.0, time.time() - sample.time),
         )
@@ -640,7 +359,7 @@ class _SweepFiles:
         self._journal, self._summary = os.path.join(path, JOURNAL), os.path.join(path, SUMMARY)
         self._file = AppendedLines(self._journal)
         self._history: SweepHistory | None = None
-        self._seen: tuple[_Signature | None, _Signature | None] | None = None
+        self._seen: tuple[Signature | None, Signature | None] | None = None
         self.result: SweepResult | None = None
 
     def look(self) -> SweepResult | None:
@@ -651,7 +370,7 @@ class _SweepFiles:
             self.result = self._read(*seen)
         return self.result
 
-    def _read(self, journal: _Signature | None, summary: _Signature | None) -> SweepResult | None:
+    def _read(self, journal: Signature | None, summary: Signature | None) -> SweepResult | None:
         from lllaunch.sweep.history import SweepHistory, summary_of  # noqa: PLC0415 - of sweeps
         from lllaunch.sweep.journal import decode  # noqa: PLC0415
 
@@ -685,23 +404,19 @@ class _KnownSweep:
     asked: float = float("-inf")
     entry: ListEntry | None = None
     jobs: list[ListEntry] = field(default_factory=list)
-    rows: dict[int, LiveRow] = field(default_factory=dict)
-    shown: list[LiveRow] = field(default_factory=list)
+    rows: dict[int, ListEntry] = field(default_factory=dict)
+    shown: list[ListEntry] = field(default_factory=list)
 
 
 class LiveReader:
-    """Reads what goes on, as often as somebody looks.
-
-    Args:
-        recent: for how long what has ended is shown among what lives, seconds.
-    """
+    """Reads what goes on, as often as somebody looks."""
 
     def __init__(self, recent: float = RECENT_SECONDS) -> None:
         self._recent = recent
         self._queue = BatchQueue()
         self._asked = time.monotonic()
         self._contents: dict[str, tuple[int, tuple[frozenset[str], list[str]]]] = {}
-        self._over: dict[str, tuple[int, LiveRow | None]] = {}
+        self._over: dict[str, tuple[int, ListEntry | None]] = {}
         self._runs: dict[str, _RunFiles] = {}
         self._sweeps: dict[str, _KnownSweep] = {}
 
@@ -726,7 +441,7 @@ class LiveReader:
             reverse=True,
         )
         live.sort(key=lambda row: row.seconds or 0.0)
-        shown: list[LiveRow] = []
+        shown: list[ListEntry] = []
         for row in live:
             shown.append(row)
             if row.kind == "sweep":
@@ -742,9 +457,10 @@ class LiveReader:
             return None
         entry = entry_of(found, self._queue)
         now = self._run_now(path, found.names)
-        row = row_of(entry, now)
+        row = with_now(entry, now)
         rows = tuple(rank_rows(row, now))
-        return LiveView(time.time_ns(), rows, subject=row, findings=now.said)
+        said = now.said(over=not row.is_live and bool(entry.root_cause))
+        return LiveView(time.time_ns(), rows, subject=row, findings=said)
 
     def sweep(self, path: str) -> LiveView | None:
         """Return a sweep with its jobs; None if there is none any more."""
@@ -788,7 +504,7 @@ class LiveReader:
             self._contents.pop(path, None)
         return contents
 
-    def _row(self, found: FoundDirectory, now_ns: int) -> LiveRow | None:
+    def _row(self, found: FoundDirectory, now_ns: int) -> ListEntry | None:
         """Return what is to be known of a run or a sweep in a list; None if it is long over."""
         changed = _changed_ns(found.path)
         known = self._over.get(found.path)
@@ -799,9 +515,9 @@ class LiveReader:
         elif self._is_long_over(found, now_ns):
             row = None
         else:
-            entry = entry_of(found, self._queue)
-            lives = entry.state == "running"
-            row = row_of(entry, self._run_now(found.path, found.names) if lives else None)
+            row = entry_of(found, self._queue)
+            if row.state == "running":
+                row = with_now(row, self._run_now(found.path, found.names))
         over = row is None or (not row.is_live and row.state != "unknown")
         if over and changed is not None and now_ns - changed > _SETTLED * 1e9:
             self._over[found.path] = changed, row
@@ -823,13 +539,13 @@ class LiveReader:
             return False
         return is_held(lock_of(found.kind, found.path)) is False
 
-    def _is_recent(self, row: LiveRow, now_ns: int) -> bool:
+    def _is_recent(self, row: ListEntry, now_ns: int) -> bool:
         return row.ended_ns is not None and now_ns - row.ended_ns < self._recent * 1e9
 
     def _run_now(self, path: str, names: Iterable[str]) -> RunNow:
         return self._runs.setdefault(path, _RunFiles(path)).look(names)
 
-    def _sweep_row(self, path: str) -> LiveRow | None:
+    def _sweep_row(self, path: str) -> ListEntry | None:
         """Read a sweep; return its row."""
         known = self._sweeps.setdefault(path, _KnownSweep(_SweepFiles(path)))
         result = known.files.look()
@@ -843,19 +559,18 @@ class LiveReader:
                 known.jobs = [*jobs_of(known.entry, self._queue, result)]
                 known.rows.clear()
         known.result, known.state = result, known.entry.state
-        row = row_of(known.entry)
+        row = known.entry
         known.shown = self._jobs(known)
         counts = row.counts
         left = sweep_left(known.shown, counts.get("waiting", 0)) if row.state == "running" else None
         return replace(
             row,
-            attempt=None,
             step=float(counts.get("succeeded", 0)),
             total=sum(counts.values()),
             eta=left,
         )
 
-    def _jobs(self, known: _KnownSweep) -> list[LiveRow]:
+    def _jobs(self, known: _KnownSweep) -> list[ListEntry]:
         """Return the jobs of a sweep that was read."""
         leases = {job.job: job for job in known.result.jobs} if known.result is not None else {}
         common = frozenset(map(_unescaped, () if known.entry is None else known.entry.overrides))
@@ -863,27 +578,27 @@ class LiveReader:
         for place, entry in enumerate(known.jobs):
             row = known.rows.get(place)
             if row is None or row.state == "running":
-                row = self._job_row(entry, leases.get(entry.job or 0), common)
+                row = self._job_row(entry, leases.get(entry.number or 0), common)
                 known.rows[place] = row
             rows.append(row)
         return rows
 
     def _job_row(
-        self, entry: ListEntry, job: JobHistory | None, common: Collection[str]
-    ) -> LiveRow:
-        row = row_of(entry)
-        if entry.state == "running":
-            now = self._run_now(entry.path, self._contents_of(entry.path)[0])
-            row = row_of(entry, now)
+        self, row: ListEntry, job: JobHistory | None, common: Collection[str]
+    ) -> ListEntry:
+        if row.state == "running":
+            now = self._run_now(row.path, self._contents_of(row.path)[0])
+            row = with_now(row, now)
             # the entry may be older
-            if entry.started_ns is not None:
-                row = replace(row, seconds=max(0, time.time_ns() - entry.started_ns) / 1e9)
+            if row.started_ns is not None:
+                row = replace(row, seconds=max(0, time.time_ns() - row.started_ns) / 1e9)
             if job is not None:
                 row = replace(row, gpus=job.lease.gpus or row.gpus, cpus=job.lease.cpus)
         else:
-            self._runs.pop(entry.path, None)
-        own = tuple(each for each in row.overrides if _unescaped(each) not in common)
-        return replace(row, overrides=own)
+            self._runs.pop(row.path, None)
+        overrides = row.overrides
+        own = tuple(each for each in overrides if _unescaped(each) not in common)
+        return replace(row, load_overrides=lambda: own)
 
 
 def _unescaped(override: str) -> str:
@@ -898,6 +613,6 @@ def _changed_ns(path: str) -> int | None:
         return None
 
 
-def count_states(rows: Iterable[LiveRow]) -> Counter[str]:
+def count_states(rows: Iterable[ListEntry]) -> Counter[str]:
     """Return how many rows there are of each state, without jobs and ranks."""
     return Counter(row.state for row in rows if row.kind in {"run", "sweep"})

@@ -18,8 +18,6 @@ class Peak:
 
     Attributes:
         value: how much, in the unit of the series.
-        of: number of the rank, or name of the GPU, that it was.
-        time_ns: when, nanoseconds since the epoch; None where that is not known.
         together: the most of all ranks, or GPUs, at one moment; None where that says nothing.
     """
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from lllaunch.documents import isoformat
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import for_signal
-from lllaunch.run.submission import BatchEnded, BatchSignalled, BatchStarted
+from lllaunch.run.submission import BatchEnded, BatchSignalled, BatchStarted, Requeued
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,11 +51,7 @@ class BatchQueue:
         return self._answers
 
     def find(self, submission: Submission, *, own: bool = True) -> QueuedJob | None:
-        """Return a batch job that is not over, None if it is.
-
-        Args:
-            own: whether this user did.
-        """
+        """Return a batch job that is not over, None if it is."""
         job = self._find(submission, own=own)
         if job is None and self._answers and is_recent(submission):
             # it may have come into the queue after the others were asked for
@@ -143,3 +142,86 @@ def cancelled(history: Sequence[tuple[int, QueueEvent]]) -> BatchEnded:
         return BatchEnded(_CANCELLED, "its batch job was cancelled, and was killed before its end")
     again = " again" if history else ""
     return BatchEnded(_CANCELLED, f"its batch job was cancelled before it started{again}")
+
+
+@dataclass(frozen=True)
+class BatchFacts:
+    """The way of a run through a cluster's queue.
+
+    Attributes:
+        first_ns: when it started first; 0 if it has not. The same holds for the last start.
+        ran: for how long it ran in all, seconds. Of a start that was lost with its node nobody
+            knows the end; what it waited then is in it.
+        reason: why it did not go back into the queue, or an empty string.
+    """
+
+    submitted_ns: int
+    first_ns: int
+    started_ns: int
+    starts: int
+    nodes: tuple[str, ...]
+    requeues: tuple[tuple[int, Requeued], ...]
+    waited: float
+    ran: float
+    reason: str
+
+    @property
+    def text(self) -> str:
+        """How often it started and why, if more than once: ``3; put back: preempted (2 times)``."""
+        if self.starts < 2 and not self.requeues:
+            return ""
+        causes = Counter(_WHY_BACK[back.cause] for _, back in self.requeues)
+        parts = [why if times == 1 else f"{why} ({times} times)" for why, times in causes.items()]
+        back = f"; put back into the queue: {', '.join(parts)}" if parts else ""
+        return f"{self.starts}{back}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the same for programs."""
+        return {
+            "submitted": isoformat(self.submitted_ns) if self.submitted_ns else None,
+            "starts": self.starts,
+            "nodes": list(self.nodes),
+            "requeues": [
+                {"time": isoformat(time_ns), "cause": back.cause, "detail": back.detail or None}
+                for time_ns, back in self.requeues
+            ],
+            "waited": self.waited,
+            "ran": self.ran,
+            "reason": self.reason or None,
+        }
+
+
+_WHY_BACK = {
+    "preempted": "preempted",
+    "timeout": "time limit",
+    "node_failure": "a node was lost",
+    "failed": "tried again after a failure",
+}
+
+
+def batch_facts(
+    submission: Submission, history: Sequence[tuple[int, QueueEvent]], until_ns: int
+) -> BatchFacts:
+    """Return what the history of a submitted run comes to, until it was heard of last. Pure."""
+    waited = ran = 0
+    since, runs = submission.time_ns, False
+    ends = [(at, each) for at, each in history if not isinstance(each, BatchSignalled)]
+    if not ends or not isinstance(ends[-1][1], BatchEnded):
+        ends.append((max(until_ns, history[-1][0] if history else 0), BatchEnded(0)))
+    for time_ns, event in ends:
+        passed = max(0, time_ns - since) if since else 0
+        waited, ran = (waited, ran + passed) if runs else (waited + passed, ran)
+        since, runs = time_ns, isinstance(event, BatchStarted)
+    starts = [(at, event) for at, event in history if isinstance(event, BatchStarted)]
+    last = history[-1][1] if history else None
+    return BatchFacts(
+        submission.time_ns,
+        starts[0][0] if starts else 0,
+        starts[-1][0] if starts else 0,
+        len(starts),
+        starts[-1][1].nodes if starts else (),
+        tuple((time_ns, event) for time_ns, event in history if isinstance(event, Requeued)),
+        waited / 1e9,
+        ran / 1e9,
+        last.reason if isinstance(last, BatchEnded) else "",
+    )

@@ -9,73 +9,24 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from lllaunch.config.secrets import redacted_overrides
-from lllaunch.documents import isoformat, last_record, load_json, nanoseconds, signal_name
-from lllaunch.errors import ConfigError, Diagnostic, OutputError
+from lllaunch.documents import isoformat, signal_name
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import within
 from lllaunch.results.cases import Case, CodeLine, Log, Outcome, Report, Tree, frames_of
-from lllaunch.results.store import FoundDirectory, lock_of, read_overrides, read_run, state_of
-from lllaunch.run.directory import EVENTS, SUBMISSION
-from lllaunch.run.excerpts import tail
+from lllaunch.results.store import FoundDirectory, ListEntry, read_overrides, unreadable
+from lllaunch.results.view import RunView, SweepView, blamed, view_run, view_sweep
+from lllaunch.run.directory import RESULT
 from lllaunch.run.redact import redactor_of
-from lllaunch.run.result import known_result, read_result
-from lllaunch.sweep.directory import JOURNAL
-from lllaunch.sweep.history import SweepHistory, SweepResult, summary_of
-from lllaunch.sweep.journal import read_journal
-from lllaunch.text import first_line, spans, tidy
+from lllaunch.text import first_line, tidy
+from lllaunch.words import ranks
 
 if TYPE_CHECKING:
-    from lllaunch.run.result import Hang, RootCause, RunResult, WorkerResult
+    from lllaunch.results.queue import BatchFacts
+    from lllaunch.run.result import Hang, RootCause, RunResult
     from lllaunch.sweep.history import JobHistory
     from lllaunch.watchdog.stacks.frames import Frame
-
-_VERSION = 1
-
-
-def _result(path: str, directory: str) -> RunResult | None:
-    """Return what a result.json says, None if it is not there.
-
-    Raises:
-        ConfigError: it makes no sense, or is of another version than is understood here.
-        OutputError: it cannot be read.
-    """
-    try:
-        result = read_result(path, directory)
-    except OSError as error:
-        raise OutputError(path, error.strerror or str(error)) from error
-    except ValueError as error:
-        raise _wrong(path, str(error).removeprefix(f"{os.path.basename(path)}: ")) from None
-    if result is None and os.path.lexists(path):
-        raise _wrong(path, "has no version, so it is not the result of a run")
-    return result
-
-
-def _read_document(path: str) -> Mapping[str, Any] | None:
-    """Return what a sweep.json holds, None if it is not there.
-
-    Raises:
-        ConfigError: it is no JSON object, or of another version than is understood here.
-        OutputError: it cannot be read.
-    """
-    try:
-        document = load_json(path)
-    except OSError as error:
-        raise OutputError(path, error.strerror or str(error)) from error
-    except ValueError as error:
-        raise _wrong(path, str(error)) from None
-    if document is None or document.get("version") == _VERSION:
-        return document
-    version = document.get("version")
-    what = "has no version" if version is None else f"is of version {version!r}"
-    raise _wrong(path, f"{what}; this lllaunch reads version {_VERSION}")
-
-
-def _wrong(path: str, message: str) -> ConfigError:
-    return ConfigError((Diagnostic("file", "report", repr(path), message),))
-
 
 _MOST_LINES = 300
 _LONGEST_LINE = 2000
@@ -90,11 +41,7 @@ _UNKNOWN = "no result.json: still running, or its launcher was killed"
 
 
 def run_case(result: RunResult, tree: Tree, logs: Sequence[Log] = (), name: str = "") -> Case:
-    """Return what a result.json says.
-
-    Args:
-        logs: the ends of the logs of the worker that `blamed` names.
-    """
+    """Return what a result.json says."""
     case = Case(
         name=name,
         outcome=_OUTCOMES.get(result.state, "error"),
@@ -111,7 +58,7 @@ def run_case(result: RunResult, tree: Tree, logs: Sequence[Log] = (), name: str 
     if logs_in:
         case = replace(case, logs_in=tidy(os.path.relpath(logs_in, result.directory)))
     if case.outcome == "succeeded":
-        return case
+        return replace(case, message=tidy(", ".join(_silent(result))))
     kind = _kind_of_state(result.state, result.exit_code)
     kind = (tidy(result.cause_type) or "failed") if result.state == "failed" else kind
     root = result.root_cause
@@ -124,19 +71,6 @@ def run_case(result: RunResult, tree: Tree, logs: Sequence[Log] = (), name: str 
         place=_place(result, tree, logs),
         logs=tuple(logs),
     )
-
-
-def sweep_cases(
-    sweep: SweepResult, runs: Mapping[int, Case], common: Sequence[str] = (), state: str = ""
-) -> tuple[Case, ...]:
-    """Return what is known of the jobs of a sweep.
-
-    Args:
-        runs: by job, what its result.json tells, where there is one of its own.
-        common: overrides that all jobs share; they are left out of names where others are left.
-        state: of the sweep's directory, as `lllaunch.results.store.STATES` has it.
-    """
-    return tuple(_job_case(job, runs.get(job.job), common, state) for job in sweep.jobs)
 
 
 def _job_case(job: JobHistory, run: Case | None, common: Sequence[str], sweep: str) -> Case:
@@ -183,33 +117,6 @@ def _ended(state: str, exit_code: int | None) -> str:
     return f"{'ended by a signal' if state == 'signalled' else 'failed'}{code}"
 
 
-def unfinished_case(name: str, state: str) -> Case:
-    """Returns the case of a run that has no result.json.
-
-    Args:
-        state: of its directory, as `lllaunch.results.store.STATES` has it.
-    """
-    message = UNFINISHED.get(state, _UNKNOWN)
-    return Case(name, "error", state="unfinished", kind="unfinished", message=message)
-
-
-def blamed(outcome: RunResult) -> WorkerResult | None:
-    """Return the worker whose logs tell most of a run that did not succeed, None if there is none.
-
-    That is the root cause; of several that hung the first; where no worker is to blame the first.
-    """
-    root = outcome.root_cause
-    last = outcome.attempts[-1:]
-    if root is not None:
-        last = tuple(each for each in outcome.attempts if each.number == root.attempt) or last
-    workers = {worker.rank: worker for attempt in last for worker in attempt.workers}
-    ranks = [] if root is None else [root.rank, *(root.hang.hung if root.hang is not None else ())]
-    for rank in ranks:
-        if rank in workers:
-            return workers[rank]
-    return next(iter(workers.values()), None)
-
-
 def bounded(words: str) -> tuple[str, ...]:
     """Returns the lines of a text; where they are very many, the last ones."""
     lines = [
@@ -248,11 +155,12 @@ def _who(root: RootCause) -> str:
         return f"rank {root.rank}"
     # when time is over, all have taken it
     hung = root.hang.hung if root.hang is not None and root.hang.blamed else ()
-    return f"{'rank' if len(hung) == 1 else 'ranks'} {spans(hung)}" if hung else "all workers"
+    return ranks(hung) if hung else "all workers"
 
 
 def _explanation(outcome: RunResult) -> Iterator[str]:
-    """Yields what is to be said beyond the message and the traceback."""
+    """Yield what is to be said beyond the message and the traceback."""
+    yield from _silent(outcome)
     yield from bounded(outcome.error)[1:]
     root = outcome.root_cause
     if root is not None:
@@ -274,12 +182,17 @@ def _explanation(outcome: RunResult) -> Iterator[str]:
             yield f"Attempt {attempt.number}: {_who(earlier)}: {first_line(str(earlier.cause))}"
 
 
+def _silent(result: RunResult) -> Iterator[str]:
+    for node in result.nodes:
+        if node.state == "lost":
+            yield f"{node.name} was not heard of: it left no result"
+
+
 def _hang(hang: Hang) -> Iterator[str]:
     if hang.collectives is not None:
         yield f"{hang.collectives.sentence()}."
     if hang.waiting:
-        ranks = f"{'rank' if len(hang.waiting) == 1 else 'ranks'} {spans(hang.waiting)}"
-        yield f"Only waited for that: {ranks}"
+        yield f"Only waited for that: {ranks(hang.waiting)}"
     for rank, stack in list(hang.stacks.items())[:16]:
         state = " ".join(filter(None, (stack.state, stack.wchan)))
         if stack.frames:
@@ -320,18 +233,15 @@ def _place(outcome: RunResult, tree: Tree, logs: Sequence[Log]) -> CodeLine | No
 LOG_LINES = 100
 """How many lines of a log are kept."""
 
-_LAST_LINE = 64 * 1024  # bytes
 _OVERRIDES = os.path.join(".hydra", "overrides.yaml")
 
 
 def load(
     found: FoundDirectory, roots: Iterable[str] = (), environ: Mapping[str, str] | None = None
 ) -> Report:
-    """Reads what became of a run or a sweep.
+    """Read what became of a run or a sweep.
 
     Args:
-        found: the run or the sweep, as `lllaunch.results.store.locate` returns it.
-        roots: directories of the user's own source files, absolute.
         environ: where secrets may be that a run's plan names, to take them out of its logs; None
             for the environment of this process.
 
@@ -339,73 +249,81 @@ def load(
         ConfigError: a file there makes no sense.
         OutputError: a file cannot be read.
     """
-    read = _load_run if found.kind == "run" else _load_sweep
-    return read(found, Tree(roots), os.environ if environ is None else environ)
+    if found.kind == "run":
+        return run_report(view_run(found, environ), Tree(roots))
+    hide = redactor_of(found.path, os.environ if environ is None else environ)
+    return sweep_report(view_sweep(found, hide), Tree(roots), environ)
 
 
-def _load_run(found: FoundDirectory, tree: Tree, environ: Mapping[str, str]) -> Report:
-    result = _result(found.document, found.path)
-    known = within(found.path, os.path.join(found.path, _OVERRIDES)) is not None
-    overrides = tuple(map(tidy, read_overrides(found.path))) if known else ()
+def run_report(run: RunView, tree: Tree) -> Report:
+    """Return what is told of a run; raises as `load` does."""
+    entry, result = run.entry, run.result
+    if entry.error is not None:
+        raise entry.error
+    known = within(run.path, os.path.join(run.path, _OVERRIDES)) is not None
+    overrides = tuple(map(tidy, read_overrides(run.path))) if known else ()
     name = " ".join(overrides) or "run"
-    events = os.path.join(found.path, EVENTS)
-    over = result is not None and not _goes_on(events, result.ended_ns)
-    entry, own = read_run(found) if SUBMISSION in found.names else (None, result)
-    if entry is not None and (entry.queue or own is None):
-        # what is there is an earlier run's
-        over = False
-    if result is not None and over:
-        case = run_case(result, tree, _logs(result, "", environ), name)
-    elif entry is not None:
-        case = unfinished_case(name, entry.state)
-        message = tidy(entry.root_cause) or case.message
-        case = replace(case, message=message, exit_code=entry.exit_code)
+    if result is not None:
+        case = run_case(result, tree, _logs(run), name)
+        if case.bad and entry.batch is not None:
+            case = replace(case, explanation=(*case.explanation, *batch_lines(entry.batch)))
     else:
-        case = unfinished_case(name, state_of(lock_of("run", found.path)))
+        case = Case(
+            *(name, "error"),
+            state="unfinished",
+            kind="unfinished",
+            message=message_of(entry),
+            exit_code=entry.exit_code,
+            explanation=() if entry.batch is None else tuple(batch_lines(entry.batch)),
+        )
     case = replace(case, overrides=overrides)
-    shown = tidy(found.path)
-    return Report("run", shown, (case,), over, case.exit_code, case.seconds, case.started)
+    over = result is not None
+    return Report("run", tidy(run.path), (case,), over, case.exit_code, case.seconds, case.started)
 
 
-def _load_sweep(found: FoundDirectory, tree: Tree, environ: Mapping[str, str]) -> Report:
-    document = _read_document(found.document)
-    journal = os.path.join(found.path, JOURNAL)
-    result = SweepResult.from_json(document)
-    over = document is not None and not _goes_on(journal, result.ended_ns, "over")
-    if not over:
-        result = summary_of(SweepHistory(read_journal(journal)), 0)
-        result = replace(result, seconds=None, exit_code=None)
-    jobs = tuple(job._replace(overrides=redacted_overrides(job.overrides)) for job in result.jobs)
+def message_of(entry: ListEntry, result: RunResult | None = None) -> str:
+    """Return what became of a run in a line."""
+    if result is not None:
+        return tidy(first_line(_message(result)))
+    return tidy(entry.root_cause) or UNFINISHED.get(entry.state, _UNKNOWN)
+
+
+def batch_lines(batch: BatchFacts) -> Iterator[str]:
+    """Yield how often a batch job started, and why it did not go back into the queue."""
+    if batch.text:
+        yield f"Starts of its batch job: {batch.text}"
+    if batch.reason:
+        yield f"Not put back into the queue: {batch.reason}"
+
+
+def sweep_report(sweep: SweepView, tree: Tree, environ: Mapping[str, str] | None = None) -> Report:
+    """Return what is told of a sweep; raises as `load` does."""
+    result = sweep.result
+    if sweep.entry.error is not None or result is None:
+        raise sweep.entry.error or unreadable(sweep.path, "has neither a journal nor a sweep.json")
+    over = result.exit_code is not None
+    jobs = result.jobs
     common = common_overrides([tuple(map(tidy, job.overrides)) for job in jobs])
-    runs = dict(_runs(found.path, jobs, tree, environ))
-    state = "" if over else state_of(lock_of("sweep", found.path))
+    runs = dict(_runs(sweep.path, jobs, tree, environ))
+    state = "" if over else sweep.entry.state
     return Report(
         kind="sweep",
-        directory=tidy(found.path),
-        cases=sweep_cases(replace(result, jobs=jobs), runs, common, state),
+        directory=tidy(sweep.path),
+        cases=tuple(_job_case(job, runs.get(job.job), common, state) for job in jobs),
         finished=over,
         state=state,
         exit_code=result.exit_code,
-        seconds=result.seconds if result.started_ns else None,
+        seconds=result.seconds if result.started_ns and over else None,
         started=isoformat(result.started_ns) if result.started_ns else "",
         version=tidy(result.lllaunch or ""),
         common=common,
     )
 
 
-def _goes_on(path: str, ended_ns: int | None, last_type: str = "") -> bool:
-    """Whether a log of events tells of a time after a document's: another launcher goes on."""
-    last = last_record(path, _LAST_LINE)
-    if last is None or last.get("type") == last_type:
-        return False
-    # as the document's time it is cut to microseconds
-    return (nanoseconds(last.get("time")) or 0) > (ended_ns or 0)
-
-
 def _runs(
-    sweep: str, jobs: Iterable[JobHistory], tree: Tree, environ: Mapping[str, str]
+    sweep: str, jobs: Iterable[JobHistory], tree: Tree, environ: Mapping[str, str] | None
 ) -> Iterator[tuple[int, Case]]:
-    """Yields what the result.json of each job tells, where there is one of its own."""
+    """Yield what the result.json of each job tells, where there is one of its own."""
     last: dict[str, tuple[int, int]] = {}
     for job in jobs:
         if job.started_ns and job.directory:
@@ -415,40 +333,29 @@ def _runs(
         started_ns, owner = last.get(job.directory, (0, -1))
         if owner != job.job:
             continue
-        directory = os.path.join(sweep, job.directory)
-        # where it is of no use sweep.json tells the rest
-        result = known_result(directory)
-        # the moment of the start has microseconds or nanoseconds, that of the end has the former
-        if result is None or result.ended_ns < started_ns // 1000 * 1000:
+        found = FoundDirectory(os.path.join(sweep, job.directory), "run", frozenset({RESULT}))
+        run = view_run(found, environ)
+        # where it is of no use sweep.json tells the rest. The moment of the start has microseconds
+        # or nanoseconds, that of the end has the former
+        if run.result is None or run.result.ended_ns < started_ns // 1000 * 1000:
             continue
-        case = run_case(result, tree, _logs(result, job.directory, environ))
+        logs = tuple(
+            log._replace(path=os.path.join(tidy(job.directory), log.path)) for log in _logs(run)
+        )
+        case = run_case(run.result, tree, logs)
         yield owner, replace(case, logs_in=os.path.join(tidy(job.directory), case.logs_in))
 
 
-def _logs(result: RunResult, shown: str, environ: Mapping[str, str]) -> tuple[Log, ...]:
-    """Reads the ends of the logs of the worker that a run failed because of."""
-    worker = None if result.state == "succeeded" else blamed(result)
-    if worker is None:
-        return ()
-    streams: tuple[Literal["stdout", "stderr"], ...] = ("stdout", "stderr")
-    logs, hide = [], redactor_of(result.directory, environ)
-    for stream in streams:
-        written = getattr(worker, stream)
-        path = within(result.directory, written) if written else None
-        excerpt = tail(path, LOG_LINES, hide) if path is not None else None
-        if excerpt is not None:
-            lines = tuple(tidy(line) for line in excerpt.lines)
-            name = os.path.join(shown, os.path.relpath(written, result.directory))
-            logs.append(Log(stream, tidy(name), lines, excerpt.cut))
-    return tuple(logs)
+def _logs(run: RunView) -> tuple[Log, ...]:
+    """Return the ends of the logs of the worker that a run failed because of."""
+    return tuple(
+        log._replace(path=tidy(log.path), lines=tuple(map(tidy, log.lines)))
+        for log in run.logs_of(run.blamed, LOG_LINES)
+    )
 
 
 def common_overrides(overrides: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Return the overrides that all of several jobs share, in the order of the first one's.
-
-    Args:
-        overrides: of each job. If there is only one it shares nothing.
-    """
+    """Return the overrides that all of several jobs share, in the order of the first one's."""
     if len(overrides) < 2:
         return ()
     shared = set(overrides[0]).intersection(*map(set, overrides[1:]))

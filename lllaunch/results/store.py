@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import itertools
 import json
 import os
@@ -17,18 +18,34 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from msgspec import structs
 
 from lllaunch.config.secrets import redacted_overrides
-from lllaunch.documents import isoformat, last_record, read_json
-from lllaunch.errors import LaunchError
+from lllaunch.documents import isoformat, last_record, load_json, read_json
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import open_file, own_file, read_text
 from lllaunch.results.index import DEFAULT_ROOTS, DEPTH, used_from
-from lllaunch.results.queue import NO_ANSWER, BatchQueue, cancelled, is_recent, queue_text
-from lllaunch.run.directory import ATTEMPT, EVENTS, LOCK_NAME, PLAN, RESULT, SUBMISSION
+from lllaunch.results.queue import (
+    NO_ANSWER,
+    BatchFacts,
+    BatchQueue,
+    batch_facts,
+    cancelled,
+    is_recent,
+    queue_text,
+)
+from lllaunch.run.directory import (
+    ATTEMPT,
+    EVENTS,
+    LOCK_NAME,
+    PLAN,
+    RESULT,
+    SAMPLES,
+    SUBMISSION,
+)
 from lllaunch.run.files import relative_path
 from lllaunch.run.lock import LONGEST, SIGNED, launcher_is_dead
 from lllaunch.run.result import RunResult, as_result, read_result
@@ -129,7 +146,6 @@ def find(
     or a sweep, unless that is the root itself; a sweep's journal tells of its jobs.
 
     Args:
-        root: where to begin.
         contents: tells what is in a directory; `contents_of` unless the caller knows more.
     """
     contents = contents or contents_of
@@ -164,15 +180,73 @@ def _kind(path: str, names: frozenset[str]) -> Literal["run", "sweep"] | None:
     # other programs write a result.json or a plan.yaml, too: one name alone says little
     if len(names & _OF_A_RUN) >= 2:
         return "run"
-    return "run" if RESULT in names and _result(path)[0] is not None else None
+    file = os.path.join(path, RESULT)
+    return "run" if RESULT in names and _is_result(file, signature(file)) else None
 
 
-def _result(path: str) -> tuple[RunResult | None, str]:
-    """Return what the result.json of a run says; None, and why, if it makes no sense."""
+@functools.lru_cache(4096)
+def _is_result(path: str, _: Signature | None) -> bool:
+    """Return whether a file is the result.json of a run; one that has not changed is read once."""
     try:
-        return read_result(os.path.join(path, RESULT), path), ""
-    except (OSError, ValueError) as error:
-        return None, str(error)
+        return read_result(path, os.path.dirname(path)) is not None
+    except (OSError, ValueError):
+        return False
+
+
+Signature: TypeAlias = tuple[int, int, int]
+
+
+def signature(path: str) -> Signature | None:
+    """Return inode, size and time of a file, which change with it; None if it is gone."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+_DEEPEST = 64
+
+
+def hidden(value: Any, hide: Callable[[str], str], depth: int = 0) -> Any:
+    """Return JSON without secrets, and without what is nested deeper than any of ours."""
+    if isinstance(value, str):
+        return hide(value)
+    if depth > _DEEPEST:
+        return None
+    if isinstance(value, dict):
+        return {hide(key): hidden(each, hide, depth + 1) for key, each in value.items()}
+    if isinstance(value, list):
+        return [hidden(each, hide, depth + 1) for each in value]
+    return value
+
+
+def _result(
+    found: FoundDirectory, hide: Callable[[str], str] = str
+) -> tuple[RunResult | None, LaunchError | None]:
+    """Return what the result.json of a run says; None, and why, if it makes no sense."""
+    path = found.document
+    try:
+        document = load_json(path)
+        result = as_result(document if hide is str else hidden(document, hide), found.path)
+    except OSError as error:
+        return None, OutputError(path, error.strerror or str(error))
+    except ValueError as error:
+        return None, unreadable(path, str(error))
+    if result is None and document is not None:
+        return None, unreadable(path, "has no version, so it is not the result of a run")
+    return result, None
+
+
+def _wrong(error: LaunchError) -> str:
+    if isinstance(error, ConfigError):
+        return first_line(f"{RESULT}: {'; '.join(each.message for each in error.problems)}")
+    return first_line(str(error))
+
+
+def unreadable(path: str, message: str) -> ConfigError:
+    """Return the error of a file that makes no sense."""
+    return ConfigError((Diagnostic("file", "report", repr(path), message),))
 
 
 def contents_of(path: str) -> tuple[frozenset[str], list[str]]:
@@ -219,7 +293,7 @@ def is_held(lock: str) -> bool | None:
         os.close(fd)
 
 
-def lock_of(kind: Literal["run", "sweep", "job"], path: str) -> str:
+def lock_of(kind: str, path: str) -> str:
     """Return the file of the lock that is held while a run, a job or a sweep goes on."""
     if kind == "sweep":
         return os.path.join(path, SWEEP_LOCK_NAME)
@@ -249,11 +323,12 @@ def plain(entry: ListEntry, path: str) -> dict[str, Any]:
         "overrides": list(entry.overrides),
         "batch_job": entry.batch_job or None,
         "queue": entry.queue or None,
+        **({} if entry.batch is None else {"submission": entry.batch.to_json()}),
     }
     if entry.kind == "sweep":
         return {**found, "counts": dict(sorted(entry.counts.items()))}
     if entry.kind == "job":
-        found["job"] = entry.job
+        found["job"] = entry.number
     return {
         **found,
         "attempts": entry.attempts,
@@ -275,34 +350,43 @@ STATES = {
     "error": "lllaunch itself failed",
     "running": "its launcher is alive",
     "died": "its launcher ended without a result: killed, or the machine went down",
+    "not_submitted": "its cluster refused it, or its submission was broken off",
+    "cancelled": "a job that was cancelled before it started",
     "queued": "waiting in the queue of a cluster",
     "waiting": "a job of a running sweep that has not started",
     "not_run": "a job that its sweep never started",
-    "not_submitted": "a run that its cluster did not take",
     "unknown": "its files cannot be read or are incomplete",
 }
 """All states of an entry, and what they mean."""
 
 
+LIVE = frozenset({"running", "queued"})
+"""States of what is not over, as far as anybody knows."""
+
+
 @dataclass(frozen=True)
 class ListEntry:
-    """A run, a sweep, or a job of a sweep.
+    """A run, a sweep, a job of one, or a rank, as it is now; `lllaunch.results.live` has ranks.
 
     Attributes:
-        path: its directory; of a job that has none, that of its sweep.
-        exit_code: of its launcher, or None where that is not known.
-        started_ns: when it began, nanoseconds since the epoch, or None.
-        seconds: how long it took, or takes until now; None where that is not known.
-        attempts: how often its workers were started, or a job; None where that is not known.
-        value: what rank 0 returned, where that is short; else None.
-        counts: of a sweep, the number of jobs by state.
-        batch_job: id of a run's batch job on a cluster, else empty.
+        path: its directory; of a rank that of its run, of a job that has none that of its sweep.
+        state: one of `STATES`; of a rank ``starting``, ``running``, ``ended`` or ``failed``.
+        exit_code: of its launcher; of a rank its exit status.
+        seconds: how long it took, or takes until now; of a run on a cluster in all of its starts.
+        attempts: how often its workers were started, or a job.
+        value: what rank 0 returned, where that is short.
         queue: what the cluster says of that as long as it is not known to be over, such as
             ``PENDING (Priority)``, or `NO_ANSWER`; of a sweep how many of its jobs are in which
             state there; else empty.
+        error: what is wrong with its result.json, or its sweep.json and journal.
+        note: what is to be said of it unless there is a root cause.
+        step: how far it is; of a sweep how many of its jobs have succeeded.
+        idle: seconds since the step changed.
+        gpu_use: share of the time that they are busy, on average.
+        cpus: numbers of the cores that a job holds.
     """
 
-    kind: Literal["run", "sweep", "job"]
+    kind: Literal["run", "sweep", "job", "rank"]
     path: str
     state: str
     exit_code: int | None = None
@@ -311,10 +395,29 @@ class ListEntry:
     attempts: int | None = None
     root_cause: str = ""
     value: Any = None
-    job: int | None = None
+    number: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     batch_job: str = ""
     queue: str = ""
+    batch: BatchFacts | None = None
+    error: LaunchError | None = field(default=None, compare=False)
+    note: str = ""
+    step: float | None = None
+    total: float | None = None
+    rate: float | None = None
+    eta: float | None = None
+    idle: float | None = None
+    slowest: int | None = None
+    behind: float | None = None
+    cpu: float | None = None
+    memory: int | None = None
+    gpus: tuple[str, ...] = ()
+    gpu_use: float | None = None
+    gpu_memory: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    pid: int | None = None
+    node: str = ""
+    cpus: tuple[int, ...] = ()
     load_overrides: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
 
     @cached_property
@@ -322,24 +425,59 @@ class ListEntry:
         """How far its workers are, of a run or a job that runs; None where that is not known."""
         if self.state != "running" or self.kind == "sweep":
             return None
-        from lllaunch.run.samples import last_sample  # noqa: PLC0415 - most runs have ended
-
-        return progress_of(last_sample(self.path), self.started_ns)
+        return progress_of(sample_of(self.path))
 
     @cached_property
     def overrides(self) -> tuple[str, ...]:
         """The overrides of the command line, as it was written down."""
         return self.load_overrides()
 
+    @property
+    def attempt(self) -> int | None:
+        """Number of the last attempt; of a job, how often it was tried before."""
+        return self.attempts - 1 if self.attempts else None
 
-def progress_of(sample: RunSample | None, started_ns: int | None) -> Progress | None:
-    """Return how far the worker is that is the furthest.
+    @property
+    def ended_ns(self) -> int | None:
+        """When it ended; None if it has not, or if that is not known."""
+        if self.is_live or self.started_ns is None or self.seconds is None:
+            return None
+        return self.started_ns + int(self.seconds * 1e9)
 
-    Args:
-        sample: the newest of a run, or None.
-        started_ns: when the run began, nanoseconds since the epoch; an older sample is of another.
+    @property
+    def text(self) -> str:
+        """What is to be said of it: its root cause, its queue, or what the watchdog found."""
+        queue = f"{self.batch_job} {self.queue}".strip() if self.queue else ""
+        return self.root_cause or queue or self.note
+
+    @property
+    def key(self) -> str:
+        """What tells it from all others, also at another moment."""
+        return f"{self.kind} {self.path} {'' if self.number is None else self.number}"
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is not over."""
+        return self.state in LIVE or self.state == "starting"
+
+
+def sample_of(path: str) -> RunSample | None:
+    """Return the newest sample of the last run in a directory; an older one is of another run.
+
+    Both files have the time of their file system, whatever the clock says here.
     """
-    if sample is None or sample.time * 1e9 < (started_ns or 0):
+    from lllaunch.run.samples import last_sample  # noqa: PLC0415 - most runs have ended
+
+    began_ns = _changed_ns(os.path.join(path, PLAN)) or 0
+    parts = [name for name in contents_of(path)[0] if name.startswith("node_")]
+    files = [os.path.join(path, part, SAMPLES) for part in ["", *parts]]
+    changed = max((_changed_ns(file) or 0 for file in files), default=0)
+    return None if changed < began_ns else last_sample(path)
+
+
+def progress_of(sample: RunSample | None) -> Progress | None:
+    """Return how far the worker is that is the furthest in a sample."""
+    if sample is None:
         return None
     from lllaunch.run.samples import finite  # noqa: PLC0415 - as above
     from lllaunch.watchdog.progress import Progress  # noqa: PLC0415 - as above
@@ -362,11 +500,7 @@ def progress_of(sample: RunSample | None, started_ns: int | None) -> Progress | 
 def list_entries(
     roots: Iterable[str], depth: int = DEPTH, queue: BatchQueue | None = None
 ) -> list[ListEntry]:
-    """Returns the runs and sweeps below some directories, the newest first.
-
-    Args:
-        roots: where to look; each directory counts once.
-    """
+    """Returns the runs and sweeps below some directories, the newest first."""
     return sorted(
         newest(roots, depth, queue), key=lambda entry: entry.started_ns or 0, reverse=True
     )
@@ -401,11 +535,7 @@ def began_ns(found: FoundDirectory) -> int:
 
 
 def entry_of(found: FoundDirectory, queue: BatchQueue | None = None) -> ListEntry:
-    """Reads what became of a run or a sweep; never raises.
-
-    Args:
-        queue: of the cluster, if more than one is looked up.
-    """
+    """Reads what became of a run or a sweep; never raises."""
     if found.kind == "sweep":
         return read_sweep(found.path, queue)[0]
     return read_run(found, queue)[0]
@@ -420,25 +550,32 @@ def entry_now(found: FoundDirectory, queue: BatchQueue | None = None) -> ListEnt
 
 
 def read_run(
-    found: FoundDirectory, queue: BatchQueue | None = None
+    found: FoundDirectory, queue: BatchQueue | None = None, hide: Callable[[str], str] = str
 ) -> tuple[ListEntry, RunResult | None]:
-    """Return what became of a run, and its result.json if that is of this run; never raises."""
-    path = found.path
-    submission = read_submission(path) if SUBMISSION in found.names else None
+    """Return what became of a run, and its result.json if that is of this run; never raises.
+
+    `hide` takes secrets out of all that its result.json says.
+    """
+    submission = None
+    if SUBMISSION in found.names and not found.file:
+        submission = read_submission(found.path)
     if submission is not None:
-        return _read_submitted(found, submission, queue or BatchQueue())
-    return _read_local(found)
+        return _read_submitted(found, submission, queue or BatchQueue(), hide)
+    return _read_local(found, hide)
 
 
-def _read_local(found: FoundDirectory) -> tuple[ListEntry, RunResult | None]:
+def _read_local(
+    found: FoundDirectory, hide: Callable[[str], str] = str
+) -> tuple[ListEntry, RunResult | None]:
     path = found.path
-    result, problem = _result(path) if RESULT in found.names else (None, "")
-    started_ns = _changed_ns(os.path.join(path, PLAN))
-    if result is not None and not _is_of_former(result, started_ns):
+    is_there = bool(found.file) or RESULT in found.names
+    result, error = _result(found, hide) if is_there else (None, None)
+    if result is not None and (found.file or not _is_of_former(result, path)):
         return _ended(result), result
     state = "unknown"
-    if RESULT not in found.names or result is not None:
+    if not is_there or result is not None:
         state = state_of(lock_of("run", path)) if LOCK_NAME in found.names else "died"
+    started_ns = _changed_ns(os.path.join(path, PLAN))
     entry = ListEntry(
         "run",
         path,
@@ -446,7 +583,8 @@ def _read_local(found: FoundDirectory) -> tuple[ListEntry, RunResult | None]:
         started_ns=started_ns,
         seconds=_until(started_ns, path, state),
         attempts=_count_attempts(found),
-        root_cause=first_line(problem) if state == "unknown" else "",
+        root_cause="" if error is None or state != "unknown" else _wrong(error),
+        error=error,
         load_overrides=lambda: read_overrides(path),
     )
     return entry, None
@@ -463,7 +601,10 @@ def _count_attempts(found: FoundDirectory) -> int:
 
 
 def _read_submitted(
-    found: FoundDirectory, submission: Submission, queue: BatchQueue
+    found: FoundDirectory,
+    submission: Submission,
+    queue: BatchQueue,
+    hide: Callable[[str], str] = str,
 ) -> tuple[ListEntry, RunResult | None]:
     path = found.path
     history = read_history(path)
@@ -472,28 +613,34 @@ def _read_submitted(
         return entry, None
     # what it wrote between the first look and its end
     history, names = read_history(path), contents_of(path)[0]
-    result = _result(path)[0] if RESULT in names else None
-    started_ns = _last_start(history)
-    if result is None or started_ns is None or result.ended_ns < started_ns:
+    result = _result(found, hide)[0] if RESULT in names else None
+    last_ns = (last_event(path) or {}).get("time_ns")
+    batch = batch_facts(submission, history, last_ns if isinstance(last_ns, int) else 0)
+    if result is None or not batch.started_ns or result.ended_ns < batch.started_ns:
         if is_held(lock_of("run", path)):
             # another run in its directory, of this machine
-            return _read_local(found)
-        return _without_result(found, submission, history, queue), None
-    if _is_of_former(result, _changed_ns(os.path.join(path, PLAN))):
-        return _read_local(found)
+            return _read_local(found, hide)
+        return _without_result(found, submission, history, queue, batch), None
+    if _is_of_former(result, path):
+        return _read_local(found, hide)
     ended = _ended(result)
-    last = history[-1][1]
-    reason = last.reason if isinstance(last, BatchEnded) else ""
-    cause = ended.root_cause or first_line(reason)
+    # that it was cancelled says more than which node that has ended
+    causes = [ended.root_cause, first_line(batch.reason)]
+    if result.state == "signalled" and batch.reason:
+        del causes[0]
     # those of earlier starts, too
     last_attempt = result.attempts[-1:]
     attempts = last_attempt[0].number + 1 if last_attempt else _count_attempts(found)
-    return replace(ended, batch_job=submission.job, root_cause=cause, attempts=attempts), result
-
-
-def _last_start(history: Sequence[tuple[int, QueueEvent]]) -> int | None:
-    starts = [time_ns for time_ns, event in history if isinstance(event, BatchStarted)]
-    return starts[-1] if starts else None
+    return replace(
+        ended,
+        batch_job=submission.job,
+        root_cause="; ".join(filter(None, causes)),
+        attempts=attempts,
+        batch=batch,
+        started_ns=batch.first_ns or ended.started_ns,
+        # of all starts: of the last one alone it would become less
+        seconds=batch.ran if batch.starts > 1 else ended.seconds,
+    ), result
 
 
 def _in_queue(
@@ -521,18 +668,21 @@ def _in_queue(
         state, said = "queued", "being submitted"
     else:
         return None
-    began_ns = _last_start(history) if state == "running" else None
+    batch = batch_facts(submission, history, time.time_ns())
+    began_ns = batch.first_ns if state == "running" else None
     began_ns = began_ns or submission.time_ns or None
+    seconds = None if began_ns is None else max(0, time.time_ns() - began_ns) / 1e9
     return ListEntry(
         "run",
         found.path,
         state,
         started_ns=began_ns,
         # of one that waits: for how long it does
-        seconds=_until(began_ns, found.path, "running"),
+        seconds=batch.ran if state == "running" and batch.starts else seconds,
         attempts=_count_attempts(found),
         batch_job=submission.job or (job.id if job is not None else ""),
         queue=said,
+        batch=batch,
         load_overrides=lambda: read_overrides(found.path),
     )
 
@@ -550,25 +700,21 @@ def _without_result(
     submission: Submission,
     history: Sequence[tuple[int, QueueEvent]],
     queue: BatchQueue,
+    batch: BatchFacts,
 ) -> ListEntry:
     """Return what became of a run whose batch job is over, and has left no result."""
     state, code, cause = _end_of_job(submission, history, queue)
-    started_ns = _last_start(history)
-    seconds = None
-    if started_ns is not None:
-        event = (last_event(found.path) or {}).get("time_ns")
-        last = max(history[-1][0], event if isinstance(event, int) else 0)
-        seconds = max(0, last - started_ns) / 1e9
     return ListEntry(
         "run",
         found.path,
         state,
         exit_code=code,
-        started_ns=started_ns or submission.time_ns or None,
-        seconds=seconds,
+        started_ns=batch.first_ns or submission.time_ns or None,
+        seconds=batch.ran if batch.starts else None,
         attempts=_count_attempts(found),
         root_cause=first_line(cause),
         batch_job=submission.job,
+        batch=batch,
         load_overrides=lambda: read_overrides(found.path),
     )
 
@@ -581,14 +727,17 @@ def _end_of_job(
     if submission.refused:
         return "not_submitted", int(ExitCode.ERROR), submission.refused
     if not submission.job and last is None:
-        return "error", int(ExitCode.ERROR), "its submission failed, or was broken off"
+        return "not_submitted", int(ExitCode.ERROR), "its submission failed, or was broken off"
     said = (
         "" if isinstance(last, BatchEnded) or not submission.job else queue.ending(submission.job)
     )
     if said.startswith("CANCELLED"):
         last = cancelled(history)
     if isinstance(last, BatchEnded):
-        return _state_of_code(last.exit_code), last.exit_code, last.reason
+        state = _state_of_code(last.exit_code)
+        if not any(isinstance(each, BatchStarted) for _, each in history):
+            state = "cancelled" if state == "signalled" else state
+        return state, last.exit_code, last.reason
     if said:
         return "died", None, f"Slurm says of its batch job: {said}"
     if last is None or not isinstance(last, (BatchStarted, BatchSignalled)):
@@ -620,42 +769,37 @@ def _ended(result: RunResult) -> ListEntry:
     )
 
 
-def _is_of_former(result: RunResult, began_ns: int | None) -> bool:
-    """Whether a result is that of an earlier run in the same directory.
+def _is_of_former(result: RunResult, path: str) -> bool:
+    """Whether a result is that of an earlier run in the same directory: here alone it is decided.
 
-    The plan of a later one is younger. It also is where files were copied, so somebody else has to
-    confirm it: whoever holds the directory, or the events.
+    The plan and the events of a later one are younger than the file, by the clock of their file
+    system. They also are where files were copied, so somebody else has to confirm it: whoever holds
+    the directory, or the time of the last event.
     """
-    path = result.directory
-    if began_ns is None or began_ns <= (_changed_ns(os.path.join(path, RESULT)) or 0):
+    written = _changed_ns(os.path.join(path, RESULT)) or 0
+    if all((_changed_ns(os.path.join(path, name)) or 0) <= written for name in (PLAN, EVENTS)):
         return False
     if is_held(lock_of("run", path)):
         return True
-    ended, event = result.ended_ns, last_event(path)
-    at = None if event is None else event.get("time_ns")
-    return bool(ended) and isinstance(at, int) and at > ended
+    ended, at = result.ended_ns, (last_event(path) or {}).get("time_ns")
+    # as the time of the result it is cut to microseconds
+    return bool(ended) and isinstance(at, int) and at // 1000 > ended // 1000
 
 
 def _until(began_ns: int | None, path: str, state: str) -> float | None:
-    """Returns for how long a run without a result has run."""
-    end = time.time_ns() if state == "running" else _last_known_ns(path)
-    if began_ns is None or end is None:
-        return None
-    return max(0, end - began_ns) / 1e9
+    """Return for how long a run without a result has run."""
+    if state == "running":
+        end = time.time_ns()
+    else:
+        # events may be far between
+        event, sample = (last_event(path) or {}).get("time_ns"), sample_of(path)
+        end = event if isinstance(event, int) else 0
+        if sample is not None and 0 < sample.time < _LATEST:
+            end = max(end, round(sample.time * 1e9))
+    return max(0, end - began_ns) / 1e9 if began_ns is not None and end else None
 
 
 _LATEST = 2.0**33  # seconds since the epoch; whatever is later is no time
-
-
-def _last_known_ns(path: str) -> int | None:
-    """Return when a run that has no end was there last: events may be far between."""
-    from lllaunch.run.samples import last_sample  # noqa: PLC0415 - most runs have ended
-
-    event, sample = (last_event(path) or {}).get("time_ns"), last_sample(path)
-    known = [event] if isinstance(event, int) else []
-    if sample is not None and 0 < sample.time < _LATEST:
-        known.append(round(sample.time * 1e9))
-    return max(known, default=None)
 
 
 def _changed_ns(path: str) -> int | None:
@@ -669,17 +813,22 @@ def _changed_ns(path: str) -> int | None:
 
 
 def read_sweep(
-    path: str, queue: BatchQueue | None = None, result: SweepResult | None = None
+    path: str,
+    queue: BatchQueue | None = None,
+    result: SweepResult | None = None,
+    document: str = "",
 ) -> tuple[ListEntry, SweepResult | None]:
     """Return what became of a sweep, and what is known of its jobs; never raises.
 
-    Args:
-        result: what is known of its jobs; None for `sweep_result`.
+    `result` is what is known of its jobs if that is known already, `document` as of
+    `read_sweep_files`.
     """
-    result = result or sweep_result(path)
+    error = None
+    if result is None:
+        result, error = read_sweep_files(path, document)
     if result is None:
         began = _changed_ns(os.path.join(path, JOURNAL))
-        return ListEntry("sweep", path, "unknown", started_ns=began), None
+        return ListEntry("sweep", path, "unknown", started_ns=began, error=error), None
     state = _state_of_sweep(path, result.exit_code)
     started_ns, seconds = result.started_ns or None, result.seconds
     if state in {"running", "died"} and started_ns is not None:
@@ -692,6 +841,7 @@ def read_sweep(
         exit_code=result.exit_code,
         started_ns=started_ns,
         seconds=seconds,
+        error=error,
         load_overrides=lambda: redacted_overrides(result.command),
     )
     if is_submitted(path):
@@ -726,33 +876,58 @@ def _with_submitted(sweep: ListEntry, jobs: Sequence[ListEntry]) -> ListEntry:
         return replace(sweep, state=state, exit_code=None, seconds=seconds)
     if sweep.exit_code is None and counts["not_run"]:
         return sweep
+    # its jobs went on without the launcher, which has written the last line long before
+    ends = [job.started_ns + job.seconds * 1e9 for job in jobs if job.started_ns and job.seconds]
+    if sweep.started_ns is not None and ends:
+        seconds = max(sweep.seconds or 0.0, (max(ends) - sweep.started_ns) / 1e9)
+        sweep = replace(sweep, seconds=seconds)
     well = counts.keys() <= {"succeeded"}
     state, code = ("succeeded", ExitCode.SUCCESS) if well else ("failed", ExitCode.SWEEP)
     return replace(sweep, state=state, exit_code=int(code))
 
 
 def sweep_result(path: str) -> SweepResult | None:
-    """Return what is known of a sweep, None if nothing is.
+    """Return what is known of a sweep, None if nothing is."""
+    return read_sweep_files(path)[0]
 
-    Args:
-        path: its directory. sweep.json counts if it is younger than the journal; after a crash or
-            during a resume it is not.
+
+def read_sweep_files(
+    path: str, document: str = ""
+) -> tuple[SweepResult | None, LaunchError | None]:
+    """Return what is known of a sweep, and what is wrong with its files.
+
+    sweep.json counts unless the journal is younger, which it is after a crash or during a resume:
+    here alone it is decided. `document` is a sweep.json under another name, which then tells all.
     """
     # not every list has one
-    from lllaunch.sweep.history import SweepHistory, SweepResult, summary_of  # noqa: PLC0415
+    from lllaunch.sweep.history import VERSION, SweepHistory, SweepResult, summary_of  # noqa: PLC0415
     from lllaunch.sweep.journal import read_journal  # noqa: PLC0415
 
-    journal, summary = os.path.join(path, JOURNAL), os.path.join(path, SUMMARY)
-    written, grown = _changed_ns(summary), _changed_ns(journal)
-    document = read_json(summary) if written is not None else None
-    result = None if document is None else SweepResult.from_json(document)
-    if result is not None and (grown is None or (written or 0) >= grown):
-        return result
+    journal, summary = os.path.join(path, JOURNAL), document or os.path.join(path, SUMMARY)
+    result: SweepResult | None = None
+    error: LaunchError | None = None
     try:
-        history = SweepHistory(read_journal(journal))
-    except LaunchError:
-        return result
-    return summary_of(history, grown or 0) if history.header is not None else result
+        found = load_json(summary)
+        if found is not None and found.get("version") != VERSION:
+            version = found.get("version")
+            what = "has no version" if version is None else f"is of version {version!r}"
+            error = unreadable(summary, f"{what}; this lllaunch reads version {VERSION}")
+        # a list shows what it can
+        result = None if found is None else SweepResult.from_json(found)
+    except OSError as problem:
+        error = OutputError(summary, problem.strerror or str(problem))
+    except ValueError as problem:
+        error = unreadable(summary, str(problem))
+    grown = None if document else _changed_ns(journal)
+    if grown is None or (result is not None and (_changed_ns(summary) or 0) >= grown):
+        return result, error
+    history, last_ns = SweepHistory(), 0
+    try:
+        for last_ns, record in read_journal(journal):
+            history.add(last_ns, record)
+    except LaunchError as problem:
+        return result, error or problem
+    return (result if history.header is None else summary_of(history, last_ns)), error
 
 
 def _state_of_sweep(path: str, code: int | None) -> str:
@@ -770,9 +945,6 @@ def jobs_of(
     """Yields the jobs of a sweep by number, as its journal tells of them.
 
     Of jobs that were submitted their own directories tell.
-
-    Args:
-        result: what is known of its jobs; None for `sweep_result`.
     """
     result = result or sweep_result(sweep.path)
     if result is not None:
@@ -797,7 +969,7 @@ def _jobs(sweep: ListEntry, result: SweepResult, queue: BatchQueue | None) -> It
             attempts=job.tries,
             root_cause=(ended.root_cause if ended is not None else "") or job.reason,
             value=job.value,
-            job=job.job,
+            number=job.job,
             load_overrides=partial(redacted_overrides, job.overrides),
         )
         if not (submitted and job.directory):
@@ -818,7 +990,7 @@ def _jobs(sweep: ListEntry, result: SweepResult, queue: BatchQueue | None) -> It
                 yield replace(entry, state="waiting" if state == "running" else "not_run")
                 continue
             run, _ = _read_submitted(found, submission, queue)
-        yield replace(run, kind="job", job=entry.job, load_overrides=entry.load_overrides)
+        yield replace(run, kind="job", number=entry.number, load_overrides=entry.load_overrides)
 
 
 def _until_now(job: JobHistory, sweep: str) -> float | None:
@@ -845,9 +1017,6 @@ def _submission_of(
     task: tuple[Submission, int] | None, directory: str, queue: BatchQueue
 ) -> Submission | None:
     """Return what was submitted of a job whose launcher did not come to write it down.
-
-    Args:
-        task: the submission of the array that it is in, and the index of its task.
 
     Returns:
         None if it was not, as far as anybody knows.
@@ -884,7 +1053,6 @@ class NoSuchRun(LaunchError):
     """There is no run or sweep where somebody looked for one.
 
     Attributes:
-        path: what was given; empty if that was nothing in particular.
         reason: what is there, as the predicate of a sentence.
     """
 
@@ -906,10 +1074,6 @@ def locate(name: str, cwd: str | None = None) -> FoundDirectory:
         name: its directory, or something in it: its result.json (under whatever name), the
             directory of an attempt or a worker; the end of its path; the id of its batch job; or
             ``latest``, for the newest of this directory.
-        cwd: what relative paths count from; the working directory if None.
-
-    Returns:
-        its directory, absolute only if ``name`` or ``cwd`` is.
 
     Raises:
         NoSuchRun: it is not there.
@@ -958,11 +1122,7 @@ def _none_at(name: str, directory: str, *, is_directory: bool) -> NoSuchRun:
 
 
 def roots_of(cwd: str | None = None) -> list[str]:
-    """Return where the runs are that were started in a directory.
-
-    Args:
-        cwd: the directory; None for the working directory.
-    """
+    """Return where the runs are that were started in a directory."""
     roots = [root if cwd is None else os.path.join(cwd, root) for root in DEFAULT_ROOTS]
     here = os.path.realpath(cwd or os.getcwd())
     used = used_from(here, os.environ)

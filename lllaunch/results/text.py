@@ -41,11 +41,7 @@ def _case(report: Report, case: Case) -> Iterator[str]:
 
 
 def render_json(report: Report) -> str:
-    """Returns a report as JSON: the same fields for a run and for a sweep.
-
-    Args:
-        report: what is told. The logs are left out: their paths tell where they are.
-    """
+    """Returns a report as JSON: the same fields for a run and for a sweep."""
     document = {
         "version": VERSION,
         "kind": report.kind,

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.documents import isoformat
+from lllaunch.results.history import Mark
 from lllaunch.results.timeline import (
     AttemptTimeline,
     Lane,
-    Mark,
     RunTimeline,
     Series,
     read_timeline,
@@ -29,8 +29,8 @@ from lllaunch.results.tries import SweepTimeline, place, read_sweep_timeline, tr
 from lllaunch.text import printable
 
 if TYPE_CHECKING:
+    from lllaunch.results.history import TimeSpan
     from lllaunch.results.store import FoundDirectory
-    from lllaunch.results.timeline import TimeSpan
     from lllaunch.results.tries import JobTry, SlotKind
 
 TraceEvent = dict[str, Any]
@@ -38,36 +38,20 @@ TraceEvent = dict[str, Any]
 MOST_VALUES = 100_000
 """How many values of counters a trace has at most: some 10 MB."""
 
-# The names of chrome://tracing for colours that suit; Perfetto colours by the names of spans.
-_COLOURS = {
-    "succeeded": "good",
-    "failed": "terrible",
-    "error": "terrible",
-    "victim": "bad",
-    "signalled": "bad",
-    "ended": "grey",
-    "lost": "black",
-    "running": "thread_state_running",
-}
-_OF_SPANS = {"hang": "terrible", "grace": "bad", "pause": "grey"}
 _LONGEST = 300
 
 
 def trace_text(found: FoundDirectory, hide: Callable[[str], str] = str) -> str:
     """Read a run or a sweep, finished or not, and return its trace."""
     if found.kind == "sweep":
-        sweep = read_sweep_timeline(found.path, found.file)
-        return rendered(sweep_events(sweep, hide), "sweep", sweep.start_ns)
+        sweep = read_sweep_timeline(found.path, found.file, hide)
+        return rendered(sweep_events(sweep), "sweep", sweep.start_ns)
     run = read_timeline(found, hide)
     return rendered(run_events(run), "run", run.start_ns)
 
 
 def rendered(events: Iterable[TraceEvent], kind: str, start_ns: int) -> str:
-    """Return the text of a trace, an event a line.
-
-    Args:
-        start_ns: when that began, nanoseconds since the epoch.
-    """
+    """Return the text of a trace, an event a line; it began `start_ns` since the epoch."""
     lines = ",\n".join(
         json.dumps(event, allow_nan=False, separators=(",", ":")) for event in events
     )
@@ -76,11 +60,7 @@ def rendered(events: Iterable[TraceEvent], kind: str, start_ns: int) -> str:
 
 
 class _Tracks:
-    """Processes and threads of a trace, and what happens on them.
-
-    Args:
-        start_ns: from which times count, nanoseconds since the epoch.
-    """
+    """Processes and threads of a trace, and what happens on them, in time since `start_ns`."""
 
     def __init__(self, start_ns: int) -> None:
         self._start_ns = start_ns
@@ -123,26 +103,21 @@ class _Tracks:
         name: str,
         category: str,
         args: dict[str, Any],
-        colour: str = "",
     ) -> None:
-        """Add what lasts.
-
-        Args:
-            start_ns: when it begins, nanoseconds since the epoch.
-            args: what else is known of it; what is None or empty is left out.
-        """
+        """Add what lasts; of `args` what is None or empty is left out."""
         begin = self.at(start_ns)
-        event = {
-            "ph": "X",
-            "ts": begin,
-            "dur": max(0, self.at(end_ns) - begin),
-            "pid": where[0],
-            "tid": where[1],
-            "name": name,
-            "cat": category,
-            "args": {key: value for key, value in args.items() if value not in (None, "")},
-        }
-        self._events.append({**event, "cname": colour} if colour else event)
+        self._events.append(
+            {
+                "ph": "X",
+                "ts": begin,
+                "dur": max(0, self.at(end_ns) - begin),
+                "pid": where[0],
+                "tid": where[1],
+                "name": name,
+                "cat": category,
+                "args": {key: value for key, value in args.items() if value not in (None, "")},
+            }
+        )
 
     def instant(self, where: tuple[int, int], mark: Mark) -> None:
         """Add what happens at a moment."""
@@ -176,8 +151,7 @@ class _Tracks:
 def run_events(run: RunTimeline, most_values: int = MOST_VALUES) -> list[TraceEvent]:
     """Return the trace of a run: a process for each attempt on each node, a thread for each rank.
 
-    Args:
-        most_values: how many values of counters there are; those between go first.
+    Of more values of counters than `most_values` those between go first.
     """
     tracks = _Tracks(run.start_ns)
     of_attempt: dict[tuple[int, str], int] = {}
@@ -205,26 +179,17 @@ def _add_group(tracks: _Tracks, pid: int, attempt: AttemptTimeline) -> None:
     group = [span for span in attempt.spans if span.kind != "preload"]
     preload = [span for span in attempt.spans if span.kind == "preload"]
     for name, spans in (("group", group), ("spawner", preload)):
-        lines = _apart(spans)
-        if name == "group" and not lines:
-            lines = [[]]
+        lines: list[list[TimeSpan]] = [[]] if name == "group" else []
+        for span in spans:
+            place(lines, span)
         for number, line in enumerate(lines):
             where = pid, tracks.thread(pid, name)
             for span in line:
                 args = {"text": span.text}
-                colour = _OF_SPANS.get(span.kind, "")
-                tracks.span(where, span.start_ns, span.end_ns, span.kind, span.kind, args, colour)
+                tracks.span(where, span.start_ns, span.end_ns, span.kind, span.kind, args)
             if name == "group" and number == 0:
                 for mark in attempt.marks:
                     tracks.instant(where, mark)
-
-
-def _apart(spans: Sequence[TimeSpan]) -> list[list[TimeSpan]]:
-    """Return spans on as few lines as they need so that none overlaps another one."""
-    lines: list[list[TimeSpan]] = []
-    for span in spans:
-        place(lines, span)
-    return lines
 
 
 def _add_lane(tracks: _Tracks, pid: int, lane: Lane) -> None:
@@ -232,10 +197,9 @@ def _add_lane(tracks: _Tracks, pid: int, lane: Lane) -> None:
     for span in lane.spans:
         name: str = span.kind
         args: dict[str, Any] = {"text": span.text}
-        colour = _OF_SPANS.get(span.kind, "")
         if span.kind == "run":
             # Perfetto gives what has one name one colour
-            name, colour = f"run: {lane.fate}", _COLOURS.get(lane.fate, "")
+            name = f"run: {lane.fate}"
             args = {
                 "fate": lane.fate,
                 "text": lane.text,
@@ -247,7 +211,7 @@ def _add_lane(tracks: _Tracks, pid: int, lane: Lane) -> None:
         elif tracks.at(span.start_ns) == tracks.at(span.end_ns):
             # it would not be seen
             continue
-        tracks.span(where, span.start_ns, span.end_ns, name, span.kind, args, colour)
+        tracks.span(where, span.start_ns, span.end_ns, name, span.kind, args)
     for mark in lane.marks:
         tracks.instant(where, mark)
 
@@ -302,7 +266,7 @@ _PROCESSES: dict[SlotKind, str] = {"gpu": "GPUs", "cpu": "cores", "job": "jobs"}
 _THREADS: dict[SlotKind, str] = {"gpu": "GPU", "cpu": "core", "job": "place"}
 
 
-def sweep_events(sweep: SweepTimeline, hide: Callable[[str], str] = str) -> list[TraceEvent]:
+def sweep_events(sweep: SweepTimeline) -> list[TraceEvent]:
     """Return the trace of a sweep: a thread for each GPU, else each core; spans are jobs' tries."""
     tracks = _Tracks(sweep.start_ns)
     whole = tracks.process("sweep")
@@ -315,31 +279,28 @@ def sweep_events(sweep: SweepTimeline, hide: Callable[[str], str] = str) -> list
         if track.kind not in processes:
             processes[track.kind] = tracks.process(_PROCESSES[track.kind])
         pid = processes[track.kind]
-        name = hide(printable(f"{_THREADS[track.kind]} {track.name}", _LONGEST))
+        name = printable(f"{_THREADS[track.kind]} {track.name}", _LONGEST)
         where = pid, tracks.thread(pid, name)
         for each in track.tries:
-            _add_try(tracks, where, each, hide)
+            _add_try(tracks, where, each)
     for at, running in _running(sweep.tries):
         tracks.counter(whole, at, "jobs", "running", running)
     return list(tracks.events())
 
 
-def _add_try(
-    tracks: _Tracks, where: tuple[int, int], each: JobTry, hide: Callable[[str], str]
-) -> None:
-    fate = hide(printable(each.fate, _LONGEST))
+def _add_try(tracks: _Tracks, where: tuple[int, int], each: JobTry) -> None:
+    fate = printable(each.fate, _LONGEST)
     args = {
-        "overrides": hide(printable(" ".join(each.overrides), 2000)),
+        "overrides": printable(" ".join(each.overrides), 2000),
         "job": each.job,
         "try": each.number,
         "fate": fate,
         "exit code": each.exit_code,
         "objective": each.objective,
-        "root cause": hide(printable(each.root_cause, _LONGEST)),
+        "root cause": printable(each.root_cause, _LONGEST),
     }
     name = f"job {each.job}: {fate}"
-    colour = _COLOURS.get(each.fate, "")
-    tracks.span(where, each.start_ns, each.end_ns, name, fate, args, colour)
+    tracks.span(where, each.start_ns, each.end_ns, name, fate, args)
 
 
 def _running(tries: Iterable[JobTry]) -> Iterator[tuple[int, int]]:

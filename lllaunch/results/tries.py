@@ -9,7 +9,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
@@ -45,11 +45,8 @@ class JobTry:
     """One try of one job.
 
     Attributes:
-        start_ns: when it was started, nanoseconds since the epoch.
         end_ns: when it had ended; of one that still goes on, the last moment that is known of.
         fate: the `state` of its result; ``running`` while it goes on, ``lost`` if nobody knows.
-        exit_code: of its launcher, None where that is not known.
-        objective: what it returned, if it succeeded and that is a number; else None.
     """
 
     job: int
@@ -66,11 +63,7 @@ class JobTry:
 
 @dataclass(frozen=True)
 class SlotTrack:
-    """Tries that came one after the other.
-
-    Attributes:
-        name: of the GPU, or number of the core or the place.
-    """
+    """Tries that came one after the other."""
 
     kind: SlotKind
     name: str
@@ -82,11 +75,7 @@ class SweepTimeline:
     """A sweep in time.
 
     Attributes:
-        start_ns: when it began, nanoseconds since the epoch.
         end_ns: when it was over; of one that goes on, now; else the last moment that is known of.
-        over: whether it is.
-        slots: all that its jobs could lease, as far as that is known.
-        resumed_ns: when it was gone on with by another launcher.
     """
 
     start_ns: int
@@ -97,7 +86,9 @@ class SweepTimeline:
     resumed_ns: tuple[int, ...] = ()
 
 
-def read_sweep_timeline(directory: str, document: str = "") -> SweepTimeline:
+def read_sweep_timeline(
+    directory: str, document: str = "", hide: Callable[[str], str] = str
+) -> SweepTimeline:
     """Read what happened when in a sweep; never raises for what its files hold.
 
     Args:
@@ -106,12 +97,12 @@ def read_sweep_timeline(directory: str, document: str = "") -> SweepTimeline:
         document: its sweep.json under another name, which then tells all; else empty.
     """
     if document:
-        return _of_summary(SweepResult.from_json(read_json(document)))
+        return _of_summary(SweepResult.from_json(read_json(document)), hide)
     now_ns = time.time_ns()
     live = state_of(lock_of("sweep", directory)) == "running"
-    found = tries_of(_readable(os.path.join(directory, JOURNAL)), now_ns if live else None)
+    found = tries_of(_readable(os.path.join(directory, JOURNAL)), now_ns if live else None, hide)
     result = None if found.tries else sweep_result(directory)
-    return found if result is None else _of_summary(result)
+    return found if result is None else _of_summary(result, hide)
 
 
 def _readable(journal: str) -> Iterator[JournalEntry]:
@@ -120,13 +111,17 @@ def _readable(journal: str) -> Iterator[JournalEntry]:
         yield from read_journal(journal)
 
 
-def tries_of(entries: Iterable[JournalEntry], now_ns: int | None = None) -> SweepTimeline:
+def tries_of(
+    entries: Iterable[JournalEntry],
+    now_ns: int | None = None,
+    hide: Callable[[str], str] = str,
+) -> SweepTimeline:
     """Return a sweep in time. Pure.
 
     Args:
         now_ns: the time, nanoseconds since the epoch, of a sweep that goes on; else None.
     """
-    history = _Tries()
+    history = _Tries(hide)
     for at, record in entries:
         history.take(at, record)
     end = max(history.last_ns, now_ns or 0)
@@ -140,7 +135,8 @@ def tries_of(entries: Iterable[JournalEntry], now_ns: int | None = None) -> Swee
 class _Tries:
     """What the records of a journal come to, one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, hide: Callable[[str], str]) -> None:
+        self._hide = hide
         self.first_ns = 0
         self.last_ns = 0
         self.over: list[JobTry] = []
@@ -164,7 +160,7 @@ class _Tries:
             # of what was not told to have ended the launcher was gone before it
             self.lose(at, "lost")
         elif isinstance(record, ComposedRecord):
-            self._overrides[record.job] = redacted_overrides(record.overrides)
+            self._overrides[record.job] = _shown(record.overrides, self._hide)
         elif isinstance(record, StartedRecord):
             self._start(at, record)
         elif isinstance(record, EndedRecord):
@@ -189,7 +185,7 @@ class _Tries:
             fate=result.state,
             exit_code=result.exit_code,
             objective=result.objective,
-            root_cause=result.root_cause,
+            root_cause=self._hide(result.root_cause),
         )
         self._add(ended, at)
 
@@ -203,7 +199,11 @@ class _Tries:
         self.over.append(replace(each, end_ns=max(each.start_ns, end_ns)))
 
 
-def _of_summary(result: SweepResult) -> SweepTimeline:
+def _shown(overrides: Iterable[str], hide: Callable[[str], str]) -> tuple[str, ...]:
+    return tuple(map(hide, redacted_overrides(tuple(overrides))))
+
+
+def _of_summary(result: SweepResult, hide: Callable[[str], str]) -> SweepTimeline:
     tries = [
         JobTry(
             job.job,
@@ -212,10 +212,10 @@ def _of_summary(result: SweepResult) -> SweepTimeline:
             max(job.started_ns, job.ended_ns),
             job.state if job.result is not None else "lost",
             job.lease,
-            redacted_overrides(job.overrides),
+            _shown(job.overrides, hide),
             None if job.result is None else job.result.exit_code,
             job.objective,
-            "" if job.result is None else job.result.root_cause,
+            "" if job.result is None else hide(job.result.root_cause),
         )
         for job in result.jobs
         if job.started_ns
@@ -250,16 +250,11 @@ def tracks_of(timeline: SweepTimeline) -> tuple[SlotTrack, ...]:
         kind, names = _held(each)
         for name in names:
             place(found.setdefault((kind, name), [[]]), each)
-    tracks = []
-    for kind in _KINDS:
-        for (of, name), lines in found.items():
-            if of == kind:
-                number = range(len(lines))
-                names = [str(at) for at in number] if kind == "job" else [name] * len(lines)
-                tracks += [
-                    SlotTrack(kind, shown, tuple(line))
-                    for shown, line in zip(names, lines, strict=True)
-                ]
+    tracks = [
+        SlotTrack(kind, str(at) if kind == "job" else name, tuple(line))
+        for (kind, name), lines in found.items()
+        for at, line in enumerate(lines)
+    ]
     return tuple(sorted(tracks, key=_order))
 
 
@@ -288,11 +283,7 @@ T = TypeVar("T", bound=_Lasting)
 
 
 def place(lines: list[list[T]], each: T) -> None:
-    """Put what lasts on the first line that is free by then, a new one if none is.
-
-    Args:
-        lines: on each of which nothing overlaps; an empty one is free.
-    """
+    """Put what lasts on the first line that is free by then, a new one if none is."""
     for line in lines:
         if not line or line[-1].end_ns <= each.start_ns:
             line.append(each)

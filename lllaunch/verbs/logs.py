@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import re
@@ -11,12 +10,12 @@ import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from lllaunch.documents import Fields
 from lllaunch.exit_codes import ExitCode
-from lllaunch.files import read_text, within
+from lllaunch.files import within
+from lllaunch.results.history import RunHistory
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import LATEST, NoSuchRun, entry_now, is_held, locate, lock_of, read_run
-from lllaunch.run.directory import ATTEMPT, EVENTS, SUBMISSION
+from lllaunch.run.directory import ATTEMPT, SUBMISSION
 from lllaunch.run.submission import LOG
 from lllaunch.verbs.printing import Parser, complain, perform, rank_list
 from lllaunch.workers.tail import Follower, Report
@@ -40,13 +39,7 @@ _PAUSE, _CLUSTER_PAUSE = 0.5, 5.0
 
 
 class WorkerLog(NamedTuple):
-    """A file that holds what a worker has written.
-
-    Attributes:
-        rank: of the worker, among all.
-        stream: ``stdout`` or ``stderr``.
-        path: of the file.
-    """
+    """A file that holds what a worker has written."""
 
     rank: int
     stream: str
@@ -54,11 +47,7 @@ class WorkerLog(NamedTuple):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code.
-
-    Args:
-        argv: what follows it on the command line.
-    """
+    """Runs the verb and returns its exit code."""
     return perform(_parser(), argv, _show)
 
 
@@ -111,10 +100,12 @@ def _show(given: argparse.Namespace) -> int:
         _show_launcher(found, follower, follow=given.follow)
         return ExitCode.ERROR if failed else ExitCode.SUCCESS
 
+    history = RunHistory(found.path)
+
     def chosen(attempt: int) -> list[WorkerLog]:
         return [
             log
-            for log in worker_logs(found.path, attempt)
+            for log in worker_logs(found.path, attempt, history)
             if log.stream in given.streams and (given.rank is None or log.rank in given.rank)
         ]
 
@@ -152,11 +143,7 @@ def _show_launcher(found: FoundDirectory, follower: Follower, *, follow: bool) -
 
 
 class _GoesOn:
-    """Says whether a run goes on, and what it waits for.
-
-    Args:
-        found: the run.
-    """
+    """Says whether a run goes on, and what it waits for."""
 
     def __init__(self, found: FoundDirectory) -> None:
         self._found = found
@@ -225,20 +212,24 @@ def _prefix(log: WorkerLog, *, one: bool) -> bytes:
     return b"" if one else b"[rank%d]:" % log.rank
 
 
-def worker_logs(directory: str, attempt: int) -> list[WorkerLog]:
-    """Returns the files of workers that are there, by rank.
+def worker_logs(directory: str, attempt: int, history: RunHistory | None = None) -> list[WorkerLog]:
+    """Return the files of workers that are there, by rank.
 
-    Args:
-        directory: of a run.
-        attempt: its number.
+    `history` is that of the run if somebody looks again and again.
     """
-    found = [
-        log
-        for part in parts_of(directory)
-        for log in _logs_of_part(part, attempt)
-        if within(directory, log.path) is not None
-    ]
-    return sorted(found, key=lambda log: (log.rank, _STREAMS.index(log.stream)))
+    parts = {os.path.basename(part): part for part in parts_of(directory)}
+    if [*parts.values()] == [directory]:
+        found = [*_logs_of_part(directory, attempt, 0)]
+    else:
+        history = (history or RunHistory(directory)).look(parts)
+        ranks = {part: each.base_rank for part, each in history.attempts(attempt)}
+        found = [
+            log
+            for name, part in parts.items()
+            for log in _logs_of_part(part, attempt, ranks.get(name, 0))
+        ]
+    own = (log for log in found if within(directory, log.path) is not None)
+    return sorted(own, key=lambda log: (log.rank, _STREAMS.index(log.stream)))
 
 
 def last_attempt(directory: str) -> int:
@@ -254,11 +245,7 @@ def _attempts(directory: str) -> Iterator[int]:
 
 
 def parts_of(directory: str) -> list[str]:
-    """Returns where attempts stand: in the run's directory, or of several nodes in one for each.
-
-    Args:
-        directory: of a run.
-    """
+    """Returns where attempts stand: in the run's directory, or of several nodes in one for each."""
     nodes = [os.path.join(directory, name) for name in _names(directory) if _NODE.fullmatch(name)]
     return [path for path in nodes if not os.path.islink(path)] or [directory]
 
@@ -270,45 +257,14 @@ def _names(directory: str) -> list[str]:
         return []
 
 
-def _logs_of_part(part: str, attempt: int) -> Iterator[WorkerLog]:
+def _logs_of_part(part: str, attempt: int, base_rank: int) -> Iterator[WorkerLog]:
     directory = os.path.join(part, f"attempt_{attempt}")
-    found = [
-        (int(name), stream, path)
-        for name in _names(directory)
-        if name.isascii() and name.isdecimal()
-        for stream in _STREAMS
-        for path in (os.path.join(directory, name, f"{stream}.log"),)
-        if os.path.exists(path)
-    ]
-    base_rank = _base_rank(part, attempt) if found else 0
-    for local_rank, stream, path in found:
-        yield WorkerLog(base_rank + local_rank, stream, path)
-
-
-def _base_rank(part: str, attempt: int) -> int:
-    """Return the rank of a node's first worker in an attempt; 0 if that was not written."""
-    if not _NODE.fullmatch(os.path.basename(part)):
-        return 0
-    number = None
-    for line in (read_text(os.path.join(part, EVENTS)) or "").splitlines():
-        event = Fields(_loads(line)) if "StartWorkers" in line or "GroupStarted" in line else None
-        if event is None:
-            continue
-        if event.text("type") == "StartWorkers":
-            number = event.integer("attempt")
-        elif event.text("type") == "GroupStarted":
-            # which says what its directory is called; the launcher counts those of its own run
-            named = event.integer("attempt")
-            if attempt == (number if named is None else named):
-                return event.integer("base_rank") or 0
-    return 0
-
-
-def _loads(line: str) -> object:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):  # it is being written
-        return None
+    for name in _names(directory):
+        if name.isascii() and name.isdecimal():
+            for stream in _STREAMS:
+                path = os.path.join(directory, name, f"{stream}.log")
+                if os.path.exists(path):
+                    yield WorkerLog(base_rank + int(name), stream, path)
 
 
 def _why_none(found: FoundDirectory, given: argparse.Namespace) -> NoSuchRun:

@@ -15,6 +15,7 @@ from lllaunch.results.junit import render_junit
 from lllaunch.results.report import load
 from lllaunch.results.store import LATEST, locate
 from lllaunch.results.text import render_json, render_text
+from lllaunch.results.view import view_run
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.run.redact import redactor_of
 from lllaunch.verbs.printing import Parser, perform, print_lines
@@ -45,11 +46,7 @@ The exit code is 0 if the report was made, whatever the result of the run; 2 if 
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code.
-
-    Args:
-        argv: what follows it on the command line.
-    """
+    """Runs the verb and returns its exit code."""
     return perform(_parser(), argv, _report)
 
 
@@ -112,11 +109,9 @@ def _page(found: FoundDirectory, hide: Callable[[str], str], output: str | None)
         )
         return sweep_page(swept, lllaunch.__version__, place)
 
-    from lllaunch.pages.run_facts import read_run_facts  # noqa: PLC0415 - as above
     from lllaunch.pages.run_page import run_page  # noqa: PLC0415 - as above
 
-    facts = read_run_facts(found, source_roots(os.environ), hide)
-    return run_page(facts, lllaunch.__version__)
+    return run_page(view_run(found), lllaunch.__version__)
 
 
 def _make_directory_of(output: str) -> None:

@@ -8,14 +8,13 @@ import os
 import shlex
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from lllaunch.console.lanes import DRAWN, timeline_rows, track_rows
+from lllaunch.console.lanes import DRAWN, timeline_rows
 from lllaunch.console.live_table import table_rows
 from lllaunch.console.overview import (
     heading,
@@ -28,49 +27,32 @@ from lllaunch.console.status import time_left
 from lllaunch.console.stream import encodable
 from lllaunch.console.summary import Setting, summary_rows
 from lllaunch.console.table import GAP, Row, aligned, cells, padded
-from lllaunch.documents import Fields, isoformat, nanoseconds
-from lllaunch.files import read_text, within
+from lllaunch.documents import Fields, nanoseconds
+from lllaunch.files import within
 from lllaunch.results.live import LiveReader
 from lllaunch.results.peaks import mean_use, peaks_of
 from lllaunch.results.queue import NO_ANSWER, BatchQueue
-from lllaunch.results.report import blamed, common_overrides
+from lllaunch.results.report import common_overrides
 from lllaunch.results.store import (
     LATEST,
     ListEntry,
     holder,
-    jobs_of,
+    is_submitted,
     last_event,
     locate,
     lock_of,
     plain,
-    read_run,
-    read_sweep,
+    sample_of,
 )
-from lllaunch.results.timeline import read_timeline
-from lllaunch.results.tries import read_sweep_timeline, tracks_of
+from lllaunch.results.view import RunView, SweepView, blamed, node_state, view_run, view_sweep
 from lllaunch.run.directory import PLAN
 from lllaunch.run.excerpts import Excerpt, tail
-from lllaunch.run.redact import redactor_of
 from lllaunch.run.result import plain_result
-from lllaunch.run.samples import last_sample, plain_sample
-from lllaunch.run.submission import (
-    LOG,
-    BatchEnded,
-    BatchStarted,
-    Requeued,
-    read_history,
-    read_submission,
-)
-from lllaunch.sweep.directory import ARRAYS
+from lllaunch.run.samples import plain_sample
+from lllaunch.run.submission import LOG
 from lllaunch.text import duration, size
 from lllaunch.verbs.ls import counts_of
-from lllaunch.verbs.printing import (
-    Parser,
-    columns,
-    perform,
-    print_json,
-    print_rows,
-)
+from lllaunch.verbs.printing import Parser, columns, perform, print_json, print_rows
 from lllaunch.watchdog.stacks.merged import TREE
 from lllaunch.words import (
     StyledText,
@@ -82,13 +64,9 @@ from lllaunch.words import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from lllaunch.results.live import LiveView
-    from lllaunch.results.store import FoundDirectory
-    from lllaunch.results.timeline import RunTimeline
+    from lllaunch.results.queue import BatchFacts
     from lllaunch.run.result import AttemptResult, RunResult, WorkerResult
-    from lllaunch.run.submission import QueueEvent
     from lllaunch.sweep.history import JobHistory, SweepResult
     from lllaunch.watchdog.progress import Progress
 
@@ -110,11 +88,7 @@ _MOST_VALUES = 16
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code.
-
-    Args:
-        argv: what follows it on the command line.
-    """
+    """Run the verb and return its exit code."""
     return perform(_parser(), argv, _show)
 
 
@@ -129,177 +103,94 @@ def _show(given: argparse.Namespace) -> None:
     found, cwd = locate(given.run), os.getcwd()
     found = found._replace(path=os.path.abspath(found.path))
     if found.kind == "sweep":
-        queue = BatchQueue()
-        entry, sweep = read_sweep(found.path, queue)
-        if sweep is not None and os.path.isdir(os.path.join(found.path, ARRAYS)):
-            live = {job.job: job for job in jobs_of(entry, queue) if job.batch_job}
-            sweep = replace(
-                sweep, jobs=tuple(_by_now(job, live.get(job.job)) for job in sweep.jobs)
-            )
-        if given.json:
-            summary = None if sweep is None else sweep.to_json()
-            print_json({**plain(entry, entry.path), "summary": summary})
-        else:
-            rows = sweep_rows(entry, sweep, cwd, columns())
-            print_rows([*rows, *_sweep_in_time(found.path)])
+        _show_sweep(view_sweep(found), cwd, as_json=given.json)
         return
-    entry, result = read_run(found)
+    run = view_run(found, queue=BatchQueue())
     if given.json:
-        print_json(_json(entry, result, _plan(entry.path)))
+        print_json(_json(run))
         return
-    run = read_shown(found, entry, result)
-    print_rows(
-        run_rows(run, cwd, columns() or _COLUMNS, ascii_only=encodable(DRAWN, sys.stdout) != DRAWN)
-    )
+    ascii_only = encodable(DRAWN, sys.stdout) != DRAWN
+    print_rows(run_rows(run, cwd, columns() or _COLUMNS, ascii_only=ascii_only))
 
 
-def _json(entry: ListEntry, run: RunResult | None, text: str | None) -> dict[str, Any]:
-    batch = batch_of(entry)
-    sample = last_sample(entry.path) if entry.state == "running" else None
+def _json(run: RunView) -> dict[str, Any]:
+    entry, result = run.entry, run.result
+    sample = sample_of(entry.path) if entry.state == "running" else None
     return {
+        "submission": None,
         **plain(entry, entry.path),
-        "submission": None if batch is None else batch.to_json(),
-        "plan_hash": None if run is None else run.plan_hash or None,
-        "build": None if run is None else run.build,
-        "plan": text,
-        "result": None if run is None else plain_result(run),
+        "plan_hash": None if result is None else result.plan_hash or None,
+        "build": None if result is None else result.build,
+        "plan": run.plan,
+        "result": None if result is None else plain_result(result),
         "sample": None if sample is None else plain_sample(sample),
     }
-
-
-def _outcome(outcome: RunResult | None, hide: Callable[[str], str]) -> RunResult | None:
-    """Returns what became of a run as its own end told it, with the end of the log."""
-    root = outcome.root_cause if outcome is not None else None
-    if outcome is None or root is None or root.traceback:
-        return outcome
-    if within(outcome.directory, root.stderr) is None:
-        return outcome
-    return structs.replace(outcome, excerpt=tail(root.stderr, hide=hide))
-
-
-def _plan(directory: str) -> str | None:
-    path = within(directory, os.path.join(directory, PLAN))
-    return None if path is None else read_text(path)
 
 
 # A run
 
 
-@dataclass(frozen=True)
-class ShownRun:
-    """All that is shown of a run.
-
-    Attributes:
-        entry: what is known of it.
-        result: its result.json, or None.
-        plan: the text of its plan.yaml, or None.
-        outcome: what became of it, with the end of the root cause's log; None if that is not known.
-        timeline: what happened when.
-        batch: its way through a cluster's queue, if it was submitted.
-        now: what its ranks do, of a run that goes on; else None.
-        logs: ends of logs that the outcome does not have.
-        stacks: lines of the merged stacks that were looked at last, where the outcome has none.
-        stacks_path: their file.
-    """
-
-    entry: ListEntry
-    result: RunResult | None
-    plan: str | None
-    outcome: RunResult | None
-    timeline: RunTimeline
-    batch: BatchFacts | None = None
-    now: LiveView | None = None
-    logs: tuple[Excerpt, ...] = ()
-    stacks: tuple[str, ...] = ()
-    stacks_path: str = ""
+def _with_excerpt(run: RunView) -> RunResult | None:
+    """Return what became of a run as its own end told it, with the end of the log."""
+    root = run.root
+    if run.result is None or root is None or root.traceback:
+        return run.result
+    if within(run.path, root.stderr) is None:
+        return run.result
+    return structs.replace(run.result, excerpt=tail(root.stderr, hide=run.hide))
 
 
-def read_shown(found: FoundDirectory, entry: ListEntry, result: RunResult | None) -> ShownRun:
-    """Read what is shown of a run; what cannot be read is left out.
-
-    Args:
-        found: its directory.
-        entry: what is known of it.
-        result: its result.json, or None.
-    """
-    plan = _plan(entry.path)
-    hide = redactor_of(entry.path, os.environ)
-    outcome = _outcome(result, hide)
-    # of a document that was copied elsewhere nothing else is there
-    timeline = read_timeline(found, hide, (entry, result))
-    now = LiveReader().run(entry.path) if entry.state == "running" else None
-    stacks, path = _stacks(entry, outcome, hide)
-    logs = tuple(_logs(entry, outcome, hide))
-    batch = batch_of(entry)
-    return ShownRun(entry, result, plan, outcome, timeline, batch, now, logs, stacks, path)
-
-
-def _logs(
-    entry: ListEntry, outcome: RunResult | None, hide: Callable[[str], str]
-) -> Iterator[Excerpt]:
+def _logs(run: RunView, outcome: RunResult | None) -> Iterator[Excerpt]:
     """Yield the ends of what the worker wrote that tells most; the report may have its stderr."""
     if outcome is None:
-        directory = os.path.join(entry.path, _LAST_ATTEMPT, "0")
+        directory = os.path.join(run.path, _LAST_ATTEMPT, "0")
         paths = [os.path.join(directory, name) for name in ("stdout.log", "stderr.log")]
     else:
-        worker = blamed(outcome)
+        worker, root = blamed(outcome), outcome.root_cause
         paths = [] if worker is None else [worker.stdout, worker.stderr]
-        root = outcome.root_cause
         if root is not None and (root.traceback or outcome.excerpt is not None):
             paths = paths[:1]
-    for path in paths:
-        if path and within(entry.path, path) is not None:
-            found = tail(path, _LOG_LINES, hide)
-            if found is not None:
-                yield found
+    yield from (found for path in paths if (found := run.end(path, _LOG_LINES)) is not None)
 
 
-def _stacks(
-    entry: ListEntry, outcome: RunResult | None, hide: Callable[[str], str]
-) -> tuple[tuple[str, ...], str]:
+def _stacks(run: RunView, cwd: str) -> list[Row]:
     """Return where all ranks stood when somebody looked, unless the report tells that."""
-    root = None if outcome is None else outcome.root_cause
-    told = outcome is not None and outcome.look is not None
-    if told or (root is not None and root.hang is not None):
-        return (), ""
-    path = os.path.join(entry.path, _LAST_ATTEMPT, TREE)
-    if outcome is not None and outcome.attempts:
-        path = os.path.join(outcome.attempts[-1].path, TREE)
-    own = within(entry.path, path) is not None
-    found = tail(path, _STACK_LINES, hide) if own else None
-    return ((), "") if found is None else (found.lines, path)
+    told = run.result is not None and run.result.look is not None
+    if told or (run.root is not None and run.root.hang is not None):
+        return []
+    latest = run.attempts[-1].path if run.attempts else os.path.join(run.path, _LAST_ATTEMPT)
+    path = os.path.join(latest, TREE)
+    found = run.end(path, _STACK_LINES)
+    if found is None or not found.lines:
+        return []
+    title = heading(f"Where all ranks stood ({shown_path(path, cwd)}):")
+    return [title, *_quoted(found.lines, "quote")]
 
 
-def run_rows(run: ShownRun, cwd: str, width: int, *, ascii_only: bool = False) -> list[Row]:
-    """Returns what is shown of a run: first what became of it, then when, then what it was.
+def _quoted(lines: Iterable[str], style: str = "") -> Iterator[Row]:
+    return ((StyledText(f"{GAP}{line}".rstrip(), style),) for line in lines)
 
-    Args:
-        run: what is known.
-        cwd: directory that paths below it are shown relative to.
-        width: of the terminal, columns.
-        ascii_only: whether bars must be drawn in ASCII.
-    """
-    outcome = run.outcome
+
+def run_rows(run: RunView, cwd: str, width: int, *, ascii_only: bool = False) -> list[Row]:
+    """Return what is shown of a run: first what became of it, then when, then what it was."""
+    outcome = _with_excerpt(run)
+    now = LiveReader().run(run.path) if run.entry.state == "running" else None
     if outcome is not None:
         rows: list[Row] = [(line,) for line in report_lines(outcome, cwd)]
     else:
-        rows = [*_without_outcome(run, cwd)]
-    facts = [*_head(run.entry, cwd), ("progress", _progress(run))]
-    facts += [] if run.batch is None else _of_batch(run.entry, run.batch)
-    parts = [_facts(facts), *_parts_in_time(run, cwd, width, ascii_only=ascii_only)]
+        rows = [*_without_outcome(run.entry, cwd)]
+    facts = [*_head(run.entry, cwd), ("progress", _progress(run, now))]
+    facts += [] if run.entry.batch is None else _of_batch(run.entry, run.entry.batch)
+    parts = [_facts(facts), *_parts_in_time(run, now, cwd, width, ascii_only=ascii_only)]
     if outcome is not None:
         parts.append(_nodes(outcome, cwd))
         parts += [[*_attempt(attempt, cwd)] for attempt in outcome.attempts]
         parts.append(_values(outcome, cwd))
-    if run.stacks:
-        title = heading(f"Where all ranks stood ({shown_path(run.stacks_path, cwd)}):")
-        lines = [(StyledText(f"{GAP}{line}".rstrip(), "quote"),) for line in run.stacks]
-        parts.append([title, *lines])
-    if logs := log_rows(run.logs, cwd):
+    parts.append(_stacks(run, cwd))
+    if logs := log_rows([*_logs(run, outcome)], cwd):
         parts.append([heading("Ends of logs:"), *logs])
     if run.plan is not None:
-        lines = [(StyledText(f"{GAP}{line}".rstrip()),) for line in run.plan.splitlines()]
-        parts.append([heading(f"{PLAN}:"), *lines])
+        parts.append([heading(f"{PLAN}:"), *_quoted(run.plan.splitlines())])
     if run.result is not None:
         parts.append(_facts([*_origin(run.result)]))
     for part in parts:
@@ -307,16 +198,18 @@ def run_rows(run: ShownRun, cwd: str, width: int, *, ascii_only: bool = False) -
     return rows
 
 
-def _parts_in_time(run: ShownRun, cwd: str, width: int, *, ascii_only: bool) -> Iterator[list[Row]]:
+def _parts_in_time(
+    run: RunView, now: LiveView | None, cwd: str, width: int, *, ascii_only: bool
+) -> Iterator[list[Row]]:
     """Yield what happened when, what each rank does, and what was used at most."""
     timeline = run.timeline
     bars = timeline_rows(timeline, width, ascii_only=ascii_only)
     if bars:
         began = _local(timeline.start_ns)
         yield [heading(f"In time (from {began}):"), *bars]
-    if run.now is not None and (ranks := run.now.rows):
+    if now is not None and (ranks := now.rows):
         shown = ranks[:_MOST_RANKS]
-        rows = table_rows(run.now, shown, width - len(GAP), cwd)
+        rows = table_rows(now, shown, width - len(GAP), cwd)
         rows = [(StyledText(GAP), *row) for row in rows]
         more = len(ranks) - len(shown)
         if more > 0:
@@ -324,111 +217,26 @@ def _parts_in_time(run: ShownRun, cwd: str, width: int, *, ascii_only: bool) -> 
             rows.append((StyledText(text, "faint"),))
         yield [heading("Now:"), *rows]
     attempts = len({attempt.number for attempt in timeline.attempts})
-    peaks = peaks_of(timeline, run.outcome)
+    peaks = peaks_of(timeline, run.result)
     if rows := peak_rows(peaks, mean_use(timeline.series), attempts=attempts):
         yield [heading("The most that was used:"), *rows]
 
 
-def _progress(run: ShownRun) -> str:
-    """Returns how far the ranks of the last attempt are, or were."""
-    if run.outcome is not None:
-        last = run.outcome.attempts[-1:]
-        workers = [worker for attempt in last for worker in attempt.workers]
-        known = {each.rank: each.progress for each in workers if each.progress is not None}
-        return progress_of_ranks(known)
+def _progress(run: RunView, now: LiveView | None) -> str:
+    """Return how far the ranks of the last attempt are, or were."""
+    if run.result is not None:
+        workers = [worker for attempt in run.attempts[-1:] for worker in attempt.workers]
+        return progress_of_ranks(
+            {each.rank: each.progress for each in workers if each.progress is not None}
+        )
     from lllaunch.watchdog.progress import Progress  # noqa: PLC0415 - of live runs
 
-    ranks = () if run.now is None else run.now.rows
     return progress_of_ranks(
         {
             row.number: Progress(row.step, row.total, metrics=row.metrics)
-            for row in ranks
+            for row in (() if now is None else now.rows)
             if row.number is not None and row.step is not None
         }
-    )
-
-
-class BatchFacts(NamedTuple):
-    """The way of a run through a cluster's queue.
-
-    Attributes:
-        submitted_ns: when, nanoseconds since the epoch; 0 if that is not known.
-        starts: how often its batch job started.
-        nodes: where it started last.
-        requeues: when it went back into the queue, and why.
-        waited: for how long it was in the queue in all, seconds.
-        ran: for how long it ran in all, seconds. Of a start that was lost with its node nobody
-            knows the end; what it waited then is in it.
-        reason: why it did not go back into the queue, or an empty string.
-    """
-
-    submitted_ns: int
-    starts: int
-    nodes: tuple[str, ...]
-    requeues: tuple[tuple[int, Requeued], ...]
-    waited: float
-    ran: float
-    reason: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the same for programs."""
-        return {
-            "submitted": isoformat(self.submitted_ns) if self.submitted_ns else None,
-            "starts": self.starts,
-            "nodes": list(self.nodes),
-            "requeues": [
-                {"time": isoformat(time_ns), "cause": back.cause, "detail": back.detail or None}
-                for time_ns, back in self.requeues
-            ],
-            "waited": self.waited,
-            "ran": self.ran,
-            "reason": self.reason or None,
-        }
-
-
-def batch_of(entry: ListEntry) -> BatchFacts | None:
-    """Return the way of a run through a cluster's queue; None if it was not submitted."""
-    if not entry.batch_job and not entry.queue:
-        return None
-    submission, history = read_submission(entry.path), read_history(entry.path)
-    if submission is None:
-        return None
-    last = (last_event(entry.path) or {}).get("time_ns")
-    until_ns = time.time_ns() if entry.queue else last
-    return batch_facts(submission.time_ns, history, until_ns if isinstance(until_ns, int) else 0)
-
-
-def batch_facts(
-    submitted_ns: int, history: Sequence[tuple[int, QueueEvent]], until_ns: int
-) -> BatchFacts:
-    """Return what the history of a submitted run comes to. Pure.
-
-    Args:
-        submitted_ns: when it was submitted, nanoseconds since the epoch.
-        history: as `lllaunch.run.submission.read_history` returns it.
-        until_ns: now, of a run that is not over; else when it was heard of last.
-    """
-    waited = ran = 0
-    since, runs, over = submitted_ns, False, False
-    for time_ns, event in history:
-        if isinstance(event, (BatchStarted, BatchEnded, Requeued)):
-            passed = max(0, time_ns - since) if since else 0
-            waited, ran = (waited, ran + passed) if runs else (waited + passed, ran)
-            since, runs = time_ns, isinstance(event, BatchStarted)
-            over = isinstance(event, BatchEnded)
-    if not over and since:
-        passed = max(0, until_ns - since)
-        waited, ran = (waited, ran + passed) if runs else (waited + passed, ran)
-    starts = [event for _, event in history if isinstance(event, BatchStarted)]
-    last = history[-1][1] if history else None
-    return BatchFacts(
-        submitted_ns,
-        len(starts),
-        starts[-1].nodes if starts else (),
-        tuple((time_ns, event) for time_ns, event in history if isinstance(event, Requeued)),
-        waited / 1e9,
-        ran / 1e9,
-        last.reason if isinstance(last, BatchEnded) else "",
     )
 
 
@@ -439,20 +247,8 @@ def _of_batch(entry: ListEntry, batch: BatchFacts) -> Iterator[tuple[str, str]]:
     submitted = _local(batch.submitted_ns) if batch.submitted_ns else "at an unknown time"
     ran = f", ran for {duration(batch.ran)}" if batch.starts else ""
     yield "submitted", f"{submitted}; waited for {duration(batch.waited)}{ran}"
-    if batch.starts > 1 or batch.requeues:
-        causes = Counter(_WHY_BACK[back.cause] for _, back in batch.requeues)
-        parts = [why if times == 1 else f"{why} ({times} times)" for why, times in causes.items()]
-        back = f"; put back into the queue: {', '.join(parts)}" if parts else ""
-        yield "starts", f"{batch.starts}{back}"
+    yield "starts", batch.text
     yield "not put back", batch.reason
-
-
-_WHY_BACK = {
-    "preempted": "preempted",
-    "timeout": "time limit",
-    "node_failure": "a node was lost",
-    "failed": "tried again after a failure",
-}
 
 
 def _facts(facts: Sequence[tuple[str, str]]) -> list[Row]:
@@ -514,7 +310,7 @@ def _nodes(outcome: RunResult, cwd: str) -> list[Row]:
     table = [
         (
             node.name,
-            node.state,
+            node_state(node),
             counted(node.nproc, "worker"),
             node.said,
             shown_path(node.directory, cwd) if node.shared else f"{node.hostname}:{node.directory}",
@@ -563,9 +359,8 @@ def _values(outcome: RunResult, cwd: str) -> list[Row]:
     return [*rows, ()] if rows else []
 
 
-def _without_outcome(run: ShownRun, cwd: str) -> Iterator[Row]:
+def _without_outcome(entry: ListEntry, cwd: str) -> Iterator[Row]:
     """Tells of a run that has no result, or one that cannot be understood."""
-    entry = run.entry
     if entry.root_cause:
         yield (StyledText(f"lllaunch: root cause: {entry.root_cause}", "error"),)
     told = entry.batch_job and entry.root_cause
@@ -582,7 +377,7 @@ def _without_outcome(run: ShownRun, cwd: str) -> Iterator[Row]:
         yield (StyledText(f"{GAP}Last event: {_local(at)} {event['type']}"),)
     log = os.path.join(entry.path, LOG)
     logs = log if os.path.exists(log) else os.path.join(entry.path, _LAST_ATTEMPT)
-    if entry.state not in {"queued", "not_submitted"} or entry.attempts:
+    if entry.attempts or entry.state not in {"queued", "not_submitted"}:
         yield (StyledText(f"{GAP}Logs: {shown_path(logs, cwd)}"),)
 
 
@@ -605,38 +400,34 @@ _WHY = {
 # A sweep
 
 
-def sweep_rows(entry: ListEntry, sweep: SweepResult | None, cwd: str, width: int) -> list[Row]:
-    """Returns what is shown of a sweep.
+def _show_sweep(view: SweepView, cwd: str, *, as_json: bool) -> None:
+    sweep = view.result
+    if sweep is not None and is_submitted(view.path):
+        live = {job.number: job for job in view.jobs if job.batch_job}
+        sweep = replace(sweep, jobs=tuple(_by_now(job, live.get(job.job)) for job in sweep.jobs))
+    if as_json:
+        summary = None if sweep is None else sweep.to_json()
+        print_json({**plain(view.entry, view.entry.path), "summary": summary})
+        return
+    print_rows(sweep_rows(view.entry, sweep, cwd, columns()))
 
-    Args:
-        entry: what is known of it.
-        sweep: what is known of its jobs, or None.
-        cwd: directory that paths below it are shown relative to.
-        width: of the terminal, 0 if there is none.
-    """
+
+def sweep_rows(entry: ListEntry, sweep: SweepResult | None, cwd: str, width: int) -> list[Row]:
+    """Return what is shown of a sweep; `width` is of the terminal, 0 if there is none."""
     rows = _facts(list(_head(entry, cwd)))
     if sweep is None:
         return [*rows, (), (StyledText("lllaunch: its journal cannot be understood", "error"),)]
     running = entry.state in {"queued", "running"}
     common = common_overrides([job.overrides for job in sweep.jobs])
     if running:
-        sweep = replace(sweep, jobs=tuple(map(_of_running, sweep.jobs)))
+        names = {"started": "running", "composed": "waiting"}
+        jobs = (job._replace(state=names.get(job.state, job.state)) for job in sweep.jobs)
+        sweep = replace(sweep, jobs=tuple(jobs))
     resume = None if running else ""
     setting = Setting(entry.path, cwd, len(sweep.jobs), common, columns=width, resume=resume)
     shown = summary_rows(sweep, setting)
     # the last line says how it ended
     return [*rows, *(shown[:-1] if running else shown)]
-
-
-def _sweep_in_time(path: str) -> list[Row]:
-    timeline = read_sweep_timeline(path)
-    width, ascii_only = columns() or _COLUMNS, not _can_draw()
-    bars = track_rows(timeline, tracks_of(timeline), width, ascii_only=ascii_only)
-    return [(), heading(f"In time (from {_local(timeline.start_ns)}):"), *bars] if bars else []
-
-
-def _can_draw() -> bool:
-    return encodable(DRAWN, sys.stdout) == DRAWN
 
 
 def _by_now(job: JobHistory, entry: ListEntry | None) -> JobHistory:
@@ -650,8 +441,3 @@ def _by_now(job: JobHistory, entry: ListEntry | None) -> JobHistory:
     value = None if entry.value is None else json.dumps(entry.value)
     result = Result(entry.state, entry.exit_code, entry.root_cause, entry.seconds, value)
     return job._replace(state=entry.state, result=result)
-
-
-def _of_running(job: JobHistory) -> JobHistory:
-    names = {"started": "running", "composed": "waiting"}
-    return job._replace(state=names.get(job.state, job.state))

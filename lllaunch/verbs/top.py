@@ -49,8 +49,6 @@ class Watched(NamedTuple):
 
     Attributes:
         path: of a run or a sweep; empty for all that is below some directories.
-        roots: these.
-        kind: of what has the path.
     """
 
     path: str = ""
@@ -72,11 +70,7 @@ class Watched(NamedTuple):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb and return its exit code.
-
-    Args:
-        argv: what follows it on the command line.
-    """
+    """Run the verb and return its exit code."""
     return perform(_parser(), argv, _top)
 
 
@@ -112,9 +106,6 @@ def _interval(text: str) -> float:
 
 def watched(name: str | None) -> Watched:
     """Return what is to be looked at.
-
-    Args:
-        name: as it was given; None for what was started from here.
 
     Raises:
         NoSuchRun: there is no such thing.

@@ -32,8 +32,9 @@ from lllaunch.console.live_table import (
 )
 from lllaunch.console.table import RICH_STYLES, Row, cells, cut, decoded
 from lllaunch.errors import LaunchError
-from lllaunch.results.live import AppendedLines, LiveReader, LiveRow, LiveView
-from lllaunch.results.store import look
+from lllaunch.results.history import AppendedLines
+from lllaunch.results.live import LiveReader, LiveView
+from lllaunch.results.store import ListEntry, look
 from lllaunch.text import plain
 from lllaunch.verbs.logs import last_attempt, worker_logs
 from lllaunch.verbs.stacks import stack_lines
@@ -64,24 +65,12 @@ _PADDING = 1
 
 
 def run_app(what: Watched, reader: LiveReader, each: float) -> None:
-    """Show what goes on until somebody quits.
-
-    Args:
-        what: is looked at first.
-        reader: reads it.
-        each: how often, seconds.
-    """
+    """Show what goes on until somebody quits."""
     TopApp(what, reader, each).run()
 
 
 class TopApp(App[None]):
-    """The app.
-
-    Args:
-        what: is looked at first.
-        reader: reads it.
-        each: how often, seconds.
-    """
+    """The app."""
 
     TITLE = "lllaunch top"
     ENABLE_COMMAND_PALETTE = False
@@ -141,7 +130,6 @@ class TopApp(App[None]):
         The thread is a daemon: who quits does not wait for it.
 
         Args:
-            work: what takes long.
             failed: gets why it could not be done; None to say that in the status.
         """
 
@@ -204,12 +192,7 @@ class StatusScreen(Screen[None]):
 
 
 class ListScreen(StatusScreen):
-    """What goes on, the jobs of a sweep, or the ranks of a run.
-
-    Args:
-        what: is looked at.
-        first: whether there is nothing to go back to.
-    """
+    """What goes on, the jobs of a sweep, or the ranks of a run."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "back", show=False),
@@ -226,7 +209,7 @@ class ListScreen(StatusScreen):
         self._what = what
         self._first = first
         self._view: LiveView | None = None
-        self._rows: list[LiveRow] = []
+        self._rows: list[ListEntry] = []
         self._sorted_by = ""
         self._reversed = False
         self._wanted = ""
@@ -341,7 +324,7 @@ class ListScreen(StatusScreen):
         self._titles, self._cells = titles, shown
 
     def _update(
-        self, row: LiveRow, texts: tuple[str, ...], columns: list[tuple[Column, list[str]]]
+        self, row: ListEntry, texts: tuple[str, ...], columns: list[tuple[Column, list[str]]]
     ) -> None:
         values = self._painted(row, texts, columns)
         for (column, _), old, new, value in zip(
@@ -351,7 +334,7 @@ class ListScreen(StatusScreen):
                 self.table.update_cell(row.key, column.title, value)
 
     def _painted(
-        self, row: LiveRow, texts: tuple[str, ...], columns: list[tuple[Column, list[str]]]
+        self, row: ListEntry, texts: tuple[str, ...], columns: list[tuple[Column, list[str]]]
     ) -> list[Text]:
         style = self.top.style(STYLES.get(row.state, ""))
         return [
@@ -369,7 +352,7 @@ class ListScreen(StatusScreen):
         place = self.table.cursor_row
         return keys[place] if 0 <= place < len(keys) else None
 
-    def _selected(self) -> LiveRow | None:
+    def _selected(self) -> ListEntry | None:
         """Return the row that the cursor is on; of a run without ranks the run."""
         key = self._selected_key()
         row = next((row for row in self._rows if row.key == key), None)
@@ -492,11 +475,7 @@ class ListScreen(StatusScreen):
 
 
 class Question(ModalScreen[bool]):
-    """A question to be answered with yes or no.
-
-    Args:
-        text: the question.
-    """
+    """A question to be answered with yes or no."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", "yes"),
@@ -540,7 +519,7 @@ class LogScreen(StatusScreen):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "back")]
 
-    def __init__(self, row: LiveRow) -> None:
+    def __init__(self, row: ListEntry) -> None:
         super().__init__()
         self._row = row
         self._rank = row.number if row.kind == "rank" else None
@@ -637,7 +616,7 @@ class StacksScreen(StatusScreen):
         Binding("k", "take", "again"),
     ]
 
-    def __init__(self, row: LiveRow) -> None:
+    def __init__(self, row: ListEntry) -> None:
         super().__init__()
         self._row = row
 

@@ -46,11 +46,7 @@ _LOOKS = 3
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code: that of the run.
-
-    Args:
-        argv: what follows it on the command line.
-    """
+    """Run the verb and return its exit code: that of the run."""
     return perform(_parser(), argv, _wait)
 
 
@@ -71,14 +67,9 @@ def _wait(given: argparse.Namespace) -> int:
 def until_over(
     found: FoundDirectory, look: Callable[[ListEntry, BatchQueue], object] | None = None
 ) -> ListEntry:
-    """Wait until a run or a sweep is over, here or on a cluster.
+    """Wait until a run or a sweep is over, here or on a cluster; return what became of it.
 
-    Args:
-        found: where it is.
-        look: called with what is known of it and the queue, each time that a cluster was asked.
-
-    Returns:
-        What became of it.
+    `look` is called with what is known of it and the queue, each time that a cluster was asked.
 
     Raises:
         OutputError: as `until_released` has it.
@@ -121,12 +112,9 @@ def _may_come_back(entry: ListEntry, queue: BatchQueue) -> bool:
 
 
 def until_released(lock: str) -> None:
-    """Waits until nobody holds a lock, which launcher, spawner and jobs do while they live.
+    """Wait until nobody holds a lock, which launcher, spawner and jobs do while they live.
 
     The kernel wakes this up; to share a lock that is free for a moment keeps no launcher out.
-
-    Args:
-        lock: the lock's file.
 
     Raises:
         OutputError: the file system knows no locks, so that nobody can tell.
@@ -147,10 +135,12 @@ def until_released(lock: str) -> None:
 
 
 def outcome_text(entry: ListEntry) -> str:
-    """Returns what became of a run or a sweep, after how long and why."""
+    """Return what became of a run or a sweep, after how long and why."""
     took = "" if entry.seconds is None else f" after {duration(entry.seconds)}"
+    starts = "" if entry.batch is None else entry.batch.text
+    again = f"; starts: {starts}" if starts else ""
     if entry.exit_code is None:
-        return f"{entry.state}{took}: {entry.root_cause or STATES[entry.state]}"
+        return f"{entry.state}{took}: {entry.root_cause or STATES[entry.state]}{again}"
     text = entry.state if not entry.exit_code else f"{entry.state}, exit code {entry.exit_code}"
     cause = f": {entry.root_cause}" if entry.root_cause else ""
-    return f"{text}{took}{cause}"
+    return f"{text}{took}{cause}{again}"

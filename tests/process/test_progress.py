@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 from textwrap import dedent
@@ -149,7 +150,11 @@ def test_a_live_run_is_listed_with_its_step_and_one_of_before_is_not_taken_for_i
     line["ranks"]["2"] = {"step": 7, "total": 9, "eta": 60, "metrics": {"loss": "nan", "lr": 0.1}}
     (tmp_path / "samples.jsonl").write_text(json.dumps(line) + "\n")
 
+    os.utime(tmp_path / "samples.jsonl", (1000, 1000))
+
     def entry(state: str = "running", started: int = 999) -> ListEntry:
+        (tmp_path / "plan.yaml").touch()
+        os.utime(tmp_path / "plan.yaml", (started, started))
         return ListEntry("run", str(tmp_path), state, started_ns=started * 10**9)
 
     assert entry().progress == Progress(7.0, 9.0, eta=60.0, metrics={"lr": 0.1})

@@ -8,7 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lllaunch.results.timeline import _HANDLED, NodeRecords
+from lllaunch.results.history import _HANDLED, NodeHistory
+from lllaunch.results.timeline import NodeRecords
 from lllaunch.run.events import decode
 from lllaunch.run.samples import decode as decode_sample
 
@@ -35,9 +36,12 @@ def node_records(
     name: str, events: Iterable[bytes] = (), samples: Iterable[bytes] = (), ahead_ns: int = 0
 ) -> NodeRecords:
     """What one node has written, as far as it makes sense."""
-    known = [found for line in events if (found := decode(line)) is not None]
+    history = NodeHistory(name, ahead_ns)
+    for line in events:
+        if (found := decode(line)) is not None:
+            history.take(found)
     seen = [found for line in samples if (found := decode_sample(line)) is not None]
-    return NodeRecords(name, known, seen, ahead_ns)
+    return history, seen
 
 
 _KINDS = sorted({*_HANDLED, "Begin", "Unknown"})

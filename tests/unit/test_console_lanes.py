@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.ends import placed
 from support.timelines import EVENTS, START, json_lines, node_records, sample
 
-from lllaunch.console.lanes import DRAWN, timeline_rows, track_rows
+from lllaunch.console.lanes import DRAWN, timeline_rows
 from lllaunch.console.overview import log_rows, peak_rows, progress_of_ranks
 from lllaunch.console.table import Row, cells
 from lllaunch.results.peaks import Peak, mean_use, peaks_of
@@ -22,10 +22,8 @@ from lllaunch.results.timeline import (
     TimeSpan,
     timeline_of,
 )
-from lllaunch.results.tries import JobTry, SweepTimeline, tracks_of
 from lllaunch.run.excerpts import Excerpt
 from lllaunch.run.result import AttemptResult, RunResult, Succeeded, WorkerResult
-from lllaunch.sweep.pool import Lease
 from lllaunch.watchdog.progress import Progress
 
 
@@ -93,46 +91,6 @@ def test_of_very_many_attempts_the_first_and_the_last_are_shown() -> None:
     numbers = [int(line.split()[1]) for line in found if line.startswith("attempt ")]
     assert numbers == [0, 1, 44, 45, 46, 47, 48, 49]
     assert "... 42 more attempts ..." in found
-
-
-def swept(*tries: tuple[str, int, float, float, str], gpus: int = 2) -> list[str]:
-    timeline = SweepTimeline(
-        at(0),
-        at(20),
-        over=True,
-        tries=tuple(
-            JobTry(job, 0, at(start), at(end), fate, Lease((gpu,)))
-            for gpu, job, start, end, fate in tries
-        ),
-        slots=Lease(tuple(map(str, range(gpus)))),
-    )
-    return lines(track_rows(timeline, tracks_of(timeline), 42, ascii_only=True))
-
-
-def test_jobs_stand_on_their_gpus_and_what_is_idle_is_empty() -> None:
-    found = swept(
-        ("0", 0, 0, 5, "succeeded"),
-        ("0", 1, 5, 10, "succeeded"),
-        ("0", 2, 15, 20, "failed"),
-        ("1", 3, 10, 20, "running"),
-    )
-    assert found == [
-        "       0                   20 s",
-        "GPU 0  ======------      XXXXXX  75 % busy",
-        "GPU 1              >>>>>>>>>>>>  50 % busy",
-        "       = a job   - the next one   > runs",
-        "       X failed",
-    ]
-
-
-def test_a_failure_that_was_short_is_seen_among_jobs_that_were_not() -> None:
-    [_, gpu, *_] = swept(
-        ("0", 0, 0, 10, "succeeded"),
-        ("0", 1, 10, 10.001, "failed"),
-        ("0", 2, 10.001, 20, "succeeded"),
-        gpus=1,
-    )
-    assert gpu.count("X") == 1
 
 
 @given(st.lists(EVENTS, max_size=30), st.integers(1, 200))

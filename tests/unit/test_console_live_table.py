@@ -15,16 +15,17 @@ from lllaunch.console.live_table import (
     view_rows,
 )
 from lllaunch.console.table import Row, aligned, cells
-from lllaunch.results.live import LiveRow, LiveView
+from lllaunch.results.live import LiveView
+from lllaunch.results.store import ListEntry
 from lllaunch.sweep.history import JobHistory, SweepResult
 from lllaunch.sweep.journal import Result
 from lllaunch.sweep.pool import Lease
 
-BUSY = LiveRow(
+BUSY = ListEntry(
     "run",
     "/w/outputs/2026-11-23/12-00-00",
     "running",
-    attempt=1,
+    attempts=2,
     seconds=754.2,
     step=1200,
     total=5000,
@@ -39,17 +40,19 @@ BUSY = LiveRow(
     gpu_use=0.97,
     gpu_memory=150_000_000_000,
     metrics={"accuracy": 0.91, "loss": 0.3},
-    overrides=("+exp=resnet", "params.lr=0.1"),
+    load_overrides=lambda: ("+exp=resnet", "params.lr=0.1"),
 )
-FAILED = LiveRow(
+FAILED = ListEntry(
     "run",
     "/w/outputs/\x1b[31mred",
     "failed",
     seconds=3.0,
-    text="rank 1: raised ValueError: no\x1b[2J luck\nand more",
+    root_cause="rank 1: raised ValueError: no\x1b[2J luck\nand more",
     exit_code=3,
 )
-WIDE = LiveRow("run", "/w/実験/" + "長い名前" * 12, "queued", text="123 PENDING (Priority)")
+WIDE = ListEntry(
+    "run", "/w/実験/" + "長い名前" * 12, "queued", batch_job="123", queue="PENDING (Priority)"
+)
 ROWS = (BUSY, FAILED, WIDE)
 ALL = LiveView(0, ROWS, roots=("outputs", "multirun/"))
 
@@ -82,10 +85,10 @@ def test_everything_has_room_where_there_is_no_terminal() -> None:
 @pytest.mark.parametrize("columns", [*range(1, 140, 3), 200, 400])
 @pytest.mark.parametrize("lines", [3, 6, 15, 60])
 def test_nothing_is_wider_or_longer_than_the_terminal(columns: int, lines: int) -> None:
-    jobs = tuple(LiveRow("job", "/w/s", "waiting", number=number) for number in range(30))
-    sweep = LiveRow("sweep", "/w/s", "running", seconds=1.0, counts={"waiting": 30})
+    jobs = tuple(ListEntry("job", "/w/s", "waiting", number=number) for number in range(30))
+    sweep = ListEntry("sweep", "/w/s", "running", seconds=1.0, counts={"waiting": 30})
     result = SweepResult(slots=Lease(tuple(map(str, range(8))), tuple(range(64))))
-    run = LiveView(0, (LiveRow("rank", "/w", "running", number=0),), subject=BUSY)
+    run = LiveView(0, (ListEntry("rank", "/w", "running", number=0),), subject=BUSY)
     for view in (ALL, run, LiveView(0, jobs, subject=sweep, result=result)):
         rows = shown(view, columns, lines)
         assert len(rows) < lines
@@ -101,9 +104,9 @@ def test_what_matters_most_stays_in_a_narrow_terminal() -> None:
 
 
 def test_rows_that_have_no_room_are_counted() -> None:
-    jobs = [LiveRow("job", "", "running", number=0)]
-    jobs += [LiveRow("job", "", "succeeded", number=number) for number in range(1, 40)]
-    sweep = LiveRow("sweep", "/w/s", "running")
+    jobs = [ListEntry("job", "", "running", number=0)]
+    jobs += [ListEntry("job", "", "succeeded", number=number) for number in range(1, 40)]
+    sweep = ListEntry("sweep", "/w/s", "running")
     view = LiveView(0, tuple(jobs), subject=sweep, unseen={"waiting": 60})
     rows = shown(view, 80, 12)
     assert len(rows) == 11
@@ -131,8 +134,10 @@ def test_the_head_of_a_sweep_has_its_best_job_and_who_holds_what() -> None:
     )
     result = SweepResult(history, direction="minimize", slots=Lease(("0", "1", "2"), (0, 1)))
     counts = {"succeeded": 3, "failed": 1, "running": 1, "waiting": 5}
-    sweep = LiveRow("sweep", "/w/s", "running", eta=90.0, counts=counts, overrides=("+exp=x",))
-    job = LiveRow("job", "/w/s/7", "running", number=7, gpus=("1", "2"))
+    sweep = ListEntry(
+        "sweep", "/w/s", "running", eta=90.0, counts=counts, load_overrides=lambda: ("+exp=x",)
+    )
+    job = ListEntry("job", "/w/s/7", "running", number=7, gpus=("1", "2"))
     rows = texts(head_rows(LiveView(0, (job,), subject=sweep, result=result), 0, "/w"))
     assert rows == [
         "s: running, 3/10 done, 1 failed, 1 running, 5 waiting, about 2 min left",
@@ -145,7 +150,7 @@ def test_the_head_of_a_sweep_has_its_best_job_and_who_holds_what() -> None:
 @pytest.mark.parametrize("values", [(0.5, 1.5, None), (1.5, "b", None)])
 def test_sorted_by_a_column_what_has_nothing_there_is_last(values: tuple[Any, ...]) -> None:
     (by,) = (column for column in columns_of(ALL, "/w") if column.title == "value")
-    few, many, none = rows = [LiveRow("job", "", "running", value=value) for value in values]
+    few, many, none = rows = [ListEntry("job", "", "running", value=value) for value in values]
     assert sorted_rows([many, none, few], by) == rows
     assert sorted_rows([few, none, many], by, reverse=True) == [many, few, none]
     # as they come
@@ -162,15 +167,17 @@ def test_sorted_by_a_column_what_has_nothing_there_is_last(values: tuple[Any, ..
         ("実験", [WIDE]),
     ],
 )
-def test_a_filter_wants_all_of_its_words(wanted: str, found: list[LiveRow]) -> None:
+def test_a_filter_wants_all_of_its_words(wanted: str, found: list[ListEntry]) -> None:
     assert [row for row in ROWS if matches(row, wanted, "/w")] == found
 
 
 def test_nothing_from_outside_can_move_the_cursor() -> None:
     bad = "\x1b[2J\r\nx"
-    fields: dict[str, Any] = {"text": bad, "gpus": (bad,), "metrics": {bad: 1.0}, "value": bad}
-    job = LiveRow("job", f"/w/{bad}", "running", number=1, overrides=(f"a={bad}",), **fields)
-    rank = replace(job, kind="rank", node=f"node_{bad}", overrides=())
+    fields: dict[str, Any] = {"note": bad, "gpus": (bad,), "metrics": {bad: 1.0}, "value": bad}
+    job = ListEntry(
+        "job", f"/w/{bad}", "running", number=1, load_overrides=lambda: (f"a={bad}",), **fields
+    )
+    rank = replace(job, kind="rank", node=f"node_{bad}", load_overrides=tuple)
     sweep = replace(job, kind="sweep", number=None)
     for view in (
         LiveView(0, (job,), roots=(bad,)),

@@ -20,10 +20,10 @@ from support.timelines import event, node_records, sample
 
 from benchmarks.generated import HUNG, write_run
 from lllaunch.pages.run_charts import curves_of
-from lllaunch.pages.run_facts import read_run_facts, telling
 from lllaunch.pages.run_page import run_page
-from lllaunch.results.store import locate
+from lllaunch.results.store import locate, read_run
 from lllaunch.results.timeline import Series, timeline_of
+from lllaunch.results.view import RunView, telling
 from lllaunch.run.causes import Raised
 from lllaunch.run.result import (
     AttemptResult,
@@ -48,7 +48,8 @@ def started(seconds: float, rank: int) -> bytes:
 
 
 def page_of(path: Path, hide: Callable[[str], str] = str) -> str:
-    page = run_page(read_run_facts(locate(str(path)), (), hide), "1.2.3")
+    found = locate(str(path))
+    page = run_page(RunView(found, *read_run(found, None, hide), hide), "1.2.3")
     seen = Seen(page)
     assert seen.open == []
     assert seen.tags.count("script") == 1

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from lllaunch.documents import isoformat
 from lllaunch.results import index
 from lllaunch.results.index import remember, used_from
+from lllaunch.results.report import load
 from lllaunch.results.store import (
     STATES,
     FoundDirectory,
@@ -36,6 +38,7 @@ from lllaunch.results.store import (
     roots_of,
     sweep_result,
 )
+from lllaunch.results.view import view_run
 from lllaunch.run.directory import LOCK_NAME
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
 from lllaunch.sweep.history import SweepResult
@@ -49,7 +52,6 @@ from lllaunch.sweep.journal import (
     StartedRecord,
     encode,
 )
-from lllaunch.verbs.show import read_shown
 
 T0 = 1_700_000_000_000_000_000
 S = 1_000_000_000
@@ -83,7 +85,7 @@ def result(state: str = "succeeded", code: int = 0, at: int = T0, **more: Any) -
 def run(path: Path, document: str | None = None, at: int = T0, lock: str = GONE) -> Path:
     """A run's directory; without a document, one that has none."""
     write(path / "plan.yaml", "launch: {}\n", at)
-    write(path / "events.jsonl", json.dumps({"time_ns": at + S, "type": "Started"}) + "\n")
+    write(path / "events.jsonl", json.dumps({"time_ns": at + S, "type": "Started"}) + "\n", at + S)
     write(path / LOCK_NAME, lock)
     write(path / ".hydra" / "overrides.yaml", "- +exp=a\n- params.lr=0.1\n")
     (path / "attempt_0" / "0").mkdir(parents=True, exist_ok=True)
@@ -195,6 +197,35 @@ def test_a_later_run_in_the_same_directory_is_the_one_that_counts(tmp_path: Path
     assert states(tmp_path) == {tmp_path.name: "died"}
 
 
+def test_all_agree_whose_result_it_is_when_clocks_step(tmp_path: Path):
+    """The launcher's clock was set back before the run ended, the file server's is ahead."""
+    directory = tmp_path / "run"
+    run(directory, result())
+    event = json.dumps({"time_ns": T0 + 3600 * S, "type": "Finish"})
+    write(directory / "plan.yaml", "launch: {}\n", T0 + 60 * S)
+    write(directory / "events.jsonl", f"{event}\n", T0 + 61 * S)
+    os.utime(directory / "result.json", ns=(T0 + 62 * S, T0 + 62 * S))
+    assert states(tmp_path)["run"] == "succeeded"
+    assert load(locate(str(directory))).finished
+    assert view_run(locate(str(directory))).result is not None
+
+
+def test_progress_is_seen_where_the_file_server_is_ahead(tmp_path: Path):
+    now = time.time_ns()
+    worker = {"step": 5, "total": 10}
+    record = json.dumps({"time": now / 1e9, "attempt": 0, "ranks": {"0": worker}})
+    write(tmp_path / "plan.yaml", "launch: {}\n", now + 30 * S)
+    write(tmp_path / "samples.jsonl", f"{record}\n", now + 31 * S)
+    write(tmp_path / LOCK_NAME)
+    with held(tmp_path / LOCK_NAME):
+        entry, _ = read_run(locate(str(tmp_path)))
+        assert entry.progress is not None
+        assert entry.progress.step == 5
+        # what is older than the plan is of an earlier run
+        os.utime(tmp_path / "samples.jsonl", ns=(now, now))
+        assert read_run(locate(str(tmp_path)))[0].progress is None
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -233,9 +264,9 @@ def test_a_sweep_tells_of_its_jobs(tmp_path: Path):
     assert entry.counts == {"succeeded": 1, "failed": 1}
     assert entry.overrides == ("+exp=a", "params.lr=1,2")
     first, second = jobs_of(entry)
-    assert (first.job, first.state, first.value, first.seconds) == (0, "succeeded", 0.5, 1.0)
+    assert (first.number, first.state, first.value, first.seconds) == (0, "succeeded", 0.5, 1.0)
     assert first.path == str(tmp_path / "0")
-    assert (second.job, second.exit_code, second.root_cause) == (1, 3, "rank 0: no")
+    assert (second.number, second.exit_code, second.root_cause) == (1, 3, "rank 0: no")
     assert second.overrides == ("+exp=a", "params.lr=2")
     assert plain(entry, "")["counts"] == {"failed": 1, "succeeded": 1}
     assert plain(second, "")["job"] == 1
@@ -467,7 +498,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path):
 def test_the_plan_of_a_run_is_shown_and_a_link_to_a_file_elsewhere_is_not_followed(tmp_path: Path):
     def shown() -> str | None:
         found = FoundDirectory(str(directory), "run", frozenset({"plan.yaml"}))
-        return read_shown(found, *read_run(found)).plan
+        return view_run(found).plan
 
     directory = tmp_path / "run"
     plan = write(directory / "plan.yaml", "nproc: 2\n")

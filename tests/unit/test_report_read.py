@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,19 +19,22 @@ from support.left import T0, LeftRun, LeftSweep
 
 from lllaunch.console.report import report_lines
 from lllaunch.errors import ConfigError
+from lllaunch.pages.run_page import run_page
 from lllaunch.results.announce import announce, announce_error
 from lllaunch.results.cases import Report, Tree
 from lllaunch.results.github import commands, summary
 from lllaunch.results.junit import render_junit
-from lllaunch.results.report import LOG_LINES, blamed, run_case
+from lllaunch.results.report import LOG_LINES, run_case
 from lllaunch.results.report import load as load_found
 from lllaunch.results.store import NoSuchRun, locate
 from lllaunch.results.text import render_json, render_text
+from lllaunch.results.view import blamed, view_run
 from lllaunch.run.causes import ExitedNonZero, KilledBySignal, Raised
 from lllaunch.run.result import (
     Explanation,
     Failed,
     Hang,
+    NodeResult,
     RootCause,
     Succeeded,
     as_result,
@@ -44,6 +48,7 @@ from lllaunch.sweep.journal import (
     Skipped,
     StartedRecord,
 )
+from lllaunch.verbs import show
 from lllaunch.verbs.report import main
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
 from lllaunch.watchdog.stacks.frames import Frame, RankStack
@@ -239,6 +244,32 @@ def test_a_run_that_succeeded_tells_no_failure(run: LeftRun) -> None:
     assert report.verdict() == "succeeded in 5.0 s"
 
 
+def test_a_node_that_was_not_heard_of_is_told(
+    run: LeftRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run.attempt(run.worker(0, Succeeded()), state="succeeded")
+    nodes = (NodeResult("node 0", state="succeeded", exit_code=0), NodeResult("node 1"))
+    run.ends("succeeded", 0, done, nodes=nodes)
+    path = str(run.path)
+    said = "node 1 was not heard of: it left no result"
+    assert load(path).verdict() == f"succeeded in 5.0 s; {said}"
+    assert show.main([path]) == 0
+    assert re.search("^node 1 +not heard of", capsys.readouterr().out, re.MULTILINE)
+    page = run_page(view_run(locate(path)), "0.1")
+    assert "Node 1 was not heard of: it left no result." in page
+
+
+def test_what_turns_the_direction_of_text_is_escaped_in_every_form(run: LeftRun) -> None:
+    root = RootCause(0, 1, 1, Raised("abc\u202edef", 1), T0, traceback="Trace\nabc\u202edef")
+    run.log(1, "stderr", "ghi\u2066jkl\n")
+    report = load(ended(run, "failed", 3, root))
+    forms = [render(report) for render in (render_text, render_json, render_junit, summary)]
+    for text in [*forms, "\n".join(commands(report))]:
+        assert "\u202e" not in text
+        assert "\u2066" not in text
+        assert "abc" in text
+
+
 def test_a_run_without_a_result_or_with_that_of_an_earlier_one_is_not_over(run: LeftRun) -> None:
     report = load(str(run.path))
     assert (report.finished, report.exit_code) == (False, None)
@@ -247,11 +278,11 @@ def test_a_run_without_a_result_or_with_that_of_an_earlier_one_is_not_over(run: 
     assert died in render_text(report)
     ended(run, "succeeded", 0)
     events = run.path / "events.jsonl"
-    event = {"time": "2023-11-14T22:13:21.000000Z", "type": "Started"}
+    event = {"time_ns": T0 + 1_000_000_000, "type": "Started"}
     events.write_text(json.dumps(event) + "\n")
     assert load(str(run.path)).finished
     with events.open("a") as file:
-        file.write(json.dumps({**event, "time": "2023-11-14T22:13:26.000000Z"}) + '\n{"torn')
+        file.write(json.dumps({**event, "time_ns": T0 + 10_000_000_000}) + '\n{"torn')
     assert not load(str(run.path)).finished
 
 

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from support.left import LeftSweep
 
-from lllaunch.results import live, store
-from lllaunch.results.live import AppendedLines, LiveReader, LiveRow, LiveView, sweep_left
+from lllaunch.results import history, live, store
+from lllaunch.results.history import AppendedLines
+from lllaunch.results.live import LiveReader, LiveView, sweep_left
+from lllaunch.results.store import ListEntry
 from lllaunch.run.lock import lock_directory
 from lllaunch.sweep.journal import (
     ComposedRecord,
@@ -105,7 +107,7 @@ def end(directory: Path, state: str = "succeeded", code: int = 0, ago: float = 0
         os.utime(directory / name, (moment, moment))
 
 
-def seen(view: LiveView | None) -> tuple[LiveView, LiveRow]:
+def seen(view: LiveView | None) -> tuple[LiveView, ListEntry]:
     """What is looked at, and the row of that."""
     assert view is not None
     assert view.subject is not None
@@ -242,7 +244,54 @@ def test_hostile_events_are_passed_over(run: Path, line: bytes) -> None:
     assert all(row.number in {0, 1} for row in view.rows)
 
 
+def test_ranks_are_seen_behind_the_stacks_of_hundreds_of_them(run: Path) -> None:
+    stacks = [{"rank": rank, "frames": "x" * 10_000} for rank in range(200)]
+    events(run, {"type": "StacksTaken", "stacks": stacks})
+    view, row = seen(LiveReader().run(str(run)))
+    assert row.attempt == 0
+    assert [rank.state for rank in view.rows] == ["running", "running"]
+
+
+def test_a_failure_is_told_once_when_the_run_is_over(tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+    events(run, *attempt(1), exited(0, 1))
+    end(run, "failed", 3)
+    document = json.loads((run / "result.json").read_text())
+    cause = {"type": "ExitedNonZero", "exitcode": 1, "text": "exited with status 1"}
+    document["root_cause"] = {"attempt": 1, "rank": 0, "cause": cause}
+    (run / "result.json").write_text(json.dumps(document))
+    view, row = seen(LiveReader().run(str(run)))
+    assert row.text.startswith("rank 0: exited")
+    assert view.findings == ()
+
+
+def test_of_events_only_what_was_added_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = LiveReader()
+    reader.run(str(run))
+    decoded: list[bytes] = []
+
+    def noted(line: bytes, real: Any = history.decode) -> Any:
+        decoded.append(line)
+        return real(line)
+
+    monkeypatch.setattr(history, "decode", noted)
+    events(run, exited(0, 0))
+    view, _ = seen(reader.run(str(run)))
+    assert len(decoded) == 1
+    assert [rank.state for rank in view.rows] == ["ended", "running"]
+
+
 # Below directories
+
+
+def test_a_result_of_another_program_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "result.json").write_text("{}")
+    reader = LiveReader()
+    assert reader.everything([str(tmp_path)]).rows == ()
+    monkeypatch.setattr(store, "read_result", lambda *_: pytest.fail("read it again"))
+    assert reader.everything([str(tmp_path)]).rows == ()
 
 
 def test_what_lives_and_what_has_ended_of_late(tmp_path: Path, run: Path) -> None:
@@ -292,7 +341,7 @@ def test_what_has_not_changed_is_not_read_again(
 
     monkeypatch.setattr(store, "read_json", noted)
     monkeypatch.setattr(live, "contents_of", lambda path: pytest.fail(f"looked into {path}"))
-    monkeypatch.setattr(live, "last_sample", lambda path: pytest.fail("read a sample again"))
+    monkeypatch.setattr(live, "sample_of", lambda path: pytest.fail("read a sample again"))
     again = reader.everything([str(tmp_path)])
     assert read == []
     assert [row.key for row in again.rows] == [row.key for row in first.rows]
@@ -316,7 +365,7 @@ class Swept:
         self.write, self.journal = self._left.add, self._left.journal
         self.release = hold(path, ".lllaunch-sweep.lock")
 
-    def look(self) -> tuple[LiveView, LiveRow]:
+    def look(self) -> tuple[LiveView, ListEntry]:
         return seen(self._reader.sweep(str(self._left.path)))
 
     def start(self, job: int) -> Path:
@@ -409,8 +458,8 @@ def test_another_sweep_in_the_directory_is_read_anew(sweep: Swept) -> None:
     assert sweep.look()[0].rows == ()
 
 
-def job_row(state: str, seconds: float, eta: float | None = None) -> LiveRow:
-    return LiveRow("job", "", state, seconds=seconds, eta=eta)
+def job_row(state: str, seconds: float, eta: float | None = None) -> ListEntry:
+    return ListEntry("job", "", state, seconds=seconds, eta=eta)
 
 
 DONE = job_row("succeeded", 60.0)
@@ -430,7 +479,9 @@ DONE = job_row("succeeded", 60.0)
         ([DONE, job_row("running", 80.0)], 0, 0),
     ],
 )
-def test_how_long_a_sweep_will_take(jobs: list[LiveRow], waiting: int, left: float | None) -> None:
+def test_how_long_a_sweep_will_take(
+    jobs: list[ListEntry], waiting: int, left: float | None
+) -> None:
     assert sweep_left(jobs, waiting) == (None if left is None else pytest.approx(left, abs=2))
 
 
@@ -458,9 +509,9 @@ def test_lines_are_read_once_and_only_when_they_are_whole(
     found = AppendedLines(str(path), window=20).added()
     assert [line for _, line in found] == [b"line 998", b"line 999"]
     # a line that does not end is passed over
-    monkeypatch.setattr(live, "_CHUNK", 16)
+    monkeypatch.setattr(history, "_CHUNK", 16)
     path.write_bytes(b"first\n" + b"x" * 100 + b"\nlast\n")
-    assert [line for _, line in AppendedLines(str(path)).added()] == [b"first", b"last"]
+    assert [line for _, line in AppendedLines(str(path), longest=16).added()] == [b"first", b"last"]
     # what is no file is not waited for
     os.mkfifo(tmp_path / "fifo")
     assert list(AppendedLines(str(tmp_path / "fifo")).added()) == []
@@ -472,7 +523,7 @@ def test_attempts_are_counted_on_from_those_of_an_earlier_run(run: Path) -> None
     sample(run, attempt=2, r0={"step": 7}, r1={"step": 6})
     reader = LiveReader()
 
-    def look() -> tuple[LiveView, LiveRow]:
+    def look() -> tuple[LiveView, ListEntry]:
         return seen(reader.run(str(run)))
 
     _, row = look()

@@ -13,6 +13,8 @@ import pytest
 
 from lllaunch.cluster import slurm
 from lllaunch.cluster.slurm import JobFacts, QueuedJob, SlurmFailed
+from lllaunch.documents import isoformat
+from lllaunch.pages.run_page import run_page
 from lllaunch.pages.sweep_facts import read_sweep_facts
 from lllaunch.pages.sweep_page import sweep_page
 from lllaunch.results.report import load
@@ -23,8 +25,10 @@ from lllaunch.results.store import (
     jobs_of,
     list_entries,
     locate,
+    plain,
     read_sweep,
 )
+from lllaunch.results.view import view_run
 from lllaunch.run.submission import (
     LOG,
     BatchEnded,
@@ -180,12 +184,12 @@ PREEMPTED = Requeued("preempted", "slurm")
     ("events", "slurm_says", "state", "code", "cause"),
     [
         ([], "", "died", None, "its batch job ended before the run started in it"),
-        ([], "CANCELLED", "signalled", 143, CANCELLED),
+        ([], "CANCELLED", "cancelled", 143, CANCELLED),
         ([STARTED], "", "died", None, ""),
         ([STARTED], "NODE_FAIL", "died", None, "Slurm says of its batch job: NODE_FAIL"),
         ([STARTED], "CANCELLED", "signalled", 143, f"{KILLED} before its end"),
         ([STARTED, PREEMPTED], "CANCELLED", "signalled", 143, f"{CANCELLED} again"),
-        ([BatchEnded(143, CANCELLED)], "", "signalled", 143, CANCELLED),
+        ([BatchEnded(143, CANCELLED)], "", "cancelled", 143, CANCELLED),
         ([STARTED, BatchEnded(1, "was preempted")], "", "error", 1, "was preempted"),
         ([STARTED, BatchEnded(3)], "", "failed", 3, ""),
     ],
@@ -230,7 +234,7 @@ def test_a_run_that_is_just_being_submitted(fake: FakeSlurm) -> None:
     fake.add("12", "PENDING", "Priority", os.path.abspath(path))
     assert (entry(path).batch_job, entry(path).queue) == ("12", "PENDING (Priority)")
     path = submitted("long ago", job="")
-    assert (entry(path).state, entry(path).exit_code) == ("error", 1)
+    assert (entry(path).state, entry(path).exit_code) == ("not_submitted", 1)
     assert entry(path).root_cause == "its submission failed, or was broken off"
 
 
@@ -303,7 +307,7 @@ def test_jobs_of_a_sweep_tell_their_own_states(fake: FakeSlurm, tmp_path: Path) 
     assert found.counts == {"succeeded": 1, "running": 1, "queued": 1, "not_run": 1}
     jobs = [*jobs_of(found)]
     assert [job.state for job in jobs] == ["succeeded", "running", "queued", "not_run"]
-    assert [job.job for job in jobs] == [0, 1, 2, 3]
+    assert [job.number for job in jobs] == [0, 1, 2, 3]
     assert [job.batch_job for job in jobs] == ["7_0", "7_1", "7_2", ""]
     facts = read_sweep_facts(locate(str(path)))
     assert [job.objective for job in facts.jobs] == [0.5, None, None, None]
@@ -319,6 +323,84 @@ def test_jobs_of_a_sweep_tell_their_own_states(fake: FakeSlurm, tmp_path: Path) 
     fake.ended = {"7_1": "CANCELLED", "7_2": "CANCELLED"}
     found, _ = read_sweep(str(path))
     assert (found.state, found.exit_code, found.queue) == ("failed", 6, "")
+
+
+def test_jobs_that_never_started_were_cancelled(
+    fake: FakeSlurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = summed_up(tmp_path / "multirun" / "1", "started", jobs=2, code=143)
+    (path / "submitted").mkdir()
+    for job in range(2):
+        submitted(str(path / str(job)), BatchEnded(143, CANCELLED), job=f"7_{job}")
+    found, _ = read_sweep(str(path))
+    assert found.counts == {"cancelled": 2}
+    assert show.main([str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "2 cancelled" in out
+    assert "failed" not in out.partition("lllaunch:")[0]
+
+
+def placed(path: str, *events: tuple[float, QueueEvent]) -> str:
+    """A run that was submitted, of which events are told so many seconds after."""
+    submitted(path, ago=0)
+    start = time.time_ns() - 1000 * 10**9
+    Submission("7", os.path.abspath(path), start).write(path)
+    lines = []
+    for at, event in events:
+        append(path, event)
+        line = json.loads(Path(path, "submission.jsonl").read_text().splitlines()[-1])
+        lines.append(json.dumps({**line, "time_ns": start + round(at * 1e9)}))
+    Path(path, "submission.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def test_the_time_of_a_requeued_run_is_that_of_all_its_starts(
+    fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends = [(100.0, STARTED), (400.0, PREEMPTED), (500.0, STARTED)]
+    path = placed("run", *ends)
+    fake.add("7", "RUNNING")
+    found = entry(path)
+    assert found.started_ns is not None
+    assert time.time() - found.started_ns / 1e9 == pytest.approx(900, abs=30)
+    assert found.seconds == pytest.approx(800, abs=30)
+    fake.jobs.clear()
+    path = placed("over", *ends, (600.0, BatchEnded(3)))
+    now = time.time()
+    times = {"started": isoformat(int((now - 500) * 1e9)), "ended": isoformat(int(now * 1e9))}
+    ended(path, state="failed", exit_code=3, **times)
+    found = entry(path)
+    assert found.seconds == pytest.approx(400)
+    # all say how often it started, and why
+    again = "2; put back into the queue: preempted"
+    assert wait.main(["over"]) == 3
+    assert f"after 6 min 40 s; starts: {again}" in capsys.readouterr().out
+    assert plain(found, "")["submission"]["starts"] == 2
+    [case] = load(locate(path)).cases
+    assert f"Starts of its batch job: {again}" in case.explanation
+    assert again in run_page(view_run(locate(path)), "0.1")
+
+
+def test_of_a_cancelled_run_that_is_said_and_not_which_node_has_ended(fake: FakeSlurm) -> None:
+    path = placed("run", (100.0, STARTED), (200.0, BatchEnded(143, "it was cancelled")))
+    root = {"node": "node 1", "cause": {"type": "Lost", "text": "was ended by SIGTERM"}}
+    now = isoformat(time.time_ns())
+    ended(path, state="signalled", exit_code=143, signal="SIGTERM", root_cause=root, ended=now)
+    assert entry(path).root_cause == "it was cancelled"
+
+
+def test_a_sweep_whose_launcher_has_left_took_as_long_as_its_jobs(
+    fake: FakeSlurm, tmp_path: Path
+) -> None:
+    path = summed_up(tmp_path / "multirun" / "1", "started", jobs=1)
+    document = json.loads((path / "sweep.json").read_text())
+    began = time.time_ns() - 1000 * 10**9
+    document |= {"started": isoformat(began), "ended": isoformat(began), "seconds": 84.0}
+    (path / "sweep.json").write_text(json.dumps(document))
+    (path / "submitted").mkdir()
+    placed(str(path / "0"), (100.0, STARTED), (161.0, BatchEnded(0)))
+    found, _ = read_sweep(str(path))
+    assert (found.state, found.seconds) == ("succeeded", pytest.approx(161, abs=1))
 
 
 # By id
@@ -381,14 +463,14 @@ def test_stop_takes_a_run_from_the_queue_and_says_so(
     path = submitted("run")
     fake.add("7", "PENDING")
     assert stop.main([path, "--now"]) == 0
-    assert capsys.readouterr().out == f"run: signalled, exit code 143: {CANCELLED}\n"
+    assert capsys.readouterr().out == f"run: cancelled, exit code 143: {CANCELLED}\n"
     assert fake.cancelled == [(["7"], None)]
     # it is known without the cluster from then on
     fake.answers = False
-    assert entry(path).state == "signalled"
+    assert entry(path).state == "cancelled"
     assert wait.main([path]) == 143
     assert stop.main([path]) == 0
-    assert f"is over: signalled, exit code 143: {CANCELLED}" in capsys.readouterr().out
+    assert f"is over: cancelled, exit code 143: {CANCELLED}" in capsys.readouterr().out
 
 
 def test_stop_of_one_that_puts_itself_back_stops_it_again(fake: FakeSlurm) -> None:
@@ -463,7 +545,7 @@ def test_jobs_whose_submission_was_not_written_down(
     assert stop.main(["sweep"]) == 0
     assert fake.cancelled == [(["7_0", "7_1"], None)]
     found, _ = read_sweep("sweep")
-    assert (found.state, found.counts) == ("failed", {"signalled": 2})
+    assert (found.state, found.counts) == ("failed", {"cancelled": 2})
 
 
 def test_stop_of_one_of_a_pack_ends_no_other(

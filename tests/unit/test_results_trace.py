@@ -110,9 +110,9 @@ def test_counters_have_units_and_end_with_their_workers() -> None:
     ]
 
 
-def of(*records: tuple[float, Any], now: float | None = None) -> SweepTimeline:
+def of(*records: tuple[float, Any], now: float | None = None, hide: Any = str) -> SweepTimeline:
     entries = [JournalEntry(START + round(at * 1e9), record) for at, record in records]
-    return tries_of(entries, None if now is None else START + round(now * 1e9))
+    return tries_of(entries, None if now is None else START + round(now * 1e9), hide)
 
 
 def test_a_sweep_has_a_thread_for_each_gpu_and_a_span_for_each_try() -> None:
@@ -125,7 +125,7 @@ def test_a_sweep_has_a_thread_for_each_gpu_and_a_span_for_each_try() -> None:
         StartedRecord(0, 1, Lease(("1",))),
         EndedRecord(0, 1, Result("succeeded", 0, "", 1.0, "0.5")),
     )
-    events = sweep_events(of(*enumerate(records)), lambda text: text.replace(secret, "***"))
+    events = sweep_events(of(*enumerate(records), hide=lambda text: text.replace(secret, "***")))
     assert names(events, "thread") == ["launcher", "GPU 0", "GPU 1"]
     assert secret not in rendered(events, "sweep", START)
     timed = ruled(events)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from lllaunch.errors import ConfigError
-from lllaunch.pages.run_facts import read_run_facts
 from lllaunch.results.live import LiveReader
 from lllaunch.results.report import load
 from lllaunch.results.store import locate, read_run
 from lllaunch.results.timeline import read_timeline
+from lllaunch.results.view import view_run
 from lllaunch.run.events import decode
 from lllaunch.run.samples import last_sample
 from lllaunch.run.submission import account_of, read_history, read_submission
@@ -82,6 +82,6 @@ def test_a_result_of_a_later_version_is_refused_by_all_who_show_it(run: Path) ->
     assert (view.subject.state, view.subject.text) == ("unknown", f"result.json: {why}")
     with pytest.raises(ConfigError, match=why):
         load(locate(str(run)))
-    facts = read_run_facts(locate(str(run)))
-    assert facts.problem == f"its result.json {why}"
-    assert facts.outcome is None
+    view_ = view_run(locate(str(run)))
+    assert view_.problem == f"its result.json {why}"
+    assert view_.result is None

@@ -1,0 +1,569 @@
+"""What the events of a run come to, read as they grow: who has started, ended, hung, and when.
+
+`RunHistory` is the one reader of events.jsonl for all that shows a run. It reads each file once (of
+a very long one the newest 256 MiB), and keeps what a timeline needs: an attempt has its workers,
+and a bounded number of spans and marks. A file may be torn, or of another version.
+
+Each of several nodes has written events by its own clock; here all times are by node 0's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from lllaunch.documents import signal_name
+from lllaunch.files import MOST_BYTES, open_file
+from lllaunch.run.directory import EVENTS
+from lllaunch.run.events import EventLine, decode
+from lllaunch.run.result import cause_in
+from lllaunch.text import first_line, printable
+from lllaunch.watchdog.findings import lasted, suspects
+from lllaunch.words import counted, ranks
+
+SpanKind = Literal["preload", "rendezvous", "preflight", "spawn", "run", "hang", "grace", "pause"]
+"""What lasts. Of a worker group: modules are imported for its workers, nodes meet, the preflight
+runs, a restart is waited for. Of a worker: its start, its life, and within that what the watchdog
+found and the grace period."""
+
+MarkKind = Literal["finding", "signal", "restart", "stacks", "root_cause"]
+
+_PREFLIGHT = -1
+_LONGEST_TEXT = 300
+MOST_WORKERS = 4096
+"""Workers of one node that are looked at: far more than any machine runs."""
+_MOST_ATTEMPTS, _MOST_PARTS = 1000, 1000
+_FIRST_PARTS = 10  # stay when there are more
+_LATEST_NS = 1 << 62
+_MOST_NODES = 1024
+_MOST_SKEW_NS = 60 * 10**9  # between the clocks of nodes
+_LONGEST = 1e10  # three centuries, seconds
+
+
+@dataclass(frozen=True)
+class TimeSpan:
+    """What lasts, in nanoseconds since the epoch; of what goes on, to the last known moment."""
+
+    kind: SpanKind
+    start_ns: int
+    end_ns: int
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What happens at a moment; `rank` is None if it is about all."""
+
+    kind: MarkKind
+    time_ns: int
+    text: str
+    rank: int | None = None
+
+
+@dataclass
+class SeenWorker:
+    """A worker as its events tell of it; `ending_ns` is when the launcher asked it to end."""
+
+    local_rank: int
+    pid: int | None = None
+    started_ns: int | None = None
+    ended_ns: int | None = None
+    exitcode: int | None = None
+    ending_ns: int | None = None
+    not_started: str = ""
+
+
+@dataclass(frozen=True)
+class SeenHang:
+    """What the watchdog found of local ranks, or of all: none are named."""
+
+    start_ns: int
+    end_ns: int
+    ranks: tuple[int, ...]
+    text: str
+    ends: bool
+
+
+@dataclass(frozen=True)
+class Note:
+    """What went wrong, in a line; `ends` says whether the attempt failed for it."""
+
+    time_ns: int
+    text: str
+    ends: bool
+
+
+@dataclass
+class SeenAttempt:
+    """An attempt on one node as its events tell of it; no worker was started before `spawn_ns`."""
+
+    number: int
+    start_ns: int
+    end_ns: int | None = None
+    state: str = ""
+    base_rank: int = 0
+    spawn_ns: int = 0
+    workers: dict[int, SeenWorker] = field(default_factory=dict)
+    hangs: list[SeenHang] = field(default_factory=list)
+    spans: list[TimeSpan] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+
+    def worker(self, local_rank: int | None) -> SeenWorker | None:
+        """Return a worker, which may be new; None for the preflight and what is no rank."""
+        if local_rank is None or local_rank < 0:
+            return None
+        known = self.workers.get(local_rank)
+        if known is None and len(self.workers) < MOST_WORKERS:
+            known = self.workers[local_rank] = SeenWorker(local_rank)
+        return known
+
+    def mark(self, kind: MarkKind, at: int, text: str, rank: int | None = None) -> None:
+        """Add a mark."""
+        self.marks.append(Mark(kind, at, text, rank))
+        if len(self.marks) > _MOST_PARTS:
+            del self.marks[_FIRST_PARTS]
+
+    def span(self, kind: SpanKind, start_ns: int, end_ns: int, text: str = "") -> None:
+        """Add what lasted."""
+        self.spans.append(TimeSpan(kind, start_ns, max(start_ns, end_ns), text))
+        if len(self.spans) > _MOST_PARTS:
+            del self.spans[_FIRST_PARTS]
+
+    def note(self, at: int, text: str, *, ends: bool) -> None:
+        """Add what went wrong."""
+        self.notes = [*self.notes, Note(at, text, ends)][-_MOST_PARTS:]
+
+
+class NodeHistory:
+    """What the events of one node come to, one after the other; of the last run in a directory.
+
+    Attributes:
+        began_ns: when that run began; 0 if its beginning is lost.
+        finished: how it ended here, an empty string if it did not.
+    """
+
+    def __init__(self, name: str = "", ahead_ns: int = 0, hide: Callable[[str], str] = str) -> None:
+        self.name = name
+        self.ahead_ns = ahead_ns
+        self._hide = hide
+        self._begin()
+
+    def _begin(self) -> None:
+        self.attempts: dict[int, SeenAttempt] = {}
+        self.current: SeenAttempt | None = None
+        self.began_ns = self.first_ns = self.last_ns = 0
+        self.finished = ""
+        self._pause: int | None = None
+        self._pause_text = ""
+        self._preflight: int | None = None
+        # how many attempts of former runs the directory held
+        self._former = 0
+
+    def take(self, event: EventLine) -> None:
+        """See what follows from a line."""
+        if not event.time_ns or not 0 < event.time_ns < _LATEST_NS:
+            return
+        at = event.time_ns - self.ahead_ns
+        if event.type == "Begin":
+            # what is before it is of an earlier run, or an earlier batch job of this one
+            self._begin()
+            self.began_ns = at
+        self.first_ns = min(at, self.first_ns or at)
+        self.last_ns = max(at, self.last_ns)
+        handle = _HANDLED.get(event.type)
+        if handle is not None:
+            handle(self, event, at)
+
+    def open_spans(self, end_ns: int) -> Iterator[TimeSpan]:
+        """Yield the pause and the preflight that go on in the current attempt."""
+        if self._pause is not None:
+            yield TimeSpan("pause", self._pause, max(self._pause, end_ns), self._pause_text)
+        if self._preflight is not None:
+            yield TimeSpan("preflight", self._preflight, max(self._preflight, end_ns))
+
+    def line(self, text: str) -> str:
+        """Return a text as it is shown: in one line, and without secrets."""
+        return printable(self._hide(text), _LONGEST_TEXT)
+
+    def _attempt_of(self, event: EventLine, at: int) -> SeenAttempt:
+        """Return the attempt that an event is about; its beginning may be lost."""
+        number = event.attempt
+        self._renumber(number)
+        if number is None:
+            number = 0 if self.current is None else self.current.number
+        return self._begin_attempt(number, at)
+
+    def _begin_attempt(self, number: int, at: int) -> SeenAttempt:
+        known, current = self.attempts.get(number), self.current
+        if known is None:
+            known = self.attempts[number] = SeenAttempt(number, at, spawn_ns=at)
+            if len(self.attempts) > _MOST_ATTEMPTS:
+                del self.attempts[[*self.attempts][_FIRST_PARTS]]
+        if current is None or number > current.number:
+            self.current = known
+        return known
+
+    def _renumber(self, number: int | None) -> None:
+        """Give the attempt that has just begun the number that its directory turns out to have."""
+        current = self.current
+        if number is None or current is None or number <= current.number:
+            return
+        seen = any(worker.started_ns or worker.ended_ns for worker in current.workers.values())
+        if not seen and number not in self.attempts:
+            self._former += number - current.number
+            current.number = number
+            self.attempts = {each.number: each for each in self.attempts.values()}
+
+    def _on_start_workers(self, event: EventLine, at: int) -> None:
+        self._on_pause_over(event, at)
+        self._end_preflight(at)
+        before = self.current
+        if before is not None and not before.end_ns:
+            before.end_ns = at
+        if event.attempt is not None:
+            # the launcher counts those of its own run
+            attempt = self._begin_attempt(event.attempt + self._former, at)
+        else:
+            attempt = self._attempt_of(event, at)
+        attempt.start_ns = attempt.spawn_ns = at
+        if event.reason:
+            why = _REASONS.get(event.reason, self.line(event.reason))
+            attempt.mark("restart", at, f"attempt {attempt.number} begins: {why}")
+        if before is not None and before is not attempt:
+            before.state = before.state or "failed"
+
+    def _on_group_started(self, event: EventLine, at: int) -> None:
+        attempt = self._attempt_of(event, at)
+        attempt.base_rank = max(0, event.base_rank)
+        if event.restarts is not None and attempt.spawn_ns == attempt.start_ns:
+            attempt.span("rendezvous", attempt.start_ns, at)
+            attempt.spawn_ns = at
+        if not event.preflight:
+            for local_rank in event.ranks[:MOST_WORKERS]:
+                attempt.worker(local_rank)
+
+    def _on_ready(self, event: EventLine, at: int) -> None:
+        attempt = self._attempt_of(event, at)
+        seconds = event.seconds
+        took = round(seconds * 1e9) if seconds is not None and 0 <= seconds < _LONGEST else 0
+        attempt.span("preload", max(attempt.start_ns, at - took), at)
+        attempt.spawn_ns = max(attempt.spawn_ns, at)
+
+    def _on_preload_broken(self, event: EventLine, at: int) -> None:
+        attempt = self._attempt_of(event, at)
+        text = self.line(f"{event.module} could not be imported")
+        attempt.span("preload", attempt.start_ns, at, text)
+        attempt.end_ns = at
+
+    def _on_start_after_preflight(self, event: EventLine, at: int) -> None:
+        self._end_preflight(at)
+        self._attempt_of(event, at).spawn_ns = at
+
+    def _on_started(self, event: EventLine, at: int) -> None:
+        attempt = self._attempt_of(event, at)
+        if event.local_rank == _PREFLIGHT:
+            self._preflight = at
+        elif (worker := attempt.worker(event.local_rank)) is not None:
+            worker.started_ns, worker.pid = at, event.pid
+
+    def _on_exited(self, event: EventLine, at: int) -> None:
+        code = event.exitcode
+        attempt = self._attempt_of(event, at)
+        if event.local_rank == _PREFLIGHT:
+            self._end_preflight(at, "" if code == 0 else f"the preflight {exit_text(code)}")
+        elif (worker := attempt.worker(event.local_rank)) is not None:
+            worker.ended_ns, worker.exitcode = at, code
+            worker.pid = event.pid if worker.pid is None else worker.pid
+            # what follows from a failure, or from what the watchdog ended, is no news
+            if has_failed(worker) and not any(note.ends for note in attempt.notes):
+                who = ranks([attempt.base_rank + worker.local_rank])
+                attempt.note(at, f"{who}: {how_ended(code)}", ends=True)
+
+    def _on_start_failed(self, event: EventLine, at: int) -> None:
+        attempt = self._attempt_of(event, at)
+        if event.local_rank == _PREFLIGHT:
+            self._preflight = attempt.spawn_ns if self._preflight is None else self._preflight
+            self._end_preflight(at, "the preflight could not be started")
+        elif (worker := attempt.worker(event.local_rank)) is not None:
+            worker.ended_ns = at
+            worker.not_started = self.line(event.reason or "could not be started")
+
+    def _on_preflight_timed_out(self, _: EventLine, at: int) -> None:
+        self._end_preflight(at, "the preflight took too long")
+
+    def _end_preflight(self, at: int, text: str = "") -> None:
+        begun, self._preflight = self._preflight, None
+        if begun is not None and self.current is not None:
+            self.current.span("preflight", begun, at, text)
+
+    def _on_signal_received(self, event: EventLine, at: int) -> None:
+        self._attempt_of(event, at).mark("signal", at, f"{_signal(event.signum)} to the launcher")
+
+    def _on_signal_workers(self, event: EventLine, at: int) -> None:
+        self._on_start_grace(event, at)
+        self._attempt_of(event, at).mark("signal", at, f"{_signal(event.signum)} to all workers")
+
+    def _on_kill_workers(self, event: EventLine, at: int) -> None:
+        self._on_start_grace(event, at)
+        self._attempt_of(event, at).mark("signal", at, "SIGKILL to all workers")
+
+    def _on_start_grace(self, event: EventLine, at: int) -> None:
+        for worker in self._attempt_of(event, at).workers.values():
+            if worker.ended_ns is None and worker.ending_ns is None:
+                worker.ending_ns = at
+
+    def _on_signal_process(self, event: EventLine, at: int) -> None:
+        attempt = self._attempt_of(event, at)
+        rank = None if event.rank is None else attempt.base_rank + event.rank
+        attempt.mark("signal", at, f"{_signal(event.signum)} to process {event.pid}", rank)
+
+    def _on_watchdog_fired(self, event: EventLine, at: int) -> None:
+        self._finding(event, at, ends=event.ends)
+
+    def _on_not_finite(self, event: EventLine, at: int) -> None:
+        self._finding(event, at, ends=False)
+
+    def _finding(self, event: EventLine, at: int, *, ends: bool) -> None:
+        finding: Any = cause_in(event.finding)
+        attempt = self._attempt_of(EventLine(), at)
+        local_ranks = suspects(finding)
+        said = str(finding or "the watchdog found something")
+        named = [attempt.base_rank + local_rank for local_rank in local_ranks]
+        who = f"{ranks(named)}: " if named else ""
+        rank = named[0] if len(named) == 1 else None
+        attempt.mark("finding", at, self.line(said if rank is not None else f"{who}{said}"), rank)
+        attempt.note(at, self.line(f"{who}{first_line(said, 200)}"), ends=ends)
+        self._hang(attempt, finding, at, local_ranks, ends=ends)
+
+    def _on_nodes_agreed(self, event: EventLine, at: int) -> None:
+        finding: Any = cause_in(event.ended.finding)
+        attempt = self._attempt_of(event, at)
+        if finding is None or any(hang.ends for hang in attempt.hangs):
+            return
+        # its words say which node has noticed it
+        attempt.mark("finding", at, self.line(str(finding)))
+        self._hang(attempt, finding, at, (), ends=True)
+
+    def _hang(
+        self, attempt: SeenAttempt, finding: Any, at: int, members: tuple[int, ...], *, ends: bool
+    ) -> None:
+        seconds = lasted(finding)
+        if seconds is not None:
+            begun = max(attempt.start_ns, at - round(seconds * 1e9))
+            text = self.line(str(finding))
+            hang = SeenHang(begun, max(begun, at), members, text, ends)
+            attempt.hangs = [*attempt.hangs, hang][-_MOST_PARTS:]
+
+    def _on_stacks_taken(self, event: EventLine, at: int) -> None:
+        text = f"the stacks of {counted(len(event.stacks), 'worker')} were taken"
+        self._attempt_of(event, at).mark("stacks", at, text)
+
+    def _on_stacks_answered(self, event: EventLine, at: int) -> None:
+        text = f"somebody looked where {ranks(event.ranks)} stood"
+        self._attempt_of(event, at).mark("stacks", at, text)
+
+    def _on_spawner_gone(self, event: EventLine, at: int) -> None:
+        for worker in self._attempt_of(event, at).workers.values():
+            worker.ended_ns = at if worker.ended_ns is None else worker.ended_ns
+
+    def _on_orphans_gone(self, event: EventLine, at: int) -> None:
+        attempt = self._attempt_of(event, at)
+        workers = attempt.workers.values()
+        if self._preflight is None and all(worker.ended_ns is not None for worker in workers):
+            attempt.end_ns = at if workers else attempt.end_ns
+
+    def _on_pause(self, event: EventLine, at: int) -> None:
+        self._on_pause_over(event, at)
+        self._pause = at
+        self._pause_text = "" if event.restart is None else f"before restart {event.restart}"
+
+    def _on_pause_over(self, _: EventLine, at: int) -> None:
+        begun, self._pause = self._pause, None
+        if begun is not None and self.current is not None:
+            self.current.span("pause", begun, at, self._pause_text)
+
+    def _on_finish(self, event: EventLine, at: int) -> None:
+        self._on_pause_over(event, at)
+        self._end_preflight(at)
+        ended = "succeeded" if event.state == "SUCCEEDED" else "failed"
+        self.finished = ended if event.signum is None else "stopped"
+        if self.current is not None:
+            self.current.end_ns = self.current.end_ns or at
+            self.current.state = self.current.state or self.finished
+
+
+# `_on_start_workers` handles ``StartWorkers``
+_HANDLED: Mapping[str, Callable[[NodeHistory, EventLine, int], None]] = {
+    name.removeprefix("_on").title().replace("_", ""): handle
+    for name, handle in vars(NodeHistory).items()
+    if name.startswith("_on_")
+}
+
+_REASONS = {
+    "failure": "a worker failed",
+    "died": "a signal ended a worker",
+    "oom": "memory had run out",
+    "hang": "workers hung",
+    "timeout": "an attempt took too long",
+    "spawner": "the process that forks workers was lost",
+    "membership": "other nodes came or left",
+    "node": "a node was lost",
+    "preflight": "the preflight failed",
+}
+
+
+def has_failed(worker: SeenWorker) -> bool:
+    """Return whether a worker failed by itself; what a signal of the launcher's ended did not."""
+    code = worker.exitcode
+    return bool(code) and not ((code or 0) < 0 and worker.ending_ns is not None)
+
+
+def how_ended(code: int | None) -> str:
+    """Return how a worker ended in a word or two; an empty text if it did not fail."""
+    if not code:
+        return ""
+    return signal_name(-code) if code < 0 else f"exit code {code}"
+
+
+def exit_text(code: int | None) -> str:
+    """Return how a worker ended as the predicate of a sentence."""
+    if code is None:
+        return "ended, nobody knows how"
+    if code < 0:
+        return f"was ended by {signal_name(-code)}"
+    return "succeeded" if code == 0 else f"ended with exit status {code}"
+
+
+def _signal(signum: int | None) -> str:
+    return "a signal" if signum is None else signal_name(signum)
+
+
+# Files
+
+
+_CHUNK = 1 << 20
+_MOST_BYTES = 256 << 20  # of the newest events
+_LONGEST_EVENT = 16 << 20  # with the stacks of hundreds of ranks it has some megabytes
+_TYPE = re.compile(rb'"type": ?"(\w+)"')
+_NODE = re.compile(r"node_(\d{1,6})")
+
+
+class AppendedLines:
+    """A file of lines that others append to; at first `window` bytes of its end are read."""
+
+    def __init__(self, path: str, window: int = MOST_BYTES, longest: int = _CHUNK) -> None:
+        self.path = path
+        self.rest = b""
+        self._window, self._longest = window, longest
+        self._inode: int | None = None
+        self._at = 0
+
+    def added(self) -> Iterator[tuple[bool, bytes]]:
+        """Yield whole lines that were added since, each with whether the file is another one.
+
+        What is shorter than before is another one, too: it is read from its beginning. A line that
+        is too long is passed over in pieces.
+        """
+        try:
+            fd = open_file(self.path)
+        except OSError:
+            return
+        status = os.fstat(fd)
+        with open(fd, "rb", buffering=0) as file:
+            first = skipping = False
+            if status.st_ino != self._inode or status.st_size < self._at:
+                self._inode = status.st_ino
+                self._at = max(0, status.st_size - self._window)
+                first, skipping = True, self._at > 0
+            if status.st_size == self._at:
+                return
+            file.seek(self._at)
+            chunk = _CHUNK
+            while data := file.read(chunk):
+                whole = data.rfind(b"\n") + 1
+                self.rest = data[whole:]
+                if not whole and len(data) < chunk:
+                    return
+                if not whole and chunk < self._longest:
+                    # a long line, of which more is wanted
+                    chunk *= 4
+                    file.seek(self._at)
+                    continue
+                self._at += whole or len(data)
+                file.seek(self._at)
+                chunk = _CHUNK
+                lines = data[:whole].split(b"\n")[:-1]
+                for line in lines[1:] if skipping else lines:
+                    yield first, line
+                    first = False
+                skipping = not whole
+
+
+class RunHistory:
+    """What the events of all nodes of a run come to, each file read as far as it has grown.
+
+    `nodes` has what each has written by the name of its directory, an empty one if there is one
+    node only.
+    """
+
+    def __init__(self, path: str, hide: Callable[[str], str] = str) -> None:
+        self._path, self._hide = path, hide
+        self._files: dict[str, AppendedLines] = {}
+        self.nodes: dict[str, NodeHistory] = {}
+
+    def look(
+        self, names: Iterable[str], known: Mapping[str, tuple[str, float]] | None = None
+    ) -> RunHistory:
+        """Read what was added.
+
+        Args:
+            known: by the name of its directory what a node is called, and the seconds that its
+                clock is ahead.
+        """
+        parts = sorted(
+            (name for name in names if _NODE.fullmatch(name)), key=lambda name: int(name[5:])
+        )
+        for part in parts[:_MOST_NODES] or [""]:
+            if part not in self._files:
+                path = os.path.join(self._path, part, EVENTS)
+                self._files[part] = AppendedLines(path, _MOST_BYTES, _LONGEST_EVENT)
+                name, ahead = (known or {}).get(part, (part.replace("_", " "), 0.0))
+                self.nodes[part] = NodeHistory(name, round(ahead * 1e9), self._hide)
+            history = self.nodes[part]
+            for another, line in self._files[part].added():
+                if another:
+                    history._begin()
+                kind = _TYPE.search(line, 0, 200)
+                if kind is None or (name := kind[1].decode()) == "Begin" or name in _HANDLED:
+                    event = decode(line)
+                    if event is not None:
+                        history.take(event)
+        return self
+
+    @property
+    def current(self) -> list[tuple[str, NodeHistory]]:
+        """The nodes of the last run: what is older is of an earlier one, which had more nodes."""
+        nodes = [*self.nodes.items()]
+        began = nodes[0][1].first_ns if nodes else 0
+        # one that has written nothing may come to it
+        return [
+            (part, node)
+            for part, node in nodes
+            if not node.last_ns or node.last_ns >= began - _MOST_SKEW_NS
+        ]
+
+    @property
+    def attempt(self) -> int | None:
+        """Number of the last attempt, None if none has begun."""
+        numbers = (node.current.number for node in self.nodes.values() if node.current is not None)
+        return max(numbers, default=None)
+
+    def attempts(self, number: int | None) -> Iterator[tuple[str, SeenAttempt]]:
+        """Yield an attempt of each node that was in it, with the name of the node's directory."""
+        for part, node in self.nodes.items():
+            if number is not None and (found := node.attempts.get(number)) is not None:
+                yield part, found

@@ -1,0 +1,306 @@
+"""All that is known of one run or one sweep, for whatever shows it; without secrets.
+
+Its files are read when they are asked for, and once. What workers and people wrote passes through
+what takes secrets out where it is read. Nothing here raises for what files hold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from lllaunch.config.secrets import redacted_overrides
+from lllaunch.errors import ConfigError
+from lllaunch.files import read_text, within
+from lllaunch.results.cases import Log, without_ours
+from lllaunch.results.queue import BatchQueue
+from lllaunch.results.store import (
+    ListEntry,
+    hidden,
+    jobs_of,
+    read_run,
+    read_sweep,
+    read_sweep_files,
+)
+from lllaunch.results.timeline import RunTimeline, read_timeline
+from lllaunch.results.tries import SweepTimeline, read_sweep_timeline
+from lllaunch.run.directory import PLAN, RESULT
+from lllaunch.run.excerpts import tail
+from lllaunch.run.redact import redactor_of
+from lllaunch.run.result import Failed, Victim
+from lllaunch.text import tidy
+from lllaunch.watchdog.stacks.merged import TREE
+
+if TYPE_CHECKING:
+    from lllaunch.results.store import FoundDirectory
+    from lllaunch.run.excerpts import Excerpt
+    from lllaunch.run.result import AttemptResult, NodeResult, RootCause, RunResult, WorkerResult
+    from lllaunch.sweep.history import JobHistory, SweepResult
+
+_LONGEST_PLAN = 256 * 1024
+_LOG_LINES = 80
+_MOST_WORKERS = 12
+_MOST_ATTEMPTS = 6
+_MOST_NODES = 8
+_TREE_LINES = 300
+_STREAMS: tuple[Literal["stderr", "stdout"], ...] = ("stderr", "stdout")
+
+
+@dataclass(frozen=True)
+class StacksText:
+    """The first lines of a file that says where all ranks of an attempt were."""
+
+    attempt: int
+    path: str
+    lines: tuple[str, ...]
+    cut: bool
+
+
+@dataclass(frozen=True)
+class RunView:
+    """All that is known of a run; `result` is its result.json if that is not an earlier run's."""
+
+    found: FoundDirectory
+    entry: ListEntry
+    result: RunResult | None
+    hide: Callable[[str], str] = str
+
+    @property
+    def path(self) -> str:
+        """Its directory."""
+        return self.found.path
+
+    @property
+    def attempts(self) -> tuple[AttemptResult, ...]:
+        """As its result.json has them."""
+        return () if self.result is None else self.result.attempts
+
+    @property
+    def root(self) -> RootCause | None:
+        """What the run failed for."""
+        return None if self.result is None else self.result.root_cause
+
+    @property
+    def blamed(self) -> WorkerResult | None:
+        """The worker that a run failed because of, if it did."""
+        bad = self.result is not None and self.result.state != "succeeded"
+        return blamed(self.result) if bad and self.result is not None else None
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with its result.json, or an empty string."""
+        error = self.entry.error
+        if error is None:
+            return ""
+        why = f"cannot be read: {error}"
+        if isinstance(error, ConfigError):
+            why = "; ".join(each.message for each in error.problems)
+        return tidy(self.hide(f"its {RESULT} {why}"))
+
+    @cached_property
+    def cwd(self) -> str:
+        """The directory that paths below it are shown relative to."""
+        try:
+            return os.getcwd()
+        except OSError:  # it was removed, and nothing is below it
+            return os.devnull
+
+    @cached_property
+    def timeline(self) -> RunTimeline:
+        """What happened when."""
+        return read_timeline(self.found, self.hide, (self.entry, self.result))
+
+    @cached_property
+    def plan(self) -> str | None:
+        """The text of its plan.yaml."""
+        path = within(self.path, os.path.join(self.path, PLAN))
+        text = None if path is None else read_text(path)
+        return None if text is None else self.hide(text)[:_LONGEST_PLAN]
+
+    def end(self, path: str, lines: int) -> Excerpt | None:
+        """Return the last lines of a file in its directory."""
+        found = within(self.path, path) if path else None
+        return None if found is None else tail(path, lines, self.hide)
+
+    def log(
+        self, path: str, lines: int, stream: Literal["stdout", "stderr"], **of: int | bool
+    ) -> Log | None:
+        """Return the end of a worker's log; None if there is none."""
+        excerpt = self.end(path, lines)
+        if excerpt is None:
+            return None
+        shown = self.hide(os.path.relpath(path, self.path))
+        return Log(stream, shown, excerpt.lines, excerpt.cut, **of)  # type: ignore[arg-type]
+
+    def logs_of(self, worker: WorkerResult | None, lines: int) -> tuple[Log, ...]:
+        """Return the ends of what a worker has written."""
+        known = (
+            self.log(getattr(worker, stream), lines, stream)
+            for stream in (reversed(_STREAMS) if worker is not None else ())
+        )
+        return tuple(log for log in known if log is not None)
+
+    @cached_property
+    def logs(self) -> tuple[Log, ...]:
+        """The ends of the logs that tell most, the most telling first; without empty ones.
+
+        Of a run without a result those of its newest attempt.
+        """
+        guilty = self.blamed
+        found: list[tuple[int, int, bool, Mapping[str, str]]] = []
+        if self.result is None:
+            number, place = max(_numbered(self.path, "attempt_"), default=(0, ""))
+            for rank, path in sorted(_numbered(place, ""))[:_MOST_WORKERS] if place else ():
+                paths = {name: os.path.join(path, f"{name}.log") for name in ("stderr", "stdout")}
+                found.append((number, rank, False, paths))
+        else:
+            for attempt, worker in telling(self.result, guilty):
+                paths = {"stderr": worker.stderr, "stdout": worker.stdout}
+                found.append((attempt.number, worker.rank, worker is guilty, paths))
+        logs = (
+            self.log(paths[stream], _LOG_LINES, stream, attempt=number, rank=rank, blamed=bad)
+            for number, rank, bad, paths in found
+            for stream in _STREAMS
+        )
+        return tuple(
+            log._replace(lines=tuple(without_ours(log.lines)))
+            for log in logs
+            if log is not None and log.lines
+        )
+
+    @cached_property
+    def stacks(self) -> tuple[StacksText, ...]:
+        """Where all ranks were when somebody looked, of the newest attempts; of each node."""
+        return tuple(self._stacks())
+
+    def _stacks(self) -> Iterator[StacksText]:
+        places = [self.path, *(path for _, path in sorted(_numbered(self.path, "node_")))]
+        numbers = {number for place in places for number, _ in _numbered(place, "attempt_")}
+        for attempt in sorted(numbers, reverse=True)[:_MOST_ATTEMPTS]:
+            for place in places[: _MOST_NODES + 1]:
+                name = os.path.join(place, f"attempt_{attempt}", TREE)
+                path = within(self.path, name)
+                text = None if path is None else read_text(path)
+                if text:
+                    lines = self.hide(text).splitlines()
+                    shown = tuple(lines[:_TREE_LINES])
+                    relative = os.path.relpath(name, self.path)
+                    yield StacksText(attempt, relative, shown, len(lines) > len(shown))
+
+
+def view_run(
+    found: FoundDirectory,
+    environ: Mapping[str, str] | None = None,
+    queue: BatchQueue | None = None,
+) -> RunView:
+    """Read what became of a run; `environ` is where secrets may be that its plan names."""
+    hide = redactor_of(found.path, os.environ if environ is None else environ)
+    return RunView(found, *read_run(found, queue, hide), hide)
+
+
+def node_state(node: NodeResult) -> str:
+    """Return what a node's state is called: one may have ended well and never said so."""
+    return "not heard of" if node.state == "lost" else node.state
+
+
+def blamed(result: RunResult) -> WorkerResult | None:
+    """Return the worker whose logs tell most of a run that did not succeed, None if there is none.
+
+    That is the root cause; of several that hung the first; where no worker is to blame the first.
+    """
+    root = result.root_cause
+    last = result.attempts[-1:]
+    if root is not None:
+        last = tuple(each for each in result.attempts if each.number == root.attempt) or last
+    workers = {worker.rank: worker for attempt in last for worker in attempt.workers}
+    ranks = [] if root is None else [root.rank, *(root.hang.hung if root.hang is not None else ())]
+    named = (workers[rank] for rank in ranks if rank in workers)
+    return next(named, next(iter(workers.values()), None))
+
+
+def telling(
+    result: RunResult, guilty: WorkerResult | None
+) -> Sequence[tuple[AttemptResult, WorkerResult]]:
+    """Return the workers whose logs are worth showing, those that tell most first. Pure.
+
+    Of the last attempt that is the guilty one, those that failed, those that failed after it, rank
+    0 and the others, at most a dozen; then of the newest attempts before it the one that each
+    failed for.
+    """
+    if not result.attempts:
+        return []
+    last = result.attempts[-1]
+
+    def order(worker: WorkerResult) -> tuple[bool, bool, bool, bool, int]:
+        failed, victim = isinstance(worker, Failed), isinstance(worker, Victim)
+        return worker is not guilty, not failed, not victim, worker.rank != 0, worker.rank
+
+    found = [(last, worker) for worker in sorted(last.workers, key=order)[:_MOST_WORKERS]]
+    for attempt in result.attempts[-2 : -2 - _MOST_ATTEMPTS : -1]:
+        named = () if attempt.root_cause is None else attempt.root_cause.ranks
+        found += [(attempt, worker) for worker in attempt.workers if worker.rank in named[:1]]
+    return found
+
+
+def _numbered(directory: str, prefix: str) -> Iterator[tuple[int, str]]:
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return
+    for name in names:
+        number = name.removeprefix(prefix)
+        if name.startswith(prefix) and number.isdecimal() and number.isascii() and len(number) < 7:
+            yield int(number), os.path.join(directory, name)
+
+
+@dataclass(frozen=True)
+class SweepView:
+    """All that is known of a sweep; `result` is None if nothing is."""
+
+    found: FoundDirectory
+    entry: ListEntry
+    result: SweepResult | None
+    hide: Callable[[str], str] = str
+    queue: BatchQueue = field(default_factory=BatchQueue)
+
+    @property
+    def path(self) -> str:
+        """Its directory."""
+        return self.found.path
+
+    @cached_property
+    def jobs(self) -> tuple[ListEntry, ...]:
+        """Its jobs by number."""
+        return () if self.result is None else (*jobs_of(self.entry, self.queue, self.result),)
+
+    @cached_property
+    def timeline(self) -> SweepTimeline:
+        """What happened when."""
+        return read_sweep_timeline(self.path, self.found.file, self.hide)
+
+
+def view_sweep(found: FoundDirectory, hide: Callable[[str], str] | None = None) -> SweepView:
+    """Read what became of a sweep; `hide` is what takes secrets out, if that is known already."""
+    hide = hide or redactor_of(found.path, os.environ)
+    queue = BatchQueue()
+    result, error = read_sweep_files(found.path, found.file)
+    if result is not None:
+        command = tuple(map(hide, redacted_overrides(result.command)))
+        jobs = tuple(_without_secrets(job, hide) for job in result.jobs)
+        result = replace(result, jobs=jobs, command=command)
+    entry, _ = read_sweep(found.path, queue, result)
+    return SweepView(found, replace(entry, error=error), result, hide, queue)
+
+
+def _without_secrets(job: JobHistory, hide: Callable[[str], str]) -> JobHistory:
+    ended = job.result
+    if ended is not None:
+        value = ended.return_value
+        value = None if value is None else json.dumps(hidden(json.loads(value), hide))
+        ended = ended._replace(root_cause=hide(ended.root_cause), return_value=value)
+    overrides = tuple(map(hide, redacted_overrides(job.overrides)))
+    return job._replace(overrides=overrides, reason=hide(job.reason), result=ended)
