@@ -1,19 +1,28 @@
-"""Lines of text for people: how ranks, jobs, ends and paths read in a sentence. Pure."""
+"""The words for people: states, causes, steps, times, ranks, jobs and paths. Pure.
+
+Whatever shows a run or a sweep takes its words from here, so that the same thing reads the same on
+the console, in tables, reports and pages.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lllaunch.documents import Fields
+from lllaunch.documents import Fields, signal_name
 from lllaunch.run.files import relative_path
-from lllaunch.text import count, first_line, printable, spans
+from lllaunch.text import count, duration, first_line, plain, printable, spans
+from lllaunch.workers.terminal import cells
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from lllaunch.run.result import Reached
+    from lllaunch.spec import RestartCause
+    from lllaunch.sweep.objective import Objectives
     from lllaunch.watchdog.progress import Progress
 
 
@@ -28,6 +37,81 @@ class StyledText(NamedTuple):
 
     text: str
     style: str = ""
+
+
+class State(NamedTuple):
+    """How a state of a run, a sweep, a job or a worker looks.
+
+    Attributes:
+        style: as in `StyledText`.
+        sign: one character that stands for it.
+        order: place in a list: what needs attention comes first.
+    """
+
+    style: str = ""
+    sign: str = "?"
+    order: int = 4
+
+
+STATES: Mapping[str, State] = {
+    "running": State("busy", "▸", 0),
+    "starting": State("busy", "▸", 0),
+    "queued": State("busy", "·", 1),
+    "failed": State("bad", "✕", 2),
+    "error": State("bad", "✕", 2),
+    "died": State("bad", "✕", 2),
+    "victim": State("bad", "▽", 2),
+    "lost": State("bad", "?", 2),
+    "unknown": State("bad", "?", 4),
+    "signalled": State("bad", "■", 3),
+    "cancelled": State("bad", "■", 3),
+    "stopped": State("", "■", 3),
+    "paused": State("", "·", 4),
+    "waiting": State("", "·", 5),
+    "succeeded": State("good", "✓", 6),
+    "ended": State("good", "■", 6),
+    "not_run": State("", "·", 7),
+    "not_started": State("", "·", 7),
+    "skipped": State("", "·", 7),
+}
+"""All states that anything has."""
+
+
+def state_style(state: str) -> str:
+    """Return the style of a state, known or not."""
+    return STATES.get(state, State()).style
+
+
+def state_text(state: str) -> str:
+    """Return a state as tables and options show it: ``not-run``."""
+    return state.replace("_", "-")
+
+
+# What the journal calls the states of jobs, and what people are told.
+_OF_JOBS = {
+    "error": "failed",
+    "signalled": "failed",
+    "composed": "not run",
+    "skipped": "not run",
+    "not_run": "not run",
+    "started": "unknown",
+}
+
+
+def job_state(state: str) -> str:
+    """Return what a job of a sweep is said to be: `failed`, whatever ended it."""
+    return _OF_JOBS.get(state, state)
+
+
+FAILED: Mapping[RestartCause, str] = {
+    "failure": "failed",
+    "oom": "ran out of memory",
+    "hang": "hung",
+    "signal": "was ended by a signal",
+    "timeout": "took too long",
+    "node": "lost a node",
+}
+"""What an attempt did, by the cause of its retry."""
 
 
 _WIDTH = 76
@@ -130,13 +214,137 @@ def ending(exit_code: int | None, why: str) -> str:
         exit_code: of a job, or None.
         why: the first failure in one line, or an empty string.
     """
-    from lllaunch.documents import signal_name  # noqa: PLC0415 - most jobs succeed
-
     text = "" if exit_code is None else f"exit code {exit_code}"
-    if exit_code is not None and exit_code > _SIGNALS:
-        text = f"{signal_name(exit_code - _SIGNALS)} ({text})"
     why = printable(cause_line(why, _LONGEST_CAUSE), _LONGEST_CAUSE)
+    if exit_code is not None and exit_code > _SIGNALS:
+        name = signal_name(exit_code - _SIGNALS)
+        text = f"{name} ({text})"
+        why = "" if why == name else why
     return ": ".join(filter(None, (text, why))) or "no result"
+
+
+# Times
+
+
+def passed(seconds: float | None) -> str:
+    """Return how long it has been, in whole seconds: ``3 min 20 s``; empty for None."""
+    if seconds is None:
+        return ""
+    whole = int(max(0.0, seconds))
+    return duration(float(whole)) if whole >= 10 else f"{whole} s"
+
+
+def took(seconds: float | None) -> str:
+    """Return how long something took: ``0.3 s``; empty for None."""
+    return "" if seconds is None else duration(seconds)
+
+
+def time_left(seconds: float) -> str:
+    """Return ``about 41 min left``: no more exactly than anybody can know."""
+    if seconds < 60:
+        return f"about {max(1, round(seconds))} s left"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"about {minutes} min left"
+    return f"about {duration(minutes * 60.0)} left"
+
+
+def rate_text(rate: float) -> str:
+    """Return ``12.3/s``, or ``8.1 s a step``."""
+    if rate >= 1:
+        return f"{rate:.3g}/s" if rate < 1000 else f"{count(round(rate))}/s"
+    return f"{duration(1 / rate)} a step"
+
+
+# Jobs of sweeps
+
+_LONGEST_OVERRIDES = 200
+_LONGEST_NUMBER = 12
+_LONGEST_VALUE = 24  # columns
+
+
+def short_overrides(overrides: Sequence[str], common: Collection[str] = ()) -> str:
+    """Return ``lr=0.1 nproc=2`` of ``params.lr=0.1 launch.nproc=2 +exp=resnet``.
+
+    Args:
+        overrides: of the job.
+        common: those that all jobs have, and that are left out.
+    """
+    own = [each for each in overrides if each not in common]
+    pairs = [each.partition("=") for each in own]
+    keys = [re.split(r"[./]", key.lstrip("+"))[-1] for key, _, _ in pairs]
+    often = Counter(keys)
+    # a key whose short name another one has, too, is shown as it is
+    texts = [
+        f"{key}={_short(value)}" if equals and often[key] == 1 else each
+        for each, key, (_, equals, value) in zip(own, keys, pairs, strict=True)
+    ]
+    return printable(" ".join(texts), _LONGEST_OVERRIDES)
+
+
+def _short(value: str) -> str:
+    """Return a value; a number with more digits than anybody compares is rounded."""
+    if len(value) > _LONGEST_NUMBER:
+        try:
+            return f"{float(value):.6g}"
+        except ValueError:
+            pass
+    return value
+
+
+def objective_text(value: Any) -> str:
+    """Return what a job returned; an empty string if that is nothing, or long."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = plain(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return text if cells(text) <= _LONGEST_VALUE else ""
+
+
+def extremes_text(objectives: Objectives) -> str:
+    """Return ``best 0.01 of job 4 (lr=0.1)``, or the lowest and the highest without a direction.
+
+    An empty string if there is nothing to compare.
+    """
+    found = objectives.extremes
+    if objectives.direction is None and len({objective.value for _, objective in found}) < 2:
+        return ""
+    return ", ".join(
+        f"{what} {objective_text(best.value)} of job {best.job}"
+        + (f" ({best.name})" if best.name else "")
+        for what, best in found
+    )
+
+
+def short_extremes(objectives: Objectives) -> str:
+    """Return ``best 0.01 (job 4)``: the same in short, also if there is only one."""
+    return ", ".join(
+        f"{what} {objective_text(objective.value)} (job {objective.job})"
+        for what, objective in objectives.extremes
+    )
+
+
+def counts_text(counts: Iterable[tuple[int, str]]) -> str:
+    """Return ``3 failed, 2 running``, without zeros."""
+    return ", ".join(f"{number} {what}" for number, what in counts if number)
+
+
+def done_text(counts: Mapping[str, int], states: Iterable[str]) -> str:
+    """Return ``12/200 done, 3 failed, 8 running, 177 waiting`` for a sweep that is running.
+
+    Args:
+        counts: the number of its jobs by state.
+        states: the order in which they are named.
+    """
+    done = f"{counts.get('succeeded', 0)}/{sum(counts.values())} done"
+    others = counts_text(
+        (counts.get(state, 0), state_text(state)) for state in states if state != "succeeded"
+    )
+    return ", ".join(filter(None, (done, others)))
+
+
+# Builds
 
 
 def commit_text(facts: Mapping[str, Any]) -> str:

@@ -360,7 +360,7 @@ class Console:
             paint = Painter(stream, self._policy.color).paint
             self._line = StatusLine(lambda row: encodable(paint([row])[0], stream))
             self._screen = screen_of(stream)
-            self._screen.status = self._line.text
+            self._screen.status = self._line.rows
         self._line.update(run, now)
         self._redraw(0.0)
 

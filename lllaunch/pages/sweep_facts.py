@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lllaunch.config.secrets import redacted_overrides
-from lllaunch.console.table import objective_text, short_overrides
 from lllaunch.documents import Fields, read_json
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.pages.swept import SweptParameter, swept_parameters
@@ -24,7 +23,7 @@ from lllaunch.results.store import ListEntry, jobs_of, read_sweep
 from lllaunch.results.tries import SweepTimeline, read_sweep_timeline
 from lllaunch.run.directory import RESULT
 from lllaunch.sweep.objective import Direction, Objective, Objectives, objective_of
-from lllaunch.words import cause_line, progress_text
+from lllaunch.words import cause_line, objective_text, progress_text, short_overrides
 
 if TYPE_CHECKING:
     from lllaunch.results.cases import Case

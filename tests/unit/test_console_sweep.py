@@ -17,7 +17,6 @@ from lllaunch.console.summary import (
     summary_rows,
 )
 from lllaunch.console.sweep import SweepConsole
-from lllaunch.console.table import objective_text
 from lllaunch.spec import ConsolePolicy
 from lllaunch.sweep.history import JobHistory, SweepHistory, SweepResult, summary_of
 from lllaunch.sweep.journal import (
@@ -34,6 +33,7 @@ from lllaunch.sweep.policy import Summary
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import JobAnswered, JobPrinted, Prepared, Tick
 from lllaunch.testing import FakeClock
+from lllaunch.words import objective_text
 
 
 class Sweep:

@@ -40,7 +40,6 @@ from lllaunch.config.job_config import redacted_overrides
 from lllaunch.config.read import register_resolvers
 from lllaunch.config.sweep import SweepSettings, sweep_settings
 from lllaunch.console.sweep import SweepConsole
-from lllaunch.console.table import short_overrides
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.hydra_compat import BASIC_SWEEPER
@@ -60,7 +59,7 @@ from lllaunch.sweep.protocol import Broken, JobAnswered, Prepared
 from lllaunch.sweep.schedule import FinishSweep, JobState, Settle
 from lllaunch.sweep.session import Batch, SweepSession, id_of
 from lllaunch.sweep.spawner_pool import SpawnerPool
-from lllaunch.words import counted, shown_path
+from lllaunch.words import counted, short_overrides, shown_path
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
