@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -338,10 +339,28 @@ def done_text(counts: Mapping[str, int], states: Iterable[str]) -> str:
         states: the order in which they are named.
     """
     done = f"{counts.get('succeeded', 0)}/{sum(counts.values())} done"
-    others = counts_text(
-        (counts.get(state, 0), state_text(state)) for state in states if state != "succeeded"
-    )
+    others = jobs_text(counts, (state for state in states if state != "succeeded"))
     return ", ".join(filter(None, (done, others)))
+
+
+def jobs_text(counts: Mapping[str, int], states: Iterable[str]) -> str:
+    """Return ``3 succeeded, 1 failed``: the jobs of a sweep by state, without zeros.
+
+    Args:
+        counts: their number by state, as the journal has it.
+        states: the order in which they are named.
+    """
+    told: Counter[str] = Counter()
+    for state in states:
+        told[job_state(state)] += counts.get(state, 0)
+    return counts_text((number, state) for state, number in told.items())
+
+
+def resume_override(directory: str) -> str:
+    """Return the override that resumes a sweep, as a shell takes it."""
+    if not re.fullmatch(r"[\w./:-]+", directory):
+        directory = "'" + directory.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return shlex.quote(f"hydra.launcher.resume={plain(directory)}")
 
 
 # Builds

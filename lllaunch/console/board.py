@@ -46,26 +46,20 @@ J = v.JobState
 
 
 class JobView:
-    """A job of the sweep.
+    """A job of the sweep; times are in seconds.
 
     Attributes:
-        number: its number.
         overrides: those that other jobs do not have.
-        directory: where its files are, once it is composed.
-        state: its state.
+        directory: where its files are; empty until it is composed.
         attempt: number of the attempt that runs or ran, from 0.
         tries: how often it was started.
-        lease: what it holds or held.
-        since: when its attempt began, seconds.
+        since: when its attempt began.
         seconds: how long its last attempt took.
         line: what it printed last.
-        progress: how far it is, or None.
-        progressed: when it reported that, seconds.
+        progressed: when it reported its progress.
         why: the first failure of its last attempt in one line, or why it cannot run.
-        exit_code: of its last attempt, None if there is none.
-        objective: the number that it returned, or None.
         held: whether the user knows that other launchers hold its slots.
-        retried: how often it was, by cause.
+        retried: how often, by cause.
     """
 
     def __init__(self, number: int, overrides: str) -> None:
@@ -196,11 +190,9 @@ class Board:
     Attributes:
         jobs: those that are composed and not over, by number.
         counts: how many are over, by state.
-        failed: the last ones that failed, the latest last.
-        succeeded: the last ones that succeeded.
+        failed: the last ones that did not succeed, the latest last.
         cancelled: numbers of the jobs that were ended by a signal to the launcher.
         ending: whether nothing is started any more.
-        began: when the sweep began, seconds.
         held: slots that other launchers hold, as far as that was noticed.
     """
 
@@ -442,7 +434,6 @@ class Board:
 
 
 def _cannot_run(job: JobView) -> Message:
-    """Return why a job was never started, perhaps in several lines."""
     named = f" ({job.overrides})" if job.overrides else ""
     code = f" (exit code {job.exit_code})" if job.exit_code is not None else ""
     first, *rest = (

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.console.table import Row, Table
 from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.sweep.policy import Summary
-from lllaunch.text import duration, plain
+from lllaunch.text import duration
 from lllaunch.words import (
     StyledText,
     counted,
@@ -20,6 +19,7 @@ from lllaunch.words import (
     job_state,
     named_jobs,
     objective_text,
+    resume_override,
     short_overrides,
     shown_path,
     state_style,
@@ -180,10 +180,3 @@ def _verdict(result: SweepResult, counts: Summary, setting: Setting) -> Iterator
         again = resume_override(shown_path(setting.directory, setting.cwd))
         how = f": {setting.resume}" if setting.resume else ", add to the same command:"
         yield (StyledText(f"lllaunch: to run the rest{how} {again}"),)
-
-
-def resume_override(directory: str) -> str:
-    """Return the override that resumes a sweep, as a shell takes it."""
-    if not re.fullmatch(r"[\w./:-]+", directory):
-        directory = "'" + directory.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return shlex.quote(f"hydra.launcher.resume={plain(directory)}")

@@ -91,20 +91,16 @@ class BottomTable:
         """Show a line above the table with the next drawing."""
         self._held.append(line)
 
-    def draw(self, patience: float = 0.0, *, last: bool = False) -> bool:
-        """Show the lines and, below them, the table.
+    def draw(self, patience: float = 0.0) -> bool:
+        """Show the lines and, below them, the table; return whether the terminal took all of it.
 
         Args:
             patience: waits at most so many seconds.
-            last: waits even if the terminal took nothing before.
-
-        Returns:
-            Whether the terminal took all of it.
         """
         self._screen.hidden = False
         self._screen.status = self._rows
         self._drawn_for = size_of(self._flow.stream)
-        return self._show(patience, last=last)
+        return self._show(patience)
 
     def hide(self, patience: float) -> None:
         """Take the table away until the next drawing."""
@@ -271,11 +267,7 @@ class SweepConsole:
         return tuple({flow.awaited() for flow in flows} - {-1})
 
     def observe(self, event: object) -> None:
-        """Take note of an event, an action, or what a job printed.
-
-        Args:
-            event: whatever a sweep tells its observer.
-        """
+        """Take note of whatever a sweep tells its observer."""
         now = self._clock()
         if isinstance(event, JobPrinted):
             self._printed(event)

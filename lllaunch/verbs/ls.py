@@ -6,7 +6,6 @@ import argparse
 import itertools
 import os
 import time
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.console.table import Row, Table
@@ -26,9 +25,8 @@ from lllaunch.text import plain as one_line
 from lllaunch.verbs.printing import Parser, columns, complain, perform, print_json, print_rows
 from lllaunch.words import (
     counted,
-    counts_text,
     done_text,
-    job_state,
+    jobs_text,
     objective_text,
     short_overrides,
     short_step,
@@ -211,9 +209,6 @@ def _overrides(entry: ListEntry) -> str:
 
 def counts_of(sweep: ListEntry) -> str:
     """Return ``4 jobs: 3 succeeded, 1 failed``."""
-    counts: Counter[str] = Counter()
-    for state in STATES:
-        counts[job_state(state)] += sweep.counts.get(state, 0)
-    parts = counts_text((number, state) for state, number in counts.items())
+    parts = jobs_text(sweep.counts, STATES)
     told = counted(sum(sweep.counts.values()), "job")
     return f"{told}: {parts}" if parts else told

@@ -59,7 +59,7 @@ from lllaunch.sweep.protocol import Broken, JobAnswered, Prepared
 from lllaunch.sweep.schedule import FinishSweep, JobState, Settle
 from lllaunch.sweep.session import Batch, SweepSession, id_of
 from lllaunch.sweep.spawner_pool import SpawnerPool
-from lllaunch.words import counted, short_overrides, shown_path
+from lllaunch.words import counted, resume_override, short_overrides, shown_path
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -396,7 +396,7 @@ class HydraSweep:
         where = shown_path(self._session.path, os.getcwd())
         print(
             f"lllaunch: the sweep is in {where}; 'lllaunch wait {where}' waits for its jobs, "
-            f"'lllaunch stop {where}' ends them, hydra.launcher.resume={where} goes on with it",
+            f"'lllaunch stop {where}' ends them, {resume_override(where)} goes on with it",
             file=sys.stderr,
         )
 
@@ -797,7 +797,7 @@ def _expect_none_queued(place: str) -> None:
         return
     if queued:
         message = f"holds a sweep of which {counted(len(queued), 'batch job')} are not over"
-        hint = f"hydra.launcher.resume={place} goes on with it, 'lllaunch stop {place}' ends it"
+        hint = f"{resume_override(place)} goes on with it, 'lllaunch stop {place}' ends it"
         problem = Diagnostic("sweeper", "hydra.sweep.dir", repr(place), message, hint)
         raise ConfigError((problem,))
 
