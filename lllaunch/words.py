@@ -131,12 +131,27 @@ def cause_line(text: str, most: int = 200) -> str:
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """Returns ``rank 3`` or ``ranks 0-2, 5``."""
+    """Return ``rank 3`` or ``ranks 0-2, 5``."""
     return _numbered("rank", numbers)
 
 
+def whose(numbers: Iterable[int], nodes: Mapping[int, str] | None = None) -> str:
+    """Return ``rank 1``, ``ranks 0-2 on node 1``, or for none ``all workers``.
+
+    Args:
+        numbers: the ranks.
+        nodes: the node of each rank; named if all are on one.
+    """
+    numbers = tuple(numbers)
+    if not numbers:
+        return "all workers"
+    names = {(nodes or {}).get(rank, "") for rank in numbers}
+    node = f" on {names.pop()}" if len(names) == 1 and names != {""} else ""
+    return f"{ranks(numbers)}{node}"
+
+
 def named_jobs(numbers: Iterable[int]) -> str:
-    """Returns ``job 3`` or ``jobs 0-2, 5``."""
+    """Return ``job 3`` or ``jobs 0-2, 5``."""
     return _numbered("job", numbers)
 
 
@@ -146,17 +161,17 @@ def _numbered(noun: str, numbers: Iterable[int]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Returns ``1 worker`` or ``2 workers``."""
+    """Return ``1 worker`` or ``2 workers``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def capitalised(text: str) -> str:
-    """Returns a text as it stands at the beginning of a sentence; names keep their capitals."""
+    """Return a text as it stands at the beginning of a sentence; names keep their capitals."""
     return f"{text[:1].upper()}{text[1:]}"
 
 
 def shown_path(path: str, cwd: str) -> str:
-    """Returns a path as the user would type it: relative where it lies below ``cwd``.
+    """Return a path as the user would type it: relative where it lies below ``cwd``.
 
     A path that holds what a terminal cannot show in one line comes quoted.
     """
@@ -165,7 +180,7 @@ def shown_path(path: str, cwd: str) -> str:
 
 
 def wrapped(text: str) -> Iterator[StyledText]:
-    """Yields a text as lines of the report, indented and of bounded width; none if it is empty."""
+    """Yield a text as lines of the report, indented and of bounded width; none if it is empty."""
     for part in textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False):
         yield StyledText(f"    {part}")
 
@@ -177,27 +192,22 @@ _LONGEST_METRIC_NAME = 24
 
 
 def step_text(step: float, total: float | None) -> str:
-    """Returns ``step 1200 of 5000 (24 %)``, or ``step 1200`` where nobody knows how many there are.
-
-    Args:
-        step: how many are done.
-        total: how many there are, or None.
-    """
+    """Return ``step 1200 of 5000 (24 %)``, or ``step 1200`` if the total is unknown."""
     if not total:
         return f"step {count(step)}"
-    # all of it is only what is done: 599 of 600 are 99 %
+    # 599 of 600 are 99 %
     return f"step {count(step)} of {count(total)} ({100 * step // total:.0f} %)"
 
 
 def short_step(step: float, total: float | None) -> str:
-    """Returns ``1200/5000``, or ``1200``: the same for a table."""
+    """Return ``1200/5000``, or ``1200``: the same for a table."""
     return count(step) if not total else f"{count(step)}/{count(total)}"
 
 
 def progress_text(progress: Progress | Reached) -> str:
-    """Returns the step, and some of the numbers beside it: ``step 1200 of 5000 (24 %), loss 0.3``.
+    """Return the step, and some of the numbers beside it: ``step 1200 of 5000 (24 %), loss 0.3``.
 
-    Losses stand before others. Long names are shortened, and what has no room is left out.
+    Losses come first. Long names are shortened, and what has no room is left out.
     """
     text = step_text(progress.step, progress.total)
     metrics = sorted(progress.metrics.items(), key=lambda pair: "loss" not in pair[0])
@@ -209,10 +219,10 @@ def progress_text(progress: Progress | Reached) -> str:
 
 
 def ending(exit_code: int | None, why: str) -> str:
-    """Returns ``exit code 3: rank 1: ValueError: no`` or ``SIGKILL (exit code 137)``.
+    """Return how a job ended: ``exit code 3: rank 1: ValueError: no``, ``SIGKILL (exit code 137)``.
 
     Args:
-        exit_code: of a job, or None.
+        exit_code: of the job, or None.
         why: the first failure in one line, or an empty string.
     """
     text = "" if exit_code is None else f"exit code {exit_code}"
@@ -367,11 +377,7 @@ def resume_override(directory: str) -> str:
 
 
 def commit_text(facts: Mapping[str, Any]) -> str:
-    """Returns the commit, and whether the tree was changed.
-
-    Args:
-        facts: as `lllaunch.run.build.build_facts` returns them, or a result.json has them.
-    """
+    """Return the commit of `lllaunch.run.build.build_facts`, and whether the tree was changed."""
     build = Fields(facts)
     commit, branch, problem = map(build.text, ("commit", "branch", "git_problem"))
     if not commit:
@@ -385,11 +391,7 @@ def commit_text(facts: Mapping[str, Any]) -> str:
 
 
 def versions_text(facts: Mapping[str, Any]) -> str:
-    """Returns the versions of packages and of Python.
-
-    Args:
-        facts: as for `commit_text`.
-    """
+    """Return the versions of packages and of Python of the same facts."""
     build = Fields(facts)
     versions = build.inner("versions")
     packages = (f"{name} {versions.text(name)}" for name in versions.document)

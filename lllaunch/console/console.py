@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from lllaunch.console.display import display
 from lllaunch.console.stream import Outlet, encodable, same_file
-from lllaunch.console.table import Painter, is_terminal, painted
+from lllaunch.console.table import Painter, is_terminal
 from lllaunch.documents import signal_name
 from lllaunch.run.files import working_directory
 from lllaunch.spec import ConsolePolicy
@@ -397,7 +397,7 @@ class Console:
         lines = [StyledText(visible(self._hide(line.text)), line.style) for line in lines]
         # closed by its reader, by us, or full: there is nowhere left to say so
         with self._speaks, contextlib.suppress(OSError, ValueError):
-            texts = painted([(line,) for line in lines], stream, self._policy.color)
+            texts = Painter(stream, self._policy.color).paint([(line,) for line in lines])
             text = encodable("".join(f"{text}\n" for text in texts), stream)
             patience = self._last_patience if last else self._patience
             self._outlet_of(stream).write(text, patience, last=last)

@@ -31,10 +31,10 @@ from lllaunch.watchdog.stacks.merged import (
     tree_lines,
     whole_tree,
 )
-from lllaunch.words import StyledText, capitalised, counted, ranks, shown_path, wrapped
+from lllaunch.words import StyledText, capitalised, counted, ranks, shown_path, whose, wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from lllaunch.run.result import Hang, RootCause, WorkerResult
     from lllaunch.watchdog.collectives import Disagreement
@@ -131,21 +131,6 @@ def _predicate(hang: Hang, cwd: str) -> str:
     if isinstance(finding, HeartbeatLost):
         return f"hung: no heartbeat of {noticed} for {duration(finding.seconds)}"
     return f"hung: {noticed} {finding}"
-
-
-def whose(numbers: Iterable[int], nodes: Mapping[int, str] | None = None) -> str:
-    """Return ``rank 1``, ``ranks 0-2 on node 1``, or for none ``all workers``.
-
-    Args:
-        numbers: the ranks.
-        nodes: the node of each rank; named if all are on one.
-    """
-    numbers = tuple(numbers)
-    if not numbers:
-        return "all workers"
-    names = {(nodes or {}).get(rank, "") for rank in numbers}
-    node = f" on {names.pop()}" if len(names) == 1 and names != {""} else ""
-    return f"{ranks(numbers)}{node}"
 
 
 # During the run

@@ -33,6 +33,7 @@ from lllaunch.words import (
     ranks,
     shown_path,
     step_text,
+    whose,
     wrapped,
 )
 
@@ -207,14 +208,10 @@ def _root(
 def _who(root: RootCause) -> str:
     if root.subject:
         return root.subject
-    if root.hang is not None and root.hang.nodes and root.ranks:
-        from lllaunch.console.hang import whose  # noqa: PLC0415 - only where there is one
-
-        return whose(root.ranks, root.hang.nodes)
-    if root.node and root.ranks:
-        return f"{ranks(root.ranks)} on {root.node}"
-    everybody = f"all workers on {root.node}" if root.node else "all workers"
-    return ranks(root.ranks) if root.ranks else everybody
+    if not root.ranks and root.node:
+        return f"all workers on {root.node}"
+    nodes = root.hang.nodes if root.hang is not None else {}
+    return whose(root.ranks, nodes or dict.fromkeys(root.ranks, root.node))
 
 
 def _verb(root: RootCause, cwd: str, *, when: bool = False) -> str:

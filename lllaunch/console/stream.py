@@ -23,14 +23,15 @@ import os
 import stat
 import time
 from collections import deque
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from lllaunch.linux.process import wait
 from lllaunch.words import counted
 from lllaunch.workers.terminal import screen_of, whole_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from lllaunch.workers.terminal import Screen
 
@@ -40,24 +41,11 @@ _PIECE = 4096
 _NEW_TERMINAL = os.makedev(5, 2)
 
 
-class _Channel:
-    """The descriptor of a stream that may take nothing for long.
+class _Channel(NamedTuple):
+    """The descriptor of a stream that may take nothing for long, and how to write to it."""
 
-    Args:
-        descriptor: to be asked whether it takes something.
-        write: takes at most `_PIECE` bytes; returns how many were taken.
-    """
-
-    def __init__(self, descriptor: int, write: Callable[[bytes], int]) -> None:
-        self.descriptor = descriptor
-        self._write = write
-
-    def write(self, piece: bytes) -> int:
-        """Write bytes; return how many were taken, 0 if none can be now."""
-        try:
-            return self._write(piece)
-        except BlockingIOError:
-            return 0
+    descriptor: int
+    write: Callable[[bytes], int]
 
 
 @contextlib.contextmanager
@@ -275,7 +263,7 @@ class Outlet:
             self._noticed = 0
             # what is kept came before what was left out; without room it comes after
             if self._left_out and not (self._room and self._kept):
-                text = notice(self._left_out, self._elsewhere).encode()
+                text = self._notice().encode()
                 self._noticed, self._left_out = self._left_out, 0
             elif self._kept:
                 text = self._kept.popleft()
@@ -295,12 +283,19 @@ class Outlet:
             self._rest = before + text + after
         return False
 
+    def _notice(self) -> str:
+        were = "was" if self._left_out == 1 else "were"
+        missed = f"{counted(self._left_out, 'message')} {were} not shown"
+        return f"lllaunch: {missed}: the console took nothing; see {self._elsewhere}\n"
+
     def _drain(self, channel: _Channel, deadline: float) -> bool:
         """Write what is to be written; return whether nothing of it is left."""
         while self._rest:
             if not self._ready(channel, deadline):
                 return False
-            count = channel.write(self._rest[:_PIECE])
+            count = 0
+            with contextlib.suppress(BlockingIOError):
+                count = channel.write(self._rest[:_PIECE])
             if count:
                 self._inside = self._rest[count - 1] != _NEWLINE
                 self._rest = self._rest[count:]
@@ -313,15 +308,6 @@ class Outlet:
     def _ready(self, channel: _Channel, deadline: float) -> bool:
         """Wait until the stream takes text or has an error; return False if it is too late."""
         return bool(wait(writable=(channel.descriptor,), seconds=deadline - self._clock()))
-
-
-def notice(missed: int, where: str) -> str:
-    """Return the line that reports how many messages were left out, and where they are."""
-    were = "was" if missed == 1 else "were"
-    return (
-        f"lllaunch: {counted(missed, 'message')} {were} not shown: the console took nothing; "
-        f"see {where}\n"
-    )
 
 
 def same_file(one: TextIO, other: TextIO) -> bool:

@@ -168,10 +168,3 @@ class Painter:
         words = RICH_STYLES[span.style].split() if self._codes else ()
         codes = ";".join(self._codes[word] for word in words if word in self._codes)
         return f"\x1b[{codes}m{span.text}\x1b[0m" if codes and span.text else span.text
-
-
-def painted(
-    rows: Sequence[Row], stream: TextIO, color: Literal["always", "never"] | None = None
-) -> list[str]:
-    """Return rows as text; arguments as of `Painter`."""
-    return Painter(stream, color).paint(rows)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from lllaunch.app.command_line import WrongUsage, read
 from lllaunch.console.stream import encodable
-from lllaunch.console.table import Row, is_terminal, painted
+from lllaunch.console.table import Painter, Row, is_terminal
 from lllaunch.errors import LaunchError, Unfit
 from lllaunch.exit_codes import ExitCode
 from lllaunch.text import plain, visible
@@ -129,7 +129,7 @@ def columns() -> int:
 def print_rows(rows: Iterable[Row]) -> None:
     """Print rows, in colours on a terminal; they cannot move its cursor."""
     tame = [tuple(StyledText(plain(span.text), span.style) for span in row) for row in rows]
-    for line in painted(tame, sys.stdout):
+    for line in Painter(sys.stdout).paint(tame):
         sys.stdout.write(encodable(f"{line}\n", sys.stdout))
 
 
