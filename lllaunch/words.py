@@ -1,19 +1,29 @@
-"""Lines of text for people: how ranks, jobs, ends and paths read in a sentence. Pure."""
+"""The words for people: states, causes, steps, times, ranks, jobs and paths. Pure.
+
+Whatever shows a run or a sweep takes its words from here, so that the same thing reads the same on
+the console, in tables, reports and pages.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import textwrap
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lllaunch.documents import Fields
+from lllaunch.documents import Fields, signal_name
 from lllaunch.run.files import relative_path
-from lllaunch.text import count, first_line, printable, spans
+from lllaunch.text import count, duration, first_line, plain, printable, spans
+from lllaunch.workers.terminal import cells
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from lllaunch.run.result import Reached
+    from lllaunch.spec import RestartCause
+    from lllaunch.sweep.objective import Objectives
     from lllaunch.watchdog.progress import Progress
 
 
@@ -28,6 +38,82 @@ class StyledText(NamedTuple):
 
     text: str
     style: str = ""
+
+
+class State(NamedTuple):
+    """How a state of a run, a sweep, a job or a worker looks.
+
+    Attributes:
+        style: as in `StyledText`.
+        sign: one character that stands for it.
+        order: place in a list: what needs attention comes first.
+    """
+
+    style: str = ""
+    sign: str = "?"
+    order: int = 4
+
+
+STATES: Mapping[str, State] = {
+    "running": State("busy", "▸", 0),
+    "starting": State("busy", "▸", 0),
+    "queued": State("busy", "·", 1),
+    "failed": State("bad", "✕", 2),
+    "error": State("bad", "✕", 2),
+    "died": State("bad", "✕", 2),
+    "not_submitted": State("bad", "✕", 2),
+    "victim": State("bad", "▽", 2),
+    "lost": State("bad", "?", 2),
+    "unknown": State("bad", "?", 4),
+    "signalled": State("bad", "■", 3),
+    "cancelled": State("bad", "■", 3),
+    "stopped": State("", "■", 3),
+    "paused": State("", "·", 4),
+    "waiting": State("", "·", 5),
+    "succeeded": State("good", "✓", 6),
+    "ended": State("good", "■", 6),
+    "not_run": State("", "·", 7),
+    "not_started": State("", "·", 7),
+    "skipped": State("", "·", 7),
+}
+"""All states that anything has."""
+
+
+def state_style(state: str) -> str:
+    """Return the style of a state, known or not."""
+    return STATES.get(state, State()).style
+
+
+def state_text(state: str) -> str:
+    """Return a state as tables and options show it: ``not-run``."""
+    return state.replace("_", "-")
+
+
+# What the journal calls the states of jobs, and what people are told.
+_OF_JOBS = {
+    "error": "failed",
+    "signalled": "failed",
+    "composed": "not run",
+    "skipped": "not run",
+    "not_run": "not run",
+    "started": "unknown",
+}
+
+
+def job_state(state: str) -> str:
+    """Return what a job of a sweep is said to be: `failed`, whatever ended it."""
+    return _OF_JOBS.get(state, state)
+
+
+FAILED: Mapping[RestartCause, str] = {
+    "failure": "failed",
+    "oom": "ran out of memory",
+    "hang": "hung",
+    "signal": "was ended by a signal",
+    "timeout": "took too long",
+    "node": "lost a node",
+}
+"""What an attempt did, by the cause of its retry."""
 
 
 _WIDTH = 76
@@ -46,12 +132,27 @@ def cause_line(text: str, most: int = 200) -> str:
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """Returns ``rank 3`` or ``ranks 0-2, 5``."""
+    """Return ``rank 3`` or ``ranks 0-2, 5``."""
     return _numbered("rank", numbers)
 
 
+def whose(numbers: Iterable[int], nodes: Mapping[int, str] | None = None) -> str:
+    """Return ``rank 1``, ``ranks 0-2 on node 1``, or for none ``all workers``.
+
+    Args:
+        numbers: the ranks.
+        nodes: the node of each rank; named if all are on one.
+    """
+    numbers = tuple(numbers)
+    if not numbers:
+        return "all workers"
+    names = {(nodes or {}).get(rank, "") for rank in numbers}
+    node = f" on {names.pop()}" if len(names) == 1 and names != {""} else ""
+    return f"{ranks(numbers)}{node}"
+
+
 def named_jobs(numbers: Iterable[int]) -> str:
-    """Returns ``job 3`` or ``jobs 0-2, 5``."""
+    """Return ``job 3`` or ``jobs 0-2, 5``."""
     return _numbered("job", numbers)
 
 
@@ -61,17 +162,17 @@ def _numbered(noun: str, numbers: Iterable[int]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Returns ``1 worker`` or ``2 workers``."""
+    """Return ``1 worker`` or ``2 workers``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def capitalised(text: str) -> str:
-    """Returns a text as it stands at the beginning of a sentence; names keep their capitals."""
+    """Return a text as it stands at the beginning of a sentence; names keep their capitals."""
     return f"{text[:1].upper()}{text[1:]}"
 
 
 def shown_path(path: str, cwd: str) -> str:
-    """Returns a path as the user would type it: relative where it lies below ``cwd``.
+    """Return a path as the user would type it: relative where it lies below ``cwd``.
 
     A path that holds what a terminal cannot show in one line comes quoted.
     """
@@ -80,7 +181,7 @@ def shown_path(path: str, cwd: str) -> str:
 
 
 def wrapped(text: str) -> Iterator[StyledText]:
-    """Yields a text as lines of the report, indented and of bounded width; none if it is empty."""
+    """Yield a text as lines of the report, indented and of bounded width; none if it is empty."""
     for part in textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False):
         yield StyledText(f"    {part}")
 
@@ -92,27 +193,22 @@ _LONGEST_METRIC_NAME = 24
 
 
 def step_text(step: float, total: float | None) -> str:
-    """Returns ``step 1200 of 5000 (24 %)``, or ``step 1200`` where nobody knows how many there are.
-
-    Args:
-        step: how many are done.
-        total: how many there are, or None.
-    """
+    """Return ``step 1200 of 5000 (24 %)``, or ``step 1200`` if the total is unknown."""
     if not total:
         return f"step {count(step)}"
-    # all of it is only what is done: 599 of 600 are 99 %
+    # 599 of 600 are 99 %
     return f"step {count(step)} of {count(total)} ({100 * step // total:.0f} %)"
 
 
 def short_step(step: float, total: float | None) -> str:
-    """Returns ``1200/5000``, or ``1200``: the same for a table."""
+    """Return ``1200/5000``, or ``1200``: the same for a table."""
     return count(step) if not total else f"{count(step)}/{count(total)}"
 
 
 def progress_text(progress: Progress | Reached) -> str:
-    """Returns the step, and some of the numbers beside it: ``step 1200 of 5000 (24 %), loss 0.3``.
+    """Return the step, and some of the numbers beside it: ``step 1200 of 5000 (24 %), loss 0.3``.
 
-    Losses stand before others. Long names are shortened, and what has no room is left out.
+    Losses come first. Long names are shortened, and what has no room is left out.
     """
     text = step_text(progress.step, progress.total)
     metrics = sorted(progress.metrics.items(), key=lambda pair: "loss" not in pair[0])
@@ -124,27 +220,165 @@ def progress_text(progress: Progress | Reached) -> str:
 
 
 def ending(exit_code: int | None, why: str) -> str:
-    """Returns ``exit code 3: rank 1: ValueError: no`` or ``SIGKILL (exit code 137)``.
+    """Return how a job ended: ``exit code 3: rank 1: ValueError: no``, ``SIGKILL (exit code 137)``.
 
     Args:
-        exit_code: of a job, or None.
+        exit_code: of the job, or None.
         why: the first failure in one line, or an empty string.
     """
-    from lllaunch.documents import signal_name  # noqa: PLC0415 - most jobs succeed
-
     text = "" if exit_code is None else f"exit code {exit_code}"
-    if exit_code is not None and exit_code > _SIGNALS:
-        text = f"{signal_name(exit_code - _SIGNALS)} ({text})"
     why = printable(cause_line(why, _LONGEST_CAUSE), _LONGEST_CAUSE)
+    if exit_code is not None and exit_code > _SIGNALS:
+        name = signal_name(exit_code - _SIGNALS)
+        text = f"{name} ({text})"
+        why = "" if why == name else why
     return ": ".join(filter(None, (text, why))) or "no result"
 
 
-def commit_text(facts: Mapping[str, Any]) -> str:
-    """Returns the commit, and whether the tree was changed.
+# Times
+
+
+def passed(seconds: float | None) -> str:
+    """Return how long it has been, in whole seconds: ``3 min 20 s``; empty for None."""
+    if seconds is None:
+        return ""
+    whole = int(max(0.0, seconds))
+    return duration(float(whole)) if whole >= 10 else f"{whole} s"
+
+
+def took(seconds: float | None) -> str:
+    """Return how long something took: ``0.3 s``; empty for None."""
+    return "" if seconds is None else duration(seconds)
+
+
+def time_left(seconds: float) -> str:
+    """Return ``about 41 min left``: no more exactly than anybody can know."""
+    if seconds < 60:
+        return f"about {max(1, round(seconds))} s left"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"about {minutes} min left"
+    return f"about {duration(minutes * 60.0)} left"
+
+
+def rate_text(rate: float) -> str:
+    """Return ``12.3/s``, or ``8.1 s a step``."""
+    if rate >= 1:
+        return f"{rate:.3g}/s" if rate < 1000 else f"{count(round(rate))}/s"
+    return f"{duration(1 / rate)} a step"
+
+
+# Jobs of sweeps
+
+_LONGEST_OVERRIDES = 200
+_LONGEST_NUMBER = 12
+_LONGEST_VALUE = 24  # columns
+
+
+def short_overrides(overrides: Sequence[str], common: Collection[str] = ()) -> str:
+    """Return ``lr=0.1 nproc=2`` of ``params.lr=0.1 launch.nproc=2 +exp=resnet``.
 
     Args:
-        facts: as `lllaunch.run.build.build_facts` returns them, or a result.json has them.
+        overrides: of the job.
+        common: those that all jobs have, and that are left out.
     """
+    own = [each for each in overrides if each not in common]
+    pairs = [each.partition("=") for each in own]
+    keys = [re.split(r"[./]", key.lstrip("+"))[-1] for key, _, _ in pairs]
+    often = Counter(keys)
+    # a key whose short name another one has, too, is shown as it is
+    texts = [
+        f"{key}={_short(value)}" if equals and often[key] == 1 else each
+        for each, key, (_, equals, value) in zip(own, keys, pairs, strict=True)
+    ]
+    return printable(" ".join(texts), _LONGEST_OVERRIDES)
+
+
+def _short(value: str) -> str:
+    """Return a value; a number with more digits than anybody compares is rounded."""
+    if len(value) > _LONGEST_NUMBER:
+        try:
+            return f"{float(value):.6g}"
+        except ValueError:
+            pass
+    return value
+
+
+def objective_text(value: Any) -> str:
+    """Return what a job returned; an empty string if that is nothing, or long."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = plain(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return text if cells(text) <= _LONGEST_VALUE else ""
+
+
+def extremes_text(objectives: Objectives) -> str:
+    """Return ``best 0.01 of job 4 (lr=0.1)``, or the lowest and the highest without a direction.
+
+    An empty string if there is nothing to compare.
+    """
+    found = objectives.extremes
+    if objectives.direction is None and len({objective.value for _, objective in found}) < 2:
+        return ""
+    return ", ".join(
+        f"{what} {objective_text(best.value)} of job {best.job}"
+        + (f" ({best.name})" if best.name else "")
+        for what, best in found
+    )
+
+
+def short_extremes(objectives: Objectives) -> str:
+    """Return ``best 0.01 (job 4)``: the same in short, also if there is only one."""
+    return ", ".join(
+        f"{what} {objective_text(objective.value)} (job {objective.job})"
+        for what, objective in objectives.extremes
+    )
+
+
+def counts_text(counts: Iterable[tuple[int, str]]) -> str:
+    """Return ``3 failed, 2 running``, without zeros."""
+    return ", ".join(f"{number} {what}" for number, what in counts if number)
+
+
+def done_text(counts: Mapping[str, int], states: Iterable[str]) -> str:
+    """Return ``12/200 done, 3 failed, 8 running, 177 waiting`` for a sweep that is running.
+
+    Args:
+        counts: the number of its jobs by state.
+        states: the order in which they are named.
+    """
+    done = f"{counts.get('succeeded', 0)}/{sum(counts.values())} done"
+    others = jobs_text(counts, (state for state in states if state != "succeeded"))
+    return ", ".join(filter(None, (done, others)))
+
+
+def jobs_text(counts: Mapping[str, int], states: Iterable[str]) -> str:
+    """Return ``3 succeeded, 1 failed``: the jobs of a sweep by state, without zeros.
+
+    Args:
+        counts: their number by state, as the journal has it.
+        states: the order in which they are named.
+    """
+    told: Counter[str] = Counter()
+    for state in states:
+        told[job_state(state)] += counts.get(state, 0)
+    return counts_text((number, state) for state, number in told.items())
+
+
+def resume_override(directory: str) -> str:
+    """Return the override that resumes a sweep, as a shell takes it."""
+    if not re.fullmatch(r"[\w./:-]+", directory):
+        directory = "'" + directory.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return shlex.quote(f"hydra.launcher.resume={plain(directory)}")
+
+
+# Builds
+
+
+def commit_text(facts: Mapping[str, Any]) -> str:
+    """Return the commit of `lllaunch.run.build.build_facts`, and whether the tree was changed."""
     build = Fields(facts)
     commit, branch, problem = map(build.text, ("commit", "branch", "git_problem"))
     if not commit:
@@ -158,11 +392,7 @@ def commit_text(facts: Mapping[str, Any]) -> str:
 
 
 def versions_text(facts: Mapping[str, Any]) -> str:
-    """Returns the versions of packages and of Python.
-
-    Args:
-        facts: as for `commit_text`.
-    """
+    """Return the versions of packages and of Python of the same facts."""
     build = Fields(facts)
     versions = build.inner("versions")
     packages = (f"{name} {versions.text(name)}" for name in versions.document)

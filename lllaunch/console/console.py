@@ -1,17 +1,18 @@
-"""Writes the launcher's messages to a stream; never fails because of it."""
+"""The launcher's messages, written to a stream; no error of that stream ends anything."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from lllaunch.console.display import display
 from lllaunch.console.stream import Outlet, encodable, same_file
+from lllaunch.console.table import Painter, is_terminal
+from lllaunch.documents import signal_name
 from lllaunch.run.files import working_directory
 from lllaunch.spec import ConsolePolicy
 from lllaunch.text import duration, visible
@@ -36,15 +37,15 @@ _FRAME_S = 1.0
 
 
 class RunStatus:
-    """How far a run is, for who shows that.
+    """How far a run is, for whatever shows that.
 
     Attributes:
         began: when it began, seconds.
         attempt: number of the present one; None before the first.
-        doing: what goes on if the workers do not run, such as ``importing torch``; or empty.
-        until: when that is over, seconds; None if nobody knows.
+        doing: what goes on while no workers run, such as ``importing torch``; or empty.
+        until: when that is over, seconds; None if unknown.
         progress: how far the ranks are, of those that show it.
-        memory: what all workers of this node have, bytes; 0 if it is not known yet.
+        memory: of all workers of this node, bytes; 0 if it is not known yet.
         seen: when these two were seen, seconds.
         findings: the settings of the watchdog that something was found by.
     """
@@ -61,16 +62,16 @@ class RunStatus:
 
 @display("more messages of this launcher", "error", "refused", "finished")
 class Console:
-    """The launcher's voice.
+    """The launcher's messages.
 
     Every message is one write of whole lines, so that it does not mix with teed output. A stream
-    that was closed (``| head``) is forgotten: a training run must not end for want of a reader.
-    Nor may it stand still for one: what a stream does not take in time is left out. Messages may
-    come from any thread.
+    that was closed (``| head``) is forgotten: a training run must not end without a reader. Nor
+    may it wait for one: what a stream does not take in time is left out. Messages may come from
+    any thread.
 
-    While a run goes on it also shows how far that is: on a terminal in a line that stays below the
-    output, elsewhere in a line now and then. Whoever waits for what happens in the run asks when
-    that is due (`next_in`), and has it done (`tick`).
+    It also shows how far a run is: on a terminal in a line that stays below the output, elsewhere
+    in a line now and then. The loop that waits for events asks when that is due (`next_in`), and
+    calls `tick` then.
 
     Args:
         stream: where messages go; standard error of the moment of writing if None.
@@ -109,13 +110,11 @@ class Console:
         self._screen: Screen | None = None
 
     def hide(self, redact: Callable[[str], str]) -> None:
-        """Applies ``redact`` to every message from now on, so that no secret is shown."""
+        """Apply ``redact`` to every message from now on, so that no secret is shown."""
         self._hide = redact
 
     def obey(self, policy: ConsolePolicy, beside: Collection[TextIO | None] = ()) -> None:
-        """Shows what a policy says, from now on.
-
-        A quiet one says nothing of what goes well: that attempts begin, and a success.
+        """Follow a policy from now on; a quiet one shows no starts and no success.
 
         Args:
             policy: the policy.
@@ -125,14 +124,7 @@ class Console:
         self._beside = tuple(beside)
 
     def started(self, attempt: int, workers: int, what: str, directory: str) -> None:
-        """Says that an attempt begins.
-
-        Args:
-            attempt: its number.
-            workers: how many are started.
-            what: the entrypoint, as the user wrote it.
-            directory: where it writes.
-        """
+        """Report that an attempt of an entrypoint begins, which writes to a directory."""
         run = self._follow()
         run.attempt, run.doing, run.progress, run.memory = attempt, "", {}, 0
         if self._policy.quiet:
@@ -143,7 +135,7 @@ class Console:
     def restarting(
         self, attempt: AttemptResult, restart: int, of: int | None, wait: float = 0.0
     ) -> None:
-        """Says that a failed attempt is followed by another one.
+        """Report that a failed attempt is followed by another one, in ``wait`` seconds.
 
         Args:
             attempt: the one that failed.
@@ -169,7 +161,7 @@ class Console:
     def signalled(
         self, signum: int, workers: int | None, grace: float, announced: int | None = None
     ) -> None:
-        """Says that a signal came and what follows.
+        """Report a signal and what follows.
 
         Args:
             signum: the signal.
@@ -177,52 +169,43 @@ class Console:
             grace: seconds that they have until SIGKILL.
             announced: the signal that it stands for, if that announced the end of a batch job.
         """
-        whom = _whom(workers)
-        if announced is not None:
+        whom, after = _whom(workers), duration(grace)
+        if announced is None:
             self._say(
-                f"{_signal_name(announced)} received, the batch job is about to end: "
-                f"{_signal_name(signum)} goes to {whom}; SIGKILL follows in {duration(grace)}"
+                f"{signal_name(signum)} received, forwarded to {whom}; SIGKILL follows in {after}, "
+                "or now on a second signal"
             )
-            return
-        self._say(
-            f"{_signal_name(signum)} received, forwarded to {whom}; SIGKILL follows in "
-            f"{duration(grace)}, or now on a second signal"
-        )
+        else:
+            self._say(
+                f"{signal_name(announced)} received, the batch job is about to end: "
+                f"{signal_name(signum)} goes to {whom}; SIGKILL follows in {after}"
+            )
 
     def killing(self, signum: int | None, workers: int | None) -> None:
-        """Says that workers are killed.
+        """Report that workers are killed.
 
         Args:
             signum: the second signal, or None if the grace period is over.
             workers: how many live; None if it is their preflight.
         """
-        why = "the grace period is over" if signum is None else f"{_signal_name(signum)} again"
+        why = "the grace period is over" if signum is None else f"{signal_name(signum)} again"
         self._say(f"{why}, killing {_whom(workers)}")
 
     def fired(self, hang: Hang) -> None:
-        """Says what the watchdog found."""
+        """Report what the watchdog found."""
         from lllaunch.console.hang import fired_text  # noqa: PLC0415 - only where it is needed
 
         self._note_finding(hang)
         self._say(f"watchdog: {fired_text(hang, self._cwd)}; taking stacks")
 
     def looking(self, signum: int, silent: float | None) -> None:
-        """Says why a signal is not passed on at once.
-
-        Args:
-            signum: the signal.
-            silent: seconds since the last output, None where that is not known.
-        """
+        """Report why a signal is not passed on at once; no output came for ``silent`` seconds."""
         why = f"no output for {duration(silent)}, " if silent else ""
-        name = _signal_name(signum)
-        self._say(f"{name} received; {why}taking stacks before it is passed on")
+        self._say(f"{signal_name(signum)} received; {why}taking stacks before it is passed on")
 
     def stacks_shown(self, hang: Hang) -> None:
-        """Says where the workers stand, for a user who asked or a finding that ends nothing."""
-        from lllaunch.console.hang import (  # noqa: PLC0415 - only where it is needed
-            fired_text,
-            look_lines,
-        )
+        """Show where the workers are, for a user who asked or a finding that ends nothing."""
+        from lllaunch.console.hang import fired_text, look_lines  # noqa: PLC0415 - as above
 
         if isinstance(hang.finding, Asked):
             title = str(hang.finding)
@@ -232,7 +215,7 @@ class Console:
         self._write([StyledText(f"lllaunch: {title}"), *look_lines(hang, self._cwd)])
 
     def stacks_taken(self, hang: Hang) -> None:
-        """Says who hangs, as far as that can be told, and where all stacks are."""
+        """Report who hangs, as far as that is known, and where all stacks are."""
         from lllaunch.console.hang import located_text  # noqa: PLC0415 - as above
 
         text = located_text(hang, self._cwd)
@@ -240,45 +223,33 @@ class Console:
             self._say(text if isinstance(hang.finding, Asked) else f"watchdog: {text}")
 
     def process_signalled(self, rank: int, pid: int, signum: int) -> None:
-        """Says that a process gets the signal that its timer asks for.
-
-        Args:
-            rank: the worker that it is or descends from.
-            pid: its process id.
-            signum: the signal.
-        """
-        name = _signal_name(signum)
+        """Report that process `pid` of a rank gets the signal that its timer asks for."""
+        name = signal_name(signum)
         self._say(f"watchdog: {name} to process {pid} of rank {rank}, as its timer asks")
 
     def ending(self, signum: int, workers: int | None, grace: float) -> None:
-        """Says that the workers are asked to end for what the watchdog found.
+        """Report that the workers get a signal because of what the watchdog found.
 
         Args:
-            signum: the signal that they get.
-            workers: how many live workers get it; None if it is their preflight.
+            signum: the signal.
+            workers: how many live; None if it is their preflight.
             grace: seconds that they have until SIGKILL.
         """
-        whom = _whom(workers)
-        name, after = _signal_name(signum), duration(grace)
-        self._say(f"watchdog: {name} to {whom}; SIGKILL follows in {after}")
+        name, after = signal_name(signum), duration(grace)
+        self._say(f"watchdog: {name} to {_whom(workers)}; SIGKILL follows in {after}")
 
     def sampled(self, progress: Mapping[int, Progress], memory: int) -> None:
-        """Takes note of how far the workers are; it is shown where somebody looks.
-
-        Args:
-            progress: how far they are, by rank, of those that show it.
-            memory: what all of them have, bytes.
-        """
+        """Take note of how far the workers are, by rank, and of their memory together, bytes."""
         run = self._run
         if run is not None:
             run.progress, run.memory, run.seen = dict(progress), memory, self._clock()
 
     def doing(self, what: str, seconds: float | None = None) -> None:
-        """Takes note of what goes on while the workers do not run, for the line below the output.
+        """Take note of what goes on while no workers run, for the line below the output.
 
         Args:
             what: such as ``importing torch``; empty if they run.
-            seconds: how long that takes; None if nobody knows.
+            seconds: how long that takes; None if unknown.
         """
         run = self._follow()
         run.doing = self._hide(what)
@@ -287,14 +258,14 @@ class Console:
     # What is shown by itself
 
     def next_in(self) -> float | None:
-        """Seconds until `tick` has something to show; None if there is nothing."""
+        """Return the seconds until `tick` has something to show; None if there is nothing."""
         return None if self._due is None else max(0.0, self._due - self._clock())
 
     def tick(self, look: Callable[[], Mapping[int, Progress]] = dict) -> None:
-        """Shows how far the run is, if that is due.
+        """Show how far the run is, if that is due.
 
         Args:
-            look: looks how far the workers are, by rank; called only where that is shown.
+            look: returns how far the workers are, by rank; called only where that is shown.
         """
         run, now = self._run, self._clock()
         if self._screen is not None and self._screen.hidden:
@@ -316,9 +287,9 @@ class Console:
         self._say(heartbeat_text(run, now))
 
     def give_way(self) -> None:
-        """Takes away what is drawn below the output, as long as nobody calls `tick`."""
+        """Take away what is drawn below the output, as long as nobody calls `tick`."""
         stream = self._target()
-        if stream is None or not _is_terminal(stream):
+        if stream is None or not is_terminal(stream):
             return
         self._screen = screen_of(stream)
         # first of all: other threads write to the terminal meanwhile
@@ -343,7 +314,7 @@ class Console:
         stream, live = self._target(), self._policy.live
         if live is False or stream is None:
             return False
-        if not (moves_cursor() and _is_terminal(stream)):
+        if not (moves_cursor() and is_terminal(stream)):
             return False
         shared = any(other is not None and same_file(stream, other) for other in self._beside)
         return live or not (self._policy.quiet or shared)
@@ -355,12 +326,11 @@ class Console:
         if self._line is None:
             # not at a start
             from lllaunch.console.status import StatusLine  # noqa: PLC0415
-            from lllaunch.console.table import Painter  # noqa: PLC0415
 
             paint = Painter(stream, self._policy.color).paint
             self._line = StatusLine(lambda row: encodable(paint([row])[0], stream))
             self._screen = screen_of(stream)
-            self._screen.status = self._line.text
+            self._screen.status = self._line.rows
         self._line.update(run, now)
         self._redraw(0.0)
 
@@ -384,19 +354,19 @@ class Console:
             self._run.findings.append(limit_of(hang.finding))
 
     def note(self, text: str) -> None:
-        """Says what is worth knowing."""
+        """Show a message."""
         self._say(text)
 
     def warning(self, text: str) -> None:
-        """Says what went wrong and does not end the run."""
+        """Report a problem that does not end the run."""
         self._say(f"warning: {text}")
 
     def error(self, error: LaunchError) -> None:
-        """Says why nothing was started."""
+        """Report why nothing was started."""
         self.refused(str(error))
 
     def refused(self, message: str) -> None:
-        """The same in words; of several lines the others are indented."""
+        """Report it in words; lines after the first are indented."""
         first, *rest = visible(message).split("\n")
         lines = [
             StyledText(f"lllaunch: {first}", "error"),
@@ -405,7 +375,7 @@ class Console:
         self._write(lines, last=True)
 
     def finished(self, outcome: RunResult) -> None:
-        """Shows the report of a run that is over."""
+        """Show the report of a run that is over."""
         # What only the end needs is imported then: it would delay every start.
         from lllaunch.console.report import report_lines  # noqa: PLC0415
 
@@ -423,10 +393,12 @@ class Console:
         stream = self._target()
         if stream is None:
             return
-        lines = [StyledText(self._hide(line.text), line.style) for line in lines]
+        # what workers wrote cannot turn the direction of text either, or hide some
+        lines = [StyledText(visible(self._hide(line.text)), line.style) for line in lines]
         # closed by its reader, by us, or full: there is nowhere left to say so
         with self._speaks, contextlib.suppress(OSError, ValueError):
-            text = _rendered(stream, lines, self._policy.color)
+            texts = Painter(stream, self._policy.color).paint([(line,) for line in lines])
+            text = encodable("".join(f"{text}\n" for text in texts), stream)
             patience = self._last_patience if last else self._patience
             self._outlet_of(stream).write(text, patience, last=last)
 
@@ -438,30 +410,6 @@ class Console:
         if self._outlet is None or self._outlet.stream is not stream:
             self._outlet = Outlet(stream)
         return self._outlet
-
-
-def _signal_name(signum: int) -> str:
-    from lllaunch.documents import signal_name  # noqa: PLC0415 - see `Console.finished`
-
-    return signal_name(signum)
-
-
-def _is_terminal(stream: TextIO) -> bool:
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # somebody's own object
-        return os.isatty(stream.fileno())
-    return False
-
-
-def _rendered(
-    stream: TextIO, lines: Sequence[StyledText], color: Literal["always", "never"] | None
-) -> str:
-    texts = [line.text for line in lines]
-    forced = color == "always" or os.environ.get("FORCE_COLOR")
-    if any(line.style for line in lines) and (forced or stream.isatty()):
-        from lllaunch.console.table import painted  # noqa: PLC0415 - only where there are colours
-
-        texts = painted([(line,) for line in lines], stream, color)
-    return encodable("".join(f"{text}\n" for text in texts), stream)
 
 
 def _whom(workers: int | None) -> str:

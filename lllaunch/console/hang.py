@@ -1,6 +1,7 @@
-"""How a finding of the watchdog reads: during the run in one line, in the report with the stacks.
+"""The words for findings of the watchdog: one line during the run, with stacks in the report.
 
-Pure. Imported only when something was found.
+Pure. Imported only when something was found. Paths below ``cwd`` are shown relative to it. Names of
+files and functions come from workers: they are shortened, and cannot steer a terminal.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from lllaunch.run.result import Lost
 from lllaunch.text import duration, printable, shorten_middle
 from lllaunch.watchdog.findings import (
     Asked,
-    Finding,
     HeartbeatLost,
     OverMemory,
     ProgressMissing,
@@ -31,10 +31,10 @@ from lllaunch.watchdog.stacks.merged import (
     tree_lines,
     whole_tree,
 )
-from lllaunch.words import StyledText, capitalised, counted, ranks, shown_path, wrapped
+from lllaunch.words import StyledText, capitalised, counted, ranks, shown_path, whose, wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from lllaunch.run.result import Hang, RootCause, WorkerResult
     from lllaunch.watchdog.collectives import Disagreement
@@ -48,37 +48,38 @@ _SHOWN = 12
 _UNKNOWN = "at an unknown place"
 
 
-def _finding_text(finding: Finding, cwd: str) -> str:
-    """Returns a finding as the predicate of a sentence about the workers that it names."""
-    if isinstance(finding, TimerExpired):
-        finding = replace(finding, scope=_scope(finding, cwd))
-    return str(finding)
-
-
 def _scope(finding: TimerExpired, cwd: str) -> str:
-    """Returns the name of a timer, which by default is the place that set it."""
+    """Return the name of a timer, which by default is the place that set it."""
     return shorten_middle(finding.scope.removeprefix(cwd.rstrip("/") + "/"), _SCOPE)
 
 
 def hang_text(hang: Hang, cwd: str, *, when: bool = False) -> str:
-    """Returns what was found as the predicate of a sentence about those who hang, or about all.
+    """Return a finding as a predicate about those who hang, or about all.
 
     Args:
         hang: what was found.
-        cwd: directory that paths below it are shown relative to.
-        when: whether to say since when, in local time.
+        cwd: paths below it are shown relative to it.
+        when: whether to add since when, in local time.
     """
-    since = f" ({_moment(hang)})" if when and hang.since_ns is not None and not hang.left else ""
-    return f"{_predicate(hang, cwd)}{since}"
+    if hang.left:
+        return _left_text(hang, cwd)
+    text = _predicate(hang, cwd)
+    if not when or hang.since_ns is None:
+        return text
+    since = time.localtime(hang.since_ns / 1e9)
+    same_day = since[:3] == time.localtime(hang.time_ns / 1e9)[:3]
+    moment = time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M:%S", since)
+    word = "set at" if isinstance(hang.finding, TimerExpired) else "since"
+    return f"{text} ({word} {moment})"
 
 
 def _left_text(hang: Hang, cwd: str) -> str:
-    """Returns what is said of those who had ended with success while the others wait."""
+    """Return the predicate about those who had ended with success while the others wait."""
     times = sorted(hang.left.values())
     after = f" after {duration(times[0])}" if len(times) == 1 else ""
     if hang.collectives is not None:
         return f"ended with success{after}; {disagreement_text(hang.collectives, cwd)}"
-    (place, members), *more = _cut(_by_call(hang, hang.waiting, cwd))
+    (place, members), *more = _largest(_by(call_text, hang, hang.waiting, cwd))
     them = ranks(member for _, each in [(place, members), *more] for member in each)
     verb = "waits" if len(hang.waiting) == 1 else "wait"
     joined = ""
@@ -91,85 +92,60 @@ def _left_text(hang: Hang, cwd: str) -> str:
 def disagreement_text(
     found: Disagreement, cwd: str, *, so_far: bool = False, utc: bool = False
 ) -> str:
-    """Returns which collective operation ranks do not agree on, in one sentence.
+    """Return which collective operation ranks do not agree on, in one sentence.
 
     Args:
-        found: what is known of it.
-        cwd: directory that paths below it are shown relative to.
-        so_far: whether who has not come may still do so.
+        found: the operation.
+        cwd: paths below it are shown relative to it.
+        so_far: whether ranks that are missing may still come.
         utc: whether times are UTC's, as on a page, not this machine's.
     """
     return found.sentence(lambda path: _file(path, cwd), so_far=so_far, utc=utc)
 
 
-def _by_call(hang: Hang, members: Iterable[int], cwd: str) -> dict[str, list[int]]:
-    """Returns ranks by what the user's code called, in order; an empty text for not known."""
+def _by(
+    text: Callable[[RankStack, str], str], hang: Hang, members: Iterable[int], cwd: str
+) -> dict[str, list[int]]:
+    """Return ranks by a text about their stacks, in order; an empty text if there is none."""
     groups: dict[str, list[int]] = {}
     for rank in members:
         stack = hang.stacks.get(rank)
-        groups.setdefault(call_text(stack, cwd) if stack else "", []).append(rank)
+        groups.setdefault(text(stack, cwd) if stack else "", []).append(rank)
     return groups
+
+
+def _by_place(hang: Hang, members: Iterable[int], cwd: str) -> dict[str, list[int]]:
+    return _by(place_text, hang, members, cwd)
 
 
 def _predicate(hang: Hang, cwd: str) -> str:
     finding = hang.finding
-    if hang.left:
-        return _left_text(hang, cwd)
-    if not hang.blamed or set(hang.blamed) <= set(hang.named):
-        return _finding_text(finding, cwd)
-    if isinstance(finding, (ProgressMissing, Unchanged)):
-        # it was nobody that was noticed
+    if isinstance(finding, TimerExpired):
+        finding = replace(finding, scope=_scope(finding, cwd))
+    found_alike = not hang.blamed or set(hang.blamed) <= set(hang.named)
+    # these notice no rank in particular
+    if found_alike or isinstance(finding, (ProgressMissing, Unchanged)):
         return str(finding)
-    # Who hangs is not who was noticed: that one only waited.
+    # the rank that was noticed is not the one that hangs: it only waited
     noticed = whose(() if hang.nodes else hang.named)
     if isinstance(finding, TimerExpired):
-        scope = _scope(finding, cwd)
-        return f"hung: the timer {scope!r} of {noticed} ran out after {duration(finding.after)}"
+        after = duration(finding.after)
+        return f"hung: the timer {finding.scope!r} of {noticed} ran out after {after}"
     if isinstance(finding, HeartbeatLost):
         return f"hung: no heartbeat of {noticed} for {duration(finding.seconds)}"
-    return f"hung: {noticed} {_finding_text(finding, cwd)}"
-
-
-def _moment(hang: Hang) -> str:
-    since = time.localtime((hang.since_ns or 0) / 1e9)
-    same_day = since[:3] == time.localtime(hang.time_ns / 1e9)[:3]
-    text = time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M:%S", since)
-    return f"set at {text}" if isinstance(hang.finding, TimerExpired) else f"since {text}"
-
-
-def whose(numbers: Iterable[int], nodes: Mapping[int, str] | None = None) -> str:
-    """Returns ``rank 1``, ``ranks 0-2``, or for none ``all workers``.
-
-    Args:
-        numbers: the ranks.
-        nodes: of several, the one that a rank is on; named if it is one for all of them.
-    """
-    numbers = tuple(numbers)
-    if not numbers:
-        return "all workers"
-    names = {(nodes or {}).get(rank, "") for rank in numbers}
-    return (
-        f"{ranks(numbers)} on {names.pop()}"
-        if len(names) == 1 and names != {""}
-        else ranks(numbers)
-    )
+    return f"hung: {noticed} {finding}"
 
 
 # During the run
 
 
 def fired_text(hang: Hang, cwd: str) -> str:
-    """Returns in one line what the watchdog found; arguments as for `hang_text`."""
+    """Return in one line what the watchdog found."""
     return f"{whose(hang.blamed, hang.nodes)} {hang_text(hang, cwd)}"
 
 
 def located_text(hang: Hang, cwd: str) -> str:
-    """Returns in one line who hangs and where; an empty string if nothing is known.
-
-    Args:
-        hang: what was found, with stacks.
-        cwd: directory that paths below it are shown relative to.
-    """
+    """Return in one line who hangs and where; an empty string if nothing is known."""
     parts: list[str] = []
     if hang.left:
         parts.append(f"{ranks(hang.left)} {_left_text(hang, cwd)}")
@@ -194,15 +170,6 @@ def located_text(hang: Hang, cwd: str) -> str:
     return "; ".join(parts)
 
 
-def _by_place(hang: Hang, members: Iterable[int], cwd: str) -> dict[str, list[int]]:
-    """Returns the ranks by the place where they stand, in order; an empty text for not known."""
-    groups: dict[str, list[int]] = {}
-    for rank in members:
-        stack = hang.stacks.get(rank)
-        groups.setdefault(place_text(stack, cwd) if stack else "", []).append(rank)
-    return groups
-
-
 def _them(members: Sequence[int]) -> str:
     return "it" if len(members) == 1 else "them"
 
@@ -219,7 +186,7 @@ def _files(hang: Hang, cwd: str) -> str:
 
 
 def _alike(parts: Sequence[str]) -> str:
-    """Returns a part of several paths as one: ``*`` of ranks, ``node_*`` of nodes."""
+    """Return a part of several paths as one: ``*`` for ranks, ``node_*`` for nodes."""
     if len(set(parts)) == 1:
         return parts[0]
     return "node_*" if all(part.startswith("node_") for part in parts) else "*"
@@ -229,12 +196,12 @@ def _alike(parts: Sequence[str]) -> str:
 
 
 def hang_lines(root: RootCause, workers: Sequence[WorkerResult], cwd: str) -> Iterator[StyledText]:
-    """Yields what is known beyond the line of the root cause.
+    """Yield what is known of a hang beyond the line of its root cause.
 
     Args:
-        root: the root cause, with a hang.
+        root: the root cause.
         workers: those of its attempt.
-        cwd: directory that paths below it are shown relative to.
+        cwd: paths below it are shown relative to it.
     """
     hang = root.hang
     assert hang is not None
@@ -242,79 +209,57 @@ def hang_lines(root: RootCause, workers: Sequence[WorkerResult], cwd: str) -> It
         after = duration(max(0, hang.time_ns - root.time_ns) / 1e9)
         yield StyledText("")
         yield from wrapped(f"The watchdog ended the attempt {after} later: {fired_text(hang, cwd)}")
-    yield from wrapped(_hint(hang.finding))
-    yield from _collectives(hang, cwd, said=root.of_watchdog)
+    finding = hang.finding
+    if isinstance(finding, TimedOut):
+        name = "timeout" if finding.what == "attempt" else "run_timeout"
+        yield from wrapped(f"The limit is launch.watchdog.{name}.")
+    elif isinstance(finding, OverMemory):
+        whole = "for a worker and all processes below it together"
+        yield from wrapped(f"The limit is launch.watchdog.memory, {whole}.")
+    yield from _collectives(hang, cwd, dated=root.of_watchdog)
     yield from _conditions(hang, workers)
-    for rank, stack in hang.stacks.items():
-        yield from _locks(rank, stack, cwd)
+    yield from _locks(hang, cwd)
     if hang.stacks:
         yield StyledText("")
         yield from _stack_lines(hang, cwd)
-        files = _files(hang, cwd)
-        if files:
-            yield StyledText(f"    All stacks: {files}")
 
 
 def look_lines(look: Hang, cwd: str) -> Iterator[StyledText]:
-    """Yields where the workers stood when a signal came.
-
-    Args:
-        look: what was seen then.
-        cwd: directory that paths below it are shown relative to.
-    """
+    """Yield where the workers were when a signal came or somebody asked."""
     yield from _collectives(look, cwd)
-    for rank, stack in look.stacks.items():
-        yield from _locks(rank, stack, cwd)
+    yield from _locks(look, cwd)
     yield from _conditions(look, ())
     yield from _stack_lines(look, cwd)
-    files = _files(look, cwd)
-    if files:
-        yield StyledText(f"    All stacks: {files}")
 
 
-def _collectives(hang: Hang, cwd: str, *, said: bool = False) -> Iterator[StyledText]:
-    """Yields which collective operation ranks do not agree on.
+def _collectives(hang: Hang, cwd: str, *, dated: bool = False) -> Iterator[StyledText]:
+    """Yield which collective operation ranks do not agree on.
 
     Args:
         hang: what was found.
-        cwd: directory that paths below it are shown relative to.
-        said: whether since when it hangs has been said.
+        cwd: paths below it are shown relative to it.
+        dated: whether the line of the root cause shows since when it hangs.
     """
     found = hang.collectives
     if found is not None and not hang.left:
-        if said and hang.since_ns is not None:
+        if dated and hang.since_ns is not None:
             found = found.beside(hang.since_ns)
         text = disagreement_text(found, cwd, so_far=isinstance(hang.finding, Asked))
         yield from wrapped(f"{capitalised(text)}.")
 
 
-def _locks(rank: int, stack: RankStack, cwd: str) -> Iterator[StyledText]:
-    """Yields which threads of a rank wait for locks."""
-    if not stack.locks:
-        return
-    yield StyledText(
-        f"    {len(stack.locks)} threads of rank {rank} wait for a lock, perhaps a deadlock:"
-    )
-    yield from (
-        StyledText(f"      {wait.thread}: {frame_text(wait.frame, cwd)}", "quote")
-        for wait in stack.locks
-    )
-
-
-def _hint(finding: Finding) -> str:
-    """Returns which limit was reached, where the finding does not say enough."""
-    if isinstance(finding, TimedOut):
-        name = "timeout" if finding.what == "attempt" else "run_timeout"
-        return f"The limit is launch.watchdog.{name}."
-    if isinstance(finding, OverMemory):
-        return (
-            "The limit is launch.watchdog.memory, for a worker and all processes below it together."
-        )
-    return ""
+def _locks(hang: Hang, cwd: str) -> Iterator[StyledText]:
+    for rank, stack in hang.stacks.items():
+        if stack.locks:
+            number = len(stack.locks)
+            text = f"{number} threads of rank {rank} wait for a lock, perhaps a deadlock:"
+            yield StyledText(f"    {text}")
+        for wait in stack.locks:
+            yield StyledText(f"      {wait.thread}: {frame_text(wait.frame, cwd)}", "quote")
 
 
 def _conditions(hang: Hang, workers: Sequence[WorkerResult]) -> Iterator[StyledText]:
-    """Yields what the kernel said of those that could not run."""
+    """Yield what the kernel reports of those that could not run."""
 
     def subject(members: Sequence[int], one: str, several: str) -> str:
         if tuple(members) == hang.blamed and len(members) == 1:
@@ -342,22 +287,30 @@ def _conditions(hang: Hang, workers: Sequence[WorkerResult]) -> Iterator[StyledT
 
 def _stack_lines(hang: Hang, cwd: str) -> Iterator[StyledText]:
     roots = _tree(hang, cwd)
+    title = "All ranks, outermost call first"
     if hang.left:
         yield from _frames_of(hang, hang.waiting, cwd)
     elif hang.hung:
         told = hang.collectives.located if roots and hang.collectives is not None else frozenset()
         yield from _places_of(hang, told, cwd)
     elif roots or len(_by_place(hang, hang.stacks, cwd)) > 1:
-        yield from _all_places(hang, roots, cwd)
-        return
+        nobody = "" if isinstance(hang.finding, (TimedOut, Asked)) else "Nobody stands out. "
+        title = f"{nobody}Where the workers were"
+        if not roots:
+            yield StyledText(f"    {title}:")
+            for place, members in _by_place(hang, hang.stacks, cwd).items():
+                yield StyledText(f"      {ranks(members)}  {place or _UNKNOWN}")
     else:
         yield from _frames_of(hang, tuple(hang.stacks), cwd)
     if roots:
-        yield from _tree_lines("All ranks, outermost call first", roots, hang, cwd)
+        yield from _tree_lines(title, roots, hang, cwd)
+    files = _files(hang, cwd)
+    if files:
+        yield StyledText(f"    All stacks: {files}")
 
 
 def _tree(hang: Hang, cwd: str) -> tuple[StackBranch, ...]:
-    """Returns where all ranks stand as one tree; nothing if places of groups say as much."""
+    """Return where all ranks are as one tree; nothing if places of groups show as much."""
     roots = short_tree(hang.stacks.values())
     ways = sum(not branch.below for root in roots for branch in root.walk())
     more = ways > len(_by_place(hang, hang.stacks, cwd))
@@ -367,7 +320,7 @@ def _tree(hang: Hang, cwd: str) -> tuple[StackBranch, ...]:
 def _tree_lines(
     title: str, roots: tuple[StackBranch, ...], hang: Hang, cwd: str
 ) -> Iterator[StyledText]:
-    """Yields the tree of all ranks; its title says how much is left out, and where it is whole."""
+    """Yield the tree of all ranks; its title has how much is left out, and where all of it is."""
     more = count_calls(whole_tree(hang.stacks.values())) - count_calls(roots)
     files = {os.path.dirname(os.path.dirname(each.path)) for each in hang.stacks.values()}
     known = len(files) == 1 and all(files)
@@ -379,41 +332,24 @@ def _tree_lines(
 
 
 def _places_of(hang: Hang, told: frozenset[int], cwd: str) -> Iterator[StyledText]:
-    """Yields where those stand who hang, and all others.
-
-    Args:
-        hang: what was found.
-        told: ranks of which it has been told where they wait.
-        cwd: directory that paths below it are shown relative to.
-    """
+    """Yield where those are who hang, and all others but the waiting ranks in ``told``."""
     yield from _frames_of(hang, hang.hung, cwd)
     whom = _them(hang.hung)
-    for place, members in _cut(_by_place(hang, hang.waiting, cwd)):
+    for place, members in _largest(_by_place(hang, hang.waiting, cwd)):
         if not told.issuperset(members):
             yield StyledText(f"    {_capital(members)} waited for {whom} {place}".rstrip())
     others = [rank for rank in hang.stacks if rank not in hang.hung + hang.waiting]
-    for place, members in _cut(_by_place(hang, others, cwd)):
+    for place, members in _largest(_by_place(hang, others, cwd)):
         yield StyledText(f"    {_capital(members)} {_was(members)} {place or _UNKNOWN}")
 
 
-def _all_places(hang: Hang, roots: tuple[StackBranch, ...], cwd: str) -> Iterator[StyledText]:
-    nobody = "" if isinstance(hang.finding, (TimedOut, Asked)) else "Nobody stands out. "
-    title = f"{nobody}Where the workers were"
-    if roots:
-        yield from _tree_lines(title, roots, hang, cwd)
-        return
-    yield StyledText(f"    {title}:")
-    for place, members in _by_place(hang, hang.stacks, cwd).items():
-        yield StyledText(f"      {ranks(members)}  {place or _UNKNOWN}")
-
-
 def _frames_of(hang: Hang, members: Sequence[int], cwd: str) -> Iterator[StyledText]:
-    """Yields the calls of some ranks, those in the same place together."""
-    for place, together in _cut(_by_place(hang, members, cwd)):
+    """Yield the calls of some ranks, those in the same place together."""
+    for place, together in _largest(_by_place(hang, members, cwd)):
         stack: RankStack | None = hang.stacks.get(together[0])
         name = _capital(together)
         if stack is None or not stack.frames:
-            # That they could not run has been said.
+            # those that could not run are reported above
             if not set(together) <= {*hang.asleep, *hang.stopped}:
                 yield StyledText(f"    {name} {_was(together)} {place or _UNKNOWN}")
             continue
@@ -425,7 +361,7 @@ def _frames_of(hang: Hang, members: Sequence[int], cwd: str) -> Iterator[StyledT
         )
 
 
-def _cut(groups: dict[str, list[int]]) -> Iterable[tuple[str, list[int]]]:
+def _largest(groups: dict[str, list[int]]) -> Iterable[tuple[str, list[int]]]:
     largest = sorted(groups.items(), key=lambda item: -len(item[1]))
     return largest[:_GROUPS]
 
@@ -438,8 +374,7 @@ def _was(members: Sequence[int]) -> str:
     return "was" if len(members) == 1 else "were"
 
 
-# Where a worker stands. Names of files and functions come from workers: they are shortened, and
-# cannot steer a terminal.
+# Where a worker is
 
 _NAME = 80
 _PATH = 100
@@ -448,30 +383,20 @@ _STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "R": "runni
 
 
 def _file(path: str, cwd: str) -> str:
-    """Returns a source file as it is told: a library's from the library's name on."""
+    """Return a source file as it is shown: a library's from the library's name on."""
     library = LIBRARY.match(path)
     return printable(path[library.end() :] if library else shown_path(path, cwd), _PATH)
 
 
 def frame_text(frame: Frame, cwd: str) -> str:
-    """Returns ``train.py:40 in sync: all_reduce(x)``.
-
-    Args:
-        frame: a call; the code is shown where it is the user's.
-        cwd: directory that paths below it are shown relative to.
-    """
+    """Return ``train.py:40 in sync: all_reduce(x)``; the code is shown where it is the user's."""
     text = f"{_file(frame.file, cwd)}:{frame.line} in {printable(frame.function, _NAME)}"
     code = printable(frame.code.strip(), _CODE) if is_own(frame) else ""
     return f"{text}: {code}" if code else text
 
 
 def tree_call(call: Call, cwd: str) -> str:
-    """Returns a call of the tree: ``sync (train.py:40)``.
-
-    Args:
-        call: a frame, or words.
-        cwd: directory that paths below it are shown relative to.
-    """
+    """Return a call of the tree: ``sync (train.py:40)``."""
     if isinstance(call, str):
         return printable(call, _NAME)
     line = f":{call.line}" if call.line else ""
@@ -479,12 +404,7 @@ def tree_call(call: Call, cwd: str) -> str:
 
 
 def call_text(stack: RankStack, cwd: str) -> str:
-    """Returns what the user's code called and where: ``in all_reduce (train.py:40)``.
-
-    Args:
-        stack: where a worker stands.
-        cwd: directory that paths below it are shown relative to.
-    """
+    """Return what the user's code called and where: ``in all_reduce (train.py:40)``."""
     own = next((at for at, frame in enumerate(stack.frames) if is_own(frame)), 0)
     below = [frame for frame in stack.frames[:own] if not frame.file.endswith(WRAPPERS)]
     if not below:
@@ -495,16 +415,15 @@ def call_text(stack: RankStack, cwd: str) -> str:
 
 
 def place_text(stack: RankStack, cwd: str) -> str:
-    """Returns ``in wait (threading.py:320), called at train.py:40``.
+    """Return ``in wait (threading.py:320), called at train.py:40``.
 
-    Without Python's frames, what the kernel says; an empty string if nothing is known.
-
-    Args:
-        stack: where a worker stands.
-        cwd: directory that paths below it are shown relative to.
+    Without Python's frames, the state in the kernel; an empty string if nothing is known.
     """
     if not stack.frames:
-        return _kernel_text(stack)
+        wchan = f" ({printable(stack.wchan, _NAME)})" if stack.wchan else ""
+        if stack.state == "D":
+            return f"in uninterruptible sleep{wchan}"
+        return _STATES.get(stack.state) or (f"in the kernel{wchan}" if wchan else "")
     innermost = stack.frames[0]
     where = f"{_file(innermost.file, cwd)}:{innermost.line}"
     text = f"in {printable(innermost.function, _NAME)} ({where})"
@@ -512,12 +431,3 @@ def place_text(stack: RankStack, cwd: str) -> str:
     if caller is None or caller is innermost:
         return text
     return f"{text}, called at {_file(caller.file, cwd)}:{caller.line}"
-
-
-def _kernel_text(stack: RankStack) -> str:
-    wchan = f" ({printable(stack.wchan, _NAME)})" if stack.wchan else ""
-    if stack.state == "D":
-        return f"in uninterruptible sleep{wchan}"
-    if stack.state in _STATES:
-        return _STATES[stack.state]
-    return f"in the kernel{wchan}" if wchan else ""

@@ -9,9 +9,10 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from lllaunch.console.table import GAP, Row, cells, padded
+from lllaunch.console.table import GAP, Row, padded
 from lllaunch.text import duration, printable
 from lllaunch.words import StyledText, counted, ranks
+from lllaunch.workers.terminal import cells
 
 if TYPE_CHECKING:
     from lllaunch.results.history import Mark, TimeSpan

@@ -11,25 +11,29 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lllaunch.console.slots import slots_row
-from lllaunch.console.status import Part, fitted, passed, rate_text, time_left
-from lllaunch.console.table import (
-    GAP,
-    Row,
-    Table,
-    cells,
-    counts_text,
-    cut,
-    done_text,
-    extremes_text,
-    objective_text,
-    short_extremes,
-    short_overrides,
-)
+from lllaunch.console.status import Part, fitted
+from lllaunch.console.table import GAP, Row, Table
 from lllaunch.results.live import LiveView, count_states
 from lllaunch.results.store import LIVE, STATES, ListEntry
 from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.text import count, plain, printable, size, spans
-from lllaunch.words import StyledText, cause_line, counted, short_step, shown_path
+from lllaunch.words import (
+    StyledText,
+    cause_line,
+    counted,
+    counts_text,
+    done_text,
+    extremes_text,
+    objective_text,
+    passed,
+    rate_text,
+    short_extremes,
+    short_overrides,
+    short_step,
+    shown_path,
+    time_left,
+)
+from lllaunch.workers.terminal import cells, cut
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

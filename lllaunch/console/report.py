@@ -23,6 +23,7 @@ from lllaunch.run.causes import (
 from lllaunch.run.excerpts import cause_of, folded, users_call
 from lllaunch.run.result import Ended, Failed, Lost, Succeeded, Victim
 from lllaunch.text import duration, size
+from lllaunch.watchdog.findings import TimedOut
 from lllaunch.words import (
     StyledText,
     capitalised,
@@ -32,6 +33,7 @@ from lllaunch.words import (
     ranks,
     shown_path,
     step_text,
+    whose,
     wrapped,
 )
 
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
         RunResult,
         WorkerResult,
     )
-    from lllaunch.watchdog.findings import Finding
 
 _TRACEBACK_LINES = 60
 _GROUPS = 12
@@ -57,27 +58,19 @@ _LONG_BEFORE = 10.0
 
 
 def report_lines(outcome: RunResult, cwd: str) -> list[StyledText]:
-    """Returns the report of a run.
-
-    Args:
-        outcome: what became of it.
-        cwd: directory that paths below it are shown relative to.
-    """
-    if outcome.state == "succeeded":
-        return [_success(outcome, cwd), *_leftovers(outcome)]
-    return [_title(outcome), *_body(outcome, cwd)]
-
-
-def _success(outcome: RunResult, cwd: str) -> StyledText:
+    """Return the report of a run that is over; paths below ``cwd`` are relative to it."""
+    if outcome.state != "succeeded":
+        return [_title(outcome), *_body(outcome, cwd)]
     text = f"lllaunch: succeeded in {duration(outcome.seconds)}"
     if outcome.restarts:
         text += f" after {counted(outcome.restarts, 'restart')}"
-    return StyledText(f"{text}; results in {shown_path(outcome.directory, cwd)}", "good")
+    text += f"; results in {shown_path(outcome.directory, cwd)}"
+    return [StyledText(text, "good"), *_leftovers(outcome)]
 
 
 def _title(outcome: RunResult) -> StyledText:
     if outcome.state == "error":
-        # one error may be many lines: the first stands in the title, the others below it
+        # the first of its lines is the title, the others follow
         return StyledText(f"lllaunch: {outcome.error.partition(chr(10))[0]}", "error")
     after = f"after {duration(outcome.seconds)}"
     if outcome.restarts:
@@ -114,8 +107,8 @@ def _body(outcome: RunResult, cwd: str) -> Iterator[StyledText]:
     if outcome.attempts:
         last = outcome.attempts[-1]
         known = root is not None and bool(root.ranks or root.subject)
-        others = [worker for worker in last.workers if not _is_root(worker, root)]
-        if root is not None and _failed_alike(others, root):
+        others = [each for each in last.workers if root is None or each.rank not in root.ranks]
+        if root is not None and others and all(_is_alike(worker, root) for worker in others):
             yield StyledText("")
             yield StyledText(f"  All ranks failed alike, the first: {_who(root)}.")
         elif others:
@@ -123,25 +116,22 @@ def _body(outcome: RunResult, cwd: str) -> Iterator[StyledText]:
             yield StyledText("  The other workers:" if known else "  Workers:")
             yield from _groups(others, root, after_root=known)
         yield StyledText("")
-        if outcome.limit is not None:
-            yield StyledText(f"  {_limit(outcome.limit)}")
+        if isinstance(outcome.limit, TimedOut):
+            allowed = duration(outcome.limit.limit)
+            text = f"The run's time limit ({allowed}) was over before the next attempt."
+            yield StyledText(f"  {text}")
         yield from _history(outcome.attempts[:-1], cwd)
         yield from _ended_at(outcome, cwd)
         yield from _leftovers(outcome)
-        yield from _lost_nodes(outcome)
+        for node in outcome.nodes:
+            if node.state == "lost":
+                said = f": it {node.said}" if node.said else ""
+                yield StyledText(f"  {capitalised(node.name)} left no result{said}")
         yield StyledText(f"  Logs: {_logs(outcome, last, cwd)}")
 
 
-def _lost_nodes(outcome: RunResult) -> Iterator[StyledText]:
-    """Tells of nodes that have left no word of their end."""
-    for node in outcome.nodes:
-        if node.state == "lost":
-            said = f": it {node.said}" if node.said else ""
-            yield StyledText(f"  {capitalised(node.name)} left no result{said}")
-
-
 def _logs(outcome: RunResult, last: AttemptResult, cwd: str) -> str:
-    """Returns where the logs of an attempt are: of several nodes, in the directory of each."""
+    """Return where the logs of an attempt are: with several nodes, in the directory of each."""
     if not outcome.nodes:
         return shown_path(last.path, cwd)
     here = shown_path(outcome.directory, cwd)
@@ -150,29 +140,12 @@ def _logs(outcome: RunResult, last: AttemptResult, cwd: str) -> str:
     return ", ".join([shared, *filter(None, elsewhere[:_GROUPS])])
 
 
-def _limit(limit: Finding) -> str:
-    from lllaunch.watchdog.findings import TimedOut  # noqa: PLC0415 - imported by now
-
-    assert isinstance(limit, TimedOut)
-    allowed = duration(limit.limit)
-    return f"The run's time limit ({allowed}) was over before the next attempt."
-
-
 def _is_alike(worker: WorkerResult, root: RootCause | None) -> bool:
     return root is not None and isinstance(worker, Victim) and alike(worker.cause, root.cause)
 
 
-def _failed_alike(others: Sequence[WorkerResult], root: RootCause) -> bool:
-    """Whether all workers failed in the same way, so that there is nothing to tell of each."""
-    return bool(others) and all(_is_alike(worker, root) for worker in others)
-
-
-def _is_root(worker: WorkerResult, root: RootCause | None) -> bool:
-    return root is not None and worker.rank in root.ranks
-
-
 def _furthest(outcome: RunResult) -> str:
-    """Returns how far the last attempt was; an empty string if nobody knows."""
+    """Return how far the last attempt was; an empty string if that is unknown."""
     last = outcome.attempts[-1] if outcome.attempts else None
     worker = None if last is None else last.furthest
     if last is None or worker is None or worker.progress is None:
@@ -186,7 +159,7 @@ def _furthest(outcome: RunResult) -> str:
 
 
 def _ended_at(outcome: RunResult, cwd: str) -> Iterator[StyledText]:
-    """Tells how far a run was that a signal ended; that of a failure stands with its cause."""
+    """Report how far a run was that a signal ended; a failure shows that with its cause."""
     text = _furthest(outcome)
     if text and outcome.root_cause is None:
         yield StyledText(f"  {text}")
@@ -210,7 +183,8 @@ def _root(
         yield from wrapped(f"Why ({root.explanation.sure}): {why}")
     yield from wrapped(furthest)
     if root.collectives is not None:
-        from lllaunch.console.hang import disagreement_text  # noqa: PLC0415 - as below
+        # few runs hang
+        from lllaunch.console.hang import disagreement_text  # noqa: PLC0415
 
         yield from wrapped(f"{capitalised(disagreement_text(root.collectives, cwd))}.")
     if root.traceback:
@@ -218,13 +192,13 @@ def _root(
     elif isinstance(root.cause, Raised) and "\n" in root.cause.message:
         yield from (StyledText(f"    {text}".rstrip()) for text in root.cause.message.split("\n"))
     if root.frames:
-        from lllaunch.console.hang import frame_text  # noqa: PLC0415 - only where there are some
+        from lllaunch.console.hang import frame_text  # noqa: PLC0415 - as above
 
         yield StyledText("")
         yield StyledText(f"    {capitalised(who)} was here (innermost call first):")
         yield from (StyledText(f"      {frame_text(frame, cwd)}", "quote") for frame in root.frames)
     if root.hang is not None:
-        from lllaunch.console.hang import hang_lines  # noqa: PLC0415 - only where there is one
+        from lllaunch.console.hang import hang_lines  # noqa: PLC0415 - as above
 
         yield from hang_lines(root, workers, cwd)
     if not _says_all(root):
@@ -234,18 +208,14 @@ def _root(
 def _who(root: RootCause) -> str:
     if root.subject:
         return root.subject
-    if root.hang is not None and root.hang.nodes and root.ranks:
-        from lllaunch.console.hang import whose  # noqa: PLC0415 - only where there is one
-
-        return whose(root.ranks, root.hang.nodes)
-    if root.node and root.ranks:
-        return f"{ranks(root.ranks)} on {root.node}"
-    everybody = f"all workers on {root.node}" if root.node else "all workers"
-    return ranks(root.ranks) if root.ranks else everybody
+    if not root.ranks and root.node:
+        return f"all workers on {root.node}"
+    nodes = root.hang.nodes if root.hang is not None else {}
+    return whose(root.ranks, nodes or dict.fromkeys(root.ranks, root.node))
 
 
 def _verb(root: RootCause, cwd: str, *, when: bool = False) -> str:
-    """Returns how the one that is meant, or all, failed."""
+    """Return how it failed, as the predicate of a sentence about those that `_who` names."""
     if root.hang is not None and root.of_watchdog:
         from lllaunch.console.hang import hang_text  # noqa: PLC0415 - only where there is one
 
@@ -256,7 +226,7 @@ def _verb(root: RootCause, cwd: str, *, when: bool = False) -> str:
 
 
 def _cause(root: RootCause, cwd: str) -> str:
-    """Returns the cause as a predicate, with the place where the cause has one."""
+    """Return the cause as a predicate, with its place where it has one."""
     cause = root.cause
     text = cause_text(cause)
     if isinstance(cause, CalledExit):
@@ -287,7 +257,7 @@ def _left_early(cause: LeftEarly, cwd: str) -> str:
 
 
 def _raised_at(root: RootCause, cwd: str) -> Iterator[StyledText]:
-    """Yields the traceback, or where it stands."""
+    """Yield the traceback, or where the worker has printed it."""
     call = users_call(root.traceback)
     if root.shown and call is not None:
         where = f"{shown_path(call.file, cwd)}:{call.line} in {call.function}"
@@ -301,7 +271,7 @@ _ALL_SAID = (StartFailure, LeftEarly, OnAnotherNode)
 
 
 def _says_all(root: RootCause) -> bool:
-    """Whether the end of its stderr is not worth showing, or nobody's."""
+    """Whether the end of its stderr adds nothing, or there is none."""
     if isinstance(root.cause, PreflightFailure):
         return False
     if root.rank is None or root.traceback or isinstance(root.cause, _ALL_SAID):
@@ -353,7 +323,7 @@ def _excerpt(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[Sty
 def fate_groups(
     workers: Sequence[WorkerResult], root: RootCause | None, *, after_root: bool
 ) -> list[tuple[list[WorkerResult], str]]:
-    """Return workers with the same fate together, and what became of them in words.
+    """Return workers of one attempt with the same fate together, and that fate.
 
     Args:
         workers: of one attempt.
@@ -363,21 +333,23 @@ def fate_groups(
     groups: dict[tuple[object, ...], list[WorkerResult]] = {}
     for worker in workers:
         groups.setdefault(fate_key(worker), []).append(worker)
-    return [
-        (
-            group,
-            "failed alike"
-            if _is_alike(group[0], root)
-            else _group_fate(group, after_root=after_root),
-        )
-        for group in groups.values()
-    ]
+    found = []
+    for group in groups.values():
+        first = group[0]
+        if _is_alike(first, root):
+            fate = "failed alike"
+        elif len(group) > 1 and isinstance(first, Victim):
+            fate = victim_text(first.cause)
+        else:
+            fate = fate_text(first, after_root=after_root)
+        found.append((group, fate))
+    return found
 
 
 def _groups(
     workers: Sequence[WorkerResult], root: RootCause | None, *, after_root: bool
 ) -> Iterator[StyledText]:
-    """Tells what became of workers, those with the same fate in one line."""
+    """Report the fates of workers, those with the same fate in one line."""
     groups = fate_groups(workers, root, after_root=after_root)
     named = [(ranks(worker.rank for worker in group), fate) for group, fate in groups]
     width = min(30, max(len(name) for name, _ in named[:_GROUPS]))
@@ -388,15 +360,8 @@ def _groups(
         yield StyledText(f"    and {counted(rest, 'more worker')}, see result.json")
 
 
-def _group_fate(group: Sequence[WorkerResult], *, after_root: bool) -> str:
-    first = group[0]
-    if len(group) == 1 or not isinstance(first, Victim):
-        return fate_text(first, after_root=after_root)
-    return victim_text(first.cause)
-
-
 def _history(attempts: Sequence[AttemptResult], cwd: str) -> Iterator[StyledText]:
-    """Tells in one line each how the attempts before the last one failed."""
+    """Report in one line each how the attempts before the last one failed."""
     told: list[tuple[str, list[int]]] = []
     for attempt in attempts:
         text = f"{failure_text(attempt.root_cause, cwd)}{at_step(attempt)}"
@@ -413,45 +378,34 @@ def _history(attempts: Sequence[AttemptResult], cwd: str) -> Iterator[StyledText
 
 
 def failure_text(root: RootCause | None, cwd: str) -> str:
-    """Returns in one line how an attempt failed: ``rank 1 raised ValueError: ...``.
-
-    Args:
-        root: its root cause, if it has one.
-        cwd: directory that paths below it are shown relative to.
-    """
-    if root is None:
-        return "failed"
-    return f"{_who(root)} {_verb(root, cwd)}"
+    """Return in one line how an attempt failed: ``rank 1 raised ValueError: ...``."""
+    return "failed" if root is None else f"{_who(root)} {_verb(root, cwd)}"
 
 
 def at_step(attempt: AttemptResult) -> str:
-    """Returns ``, at step 1200 of 5000 (24 %)``; an empty string if nobody knows."""
+    """Return ``, at step 1200 of 5000 (24 %)``; an empty string if that is unknown."""
     worker = attempt.furthest
     if worker is None or worker.progress is None:
         return ""
     return f", at {step_text(worker.progress.step, worker.progress.total)}"
 
 
-def _leaver(attempt: AttemptResult) -> str:
-    root = attempt.root_cause
-    failed = root is not None and not root.node and isinstance(root.cause, PreflightFailure)
-    return "the preflight" if failed else "a worker"
-
-
 def _leftovers(outcome: RunResult) -> Iterator[StyledText]:
-    """Tells of processes that outlived their workers and had to be killed."""
+    """Report processes that outlived their workers and had to be killed."""
     killed = [
-        (_leaver(attempt), leftover)
+        (attempt.root_cause, leftover)
         for attempt in outcome.attempts
         for leftover in attempt.leftovers
         if leftover.killed
     ]
-    for who, leftover in killed[:_LEFTOVERS]:
+    for root, leftover in killed[:_LEFTOVERS]:
+        here = root is not None and not root.node and isinstance(root.cause, PreflightFailure)
+        who = "the preflight" if here else "a worker"
         text = f"{who} left process {leftover.pid} behind ({leftover.command}); it was killed"
         yield StyledText(f"  Warning: {text}")
-    if len(killed) > _LEFTOVERS:
-        more = counted(len(killed) - _LEFTOVERS, "more process").replace("processs", "processes")
-        yield StyledText(f"  and {more} like that")
+    more = len(killed) - _LEFTOVERS
+    if more > 0:
+        yield StyledText(f"  and {more} more process{'es' * (more > 1)} like that")
 
 
 _LOST = {
@@ -463,18 +417,17 @@ _LOST = {
 
 
 def cause_text(cause: Cause) -> str:
-    """Returns a cause as the predicate of a sentence about its worker, in one line."""
+    """Return a cause as the predicate of a sentence about its worker, in one line."""
     return cause_line(str(cause))
 
 
 def fate_text(worker: WorkerResult, *, after_root: bool) -> str:
-    """Returns what became of a worker, in words that fit one rank and several.
+    """Return the fate of a worker, in words that fit one rank and several.
 
     Args:
-        worker: what became of it.
+        worker: the worker.
         after_root: whether its attempt has a root cause that this worker is not.
     """
-    later = " after the root cause" if after_root else ""
     if isinstance(worker, Succeeded):
         return "succeeded"
     if isinstance(worker, Failed):
@@ -482,18 +435,19 @@ def fate_text(worker: WorkerResult, *, after_root: bool) -> str:
     if isinstance(worker, Victim):
         return victim_text(worker.cause, worker.seconds_after_root_cause)
     if isinstance(worker, Ended):
-        return _ended(worker) if worker.waited_for else f"{_ended(worker)}{later}"
+        later = after_root and not worker.waited_for
+        return f"{_ended(worker)} after the root cause" if later else _ended(worker)
     if isinstance(worker, Lost):
         return _LOST[worker.why]
     return "not started"
 
 
 def victim_text(cause: Cause, seconds: float = 0.0) -> str:
-    """Returns how a victim failed as the predicate of a sentence.
+    """Return how a victim failed as a predicate.
 
     Args:
         cause: how.
-        seconds: how long after the root cause; 0 where that says nothing.
+        seconds: how long after the root cause; 0 to leave that out.
     """
     text = cause_text(cause)
     if isinstance(cause, Raised):
@@ -514,7 +468,7 @@ def _ended(worker: Ended) -> str:
 
 
 def fate_key(worker: WorkerResult) -> tuple[object, ...]:
-    """Returns what workers have in common that are told of in one line.
+    """Return what is equal for workers that share a line of the report.
 
     Messages that differ in numbers only (ports, addresses, ranks) count as the same.
     """

@@ -1,13 +1,13 @@
-"""Whole lines to a stream, without ever waiting long for whoever reads it.
+"""Whole lines to a stream, without ever waiting long for its reader.
 
 ``O_NONBLOCK`` belongs to what the shell, the launcher and the workers share, so it must not be set
 on standard error itself. Instead:
 
 - a pipe, FIFO or terminal is opened anew through ``/proc``, which gives us flags of our own;
-- a socket is told with every call not to wait.
+- each call to a socket asks not to wait.
 
-Where neither can be had (no ``/proc``, another user's terminal), `select.poll` has to do: who asks
-it first and then writes at most 4096 bytes waits only if another writer was faster, or if the
+If neither is possible (no ``/proc``, another user's terminal), `select.poll` is asked first, and
+then at most 4096 bytes are written. That waits only if another writer was faster, or if the
 terminal takes less than it said.
 
 A full pipe that nobody reads and a terminal stopped by Ctrl-S let a writer wait for ever, and the
@@ -23,98 +23,63 @@ import os
 import stat
 import time
 from collections import deque
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from lllaunch.linux.process import wait
 from lllaunch.words import counted
-from lllaunch.workers.terminal import screen_of
+from lllaunch.workers.terminal import screen_of, whole_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from lllaunch.workers.terminal import Screen
 
 # Linux' PIPE_BUF: a pipe takes so many bytes as a whole or not at all.
-PIECE = 4096
+_PIECE = 4096
 # /dev/ptmx: opened anew it is another terminal.
 _NEW_TERMINAL = os.makedev(5, 2)
 
 
-class NonBlockingStream:
-    """A stream whose descriptor may take nothing for long.
+class _Channel(NamedTuple):
+    """The descriptor of a stream that may take nothing for long, and how to write to it."""
 
-    Args:
-        stream: the stream.
-        descriptor: to be asked whether it takes something.
-        write: takes at most `PIECE` bytes; returns how many were taken, 0 if none can be now.
-    """
-
-    def __init__(self, stream: TextIO, descriptor: int, write: Callable[[bytes], int]) -> None:
-        self.descriptor = descriptor
-        self._stream = stream
-        self._write = write
-
-    def flush(self) -> None:
-        """Lets go what others left in Python's buffer; it comes before what is written here.
-
-        To be called when the descriptor takes something: what is left there is part of a line.
-
-        Raises:
-            OSError: the system refused it.
-            ValueError: the stream is closed.
-        """
-        self._stream.flush()
-
-    def encoded(self, text: str) -> bytes:
-        """The bytes of a text whose characters the stream's encoding has."""
-        return text.encode(_encoding(self._stream), "backslashreplace")
-
-    def write(self, piece: bytes) -> int:
-        """Writes bytes.
-
-        Returns:
-            How many were taken; 0 if none can be now.
-
-        Raises:
-            OSError: the system refused it.
-            ValueError: the stream is closed.
-        """
-        try:
-            return self._write(piece)
-        except BlockingIOError:
-            return 0
+    descriptor: int
+    write: Callable[[bytes], int]
 
 
 @contextlib.contextmanager
-def opened(stream: TextIO) -> Iterator[NonBlockingStream | None]:
-    """A stream's channel; None where nothing is in the way of simply writing to it.
+def _opened(stream: TextIO) -> Iterator[_Channel | None]:
+    """Give a stream's channel; None if the stream never blocks.
 
     Raises:
         ValueError: the stream is closed.
     """
-    descriptor = _descriptor_of(stream)
-    if descriptor is None:
-        yield None
-        return
-    with contextlib.ExitStack() as ours:
-        yield NonBlockingStream(stream, descriptor, _writer(stream, descriptor, ours))
-
-
-def _descriptor_of(stream: TextIO) -> int | None:
-    """The descriptor if it may take nothing for long."""
     try:
         descriptor = stream.fileno()
         mode = os.fstat(descriptor).st_mode
     except (AttributeError, NotImplementedError, OSError, TypeError):  # somebody's own object
-        return None
-    slow = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
-    return descriptor if slow else None
+        yield None
+        return
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)):
+        yield None
+        return
+    with contextlib.ExitStack() as ours:
+        yield _Channel(descriptor, _writer(stream, descriptor, ours))
 
 
 def _writer(stream: TextIO, descriptor: int, ours: contextlib.ExitStack) -> Callable[[bytes], int]:
-    """How to write; what is opened for it is closed by ``ours``."""
-    if not _is_plain(stream):
-        return _through(stream)
+    """Return how to write; what is opened for it is closed by ``ours``."""
+    if not isinstance(stream, io.TextIOWrapper) or type(stream).write is not io.TextIOWrapper.write:
+        # somebody's own ``write`` must not be passed by
+        decoder = codecs.getincrementaldecoder(_encoding(stream))("replace")
+
+        def write(piece: bytes) -> int:
+            stream.write(decoder.decode(piece))
+            stream.flush()
+            return len(piece)
+
+        return write
     status = os.fstat(descriptor)
     if stat.S_ISSOCK(status.st_mode):
         import socket  # noqa: PLC0415 - rare
@@ -128,22 +93,6 @@ def _writer(stream: TextIO, descriptor: int, ours: contextlib.ExitStack) -> Call
             ours.callback(os.close, own)
             return lambda piece: os.write(own, piece)
     return lambda piece: os.write(descriptor, piece)
-
-
-def _is_plain(stream: TextIO) -> bool:
-    """Whether nobody's own ``write`` would be passed by."""
-    return isinstance(stream, io.TextIOWrapper) and type(stream).write is io.TextIOWrapper.write
-
-
-def _through(stream: TextIO) -> Callable[[bytes], int]:
-    decoder = codecs.getincrementaldecoder(_encoding(stream))("replace")
-
-    def write(piece: bytes) -> int:
-        stream.write(decoder.decode(piece))
-        stream.flush()
-        return len(piece)
-
-    return write
 
 
 def _encoding(stream: TextIO) -> str:
@@ -172,17 +121,14 @@ class Outlet:
     """One stream, and what it has not taken.
 
     What it does not take in time is kept up to some size, and goes before later text. What is
-    beyond that is left out, and a line says how many messages that befell.
-    Where it has no descriptor, or that of a regular file, text is simply written.
+    beyond that is left out, and a line reports the number of those messages. A stream without a
+    descriptor, or that of a regular file, is simply written to.
 
     Args:
         stream: where text goes.
         clock: the time, seconds.
         room: how many bytes are kept; 0 for no more than the end of a line that has begun.
         elsewhere: where messages are that are not shown.
-
-    Attributes:
-        stream: as given.
     """
 
     def __init__(
@@ -199,7 +145,7 @@ class Outlet:
         self._elsewhere = elsewhere
         self._blocked = False
         self._left_out = 0
-        self._noticed = 0  # how many the notice tells of that is being written
+        self._noticed = 0  # how many of them the line reports that is being written
         self._kept: deque[bytes] = deque()
         self._size = 0
         self._rest = b""  # being written
@@ -211,7 +157,7 @@ class Outlet:
         return bool(self._rest or self._kept)
 
     def awaited(self) -> int:
-        """The descriptor that is writable when it can go on; -1 if nothing is kept."""
+        """Return the descriptor that is writable when it can go on; -1 if nothing is kept."""
         with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):
             return self.stream.fileno() if self.pending else -1
         return -1
@@ -221,13 +167,23 @@ class Outlet:
         with contextlib.suppress(OSError, ValueError):
             self.write(encodable(text, self.stream), patience, last=last)
 
+    def hold(self, text: str) -> None:
+        """Keep whole lines for the next `push`; one call is one message."""
+        data = encodable(text, self.stream).encode(_encoding(self.stream), "backslashreplace")
+        if data and self._room and self._size > self._room:
+            self._left_out += 1
+            return
+        for piece in whole_lines(data, _PIECE):
+            self._kept.append(bytes(piece))
+        self._size += len(data)
+
     def push(self, patience: float = 0.0, *, last: bool = False) -> None:
         """Write what is kept, as far as the stream takes it."""
         if self.pending:
             self.put("", patience, last=last)
 
     def write(self, text: str, patience: float, *, last: bool = False) -> None:
-        """Writes whole lines, in one piece where they fit into 4096 bytes.
+        """Write whole lines, in one piece where they fit into 4096 bytes.
 
         Args:
             text: the lines.
@@ -239,99 +195,107 @@ class Outlet:
             OSError: the system refused it.
             ValueError: the stream is closed.
         """
-        waits = last or not self._blocked
-        deadline = self._clock() + (patience if waits else 0.0)
+        deadline = self._clock() + (patience if last or not self._blocked else 0.0)
         screen = screen_of(self.stream)
         screen.settle(deadline - self._clock())
         # others may be in the middle of a line
-        with opened(self.stream) as channel, screen.turn(deadline - self._clock()) as mine:
+        with _opened(self.stream) as channel, screen.turn(deadline - self._clock()) as mine:
             if channel is None:
-                self.stream.write(text)
+                held = b"".join(self._kept).decode(_encoding(self.stream))
+                self._kept.clear()
+                self._size = 0
+                self.stream.write(held + text)
                 self.stream.flush()
                 return
             before = screen.erasure()
-            self._keep(channel.encoded(before.decode() + text))
-            if mine:
-                self._keep_drawing(screen, channel)
+            self.hold(text)
             try:
-                taken = mine and self._write_kept(channel, deadline)
+                taken = mine and self._write_kept(screen, channel, deadline)
             except (OSError, ValueError):
                 self._rest, self._size, self._left_out, self._noticed = b"", 0, 0, 0
                 self._kept.clear()
                 raise
             self._blocked = not taken
             if not taken and not self._room:
-                self._leave_out()
+                # forgotten, but for the rest of a line that has begun
+                self._rest = self._rest[: self._rest.find(b"\n") + 1] if self._inside else b""
+                self._kept.clear()
+                self._size = 0
+                self._left_out += 1 + self._noticed
+                self._noticed = 0
                 if mine:
                     screen.still_shows(before)
 
-    def redraw(self, patience: float = 0.0) -> None:
+    def redraw(self, patience: float = 0.0) -> bool:
         """Draw the terminal's live area anew, or take it away if there is none any more.
 
-        Nothing is kept of what the terminal does not take in time.
+        Without room nothing is kept of what the terminal does not take in time.
 
         Args:
             patience: waits at most so many seconds.
+
+        Returns:
+            Whether all of it was taken.
 
         Raises:
             OSError: the system refused it.
             ValueError: the stream is closed.
         """
         deadline, screen = self._clock() + patience, screen_of(self.stream)
-        with opened(self.stream) as channel, screen.turn(max(patience, _PAUSE_S)) as mine:
+        with _opened(self.stream) as channel, screen.turn(max(patience, _PAUSE_S)) as mine:
             if channel is None or not mine or self.pending or not self._ready(channel, deadline):
-                return
-            channel.flush()
-            before = screen.erasure()
-            channel.write(before + screen.drawing(channel.descriptor))
+                return False
+            self.stream.flush()
+            self._rest = screen.erasure() + screen.drawing(channel.descriptor)
+            taken = self._drain(channel, deadline)
+            self._inside = False
+            if not self._room:
+                self._rest = b""
+            return taken
 
-    def _keep_drawing(self, screen: Screen, channel: NonBlockingStream) -> None:
-        """Let the live area follow what is kept."""
-        if drawing := screen.drawing(channel.descriptor):
-            self._kept.append(drawing)
-            self._size += len(drawing)
-
-    def _keep(self, data: bytes) -> None:
-        if data and self._room and self._size > self._room:
-            self._left_out += 1
-            return
-        self._kept.extend(pieces(data))
-        self._size += len(data)
-
-    def _leave_out(self) -> None:
-        """Forget what was not taken, but for the rest of a line that has begun."""
-        self._rest = self._rest[: self._rest.find(b"\n") + 1] if self._inside else b""
-        self._kept.clear()
-        self._size = 0
-        self._left_out += 1 + self._noticed
-        self._noticed = 0
-
-    def _write_kept(self, channel: NonBlockingStream, deadline: float) -> bool:
-        """Write what is kept, and how much was left out; whether all of it was taken in time."""
+    def _write_kept(self, screen: Screen, channel: _Channel, deadline: float) -> bool:
+        """Write what is kept, and how much was left out; return whether all of it was taken."""
         if not self._ready(channel, deadline):
             return False
-        channel.flush()
+        # what others left in Python's buffer is part of a line and comes first
+        self.stream.flush()
         while self._drain(channel, deadline):
             self._noticed = 0
             # what is kept came before what was left out; without room it comes after
             if self._left_out and not (self._room and self._kept):
-                self._rest = channel.encoded(notice(self._left_out, self._elsewhere))
+                text = self._notice().encode()
                 self._noticed, self._left_out = self._left_out, 0
             elif self._kept:
-                self._rest = self._kept.popleft()
-                self._size -= len(self._rest)
+                text = self._kept.popleft()
+                while self._kept and len(text) + len(self._kept[0]) <= _PIECE:
+                    text += self._kept.popleft()
+                self._size -= len(text)
             else:
                 # what is drawn is no line that has begun
                 self._inside = False
                 return True
+            before, after = screen.erasure(), b""
+            if self._kept or self._left_out:
+                screen.still_shows(b"")
+            else:
+                after = screen.drawing(channel.descriptor)
+            # in one piece, so that nobody sees the terminal without its live area
+            self._rest = before + text + after
         return False
 
-    def _drain(self, channel: NonBlockingStream, deadline: float) -> bool:
-        """Writes what is to be written; whether nothing of it is left."""
+    def _notice(self) -> str:
+        were = "was" if self._left_out == 1 else "were"
+        missed = f"{counted(self._left_out, 'message')} {were} not shown"
+        return f"lllaunch: {missed}: the console took nothing; see {self._elsewhere}\n"
+
+    def _drain(self, channel: _Channel, deadline: float) -> bool:
+        """Write what is to be written; return whether nothing of it is left."""
         while self._rest:
             if not self._ready(channel, deadline):
                 return False
-            count = channel.write(self._rest[:PIECE])
+            count = 0
+            with contextlib.suppress(BlockingIOError):
+                count = channel.write(self._rest[:_PIECE])
             if count:
                 self._inside = self._rest[count - 1] != _NEWLINE
                 self._rest = self._rest[count:]
@@ -341,37 +305,13 @@ class Outlet:
             time.sleep(_PAUSE_S)
         return True
 
-    def _ready(self, channel: NonBlockingStream, deadline: float) -> bool:
-        """Waits until the stream takes text or has an error to tell; False if it is too late."""
+    def _ready(self, channel: _Channel, deadline: float) -> bool:
+        """Wait until the stream takes text or has an error; return False if it is too late."""
         return bool(wait(writable=(channel.descriptor,), seconds=deadline - self._clock()))
 
 
-def pieces(data: bytes) -> list[bytes]:
-    """Cuts a message at line ends into pieces of at most 4096 bytes.
-
-    Args:
-        data: whole lines. One that is longer is a piece of its own.
-    """
-    found: list[bytes] = []
-    for line in io.BytesIO(data):  # unlike splitlines it takes \r for no end
-        if found and len(found[-1]) + len(line) <= PIECE:
-            found[-1] += line
-        else:
-            found.append(line)
-    return found
-
-
-def notice(missed: int, where: str) -> str:
-    """Return the line that says how many messages were left out, and where they are."""
-    were = "was" if missed == 1 else "were"
-    return (
-        f"lllaunch: {counted(missed, 'message')} {were} not shown: the console took nothing; "
-        f"see {where}\n"
-    )
-
-
 def same_file(one: TextIO, other: TextIO) -> bool:
-    """Whether two streams write to one file, pipe or terminal."""
+    """Return whether two streams write to one file, pipe or terminal."""
     with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):
         ours, theirs = os.fstat(one.fileno()), os.fstat(other.fileno())
         return os.path.samestat(ours, theirs)

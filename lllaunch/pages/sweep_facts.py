@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from lllaunch.console.table import objective_text, short_overrides
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.pages.swept import SweptParameter, swept_parameters
 from lllaunch.results.cases import Tree
@@ -23,7 +22,7 @@ from lllaunch.results.tries import SweepTimeline
 from lllaunch.results.view import SweepView, view_sweep
 from lllaunch.run.result import known_result
 from lllaunch.sweep.objective import Direction, Objective, Objectives, objective_of
-from lllaunch.words import cause_line, progress_text
+from lllaunch.words import cause_line, objective_text, progress_text, short_overrides
 
 if TYPE_CHECKING:
     from lllaunch.results.cases import Case

@@ -15,14 +15,20 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
-from lllaunch.console.table import counts_text, extremes_text, objective_text
 from lllaunch.pages import charts, html, page
 from lllaunch.pages.sweep_facts import FailureGroup, SweepFacts, SweepJob
 from lllaunch.pages.swept import SweptParameter, spans_decades
 from lllaunch.results.tries import JobTry, tracks_of
 from lllaunch.sweep.objective import Direction, Objective, improvements
 from lllaunch.text import as_ranges, duration, shorten, shorten_middle, spans
-from lllaunch.words import capitalised, counted, named_jobs
+from lllaunch.words import (
+    capitalised,
+    counted,
+    counts_text,
+    extremes_text,
+    named_jobs,
+    objective_text,
+)
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -8,14 +8,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.console.table import (
-    Row,
-    Table,
-    counts_text,
-    done_text,
-    objective_text,
-    short_overrides,
-)
+from lllaunch.console.table import Row, Table
 from lllaunch.results.index import DEFAULT_ROOTS
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
@@ -28,10 +21,20 @@ from lllaunch.results.store import (
     plain,
     roots_of,
 )
-from lllaunch.text import duration
 from lllaunch.text import plain as one_line
 from lllaunch.verbs.printing import Parser, columns, complain, perform, print_json, print_rows
-from lllaunch.words import counted, short_step, shown_path
+from lllaunch.words import (
+    counted,
+    done_text,
+    jobs_text,
+    objective_text,
+    short_overrides,
+    short_step,
+    shown_path,
+    state_style,
+    state_text,
+    took,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -43,16 +46,6 @@ their batch job and its state."""
 _LEAST_OVERRIDES, _WANTED_OVERRIDES = 12, 20  # columns
 # What is left out first where a terminal is narrow.
 _SPARE = ("tries", "job", "code", "value", "left")
-_STYLES = {
-    "succeeded": "good",
-    "running": "busy",
-    "queued": "busy",
-    "failed": "bad",
-    "signalled": "bad",
-    "error": "bad",
-    "died": "bad",
-    "not_submitted": "bad",
-}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -65,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    told = "\n".join(f"  {_worded(name):<13} {meaning}" for name, meaning in STATES.items())
+    told = "\n".join(f"  {state_text(name):<13} {meaning}" for name, meaning in STATES.items())
     parser = Parser("ls", _DESCRIPTION, f"states:\n{told}")
     roots = ", ".join(DEFAULT_ROOTS)
     what = f"where to search; default: {roots}, and other places where runs were started from here"
@@ -87,7 +80,7 @@ def _states(text: str) -> frozenset[str]:
     names = frozenset(name.strip().replace("-", "_").replace(" ", "_") for name in text.split(","))
     unknown = sorted(names - STATES.keys())
     if unknown:
-        states = ", ".join(map(_worded, STATES))
+        states = ", ".join(map(state_text, STATES))
         raise argparse.ArgumentTypeError(f"unknown state {unknown[0]!r} (choose from {states})")
     return names
 
@@ -96,10 +89,6 @@ def _count(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
     return int(text)
-
-
-def _worded(state: str) -> str:
-    return state.replace("_", "-")
 
 
 def _list(given: argparse.Namespace) -> None:
@@ -147,10 +136,10 @@ def list_rows(entries: Sequence[ListEntry], cwd: str, width: int) -> list[Row]:
     columns = [
         ("when", [_when(entry) for entry in entries], False),
         ("path", [_path(entry, cwd) for entry in entries], False),
-        ("state", [_worded(entry.state) for entry in entries], False),
-        ("job", [_job(entry) for entry in entries], False),
+        ("state", [state_text(entry.state) for entry in entries], False),
+        ("job", [one_line(f"{entry.batch_job} {entry.queue}".strip()) for entry in entries], False),
         ("code", [_number(entry.exit_code) for entry in entries], True),
-        ("time", [_time(entry) for entry in entries], True),
+        ("time", [took(entry.seconds) for entry in entries], True),
         ("step", [_step(entry) for entry in entries], True),
         ("left", [_left(entry) for entry in entries], True),
         ("tries", [_number(entry.attempts) for entry in entries], True),
@@ -160,11 +149,11 @@ def list_rows(entries: Sequence[ListEntry], cwd: str, width: int) -> list[Row]:
     for title, texts, right in columns:
         table.add(title, texts, right=right)
     for title in _SPARE:
-        if width and title in table and width - 1 - table.width < _WANTED_OVERRIDES:
-            table.remove(title)
+        if width and title in table.columns and width - 1 - table.width < _WANTED_OVERRIDES:
+            del table.columns[title]
     room = max(_LEAST_OVERRIDES, width - 1 - table.width) if width else None
     table.add("overrides", list(map(_overrides, entries)), most=room)
-    return table.rows([_STYLES.get(entry.state, "") for entry in entries], "state")
+    return table.rows([state_style(entry.state) for entry in entries], "state")
 
 
 def _when(entry: ListEntry) -> str:
@@ -177,16 +166,8 @@ def _path(entry: ListEntry, cwd: str) -> str:
     return one_line(shown_path(os.path.normpath(os.path.join(cwd, entry.path)), cwd))
 
 
-def _job(entry: ListEntry) -> str:
-    return one_line(f"{entry.batch_job} {entry.queue}".strip())
-
-
 def _number(number: int | None) -> str:
     return "" if number is None else str(number)
-
-
-def _time(entry: ListEntry) -> str:
-    return "" if entry.seconds is None else duration(entry.seconds)
 
 
 def _step(entry: ListEntry) -> str:
@@ -196,7 +177,7 @@ def _step(entry: ListEntry) -> str:
 
 def _left(entry: ListEntry) -> str:
     left = _sweep_left(entry) if entry.kind == "sweep" else entry.progress and entry.progress.eta
-    return "" if left is None else duration(left)
+    return took(left)
 
 
 def _sweep_left(sweep: ListEntry) -> float | None:
@@ -227,8 +208,7 @@ def _overrides(entry: ListEntry) -> str:
 
 
 def counts_of(sweep: ListEntry) -> str:
-    """Returns ``4 jobs: 3 succeeded, 1 failed``."""
-    counts: dict[str, Any] = dict(sweep.counts)
-    parts = counts_text((counts.get(state, 0), _worded(state)) for state in STATES)
-    told = counted(sum(counts.values()), "job")
+    """Return ``4 jobs: 3 succeeded, 1 failed``."""
+    parts = jobs_text(sweep.counts, STATES)
+    told = counted(sum(sweep.counts.values()), "job")
     return f"{told}: {parts}" if parts else told

@@ -12,7 +12,8 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lllaunch.app.command_line import WrongUsage, read
-from lllaunch.console.table import Row, is_terminal, painted
+from lllaunch.console.stream import encodable
+from lllaunch.console.table import Painter, Row, is_terminal
 from lllaunch.errors import LaunchError, Unfit
 from lllaunch.exit_codes import ExitCode
 from lllaunch.text import plain, visible
@@ -23,13 +24,7 @@ if TYPE_CHECKING:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors read as all others of lllaunch.
-
-    Args:
-        verb: the name of the verb.
-        description: what it does; shown as it is, like the next.
-        epilog: stands below the arguments.
-    """
+    """A parser whose errors read as all others of lllaunch; texts are shown as they are."""
 
     def __init__(self, verb: str, description: str, epilog: str | None = None) -> None:
         super().__init__(
@@ -41,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Ends with what is wrong with the arguments."""
+        """Exit with what is wrong with the arguments."""
         self.exit(ExitCode.CONFIG, f"lllaunch: {message}; see {self.prog} --help\n")
 
 
@@ -52,13 +47,13 @@ def perform(
     *,
     takes_script: bool = False,
 ) -> int:
-    """Does what a verb does and returns its exit code.
+    """Run a verb and return its exit code.
 
     Args:
         parser: of its arguments.
         argv: what follows it on the command line.
-        verb: gets the arguments; prints to standard output, returns an exit code if that is not
-            0, raises `LaunchError`.
+        verb: gets the arguments, prints to standard output, and returns an exit code or None. A
+            `LaunchError` of it is printed.
         takes_script: whether it takes what runs a script, as `lllaunch.app.command_line.read` has
             it; ``has_script`` is then among the arguments.
     """
@@ -106,7 +101,7 @@ def flags_of(parser: argparse.ArgumentParser) -> dict[str, int | None]:
 
 
 def rank_list(text: str) -> frozenset[int]:
-    """Returns the ranks that an argument names.
+    """Return the ranks that an argument names.
 
     Raises:
         ArgumentTypeError: it names none.
@@ -121,31 +116,28 @@ def rank_list(text: str) -> frozenset[int]:
 
 
 def complain(message: str) -> None:
-    """Says what is wrong."""
+    """Print an error to standard error."""
     for line in visible(message).split("\n") if message else ():
         print(f"lllaunch: {line}", file=sys.stderr)
 
 
 def columns() -> int:
-    """The width of the terminal that standard output is; 0 if it is none."""
+    """Return the width of the terminal that standard output is; 0 if it is none."""
     return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else 0
 
 
 def print_rows(rows: Iterable[Row]) -> None:
-    """Prints rows, in colours on a terminal; they cannot move its cursor."""
-    stream = sys.stdout
+    """Print rows, in colours on a terminal; they cannot move its cursor."""
     tame = [tuple(StyledText(plain(span.text), span.style) for span in row) for row in rows]
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    for line in painted(tame, stream):
-        text = line.encode(encoding, errors="backslashreplace").decode(encoding)
-        stream.write(f"{text}\n")
+    for line in Painter(sys.stdout).paint(tame):
+        sys.stdout.write(encodable(f"{line}\n", sys.stdout))
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Prints lines; as `print_rows` does."""
+    """Print lines as `print_rows` does."""
     print_rows((StyledText(line),) for line in lines)
 
 
 def print_json(value: Any) -> None:
-    """Prints a value as JSON, in ASCII."""
+    """Print a value as JSON, in ASCII."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 
@@ -21,7 +20,7 @@ from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import build_facts
 from lllaunch.run.result import RunResult, known_result
 from lllaunch.verbs.printing import Parser, complain
-from lllaunch.words import commit_text, ending, shown_path
+from lllaunch.words import commit_text, ending, resume_override, shown_path
 
 _DESCRIPTION = """\
 Run the plan of a run again, in a new directory.
@@ -94,7 +93,7 @@ def _prepare(given: argparse.Namespace) -> RerunRequest | None:
         if not text.lstrip("+~").startswith(("hydra.", "hydra/"))
     ]
     if found.kind == "sweep":
-        resume = shlex.join([f"hydra.launcher.resume={found.path}"])
+        resume = resume_override(found.path)
         hint = f"\n  to run the rest of the sweep: {program()} -m {resume}"
         problems.insert(
             0,

@@ -23,10 +23,9 @@ from lllaunch.console.overview import (
     progress_of_ranks,
 )
 from lllaunch.console.report import failure_text, fate_text, report_lines
-from lllaunch.console.status import time_left
 from lllaunch.console.stream import encodable
 from lllaunch.console.summary import Setting, summary_rows
-from lllaunch.console.table import GAP, Row, aligned, cells, padded
+from lllaunch.console.table import GAP, Row, aligned, padded
 from lllaunch.documents import Fields, nanoseconds
 from lllaunch.files import within
 from lllaunch.results.live import LiveReader
@@ -60,8 +59,10 @@ from lllaunch.words import (
     counted,
     shown_path,
     step_text,
+    time_left,
     versions_text,
 )
+from lllaunch.workers.terminal import cells
 
 if TYPE_CHECKING:
     from lllaunch.results.live import LiveView

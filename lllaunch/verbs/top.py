@@ -8,13 +8,12 @@ import json
 import os
 import signal
 import sys
-from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.console.live_table import view_rows
 from lllaunch.console.stream import KEPT, Outlet
-from lllaunch.console.sweep import BottomTable, Size, size_of
+from lllaunch.console.sweep import BottomTable
 from lllaunch.console.table import Painter, is_terminal
 from lllaunch.linux.process import wait
 from lllaunch.results.index import DEFAULT_ROOTS
@@ -151,31 +150,26 @@ def _top(given: argparse.Namespace) -> None:
 
 def _redraw(what: Watched, reader: LiveReader, each: float) -> None:
     """Show a table in its place until what is looked at is over."""
-    flow = Outlet(sys.stdout, room=KEPT)
-    paint, cwd = Painter(sys.stdout).paint, os.getcwd()
-    screen: BottomTable | None = None
-    with _signals() as signals:
+    cwd = os.getcwd()
+    view = what.view(reader)
 
-        def draw(view: LiveView, screen: BottomTable | None) -> BottomTable:
-            if screen is None or signal.SIGCONT in _read(signals):
-                # after Ctrl-Z the shell has written below it
-                screen = BottomTable(flow, lambda: size_of(sys.stdout), paint)
-            rows = partial(_sized_rows, view, cwd)
-            screen.draw(rows, _PATIENCE, last=view.is_over)
-            return screen
+    def rows(columns: int, lines: int) -> list[Row]:
+        return view_rows(view, columns, lines, cwd)
 
-        while True:
-            view = what.view(reader)
-            screen = draw(view, screen)
-            if view.is_over:
-                return
+    table = BottomTable(Outlet(sys.stdout, room=KEPT), Painter(sys.stdout).paint, rows)
+    with _signals() as signals, contextlib.ExitStack() as end:
+        # the shell writes below it
+        end.callback(table.end, _PATIENCE, leave=True)
+        table.draw(_PATIENCE)
+        while not view.is_over:
             while wait(readable=(signals,), seconds=each):
+                if signal.SIGTSTP in _read(signals):
+                    table.end(_PATIENCE, leave=True)
+                    os.kill(os.getpid(), signal.SIGSTOP)
                 # what is there is shown in its new size, and the next look comes a little later
-                screen = draw(view, screen)
-
-
-def _sized_rows(view: LiveView, cwd: str, size: Size) -> list[Row]:
-    return view_rows(view, size.columns, size.lines, cwd)
+                table.draw(_PATIENCE)
+            view = what.view(reader)
+            table.draw(_PATIENCE)
 
 
 def _read(signals: int) -> bytes:
@@ -188,11 +182,11 @@ def _read(signals: int) -> bytes:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[int]:
-    """Give a descriptor that tells the signals for another size, and for going on after a stop."""
+    """Give a descriptor that reports the signals for another size, and for a stop by Ctrl-Z."""
     readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     former = {
         signum: signal.signal(signum, lambda *_: None)
-        for signum in (signal.SIGWINCH, signal.SIGCONT)
+        for signum in (signal.SIGWINCH, signal.SIGTSTP)
     }
     former_fd = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
     try:

@@ -30,7 +30,7 @@ from lllaunch.console.live_table import (
     path_text,
     sorted_rows,
 )
-from lllaunch.console.table import RICH_STYLES, Row, cells, cut, decoded
+from lllaunch.console.table import RICH_STYLES, Row, decoded
 from lllaunch.errors import LaunchError
 from lllaunch.results.history import AppendedLines
 from lllaunch.results.live import LiveReader, LiveView
@@ -41,6 +41,7 @@ from lllaunch.verbs.stacks import stack_lines
 from lllaunch.verbs.stop import stopped
 from lllaunch.verbs.top import Watched
 from lllaunch.words import StyledText
+from lllaunch.workers.terminal import cells, cut
 
 if TYPE_CHECKING:
     from lllaunch.verbs.logs import WorkerLog

@@ -2,10 +2,11 @@
 
 Every writer of this process to one terminal, pipe or file uses one `Screen` and with it one lock,
 whatever Python objects stand for that file. On a terminal the screen keeps a live area at its
-bottom: text that is not a whole line yet, and below it a line that says how all goes on, if there
-is one. It is taken away before whole lines are written and put back after them.
+bottom: text that is not a whole line yet, and below it the status: a line or a table that shows how
+a run or a sweep goes on, if there is one. The area is erased before whole lines are written, and
+drawn again after them.
 
-With such a line the cursor rests where the live area begins. A terminal that is resized and breaks
+With a status the cursor rests where the live area begins. A terminal that is resized and breaks
 its lines anew takes the cursor along with the character under it, so that whatever the area has
 become, it is all that there is from the cursor on, and nothing above it is ever erased.
 """
@@ -27,16 +28,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 from lllaunch.linux.process import wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 
 _ERASE = b"\r\033[K"
 _ERASE_BELOW = b"\r\033[J"
-_UP = b"\033[A"
 # A line that is wider than it was thought to be must not take two.
 _NO_WRAP, _WRAP = b"\033[?7l", b"\033[?7h"
-# Of a terminal that has room for a line below the output.
-_LEAST_COLUMNS, _LEAST_LINES = 40, 4
 # Escape sequences and control characters, which would move the cursor out of the live area.
 _UNPRINTABLE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]?|[\x00-\x1f\x7f-\x9f]")
 _WIDE = frozenset("WF")
@@ -56,8 +54,8 @@ class Screen:
     Attributes:
         owner: the object that a screen without a file is known by.
         live: texts of lines that have not ended, by who wrote them; the last one is shown.
-        status: returns what stands below all else, as it fits into so many columns, with its
-            colours and without a newline; None if nothing does, or it has failed.
+        status: returns the rows below all else for a terminal of so many columns and lines, with
+            their colours; None if there are none, or it has failed.
         hidden: whether there is no live area for now.
         holders: of those who hold lines for a moment: what has these shown, and waits for that at
             most so many seconds.
@@ -69,7 +67,7 @@ class Screen:
         self._lock = threading.RLock()
         self.owner = owner
         self.live: dict[object, str] = {}
-        self.status: Callable[[int], str | None] | None = None
+        self.status: Callable[[int, int], Sequence[str] | None] | None = None
         self.hidden = False
         self._erasure = b""
         self.holders: set[Callable[[float], object]] = set()
@@ -116,24 +114,20 @@ class Screen:
         Args:
             descriptor: of the terminal.
         """
-        self._erasure = b""
         if self.hidden or not (self.live or self.status) or not in_foreground(descriptor):
+            self._erasure = b""
             return b""
-        size = _size(descriptor)
-        partial = b""
-        if self.live:
-            newest = next(reversed(self.live.values()))
-            partial = fit(newest, size.columns - 1).encode("utf-8", "replace")
-        room = size.columns >= _LEAST_COLUMNS and size.lines >= _LEAST_LINES
-        status = b""
-        if self.status is not None and room:
-            status = (self.status(size.columns - 1) or "").encode("utf-8", "replace")
-        if status:
-            self._erasure = _ERASE_BELOW
-            above, back = (partial + b"\n", b"\r" + _UP) if self.live else (b"", b"\r")
-            return b"".join((_NO_WRAP, above, status, _WRAP, back))
-        self._erasure = _ERASE if self.live else b""
-        return partial
+        size = size_of(descriptor)
+        partial = [fit(next(reversed(self.live.values())), size.columns - 1)] if self.live else []
+        status = () if self.status is None else self.status(size.columns, size.lines) or ()
+        rows = [*partial, *status[: max(0, size.lines - 1 - len(partial))]]
+        text = "\n".join(rows).encode("utf-8", "replace")
+        if len(rows) == len(partial):
+            self._erasure = _ERASE if partial else b""
+            return text
+        self._erasure = _ERASE_BELOW
+        up = b"\033[%dA" % (len(rows) - 1) if len(rows) > 1 else b""
+        return b"".join((_NO_WRAP, text, _WRAP, b"\r", up))
 
     def still_shows(self, erasure: bytes) -> None:
         """Take note that what was to be drawn was not, so that this is what takes the area away."""
@@ -332,12 +326,12 @@ def whole_lines(data: bytes, limit: int) -> Iterator[memoryview]:
         yield view[start:]
 
 
-def _size(descriptor: int) -> os.terminal_size:
-    try:
+def size_of(descriptor: int) -> os.terminal_size:
+    """Return the size of a terminal; no lines, and columns as of old, if it cannot be found."""
+    with contextlib.suppress(OSError):
         size = os.get_terminal_size(descriptor)
-    except OSError:
-        return os.terminal_size((80, 0))
-    return os.terminal_size((size.columns or 80, size.lines))
+        return os.terminal_size((size.columns or 80, size.lines))
+    return os.terminal_size((80, 0))
 
 
 def in_foreground(descriptor: int) -> bool:
@@ -347,20 +341,32 @@ def in_foreground(descriptor: int) -> bool:
     return True  # it is not the terminal of our session
 
 
-def fit(text: str, columns: int) -> str:
-    """A text as it fits on one line of a terminal.
+def cells(text: str) -> int:
+    """Return how many columns a text takes that has no control characters."""
+    return len(text) if text.isascii() else sum(map(_cells, text))
 
-    Args:
-        text: any text.
-        columns: width in character cells.
 
-    Returns:
-        Its beginning, without control characters and escape sequences.
-    """
-    text = _UNPRINTABLE.sub("", text.replace("\t", " "))
-    used = 0
+def _cells(char: str) -> int:
+    if unicodedata.category(char) in {"Mn", "Me", "Cf"}:
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in _WIDE else 1
+
+
+def cut(text: str, columns: int, more: str = "...") -> str:
+    """Return a text of at most so many columns; a longer one ends in `more` if that has room."""
+    if cells(text) <= columns:
+        return text
+    more = more if columns > 2 * len(more) else ""
+    room = max(0, columns - len(more))
+    if text.isascii():
+        return text[:room] + more
     for index, char in enumerate(text):
-        used += 2 if unicodedata.east_asian_width(char) in _WIDE else 1
-        if used > columns:
-            return text[:index]
+        room -= _cells(char)
+        if room < 0:
+            return text[:index] + more
     return text
+
+
+def fit(text: str, columns: int) -> str:
+    """Return the beginning of a text that fits on one line, without what a terminal obeys."""
+    return cut(_UNPRINTABLE.sub("", text.replace("\t", " ")), columns, "")

@@ -204,3 +204,23 @@ def test_a_table_that_cannot_be_drawn_ends_nothing(
     sweep.console.close()
     assert sweep.shown() == ["lllaunch: sweep of 2 jobs in /m, 2 GPUs"]
     assert capsys.readouterr().err.count("lllaunch: no more messages of this sweep: ") == 1
+
+
+@pytest.mark.parametrize("breaks", [True, False])
+@pytest.mark.parametrize("columns", [45, 60, 120])
+def test_another_width_takes_no_line_of_a_job_away(
+    sweep: Sweep, columns: int, breaks: bool
+) -> None:
+    sweep.began(4, running=4)
+    for number in range(4):
+        sweep.say(number, "step " + "0123456789" * 3)
+    sweep.tick()
+    steps = [f"[{number}] step {'0123456789' * 3}" for number in range(4)]
+    sweep.terminal.resize(columns, breaks=breaks)
+    sweep.tick()
+    shown = sweep.shown()
+    assert [row for row in shown if row.startswith("[")] == steps
+    # and nothing is left of the table before
+    assert sum(" done, " in row for row in shown) == 1
+    sweep.console.close()
+    assert sweep.shown()[-4:] == steps

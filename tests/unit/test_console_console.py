@@ -192,3 +192,11 @@ def test_a_quiet_console_says_what_goes_wrong_and_nothing_else() -> None:
     restarting, report, *_ = said(speak).splitlines()
     assert restarting == "lllaunch: attempt 0: rank 1 exited with status 1; restarting (1 of 3)"
     assert report.startswith("lllaunch: FAILED")
+
+
+def test_what_a_worker_wrote_cannot_turn_the_direction_of_the_report() -> None:
+    text = "rank 0 raised ValueError: a\u202eb\u2066c\x1b[2J"
+    outcome = replace(FAILED, state="error", error=f"{text}\n{text}")
+    shown = said(lambda console: console.finished(outcome))
+    assert "a\\u202eb\\u2066c\\x1b[2J" in shown
+    assert shown.replace("\n", "").isprintable()

@@ -12,7 +12,7 @@ from support.timelines import EVENTS, START, json_lines, node_records, sample
 
 from lllaunch.console.lanes import DRAWN, timeline_rows
 from lllaunch.console.overview import log_rows, peak_rows, progress_of_ranks
-from lllaunch.console.table import Row, cells
+from lllaunch.console.table import Row
 from lllaunch.results.peaks import Peak, mean_use, peaks_of
 from lllaunch.results.timeline import (
     AttemptTimeline,
@@ -25,6 +25,7 @@ from lllaunch.results.timeline import (
 from lllaunch.run.excerpts import Excerpt
 from lllaunch.run.result import AttemptResult, RunResult, Succeeded, WorkerResult
 from lllaunch.watchdog.progress import Progress
+from lllaunch.workers.terminal import cells
 
 
 def at(seconds: float) -> int:

@@ -14,12 +14,13 @@ from lllaunch.console.live_table import (
     sorted_rows,
     view_rows,
 )
-from lllaunch.console.table import Row, aligned, cells
+from lllaunch.console.table import Row, aligned
 from lllaunch.results.live import LiveView
 from lllaunch.results.store import ListEntry
 from lllaunch.sweep.history import JobHistory, SweepResult
 from lllaunch.sweep.journal import Result
 from lllaunch.sweep.pool import Lease
+from lllaunch.workers.terminal import cells
 
 BUSY = ListEntry(
     "run",

@@ -9,15 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lllaunch.console.console import RunStatus
-from lllaunch.console.status import (
-    Part,
-    fitted,
-    heartbeat_text,
-    line_of,
-)
-from lllaunch.console.table import cells
+from lllaunch.console.status import Part, fitted, heartbeat_text, line_of
 from lllaunch.watchdog.progress import Progress
 from lllaunch.words import StyledText
+from lllaunch.workers.terminal import cells
 
 GiB = 1024**3
 

@@ -11,13 +11,9 @@ from typing import Any
 import pytest
 
 import lllaunch.sweep.schedule as v
-from lllaunch.console.summary import (
-    Setting,
-    resume_override,
-    summary_rows,
-)
+from lllaunch.console.summary import Setting, summary_rows
 from lllaunch.console.sweep import SweepConsole
-from lllaunch.console.table import objective_text
+from lllaunch.results.store import STATES
 from lllaunch.spec import ConsolePolicy
 from lllaunch.sweep.history import JobHistory, SweepHistory, SweepResult, summary_of
 from lllaunch.sweep.journal import (
@@ -34,6 +30,7 @@ from lllaunch.sweep.policy import Summary
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import JobAnswered, JobPrinted, Prepared, Tick
 from lllaunch.testing import FakeClock
+from lllaunch.words import done_text, jobs_text, objective_text, resume_override
 
 
 class Sweep:
@@ -223,6 +220,17 @@ def test_jobs_that_failed_of_the_same_are_told_together() -> None:
     assert f"  jobs 0-4 failed: exit code 3: {why}\n    logs in {logs} and 2 more\n" in found
     assert "  job 5 (lr=6) failed: SIGKILL (exit code 137)\n" in found
     assert "0 of 6 jobs succeeded, 6 failed" in found
+
+
+def test_a_job_that_a_signal_ended_is_one_that_failed_and_the_signal_is_named_once() -> None:
+    jobs = [ended(number, "signalled", 143, "SIGTERM") for number in range(2)]
+    found = shown(document(*jobs, jobs=2), SETTING._replace(total=2))
+    assert "  jobs 0-1 failed: SIGTERM (exit code 143)\n" in found
+    assert "0 of 2 jobs succeeded, 2 failed" in found
+    # as ls and top have it
+    counts = {"signalled": 1, "error": 1, "succeeded": 3}
+    assert jobs_text(counts, STATES) == "3 succeeded, 2 failed"
+    assert done_text(counts, STATES) == "3/5 done, 2 failed"
 
 
 def test_of_a_large_sweep_the_failures_are_shown() -> None:

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 import lllaunch.sweep.schedule as v
 from lllaunch.console.board import Board, table_rows
 from lllaunch.console.slots import slots_row
-from lllaunch.console.sweep import change_lines
-from lllaunch.console.table import cells, short_overrides
 from lllaunch.sweep.objective import Objectives
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
@@ -25,9 +23,10 @@ from lllaunch.sweep.protocol import (
     Prepared,
     Tick,
 )
+from lllaunch.words import short_overrides
+from lllaunch.workers.terminal import cells
 
 J = v.JobState
-SWEEP, HOME = "/home/ada/multirun/1", "/home/ada"
 GPU = Lease(("0",), ())
 LRS = [0.1, 0.01, 0.001]
 
@@ -37,12 +36,13 @@ def overrides(number: int) -> list[str]:
 
 
 def board(total: int = 3, **policy: object) -> Board:
-    return Board(total, overrides, {"+exp=resnet"}, SweepPolicy(**policy))  # type: ignore[arg-type]
+    shared, settings = {"+exp=resnet"}, SweepPolicy(**policy)  # type: ignore[arg-type]
+    return Board(total, overrides, shared, settings, where=lambda name: f"multirun/1/{name}")
 
 
 def said(of: Board, *events: object, now: float = 0.0) -> list[str]:
-    changes = [change for event in events for change in of.take(event, now)]
-    return [line.text for change in changes for line in change_lines(change, SWEEP, HOME)]
+    messages = [message for event in events for message in of.take(event, now)]
+    return [line.text for message in messages for line in message.lines]
 
 
 def composed(number: int) -> list[object]:

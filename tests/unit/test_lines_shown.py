@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lllaunch.workers.tail import BarGate, guarded
-from lllaunch.workers.terminal import Destination, fit
+from lllaunch.workers.terminal import Destination, cells, fit
 
 
 class Answering:
@@ -110,5 +110,5 @@ def test_live_text_fits_its_line(text: str, columns: int, shown: str) -> None:
 @given(st.text(), st.integers(0, 200))
 def test_live_text_never_leaves_its_line(text: str, columns: int) -> None:
     fitted = fit(text, columns)
-    assert len(fitted) <= columns
+    assert cells(fitted) <= columns
     assert not {"\n", "\r", "\x1b", "\x08"} & set(fitted)

@@ -40,7 +40,6 @@ from lllaunch.config.job_config import redacted_overrides
 from lllaunch.config.read import register_resolvers
 from lllaunch.config.sweep import SweepSettings, sweep_settings
 from lllaunch.console.sweep import SweepConsole
-from lllaunch.console.table import short_overrides
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.hydra_compat import BASIC_SWEEPER
@@ -60,7 +59,7 @@ from lllaunch.sweep.protocol import Broken, JobAnswered, Prepared
 from lllaunch.sweep.schedule import FinishSweep, JobState, Settle
 from lllaunch.sweep.session import Batch, SweepSession, id_of
 from lllaunch.sweep.spawner_pool import SpawnerPool
-from lllaunch.words import counted, shown_path
+from lllaunch.words import counted, resume_override, short_overrides, shown_path
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -397,7 +396,7 @@ class HydraSweep:
         where = shown_path(self._session.path, os.getcwd())
         print(
             f"lllaunch: the sweep is in {where}; 'lllaunch wait {where}' waits for its jobs, "
-            f"'lllaunch stop {where}' ends them, hydra.launcher.resume={where} goes on with it",
+            f"'lllaunch stop {where}' ends them, {resume_override(where)} goes on with it",
             file=sys.stderr,
         )
 
@@ -798,7 +797,7 @@ def _expect_none_queued(place: str) -> None:
         return
     if queued:
         message = f"holds a sweep of which {counted(len(queued), 'batch job')} are not over"
-        hint = f"hydra.launcher.resume={place} goes on with it, 'lllaunch stop {place}' ends it"
+        hint = f"{resume_override(place)} goes on with it, 'lllaunch stop {place}' ends it"
         problem = Diagnostic("sweeper", "hydra.sweep.dir", repr(place), message, hint)
         raise ConfigError((problem,))
 
