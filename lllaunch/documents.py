@@ -55,12 +55,7 @@ else:
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What is written as a JSON object, and read back.
-
-    Attributes:
-        DERIVED: properties that are written for other programs, and never read.
-        BESIDE: fields that only the process has that made it, and its log of events.
-    """
+    """What is written as a JSON object, and read back."""
 
     DERIVED: ClassVar[tuple[str, ...]] = ()
     BESIDE: ClassVar[frozenset[str]] = frozenset()
@@ -113,7 +108,6 @@ def last_record(path: str, window: int) -> dict[str, Any] | None:
     """Return the last whole line of a file of JSON lines that is an object, None without one.
 
     Args:
-        path: of the file.
         window: how many bytes at its end are looked at.
     """
 
@@ -131,9 +125,7 @@ def last_line(path: str, window: int, read: Callable[[bytes], T | None]) -> T | 
     """Return what the last whole line of a file says that says something.
 
     Args:
-        path: of the file.
         window: how many bytes at its end are looked at.
-        read: reads a line.
     """
     try:
         lines = read_bytes(path, window).split(b"\n")
@@ -233,9 +225,6 @@ class Plain:
     Args:
         redact: applied to every text.
         root: directory that paths are written relative to.
-        hidden: names of fields that may hold secrets, or megabytes.
-        named: whether every object says of what type it is and has all of its fields, and nothing
-            that follows from these.
     """
 
     def __init__(
@@ -323,8 +312,6 @@ def as_record(value: object, kind: Any, root: str = "") -> Any:
     """Return the record that plain data stands for.
 
     Args:
-        value: what JSON has.
-        kind: the record, or a union of several.
         root: directory that relative paths count from.
 
     Raises:
@@ -398,11 +385,7 @@ def _signal_number(name: str) -> int:
 
 
 class Fields:
-    """A JSON object of any make: what it lacks, or has of another type, is None or empty.
-
-    Args:
-        value: the object; anything else has no fields.
-    """
+    """A JSON object of any make: what it lacks, or has of another type, is None or empty."""
 
     __slots__ = ("document",)
 

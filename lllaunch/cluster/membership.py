@@ -25,14 +25,7 @@ CLOCK_TOLERANCE = 1.0
 
 
 class Share(NamedTuple):
-    """Where the workers of one node begin.
-
-    Attributes:
-        base_rank: global rank of its first worker.
-        world_size: number of all workers.
-        base_role_rank: rank of its first worker within the role.
-        role_world_size: number of workers of the role.
-    """
+    """Where the workers of one node begin."""
 
     base_rank: int
     world_size: int
@@ -41,11 +34,7 @@ class Share(NamedTuple):
 
 
 def shares(nodes: Sequence[tuple[str, int]]) -> list[Share]:
-    """Lay out the workers of all nodes, one node after the other.
-
-    Args:
-        nodes: role and number of workers of every node, by group rank.
-    """
+    """Lay out the workers of all nodes, one node after the other."""
     world = sum(size for _, size in nodes)
     of_role = {role: sum(size for other, size in nodes if other == role) for role, _ in nodes}
     found = []
@@ -63,15 +52,10 @@ class Member:
     """What a node says of itself when it joins an attempt.
 
     Attributes:
-        node_rank: the number that it was given, or None.
-        hostname: its name.
         network: names the network that its loopback is of: the same on all launchers of a machine,
             but for those in containers and network namespaces of their own.
-        address: its address, as others reach it.
-        nproc: how many workers it has.
         plan: hash of what all nodes must have in common.
         attempt: the number that its next attempt can have at the earliest.
-        restarts: how many restarts have counted for it.
         directory: where it writes, absolute.
         token: what it found in the run's directory of who else is there; empty if nothing.
         clock_offset: seconds that its clock is ahead of node 0's; None if it is not known.
@@ -126,7 +110,6 @@ class Roster:
     Attributes:
         members: by group rank; None for one that runs torchrun, or says nothing of itself.
         attempt: number of the attempt, above all that any node has made.
-        restarts: how many restarts have counted.
         differing: group ranks of nodes whose plan is not that of the first.
         plan: of the first node, as text, where there are such; else empty.
     """
@@ -213,11 +196,7 @@ class Roster:
         return f"node {member.node_rank} ({member.hostname})"
 
     def unreachable(self, master_addr: str) -> int | None:
-        """Return the group rank of a node that cannot reach rank 0's store, None without one.
-
-        Args:
-            master_addr: address of the store; loopback is another machine on every machine.
-        """
+        """Return the group rank of a node that cannot reach rank 0's store, None without one."""
         if not is_loopback(master_addr):
             return None
         first = self.members[0]
@@ -256,14 +235,7 @@ class Place:
     """Where a node stands in an attempt.
 
     Attributes:
-        group_rank: its rank among the nodes.
-        share: where its workers begin.
-        master_addr: host on which rank 0's store is.
-        master_port: its port.
         use_agent_store: whether that store is a launcher's already.
-        roster: all nodes.
-        attempt: number of the attempt.
-        restarts: how many restarts have counted.
     """
 
     group_rank: int
@@ -287,9 +259,6 @@ def keep_alive_interval(max_nodes: int) -> int:
     torch's agents all replace one value, whose size and the time to make it grow with the nodes,
     and try again if another was faster: with a thousand nodes and torch's five seconds hardly
     anybody would get through (docs/design/scale.md).
-
-    Args:
-        max_nodes: how many there may be.
     """
     return max(_SHORTEST_INTERVAL, math.ceil(max_nodes / _WRITES_PER_SECOND))
 
@@ -311,10 +280,6 @@ class Pulse:
     def look(self, now: float, counters: Mapping[int, bytes]) -> dict[int, float]:
         """Take note of a look at the counters.
 
-        Args:
-            now: the moment, seconds of the monotonic clock.
-            counters: by group rank.
-
         Returns:
             Nodes that are lost, with the seconds since their last sign of life.
         """
@@ -334,13 +299,7 @@ class Pulse:
 
 
 def missing_text(hello: Sequence[Mapping[str, Any]], expected: int) -> str:
-    """Return who has come, for a rendezvous that was not complete in time.
-
-    Args:
-        hello: what nodes have said when they came, ``hostname`` and ``node_rank``; nothing if
-            that is not known.
-        expected: how many must come.
-    """
+    """Return who has come, for a rendezvous that was not complete in time."""
     names: list[str] = []
     for each in map(Fields, hello):
         rank = each.integer("node_rank")

@@ -110,11 +110,6 @@ def agree(
     """Find out where this node's workers begin, as torch's agents do.
 
     Args:
-        store: the store of the rendezvous (torch's ``Store``).
-        group_rank: rank of this node.
-        group_world_size: number of nodes.
-        role: of its workers.
-        nproc: how many there are.
         lay_out: called by group rank 0 with what all nodes have said, before they hear from it.
     """
     if os.environ.get(_IDENTICAL) == "1":
@@ -133,15 +128,7 @@ def agree(
 
 
 def arrive(store: Any, size: int) -> bool:
-    """Take note at torch's exit barrier that this node is done.
-
-    Args:
-        store: the store of the rendezvous.
-        size: number of nodes.
-
-    Returns:
-        Whether it was the last one.
-    """
+    """Take note at torch's exit barrier that this node is done."""
     last = bool(store.add(f"{_TERMINAL}/num_members", 1) == size)
     if last:
         store.set(f"{_TERMINAL}/last_member", b"1")
@@ -160,16 +147,8 @@ def await_barrier(store: Any, seconds: float) -> None:
 class Rendezvous:
     """This node's connection to the rendezvous of a run.
 
-    Args:
-        nodes: of the run.
-        address: of this node, as others reach it.
-        run_id: what the nodes of the run have in common.
-        role: of the workers.
-        nproc: how many this node has.
-
     Attributes:
         clock_offset: seconds that this node's clock is ahead of node 0's; None if not known.
-        place: where this node stands in the present round; None before the first.
     """
 
     def __init__(self, nodes: Nodes, address: str, run_id: str, role: str, nproc: int) -> None:
@@ -203,7 +182,6 @@ class Rendezvous:
         """Reach the endpoint, or open it if this is node 0.
 
         Args:
-            say: gets a line for people if that takes longer than a moment.
             given_up: asked between tries; whether nobody waits any more.
 
         Raises:
@@ -338,13 +316,6 @@ class Rendezvous:
 
     def join(self, member: Callable[[], Member], plan: str) -> Place:
         """Meet the other nodes, and agree on ranks.
-
-        Args:
-            member: tells what this node says of itself.
-            plan: what all nodes must have in common, as text.
-
-        Returns:
-            where this node stands.
 
         Raises:
             RendezvousFailed: not enough nodes came in time, or the run is over.
@@ -488,11 +459,7 @@ class Rendezvous:
         return _with_plan(Roster.of(members), plan)
 
     def other_plan(self, mine: str) -> str:
-        """Return the first plan that differs from the first node's, where one does.
-
-        Args:
-            mine: this node's.
-        """
+        """Return the first plan that differs from the first node's, where one does."""
         assert self.place is not None
         if self.place.group_rank == self.place.roster.differing[0]:
             self._round.set("other_plan", mine)
@@ -544,7 +511,6 @@ class Rendezvous:
 
         Args:
             kind: what that means, ``stall``, ``silence``, ``spin``, ....
-            now: the moment, nanoseconds since the epoch by node 0's clock.
             valid: for how long what a node says holds, seconds.
         """
         assert self.place is not None
@@ -572,7 +538,6 @@ class Rendezvous:
         """Let all nodes know where the workers of all stand.
 
         Args:
-            text: where this node's do.
             until: moment of the monotonic clock until which others are waited for.
             judge: makes of what nodes say, by group rank, what all are told.
 
@@ -605,13 +570,7 @@ class Rendezvous:
         """Ask other nodes where their workers stand, over a connection of its own.
 
         Args:
-            text: the request.
-            others: group ranks of those who are asked.
-            seconds: how long they are waited for.
             given_up: asked meanwhile; whether nobody waits any more.
-
-        Returns:
-            what those have said that did in time, by group rank.
         """
         assert self.place is not None
         until = time.monotonic() + seconds
@@ -634,10 +593,6 @@ class Rendezvous:
     def wanted(store: Any, number: int) -> tuple[int, bytes] | None:
         """Return who has asked all nodes where their workers stand, and what.
 
-        Args:
-            store: the round's own.
-            number: of the question, from 1.
-
         Returns:
             its group rank and the request; None if it has not said yet, or says no more.
         """
@@ -647,12 +602,7 @@ class Rendezvous:
         return group_rank, text.encode()
 
     def give_answer(self, number: int, text: str) -> None:
-        """Tell the node that has asked where this node's workers stand.
-
-        Args:
-            number: of its question.
-            text: the answer.
-        """
+        """Tell the node that has asked where this node's workers stand."""
         assert self.place is not None
         self._round.set(f"look/{number}/{self.place.group_rank}", packed(text))
 
@@ -675,7 +625,6 @@ class Rendezvous:
 
         Args:
             run: names the run; a store may hold what others of the same id have left.
-            text: what became of it.
         """
         store = self._base
         store.set(f"{run}/result/{store.add(f'{run}/results', 1)}", text)
@@ -723,11 +672,6 @@ class Rendezvous:
 
 def are_set(store: Any, keys: Sequence[str], seconds: float) -> bool:
     """Wait until all of some keys are set; return whether they are.
-
-    Args:
-        store: torch's ``Store``, of any kind.
-        keys: the keys.
-        seconds: how long to wait.
 
     Raises:
         Exception: the store cannot be reached.

@@ -681,7 +681,7 @@ def slots_rows(board: Board, width: int) -> list[Row]:
         width: columns that a row may take.
     """
     running = board.of_state(JobState.RUNNING)
-    gpus, cpus = board.slots
+    gpus, cpus = board.slots.gpus, board.slots.cpus
     holders = {name: str(job.number) for job in running for name in job.lease.gpus}
     cores = {str(core): str(job.number) for job in running for core in job.lease.cpus}
     others = {str(slot): OTHER for slot in board.held}

@@ -15,8 +15,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TextIO
+
+from msgspec.structs import replace
 
 from lllaunch.console.board import (
     Began,

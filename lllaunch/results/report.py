@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import structs
 
 from lllaunch.config.secrets import redacted_overrides
-from lllaunch.documents import isoformat, last_record, load_json, nanoseconds, signal_name
+from lllaunch.documents import isoformat, last_record, nanoseconds, signal_name
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import within
@@ -23,7 +25,7 @@ from lllaunch.run.excerpts import tail
 from lllaunch.run.redact import redactor_of
 from lllaunch.run.result import known_result, read_result
 from lllaunch.sweep.directory import JOURNAL
-from lllaunch.sweep.history import SweepHistory, SweepResult, summary_of
+from lllaunch.sweep.history import SweepHistory, SweepResult, read_summary, summary_of
 from lllaunch.sweep.journal import read_journal
 from lllaunch.text import first_line, spans, tidy
 
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from lllaunch.run.result import Hang, RootCause, RunResult, WorkerResult
     from lllaunch.sweep.history import JobHistory
     from lllaunch.watchdog.stacks.frames import Frame
-
-_VERSION = 1
 
 
 def _result(path: str, directory: str) -> RunResult | None:
@@ -53,24 +53,19 @@ def _result(path: str, directory: str) -> RunResult | None:
     return result
 
 
-def _read_document(path: str) -> Mapping[str, Any] | None:
-    """Return what a sweep.json holds, None if it is not there.
+def _read_sweep(path: str) -> SweepResult | None:
+    """Return what a sweep.json says, None if it is not there.
 
     Raises:
-        ConfigError: it is no JSON object, or of another version than is understood here.
+        ConfigError: it makes no sense, or is of another version than is understood here.
         OutputError: it cannot be read.
     """
     try:
-        document = load_json(path)
+        return read_summary(path)
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error
     except ValueError as error:
         raise _wrong(path, str(error)) from None
-    if document is None or document.get("version") == _VERSION:
-        return document
-    version = document.get("version")
-    what = "has no version" if version is None else f"is of version {version!r}"
-    raise _wrong(path, f"{what}; this lllaunch reads version {_VERSION}")
 
 
 def _wrong(path: str, message: str) -> ConfigError:
@@ -368,21 +363,22 @@ def _load_run(found: FoundDirectory, tree: Tree, environ: Mapping[str, str]) -> 
 
 
 def _load_sweep(found: FoundDirectory, tree: Tree, environ: Mapping[str, str]) -> Report:
-    document = _read_document(found.document)
+    result = _read_sweep(found.document)
     journal = os.path.join(found.path, JOURNAL)
-    result = SweepResult.from_json(document)
-    over = document is not None and not _goes_on(journal, result.ended_ns, "over")
-    if not over:
+    over = result is not None and not _goes_on(journal, result.ended_ns, "over")
+    if result is None or not over:
         result = summary_of(SweepHistory(read_journal(journal)), 0)
-        result = replace(result, seconds=None, exit_code=None)
-    jobs = tuple(job._replace(overrides=redacted_overrides(job.overrides)) for job in result.jobs)
+        result = structs.replace(result, seconds=None, exit_code=None)
+    jobs = tuple(
+        structs.replace(job, overrides=redacted_overrides(job.overrides)) for job in result.jobs
+    )
     common = common_overrides([tuple(map(tidy, job.overrides)) for job in jobs])
     runs = dict(_runs(found.path, jobs, tree, environ))
     state = "" if over else state_of(lock_of("sweep", found.path))
     return Report(
         kind="sweep",
         directory=tidy(found.path),
-        cases=sweep_cases(replace(result, jobs=jobs), runs, common, state),
+        cases=sweep_cases(structs.replace(result, jobs=jobs), runs, common, state),
         finished=over,
         state=state,
         exit_code=result.exit_code,

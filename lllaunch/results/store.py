@@ -729,13 +729,12 @@ def sweep_result(path: str) -> SweepResult | None:
             during a resume it is not.
     """
     # not every list has one
-    from lllaunch.sweep.history import SweepHistory, SweepResult, summary_of  # noqa: PLC0415
+    from lllaunch.sweep.history import SweepHistory, known_summary, summary_of  # noqa: PLC0415
     from lllaunch.sweep.journal import read_journal  # noqa: PLC0415
 
     journal, summary = os.path.join(path, JOURNAL), os.path.join(path, SUMMARY)
     written, grown = _changed_ns(summary), _changed_ns(journal)
-    document = read_json(summary) if written is not None else None
-    result = None if document is None else SweepResult.from_json(document)
+    result = known_summary(summary) if written is not None else None
     if result is not None and (grown is None or (written or 0) >= grown):
         return result
     try:

@@ -96,13 +96,7 @@ class Forked:
 
 
 def event_of(header: dict[str, Any], attempt: int = 0, local_rank: int = -1) -> SpawnerEvent:
-    """Return the event that a message from the spawner is about.
-
-    Args:
-        header: the message's header.
-        attempt: of the worker that it is about.
-        local_rank: of that worker.
-    """
+    """Return the event that a message from the spawner is about."""
     kind = header["event"]
     at = from_boot(header.get("time_ns", 0))
     if kind == "ready":
@@ -138,8 +132,6 @@ class Message(NamedTuple):
     """One received message.
 
     Attributes:
-        header: the JSON object.
-        payload: the bytes that came with it.
         fds: descriptors that came with it; the receiver owns them.
         lost: how many more were sent with it, for which this process had no room.
     """
@@ -193,10 +185,7 @@ class Channel:
         """Put a message in the queue and send what the socket takes.
 
         Args:
-            header: a JSON object.
-            payload: opaque bytes.
             fds: descriptors to send along; they stay open until they have left.
-            close_fds: close them then.
 
         Raises:
             ValueError: more descriptors than a message can carry.
@@ -330,11 +319,8 @@ class SpawnRequest:
     Attributes:
         key: number by which the client knows the worker; unique per spawner.
         rank: local rank, for messages.
-        target: what it runs.
         env: variables that differ from the spawner's own.
-        cwd: working directory.
         stdout: file for standard output, appended to; empty: the launcher's.
-        stderr: file for standard error, likewise.
         fresh: run in a fresh interpreter instead of a fork of the spawner.
     """
 

@@ -70,7 +70,6 @@ class Request(NamedTuple):
 
     Attributes:
         ranks: whose stacks, among the workers of all nodes; None for all.
-        threads: whether of all threads; else of the main ones.
     """
 
     ranks: frozenset[int] | None = None
@@ -113,7 +112,6 @@ class RequestRefused(Exception):
 
     Attributes:
         code: its kind: ``request``, ``version``, ``permission``, ``busy`` or ``over``.
-        text: what is wrong.
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -128,14 +126,6 @@ class RequestRefused(Exception):
 
 def ask(directory: str, request: Request, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
     """Ask the launcher of a run that lives.
-
-    Args:
-        directory: of the run; of several nodes, that of one.
-        request: what is wanted.
-        seconds: how long it may take.
-
-    Returns:
-        Its answer.
 
     Raises:
         OSError: there is no socket, nobody listens, it is another user's, ...; ``TimeoutError``
@@ -176,16 +166,7 @@ def ask(directory: str, request: Request, seconds: float = ANSWER_SECONDS) -> di
 
 
 class Client:
-    """One connection.
-
-    Attributes:
-        pid: process id of the other end, as the kernel tells it.
-        uid: its user.
-
-    Args:
-        connection: it, which does not block.
-        now: monotonic clock, seconds.
-    """
+    """One connection."""
 
     def __init__(self, connection: socket.socket, now: float) -> None:
         self._connection = connection
@@ -424,11 +405,7 @@ class StacksAnswered(Logged, frozen=True):
 
 
 class ControlUnavailable(Logged, frozen=True):
-    """Nobody can ask this run anything; for events.jsonl.
-
-    Attributes:
-        reason: why there is no socket.
-    """
+    """Nobody can ask this run anything; for events.jsonl."""
 
     reason: str
 
@@ -437,15 +414,8 @@ class RunView(NamedTuple):
     """A run at one moment.
 
     Attributes:
-        state: of its worker group.
-        attempt: number of the attempt's directory.
-        nproc: how many workers this node has.
-        base_rank: rank of the first of them among all.
         alive: local ranks of those that have not ended.
-        pids: process ids of those that have started, by local rank.
         parent: their parent's process id; 0 before there is one.
-        busy: whether the watchdog takes stacks.
-        recorders: how workers can be asked for their collectives, by local rank.
     """
 
     state: GroupState
@@ -468,11 +438,8 @@ class _Question(NamedTuple):
     """A request that is to be answered.
 
     Attributes:
-        request: it.
-        tell: gets the answer.
         until: moment of the monotonic clock by which stacks must have begun to be taken.
         pid: as in `StacksAnswered`; None for a request of another node.
-        uid: likewise.
     """
 
     request: Request
@@ -490,18 +457,8 @@ class _Look:
     """Stacks that are being taken for a request.
 
     Attributes:
-        questions: the request, by all who want the same.
-        view: the run when that began.
         time_ns: when that was, nanoseconds since the epoch: all that is known was so after that.
-        ranks: what is known of this node's workers, once that is done.
-        others: what other nodes say; None where they are not asked.
         until: moment of the monotonic clock by which all must be done.
-
-    Args:
-        questions: as above; at least one.
-        view: the run.
-        others: as above.
-        seconds: how long it may take.
     """
 
     def __init__(
@@ -602,11 +559,6 @@ def _trace(stack: RankStack) -> dict[str, Any] | None:
 class RunControl:
     """Answers what processes of the same user ask about a run, one request after the other.
 
-    Args:
-        directory: of the run, where the socket is made.
-        hide: applied to all texts of an answer.
-        nodes: the nodes of the run; None if this is the only one.
-
     Raises:
         OSError: as `ControlSocket` does.
     """
@@ -638,14 +590,7 @@ class RunControl:
         return min(waits, default=None)
 
     def turn(self, view: Callable[[], RunView]) -> list[object]:
-        """Do what is to be done, without waiting.
-
-        Args:
-            view: tells how the run is.
-
-        Returns:
-            What is worth writing down.
-        """
+        """Do what is to be done, without waiting."""
         self._take_requests()
         found: list[object] = []
         if self._look is not None and self._look.is_done():
@@ -738,13 +683,7 @@ class RunControl:
 
 
 def _add_nodes(document: dict[str, Any], place: Place, others: NodeStacks | None) -> None:
-    """Add what other nodes have answered to an answer.
-
-    Args:
-        document: with this node's workers alone.
-        place: where this node stands.
-        others: what they have said; None if they could not be asked.
-    """
+    """Add what other nodes have answered to an answer."""
     ranks = [{**each, "node": place.roster.name(place.group_rank)} for each in document["ranks"]]
     for group_rank, member in enumerate(place.roster.members):
         name = place.roster.name(group_rank)

@@ -91,8 +91,6 @@ class Failure(NamedTuple):
     Attributes:
         rank: rank among all workers, None if it is about all of this node.
         text: what happened, as the predicate of a sentence about the worker.
-        time_ns: when, nanoseconds since the epoch.
-        cause: name of the type of its cause.
     """
 
     rank: int | None
@@ -102,27 +100,14 @@ class Failure(NamedTuple):
 
 
 class LastWord(NamedTuple):
-    """What a node has left of its part of the run.
-
-    Attributes:
-        attempt: the last one that it was there for.
-        document: what result.json has.
-    """
+    """What a node has left of its part of the run."""
 
     attempt: int
     document: Mapping[str, Any]
 
 
 class NodeStacks:
-    """What other nodes say when they are asked where their workers stand; a thread asks them.
-
-    Attributes:
-        done: whether all have answered, or were waited for long enough.
-
-    Args:
-        ask: asks them and waits; returns what they say by group rank.
-        wake: called when that is done.
-    """
+    """What other nodes say when they are asked where their workers stand; a thread asks them."""
 
     def __init__(self, ask: Callable[[], Mapping[int, bytes]], wake: Callable[[], None]) -> None:
         self.done = False
@@ -153,21 +138,11 @@ class NodeGroup:
     """The nodes of a run, from its first attempt to its end.
 
     Args:
-        nodes: what the config says of them.
-        run_id: what they have in common.
-        role: of the workers.
-        nproc: how many workers this node has.
-        plan: what all nodes must have in common, plain data.
-        directory: where this node writes, absolute.
         token: tells what names the run's directory as this node sees it.
-        say: gets lines for people.
-        failure: tells the first failure of the present attempt, None if there is none.
         settles: seconds within which each node knows how far an attempt came that has ended, and
             says so, since all must know; None if that does not matter.
 
     Attributes:
-        place: where this node stands in the present attempt; None before the first.
-        places: the same of all attempts so far.
         lost: nodes that were lost or left, by their name, with what happened to them.
     """
 
@@ -246,12 +221,6 @@ class NodeGroup:
 
         Args:
             signals: where they come meanwhile, `SignalException` is raised.
-            attempt: the lowest number that the attempt can have here.
-            restarts: how many restarts have counted here.
-            history: what became of earlier attempts here; None if it does not matter.
-
-        Returns:
-            where this node stands.
 
         Raises:
             ConfigError: the nodes do not run the same plan, or cannot reach each other.
@@ -490,11 +459,7 @@ class NodeGroup:
         return []
 
     def fail(self, text: str) -> None:
-        """Tell the others that this node could not begin the attempt; waits for seconds at most.
-
-        Args:
-            text: why.
-        """
+        """Tell the others that this node could not begin the attempt; waits for seconds at most."""
         commands, rendezvous = self._commands, self._rendezvous
         if commands is None or rendezvous is None or self.place is None:
             return
@@ -531,15 +496,7 @@ class NodeGroup:
     # Where workers stand, for somebody who wants to know
 
     def ask_stacks(self, request: bytes, seconds: float) -> NodeStacks | None:
-        """Ask the other nodes where their workers stand; `files` tell when they have answered.
-
-        Args:
-            request: what they are asked.
-            seconds: how long they are waited for.
-
-        Returns:
-            what they say, by and by; None if no attempt goes on.
-        """
+        """Ask the other nodes where their workers stand; `files` tell when they have answered."""
         commands, rendezvous, place = self._commands, self._rendezvous, self.place
         if commands is None or rendezvous is None or place is None or self._watch is None:
             return None
@@ -842,7 +799,6 @@ class NodeGroup:
         """Let the main thread know of something.
 
         Args:
-            news: what; None if it need only look.
             source: the watch or the commands that it is from; nothing is heard of former ones.
         """
         if news is not None:
@@ -872,7 +828,6 @@ class _Counted(NamedTuple):
     """Group ranks of nodes that have not confirmed that the attempt ends.
 
     Attributes:
-        gone: the ranks.
         progress: how far it came on all nodes; None if that does not matter, or is not known.
     """
 
@@ -905,11 +860,7 @@ def _progress_in(history: RestartHistory) -> tuple[float, int]:
 
 
 def _farthest(texts: Iterable[bytes]) -> AttemptProgress | None:
-    """Return how far an attempt came on all nodes; None if none says so.
-
-    Args:
-        texts: what each node said.
-    """
+    """Return how far an attempt came on all nodes; None if none says so."""
     said = [AttemptProgress(**document) for text in texts if (document := json.loads(text))]
     if not said:
         return None
@@ -928,13 +879,7 @@ def _any(answers: Iterable[bool | None]) -> bool | None:
 
 
 def _judged(place: Place, texts: Mapping[int, bytes], finding: Finding) -> dict[str, Any]:
-    """Return who hangs of all nodes.
-
-    Args:
-        place: of the node that judges.
-        texts: the stacks of nodes, by group rank.
-        finding: what they were taken for.
-    """
+    """Return who hangs of all nodes."""
     from lllaunch.watchdog.stacks.blame import blame  # noqa: PLC0415 - seldom
 
     node_of: dict[int, int] = {}
@@ -1104,7 +1049,6 @@ class _Watch:
 
     Attributes:
         contact: moment of the last answer of the store, seconds of the monotonic clock.
-        at_barrier: whether this node waits for the others to be done.
     """
 
     def __init__(
@@ -1176,14 +1120,7 @@ class _Watch:
                 return
 
     def turn(self, store: Any) -> bool:
-        """Give and look for signs of life if it is time to, and hear for a moment.
-
-        Args:
-            store: the round's own, over a connection of its own.
-
-        Returns:
-            Whether the attempt has ended.
-        """
+        """Give and look for signs of life if it is time to, and hear for a moment."""
         # One node looks for joiners as often as torch's agents do; the others only wait.
         looks = self._leads or self._mixed
         pause = min(1.0 if looks else _LONGEST_PAUSE_SECONDS, self._interval / 2)
@@ -1220,9 +1157,6 @@ class _Watch:
         """Find out who is left: nodes that are gone do not confirm that the attempt ends.
 
         The first of those that should be there finds out, and tells the others.
-
-        Returns:
-            Whether it is known.
         """
         gone = document.get("gone", [])
         expected = [rank for rank in self._place.roster.of_lllaunch if rank not in gone]
@@ -1253,11 +1187,7 @@ class _Watch:
     def _collect(
         self, store: Any, expected: Sequence[int], missing: list[int], pause: float
     ) -> bool:
-        """Wait for how far the attempt came on the nodes that are left; then all are counted.
-
-        Returns:
-            Whether it is known, or was waited for long enough.
-        """
+        """Wait for how far the attempt came on the nodes that are left; then all are counted."""
         keys = [f"progress/{rank}" for rank in expected if rank not in missing]
         late = bool(keys) and not are_set(store, keys, pause)
         now = self.contact = time.monotonic()
@@ -1302,12 +1232,7 @@ class _Watch:
         self._hear_looks(store, int(looks))
 
     def _hear_looks(self, store: Any, count: int) -> None:
-        """Pass on what other nodes have asked.
-
-        Args:
-            store: as for `turn`.
-            count: how many questions there were so far.
-        """
+        """Pass on what other nodes have asked."""
         while self._looks < count:
             found = self._rendezvous.wanted(store, self._looks + 1)
             if found is None and self._patient:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
@@ -28,7 +28,7 @@ from lllaunch.console.status import time_left
 from lllaunch.console.stream import encodable
 from lllaunch.console.summary import Setting, summary_rows
 from lllaunch.console.table import GAP, Row, aligned, cells, padded
-from lllaunch.documents import Fields, isoformat, nanoseconds
+from lllaunch.documents import Fields, Plain, isoformat, nanoseconds
 from lllaunch.files import read_text, within
 from lllaunch.results.live import LiveReader
 from lllaunch.results.peaks import mean_use, peaks_of
@@ -133,11 +133,11 @@ def _show(given: argparse.Namespace) -> None:
         entry, sweep = read_sweep(found.path, queue)
         if sweep is not None and os.path.isdir(os.path.join(found.path, ARRAYS)):
             live = {job.job: job for job in jobs_of(entry, queue) if job.batch_job}
-            sweep = replace(
+            sweep = structs.replace(
                 sweep, jobs=tuple(_by_now(job, live.get(job.job)) for job in sweep.jobs)
             )
         if given.json:
-            summary = None if sweep is None else sweep.to_json()
+            summary = None if sweep is None else Plain()(sweep)
             print_json({**plain(entry, entry.path), "summary": summary})
         else:
             rows = sweep_rows(entry, sweep, cwd, columns())
@@ -619,7 +619,7 @@ def sweep_rows(entry: ListEntry, sweep: SweepResult | None, cwd: str, width: int
     running = entry.state in {"queued", "running"}
     common = common_overrides([job.overrides for job in sweep.jobs])
     if running:
-        sweep = replace(sweep, jobs=tuple(map(_of_running, sweep.jobs)))
+        sweep = structs.replace(sweep, jobs=tuple(map(_of_running, sweep.jobs)))
     resume = None if running else ""
     setting = Setting(entry.path, cwd, len(sweep.jobs), common, columns=width, resume=resume)
     shown = summary_rows(sweep, setting)
@@ -643,14 +643,17 @@ def _by_now(job: JobHistory, entry: ListEntry | None) -> JobHistory:
     if entry is None:
         return job
     if entry.exit_code is None or job.result is not None:
-        return job._replace(state=entry.state)
-    from lllaunch.sweep.journal import Result  # noqa: PLC0415 - most are shown without one
-
-    value = None if entry.value is None else json.dumps(entry.value)
-    result = Result(entry.state, entry.exit_code, entry.root_cause, entry.seconds, value)
-    return job._replace(state=entry.state, result=result)
+        return structs.replace(job, state=entry.state)
+    return structs.replace(
+        job,
+        state=entry.state,
+        exit_code=entry.exit_code,
+        root_cause=entry.root_cause,
+        seconds=entry.seconds,
+        return_value=None if entry.value is None else json.dumps(entry.value),
+    )
 
 
 def _of_running(job: JobHistory) -> JobHistory:
     names = {"started": "running", "composed": "waiting"}
-    return job._replace(state=names.get(job.state, job.state))
+    return structs.replace(job, state=names.get(job.state, job.state))
