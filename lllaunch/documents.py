@@ -297,10 +297,17 @@ class Plain:
         return self(value)
 
 
+def encode_record(value: Any, redact: Callable[[str], str] = str) -> bytes:
+    """Return a record, or what holds some, as a line of JSON without its end."""
+    return json.dumps(Plain(redact)(value)).encode()
+
+
 # Reading
 
 
-_LONE = re.compile(rb"\\ud[89a-f][0-9a-f]{2}")
+_LONE = re.compile(
+    rb"\\ud[89ab][0-9a-f]{2}(?!\\ud[c-f][0-9a-f]{2})|(?<!\\ud[89ab][0-9a-f]{2})\\ud[c-f][0-9a-f]{2}"
+)
 _WORDED = re.compile(r"^(\w)(.*?)(?: - at `(.*)`)?$", re.DOTALL)
 
 
@@ -336,9 +343,9 @@ def decode_record(line: bytes, kind: Any) -> Any:
     Raises:
         ValueError: as for `as_record`.
     """
+    # a half of a pair, which Python writes of what is no Unicode
+    text = _LONE.sub(rb"\\ufffd", line) if b"\\ud" in line else line
     try:
-        # what is no Unicode is written so
-        text = _LONE.sub(rb"\\ufffd", line) if b"\\ud" in line else line
         return msgspec.json.decode(text, type=kind, dec_hook=_read)
     except msgspec.DecodeError as error:
         raise ValueError(_worded(str(error))) from None
