@@ -341,7 +341,7 @@ def _journal(jobs: int, gpus: int) -> Iterator[JournalEntry]:
 
 def _result(job: int, seconds: float, chance: random.Random) -> Result:
     if job % 17 == 3:
-        return _FAILURES[job % len(_FAILURES)]._replace(seconds=seconds)
+        return replace(_FAILURES[job % len(_FAILURES)], seconds=seconds)
     value = round(0.9 - (math.log10(1.5 ** (job % 20)) - 1.5) ** 2 / 9 + chance.random() / 50, 6)
     return Result("succeeded", 0, "", seconds, json.dumps(value))
 

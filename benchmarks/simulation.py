@@ -38,6 +38,7 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from lllaunch.cluster import rendezvous
 from lllaunch.cluster.membership import Place, Roster
+from lllaunch.documents import decode_record
 from lllaunch.errors import RendezvousFailed
 from lllaunch.events import Exited, OrphansGone
 from lllaunch.spec import Nodes, RestartPolicy
@@ -1268,7 +1269,11 @@ class World:
     def _instead(self) -> Iterator[None]:
         World.present = self
         named = SimpleNamespace(gethostname=lambda: self.node.hostname)
-        read = functools.lru_cache(16)(Roster.from_json)
+        roster_of = functools.lru_cache(16)(lambda text: decode_record(text, Roster))
+
+        def read(text: bytes, kind: Any) -> Any:
+            return roster_of(text) if kind is Roster else decode_record(text, kind)
+
         with contextlib.ExitStack() as stack:
             for module in (nodes_module, rendezvous):
                 stack.enter_context(mock.patch.object(module, "time", self.time))
@@ -1286,7 +1291,7 @@ class World:
             below = lambda prefix, store: store.below(prefix)  # noqa: E731
             stack.enter_context(mock.patch.object(rendezvous, "_below", below))
             # nodes that read the same roster would each have a copy
-            stack.enter_context(mock.patch.object(Roster, "from_json", read))
+            stack.enter_context(mock.patch.object(rendezvous, "decode_record", read))
             stack.enter_context(mock.patch.object(torchs, "datetime", self.time))
             stack.enter_context(mock.patch.object(torchs, "time", self.time))
             yield

@@ -1,4 +1,4 @@
-"""Writes docs/reference/schemas from the records that result.json and samples.jsonl are made of.
+"""Writes docs/reference/schemas from the records that the files of runs and sweeps are made of.
 
 A record says what is written; a description of a field is what its docstring says of it.
 """
@@ -20,6 +20,7 @@ import msgspec
 from lllaunch.documents import JsonText, Number, RunPath, SignalNumber, Text, Time
 from lllaunch.run.result import RunResult
 from lllaunch.run.samples import RunSample
+from lllaunch.sweep.history import SweepResult
 
 SCHEMAS = Path(__file__).parent / "reference" / "schemas"
 
@@ -41,9 +42,14 @@ _DERIVED: dict[str, dict[str, Any]] = {
     "signal": {"type": ["string", "null"], "pattern": _SIGNAL},
     "seconds": {"type": "number", "minimum": 0},
     "restarts": {"type": "integer", "minimum": 0},
+    "counts": {
+        "type": "object",
+        "description": "number of jobs, by state",
+        "additionalProperties": {"type": "integer", "minimum": 1},
+    },
 }
 # What is left out where there is none.
-_OPTIONAL = frozenset({"value"})
+_OPTIONAL = frozenset({"value", "return_value"})
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 # A field with its comment: in the lines before it, or behind it.
 _FIELD = re.compile(r"^((?:    # .*\n)*)    (\w+): [^#\n]*(?:# (.*))?$", re.MULTILINE)
@@ -130,6 +136,7 @@ def schemas() -> dict[Path, str]:
     """Return the text of each schema, by file."""
     found = {
         "result": schema_of(RunResult, "result", "result.json"),
+        "sweep": schema_of(SweepResult, "sweep", "sweep.json"),
         "samples": schema_of(RunSample, "samples", "a line of samples.jsonl"),
     }
     return {

@@ -55,12 +55,7 @@ else:
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What is written as a JSON object, and read back.
-
-    Attributes:
-        DERIVED: properties that are written for other programs, and never read.
-        BESIDE: fields that only the process has that made it, and its log of events.
-    """
+    """What is written as a JSON object, and read back."""
 
     DERIVED: ClassVar[tuple[str, ...]] = ()
     BESIDE: ClassVar[frozenset[str]] = frozenset()
@@ -113,7 +108,6 @@ def last_record(path: str, window: int) -> dict[str, Any] | None:
     """Return the last whole line of a file of JSON lines that is an object, None without one.
 
     Args:
-        path: of the file.
         window: how many bytes at its end are looked at.
     """
 
@@ -131,9 +125,7 @@ def last_line(path: str, window: int, read: Callable[[bytes], T | None]) -> T | 
     """Return what the last whole line of a file says that says something.
 
     Args:
-        path: of the file.
         window: how many bytes at its end are looked at.
-        read: reads a line.
     """
     try:
         lines = read_bytes(path, window).split(b"\n")
@@ -233,9 +225,6 @@ class Plain:
     Args:
         redact: applied to every text.
         root: directory that paths are written relative to.
-        hidden: names of fields that may hold secrets, or megabytes.
-        named: whether every object says of what type it is and has all of its fields, and nothing
-            that follows from these.
     """
 
     def __init__(
@@ -308,10 +297,17 @@ class Plain:
         return self(value)
 
 
+def encode_record(value: Any, redact: Callable[[str], str] = str) -> bytes:
+    """Return a record, or what holds some, as a line of JSON without its end."""
+    return json.dumps(Plain(redact)(value)).encode()
+
+
 # Reading
 
 
-_LONE = re.compile(rb"\\ud[89a-f][0-9a-f]{2}")
+_LONE = re.compile(
+    rb"\\ud[89ab][0-9a-f]{2}(?!\\ud[c-f][0-9a-f]{2})|(?<!\\ud[89ab][0-9a-f]{2})\\ud[c-f][0-9a-f]{2}"
+)
 _WORDED = re.compile(r"^(\w)(.*?)(?: - at `(.*)`)?$", re.DOTALL)
 
 
@@ -323,8 +319,6 @@ def as_record(value: object, kind: Any, root: str = "") -> Any:
     """Return the record that plain data stands for.
 
     Args:
-        value: what JSON has.
-        kind: the record, or a union of several.
         root: directory that relative paths count from.
 
     Raises:
@@ -349,9 +343,9 @@ def decode_record(line: bytes, kind: Any) -> Any:
     Raises:
         ValueError: as for `as_record`.
     """
+    # a half of a pair, which Python writes of what is no Unicode
+    text = _LONE.sub(rb"\\ufffd", line) if b"\\ud" in line else line
     try:
-        # what is no Unicode is written so
-        text = _LONE.sub(rb"\\ufffd", line) if b"\\ud" in line else line
         return msgspec.json.decode(text, type=kind, dec_hook=_read)
     except msgspec.DecodeError as error:
         raise ValueError(_worded(str(error))) from None
@@ -398,11 +392,7 @@ def _signal_number(name: str) -> int:
 
 
 class Fields:
-    """A JSON object of any make: what it lacks, or has of another type, is None or empty.
-
-    Args:
-        value: the object; anything else has no fields.
-    """
+    """A JSON object of any make: what it lacks, or has of another type, is None or empty."""
 
     __slots__ = ("document",)
 

@@ -44,12 +44,8 @@ _now, _put_moment = time.monotonic_ns, _MOMENT.pack_into
 class _Layout:
     """How a record with metrics of certain names looks in memory.
 
-    Args:
-        names: of the metrics; they have room.
-
     Attributes:
         put: writes moment, step, total, ``names``, the metrics, and the moment, at an offset.
-        names: what stands in the record of them.
     """
 
     __slots__ = ("names", "put")
@@ -65,8 +61,6 @@ class _Place:
 
     Attributes:
         memory: shared with the launcher, or None.
-        offset: where in it.
-        start: where in it the record begins.
         layouts: by the names of metrics. They are the same in every call of a training, so a few
             are enough.
     """
@@ -199,9 +193,7 @@ class ProgressRecord(NamedTuple):
 
     Attributes:
         moment: when, nanoseconds of the monotonic clock.
-        step: how many steps are done.
         total: how many there are, None if that is not known.
-        metrics: the numbers beside it.
     """
 
     moment: int
@@ -266,10 +258,6 @@ def place_of(path: str, rank: int) -> str:
 
 def make_places(path: str, ranks: int) -> io.FileIO:
     """Makes the file for the heartbeats and the progress of an attempt.
-
-    Args:
-        path: where; nothing may be there.
-        ranks: number of local ranks.
 
     Raises:
         OSError: it cannot be made.

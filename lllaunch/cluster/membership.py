@@ -6,16 +6,13 @@ of it: of that one only what torch's agents tell each other is known.
 
 from __future__ import annotations
 
-import dataclasses
 import ipaddress
-import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from lllaunch.documents import Fields
+from lllaunch.documents import Record
 
 # torch's default, seconds; and how many nodes may write its one value, of them all, per second.
 _SHORTEST_INTERVAL = 5
@@ -25,14 +22,7 @@ CLOCK_TOLERANCE = 1.0
 
 
 class Share(NamedTuple):
-    """Where the workers of one node begin.
-
-    Attributes:
-        base_rank: global rank of its first worker.
-        world_size: number of all workers.
-        base_role_rank: rank of its first worker within the role.
-        role_world_size: number of workers of the role.
-    """
+    """Where the workers of one node begin."""
 
     base_rank: int
     world_size: int
@@ -57,32 +47,26 @@ def shares(nodes: Sequence[tuple[str, int]]) -> list[Share]:
     return found
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(Record, frozen=True):
     """What a node says of itself when it joins an attempt.
 
     Attributes:
-        node_rank: the number that it was given, or None.
-        hostname: its name.
         network: names the network that its loopback is of: the same on all launchers of a machine,
             but for those in containers and network namespaces of their own.
-        address: its address, as others reach it.
-        nproc: how many workers it has.
         plan: hash of what all nodes must have in common.
         attempt: the number that its next attempt can have at the earliest.
-        restarts: how many restarts have counted for it.
         directory: where it writes, absolute.
         token: what it found in the run's directory of who else is there; empty if nothing.
         clock_offset: seconds that its clock is ahead of node 0's; None if it is not known.
         history: what it knows of earlier attempts, as JSON; empty if that does not matter.
     """
 
-    node_rank: int | None
-    hostname: str
-    network: str
-    address: str
-    nproc: int
-    plan: str
+    node_rank: int | None = None
+    hostname: str = ""
+    network: str = ""
+    address: str = ""
+    nproc: int = 0
+    plan: str = ""
     attempt: int = 0
     restarts: int = 0
     directory: str = ""
@@ -90,42 +74,13 @@ class Member:
     clock_offset: float | None = None
     history: str = ""
 
-    def to_json(self) -> str:
-        """Return it as text; the inverse of `from_json`."""
-        return json.dumps(dataclasses.asdict(self))
 
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Member:
-        """Return what a node said, as far as it is understood."""
-        return cls.from_fields(Fields(json.loads(text)))
-
-    @classmethod
-    def from_fields(cls, fields: Fields) -> Member:
-        """Return the same of a part of a document."""
-        return cls(
-            node_rank=fields.integer("node_rank"),
-            hostname=fields.text("hostname"),
-            network=fields.text("network"),
-            address=fields.text("address"),
-            nproc=fields.integer("nproc") or 0,
-            plan=fields.text("plan"),
-            attempt=fields.integer("attempt") or 0,
-            restarts=fields.integer("restarts") or 0,
-            directory=fields.text("directory"),
-            token=fields.text("token"),
-            clock_offset=fields.number("clock_offset"),
-            history=fields.text("history"),
-        )
-
-
-@dataclass(frozen=True)
-class Roster:
+class Roster(Record, frozen=True):
     """The nodes of an attempt.
 
     Attributes:
         members: by group rank; None for one that runs torchrun, or says nothing of itself.
         attempt: number of the attempt, above all that any node has made.
-        restarts: how many restarts have counted.
         differing: group ranks of nodes whose plan is not that of the first.
         plan: of the first node, as text, where there are such; else empty.
     """
@@ -150,26 +105,6 @@ class Roster:
                 for rank, member in enumerate(members)
                 if member is not None and first is not None and member.plan != first.plan
             ),
-        )
-
-    def to_json(self) -> str:
-        """Return it as text; the inverse of `from_json`."""
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Roster:
-        """Return the roster that a node has made."""
-        document = json.loads(text)
-        fields = Fields(document)
-        return cls(
-            members=tuple(
-                None if each is None else Member.from_fields(Fields(each))
-                for each in document["members"]
-            ),
-            attempt=fields.integer("attempt") or 0,
-            restarts=fields.integer("restarts") or 0,
-            differing=fields.wholes("differing"),
-            plan=fields.text("plan"),
         )
 
     @property
@@ -222,13 +157,47 @@ class Roster:
         return None
 
 
-def packed(text: str) -> bytes:
+class Ending(Record, frozen=True):
+    """Why an attempt ends, as one node tells all others.
+
+    Attributes:
+        how: ``succeeded``, or as `lllaunch.supervisor.machine.GroupEnd` has it.
+        reason: as `lllaunch.supervisor.machine.TellNodes` has it.
+        group_rank: of the node that says so, or of which it is said.
+        gone: group ranks of nodes that do not take part any more.
+        text: what happened, as the predicate of a sentence about the worker or the node.
+        rank: of the worker among all; None if it is about the node.
+        time_ns: when, nanoseconds since the epoch by node 0's clock.
+        finding: whether ``text`` is what the watchdog has found.
+        final: whether nothing may be tried again.
+    """
+
+    how: str
+    reason: str = ""
+    group_rank: int = -1
+    gone: tuple[int, ...] = ()
+    text: str = ""
+    rank: int | None = None
+    time_ns: int = 0
+    cause: str = ""
+    finding: bool = False
+    final: bool = False
+
+
+class Hello(Record, frozen=True):
+    """What a node says when it comes."""
+
+    hostname: str = ""
+    node_rank: int | None = None
+
+
+def packed(text: bytes) -> bytes:
     """Return a text as it is stored where each node reads what all have said.
 
     A thousand rosters of a thousand nodes are hundreds of MB; what nodes say of themselves is
     nearly the same.
     """
-    return zlib.compress(text.encode(), 1)
+    return zlib.compress(text, 1)
 
 
 def unpacked(data: bytes) -> bytes:
@@ -246,19 +215,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Record, frozen=True):
     """Where a node stands in an attempt.
 
     Attributes:
-        group_rank: its rank among the nodes.
-        share: where its workers begin.
-        master_addr: host on which rank 0's store is.
-        master_port: its port.
         use_agent_store: whether that store is a launcher's already.
-        roster: all nodes.
-        attempt: number of the attempt.
-        restarts: how many restarts have counted.
     """
 
     group_rank: int
@@ -320,16 +281,12 @@ class Pulse:
         self._seen = {rank: (counter, now) for rank, (counter, _) in self._seen.items()}
 
 
-def missing_text(hello: Sequence[Mapping[str, Any]], expected: int) -> str:
-    """Return who has come, for a rendezvous that was not complete in time.
-
-    ``hello``: what nodes have said when they came, ``hostname`` and ``node_rank``; nothing if that
-    is not known. ``expected``: how many must come.
-    """
+def missing_text(hello: Sequence[Hello], expected: int) -> str:
+    """Return who has come, for a rendezvous that was not complete in time."""
     names: list[str] = []
-    for each in map(Fields, hello):
-        rank = each.integer("node_rank")
-        name = each.text("hostname") + ("" if rank is None else f" (node_rank {rank})")
+    for each in hello:
+        rank = each.node_rank
+        name = each.hostname + ("" if rank is None else f" (node_rank {rank})")
         if name and name not in names:
             names.append(name)
     if not names:

@@ -10,7 +10,6 @@ A thread that waits for a machine which is cut off waits for as long as an opera
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 import os
@@ -21,9 +20,13 @@ from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from lllaunch.clock import now_ns
 from lllaunch.cluster.address import Unreachable, await_endpoint
 from lllaunch.cluster.membership import (
+    Ending,
+    Hello,
     Member,
     Place,
     Roster,
@@ -36,6 +39,7 @@ from lllaunch.cluster.membership import (
     unpacked,
 )
 from lllaunch.cluster.values import format_endpoint
+from lllaunch.documents import decode_record, encode_record
 from lllaunch.errors import PackageMissing, RendezvousFailed
 from lllaunch.text import duration
 
@@ -283,13 +287,13 @@ class Rendezvous:
 
     def _exchange_greetings(self) -> None:
         number = self._base.add("hello", 1)
-        said = {"hostname": socket.gethostname(), "node_rank": self._nodes.node_rank}
+        said = encode_record(Hello(socket.gethostname(), self._nodes.node_rank)).decode()
         if self._nodes.node_rank == 0:
-            self._base.set(f"hello/{number}", json.dumps(said))
+            self._base.set(f"hello/{number}", said)
             self.clock_offset = 0.0
             return
         sent = now_ns()
-        self._base.set(f"hello/{number}", json.dumps(said))
+        self._base.set(f"hello/{number}", said)
         if are_set(self._base, [f"clock/{number}"], _CLOCK_SECONDS):
             received = now_ns()
             theirs = int(self._base.get(f"clock/{number}"))
@@ -348,15 +352,16 @@ class Rendezvous:
         self._round.set(f"alive/{rank}", "0")
         # nobody waits for it that way
         self._round.add("looks", 0)
-        self._round.set(f"member/{rank}", member().to_json())
+        self._round.set(f"member/{rank}", encode_record(member()).decode())
         before = self.place.roster.members if self.place is not None else ()
 
         def lay_out(nodes: Sequence[tuple[str, int]]) -> None:
             known = self._who_says_more(len(nodes), before)
             texts = self._round.multi_get([f"member/{other}" for other in known])
-            said = dict(zip(known, map(Member.from_json, texts), strict=True))
+            members = [decode_record(text, Member) for text in texts]
+            said = dict(zip(known, members, strict=True))
             roster = Roster.of([said.get(other) for other in range(len(nodes))])
-            self._round.set("roster", packed(_with_plan(roster, plan).to_json()))
+            self._round.set("roster", packed(encode_record(_with_plan(roster, plan))))
 
         share = agree(info.store, rank, size, self._role, self._nproc, lay_out)
         bootstrap = info.bootstrap_store_info
@@ -418,23 +423,22 @@ class Rendezvous:
 
     def _lost_for_good(self) -> bool:
         try:
-            said = {
-                key: json.loads(self._round.get(key))
-                for key in ("ended", "counted")
-                if self._round.check([key])
-            }
+            ended = self._round.check(["ended"])
+            if ended and decode_record(self._round.get("ended"), Ending).gone:
+                return True
+            return self._round.check(["counted"]) and bool(json.loads(self._round.get("counted")))
         except (RuntimeError, ValueError):
             return True
-        return bool(said.get("ended", {}).get("gone") or said.get("counted"))
 
-    def _hello(self) -> list[Mapping[str, Any]]:
+    def _hello(self) -> list[Hello]:
         """Return what nodes have said when they came; nothing if the store is gone, or unknown."""
         if self._base is None:
             return []
         try:
             count = self._base.add("hello", 0)
             keys = [f"hello/{number}" for number in range(1, count + 1)]
-            return [json.loads(self._base.get(key)) for key in keys if self._base.check([key])]
+            known = [key for key in keys if self._base.check([key])]
+            return [decode_record(self._base.get(key), Hello) for key in known]
         except RuntimeError:
             return []
 
@@ -452,10 +456,10 @@ class Rendezvous:
     def _read_roster(self, size: int, plan: str, *, known: bool) -> Roster:
         """Return who is there, as the first node has laid it out, or as can be seen without it."""
         if known or self._round.check(["roster"]):
-            return Roster.from_json(unpacked(self._round.get("roster")))
+            return decode_record(unpacked(self._round.get("roster")), Roster)
         # group rank 0 runs torchrun
         members = [
-            Member.from_json(self._round.get(key)) if self._round.check([key]) else None
+            decode_record(self._round.get(key), Member) if self._round.check([key]) else None
             for key in (f"member/{rank}" for rank in range(size))
         ]
         return _with_plan(Roster.of(members), plan)
@@ -483,9 +487,9 @@ class Rendezvous:
         """Return whether nodes wait to join."""
         return bool(self._handler.num_nodes_waiting() > 0)
 
-    def end(self, document: Mapping[str, Any]) -> None:
+    def end(self, ending: Ending) -> None:
         """Say why the attempt ends, unless somebody has said so before."""
-        text = json.dumps(document)
+        text = encode_record(ending).decode()
         if self._nodes.backend != "etcd-v2":
             # In one step: a node that is lost between two would leave all others waiting.
             self._round.compare_set("ended", "", text)
@@ -504,7 +508,7 @@ class Rendezvous:
             # torch's counts all rounds
             last = self._round.add("arrived", 1) == size
         if last and not self.place.roster.mixed:
-            self.end({"how": "succeeded"})
+            self.end(Ending("succeeded"))
 
     def are_all_idle(self, kind: str, now: int, valid: float) -> bool:
         """Take note that this node's workers do nothing; return whether those of all nodes do so.
@@ -599,7 +603,7 @@ class Rendezvous:
         group_rank, text = json.loads(store.get(f"look/{number}"))
         return group_rank, text.encode()
 
-    def give_answer(self, number: int, text: str) -> None:
+    def give_answer(self, number: int, text: bytes) -> None:
         """Tell the node that has asked where this node's workers stand."""
         assert self.place is not None
         self._round.set(f"look/{number}/{self.place.group_rank}", packed(text))
@@ -686,7 +690,7 @@ def _below(prefix: str, store: Any) -> Any:
 
 
 def _with_plan(roster: Roster, plan: str) -> Roster:
-    return dataclasses.replace(roster, plan=plan) if roster.differing else roster
+    return replace(roster, plan=plan) if roster.differing else roster
 
 
 def _another(store: Any) -> Any:

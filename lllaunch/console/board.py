@@ -539,7 +539,7 @@ def table_rows(board: Board, columns: int, lines: int, now: float) -> list[Row]:
 def _slots_rows(board: Board, width: int) -> list[Row]:
     """Return rows that show who holds which GPU, and which core where jobs lease cores."""
     running = board.of_state(J.RUNNING)
-    gpus, cpus = board.slots
+    gpus, cpus = board.slots.gpus, board.slots.cpus
     others = {str(slot): OTHER for slot in board.held}
     holders = {name: str(job.number) for job in running for name in job.lease.gpus}
     cores = {str(core): str(job.number) for job in running for core in job.lease.cpus}

@@ -14,8 +14,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TextIO
+
+from msgspec.structs import replace
 
 from lllaunch.console.board import Board, Message, heartbeat_text, table_rows
 from lllaunch.console.console import Console

@@ -900,20 +900,14 @@ def read_sweep_files(
     here alone it is decided. `document` is a sweep.json under another name, which then tells all.
     """
     # not every list has one
-    from lllaunch.sweep.history import VERSION, SweepHistory, SweepResult, summary_of  # noqa: PLC0415
+    from lllaunch.sweep.history import SweepHistory, read_summary, summary_of  # noqa: PLC0415
     from lllaunch.sweep.journal import read_journal  # noqa: PLC0415
 
     journal, summary = os.path.join(path, JOURNAL), document or os.path.join(path, SUMMARY)
     result: SweepResult | None = None
     error: LaunchError | None = None
     try:
-        found = load_json(summary)
-        if found is not None and found.get("version") != VERSION:
-            version = found.get("version")
-            what = "has no version" if version is None else f"is of version {version!r}"
-            error = unreadable(summary, f"{what}; this lllaunch reads version {VERSION}")
-        # a list shows what it can
-        result = None if found is None else SweepResult.from_json(found)
+        result = read_summary(summary)
     except OSError as problem:
         error = OutputError(summary, problem.strerror or str(problem))
     except ValueError as problem:

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from lllaunch.config.secrets import redacted_overrides
-from lllaunch.documents import read_json
 from lllaunch.errors import LaunchError
 from lllaunch.results.store import lock_of, state_of, sweep_result
 from lllaunch.sweep.directory import JOURNAL
-from lllaunch.sweep.history import SweepResult
+from lllaunch.sweep.history import SweepResult, known_summary
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,
@@ -97,7 +96,7 @@ def read_sweep_timeline(
         document: its sweep.json under another name, which then tells all; else empty.
     """
     if document:
-        return _of_summary(SweepResult.from_json(read_json(document)), hide)
+        return _of_summary(known_summary(document) or SweepResult(), hide)
     now_ns = time.time_ns()
     live = state_of(lock_of("sweep", directory)) == "running"
     found = tries_of(_readable(os.path.join(directory, JOURNAL)), now_ns if live else None, hide)

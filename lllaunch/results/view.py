@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from msgspec import structs
+
 from lllaunch.config.secrets import redacted_overrides
 from lllaunch.errors import ConfigError
 from lllaunch.files import read_text, within
@@ -291,16 +293,17 @@ def view_sweep(found: FoundDirectory, hide: Callable[[str], str] | None = None) 
     if result is not None:
         command = tuple(map(hide, redacted_overrides(result.command)))
         jobs = tuple(_without_secrets(job, hide) for job in result.jobs)
-        result = replace(result, jobs=jobs, command=command)
+        result = structs.replace(result, jobs=jobs, command=command)
     entry, _ = read_sweep(found.path, queue, result)
     return SweepView(found, replace(entry, error=error), result, hide, queue)
 
 
 def _without_secrets(job: JobHistory, hide: Callable[[str], str]) -> JobHistory:
-    ended = job.result
-    if ended is not None:
-        value = ended.return_value
-        value = None if value is None else json.dumps(hidden(json.loads(value), hide))
-        ended = ended._replace(root_cause=hide(ended.root_cause), return_value=value)
-    overrides = tuple(map(hide, redacted_overrides(job.overrides)))
-    return job._replace(overrides=overrides, reason=hide(job.reason), result=ended)
+    value = job.return_value
+    return structs.replace(
+        job,
+        overrides=tuple(map(hide, redacted_overrides(job.overrides))),
+        reason=hide(job.reason),
+        root_cause=hide(job.root_cause),
+        return_value=None if value is None else json.dumps(hidden(json.loads(value), hide)),
+    )

@@ -132,8 +132,6 @@ class Message(NamedTuple):
     """One received message.
 
     Attributes:
-        header: the JSON object.
-        payload: the bytes that came with it.
         fds: descriptors that came with it; the receiver owns them.
         lost: how many more were sent with it, for which this process had no room.
     """
@@ -321,11 +319,8 @@ class SpawnRequest:
     Attributes:
         key: number by which the client knows the worker; unique per spawner.
         rank: local rank, for messages.
-        target: what it runs.
         env: variables that differ from the spawner's own.
-        cwd: working directory.
         stdout: file for standard output, appended to; empty: the launcher's.
-        stderr: file for standard error, likewise.
         fresh: run in a fresh interpreter instead of a fork of the spawner.
     """
 

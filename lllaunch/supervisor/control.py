@@ -70,7 +70,6 @@ class Request(NamedTuple):
 
     Attributes:
         ranks: whose stacks, among the workers of all nodes; None for all.
-        threads: whether of all threads; else of the main ones.
     """
 
     ranks: frozenset[int] | None = None
@@ -113,7 +112,6 @@ class RequestRefused(Exception):
 
     Attributes:
         code: its kind: ``request``, ``version``, ``permission``, ``busy`` or ``over``.
-        text: what is wrong.
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -410,11 +408,7 @@ class StacksAnswered(Logged, frozen=True):
 
 
 class ControlUnavailable(Logged, frozen=True):
-    """Nobody can ask this run anything; for events.jsonl.
-
-    Attributes:
-        reason: why there is no socket.
-    """
+    """Nobody can ask this run anything; for events.jsonl."""
 
     reason: str
 
@@ -423,15 +417,8 @@ class RunView(NamedTuple):
     """A run at one moment.
 
     Attributes:
-        state: of its worker group.
-        attempt: number of the attempt's directory.
-        nproc: how many workers this node has.
-        base_rank: rank of the first of them among all.
         alive: local ranks of those that have not ended.
-        pids: process ids of those that have started, by local rank.
         parent: their parent's process id; 0 before there is one.
-        busy: whether the watchdog takes stacks.
-        recorders: how workers can be asked for their collectives, by local rank.
     """
 
     state: GroupState
@@ -454,11 +441,8 @@ class _Question(NamedTuple):
     """A request that is to be answered.
 
     Attributes:
-        request: it.
-        tell: gets the answer.
         until: moment of the monotonic clock by which stacks must have begun to be taken.
         pid: as in `StacksAnswered`; None for a request of another node.
-        uid: likewise.
     """
 
     request: Request
@@ -476,11 +460,7 @@ class _Look:
     """Stacks that are being taken for a request.
 
     Attributes:
-        questions: the request, by all who want the same.
-        view: the run when that began.
         time_ns: when that was, nanoseconds since the epoch: all that is known was so after that.
-        ranks: what is known of this node's workers, once that is done.
-        others: what other nodes say; None where they are not asked.
         until: moment of the monotonic clock by which all must be done.
     """
 

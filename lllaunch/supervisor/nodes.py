@@ -23,12 +23,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msgspec import to_builtins
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from lllaunch.clock import now_ns
 from lllaunch.cluster.address import local_address, network_name
-from lllaunch.cluster.membership import CLOCK_TOLERANCE, Member, Place, Pulse
+from lllaunch.cluster.membership import CLOCK_TOLERANCE, Ending, Member, Place, Pulse
 from lllaunch.cluster.rendezvous import (
     Rendezvous,
     are_set,
@@ -37,7 +36,7 @@ from lllaunch.cluster.rendezvous import (
     torchs_keep_alive,
 )
 from lllaunch.difference import differences
-from lllaunch.documents import Fields, as_record
+from lllaunch.documents import Fields, Plain, Record, as_record, decode_record, encode_record
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, RendezvousFailed
 from lllaunch.linux.process import wait
 from lllaunch.signal_source import SignalException
@@ -91,8 +90,6 @@ class Failure(NamedTuple):
     Attributes:
         rank: rank among all workers, None if it is about all of this node.
         text: what happened, as the predicate of a sentence about the worker.
-        time_ns: when, nanoseconds since the epoch.
-        cause: name of the type of its cause.
     """
 
     rank: int | None
@@ -101,16 +98,17 @@ class Failure(NamedTuple):
     cause: str = ""
 
 
-class LastWord(NamedTuple):
+class LastWord(Record, frozen=True):
     """What a node has left of its part of the run.
 
     Attributes:
-        attempt: the last one that it was there for.
         document: what result.json has.
+        name: of the node.
     """
 
     attempt: int
     document: Mapping[str, Any]
+    name: str = ""
 
 
 class NodeStacks:
@@ -157,8 +155,6 @@ class NodeGroup:
     all must know; None if that does not matter.
 
     Attributes:
-        place: where this node stands in the present attempt; None before the first.
-        places: the same of all attempts so far.
         lost: nodes that were lost or left, by their name, with what happened to them.
     """
 
@@ -261,7 +257,7 @@ class NodeGroup:
                 directory=self._directory,
                 token=self._token(),
                 clock_offset=rendezvous.clock_offset,
-                history="" if history is None else json.dumps(asdict(history)),
+                history="" if history is None else encode_record(history).decode(),
             )
 
         first, text = not self._joined, self._plan
@@ -460,8 +456,8 @@ class NodeGroup:
             # nobody is left to tell it to, or to wait for
             return [GroupStacks()] if isinstance(action, TellStacks) else []
         if isinstance(action, TellNodes):
-            document = self._document(action)
-            commands.do(lambda: rendezvous.end(document))
+            ending = self._ending_of(action)
+            commands.do(lambda: rendezvous.end(ending))
         elif isinstance(action, TellProgress):
             self._tell_progress(commands, rendezvous, action.progress)
         elif isinstance(action, TellStacks):
@@ -478,14 +474,14 @@ class NodeGroup:
         commands, rendezvous = self._commands, self._rendezvous
         if commands is None or rendezvous is None or self.place is None:
             return
-        document = {
-            "how": "failed",
-            "reason": "failure",
-            "group_rank": self.place.group_rank,
-            "time_ns": self._shared_time(now_ns()),
-            "text": f"could not be started: {text}",
-        }
-        commands.do(lambda: rendezvous.end(document))
+        ending = Ending(
+            "failed",
+            "failure",
+            self.place.group_rank,
+            text=f"could not be started: {text}",
+            time_ns=self._shared_time(now_ns()),
+        )
+        commands.do(lambda: rendezvous.end(ending))
         self._tell_progress(commands, rendezvous, None).wait(_MOMENT_SECONDS)
 
     def are_all_idle(self, kind: str, valid: float) -> bool:
@@ -532,44 +528,34 @@ class NodeGroup:
         """Answer what another node has asked; waits for nothing."""
         commands, rendezvous = self._commands, self._rendezvous
         if commands is not None and rendezvous is not None:
-            text = json.dumps(answer)
+            text = json.dumps(answer).encode()
             commands.do(lambda: rendezvous.give_answer(number, text))
 
     # What is told
 
-    def _document(self, action: TellNodes) -> dict[str, Any]:
+    def _ending_of(self, action: TellNodes) -> Ending:
         assert self.place is not None
-        document: dict[str, Any] = {
-            "how": "failed",
-            "reason": action.reason,
-            "group_rank": self.place.group_rank,
-            "time_ns": self._shared_time(now_ns()),
-        }
+        here, now = self.place.group_rank, self._shared_time(now_ns())
         if action.reason == "membership":
-            document |= {"how": "joined"}
-        elif action.signum is not None:
-            name = signal.Signals(action.signum).name
-            gone = [self.place.group_rank]
-            document |= {"how": "left", "reason": "node", "text": f"was ended by {name}"}
-            document |= {"gone": gone}
-        else:
-            failure = self._failure()
-            if failure is not None:
-                document |= failure._asdict()
-                document["time_ns"] = self._shared_time(failure.time_ns)
-            document["final"] = action.final
-            if action.finding is not None:
-                document |= {"text": str(action.finding), "finding": True}
-        return document
+            return Ending("joined", action.reason, here, time_ns=now)
+        if action.signum is not None:
+            text = f"was ended by {signal.Signals(action.signum).name}"
+            return Ending("left", "node", here, (here,), text, time_ns=now)
+        failure = self._failure()
+        ending = Ending("failed", action.reason, here, time_ns=now, final=action.final)
+        if failure is not None:
+            at = self._shared_time(failure.time_ns)
+            ending = replace(ending, **{**failure._asdict(), "time_ns": at})
+        if action.finding is not None:
+            ending = replace(ending, text=str(action.finding), finding=True)
+        return ending
 
     def _tell_stacks(self, commands: _Commands, rendezvous: Rendezvous, action: TellStacks) -> None:
         place = self.place
         assert place is not None
-        mine = [
-            to_builtins(replace(each, rank=place.share.base_rank + each.rank))
-            for each in action.stacks
-        ]
-        text, finding = json.dumps(mine), action.finding
+        mine = [replace(each, rank=place.share.base_rank + each.rank) for each in action.stacks]
+        # with their traces
+        text, finding = json.dumps(Plain(named=True)(mine)), action.finding
 
         def share() -> None:
             until = time.monotonic() + _STACKS_SECONDS
@@ -585,11 +571,9 @@ class NodeGroup:
         self, commands: _Commands, rendezvous: Rendezvous, progress: AttemptProgress | None
     ) -> _Done:
         """Say how far the attempt came here; None: nobody knows, and need wait for it."""
-        document: dict[str, Any] = {}
         if progress is not None:
-            at = self._shared_time(progress.time_ns)
-            document = {**asdict(progress), "time_ns": at}
-        text = json.dumps(document)
+            progress = replace(progress, time_ns=self._shared_time(progress.time_ns))
+        text = encode_record(progress).decode()
         return commands.do(lambda: rendezvous.tell_progress(text))
 
     def _shared_time(self, time_ns: int) -> int:
@@ -633,36 +617,35 @@ class NodeGroup:
         self._stacks_until = None
         return [_group_stacks(news.document)]
 
-    def _agreed(self, document: Mapping[str, Any]) -> list[Event]:
+    def _agreed(self, ending: Ending) -> list[Event]:
         place = self.place
         assert place is not None
-        how = document["how"]
-        if how == "succeeded":
+        if ending.how == "succeeded":
             self._stop_listening()
             return [BarrierPassed()]
-        rank = document.get("group_rank", -1)
-        self._gone = document.get("gone", [])
-        text = document.get("text", "")
+        self._gone = [*ending.gone]
         finding = None
-        if document.get("finding"):
-            kind: Kind = "timeout" if document["reason"] == "timeout" else "hang"
-            finding = FoundElsewhere(place.roster.name(rank), text, kind)
-        about = self._gone[0] if self._gone else rank
+        if ending.finding:
+            kind: Kind = "timeout" if ending.reason == "timeout" else "hang"
+            finding = FoundElsewhere(place.roster.name(ending.group_rank), ending.text, kind)
+        about = self._gone[0] if self._gone else ending.group_rank
+        how: Any = ending.how
         ended = GroupEnd(
             how=how,
             node=place.roster.name(about),
             group_rank=about,
-            text=text,
-            rank=document.get("rank"),
-            time_ns=self._own_time(document.get("time_ns", 0)),
+            text=ending.text,
+            rank=ending.rank,
+            time_ns=self._own_time(ending.time_ns),
             here=about == place.group_rank,
             finding=finding,
-            cause=document.get("cause", ""),
+            cause=ending.cause,
         )
         for each in self._gone:
-            self.lost[place.roster.name(each)] = text
+            self.lost[place.roster.name(each)] = ending.text
         self._ending = True
-        return [NodesAgreed(document["reason"], ended, bool(document.get("final")))]
+        reason: Any = ending.reason
+        return [NodesAgreed(reason, ended, ending.final)]
 
     def _counted(self, news: _Counted) -> list[Event]:
         place = self.place
@@ -724,8 +707,7 @@ class NodeGroup:
         """Leave what became of this node's part of the run, for node 0; waits for seconds."""
         rendezvous = self._rendezvous
         if self._commands is not None and rendezvous is not None and self.place is not None:
-            said = {"name": self.name, "attempt": self.place.attempt, "result": document}
-            text = json.dumps(said)
+            text = encode_record(LastWord(self.place.attempt, document, self.name)).decode()
             run = self.place.roster.token
             self._commands.do(lambda: rendezvous.give_result(run, text)).wait(_FAREWELL_SECONDS)
 
@@ -748,8 +730,9 @@ class NodeGroup:
             done = commands.do(functools.partial(rendezvous.results, roster.token))
             if not done.wait(_FAREWELL_SECONDS) or done.failed:
                 return found
-            for each in map(json.loads, done.result()):
-                found.setdefault(each["name"], []).append(LastWord(each["attempt"], each["result"]))
+            for text in done.result():
+                word = decode_record(text, LastWord)
+                found.setdefault(word.name, []).append(word)
             # one that came again has left something before
             here = {name for name, told in found.items() if told[-1].attempt >= present}
             missing, now = sorted(expected - here), time.monotonic()
@@ -839,7 +822,6 @@ class _Counted(NamedTuple):
     """Group ranks of nodes that have not confirmed that the attempt ends.
 
     Attributes:
-        gone: the ranks.
         progress: how far it came on all nodes; None if that does not matter, or is not known.
     """
 
@@ -859,11 +841,7 @@ class _Wanted(NamedTuple):
 
 
 def _history(text: str) -> RestartHistory | None:
-    if not text:
-        return None
-    document = json.loads(text)
-    times, ended_at = document["times_ns"], document["ended_at"]
-    return RestartHistory(tuple(times), document["step"], tuple(ended_at))
+    return decode_record(text.encode(), RestartHistory) if text else None
 
 
 def _progress_in(history: RestartHistory) -> tuple[float, int]:
@@ -873,7 +851,8 @@ def _progress_in(history: RestartHistory) -> tuple[float, int]:
 
 def _farthest(texts: Iterable[bytes]) -> AttemptProgress | None:
     """Return how far an attempt came on all nodes; None if none says so."""
-    said = [AttemptProgress(**document) for text in texts if (document := json.loads(text))]
+    told = (decode_record(text, AttemptProgress | None) for text in texts)
+    said: list[AttemptProgress] = [each for each in told if each is not None]
     if not said:
         return None
     return AttemptProgress(
@@ -904,17 +883,14 @@ def _judged(place: Place, texts: Mapping[int, bytes], finding: Finding) -> dict[
             stacks.append(_stack(each))
             node_of[each["rank"]] = node
     found = blame(stacks, _of_all(finding, place.share.base_rank))
-    # What was recorded has been compared.
-    plain = [replace(each, trace=None) for each in stacks]
-    first = sorted(plain, key=lambda each: (each.rank not in found.hung, each.rank))
+    first = sorted(stacks, key=lambda each: (each.rank not in found.hung, each.rank))
 
     hung = [rank for rank in found.hung if rank in node_of]
     return {
         "hung": list(found.hung),
         "waiting": list(found.waiting),
-        "collectives": to_builtins(found.collectives),
-        # paths that were read are of a type of ours
-        "stacks": to_builtins(first[: len(hung) + _MOST_STACKS], enc_hook=str),
+        "collectives": Plain()(found.collectives),
+        "stacks": Plain()(first[: len(hung) + _MOST_STACKS]),
         "nodes": [[rank, place.roster.name(node_of[rank])] for rank in hung],
     }
 
@@ -953,7 +929,7 @@ def _group_stacks(document: Mapping[str, Any]) -> GroupStacks:
 
 _NEWS: dict[type, Callable[[NodeGroup, Any], list[Event]]] = {
     str: NodeGroup._say_it,
-    dict: NodeGroup._agreed,
+    Ending: NodeGroup._agreed,
     _Joiners: NodeGroup._joiners,
     _Broken: NodeGroup._broken,
     _Counted: NodeGroup._counted,
@@ -1064,7 +1040,6 @@ class _Watch:
 
     Attributes:
         contact: moment of the last answer of the store, seconds of the monotonic clock.
-        at_barrier: whether this node waits for the others to be done.
     """
 
     def __init__(
@@ -1089,7 +1064,7 @@ class _Watch:
         self._dynamic = nodes.backend != "static"
         self._pulse = Pulse(patience)
         self._patience = patience
-        self._ended: dict[str, Any] | None = None
+        self._ended: Ending | None = None
         self._roll_ends = 0.0
         self._beats = 0
         self._next_beat = 0.0
@@ -1155,32 +1130,32 @@ class _Watch:
         if self._leads:
             self._look_for_joiners()
         elif self._mixed and self.at_barrier and self._rendezvous.has_finished():
-            self._wake({"how": "succeeded"}, self)
+            self._wake(Ending("succeeded"), self)
             return True
         has_ended = are_set(store, ["ended"], pause)
         self.contact = time.monotonic()
-        return has_ended and self._begin_to_end(store, json.loads(store.get("ended")))
+        return has_ended and self._begin_to_end(store, decode_record(store.get("ended"), Ending))
 
-    def _begin_to_end(self, store: Any, document: dict[str, Any]) -> bool:
+    def _begin_to_end(self, store: Any, ending: Ending) -> bool:
         """Pass on why the attempt ends, and confirm it; return whether that is all."""
-        self._wake(document, self)
-        if document["how"] == "succeeded":
+        self._wake(ending, self)
+        if ending.how == "succeeded":
             return True
         store.set(f"here/{self._place.group_rank}", "1")
-        self._ended = document
+        self._ended = ending
         # who was just looked at may be gone since then
         self._roll_ends = time.monotonic() + self._patience + self._interval
         return False
 
-    def _call_roll(self, store: Any, document: Mapping[str, Any], pause: float) -> bool:
+    def _call_roll(self, store: Any, ending: Ending, pause: float) -> bool:
         """Find out who is left: nodes that are gone do not confirm that the attempt ends.
 
         The first of those that should be there finds out, and tells the others.
 
         Returns whether it is known.
         """
-        gone = document.get("gone", [])
-        expected = [rank for rank in self._place.roster.of_lllaunch if rank not in gone]
+        of_lllaunch = self._place.roster.of_lllaunch
+        expected = [rank for rank in of_lllaunch if rank not in ending.gone]
         calls = not expected or expected[0] == self._place.group_rank
         if self._missing is not None:
             return self._collect(store, expected, self._missing, pause)
@@ -1221,7 +1196,7 @@ class _Watch:
             keys = [key for key in keys if store.check([key])]
         found = _farthest(store.multi_get(keys)) if keys else None
         if found is not None:
-            store.set("progress", json.dumps(asdict(found)))
+            store.set("progress", encode_record(found).decode())
         store.set("counted", json.dumps(missing))
         self._wake(_Counted(missing, found), self)
         return True
@@ -1243,16 +1218,10 @@ class _Watch:
         if lost and self._ended is None and not self._is_over():
             seconds, offset = max(lost.values()), self._rendezvous.clock_offset or 0.0
             first = min(lost)
-            self._rendezvous.end(
-                {
-                    "how": "lost",
-                    "reason": "node",
-                    "group_rank": first,
-                    "gone": sorted(lost),
-                    "text": f"gave no sign of life for {duration(seconds)}",
-                    "time_ns": now_ns() - int((seconds + offset) * 1e9),
-                }
-            )
+            text = f"gave no sign of life for {duration(seconds)}"
+            at = now_ns() - int((seconds + offset) * 1e9)
+            gone = tuple(sorted(lost))
+            self._rendezvous.end(Ending("lost", "node", first, gone, text, time_ns=at))
         self._hear_looks(store, int(looks))
 
     def _hear_looks(self, store: Any, count: int) -> None:
@@ -1269,7 +1238,7 @@ class _Watch:
 
     def _look_for_joiners(self) -> None:
         if self._mixed and self.at_barrier and self._rendezvous.has_finished():
-            self._rendezvous.end({"how": "succeeded"})
+            self._rendezvous.end(Ending("succeeded"))
         if self._dynamic and not self._told_joiners and self._rendezvous.are_waiting():
             self._told_joiners = True
             self._wake(_Joiners(), self)

@@ -29,7 +29,6 @@ class ArrayJob(NamedTuple):
     """A job of a sweep, as a task of an array finds it.
 
     Attributes:
-        number: of the job in its sweep.
         directory: of its run, absolute.
     """
 
@@ -38,12 +37,7 @@ class ArrayJob(NamedTuple):
 
 
 class Array(NamedTuple):
-    """Tasks that are submitted together.
-
-    Attributes:
-        cluster: what each of them asks for.
-        tasks: the jobs of each.
-    """
+    """Tasks that are submitted together."""
 
     cluster: Cluster
     tasks: tuple[tuple[ArrayJob, ...], ...]
@@ -60,7 +54,6 @@ def arrays_of(jobs: Iterable[tuple[ArrayJob, Cluster]], most: int) -> list[Array
     """Return the arrays that jobs make. Pure.
 
     Args:
-        jobs: in order, each with where it goes.
         most: how many tasks an array has at most, 1 or more.
     """
     alike: list[tuple[Cluster, list[ArrayJob]]] = []
@@ -81,20 +74,12 @@ def arrays_of(jobs: Iterable[tuple[ArrayJob, Cluster]], most: int) -> list[Array
 
 
 def holder_of(directory: str, index: int) -> str:
-    """Return what the task of an array is called that holds a snapshot of the code.
-
-    Args:
-        directory: of the array.
-        index: of the task.
-    """
+    """Return what the task of an array is called that holds a snapshot of the code."""
     return f"{os.path.basename(directory)}_{index}"
 
 
 def new_directory(sweep: str) -> str:
     """Make the directory of another array of a sweep; return it, absolute.
-
-    Args:
-        sweep: the sweep's directory, absolute.
 
     Raises:
         OutputError: it cannot be made.
@@ -111,10 +96,6 @@ def new_directory(sweep: str) -> str:
 def write_tasks(directory: str, array: Array) -> None:
     """Write what the tasks of an array run.
 
-    Args:
-        directory: of the array.
-        array: its tasks.
-
     Raises:
         OutputError: it cannot be written.
     """
@@ -124,11 +105,7 @@ def write_tasks(directory: str, array: Array) -> None:
 
 
 def read_tasks(directory: str) -> tuple[tuple[ArrayJob, ...], ...]:
-    """Return what the tasks of an array run; nothing if that cannot be read.
-
-    Args:
-        directory: of the array.
-    """
+    """Return what the tasks of an array run; nothing if that cannot be read."""
     document = read_json(os.path.join(directory, TASKS)) or {}
     tasks = document.get("tasks")
     return tuple(
@@ -150,13 +127,7 @@ def _job(fields: Fields) -> ArrayJob | None:
 
 
 class KnownArray(NamedTuple):
-    """An array that was made ready, and perhaps submitted.
-
-    Attributes:
-        directory: its own, absolute.
-        submission: what was submitted; without an id if that was not written down.
-        tasks: the jobs of each task.
-    """
+    """An array that was made ready, and perhaps submitted."""
 
     directory: str
     submission: Submission
@@ -164,11 +135,7 @@ class KnownArray(NamedTuple):
 
 
 def known_arrays(sweep: str) -> list[KnownArray]:
-    """Return the arrays of a sweep, in the order in which they were made.
-
-    Args:
-        sweep: the sweep's directory, absolute.
-    """
+    """Return the arrays of a sweep, in the order in which they were made."""
     above = os.path.join(sweep, ARRAYS)
     try:
         names = [name for name in os.listdir(above) if re.fullmatch(r"\d{1,9}", name)]
@@ -184,13 +151,7 @@ def known_arrays(sweep: str) -> list[KnownArray]:
 
 
 def need_in_task(launch: Mapping[str, Any], gpus: int, cpus: int) -> Need:
-    """Return what a job needs of the machine of its task. Pure.
-
-    Args:
-        launch: of its plan, complete.
-        gpus: how many there are.
-        cpus: the same of cores.
-    """
+    """Return what a job needs of the machine of its task. Pure."""
     nproc, resources = launch.get("nproc"), launch.get("resources") or {}
     counts = {"gpu": gpus, "cpu": cpus, "auto": gpus or cpus}
     workers = nproc if isinstance(nproc, int) else counts.get(str(nproc), 1) or 1

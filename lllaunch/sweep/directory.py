@@ -32,9 +32,6 @@ class SweepDirectory(HeldDirectory):
 
     Processes forked from the launcher hold it with it. A job's process that keeps it open until it
     ends makes sure that nobody resumes a sweep of which something still runs.
-
-    Attributes:
-        path: absolute path of the directory.
     """
 
     @classmethod
@@ -48,11 +45,8 @@ class SweepDirectory(HeldDirectory):
         """Makes the directory if need be and takes it for this launcher.
 
         Args:
-            path: the sweep's directory; a relative path counts from the working directory.
-            key: the key that named it, for the message of a refusal.
             patience: how long to wait for the jobs of a launcher that has ended, seconds. A
                 launcher that lives is not waited for.
-            say: gets a line for people if that takes longer than a moment.
 
         Raises:
             ConfigError: another launcher runs a sweep in it, or jobs of one that has ended do.
@@ -63,9 +57,6 @@ class SweepDirectory(HeldDirectory):
 
     def set_aside(self) -> str | None:
         """Makes room for a new sweep: the journal of one that is here gets a number in its name.
-
-        Returns:
-            the new path of that journal, None if there was none.
 
         Raises:
             OutputError: it cannot be renamed.

@@ -166,7 +166,6 @@ def overrides_key(overrides: Sequence[str], neutral: bool = True, *, clusters: b
 
     Args:
         overrides: as Hydra lists them for the job, such as ``["+exp=resnet", "params.lr=0.1"]``.
-        neutral: whether those of keys in `NEUTRAL` count.
         clusters: whether the config's node ``cluster`` says where a job runs. In an app of the
             user's own it may be another thing's, unless it is chosen from configs.
     """

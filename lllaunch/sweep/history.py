@@ -5,28 +5,29 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from lllaunch.documents import Fields, isoformat
+from msgspec import field
+from msgspec.structs import asdict, replace
+
+from lllaunch.documents import JsonText, Plain, Record, Text, Time, as_record, load_json
 from lllaunch.errors import OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.run.directory import RESULT
 from lllaunch.run.files import write_atomic
 from lllaunch.sweep.journal import (
     ComposedRecord,
+    Count,
     EndedRecord,
     Header,
     OverRecord,
     PlannedRecord,
-    Record,
     Result,
     Resumed,
     Skipped,
     StartedRecord,
-    plain_result,
 )
-from lllaunch.sweep.objective import Direction, as_direction
+from lllaunch.sweep.objective import Direction
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.schedule import JobState
 from lllaunch.text import first_line
@@ -35,47 +36,64 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from lllaunch.run.result import RunResult
+    from lllaunch.sweep import journal
     from lllaunch.sweep.journal import JournalEntry
 
 
-class JobHistory(NamedTuple):
-    """What is known of a job; its config is left out, which may be long.
+JobWord: TypeAlias = Literal[
+    "composed", "started", "skipped", "succeeded", "failed", "signalled", "error"
+]
+
+
+class JobHistory(Record, frozen=True):
+    """What is known of a job, as sweep.json has it. Its config is left out, which may be long.
 
     Attributes:
-        job: its number.
-        overrides: its task overrides.
-        directory: where its result.json is; relative to the sweep's if it is in it.
-        fingerprint: of its config, None if that could not be composed.
-        state: ``composed``, ``started``, ``skipped``, or how it ended (`Result.state`).
-        retry: that of its last start.
-        tries: how often it was started.
-        lease: what it held last.
-        composed_ns: when it was composed last, nanoseconds since the epoch, 0 if that is not known.
-        started_ns: when it was started last, 0 if never.
-        ended_ns: when it ended, 0 if it has not since.
-        result: what became of it, None if it has not ended since.
-        reason: why it was skipped, or not tried again, or an empty string.
+        job: its number
+        directory: where its result.json is; relative to the sweep's if it is within it
+        fingerprint: of its config; null if that could not be composed
+        state: that of its result.json, or composed (not started), started (its end is not known),
+            skipped
+        tries: how often it was started
+        started_ns: the last time
+        root_cause: the first failure in one line, or empty
+        reason: why it was skipped, or not tried again
+        return_value: rank 0's, if it is JSON of at most 4 KiB
+        retry: that of its last start
+        lease: what it held last
+        composed_ns: when it was composed last, nanoseconds since the epoch, 0 if that is not known
     """
 
-    job: int
+    BESIDE = frozenset({"retry", "lease", "composed_ns"})
+
+    job: Count
     overrides: tuple[str, ...] = ()
     directory: str = ""
     fingerprint: str | None = None
-    state: str = "composed"
+    state: JobWord = "composed"
+    tries: Count = 0
+    started_ns: Time = field(default=0, name="started")
+    ended_ns: Time = field(default=0, name="ended")
+    exit_code: int | None = None
+    root_cause: str = ""
+    seconds: float | None = None
+    reason: Text = ""
+    return_value: JsonText = None
     retry: int = 0
-    tries: int = 0
     lease: Lease = Lease()
     composed_ns: int = 0
-    started_ns: int = 0
-    ended_ns: int = 0
-    result: Result | None = None
-    reason: str = ""
+
+    @property
+    def result(self) -> Result | None:
+        """What became of it, None if it has not ended since it was started last."""
+        if self.exit_code is None and self.state not in _ENDED:
+            return None
+        return Result(self.state, self.exit_code, self.root_cause, self.seconds, self.return_value)
 
     @property
     def value(self) -> Any:
         """What rank 0 returned; None if that is nothing, or long."""
-        text = None if self.result is None else self.result.return_value
-        return None if text is None else json.loads(text)
+        return None if self.return_value is None else json.loads(self.return_value)
 
     @property
     def objective(self) -> float | None:
@@ -83,21 +101,19 @@ class JobHistory(NamedTuple):
         return None if self.result is None else self.result.objective
 
 
+_ENDED = frozenset({"succeeded", "failed", "signalled", "error"})
+
+
 class SweepHistory:
     """What is known of a sweep; give it the journal's entries, in order.
 
     Attributes:
-        header: how the sweep was begun, or None.
-        started_ns: when, nanoseconds since the epoch.
-        resumes: how often it was resumed.
         exit_code: of the last launcher, None if that did not come to its end. Where it swept
             several batches: of the last one that did not end with 0, else 0.
         direction: which of two objectives is better, as the last launcher that knew it said; None
             if none did.
-        slots: all that jobs could lease, of any launcher.
         planned: how many jobs the last launcher was going to run, or had done, as far as it knows;
             0 if it has not said so.
-        jobs: what is known of each job, by number.
     """
 
     def __init__(self, entries: Iterable[JournalEntry] = ()) -> None:
@@ -113,13 +129,8 @@ class SweepHistory:
         for entry in entries:
             self.add(entry.time_ns, entry.record)
 
-    def add(self, time_ns: int, record: Record) -> None:
-        """Takes note of a record.
-
-        Args:
-            time_ns: when it was made, nanoseconds since the epoch.
-            record: the record.
-        """
+    def add(self, time_ns: int, record: journal.Record) -> None:
+        """Takes note of a record."""
         if isinstance(record, (Header, Resumed)):
             self.direction = record.direction or self.direction
             self.slots = _joined(self.slots, record.slots or Lease())
@@ -159,59 +170,60 @@ def _with(
             composed_ns=time_ns,
         )
     if isinstance(record, StartedRecord):
-        return known._replace(
+        return JobHistory(
+            known.job,
+            known.overrides,
+            known.directory,
+            known.fingerprint,
             state="started",
-            retry=record.retry,
             tries=known.tries + 1,
-            lease=record.lease,
             started_ns=time_ns,
-            ended_ns=0,
-            result=None,
-            reason="",
+            retry=record.retry,
+            lease=record.lease,
+            composed_ns=known.composed_ns,
         )
     if isinstance(record, EndedRecord):
-        result = record.result
-        return known._replace(
-            state=result.state, retry=record.retry, ended_ns=time_ns, result=result, reason=""
-        )
-    if known.result is not None:  # it has failed and is not tried again
-        return known._replace(reason=record.reason)
-    return known._replace(state="skipped", reason=record.reason)
+        became = asdict(record.result)
+        return replace(known, retry=record.retry, ended_ns=time_ns, reason="", **became)
+    # of what has failed: it is not tried again
+    state = "skipped" if known.result is None else known.state
+    return replace(known, state=state, reason=record.reason)
 
 
 VERSION = 1
 """Version of sweep.json's schema; grows when a field changes its meaning."""
 
 
-@dataclass(frozen=True)
-class SweepResult:
-    """What sweep.json says: what is known of a sweep, and of each of its jobs.
+class SweepResult(Record, frozen=True):
+    """What became of a sweep of lllaunch and of its jobs.
 
     Attributes:
-        jobs: by number.
-        sweep: identifies the sweep, None if that is not known.
-        lllaunch: the version that began it, or None.
-        command: its command line.
-        exit_code: of the last launcher, None if that has not come to its end.
-        started_ns: when the sweep began, nanoseconds since the epoch, 0 if that is not known.
-        ended_ns: when it was over, or this was written.
-        seconds: how long it took, or None.
-        resumes: how often it was resumed.
-        direction: which of two objectives is better, None if that is not known.
-        planned: as in `SweepHistory`; 0 where sweep.json tells of all jobs.
-        slots: as in `SweepHistory`; None where sweep.json tells.
+        jobs: by number
+        sweep: the sweep's id
+        lllaunch: version of the launcher that began it
+        command: overrides of the command line
+        exit_code: the launcher's, docs/reference/exit-codes.md; null where it is not known
+        ended_ns: when it was over, or this was written
+        resumes: how often it was resumed
+        direction: which of two objectives is better; null where that is not known
+        planned: as in `SweepHistory`; 0 where sweep.json tells of all jobs
+        slots: as in `SweepHistory`; None where sweep.json tells
     """
+
+    DERIVED = ("counts",)
+    BESIDE = frozenset({"planned", "slots"})
 
     jobs: tuple[JobHistory, ...] = ()
     sweep: str | None = None
     lllaunch: str | None = None
     command: tuple[str, ...] = ()
     exit_code: int | None = None
-    started_ns: int = 0
-    ended_ns: int = 0
+    started_ns: Time = field(default=0, name="started")
+    ended_ns: Time = field(default=0, name="ended")
     seconds: float | None = None
-    resumes: int = 0
+    resumes: Count = 0
     direction: Direction | None = None
+    version: int = VERSION
     planned: int = 0
     slots: Lease | None = None
 
@@ -227,60 +239,19 @@ class SweepResult:
 
         Args:
             numbers: of all jobs; what is known of some stays as it is.
-            overrides: returns those of a job.
         """
         known = {job.job for job in self.jobs}
-        never = JobHistory(0, state="skipped", reason=JobState.NOT_RUN.value)
+        reason = JobState.NOT_RUN.value
         new = [
-            never._replace(job=number, overrides=tuple(overrides(number)))
+            JobHistory(number, tuple(overrides(number)), state="skipped", reason=reason)
             for number in numbers
             if number not in known
         ]
         return replace(self, jobs=tuple(sorted([*self.jobs, *new], key=lambda job: job.job)))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return what sweep.json holds."""
-        return {
-            "version": VERSION,
-            "sweep": self.sweep,
-            "lllaunch": self.lllaunch,
-            "command": list(self.command),
-            "exit_code": self.exit_code,
-            "started": isoformat(self.started_ns) if self.started_ns else None,
-            "ended": isoformat(self.ended_ns),
-            "seconds": self.seconds,
-            "resumes": self.resumes,
-            "direction": self.direction,
-            "counts": self.counts,
-            "jobs": [_job(job) for job in self.jobs],
-        }
-
-    @classmethod
-    def from_json(cls, document: object) -> SweepResult:
-        """Return what a sweep.json says, of whatever make it is; a job without a number is none."""
-        fields = Fields(document)
-        jobs = (_read_job(each) for each in fields.objects("jobs"))
-        return cls(
-            jobs=tuple(job for job in jobs if job is not None),
-            sweep=fields.text("sweep") or None,
-            lllaunch=fields.text("lllaunch") or None,
-            command=fields.texts("command"),
-            exit_code=fields.integer("exit_code"),
-            started_ns=fields.time_ns("started") or 0,
-            ended_ns=fields.time_ns("ended") or 0,
-            seconds=fields.seconds("seconds"),
-            resumes=fields.integer("resumes") or 0,
-            direction=as_direction(fields.value("direction")),
-        )
-
 
 def summary_of(sweep: SweepHistory, ended_ns: int) -> SweepResult:
-    """Return what sweep.json says.
-
-    Args:
-        sweep: all that the journal tells.
-        ended_ns: when the sweep ended, nanoseconds since the epoch.
-    """
+    """Return what sweep.json says of all that the journal tells."""
     header, began = sweep.header, sweep.started_ns
     return SweepResult(
         jobs=tuple(sweep.jobs[number] for number in sorted(sweep.jobs)),
@@ -300,7 +271,7 @@ def summary_of(sweep: SweepHistory, ended_ns: int) -> SweepResult:
 
 def render_summary(result: SweepResult) -> bytes:
     """Return the text of sweep.json."""
-    text = json.dumps(result.to_json(), indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(Plain()(result), indent=2, ensure_ascii=False)
     return text.encode("utf-8", errors="backslashreplace") + b"\n"
 
 
@@ -313,50 +284,30 @@ def write_summary(path: str, result: SweepResult) -> None:
     write_atomic(path, render_summary(result))
 
 
-def _job(job: JobHistory) -> dict[str, Any]:
-    ended = {"state": job.state} if job.result is None else plain_result(job.result)
-    return {
-        "job": job.job,
-        "overrides": list(job.overrides),
-        "directory": job.directory,
-        "fingerprint": job.fingerprint,
-        "tries": job.tries,
-        "started": isoformat(job.started_ns) if job.started_ns else None,
-        "ended": isoformat(job.ended_ns) if job.ended_ns else None,
-        "exit_code": None,
-        "root_cause": "",
-        "seconds": None,
-        "reason": job.reason or None,
-        **ended,
-    }
+def read_summary(path: str) -> SweepResult | None:
+    """Return what a sweep.json says, None if there is none.
 
-
-def _read_job(fields: Fields) -> JobHistory | None:
-    number, state = fields.integer("job"), fields.text("state") or "unknown"
-    if number is None:
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no JSON object, of another version, or something in it is wrong; says
+            what.
+    """
+    document = load_json(path)
+    if document is None:
         return None
-    result = Result(
-        state,
-        fields.integer("exit_code"),
-        fields.text("root_cause"),
-        fields.seconds("seconds"),
-        json.dumps(fields.value("return_value")) if "return_value" in fields else None,
-    )
-    return JobHistory(
-        number,
-        overrides=fields.texts("overrides"),
-        directory=fields.text("directory"),
-        fingerprint=fields.text("fingerprint") or None,
-        state=state,
-        tries=fields.integer("tries") or 0,
-        started_ns=fields.time_ns("started") or 0,
-        ended_ns=fields.time_ns("ended") or 0,
-        result=None if state in _NOT_ENDED else result,
-        reason=fields.text("reason"),
-    )
+    version = document.get("version", VERSION)
+    if version != VERSION:
+        raise ValueError(f"is of version {version!r}; this lllaunch reads version {VERSION}")
+    result: SweepResult = as_record(document, SweepResult)
+    return result
 
 
-_NOT_ENDED = {"composed", "started", "skipped"}
+def known_summary(path: str) -> SweepResult | None:
+    """Return the same; None also if it cannot be read or understood."""
+    try:
+        return read_summary(path)
+    except (OSError, ValueError):
+        return None
 
 
 # What result.json says
@@ -404,10 +355,6 @@ def read_result(directory: str) -> RunResult | None:
 
 def read_results(sweep: str, jobs: Iterable[JobHistory]) -> dict[int, Result]:
     """Reads what became of jobs, journalled or not.
-
-    Args:
-        sweep: the sweep's directory, absolute.
-        jobs: what the journal tells of them.
 
     Returns:
         by number, the results that are there: what result.json says. Where there is none of its

@@ -16,13 +16,16 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeAlias, get_args
 
-from lllaunch.documents import isoformat
+from msgspec import Meta
+
+from lllaunch import documents
+from lllaunch.documents import JsonText, Plain, as_record, isoformat
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.files import open_file, write_all
 from lllaunch.run.files import naming, write_atomic
-from lllaunch.sweep.objective import Direction, as_direction, objective_of
+from lllaunch.sweep.objective import Direction, objective_of
 from lllaunch.sweep.pool import Lease
 
 if TYPE_CHECKING:
@@ -32,8 +35,11 @@ if TYPE_CHECKING:
 VERSION = 1
 """Version of the journal and of its fingerprints; grows when either changes its meaning."""
 
+Count: TypeAlias = Annotated[int, Meta(ge=0)]
+"""A number of a job, or of things."""
 
-class Header(NamedTuple):
+
+class Header(documents.Record, frozen=True, tag="sweep"):
     """The first record: a sweep was begun.
 
     Attributes:
@@ -41,7 +47,7 @@ class Header(NamedTuple):
         lllaunch: version of the launcher.
         command: the overrides of the command line, redacted.
         version: of the journal.
-        direction: which of two objectives is better; None if that is not known.
+        direction: which of two objectives is better, if that is known.
         slots: what the jobs may lease; None if that is not known, or if they go to a cluster.
     """
 
@@ -53,7 +59,7 @@ class Header(NamedTuple):
     slots: Lease | None = None
 
 
-class Resumed(NamedTuple):
+class Resumed(documents.Record, frozen=True, tag="resumed"):
     """The sweep is gone on with, by another launcher. Its fields are those of `Header`."""
 
     lllaunch: str
@@ -62,7 +68,7 @@ class Resumed(NamedTuple):
     slots: Lease | None = None
 
 
-class PlannedRecord(NamedTuple):
+class PlannedRecord(documents.Record, frozen=True, tag="planned"):
     """The launcher is going to run some jobs, of which nothing more is known yet.
 
     Attributes:
@@ -70,50 +76,44 @@ class PlannedRecord(NamedTuple):
             on top of them.
     """
 
-    jobs: int
+    jobs: Count
 
 
-class ComposedRecord(NamedTuple):
+class ComposedRecord(documents.Record, frozen=True, tag="composed"):
     """A job's config is known; the job is not started before this is on the disk.
 
     Attributes:
-        job: its number.
-        overrides: its task overrides, redacted.
         directory: where its result.json will be; relative to the sweep's if it is in it.
         fingerprint: `lllaunch.sweep.fingerprint.job_key`; None if it could not be composed.
         config: what that was made from, or None if it is not kept.
     """
 
-    job: int
-    overrides: tuple[str, ...]
-    directory: str
-    fingerprint: str | None
+    job: Count
+    overrides: tuple[str, ...] = ()
+    directory: str = ""
+    fingerprint: str | None = None
     config: Mapping[str, Any] | None = None
 
 
-class StartedRecord(NamedTuple):
+class StartedRecord(documents.Record, frozen=True, tag="started"):
     """A job was started.
 
     Attributes:
-        job: its number.
         retry: 0 for its first start in a sweep or resume, then 1, 2, ...
-        lease: what it holds.
-        pid: of its launcher, or None.
+        pid: of its launcher, if that is on this machine.
     """
 
-    job: int
-    retry: int = 0
+    job: Count
+    retry: Count = 0
     lease: Lease = Lease()
     pid: int | None = None
 
 
-class Result(NamedTuple):
+class Result(documents.Record, frozen=True):
     """What became of a job.
 
     Attributes:
         state: as in its result.json: ``succeeded``, ``failed``, ``signalled``, ``error``.
-        exit_code: its launcher's, or None where that is not known.
-        root_cause: the first failure in one line, or an empty string.
         seconds: how long the run took, or None where that is not known.
         return_value: rank 0's, as JSON text, if it is short; or None.
     """
@@ -122,7 +122,7 @@ class Result(NamedTuple):
     exit_code: int | None = None
     root_cause: str = ""
     seconds: float | None = None
-    return_value: str | None = None
+    return_value: JsonText = None
 
     @property
     def succeeded(self) -> bool:
@@ -137,28 +137,22 @@ class Result(NamedTuple):
         return objective_of(json.loads(self.return_value))
 
 
-class EndedRecord(NamedTuple):
-    """A job ended, or was found to have ended.
+class EndedRecord(documents.Record, frozen=True, tag="ended"):
+    """A job ended, or was found to have ended."""
 
-    Attributes:
-        job: its number.
-        retry: that of its start.
-        result: what became of it.
-    """
-
-    job: int
-    retry: int
+    job: Count
+    retry: Count
     result: Result
 
 
-class Skipped(NamedTuple):
+class Skipped(documents.Record, frozen=True, tag="skipped"):
     """A job is not going to be started by this launcher, and why."""
 
-    job: int
-    reason: str
+    job: Count
+    reason: str = ""
 
 
-class OverRecord(NamedTuple):
+class OverRecord(documents.Record, frozen=True, tag="over"):
     """The launcher is done with the jobs that it had, and with what exit code.
 
     More jobs may follow: sweepers that ask for one batch of jobs after another.
@@ -166,9 +160,6 @@ class OverRecord(NamedTuple):
 
     exit_code: int
 
-
-# No calendar of Python's goes further.
-_YEAR_10000_NS = 253_402_300_800 * 10**9
 
 Record: TypeAlias = (
     Header
@@ -180,6 +171,7 @@ Record: TypeAlias = (
     | Skipped
     | OverRecord
 )
+_KINDS = {kind.__struct_config__.tag: kind for kind in get_args(Record)}
 
 
 class JournalEntry(NamedTuple):
@@ -189,76 +181,31 @@ class JournalEntry(NamedTuple):
     record: Record
 
 
-_TYPES: dict[type[Any], str] = {
-    Header: "sweep",
-    Resumed: "resumed",
-    PlannedRecord: "planned",
-    ComposedRecord: "composed",
-    StartedRecord: "started",
-    EndedRecord: "ended",
-    Skipped: "skipped",
-    OverRecord: "over",
-}
+class _Moment(documents.Record, frozen=True):
+    time_ns: Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class UnknownVersion(ValueError):
     """The journal is of another lllaunch: its records cannot be understood here.
 
     Attributes:
-        version: what it says of itself.
         lllaunch: the version of the launcher that wrote it, or an empty string.
     """
 
-    def __init__(self, version: int, lllaunch: str) -> None:
+    def __init__(self, version: object, lllaunch: str) -> None:
         super().__init__(version, lllaunch)
         self.version = version
         self.lllaunch = lllaunch
 
 
 def encode(record: Record, time_ns: int) -> bytes:
-    """Returns a record as one line of JSON, newline included.
-
-    Args:
-        record: the record.
-        time_ns: when it was made, nanoseconds since the epoch.
-
-    Raises:
-        TypeError, ValueError: it holds something that is not JSON.
-    """
-    fields: dict[str, Any] = record._asdict()
-    if isinstance(record, StartedRecord):
-        fields["lease"] = record.lease._asdict()
-    elif isinstance(record, EndedRecord):
-        fields["result"] = plain_result(record.result)
-    elif isinstance(record, (Header, Resumed)):
-        fields = _without_unknown(fields)
-    head = {"time": isoformat(time_ns), "time_ns": time_ns, "type": _TYPES[type(record)]}
-    text = json.dumps({**head, **fields}, ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8", errors="backslashreplace") + b"\n"
-
-
-def _without_unknown(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a header without those that older journals do not have either."""
-    slots = fields.pop("slots")
-    if slots is not None:
-        fields["slots"] = slots._asdict()
-    if fields["direction"] is None:
-        del fields["direction"]
-    return fields
-
-
-def plain_result(result: Result) -> dict[str, Any]:
-    """Returns a result as plain data; ``return_value`` is in it only if there is one."""
-    fields = result._asdict()
-    text = fields.pop("return_value")
-    return fields if text is None else {**fields, "return_value": json.loads(text)}
+    """Return a record as one line of JSON, newline included."""
+    line = {"time": isoformat(time_ns), "time_ns": time_ns, **Plain()(record)}
+    return json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def decode(line: bytes) -> JournalEntry | None:
-    """Reads a line of the journal.
-
-    Args:
-        line: one line; its newline may be left out.
+    """Read a line of the journal.
 
     Returns:
         the record, None if its type is not known: a later lllaunch may write more of them.
@@ -268,116 +215,19 @@ def decode(line: bytes) -> JournalEntry | None:
         ValueError: it is not a record; says why.
     """
     try:
+        # texts that are not Unicode are the same as before
         fields = json.loads(line, parse_constant=_refuse)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if not isinstance(fields, dict):
-        raise ValueError("it is not a JSON object")  # noqa: TRY004 - of what was read
-    read = _READERS.get(_get(fields, "type", str))
-    time_ns = _get(fields, "time_ns", int)
-    if not 0 <= time_ns < _YEAR_10000_NS:
-        raise ValueError("its 'time_ns' is not a time")
-    return None if read is None else JournalEntry(time_ns, read(fields))
+    time_ns = as_record(fields, _Moment).time_ns
+    kind = _KINDS.get(fields.get("type"))
+    if kind is Header and fields.get("version") != VERSION:
+        raise UnknownVersion(fields.get("version"), str(fields.get("lllaunch", "")))
+    return None if kind is None else JournalEntry(time_ns, as_record(fields, kind))
 
 
 def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
-
-
-def _get(fields: Mapping[str, Any], name: str, *types: type[Any]) -> Any:
-    """Returns a field, which may be left out if it may be None."""
-    value = fields.get(name)
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        raise ValueError(f"its {name!r} is {'missing' if value is None else 'not valid'}")
-    return value
-
-
-_NONE = type(None)
-
-
-def _job(fields: Mapping[str, Any], name: str = "job") -> int:
-    number: int = _get(fields, name, int)
-    if number < 0:
-        raise ValueError(f"its {name!r} is not valid")
-    return number
-
-
-def _list(fields: Mapping[str, Any], name: str, kind: type[Any]) -> tuple[Any, ...]:
-    values = _get(fields, name, list)
-    if not all(isinstance(value, kind) and not isinstance(value, bool) for value in values):
-        raise ValueError(f"its {name!r} is not valid")
-    return tuple(values)
-
-
-def _header(fields: Mapping[str, Any]) -> Header:
-    version = _get(fields, "version", int)
-    if version != VERSION:
-        raise UnknownVersion(version, str(fields.get("lllaunch", "")))
-    texts = (_get(fields, "sweep", str), _get(fields, "lllaunch", str))
-    return Header(*texts, _list(fields, "command", str), version, *_of_launcher(fields))
-
-
-def _resumed(fields: Mapping[str, Any]) -> Resumed:
-    texts = (_get(fields, "lllaunch", str), _list(fields, "command", str))
-    return Resumed(*texts, *_of_launcher(fields))
-
-
-def _of_launcher(fields: Mapping[str, Any]) -> tuple[Direction | None, Lease | None]:
-    """Return a direction and slots, which an older lllaunch has not written."""
-    slots = _get(fields, "slots", dict, _NONE)
-    return as_direction(fields.get("direction")), None if slots is None else _lease(slots)
-
-
-def _composed(fields: Mapping[str, Any]) -> ComposedRecord:
-    return ComposedRecord(
-        _job(fields),
-        _list(fields, "overrides", str),
-        _get(fields, "directory", str),
-        _get(fields, "fingerprint", str, _NONE),
-        _get(fields, "config", dict, _NONE),
-    )
-
-
-def _started(fields: Mapping[str, Any]) -> StartedRecord:
-    held = _lease(_get(fields, "lease", dict))
-    return StartedRecord(_job(fields), _job(fields, "retry"), held, _get(fields, "pid", int, _NONE))
-
-
-def _lease(lease: Mapping[str, Any]) -> Lease:
-    return Lease(_list(lease, "gpus", str), _list(lease, "cpus", int))
-
-
-def _ended(fields: Mapping[str, Any]) -> EndedRecord:
-    result = _get(fields, "result", dict)
-    value = json.dumps(result["return_value"]) if "return_value" in result else None
-    found = Result(
-        _get(result, "state", str),
-        _get(result, "exit_code", int, _NONE),
-        _get(result, "root_cause", str),
-        _get(result, "seconds", int, float, _NONE),
-        value,
-    )
-    return EndedRecord(_job(fields), _job(fields, "retry"), found)
-
-
-def _skipped(fields: Mapping[str, Any]) -> Skipped:
-    return Skipped(_job(fields), _get(fields, "reason", str))
-
-
-def _over(fields: Mapping[str, Any]) -> OverRecord:
-    return OverRecord(_get(fields, "exit_code", int))
-
-
-_READERS: dict[str, Callable[[Mapping[str, Any]], Record]] = {
-    "sweep": _header,
-    "resumed": _resumed,
-    "planned": lambda fields: PlannedRecord(_job(fields, "jobs")),
-    "composed": _composed,
-    "started": _started,
-    "ended": _ended,
-    "skipped": _skipped,
-    "over": _over,
-}
 
 
 class Damaged(ValueError):
@@ -385,7 +235,6 @@ class Damaged(ValueError):
 
     Attributes:
         line: its number, from 1.
-        reason: what is wrong with it.
     """
 
     def __init__(self, line: int, reason: str) -> None:
@@ -403,9 +252,7 @@ def parse(
     system leaves, after a power failure, of data that had not reached the disk.
 
     Args:
-        lines: in order, each with its newline if it has one.
         end: bytes of the lines before these.
-        before: how many lines those were.
 
     Yields:
         for each line the bytes up to and with it, and its record; None if its type is not known.
@@ -444,13 +291,7 @@ _LONGEST = 16 * 1024 * 1024  # bytes of a line
 
 
 class Journal:
-    """The journal of a sweep, open for appending; made by `create` or `open`.
-
-    Attributes:
-        path: the file.
-        header: its first record.
-        error: why the last record could not be written; None if it was.
-    """
+    """The journal of a sweep, open for appending; made by `create` or `open`."""
 
     def __init__(
         self,
@@ -482,12 +323,6 @@ class Journal:
     ) -> Self:
         """Begins a journal; its header is there whole or not at all.
 
-        Args:
-            path: the file, in a sweep's directory that this launcher holds.
-            header: its first record.
-            now: the time, nanoseconds since the epoch.
-            tell: gets every record, this one first.
-
         Raises:
             ConfigError: there is a journal already.
             OutputError: it cannot be written.
@@ -516,11 +351,6 @@ class Journal:
         tell: Callable[[JournalEntry], object] | None = None,
     ) -> Self:
         """Opens a journal to go on with it; the file is changed by the first `append` only.
-
-        Args:
-            path: the file, in a sweep's directory that this launcher holds.
-            now: the time, nanoseconds since the epoch.
-            tell: gets every record that is in it, and those that are added.
 
         Raises:
             ConfigError: it is not there, damaged, or of another version.
@@ -618,9 +448,6 @@ class Journal:
         """Returns the config that a job was last composed with, None if it was not kept.
 
         Configs may be long and are asked for rarely, so none is held in memory.
-
-        Args:
-            job: its number.
 
         Raises:
             ConfigError, OutputError: as `read_journal` does.

@@ -42,12 +42,7 @@ RETRY_AFTER = 1.0
 
 @dataclass(eq=False)
 class LeaseFailed(LaunchError):
-    """Whether a slot is free cannot be found out.
-
-    Attributes:
-        slot: which one, such as ``GPU 3``.
-        reason: what the system said.
-    """
+    """Whether a slot is free cannot be found out."""
 
     slot: str
     reason: str
@@ -57,12 +52,7 @@ class LeaseFailed(LaunchError):
 
 
 class Slot(NamedTuple):
-    """One thing that only one launcher leases at a time.
-
-    Attributes:
-        kind: what it is.
-        name: of a GPU, as in `Lease`; of a core, its number.
-    """
+    """One thing that only one launcher leases at a time."""
 
     kind: Literal["gpu", "cpu"]
     name: str
@@ -98,7 +88,6 @@ class Leases:
     """The slots that this launcher holds. Not shared between threads.
 
     Args:
-        machine: whose slots they are.
         lock_cpus: whether cores are locked between the launchers of one user, too. Needed where
             jobs are pinned to them; else the kernel shares the cores out, and two sweeps side by
             side are slow, not wrong.
@@ -154,9 +143,6 @@ class Leases:
 
     def watch(self, slot: Slot) -> SlotWatch:
         """Waits for a slot that another launcher holds.
-
-        Returns:
-            A watch; the same one until it is closed.
 
         Raises:
             ValueError: the slot is not of this machine, or is held by this object.

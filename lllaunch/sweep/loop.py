@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 import lllaunch.sweep.schedule as v
 from lllaunch.clock import RunClock
 from lllaunch.errors import LaunchError, OutputError
@@ -60,23 +62,14 @@ class Sweep:
     """A sweep, performed by this process; in its main thread.
 
     Args:
-        machine: whose slots the jobs lease.
-        policy: what holds for all jobs.
-        leases: the locks on those slots.
-        journal: of the sweep, or None.
-        prepare: composes a job; called in the job's process with its number.
-        execute: runs a job; called in the job's process with what ``prepare`` returned, its lease,
-            and its branch of the warm spawner (None if there is none); its exit code.
         observer: gets every event and every action, what composing yielded
             (`lllaunch.sweep.protocol.JobAnswered`), what the warm spawners tell, the jobs' lines
             (`lllaunch.sweep.protocol.JobPrinted`), and the ticks.
-        numbers: of the jobs, in order, each once.
         review: called with a job that has been composed for the first time, without its payload;
             what it returns counts (its ``warm`` must stay), until the job is composed again for
             another attempt: that is not reviewed.
         warm: the spawners that jobs share, or None; they stay the caller's, for another sweep.
         captures: whether what jobs print goes to the observer, else to where this process's does.
-        pins: whether jobs are bound to the cores of their leases.
         ticks: asked after each turn in how many seconds the observer wants another
             `lllaunch.sweep.protocol.Tick` at the latest, for a display that shows the time; None
             for only when something has happened.
@@ -150,9 +143,6 @@ class Sweep:
     def run(self) -> v.FinishSweep:
         """Sweep.
 
-        Returns:
-            How it ended.
-
         Raises:
             LaunchError: not all jobs could be started, since the journal could not be written, no
                 process be made, or a slot not be locked; or the journal lacks something. All jobs
@@ -203,7 +193,7 @@ class Sweep:
             if watch.fileno() in ready:
                 watch.close()
                 del self._watches[slot]
-                self._tell(v.SlotsFreed(*slot.lease))
+                self._tell(v.SlotsFreed(slot.lease.gpus, slot.lease.cpus))
         now = self._clock()
         self._try_again(now)
         for number in [number for number, at in self._due.items() if at <= now]:
@@ -313,7 +303,7 @@ class Sweep:
     def _broken(self, number: int, answer: Broken) -> None:
         if self._label is not None and not answer.overrides:
             # it came to say nothing
-            answer = answer._replace(overrides=tuple(self._label(number)))
+            answer = replace(answer, overrides=tuple(self._label(number)))
         self._records.composed(number, answer)
         self._observer(JobAnswered(number, answer))
         self._tell(v.JobBroken(number, answer.exit_code, answer.why))

@@ -34,7 +34,6 @@ def choose_gpus(limit: object, visible: Sequence[Gpu], why_none: str = "") -> tu
     Args:
         limit: how many; a list of names or UUIDs (the beginning will do, as long as only one has
             it); None for all.
-        visible: what there is.
         why_none: if there is nothing: why, a predicate.
 
     Raises:
@@ -68,10 +67,6 @@ def choose_cpus(limit: object, cores: Cores) -> tuple[int, ...]:
     Args:
         limit: how many; a list of cores and ranges of them (``"0-3"``); None for as many as the
             quota gives time for, rounded down, at least one.
-        cores: what there is.
-
-    Returns:
-        Their numbers, ascending.
 
     Raises:
         Unfit: it is none of these, or not all of them may be used.
@@ -176,8 +171,6 @@ class SweepMachine(NamedTuple):
     """What a sweep's launcher may lease.
 
     Attributes:
-        gpus: the GPUs, in the order of CUDA_VISIBLE_DEVICES.
-        cpus: the cores, ascending; each is one CPU slot.
         masks_gpus: whether jobs are told which GPUs are theirs. Not where no GPU was found: there
             may be some that NVML does not know.
     """
@@ -208,14 +201,10 @@ def find_machine(
     """Looks what there is and takes what the limits allow.
 
     Args:
-        environ: the launcher's environment.
         gpus: how many, or a list of names as CUDA_VISIBLE_DEVICES has them or of UUIDs; None for
             all.
         cpus: how many, or a list of cores and ranges of them (``"0-3"``); None for as many as the
             cgroups of the launcher give it time for. A number may go beyond that.
-        key: where the limits stand in the config, for messages.
-        nvml: stands in for the module ``pynvml``; not asked if no GPU is wanted.
-        cores: stands in for those of this process.
 
     Raises:
         ConfigError: a limit is wrong or cannot be met; all that is wrong is told.

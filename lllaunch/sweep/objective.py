@@ -43,13 +43,7 @@ def objective_of(value: Any) -> float | None:
 
 
 class Objective(NamedTuple):
-    """What a job yielded.
-
-    Attributes:
-        value: a finite number.
-        job: its number.
-        name: what is said of the job beside its number, or an empty string.
-    """
+    """What a job yielded."""
 
     value: float
     job: int
@@ -60,15 +54,6 @@ class Objectives:
     """The best objective so far; the lowest and the highest where no direction is known.
 
     Of equal ones the first counts.
-
-    Args:
-        direction: which is better; None if that is not known.
-        known: those there are, in the order in which they came.
-
-    Attributes:
-        direction: as given.
-        lowest: the lowest so far, None before the first.
-        highest: the same for the highest.
     """
 
     def __init__(self, direction: Direction | None = None, known: Iterable[Objective] = ()) -> None:
@@ -113,12 +98,7 @@ class Objectives:
 def improvements(
     found: Iterable[tuple[int, Objective]], direction: Direction
 ) -> Iterator[tuple[int, Objective]]:
-    """Yield the objectives that were the best so far when they came.
-
-    Args:
-        found: the time of each, and what it is, in any order.
-        direction: which is better.
-    """
+    """Yield the objectives that were the best so far when they came."""
     objectives = Objectives(direction)
     for time, objective in sorted(found):
         if objectives.add(objective):

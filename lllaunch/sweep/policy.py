@@ -34,15 +34,7 @@ _CAUSES: dict[str, RestartCause] = {
 
 
 class Retries(NamedTuple):
-    """How often a job is tried again, by cause; each cause has its own count.
-
-    Attributes:
-        failure: when a worker failed, or the job could not be run.
-        oom: when memory was short, or more was used than allowed.
-        hang: when the watchdog found it hung.
-        signal: when a signal ended a worker, the spawner, or the job's process.
-        timeout: when it took too long.
-    """
+    """How often a job is tried again, by cause; each cause has its own count."""
 
     failure: int = 0
     oom: int = 0
@@ -62,7 +54,6 @@ class SweepPolicy(NamedTuple):
         max_parallel: how many jobs may run at the same time, at least 1; None for as many as fit.
         max_failures: nothing more is started once so many jobs have failed for good: 1 is
             ``on_failure: stop``, None is ``on_failure: continue``.
-        retries: how often a job is tried again.
         retry_delay: seconds before it is tried again.
         patience: how many jobs behind a waiting one may be started before slots are kept for it.
     """
@@ -78,11 +69,7 @@ class Summary(NamedTuple):
     """How many jobs of a sweep ended in which way.
 
     Attributes:
-        succeeded: they ran in this sweep, with exit code 0.
-        failed: they failed and are not tried again.
-        cancelled: a signal to the launcher ended them.
         not_run: they were never started, because the sweep ended before.
-        skipped: they had succeeded in an earlier sweep that this one resumes.
     """
 
     succeeded: int = 0
@@ -92,11 +79,7 @@ class Summary(NamedTuple):
     skipped: int = 0
 
     def exit_code(self, signum: int | None = None) -> int:
-        """Returns the sweep's exit code.
-
-        Args:
-            signum: the first signal to the launcher, or None.
-        """
+        """Returns the sweep's exit code."""
         if signum is not None:
             return for_signal(signum)
         good = self.succeeded + self.skipped == sum(self)

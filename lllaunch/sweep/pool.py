@@ -7,27 +7,23 @@ That makes a run of neighbours quick to find, also among hundreds of cores.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
+
+from lllaunch.documents import Record
 
 
-class Need(NamedTuple):
-    """What a job asks for, all of its workers together.
-
-    Attributes:
-        gpus: number of GPUs.
-        cpus: number of CPU slots.
-    """
+class Need(Record, frozen=True):
+    """What a job asks for, all of its workers together."""
 
     gpus: int = 0
     cpus: int = 0
 
 
-class Lease(NamedTuple):
+class Lease(Record, frozen=True):
     """What a job holds while it runs.
 
     Attributes:
         gpus: the GPUs, as CUDA_VISIBLE_DEVICES names them in the launcher's environment.
-        cpus: the cores, by number.
     """
 
     gpus: tuple[str, ...] = ()
@@ -40,13 +36,10 @@ def need_of(
     """Returns what a job needs.
 
     Args:
-        nproc: number of its workers.
         per_proc: number of GPUs and of CPU slots for each worker, such as
             `lllaunch.spec.Resources`. None for GPUs: one where there are GPUs; None for CPU slots:
             one for a worker that needs no GPU, and all there are for more workers than that: like
             a run of its own, the job then shares the cores among its workers.
-        gpus_there: whether the sweep has GPUs to lease.
-        cpus_there: how many CPU slots it has.
     """
     gpus, cpus = per_proc
     if gpus is None:
@@ -65,7 +58,6 @@ def never_fits(need: Need, size: Need) -> str:
     """Returns why a job can never run, as the predicate of a sentence; empty if it can.
 
     Args:
-        need: what the job needs.
         size: all slots that the sweep may use, whoever holds them now.
     """
     lacking: list[str] = []
@@ -119,11 +111,7 @@ def _choose(mask: int, count: int) -> int:
 
 
 class _Row(Generic[T]):
-    """Slots of one kind.
-
-    Args:
-        bits: the bit of each slot.
-    """
+    """Slots of one kind."""
 
     def __init__(self, bits: Mapping[T, int]) -> None:
         self._bits = bits
@@ -164,9 +152,6 @@ class _Row(Generic[T]):
 class Pool:
     """All slots that a sweep may use.
 
-    Args:
-        slots: they, GPUs in the order of CUDA_VISIBLE_DEVICES.
-
     Raises:
         ValueError: a slot is named twice.
     """
@@ -194,12 +179,7 @@ class Pool:
         return Lease(self._gpus.take(need.gpus), self._cpus.take(need.cpus))
 
     def give(self, lease: Lease, lost: Lease = _NOTHING) -> None:
-        """A lease has ended.
-
-        Args:
-            lease: as `take` returned it.
-            lost: those of its slots that other launchers hold.
-        """
+        """A lease has ended."""
         self._gpus.give(lease.gpus, lost.gpus)
         self._cpus.give(lease.cpus, lost.cpus)
 

@@ -29,6 +29,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from lllaunch.documents import Plain, as_record
 from lllaunch.errors import LaunchError, SpawnerDied
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.linux import proc
@@ -52,17 +53,18 @@ from lllaunch.spawner.protocol import Channel, Message
 from lllaunch.sweep.machine import SweepMachine, pin
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.protocol import (
+    Adopted,
     Answer,
+    Apart,
+    Begin,
     Broken,
+    JobMessage,
     JobPrinted,
     JobProgressed,
+    Lent,
+    NotRun,
     OutputPipe,
     Prepared,
-    decode,
-    decode_lease,
-    encode,
-    encode_lease,
-    is_lease,
 )
 
 if TYPE_CHECKING:
@@ -79,10 +81,6 @@ class Work(NamedTuple):
     """What the processes of jobs do.
 
     Attributes:
-        prepare: composes the job of a number.
-        execute: runs it with a lease, and with a warm spawner if there is one; its exit code.
-        machine: whose slots are leased.
-        pins: whether a job is bound to the cores of its lease.
         warm: the warm spawners, or None; forgotten in the job, but for what they are made of.
         marks: by which the launcher knows what jobs leave: of what they start themselves, and of
             what their spawners do.
@@ -103,9 +101,6 @@ class ForkInheritance(NamedTuple):
     """What a job gets from the launcher at the fork.
 
     Attributes:
-        number: of the job.
-        sock: its end of the connection with the launcher.
-        parent: process id of the launcher.
         streams: descriptors for standard output and error; empty to keep the launcher's.
         ignored: signals that the launcher was started with as ignored.
     """
@@ -121,8 +116,6 @@ def become(work: Work, place: ForkInheritance, leave: Callable[[], None]) -> NoR
     """In the forked process, all signals blocked: be the job, then end.
 
     Args:
-        work: what there is to do.
-        place: what the launcher made for this job.
         leave: closes what is the launcher's own.
     """
     code = 1
@@ -158,27 +151,26 @@ def _mark(own: str, spawners: str) -> None:
 
 def _work(work: Work, place: ForkInheritance) -> int:
     channel = Channel(place.sock)
-    _send(channel, {"apart": True})
+    _send(channel, Apart())
     answer = _prepare(work, place.number)
-    _send(channel, encode(answer))
+    _send(channel, answer)
     if not isinstance(answer, Prepared):
         return answer.exit_code
     begin = _await_begin(channel)
     if begin is None:
         return 0
-    lease = decode_lease(begin[-1].header)
-    Inherited.held = (*work.locks, *begin[-1].fds)
+    lease, lent, fds = begin
+    Inherited.held = (*work.locks, *fds)
     os.environ.update(work.machine.environment(lease))
     if work.pins:
         pin(lease)
     cores = lease.cpus if work.pins else ()
-    spawner = _adopt(work, answer, begin[0], channel, cores)
-    _launchers.append(channel)
+    spawner = None if lent is None else _adopt(work, answer, *lent, channel, cores)
+    _launchers.append((channel, place.number))
     try:
         code = int(work.execute(answer, lease, spawner))
     except Exception as error:
-        # There may be no result.json that says so.
-        _send(channel, {"why": str(error) or type(error).__name__})
+        _send(channel, NotRun(str(error) or type(error).__name__))
         raise
     finally:
         if spawner is not None:
@@ -197,31 +189,35 @@ def _prepare(work: Work, number: int) -> Answer:
         return Broken(1, traceback.format_exception_only(error)[-1].strip())
 
 
-def _await_begin(channel: Channel) -> list[Message] | None:
-    """Waits for the word to begin; None if it will not come.
+def _await_begin(
+    channel: Channel,
+) -> tuple[Lease, tuple[Lent, Message] | None, list[int]] | None:
+    """Wait for the word to begin; None if it will not come.
 
     Returns:
-        What the launcher said. The last is the lease, with the descriptors of its locks: they stay
-        open until the end of this process. There may be a branch before it.
+        the lease, a branch if there is one, and the descriptors of the lease's locks, which stay
+        open until the end of this process.
     """
-    received: list[Message] = []
-    while not received or not is_lease(received[-1].header):
-        if channel.closed:
-            return None
+    lent = None
+    while not channel.closed:
         wait_readable(channel)
-        received += channel.receive()
-    return received
+        for message in channel.receive():
+            said = as_record(message.header, Lent | Begin)
+            if isinstance(said, Begin):
+                return said.lease, lent, message.fds
+            lent = said, message
+    return None
 
 
-def _send(channel: Channel, message: dict[str, object]) -> None:
-    channel.queue(message)
+def _send(channel: Channel, message: JobMessage) -> None:
+    channel.queue(Plain()(message))
     while channel.pending and not channel.closed:
         wait(writable=(channel,))
         channel.flush()
 
 
-# In the process of a job that runs, its connection with the launcher.
-_launchers: list[Channel] = []
+# In the process of a job that runs, its connection with the launcher, and its number.
+_launchers: list[tuple[Channel, int]] = []
 
 
 def tell_progress(step: float, total: float | None, eta: float | None) -> None:
@@ -230,46 +226,39 @@ def tell_progress(step: float, total: float | None, eta: float | None) -> None:
     One that does not listen is not waited for. In another process it does nothing.
 
     Args:
-        step: how many steps are done.
-        total: how many there are, or None.
         eta: seconds that the rest will take about, or None.
     """
-    for channel in _launchers:
+    for channel, number in _launchers:
         channel.flush()
         if not channel.pending and not channel.closed:
-            channel.queue({"progress": [step, total, eta]})
+            channel.queue(Plain()(JobProgressed(number, step, total, eta)))
 
 
 def _adopt(
-    work: Work, answer: Prepared, message: Message, channel: Channel, cores: tuple[int, ...]
+    work: Work,
+    answer: Prepared,
+    lent: Lent,
+    message: Message,
+    channel: Channel,
+    cores: tuple[int, ...],
 ) -> Spawner | None:
-    """Takes the branch over that a message gives, if it does; None if there is none any more.
-
-    Args:
-        work: what there is to do.
-        answer: what composing yielded.
-        message: the launcher's.
-        channel: to the launcher.
-        cores: that the branch is bound to; empty for none.
-    """
-    if work.warm is None or answer.warm is None or is_lease(message.header):
-        return None
+    """Take a branch over, and bind it to the cores; None if there is none any more."""
+    assert work.warm is not None
+    assert answer.warm is not None
     from lllaunch.spawner.client import Spawner  # noqa: PLC0415 - only where one is warm
 
     def adopted(pid: int) -> None:
-        # So that the launcher keeps the lease until that has ended, too.
-        _send(channel, {"spawner": pid})
+        _send(channel, Adopted(pid))
         if cores:
             # It was forked from one that is not bound, and its workers are forked from it.
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(pid, cores)
 
-    branch = work.warm.branch_of(answer.warm, message)
+    branch = work.warm.branch_of(answer.warm, lent.mark, message.fds[0])
     # While it is being forked, the run can be prepared. Preloads may take long, and a signal is
     # to end a job that waits for them.
-    soon = message.header["soon"]
     try:
-        return Spawner.adopt(branch, answer.patience, adopted=adopted, later=soon)
+        return Spawner.adopt(branch, answer.patience, adopted=adopted, later=lent.soon)
     except SpawnerDied:
         return None
 
@@ -325,14 +314,7 @@ _MAX_ROUNDS = 500
 
 
 class Remains:
-    """The processes that this one has adopted from jobs; a subreaper until `close`.
-
-    Args:
-        marks: gives the marks of jobs and of their spawners.
-
-    Attributes:
-        pidfds: of those that live, by process id.
-    """
+    """The processes that this one has adopted from jobs; a subreaper until `close`."""
 
     def __init__(self, marks: Callable[[], Iterable[str]]) -> None:
         Subreaper.need()
@@ -418,12 +400,7 @@ _REAP_SECONDS = 5.0
 
 @dataclass(eq=False)
 class ForkFailed(LaunchError):
-    """The process of a job could not be made.
-
-    Attributes:
-        number: of the job.
-        reason: what the system said.
-    """
+    """The process of a job could not be made."""
 
     number: int
     reason: str
@@ -442,22 +419,10 @@ class JobProcess:
     """The process of a job.
 
     Attributes:
-        number: of the job.
-        pid: process id.
-        pidfd: readable when it has ended.
-        branch_pidfd: of the branch that it has adopted; -1 if there is none.
-        answer: what composing yielded, as the launcher takes it; None if `answered` is not set.
-        answered: whether the job has said that.
-        handled: whether that has been dealt with.
         apart: whether the job has said that it has closed what is the launcher's.
-        lease: what it holds; None until it is to start.
-        begun: whether it was let begin.
-        attempt: number of the job's attempt.
         exit_code: how it ended, 128+N if signal N ended it; None if it lives.
         deadline: when it is given up, on the monotonic clock; None if it is not being ended.
         lingers: whether it has ended, and something that it started has not.
-        why: why it could not run, for people; empty if it could, or was killed.
-        progress: what it has said of it since somebody looked, or None.
     """
 
     def __init__(self, number: int, pipes: Iterable[OutputPipe] = ()) -> None:
@@ -491,11 +456,7 @@ class JobProcess:
         """Fork the process of a job, from the main thread; it composes itself at once.
 
         Args:
-            number: of the job.
-            work: what it does.
             leave: closes what is the launcher's own; called in the job.
-            captures: whether its output goes to pipes, else to where the launcher's goes.
-            ignored: signals that the launcher was started with as ignored.
 
         Raises:
             ForkFailed: the system has no process or no descriptor left.
@@ -559,16 +520,17 @@ class JobProcess:
         if self.channel is None:
             return
         for message in self.channel.receive():
-            if "answer" in message.header:
-                self.answer, self.answered = decode(message.header), True
-            elif "apart" in message.header:
-                self.apart = True
-            elif "why" in message.header:
-                self.why = message.header["why"]
-            elif "progress" in message.header:
-                self.progress = JobProgressed(self.number, *message.header["progress"])
-            elif self.branch_pidfd < 0:
-                self.branch_pidfd = open_pidfd(message.header["spawner"]) or -1
+            match as_record(message.header, JobMessage):
+                case Prepared() | Broken() as answer:
+                    self.answer, self.answered = answer, True
+                case Apart():
+                    self.apart = True
+                case NotRun(why):
+                    self.why = why
+                case JobProgressed() as progress:
+                    self.progress = progress
+                case Adopted(pid):
+                    self.branch_pidfd = open_pidfd(pid) or -1
         if self.channel.closed:
             self._close_channel()
 
@@ -588,7 +550,7 @@ class JobProcess:
             warm.lend(self.answer.warm, self.channel, self.pidfd)
         # It was forked before they were taken.
         locks = leases.descriptors(self.lease)
-        self.channel.queue(encode_lease(self.lease), fds=locks)
+        self.channel.queue(Plain()(Begin(self.lease)), fds=locks)
 
     def signal(self, signum: int) -> None:
         """Send a signal to the job's process, if it lives."""
@@ -596,11 +558,7 @@ class JobProcess:
             send_signal(self.pidfd, signum)
 
     def awaited(self, prints: bool = True) -> list[int]:
-        """The descriptors that are readable when there is something to do for this job.
-
-        Args:
-            prints: whether what it prints is wanted now.
-        """
+        """The descriptors that are readable when there is something to do for this job."""
         fds = [pipe.fileno() for pipe in self.pipes if prints]
         if self.channel is not None:
             fds.append(self.channel.fileno())
@@ -636,12 +594,7 @@ class JobProcess:
     def end(
         self, tell: Callable[[JobPrinted], None] | None = None, *, by_itself: bool = False
     ) -> None:
-        """Kill and reap the process, and close everything.
-
-        Args:
-            tell: gets what it has printed; None to drop that.
-            by_itself: it ends by itself now, and may.
-        """
+        """Kill and reap the process, and close everything."""
         if self.pidfd >= 0:
             if by_itself:
                 wait_readable(self.pidfd, _REAP_SECONDS)
@@ -651,11 +604,7 @@ class JobProcess:
         self.close(tell)
 
     def close(self, tell: Callable[[JobPrinted], None] | None = None) -> None:
-        """Close all descriptors; idempotent.
-
-        Args:
-            tell: gets what is still in the pipes; None to drop it.
-        """
+        """Close all descriptors; idempotent."""
         for pipe in self.pipes:
             if tell is not None:
                 pipe.finish(tell, cut=self._killed)

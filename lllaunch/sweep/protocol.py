@@ -10,6 +10,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
+from lllaunch.documents import Number, Record
 from lllaunch.errors import Diagnostic
 from lllaunch.spawner.interpreter import acts_at_import
 from lllaunch.sweep.journal import ComposedRecord
@@ -17,12 +20,10 @@ from lllaunch.sweep.machine import VISIBLE
 from lllaunch.sweep.pool import Lease, Need
 
 
-class SpawnerKey(NamedTuple):
+class SpawnerKey(Record, frozen=True):
     """What the workers of a job have in common, so that jobs can share a warm spawner.
 
     Attributes:
-        preload: modules that the spawner imports.
-        cwd: working directory of that.
         changes: variables of the spawner that differ from the launcher's own, by name; None for
             one that is not set. Never CUDA_VISIBLE_DEVICES.
     """
@@ -38,10 +39,7 @@ class SpawnerKey(NamedTuple):
         """Returns the key of a spawner.
 
         Args:
-            preload: modules that it imports.
-            cwd: working directory of that.
             environ: its whole environment (`lllaunch.run.group.spawner_environment`).
-            outer: the launcher's own.
         """
         names = sorted((environ.keys() | outer.keys()) - {VISIBLE})
         changes = ((name, environ.get(name)) for name in names)
@@ -57,7 +55,7 @@ class SpawnerKey(NamedTuple):
         changes = (
             (name, text if acts_at_import(name) else text and "") for name, text in self.changes
         )
-        return self._replace(changes=tuple(changes))
+        return replace(self, changes=tuple(changes))
 
     def environ(self, outer: Mapping[str, str]) -> dict[str, str]:
         """Returns the spawner's environment; of CUDA_VISIBLE_DEVICES it has the launcher's."""
@@ -65,41 +63,39 @@ class SpawnerKey(NamedTuple):
         return {name: text for name, text in changed.items() if text is not None}
 
 
-class Prepared(NamedTuple):
+class Prepared(Record, frozen=True, tag="prepared"):
     """A job that is composed, and what its launcher has to know of it.
 
     Attributes:
-        need: what it needs to run.
-        overrides: its task overrides, redacted.
         directory: where its result.json will be; relative to the sweep's directory or absolute.
         fingerprint: `lllaunch.sweep.fingerprint.job_key`, or None.
         config: what that was made from, plain data for the journal, or None if it is not kept.
         payload: whatever the job needs to run; it stays in the job's process.
-        warm: which warm spawner it gets a branch of; None for none.
         patience: how long it waits for the preloads of that, seconds, before it does without; None
             for as long as they take.
     """
+
+    BESIDE = frozenset({"payload"})
 
     need: Need = Need()
     overrides: tuple[str, ...] = ()
     directory: str = ""
     fingerprint: str | None = None
     config: Mapping[str, Any] | None = None
-    payload: object = None
+    payload: Any = None
     warm: SpawnerKey | None = None
     patience: float | None = None
 
 
-class Broken(NamedTuple):
+class Broken(Record, frozen=True, tag="broken"):
     """A job that cannot run.
 
     Attributes:
         exit_code: what a run of this config alone would end with: 1 or 2.
-        why: for people.
-        overrides: its task overrides, redacted.
-        directory: as in `Prepared`.
         problems: what of that is known to stand in a file; it stays in the job's process.
     """
+
+    BESIDE = frozenset({"problems"})
 
     exit_code: int
     why: str
@@ -113,72 +109,69 @@ Answer = Prepared | Broken
 
 
 class JobAnswered(NamedTuple):
-    """A job has been composed, or could not be. Told to the observer only, before the fact.
-
-    Attributes:
-        number: of the job.
-        answer: what that yielded; the payload is None.
-    """
+    """A job has been composed, or could not be. Told to the observer only, before the fact."""
 
     number: int
     answer: Answer
 
 
-def encode(answer: Answer) -> dict[str, Any]:
-    """Returns an answer as JSON, without what stays in the job's process."""
-    fields = answer._asdict()
-    if isinstance(answer, Broken):
-        del fields["problems"]
-        return {"answer": "broken", **fields}
-    del fields["payload"]
-    return {"answer": "prepared", **fields}
+class Apart(Record, frozen=True, tag="apart"):
+    """The job has closed what it was forked with that is the launcher's."""
 
 
-def decode(message: Mapping[str, Any]) -> Answer:
-    """Returns the answer of a message that `encode` made."""
-    fields = dict(message)
-    kind = fields.pop("answer")
-    fields["overrides"] = tuple(fields["overrides"])
-    if kind == "broken":
-        return Broken(**fields)
-    warm = fields.pop("warm")
-    return Prepared(
-        **{**fields, "need": Need(*fields["need"])},
-        warm=None if warm is None else _warm_key(*warm),
-    )
+class NotRun(Record, frozen=True, tag="not_run"):
+    """The job could not be run, and why; there may be no result.json that says so."""
+
+    why: str
 
 
-def _warm_key(preload: list[str], cwd: str, changes: list[list[str]]) -> SpawnerKey:
-    return SpawnerKey(tuple(preload), cwd, tuple((name, text) for name, text in changes))
+class Adopted(Record, frozen=True, tag="adopted"):
+    """The job has a branch of a warm spawner: its lease is kept until that has ended, too."""
+
+    pid: int
+
+
+class JobProgressed(Record, frozen=True, tag="progress"):
+    """A job got further. Told to the observer, too.
+
+    Attributes:
+        total: how many steps there are, None if that is not known.
+        eta: seconds that the rest will take about, or None.
+    """
+
+    number: int
+    step: Number
+    total: Number | None = None
+    eta: Number | None = None
+
+
+JobMessage = Prepared | Broken | Apart | NotRun | Adopted | JobProgressed
+"""What a job says to its launcher."""
+
+
+class Lent(Record, frozen=True, tag="lent"):
+    """A branch of a warm spawner for the job; its socket goes with it.
+
+    Attributes:
+        mark: of what the branch starts.
+        soon: whether it is being forked; else the spawner's preloads are waited for.
+    """
+
+    mark: str
+    soon: bool
+
+
+class Begin(Record, frozen=True, tag="begin"):
+    """The job may begin; the descriptors of its locks go with it."""
+
+    lease: Lease
 
 
 def record_of(number: int, answer: Answer, directory: str) -> ComposedRecord:
-    """Returns what the journal says of a composed job.
-
-    Args:
-        number: of the job.
-        answer: what composing it yielded.
-        directory: as the journal has it.
-    """
+    """Returns what the journal says of a composed job."""
     if isinstance(answer, Broken):
         return ComposedRecord(number, answer.overrides, directory, None)
     return ComposedRecord(number, answer.overrides, directory, answer.fingerprint, answer.config)
-
-
-def encode_lease(lease: Lease) -> dict[str, Any]:
-    """Returns the message that lets a job begin; the descriptors of its locks go with it."""
-    return {"start": [list(lease.gpus), list(lease.cpus)]}
-
-
-def is_lease(message: Mapping[str, Any]) -> bool:
-    """Whether `encode_lease` made a message."""
-    return "start" in message
-
-
-def decode_lease(message: Mapping[str, Any]) -> Lease:
-    """Returns the lease of a message that `encode_lease` made."""
-    gpus, cpus = message["start"]
-    return Lease(tuple(gpus), tuple(cpus))
 
 
 # What it prints
@@ -192,30 +185,12 @@ class JobPrinted(NamedTuple):
     """A job wrote a line. Told to the observer only.
 
     Attributes:
-        number: of the job.
         stream: 1 for standard output, 2 for standard error.
-        line: without its newline.
     """
 
     number: int
     stream: int
     line: bytes
-
-
-class JobProgressed(NamedTuple):
-    """A job got further. Told to the observer only.
-
-    Attributes:
-        number: of the job.
-        step: how many steps its workers have done.
-        total: how many there are, None if that is not known.
-        eta: seconds that the rest will take about, or None.
-    """
-
-    number: int
-    step: float
-    total: float | None = None
-    eta: float | None = None
 
 
 class Stopping(NamedTuple):
@@ -233,12 +208,7 @@ class Tick(NamedTuple):
 
 
 class OutputPipe:
-    """A pipe that a job writes to, at the launcher's end.
-
-    Args:
-        number: of the job.
-        stream: 1 for standard output, 2 for standard error.
-    """
+    """A pipe that a job writes to, at the launcher's end."""
 
     def __init__(self, number: int, stream: int) -> None:
         self.number, self.stream = number, stream
@@ -282,7 +252,6 @@ class OutputPipe:
         What still has the pipe open, a process that the job left behind, is not waited for.
 
         Args:
-            tell: gets the lines.
             cut: who wrote was killed, so that the last line may be half of one: it is not told
                 (whole it is in the worker's file).
         """

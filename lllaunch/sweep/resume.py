@@ -32,12 +32,7 @@ _ENOUGH = 50  # jobs that have changed; to compose many more, only to say the sa
 
 
 class OldJob(NamedTuple):
-    """A job of the sweep that is resumed.
-
-    Attributes:
-        history: what the journal tells of it.
-        result: what its result.json tells, None if that is not there.
-    """
+    """A job of the sweep that is resumed."""
 
     history: JobHistory
     result: Result | None = None
@@ -59,14 +54,7 @@ class OldJob(NamedTuple):
 
 
 class NewJob(NamedTuple):
-    """A job that the sweep shall have now.
-
-    Attributes:
-        overrides: its task overrides, redacted as the journal's are.
-        fingerprint: of its config.
-        config: what that was made from, canonical; to show a difference.
-        former: its fingerprint as lllaunch 0.1.0 made it, with all defaults.
-    """
+    """A job that the sweep shall have now."""
 
     overrides: Sequence[str]
     fingerprint: str | None = None
@@ -79,7 +67,6 @@ class Match(NamedTuple):
 
     Attributes:
         number: an old job's, or one that no job in the journal has.
-        old: the old job, None if it is new.
     """
 
     number: int
@@ -95,7 +82,6 @@ class Skip(NamedTuple):
     """The job has finished.
 
     Attributes:
-        number: its number.
         old: what is known of it; unless `OldJob.journalled`, its result belongs into the journal.
     """
 
@@ -117,12 +103,7 @@ class RunNew(NamedTuple):
 
 
 class ResumePlan(NamedTuple):
-    """What a resume does.
-
-    Attributes:
-        jobs: what becomes of each job, in the order of the new sweep.
-        left: numbers of old jobs that the new sweep does not have; they stay as they are.
-    """
+    """What a resume does."""
 
     jobs: tuple[Skip | RunAgain | RunNew, ...]
     left: tuple[int, ...] = ()
@@ -137,13 +118,6 @@ def match_jobs(
     clusters: bool = False,
 ) -> tuple[Match, ...]:
     """Finds the old job of each new one. Needs no config.
-
-    Args:
-        old: the jobs of the sweep that is resumed.
-        overrides: of each job of the new sweep, in its order.
-        taken: more numbers that no new job may get.
-        first: the number that the first job of a new sweep would get.
-        clusters: as `lllaunch.sweep.fingerprint.overrides_key` has it.
 
     Returns:
         the number of each job, in the order of ``overrides``. No number occurs twice. A job that
@@ -204,15 +178,10 @@ def plan_resume(
     """Decides what becomes of each job of a sweep that is resumed.
 
     Args:
-        old: the jobs of the sweep, from its journal and its jobs' directories.
-        overrides: of each job that it shall have now, in its order, redacted as the journal's are.
         compose: composes those that have finished, one after another; called with the place of each
             in ``overrides`` and the old job. Not all that it would compose need be wanted.
-        taken: more numbers that no new job may get.
-        first: the number that the first job of a new sweep would get.
         config_of: the config of an old job, canonical, None if that was not kept; asked for those
             whose fingerprint has changed.
-        clusters: as `match_jobs` has it.
 
     Raises:
         ConfigError: the config of a job that has finished is another one now; says in what.

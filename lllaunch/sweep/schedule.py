@@ -94,12 +94,7 @@ class BeginSweep:
 
 @dataclass(frozen=True)
 class JobComposed:
-    """The next job is composed, and its config is good. Answers `ComposeNext`.
-
-    Attributes:
-        number: of the job, unique in the sweep.
-        need: what it needs to run.
-    """
+    """The next job is composed, and its config is good. Answers `ComposeNext`."""
 
     number: int
     need: Need
@@ -110,10 +105,8 @@ class JobBroken:
     """The next job could not be composed, or its config is wrong. Answers `ComposeNext`.
 
     Attributes:
-        number: of the job.
         exit_code: what a run of this config alone would end with, 1 or 2; 128+N if signal N ended
             the process that composed it.
-        why: for people.
     """
 
     number: int
@@ -131,9 +124,7 @@ class LeaseRefused:
     """A job was not started, since other launchers hold slots of its lease.
 
     Attributes:
-        number: of the job.
         gpus: the slots of its lease that others hold; at least one of both kinds together.
-        cpus: the same.
     """
 
     number: int
@@ -143,12 +134,7 @@ class LeaseRefused:
 
 @dataclass(frozen=True)
 class SlotsFreed:
-    """Other launchers no longer hold slots that `LeaseRefused` named.
-
-    Attributes:
-        gpus: those slots; others are ignored.
-        cpus: the same.
-    """
+    """Other launchers no longer hold slots that `LeaseRefused` named."""
 
     gpus: tuple[str, ...] = ()
     cpus: tuple[int, ...] = ()
@@ -156,22 +142,14 @@ class SlotsFreed:
 
 @dataclass(frozen=True)
 class JobNotStarted:
-    """A job was not started, since something failed; `Blocked` came before.
-
-    Attributes:
-        number: of the job. Its lease is free again.
-    """
+    """A job was not started, since something failed; `Blocked` came before."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Blocked:
-    """The journal cannot be written, or no process can be made: no job can be started.
-
-    Attributes:
-        why: for people.
-    """
+    """The journal cannot be written, or no process can be made: no job can be started."""
 
     why: str = ""
 
@@ -191,11 +169,9 @@ class JobEnded:
     """The process of a running job has ended, or could not be made. Its slots are free.
 
     Attributes:
-        number: of the job.
         exit_code: its exit code; 128+N if signal N ended the process.
         cause: what it failed of, see `lllaunch.sweep.policy.cause_of`; None if it succeeded, or if
             another attempt would be in vain.
-        why: the first failure in one line, or empty.
         seconds: how long it took, where that is not what the observer sees; else None.
         objective: what it returned, if it succeeded and that is a number; else None.
     """
@@ -210,22 +186,14 @@ class JobEnded:
 
 @dataclass(frozen=True)
 class RetryDue:
-    """The moment that a `Retry` named has come.
-
-    Attributes:
-        number: of the job.
-    """
+    """The moment that a `Retry` named has come."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class SweepSignalled:
-    """A signal to the launcher.
-
-    Attributes:
-        signum: its number.
-    """
+    """A signal to the launcher."""
 
     signum: int
 
@@ -260,8 +228,6 @@ class StartJob:
     """Lock the slots of a lease and start a job; else `LeaseRefused` follows.
 
     Attributes:
-        number: of the job.
-        lease: what it holds while it runs.
         attempt: number of the job's attempt in this sweep, from 0.
     """
 
@@ -275,9 +241,6 @@ class Retry:
     """An attempt of a job failed, and the job is tried again.
 
     Attributes:
-        number: of the job.
-        attempt: number that its next attempt will have.
-        cause: why.
         at: when it may start again, on the clock of `handle`'s ``now``, seconds; `RetryDue`
             follows then. None if it waits for slots at once, before all others.
     """
@@ -290,15 +253,7 @@ class Retry:
 
 @dataclass(frozen=True)
 class Settle:
-    """What became of a job, for good. Comes exactly once for each job that was told of.
-
-    Attributes:
-        number: of the job.
-        state: a final one.
-        attempts: how many attempts of it ended in this sweep.
-        exit_code: of the last attempt, or what the job broke with; None if there is neither.
-        why: what the last attempt failed of in one line, or why it was never started; or empty.
-    """
+    """What became of a job, for good. Comes exactly once for each job that was told of."""
 
     number: int
     state: JobState
@@ -309,11 +264,7 @@ class Settle:
 
 @dataclass(frozen=True)
 class SignalJobs:
-    """Send a signal to all running jobs. Each then gives its workers their grace period.
-
-    Attributes:
-        signum: its number.
-    """
+    """Send a signal to all running jobs. Each then gives its workers their grace period."""
 
     signum: int
 
@@ -325,13 +276,7 @@ class KillJobs:
 
 @dataclass(frozen=True)
 class FinishSweep:
-    """The sweep is over.
-
-    Attributes:
-        summary: what became of its jobs.
-        exit_code: of the launcher.
-        signum: the first signal to the launcher, or None.
-    """
+    """The sweep is over."""
 
     summary: Summary
     exit_code: int
@@ -348,16 +293,7 @@ _NOTHING = Lease()
 class Job:
     """A job that is not over.
 
-    Args:
-        number: its number.
-        need: what it needs.
-        retries: how often it is tried again.
-
     Attributes:
-        attempts: how many attempts of it have ended.
-        lease: what it holds while it runs.
-        exit_code: of its last attempt, or None.
-        why: what that failed of, or empty.
         overtaken: how many jobs behind it started while it waited for its first or next attempt.
     """
 
@@ -426,19 +362,13 @@ class Waiting:
         """Returns the free slots that are not kept for anybody.
 
         Args:
-            free: slots that nobody holds.
             ours: slots that no other launcher holds.
         """
         first = self.starving(ours)
         return free if first is None else without(free, first.need)
 
     def take(self, free: Need, ours: Need) -> Job | None:
-        """Returns the next job to start, which waits no longer; None if none fits.
-
-        Args:
-            free: slots that nobody holds.
-            ours: slots that no other launcher holds.
-        """
+        """Returns the next job to start, which waits no longer; None if none fits."""
         first = self.starving(ours)
         if first is not None and fits(first.need, free):
             return self._remove(self._jobs.index(first))
@@ -482,19 +412,7 @@ class ImpossibleSweepEvent(Exception):
 
 
 class Scheduler:
-    """A sweep from its first job to its end.
-
-    Args:
-        slots: all slots that it may use, GPUs in the order of CUDA_VISIBLE_DEVICES.
-        policy: what holds for all of its jobs.
-
-    Attributes:
-        state: state of the sweep.
-        running: the jobs that hold a lease, by number.
-        paused: the jobs that wait for the moment of their retry, by number.
-        waiting: the jobs that wait for slots.
-        composing: whether a job has been asked for.
-    """
+    """A sweep from its first job to its end."""
 
     def __init__(self, slots: Lease, policy: SweepPolicy | None = None) -> None:
         self.state = SweepState.NEW
@@ -514,10 +432,6 @@ class Scheduler:
 
     def handle(self, event: SweepEvent, now: float) -> SweepActions:
         """Take note of an event; the actions that follow, in order.
-
-        Args:
-            event: what happened.
-            now: the time on a clock that never goes back, seconds.
 
         Raises:
             ImpossibleSweepEvent: it cannot come in this state, or of this job.

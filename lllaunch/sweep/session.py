@@ -14,6 +14,8 @@ import stat
 import time
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
+from msgspec.structs import replace
+
 import lllaunch.sweep.schedule as v
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.run.files import naming
@@ -72,7 +74,6 @@ class Batch(NamedTuple):
     """Some jobs of a sweep, in the order in which the sweeper asked for them.
 
     Attributes:
-        numbers: the number of each job.
         skipped: those that have finished in an earlier launcher and do not run, by number.
         directories: where the result.json of those is that run again, as the journal has it
             (relative to the sweep's directory, or absolute), by number. One that never had a
@@ -90,15 +91,7 @@ class SweepSession:
     Jobs that are forked hold the directory with it, until they end.
 
     Args:
-        directory: held.
-        journal: open.
         resumed: what goes into the journal of a resumed sweep first, None for a new one.
-        history: what `journal` tells of.
-
-    Attributes:
-        path: the sweep's directory, absolute.
-        journal: what its records go to.
-        resumed: whether the sweep was begun by another launcher.
     """
 
     def __init__(
@@ -135,15 +128,8 @@ class SweepSession:
         Args:
             directory: of the sweep; made if need be. A relative path counts from the working
                 directory.
-            command: the overrides of the command line, redacted.
-            version: of this launcher.
-            direction: which of two objectives is better, None if that is not known.
-            slots: what the jobs may lease, None if they go to a cluster.
-            resume: whether to go on with the sweep that is there. The journal is not changed
-                before `plan` has found nothing to refuse.
             say: gets a line for people if a new sweep begins where there is one, and if jobs of a
                 killed launcher have to be waited for.
-            patience: how long that may take, seconds.
 
         Raises:
             ConfigError: it is in use; or cannot be resumed: there is no sweep, it is damaged, or of
@@ -192,10 +178,8 @@ class SweepSession:
         Args:
             jobs: the overrides of each job, redacted as the journal's are. They are looked at only
                 in a resumed sweep, and then more than once.
-            first_number: that of the first job, as the sweeper counts.
             compose: composes the jobs that have finished, for comparison, one after another; their
                 directories are those that the journal has.
-            clusters: as `lllaunch.sweep.fingerprint.overrides_key` has it.
 
         Raises:
             ConfigError: the config of a job that has finished has changed, or what ``compose``
@@ -255,11 +239,6 @@ class SweepSession:
     ) -> None:
         """Writes sweep.json.
 
-        Args:
-            result: as `result` returned it.
-            numbers: of all jobs. Those that the sweep did not come to are in sweep.json, too.
-            overrides: returns those of a job, as the journal has them.
-
         Raises:
             OutputError: it cannot be written.
         """
@@ -281,16 +260,7 @@ class SweepSession:
         self._write_at = now + _RATIO * (now - began)
 
     def end_in_queue(self, number: int, directory: str, said: BatchEnded | None) -> v.JobEnded:
-        """Write down what became of a job that a cluster has had, and that is over.
-
-        Args:
-            number: of the job.
-            directory: of its run, absolute.
-            said: its last word, None if there was none.
-
-        Returns:
-            How it ended.
-        """
+        """Write down what became of a job that a cluster has had, and that is over."""
         try:
             run, unreadable = read_result(directory), ""
         except OutputError as error:
@@ -356,11 +326,7 @@ _NEVER_STARTED = frozenset({v.JobState.NOT_RUN, v.JobState.CANCELLED})
 
 
 class JobRecords:
-    """What of each job that is not settled goes into the journal.
-
-    Args:
-        journal: of the sweep; None if none is kept.
-    """
+    """What of each job that is not settled goes into the journal."""
 
     def __init__(self, journal: Journal | None) -> None:
         self._journal = journal
@@ -393,15 +359,7 @@ class JobRecords:
             self._journal.append(StartedRecord(job.number, job.attempt, job.lease, job.pid))
 
     def ended(self, job: JobProcess, exit_code: int) -> v.JobEnded:
-        """A job that held a lease ended.
-
-        Args:
-            job: which.
-            exit_code: of its process.
-
-        Returns:
-            What the scheduler is told.
-        """
+        """A job that held a lease ended."""
         if not job.begun:
             return self._never_began(job, exit_code)
         assert isinstance(job.answer, Prepared)
@@ -482,7 +440,7 @@ class JobRecords:
 
     def _keep_composed(self, number: int) -> None:
         record = self._ahead.pop(number)
-        known = record._replace(config=None)
+        known = replace(record, config=None)
         if self._known.get(number) != known:
             self._keep(record)
             self._known[number] = known

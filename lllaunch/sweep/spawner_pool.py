@@ -14,13 +14,15 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from lllaunch.documents import Plain
 from lllaunch.events import PreloadBroken, SpawnerEvent, SpawnerGone
 from lllaunch.linux.process import process_ended
 from lllaunch.spawner.client import Branch, Spawner
 from lllaunch.spawner.interpreter import Shared
+from lllaunch.sweep.protocol import Lent
 
 if TYPE_CHECKING:
-    from lllaunch.spawner.protocol import Channel, Message
+    from lllaunch.spawner.protocol import Channel
     from lllaunch.sweep.protocol import SpawnerKey
 
 
@@ -33,10 +35,7 @@ class _Pooled:
     """A spawner, and who uses it.
 
     Attributes:
-        spawner: it.
         waiting: what waits for its preloads: the branch's end, and a pidfd of the job.
-        jobs: pidfds of the jobs that have got a branch.
-        lent_at: which of all branches was the last that a job got of it.
     """
 
     def __init__(self, spawner: Spawner) -> None:
@@ -79,12 +78,6 @@ class SpawnerPool:
     """The warm spawners of a launcher; one thread uses them at a time.
 
     They outlive a sweep, for the next one of the same launcher, until `close`.
-
-    Args:
-        environ: the launcher's environment.
-        limit: how many there are at most.
-        prestarted: one that is not configured yet, for the first environment; closed with the
-            others.
     """
 
     def __init__(
@@ -119,8 +112,6 @@ class SpawnerPool:
         """Send a job that begins its branch, if it does not run cold.
 
         Args:
-            key: which spawner it wants.
-            channel: to the job.
             job: pidfd of its process.
         """
         self._lent += 1
@@ -143,16 +134,14 @@ class SpawnerPool:
             undo.pop_all()
         assert branch.other is not None
         pooled.waiting.append((branch.other, launcher))
-        header = {"branch": branch.mark, "soon": pooled.spawner.ready}
+        header = Plain()(Lent(branch.mark, pooled.spawner.ready))
         channel.queue(header, fds=(branch.sock.detach(),), close_fds=True)
         if pooled.spawner.ready:
             pooled.hand_over()
 
-    def branch_of(self, key: SpawnerKey, message: Message) -> Branch:
+    def branch_of(self, key: SpawnerKey, mark: str, fd: int) -> Branch:
         """In the job: what `lend` has sent."""
-        return Branch(
-            socket.socket(fileno=message.fds[0]), self._shared(key), message.header["branch"]
-        )
+        return Branch(socket.socket(fileno=fd), self._shared(key), mark)
 
     def _shared(self, key: SpawnerKey) -> Shared:
         return Shared(key.environ(self._environ), key.cwd, key.preload)
@@ -183,12 +172,7 @@ class SpawnerPool:
         return False
 
     def dispatch(self, ready: frozenset[int], tell: Callable[[SpawnerEvent], None]) -> None:
-        """Take note of what spawners say.
-
-        Args:
-            ready: descriptors that are readable.
-            tell: gets it.
-        """
+        """Take note of what spawners say."""
         for key, pooled in list(self._pooled.items()):
             if pooled is None or pooled.spawner.fileno() not in ready:
                 continue

@@ -9,10 +9,10 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from lllaunch.console.lanes import DRAWN, timeline_rows
 from lllaunch.console.live_table import table_rows
@@ -26,7 +26,7 @@ from lllaunch.console.report import failure_text, fate_text, report_lines
 from lllaunch.console.stream import encodable
 from lllaunch.console.summary import Setting, summary_rows
 from lllaunch.console.table import GAP, Row, aligned, padded
-from lllaunch.documents import Fields, nanoseconds
+from lllaunch.documents import Fields, Plain, nanoseconds
 from lllaunch.files import within
 from lllaunch.results.live import LiveReader
 from lllaunch.results.peaks import mean_use, peaks_of
@@ -405,9 +405,10 @@ def _show_sweep(view: SweepView, cwd: str, *, as_json: bool) -> None:
     sweep = view.result
     if sweep is not None and is_submitted(view.path):
         live = {job.number: job for job in view.jobs if job.batch_job}
-        sweep = replace(sweep, jobs=tuple(_by_now(job, live.get(job.job)) for job in sweep.jobs))
+        jobs = tuple(_by_now(job, live.get(job.job)) for job in sweep.jobs)
+        sweep = replace(sweep, jobs=jobs)
     if as_json:
-        summary = None if sweep is None else sweep.to_json()
+        summary = None if sweep is None else Plain()(sweep)
         print_json({**plain(view.entry, view.entry.path), "summary": summary})
         return
     print_rows(sweep_rows(view.entry, sweep, cwd, columns()))
@@ -422,7 +423,7 @@ def sweep_rows(entry: ListEntry, sweep: SweepResult | None, cwd: str, width: int
     common = common_overrides([job.overrides for job in sweep.jobs])
     if running:
         names = {"started": "running", "composed": "waiting"}
-        jobs = (job._replace(state=names.get(job.state, job.state)) for job in sweep.jobs)
+        jobs = (replace(job, state=names.get(job.state, job.state)) for job in sweep.jobs)
         sweep = replace(sweep, jobs=tuple(jobs))
     resume = None if running else ""
     setting = Setting(entry.path, cwd, len(sweep.jobs), common, columns=width, resume=resume)
@@ -436,9 +437,12 @@ def _by_now(job: JobHistory, entry: ListEntry | None) -> JobHistory:
     if entry is None:
         return job
     if entry.exit_code is None or job.result is not None:
-        return job._replace(state=entry.state)
-    from lllaunch.sweep.journal import Result  # noqa: PLC0415 - most are shown without one
-
-    value = None if entry.value is None else json.dumps(entry.value)
-    result = Result(entry.state, entry.exit_code, entry.root_cause, entry.seconds, value)
-    return job._replace(state=entry.state, result=result)
+        return replace(job, state=entry.state)
+    return replace(
+        job,
+        state=entry.state,
+        exit_code=entry.exit_code,
+        root_cause=entry.root_cause,
+        seconds=entry.seconds,
+        return_value=None if entry.value is None else json.dumps(entry.value),
+    )

@@ -17,6 +17,7 @@ from lllaunch.linux import proc
 from lllaunch.sweep.journal import OverRecord, StartedRecord
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.machine import find_machine
+from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.session import SweepSession
 
 # What a worker needs to be killed, to hang, to fail: once, or whenever it runs.
@@ -377,7 +378,7 @@ def test_nobody_gets_what_workers_of_a_killed_launcher_still_use(
         launcher.kill()
         until(lambda: gone(job), "the end of the job's process")
         assert not gone(worker)
-        assert leases.acquire(machine.everything._replace(cpus=()))
+        assert leases.acquire(Lease(machine.everything.gpus))
         used = rf"still in use by jobs of a sweep whose launcher \(pid {launcher.pid} .*\(pids .*\)"
         with pytest.raises(ConfigError, match=used):
             begin(resume=True, patience=0.05)
@@ -390,7 +391,7 @@ def test_nobody_gets_what_workers_of_a_killed_launcher_still_use(
         begin(resume=True, say=let_die, patience=WAIT).close()
         (line,) = said
         assert line.startswith("waiting for jobs that the killed launcher of")
-        until(lambda: not leases.acquire(machine.everything._replace(cpus=())), "the GPU")
+        until(lambda: not leases.acquire(Lease(machine.everything.gpus)), "the GPU")
         assert gone(worker)
     finally:
         (tmp_path / "die").touch()

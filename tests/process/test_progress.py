@@ -171,7 +171,7 @@ def test_a_job_tells_its_sweep_how_far_it_is_and_waits_for_nobody() -> None:
     ours, theirs = socket.socketpair()
     job, channel = JobProcess(4), Channel(theirs)
     job.channel = Channel(ours)
-    processes._launchers.append(channel)
+    processes._launchers.append((channel, 4))
     try:
         processes.tell_progress(7.0, 9.0, None)
         job.receive()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from support.launching import WAIT, text_of, until
 from support.sweeps import NAMES, ONE, Execute, Played, each, machine
 
@@ -381,7 +382,7 @@ def test_jobs_that_always_die_while_composed_end_the_sweep_and_no_other_job(
     def prepare(number: int) -> Answer:
         if number:
             die()
-        return ONE._replace(payload=number)
+        return structs.replace(ONE, payload=number)
 
     played.react = mark(played, v.Abandoned)
     with pytest.raises(ComposingFailed):
@@ -410,11 +411,11 @@ def test_a_job_is_reviewed_once(played: Played, monkeypatch: pytest.MonkeyPatch)
         seen.append((number, job))
         if number == 1:
             return Broken(2, "as job 0", ("a=1",), "same")
-        return job._replace(directory=f"reviewed{number}")
+        return structs.replace(job, directory=f"reviewed{number}")
 
     def prepare(number: int) -> Answer:
         print(f"composed {number}", flush=True)
-        return ONE._replace(directory="same", payload=number)
+        return structs.replace(ONE, directory="same", payload=number)
 
     def run(number: int) -> int:
         place = played.place / f"reviewed{number}"
@@ -428,7 +429,7 @@ def test_a_job_is_reviewed_once(played: Played, monkeypatch: pytest.MonkeyPatch)
     policy = SweepPolicy(retries=Retries(failure=1))
     finish = played.sweep(3, prepare, jobs(run), policy, review=review, captures=True)
     assert finish.summary == Summary(succeeded=1, failed=2)
-    assert seen == [(number, ONE._replace(directory="same")) for number in range(3)]
+    assert seen == [(number, structs.replace(ONE, directory="same")) for number in range(3)]
     # what composing yields is told once, before what the sweep makes of it
     answers = played.of(JobAnswered)
     facts = [played.seen[played.seen.index(answer) + 1] for answer in answers]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from support.contexts import TargetContext
 from support.launching import WAIT, gone, text_of
 from support.sweeps import Execute, Played, machine
@@ -78,7 +79,7 @@ class Warmed(Played):
         def prepare(number: int) -> Answer:
             env = {"OMP_NUM_THREADS": str(threads(number))} if threads else {}
             key = SpawnerKey.of(["slow"], str(self.place), os.environ | env, os.environ)
-            return Prepared(Need(1), warm=key, payload=(number, env))._replace(**fields)
+            return structs.replace(Prepared(Need(1), warm=key, payload=(number, env)), **fields)
 
         return prepare
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 import lllaunch.sweep.schedule as v
 from lllaunch.spawner.client import Spawner
 from lllaunch.sweep.history import SweepHistory
@@ -31,7 +33,7 @@ def machine(gpus: int = 2) -> SweepMachine:
 
 
 def each(job: Prepared = ONE) -> Callable[[int], Answer]:
-    return lambda number: job._replace(payload=number)
+    return lambda number: structs.replace(job, payload=number)
 
 
 class Played:

@@ -18,7 +18,6 @@ from lllaunch.console.table import Row, aligned
 from lllaunch.results.live import LiveView
 from lllaunch.results.store import ListEntry
 from lllaunch.sweep.history import JobHistory, SweepResult
-from lllaunch.sweep.journal import Result
 from lllaunch.sweep.pool import Lease
 from lllaunch.workers.terminal import cells
 
@@ -130,7 +129,14 @@ def test_the_head_of_a_run() -> None:
 
 def test_the_head_of_a_sweep_has_its_best_job_and_who_holds_what() -> None:
     history = tuple(
-        JobHistory(number, ("+exp=x", f"lr={number}"), result=Result("succeeded", 0, "", 1.0, text))
+        JobHistory(
+            number,
+            ("+exp=x", f"lr={number}"),
+            state="succeeded",
+            exit_code=0,
+            seconds=1.0,
+            return_value=text,
+        )
         for number, text in enumerate(("0.5", "0.25", "null"))
     )
     result = SweepResult(history, direction="minimize", slots=Lease(("0", "1", "2"), (0, 1)))

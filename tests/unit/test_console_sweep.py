@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 import lllaunch.sweep.schedule as v
 from lllaunch.console.summary import Setting, summary_rows
@@ -119,13 +119,13 @@ def test_a_quiet_sweep_says_what_fails_and_nothing_else(tmp_path: Path) -> None:
     assert sweep.console.tick_in() is None
     sweep.start(0)
     sweep.observe(v.JobEnded(0, 0), v.Settle(0, v.JobState.SUCCEEDED, 1, 0))
-    done = JobHistory(0, ("a.x=0",), "0", state="succeeded", result=Result("succeeded", 0))
+    done = JobHistory(0, ("a.x=0",), "0", state="succeeded", exit_code=0)
     sweep.console.finished(SweepResult((done,), exit_code=0))
     assert sweep.new() == ""
     sweep.start(1)
     sweep.observe(v.JobEnded(1, 3), v.Settle(1, v.JobState.FAILED, 1, 3))
     assert sweep.new() == "lllaunch: job 1 failed after 0 ms: exit code 3; logs in m/1\n"
-    failed = JobHistory(1, ("a.x=1",), "1", state="failed", result=Result("failed", 3))
+    failed = JobHistory(1, ("a.x=1",), "1", state="failed", exit_code=3)
     sweep.console.finished(SweepResult((done, failed), exit_code=6))
     assert "1 of 2 jobs succeeded, 1 failed" in sweep.new()
 
@@ -145,10 +145,8 @@ def test_lines_of_jobs_go_where_the_jobs_wrote_them(sweep: Sweep) -> None:
 
 def test_the_summary_of_some_jobs(sweep: Sweep) -> None:
     def job(number: int, state: str) -> JobHistory:
-        ended = Result(state, 3, "no", 1.0)
-        return JobHistory(
-            number, (f"a.x={number}",), str(number), state=state, tries=1, result=ended
-        )
+        ended: Any = structs.asdict(Result(state, 3, "no", 1.0))
+        return JobHistory(number, (f"a.x={number}",), str(number), tries=1, **ended)
 
     jobs = (job(0, "failed"), job(1, "succeeded"), job(2, "succeeded"))
     result = SweepResult(jobs, exit_code=0, seconds=3.0)
@@ -270,7 +268,7 @@ def test_a_job_whose_end_is_not_known_is_no_success() -> None:
 def test_the_best_objective_is_named(direction: Direction | None, told: str) -> None:
     values = ["0.5", "-3", "1e300"]
     records = [ended(job, "succeeded", 0, value=value) for job, value in enumerate(values)]
-    found = shown(replace(document(*records, code=0), direction=direction))
+    found = shown(structs.replace(document(*records, code=0), direction=direction))
     assert f"lllaunch: objective: {told}\n" in found
 
 
@@ -301,8 +299,8 @@ def test_the_resume_can_be_pasted_into_a_shell() -> None:
 def test_the_table_fits_the_terminal_where_it_can() -> None:
     found = document(ended(0, "succeeded", 0))
     first, *others = found.jobs
-    long = first._replace(overrides=("name=" + "漢" * 40,))
-    found = replace(found, jobs=(long, *others))
+    long = structs.replace(first, overrides=("name=" + "漢" * 40,))
+    found = structs.replace(found, jobs=(long, *others))
     wide, narrow = shown(found), shown(found, SETTING._replace(columns=50))
     assert max(len(line) for line in narrow.split("\n")[1:5]) < 50
     assert "漢..." in narrow

@@ -435,4 +435,4 @@ def test_what_is_written_of_sweeps_is_valid() -> None:
     for document in sweeps():
         Draft202012Validator(SWEEP).validate(document)
     states = {job["state"] for job in sweeps()[0]["jobs"]}
-    assert states == set(SWEEP["$defs"]["state"]["enum"])
+    assert states == set(SWEEP["$defs"]["JobHistory"]["properties"]["state"]["enum"])

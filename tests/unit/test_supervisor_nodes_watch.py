@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from msgspec import to_builtins
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
-from lllaunch.cluster.membership import Member, Place, Roster, Share
+from lllaunch.cluster.membership import Ending, Member, Place, Roster, Share
 from lllaunch.cluster.rendezvous import Rendezvous
 from lllaunch.spec import Nodes
 from lllaunch.supervisor import nodes as module
@@ -23,7 +23,7 @@ from lllaunch.watchdog.stacks.frames import Frame, RankStack
 
 INTERVAL, PATIENCE = 1.0, 3.0
 NODES = Nodes(1, 4, 0, "c10d", "host0", 29400)
-FAILED = {"how": "failed", "reason": "failure", "group_rank": 1, "text": "raised ValueError"}
+FAILED = Ending("failed", "failure", 1, text="raised ValueError")
 
 
 class Store:
@@ -113,7 +113,7 @@ def test_all_hear_the_first_word_and_that_nobody_is_missing(four: Playing) -> No
     four.turns(2)
     assert four.said() == [[], [], [], []]
     four.nodes[1].end(FAILED)
-    four.nodes[2].end({**FAILED, "group_rank": 2})
+    four.nodes[2].end(replace(FAILED, group_rank=2))
     four.turns(2)
     assert four.said() == [[FAILED, _Counted([])]] * 4
     assert four.over == [True] * 4
@@ -138,7 +138,7 @@ def test_when_the_node_that_counts_is_gone_the_others_miss_it(four: Playing) -> 
 
 def test_nodes_that_are_known_to_be_gone_are_not_waited_for(four: Playing) -> None:
     four.turns(2)
-    left = {"how": "left", "reason": "node", "group_rank": 0, "gone": [0]}
+    left = Ending("left", "node", 0, (0,))
     four.nodes[0].end(left)
     four.turns(2, dead=[0])
     assert four.said(0) == [[left, _Counted([])]] * 3
@@ -150,14 +150,14 @@ def test_the_loss_of_a_node_is_told_when_its_patience_is_over(four: Playing) -> 
     assert four.said(2) == [[], [], []]
     four.turns(2 * PATIENCE, dead=[2])
     for first, last in four.said(2):
-        assert (first["how"], first["gone"]) == ("lost", [2])
+        assert (first.how, first.gone) == ("lost", (2,))
         assert last == _Counted([])
 
 
 def test_after_success_nobody_is_counted(four: Playing) -> None:
-    four.nodes[1].end({"how": "succeeded"})
+    four.nodes[1].end(Ending("succeeded"))
     four.turns(INTERVAL / 2, dead=[3])
-    assert four.said(3) == [[{"how": "succeeded"}]] * 3
+    assert four.said(3) == [[Ending("succeeded")]] * 3
 
 
 # How far an attempt came
@@ -193,7 +193,7 @@ def test_all_are_counted_when_all_have_said_how_far_it_came(three: Playing) -> N
 def test_who_knows_nothing_is_not_waited_for(three: Playing) -> None:
     three.nodes[1].end(FAILED)
     say(three, 0, 3.0)
-    three.nodes[1].tell_progress("{}")
+    three.nodes[1].tell_progress("null")
     say(three, 2, None)
     three.turns(3)
     farthest = AttemptProgress(3.0, checkpoint_changed=False, time_ns=102)

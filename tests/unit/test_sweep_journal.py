@@ -6,15 +6,15 @@ import errno
 import json
 import os
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
-from lllaunch.documents import isoformat
+from lllaunch.documents import Plain, as_record, isoformat
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.sweep.directory import JOURNAL, SweepDirectory
 from lllaunch.sweep.history import (
@@ -24,6 +24,7 @@ from lllaunch.sweep.history import (
     SweepResult,
     read_result,
     read_results,
+    read_summary,
     render_summary,
     result_of,
     summary_of,
@@ -92,7 +93,9 @@ def lines_of(some: tuple[Record, ...]) -> list[bytes]:
 
 
 headers = st.builds(
-    HEADER._replace, direction=st.sampled_from([None, "maximize"]), slots=st.none() | leases
+    lambda direction, slots: structs.replace(HEADER, direction=direction, slots=slots),
+    st.sampled_from([None, "maximize"]),
+    st.none() | leases,
 )
 
 
@@ -160,10 +163,10 @@ def test_what_a_power_failure_leaves_of_a_line_is_torn_too(tmp_path) -> None:
     [
         (b"\xff\n", "it is not JSON"),
         (b'{"a": NaN}\n', "NaN is not JSON"),
-        (b"[1]\n", "it is not a JSON object"),
-        (b'{"type": "skipped", "time_ns": 1, "job": 1}\n', "its 'reason' is missing"),
-        (b'{"type": "skipped", "time_ns": 1, "job": -1}\n', "its 'job' is not valid"),
-        (b'{"type": "over", "time_ns": %d}\n' % 10**30, "its 'time_ns' is not a time"),
+        (b"[1]\n", "expected object, got array"),
+        (b'{"type": "skipped", "time_ns": 1}\n', "object missing required field job"),
+        (b'{"type": "skipped", "time_ns": 1, "job": -1}\n', "expected int >= 0 at $.job"),
+        (b'{"type": "over", "time_ns": %d}\n' % 10**30, "expected int <= 46116"),
         (encode(HEADER, 1), "a sweep begins with its header, and only there"),
         (b"[" * 100_000 + b"\n", "it is nested too deeply"),
         (b"\0\0\n", "it holds NUL bytes"),
@@ -237,8 +240,8 @@ def test_every_record_is_one_write_and_one_fsync(tmp_path, monkeypatch) -> None:
 def test_the_last_config_of_a_job_is_found(tmp_path) -> None:
     journal = Journal.create(str(tmp_path / JOURNAL), HEADER)
     journal.append(COMPOSED)
-    journal.append(COMPOSED._replace(job=1, config=None))
-    journal.append(COMPOSED._replace(config={"params": {"lr": 0.2, "ü": [1.0, 1]}}))
+    journal.append(structs.replace(COMPOSED, job=1, config=None))
+    journal.append(structs.replace(COMPOSED, config={"params": {"lr": 0.2, "ü": [1.0, 1]}}))
     assert journal.config_of(0) == {"params": {"lr": 0.2, "ü": [1.0, 1]}}
     assert [journal.config_of(job) for job in (1, 2)] == [None, None]
     journal.close()
@@ -277,7 +280,7 @@ def history(*records: Record) -> SweepHistory:
 
 def test_a_job_composed_again_begins_anew_but_its_tries_count() -> None:
     known = history(FIRST, composed(0), StartedRecord(0), EndedRecord(0, 0, BAD), Resumed("0.1.0"))
-    again = composed(0)._replace(fingerprint="e" * 64)
+    again = structs.replace(composed(0), fingerprint="e" * 64)
     known.add(T0, again)
     job = known.jobs[0]
     assert (job.state, job.tries, job.result, job.fingerprint) == ("composed", 1, None, "e" * 64)
@@ -286,16 +289,16 @@ def test_a_job_composed_again_begins_anew_but_its_tries_count() -> None:
 
 def test_what_a_launcher_says_of_the_whole_sweep_lasts_until_another_says_more() -> None:
     first, second = Lease(("0", "1"), (0, 1)), Lease(("1", "2"), (1, 5))
-    known = history(FIRST._replace(direction="minimize", slots=first), Resumed("0.1.0"))
+    known = history(structs.replace(FIRST, direction="minimize", slots=first), Resumed("0.1.0"))
     assert (known.direction, known.slots) == ("minimize", first)
     known.add(T0, Resumed("0.2.0", (), "maximize", second))
     assert (known.direction, known.slots) == ("maximize", Lease(("0", "1", "2"), (0, 1, 5)))
-    document = summary_of(known, T0).to_json()
+    document = Plain()(summary_of(known, T0))
     assert document["direction"] == "maximize"
-    assert SweepResult.from_json(document).direction == "maximize"
+    assert as_record(document, SweepResult).direction == "maximize"
     # of one that was written before there was such a field
     del document["direction"]
-    assert SweepResult.from_json(document).direction is None
+    assert as_record(document, SweepResult).direction is None
 
 
 def test_sweep_json_counts_and_lists_every_job() -> None:
@@ -342,9 +345,29 @@ def test_sweep_json_counts_and_lists_every_job() -> None:
     }
     states = [(job["state"], job["exit_code"], job["reason"]) for job in jobs[1:]]
     assert states == [("failed", 3, "stop"), ("started", None, None), ("skipped", None, "stop")]
-    assert SweepResult.from_json(document).to_json() == document
+    assert Plain()(as_record(document, SweepResult)) == document
     assert jobs[1]["root_cause"] == "rank 1: ValueError: no"
     assert all("return_value" not in job for job in jobs[1:])
+
+
+GOLDEN = Path(__file__).parent / "golden" / "sweep_version_1"
+
+
+def test_a_sweep_of_the_version_before_is_read_whole() -> None:
+    path = GOLDEN / JOURNAL
+    entries = list(read_journal(str(path)))
+    lines = path.read_bytes().splitlines(keepends=True)
+    unknown = b', "direction": null, "slots": null'
+    for entry, line in zip(entries, lines, strict=True):
+        assert json.loads(encode(entry.record, entry.time_ns).replace(unknown, b"")) == json.loads(
+            line
+        )
+    known = SweepHistory(entries)
+    summary = read_summary(str(GOLDEN / "sweep.json"))
+    assert summary is not None
+    document = json.loads((GOLDEN / "sweep.json").read_bytes())
+    assert Plain()(summary) == document
+    assert Plain()(summary_of(known, entries[-1].time_ns))["jobs"] == document["jobs"]
 
 
 def result_json(directory: Path, **fields: Any) -> Path:
@@ -396,7 +419,7 @@ def test_what_rank_0_returned_is_kept_and_a_number_of_a_success_is_the_objective
     directory = result_json(tmp_path / "0", state=state, return_values=values)
     result = result_of(read_result(str(directory)))
     assert result == Result(state, 0, "", 2.5, kept)
-    assert JobHistory(0, result=result).objective == objective
+    assert JobHistory(0, **structs.asdict(result)).objective == objective
 
 
 @pytest.mark.parametrize(
@@ -438,9 +461,9 @@ def test_of_jobs_in_one_directory_the_last_one_has_the_result(tmp_path: Path) ->
     result_json(tmp_path)  # is of no job
     jobs = [
         JobHistory(0, directory="one", started_ns=T0 - 1 * SECOND),
-        JobHistory(1, directory="one", started_ns=T0 - 3 * SECOND, result=BAD),
+        JobHistory(1, directory="one", started_ns=T0 - 3 * SECOND, **structs.asdict(BAD)),
         JobHistory(2, directory="one", started_ns=T0 - 2 * SECOND),
-        JobHistory(3, directory="", started_ns=T0 - 1 * SECOND, result=GOOD),
+        JobHistory(3, directory="", started_ns=T0 - 1 * SECOND, **structs.asdict(GOOD)),
         JobHistory(4, directory="", started_ns=T0 - 1 * SECOND),
     ]
     found = read_results(str(tmp_path), jobs)
@@ -478,7 +501,7 @@ def test_jobs_that_the_sweep_did_not_come_to_are_in_its_summary() -> None:
     ]
     assert whole.jobs[2].overrides == ("lr=2",)
     assert whole.counts == {"failed": 1, "skipped": 2}
-    assert replace(whole, jobs=()) == replace(document, jobs=())
+    assert structs.replace(whole, jobs=()) == structs.replace(document, jobs=())
     assert document.with_others([0], overrides) == document
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from lllaunch.config.schema import KEYS, UNPLANNED
 from lllaunch.difference import differences
@@ -183,7 +184,9 @@ def test_a_change_is_refused_also_where_the_old_config_was_not_kept() -> None:
 def test_a_fingerprint_that_is_not_that_of_the_kept_config_is_no_change_of_it() -> None:
     kept = {0: job_config({}, {"a": 1}), 1: job_config({}, {"a": 1})}
     before = [old(i, f"lr={i}", result=GOOD, config={"a": 1}) for i in kept]
-    before = [job._replace(history=job.history._replace(fingerprint="F" * 64)) for job in before]
+    before = [
+        job._replace(history=structs.replace(job.history, fingerprint="F" * 64)) for job in before
+    ]
     plan = planned(before[:1], [new("lr=0", config={"a": 1})], config_of=kept.get)
     assert plan.jobs == (Skip(0, before[0]),)
     with pytest.raises(ConfigError, match=r"job 1 .* has finished.*\n    a: 1 -> 2"):

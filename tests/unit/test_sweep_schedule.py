@@ -290,7 +290,7 @@ class World:
             self.blocked = True
             return [*blocked, v.JobNotStarted(number)]
         lost = lease_of(slots & self.foreign)
-        return [v.LeaseRefused(number, *lost)] if slots & self.foreign else []
+        return [v.LeaseRefused(number, lost.gpus, lost.cpus)] if slots & self.foreign else []
 
     def note_retry(self, decision: v.Retry) -> None:
         assert decision == self.retry

@@ -14,9 +14,11 @@ from typing import Any, NoReturn, TypeAlias
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 import lllaunch.sweep.schedule as v
 import lllaunch.sweep.session as session_module
+from lllaunch.documents import Plain
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.fingerprint import job_config, job_key
@@ -58,7 +60,7 @@ def finish(session: SweepSession) -> Any:
     """What sweep.json holds then."""
     result = session.result()
     session.write(result)
-    return result.to_json()
+    return Plain()(result)
 
 
 def begin(path: Path, **more: Any) -> SweepSession:
@@ -447,6 +449,7 @@ MEMORY: dict[str, Any] = {"root_cause": {"cause": {"type": "OutOfMemory", "text"
 LIMIT: dict[str, Any] = {"exit_code": 4, "limit": {"type": "Stalled", "ranks": [0], "seconds": 1.0}}
 LOSS: dict[str, Any] = {"return_values": {"0": {"value": 0.25}, "1": {"value": 7.0}}}
 KEPT = "0.25"
+WITH_VALUE = structs.replace(GOOD, return_value=KEPT)
 OVER = Result("failed", 4, "memory")
 
 
@@ -476,7 +479,12 @@ OVER = Result("failed", 4, "memory")
             Result("succeeded", 0),
         ),
         # an objective is a number that rank 0 of a success returned
-        (DONE | LOSS, 0, v.JobEnded(5, 0, objective=0.25), GOOD._replace(return_value=KEPT)),
+        (
+            DONE | LOSS,
+            0,
+            v.JobEnded(5, 0, objective=0.25),
+            WITH_VALUE,
+        ),
         (FAIL | LOSS, 3, v.JobEnded(5, 3, "failure", "no"), Result("failed", 3, "no", None, KEPT)),
     ],
 )

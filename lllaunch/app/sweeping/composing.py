@@ -33,13 +33,7 @@ LAUNCHER = "hydra.launcher"
 
 
 class JobConfig(NamedTuple):
-    """What Hydra composed for a job.
-
-    Attributes:
-        whole: the config with Hydra's own node; it is Hydra's config of this process.
-        where: the job's directories.
-        sweep_dir: the sweep's directory, absolute.
-    """
+    """What Hydra composed for a job."""
 
     whole: DictConfig
     where: Whereabouts
@@ -56,17 +50,9 @@ class JobConfig(NamedTuple):
 class Composer:
     """Composes the jobs of one sweep.
 
-    Args:
-        context: Hydra's, of the sweep.
-        master: what the sweep itself was composed to.
-        user: what the workers run instead of the configured entrypoint, or None.
-        users_own: whether the app is a user's own that knows nothing of lllaunch.
-
     Attributes:
-        master: as above.
-        users_own: as above.
+        users_own: whether the app is a user's own that knows nothing of lllaunch.
         sweep_dir: the sweep's directory, absolute; empty for where the config says.
-        for_cluster: whether the jobs run on a cluster.
     """
 
     def __init__(
@@ -91,8 +77,6 @@ class Composer:
         """Composes a job's config and makes it Hydra's config of this process.
 
         Args:
-            overrides: of the job.
-            number: of the job.
             directory: where its result.json shall be, absolute; None or empty for where its config
                 says.
 
@@ -113,9 +97,7 @@ class Composer:
         """Decides what the run of a job is.
 
         Args:
-            job: just composed.
             environ: variables on top of this process's for those that look for GPUs.
-            here: as `lllaunch.config.resolve.resolve` has it.
 
         Raises:
             ConfigError: something is wrong with it.
@@ -152,12 +134,7 @@ class Composer:
 
 
 def with_launchers_cluster(config: DictConfig, *, users_own: bool) -> DictConfig:
-    """Return a config whose ``cluster`` is the launcher's, if it has none of its own.
-
-    Args:
-        config: whole.
-        users_own: as `lllaunch.config.cluster.asks_for_cluster` has it.
-    """
+    """Return a config whose ``cluster`` is the launcher's, if it has none of its own."""
     if asks_for_cluster(config, users_own=users_own):
         return config
     cluster = launchers_cluster(config.hydra.launcher)
@@ -171,12 +148,7 @@ def with_launchers_cluster(config: DictConfig, *, users_own: bool) -> DictConfig
 
 @contextlib.contextmanager
 def naming_launchers(config: DictConfig, *, users_own: bool) -> Iterator[None]:
-    """Let a `ConfigError` of the block name the keys of the launcher, where the cluster is its.
-
-    Args:
-        config: whole.
-        users_own: as `lllaunch.config.cluster.asks_for_cluster` has it.
-    """
+    """Let a `ConfigError` of the block name the keys of the launcher, where the cluster is its."""
     try:
         yield
     except ConfigError as error:

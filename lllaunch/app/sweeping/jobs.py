@@ -51,7 +51,6 @@ class Labels(Sequence[Sequence[str]]):
     """The overrides of jobs as Hydra lists them for a job, without secrets; made when asked for.
 
     Args:
-        overrides: of each job.
         sweep: name of the sweep where hidden values that differ are told apart (`mark`): of an app
             where literals stand under names that only sound secret (``sort_key``); else empty.
     """
@@ -89,10 +88,6 @@ def mark(text: str, sweep: str) -> str:
     """Return a name for a hidden value, which tells it from others of its sweep.
 
     It is slow to make, so that who reads it does not find the value by trying many.
-
-    Args:
-        text: the value.
-        sweep: name of the sweep: in another one the value has another name.
     """
     value, salt = text.encode("utf-8", "surrogateescape"), os.fsencode(sweep)
     return f"<hidden {hashlib.pbkdf2_hmac('sha256', value, salt, 20_000).hex()[:8]}>"
@@ -106,14 +101,6 @@ def _marked(written: str, shown: str, sweep: str) -> str:
 
 class JobTask:
     """The task function that Hydra calls for a job: launches its workers and waits for them.
-
-    Args:
-        spec: the run.
-        composer: knows what the workers run.
-        spawner: a warm one, or None.
-        build: what the code is that they run, or None.
-        reported: the failures that other jobs have reported.
-        snapshot: of the code that they run, or None.
 
     Attributes:
         outcome: what became of the run; None if it could not be started.
@@ -173,11 +160,7 @@ def import_for_jobs() -> None:
 
 @dataclass(eq=False)
 class NotRun(LaunchError):
-    """A job was composed and could not be run.
-
-    Attributes:
-        reason: what Hydra says.
-    """
+    """A job was composed and could not be run."""
 
     reason: str
 
@@ -194,11 +177,6 @@ def with_threads(spec: LaunchSpec, machine: SweepMachine, environ: Mapping[str, 
     """Lets workers compute on the cores that they lease, and not each of them on all there are.
 
     A worker that leases none, but a GPU, has what torchrun would give it.
-
-    Args:
-        spec: the run of a job.
-        machine: whose cores the jobs share.
-        environ: of the launcher: what is set there, or by the run, is left alone.
     """
     threads = needed(spec, machine).cpus // spec.nproc
     if not threads or THREADS in environ or THREADS in spec.env:
@@ -210,11 +188,8 @@ class Planned(NamedTuple):
     """A job that is composed and may run; it stays in the job's process.
 
     Attributes:
-        config: what Hydra composed.
-        spec: the run.
         identity: what its outcome depends on, canonical (`lllaunch.sweep.fingerprint`).
         warm: which spawner it can share with others; None if it needs one of its own, or none.
-        former: gives the same with all defaults, as journals of lllaunch 0.1.0 have it.
     """
 
     config: JobConfig
@@ -227,14 +202,7 @@ class Planned(NamedTuple):
 class SweepJobs:
     """Makes and runs the jobs of a sweep, each in a process forked for it.
 
-    Args:
-        composer: composes them.
-        task_function: Hydra's, for its callbacks.
-        machine: whose GPUs and cores they share.
-        environ: the launcher's environment.
-
     Attributes:
-        build: what the code is that the jobs run (`lllaunch.run.build`), None if not known.
         admitted: hash of the plan of each job of a locked sweep, when it was tried beforehand.
         snapshot: of the code that the jobs run on this machine; None for what it is then.
     """
@@ -257,11 +225,6 @@ class SweepJobs:
 
     def plan(self, overrides: Sequence[str], number: int, directory: str | None = None) -> Planned:
         """Composes a job and decides what it is.
-
-        Args:
-            overrides: of the job.
-            number: of the job.
-            directory: as `Composer.compose` has it.
 
         Raises:
             LaunchError: something is wrong with its config.
@@ -309,14 +272,7 @@ class SweepJobs:
     def prepare(
         self, overrides: Sequence[str], labels: Sequence[str], number: int, directory: str | None
     ) -> Prepared | Broken:
-        """Composes a job for `lllaunch.sweep.loop.Sweep`.
-
-        Args:
-            overrides: of the job.
-            labels: the same, redacted.
-            number: of the job.
-            directory: as `Composer.compose` has it.
-        """
+        """Composes a job for `lllaunch.sweep.loop.Sweep`."""
         shown = tuple(labels)
         with noting_variables():
             try:
@@ -340,9 +296,6 @@ class SweepJobs:
 
     def execute(self, prepared: Prepared, lease: Lease, spawner: Spawner | None) -> int:  # noqa: ARG002 - the lease is in the environment
         """Runs a job that `prepare` made, with Hydra's logging, directories and callbacks.
-
-        Returns:
-            The exit code of the run.
 
         Raises:
             NotRun: Hydra could not run it.

@@ -80,14 +80,6 @@ def launch(
 ) -> list[JobReturn]:
     """Run a batch of jobs to their ends; most sweepers ask for one.
 
-    Args:
-        launcher: Hydra's.
-        overrides: of each job.
-        first: number of the first.
-
-    Returns:
-        What became of each.
-
     Raises:
         SystemExit: nothing was started, or a signal ended the sweep.
     """
@@ -116,14 +108,7 @@ def launch(
 class JobBatch:
     """Jobs that a sweeper asked for together.
 
-    Args:
-        overrides: of each.
-        labels: the same, redacted.
-        batch: their numbers, and what is known of them from before.
-        place: how many batches were before.
-
     Attributes:
-        ends: what became of jobs, by number.
         directories: where those that were composed have their result.json, by number.
     """
 
@@ -160,11 +145,6 @@ class HydraSweep:
     """What a launcher has from its first batch of jobs to its last; made by `begin`.
 
     Args:
-        jobs: composes and runs the jobs.
-        settings: of the launcher.
-        leases: what is leased of the machine.
-        session: the sweep's directory.
-        spawners: that jobs share.
         command: how the app was called, if a resume needs no more than that; else empty.
 
     Attributes:
@@ -205,8 +185,6 @@ class HydraSweep:
 
         Args:
             launcher: Hydra's; all is given back when our app ends, or else when this is gone.
-            overrides: of each job of the first batch.
-            first: number of the first.
 
         Raises:
             LaunchError: it cannot run.
@@ -266,10 +244,6 @@ class HydraSweep:
 
     def number(self, overrides: Sequence[Sequence[str]], first: int) -> JobBatch:
         """Give jobs their numbers; of a resumed sweep, those that they had.
-
-        Args:
-            overrides: of each job.
-            first: number of the first.
 
         Raises:
             LaunchError: the jobs of a sweep that is resumed have changed, or its directory cannot
@@ -434,17 +408,7 @@ class HydraSweep:
         *,
         seen: bool = True,
     ) -> LaunchError | None:
-        """Write and say what became of the sweep, of which this was the last batch.
-
-        Args:
-            batch: the last one.
-            console: says it.
-            failure: what the sweep has ended with, or None.
-            seen: whether the console has seen what became of the jobs.
-
-        Returns:
-            That, or why the sweep's summary cannot be written.
-        """
+        """Write and say what became of the sweep, of which this was the last batch."""
         self._open = None
         result = self._session.result()
         # before the console has its last word, which it may have to wait for
@@ -490,12 +454,7 @@ class HydraSweep:
         return frozenset(common)
 
     def returned(self, batch: JobBatch, index: int) -> JobReturn:
-        """Return what became of a job.
-
-        Args:
-            batch: that has been run.
-            index: of the job in it.
-        """
+        """Return what became of a job."""
         overrides, number = batch.overrides[index], batch.numbers[index]
         skipped = batch.skipped.get(number)
         failure = None
@@ -536,12 +495,7 @@ def _take_snapshot(
 
 
 def _user(ours: Jobs | None, task_function: Callable[[Any], Any]) -> UserFunction | None:
-    """Return what workers run instead of the configured entrypoint, None for that.
-
-    Args:
-        ours: the jobs of an app of ours, None in a user's own.
-        task_function: Hydra's.
-    """
+    """Return what workers run instead of the configured entrypoint, None for that."""
     if ours is None:
         return UserFunction.any(task_function)
     return None if ours.function is None else UserFunction.importable(ours.function)
@@ -562,31 +516,19 @@ _CHOOSE_OURS = "use hydra/sweeper=lllaunch, which runs all jobs as one batch"
 
 
 def launches_once(config: DictConfig) -> bool:
-    """Whether the sweeper asks for all of its jobs at once.
-
-    Args:
-        config: what the sweep was composed to.
-    """
+    """Whether the sweeper asks for all of its jobs at once."""
     return _target(config) == _OURS or (
         _target(config) == BASIC_SWEEPER and not _batch_size(config)
     )
 
 
 def sweepers_direction(config: DictConfig) -> Direction | None:
-    """Return which of two objectives a sweeper looks for, as Optuna's says it; None if it does not.
-
-    Args:
-        config: what the sweep was composed to.
-    """
+    """Return which of two objectives a sweeper looks for, as Optuna's says it, or None."""
     return as_direction(OmegaConf.select(config, "hydra.sweeper.direction"))
 
 
 def check_sweeper(config: DictConfig, settings: SweepSettings) -> None:
     """Checks that the sweeper can do what the launcher is asked for.
-
-    Args:
-        config: what the sweep was composed to.
-        settings: of the launcher.
 
     Raises:
         ConfigError: it cannot.
@@ -631,7 +573,6 @@ def read_settings(
     """Returns the launcher's settings, and what they let it lease.
 
     Args:
-        config: what the sweep itself was composed to.
         for_cluster: whether the jobs go to a cluster: nothing is leased here.
 
     Raises:
@@ -680,11 +621,8 @@ def goes_to_cluster(
     """Return whether the jobs of a sweep go to a cluster, as the first of them says.
 
     Args:
-        loader: Hydra's.
         config: what the sweep was composed to. What is swept is not in it: clusters, or
             experiments that choose theirs.
-        overrides: of each job.
-        users_own: as `lllaunch.config.cluster.asks_for_cluster` has it.
     """
 
     def goes(config: DictConfig) -> bool:
@@ -723,10 +661,7 @@ def begin_session(
 
     Args:
         config: what the sweep was composed to; it says afterwards where the sweep is.
-        resume: whether the sweep that is there is gone on with.
         moves: whether the sweeper lets the launcher choose another name.
-        direction: which of two objectives is better, None if that is not known.
-        slots: what the jobs may lease, None if they go to a cluster.
 
     Raises:
         ConfigError, OutputError: as `SweepSession.begin` has it.
@@ -806,14 +741,7 @@ def _expect_none_queued(place: str) -> None:
 
 
 class SweptJob(JobReturn):
-    """What became of a job of a sweep.
-
-    Args:
-        overrides: of the job, as Hydra lists them.
-        directory: where its result.json is; empty if it never ran.
-        failure: why there is no return value; None if the job succeeded.
-        compose: composes the job again.
-    """
+    """What became of a job of a sweep."""
 
     def __init__(
         self,

@@ -54,14 +54,6 @@ _THREADS = "OMP_NUM_THREADS"
 def run_pack(task: Sequence[ArrayJob], batch: BatchJob, submission: Submission) -> int:
     """Run jobs side by side on what the allocation has.
 
-    Args:
-        task: the jobs.
-        batch: the batch job.
-        submission: of the task.
-
-    Returns:
-        0 if all have succeeded.
-
     Raises:
         LaunchError: they could not be run.
     """
@@ -212,9 +204,6 @@ def warm_key(
     of its own, which costs time only.
 
     Args:
-        again: the run.
-        function: what its workers call, if the plan does not say it.
-        snapshot: of the code, or None.
         outer: environment of the process that has the spawners.
     """
     launch = complete(again.plan, SOURCES)["launch"]

@@ -66,11 +66,7 @@ class _Look(NamedTuple):
 
 @dataclass(eq=False)
 class SweepRefused(LaunchError):
-    """Jobs of a sweep cannot run; nothing was started.
-
-    Attributes:
-        faults: what is wrong, by name of the job.
-    """
+    """Jobs of a sweep cannot run; nothing was started."""
 
     faults: Mapping[str, Broken]
 
@@ -103,8 +99,6 @@ def choose(
     """Returns the indices of the jobs to try; pure.
 
     Args:
-        jobs: the overrides of each.
-        matters: whether the value of an override may decide whether a job can run.
         all_of_them: whether every job is to be tried.
     """
     if all_of_them or not jobs:
@@ -121,12 +115,7 @@ def choose(
 
 
 def decides(loader: ConfigLoader, master: DictConfig | None = None) -> Callable[[str], bool]:
-    """Returns what tells whether an override may decide whether a job can run.
-
-    Args:
-        loader: knows the config groups.
-        master: what the sweep was composed to: what its ``launch`` refers to matters, too.
-    """
+    """Returns what tells whether an override may decide whether a job can run."""
     referenced = frozenset() if master is None else references(master)
     # to ask Hydra takes milliseconds, and a sweep has few keys
     chooses = functools.cache(lambda key: is_group(loader, key))
@@ -143,11 +132,7 @@ def decides(loader: ConfigLoader, master: DictConfig | None = None) -> Callable[
 
 
 def references(master: DictConfig) -> frozenset[str]:
-    """Returns the keys that decide with the launch node whether a job can run, and where.
-
-    Args:
-        master: what the sweep was composed to.
-    """
+    """Returns the keys that decide with the launch node whether a job can run, and where."""
     raw: Any = OmegaConf.to_container(master, resolve=False)
     launch = {key: item for key, item in (raw.get("launch") or {}).items() if key not in _HARMLESS}
     found: set[str] = set()
@@ -183,12 +168,6 @@ def probe(
     jobs: SweepJobs, overrides: Sequence[Sequence[str]], first: int, spawners: SpawnerPool
 ) -> None:
     """Composes some jobs in a process of their own and looks whether they can run.
-
-    Args:
-        jobs: composes them.
-        overrides: of all jobs.
-        first: number of the first.
-        spawners: begins to preload for the first job that was tried.
 
     Raises:
         SweepRefused: they cannot.
@@ -229,14 +208,7 @@ def probe(
 def compared(
     jobs: SweepJobs, overrides: Sequence[Sequence[str]], labels: Labels, sweep_dir: str
 ) -> Callable[[Sequence[JobToCompare]], Generator[NewJob, None, None]]:
-    """Return what composes jobs that have finished, for comparison: as many at once as cores.
-
-    Args:
-        jobs: composes them.
-        overrides: of all jobs.
-        labels: the same, redacted.
-        sweep_dir: the sweep's directory, absolute.
-    """
+    """Return what composes jobs that have finished, for comparison: as many at once as cores."""
 
     def compose(job: JobToCompare) -> NewJob:
         index, number, directory = job
@@ -280,11 +252,6 @@ def map_in_forks(
 
     Args:
         function: what it returns can be pickled.
-        items: what it is called with.
-        processes: how many forks, at least 1.
-
-    Yields:
-        what it returned, in the order of the items.
 
     Raises:
         LaunchError: it raised that.

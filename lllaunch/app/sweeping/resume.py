@@ -112,11 +112,6 @@ def _texts(node: yaml.Node | None) -> list[str]:
 def check(resume: str | None, sweep_dir: str, cwd: str) -> None:
     """Checks that the sweep that is resumed is the one that Hydra works on.
 
-    Args:
-        resume: what the config says; None for a new sweep.
-        sweep_dir: ``hydra.sweep.dir``.
-        cwd: where relative paths start.
-
     Raises:
         ConfigError: they differ.
     """

@@ -88,12 +88,7 @@ _PATIENCE = 600.0
 
 @dataclass(eq=False)
 class ClusterSilent(LaunchError):
-    """The cluster has not answered for long; its jobs go on, and were left.
-
-    Attributes:
-        seconds: for how long.
-        said: by its command.
-    """
+    """The cluster has not answered for long; its jobs go on, and were left."""
 
     seconds: float
     said: str
@@ -104,12 +99,7 @@ class ClusterSilent(LaunchError):
 
 
 class ReadyJob(NamedTuple):
-    """A job whose directory is ready, or why it is not.
-
-    Attributes:
-        answer: what composing it yielded.
-        cluster: where it goes; None for nowhere.
-    """
+    """A job whose directory is ready, or why it is not."""
 
     answer: Prepared | Broken
     cluster: Cluster | None = None
@@ -120,11 +110,7 @@ class SubmittedJob:
     """A job that is in a queue.
 
     Attributes:
-        number: of the job.
-        directory: of its run, absolute.
-        id: of its batch job.
         shares: whether other jobs are in the same batch job, which may run when this is over.
-        running: whether it was seen to run.
         gone: at how many looks in a row it was not in the queue.
         cancelled: whether this launcher has cancelled it, if it had not started.
         ended: whether it has, started or not.
@@ -141,23 +127,14 @@ class SubmittedJob:
 
 
 class ReadyArray(NamedTuple):
-    """An array whose directory says what its tasks run.
-
-    Attributes:
-        directory: its own, absolute.
-        submission: what is submitted, without an id.
-    """
+    """An array whose directory says what its tasks run."""
 
     directory: str
     submission: Submission
 
 
 class _ToldToEnd(Exception):
-    """A signal has ended the launcher before all is submitted.
-
-    Attributes:
-        signum: which.
-    """
+    """A signal has ended the launcher before all is submitted."""
 
     def __init__(self, signum: int) -> None:
         super().__init__()
@@ -168,13 +145,7 @@ class SubmittedSweep:
     """A batch of jobs of a sweep, on a cluster.
 
     Args:
-        session: the sweep's directory.
-        jobs: composes them.
-        policy: what holds for all of them.
-        batch: the jobs.
-        observer: gets what happens, in the words of a sweep on this machine.
         signals: notes the signals that end this launcher, and not the jobs.
-        say: tells people something in a line.
         at_once: whether these are all jobs of the sweep.
 
     Attributes:
@@ -293,12 +264,7 @@ class SubmittedSweep:
     def _queued_by_now(
         self, arrays: Sequence[KnownArray], wanted: Collection[int]
     ) -> dict[str, QueuedJob]:
-        """Return what is in the queue, at any of some looks: what is put back is not for a moment.
-
-        Args:
-            arrays: that an earlier launcher has made.
-            wanted: numbers of the jobs that are asked for.
-        """
+        """Return what is in the queue at any of some looks: put back, a job is away a moment."""
         known = {
             f"{array.submission.job}_{index}": job.directory
             for array in arrays
@@ -333,9 +299,6 @@ class SubmittedSweep:
 
     def _compose(self, all_numbers: Sequence[int]) -> dict[int, ReadyJob]:
         """Make the directories of the jobs ready that are not in the queue.
-
-        Args:
-            all_numbers: of all jobs.
 
         Raises:
             SweepRefused: some cannot run.
@@ -457,7 +420,7 @@ class SubmittedSweep:
                 make_ready(spec, config.own(), self._jobs.composer.user, snapshot, spec.output_dir)
         except LaunchError as error:
             return ReadyJob(Broken(error.exit_code, str(error), answer.overrides))
-        return ReadyJob(answer._replace(payload=None, need=Need()), spec.cluster)
+        return ReadyJob(structs.replace(answer, payload=None, need=Need()), spec.cluster)
 
     def _write_hydra(self, config: JobConfig, overrides: Sequence[str]) -> None:
         """Write what Hydra leaves in the directory of a job that it runs."""

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 class Grid(Sequence[Sequence[str]]):
     """All combinations of one choice from each dimension; the last varies fastest, as in Hydra.
 
-    Args:
-        dimensions: the overrides to choose from, each such as ``params.lr=0.1``.
-
     Raises:
         OverflowError: there are more of them than Python counts.
     """
@@ -63,13 +60,6 @@ class Grid(Sequence[Sequence[str]]):
 def sweep(sweeper: LllaunchSweeper, arguments: Sequence[str]) -> Any:
     """Runs all jobs of a command line with lllaunch's launcher.
 
-    Args:
-        sweeper: set up by Hydra.
-        arguments: the task overrides of the command line.
-
-    Returns:
-        What became of each job, as Hydra's sweepers return it: a list of one batch.
-
     Raises:
         SystemExit: not all jobs succeeded, or nothing was started.
     """
@@ -91,11 +81,6 @@ def sweep(sweeper: LllaunchSweeper, arguments: Sequence[str]) -> Any:
 
 def grid_of(config: DictConfig, loader: ConfigLoader, arguments: Sequence[str]) -> Grid:
     """Returns the jobs of a sweep.
-
-    Args:
-        config: what the sweep itself was composed to.
-        loader: knows the config groups.
-        arguments: the task overrides of the command line.
 
     Raises:
         ConfigError: an override gives no values.
