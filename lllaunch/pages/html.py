@@ -15,20 +15,13 @@ from markupsafe import Markup, escape
 
 from lllaunch.documents import isoformat
 from lllaunch.text import duration, tidy
+from lllaunch.words import STATES
 
 T = TypeVar("T")
 
 _NOT_ID = re.compile(r"[^A-Za-z0-9]+")
 
-SIGNS: Mapping[str, str] = {
-    "succeeded": "✓",
-    **dict.fromkeys(("failed", "error", "died", "not_submitted"), "✕"),
-    "victim": "▽",
-    **dict.fromkeys(("ended", "signalled", "stopped", "cancelled"), "■"),
-    **dict.fromkeys(("lost", "unknown"), "?"),
-    **dict.fromkeys(("not_started", "not_run", "skipped", "waiting", "queued"), "·"),
-    "running": "▸",
-}
+SIGNS: Mapping[str, str] = {name: state.sign for name, state in STATES.items()}
 """A sign for each fate and state."""
 
 

@@ -98,4 +98,4 @@ def test_the_table_of_needs_is_what_is_done() -> None:
                 assert need.gpus
                 continue
             found = {what: int(number) for number, what in re.findall(r"(\d) (GPU|CPU)", text)}
-            assert (found.get("GPU", 0), found.get("CPU", 0)) == need
+            assert (found.get("GPU", 0), found.get("CPU", 0)) == (need.gpus, need.cpus)
