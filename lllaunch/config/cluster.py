@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from lllaunch.config.fields import (
     Findings,
     did_you_mean,
-    known_items,
+    mapping_items,
     one_of,
     read_choice,
     read_count,
@@ -28,6 +28,7 @@ from lllaunch.config.fields import (
     read_line,
     read_positive,
     read_text,
+    read_word,
 )
 from lllaunch.config.nodes import AUTO, read_nnodes
 from lllaunch.config.read import Reader
@@ -300,7 +301,11 @@ def written_cluster(cluster: Cluster) -> dict[str, Any]:
     """
     return {
         "backend": BACKEND,
-        **{name: copy.deepcopy(cluster.settings[name]) for name in _in_order(cluster.settings)},
+        **{
+            name: copy.deepcopy(cluster.settings[name])
+            for name in SETTINGS
+            if name in cluster.settings
+        },
         "nodes": cluster.nodes,
         "signal_delay_s": cluster.signal_delay,
         "requeue": {name: getattr(cluster.requeue, name) for name in _REQUEUE_KEYS},
@@ -308,10 +313,6 @@ def written_cluster(cluster: Cluster) -> dict[str, Any]:
         "pack": cluster.pack,
         "snapshot": cluster.snapshot,
     }
-
-
-def _in_order(settings: Mapping[str, Any]) -> list[str]:
-    return [name for name in SETTINGS if name in settings]
 
 
 _DEFAULTS = Cluster()
@@ -418,7 +419,7 @@ class _Reading:
             return self._lines(name, tree)
         if name in _NAMES and isinstance(tree, list):
             tree = _joined(tree)
-        return self._value((name,), tree, _READERS.get(name, _read_word))
+        return self._value((name,), tree, _READERS.get(name, read_word))
 
     def _value(self, path: Path, tree: Tree, read: Callable[[Any], Any], where: str = "") -> Any:
         """Return what a tree comes to, and note its source if it must not be written."""
@@ -444,9 +445,12 @@ class _Reading:
         if isinstance(tree, dict) or (name == "srun_args" and not isinstance(tree, list)):
             self._add(name, tree, Unfit(f"a list of {_LINES[name]}", code=KEY))
             return None
-        values = [
-            self._value((name, index), each, _read_each_line) for index, each in enumerate(trees)
-        ]
+
+        def read(value: object) -> str:
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            return read_text(str(value) if number else value)
+
+        values = [self._value((name, index), each, read) for index, each in enumerate(trees)]
         return [value for value in values if value is not None] or None
 
     def _additional(self, more: dict[str, Tree]) -> dict[str, Any] | None:
@@ -496,14 +500,12 @@ class _Reading:
             self._add("signal_delay_s", self._items.get("signal_delay_s", delay), unfit)
 
     def _requeue(self) -> Requeue:
-        tree, key = self._items.get("requeue"), f"{KEY}.requeue"
-        if tree is not None and tree is not BROKEN and not isinstance(tree, dict):
-            counts = ", ".join(f"{name}: 0" for name in _REQUEUE_KEYS)
-            expected = f"a mapping of causes to numbers ({', '.join(_REQUEUE_KEYS)})"
-            hint = f"write {{{counts}}}" if tree in (False, 0) else ""
-            self._add("requeue", tree, Unfit(expected, hint, code=KEY))
-        items = tree if isinstance(tree, dict) else {}
-        items = known_items(items, key, _REQUEUE_KEYS, {}, self._findings)
+        tree, off = self._items.get("requeue"), ", ".join(f"{name}: 0" for name in _REQUEUE_KEYS)
+        items = mapping_items(
+            *(tree, f"{KEY}.requeue", _REQUEUE_KEYS, {}, self._findings),
+            of="causes to numbers",
+            hint=lambda value: f"write {{{off}}}" if value in (False, 0) else "",
+        )
         counts_by_cause = {
             name: self._value(("requeue", name), item, read_count)
             for name, item in items.items()
@@ -540,17 +542,6 @@ def _joined(trees: list[Tree]) -> Tree:
         return BROKEN
     text = ",".join(map(str, reveal(trees)))
     return Withheld(text, ",".join(map(str, conceal(trees)))) if has_secrets(trees) else text
-
-
-def _read_word(value: object) -> str:
-    """One line of text; accounts and comments may be numbers."""
-    number = isinstance(value, int) and not isinstance(value, bool)
-    return read_line(str(value) if number else value)
-
-
-def _read_each_line(value: object) -> str:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return read_text(str(value) if number else value)
 
 
 def _read_gpus(value: object) -> int | str:
@@ -619,12 +610,6 @@ def _read_delay(value: object) -> int:
     return seconds
 
 
-def _read_exclusive(value: object) -> bool | str | None:
-    if isinstance(value, bool):
-        return value or None
-    return read_choice(value, ("user", "mcs", "topo"))
-
-
 def read_snapshot(value: object) -> Snapshots:
     """Read whether a run has a snapshot of the code; raises `Unfit` for another word."""
     if value is False:
@@ -668,7 +653,9 @@ _READERS: Mapping[str, Callable[[object], Any]] = {
     "mem_per_cpu": _read_memory,
     "timeout_min": _read_minutes,
     "time": _read_time,
-    "exclusive": _read_exclusive,
+    "exclusive": lambda value: (
+        value or None if isinstance(value, bool) else read_choice(value, ("user", "mcs", "topo"))
+    ),
     "setup_strict": read_flag,
 }
 CLUSTER_KEYS = ("backend", *SETTINGS, *OWN_KEYS, "max_num_timeout", "detach")

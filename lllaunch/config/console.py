@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from lllaunch.config.fields import (
     Findings,
     hinted,
-    known_items,
+    mapping_items,
     one_of,
     read_choice,
     read_flag,
@@ -29,31 +30,12 @@ _COLORS = ("always", "never")
 
 def read_console(tree: Tree, key: str, findings: Findings) -> ConsolePolicy:
     """Read ``console``."""
-    if tree is not None and not isinstance(tree, dict):
-        expected = f"a mapping of settings ({', '.join(CONSOLE_KEYS)})"
-        findings.add(key, tree, Unfit(expected, code="type"))
-        tree = None
-    items = known_items(tree or {}, key, CONSOLE_KEYS, SYNONYMS, findings)
+    items = mapping_items(tree, key, CONSOLE_KEYS, SYNONYMS, findings)
     values: dict[str, Any] = {}
     if "interval" in items and (reveal(items["interval"]) is None or items["interval"] is False):
         values["interval"] = None
         del items["interval"]
     return ConsolePolicy(**read_items(items, key, _READERS, findings), **values)
-
-
-def _read_live(value: object) -> bool:
-    try:
-        return read_flag(value)
-    except Unfit as unfit:
-        hint = unfit.hint or "null is where there is a terminal for it"
-        raise Unfit("true, false or null", hint, code=unfit.code) from None
-
-
-def _read_color(value: object) -> str:
-    try:
-        return read_choice(value, _COLORS)
-    except Unfit as unfit:
-        raise Unfit(one_of((*_COLORS, "null")), unfit.hint, code=unfit.code) from None
 
 
 def _read_interval(value: object) -> float:
@@ -64,8 +46,8 @@ def _read_interval(value: object) -> float:
 
 
 _READERS: dict[str, Callable[[object], Any]] = {
-    "live": _read_live,
-    "color": _read_color,
+    "live": hinted(read_flag, "null is where there is a terminal for it", "true, false or null"),
+    "color": hinted(partial(read_choice, choices=_COLORS), "", one_of((*_COLORS, "null"))),
     "quiet": read_flag,
     "interval": hinted(_read_interval, "write null for no such lines"),
 }

@@ -25,11 +25,11 @@ from lllaunch.cluster.values import (
 from lllaunch.config.fields import (
     Findings,
     did_you_mean,
-    known_items,
+    mapping_items,
     read_choice,
     read_count,
     read_items,
-    read_line,
+    read_word,
 )
 from lllaunch.config.read import Reader
 from lllaunch.config.schema import KEYS, defaults
@@ -278,10 +278,9 @@ def read_nnodes(value: object) -> Literal["auto"] | tuple[int, int]:
 
 def _read_rdzv(settings: Settings) -> _Rdzv:
     tree, key, findings = _tree(settings), settings.key_of("rdzv"), settings.findings
-    if tree is not None and not isinstance(tree, dict):
-        findings.attempt(key, tree, _refuse_rdzv)
-        tree = None
-    items = known_items(tree or {}, key, RDZV_KEYS, SYNONYMS, findings, _EXPLAINED)
+    items = mapping_items(
+        *(tree, key, RDZV_KEYS, SYNONYMS, findings), hint=_meant, explained=_EXPLAINED
+    )
     values = read_items(items, key, _READERS, findings)
     if values.get("conf") is None:
         return _Rdzv(**values)
@@ -299,12 +298,11 @@ def _tree(settings: Settings) -> Tree:
     return settings["rdzv"] if settings.is_given("rdzv") else None
 
 
-def _refuse_rdzv(value: object) -> None:
-    hint = ""
-    if isinstance(value, str):
-        backend = value in RDZV_BACKENDS
-        hint = f"did you mean {{{'backend' if backend else 'endpoint'}: {value}}}?"
-    raise Unfit(f"a mapping of settings ({', '.join(RDZV_KEYS)})", hint, code="type")
+def _meant(value: object) -> str:
+    if not isinstance(value, str):
+        return ""
+    name = "backend" if value in RDZV_BACKENDS else "endpoint"
+    return f"did you mean {{{name}: {value}}}?"
 
 
 def _split(conf: Mapping[str, _Value]) -> tuple[dict[str, _Value], dict[str, float]]:
@@ -324,16 +322,6 @@ def _split(conf: Mapping[str, _Value]) -> tuple[dict[str, _Value], dict[str, flo
 _read_time = partial(parse_duration, zero=False)
 
 
-def _read_conf(value: object) -> tuple[dict[str, _Value], dict[str, float]]:
-    return _split(parse_conf(value))
-
-
-def _read_id(value: object) -> str:
-    # jobs have numbers
-    number = isinstance(value, int) and not isinstance(value, bool)
-    return read_line(str(value) if number else value)
-
-
 def _read_interface(value: object) -> str:
     text = value.strip() if isinstance(value, str) else ""
     if is_ipv6(text) or re.fullmatch(r"\d+(\.\d+){3}", text):
@@ -347,8 +335,8 @@ def _read_interface(value: object) -> str:
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "backend": partial(read_choice, choices=RDZV_BACKENDS),
     "endpoint": parse_endpoint,
-    "id": _read_id,
-    "conf": _read_conf,
+    "id": read_word,
+    "conf": lambda value: _split(parse_conf(value)),
     "interface": _read_interface,
     "timeout": _read_time,
     "join_timeout": _read_time,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import Any, NamedTuple
 
 from lllaunch.config.cluster import BACKEND, LAUNCHERS_KEYS, launchers_cluster, read_snapshot
 from lllaunch.config.cluster import SYNONYMS as CLUSTER_SYNONYMS
@@ -13,6 +14,7 @@ from lllaunch.config.fields import (
     did_you_mean,
     hinted,
     known_items,
+    mapping_items,
     read_choice,
     read_count,
     read_each,
@@ -115,7 +117,7 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
         gpus=reading.limit("gpus", "GPUs"),
         cpus=reading.limit("cpus", "CPU slots"),
         pin_cpus=reading.scalar("pin_cpus", read_flag, False),
-        direction=reading.scalar("direction", _read_direction, None),
+        direction=reading.scalar("direction", partial(read_choice, choices=DIRECTIONS), None),
         resume=reading.scalar("resume", read_text, None),
         snapshot=reading.scalar("snapshot", read_snapshot, "none"),
         console=read_console(items.get("console"), f"{key}.console", findings),
@@ -182,12 +184,17 @@ class _Reading:
 
     def retries(self) -> Retries:
         """How often a job is tried again, by cause."""
-        tree, key, findings = self._items.get("retries"), f"{self._key}.retries", self._findings
-        if tree is not None and not isinstance(tree, dict):
-            findings.attempt(key, tree, _refuse_retries)
-            tree = None
-        causes = Retries._fields
-        items = known_items(tree or {}, key, causes, {}, findings)
+        key, causes, findings = f"{self._key}.retries", Retries._fields, self._findings
+
+        def hint(value: object) -> str:
+            number = value if isinstance(value, int) and not isinstance(value, bool) else 1
+            return f"say for what: {{failure: {number}}}"
+
+        items = mapping_items(
+            *(self._items.get("retries"), key, causes, {}, findings),
+            of="causes to numbers",
+            hint=hint,
+        )
         return Retries(**read_items(items, key, dict.fromkeys(causes, read_count), findings))
 
 
@@ -215,16 +222,6 @@ def _read_on_failure(value: object) -> str:
         number = isinstance(value, int) and not isinstance(value, bool) and value > 0
         hint = f"did you mean {{max_failures: {value}}}?" if number else unfit.hint
         raise Unfit(_FAILURE_FORMS, hint, code="choice") from None
-
-
-def _read_direction(value: object) -> Direction:
-    return cast("Direction", read_choice(value, DIRECTIONS))
-
-
-def _refuse_retries(value: object) -> None:
-    number = value if isinstance(value, int) and not isinstance(value, bool) else 1
-    hint = f"say for what: {{failure: {number}}}"
-    raise Unfit(f"a mapping of causes to numbers ({', '.join(Retries._fields)})", hint, code="type")
 
 
 def _limit(what: str) -> str:
