@@ -267,7 +267,7 @@ class Jobs:
         if self.function is not None:
             from lllaunch.app.own_worker import UserFunction  # noqa: PLC0415 - a plain run has none
 
-            self._user = UserFunction.importable(self.function)
+            self._user = UserFunction.of(self.function, importable=True)
         where = Whereabouts(node.runtime.cwd, node.runtime.output_dir, cwd)
         return plan_job(
             *(cfg, where, self._user),

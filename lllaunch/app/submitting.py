@@ -169,7 +169,7 @@ def write_private(path: str, data: bytes) -> None:
 
 def _packed(user: UserFunction, cfg: DictConfig, snapshot: Snapshot | None) -> bytes:
     if snapshot is not None:
-        user = user.placed(snapshot.place)
+        user = user._replace(place=snapshot.place)
     target = user.target(cfg)
     if not isinstance(target, Function):
         problem = Diagnostic(

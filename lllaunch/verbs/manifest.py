@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
@@ -72,7 +72,10 @@ def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
     problems: list[Diagnostic] = []
     asked = _read_options(given, problems)
     ahead = _look_ahead(command, asked, problems)
-    auto = command._replace(overrides=(*_without_count(command.overrides), _AUTO))
+    others = (
+        text for text in command.overrides if text.lstrip("+~").partition("=")[0] != "launch.nnodes"
+    )
+    auto = command._replace(overrides=(*others, _AUTO))
     with Composition(auto) as composed:
         with _collecting(problems), watching("oc.env") as variables:
             reviewed = review_run(composed)
@@ -237,13 +240,6 @@ def _admit(composed: Composition, reviewed: Reviewed, *, locked: bool) -> None:
         clean = unlocked(redacted_overrides(composed.command.overrides))
         words = composed.command._replace(overrides=clean).words
         raise replace(refused, renew=renew_command([*name, *words])) from None
-
-
-def _without_count(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return overrides without those of the number of nodes."""
-    return tuple(
-        text for text in overrides if text.lstrip("+~").partition("=")[0] != "launch.nnodes"
-    )
 
 
 def _words(command: ConfigRequest, spec: LaunchSpec) -> tuple[str, ...]:

@@ -544,8 +544,8 @@ def _user(ours: Jobs | None, task_function: Callable[[Any], Any]) -> UserFunctio
         task_function: Hydra's.
     """
     if ours is None:
-        return UserFunction.any(task_function)
-    return None if ours.function is None else UserFunction.importable(ours.function)
+        return UserFunction.of(task_function)
+    return None if ours.function is None else UserFunction.of(ours.function, importable=True)
 
 
 # The sweep's settings
