@@ -376,7 +376,7 @@ class Jobs:
     def _submit(self, spec: LaunchSpec, cfg: DictConfig) -> RunResult:
         """Submit a run to its cluster, and follow it if that is asked for."""
         # only of what goes to a cluster
-        from lllaunch.app.submitting import Following, follows, submit_run  # noqa: PLC0415
+        from lllaunch.app.submitting import follow, follows, submit_run  # noqa: PLC0415
         from lllaunch.console.console import Console  # noqa: PLC0415
 
         assert spec.cluster is not None
@@ -395,7 +395,7 @@ class Jobs:
         console.note(f"submitted job {submission.job}, the run is in {where}")
         if not follows(spec.cluster):
             raise AppEnded(ExitCode.SUCCESS)
-        return Following(spec.output_dir, console).run()
+        return follow(spec.output_dir, console)
 
 
 def jobs_of(task_function: Callable[..., object]) -> Jobs | None:
