@@ -79,12 +79,16 @@ IGNORED = frozenset({"submitit_folder", "stderr_to_stdout", "python", "_target_"
 """What stands in people's YAMLs for submitit and means nothing here; it is not read."""
 
 _ONE_TASK = "launch.nproc=N: lllaunch starts the workers of a node from one task"
-# Accepted with the one value that is what happens anyway.
-_TASKS = ("tasks_per_node", "ntasks_per_node", "ntasks", "num_tasks")
-_KNOWN = (
-    *("backend", *SETTINGS, *OWN_KEYS, "max_num_timeout", "detach", "job_name"),
-    *(*_TASKS, "gpus_per_task", "use_srun"),
-)
+# Accepted with the one value that is what happens anyway, here with what is said of another.
+_ONLY: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("tasks_per_node", "ntasks_per_node", "ntasks", "num_tasks"), ("1", _ONE_TASK)),
+    "gpus_per_task": (
+        "null",
+        "set cluster.gpus_per_node: with this one workers do not see each other's GPUs",
+    ),
+    "use_srun": ("true", "srun starts lllaunch on each node"),
+}
+_KNOWN = ("backend", *SETTINGS, *OWN_KEYS, "max_num_timeout", "detach", "job_name", *_ONLY)
 _REQUEUE_KEYS = tuple(each.name for each in dataclasses.fields(Requeue))
 SYNONYMS = {
     "queue": "partition",
@@ -351,7 +355,11 @@ class _Reading:
             hint = did_you_mean(tree, [BACKEND]) if isinstance(tree, str) else _HOW
             self._add("backend", tree, Unfit(repr(BACKEND), hint, code=KEY))
         more = self._unknown()
-        self._tasks()
+        for name, (only, hint) in _ONLY.items():
+            tree = self._items.pop(name, None)
+            # text: what ${oc.env:N} gives is always text
+            if tree is not None and str(reveal(tree)).lower() != only:
+                self._add(name, tree, Unfit(only, hint, code=KEY))
         job_name = self._items.pop("job_name", None)
         if job_name is not None:
             if "name" in self._items:
@@ -395,21 +403,6 @@ class _Reading:
             else:
                 found[str(name)] = tree
         return found
-
-    def _tasks(self) -> None:
-        """Take out what says how many tasks there are: one on each node."""
-        for name in _TASKS:
-            self._expect(name, 1, "1", _ONE_TASK)
-        hint = "set cluster.gpus_per_node: with this one workers do not see each other's GPUs"
-        self._expect("gpus_per_task", None, "null", hint)
-        self._expect("use_srun", True, "true", "srun starts lllaunch on each node")
-
-    def _expect(self, name: str, only: object, said: str, hint: str) -> None:
-        tree = self._items.pop(name, None)
-        plain = reveal(tree)
-        # text: what ${oc.env:N} gives is always text
-        if tree is not None and tree is not BROKEN and str(plain).lower() != str(only).lower():
-            self._add(name, tree, Unfit(said, hint, code=KEY))
 
     def _setting(self, name: str, more: dict[str, Tree]) -> Any:
         if name == "additional_parameters":

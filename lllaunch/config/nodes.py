@@ -107,21 +107,20 @@ class _Rdzv(NamedTuple):
         """Return what it and the environment say together: it is stronger, setting by setting."""
         conf, times = _split(placement.conf) if self.conf is None else (self.conf, {})
         host = placement.host
+        more: dict[str, Any] = {n: times.get(n) for n in _TIMES if getattr(self, n) is None}
         return self._replace(
             backend=self.backend or placement.backend,
             endpoint=self.endpoint or ((host, placement.port) if host else None),
             id=self.id or placement.rdzv_id or None,
             conf=conf,
-            timeout=times.get("timeout") if self.timeout is None else self.timeout,
-            join_timeout=(
-                times.get("join_timeout") if self.join_timeout is None else self.join_timeout
-            ),
+            **more,
         )
 
     def nodes(self, counts: tuple[int, int], rank: int | None) -> Nodes:
         """Return the nodes of a run; without an endpoint they have no host."""
         backend = self.backend or _DEFAULTS.backend
         host, port = self.endpoint or ("", None)
+        times = {name: getattr(self, name) for name in _TIMES}
         return Nodes(
             *counts,
             node_rank=rank,
@@ -131,8 +130,7 @@ class _Rdzv(NamedTuple):
             rdzv_id=self.id or "",
             conf=self.conf or {},
             interface=self.interface,
-            timeout=_DEFAULTS.timeout if self.timeout is None else self.timeout,
-            join_timeout=_DEFAULTS.join_timeout if self.join_timeout is None else self.join_timeout,
+            **{name: seconds for name, seconds in times.items() if seconds is not None},
         )
 
 
