@@ -133,12 +133,7 @@ def make_ready(
 ) -> None:
     """Write what a batch job needs to run a run: its plan, and what workers call.
 
-    Args:
-        spec: the run.
-        cfg: its config; Hydra's is that of the job.
-        user: as for `lllaunch.app.planning.plan_job`.
-        snapshot: of the code that it runs, or None.
-        directory: of the run; it is there.
+    Hydra's config is that of the job; ``user`` is as for `lllaunch.app.planning.plan_job`.
 
     Raises:
         ConfigError: its workers could only be forked from this process.
@@ -207,13 +202,9 @@ def submit_run(
 ) -> Submission:
     """Submit a run whose directory is claimed and has its ``.hydra``.
 
-    Args:
-        spec: the run.
-        cfg: its config; Hydra's is that of the job.
-        user: as for `lllaunch.app.planning.plan_job`.
-        name: of the batch job, unless its settings have one.
-        release: gives the directory back; called before the batch job can start.
-        say: tells people something in a line.
+    ``cfg`` and ``user`` are as for `make_ready`, ``name`` is for a batch job whose settings have
+    none. ``release`` gives the directory back, before the batch job can start; ``say`` tells people
+    something in a line.
 
     Raises:
         LaunchError: it cannot be submitted.

@@ -50,7 +50,7 @@ from lllaunch.config.fields import (
 from lllaunch.config.launcher_schema import LAUNCH_FIELDS
 from lllaunch.config.nodes import NO_ID, NodeSettings, read_nodes
 from lllaunch.config.plan import default_run_id
-from lllaunch.config.preflight import read_min_disk, read_preflight, sources_of_preflight
+from lllaunch.config.preflight import read_min_disk, read_preflight
 from lllaunch.config.read import Reader, check_resolver, register_resolvers
 from lllaunch.config.resources import read_resources
 from lllaunch.config.restart import read_restart, with_on
@@ -287,6 +287,13 @@ def _build(settings: Settings, around: HostContext, cluster: ClusterNode | None)
         # a name that was made from the directory is another one on each node
         group = replace(group, rdzv_id=run_id) if run_id not in (derived_id, NO_ID) else group
         run_id = group.rdzv_id or NO_ID
+    # their secrets are told leaf by leaf
+    passed = {
+        "args": dict(call.kwargs) or list(call.args),
+        "env": env,
+        "env_per_rank": {rank_key(ranks): own for ranks, own in env_per_rank.items()},
+        "preflight": {"command": preflight_command},
+    }
     return LaunchSpec(
         entrypoint=call.entrypoint,
         args=tuple(reveal(list(call.args))),
@@ -332,9 +339,10 @@ def _build(settings: Settings, around: HostContext, cluster: ClusterNode | None)
             **nodes.sources,
             **_left_to_machine(settings, nodes, masks),
             **_sources_of_settings(settings),
-            **sources_of_preflight(preflight_command),
             **_source_of_run_id(settings),
-            **_sources_of_arguments(call, env, env_per_rank),
+            **{
+                path: leaf.source for path, leaf in leaf_items(passed) if isinstance(leaf, Withheld)
+            },
             **({} if cluster is None else cluster.sources),
         },
     )
@@ -361,18 +369,6 @@ def _sources_of_settings(settings: Settings) -> dict[Path, Any]:
         else:
             found[(name,)] = conceal(tree)
     return found
-
-
-def _sources_of_arguments(
-    call: EntrypointCall, env: dict[str, Tree], env_per_rank: dict[range, dict[str, Tree]]
-) -> dict[Path, Any]:
-    """Return what stands in a plan for secrets in what is passed to workers, leaf by leaf."""
-    passed = {
-        "args": dict(call.kwargs) or list(call.args),
-        "env": env,
-        "env_per_rank": {rank_key(ranks): own for ranks, own in env_per_rank.items()},
-    }
-    return {path: leaf.source for path, leaf in leaf_items(passed) if isinstance(leaf, Withheld)}
 
 
 def _source_of_run_id(settings: Settings) -> dict[Path, Any]:

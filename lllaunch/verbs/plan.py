@@ -284,7 +284,9 @@ def _show(
         rest["jobs"] = list(_jobs(runs, lambda changes: text_lines(changes) if changes else None))
     lines += [AnnotatedLine(text) for text in dump_yaml(rest, VisibleDumper).splitlines()]
     if build is not None:
-        variables = ((v.name, f"{v.value}: {v.why}") for v in _variables(first, sweep=sweep))
+        variables = (
+            (name, f"{value}: {why}") for name, value, why in _variables(first, sweep=sweep)
+        )
         lines += comment_lines(_HERE, [*_of_this_machine(first, build), *variables])
     if batch:
         text = batch["batch"] or f"none: {batch['batch_problem']}"
@@ -360,18 +362,18 @@ def _auto_text() -> str:
     return f"{AUTO} is {format_nnodes(found.min_nodes, found.max_nodes)}{several}"
 
 
-class _Variable(NamedTuple):
-    name: str
-    value: str
-    why: str
+def _variables(run: Reviewed, *, sweep: bool) -> Iterator[tuple[str, str, str]]:
+    """Yield the variables of all workers that the plan does not name and results may depend on.
 
-
-def _variables(run: Reviewed, *, sweep: bool) -> Iterator[_Variable]:
-    """Yield the variables of all workers that the plan does not name and results may depend on."""
+    Each with its value, and why it has that.
+    """
     # imports all that runs a group
     from lllaunch.run.group import worker_environment  # noqa: PLC0415
 
-    spec = _counted(run)
+    word = run.plan["launch"]["nproc"]
+    # as many workers as it would have here
+    number = _count(run, word) if word in WORDS and run.spec.cluster is None else ""
+    spec = replace(run.spec, nproc=int(number)) if number.isdecimal() else run.spec
     planned = run.plan["launch"]["env"]
     leased = _leased(run, spec) if sweep else spec
     given = {**os.environ, **worker_environment(leased, 0)}
@@ -382,21 +384,13 @@ def _variables(run: Reviewed, *, sweep: bool) -> Iterator[_Variable]:
             why = "the cores that the job leases for each worker, since it is not set"
         else:
             why = "launch.nproc is more than 1, and it is not set"
-        yield _Variable(_THREADS, given[_THREADS], why)
+        yield _THREADS, given[_THREADS], why
     path = given.get(_PATH)
     if path and _PATH in spec.derived_env:
         why = "workers work in another directory than the command was given in"
-        yield _Variable(_PATH, Redactor.of(spec)(path), why)
+        yield _PATH, Redactor.of(spec)(path), why
     elif path and _PATH not in planned:
-        yield _Variable(_PATH, Redactor.of(spec)(path), "set in the environment")
-
-
-def _counted(run: Reviewed) -> LaunchSpec:
-    """Return the run with as many workers as it would have here."""
-    word = run.plan["launch"]["nproc"]
-    counted = word in WORDS and run.spec.cluster is None
-    number = _count(run, word) if counted else ""
-    return replace(run.spec, nproc=int(number)) if number.isdecimal() else run.spec
+        yield _PATH, Redactor.of(spec)(path), "set in the environment"
 
 
 def _leased(run: Reviewed, spec: LaunchSpec) -> LaunchSpec:
@@ -433,8 +427,10 @@ def _document(
     plan = first.readable
     here: dict[str, Any] = {}
     if build is not None:
-        variables = _variables(first, sweep=sweep)
-        environment = {each.name: {"value": each.value, "why": each.why} for each in variables}
+        environment = {
+            name: {"value": value, "why": why}
+            for name, value, why in _variables(first, sweep=sweep)
+        }
         here = {"here": {**dict(_of_this_machine(first, build)), "environment": environment}}
     fingerprint = {"plan_hash": first.plan_hash, **({} if build is None else {"build": build})}
     return {
