@@ -17,14 +17,11 @@ from lllaunch.config.fields import (
     read_items,
 )
 from lllaunch.config.tree import Tree, reveal
-from lllaunch.config.values import format_duration, parse_duration
-from lllaunch.errors import Unfit
+from lllaunch.config.values import parse_duration
 from lllaunch.spec import ConsolePolicy
 
 CONSOLE_KEYS = tuple(field.name for field in dataclasses.fields(ConsolePolicy))
 SYNONYMS = {name: f"launch.{name}" for name in ("tee", "redirects", "collapse", "log_line_prefix")}
-# More often is what a terminal has.
-_SHORTEST = 1.0
 _COLORS = ("always", "never")
 
 
@@ -38,16 +35,12 @@ def read_console(tree: Tree, key: str, findings: Findings) -> ConsolePolicy:
     return ConsolePolicy(**read_items(items, key, _READERS, findings), **values)
 
 
-def _read_interval(value: object) -> float:
-    seconds = parse_duration(value, zero=False)
-    if seconds < _SHORTEST:
-        raise Unfit(f"a duration of at least {format_duration(_SHORTEST)}", code="duration")
-    return seconds
-
-
 _READERS: dict[str, Callable[[object], Any]] = {
     "live": hinted(read_flag, "null is where there is a terminal for it", "true, false or null"),
     "color": hinted(partial(read_choice, choices=_COLORS), "", one_of((*_COLORS, "null"))),
     "quiet": read_flag,
-    "interval": hinted(_read_interval, "write null for no such lines"),
+    # more often is what a terminal has
+    "interval": hinted(
+        partial(parse_duration, zero=False, least=1.0), "write null for no such lines"
+    ),
 }

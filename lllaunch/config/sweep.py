@@ -54,7 +54,6 @@ _HYDRAS = ("_target_", "_recursive_", "_convert_", "_partial_")
 _OF_JOBS = ("entrypoint", "args", "log_dir", "run_id")
 # A sweep has one machine, unless it goes to a cluster.
 _OF_SEVERAL = ("nnodes", "node_rank", "rdzv")
-_FAILURE_WORDS = ("continue", "stop")
 _FAILURE_FORMS = "continue, stop or {max_failures: 3}"
 
 
@@ -170,14 +169,17 @@ class _Reading:
         """How many jobs may fail for good before nothing more is started."""
         tree, key = self._items.get("on_failure"), f"{self._key}.on_failure"
         if not isinstance(tree, dict):
-            word = self.scalar("on_failure", _read_on_failure, "continue")
+            value = reveal(tree)
+            number = isinstance(value, int) and not isinstance(value, bool) and value > 0
+            hint = f"did you mean {{max_failures: {value}}}?" if number else ""
+            choose = partial(read_choice, choices=("continue", "stop"))
+            word = self.scalar("on_failure", hinted(choose, hint, _FAILURE_FORMS), "continue")
             return 1 if word == "stop" else None
-        names, findings = ("max_failures",), self._findings
-        items = known_items(tree, key, names, {}, findings)
+        findings = self._findings
+        items = known_items(tree, key, ("max_failures",), {}, findings)
         if not tree:
-            findings.add(
-                key, tree, Unfit("a number of failures", "write {max_failures: 3}", code="number")
-            )
+            unfit = Unfit("a number of failures", "write {max_failures: 3}", code="number")
+            findings.add(key, tree, unfit)
         where = f"{key}.max_failures"
         read = hinted(read_positive, "write on_failure: continue for no limit")
         return findings.attempt(where, items.get("max_failures", BROKEN), read)
@@ -213,15 +215,6 @@ def _refuse_keys_of_jobs(
             hint = "start a run of several nodes by itself, without -m"
             findings.add_about(f"{key}.{name}", message, hint, code="unknown-key")
     return [name for name in node if name not in {*_OF_JOBS, *_OF_SEVERAL}]
-
-
-def _read_on_failure(value: object) -> str:
-    try:
-        return read_choice(value, _FAILURE_WORDS)
-    except Unfit as unfit:
-        number = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        hint = f"did you mean {{max_failures: {value}}}?" if number else unfit.hint
-        raise Unfit(_FAILURE_FORMS, hint, code="choice") from None
 
 
 def _limit(what: str) -> str:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from lllaunch.config.fields import Findings, did_you_mean, hinted
@@ -54,15 +55,15 @@ _SIZED = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
 _LARGEST_SIZE = 2**63 - 1
 
 
-def parse_duration(value: object, *, zero: bool = True) -> float:
-    """Return the seconds of a duration.
+def parse_duration(value: object, *, zero: bool = True, least: float = 0.0) -> float:
+    """Return the seconds of a duration, of at least so many.
 
     A number is seconds; text is a number of seconds, or parts with units ``d``, ``h``, ``m``,
     ``s``, ``ms``, largest first, each at most once.
 
     Raises:
-        Unfit: it is no duration, is negative, is shorter than a nanosecond, or is longer than
-            10,000 days.
+        Unfit: it is no duration, is negative, is shorter than a nanosecond or than ``least``, or is
+            longer than 10,000 days.
     """
     seconds = _seconds(value)
     if seconds < 0:
@@ -71,6 +72,8 @@ def parse_duration(value: object, *, zero: bool = True) -> float:
         raise Unfit(_MORE_THAN_0, code="duration")
     if 0 < seconds < _SHORTEST:
         raise Unfit("a duration of a nanosecond or more", code="duration")
+    if seconds < least:
+        raise Unfit(f"a duration of at least {format_duration(least)}", code="duration")
     if seconds > _LONGEST_DAYS * _SECONDS["d"]:
         raise Unfit(f"a duration of {_LONGEST_DAYS} days at most", code="duration")
     return float(seconds)
@@ -90,10 +93,7 @@ def parse_samples(value: object) -> float:
         return 0.0
     expected = f"a duration of at least {format_duration(_SHORTEST_SAMPLES)}, or false"
     hint = "write false for none" if means_off(value) else ""
-    seconds = hinted(parse_duration, hint, expected)(value)
-    if seconds < _SHORTEST_SAMPLES:
-        raise Unfit(expected, hint, code="duration")
-    return seconds
+    return hinted(partial(parse_duration, least=_SHORTEST_SAMPLES), hint, expected)(value)
 
 
 _OFF_WORDS = frozenset({"none", "off", "no", "never", "false", "inf", "infinity", "unlimited"})
