@@ -107,11 +107,6 @@ def message_of(error: BaseException) -> str:
     return reason
 
 
-def _not_chosen(found: re.Match[str]) -> str:
-    group = found[1].partition("=")[0]
-    return f"{found[1]}: no config of group {group!r} is chosen yet; to choose one: +{found[1]}"
-
-
 def _not_merged(found: re.Match[str]) -> str:
     key, is_list = found[1], found[2] == "["
     there, new = ("mapping", "list") if is_list else ("list", "mapping")
@@ -124,7 +119,13 @@ def _not_merged(found: re.Match[str]) -> str:
 
 # What Hydra and OmegaConf say at length.
 _IN_SHORT: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
-    (HydraMessage.TO_ADD, _not_chosen),
+    (
+        HydraMessage.TO_ADD,
+        lambda found: (
+            f"{found[1]}: no config of group {found[1].partition('=')[0]!r} is chosen yet; to "
+            f"choose one: +{found[1]}"
+        ),
+    ),
     (
         HydraMessage.CHOSEN_TWICE,
         lambda found: (
@@ -168,17 +169,12 @@ def _missing(error: MissingConfigException, name: str, reason: str) -> str:
         where = f" in group {group!r}"
     else:
         where = f" in {' or '.join(there)}" if there else ""
-    text = f"{_including(reason, searched)}no {what} {option!r}{where}"
-    return f"{text}; {hint}" if hint else text
-
-
-def _including(reason: str, searched: list[str]) -> str:
-    """Return the file whose defaults list names what is missing, if it is the user's."""
+    # the file whose defaults list names it, if that is the user's
     parent = HydraMessage.INCLUDED_BY.match(reason)
-    if parent is None:
-        return ""
-    paths = [os.path.join(path, f"{parent[1]}.yaml") for path in searched]
-    return next((f"{path}: " for path in paths if os.path.isfile(path)), "")
+    paths = [os.path.join(path, f"{parent[1]}.yaml") for path in searched if parent]
+    including = next((f"{path}: " for path in paths if os.path.isfile(path)), "")
+    text = f"{including}no {what} {option!r}{where}"
+    return f"{text}; {hint}" if hint else text
 
 
 def tell_ci(directory: str) -> None:

@@ -11,7 +11,7 @@ import glob
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from lllaunch.app import torchrun
 from lllaunch.app.command_line import FLAGS, VERBS, WrongUsage, read
@@ -123,7 +123,9 @@ def choices(
             return []
         if line_read.has_script:
             return []
-        found += _scripts(last)
+        for path in glob.glob(f"{glob.escape(last)}*"):
+            if os.path.isdir(path) or path.endswith(".py"):
+                found.append(f"{path}{'/' if os.path.isdir(path) else ' '}")
         if not last.startswith("-"):
             # no experiment is chosen yet that could be overridden
             # what Hydra would complete
@@ -136,29 +138,15 @@ def choices(
                 run(["-sc", "query=bash"])
             near = printed.getvalue().split()
             found += ["+exp=" if each == "exp=" else each for each in near]
-            found += _without_default(last)
+            node = "launch.watchdog."
+            if last.startswith(node):
+                from lllaunch.config.watchdog import WATCHDOG_KEYS  # noqa: PLC0415 - of it only
+
+                # they are in no composed config unless somebody sets them
+                found += [f"{node}{key}=" for key in WATCHDOG_KEYS]
     if last.startswith("-"):
         found = [flag for flag in flags if flag.startswith("--")]
         if verb in _OF_RUNS:
             spelt = "_" if "_" in last else "-"
             found += [f"--{name.replace('-', spelt)}" for name in torchrun.OPTIONS]
     return sorted({choice for choice in found if choice.startswith(last)})
-
-
-def _scripts(last: str) -> Iterator[str]:
-    """Yield the scripts and directories that a path begins."""
-    for path in glob.glob(f"{glob.escape(last)}*"):
-        if os.path.isdir(path):
-            yield f"{path}/"
-        elif path.endswith(".py"):
-            yield f"{path} "
-
-
-def _without_default(last: str) -> list[str]:
-    """Return settings that are in no composed config unless somebody sets them."""
-    node = "launch.watchdog."
-    if not last.startswith(node):
-        return []
-    from lllaunch.config.watchdog import WATCHDOG_KEYS  # noqa: PLC0415 - of this node only
-
-    return [f"{node}{key}=" for key in WATCHDOG_KEYS]

@@ -65,13 +65,8 @@ class ConfigRequest(NamedTuple):
     @classmethod
     def of(cls, given: argparse.Namespace) -> ConfigRequest:
         """Reads what a parser with `add_hydra_flags` has found."""
-        return cls(
-            tuple(given.overrides),
-            given.multirun,
-            given.config_name,
-            given.config_path,
-            given.config_dir,
-        )
+        found = {name: getattr(given, name) for name in cls._fields}
+        return cls(**{**found, "overrides": tuple(given.overrides)})
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> ConfigRequest:

@@ -19,7 +19,7 @@ from lllaunch.hydra_compat import own_node, raw_value
 from lllaunch.review.paths import locks_all, policy_path, tree_top
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from lllaunch.review.lock import Lock
     from lllaunch.review.policy import Policy
@@ -145,6 +145,7 @@ def _against_lock(
     users_own: bool,
 ) -> PlanRefused:
     from lllaunch.config.plan import plan_hash  # noqa: PLC0415
+    from lllaunch.review.allow import OWN_TARGETS  # noqa: PLC0415
     from lllaunch.review.lock import compare, renew_command  # noqa: PLC0415
     from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
 
@@ -154,7 +155,14 @@ def _against_lock(
         own = Diagnostic("own-app", "the function", repr(spec.entrypoint.text), message, hint)
         return PlanRefused(problems=(*problems, own))
     plain: Any = OmegaConf.to_container(config.hydra.job.env_set, resolve=False)
-    problems = [*problems, *variables_of_hydra(plain), *_others(config, job)]
+    problems = [*problems, *variables_of_hydra(plain)]
+    # launchers and sweepers of others: no lock has what they are given
+    for path, allowed in OWN_TARGETS.items() if job is not None else ():
+        key = ".".join(path)
+        target = OmegaConf.select(config, key)
+        if target not in allowed:
+            message, hint = "is in no lock, with what it is given", "use lllaunch's own"
+            problems.append(Diagnostic("unlocked-launcher", key, repr(target), message, hint))
     if job is not None and job.admitted and job.admitted == plan_hash(spec):
         return PlanRefused(problems=tuple(problems))
     lock = find_lock(spec, config)
@@ -165,18 +173,6 @@ def _against_lock(
         return PlanRefused(problems=(*problems, missing), renew=renew_command(command))
     changes = compare(lock, spec, "" if job is None else job_name(job.overrides))
     return PlanRefused(lock.path, changes, tuple(problems), lock.renew if changes else "")
-
-
-def _others(config: DictConfig, job: JobOf | None) -> Iterator[Diagnostic]:
-    """Tell which launcher or sweeper of others a sweep has: no lock has what they are given."""
-    from lllaunch.review.allow import OWN_TARGETS  # noqa: PLC0415
-
-    for path, own in OWN_TARGETS.items() if job is not None else ():
-        key = ".".join(path)
-        target = OmegaConf.select(config, key)
-        if target not in own:
-            message = "is in no lock, with what it is given"
-            yield Diagnostic("unlocked-launcher", key, repr(target), message, "use lllaunch's own")
 
 
 def find_lock(spec: LaunchSpec, config: DictConfig) -> Lock | str:

@@ -177,7 +177,12 @@ class GuardedLoader(WatchedLoader):
     def _compose(self, *args: Any) -> DictConfig:
         with composing_readably():
             config = super().load_configuration(*args)
-        _keep_variables_unread(config)
+        # of variables that are copied, which Hydra writes to files, names stand there and no values
+        job: Any = config.hydra.job
+        if job.env_copy:
+            with read_write(job), open_dict(job):
+                for name in job.env_copy:
+                    job.env_set[name] = f"${{oc.env:{name}}}"
         if self._looks:
             with self._refusing(), locating(self, config):
                 root: Any = OmegaConf.to_container(config, resolve=False)
@@ -232,17 +237,11 @@ class GuardedLoader(WatchedLoader):
         with self._refusing():
             policy = self._policy()
             if policy is not None:
-                _refuse_if_any(
-                    [
-                        *_foreign_in_primary(repo, config_name, policy),
-                        *(
-                            problem
-                            for override in overrides
-                            if override.get_key_element() == _SEARCHPATH
-                            for problem in _foreign(override.value(), policy)
-                        ),
-                    ]
-                )
+                found = _foreign_in_primary(repo, config_name, policy)
+                for override in overrides:
+                    if override.get_key_element() == _SEARCHPATH:
+                        found += _foreign(override.value(), policy)
+                _refuse_if_any(found)
 
     def _expect_no_secrets(self, overrides: Sequence[str]) -> None:
         """Expect that the command line holds no secrets: Hydra quotes what is wrong with it."""
@@ -301,17 +300,17 @@ def _foreign(entries: object, policy: Policy) -> list[Diagnostic]:
 def _foreign_in_primary(repo: Any, name: str | None, policy: Policy) -> list[Diagnostic]:
     """Return the same of the primary config, with its file and the line."""
     loaded = repo.load_config(config_path=name) if name else None
-    found = _foreign(_selected(loaded.config), policy) if loaded is not None else []
+    if loaded is None or not OmegaConf.is_dict(loaded.config):
+        return []
+    entries = OmegaConf.select(loaded.config, _SEARCHPATH)
+    if not OmegaConf.is_list(entries):
+        return []
+    found = _foreign(OmegaConf.to_container(entries, resolve=True), policy)
     if not found:
         return []
     from lllaunch.config.provenance import origins_of_one  # noqa: PLC0415 - if something is wrong
 
     return [*map(origins_of_one(repo, str(name)).locate, found)]
-
-
-def _selected(config: Any) -> Any:
-    found = OmegaConf.select(config, _SEARCHPATH) if OmegaConf.is_dict(config) else None
-    return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_list(found) else None
 
 
 def _refuse_if_any(problems: list[Diagnostic]) -> None:
@@ -334,15 +333,6 @@ def _refuse_literals(secrets: Iterable[tuple[str, str, str]]) -> None:
     problems = problems_with(secrets)
     if problems:
         raise ConfigError(tuple(problems))
-
-
-def _keep_variables_unread(config: DictConfig) -> None:
-    """Of ``hydra.job.env_copy``, which Hydra writes to files, names stand there and no values."""
-    job: Any = config.hydra.job
-    if job.env_copy:
-        with read_write(job), open_dict(job):
-            for name in job.env_copy:
-                job.env_set[name] = f"${{oc.env:{name}}}"
 
 
 GUARDED: Mapping[Seam, Callable[[Any], Any]] = {

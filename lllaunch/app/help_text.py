@@ -77,17 +77,11 @@ def _settings() -> Iterator[tuple[str, ...]]:
     for each in fields(schema.Launch):
         text = re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", " ".join(texts[each.name].split()))
         sentence = re.split(r"\.(?= |$)|;|(?<=[a-z]): ", text, maxsplit=1)[0].replace("`", "")
-        yield each.name, _type(str(each.type)), _default(defaults[each.name]), shorten(sentence, 62)
-
-
-def _type(annotation: str) -> str:
-    outer = re.sub(r"\[.*?\](?= \||$)", "", annotation).split(" | ")
-    return "|".join(dict.fromkeys(_TYPES[word] or word.lower() for word in outer if word != "None"))
-
-
-def _default(value: object) -> str:
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=1000)
-    return shorten(text.strip().removesuffix("...").strip(), 32)
+        words = re.sub(r"\[.*?\](?= \||$)", "", str(each.type)).split(" | ")
+        kinds = dict.fromkeys(_TYPES[word] or word.lower() for word in words if word != "None")
+        default: str = yaml.safe_dump(defaults[each.name], default_flow_style=True, width=1000)
+        default = shorten(default.strip().removesuffix("...").strip(), 32)
+        yield each.name, "|".join(kinds), default, shorten(sentence, 62)
 
 
 def _aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:

@@ -97,8 +97,7 @@ class Jobs:
     def run_app(self, app: Callable[[], object]) -> int | None:
         """Call the Hydra app whose jobs these are, and say why it ended.
 
-        Returns:
-            What the process shall exit with; None if the app returned.
+        Returns what the process shall exit with; None if the app returned.
         """
         own: dict[Seam, Callable[[Any], Any]] = {
             Seam.CALLBACKS: self._admitting,
@@ -181,8 +180,7 @@ class Jobs:
     def _claim(self, config: DictConfig, claimed: contextlib.ExitStack) -> tuple[str, str]:
         """Take the directory that a run's config names; of a name for the moment, a free one.
 
-        Returns:
-            a link that is to lead to it, or an empty string; and the directory, absolute.
+        Returns a link that is to lead to it, or an empty string; and the directory, absolute.
 
         Raises:
             ConfigError: it was named, and another run holds it.
@@ -267,7 +265,7 @@ class Jobs:
         if self.function is not None:
             from lllaunch.app.own_worker import UserFunction  # noqa: PLC0415 - a plain run has none
 
-            self._user = UserFunction.importable(self.function)
+            self._user = UserFunction.of(self.function, importable=True)
         where = Whereabouts(node.runtime.cwd, node.runtime.output_dir, cwd)
         return plan_job(
             *(cfg, where, self._user),
@@ -376,7 +374,7 @@ class Jobs:
     def _submit(self, spec: LaunchSpec, cfg: DictConfig) -> RunResult:
         """Submit a run to its cluster, and follow it if that is asked for."""
         # only of what goes to a cluster
-        from lllaunch.app.submitting import Following, follows, submit_run  # noqa: PLC0415
+        from lllaunch.app.submitting import follow, follows, submit_run  # noqa: PLC0415
         from lllaunch.console.console import Console  # noqa: PLC0415
 
         assert spec.cluster is not None
@@ -395,7 +393,7 @@ class Jobs:
         console.note(f"submitted job {submission.job}, the run is in {where}")
         if not follows(spec.cluster):
             raise AppEnded(ExitCode.SUCCESS)
-        return Following(spec.output_dir, console).run()
+        return follow(spec.output_dir, console)
 
 
 def jobs_of(task_function: Callable[..., object]) -> Jobs | None:
@@ -430,9 +428,8 @@ _OTHER_LOG_DIR = Diagnostic(
 def _nodes_of(config: DictConfig, *, elsewhere: bool) -> Nodes | None:
     """Return what a run's config says of several nodes, None if there is one, or if it is wrong.
 
-    Args:
-        config: whole; what is wrong with it is said when the run is decided.
-        elsewhere: whether a run that goes to a cluster has them there.
+    What is wrong is said when the run is decided. ``elsewhere``: a run that goes to a cluster has
+    them there.
     """
     launch = OmegaConf.select(config, "launch")
     if not isinstance(launch, DictConfig) or launch.get("nnodes") in (None, 1):

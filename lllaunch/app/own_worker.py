@@ -52,8 +52,6 @@ from lllaunch.spawner.worker import execute_module, execute_script, library_dire
 from lllaunch.spec import Entrypoint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from hydra.core.config_search_path import SearchPathElement
 
 
@@ -413,7 +411,8 @@ def _by_value(state: object) -> bytes:
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             # by itself it would take all of __main__ by value, which the workers have as well
-            if isinstance(obj, (type, FunctionType)) and reach_of(obj) == _direct(obj):
+            named = isinstance(obj, (type, FunctionType))
+            if named and reach_of(obj) == Reach(obj.__module__, obj.__qualname__):
                 return NotImplemented
             return super().reducer_override(obj)
 
@@ -423,11 +422,6 @@ def _by_value(state: object) -> bytes:
     except Exception as error:
         raise NotPicklable("the config", f"{type(error).__name__}: {error}") from error
     return buffer.getvalue()
-
-
-def _direct(obj: Callable[..., Any]) -> tuple[str, str, int]:
-    """How an object is reached that stands under its own name."""
-    return (obj.__module__, obj.__qualname__, 0)
 
 
 def unpack(data: bytes) -> DictConfig:
@@ -467,24 +461,10 @@ class HydraCall:
     path: tuple[str, ...]
     cwd: str
 
-    def entrypoint(self) -> Entrypoint:
-        """What the run's messages and its plan call it."""
-        return entrypoint_of(self.script, self.function)
-
     def target(self) -> Function:
         """What the spawner starts."""
         call = pickle.dumps(((self,), {}), pickle.HIGHEST_PROTOCOL)
         return Function(__name__, run.__name__, call)
-
-
-def entrypoint_of(script: UserScript, function: Reach) -> Entrypoint:
-    """What a run's messages and its plan call a function of the user's."""
-    module, qualname = function.module, function.qualname
-    where = module
-    if where == "__main__":
-        where = script.module or os.path.basename(script.path)
-    text = f"{where}:{qualname}"
-    return Entrypoint(form="function", name=module, text=text, qualname=qualname)
 
 
 def run(call: HydraCall) -> Any:
@@ -509,7 +489,7 @@ def run(call: HydraCall) -> Any:
 
 def run_in_worker(function: Callable[[Any], Any], cfg: DictConfig) -> Any:
     """Runs a function with its config in this worker, where Hydra's state is that of the job."""
-    _configure_logging(os.environ)
+    _configure_logging()
     _take_out_launch(cfg)
     return function(cfg)
 
@@ -538,7 +518,7 @@ def _says_more(node: Any, default: Any, key: str, given: Container[str]) -> bool
     )
 
 
-def _configure_logging(environ: Mapping[str, str]) -> None:
+def _configure_logging() -> None:
     """Sets up logging as Hydra does for a job.
 
     Rank 0 writes where the job itself would, which has opened its files by now; the other ranks
@@ -553,8 +533,8 @@ def _configure_logging(environ: Mapping[str, str]) -> None:
     # Hydra's own logging comes first: levels that the job's leaves out are those that it has set.
     app["handlers"] = {name: {"class": "logging.NullHandler"} for name in app.get("handlers") or {}}
     configure_log(OmegaConf.create(app), hydra.verbose)
-    error_file = environ.get("TORCHELASTIC_ERROR_FILE", "")
-    first, has_directory = environ.get("RANK") == "0", error_file not in {"", os.devnull}
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    first, has_directory = os.environ.get("RANK") == "0", error_file not in {"", os.devnull}
     for handler in (job.get("handlers") or {}).values():
         if first and "mode" in handler:
             handler["mode"] = "a"
@@ -597,7 +577,7 @@ class UserFunction(NamedTuple):
 
     Attributes:
         reach: how workers find it; None if they are forked from the process that has it.
-        place: says where files of the code are that the workers run.
+        place: says where a file or directory of the code is that the workers run.
     """
 
     function: Callable[[Any], Any]
@@ -606,30 +586,19 @@ class UserFunction(NamedTuple):
     place: Callable[[str], str] = str
 
     @classmethod
-    def importable(cls, function: Callable[[Any], Any]) -> UserFunction:
-        """Return a function that workers import; raises `ConfigError` if they cannot."""
-        return cls._of(function, check_reachable(function))
+    def of(cls, function: Callable[[Any], Any], *, importable: bool = False) -> UserFunction:
+        """A function that workers import if they can, and are forked with otherwise.
 
-    @classmethod
-    def any(cls, function: Callable[[Any], Any]) -> UserFunction:
-        """A function that workers import if they can, and are forked with otherwise."""
-        return cls._of(function, reach_of(function))
-
-    @classmethod
-    def _of(cls, function: Callable[[Any], Any], reach: Reach | None) -> UserFunction:
+        Raises:
+            ConfigError: they cannot, and it must be ``importable``.
+        """
+        reach = check_reachable(function) if importable else reach_of(function)
         in_main = reach is not None and reach.module == "__main__"
         main = sys.modules["__main__"]
         script = started_as(main, needed=in_main, direct=calls_directly(main))
         # read from standard input: there is nothing that workers could import
         lost = in_main and script == UserScript()
         return cls(function, None if lost else reach, script)
-
-    def placed(self, place: Callable[[str], str]) -> UserFunction:
-        """Return the same function where its code is in another place.
-
-        ``place`` says where a file or directory is there.
-        """
-        return self._replace(place=place)
 
     @property
     def forked(self) -> bool:
@@ -639,7 +608,18 @@ class UserFunction(NamedTuple):
     @property
     def entrypoint(self) -> Entrypoint:
         """What the run's messages and its plan call it."""
-        return entrypoint_of(self.script, self.reach or _named(self.function))
+        function = self.reach
+        if function is None:
+            # a name for messages, of what cannot be found by it
+            kind: Any = self.function
+            kind = kind if hasattr(kind, "__qualname__") else type(kind)
+            name = getattr(kind, "__qualname__", "task").replace(os.sep, ".")
+            function = Reach(getattr(kind, "__module__", None) or "__main__", name)
+        module, qualname = function.module, function.qualname
+        where = module
+        if where == "__main__":
+            where = self.script.module or os.path.basename(self.script.path)
+        return Entrypoint("function", module, f"{where}:{qualname}", qualname)
 
     @property
     def preload(self) -> tuple[str, ...]:
@@ -666,10 +646,3 @@ class UserFunction(NamedTuple):
             self.place(cwd),
         )
         return call.target()
-
-
-def _named(function: Callable[[Any], Any]) -> Reach:
-    """A name for messages, of what cannot be found by it."""
-    kind = function if hasattr(function, "__qualname__") else type(function)
-    name = getattr(kind, "__qualname__", "task").replace(os.sep, ".")
-    return Reach(getattr(kind, "__module__", None) or "__main__", name)

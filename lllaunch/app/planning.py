@@ -114,8 +114,6 @@ def plan_job(
     spec = importing_from_runtime_cwd(spec, environ)
     if user is None:
         return spec
-    # imported once, in the spawner, instead of in every worker
-    spec = replace(spec, entrypoint=user.entrypoint, derived_preload=user.preload)
     if user.forked:
         if spec.start_method == "spawn":
             function = f"{user.entrypoint.name}:{user.entrypoint.qualname}"
@@ -128,7 +126,8 @@ def plan_job(
             )
             raise ConfigError((problem,))
         spec = replace(spec, start_method="fork")
-    return spec
+    # imported once, in the spawner, instead of in every worker
+    return replace(spec, entrypoint=user.entrypoint, derived_preload=user.preload)
 
 
 # The least number that YAML makes of MIN:MAX: 1:1.

@@ -7,6 +7,7 @@ callbacks) are taken from ``.hydra``, if that is there.
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 from collections.abc import Mapping
@@ -123,8 +124,10 @@ def _read_plan(directory: str, *, expect_named: bool) -> RerunRequest:
     if expect_named:
         _expect_ours(directory, node, plan["launch"])
     kept: dict[str, Any] = {"runtime": {"choices": {EXPERIMENTS: _experiment(node)}}}
-    for keys in _KEPT:
-        _keep(kept, node, keys)
+    for *above, last in _KEPT:
+        value = functools.reduce(lambda each, key: _mapping(each.get(key)), above, node).get(last)
+        if value is not None:
+            functools.reduce(lambda each, key: each.setdefault(key, {}), above, kept)[last] = value
     known = _mapping(rest.get("launch"))
     # what it does not name is what it was then, whatever the defaults are now
     completed = complete(plan, SOURCES)
@@ -170,13 +173,9 @@ def _read(path: str) -> dict[Any, Any]:
     try:
         return _mapping(parse(text, path).data)
     except ConfigError:
-        # OmegaConf writes paths and bytes with tags, which only its own reader knows
         if "!!" not in text:
             raise
-        return _with_tags(text, path)
-
-
-def _with_tags(text: str, path: str) -> dict[Any, Any]:
+    # OmegaConf writes paths and bytes with tags, which only its own reader knows
     try:
         config = OmegaConf.create(text)
         data: Any = OmegaConf.to_container(config, resolve=False)
@@ -219,14 +218,3 @@ def _experiment(node: Mapping[Any, Any]) -> str | None:
     choice = _mapping(_mapping(node.get("runtime")).get("choices")).get(EXPERIMENTS)
     name = choice or _mapping(node.get("job")).get("config_name")
     return name if isinstance(name, str) and name not in {PRIMARY, AGAIN} else None
-
-
-def _keep(kept: dict[str, Any], node: Mapping[Any, Any], keys: tuple[str, ...]) -> None:
-    value: Any = node
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    if value is None:
-        return
-    for key in keys[:-1]:
-        kept = kept.setdefault(key, {})
-    kept[keys[-1]] = value

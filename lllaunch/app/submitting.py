@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from lllaunch.app.own_worker import UserFunction
     from lllaunch.console.console import Console
-    from lllaunch.results.store import ListEntry
     from lllaunch.spec import Cluster, Entrypoint, LaunchSpec
 
 # Of a snapshot that is no other run's.
@@ -134,12 +133,7 @@ def make_ready(
 ) -> None:
     """Write what a batch job needs to run a run: its plan, and what workers call.
 
-    Args:
-        spec: the run.
-        cfg: its config; Hydra's is that of the job.
-        user: as for `lllaunch.app.planning.plan_job`.
-        snapshot: of the code that it runs, or None.
-        directory: of the run; it is there.
+    Hydra's config is that of the job; ``user`` is as for `lllaunch.app.planning.plan_job`.
 
     Raises:
         ConfigError: its workers could only be forked from this process.
@@ -149,7 +143,20 @@ def make_ready(
     # of an earlier submission, whose end is not this one's
     forget_submission(directory)
     if user is not None:
-        write_private(os.path.join(directory, FUNCTION), _packed(user, cfg, snapshot))
+        if snapshot is not None:
+            user = user._replace(place=snapshot.place)
+        target = user.target(cfg)
+        if not isinstance(target, Function):
+            message = (
+                f"needs a function that workers can import, and {user.entrypoint.text} is none"
+            )
+            hint = "put it at the top level of its module"
+            raise ConfigError((Diagnostic("cluster", "cluster", "", message, hint),))
+        function = SubmittedFunction(
+            user.entrypoint, user.preload, target.module, target.qualname, target.call
+        )
+        data = pickle.dumps(function, pickle.HIGHEST_PROTOCOL)
+        write_private(os.path.join(directory, FUNCTION), data)
     plan = plan_config(spec).encode("utf-8", "surrogateescape")
     write_atomic(os.path.join(directory, PLAN), plan)
 
@@ -165,25 +172,6 @@ def write_private(path: str, data: bytes) -> None:
         write_atomic(path, data)
     finally:
         os.umask(former)
-
-
-def _packed(user: UserFunction, cfg: DictConfig, snapshot: Snapshot | None) -> bytes:
-    if snapshot is not None:
-        user = user.placed(snapshot.place)
-    target = user.target(cfg)
-    if not isinstance(target, Function):
-        problem = Diagnostic(
-            "cluster",
-            "cluster",
-            "",
-            f"needs a function that workers can import, and {user.entrypoint.text} is none",
-            "put it at the top level of its module",
-        )
-        raise ConfigError((problem,))
-    function = SubmittedFunction(
-        user.entrypoint, user.preload, target.module, target.qualname, target.call
-    )
-    return pickle.dumps(function, pickle.HIGHEST_PROTOCOL)
 
 
 def command_of(*words: str) -> list[str]:
@@ -214,13 +202,9 @@ def submit_run(
 ) -> Submission:
     """Submit a run whose directory is claimed and has its ``.hydra``.
 
-    Args:
-        spec: the run.
-        cfg: its config; Hydra's is that of the job.
-        user: as for `lllaunch.app.planning.plan_job`.
-        name: of the batch job, unless its settings have one.
-        release: gives the directory back; called before the batch job can start.
-        say: tells people something in a line.
+    ``cfg`` and ``user`` are as for `make_ready`, ``name`` is for a batch job whose settings have
+    none. ``release`` gives the directory back, before the batch job can start; ``say`` tells people
+    something in a line.
 
     Raises:
         LaunchError: it cannot be submitted.
@@ -291,70 +275,54 @@ def ask(what: str) -> Literal["leave", "cancel", "follow"]:
     return "cancel" if answer[:1] == "c" else "follow" if answer[:1] == "f" else "leave"
 
 
-class Following:
-    """Shows a submitted run until it is over, or until Ctrl-C."""
+def follow(directory: str, console: Console) -> RunResult:
+    """Show a submitted run until it is over, or until Ctrl-C; return what became of it.
 
-    def __init__(self, directory: str, console: Console) -> None:
-        self._directory = directory
-        self._console = console
-        self._queue = BatchQueue()
-        self._said = ""
-
-    def run(self) -> RunResult:
-        """Follow it; return what became of it.
-
-        Raises:
-            AppEnded: it was left.
-        """
-        follower = Follower("follow", elsewhere=True)
-        follower.add(os.path.join(self._directory, LOG), b"", sys.stdout)
-        follower.start()
-        try:
-            while True:
-                try:
-                    return self._until_over()
-                except KeyboardInterrupt:
-                    if not self._interrupted():
-                        raise AppEnded(ExitCode.SUCCESS) from None
-        finally:
-            follower.stop()
-
-    def _until_over(self) -> RunResult:
-        pause = _PAUSE
+    Raises:
+        AppEnded: it was left.
+    """
+    follower = Follower("follow", elsewhere=True)
+    follower.add(os.path.join(directory, LOG), b"", sys.stdout)
+    follower.start()
+    queue, said = BatchQueue(), ""
+    pause = _PAUSE
+    try:
         while True:
-            entry = self._look()
-            if not entry.queue:
-                return self._ended(entry)
-            time.sleep(pause)
-            pause = min(pause * 1.2, _LONGEST_PAUSE)
-
-    def _look(self) -> ListEntry:
-        self._queue.forget()
-        entry = entry_now(locate(self._directory), self._queue)
-        if entry.queue and entry.queue != self._said:
-            self._said = entry.queue
-            self._console.note(f"job {entry.batch_job}: {entry.queue}")
-        return entry
-
-    def _ended(self, entry: ListEntry) -> RunResult:
-        entry, result = read_run(locate(self._directory), self._queue)
+            try:
+                queue.forget()
+                entry = entry_now(locate(directory), queue)
+                if not entry.queue:
+                    entry, result = read_run(locate(directory), queue)
+                    break
+                if entry.queue != said:
+                    said = entry.queue
+                    console.note(f"job {entry.batch_job}: {entry.queue}")
+                time.sleep(pause)
+                pause = min(pause * 1.2, _LONGEST_PAUSE)
+            except KeyboardInterrupt:
+                if not _follows_on(directory, console):
+                    raise AppEnded(ExitCode.SUCCESS) from None
+                pause = _PAUSE
         if entry.exit_code is not None and result is not None:
             return result
         why = f": {entry.root_cause}" if entry.root_cause else ""
-        self._console.warning(f"the run has ended without a result{why}; see {LOG}")
+        console.warning(f"the run has ended without a result{why}; see {LOG}")
         code = int(ExitCode.ERROR) if entry.exit_code is None else entry.exit_code
-        return RunResult("error", code, self._directory)
+        return RunResult("error", code, directory)
+    finally:
+        follower.stop()
 
-    def _interrupted(self) -> bool:
-        """Ask what Ctrl-C is to mean; return whether to follow on."""
-        where = shown_path(self._directory, os.getcwd())
-        asks = sys.stdin.isatty() and sys.stderr.isatty()
-        answer = ask("the job") if asks else "leave"
-        submission = read_submission(self._directory)
-        if answer == "cancel" and submission is not None and submission.job:
-            slurm.cancel([submission.job])
-        elif answer == "leave":
-            self._console.note(
-                f"left; 'lllaunch logs -f {where}' follows it, 'lllaunch stop {where}' ends it"
-            )
-        return answer != "leave"
+
+def _follows_on(directory: str, console: Console) -> bool:
+    """Ask what Ctrl-C is to mean; return whether to follow on."""
+    where = shown_path(directory, os.getcwd())
+    asks = sys.stdin.isatty() and sys.stderr.isatty()
+    answer = ask("the job") if asks else "leave"
+    submission = read_submission(directory)
+    if answer == "cancel" and submission is not None and submission.job:
+        slurm.cancel([submission.job])
+    elif answer == "leave":
+        console.note(
+            f"left; 'lllaunch logs -f {where}' follows it, 'lllaunch stop {where}' ends it"
+        )
+    return answer != "leave"

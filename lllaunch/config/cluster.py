@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from lllaunch.config.fields import (
     Findings,
     did_you_mean,
-    known_items,
+    mapping_items,
     one_of,
     read_choice,
     read_count,
@@ -28,6 +28,7 @@ from lllaunch.config.fields import (
     read_line,
     read_positive,
     read_text,
+    read_word,
 )
 from lllaunch.config.nodes import AUTO, read_nnodes
 from lllaunch.config.read import Reader
@@ -78,12 +79,16 @@ IGNORED = frozenset({"submitit_folder", "stderr_to_stdout", "python", "_target_"
 """What stands in people's YAMLs for submitit and means nothing here; it is not read."""
 
 _ONE_TASK = "launch.nproc=N: lllaunch starts the workers of a node from one task"
-# Accepted with the one value that is what happens anyway.
-_TASKS = ("tasks_per_node", "ntasks_per_node", "ntasks", "num_tasks")
-_KNOWN = (
-    *("backend", *SETTINGS, *OWN_KEYS, "max_num_timeout", "detach", "job_name"),
-    *(*_TASKS, "gpus_per_task", "use_srun"),
-)
+# Accepted with the one value that is what happens anyway, here with what is said of another.
+_ONLY: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("tasks_per_node", "ntasks_per_node", "ntasks", "num_tasks"), ("1", _ONE_TASK)),
+    "gpus_per_task": (
+        "null",
+        "set cluster.gpus_per_node: with this one workers do not see each other's GPUs",
+    ),
+    "use_srun": ("true", "srun starts lllaunch on each node"),
+}
+_KNOWN = ("backend", *SETTINGS, *OWN_KEYS, "max_num_timeout", "detach", "job_name", *_ONLY)
 _REQUEUE_KEYS = tuple(each.name for each in dataclasses.fields(Requeue))
 SYNONYMS = {
     "queue": "partition",
@@ -300,7 +305,11 @@ def written_cluster(cluster: Cluster) -> dict[str, Any]:
     """
     return {
         "backend": BACKEND,
-        **{name: copy.deepcopy(cluster.settings[name]) for name in _in_order(cluster.settings)},
+        **{
+            name: copy.deepcopy(cluster.settings[name])
+            for name in SETTINGS
+            if name in cluster.settings
+        },
         "nodes": cluster.nodes,
         "signal_delay_s": cluster.signal_delay,
         "requeue": {name: getattr(cluster.requeue, name) for name in _REQUEUE_KEYS},
@@ -308,10 +317,6 @@ def written_cluster(cluster: Cluster) -> dict[str, Any]:
         "pack": cluster.pack,
         "snapshot": cluster.snapshot,
     }
-
-
-def _in_order(settings: Mapping[str, Any]) -> list[str]:
-    return [name for name in SETTINGS if name in settings]
 
 
 _DEFAULTS = Cluster()
@@ -350,7 +355,11 @@ class _Reading:
             hint = did_you_mean(tree, [BACKEND]) if isinstance(tree, str) else _HOW
             self._add("backend", tree, Unfit(repr(BACKEND), hint, code=KEY))
         more = self._unknown()
-        self._tasks()
+        for name, (only, hint) in _ONLY.items():
+            tree = self._items.pop(name, None)
+            # text: what ${oc.env:N} gives is always text
+            if tree is not None and str(reveal(tree)).lower() != only:
+                self._add(name, tree, Unfit(only, hint, code=KEY))
         job_name = self._items.pop("job_name", None)
         if job_name is not None:
             if "name" in self._items:
@@ -395,21 +404,6 @@ class _Reading:
                 found[str(name)] = tree
         return found
 
-    def _tasks(self) -> None:
-        """Take out what says how many tasks there are: one on each node."""
-        for name in _TASKS:
-            self._expect(name, 1, "1", _ONE_TASK)
-        hint = "set cluster.gpus_per_node: with this one workers do not see each other's GPUs"
-        self._expect("gpus_per_task", None, "null", hint)
-        self._expect("use_srun", True, "true", "srun starts lllaunch on each node")
-
-    def _expect(self, name: str, only: object, said: str, hint: str) -> None:
-        tree = self._items.pop(name, None)
-        plain = reveal(tree)
-        # text: what ${oc.env:N} gives is always text
-        if tree is not None and tree is not BROKEN and str(plain).lower() != str(only).lower():
-            self._add(name, tree, Unfit(said, hint, code=KEY))
-
     def _setting(self, name: str, more: dict[str, Tree]) -> Any:
         if name == "additional_parameters":
             return self._additional(more)
@@ -418,7 +412,7 @@ class _Reading:
             return self._lines(name, tree)
         if name in _NAMES and isinstance(tree, list):
             tree = _joined(tree)
-        return self._value((name,), tree, _READERS.get(name, _read_word))
+        return self._value((name,), tree, _READERS.get(name, read_word))
 
     def _value(self, path: Path, tree: Tree, read: Callable[[Any], Any], where: str = "") -> Any:
         """Return what a tree comes to, and note its source if it must not be written."""
@@ -444,9 +438,12 @@ class _Reading:
         if isinstance(tree, dict) or (name == "srun_args" and not isinstance(tree, list)):
             self._add(name, tree, Unfit(f"a list of {_LINES[name]}", code=KEY))
             return None
-        values = [
-            self._value((name, index), each, _read_each_line) for index, each in enumerate(trees)
-        ]
+
+        def read(value: object) -> str:
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            return read_text(str(value) if number else value)
+
+        values = [self._value((name, index), each, read) for index, each in enumerate(trees)]
         return [value for value in values if value is not None] or None
 
     def _additional(self, more: dict[str, Tree]) -> dict[str, Any] | None:
@@ -496,14 +493,12 @@ class _Reading:
             self._add("signal_delay_s", self._items.get("signal_delay_s", delay), unfit)
 
     def _requeue(self) -> Requeue:
-        tree, key = self._items.get("requeue"), f"{KEY}.requeue"
-        if tree is not None and tree is not BROKEN and not isinstance(tree, dict):
-            counts = ", ".join(f"{name}: 0" for name in _REQUEUE_KEYS)
-            expected = f"a mapping of causes to numbers ({', '.join(_REQUEUE_KEYS)})"
-            hint = f"write {{{counts}}}" if tree in (False, 0) else ""
-            self._add("requeue", tree, Unfit(expected, hint, code=KEY))
-        items = tree if isinstance(tree, dict) else {}
-        items = known_items(items, key, _REQUEUE_KEYS, {}, self._findings)
+        tree, off = self._items.get("requeue"), ", ".join(f"{name}: 0" for name in _REQUEUE_KEYS)
+        items = mapping_items(
+            *(tree, f"{KEY}.requeue", _REQUEUE_KEYS, {}, self._findings),
+            of="causes to numbers",
+            hint=lambda value: f"write {{{off}}}" if value in (False, 0) else "",
+        )
         counts_by_cause = {
             name: self._value(("requeue", name), item, read_count)
             for name, item in items.items()
@@ -540,17 +535,6 @@ def _joined(trees: list[Tree]) -> Tree:
         return BROKEN
     text = ",".join(map(str, reveal(trees)))
     return Withheld(text, ",".join(map(str, conceal(trees)))) if has_secrets(trees) else text
-
-
-def _read_word(value: object) -> str:
-    """One line of text; accounts and comments may be numbers."""
-    number = isinstance(value, int) and not isinstance(value, bool)
-    return read_line(str(value) if number else value)
-
-
-def _read_each_line(value: object) -> str:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return read_text(str(value) if number else value)
 
 
 def _read_gpus(value: object) -> int | str:
@@ -619,12 +603,6 @@ def _read_delay(value: object) -> int:
     return seconds
 
 
-def _read_exclusive(value: object) -> bool | str | None:
-    if isinstance(value, bool):
-        return value or None
-    return read_choice(value, ("user", "mcs", "topo"))
-
-
 def read_snapshot(value: object) -> Snapshots:
     """Read whether a run has a snapshot of the code; raises `Unfit` for another word."""
     if value is False:
@@ -668,7 +646,9 @@ _READERS: Mapping[str, Callable[[object], Any]] = {
     "mem_per_cpu": _read_memory,
     "timeout_min": _read_minutes,
     "time": _read_time,
-    "exclusive": _read_exclusive,
+    "exclusive": lambda value: (
+        value or None if isinstance(value, bool) else read_choice(value, ("user", "mcs", "topo"))
+    ),
     "setup_strict": read_flag,
 }
 CLUSTER_KEYS = ("backend", *SETTINGS, *OWN_KEYS, "max_num_timeout", "detach")

@@ -51,7 +51,11 @@ def parse_entrypoint(value: object, runtime_cwd: str) -> Entrypoint:
     if ":" in text and "/" not in text:
         return _function(text)
     name = os.path.join(runtime_cwd, text) if "/" in text else text
-    return Entrypoint("program", _not_a_file_and_name(name), text)
+    head, colon, tail = name.rpartition(":")
+    if colon and head.endswith(".py") and is_dotted(tail):
+        hint = f"a function is named by its module, as 'package.module:{tail}'"
+        raise Unfit(_ONE_FORM, hint, code="entrypoint")
+    return Entrypoint("program", name, text)
 
 
 def _module(text: str) -> Entrypoint:
@@ -68,32 +72,14 @@ def _module(text: str) -> Entrypoint:
 def _function(text: str) -> Entrypoint:
     module, _, qualname = text.partition(":")
     if module.endswith(".py"):
-        dotted = module[:-3]
-        raise Unfit(
-            _ONE_FORM,
-            f"did you mean '{dotted}:{qualname}' or {module!r}?",
-            code="entrypoint",
-        )
+        hint = f"did you mean '{module[:-3]}:{qualname}' or {module!r}?"
+        raise Unfit(_ONE_FORM, hint, code="entrypoint")
     if not is_dotted(module) or not is_dotted(qualname):
         raise Unfit("a function (package.module:callable, of dotted names)", code="entrypoint")
     if module == "__main__":
-        raise Unfit(
-            "a function that workers can import",
-            "name its module in place of __main__",
-            code="entrypoint",
-        )
+        hint = "name its module in place of __main__"
+        raise Unfit("a function that workers can import", hint, code="entrypoint")
     return Entrypoint("function", module, text, qualname)
-
-
-def _not_a_file_and_name(path: str) -> str:
-    head, colon, tail = path.rpartition(":")
-    if colon and head.endswith(".py") and is_dotted(tail):
-        raise Unfit(
-            _ONE_FORM,
-            f"a function is named by its module, as 'package.module:{tail}'",
-            code="entrypoint",
-        )
-    return path
 
 
 _MOST_NAMES = 2000
@@ -131,7 +117,15 @@ def check_program(entrypoint: Entrypoint, search_path: str, runtime_cwd: str) ->
     """Raise `Unfit` without such a file or, for a name without a slash, on no PATH."""
     name = entrypoint.name
     if "/" in name:
-        _check_executable(entrypoint)
+        if os.path.isdir(name):
+            raise Unfit(message="is a directory, not a program", code="entrypoint")
+        if not os.path.exists(name):
+            directory, base = os.path.split(name)
+            hint = did_you_mean(base, _names_in(directory))
+            raise Unfit(message="does not exist", hint=hint, code="entrypoint")
+        if not os.access(name, os.X_OK):
+            hint = f"chmod +x {entrypoint.text}"
+            raise Unfit(message="is not executable", hint=hint, code="entrypoint")
         return
     found = [os.path.join(directory or ".", name) for directory in search_path.split(os.pathsep)]
     files = [path for path in found if os.path.isfile(path)]
@@ -144,23 +138,6 @@ def check_program(entrypoint: Entrypoint, search_path: str, runtime_cwd: str) ->
     raise Unfit(message="is not a program on PATH", hint=hint, code="entrypoint")
 
 
-def _check_executable(entrypoint: Entrypoint) -> None:
-    path = entrypoint.name
-    if os.path.isdir(path):
-        raise Unfit(message="is a directory, not a program", code="entrypoint")
-    if not os.path.exists(path):
-        directory, name = os.path.split(path)
-        raise Unfit(
-            message="does not exist",
-            hint=did_you_mean(name, _names_in(directory)),
-            code="entrypoint",
-        )
-    if not os.access(path, os.X_OK):
-        raise Unfit(
-            message="is not executable", hint=f"chmod +x {entrypoint.text}", code="entrypoint"
-        )
-
-
 def _program_hint(name: str, search_path: str, runtime_cwd: str) -> str:
     if " " in name:
         return "arguments go under 'args'"
@@ -169,24 +146,19 @@ def _program_hint(name: str, search_path: str, runtime_cwd: str) -> str:
             return f"did you mean {candidate!r}?"
     if "." in name and os.path.isfile(os.path.join(runtime_cwd, f"{name.replace('.', '/')}.py")):
         return f"did you mean '-m {name}'?"
-    own = _own_files(runtime_cwd)
+    # the scripts and programs beside the user as entrypoints, by their names alone
+    own = {}
+    for other in _names_in(runtime_cwd):
+        path = os.path.join(runtime_cwd, other)
+        if other.endswith(".py"):
+            own[other.removesuffix(".py")] = other
+        elif os.access(path, os.X_OK) and os.path.isfile(path):
+            own[other] = f"./{other}"
     programs = (
         other for directory in search_path.split(os.pathsep) for other in _names_in(directory)
     )
     near = nearest(name, (*own, *programs))
     return f"did you mean {own.get(near, near)!r}?" if near else ""
-
-
-def _own_files(runtime_cwd: str) -> dict[str, str]:
-    """Return the scripts and programs beside the user as entrypoints, by their names alone."""
-    found = {}
-    for name in _names_in(runtime_cwd):
-        path = os.path.join(runtime_cwd, name)
-        if name.endswith(".py"):
-            found[name.removesuffix(".py")] = name
-        elif os.access(path, os.X_OK) and os.path.isfile(path):
-            found[name] = f"./{name}"
-    return found
 
 
 def _names_in(directory: str) -> Iterator[str]:
@@ -248,7 +220,11 @@ def read_call_of(
     named = replace(named, decided=located is not None and located.signature is not None)
     places = tuple((place,) for place in range(len(positional)))
     call = EntrypointCall(named, tuple(positional), places, keywords)
-    _check_fit(located, call, args_key, findings)
+    signature = None if located is None else located.signature
+    if signature is not None:
+        for name, message, hint in misfits(signature, call.args, call.kwargs, named.text):
+            where = f"{args_key}.{name}" if name else args_key
+            findings.add_about(where, message, hint, code="arguments")
     return call
 
 
@@ -271,14 +247,6 @@ def _callable_in(located: Located) -> Located:
             message="cannot be run", hint=located.hint, detail=located.reason, code="entrypoint"
         )
     return located
-
-
-def _check_fit(located: Located | None, call: EntrypointCall, key: str, findings: Findings) -> None:
-    if located is None or located.signature is None:
-        return
-    name = call.entrypoint.text
-    for keyword, message, hint in misfits(located.signature, call.args, call.kwargs, name):
-        findings.add_about(f"{key}.{keyword}" if keyword else key, message, hint, code="arguments")
 
 
 def check_preload(module: object, sys_path: Sequence[str], *, here: bool = True) -> str:

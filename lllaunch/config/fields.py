@@ -126,17 +126,42 @@ def read_items(
     return {name: value for name, value in values.items() if value is not None}
 
 
-def hinted(read: Callable[[Any], T], hint: str) -> Callable[[Any], T]:
-    """Return a reader that gives a hint where the other one has none."""
+def hinted(read: Callable[[Any], T], hint: str, expected: str = "") -> Callable[[Any], T]:
+    """Return a reader that gives a hint where the other one has none.
+
+    With ``expected`` it says so what it expects.
+    """
 
     def read_with_hint(value: Any) -> T:
         try:
             return read(value)
         except Unfit as unfit:
-            parts = unfit.expected, unfit.hint or hint, unfit.detail
+            parts = expected or unfit.expected, unfit.hint or hint, unfit.detail
             raise Unfit(*parts, message=unfit.message, code=unfit.code) from None
 
     return read_with_hint
+
+
+def mapping_items(
+    tree: Tree,
+    key: str,
+    names: Collection[str],
+    synonyms: Mapping[str, str],
+    findings: Findings,
+    *,
+    of: str = "settings",
+    hint: Callable[[Any], str] = lambda _: "",
+    explained: Mapping[str, str] | None = None,
+) -> dict[str, Tree]:
+    """Return the items of a mapping as `known_items` does; none of null, nor of what is no mapping.
+
+    ``hint`` says of such a value what was meant.
+    """
+    if tree is not None and not isinstance(tree, dict):
+        expected = f"a mapping of {of} ({', '.join(names)})"
+        findings.add(key, tree, Unfit(expected, hint(reveal(tree)), code="type"))
+        tree = None
+    return known_items(tree or {}, key, names, synonyms, findings, explained or {})
 
 
 # As many as somebody may read; looking for what was meant takes time.
@@ -200,6 +225,12 @@ def read_line(value: object) -> str:
     if not text.isprintable():
         raise Unfit("one line of printable characters", code="text")
     return text
+
+
+def read_word(value: object) -> str:
+    """Read text on one line, or a whole number as text: jobs and accounts may have numbers."""
+    number = isinstance(value, int) and not isinstance(value, bool)
+    return read_line(str(value) if number else value)
 
 
 def read_locked(value: object) -> bool | str:

@@ -22,6 +22,7 @@ from typing import Any
 from lllaunch.config.fields import did_you_mean
 
 _SOME_DEFAULT = object()
+_KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 def signature_of(function: ast.FunctionDef) -> Signature:
@@ -57,7 +58,7 @@ def misfits(
     parameters = signature.parameters.values()
     kinds = {parameter.kind for parameter in parameters}
     positional = [p for p in parameters if p.kind <= Parameter.POSITIONAL_OR_KEYWORD]
-    by_name = {p.name: p for p in parameters if _takes_keyword(p)}
+    by_name = {p.name: p for p in parameters if p.kind in _KEYWORD}
     if len(args) > len(positional) and Parameter.VAR_POSITIONAL not in kinds:
         most = len(positional)
         yield "", f"expected at most {most} for {function}, got {len(args)}", ""
@@ -66,26 +67,17 @@ def misfits(
         if name in taken:
             yield name, f"{function} is given it twice", ""
         elif name not in by_name and Parameter.VAR_KEYWORD not in kinds:
-            yield name, f"{function} has no such argument", _hint(name, positional, by_name)
-    lacking = [p.name for p in parameters if _is_required(p) and p.name not in {*taken, *kwargs}]
+            hint = did_you_mean(name, by_name)
+            if any(parameter.name == name for parameter in positional):
+                hint = "it is positional only: write 'args' as a list"
+            yield name, f"{function} has no such argument", hint
+    required = dict.fromkeys(
+        p.name for p in (*positional, *by_name.values()) if p.default is Parameter.empty
+    )
+    lacking = [name for name in required if name not in {*taken, *kwargs}]
     if lacking:
         names = ", ".join(repr(name) for name in lacking)
         yield "", f"{function} also requires {names}", ""
-
-
-def _takes_keyword(parameter: Parameter) -> bool:
-    return parameter.kind in {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
-
-
-def _is_required(parameter: Parameter) -> bool:
-    optional = parameter.kind in {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
-    return not optional and parameter.default is Parameter.empty
-
-
-def _hint(name: str, positional: Sequence[Parameter], by_name: Mapping[str, object]) -> str:
-    if name in {parameter.name for parameter in positional}:
-        return "it is positional only: write 'args' as a list"
-    return did_you_mean(name, by_name)
 
 
 _CONSTANTS = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.JoinedStr)

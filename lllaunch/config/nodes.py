@@ -25,11 +25,11 @@ from lllaunch.cluster.values import (
 from lllaunch.config.fields import (
     Findings,
     did_you_mean,
-    known_items,
+    mapping_items,
     read_choice,
     read_count,
     read_items,
-    read_line,
+    read_word,
 )
 from lllaunch.config.read import Reader
 from lllaunch.config.schema import KEYS, defaults
@@ -107,21 +107,20 @@ class _Rdzv(NamedTuple):
         """Return what it and the environment say together: it is stronger, setting by setting."""
         conf, times = _split(placement.conf) if self.conf is None else (self.conf, {})
         host = placement.host
+        more: dict[str, Any] = {n: times.get(n) for n in _TIMES if getattr(self, n) is None}
         return self._replace(
             backend=self.backend or placement.backend,
             endpoint=self.endpoint or ((host, placement.port) if host else None),
             id=self.id or placement.rdzv_id or None,
             conf=conf,
-            timeout=times.get("timeout") if self.timeout is None else self.timeout,
-            join_timeout=(
-                times.get("join_timeout") if self.join_timeout is None else self.join_timeout
-            ),
+            **more,
         )
 
     def nodes(self, counts: tuple[int, int], rank: int | None) -> Nodes:
         """Return the nodes of a run; without an endpoint they have no host."""
         backend = self.backend or _DEFAULTS.backend
         host, port = self.endpoint or ("", None)
+        times = {name: getattr(self, name) for name in _TIMES}
         return Nodes(
             *counts,
             node_rank=rank,
@@ -131,8 +130,7 @@ class _Rdzv(NamedTuple):
             rdzv_id=self.id or "",
             conf=self.conf or {},
             interface=self.interface,
-            timeout=_DEFAULTS.timeout if self.timeout is None else self.timeout,
-            join_timeout=_DEFAULTS.join_timeout if self.join_timeout is None else self.join_timeout,
+            **{name: seconds for name, seconds in times.items() if seconds is not None},
         )
 
 
@@ -278,10 +276,9 @@ def read_nnodes(value: object) -> Literal["auto"] | tuple[int, int]:
 
 def _read_rdzv(settings: Settings) -> _Rdzv:
     tree, key, findings = _tree(settings), settings.key_of("rdzv"), settings.findings
-    if tree is not None and not isinstance(tree, dict):
-        findings.attempt(key, tree, _refuse_rdzv)
-        tree = None
-    items = known_items(tree or {}, key, RDZV_KEYS, SYNONYMS, findings, _EXPLAINED)
+    items = mapping_items(
+        *(tree, key, RDZV_KEYS, SYNONYMS, findings), hint=_meant, explained=_EXPLAINED
+    )
     values = read_items(items, key, _READERS, findings)
     if values.get("conf") is None:
         return _Rdzv(**values)
@@ -299,12 +296,11 @@ def _tree(settings: Settings) -> Tree:
     return settings["rdzv"] if settings.is_given("rdzv") else None
 
 
-def _refuse_rdzv(value: object) -> None:
-    hint = ""
-    if isinstance(value, str):
-        backend = value in RDZV_BACKENDS
-        hint = f"did you mean {{{'backend' if backend else 'endpoint'}: {value}}}?"
-    raise Unfit(f"a mapping of settings ({', '.join(RDZV_KEYS)})", hint, code="type")
+def _meant(value: object) -> str:
+    if not isinstance(value, str):
+        return ""
+    name = "backend" if value in RDZV_BACKENDS else "endpoint"
+    return f"did you mean {{{name}: {value}}}?"
 
 
 def _split(conf: Mapping[str, _Value]) -> tuple[dict[str, _Value], dict[str, float]]:
@@ -324,16 +320,6 @@ def _split(conf: Mapping[str, _Value]) -> tuple[dict[str, _Value], dict[str, flo
 _read_time = partial(parse_duration, zero=False)
 
 
-def _read_conf(value: object) -> tuple[dict[str, _Value], dict[str, float]]:
-    return _split(parse_conf(value))
-
-
-def _read_id(value: object) -> str:
-    # jobs have numbers
-    number = isinstance(value, int) and not isinstance(value, bool)
-    return read_line(str(value) if number else value)
-
-
 def _read_interface(value: object) -> str:
     text = value.strip() if isinstance(value, str) else ""
     if is_ipv6(text) or re.fullmatch(r"\d+(\.\d+){3}", text):
@@ -347,8 +333,8 @@ def _read_interface(value: object) -> str:
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "backend": partial(read_choice, choices=RDZV_BACKENDS),
     "endpoint": parse_endpoint,
-    "id": _read_id,
-    "conf": _read_conf,
+    "id": read_word,
+    "conf": lambda value: _split(parse_conf(value)),
     "interface": _read_interface,
     "timeout": _read_time,
     "join_timeout": _read_time,

@@ -248,13 +248,12 @@ def complete(plan: Mapping[str, Any], places: PathAliases | None = None) -> dict
     def completed(launch: Mapping[str, Any]) -> dict[str, Any]:
         return _with(launch, _defaults_of(launch, places or MARKS))
 
-    return _each_run(plan, completed, _completed_cluster)
+    def completed_cluster(cluster: Mapping[str, Any]) -> dict[str, Any]:
+        settings = {name: cluster[name] for name in cluster if name not in _CLUSTER_DEFAULTS}
+        known = _with(cluster, _CLUSTER_DEFAULTS)
+        return {**settings, **{name: known[name] for name in _CLUSTER_DEFAULTS}}
 
-
-def _completed_cluster(cluster: Mapping[str, Any]) -> dict[str, Any]:
-    settings = {name: cluster[name] for name in cluster if name not in _CLUSTER_DEFAULTS}
-    completed = _with(cluster, _CLUSTER_DEFAULTS)
-    return {**settings, **{name: completed[name] for name in _CLUSTER_DEFAULTS}}
+    return _each_run(plan, completed, completed_cluster)
 
 
 _Change = Callable[[Mapping[str, Any]], dict[str, Any]]

@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 from lllaunch.config.command import SearchPlace, check_program
-from lllaunch.config.fields import Findings, known_items
+from lllaunch.config.fields import known_items
 from lllaunch.config.settings import Settings, read_command_line
-from lllaunch.config.tree import BROKEN, Tree, Withheld, conceal, has_secrets, reveal
+from lllaunch.config.tree import BROKEN, Tree, reveal
 from lllaunch.config.values import format_duration, parse_duration, parse_size
 from lllaunch.errors import Unfit
-from lllaunch.spec import Entrypoint, Path, Preflight
+from lllaunch.spec import Entrypoint, Preflight
 
 PREFLIGHT_KEYS = Preflight._fields
 _PREFLIGHT = "a program and its arguments ([nvidia-smi, -L]), or {command: [...], timeout: 5m}"
@@ -33,7 +33,12 @@ def read_preflight(settings: Settings, place: SearchPlace) -> tuple[Preflight | 
         timeout = findings.attempt(where, items["timeout"], partial(parse_duration, zero=False))
     command = items.get("command")
     before = findings.count
-    words = _read_words(command, key, findings)
+    words: tuple[str, ...] = ()
+    if isinstance(command, list):
+        read = [word for word, _ in read_command_line(command, key, findings, "preflight")]
+        words = tuple(str(reveal(word)) for word in read) if len(read) == len(command) else ()
+    else:
+        words = findings.attempt(key, command, _split) or ()
     if not words:
         if findings.count == before:
             findings.add(key, command, Unfit(_PREFLIGHT, code="preflight"))
@@ -41,13 +46,6 @@ def read_preflight(settings: Settings, place: SearchPlace) -> tuple[Preflight | 
     first, where = (command[0], f"{key}[0]") if isinstance(command, list) else (command, key)
     findings.attempt(where, first, lambda _: _look_for(words[0], place))
     return None if timeout is None else Preflight(words, timeout), command
-
-
-def _read_words(command: Tree, key: str, findings: Findings) -> tuple[str, ...]:
-    if isinstance(command, list):
-        words = [word for word, _ in read_command_line(command, key, findings, "preflight")]
-        return tuple(str(reveal(word)) for word in words) if len(words) == len(command) else ()
-    return findings.attempt(key, command, _split) or ()
 
 
 def _split(value: object) -> tuple[str, ...]:
@@ -79,15 +77,6 @@ def written_preflight(preflight: Preflight | None) -> dict[str, Any] | None:
     if preflight is None:
         return None
     return {"command": [*preflight.command], "timeout": format_duration(preflight.timeout)}
-
-
-def sources_of_preflight(command: Tree) -> dict[Path, Any]:
-    """Return what stands in a plan for secrets in the command of a preflight."""
-    path: Path = ("preflight", "command")
-    if isinstance(command, list):
-        leaves = enumerate(command)
-        return {(*path, n): leaf.source for n, leaf in leaves if isinstance(leaf, Withheld)}
-    return {path: conceal(command)} if has_secrets(command) else {}
 
 
 def read_min_disk(value: object) -> int:

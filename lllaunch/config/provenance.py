@@ -8,7 +8,9 @@ than wrong. See docs/design/provenance.md.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pathlib
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -336,32 +338,33 @@ class _Configs:
         if path is None or loaded is None:
             return
         package = default.package if default.package is not None else loaded.header["package"]
-        schema = None if loaded.is_schema_source else self._schema(path)
+        schema = None
+        if not loaded.is_schema_source:
+            # a stored config with the same name, which Hydra puts below a file (deprecated there)
+            with contextlib.suppress(ConfigLoadError):
+                schema = self._repo.get_schema_source().load_config(file_name(path))
         for each in (schema, loaded):
             if each is not None:
                 origin = _origin(each, path, group)
                 lines = self._lines_of(each, path)
                 tree.lay(package or "", _content(each.config), Layer(origin, lines))
 
-    def _schema(self, path: str) -> ConfigResult | None:
-        """A stored config with the same name, which Hydra puts below a file (deprecated there)."""
-        try:
-            source = self._repo.get_schema_source()
-            return source.load_config(file_name(path))
-        except ConfigLoadError:
-            return None
-
     def _lines_of(self, loaded: ConfigResult, path: str) -> Lines:
-        # by name alone, as the repository keeps them
-        if _scheme(loaded) not in {"file", "pkg"}:
+        scheme, _, place = loaded.path.partition("://")
+        if scheme not in {"file", "pkg"}:
             return NO_LINES
+        # by name alone, as the repository keeps them
         if path not in self._lines:
-            self._lines[path] = _read_lines(loaded, path)
+            self._lines[path] = NO_LINES
+            directory: Any = resources.files(place) if scheme == "pkg" else pathlib.Path(place)
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                text = directory.joinpath(file_name(path)).read_text(encoding="utf-8")
+                self._lines[path] = lines_of(text)
         return self._lines[path]
 
 
 def _origin(loaded: ConfigResult, path: str, group: str) -> Origin:
-    scheme = _scheme(loaded)
+    scheme, _, place = loaded.path.partition("://")
     kind: Kind = "package" if scheme == "pkg" else "schema" if scheme == "structured" else "file"
     if loaded.provider == "hydra":
         kind = "hydra"
@@ -370,27 +373,7 @@ def _origin(loaded: ConfigResult, path: str, group: str) -> Origin:
     name = file_name(path)
     if scheme != "file":
         return Origin(kind, f"{loaded.path}/{name}", group=group)
-    return Origin(kind, shown_path(_file(loaded, name)), group=group)
-
-
-def _scheme(loaded: ConfigResult) -> str:
-    return loaded.path.partition("://")[0]
-
-
-def _file(loaded: ConfigResult, name: str) -> str:
-    return os.path.join(loaded.path.removeprefix("file://"), name)
-
-
-def _read_lines(loaded: ConfigResult, path: str) -> Lines:
-    name = file_name(path)
-    try:
-        if _scheme(loaded) == "pkg":
-            package = resources.files(loaded.path.removeprefix("pkg://"))
-            return lines_of(package.joinpath(name).read_text(encoding="utf-8"))
-        with open(_file(loaded, name), encoding="utf-8") as file:
-            return lines_of(file.read())
-    except (OSError, UnicodeDecodeError):
-        return NO_LINES
+    return Origin(kind, shown_path(os.path.join(place, name)), group=group)
 
 
 def _content(config: Container) -> Any:

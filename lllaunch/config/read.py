@@ -159,7 +159,12 @@ class Reader:
             source = _source_of(raw, name, reads)
         if isinstance(value, (DictConfig, ListConfig)):
             return self._container(value, key, name, reads, source)
-        return self._leaf(value, raw, name, source)
+        if not source and holds_env(raw):
+            source = safe_source(raw, name)
+        if not source and isinstance(value, str) and self._holds_literal(value):
+            written = isinstance(raw, str) and "${" in raw
+            source = safe_source(raw, name) if written else source_for(str(name))
+        return Withheld(value, source) if source else value
 
     def _container(
         self, node: DictConfig | ListConfig, key: str, name: Any, reads: list[str], source: str
@@ -183,14 +188,6 @@ class Reader:
         finally:
             self._open.pop()
 
-    def _leaf(self, value: Any, raw: Any, name: Any, source: str) -> Tree:
-        if not source and holds_env(raw):
-            source = safe_source(raw, name)
-        if not source and isinstance(value, str) and self._holds_literal(value):
-            written = isinstance(raw, str) and "${" in raw
-            source = safe_source(raw, name) if written else source_for(str(name))
-        return Withheld(value, source) if source else value
-
     def _holds_literal(self, text: str) -> bool:
         return any(literal in text for literal in self._literals)
 
@@ -205,7 +202,8 @@ class Reader:
                 why = f"the variable {reads[-1]} is not set"
             message = f"cannot be resolved: {why}"
         else:
-            message = f"cannot be resolved: {_first_line(error)}"
+            first, *_ = str(error).splitlines() or [type(error).__name__]
+            message = f"cannot be resolved: {first.strip()}"
         if shown is None:
             self._findings.add_about(key, message, code="interpolation")
         else:
@@ -232,8 +230,3 @@ def _source_of(raw: Any, name: Any, reads: Sequence[str]) -> str:
         # ${params.token}: what it leads to says more than the detour.
         return f"${{oc.env:{reads[0]}}}"
     return safe_source(raw, name)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines() or [type(error).__name__]
-    return lines[0].strip()

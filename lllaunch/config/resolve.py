@@ -10,11 +10,12 @@ cannot be interrupted. OmegaConf follows each reference each time.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lllaunch.config.cluster import KEY as CLUSTER
-from lllaunch.config.cluster import asks_for_cluster, read_cluster, with_nodes
+from lllaunch.config.cluster import ClusterNode, asks_for_cluster, read_cluster, with_nodes
 from lllaunch.config.command import (
     EntrypointCall,
     SearchPlace,
@@ -49,7 +50,7 @@ from lllaunch.config.fields import (
 from lllaunch.config.launcher_schema import LAUNCH_FIELDS
 from lllaunch.config.nodes import NO_ID, NodeSettings, read_nodes
 from lllaunch.config.plan import default_run_id
-from lllaunch.config.preflight import read_min_disk, read_preflight, sources_of_preflight
+from lllaunch.config.preflight import read_min_disk, read_preflight
 from lllaunch.config.read import Reader, check_resolver, register_resolvers
 from lllaunch.config.resources import read_resources
 from lllaunch.config.restart import read_restart, with_on
@@ -218,99 +219,81 @@ def _ranks(value: object, nproc: int | None) -> range:
     return ranks
 
 
-class Layers:
-    """The settings of a run: those under ``key``, the weaker ones under ``outer``, the defaults."""
+def _read_layers(
+    cfg: DictConfig, reader: Reader, findings: Findings, key: str, outer: str | None
+) -> Settings:
+    """Read all settings: those under ``key``, the weaker ones under ``outer``, the defaults.
 
-    def __init__(self, key: str, outer: str | None = None) -> None:
-        self.key = key
-        self.outer = outer
-
-    def read(self, cfg: DictConfig, reader: Reader, findings: Findings) -> Settings:
-        """Read all settings: of the launch node, the weaker one, and the schema's defaults.
-
-        Raises:
-            ConfigError: the launch node is not a mapping.
-        """
-        own = self._own(cfg, reader, findings)
-        weaker = self._outer(cfg, reader, findings)
-        tree = {**defaults(), **weaker, **own}
-        tree["restart"] = with_on(tree["restart"])
-        inherited = weaker.keys() - own.keys()
-        keys = {name: f"{self.outer if name in inherited else self.key}.{name}" for name in KEYS}
-        return Settings(tree, keys, findings, given=weaker.keys() | own.keys())
-
-    def _own(self, cfg: DictConfig, reader: Reader, findings: Findings) -> dict[str, Tree]:
-        node = reader.read(cfg, self.key)
-        if node is not None and not isinstance(node, dict):
-            expected = "a mapping of settings (entrypoint, nproc, ...)"
-            findings.add(self.key, node, Unfit(expected, code="type"))
-            findings.raise_if_any()
-        items = known_items(node or {}, self.key, KEYS, SYNONYMS, findings, EXPLAINED)
-        if items.keys() == set(KEYS):
+    Raises:
+        ConfigError: the launch node is not a mapping.
+    """
+    node = reader.read(cfg, key)
+    if node is not None and not isinstance(node, dict):
+        expected = "a mapping of settings (entrypoint, nproc, ...)"
+        findings.add(key, node, Unfit(expected, code="type"))
+        findings.raise_if_any()
+    own = known_items(node or {}, key, KEYS, SYNONYMS, findings, EXPLAINED)
+    weaker: dict[str, Tree] = {}
+    if outer is not None:
+        with contextlib.suppress(OmegaConfBaseException):
+            below = OmegaConf.select(cfg, outer)
+            if isinstance(below, DictConfig):
+                weaker = reader.read_items(below, outer, LAUNCH_FIELDS)
+    for where, items, names in ((key, own, KEYS), (outer, weaker, LAUNCH_FIELDS)):
+        if items.keys() == set(names):
             # Hydra has composed it over the schema
-            check_replaced(items["watchdog"], f"{self.key}.watchdog", findings)
-        return _set_ones(items)
-
-    def _outer(self, cfg: DictConfig, reader: Reader, findings: Findings) -> dict[str, Tree]:
-        node = node_at(cfg, self.outer) if self.outer else None
-        if not isinstance(node, DictConfig) or self.outer is None:
-            return {}
-        items = reader.read_items(node, self.outer, LAUNCH_FIELDS)
-        if items.keys() == set(LAUNCH_FIELDS):
-            check_replaced(items["watchdog"], f"{self.outer}.watchdog", findings)
-        return _set_ones(items)
-
-
-def _set_ones(items: dict[str, Tree]) -> dict[str, Tree]:
-    return {name: value for name, value in items.items() if is_set(reveal(value))}
-
-
-def node_at(cfg: DictConfig, key: str) -> Any:
-    """What stands under a dotted key, None if there is nothing that can be read."""
-    try:
-        return OmegaConf.select(cfg, key)
-    except OmegaConfBaseException:
-        return None
+            check_replaced(items["watchdog"], f"{where}.watchdog", findings)
+    own, weaker = (
+        {name: value for name, value in items.items() if is_set(reveal(value))}
+        for items in (own, weaker)
+    )
+    tree = {**defaults(), **weaker, **own}
+    tree["restart"] = with_on(tree["restart"])
+    inherited = weaker.keys() - own.keys()
+    keys = {name: f"{outer if name in inherited else key}.{name}" for name in KEYS}
+    return Settings(tree, keys, findings, given=weaker.keys() | own.keys())
 
 
 _METHODS = ("forkserver", "spawn")
 _STREAMS = ("redirects", "tee")
 
 
-@dataclass(frozen=True)
-class _Variables:
-    common: dict[str, Tree]
-    per_rank: dict[range, dict[str, Tree]]
-
-
-def build(settings: Settings, around: HostContext) -> LaunchSpec:
+def _build(settings: Settings, around: HostContext, cluster: ClusterNode | None) -> LaunchSpec:
     """Read all settings; the spec is of use only if nothing was found."""
-    env = read_env(settings["env"], settings.key_of("env"), settings.findings)
+    findings = settings.findings
+    env = read_env(settings["env"], settings.key_of("env"), findings)
     nodes = read_nodes(settings, around)
     nproc = _read_nproc(settings, env, nodes, around)
-    per_rank, key = settings["env_per_rank"], settings.key_of("env_per_rank")
-    variables = _Variables(env, read_env_per_rank(per_rank, key, nproc, settings.findings))
+    key = settings.key_of("env_per_rank")
+    env_per_rank = read_env_per_rank(settings["env_per_rank"], key, nproc, findings)
     cwd = settings.scalar(
         "cwd",
         lambda v: read_directory(v, around.runtime_cwd, around.output_dir),
         around.runtime_cwd,
     )
-    place = _place(cwd, variables, nproc, around)
+    place = _place(cwd, env, env_per_rank, nproc, around)
     call = _read_call(settings, place, around)
     preflight, preflight_command = read_preflight(settings, place)
     preload = settings.each("preload", lambda v: check_preload(v, place.sys_path, here=around.here))
     masks = {name: _read_mask(settings, name, nproc) for name in _STREAMS}
-    more: dict[str, Any] = {
-        **_read_names(settings, nodes, around),
-        **_read_output(settings, masks, nproc),
-        **_read_ending(settings),
-    }
+    files, tee = (masks[name].by_rank(nproc or 1) for name in _STREAMS)
+    read_method: Callable[[Any], Any] = partial(read_choice, choices=_METHODS)
+    read_log_dir = partial(read_new_directory, runtime_cwd=around.runtime_cwd)
+    shown = settings.each("local_ranks_filter", partial(_ranks, nproc=nproc))
+    derived_id = default_run_id(around.output_dir)
+    run_id = settings.scalar("run_id", read_line, nodes.rdzv_id or derived_id)
     group = nodes.nodes
     if group is not None and not group.rdzv_id:
         # a name that was made from the directory is another one on each node
-        named = more["run_id"] not in (default_run_id(around.output_dir), NO_ID)
-        group = replace(group, rdzv_id=more["run_id"]) if named else group
-        more["run_id"] = group.rdzv_id or NO_ID
+        group = replace(group, rdzv_id=run_id) if run_id not in (derived_id, NO_ID) else group
+        run_id = group.rdzv_id or NO_ID
+    # their secrets are told leaf by leaf
+    passed = {
+        "args": dict(call.kwargs) or list(call.args),
+        "env": env,
+        "env_per_rank": {rank_key(ranks): own for ranks, own in env_per_rank.items()},
+        "preflight": {"command": preflight_command},
+    }
     return LaunchSpec(
         entrypoint=call.entrypoint,
         args=tuple(reveal(list(call.args))),
@@ -323,18 +306,45 @@ def build(settings: Settings, around: HostContext) -> LaunchSpec:
         preload=preload,
         preflight=preflight,
         env=reveal(env),
-        env_per_rank={ranks: reveal(own) for ranks, own in variables.per_rank.items()},
+        env_per_rank={ranks: reveal(own) for ranks, own in env_per_rank.items()},
         output_dir=around.output_dir,
         runtime_cwd=around.runtime_cwd,
+        cluster=None if cluster is None else cluster.cluster,
+        run_id=run_id,
+        role=settings.scalar("role", read_line, ""),
+        start_method=settings.scalar("start_method", read_method, "forkserver"),
+        log_dir=settings.scalar("log_dir", read_log_dir, around.output_dir),
+        virtual_local_rank=settings.scalar("virtual_local_rank", read_flag, False),
+        console=read_console(settings["console"], settings.key_of("console"), findings),
+        samples=settings.scalar("samples", parse_samples, 0.0) or None,
+        locked=settings.scalar("locked", read_locked, UNLOCKED),
+        # what is shown is read from the file
+        redirects={rank: Std(std | tee[rank]) for rank, std in files.items()},
+        tee=tee,
+        local_ranks_filter=None if settings["local_ranks_filter"] is None else _joined(shown),
+        duplicate_stdout_filters=settings.each("duplicate_stdout_filters", read_text),
+        duplicate_stderr_filters=settings.each("duplicate_stderr_filters", read_text),
+        log_line_prefix=settings.scalar("log_line_prefix", read_prefix, None),
+        collapse=settings.scalar("collapse", read_flag, None),
+        grace_period=settings.scalar("grace_period", parse_duration, 0.0),
+        leftovers=settings.scalar("leftovers", parse_duration, 0.0),
+        signals=settings.each("signals", read_signal),
+        not_secret=settings.each("not_secret", _key),
+        watchdog=read_watchdog(settings),
+        max_restarts=settings.scalar("max_restarts", read_count, 0),
+        restart=read_restart(settings),
+        min_disk=settings.scalar("min_disk", read_min_disk, None),
+        resources=read_resources(settings),
         sources={
             **nodes.sources,
             **_left_to_machine(settings, nodes, masks),
             **_sources_of_settings(settings),
-            **sources_of_preflight(preflight_command),
             **_source_of_run_id(settings),
-            **_sources_of_arguments(call, variables),
+            **{
+                path: leaf.source for path, leaf in leaf_items(passed) if isinstance(leaf, Withheld)
+            },
+            **({} if cluster is None else cluster.sources),
         },
-        **more,
     )
 
 
@@ -359,16 +369,6 @@ def _sources_of_settings(settings: Settings) -> dict[Path, Any]:
         else:
             found[(name,)] = conceal(tree)
     return found
-
-
-def _sources_of_arguments(call: EntrypointCall, variables: _Variables) -> dict[Path, Any]:
-    """Return what stands in a plan for secrets in what is passed to workers, leaf by leaf."""
-    passed = {
-        "args": dict(call.kwargs) or list(call.args),
-        "env": variables.common,
-        "env_per_rank": {rank_key(ranks): env for ranks, env in variables.per_rank.items()},
-    }
-    return {path: leaf.source for path, leaf in leaf_items(passed) if isinstance(leaf, Withheld)}
 
 
 def _source_of_run_id(settings: Settings) -> dict[Path, Any]:
@@ -412,11 +412,17 @@ def _read_nproc(
     return settings.findings.attempt(settings.key_of("nproc"), nodes.nproc, read)
 
 
-def _place(cwd: str, variables: _Variables, nproc: int | None, around: HostContext) -> SearchPlace:
-    env = reveal(variables.common)
+def _place(
+    cwd: str,
+    variables: dict[str, Tree],
+    per_rank: dict[range, dict[str, Tree]],
+    nproc: int | None,
+    around: HostContext,
+) -> SearchPlace:
+    env = reveal(variables)
     common = {"PATH": os.defpath, **around.environ, **env}["PATH"]
-    paths = {reveal(own.get("PATH", common)) for own in variables.per_rank.values()}
-    if sum(len(ranks) for ranks in variables.per_rank) < (nproc or 1):
+    paths = {reveal(own.get("PATH", common)) for own in per_rank.values()}
+    if sum(map(len, per_rank)) < (nproc or 1):
         paths.add(common)
     # Only what the config adds: the launcher's own PYTHONPATH is in its sys.path already.
     added = [os.path.join(cwd, entry) for entry in env.get("PYTHONPATH", "").split(os.pathsep)]
@@ -431,7 +437,12 @@ def _place(cwd: str, variables: _Variables, nproc: int | None, around: HostConte
 def _read_call(settings: Settings, place: SearchPlace, around: HostContext) -> EntrypointCall:
     entrypoint, findings = settings["entrypoint"], settings.findings
     if not around.entrypoint_required:
-        _refuse_entrypoint(settings)
+        for name in ("entrypoint", "args"):
+            value = settings[name]
+            if reveal(value) not in (None, "", [], {}):
+                message = "is not used here: what the workers run is the decorated function"
+                unfit = Unfit(message=message, hint="leave it out", code="own-app")
+                findings.add(settings.key_of(name), value, unfit)
         return EntrypointCall()
     call = EntrypointCall()
     if reveal(entrypoint) in (None, ""):
@@ -442,62 +453,12 @@ def _read_call(settings: Settings, place: SearchPlace, around: HostContext) -> E
     return call
 
 
-def _refuse_entrypoint(settings: Settings) -> None:
-    for name in ("entrypoint", "args"):
-        value = settings[name]
-        if reveal(value) not in (None, "", [], {}):
-            message = "is not used here: what the workers run is the decorated function"
-            unfit = Unfit(message=message, hint="leave it out", code="own-app")
-            settings.findings.add(settings.key_of(name), value, unfit)
-
-
-def _read_names(settings: Settings, nodes: NodeSettings, around: HostContext) -> dict[str, Any]:
-    read_method = partial(read_choice, choices=_METHODS)
-    read_log_dir = partial(read_new_directory, runtime_cwd=around.runtime_cwd)
-    run_id = nodes.rdzv_id or default_run_id(around.output_dir)
-    return {
-        "role": settings.scalar("role", read_line, ""),
-        "start_method": settings.scalar("start_method", read_method, ""),
-        "log_dir": settings.scalar("log_dir", read_log_dir, around.output_dir),
-        "run_id": settings.scalar("run_id", read_line, run_id),
-        "virtual_local_rank": settings.scalar("virtual_local_rank", read_flag, False),
-        "console": read_console(settings["console"], settings.key_of("console"), settings.findings),
-        "samples": settings.scalar("samples", parse_samples, 0.0) or None,
-        "locked": settings.scalar("locked", read_locked, UNLOCKED),
-    }
-
-
-def _read_output(
-    settings: Settings, masks: Mapping[str, Mask], nproc: int | None
-) -> dict[str, Any]:
-    tee = masks["tee"].by_rank(nproc or 1)
-    files = masks["redirects"].by_rank(nproc or 1)
-    # What is shown is read from the file.
-    return {
-        "redirects": {rank: Std(std | tee[rank]) for rank, std in files.items()},
-        "tee": tee,
-        "local_ranks_filter": _read_ranks_filter(settings, nproc),
-        "duplicate_stdout_filters": settings.each("duplicate_stdout_filters", read_text),
-        "duplicate_stderr_filters": settings.each("duplicate_stderr_filters", read_text),
-        "log_line_prefix": settings.scalar("log_line_prefix", read_prefix, None),
-        "collapse": settings.scalar("collapse", read_flag, None),
-    }
-
-
 def _read_mask(settings: Settings, name: str, nproc: int | None) -> Mask:
     tree, key, findings = settings[name], settings.key_of(name), settings.findings
     mask = parse_mask(tree, key, findings) or Mask()
     if nproc is not None:
         check_mask(mask, tree, key, nproc, findings)
     return mask
-
-
-def _read_ranks_filter(settings: Settings, nproc: int | None) -> tuple[range, ...] | None:
-    name = "local_ranks_filter"
-    if settings[name] is None:
-        return None
-
-    return _joined(settings.each(name, partial(_ranks, nproc=nproc)))
 
 
 def _joined(ranges: Sequence[range]) -> tuple[range, ...]:
@@ -516,20 +477,6 @@ def _key(value: object) -> str:
     if isinstance(value, str):
         return value
     raise Unfit("a dotted key of the config", code="type")
-
-
-def _read_ending(settings: Settings) -> dict[str, Any]:
-    return {
-        "grace_period": settings.scalar("grace_period", parse_duration, 0.0),
-        "leftovers": settings.scalar("leftovers", parse_duration, 0.0),
-        "signals": settings.each("signals", read_signal),
-        "not_secret": settings.each("not_secret", _key),
-        "watchdog": read_watchdog(settings),
-        "max_restarts": settings.scalar("max_restarts", read_count, 0),
-        "restart": read_restart(settings),
-        "min_disk": settings.scalar("min_disk", read_min_disk, None),
-        "resources": read_resources(settings),
-    }
 
 
 __all__ = ["register_resolvers", "resolve"]
@@ -588,7 +535,7 @@ def resolve(
     unset = [] if here else [f"{node}.{name}" for node in (key, outer) if node for name in _TEXTS]
     unset += [f"{CLUSTER}."] if asked and reviewed else []
     reader = Reader(findings, [text for _, _, text in secrets], unset)
-    settings = Layers(key, outer).read(cfg, reader, findings)
+    settings = _read_layers(cfg, reader, findings, key, outer)
     # of an app of the user's own it may be anything
     strict = entrypoint_required and not users_own
     cluster = read_cluster(
@@ -608,10 +555,7 @@ def resolve(
         nvml=nvml,
         here=here,
     )
-    spec = build(settings, around)
-    if cluster is not None:
-        sources = {**spec.sources, **cluster.sources}
-        spec = replace(spec, cluster=cluster.cluster, sources=sources)
+    spec = _build(settings, around, cluster)
     nodes = (key, outer, CLUSTER if asked else None)
     ours = tuple(f"{node}." for node in nodes if node) if users_own else ("",)
     for problem in problems_with(each for each in secrets if each[0].startswith(ours)):

@@ -10,7 +10,7 @@ from typing import Any, cast
 from lllaunch.config.fields import (
     Findings,
     hinted,
-    known_items,
+    mapping_items,
     read_choice,
     read_each,
     read_items,
@@ -31,10 +31,7 @@ _CAUSES = f"a list of causes ({', '.join(RESTART_CAUSES)})"
 def read_restart(settings: Settings) -> RestartPolicy:
     """Read ``restart``."""
     tree, key, findings = settings["restart"], settings.key_of("restart"), settings.findings
-    if tree is not None and not isinstance(tree, dict):
-        findings.attempt(key, tree, _refuse)
-        tree = None
-    items = known_items(tree or {}, key, RESTART_KEYS, SYNONYMS, findings)
+    items = mapping_items(tree, key, RESTART_KEYS, SYNONYMS, findings, hint=_meant)
     before = findings.count
     values: dict[str, Any] = {}
     if "on" in items:
@@ -62,13 +59,10 @@ def with_on(tree: Tree) -> Tree:
     return {"on": tree[True], **{name: item for name, item in tree.items() if name is not True}}
 
 
-def _refuse(value: object) -> None:
-    hint = ""
+def _meant(value: object) -> str:
     if isinstance(value, (str, list)):
-        hint = "causes go under 'on': {on: [hang, oom]}"
-    elif isinstance(value, (bool, int)):
-        hint = "max_restarts says how often"
-    raise Unfit(f"a mapping of settings ({', '.join(RESTART_KEYS)})", hint, code="type")
+        return "causes go under 'on': {on: [hang, oom]}"
+    return "max_restarts says how often" if isinstance(value, (bool, int)) else ""
 
 
 def _read_causes(tree: Tree, key: str, findings: Findings) -> frozenset[RestartCause] | None:
@@ -79,7 +73,8 @@ def _read_causes(tree: Tree, key: str, findings: Findings) -> frozenset[RestartC
     if plain is None or plain is True or plain == "" or isinstance(plain, dict):
         findings.add(key, tree, Unfit(_CAUSES, "write all or none", code="choice"))
         return None
-    causes = {*read_each(tree, key, findings, _read_cause)}
+    read = partial(read_choice, choices=(*RESTART_CAUSES, "all", "none"))
+    causes = {*read_each(tree, key, findings, read)}
     if "none" in causes and len(causes) > 1:
         findings.add(key, tree, Unfit("causes or 'none', not both", code="choice"))
     if findings.count > before or tree is BROKEN:
@@ -89,22 +84,11 @@ def _read_causes(tree: Tree, key: str, findings: Findings) -> frozenset[RestartC
     return frozenset(cast("set[RestartCause]", causes - {"none"}))
 
 
-def _read_cause(value: object) -> str:
-    return read_choice(value, (*RESTART_CAUSES, "all", "none"))
-
-
-def _read_reset(value: object) -> str:
-    try:
-        return read_choice(value, ("progress",))
-    except Unfit as unfit:
-        raise Unfit("progress or null", unfit.hint, code=unfit.code) from None
-
-
 _READERS: dict[str, Callable[[object], Any]] = {
     "delay": parse_duration,
     "max_delay": parse_duration,
     "window": hinted(partial(parse_duration, zero=False), "null is for as long as the run goes on"),
-    "reset_on": _read_reset,
+    "reset_on": hinted(partial(read_choice, choices=("progress",)), "", "progress or null"),
     "max_without_progress": read_positive,
     "checkpoint": read_text,
     "gpu_wait": parse_duration,

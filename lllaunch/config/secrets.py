@@ -61,10 +61,6 @@ def holds_env(raw: object) -> bool:
     return False
 
 
-def _defaults(raw: str) -> list[tuple[str, str]]:
-    return [(match[1], match[2]) for match in _ENV.finditer(raw) if match[2] is not None]
-
-
 def _literals_of(raw: str, name: object) -> Iterator[tuple[str, str]]:
     """Yield what should stand in place of a leaf's secrets, and these."""
     if "${" not in raw:
@@ -72,7 +68,8 @@ def _literals_of(raw: str, name: object) -> Iterator[tuple[str, str]]:
     else:
         parts = [(name, match[2]) for match in _SELECT.finditer(raw)]
         parts += [(name, text) for text in _beside(raw)]
-        for variable, text in _defaults(raw):
+        for match in _ENV.finditer(raw):
+            variable, text = match[1], match[2] or ""
             if is_literal_secret(text, variable) or is_literal_secret(text, name):
                 yield f"${{oc.env:{variable}}}", text
     yield from ((source_for(str(key)), text) for key, text in parts if is_literal_secret(text, key))
@@ -205,12 +202,11 @@ def _redacted_setting(key: str, value: str) -> str:
     if named and any(is_literal_secret(word, "token") for word in _WORDS.findall(value)):
         return f"{key}=<redacted>"
     if ":" in value and len(value) <= _LONGEST:
-        value = _PAIR.sub(_redacted_pair, value)
+        value = _PAIR.sub(
+            lambda pair: f"{pair['key']}{_redacted_value(pair['value'], _last(pair['name']))}",
+            value,
+        )
     return f"{key}={_redacted_value(value, _last(key.lstrip('+~-')))}"
-
-
-def _redacted_pair(pair: re.Match[str]) -> str:
-    return f"{pair['key']}{_redacted_value(pair['value'], _last(pair['name']))}"
 
 
 def _redacted_value(value: str, name: str) -> str:

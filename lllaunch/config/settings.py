@@ -102,13 +102,6 @@ def _as_text(value: Any, code: Code) -> str:
     return text
 
 
-def check_worker_names(tree: Tree, key: str, findings: Findings) -> None:
-    """Notes each ``${worker:NAME}`` that has no such name."""
-    for where, leaf in leaves(tree, key):
-        for name in sorted(names_in(reveal(leaf), bare=False) - {*WORKER_NAMES}):
-            findings.add(where, leaf, no_such_name(name))
-
-
 T = TypeVar("T")
 
 
@@ -162,11 +155,12 @@ class Settings:
 
     def _check_worker_names(self, name: str) -> None:
         tree, key = self._tree[name], self.key_of(name)
-        if name in PER_WORKER:
-            check_worker_names(tree, key, self.findings)
-            return
         for where, leaf in leaves(tree, key):
-            if names_in(reveal(leaf), bare=False):
+            names = names_in(reveal(leaf), bare=False)
+            if name in PER_WORKER:
+                for each in sorted(names - {*WORKER_NAMES}):
+                    self.findings.add(where, leaf, no_such_name(each))
+            elif names:
                 message = "asks for a worker's fact where all workers have one value"
                 hint = f"only {', '.join(sorted(PER_WORKER))} may have ${{worker:...}}"
                 self.findings.add(

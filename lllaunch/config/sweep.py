@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import Any, NamedTuple
 
 from lllaunch.config.cluster import BACKEND, LAUNCHERS_KEYS, launchers_cluster, read_snapshot
 from lllaunch.config.cluster import SYNONYMS as CLUSTER_SYNONYMS
@@ -13,6 +14,7 @@ from lllaunch.config.fields import (
     did_you_mean,
     hinted,
     known_items,
+    mapping_items,
     read_choice,
     read_count,
     read_each,
@@ -52,7 +54,6 @@ _HYDRAS = ("_target_", "_recursive_", "_convert_", "_partial_")
 _OF_JOBS = ("entrypoint", "args", "log_dir", "run_id")
 # A sweep has one machine, unless it goes to a cluster.
 _OF_SEVERAL = ("nnodes", "node_rank", "rdzv")
-_FAILURE_WORDS = ("continue", "stop")
 _FAILURE_FORMS = "continue, stop or {max_failures: 3}"
 
 
@@ -115,7 +116,7 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
         gpus=reading.limit("gpus", "GPUs"),
         cpus=reading.limit("cpus", "CPU slots"),
         pin_cpus=reading.scalar("pin_cpus", read_flag, False),
-        direction=reading.scalar("direction", _read_direction, None),
+        direction=reading.scalar("direction", partial(read_choice, choices=DIRECTIONS), None),
         resume=reading.scalar("resume", read_text, None),
         snapshot=reading.scalar("snapshot", read_snapshot, "none"),
         console=read_console(items.get("console"), f"{key}.console", findings),
@@ -168,26 +169,34 @@ class _Reading:
         """How many jobs may fail for good before nothing more is started."""
         tree, key = self._items.get("on_failure"), f"{self._key}.on_failure"
         if not isinstance(tree, dict):
-            word = self.scalar("on_failure", _read_on_failure, "continue")
+            value = reveal(tree)
+            number = isinstance(value, int) and not isinstance(value, bool) and value > 0
+            hint = f"did you mean {{max_failures: {value}}}?" if number else ""
+            choose = partial(read_choice, choices=("continue", "stop"))
+            word = self.scalar("on_failure", hinted(choose, hint, _FAILURE_FORMS), "continue")
             return 1 if word == "stop" else None
-        names, findings = ("max_failures",), self._findings
-        items = known_items(tree, key, names, {}, findings)
+        findings = self._findings
+        items = known_items(tree, key, ("max_failures",), {}, findings)
         if not tree:
-            findings.add(
-                key, tree, Unfit("a number of failures", "write {max_failures: 3}", code="number")
-            )
+            unfit = Unfit("a number of failures", "write {max_failures: 3}", code="number")
+            findings.add(key, tree, unfit)
         where = f"{key}.max_failures"
         read = hinted(read_positive, "write on_failure: continue for no limit")
         return findings.attempt(where, items.get("max_failures", BROKEN), read)
 
     def retries(self) -> Retries:
         """How often a job is tried again, by cause."""
-        tree, key, findings = self._items.get("retries"), f"{self._key}.retries", self._findings
-        if tree is not None and not isinstance(tree, dict):
-            findings.attempt(key, tree, _refuse_retries)
-            tree = None
-        causes = Retries._fields
-        items = known_items(tree or {}, key, causes, {}, findings)
+        key, causes, findings = f"{self._key}.retries", Retries._fields, self._findings
+
+        def hint(value: object) -> str:
+            number = value if isinstance(value, int) and not isinstance(value, bool) else 1
+            return f"say for what: {{failure: {number}}}"
+
+        items = mapping_items(
+            *(self._items.get("retries"), key, causes, {}, findings),
+            of="causes to numbers",
+            hint=hint,
+        )
         return Retries(**read_items(items, key, dict.fromkeys(causes, read_count), findings))
 
 
@@ -206,25 +215,6 @@ def _refuse_keys_of_jobs(
             hint = "start a run of several nodes by itself, without -m"
             findings.add_about(f"{key}.{name}", message, hint, code="unknown-key")
     return [name for name in node if name not in {*_OF_JOBS, *_OF_SEVERAL}]
-
-
-def _read_on_failure(value: object) -> str:
-    try:
-        return read_choice(value, _FAILURE_WORDS)
-    except Unfit as unfit:
-        number = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        hint = f"did you mean {{max_failures: {value}}}?" if number else unfit.hint
-        raise Unfit(_FAILURE_FORMS, hint, code="choice") from None
-
-
-def _read_direction(value: object) -> Direction:
-    return cast("Direction", read_choice(value, DIRECTIONS))
-
-
-def _refuse_retries(value: object) -> None:
-    number = value if isinstance(value, int) and not isinstance(value, bool) else 1
-    hint = f"say for what: {{failure: {number}}}"
-    raise Unfit(f"a mapping of causes to numbers ({', '.join(Retries._fields)})", hint, code="type")
 
 
 def _limit(what: str) -> str:

@@ -8,9 +8,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
-from lllaunch.config.fields import Findings, did_you_mean
+from lllaunch.config.fields import Findings, did_you_mean, hinted
 from lllaunch.config.tree import Tree
 from lllaunch.errors import Unfit
 from lllaunch.linux import gpus as driver
@@ -44,24 +45,25 @@ _LONGEST_DAYS = 10_000
 _SHORTEST = Decimal("1e-9")
 _LONGEST_TEXT = 60
 
-_BYTES: dict[str, int] = {
-    "b": 1,
-    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgtp", start=1)},
-    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgtp", start=1)},
+_UNITS: dict[str, int] = {
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("kMGTP", start=1)},
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGTP", start=1)},
 }
+_BYTES = {unit.lower(): size for unit, size in _UNITS.items()}
 _SIZED = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
 _LARGEST_SIZE = 2**63 - 1
 
 
-def parse_duration(value: object, *, zero: bool = True) -> float:
-    """Return the seconds of a duration.
+def parse_duration(value: object, *, zero: bool = True, least: float = 0.0) -> float:
+    """Return the seconds of a duration, of at least so many.
 
     A number is seconds; text is a number of seconds, or parts with units ``d``, ``h``, ``m``,
     ``s``, ``ms``, largest first, each at most once.
 
     Raises:
-        Unfit: it is no duration, is negative, is shorter than a nanosecond, or is longer than
-            10,000 days.
+        Unfit: it is no duration, is negative, is shorter than a nanosecond or than ``least``, or is
+            longer than 10,000 days.
     """
     seconds = _seconds(value)
     if seconds < 0:
@@ -70,6 +72,8 @@ def parse_duration(value: object, *, zero: bool = True) -> float:
         raise Unfit(_MORE_THAN_0, code="duration")
     if 0 < seconds < _SHORTEST:
         raise Unfit("a duration of a nanosecond or more", code="duration")
+    if seconds < least:
+        raise Unfit(f"a duration of at least {format_duration(least)}", code="duration")
     if seconds > _LONGEST_DAYS * _SECONDS["d"]:
         raise Unfit(f"a duration of {_LONGEST_DAYS} days at most", code="duration")
     return float(seconds)
@@ -89,13 +93,7 @@ def parse_samples(value: object) -> float:
         return 0.0
     expected = f"a duration of at least {format_duration(_SHORTEST_SAMPLES)}, or false"
     hint = "write false for none" if means_off(value) else ""
-    try:
-        seconds = parse_duration(value)
-    except Unfit as unfit:
-        raise Unfit(expected, unfit.hint or hint, unfit.detail, code="duration") from None
-    if seconds < _SHORTEST_SAMPLES:
-        raise Unfit(expected, hint, code="duration")
-    return seconds
+    return hinted(partial(parse_duration, least=_SHORTEST_SAMPLES), hint, expected)(value)
 
 
 _OFF_WORDS = frozenset({"none", "off", "no", "never", "false", "inf", "infinity", "unlimited"})
@@ -188,9 +186,7 @@ def _sized(text: str) -> Decimal:
     match = _SIZED.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
     if not match:
         raise Unfit(_SIZE, code="size")
-    number, unit = match[1], match[2].lower()
-    if not unit:
-        unit = "b"
+    number, unit = match[1], match[2].lower() or "b"
     if unit not in _BYTES:
         letter = unit[0].upper()
         meant = unit in {"k", "m", "g", "t", "p", "ki", "mi", "gi", "ti", "pi"}
@@ -201,15 +197,9 @@ def _sized(text: str) -> Decimal:
 
 def format_size(size: int) -> str:
     """Return text such as ``512MiB`` or ``7B`` that `parse_size` reads as the same size."""
-    fitting = [(n, unit) for unit, n in _BYTES.items() if size and size % n == 0]
-    factor, unit = max(fitting, default=(1, "b"))
-    return f"{size // factor}{_written(unit)}"
-
-
-def _written(unit: str) -> str:
-    if unit == "kb":
-        return "kB"
-    return unit[0].upper() + unit[1:].replace("b", "B")
+    fitting = [(n, unit) for unit, n in _UNITS.items() if size and size % n == 0]
+    factor, unit = max(fitting, default=(1, "B"))
+    return f"{size // factor}{unit}"
 
 
 _RANKS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
@@ -329,23 +319,15 @@ def _from_scalar(value: object) -> Mask:
         ranks, colon, streams = pair.partition(":")
         if not colon:
             raise Unfit(_MASK, "write it as '0:all 1-7:out'", f"{pair!r} has no rank", code="mask")
+        word = ranks
         try:
             numbers = parse_ranks(ranks)
+            word = streams
+            parts.append((numbers, _streams(streams, _STREAMS)))
         except Unfit as unfit:
-            raise Unfit(
-                _MASK, unfit.hint, f"{ranks!r} is not {unfit.expected}", code="mask"
-            ) from None
-        parts.append((numbers, _streams_of_pair(streams)))
+            detail = f"{word!r} is not {unfit.expected}"
+            raise Unfit(_MASK, unfit.hint, detail, code="mask") from None
     return Mask(tuple(parts))
-
-
-def _streams_of_pair(streams: str) -> Std:
-    try:
-        return _streams(streams, _STREAMS)
-    except Unfit as unfit:
-        raise Unfit(
-            _MASK, unfit.hint, f"{streams!r} is not {unfit.expected}", code="mask"
-        ) from None
 
 
 def _streams(value: object, expected: str) -> Std:
@@ -353,8 +335,12 @@ def _streams(value: object, expected: str) -> Std:
         return Std.NONE
     if isinstance(value, bool):
         raise Unfit(expected, "did you mean 'all'?", code="mask")
-    if isinstance(value, (int, float)):
-        return _numbered(value, expected)
+    if isinstance(value, int):
+        if 0 <= value <= Std.ALL:
+            return Std(value)
+        ranks, streams = divmod(value, 60)
+        hint = f"YAML reads {ranks}:{streams} without quotes as {value}: quote it"
+        raise Unfit(expected, hint if value >= _SEXAGESIMAL else "", code="mask")
     if not isinstance(value, str):
         raise Unfit(expected, code="mask")
     word = value.strip().lower()
@@ -363,21 +349,6 @@ def _streams(value: object, expected: str) -> Std:
     if word in _SYNONYMS:
         raise Unfit(expected, f"did you mean {_SYNONYMS[word]!r}?", code="mask")
     raise Unfit(expected, did_you_mean(word, _NAMES), code="mask")
-
-
-def _numbered(value: float, expected: str) -> Std:
-    if not isinstance(value, int):
-        raise Unfit(expected, code="mask")
-    if 0 <= value <= Std.ALL:
-        return Std(value)
-    if value >= _SEXAGESIMAL:
-        ranks, streams = divmod(value, 60)
-        raise Unfit(
-            expected,
-            f"YAML reads {ranks}:{streams} without quotes as {value}: quote it",
-            code="mask",
-        )
-    raise Unfit(expected, code="mask")
 
 
 def write_mask(streams: Mapping[int, Std]) -> str:

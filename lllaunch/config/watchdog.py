@@ -11,6 +11,7 @@ from typing import Any
 from lllaunch.config.fields import (
     Findings,
     did_you_mean,
+    hinted,
     known_items,
     one_of,
     read_choice,
@@ -40,6 +41,7 @@ SYNONYMS = {
     "time_limit": "timeout",
 }
 
+_PRESET = f"a preset ({', '.join(PRESETS)})"
 _NO_LIMIT = "write null for no limit"
 # Less would take a pause for a hang.
 _SHORTEST = 1.0
@@ -60,7 +62,8 @@ def read_watchdog(settings: Settings) -> WatchdogPolicy:
     """Reads ``watchdog``."""
     tree, key, findings = settings["watchdog"], settings.key_of("watchdog"), settings.findings
     if not isinstance(tree, dict):
-        return findings.attempt(key, tree, _read_scalar) or WatchdogPolicy()
+        read = hinted(_read_preset, "", f"{_PRESET} or a mapping of settings")
+        return findings.attempt(key, tree, read) or WatchdogPolicy()
     names = ("preset", *WATCHDOG_KEYS)
     items = known_items(tree, key, names, SYNONYMS, findings)
     preset = items.pop("preset", None)
@@ -118,15 +121,7 @@ def _read_preset(value: object) -> WatchdogPolicy:
     if isinstance(value, str) and value in PRESETS:
         return PRESETS[value]
     hint = "write default" if value is True else did_you_mean(str(value), PRESETS)
-    raise Unfit(f"a preset ({', '.join(PRESETS)})", hint, code="preset")
-
-
-def _read_scalar(value: object) -> WatchdogPolicy:
-    try:
-        return _read_preset(value)
-    except Unfit as unfit:
-        expected = f"{unfit.expected} or a mapping of settings"
-        raise Unfit(expected, unfit.hint, code=unfit.code) from None
+    raise Unfit(_PRESET, hint, code="preset")
 
 
 def _changed(
@@ -168,11 +163,8 @@ def _parts(
 
 
 def _action(parts: dict[str, Tree], key: str, findings: Findings) -> str:
-    action = parts.get("action", "end")
-    read = findings.attempt(
-        f"{key}.action", action, lambda value: read_choice(value, ("end", "report"))
-    )
-    return read or "end"
+    read = partial(read_choice, choices=("end", "report"))
+    return findings.attempt(f"{key}.action", parts.get("action", "end"), read) or "end"
 
 
 def _progress(item: Tree, key: str, findings: Findings) -> tuple[ProgressLimit | None, str]:
@@ -220,11 +212,8 @@ def _read_pattern(value: object) -> str:
 
 
 def _read_limit(value: object, least: float = 0.0) -> float:
-    try:
-        seconds = parse_duration(value, zero=False)
-    except Unfit as unfit:
-        hint = unfit.hint or (_NO_LIMIT if means_off(value) else "")
-        raise Unfit(unfit.expected, hint, unfit.detail, code=unfit.code) from None
+    hint = _NO_LIMIT if means_off(value) else ""
+    seconds = hinted(partial(parse_duration, zero=False), hint)(value)
     if seconds < least:
         expected = f"a duration of at least {format_duration(least)}"
         raise Unfit(expected, "a shorter time is no more than a pause", code="duration")
@@ -232,11 +221,7 @@ def _read_limit(value: object, least: float = 0.0) -> float:
 
 
 def _read_memory(value: object) -> int:
-    try:
-        size = parse_size(value)
-    except Unfit as unfit:
-        hint = unfit.hint or (_NO_LIMIT if means_off(value) else "")
-        raise Unfit(unfit.expected, hint, unfit.detail, code=unfit.code) from None
+    size = hinted(parse_size, _NO_LIMIT if means_off(value) else "")(value)
     if size >= _SMALLEST:
         return size
     bare = isinstance(value, int) or str(value).strip().isdecimal()
@@ -249,7 +234,7 @@ _READERS: dict[str, Callable[[object], Any]] = {
     "timeout": _read_limit,
     "run_timeout": _read_limit,
     "stall": partial(_read_limit, least=_SHORTEST),
-    "stall_scope": lambda value: read_choice(value, ("group", "rank")),
+    "stall_scope": partial(read_choice, choices=("group", "rank")),
     "silence": partial(_read_limit, least=_SHORTEST),
     "spin": partial(_read_limit, least=_SHORTEST),
     "warmup": parse_duration,

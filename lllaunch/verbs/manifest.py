@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
@@ -71,18 +71,21 @@ def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
     """
     problems: list[Diagnostic] = []
     asked = _read_options(given, problems)
-    ahead = _look_ahead(command, asked, problems)
-    auto = command._replace(overrides=(*_without_count(command.overrides), _AUTO))
+    experiment, nodes = _look_ahead(command, asked, problems)
+    others = (
+        text for text in command.overrides if text.lstrip("+~").partition("=")[0] != "launch.nnodes"
+    )
+    auto = command._replace(overrides=(*others, _AUTO))
     with Composition(auto) as composed:
         with _collecting(problems), watching("oc.env") as variables:
             reviewed = review_run(composed)
             problems += located([reviewed], _misfits)
-            name = _name(asked, ahead, reviewed, problems)
+            name = _name(asked, experiment or reviewed.name, nodes, problems)
         if problems:
             raise ConfigError(tuple(dict.fromkeys(problems)))
         locked = _is_locked(reviewed)
         _admit(composed, reviewed, locked=locked)
-    spec, nodes = reviewed.spec, ahead.nodes
+    spec = reviewed.spec
     nproc, rdzv = _nproc(spec), plan_node(spec)["launch"]["rdzv"]
     gpus, cpus = ((each or 0) * (nproc or 0) for each in spec.resources)
     own = reviewed.config["hydra"]["job"]["env_set"]
@@ -111,13 +114,6 @@ class _ManifestOptions(NamedTuple):
     image: str
     runtime: Runtime
     words: tuple[str, ...]
-
-
-class _Ahead(NamedTuple):
-    """What a config says before its nodes are left to the pods: 1 node where that is not known."""
-
-    experiment: str = ""
-    nodes: int = 1
 
 
 @contextlib.contextmanager
@@ -155,7 +151,8 @@ def _read_options(given: argparse.Namespace, problems: list[Diagnostic]) -> _Man
 
 def _look_ahead(
     command: ConfigRequest, asked: _ManifestOptions, problems: list[Diagnostic]
-) -> _Ahead:
+) -> tuple[str, int]:
+    """Return the experiment, and the nodes before they are left to the pods, 1 if not known."""
     with Composition(command) as composed:
         if composed.is_sweep():
             message = "is for sweeps, and a TrainJob is one run"
@@ -170,15 +167,12 @@ def _look_ahead(
                 text = count if isinstance(count, str) else format_nnodes(*count)
                 nodes = findings.attempt("launch.nnodes", text, lambda _: fixed_count(count))
             findings.raise_if_any()
-        return _Ahead(experiment_name(config), nodes or 1)
+        return experiment_name(config), nodes or 1
 
 
-def _name(
-    asked: _ManifestOptions, ahead: _Ahead, reviewed: Reviewed, problems: list[Diagnostic]
-) -> str:
+def _name(asked: _ManifestOptions, default: str, nodes: int, problems: list[Diagnostic]) -> str:
     """Return the name of the TrainJob; notes what is wrong with it."""
-    wanted = asked.name if asked.name is not None else ahead.experiment or reviewed.name
-    found = name_for(wanted, ahead.nodes)
+    found = name_for(default if asked.name is None else asked.name, nodes)
     if asked.name is not None and found != asked.name:
         hint = f"did you mean {found!r}?" if found else ""
         expected = "a name for a TrainJob (small letters, digits and -, the first a letter)"
@@ -237,13 +231,6 @@ def _admit(composed: Composition, reviewed: Reviewed, *, locked: bool) -> None:
         clean = unlocked(redacted_overrides(composed.command.overrides))
         words = composed.command._replace(overrides=clean).words
         raise replace(refused, renew=renew_command([*name, *words])) from None
-
-
-def _without_count(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return overrides without those of the number of nodes."""
-    return tuple(
-        text for text in overrides if text.lstrip("+~").partition("=")[0] != "launch.nnodes"
-    )
 
 
 def _words(command: ConfigRequest, spec: LaunchSpec) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,13 +23,12 @@ from lllaunch.config.plan import dump_yaml, essential
 from lllaunch.config.secrets import redacted_overrides
 from lllaunch.config.tree import leaf_items
 from lllaunch.config.values import PRETEND, WORDS, count_cpus, count_gpus, parse_nproc
-from lllaunch.difference import as_json, differences, jsonable, text_lines
+from lllaunch.difference import Change, differences, jsonable, text_lines
 from lllaunch.difference import as_json as changes_as_json
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, Unfit
 from lllaunch.review.allow import check
 from lllaunch.review.annotated import AnnotatedLine, annotated, comment_lines, origin_json
 from lllaunch.review.lock import (
-    Lock,
     VisibleDumper,
     lock_path,
     lock_text,
@@ -79,8 +78,11 @@ def write_locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | No
         raise ConfigError(problems)
     for lock in _locks(runs, command, name):
         text = lock_text(lock.name, lock.command, lock.plan)
-        known = _lock_of(lock.name)
-        path = os.path.relpath(write_lock(os.getcwd(), lock.name, text))
+        path, known = os.path.relpath(lock_path(os.getcwd(), lock.name)), None
+        # one that cannot be read is about to be replaced
+        with contextlib.suppress(ConfigError, PlanRefused):
+            known = read_lock(path) if os.path.lexists(path) else None
+        write_lock(os.getcwd(), lock.name, text)
         changes = () if known is None else differences(known.plan, lock.plan)
         what = "the plan is new" if known is None else "the plan is the same"
         told = [f"wrote {path}: {f'{len(changes)} changed' if changes else what}"]
@@ -127,17 +129,13 @@ class Differs(LaunchError):
         return ""
 
 
-def _lock_of(name: str) -> Lock | None:
-    """The lock that there is, if it can be read."""
-    path = os.path.relpath(lock_path(os.getcwd(), name))
-    try:
-        return read_lock(path) if os.path.lexists(path) else None
-    except (ConfigError, PlanRefused):
-        return None  # it is about to be replaced
-
-
 def _locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | None) -> Iterator[Locked]:
     """One lock for each name: of a run, or of all jobs of a sweep that have it."""
+
+    def clean(command: ConfigRequest) -> tuple[str, ...]:
+        overrides = unlocked(redacted_overrides(command.overrides))
+        return (*given, *command._replace(overrides=overrides).words)
+
     by_name: dict[str, list[Reviewed]] = {}
     for run in runs:
         own = run.name if name is None else name
@@ -149,17 +147,12 @@ def _locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | None) -
     for own, members in by_name.items():
         if len(members) == 1 and command.multirun:
             alone = command._replace(multirun=False, overrides=tuple(shlex.split(members[0].job)))
-            yield Locked(own, _clean(alone, given), members[0].plan)
+            yield Locked(own, clean(alone), members[0].plan)
         elif command.multirun:
             plan = sweep_plan({run.job: run.spec for run in members})
-            yield Locked(own, _clean(command, given), plan)
+            yield Locked(own, clean(command), plan)
         else:
-            yield Locked(own, _clean(command, given), members[0].plan)
-
-
-def _clean(command: ConfigRequest, given: Sequence[str]) -> tuple[str, ...]:
-    overrides = unlocked(redacted_overrides(command.overrides))
-    return (*given, *command._replace(overrides=overrides).words)
+            yield Locked(own, clean(command), members[0].plan)
 
 
 _DESCRIPTION = """\
@@ -288,10 +281,12 @@ def _show(
     lines = annotated(plan, first.told.comment)
     rest: dict[str, Any] = {"resolved": first.resolved, "plan_hash": first.plan_hash}
     if sweep:
-        rest["jobs"] = [_job_of_text(run, first) for run in runs]
+        rest["jobs"] = list(_jobs(runs, lambda changes: text_lines(changes) if changes else None))
     lines += [AnnotatedLine(text) for text in dump_yaml(rest, VisibleDumper).splitlines()]
     if build is not None:
-        variables = ((v.name, f"{v.value}: {v.why}") for v in _variables(first, sweep=sweep))
+        variables = (
+            (name, f"{value}: {why}") for name, value, why in _variables(first, sweep=sweep)
+        )
         lines += comment_lines(_HERE, [*_of_this_machine(first, build), *variables])
     if batch:
         text = batch["batch"] or f"none: {batch['batch_problem']}"
@@ -310,6 +305,7 @@ def _batch_file(run: Reviewed, *, portable: bool) -> dict[str, Any]:
         return {}
     # only of what goes to a cluster
     from lllaunch.app.submitting import batch_text  # noqa: PLC0415
+    from lllaunch.cluster import slurm  # noqa: PLC0415
 
     # of a run that is named after the moment nobody knows the directory yet
     unknown = "${" in run.directory or "<" in run.directory
@@ -320,27 +316,23 @@ def _batch_file(run: Reviewed, *, portable: bool) -> dict[str, Any]:
     except LaunchError as error:
         return {"batch": None, "batch_problem": first_line(str(error))}
     text = Redactor.of(spec)(text)
-    _ask_cluster(replace(spec, output_dir=os.getcwd(), log_dir=os.getcwd()), name)
+    # where the cluster cannot be asked nothing is said
+    with contextlib.suppress(LaunchError):
+        here = replace(spec, output_dir=os.getcwd(), log_dir=os.getcwd())
+        problem = slurm.test_only(batch_text(here, name)) if slurm.available() else None
+        if problem is not None:
+            complain(f"warning: the cluster would not take the run: {problem}")
     return {"batch": text, "batch_problem": None}
 
 
-def _ask_cluster(spec: LaunchSpec, name: str) -> None:
-    """Warn if a cluster would not take a run; where it cannot be asked nothing is said."""
-    from lllaunch.app.submitting import batch_text  # noqa: PLC0415 - as above
-    from lllaunch.cluster import slurm  # noqa: PLC0415 - as above
-
-    if not slurm.available():
-        return
-    with contextlib.suppress(LaunchError):
-        problem = slurm.test_only(batch_text(spec, name))
-        if problem is not None:
-            complain(f"warning: the cluster would not take the run: {problem}")
-
-
-def _job_of_text(run: Reviewed, first: Reviewed) -> dict[str, Any]:
-    changes = differences(first.plan, run.plan)
-    told = {"differs": text_lines(changes)} if changes else {}
-    return {"overrides": run.job, "plan_hash": run.plan_hash, **told}
+def _jobs(
+    runs: Sequence[Reviewed], tell: Callable[[Sequence[Change]], object]
+) -> Iterator[dict[str, Any]]:
+    """Yield what the jobs of a sweep are, and how they differ from the first one, where told."""
+    for run in runs:
+        told = tell(differences(runs[0].plan, run.plan))
+        differs = {} if told is None else {"differs": told}
+        yield {"overrides": run.job, "plan_hash": run.plan_hash, **differs}
 
 
 def _of_this_machine(run: Reviewed, build: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -370,18 +362,18 @@ def _auto_text() -> str:
     return f"{AUTO} is {format_nnodes(found.min_nodes, found.max_nodes)}{several}"
 
 
-class _Variable(NamedTuple):
-    name: str
-    value: str
-    why: str
+def _variables(run: Reviewed, *, sweep: bool) -> Iterator[tuple[str, str, str]]:
+    """Yield the variables of all workers that the plan does not name and results may depend on.
 
-
-def _variables(run: Reviewed, *, sweep: bool) -> Iterator[_Variable]:
-    """Yield the variables of all workers that the plan does not name and results may depend on."""
+    Each with its value, and why it has that.
+    """
     # imports all that runs a group
     from lllaunch.run.group import worker_environment  # noqa: PLC0415
 
-    spec = _counted(run)
+    word = run.plan["launch"]["nproc"]
+    # as many workers as it would have here
+    number = _count(run, word) if word in WORDS and run.spec.cluster is None else ""
+    spec = replace(run.spec, nproc=int(number)) if number.isdecimal() else run.spec
     planned = run.plan["launch"]["env"]
     leased = _leased(run, spec) if sweep else spec
     given = {**os.environ, **worker_environment(leased, 0)}
@@ -392,21 +384,13 @@ def _variables(run: Reviewed, *, sweep: bool) -> Iterator[_Variable]:
             why = "the cores that the job leases for each worker, since it is not set"
         else:
             why = "launch.nproc is more than 1, and it is not set"
-        yield _Variable(_THREADS, given[_THREADS], why)
+        yield _THREADS, given[_THREADS], why
     path = given.get(_PATH)
     if path and _PATH in spec.derived_env:
         why = "workers work in another directory than the command was given in"
-        yield _Variable(_PATH, Redactor.of(spec)(path), why)
+        yield _PATH, Redactor.of(spec)(path), why
     elif path and _PATH not in planned:
-        yield _Variable(_PATH, Redactor.of(spec)(path), "set in the environment")
-
-
-def _counted(run: Reviewed) -> LaunchSpec:
-    """Return the run with as many workers as it would have here."""
-    word = run.plan["launch"]["nproc"]
-    counted = word in WORDS and run.spec.cluster is None
-    number = _count(run, word) if counted else ""
-    return replace(run.spec, nproc=int(number)) if number.isdecimal() else run.spec
+        yield _PATH, Redactor.of(spec)(path), "set in the environment"
 
 
 def _leased(run: Reviewed, spec: LaunchSpec) -> LaunchSpec:
@@ -443,11 +427,12 @@ def _document(
     plan = first.readable
     here: dict[str, Any] = {}
     if build is not None:
-        variables = _variables(first, sweep=sweep)
-        environment = {each.name: {"value": each.value, "why": each.why} for each in variables}
+        environment = {
+            name: {"value": value, "why": why}
+            for name, value, why in _variables(first, sweep=sweep)
+        }
         here = {"here": {**dict(_of_this_machine(first, build)), "environment": environment}}
     fingerprint = {"plan_hash": first.plan_hash, **({} if build is None else {"build": build})}
-    jobs = [_job_of_json(run, first) for run in runs]
     return {
         **jsonable(plan),
         "resolved": first.resolved,
@@ -457,13 +442,8 @@ def _document(
         },
         "fingerprint": fingerprint,
         **here,
-        **({"jobs": jobs} if sweep else {}),
+        **({"jobs": list(_jobs(runs, changes_as_json))} if sweep else {}),
     }
-
-
-def _job_of_json(run: Reviewed, first: Reviewed) -> dict[str, Any]:
-    changes = as_json(differences(first.plan, run.plan))
-    return {"overrides": run.job, "plan_hash": run.plan_hash, "differs": changes}
 
 
 def _refuse_what_is_not_allowed(runs: Sequence[Reviewed]) -> None:

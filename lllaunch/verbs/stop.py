@@ -142,7 +142,8 @@ def _cancel(found: FoundDirectory, where: str, queue: BatchQueue, *, now: bool) 
 
     def cancel(entry: ListEntry, queue: BatchQueue) -> None:
         """Cancel what goes on, once for each time that it came into the queue."""
-        jobs = [job for job in _open_jobs(entry, queue) if job.batch_job]
+        every = [*jobs_of(entry, queue)] if entry.kind == "sweep" else [entry]
+        jobs = [job for job in every if job.queue and job.batch_job]
         paths.update((job.path, None) for job in jobs)
         times = {job.batch_job: account_of(job.path).requeues for job in jobs}
         due = [job for job in jobs if cancelled_at.get(job.batch_job) != times[job.batch_job]]
@@ -176,9 +177,3 @@ def _others_of(entry: ListEntry, queue: BatchQueue) -> int:
     own = os.path.realpath(entry.path)
     others = (job.directory for job in task if os.path.realpath(job.directory) != own)
     return sum(not isinstance(account_of(path).last, BatchEnded) for path in others)
-
-
-def _open_jobs(entry: ListEntry, queue: BatchQueue) -> list[ListEntry]:
-    """Return a run, or those of a sweep, whose batch job is not over."""
-    entries = [*jobs_of(entry, queue)] if entry.kind == "sweep" else [entry]
-    return [each for each in entries if each.queue]

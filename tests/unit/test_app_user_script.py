@@ -10,8 +10,8 @@ import pytest
 
 from lllaunch.app import own_worker
 from lllaunch.app.own_worker import (
-    HydraCall,
     Reach,
+    UserFunction,
     UserScript,
     call_in_worker,
     calls_directly,
@@ -182,8 +182,7 @@ def test_workers_get_the_arguments_that_the_script_was_started_with(
 def test_messages_and_plans_name_the_function_as_its_user_would(
     script: UserScript, module: str, expected: str
 ) -> None:
-    call = HydraCall(script, Reach(module, "train"), b"", ("train.py",), (), (), "/x")
-    assert call.entrypoint().text == expected
+    assert UserFunction(len, Reach(module, "train"), script).entrypoint.text == expected
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ class JobTask:
         """
         user = self._composer.user
         if user is not None and self._snapshot is not None:
-            user = user.placed(self._snapshot.place)
+            user = user._replace(place=self._snapshot.place)
         build = None if self._build is None else lambda: self._build or {}
         outcome = perform(self._spec, cfg, user, JobConsole(self._reported), self._spawner, build)
         self.outcome = outcome

@@ -497,8 +497,8 @@ def _take_snapshot(
 def _user(ours: Jobs | None, task_function: Callable[[Any], Any]) -> UserFunction | None:
     """Return what workers run instead of the configured entrypoint, None for that."""
     if ours is None:
-        return UserFunction.any(task_function)
-    return None if ours.function is None else UserFunction.importable(ours.function)
+        return UserFunction.of(task_function)
+    return None if ours.function is None else UserFunction.of(ours.function, importable=True)
 
 
 # The sweep's settings
