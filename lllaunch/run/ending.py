@@ -26,7 +26,7 @@ from lllaunch.run.result import ReturnValue, RunResult, RunState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lllaunch.run.observer import Recorder
+    from lllaunch.run.observer import RunObserver
     from lllaunch.run.records import PreflightRecord
     from lllaunch.run.result import AttemptResult, RootCause
     from lllaunch.spec import LaunchSpec
@@ -136,7 +136,7 @@ def summarize(
 
 
 def result_of(
-    recorder: Recorder | None,
+    observer: RunObserver | None,
     spec: LaunchSpec,
     plan_hash: str,
     started_ns: int,
@@ -148,7 +148,7 @@ def result_of(
         started_ns: when it began, nanoseconds since the epoch.
         signum: the signal to the launcher that ended it, or None.
     """
-    records = recorder.records() if recorder else []
+    records = observer.records() if observer else []
     interrupted = signum is not None
     attempts = [judge_attempt(record) for record in records[:-1]]
     attempts += [judge_attempt(record, interrupted=interrupted) for record in records[-1:]]
@@ -162,14 +162,14 @@ def result_of(
         started_ns=started_ns,
         ended_ns=now_ns(),
         signum=signum,
-        reason=recorder.reason if recorder else None,
-        limit=recorder.limit if recorder else None,
-        no_progress=recorder.no_progress if recorder else None,
-        importing=spec.imports if interrupted and recorder and recorder.importing else (),
+        reason=observer.reason if observer else None,
+        limit=observer.limit if observer else None,
+        no_progress=observer.no_progress if observer else None,
+        importing=spec.imports if interrupted and observer and observer.is_importing else (),
         preflight=(preflight.command, preflight.log)
         if preflight is not None and _has_signal(preflight)
         else None,
-        look=recorder.look if recorder else None,
+        look=observer.look if observer else None,
         detected=spec.detected,
     )
 

@@ -234,8 +234,7 @@ class _Run:
         """What became of the run so far."""
         from lllaunch.run.ending import result_of  # noqa: PLC0415 - see `RunObserver.observe`
 
-        recorder = self._observer.recorder if self._observer else None
-        return result_of(recorder, self._spec, self._plan_hash, self._started_ns, signum)
+        return result_of(self._observer, self._spec, self._plan_hash, self._started_ns, signum)
 
     def _end(
         self,

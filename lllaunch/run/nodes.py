@@ -96,7 +96,7 @@ class RunNodes:
     def _failure(self) -> Failure | None:
         from lllaunch.run.judge import judge_attempt  # noqa: PLC0415 - only where something failed
 
-        record = self._observer.recorder.latest()
+        record = self._observer.latest()
         root = None if record is None else judge_attempt(record).root_cause
         if root is None:
             return None
@@ -114,7 +114,7 @@ class RunNodes:
         over = outcome.signum is None
         try:
             if self._nodes.node_rank != 0:
-                hide = self._observer.recorder.hide
+                hide = self._observer.hide
                 # of a node nobody asks for its host
                 alone = replace(outcome, host={}, build=None)
                 self.group.give_result(plain_result(alone, hide))
