@@ -103,13 +103,9 @@ class RunNodes:
         return Failure(root.rank, str(root.cause), root.time_ns, type(root.cause).__name__)
 
     def finish(self, outcome: RunResult, signals: SignalSource) -> RunResult | None:
-        """Let the other nodes know what became of this one, and node 0 of all.
+        """Let the other nodes know what became of this one; return what became of all to node 0.
 
-        Args:
-            signals: whether somebody wants it to end now.
-
-        Returns:
-            what became of the run, for node 0; None for the others.
+        Signals tell that somebody wants it to end now.
         """
         over = outcome.signum is None
         try:
@@ -137,9 +133,8 @@ def merged(
 
     Args:
         places: where it stood in each attempt.
-        results: what other nodes have left, by their name, in order: one that came again has left
-            something each time.
-        lost: what happened to those that were lost or left, by their name.
+        results: what other nodes have left, by name; one that came again has left several.
+        lost: what happened to those that were lost or left, by name.
     """
     known = _members(places)
     token = places[-1].roster.token if places else ""
