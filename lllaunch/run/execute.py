@@ -97,8 +97,10 @@ def execute(
     Returns:
         what became of the run; its ``exit_code`` is the launcher's.
     """
-    redact = Redactor.of(spec)
-    console.hide(redact)
+    run = _Run(
+        spec, plan_text, plan_hash, console, spawner, targets, build, ended, shared_plan, job
+    )
+    console.hide(run.redact)
     # those of this process that workers write to themselves, past any file
     shared: list[TextIO | None] = [
         stream
@@ -106,7 +108,6 @@ def execute(
         if not all(spec.redirects.get(rank, Std.NONE) & std for rank in range(spec.nproc))
     ]
     console.obey(spec.console, shared)
-    run = _Run(spec, plan_hash, console, redact, build, job)
     with contextlib.ExitStack() as claimed:
         try:
             if directory is None:
@@ -117,7 +118,7 @@ def execute(
             outcome = run.outcome().with_error(str(error), error.exit_code)
             console.finished(outcome)
             return outcome
-        return run.perform(directory, plan_text, spawner, targets, ended, shared_plan)
+        return run.perform(directory)
 
 
 @dataclass
@@ -125,25 +126,24 @@ class _Run:
     """One call of `execute`."""
 
     spec: LaunchSpec
+    plan_text: str
     plan_hash: str
     console: Console
-    redact: Redactor
+    spawner: Spawner | None
+    targets: Callable[[Mapping[str, str]], Target | Forked] | None
     build: Callable[[], Mapping[str, Any]] | None
+    ended: Callable[[int], None] | None
+    shared_plan: Mapping[str, Any] | None
     job: BatchJob | None
     started_ns: int = field(default_factory=now_ns)
     memory: Memory = field(default_factory=read_memory)
     observer: RunObserver | None = None
     nodes: RunNodes | None = None
 
-    def perform(
-        self,
-        directory: RunDirectory,
-        plan_text: str,
-        spawner: Spawner | None,
-        targets: Callable[[Mapping[str, str]], Target | Forked] | None,
-        ended: Callable[[int], None] | None,
-        shared_plan: Mapping[str, Any] | None,
-    ) -> RunResult:
+    def __post_init__(self) -> None:
+        self.redact = Redactor.of(self.spec)
+
+    def perform(self, directory: RunDirectory) -> RunResult:
         """Runs all attempts, then writes and shows the outcome."""
         spec, job = self.spec, self.job
         events = EventLog(directory.file(EVENTS), self._warn, self.redact)
@@ -167,15 +167,14 @@ class _Run:
         )
         with source as signals, _reserve() as reserve:
             try:
-                write_atomic(directory.file(PLAN), plan_text.encode("utf-8", "surrogateescape"))
+                plan = self.plan_text.encode("utf-8", "surrogateescape")
+                write_atomic(directory.file(PLAN), plan)
                 if job is not None and job.early is not None:
                     # there is no time to begin
                     job.signalled(job.early)
                     signum = signal.SIGTERM
                 else:
-                    signum = self._attempts(
-                        directory, observer, signals, spawner, targets, shared_plan
-                    )
+                    signum = self._attempts(directory, observer, signals)
             except LaunchError as error:
                 failure = str(error), error.exit_code
             except KeyboardInterrupt:
@@ -192,18 +191,12 @@ class _Run:
             with contextlib.suppress(SignalException), signals.raising():
                 self.console.finished(outcome)
             observer.close()
-            if ended is not None:
-                ended(outcome.exit_code)
+            if self.ended is not None:
+                self.ended(outcome.exit_code)
         return outcome
 
     def _attempts(
-        self,
-        directory: RunDirectory,
-        observer: RunObserver,
-        signals: SignalSource,
-        spawner: Spawner | None,
-        targets: Callable[[Mapping[str, str]], Target | Forked] | None,
-        shared_plan: Mapping[str, Any] | None,
+        self, directory: RunDirectory, observer: RunObserver, signals: SignalSource
     ) -> int | None:
         """Runs all attempts; returns the signal to the launcher that ended the run, or None."""
         spec, job, group = self.spec, self.job, None
@@ -211,14 +204,22 @@ class _Run:
             # the launcher of one node does without
             from lllaunch.run.nodes import RunNodes  # noqa: PLC0415
 
-            self.nodes = RunNodes(spec, directory, observer, shared_plan or {})
+            self.nodes = RunNodes(spec, directory, observer, self.shared_plan or {})
             group = self.nodes.group
         continues = job is not None and job.continues
         earlier = directory.next_attempt() if continues else 0
         looks_back = continues and spec.restart.looks_back
         history = read_history(directory.file(EVENTS)) if looks_back else None
         return run_group(
-            spec, directory, observer, signals, spawner, targets, group, earlier, history
+            spec,
+            directory,
+            observer,
+            signals,
+            self.spawner,
+            self.targets,
+            group,
+            earlier,
+            history,
         )
 
     def outcome(self, signum: int | None = None) -> RunResult:
@@ -236,7 +237,6 @@ class _Run:
     ) -> RunResult:
         """Completes the outcome and writes result.json."""
         from lllaunch.run.ending import complete  # noqa: PLC0415 - as above
-        from lllaunch.run.result import encode_result  # noqa: PLC0415 - as above
 
         outcome = replace(
             complete(self.outcome(signum), failure, self.redact),
@@ -244,21 +244,23 @@ class _Run:
             build=None if self.build is None else self.build(),
         )
 
-        def write(outcome: RunResult, path: str) -> RunResult:
-            try:
-                write_atomic(path, encode_result(outcome, self.redact))
-            except OutputError as error:
-                if outcome.exit_code:  # there is already something worse to tell
-                    self._warn(error)
-                else:
-                    outcome = outcome.with_error(str(error), error.exit_code)
-            return outcome
-
-        outcome = write(outcome, directory.file(RESULT))
+        outcome = self._write(outcome, directory.file(RESULT))
         if self.nodes is None:
             return outcome
         whole = self.nodes.finish(outcome, signals)
-        return outcome if whole is None else write(whole, self.nodes.file(RESULT))
+        return outcome if whole is None else self._write(whole, self.nodes.file(RESULT))
+
+    def _write(self, outcome: RunResult, path: str) -> RunResult:
+        from lllaunch.run.result import encode_result  # noqa: PLC0415 - as above
+
+        try:
+            write_atomic(path, encode_result(outcome, self.redact))
+        except OutputError as error:
+            if not outcome.exit_code:
+                return outcome.with_error(str(error), error.exit_code)
+            # there is already something worse to tell
+            self._warn(error)
+        return outcome
 
     def _warn(self, error: OutputError) -> None:
         self.console.warning(str(error))

@@ -101,10 +101,8 @@ def env_of(spec: LaunchSpec, facts: Mapping[str, str]) -> dict[str, str]:
 class Attempt:
     """A new attempt's place, made before its workers start; mappings are by local rank.
 
-    Attributes:
-        envs: the workers' variables.
-        facts: what is known of them (`lllaunch.macros.WORKER_NAMES`).
-        targets: what they run.
+    ``envs`` are the workers' variables, ``facts`` what is known of them
+    (`lllaunch.macros.WORKER_NAMES`).
     """
 
     number: int
@@ -191,11 +189,7 @@ def run_group(
 
 
 class _Group:
-    """Starts the workers of a run, one attempt after the other.
-
-    Attributes:
-        uses_gpus: whether its workers may use GPUs whose memory is to be free before a restart.
-    """
+    """Starts the workers of a run, one attempt after the other."""
 
     def __init__(
         self,
@@ -229,6 +223,7 @@ class _Group:
         )
         observer.progress = self._watchdog.progress
         self._visible: dict[int, str | None] = {}
+        # whose memory is to be free before a restart
         self.uses_gpus = spec.restart.gpu_wait > 0 and has_gpu_driver()
         self._port: HeldPort | None = None
         self._attempt: Attempt | None = None
@@ -280,13 +275,7 @@ class _Group:
         return end.signum
 
     def _start(self, action: StartWorkers) -> WorkerProcesses:
-        """Start the workers of the next attempt, or their preflight.
-
-        Raises:
-            NotPicklable: an argument of a function cannot be sent to a worker.
-            NotEnoughDisk: less is free than there must be.
-            OutputError: a directory or file cannot be made.
-        """
+        """Start the workers of the next attempt, or their preflight."""
         places = self._contexts(
             self._directory.next_attempt(), action.restart_count, action.history
         )
@@ -353,20 +342,20 @@ class _Group:
         return workers
 
     def _start_workers(self) -> WorkerProcesses:
-        """Start the workers of the attempt, whose preflight has succeeded if it has one.
-
-        Raises:
-            OutputError: a file cannot be made.
-        """
+        """Start the workers of the attempt, whose preflight has succeeded if it has one."""
         attempt = self._attempt
         assert attempt is not None
         if self._checkpoint is not None:
             self._checkpoint.look()
-        spec = self._spec
+        spec, files = self._spec, attempt.files
+        # the local ranks whose lines can reach the console
+        shown = {*files.tee_stdouts, *files.tee_stderrs}
+        for paths in (files.stdouts, files.stderrs):
+            shown |= {rank for rank, path in paths.items() if path == CONSOLE}
         workers = WorkerProcesses(
             spec.role,
             spec.nproc,
-            attempt.files,
+            files,
             attempt=attempt.number,
             log_line_prefixes=None
             if spec.log_line_prefix is None
@@ -374,7 +363,7 @@ class _Group:
                 rank: substitute(spec.log_line_prefix, known, bare=False)
                 for rank, known in attempt.facts.items()
             },
-            header=partial(_header, spec, attempt.facts, len(_shown_ranks(attempt.files)) > 1),
+            header=partial(_header, spec, attempt.facts, len(shown) > 1),
             collapse=spec.log_line_prefix is None if spec.collapse is None else spec.collapse,
             duplicate_stdout_filters=spec.duplicate_stdout_filters,
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
@@ -473,14 +462,6 @@ class _Group:
         if self._port is not None:
             self._port.close()
             self._port = None
-
-
-def _shown_ranks(files: LogsDest) -> set[int]:
-    """The local ranks whose lines can reach the console."""
-    shown = {*files.tee_stdouts, *files.tee_stderrs}
-    for paths in (files.stdouts, files.stderrs):
-        shown |= {rank for rank, path in paths.items() if path == CONSOLE}
-    return shown
 
 
 def _header(

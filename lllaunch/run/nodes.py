@@ -23,7 +23,7 @@ from lllaunch.supervisor.nodes import Failure, LastWord, NodeGroup
 from lllaunch.workers.group import UNKILLABLE_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from lllaunch.cluster.membership import Member, Place
     from lllaunch.run.directory import RunDirectory
@@ -178,7 +178,7 @@ def merged(
     return replace(
         own,
         directory=root,
-        state=_state(own, deciding),
+        state=next((o.state for o in (own, *deciding) if o.state != "succeeded"), own.state),
         exit_code=own.exit_code or next((o.exit_code for o in deciding if o.exit_code), 0),
         attempts=attempts,
         root_cause=cause,
@@ -202,12 +202,6 @@ def _members(places: Sequence[Place]) -> dict[str, tuple[int, Member]]:
         key=lambda item: (item[1][1].node_rank is None, item[1][1].node_rank or 0, item[0]),
     )
     return dict(order)
-
-
-def _state(own: RunResult, outcomes: Iterable[RunResult]) -> Any:
-    if own.state != "succeeded":
-        return own.state
-    return next((each.state for each in outcomes if each.state != "succeeded"), "succeeded")
 
 
 def _seen_from_first(outcome: RunResult, node: NodeResult) -> RunResult:

@@ -132,8 +132,6 @@ class RunObserver:
         self._read = read
         self._attempts: list[AttemptRecord] = []
         self._attempt: AttemptRecord | None = None  # the last of them
-        # Whose files were read: they have ended, so that they write nothing more.
-        self._were_read: set[tuple[int, int]] = set()
         self._ready = False
         self._signal: SignalReceived | None = None
         self._pausing = False
@@ -217,7 +215,7 @@ class RunObserver:
         """Return what is known of every attempt; reads the files of workers that failed."""
         for attempt in self._attempts:
             for worker in attempt.workers:
-                self._read_files(worker, attempt)
+                self._read_files(worker)
         return self._attempts
 
     def observe(self, event: object) -> object:
@@ -318,7 +316,7 @@ class RunObserver:
             if event.exitcode > 0 or event.exitcode == -signal.SIGKILL:
                 from lllaunch.run.judge import was_out_of_memory  # noqa: PLC0415 - imported by now
 
-                self._read_files(worker, attempt)
+                self._read_files(worker)
                 if was_out_of_memory(worker, attempt):
                     worker.exited = event = replace(event, out_of_memory=True)
         return event
@@ -331,13 +329,12 @@ class RunObserver:
             if worker.progress is not None:
                 worker.progress_ns = now_ns() - int(worker.progress.idle * 1e9)
 
-    def _read_files(self, worker: WorkerRecord, attempt: AttemptRecord) -> None:
+    def _read_files(self, worker: WorkerRecord) -> None:
         """Read, once, what a worker wrote of its failure."""
         exited, files = worker.exited, worker.files
-        key = attempt.number, worker.local_rank
-        if exited is None or not exited.exitcode or key in self._were_read:
+        if exited is None or not exited.exitcode or worker.was_read:
             return
-        self._were_read.add(key)
+        worker.was_read = True
         if files.error:
             worker.error = read_error(files.error, self.hide)
             worker.trace = read_collectives(files.directory, worker.rank)
@@ -459,13 +456,10 @@ class RunObserver:
         self._tell_signal()
         if event.reason in _OF_WATCHDOG and self._hang() is not None:
             self._console.ending(event.signum, self.alive, self._spec.grace_period)
-        self._tell_grace()
+        self._start_grace(event)
 
-    def _start_grace(self, _: StartGrace) -> None:
+    def _start_grace(self, _: object) -> None:
         self._tell_signal()
-        self._tell_grace()
-
-    def _tell_grace(self) -> None:
         self._console.doing("ending, SIGKILL in", self._spec.grace_period)
 
     def _kill_workers(self, event: KillWorkers) -> None:
@@ -479,8 +473,8 @@ class RunObserver:
         received, self._signal = self._signal, None
         if received is None or (self._spec.imports and self.is_importing):
             return  # the imports end at once: there is nothing to wait for
-        alive, grace = self.alive, self._spec.grace_period
-        self._console.signalled(received.signum, alive, grace, received.announced)
+        grace = self._spec.grace_period
+        self._console.signalled(received.signum, self.alive, grace, received.announced)
 
     # What comes after it
 
@@ -539,17 +533,10 @@ class RunObserver:
             if worker is not None:
                 worker.files = structs.replace(worker.files, stacks=stack.path)
         ends = attempt.finding == event.finding
-        if ends:
-            attempt.stacks, attempt.blame = event.stacks, event.blame
-            seen = attempt
-        else:
-            seen = structs.replace(
-                attempt,
-                finding=event.finding,
-                fired_ns=now_ns(),
-                stacks=event.stacks,
-                blame=event.blame,
-            )
+        seen = attempt
+        if not ends:
+            seen = structs.replace(attempt, finding=event.finding, fired_ns=now_ns())
+        seen.stacks, seen.blame = event.stacks, event.blame
         hang = hang_of(seen)
         assert hang is not None
         if isinstance(event.finding, Asked) and attempt.ending:

@@ -100,6 +100,7 @@ class WorkerRecord(Struct):
         misfit: bytes that gloo had received for a collective, and that its own call had room for,
             where it aborted the worker for that.
         shown: whether its standard error is on the console already.
+        was_read: whether what it wrote of its failure was read; it writes nothing more then.
         progress: how far it was when it ended, and ``progress_ns`` when it got there.
     """
 
@@ -119,6 +120,7 @@ class WorkerRecord(Struct):
     misfit: tuple[int, int] | None = None
     crash: str = ""
     shown: bool = False
+    was_read: bool = False
     progress: Progress | None = None
     progress_ns: int = 0
 
