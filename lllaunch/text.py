@@ -48,6 +48,11 @@ def count(number: float) -> str:
     return f"{number:.4g}"
 
 
+def times(number: int) -> str:
+    """Returns how often something was: ``once``, ``2 times``."""
+    return "once" if number == 1 else f"{number} times"
+
+
 def as_ranges(numbers: Iterable[int]) -> list[range]:
     """Returns numbers as the fewest ranges, in order."""
     ranges: list[range] = []

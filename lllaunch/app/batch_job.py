@@ -55,24 +55,16 @@ if TYPE_CHECKING:
     from lllaunch.cluster.slurm import Ending, JobFacts
     from lllaunch.run.result import RunResult
     from lllaunch.run.snapshot import Snapshot
-    from lllaunch.run.submission import Account, QueueEvent, RequeueCause, Submission
+    from lllaunch.run.submission import Account, RequeueCause, Submission
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import Requeue
 
-# Of a job that is taken back; Slurm ends this process within that time.
-_TAKEN_BACK_SECONDS = 120.0
-# How often it is asked why a job is ended: many may ask at once.
-_QUESTIONS = 3
 # Seconds that a command to Slurm may take: there are not many more from a signal to SIGKILL.
 _PATIENCE = 10.0
 
 
 def job_id() -> str:
-    """Return the id of the batch job that this process is in, ``123`` or ``123_4``.
-
-    Raises:
-        ConfigError: it is in none.
-    """
+    """Return the id of the batch job that this process is in, ``123`` or ``123_4``."""
     array, task = (os.environ.get(f"SLURM_ARRAY_{name}") for name in ("JOB_ID", "TASK_ID"))
     found = f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
     if not found:
@@ -96,12 +88,8 @@ def run_in_job(
 
     Args:
         directory: of the run, absolute.
-        job: id of this batch job.
         submission: what was submitted; None for what the directory says.
         work: what is done, if that is not one run; returns an exit code.
-
-    Returns:
-        The exit code of the run.
 
     Raises:
         LaunchError: it could not be run.
@@ -126,7 +114,13 @@ def run_in_job(
     )
     signal.signal(signal.SIGTERM, batch.remember)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    _warn_of_cores()
+    # of ``srun`` without its own ``--cpus-per-task`` versions of Slurm make one core
+    asked = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    allowed = len(os.sched_getaffinity(0))
+    if asked.isdecimal() and allowed < min(int(asked), os.cpu_count() or 1):
+        _say(
+            f"cluster.cpus_per_task is {asked}, and Slurm lets this job use {allowed} of them here"
+        )
     if first:
         ended = end_of(directory, account)
         if ended is not None and ended.exit_code == 0:
@@ -141,7 +135,7 @@ def run_in_job(
             _end(batch, submission, code, job)
     except LaunchError as error:
         if first and not isinstance(batch.account.last, BatchEnded):
-            note(batch, BatchEnded(error.exit_code, first_line(str(error))))
+            batch.note(BatchEnded(error.exit_code, first_line(str(error))))
         if first:
             _end_others(job)
         raise
@@ -167,19 +161,6 @@ def end_of(directory: str, account: Account) -> BatchEnded | None:
     return ended
 
 
-def _warn_of_cores() -> None:
-    """Say so if this process may use fewer cores than the job has asked for here.
-
-    Of ``srun`` without its own ``--cpus-per-task`` versions of Slurm make one core.
-    """
-    asked = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    allowed = len(os.sched_getaffinity(0))
-    if asked.isdecimal() and allowed < min(int(asked), os.cpu_count() or 1):
-        _say(
-            f"cluster.cpus_per_task is {asked}, and Slurm lets this job use {allowed} of them here"
-        )
-
-
 def _let_go(batch: BatchJob, submission: Submission) -> None:
     """Let go of a temporary snapshot."""
     if batch.snapshot is not None and submission.holder:
@@ -192,21 +173,15 @@ def _let_go(batch: BatchJob, submission: Submission) -> None:
 
 
 def run_task(directory: str, job: str) -> int:
-    """Run the jobs of a task of an array, whose directory is absolute; the job's id is ``123_4``.
-
-    Raises:
-        LaunchError: they could not be run.
-    """
+    """Run the jobs of a task of an array in its directory, absolute; the job is as ``123_4``."""
     index = int(job.rpartition("_")[2])
     tasks, submission = read_tasks(directory), read_submission(directory)
     if submission is None or index >= len(tasks):
         problem = Diagnostic("cluster", "DIR", repr(directory), f"has no task {index}")
         raise ConfigError((problem,))
     holder = holder_of(directory, index)
-    task, submission = (
-        tasks[index],
-        structs.replace(submission, job=job, directory="", holder=holder),
-    )
+    task = tasks[index]
+    submission = structs.replace(submission, job=job, directory="", holder=holder)
     if len(task) == 1:
         own = task[0].directory
         _write_submission(own, submission)
@@ -241,11 +216,7 @@ def _number(job: str) -> int:
 
 
 def redirect(path: str) -> None:
-    """Let this process write into a file from now on.
-
-    Raises:
-        OutputError: it cannot be opened.
-    """
+    """Let this process write into a file from now on."""
     with naming(path):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     flush_streams()
@@ -257,9 +228,6 @@ def redirect(path: str) -> None:
 def begin(batch: BatchJob, job: str, requeue: Requeue | None) -> None:
     """Write down that the job starts, and how it ended last, if that was without a word.
 
-    Args:
-        requeue: how often the run goes back into the queue; None for as often as it comes.
-
     Raises:
         RequeueRefused: it has been taken back into the queue too often.
     """
@@ -268,13 +236,17 @@ def begin(batch: BatchJob, job: str, requeue: Requeue | None) -> None:
     account, last = batch.account, batch.account.last
     back = account.lost()
     if back is not None:
-        note(batch, back)
+        batch.note(back)
     elif isinstance(last, Requeued) and last.by == "slurm":
         back = last
-    note(batch, BatchStarted(job, _nodes(), batch.end_time))
+    nodes: tuple[str, ...] = ()
+    # for people alone: no run fails for it
+    with contextlib.suppress(LaunchError):
+        nodes = tuple(slurm.node_names(os.environ.get("SLURM_JOB_NODELIST", "")))
+    batch.note(BatchStarted(job, nodes, batch.end_time))
     reason = "" if back is None or requeue is None else account.refusal(back.cause, requeue)
     if reason:
-        note(batch, BatchEnded(int(ExitCode.ERROR), reason))
+        batch.note(BatchEnded(int(ExitCode.ERROR), reason))
         _end_others(job)
         raise RequeueRefused(reason)
 
@@ -307,19 +279,6 @@ def _say(text: str) -> None:
     Console().note(text)
 
 
-def _nodes() -> tuple[str, ...]:
-    # for people alone: no run fails for it
-    with contextlib.suppress(LaunchError):
-        return tuple(slurm.node_names(os.environ.get("SLURM_JOB_NODELIST", "")))
-    return ()
-
-
-def note(batch: BatchJob, event: QueueEvent) -> None:
-    """Write an event of a run down."""
-    append(batch.directory, event)
-    batch.account.add(event)
-
-
 def _run(batch: BatchJob) -> int:
     again, function = read_run(batch.directory)
     enter_code(again.cwd, batch.snapshot)
@@ -332,11 +291,7 @@ def _run(batch: BatchJob) -> int:
 
 
 def read_run(directory: str) -> tuple[RerunRequest, SubmittedFunction | None]:
-    """Return the plan of a run, and what its workers call if the plan does not say it.
-
-    Raises:
-        LaunchError: it cannot be read.
-    """
+    """Return the plan of a run, and what its workers call if the plan does not say it."""
     # Hydra is imported
     from lllaunch.app.rerun import read_submitted  # noqa: PLC0415
     from lllaunch.app.submitting import read_function  # noqa: PLC0415
@@ -361,11 +316,7 @@ def perform(
 
 
 def enter_code(cwd: str, snapshot: Snapshot | None) -> None:
-    """Work where the command was given, or there in the snapshot of the code, and import from it.
-
-    Raises:
-        OutputError: it is not there.
-    """
+    """Work and import where the command was given, or there in the snapshot of the code."""
     place = str if snapshot is None else snapshot.place
     cwd = place(cwd)
     try:
@@ -393,8 +344,8 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
     kind = "" if result is None or outcome is None else result.cause_type
     lost_node = _has_lost_node(outcome, announced=announced)
     asks = announced or lost_node
-    # asked for again as long as there may be time for it
-    facts = _facts(job, _QUESTIONS) if asks else None
+    # asked again as long as there may be time for it: many may ask at once
+    facts = _facts(job, questions=3) if asks else None
     ending = None if facts is None else slurm.ending(facts, restart_count())
     decision = decide(
         batch.account,
@@ -415,13 +366,13 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
     if isinstance(decision, BatchEnded):
         failed = code != ExitCode.SUCCESS and not batch.ran
         said = f"it could not be started; {LOG} says why" if failed else ""
-        note(batch, structs.replace(decision, reason=decision.reason or said))
+        batch.note(structs.replace(decision, reason=decision.reason or said))
         if decision.reason:
             _say(f"the run does not go back into the queue: {decision.reason}")
         if lost_node or failed:
             _end_others(job)
         return
-    note(batch, decision)
+    batch.note(decision)
     _say(f"the run goes back into the queue: {worded(decision)}")
     if decision.by == "slurm":
         return
@@ -431,12 +382,12 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
         facts = _facts(job)
         # Slurm may have come first, and refuses what it has done itself
         if facts is None or slurm.ending(facts, restart_count()) != "requeued":
-            note(batch, BatchEnded(code, first_line(str(error))))
+            batch.note(BatchEnded(code, first_line(str(error))))
             raise
-    # Slurm ends what is left of the job
+    # Slurm ends what is left of the job, within that time
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    time.sleep(_TAKEN_BACK_SECONDS)
+    time.sleep(120.0)
 
 
 def _was_told_to_end(batch: BatchJob, code: int) -> bool:

@@ -48,12 +48,8 @@ _SET = {
 class Git:
     """A git that runs, in a session of its own so that no signal of the terminal reaches it.
 
-    Args:
-        environ: of the user; what would lead it elsewhere is left out.
-        variables: what it finds in its environment besides, whatever the user has there.
-
-    Attributes:
-        status: its exit status, negative for a signal; None before `end`, or if it is not known.
+    Of the user's ``environ`` what would lead it elsewhere is left out; ``variables`` come on top.
+    ``status`` is its exit status; None before `end`, or if it is not known.
 
     Raises:
         OSError: it cannot be started; FileNotFoundError: it is not installed.
@@ -107,12 +103,8 @@ class Git:
     def end(self, timeout: float, most: int = _MOST) -> tuple[str, str] | None:
         """Waits for it, then kills it and what it started; to be called once.
 
-        Args:
-            timeout: how long to wait, seconds.
-            most: how much of each stream is read, bytes.
-
-        Returns:
-            Its standard output and standard error, None if it did not end in time.
+        Returns its standard output and standard error, at most so many bytes of each; None if it
+        did not end within ``timeout`` seconds.
         """
         ended = False
         try:
@@ -133,9 +125,7 @@ class Git:
         return (written[0], written[1]) if ended else None
 
     def _wait(self, seconds: float) -> bool:
-        if self._pidfd is None:
-            return False
-        return wait_readable(self._pidfd, seconds)
+        return self._pidfd is not None and wait_readable(self._pidfd, seconds)
 
     def _close(self) -> None:
         for fd in (*self._files, self._pidfd):
@@ -156,10 +146,8 @@ def versions_of(
 ) -> dict[str, str]:
     """Returns the versions of packages by name, those that are not installed left out.
 
-    Args:
-        modules: dotted names of modules; the distributions that hold them come too. Modules of
-            Python itself, and those that no installer has put there, belong to none.
-        path: where to look; ``sys.path`` if None.
+    The distributions that hold ``modules`` (dotted names) come too. Modules of Python itself, and
+    those that no installer has put there, belong to none. ``path`` is ``sys.path`` if None.
     """
     entries: dict[str, list[str]] = {}
     places: dict[str, str] = {}  # of the first distribution of each name
@@ -225,14 +213,9 @@ PATIENCE = 5.0
 PACKAGES = ("lllaunch", "hydra-core", "omegaconf", "torch")
 """Packages whose versions matter to every run, where they are installed."""
 
-_SHORTEST_HASH = 40  # characters; that of SHA-1
 _SHORT_PATIENCE = 1.0  # for a question that reads two small files
 _STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--no-renames", "--untracked-files=normal")
 _COMMIT = ("rev-parse", "HEAD", "--abbrev-ref", "HEAD")
-
-
-# What git says of a tree; null is what is not known.
-_OF_TREE = ("commit", "dirty", "branch", "changed", "untracked", "git_problem")
 
 
 def build_facts(
@@ -246,9 +229,6 @@ class BuildQuery:
     """A question that git works on; takes about a millisecond to ask, and raises nothing.
 
     The thread that asks it must live until `result` or `close`: git ends with it.
-
-    Args:
-        environ: what git is found and run with; that of this process if None.
     """
 
     def __init__(self, cwd: str, environ: Mapping[str, str] | None = None) -> None:
@@ -272,7 +252,7 @@ class BuildQuery:
 
         Args:
             timeout: how long to wait for git from now on, seconds.
-            modules: dotted names of modules; versions of the distributions that hold them are told.
+            modules: dotted names; the versions of their distributions are reported.
             own: directories that runs write to. An untracked directory that holds one of them, and
                 not ``cwd``, is taken for output: it does not make the tree dirty.
 
@@ -308,14 +288,16 @@ class BuildQuery:
         with contextlib.suppress(OSError):
             short = Git(self._cwd, _COMMIT, self._environ).end(_SHORT_PATIENCE)
             lines = short[0].split("\n") if short else []
-            if len(lines) >= 2 and len(lines[0]) >= _SHORTEST_HASH:
+            # a hash of SHA-1, or a longer one
+            if len(lines) >= 2 and len(lines[0]) >= 40:
                 branch = None if lines[1] == "HEAD" else lines[1]
                 return _unknown(problem, commit=lines[0], branch=branch)
         return _unknown(problem)
 
 
 def _unknown(problem: str, **known: str | None) -> dict[str, Any]:
-    return {**dict.fromkeys(_OF_TREE), "git_problem": problem, **known}
+    names = ("commit", "dirty", "branch", "changed", "untracked")
+    return {**dict.fromkeys(names), "git_problem": problem, **known}
 
 
 def refusal(error: OSError) -> str:
@@ -355,17 +337,14 @@ def _not_output(untracked: Sequence[str], cwd: str, own: Sequence[str]) -> list[
     top = here
     while not os.path.lexists(os.path.join(top, ".git")) and top != "/":
         top = os.path.dirname(top)
-    outputs = [f"{os.path.realpath(path)}/" for path in own]
-
-    def is_output(name: str) -> bool:
-        path = os.path.join(top, name)
-        return (
-            name.endswith("/")
-            and any(output.startswith(path) for output in outputs)
-            and not f"{here}/".startswith(path)
-        )
-
-    return [name for name in untracked if not is_output(name)]
+    outputs = tuple(f"{os.path.realpath(path)}/" for path in own)
+    return [
+        name
+        for name in untracked
+        if not name.endswith("/")
+        or f"{here}/".startswith(path := os.path.join(top, name))
+        or not any(output.startswith(path) for output in outputs)
+    ]
 
 
 NO_REPOSITORY = "not in a git repository"

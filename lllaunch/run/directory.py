@@ -40,15 +40,12 @@ _TRIES = 10
 class RunDirectory(HeldDirectory):
     """A run's directory, held by this launcher until `release`.
 
-    The claim is a lock on a file in it (``flock``: the kernel drops it however the launcher ends),
-    so that two runs can never mix their attempts; a later run in the same directory goes on with
-    the next attempt number.
-
-    Attributes:
-        made: directories that were made for it, the outermost first; its own is the last one.
+    Two runs can never mix their attempts; a later run in the same directory goes on with the next
+    attempt number.
     """
 
     made: tuple[str, ...] = ()
+    """Directories that were made for it, the outermost first; its own is the last one."""
 
     @classmethod
     def claim(
@@ -113,11 +110,7 @@ class RunDirectory(HeldDirectory):
         self.release()
 
     def next_attempt(self) -> int:
-        """Returns the number above all attempts that are there, 0 if there are none.
-
-        Raises:
-            OutputError: the directory cannot be read.
-        """
+        """Returns the number above all attempts that are there, 0 if there are none."""
         with naming(self.path):
             names = os.listdir(self.path)
         numbers = [int(match[1]) for name in names if (match := ATTEMPT.fullmatch(name))]

@@ -26,13 +26,12 @@ from lllaunch.run.result import ReturnValue, RunResult, RunState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lllaunch.run.observer import Recorder
+    from lllaunch.run.observer import RunObserver
     from lllaunch.run.records import PreflightRecord
     from lllaunch.run.result import AttemptResult, RootCause
     from lllaunch.spec import LaunchSpec
     from lllaunch.supervisor.machine import NoProgress, Reason
     from lllaunch.watchdog.findings import Finding
-    from lllaunch.watchdog.stacks.frames import Frame
 
 
 RETURN_JSON = "return.json"
@@ -45,16 +44,12 @@ INLINE_LIMIT = 64 * 1024
 
 def find_return_value(directory: str) -> ReturnValue | None:
     """Return what the worker of a directory returned or reported, None if it did neither."""
-    pickled = _size(os.path.join(directory, RETURN_PICKLE))
-    plain = _size(os.path.join(directory, RETURN_JSON))
-    text = _inline(os.path.join(directory, RETURN_JSON), plain)
+    path, json_path = (os.path.join(directory, each) for each in (RETURN_PICKLE, RETURN_JSON))
+    pickled, plain = _size(path), _size(json_path)
+    text = _inline(json_path, plain)
     if pickled is not None:
-        path = os.path.join(directory, RETURN_PICKLE)
-        type_name = _type_name(os.path.join(directory, RETURN_META))
-        return ReturnValue(path, pickled, type_name, text)
-    if plain is not None:
-        return ReturnValue(os.path.join(directory, RETURN_JSON), plain, "json", text)
-    return None
+        return ReturnValue(path, pickled, _type_name(os.path.join(directory, RETURN_META)), text)
+    return None if plain is None else ReturnValue(json_path, plain, "json", text)
 
 
 def _size(path: str) -> int | None:
@@ -102,11 +97,7 @@ def summarize(
 ) -> RunResult:
     """Make the result of a run from its attempts; the last one decides.
 
-    Args:
-        signum: the signal that ended it, or None.
-        reason: why it did not succeed, as the agent decided; or None.
-        limit: the limit of the run's time that was found to be over, or None.
-        no_progress: the attempts in a row that got no further, if it ended for those; or None.
+    The rest is as in `lllaunch.run.observer.RunObserver`; ``signum`` ended the run, if not None.
     """
     last = attempts[-1] if attempts else None
     root = last.root_cause if last else None
@@ -136,7 +127,7 @@ def summarize(
 
 
 def result_of(
-    recorder: Recorder | None,
+    observer: RunObserver | None,
     spec: LaunchSpec,
     plan_hash: str,
     started_ns: int,
@@ -144,11 +135,9 @@ def result_of(
 ) -> RunResult:
     """Return what became of a run that ends now, as far as anything was seen of it.
 
-    Args:
-        started_ns: when it began, nanoseconds since the epoch.
-        signum: the signal to the launcher that ended it, or None.
+    ``signum`` is the signal to the launcher that ended it, or None.
     """
-    records = recorder.records() if recorder else []
+    records = observer.records() if observer else []
     interrupted = signum is not None
     attempts = [judge_attempt(record) for record in records[:-1]]
     attempts += [judge_attempt(record, interrupted=interrupted) for record in records[-1:]]
@@ -162,14 +151,14 @@ def result_of(
         started_ns=started_ns,
         ended_ns=now_ns(),
         signum=signum,
-        reason=recorder.reason if recorder else None,
-        limit=recorder.limit if recorder else None,
-        no_progress=recorder.no_progress if recorder else None,
-        importing=spec.imports if interrupted and recorder and recorder.importing else (),
+        reason=observer.reason if observer else None,
+        limit=observer.limit if observer else None,
+        no_progress=observer.no_progress if observer else None,
+        importing=spec.imports if interrupted and observer and observer.is_importing else (),
         preflight=(preflight.command, preflight.log)
         if preflight is not None and _has_signal(preflight)
         else None,
-        look=recorder.look if recorder else None,
+        look=observer.look if observer else None,
         detected=spec.detected,
     )
 
@@ -191,7 +180,12 @@ def complete(
         return result.with_error(*failure)
     root = result.root_cause
     if root is not None and root.frames:
-        root = replace(root, frames=_with_code(root.frames, result.started_ns))
+        from lllaunch.watchdog.stacks.source import Sources  # noqa: PLC0415 - seldom needed
+
+        # the text of their lines, where the files are what ran
+        sources = Sources(result.started_ns / 1e9)
+        frames = (replace(each, code=sources.line(each.file, each.line)) for each in root.frames)
+        root = replace(root, frames=tuple(frames))
         result = replace(result, root_cause=root)
     if root is not None and root.stderr and not root.traceback:
         result = replace(result, excerpt=_excerpt(root, hide))
@@ -215,11 +209,3 @@ def _excerpt(root: RootCause, hide: Callable[[str], str]) -> Excerpt | None:
         return None
     lines = without_dump(excerpt.lines)
     return Excerpt(excerpt.path, lines[-LINES:], cut=excerpt.cut or len(lines) > LINES)
-
-
-def _with_code(frames: tuple[Frame, ...], started_ns: int) -> tuple[Frame, ...]:
-    """Return frames with the text of their lines, where the files are what ran."""
-    from lllaunch.watchdog.stacks.source import Sources  # noqa: PLC0415 - seldom needed
-
-    sources = Sources(started_ns / 1e9)
-    return tuple(replace(frame, code=sources.line(frame.file, frame.line)) for frame in frames)

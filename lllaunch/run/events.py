@@ -28,11 +28,7 @@ _HIDDEN = frozenset(
 
 
 def encode(event: object, time_ns: int, redact: Callable[[str], str] = str) -> bytes:
-    """Return an event as one line of JSON, newline included.
-
-    Args:
-        time_ns: when it was seen; a ``time_ns`` of the event's own is stronger.
-    """
+    """Return an event as one line of JSON; a ``time_ns`` of its own overrides the argument."""
     fields: dict[str, Any] = Plain(redact, hidden=_HIDDEN, named=True)(event)
     at = fields.pop("time_ns", None)
     at = at if isinstance(at, int) and at > 0 else time_ns
@@ -87,10 +83,8 @@ def decode(line: bytes) -> EventLine | None:
 def read_history(path: str) -> RestartHistory | None:
     """Return what became of the attempts of an earlier batch job of the same run.
 
-    Restarts count in their own batch job only, so there is nothing in it of when they were.
-
-    Returns:
-        None if the file does not say.
+    None if the file does not say. Restarts count in their own batch job only, so there is nothing
+    in it of when they were.
     """
     for line in reversed((read_text(path) or "").split("\n")):
         event = decode(line.encode()) if '"history": {' in line else None

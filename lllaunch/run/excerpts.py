@@ -75,7 +75,8 @@ def blocks(text: str) -> list[Block]:
             continue
         at, calls = _calls(lines, at + 1)
         error = []
-        while at < len(lines) and (lines[at] or not _begins_another(lines, at)):
+        # until the next exception of the chain follows an empty line
+        while at < len(lines) and (lines[at] or _HEADER not in lines[at : at + 4]):
             error.append(lines[at])
             at += 1
         found.append(Block(tuple(before), tuple(calls), tuple(error)))
@@ -84,11 +85,6 @@ def blocks(text: str) -> list[Block]:
         last = found[-1]
         found[-1] = last._replace(error=(*last.error, *before))
     return found
-
-
-def _begins_another(lines: Sequence[str], at: int) -> bool:
-    """Whether the next exception of a chain follows an empty line."""
-    return _HEADER in lines[at : at + 4]
 
 
 def _calls(lines: Sequence[str], at: int) -> tuple[int, list[TracebackFrame]]:
@@ -159,7 +155,11 @@ def folded(text: str) -> list[str]:
                 continue
             # one call takes no more lines than what would stand for it
             if len(inside) > 1:
-                lines.append(f"  ... {len(inside)} calls in {_libraries(inside)}")
+                names: dict[str, None] = {}
+                for each in inside:
+                    name = LIBRARY.sub("", each.file, count=1).partition("/")[0]
+                    names.setdefault(name.removesuffix(".py"))
+                lines.append(f"  ... {len(inside)} calls in {', '.join(names)}")
             else:
                 lines += [line for each in inside for line in each.text]
             inside = []
@@ -168,21 +168,10 @@ def folded(text: str) -> list[str]:
     return lines or text.split("\n")
 
 
-def _libraries(calls: Sequence[TracebackFrame]) -> str:
-    """Returns the names of the libraries that calls are of, in order."""
-    names: dict[str, None] = {}
-    for call in calls:
-        found = LIBRARY.match(call.file)
-        inner = call.file[found.end() :] if found else call.file
-        names.setdefault(inner.partition("/")[0].removesuffix(".py"))
-    return ", ".join(names)
-
-
 LINES = 20
 _TAIL_BYTES = 64 * 1024
 _LINE_CHARACTERS = 400
-_ERROR_BYTES = 16 * 1024 * 1024
-_TRACE_BYTES = 16 << 20
+_FILE_BYTES = 16 << 20
 # faulthandler's words
 _FATAL = "Fatal Python error: "
 _DUMPED = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+.*:$|Extension modules: ")
@@ -194,18 +183,17 @@ def clean_lines(text: str) -> tuple[str, ...]:
     Of a line that was drawn over with ``\r`` (a progress bar) the last drawing counts; trailing
     blank lines are dropped, very long lines shortened.
     """
-    lines = [_line(line) for line in text.split("\n")]
+    lines = []
+    for line in text.split("\n"):
+        drawings = [part for part in line.split("\r") if part]
+        shown = clean(drawings[-1] if drawings else "").rstrip()
+        more = len(shown) - _LINE_CHARACTERS
+        if more > 0:
+            shown = f"{shown[:_LINE_CHARACTERS]}... ({more} more characters)"
+        lines.append(shown)
     while lines and not lines[-1].strip():
         lines.pop()
     return tuple(lines)
-
-
-def _line(line: str) -> str:
-    drawings = [part for part in line.split("\r") if part]
-    text = clean(drawings[-1] if drawings else "").rstrip()
-    if len(text) <= _LINE_CHARACTERS:
-        return text
-    return f"{text[:_LINE_CHARACTERS]}... ({len(text) - _LINE_CHARACTERS} more characters)"
 
 
 def tail(path: str, lines: int = LINES, hide: Callable[[str], str] = str) -> Excerpt | None:
@@ -258,7 +246,7 @@ def without_dump(lines: Iterable[str]) -> tuple[str, ...]:
 def read_error(path: str, hide: Callable[[str], str] = str) -> WorkerError | None:
     """Reads a worker's error.json, ours or torch's; None if it is not there or makes no sense."""
     try:
-        if not 0 < os.stat(path).st_size <= _ERROR_BYTES:
+        if not 0 < os.stat(path).st_size <= _FILE_BYTES:
             return None
     except OSError:
         return None
@@ -282,7 +270,7 @@ def read_exit_call(error_file: str, hide: Callable[[str], str] = str) -> ExitCal
     """Reads a worker's exit.json; None if it is not there or makes no sense."""
     try:
         path = os.path.join(os.path.dirname(error_file), EXIT_FILE)
-        data = json.loads(read_bytes(path, _ERROR_BYTES))
+        data = json.loads(read_bytes(path, _FILE_BYTES))
         code = data["code"]
         return ExitCall(
             code=code if isinstance(code, int) else clean_text(hide(str(code))),
@@ -297,7 +285,7 @@ def read_exit_call(error_file: str, hide: Callable[[str], str] = str) -> ExitCal
 def read_collectives(directory: str, rank: int) -> RankTrace | None:
     """Reads which collectives a worker had come to at last; None if that is not known."""
     try:
-        document = json.loads(read_bytes(os.path.join(directory, TRACE_FILE), _TRACE_BYTES))
+        document = json.loads(read_bytes(os.path.join(directory, TRACE_FILE), _FILE_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
     from lllaunch.watchdog.collectives import read_trace  # noqa: PLC0415 - seldom there

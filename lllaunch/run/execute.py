@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import traceback
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 from lllaunch.clock import now_ns
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
-from lllaunch.linux.cgroup import read_memory, shortage
+from lllaunch.linux.cgroup import Memory, read_memory, shortage
 from lllaunch.run.directory import EVENTS, PLAN, RESULT, SAMPLES, RunDirectory
 from lllaunch.run.events import EventLog, read_history
 from lllaunch.run.files import write_atomic
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from lllaunch.console.console import Console
-    from lllaunch.linux.cgroup import Memory
     from lllaunch.run.nodes import RunNodes
     from lllaunch.run.result import RunResult
     from lllaunch.run.submission import BatchJob
@@ -59,10 +59,6 @@ def host_facts(memory: Memory) -> dict[str, Any]:
         "memory_limit": memory.limit,
         "python": sys.version.split()[0],
     }
-
-
-# Descriptors that the end of a run needs at a time, for imports and for its files.
-_RESERVED = 8
 
 
 def execute(
@@ -101,10 +97,17 @@ def execute(
     Returns:
         what became of the run; its ``exit_code`` is the launcher's.
     """
-    redact = Redactor.of(spec)
-    console.hide(redact)
-    console.obey(spec.console, _streams_of_workers(spec))
-    run = _Run(spec, plan_hash, console, redact, build)
+    run = _Run(
+        spec, plan_text, plan_hash, console, spawner, targets, build, ended, shared_plan, job
+    )
+    console.hide(run.redact)
+    # those of this process that workers write to themselves, past any file
+    shared: list[TextIO | None] = [
+        stream
+        for std, stream in ((Std.OUT, sys.stdout), (Std.ERR, sys.stderr))
+        if not all(spec.redirects.get(rank, Std.NONE) & std for rank in range(spec.nproc))
+    ]
+    console.obey(spec.console, shared)
     with contextlib.ExitStack() as claimed:
         try:
             if directory is None:
@@ -115,101 +118,63 @@ def execute(
             outcome = run.outcome().with_error(str(error), error.exit_code)
             console.finished(outcome)
             return outcome
-        return run.perform(directory, plan_text, spawner, targets, ended, shared_plan, job)
+        return run.perform(directory)
 
 
-def _streams_of_workers(spec: LaunchSpec) -> list[TextIO | None]:
-    """Return the streams of this process that workers write to themselves, past any file."""
-    streams = ((Std.OUT, sys.stdout), (Std.ERR, sys.stderr))
-    return [
-        stream
-        for std, stream in streams
-        if not all(spec.redirects.get(rank, Std.NONE) & std for rank in range(spec.nproc))
-    ]
-
-
+@dataclass
 class _Run:
     """One call of `execute`."""
 
-    def __init__(
-        self,
-        spec: LaunchSpec,
-        plan_hash: str,
-        console: Console,
-        redact: Redactor,
-        build: Callable[[], Mapping[str, Any]] | None,
-    ) -> None:
-        self._spec = spec
-        self._plan_hash = plan_hash
-        self._console = console
-        self._redact = redact
-        self._build = build
-        self._started_ns = now_ns()
-        self._memory = read_memory()
-        self._observer: RunObserver | None = None
+    spec: LaunchSpec
+    plan_text: str
+    plan_hash: str
+    console: Console
+    spawner: Spawner | None
+    targets: Callable[[Mapping[str, str]], Target | Forked] | None
+    build: Callable[[], Mapping[str, Any]] | None
+    ended: Callable[[int], None] | None
+    shared_plan: Mapping[str, Any] | None
+    job: BatchJob | None
+    started_ns: int = field(default_factory=now_ns)
+    memory: Memory = field(default_factory=read_memory)
+    observer: RunObserver | None = None
+    nodes: RunNodes | None = None
 
-    def perform(
-        self,
-        directory: RunDirectory,
-        plan_text: str,
-        spawner: Spawner | None,
-        targets: Callable[[Mapping[str, str]], Target | Forked] | None,
-        ended: Callable[[int], None] | None,
-        shared_plan: Mapping[str, Any] | None,
-        job: BatchJob | None,
-    ) -> RunResult:
+    def __post_init__(self) -> None:
+        self.redact = Redactor.of(self.spec)
+
+    def perform(self, directory: RunDirectory) -> RunResult:
         """Runs all attempts, then writes and shows the outcome."""
-        events = EventLog(directory.file(EVENTS), self._warn, self._redact)
-        observer = self._observer = RunObserver(
-            self._spec, events, self._console, self._redact, directory.file(SAMPLES)
+        spec, job = self.spec, self.job
+        events = EventLog(directory.file(EVENTS), self._warn, self.redact)
+        observer = self.observer = RunObserver(
+            spec, events, self.console, self.redact, directory.file(SAMPLES)
         )
         signum: int | None = None
         failure: tuple[str, int] | None = None
-        if os.environ.get(ENABLE_FILE_TIMER) == "1" and not self._spec.watchdog.timers:
+        if os.environ.get(ENABLE_FILE_TIMER) == "1" and not spec.watchdog.timers:
             text = f"{ENABLE_FILE_TIMER}=1 serves no timers here; set launch.watchdog.timers=true"
-            self._console.warning(text)
-        if self._spec.detected:
-            taken = (
-                f"{each.setting}={each.value} ({each.variable})" for each in self._spec.detected
-            )
-            self._console.note(f"from the environment: {', '.join(taken)}")
+            self.console.warning(text)
+        if spec.detected:
+            taken = (f"{each.setting}={each.value} ({each.variable})" for each in spec.detected)
+            self.console.note(f"from the environment: {', '.join(taken)}")
         source = SignalSource(
-            self._spec.signals,
+            spec.signals,
             quiet=QUIET,
             stops=True,
             notice=None if job is None else NOTICE,
             noticed=None if job is None else job.signalled,
         )
-        nodes: RunNodes | None = None
         with source as signals, _reserve() as reserve:
             try:
-                write_atomic(directory.file(PLAN), plan_text.encode("utf-8", "surrogateescape"))
+                plan = self.plan_text.encode("utf-8", "surrogateescape")
+                write_atomic(directory.file(PLAN), plan)
                 if job is not None and job.early is not None:
                     # there is no time to begin
                     job.signalled(job.early)
                     signum = signal.SIGTERM
                 else:
-                    if self._spec.nodes is not None:
-                        # the launcher of one node does without
-                        from lllaunch.run.nodes import RunNodes  # noqa: PLC0415
-
-                        nodes = RunNodes(self._spec, directory, observer, shared_plan or {})
-                    group = nodes.group if nodes is not None else None
-                    continues = job is not None and job.continues
-                    earlier = directory.next_attempt() if continues else 0
-                    looks_back = continues and self._spec.restart.looks_back
-                    history = read_history(directory.file(EVENTS)) if looks_back else None
-                    signum = run_group(
-                        self._spec,
-                        directory,
-                        observer,
-                        signals,
-                        spawner,
-                        targets,
-                        group,
-                        earlier,
-                        history,
-                    )
+                    signum = self._attempts(directory, observer, signals)
             except LaunchError as error:
                 failure = str(error), error.exit_code
             except KeyboardInterrupt:
@@ -220,66 +185,92 @@ class _Run:
                 failure = text, ExitCode.ERROR
             reserve.close()
             # whatever it is that signals do otherwise
-            with SignalSource({*self._spec.signals, *named_signals(DEFAULT_SIGNALS)}) as late:
-                outcome = self._end(directory, signum, failure, nodes, late)
+            with SignalSource({*spec.signals, *named_signals(DEFAULT_SIGNALS)}) as late:
+                outcome = self._end(directory, signum, failure, late)
             # a console that takes nothing
             with contextlib.suppress(SignalException), signals.raising():
-                self._console.finished(outcome)
+                self.console.finished(outcome)
             observer.close()
-            if ended is not None:
-                ended(outcome.exit_code)
+            if self.ended is not None:
+                self.ended(outcome.exit_code)
         return outcome
+
+    def _attempts(
+        self, directory: RunDirectory, observer: RunObserver, signals: SignalSource
+    ) -> int | None:
+        """Runs all attempts; returns the signal to the launcher that ended the run, or None."""
+        spec, job, group = self.spec, self.job, None
+        if spec.nodes is not None:
+            # the launcher of one node does without
+            from lllaunch.run.nodes import RunNodes  # noqa: PLC0415
+
+            self.nodes = RunNodes(spec, directory, observer, self.shared_plan or {})
+            group = self.nodes.group
+        continues = job is not None and job.continues
+        earlier = directory.next_attempt() if continues else 0
+        looks_back = continues and spec.restart.looks_back
+        history = read_history(directory.file(EVENTS)) if looks_back else None
+        return run_group(
+            spec,
+            directory,
+            observer,
+            signals,
+            self.spawner,
+            self.targets,
+            group,
+            earlier,
+            history,
+        )
 
     def outcome(self, signum: int | None = None) -> RunResult:
         """What became of the run so far."""
         from lllaunch.run.ending import result_of  # noqa: PLC0415 - see `RunObserver.observe`
 
-        recorder = self._observer.recorder if self._observer else None
-        return result_of(recorder, self._spec, self._plan_hash, self._started_ns, signum)
+        return result_of(self.observer, self.spec, self.plan_hash, self.started_ns, signum)
 
     def _end(
         self,
         directory: RunDirectory,
         signum: int | None,
         failure: tuple[str, int] | None,
-        nodes: RunNodes | None,
         signals: SignalSource,
     ) -> RunResult:
         """Completes the outcome and writes result.json."""
         from lllaunch.run.ending import complete  # noqa: PLC0415 - as above
-        from lllaunch.run.result import encode_result  # noqa: PLC0415 - as above
 
         outcome = replace(
-            complete(self.outcome(signum), failure, self._redact),
-            host=host_facts(self._memory),
-            build=None if self._build is None else self._build(),
+            complete(self.outcome(signum), failure, self.redact),
+            host=host_facts(self.memory),
+            build=None if self.build is None else self.build(),
         )
 
-        def write(outcome: RunResult, path: str) -> RunResult:
-            try:
-                write_atomic(path, encode_result(outcome, self._redact))
-            except OutputError as error:
-                if outcome.exit_code:  # there is already something worse to tell
-                    self._warn(error)
-                else:
-                    outcome = outcome.with_error(str(error), error.exit_code)
+        outcome = self._write(outcome, directory.file(RESULT))
+        if self.nodes is None:
             return outcome
+        whole = self.nodes.finish(outcome, signals)
+        return outcome if whole is None else self._write(whole, self.nodes.file(RESULT))
 
-        outcome = write(outcome, directory.file(RESULT))
-        if nodes is None:
-            return outcome
-        whole = nodes.finish(outcome, signals)
-        return outcome if whole is None else write(whole, nodes.file(RESULT))
+    def _write(self, outcome: RunResult, path: str) -> RunResult:
+        from lllaunch.run.result import encode_result  # noqa: PLC0415 - as above
+
+        try:
+            write_atomic(path, encode_result(outcome, self.redact))
+        except OutputError as error:
+            if not outcome.exit_code:
+                return outcome.with_error(str(error), error.exit_code)
+            # there is already something worse to tell
+            self._warn(error)
+        return outcome
 
     def _warn(self, error: OutputError) -> None:
-        self._console.warning(str(error))
+        self.console.warning(str(error))
 
 
 @contextlib.contextmanager
 def _reserve() -> Iterator[contextlib.ExitStack]:
-    """Keep descriptors, so that there are some left for the end when it has come."""
+    """Keep as many descriptors as the end needs at a time, for imports and for its files."""
     with contextlib.ExitStack() as kept:
-        for _ in range(_RESERVED):
+        for _ in range(8):
             with contextlib.suppress(OSError):
                 kept.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         yield kept

@@ -15,16 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-_OPEN_FILES = (errno.EMFILE, errno.ENFILE)
-
-
 @contextlib.contextmanager
 def naming(path: str, rank: int | None = None) -> Iterator[None]:
     """Turns an `OSError` of the block into an `OutputError` that names the file, and its rank."""
     try:
         yield
     except OSError as error:
-        short = shortage(error) if error.errno in _OPEN_FILES else ""
+        short = shortage(error) if error.errno in (errno.EMFILE, errno.ENFILE) else ""
         raise OutputError(path, short or error.strerror or str(error), rank) from error
 
 

@@ -67,11 +67,7 @@ if TYPE_CHECKING:
 
 
 def target_of(spec: LaunchSpec, facts: Mapping[str, str]) -> Target:
-    """Returns what one worker runs.
-
-    Args:
-        facts: what is known of the worker (`lllaunch.macros.WORKER_NAMES`); stands for the
-            ``${worker:...}`` in its arguments.
+    """Returns what one worker runs; its facts stand for the ``${worker:...}`` in its arguments.
 
     Raises:
         NotPicklable: an argument of a function cannot be sent to the worker.
@@ -79,7 +75,12 @@ def target_of(spec: LaunchSpec, facts: Mapping[str, str]) -> Target:
     entrypoint = spec.entrypoint
     args = substitute(spec.args, facts, bare=False)
     if entrypoint.form == "function":
-        call = _pickled(args, dict(substitute(spec.kwargs, facts, bare=False)), facts)
+        kwargs = dict(substitute(spec.kwargs, facts, bare=False))
+        try:
+            call = pickle.dumps((args, kwargs), pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # pickle raises whatever the object's own methods raise
+            what = f"an argument of worker {facts.get('rank', '?')}"
+            raise NotPicklable(what, f"{type(error).__name__}: {error}") from error
         return Function(entrypoint.name, entrypoint.qualname, call)
     argv = tuple(str(arg) for arg in args)
     if entrypoint.form == "script":
@@ -91,16 +92,6 @@ def target_of(spec: LaunchSpec, facts: Mapping[str, str]) -> Target:
     return Program(entrypoint.name, argv)
 
 
-def _pickled(
-    args: tuple[object, ...], kwargs: Mapping[str, object], facts: Mapping[str, str]
-) -> bytes:
-    try:
-        return pickle.dumps((args, kwargs), pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # pickle raises whatever the object's own methods raise
-        what = f"an argument of worker {facts.get('rank', '?')}"
-        raise NotPicklable(what, f"{type(error).__name__}: {error}") from error
-
-
 def env_of(spec: LaunchSpec, facts: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables of one worker: those of all, then those of its local rank over them."""
     return dict(substitute(spec.env_of(int(facts["local_rank"])), facts, bare=False))
@@ -110,10 +101,8 @@ def env_of(spec: LaunchSpec, facts: Mapping[str, str]) -> dict[str, str]:
 class Attempt:
     """A new attempt's place, made before its workers start; mappings are by local rank.
 
-    Attributes:
-        envs: the workers' variables.
-        facts: what is known of them (`lllaunch.macros.WORKER_NAMES`).
-        targets: what they run.
+    ``envs`` are the workers' variables, ``facts`` what is known of them
+    (`lllaunch.macros.WORKER_NAMES`).
     """
 
     number: int
@@ -128,11 +117,8 @@ class Attempt:
     @property
     def preflight_log(self) -> str:
         """What the preflight writes, absolute."""
-        return f"{self.path}/{PREFLIGHT_LOG}"
+        return f"{self.path}/preflight.log"
 
-
-PREFLIGHT_LOG = "preflight.log"
-"""Output of the preflight, in the attempt's directory."""
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Of a watched run, seconds.
@@ -153,9 +139,9 @@ def run_group(
     """Runs all attempts; what became of them is known to the observer afterwards.
 
     Args:
-        spawner: the spawner to use; it stays open. None: one of the run's own, for all attempts.
+        spawner: stays open. None: one of the run's own, for all attempts.
         targets: what a worker runs, from its facts, instead of the entrypoint.
-        nodes: the nodes of the run; None if this is the only one.
+        nodes: None if this is the only one.
         earlier: how many attempts there were before, in other batch jobs of the same run.
         history: what became of those; None if nobody says.
 
@@ -195,67 +181,15 @@ def run_group(
                 history=history,
                 pauses=group.uses_gpus,
             )
-            return _supervise(group, machine, spec, observer, signals, nodes)
+            return group.supervise(machine)
         except SignalException as error:
             return int(error.sigval)
         except KeyboardInterrupt:
             return int(signal.SIGINT)
 
 
-def _supervise(
-    group: _Group,
-    machine: Machine,
-    spec: LaunchSpec,
-    observer: RunObserver,
-    signals: SignalSource,
-    nodes: NodeGroup | None,
-) -> int | None:
-    """Take the group through its attempts; return the signal that ended it, or None."""
-    supervisor = Supervisor(
-        spec.nproc,
-        machine,
-        group.start,
-        signals=signals,
-        watchdog=group.watchdog,
-        clock=group.clock,
-        grace_period=spec.grace_period,
-        leftovers=spec.leftovers,
-        observe=observer.observe,
-        nodes=nodes,
-        control=group.control,
-        start_after_preflight=group.start_after_preflight,
-        preflight=None if spec.preflight is None else spec.preflight.timeout,
-        progress=group.progress if spec.restart.looks_back else None,
-        gpu_wait=group.wait_for_gpus if group.uses_gpus else None,
-        display=observer,
-    )
-    polite = signal.SIGTERM
-    try:
-        end = supervisor.run()
-    except SignalException as error:
-        polite = error.sigval
-        raise
-    except RendezvousFailed as error:
-        if not group.attempts:
-            raise
-        # what the last attempt ended for is the cause
-        observer.not_met_again(error)
-        return None
-    finally:
-        supervisor.close(polite)
-        group.let_port_go()
-    broken = observer.recorder.broken
-    if broken is not None and end.signum is None:
-        raise PreloadFailed(broken.module, broken.reason, broken.traceback)
-    return end.signum
-
-
 class _Group:
-    """Starts the workers of a run, one attempt after the other.
-
-    Attributes:
-        uses_gpus: whether its workers may use GPUs whose memory is to be free before a restart.
-    """
+    """Starts the workers of a run, one attempt after the other."""
 
     def __init__(
         self,
@@ -275,21 +209,21 @@ class _Group:
         self._spawner = spawner
         self._target = targets or partial(target_of, spec)
         self._nodes = nodes
-        self.clock = RunClock()
-        self.watchdog = WatchdogDriver(
+        self._clock = RunClock()
+        self._watchdog = WatchdogDriver(
             spec.watchdog,
             KernelSleep.configured(None),
-            self.clock,
+            self._clock,
             began,
-            observer.recorder.hide,
+            observer.hide,
             confirm=None if nodes is None else self._is_so_everywhere,
             samples=spec.samples,
             visible=lambda: self._visible,
             steps=spec.restart.looks_back,
         )
-        observer.recorder.progress = self.watchdog.progress
-        self.attempts = 0
+        observer.progress = self._watchdog.progress
         self._visible: dict[int, str | None] = {}
+        # whose memory is to be free before a restart
         self.uses_gpus = spec.restart.gpu_wait > 0 and has_gpu_driver()
         self._port: HeldPort | None = None
         self._attempt: Attempt | None = None
@@ -299,33 +233,72 @@ class _Group:
 
             self._checkpoint = Checkpoint(os.path.join(spec.cwd, spec.restart.checkpoint))
 
-    def start(self, action: StartWorkers) -> WorkerProcesses:
-        """Start the workers of the next attempt, or their preflight.
+    def supervise(self, machine: Machine) -> int | None:
+        """Take the group through its attempts; return the signal that ended it, or None."""
+        spec = self._spec
+        supervisor = Supervisor(
+            spec.nproc,
+            machine,
+            self._start,
+            signals=self._signals,
+            watchdog=self._watchdog,
+            clock=self._clock,
+            grace_period=spec.grace_period,
+            leftovers=spec.leftovers,
+            observe=self._observer.observe,
+            nodes=self._nodes,
+            control=self._control,
+            start_after_preflight=self._start_workers,
+            preflight=None if spec.preflight is None else spec.preflight.timeout,
+            progress=self._progress if spec.restart.looks_back else None,
+            gpu_wait=self._wait_for_gpus if self.uses_gpus else None,
+            display=self._observer,
+        )
+        polite = signal.SIGTERM
+        try:
+            end = supervisor.run()
+        except SignalException as error:
+            polite = error.sigval
+            raise
+        except RendezvousFailed as error:
+            if self._attempt is None:
+                raise
+            # what the last attempt ended for is the cause
+            self._observer.warn(f"there is no other attempt: {error}")
+            return None
+        finally:
+            supervisor.close(polite)
+            self._let_port_go()
+        broken = self._observer.broken
+        if broken is not None and end.signum is None:
+            raise PreloadFailed(broken.module, broken.reason, broken.traceback)
+        return end.signum
 
-        Raises:
-            NotPicklable: an argument of a function cannot be sent to a worker.
-            NotEnoughDisk: less is free than there must be.
-            OutputError: a directory or file cannot be made.
-        """
+    def _start(self, action: StartWorkers) -> WorkerProcesses:
+        """Start the workers of the next attempt, or their preflight."""
         places = self._contexts(
             self._directory.next_attempt(), action.restart_count, action.history
         )
         try:
-            return self._start_at(places)
+            self._attempt = attempt = self._make(places)
+            self._observer.begin(attempt)
+            if attempt.preflight is None:
+                return self._start_workers()
+            return self._start_preflight(attempt, attempt.preflight)
         except Exception as error:
             if self._nodes is not None:
                 # they have met, and would wait for this one
                 self._nodes.fail(str(error).partition("\n")[0])
             raise
 
-    def control(self) -> RunControl | None:
+    def _control(self) -> RunControl | None:
         """Let other processes ask about the run; None where that cannot be."""
         from lllaunch.supervisor.control import (  # noqa: PLC0415 - not for short runs
             ControlUnavailable,
             RunControl,
         )
 
-        hide = self._observer.recorder.hide
+        hide = self._observer.hide
         try:
             return RunControl(self._directory.path, hide, self._nodes)
         except OSError as error:
@@ -333,37 +306,18 @@ class _Group:
             self._observer.observe(ControlUnavailable(reason))
             return None
 
-    def start_after_preflight(self) -> WorkerProcesses:
-        """Start the workers of the attempt whose preflight has succeeded.
-
-        Raises:
-            OutputError: a file cannot be made.
-        """
-        assert self._attempt is not None
-        return self._start_workers(self._attempt)
-
-    def _start_at(self, places: Mapping[int, WorkerContext]) -> WorkerProcesses:
-        """Start the workers of an attempt where they stand, or their preflight."""
-        least = self._spec.min_disk
-        found = None if least is None else free_space(self._directory.path)
-        if least is not None and found is not None and found[1] < least:
-            raise NotEnoughDisk(self._directory.path, *found, least)
-        self._attempt = attempt = self._make(places)
-        self._observer.begin(attempt)
-        self.attempts += 1
-        if attempt.preflight is None:
-            return self._start_workers(attempt)
-        return self._start_preflight(attempt, attempt.preflight)
-
     def _make(self, places: Mapping[int, WorkerContext]) -> Attempt:
         """Make the place of an attempt."""
         spec, ranks = self._spec, range(self._spec.nproc)
+        found = None if spec.min_disk is None else free_space(self._directory.path)
+        if spec.min_disk is not None and found is not None and found[1] < spec.min_disk:
+            raise NotEnoughDisk(self._directory.path, *found, spec.min_disk)
         facts = {rank: place.macro_values() for rank, place in places.items()}
         envs = {rank: self._environment(places[rank]) for rank in ranks}
         self._visible = {
             rank: env.get(VISIBLE, os.environ.get(VISIBLE)) for rank, env in envs.items()
         }
-        preflight_env = contract(places[0], os.environ) | env_of(spec, facts[0])
+        preflight_env = _variables(spec, places[0])
         targets = {rank: self._target(facts[rank]) for rank in ranks}
         number, path = self._directory.make_attempt(spec.nproc, places[0].attempt)
         announce(envs, path)
@@ -387,14 +341,21 @@ class _Group:
         workers.serve_store(self._port)
         return workers
 
-    def _start_workers(self, attempt: Attempt) -> WorkerProcesses:
+    def _start_workers(self) -> WorkerProcesses:
+        """Start the workers of the attempt, whose preflight has succeeded if it has one."""
+        attempt = self._attempt
+        assert attempt is not None
         if self._checkpoint is not None:
             self._checkpoint.look()
-        spec = self._spec
+        spec, files = self._spec, attempt.files
+        # the local ranks whose lines can reach the console
+        shown = {*files.tee_stdouts, *files.tee_stderrs}
+        for paths in (files.stdouts, files.stderrs):
+            shown |= {rank for rank, path in paths.items() if path == CONSOLE}
         workers = WorkerProcesses(
             spec.role,
             spec.nproc,
-            attempt.files,
+            files,
             attempt=attempt.number,
             log_line_prefixes=None
             if spec.log_line_prefix is None
@@ -402,7 +363,7 @@ class _Group:
                 rank: substitute(spec.log_line_prefix, known, bare=False)
                 for rank, known in attempt.facts.items()
             },
-            header=partial(_header, spec, attempt.facts, len(_shown_ranks(attempt.files)) > 1),
+            header=partial(_header, spec, attempt.facts, len(shown) > 1),
             collapse=spec.log_line_prefix is None if spec.collapse is None else spec.collapse,
             duplicate_stdout_filters=spec.duplicate_stdout_filters,
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
@@ -424,13 +385,13 @@ class _Group:
             "spawner_cwd": spec.spawner_cwd,
         }
 
-    def progress(self, ran: bool) -> AttemptProgress:
+    def _progress(self, ran: bool) -> AttemptProgress:
         """Return how far an attempt has come that is over; ``ran`` if its workers were started."""
         checkpoint = self._checkpoint if ran else None
         changed = False if checkpoint is None else checkpoint.has_changed()
-        return AttemptProgress(self.watchdog.furthest_step(), changed, now_ns(), ran)
+        return AttemptProgress(self._watchdog.furthest_step(), changed, now_ns(), ran)
 
-    def wait_for_gpus(self, pids: frozenset[int]) -> GpuMemoryWait | None:
+    def _wait_for_gpus(self, pids: frozenset[int]) -> GpuMemoryWait | None:
         """Wait until processes of the last attempt hold no memory on GPUs; None if none does."""
         if all(visible is not None and not visible.strip() for visible in self._visible.values()):
             # they have seen none
@@ -459,7 +420,7 @@ class _Group:
             base, role_base = place.share.base_rank, place.share.base_role_rank
         else:
             # A new one per attempt: sockets of the last may linger.
-            self.let_port_go()
+            self._let_port_go()
             served = store.available()
             self._port = HeldPort(listens=served)
             common = {
@@ -482,10 +443,10 @@ class _Group:
         }
 
     def _environment(self, place: WorkerContext) -> dict[str, str]:
-        env = contract(place, os.environ) | env_of(self._spec, place.macro_values())
+        env = _variables(self._spec, place)
         if self._spec.virtual_local_rank:
             env |= virtual_rank(place.local_rank, {**os.environ, **env})
-        return {**env, **self.watchdog.environment(place.local_rank, env)}
+        return {**env, **self._watchdog.environment(place.local_rank, env)}
 
     def _is_so_everywhere(self, finding: Finding) -> bool:
         assert self._nodes is not None
@@ -496,32 +457,21 @@ class _Group:
         valid = 2 * look_interval(seconds) + 2.0
         return self._nodes.are_all_idle(name, valid)
 
-    def let_port_go(self) -> None:
+    def _let_port_go(self) -> None:
         """Let go of the port that is held for the store; idempotent."""
         if self._port is not None:
             self._port.close()
             self._port = None
 
 
-def _shown_ranks(files: LogsDest) -> set[int]:
-    """The local ranks whose lines can reach the console."""
-    shown = {*files.tee_stdouts, *files.tee_stderrs}
-    for paths in (files.stdouts, files.stderrs):
-        shown |= {rank for rank, path in paths.items() if path == CONSOLE}
-    return shown
-
-
-# What differs between the workers of one node.
-_OF_WORKER = ("rank", "local_rank", "role_rank")
-
-
 def _header(
     spec: LaunchSpec, facts: Mapping[int, Mapping[str, str]], several: bool, ranks: Sequence[int]
 ) -> str:
     """Return what stands on the console before a line."""
+    # what differs between the workers of one node
     numbers = {
         name: spans(int(facts[rank][name]) for rank in ranks).replace(" ", "")
-        for name in _OF_WORKER
+        for name in ("rank", "local_rank", "role_rank")
     }
     if spec.log_line_prefix is not None:
         return substitute(spec.log_line_prefix, {**facts[ranks[0]], **numbers}, bare=False)
@@ -579,20 +529,14 @@ def _check(
     # More than a line is the traceback of code that failed while it was imported: no matter of
     # the config, and its attempt will show it whole.
     if problem and "\n" not in problem:
-        found = Diagnostic(
-            "entrypoint",
-            "launch.entrypoint",
-            repr(spec.entrypoint.text),
-            f"cannot be run: {problem}",
-        )
-        raise ConfigError((found,))
+        what, text = repr(spec.entrypoint.text), f"cannot be run: {problem}"
+        raise ConfigError((Diagnostic("entrypoint", "launch.entrypoint", what, text),))
 
 
 def patience(policy: WatchdogPolicy) -> float | None:
     """How long to wait for imports before an attempt: one that hangs is the attempt's to show.
 
-    Returns:
-        seconds; None for as long as they take, where the run is not watched.
+    In seconds; None for as long as they take, where the run is not watched.
     """
     names = {"stall", "silence", "spin", "timeout", "run_timeout"} - policy.report
     known = [limit for name in names if (limit := getattr(policy, name)) is not None]
@@ -624,5 +568,8 @@ def _context_before(spec: LaunchSpec, rank: int) -> WorkerContext:
 
 def worker_environment(spec: LaunchSpec, rank: int) -> dict[str, str]:
     """Returns the variables that a worker gets on top of the launcher's own."""
-    place = _context_before(spec, rank)
+    return _variables(spec, _context_before(spec, rank))
+
+
+def _variables(spec: LaunchSpec, place: WorkerContext) -> dict[str, str]:
     return contract(place, os.environ) | env_of(spec, place.macro_values())

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from lllaunch.run.result import Hang
-from lllaunch.watchdog.findings import Finding, Stalled, is_of_all, lasted, suspects
+from lllaunch.watchdog.findings import Stalled, is_of_all, lasted, suspects
 from lllaunch.watchdog.stacks.blame import waits
 from lllaunch.watchdog.stacks.frames import Waits
 
 if TYPE_CHECKING:
     from lllaunch.run.records import AttemptRecord
     from lllaunch.supervisor.machine import GroupStacks
-
-_STOPPED = "Tt"
 
 
 def hang_of(record: AttemptRecord) -> Hang | None:
@@ -35,16 +33,19 @@ def hang_of(record: AttemptRecord) -> Hang | None:
     moved = (replace(each, rank=numbers.get(each.rank, each.rank)) for each in record.stacks)
     stacks = {stack.rank: stack for stack in moved}
     asleep = {rank for rank, stack in stacks.items() if stack.state == "D"}
-    stopped = {rank for rank, stack in stacks.items() if stack.state and stack.state in _STOPPED}
+    stopped = {rank for rank, stack in stacks.items() if stack.state in ("T", "t")}
     if isinstance(finding, Stalled):
         asleep.update(among_all(finding.asleep))
         stopped.update(among_all(finding.stopped))
     seconds = lasted(finding)
     blame = record.blame
     left = _left(record) if blame is not None and not blame.hung else {}
-    hung = blame.hung if blame is not None and blame.hung else _without_stacks(finding)
-    if left:
-        hung = ()
+    hung: tuple[int, ...] = ()
+    if blame is not None and blame.hung:
+        hung = blame.hung
+    elif not left and not (is_of_all(finding) and len(suspects(finding)) > 1):
+        # Where all had to get nowhere, one may hang and the others wait for it.
+        hung = suspects(finding)
     hang = Hang(
         finding=finding,
         time_ns=record.fired_ns,
@@ -84,12 +85,3 @@ def _left(record: AttemptRecord) -> dict[int, float]:
         for worker in record.workers
         if worker.exited is not None and worker.exited.exitcode == 0 and not worker.sent
     }
-
-
-def _without_stacks(finding: Finding) -> tuple[int, ...]:
-    """Return who hangs as far as the finding alone tells: local ranks."""
-    found = suspects(finding)
-    if is_of_all(finding) and len(found) > 1:
-        # All had to get nowhere: one may hang and the others wait for it.
-        return ()
-    return found

@@ -201,11 +201,7 @@ def _lost_peer(failure: RootCause) -> bool:
 
 
 def judge_attempt(record: AttemptRecord, *, interrupted: bool = False) -> AttemptResult:
-    """Decide what became of an attempt and each of its workers.
-
-    Args:
-        interrupted: whether a signal to the launcher ended it.
-    """
+    """Decide what became of an attempt, which a signal to the launcher may have interrupted."""
     failures = {
         worker.local_rank: failure
         for worker in record.workers

@@ -23,7 +23,6 @@ from lllaunch.run.files import naming
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
 
 PATIENCE = 10.0
 """How long to wait for what a killed launcher has left, seconds."""
@@ -38,7 +37,6 @@ _SHORT, _MOMENT = 0.1, 0.5
 _PAUSE = 0.02
 # what may outlive a launcher
 _PARTS = {"run": "workers", "sweep": "jobs"}
-_UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
 class HeldDirectory:
@@ -66,12 +64,7 @@ class HeldDirectory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -96,8 +89,7 @@ def lock_directory(
             while to see that the machine of the last one is gone.
 
     Returns:
-        a descriptor whose closing gives the lock back, or None on a file system without locks,
-        where everybody is let in.
+        a descriptor whose closing gives the lock back; None on a file system without locks.
 
     Raises:
         ConfigError: another process holds it.
@@ -144,7 +136,7 @@ def _try_lock(path: str, fd: int) -> bool | None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in _UNSUPPORTED:
+        if error.errno in {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}:
             return None
         if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
             raise OutputError(path, error.strerror or str(error)) from None

@@ -23,7 +23,7 @@ from lllaunch.supervisor.nodes import Failure, LastWord, NodeGroup
 from lllaunch.workers.group import UNKILLABLE_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from lllaunch.cluster.membership import Member, Place
     from lllaunch.run.directory import RunDirectory
@@ -96,25 +96,21 @@ class RunNodes:
     def _failure(self) -> Failure | None:
         from lllaunch.run.judge import judge_attempt  # noqa: PLC0415 - only where something failed
 
-        record = self._observer.recorder.latest()
+        record = self._observer.latest()
         root = None if record is None else judge_attempt(record).root_cause
         if root is None:
             return None
         return Failure(root.rank, str(root.cause), root.time_ns, type(root.cause).__name__)
 
     def finish(self, outcome: RunResult, signals: SignalSource) -> RunResult | None:
-        """Let the other nodes know what became of this one, and node 0 of all.
+        """Let the other nodes know what became of this one; return what became of all to node 0.
 
-        Args:
-            signals: whether somebody wants it to end now.
-
-        Returns:
-            what became of the run, for node 0; None for the others.
+        Signals tell that somebody wants it to end now.
         """
         over = outcome.signum is None
         try:
             if self._nodes.node_rank != 0:
-                hide = self._observer.recorder.hide
+                hide = self._observer.hide
                 # of a node nobody asks for its host
                 alone = replace(outcome, host={}, build=None)
                 self.group.give_result(plain_result(alone, hide))
@@ -137,9 +133,8 @@ def merged(
 
     Args:
         places: where it stood in each attempt.
-        results: what other nodes have left, by their name, in order: one that came again has left
-            something each time.
-        lost: what happened to those that were lost or left, by their name.
+        results: what other nodes have left, by name; one that came again has left several.
+        lost: what happened to those that were lost or left, by name.
     """
     known = _members(places)
     token = places[-1].roster.token if places else ""
@@ -183,7 +178,7 @@ def merged(
     return replace(
         own,
         directory=root,
-        state=_state(own, deciding),
+        state=next((o.state for o in (own, *deciding) if o.state != "succeeded"), own.state),
         exit_code=own.exit_code or next((o.exit_code for o in deciding if o.exit_code), 0),
         attempts=attempts,
         root_cause=cause,
@@ -207,12 +202,6 @@ def _members(places: Sequence[Place]) -> dict[str, tuple[int, Member]]:
         key=lambda item: (item[1][1].node_rank is None, item[1][1].node_rank or 0, item[0]),
     )
     return dict(order)
-
-
-def _state(own: RunResult, outcomes: Iterable[RunResult]) -> Any:
-    if own.state != "succeeded":
-        return own.state
-    return next((each.state for each in outcomes if each.state != "succeeded"), "succeeded")
 
 
 def _seen_from_first(outcome: RunResult, node: NodeResult) -> RunResult:

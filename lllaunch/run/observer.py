@@ -1,9 +1,8 @@
 """What is noted of a run while it goes on: its records, events.jsonl, and what the user is told.
 
-The `RunObserver` is told of everything. It writes that to events.jsonl, and shows the little of it
-that a user wants to know. Its `Recorder` keeps what `lllaunch.run.judge` needs, and reads evidence
-that would be gone later: the memory counters at the moment at which a worker's unexpected SIGKILL
-becomes known.
+The `RunObserver` gets every event. It writes it to events.jsonl, keeps what `lllaunch.run.judge`
+needs, and shows the little that a user wants to know. It reads at once what would be gone later:
+the memory counters when a worker's unexpected SIGKILL becomes known.
 """
 
 from __future__ import annotations
@@ -76,7 +75,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from lllaunch.console.console import Console
-    from lllaunch.errors import RendezvousFailed
     from lllaunch.run.events import EventLog
     from lllaunch.run.group import Attempt
     from lllaunch.run.result import Hang
@@ -89,10 +87,19 @@ if TYPE_CHECKING:
 
 # Ends that memory has to do with: SIGBUS by way of a full /dev/shm.
 _MEMORY_SIGNALS = {-signal.SIGKILL, -signal.SIGBUS}
+_OF_WATCHDOG = frozenset({"hang", "timeout", "oom"})
+_REJECTIONS = 5
 
 
-class Recorder:
-    """What is known of a run so far.
+def _number(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, "")
+    return int(text) if text.isdecimal() else default
+
+
+class RunObserver:
+    """Sees all of a run: writes it down, and tells the user of the little that matters.
+
+    Samples go to a file of their own, if one is named.
 
     Attributes:
         progress: looks how far workers of the current attempt are, by local rank.
@@ -104,20 +111,32 @@ class Recorder:
 
     def __init__(
         self,
+        spec: LaunchSpec,
+        events: EventLog,
+        console: Console,
         hide: Callable[[str], str] = str,
+        samples: str = "",
         read: Callable[[], Memory] = read_memory,
     ) -> None:
         self.hide = hide
-        self._read = read
         self.progress: Callable[[Collection[int]], Mapping[int, Progress]] = lambda _: {}
-        self._attempts: list[AttemptRecord] = []
-        # Whose files were read: they have ended, so that they write nothing more.
-        self._were_read: set[tuple[int, int]] = set()
         self.reason: Reason | None = None
         self.limit: Finding | None = None
         self.no_progress: NoProgress | None = None
         self.look: Hang | None = None
+        self._spec = spec
+        self._events = events
+        self._console = console
+        self._samples_path = samples
+        self._samples: SampleLog | None = None
+        self._read = read
+        self._attempts: list[AttemptRecord] = []
+        self._attempt: AttemptRecord | None = None  # the last of them
         self._ready = False
+        self._signal: SignalReceived | None = None
+        self._pausing = False
+        self._rejections = 0
+        self._unclear = False
 
     def begin(self, attempt: Attempt) -> None:
         """Take note that an attempt's directories were made; its workers are about to start."""
@@ -141,49 +160,90 @@ class Recorder:
             )
             for rank, env in sorted(attempt.envs.items())
         )
-        self._attempts.append(
-            AttemptRecord(
-                number=attempt.number,
-                restart_count=_number(first, "TORCHELASTIC_RESTART_COUNT", 0),
-                path=attempt.path,
-                started_ns=now_ns(),
-                workers=workers,
-                memory=self._read(),
-                master_port=first.get("MASTER_PORT", ""),
-                preflight=preflight,
-            )
+        self._attempt = AttemptRecord(
+            number=attempt.number,
+            restart_count=_number(first, "TORCHELASTIC_RESTART_COUNT", 0),
+            path=attempt.path,
+            started_ns=now_ns(),
+            workers=workers,
+            memory=self._read(),
+            master_port=first.get("MASTER_PORT", ""),
+            preflight=preflight,
         )
+        self._attempts.append(self._attempt)
+        what = self._spec.entrypoint.text
+        self._console.started(attempt.number, len(attempt.envs), what, attempt.path)
+        if preflight is not None:
+            self._console.doing("preflight")
+        else:
+            self._tell_imports()
 
     @property
-    def importing(self) -> bool:
+    def is_importing(self) -> bool:
         """Whether the workers of the current attempt have not started, since modules are imported.
 
         It stays so if the spawner was killed meanwhile.
         """
-        if not self._attempts or self._ready:
+        attempt = self._attempt
+        if attempt is None or self._ready:
             return False
-        attempt = self._attempts[-1]
         lost = attempt.died is not None and not attempt.died.killed
         return not lost and not any(worker.started for worker in attempt.workers)
 
     @property
     def broken(self) -> PreloadBroken | None:
         """The preload that failed in the current attempt, or None."""
-        return self._attempts[-1].broken if self._attempts else None
+        return None if self._attempt is None else self._attempt.broken
 
-    def note(self, event: object) -> object:
-        """Take note of what became of workers or their spawner.
+    @property
+    def alive(self) -> int | None:
+        """How many workers were ordered and are not known to have ended; None in a preflight."""
+        if self._attempt is None:
+            return 0
+        return None if self._attempt.in_preflight else self._attempt.alive
 
-        Returns:
-            The event; the end of a worker tells whether memory had run out.
+    def number(self, local_rank: int) -> int:
+        """Return the rank of a worker of the current attempt among all workers."""
+        worker = None if self._attempt is None else self._attempt.worker(local_rank)
+        return local_rank if worker is None else worker.rank
+
+    def latest(self) -> AttemptRecord | None:
+        """Return what is known of the current attempt; reads as `records` does."""
+        return self.records()[-1] if self._attempts else None
+
+    def records(self) -> list[AttemptRecord]:
+        """Return what is known of every attempt; reads the files of workers that failed."""
+        for attempt in self._attempts:
+            for worker in attempt.workers:
+                self._read_files(worker)
+        return self._attempts
+
+    def observe(self, event: object) -> object:
+        """See an event, or an action before it is performed; return it with what was found out.
+
+        The end of a worker tells whether memory had run out.
         """
+        if type(event).__name__ == "Sample":
+            self._sampled(event)
+            return event
+        event = self._noted(event)
+        self._events.write(event)
+        show = _SHOWN.get(type(event))
+        if show is not None:
+            show(self, event)
+        elif type(event).__name__ == "Rejected":
+            self._rejected(event)
+        return event
+
+    def _noted(self, event: object) -> object:
+        """Take note of what became of workers or their spawner."""
         if isinstance(event, (Ready, SpawnerGone)):
             self._ready = isinstance(event, Ready)
         if isinstance(event, Finish):
             self.reason, self.no_progress = event.reason, event.no_progress
-        if not self._attempts:
+        attempt = self._attempt
+        if attempt is None:
             return event
-        attempt = self._attempts[-1]
         if isinstance(event, (StartFailed, Exited)) and event.local_rank == PREFLIGHT_RANK:
             assert attempt.preflight is not None
             attempt.preflight.end = event
@@ -211,12 +271,12 @@ class Recorder:
         if isinstance(event, (SignalReceived, SignalWorkers, StartGrace, KillWorkers)):
             attempt.ending = True
         if isinstance(event, SignalWorkers):
-            self.sent(event.signum)
+            self._sent(attempt, event.signum)
         elif isinstance(event, KillWorkers):
-            self.sent(signal.SIGKILL)
+            self._sent(attempt, signal.SIGKILL)
         elif isinstance(event, SignalProcess):
             # what a worker makes of the loss of one below it is no failure of its own
-            self.sent(event.signum, [event.rank])
+            self._sent(attempt, event.signum, [event.rank])
         elif isinstance(event, AbandonWorkers):
             for worker in attempt.workers:
                 worker.abandoned = worker.abandoned or worker.local_rank in event.ranks
@@ -256,7 +316,7 @@ class Recorder:
             if event.exitcode > 0 or event.exitcode == -signal.SIGKILL:
                 from lllaunch.run.judge import was_out_of_memory  # noqa: PLC0415 - imported by now
 
-                self._read_files(worker, attempt)
+                self._read_files(worker)
                 if was_out_of_memory(worker, attempt):
                     worker.exited = event = replace(event, out_of_memory=True)
         return event
@@ -269,13 +329,12 @@ class Recorder:
             if worker.progress is not None:
                 worker.progress_ns = now_ns() - int(worker.progress.idle * 1e9)
 
-    def _read_files(self, worker: WorkerRecord, attempt: AttemptRecord) -> None:
+    def _read_files(self, worker: WorkerRecord) -> None:
         """Read, once, what a worker wrote of its failure."""
         exited, files = worker.exited, worker.files
-        key = attempt.number, worker.local_rank
-        if exited is None or not exited.exitcode or key in self._were_read:
+        if exited is None or not exited.exitcode or worker.was_read:
             return
-        self._were_read.add(key)
+        worker.was_read = True
         if files.error:
             worker.error = read_error(files.error, self.hide)
             worker.trace = read_collectives(files.directory, worker.rank)
@@ -287,159 +346,17 @@ class Recorder:
         if exited.exitcode < 0 and not worker.sent:
             worker.crash = read_crash(files.directory, files.stderr, self.hide)
 
-    def sent(self, signum: int, ranks: Iterable[int] | None = None) -> None:
+    def _sent(
+        self, attempt: AttemptRecord, signum: int, ranks: Iterable[int] | None = None
+    ) -> None:
         """Take note that a signal is about to be sent to workers, by default all that live."""
-        if not self._attempts:
-            return
-        attempt, signal_ = self._attempts[-1], SentSignal(int(signum), now_ns())
+        sent = SentSignal(int(signum), now_ns())
         if attempt.preflight is not None and attempt.in_preflight:
-            attempt.preflight.sent += (signal_,)
+            attempt.preflight.sent += (sent,)
             return
         for worker in attempt.workers:
             if worker.live and (ranks is None or worker.local_rank in ranks):
-                worker.sent += (signal_,)
-
-    def agreed(self, event: NodesAgreed) -> None:
-        """Take note of what all nodes have agreed that the current attempt ends for."""
-        if self._attempts:
-            attempt = self._attempts[-1]
-            attempt.group_end = attempt.group_end or event.ended
-            if event.hangs and attempt.finding is None and not attempt.ending:
-                attempt.finding, attempt.fired_ns = event.ended.finding, event.ended.time_ns
-
-    def fired(self, event: WatchdogFired) -> bool:
-        """Take note of what the watchdog found.
-
-        Returns:
-            Whether the current attempt ends for that: it was still well, and nothing had been found
-            before.
-        """
-        if not event.ends:
-            return False
-        if event.whole_run:
-            self.limit = event.finding
-        if not self._attempts:
-            return False
-        attempt = self._attempts[-1]
-        gone = attempt.died is not None or attempt.broken is not None or not attempt.alive
-        if attempt.ending or attempt.finding is not None or gone:
-            return False
-        attempt.finding, attempt.fired_ns = event.finding, now_ns()
-        return True
-
-    def stacks_taken(self, event: StacksTaken) -> Hang:
-        """Take note of where the workers of the current attempt stand; return what that says."""
-        from lllaunch.run.hang import hang_of  # noqa: PLC0415 - seldom
-
-        attempt = self._attempts[-1]
-        for stack in event.stacks:
-            worker = attempt.worker(stack.rank)
-            if worker is not None:
-                worker.files = structs.replace(worker.files, stacks=stack.path)
-        if attempt.finding == event.finding:
-            attempt.stacks, attempt.blame = event.stacks, event.blame
-            seen = attempt
-        else:
-            seen = structs.replace(
-                attempt,
-                finding=event.finding,
-                fired_ns=now_ns(),
-                stacks=event.stacks,
-                blame=event.blame,
-            )
-        hang = hang_of(seen)
-        assert hang is not None
-        if isinstance(event.finding, Asked) and attempt.ending:
-            self.look = hang
-        return hang
-
-    def group_stacks_taken(self, event: GroupStacks) -> Hang | None:
-        """Take note of where the workers of all nodes stand; return what that says."""
-        from lllaunch.run.hang import hang_of  # noqa: PLC0415 - seldom
-
-        attempt = self._attempts[-1]
-        attempt.group_stacks = event if event.blame is not None else None
-        return hang_of(attempt)
-
-    def look_at_progress(self) -> dict[int, Progress]:
-        """Look how far those workers of the current attempt are that live; return it by rank."""
-        workers = self._attempts[-1].workers if self._attempts else ()
-        live = [worker.local_rank for worker in workers if worker.live]
-        found = self.progress(live) if live else {}
-        return {self.number(local_rank): each for local_rank, each in found.items()}
-
-    def number(self, local_rank: int) -> int:
-        """Return the rank of a worker of the current attempt among all workers."""
-        worker = self._attempts[-1].worker(local_rank) if self._attempts else None
-        return local_rank if worker is None else worker.rank
-
-    @property
-    def attempt(self) -> int:
-        """Number of the current attempt, -1 before the first."""
-        return self._attempts[-1].number if self._attempts else -1
-
-    @property
-    def alive(self) -> int | None:
-        """How many workers were ordered and are not known to have ended; None in a preflight."""
-        if not self._attempts:
-            return 0
-        return None if self._attempts[-1].in_preflight else self._attempts[-1].alive
-
-    def latest(self) -> AttemptRecord | None:
-        """Return what is known of the current attempt; reads as `records` does."""
-        return self.records()[-1] if self._attempts else None
-
-    def records(self) -> list[AttemptRecord]:
-        """Return what is known of every attempt; reads the files of workers that failed."""
-        for attempt in self._attempts:
-            for worker in attempt.workers:
-                self._read_files(worker, attempt)
-        return self._attempts
-
-
-def _number(env: Mapping[str, str], name: str, default: int) -> int:
-    text = env.get(name, "")
-    return int(text) if text.isdecimal() else default
-
-
-_OF_WATCHDOG = frozenset({"hang", "timeout", "oom"})
-_REJECTIONS = 5
-
-
-class RunObserver:
-    """Sees all of a run: writes it down, and tells the user of the little that matters.
-
-    Samples go to a file of their own, if one is named.
-    """
-
-    def __init__(
-        self,
-        spec: LaunchSpec,
-        events: EventLog,
-        console: Console,
-        hide: Callable[[str], str] = str,
-        samples: str = "",
-    ) -> None:
-        self.recorder = Recorder(hide)
-        self._spec = spec
-        self._events = events
-        self._console = console
-        self._signal: SignalReceived | None = None
-        self._pausing = False
-        self._rejections = 0
-        self._unclear = False
-        self._samples_path = samples
-        self._samples: SampleLog | None = None
-
-    def begin(self, attempt: Attempt) -> None:
-        """Take note that an attempt's directories were made."""
-        self.recorder.begin(attempt)
-        what = self._spec.entrypoint.text
-        self._console.started(attempt.number, len(attempt.envs), what, attempt.path)
-        if attempt.preflight is not None:
-            self._console.doing("preflight")
-        else:
-            self._tell_imports()
+                worker.sent += (sent,)
 
     def next_in(self) -> float | None:
         """Seconds until `tick` has something to show; None if there is nothing."""
@@ -447,7 +364,13 @@ class RunObserver:
 
     def tick(self) -> None:
         """Show how far the run is, if that is due; waits for nothing."""
-        self._console.tick(self.recorder.look_at_progress)
+        self._console.tick(self._progress_by_rank)
+
+    def _progress_by_rank(self) -> dict[int, Progress]:
+        workers = () if self._attempt is None else self._attempt.workers
+        live = [worker.local_rank for worker in workers if worker.live]
+        found = self.progress(live) if live else {}
+        return {self.number(local_rank): each for local_rank, each in found.items()}
 
     def give_way(self) -> None:
         """Draw nothing any more on the terminal, as long as nobody calls `tick`."""
@@ -458,7 +381,7 @@ class RunObserver:
         self._console.doing(f"importing {', '.join(modules)}" if modules else "")
 
     def _tell_imports(self) -> None:
-        self.importing(self._spec.imports if self.recorder.importing else ())
+        self.importing(self._spec.imports if self.is_importing else ())
 
     def _gpus_held(self, event: GpuMemoryHeld) -> None:
         gpus = f"{'GPU' if len(event.gpus) == 1 else 'GPUs'} {spans(event.gpus)}"
@@ -488,24 +411,6 @@ class RunObserver:
         """Tell what went wrong beside the run; from any thread."""
         self._console.warning(text)
 
-    def not_met_again(self, error: RendezvousFailed) -> None:
-        """Tell that the nodes of the run could not meet for another attempt."""
-        self._console.warning(f"there is no other attempt: {error}")
-
-    def observe(self, event: object) -> object:
-        """See an event, or an action before it is performed; return it with what was found out."""
-        if type(event).__name__ == "Sample":
-            self._sampled(event)
-            return event
-        event = self.recorder.note(event)
-        self._events.write(event)
-        show = _SHOWN.get(type(event))
-        if show is not None:
-            show(self, event)
-        elif type(event).__name__ == "Rejected":
-            self._rejected(event)
-        return event
-
     def close(self) -> None:
         """Close the files; idempotent."""
         self._events.close()
@@ -513,8 +418,7 @@ class RunObserver:
             self._samples.close()
 
     def _sampled(self, sample: Any) -> None:
-        number = self.recorder.number
-        progress = {number(rank): each for rank, each in sample.progress.items()}
+        progress = {self.number(rank): each for rank, each in sample.progress.items()}
         memory = sum(worker.rss for worker in sample.workers.values())
         self._console.sampled(progress, memory)
         if not self._samples_path:
@@ -530,7 +434,8 @@ class RunObserver:
             self._samples = SampleLog(
                 self._samples_path, lambda error: self._console.warning(str(error))
             )
-        self._samples.write(sample, self.recorder.attempt, self.recorder.number)
+        attempt = -1 if self._attempt is None else self._attempt.number
+        self._samples.write(sample, attempt, self.number)
 
     def _started(self, _: GroupStarted) -> None:
         # What only the end needs is imported while the workers start, on another core.
@@ -550,30 +455,26 @@ class RunObserver:
     def _signal_workers(self, event: SignalWorkers) -> None:
         self._tell_signal()
         if event.reason in _OF_WATCHDOG and self._hang() is not None:
-            alive, grace = self.recorder.alive, self._spec.grace_period
-            self._console.ending(event.signum, alive, grace)
-        self._tell_grace()
+            self._console.ending(event.signum, self.alive, self._spec.grace_period)
+        self._start_grace(event)
 
-    def _start_grace(self, _: StartGrace) -> None:
+    def _start_grace(self, _: object) -> None:
         self._tell_signal()
-        self._tell_grace()
-
-    def _tell_grace(self) -> None:
         self._console.doing("ending, SIGKILL in", self._spec.grace_period)
 
     def _kill_workers(self, event: KillWorkers) -> None:
         received, self._signal = self._signal, None
         signum = received.signum if received is not None and event.why == "signal" else None
-        self._console.killing(signum, self.recorder.alive)
+        self._console.killing(signum, self.alive)
         self._console.doing("killing")
 
     def _tell_signal(self) -> None:
         """Says once of a signal to the launcher that it came and what follows."""
         received, self._signal = self._signal, None
-        if received is None or (self._spec.imports and self.recorder.importing):
+        if received is None or (self._spec.imports and self.is_importing):
             return  # the imports end at once: there is nothing to wait for
-        alive, grace = self.recorder.alive, self._spec.grace_period
-        self._console.signalled(received.signum, alive, grace, received.announced)
+        grace = self._spec.grace_period
+        self._console.signalled(received.signum, self.alive, grace, received.announced)
 
     # What comes after it
 
@@ -588,7 +489,7 @@ class RunObserver:
             self._tell_restart(0.0, event.restart)
 
     def _tell_restart(self, wait: float, restart: int | None) -> None:
-        record = self.recorder.latest()
+        record = self.latest()
         if record is None:
             return
         from lllaunch.run.judge import judge_attempt  # noqa: PLC0415 - imported by now
@@ -600,7 +501,7 @@ class RunObserver:
     # The watchdog
 
     def _hang(self) -> Hang | None:
-        record = self.recorder.latest()
+        record = self.latest()
         if record is None or record.finding is None:
             return None
         from lllaunch.run.hang import hang_of  # noqa: PLC0415 - only where something was found
@@ -608,15 +509,38 @@ class RunObserver:
         return hang_of(record)
 
     def _fired(self, event: WatchdogFired) -> None:
-        if self.recorder.fired(event):
-            hang = self._hang()
-            assert hang is not None
-            self._console.fired(hang)
+        if not event.ends:
+            return
+        if event.whole_run:
+            self.limit = event.finding
+        attempt = self._attempt
+        # the first finding counts, while the attempt is still well
+        if attempt is None or attempt.ending or attempt.finding is not None or not attempt.alive:
+            return
+        if attempt.died is not None or attempt.broken is not None:
+            return
+        attempt.finding, attempt.fired_ns = event.finding, now_ns()
+        hang = self._hang()
+        assert hang is not None
+        self._console.fired(hang)
 
     def _stacks_taken(self, event: StacksTaken) -> None:
-        hang = self.recorder.stacks_taken(event)
-        record = self.recorder.latest()
-        ends = record is not None and record.finding == event.finding
+        from lllaunch.run.hang import hang_of  # noqa: PLC0415 - seldom
+
+        attempt = self._attempts[-1]
+        for stack in event.stacks:
+            worker = attempt.worker(stack.rank)
+            if worker is not None:
+                worker.files = structs.replace(worker.files, stacks=stack.path)
+        ends = attempt.finding == event.finding
+        seen = attempt
+        if not ends:
+            seen = structs.replace(attempt, finding=event.finding, fired_ns=now_ns())
+        seen.stacks, seen.blame = event.stacks, event.blame
+        hang = hang_of(seen)
+        assert hang is not None
+        if isinstance(event.finding, Asked) and attempt.ending:
+            self.look = hang
         if ends and self._spec.nodes is not None:
             # that of all nodes follows
             return
@@ -626,20 +550,24 @@ class RunObserver:
             self._console.stacks_shown(hang)
 
     def _group_stacks_taken(self, event: GroupStacks) -> None:
-        hang = self.recorder.group_stacks_taken(event)
+        self._attempts[-1].group_stacks = event if event.blame is not None else None
+        hang = self._hang()
         if hang is not None:
             self._console.stacks_taken(hang)
 
     def _agreed(self, event: NodesAgreed) -> None:
-        before = self.recorder.latest()
-        known = before is not None and before.finding is not None
-        self.recorder.agreed(event)
-        hang = self._hang() if event.hangs and not known else None
-        if hang is not None:
-            self._console.fired(hang)
+        attempt = self._attempt
+        if attempt is None:
+            return
+        attempt.group_end = attempt.group_end or event.ended
+        if event.hangs and attempt.finding is None and not attempt.ending:
+            attempt.finding, attempt.fired_ns = event.ended.finding, event.ended.time_ns
+            hang = self._hang()
+            if hang is not None:
+                self._console.fired(hang)
 
     def _signal_process(self, event: SignalProcess) -> None:
-        rank = self.recorder.number(event.rank)
+        rank = self.number(event.rank)
         self._console.process_signalled(rank, event.pid, event.signum)
 
     def _rejected(self, event: Any) -> None:
@@ -672,7 +600,7 @@ _SHOWN: Mapping[type, Callable[[RunObserver, Any], None]] = {
     Ready: lambda self, _: self._tell_imports(),
     GroupStarted: RunObserver._started,
     WatchdogFired: RunObserver._fired,
-    NotFinite: lambda self, event: self.warn(f"rank {self.recorder.number(event.rank)} {event}"),
+    NotFinite: lambda self, event: self.warn(f"rank {self.number(event.rank)} {event}"),
     StacksTaken: RunObserver._stacks_taken,
     SignalProcess: RunObserver._signal_process,
     Pause: RunObserver._pause,

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from lllaunch.documents import signal_name
 from lllaunch.linux.cgroup import UNKNOWN, Memory
 from lllaunch.run.result import Explanation, Sure
-from lllaunch.text import size
+from lllaunch.text import size, times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lllaunch.run.records import Disk
-
-_MIB = 1 << 20
 
 # Below this share of the limit a process is an unlikely choice of the OOM killer, which prefers
 # the largest; above the second, a process that died of SIGKILL makes one think of memory.
@@ -36,23 +34,21 @@ _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 _PORT = re.compile(r"\bport:? (\d{1,5})\b")
 
 # /dev/shm with less free than this is full: one tensor handed between processes needs more.
-_SHM_FULL = 16 * _MIB
+_SHM_FULL = 16 << 20
 
 
 class Evidence(NamedTuple):
     """All that is known about how one worker ended.
 
     Attributes:
-        exitcode: exit status, or the negative number of the signal that ended it.
-        sent: signals that the launcher had sent it before it ended, in order.
+        sent: signals that the launcher had sent it before it ended.
         max_rss: its peak resident memory, bytes; 0 where not known.
-        before: memory of the machine when the attempt started.
-        after: the same when its end became known.
+        before: memory of the machine when the attempt started; ``after``, when its end was known.
         unexplained: how many workers of the attempt died of a SIGKILL that the launcher did not
             send, this one included if it did.
         said: what it raised, or an empty string.
-        disk: the file system of its logs, where it could not say why it failed; or None.
-        misfit: what gloo aborted it for, as `misfit_of` returns it; or None.
+        disk: the file system of its logs, where it could not say why it failed.
+        misfit: what gloo aborted it for, as `misfit_of` returns it.
     """
 
     exitcode: int
@@ -118,10 +114,6 @@ _BY_SIGNAL: dict[int, str] = {
 }
 
 _ASKED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1}
-_ASKED_BY_OTHERS = (
-    "The launcher did not send it: another process did (a user's kill, a job scheduler) or the "
-    "worker itself."
-)
 
 _BY_STATUS: dict[int, str] = {
     126: "By a shell's convention 126 is 'found, but not executable': look at the file's mode and "
@@ -133,7 +125,11 @@ _BY_STATUS: dict[int, str] = {
 def explain(evidence: Evidence) -> Explanation | None:
     """Return what probably ended the worker, or None where its status says all."""
     if evidence.exitcode >= 0:
-        below = _of_processes_below(evidence) or _of_disk(evidence) or _of_port(evidence)
+        below = _of_processes_below(evidence)
+        if below is None and evidence.disk is not None and evidence.disk.full:
+            text = "It could not write down why: the file system of its logs is full."
+            return Explanation("itself", "likely", text)
+        below = below or _of_port(evidence)
         return below or (None if evidence.said else _of_status(evidence.exitcode))
     signum = -evidence.exitcode
     if signum in evidence.sent:
@@ -143,7 +139,11 @@ def explain(evidence: Evidence) -> Explanation | None:
     if signum == signal.SIGBUS:
         return _of_sigbus(evidence.after)
     if signum in _ASKED:
-        return Explanation("outside", "likely", _ASKED_BY_OTHERS)
+        text = (
+            "The launcher did not send it: another process did (a user's kill, a job scheduler) or "
+            "the worker itself."
+        )
+        return Explanation("outside", "likely", text)
     if evidence.misfit is not None:
         return of_misfit(evidence.misfit)
     text = _BY_SIGNAL.get(signum, "")
@@ -176,19 +176,12 @@ def _of_processes_below(evidence: Evidence) -> Explanation | None:
     killed, _ = evidence.kills
     if not killed:
         return None
-    text = f"The kernel's OOM killer struck in this cgroup during the attempt ({_times(killed)}): "
+    text = f"The kernel's OOM killer struck in this cgroup during the attempt ({times(killed)}): "
     bound, name = evidence.bound
     limit = f" ({name} is {size(bound)})" if bound else ""
     if _SAYS_KILLED.search(evidence.said) and killed > evidence.unexplained:
         return Explanation("oom", "certain", f"{text}it was a process that the worker had{limit}.")
     return Explanation("oom", "possible", f"{text}perhaps a process that the worker had{limit}.")
-
-
-def _of_disk(evidence: Evidence) -> Explanation | None:
-    if evidence.disk is None or not evidence.disk.full:
-        return None
-    text = "It could not write down why: the file system of its logs is full."
-    return Explanation("itself", "likely", text)
 
 
 def _of_port(evidence: Evidence) -> Explanation | None:
@@ -225,7 +218,7 @@ def _of_sigkill(evidence: Evidence) -> Explanation:
     if in_cgroup:
         sure = "certain" if in_cgroup >= evidence.unexplained else "likely"
         text = "The kernel's OOM killer struck in this cgroup during the attempt"
-        return Explanation("oom", sure, f"{text} ({_times(in_cgroup)}).{peak}")
+        return Explanation("oom", sure, f"{text} ({times(in_cgroup)}).{peak}")
     if in_cgroup is None and on_machine is None:
         # only the size of the worker speaks
         if evidence.share >= _NEAR_LIMIT:
@@ -239,7 +232,7 @@ def _of_sigkill(evidence: Evidence) -> Explanation:
     if in_cgroup is None and on_machine:
         text = "The kernel's OOM killer struck on this machine during the attempt"
         sure = "likely" if evidence.share >= _NOTABLE else "possible"
-        return Explanation("oom", sure, f"{text} ({_times(on_machine)}).{peak}")
+        return Explanation("oom", sure, f"{text} ({times(on_machine)}).{peak}")
     # neither the launcher nor, by its own counters, the kernel
     text = "The launcher did not send it, and the kernel counts no OOM kill"
     if on_machine:
@@ -264,7 +257,3 @@ def _of_sigbus(after: Memory) -> Explanation:
         text = f"Shared memory is full: {space}. Give it more (docker: --shm-size), or use fewer "
         return Explanation("itself", "likely", f"{text}data loader workers.")
     return Explanation("itself", "possible", f"{general} Now {space}.")
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"

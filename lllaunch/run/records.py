@@ -78,17 +78,8 @@ class WorkerFiles(Struct, frozen=True):
     stacks: str = ""
 
 
-NOWHERE = WorkerFiles()
-
-
 class PreflightRecord(Struct):
-    """The preflight of one attempt, as far as it is known.
-
-    Attributes:
-        timeout: how long it may take, seconds.
-        end: its end, or that it could not be started; None as long as it runs.
-        timed_out: whether it took longer.
-    """
+    """The preflight of one attempt, as far as it is known; it has no end as long as it runs."""
 
     command: str
     timeout: float
@@ -103,18 +94,19 @@ class WorkerRecord(Struct):
 
     Attributes:
         abandoned: whether the launcher gave up waiting for its end.
-        memory: the machine's memory when its end became known, where that was worth reading.
-        disk: where its logs are, if it failed without an error.json; or None.
-        trace: which collectives it had come to at last, or None if unknown.
+        memory: the machine's when its end became known, where that was worth reading.
+        disk: where its logs are, if it failed without an error.json.
+        trace: which collectives it had come to at last.
         misfit: bytes that gloo had received for a collective, and that its own call had room for,
-            where it aborted the worker for that; or None.
+            where it aborted the worker for that.
         shown: whether its standard error is on the console already.
+        was_read: whether what it wrote of its failure was read; it writes nothing more then.
         progress: how far it was when it ended, and ``progress_ns`` when it got there.
     """
 
     local_rank: int
     rank: int
-    files: WorkerFiles = NOWHERE
+    files: WorkerFiles = WorkerFiles()
     started: Started | None = None
     start_failed: StartFailed | None = None
     exited: Exited | None = None
@@ -128,6 +120,7 @@ class WorkerRecord(Struct):
     misfit: tuple[int, int] | None = None
     crash: str = ""
     shown: bool = False
+    was_read: bool = False
     progress: Progress | None = None
     progress_ns: int = 0
 
@@ -155,16 +148,15 @@ class AttemptRecord(Struct):
     """One attempt, as far as it is known; times are nanoseconds since the epoch, 0 for none.
 
     Attributes:
-        ended_ns: when the last of its workers was gone.
         workers: in order of local rank.
         stuck: whether workers were found to hang in the kernel.
         ending: whether it is being ended: what is found from now on is too late.
-        finding: what the watchdog found first while the attempt ran, at ``fired_ns``; or None.
+        finding: what the watchdog found first while the attempt ran, at ``fired_ns``.
         stacks: where the workers stood then, as far as that could be found out.
         blame: who hung then and who waited, or None if nobody could look.
-        group_end: of several nodes, what all have agreed that it ended for; or None.
-        group_lost: of several nodes, one that was found to be gone when it ended; or None.
-        group_stacks: of several nodes, who of all hung then; or None.
+        group_end: of several nodes, what all have agreed that it ended for.
+        group_lost: of several nodes, one that was found to be gone when it ended.
+        group_stacks: of several nodes, who of all hung then.
     """
 
     number: int

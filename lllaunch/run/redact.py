@@ -12,7 +12,7 @@ from lllaunch.run.directory import PLAN
 from lllaunch.secret_names import is_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from lllaunch.spec import LaunchSpec
 
@@ -27,9 +27,7 @@ class Redactor:
 
     Values that are no secrets are left alone (`lllaunch.secret_names.is_secret`): those of most
     variables are the names of users, hosts and directories, which stand in half of all lines.
-
-    Args:
-        certain: whether all of them are secrets, whatever they are called and look like.
+    ``certain`` says that all of them are secrets, whatever they are called and look like.
     """
 
     def __init__(self, secrets: Mapping[str, str] | None = None, *, certain: bool = False) -> None:
@@ -45,7 +43,12 @@ class Redactor:
     @classmethod
     def of(cls, spec: LaunchSpec) -> Redactor:
         """Return the redactor for the secrets that a run gives to its workers."""
-        return cls(dict(_values(spec)), certain=True)
+        secrets = {
+            value: source
+            for path, value, source in spec.withheld()
+            if is_secret(value, *map(str, path), source)
+        }
+        return cls(secrets, certain=True)
 
     def __call__(self, text: str) -> str:
         """Return ``text`` without the values of secrets."""
@@ -59,15 +62,11 @@ def redactor_of(directory: str, environ: Mapping[str, str]) -> Redactor:
 
     Plans of its nodes are in directories in its own; the values may be in ``environ``.
     """
-    names = {name for plan in _plans(directory) for name in _SOURCE.findall(plan)}
-    return Redactor({environ[name]: f"${{oc.env:{name}}}" for name in names & environ.keys()})
-
-
-def _plans(directory: str) -> Iterator[str]:
-    yield read_text(os.path.join(directory, PLAN)) or ""
+    plans = [os.path.join(directory, PLAN)]
     with contextlib.suppress(OSError):
-        for name in os.listdir(directory):
-            yield read_text(os.path.join(directory, name, PLAN)) or ""
+        plans += [os.path.join(directory, name, PLAN) for name in os.listdir(directory)]
+    names = {name for plan in plans for name in _SOURCE.findall(read_text(plan) or "")}
+    return Redactor({environ[name]: f"${{oc.env:{name}}}" for name in names & environ.keys()})
 
 
 def _whole_words(value: str) -> str:
@@ -77,9 +76,3 @@ def _whole_words(value: str) -> str:
         return pattern
     before = r"(?<!\w)" if re.match(r"\w", value) else ""
     return f"{before}{pattern}" + (r"(?!\w)" if re.search(r"\w\Z", value) else "")
-
-
-def _values(spec: LaunchSpec) -> Iterator[tuple[str, str]]:
-    for path, value, source in spec.withheld():
-        if is_secret(value, *map(str, path), source):
-            yield value, source

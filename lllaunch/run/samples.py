@@ -178,13 +178,8 @@ def thinned(times: Sequence[float], sizes: Sequence[int], limit: int) -> list[in
     the first time every second, later those that have not been thinned out yet. If all of the older
     half was halved each time, a run of days would lose its first ones.
 
-    Args:
-        times: of the lines, oldest first, seconds.
-        sizes: of the lines, bytes, as the limit is.
-
-    Returns:
-        Their places, in order: the newest in any case, and else no more than four fifths of the
-        limit.
+    Times of the lines are seconds, oldest first; sizes and the limit are bytes. Returned are the
+    places, in order: the newest in any case, and else no more than four fifths of the limit.
     """
     if not times:
         return []

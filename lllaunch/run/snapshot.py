@@ -90,7 +90,6 @@ _AUTHOR = {
         ("DATE", "946684800 +0000"),
     )
 }
-_MESSAGE = "What was not committed when a run was submitted"
 
 
 class Snapshot(Record, frozen=True):
@@ -98,7 +97,7 @@ class Snapshot(Record, frozen=True):
 
     Attributes:
         path: the worktree.
-        commit: hash of HEAD, what the user had committed; empty if nothing was.
+        commit: hash of HEAD; empty if nothing was committed.
         tree_commit: hash of the commit that is checked out there, which is ``commit`` if nothing
             differed from that.
         top: the top directory of the repository that it was taken of, without links.
@@ -135,10 +134,7 @@ class Snapshot(Record, frozen=True):
 
 
 def with_snapshot(build: Mapping[str, Any], snapshot: Snapshot) -> dict[str, Any]:
-    """Returns the ``build`` of a run whose code is a snapshot.
-
-    What git says of the tree as it is now is replaced.
-    """
+    """Returns the ``build`` of a run whose code is a snapshot."""
     return {
         **build,
         "commit": snapshot.commit or None,
@@ -160,11 +156,7 @@ def take(
 ) -> Snapshot | None:
     """Sets the code aside in a new directory; ``<path>.diff`` tells people what is not committed.
 
-    Args:
-        say: tells people what is not as they may expect it.
-
-    Returns:
-        None if ``cwd`` is in no working tree of git.
+    Returns None if ``cwd`` is in no working tree of git.
 
     Raises:
         SnapshotFailed: git refuses, or something cannot be written. Nothing is left then.
@@ -210,11 +202,7 @@ def free_place(directory: str) -> str:
 
 
 def hold(snapshot: Snapshot, holders: Iterable[str]) -> None:
-    """Let a snapshot be removed when the last of some holders lets it go.
-
-    Raises:
-        OutputError: it cannot be written down.
-    """
+    """Let a snapshot be removed when the last of some holders lets it go."""
     above = f"{snapshot.path}.holders"
     with naming(above):
         os.makedirs(above, exist_ok=True)
@@ -285,15 +273,9 @@ class _Repository(NamedTuple):
     environ: Mapping[str, str]
 
     def git(self, *arguments: str, variables: Mapping[str, str] | None = None) -> str:
-        """Returns what git answers.
-
-        Raises:
-            SnapshotFailed: it refuses, or takes too long.
-        """
         return _git(self.top, [*_SETTINGS, *arguments], self.environ, variables)
 
     def git_tells(self, *arguments: str) -> list[str]:
-        """Returns the entries of an answer that ``-z`` separates."""
         return self.git(*arguments).split("\0")[:-1]
 
 
@@ -303,7 +285,11 @@ def _git(
     environ: Mapping[str, str],
     variables: Mapping[str, str] | None = None,
 ) -> str:
-    """Returns what git answers; nothing where there is no repository."""
+    """Returns what git answers; nothing where there is no repository.
+
+    Raises:
+        SnapshotFailed: it refuses, or takes too long.
+    """
     try:
         git = Git(cwd, arguments, environ, variables)
     except OSError as error:
@@ -325,7 +311,6 @@ _STATUS = (
     *("status", "--porcelain=v2", "--branch", "-z", "--no-renames", "--ignore-submodules=all"),
     *("--untracked-files=normal", "--ignored=matching"),
 )
-_WORDS_BEFORE_NAME = 10  # of an unmerged entry
 
 
 def _taken(repository: _Repository, cwd: str, path: str, say: Callable[[str], object]) -> Snapshot:
@@ -339,7 +324,8 @@ def _taken(repository: _Repository, cwd: str, path: str, say: Callable[[str], ob
             commit = entry.split(" ")[2]
     untracked, ignored = said["?"], said["!"]
     if said["u"]:
-        conflicts = (each.split(" ", _WORDS_BEFORE_NAME - 1)[-1] for each in said["u"])
+        # ten words are before the name of an unmerged entry, one of them cut off already
+        conflicts = (each.split(" ", 9)[-1] for each in said["u"])
         names = ", ".join(islice(conflicts, _MOST_NAMED))
         raise SnapshotFailed(top, f"there are conflicts to be resolved first, in {names}")
     own = os.path.realpath(path)
@@ -403,7 +389,8 @@ def _committed(repository: _Repository, commit: str, path: str, outputs: Iterabl
         if repository.git("rev-parse", f"{commit}^{{tree}}").strip() == tree:
             return Snapshot(path, commit, commit, top, changed=False)
         parent = ["-p", commit]
-    hidden = repository.git("commit-tree", tree, *parent, "-m", _MESSAGE, variables=_AUTHOR).strip()
+    message = "What was not committed when a run was submitted"
+    hidden = repository.git("commit-tree", tree, *parent, "-m", message, variables=_AUTHOR).strip()
     return Snapshot(path, commit, hidden, top, changed=True)
 
 
@@ -448,11 +435,7 @@ def _run_directories(files: Sequence[str], untracked: Sequence[str], cwd: str) -
 
 
 def _expect_little(top: str, files: Sequence[str], say: Callable[[str], object]) -> None:
-    """Expects that what is neither tracked nor ignored is code, by its size.
-
-    Raises:
-        SnapshotFailed: it is too much.
-    """
+    """Expects that what is neither tracked nor ignored is code, by its size."""
     sizes: Counter[str] = Counter()
     for name in files:
         # files of editors vanish
@@ -493,8 +476,7 @@ def _copied_index(repository: _Repository, path: str) -> Iterator[str]:
 def _mend(repository: _Repository, snapshot: Snapshot) -> list[str]:
     """Mends what leads nowhere in a worktree: submodules, relative links out of the repository.
 
-    Returns:
-        the submodules, and repositories inside of this one, that are linked.
+    Returns the submodules, and repositories inside of this one, that are linked.
     """
     shared = []
     for entry in repository.git_tells("ls-tree", "-r", "-z", snapshot.tree_commit):

@@ -33,6 +33,7 @@ from lllaunch.run.directory import SUBMISSION
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.run.snapshot import Snapshot
 from lllaunch.spec import Requeue
+from lllaunch.text import times
 
 if TYPE_CHECKING:
     from lllaunch.run.result import RunResult
@@ -87,11 +88,7 @@ class Submission(Record, frozen=True):
         return isoformat(self.time_ns)
 
     def write(self, directory: str) -> None:
-        """Write it into the directory of a run.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Write it into the directory of a run."""
         data = json.dumps(Plain()(self), indent=2).encode() + b"\n"
         write_atomic(os.path.join(directory, SUBMISSION), data)
 
@@ -107,11 +104,7 @@ def read_submission(directory: str) -> Submission | None:
 
 
 def forget_submission(directory: str) -> None:
-    """Take away what a directory tells of a submission: another run begins there.
-
-    Raises:
-        OutputError: it cannot be taken away.
-    """
+    """Take away what a directory tells of a submission: another run begins there."""
     for name in (SUBMISSION, HISTORY, FUNCTION):
         path = os.path.join(directory, name)
         with naming(path), contextlib.suppress(FileNotFoundError):
@@ -119,11 +112,7 @@ def forget_submission(directory: str) -> None:
 
 
 class BatchStarted(Record, frozen=True, tag=True):
-    """The batch job has started.
-
-    Attributes:
-        end_time: when its time is over, seconds since the epoch; None if unknown.
-    """
+    """The batch job has started; ``end_time`` is seconds since the epoch, None if unknown."""
 
     job: str
     nodes: tuple[str, ...] = ()
@@ -148,7 +137,7 @@ class Requeued(Record, frozen=True, tag=True):
 
     Attributes:
         by: ``lllaunch``, which asks for it after this; or ``slurm``, which has done it.
-        detail: of a failure, its cause as ``retries`` calls it; else empty.
+        detail: of a failure, its cause as ``retries`` calls it.
     """
 
     cause: RequeueCause
@@ -164,10 +153,9 @@ class EndFacts(NamedTuple):
 
     Attributes:
         signalled: whether a signal announced the end of the batch job, and it ended then.
-        cause: what that was about, as far as the cluster says; else None.
+        cause: what that was about, as far as the cluster says.
         seconds_left: how long before its time limit the signal came; None if unknown.
-        failure: what it failed of, as ``retries`` of a sweep calls it; None if it did not, or if
-            another try would be in vain.
+        failure: what it failed of, as ``retries`` calls it; None if another try would be in vain.
         taken_back: whether Slurm takes it back into the queue itself.
         lost_node: whether the run has lost one of its nodes. It often notices before Slurm does.
         unexplained: whether it was SIGTERM and nobody says why. It may have been cancelled: to put
@@ -237,7 +225,7 @@ class Account:
         most, count = getattr(requeue, cause), self.counts[cause]
         if count <= most:
             return ""
-        return f"{_ENDED[cause]} {_times(count)}; cluster.requeue.{cause} is {most}"
+        return f"{_ENDED[cause]} {times(count)}; cluster.requeue.{cause} is {most}"
 
 
 _ENDED = {
@@ -245,10 +233,6 @@ _ENDED = {
     "timeout": "reached its time limit",
     "node_failure": "lost a node",
 }
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def decide(account: Account, facts: EndFacts, limits: Submission) -> Requeued | BatchEnded:
@@ -267,7 +251,7 @@ def decide(account: Account, facts: EndFacts, limits: Submission) -> Requeued | 
         if kind is None or not most:
             return BatchEnded(code)
         if account.counts[kind] >= most:
-            return BatchEnded(code, f"it was tried again {_times(most)}, as retries.{kind} says")
+            return BatchEnded(code, f"it was tried again {times(most)}, as retries.{kind} says")
         return Requeued("failed", "lllaunch", kind)
     # of nodes that are signalled one after the other, the last takes the others for lost
     otherwise: RequeueCause = "preempted" if facts.signalled else "node_failure"
@@ -277,12 +261,13 @@ def decide(account: Account, facts: EndFacts, limits: Submission) -> Requeued | 
     most = getattr(limits.requeue, cause)
     count = account.counts[cause]
     if count >= most:
-        text = f"it {_ENDED[cause]} {_times(count + 1)}, and cluster.requeue.{cause} is {most}"
+        text = f"it {_ENDED[cause]} {times(count + 1)}, and cluster.requeue.{cause} is {most}"
         return BatchEnded(code, text)
     return Requeued(cause, "lllaunch")
 
 
-# Files
+class _Moment(Record, frozen=True):
+    time_ns: int = 0
 
 
 def read_history(directory: str) -> list[tuple[int, QueueEvent]]:
@@ -298,21 +283,13 @@ def read_history(directory: str) -> list[tuple[int, QueueEvent]]:
     return found
 
 
-class _Moment(Record, frozen=True):
-    time_ns: int = 0
-
-
 def account_of(directory: str) -> Account:
     """Return what the history of a submitted run comes to."""
     return Account([event for _, event in read_history(directory)])
 
 
 def append(directory: str, event: QueueEvent) -> None:
-    """Write an event down; it is on the disk when this returns.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Write an event down; it is on the disk when this returns."""
     path, time_ns = os.path.join(directory, HISTORY), now_ns()
     line = {"time": isoformat(time_ns), "time_ns": time_ns, **Plain()(event)}
     with naming(path):
@@ -336,10 +313,9 @@ class BatchJob:
         leads: whether this is the job's first node, whose launcher writes and decides.
         continues: whether the run has started before.
         announced: whether a signal has announced the job's end.
-        early: such a signal, if it came before the run could act on it; else None.
-        seconds_left: how long before that; None if none has, or if unknown.
+        early: such a signal, if it came before the run could act on it.
+        seconds_left: how long before the end it came; None if unknown.
         ran: whether what was to run has run, to whatever end.
-        outcome: what became of the run, if it is one; None as long as it has not ended.
         overrides: of a job of a sweep, redacted; None of a run of its own.
     """
 
@@ -361,6 +337,11 @@ class BatchJob:
         """Take note, as a handler, of a signal that comes before the run or after it."""
         if not self.ran:
             self.early = self.early or signum
+
+    def note(self, event: QueueEvent) -> None:
+        """Write an event of the run down."""
+        append(self.directory, event)
+        self.account.add(event)
 
     def signalled(self, signum: int) -> None:
         """Write down, at once, that the end of the job was announced."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import signal
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.ends import ended_by_launcher, own
 
+from lllaunch.console.console import Console
 from lllaunch.events import (
     Exited,
     PreloadBroken,
@@ -33,10 +36,11 @@ from lllaunch.run.causes import (
     StartFailure,
 )
 from lllaunch.run.ending import summarize
+from lllaunch.run.events import EventLog
 from lllaunch.run.group import Attempt
 from lllaunch.run.hang import hang_of
 from lllaunch.run.judge import judge_attempt, was_out_of_memory
-from lllaunch.run.observer import Recorder
+from lllaunch.run.observer import RunObserver
 from lllaunch.run.records import (
     AttemptRecord,
     ExitCall,
@@ -55,9 +59,11 @@ from lllaunch.run.result import (
     Succeeded,
     Victim,
 )
+from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.supervisor.machine import (
     GroupEnd,
     SignalProcess,
+    SignalWorkers,
     StacksTaken,
     StartGrace,
     WatchdogFired,
@@ -632,22 +638,29 @@ def test_limit_of_the_run_is_told_where_it_is_not_the_root_cause(record, reason,
 # What is noted
 
 
-def noted(nproc: int = 2, read=lambda: UNKNOWN) -> Recorder:
-    recorder = Recorder(read=read)
+def observer(read=lambda: UNKNOWN) -> RunObserver:
+    entrypoint = Entrypoint("script", "/a/train.py", "train.py")
+    spec = LaunchSpec(entrypoint, nproc=2, log_dir="/run", cwd="/")
+    log = EventLog(os.devnull, pytest.fail)
+    return RunObserver(spec, log, Console(io.StringIO(), cwd="/run"), read=read)
+
+
+def noted(nproc: int = 2, read=lambda: UNKNOWN) -> RunObserver:
+    recorder = observer(read)
     dest = LogsDest(error_files={0: "", 1: ""})
     envs = {rank: {"RANK": str(10 + rank)} for rank in range(nproc)}
     recorder.begin(Attempt(0, "/run/attempt_0", dest, envs))
     for rank in range(nproc):
-        recorder.note(Started(rank, 100 + rank, T0))
+        recorder.observe(Started(rank, 100 + rank, T0))
     return recorder
 
 
 def test_finding_before_an_attempt_or_while_it_is_being_ended_is_not_its():
     recorder = noted()
-    recorder.note(StartGrace())
-    before = Recorder(read=lambda: UNKNOWN)
+    recorder.observe(StartGrace())
+    before = observer()
     for each in (recorder, before):
-        assert not each.fired(WatchdogFired(LIMIT, "hang", whole_run=True))
+        each.observe(WatchdogFired(LIMIT, "hang", whole_run=True))
         assert each.limit == LIMIT
     assert recorder.latest().finding is None
     assert before.latest() is None
@@ -655,11 +668,11 @@ def test_finding_before_an_attempt_or_while_it_is_being_ended_is_not_its():
 
 def test_first_finding_and_its_stacks_are_kept_with_their_files():
     recorder = noted()
-    assert recorder.fired(WatchdogFired(ALL, "hang"))
+    recorder.observe(WatchdogFired(ALL, "hang"))
     # the first one counts
-    assert not recorder.fired(WatchdogFired(TIMER, "hang"))
+    recorder.observe(WatchdogFired(TIMER, "hang"))
     stacks = (RankStack(0, "/run/attempt_0/0/stacks.txt"), RankStack(1))
-    recorder.stacks_taken(StacksTaken(stacks, Blame((1,), (0,)), ALL))
+    recorder.observe(StacksTaken(stacks, Blame((1,), (0,)), ALL))
     record = recorder.latest()
     assert (record.finding, record.stacks, record.blame) == (ALL, stacks, Blame((1,), (0,)))
     assert record.fired_ns >= record.started_ns
@@ -670,8 +683,8 @@ def test_first_finding_and_its_stacks_are_kept_with_their_files():
 @pytest.mark.parametrize("pid", [101, 5555], ids=["the worker", "below it"])
 def test_signal_that_a_timer_asks_for_is_the_launcher_s(pid):
     recorder = noted()
-    recorder.note(SignalProcess(1, pid, 9))
-    recorder.note(Exited(1, 101, -9, 2 * T0))
+    recorder.observe(SignalProcess(1, pid, 9))
+    recorder.observe(Exited(1, 101, -9, 2 * T0))
     found = own(judge_attempt(recorder.latest()).workers[1])
     assert found == ended_by_launcher(-9, 9)
 
@@ -694,8 +707,8 @@ def test_fault_follows_from_how_it_ended(fact, signals, fault):
     kills = iter([0, 1])
     recorder = noted(read=lambda: Memory(cgroup_kills=next(kills)))
     for signum in signals:
-        recorder.sent(signum)
-    assert fault_of(recorder.note(fact)) == fault
+        recorder.observe(SignalWorkers(signum, "signal"))
+    assert fault_of(recorder.observe(fact)) == fault
     record = recorder.latest()
     # as the judge says
     assert was_out_of_memory(record.workers[0], record) is (fault == "oom")

@@ -30,7 +30,7 @@ from lllaunch.run.causes import DiskFull, HungInKernel
 from lllaunch.run.events import EventLog
 from lllaunch.run.group import Attempt, _header, env_of, target_of
 from lllaunch.run.judge import judge_attempt
-from lllaunch.run.observer import Recorder, RunObserver
+from lllaunch.run.observer import RunObserver
 from lllaunch.run.result import Lost
 from lllaunch.spawner.protocol import Function, Script
 from lllaunch.spec import Entrypoint, LaunchSpec
@@ -71,8 +71,13 @@ def attempt(path: str = "/run/attempt_3", nproc: int = 2, number: int = 3) -> At
     return Attempt(number, path, dest, envs)
 
 
+def observer(hide=str, read=lambda: UNKNOWN) -> RunObserver:
+    log = EventLog(os.devnull, pytest.fail)
+    return RunObserver(spec(), log, Console(io.StringIO(), cwd="/run"), hide, read=read)
+
+
 def test_facts_end_up_with_their_worker():
-    recorder = Recorder(read=lambda: UNKNOWN)
+    recorder = observer()
     recorder.begin(attempt())
     for fact in (
         Ready(0.1),
@@ -82,7 +87,7 @@ def test_facts_end_up_with_their_worker():
         Exited(7, 500, 1, T0 + 3),  # nobody's
         OrphansGone((Orphan(9, "sleep", True),)),
     ):
-        recorder.note(fact)
+        recorder.observe(fact)
     (found,) = recorder.records()
     assert (found.number, found.restart_count, found.ended_ns) == (3, 2, T0 + 3)
     assert [(each.local_rank, each.rank) for each in found.workers] == [(0, 10), (1, 11)]
@@ -96,15 +101,15 @@ def test_facts_end_up_with_their_worker():
 
 
 def test_signals_go_to_workers_that_have_not_ended():
-    recorder = Recorder(read=lambda: UNKNOWN)
+    recorder = observer()
     recorder.begin(attempt())
-    recorder.note(Started(0, 500, T0))
-    recorder.note(Started(1, 501, T0))
+    recorder.observe(Started(0, 500, T0))
+    recorder.observe(Started(1, 501, T0))
     assert recorder.alive == 2
-    recorder.note(Exited(0, 500, 1, T0 + 2))
+    recorder.observe(Exited(0, 500, 1, T0 + 2))
     assert recorder.alive == 1
-    recorder.sent(15)
-    recorder.sent(9, [0, 1])
+    recorder.observe(SignalWorkers(15, "signal"))
+    recorder.observe(SignalProcess(1, 501, 9))
     first, second = recorder.records()[0].workers
     assert first.sent == ()
     assert [each.signum for each in second.sent] == [15, 9]
@@ -112,17 +117,17 @@ def test_signals_go_to_workers_that_have_not_ended():
 
 def test_memory_is_read_at_the_start_and_at_failures_that_it_may_explain():
     counts = iter(range(100))
-    recorder = Recorder(read=lambda: Memory(cgroup_kills=next(counts)))
+    recorder = observer(read=lambda: Memory(cgroup_kills=next(counts)))
     recorder.begin(attempt(nproc=6))
-    recorder.note(Exited(4, 504, -11, T0))
-    recorder.note(Exited(0, 500, 1, T0))
-    recorder.note(Exited(1, 501, -9, T0))
-    recorder.sent(9)
-    recorder.note(Exited(2, 502, -9, now_ns()))
+    recorder.observe(Exited(4, 504, -11, T0))
+    recorder.observe(Exited(0, 500, 1, T0))
+    recorder.observe(Exited(1, 501, -9, T0))
+    recorder.observe(KillWorkers("signal"))
+    recorder.observe(Exited(2, 502, -9, now_ns()))
     # it had ended before, and was reaped after
-    recorder.note(Exited(5, 505, 1, T0))
+    recorder.observe(Exited(5, 505, 1, T0))
     recorder.progress = lambda ranks: {rank: Progress(7.0, idle=2.0) for rank in ranks}
-    recorder.note(SpawnerGone(400, -9))
+    recorder.observe(SpawnerGone(400, -9))
     (found,) = recorder.records()
     assert found.memory.cgroup_kills == 0
     assert [each.memory.cgroup_kills for each in found.workers] == [1, 2, None, None, None, 3]
@@ -138,14 +143,14 @@ def test_that_the_disk_of_the_logs_was_full_is_known_also_of_who_was_sent_a_sign
 ):
     full = os.statvfs_result((4096, 4096, 256, 0, 0, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: full)
-    recorder = Recorder(read=lambda: UNKNOWN)
+    recorder = observer()
     recorder.begin(attempt(str(tmp_path), nproc=4))
-    recorder.note(Exited(0, 500, 1, T0))
-    recorder.sent(15)
+    recorder.observe(Exited(0, 500, 1, T0))
+    recorder.observe(SignalWorkers(15, "signal"))
     # one before, one after, and one that died of it
-    recorder.note(Exited(1, 501, 1, T0 + 5))
-    recorder.note(Exited(2, 502, 1, now_ns()))
-    recorder.note(Exited(3, 503, -15, now_ns()))
+    recorder.observe(Exited(1, 501, 1, T0 + 5))
+    recorder.observe(Exited(2, 502, 1, now_ns()))
+    recorder.observe(Exited(3, 503, -15, now_ns()))
     (found,) = recorder.records()
     workers = judge_attempt(structs.replace(found, started_ns=T0 - 1)).workers
     causes = [getattr(worker, "cause", None) for worker in workers]
@@ -157,10 +162,10 @@ def test_error_files_are_read_of_failed_workers_only_and_without_secrets(tmp_pat
     for rank in range(2):
         (path / str(rank)).mkdir(parents=True)
         (path / str(rank) / "error.json").write_text('{"message": "token hunter2"}')
-    recorder = Recorder(lambda text: text.replace("hunter2", "***"), lambda: UNKNOWN)
+    recorder = observer(lambda text: text.replace("hunter2", "***"))
     recorder.begin(attempt(str(path)))
-    recorder.note(Exited(0, 500, 0, T0))
-    recorder.note(Exited(1, 501, 1, T0))
+    recorder.observe(Exited(0, 500, 0, T0))
+    recorder.observe(Exited(1, 501, 1, T0))
     first, second = recorder.records()[0].workers
     assert first.error is None
     assert second.error.message == "token ***"
@@ -213,7 +218,7 @@ def test_two_signals_are_told_once_each(tmp_path):
         ),
         "lllaunch: SIGTERM again, killing 2 workers",
     ]
-    worker = watcher.recorder.records()[0].workers[0]
+    worker = watcher.records()[0].workers[0]
     assert [each.signum for each in worker.sent] == [2, 9]
 
 
@@ -226,14 +231,14 @@ def test_workers_that_hang_in_the_kernel(tmp_path):
         Exited(0, 500, -9, 2 * T0),
         AbandonWorkers(frozenset({1})),
     )
-    found = judge_attempt(watcher.recorder.records()[0])
+    found = judge_attempt(watcher.records()[0])
     assert found.root_cause.cause == HungInKernel()
     assert own(found.workers[1]) == Lost(why="kernel")
 
 
 def test_run_that_broke_off(tmp_path):
     _, watcher = told(tmp_path, *START)
-    assert own(judge_attempt(watcher.recorder.records()[0]).workers[0]) == Lost(why="error")
+    assert own(judge_attempt(watcher.records()[0]).workers[0]) == Lost(why="error")
 
 
 # What the user is told while the watchdog works, attempts are paused, and requests are refused

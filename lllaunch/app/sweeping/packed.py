@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import lllaunch.sweep.schedule as v
-from lllaunch.app.batch_job import begin, end_of, enter_code, note, perform, read_run, redirect
+from lllaunch.app.batch_job import begin, end_of, enter_code, perform, read_run, redirect
 from lllaunch.config.plan import SOURCES, complete
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.exit_codes import ExitCode, for_signal
@@ -180,7 +180,7 @@ class _Pack:
         begin(batch, self._submission.job, None)
         code = perform(batch, again, function, spawner)
         if code == 0:
-            note(batch, BatchEnded(code))
+            batch.note(BatchEnded(code))
         sys.stdout.flush()
         return code
 
