@@ -35,6 +35,7 @@ from lllaunch.cluster.rendezvous import (
     load_torch,
     torchs_keep_alive,
 )
+from lllaunch.cluster.values import format_endpoint
 from lllaunch.difference import differences
 from lllaunch.documents import Fields, Plain, Record, as_record, decode_record, encode_record
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, RendezvousFailed
@@ -304,9 +305,19 @@ class NodeGroup:
 
         Raises:
             SignalException: a signal came, now or before.
+            RendezvousFailed: the store does not answer. A node that was cut off from it closes no
+                connection, and torch's client waits for an answer as long as TCP does, a quarter of
+                an hour.
         """
         done = commands.do(work)
+        # to connect, to meet, to meet once more, and to agree
+        patience = 3 * self._nodes.join_timeout + self._nodes.timeout
+        until = time.monotonic() + patience
         while not done.is_set():
+            if time.monotonic() > until:
+                at = format_endpoint(self._nodes.host, self._nodes.port)
+                text = f"the rendezvous at {at} has not answered for {duration(patience)}"
+                raise RendezvousFailed(text, "its host is down, or the network between is cut")
             for signum in signals.received():
                 # one that came before it raised
                 if signum not in signals.quiet:
@@ -314,7 +325,8 @@ class NodeGroup:
                     raise SignalException(f"{name.name} came while nodes met", name)
             if signals.stopping:
                 signals.stop_until_continued()
-            wait((self._wakeup, signals), seconds=5.0)
+                until = time.monotonic() + patience
+            wait((self._wakeup, signals), seconds=min(5.0, max(0.0, until - time.monotonic())))
             self._clear()
             while self._news:
                 each, _ = self._news.popleft()

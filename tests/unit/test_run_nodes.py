@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from support.ends import ended_by_launcher, placed
 
 from lllaunch.cluster.membership import Member, Place, Roster, Share
+from lllaunch.errors import RendezvousFailed
 from lllaunch.results.store import lock_of
 from lllaunch.run import causes
 from lllaunch.run.directory import LOCK_NAME
@@ -22,7 +24,9 @@ from lllaunch.run.result import (
     Succeeded,
     plain_result,
 )
+from lllaunch.signal_source import SignalSource
 from lllaunch.spec import Nodes
+from lllaunch.supervisor import nodes as supervisor_nodes
 from lllaunch.supervisor.nodes import LastWord, NodeGroup, _Broken
 
 T0 = 1_700_000_000_000_000_000
@@ -135,6 +139,19 @@ def test_only_a_connection_that_closed_says_that_a_launcher_is_gone(why: str, sa
     nodes._watch = SimpleNamespace(at_barrier=False, stop=lambda: None)  # type: ignore[assignment]
     agreed, _ = nodes._broken(_Broken(why))
     assert said in agreed.ended.text  # type: ignore[union-attr]
+
+
+def test_nobody_waits_for_a_store_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the network is cut while nodes meet: no connection is closed."""
+    mended = threading.Event()
+    cut = SimpleNamespace(connect=lambda *_: mended.wait(), clock_offset=None)
+    monkeypatch.setattr(supervisor_nodes, "Rendezvous", lambda *_: cut)
+    nodes = Nodes(2, 2, 0, "c10d", "127.0.0.1", 29400, timeout=0.1, join_timeout=0.1)
+    group = NodeGroup(nodes, run_id="r", role="default", nproc=1, plan={}, directory="/r/node_0")
+    with SignalSource() as signals, pytest.raises(RendezvousFailed, match="has not answered"):
+        group.join(signals, 0, 0)
+    mended.set()
+    group.close(over=True)
 
 
 def test_the_lock_of_a_run_on_several_nodes_is_that_of_node_0(tmp_path: Path) -> None:
