@@ -348,16 +348,16 @@ def test_a_run_that_somebody_has_ended_does_not_come_back(
     queued.submitted()
     assert (running.entry()["state"], queued.entry()["state"]) == ("running", "queued")
     assert "queued" in queued.show()
-    for run in (running, queued):
+    for run, state in ((running, "signalled"), (queued, "cancelled")):
         if how == "scancel":
             slurm.call("scancel", run.job)
         else:
             done = verb(run.root, "stop", run.job)
             assert done.returncode == 0, done.stderr
-            assert "signalled, exit code 143" in done.stdout
+            assert f"{state}, exit code 143" in done.stdout
         assert run.over() == 143
         entry = run.entry()
-        assert (entry["state"], entry["exit_code"]) == ("signalled", 143)
+        assert (entry["state"], entry["exit_code"]) == (state, 143)
         assert "cancelled" in run.show()
         facts = slurm.facts(run.job)
         assert (facts["JobState"], facts["Restarts"]) == ("CANCELLED", "0")

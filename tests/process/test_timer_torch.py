@@ -104,7 +104,7 @@ def public(cls):
 
 
 found["differences"] = []
-modules = ("api", "local_timer", "file_based_local_timer", "debug_info_logging")
+modules = ("api", "local_timer", "file_based_local_timer")
 for module in modules:
     module = __import__(f"torch.distributed.elastic.timer.{module}", fromlist=["x"])
     name = module.__name__.replace("torch.distributed.elastic", "lllaunch")

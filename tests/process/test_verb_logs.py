@@ -153,8 +153,8 @@ def test_ranks_of_several_nodes_are_told_apart(
 ) -> None:
     for node, ranks in ((0, [0, 1]), (1, [2, 3])):
         events = (
-            '{"type": "StartWorkers", "attempt": 0}\n'
-            f'{{"type": "GroupStarted", "ranks": [0, 1], "base_rank": {ranks[0]}}}\n'
+            '{"type": "StartWorkers", "attempt": 0, "time_ns": 1}\n'
+            f'{{"type": "GroupStarted", "ranks": [0, 1], "base_rank": {ranks[0]}, "time_ns": 1}}\n'
             '{"type": "StartWorkers", "att'
         )
         of_node(tmp_path, node, tuple(f"I am {rank}\n" for rank in ranks), events=events)
@@ -164,10 +164,10 @@ def test_ranks_of_several_nodes_are_told_apart(
     assert shown(capfd, "run", "--rank", "3") == "I am 3\n"
     # where attempts of a former run are
     events = (
-        '{"type": "StartWorkers", "attempt": 0}\n'
-        '{"type": "GroupStarted", "ranks": [0], "base_rank": 0, "attempt": 0}\n'
-        '{"type": "StartWorkers", "attempt": 0}\n'
-        '{"type": "GroupStarted", "ranks": [0], "base_rank": 5, "attempt": 1}\n'
+        '{"type": "StartWorkers", "attempt": 0, "time_ns": 1}\n'
+        '{"type": "GroupStarted", "ranks": [0], "base_rank": 0, "attempt": 0, "time_ns": 1}\n'
+        '{"type": "StartWorkers", "attempt": 0, "time_ns": 1}\n'
+        '{"type": "GroupStarted", "ranks": [0], "base_rank": 5, "attempt": 1, "time_ns": 1}\n'
     )
     shutil.rmtree("run")
     of_node(tmp_path, 0, ("in attempt 0\n",), ("in attempt 1\n",), events=events)
