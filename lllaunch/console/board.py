@@ -85,7 +85,7 @@ class JobView:
         return max(0.0, self.progress.eta - (now - self.progressed))
 
 
-class Message(NamedTuple):
+class Announcement(NamedTuple):
     """What is said of a change.
 
     Attributes:
@@ -97,8 +97,8 @@ class Message(NamedTuple):
     routine: bool = False
 
 
-def _message(text: str, style: str = "", *, routine: bool = False) -> tuple[Message]:
-    return (Message((StyledText(text, style),), routine),)
+def _message(text: str, style: str = "", *, routine: bool = False) -> tuple[Announcement]:
+    return (Announcement((StyledText(text, style),), routine),)
 
 
 class Durations(NamedTuple):
@@ -243,14 +243,14 @@ class Board:
         """How many jobs neither run nor are over."""
         return max(0, self.total - self.counts.total() - self.running)
 
-    def take(self, event: object, now: float) -> list[Message]:
+    def take(self, event: object, now: float) -> list[Announcement]:
         """Take note of what happened, and return what is said of it.
 
         Args:
             event: an event or action of the scheduler, or what a job printed; others are ignored.
             now: the time, seconds.
         """
-        found: list[Message] = []
+        found: list[Announcement] = []
         if self._starting and not isinstance(event, _TOO_EARLY):
             for job in self._starting.values():
                 found += self._began(job)
@@ -299,7 +299,7 @@ class Board:
         job.progress = job.objective = None
         self.held.difference_update(event.lease.gpus, event.lease.cpus)
 
-    def _began(self, job: JobView) -> Iterable[Message]:
+    def _began(self, job: JobView) -> Iterable[Announcement]:
         text = f"job {job.number} started"
         text += f" ({job.overrides})" if job.overrides else ""
         slots = lease_text(job.lease)
@@ -312,7 +312,7 @@ class Board:
         self._starting.pop(event.number, None)
         job.state, job.lease, job.tries = J.WAITING, Lease(), job.attempt
 
-    def _refused(self, event: v.LeaseRefused, now: float) -> Iterable[Message]:
+    def _refused(self, event: v.LeaseRefused, now: float) -> Iterable[Announcement]:
         self._not_started(event, now)
         self.held.update(event.gpus, event.cpus)
         job = self._job(event.number)
@@ -348,7 +348,7 @@ class Board:
             job.objective = event.objective
             self.objectives.add(Objective(event.objective, job.number, job.overrides))
 
-    def _retry(self, event: v.Retry, now: float) -> Iterable[Message]:
+    def _retry(self, event: v.Retry, now: float) -> Iterable[Announcement]:
         job = self._job(event.number)
         job.retried[event.cause] += 1
         text = f"job {job.number}: attempt {job.attempt} {FAILED[event.cause]}"
@@ -365,7 +365,7 @@ class Board:
         if job is not None:
             job.state = J.WAITING
 
-    def _settle(self, end: v.Settle, _: float) -> Iterable[Message]:
+    def _settle(self, end: v.Settle, _: float) -> Iterable[Announcement]:
         job = self.jobs.get(end.number)
         self.counts[end.state] += 1
         if end.state is not J.NOT_RUN:
@@ -394,7 +394,7 @@ class Board:
         if end.state is J.FAILED:
             yield from self._drains()
 
-    def _drains(self) -> Iterable[Message]:
+    def _drains(self) -> Iterable[Announcement]:
         limit = None if self._policy is None else self._policy.max_failures
         failed = self.counts[J.FAILED]
         if self.ending or limit is None or failed < limit:
@@ -409,16 +409,16 @@ class Board:
             text += f"; {counted(self.running, 'running job')} {goes} on"
         return _message(text, "cause")
 
-    def _blocked(self, event: v.Blocked, _: float) -> Iterable[Message]:
+    def _blocked(self, event: v.Blocked, _: float) -> Iterable[Announcement]:
         why = printable(event.why, _LONGEST_CAUSE)
         return _message(
             f"{why}; no job is started until that works again, those that run go on", "cause"
         )
 
-    def _unblocked(self, _: v.Unblocked, __: float) -> Iterable[Message]:
+    def _unblocked(self, _: v.Unblocked, __: float) -> Iterable[Announcement]:
         return _message("what failed works again: jobs are started", "good")
 
-    def _signalled(self, event: v.SweepSignalled, _: float) -> Iterable[Message]:
+    def _signalled(self, event: v.SweepSignalled, _: float) -> Iterable[Announcement]:
         self.ending = True
         self._signals += 1
         name, jobs = signal_name(event.signum), counted(self.running, "running job")
@@ -433,14 +433,14 @@ class Board:
         return _message(text, "cause")
 
 
-def _cannot_run(job: JobView) -> Message:
+def _cannot_run(job: JobView) -> Announcement:
     named = f" ({job.overrides})" if job.overrides else ""
     code = f" (exit code {job.exit_code})" if job.exit_code is not None else ""
     first, *rest = (
         printable(line, _LONGEST_CAUSE) for line in job.why.strip().splitlines() or [""]
     )
     head = StyledText(f"job {job.number}{named} cannot run{code}: {first}", "bad")
-    return Message((head, *(StyledText(f"  {text}") for text in rest)))
+    return Announcement((head, *(StyledText(f"  {text}") for text in rest)))
 
 
 # After these a `LeaseRefused` or `JobNotStarted` may come that takes a `StartJob` back.
@@ -457,7 +457,7 @@ _TOO_EARLY = (
     v.NoMoreJobs,
 )
 
-_ACTIONS: dict[type, Callable[[Board, Any, float], Iterable[Message] | None]] = {
+_ACTIONS: dict[type, Callable[[Board, Any, float], Iterable[Announcement] | None]] = {
     JobAnswered: Board._answered,
     v.JobBroken: Board._broken,
     v.StartJob: Board._start,

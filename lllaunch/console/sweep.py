@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from msgspec.structs import replace
 
-from lllaunch.console.board import Board, Message, heartbeat_text, table_rows
+from lllaunch.console.board import Announcement, Board, heartbeat_text, table_rows
 from lllaunch.console.console import Console
 from lllaunch.console.display import display
 from lllaunch.console.stream import KEPT, Outlet, same_file
@@ -339,7 +339,7 @@ class SweepConsole:
             if flow is not None:
                 flow.push(_LAST_PATIENCE_S, last=True)
 
-    def _report(self, message: Message) -> None:
+    def _report(self, message: Announcement) -> None:
         if message.routine and (self._quiet or self._table is not None):
             return
         first, *rest = message.lines

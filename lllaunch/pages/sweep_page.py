@@ -85,13 +85,11 @@ _JOB_STATES = {
     "error": "ended with an error",
     "signalled": "ended by a signal",
     "queued": "in the queue",
-    "not_run": "not run",
-    "not_submitted": "not submitted",
 }
 
 
 def _word(state: str) -> str:
-    return _JOB_STATES.get(state, state)
+    return _JOB_STATES.get(state, state.replace("_", " "))
 
 
 def _head(facts: SweepFacts, version: str) -> page.Head:

@@ -413,7 +413,7 @@ class ControlUnavailable(Logged, frozen=True):
     reason: str
 
 
-class RunView(NamedTuple):
+class RunMoment(NamedTuple):
     """A run at one moment.
 
     Attributes:
@@ -467,7 +467,7 @@ class _Look:
     def __init__(
         self,
         questions: list[_Question],
-        view: RunView,
+        view: RunMoment,
         others: NodeStacks | None,
         seconds: float,
     ) -> None:
@@ -594,7 +594,7 @@ class RunControl:
         waits = [each for each in (own, self._socket.next_in()) if each is not None]
         return min(waits, default=None)
 
-    def turn(self, view: Callable[[], RunView]) -> list[object]:
+    def turn(self, view: Callable[[], RunMoment]) -> list[object]:
         """Do what is to be done, without waiting."""
         self._take_requests()
         found: list[object] = []
@@ -623,7 +623,7 @@ class RunControl:
             except RequestRefused as refused:
                 give(refused.to_json())
 
-    def _next(self, view: RunView) -> None:
+    def _next(self, view: RunMoment) -> None:
         """Begin with the next request, unless the watchdog is at it."""
         if view.busy:
             now = time.monotonic()

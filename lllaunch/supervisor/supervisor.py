@@ -52,7 +52,7 @@ from lllaunch.watchdog.findings import Asked
 from lllaunch.workers.group import UNKILLABLE_SECONDS, WorkerProcesses
 
 if TYPE_CHECKING:
-    from lllaunch.supervisor.control import RunControl, RunView
+    from lllaunch.supervisor.control import RunControl, RunMoment
     from lllaunch.supervisor.gpu_memory import GpuMemoryWait
     from lllaunch.supervisor.machine import RestartHistory
 
@@ -293,14 +293,14 @@ class Supervisor:
             self._make_control = self._control_due = None
         return []
 
-    def _view(self) -> RunView:
-        from lllaunch.supervisor.control import RunView  # noqa: PLC0415 - imported by now
+    def _view(self) -> RunMoment:
+        from lllaunch.supervisor.control import RunMoment  # noqa: PLC0415 - imported by now
 
         workers = self.workers
         assert workers is not None
         # the workers of a preflight are about to start
         waits = self.machine.in_preflight
-        return RunView(
+        return RunMoment(
             state=self.machine.state,
             attempt=workers.attempt,
             nproc=self._nprocs,

@@ -56,13 +56,13 @@ from lllaunch.sweep.protocol import (
     Adopted,
     Answer,
     Apart,
-    Begin,
+    BeginJob,
     Broken,
     JobMessage,
+    JobNotRun,
     JobPrinted,
     JobProgressed,
     Lent,
-    NotRun,
     OutputPipe,
     Prepared,
 )
@@ -170,7 +170,7 @@ def _work(work: Work, place: ForkInheritance) -> int:
     try:
         code = int(work.execute(answer, lease, spawner))
     except Exception as error:
-        _send(channel, NotRun(str(error) or type(error).__name__))
+        _send(channel, JobNotRun(str(error) or type(error).__name__))
         raise
     finally:
         if spawner is not None:
@@ -202,8 +202,8 @@ def _await_begin(
     while not channel.closed:
         wait_readable(channel)
         for message in channel.receive():
-            said = as_record(message.header, Lent | Begin)
-            if isinstance(said, Begin):
+            said = as_record(message.header, Lent | BeginJob)
+            if isinstance(said, BeginJob):
                 return said.lease, lent, message.fds
             lent = said, message
     return None
@@ -525,7 +525,7 @@ class JobProcess:
                     self.answer, self.answered = answer, True
                 case Apart():
                     self.apart = True
-                case NotRun(why):
+                case JobNotRun(why):
                     self.why = why
                 case JobProgressed() as progress:
                     self.progress = progress
@@ -550,7 +550,7 @@ class JobProcess:
             warm.lend(self.answer.warm, self.channel, self.pidfd)
         # It was forked before they were taken.
         locks = leases.descriptors(self.lease)
-        self.channel.queue(Plain()(Begin(self.lease)), fds=locks)
+        self.channel.queue(Plain()(BeginJob(self.lease)), fds=locks)
 
     def signal(self, signum: int) -> None:
         """Send a signal to the job's process, if it lives."""

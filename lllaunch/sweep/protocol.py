@@ -119,7 +119,7 @@ class Apart(Record, frozen=True, tag="apart"):
     """The job has closed what it was forked with that is the launcher's."""
 
 
-class NotRun(Record, frozen=True, tag="not_run"):
+class JobNotRun(Record, frozen=True, tag="not_run"):
     """The job could not be run, and why; there may be no result.json that says so."""
 
     why: str
@@ -145,7 +145,7 @@ class JobProgressed(Record, frozen=True, tag="progress"):
     eta: Number | None = None
 
 
-JobMessage = Prepared | Broken | Apart | NotRun | Adopted | JobProgressed
+JobMessage = Prepared | Broken | Apart | JobNotRun | Adopted | JobProgressed
 """What a job says to its launcher."""
 
 
@@ -161,7 +161,7 @@ class Lent(Record, frozen=True, tag="lent"):
     soon: bool
 
 
-class Begin(Record, frozen=True, tag="begin"):
+class BeginJob(Record, frozen=True, tag="begin"):
     """The job may begin; the descriptors of its locks go with it."""
 
     lease: Lease

@@ -26,7 +26,7 @@ from lllaunch.supervisor.control import (
     Request,
     RequestRefused,
     RunControl,
-    RunView,
+    RunMoment,
     ask,
 )
 from lllaunch.supervisor.machine import GroupState
@@ -258,12 +258,12 @@ def test_what_is_no_answer(
 # What a run answers while there is no worker, or the watchdog is at work
 
 
-def view(state: GroupState = GroupState.RUNNING, **more: Any) -> RunView:
+def view(state: GroupState = GroupState.RUNNING, **more: Any) -> RunMoment:
     given = {"alive": frozenset(), "pids": {}, "parent": 0, "busy": False, **more}
-    return RunView(state=state, attempt=2, nproc=2, base_rank=4, **given)
+    return RunMoment(state=state, attempt=2, nproc=2, base_rank=4, **given)
 
 
-def turns(run: RunControl, seen: RunView, until: Callable[[], bool]) -> list[object]:
+def turns(run: RunControl, seen: RunMoment, until: Callable[[], bool]) -> list[object]:
     found: list[object] = []
     while True:
         found += run.turn(lambda: seen)
