@@ -4,9 +4,11 @@
     python benchmarks/pages.py --rounds 20   more often
 
 The runs are made up (benchmarks/generated.py), the pages are made and opened as users do: by the
-command, and from the disk in a chromium. "Open" is from the beginning of the navigation until all
-of the page is laid out and its script has run, "seen" until something is on the screen, and
-"sorted" what sorting its longest table takes. Shown are medians, with the least and the greatest.
+command, and from the disk in a chromium. "Made" and "shown" are the time and the most memory that
+`report --format html` and `show` take as whole processes. "Open" is from the beginning of the
+navigation until all of the page is laid out and its script has run, "seen" until something is on
+the screen, and "sorted" what sorting its longest table takes. Shown are medians, with the least and
+the greatest.
 """
 
 from __future__ import annotations
@@ -50,12 +52,22 @@ _SORTED = """() => {
 }"""
 
 
-def make(directory: Path, page: Path) -> float:
-    """Seconds that the command takes that makes a page."""
+def costs(*words: str) -> tuple[float, int]:
+    """Seconds that one of lllaunch's verbs takes, and the most bytes that it holds."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "lllaunch", "report", str(directory), "--format", "html"]
-    subprocess.run([*command, "--output", str(page)], check=True)
-    return time.perf_counter() - began
+    command = [sys.executable, "-m", "lllaunch", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    # a run that failed is shown with its own exit code
+    assert process.returncode >= 0
+    return time.perf_counter() - began, 1024 * used.ru_maxrss
+
+
+def said(costs: Sequence[tuple[float, int]]) -> str:
+    """Time and memory of a verb."""
+    seconds, memory = zip(*costs, strict=True)
+    return f"{shown(seconds)}, {max(memory) / 1e6:.0f} MB"
 
 
 def open_page(browser: Browser, page: Path) -> list[float]:
@@ -69,20 +81,25 @@ def open_page(browser: Browser, page: Path) -> list[float]:
 
 
 def shown(seconds: Sequence[float]) -> str:
-    """Median, least and greatest."""
+    """Median, least and greatest of some seconds."""
     middle, least, most = (1000 * of(seconds) for of in (statistics.median, min, max))
     return f"{middle:.0f} ms ({least:.0f}-{most:.0f})"
 
 
-def row(name: str, browser: Browser, page: Path, made: Sequence[float], rounds: int) -> list[str]:
-    """Measure one page."""
+def row(name: str, browser: Browser, directory: Path, rounds: int) -> list[str]:
+    """Measure what one directory is shown as."""
+    page = directory.with_suffix(".html")
+    report = ("report", str(directory), "--format", "html", "--output", str(page))
+    made = [costs(*report) for _ in range(min(3, rounds))]
+    show = [costs("show", str(directory)) for _ in range(min(3, rounds))]
     data = page.read_bytes()
     columns = zip(*(open_page(browser, page) for _ in range(rounds)), strict=True)
     return [
         name,
         f"{len(data) / 1e6:.2f} MB",
         f"{len(gzip.compress(data)) / 1e6:.2f} MB",
-        shown(made),
+        said(made),
+        said(show),
         *map(shown, columns),
     ]
 
@@ -110,12 +127,11 @@ def main() -> None:
         for (name, write), size in zip(
             _WRITTEN.items(), (options.ranks, options.jobs), strict=True
         ):
-            directory, page = Path(place, str(size)), Path(place, f"{size}.html")
+            directory = Path(place, str(size))
             write(directory, size)
-            made = [make(directory, page) for _ in range(min(3, options.rounds))]
-            rows.append(row(name.format(size), browser, page, made, options.rounds))
+            rows.append(row(name.format(size), browser, directory, options.rounds))
         browser.close()
-    head = ["page of", "size", "compressed", "made", "open", "seen", "sorted"]
+    head = ["page of", "size", "compressed", "made", "shown", "open", "seen", "sorted"]
     print(table([head, *rows]))
     on = ", ".join(f"{name} {value}" for name, value in machine().items())
     on += f", load before {load:.1f}"
