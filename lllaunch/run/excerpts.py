@@ -290,7 +290,7 @@ def read_collectives(directory: str, rank: int) -> RankTrace | None:
         return None
     from lllaunch.watchdog.collectives import read_trace  # noqa: PLC0415 - seldom there
 
-    return read_trace(document, rank)
+    return read_trace(document, rank, ended=True)
 
 
 def clean_text(text: str) -> str:

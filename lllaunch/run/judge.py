@@ -351,7 +351,7 @@ def _disagreement(record: AttemptRecord) -> Disagreement | None:
     places = {}
     for each in record.workers:
         if each.misfit is not None and each.rank not in traces:
-            traces = with_aborted(traces, each.rank, *each.misfit)
+            traces = with_aborted(traces, each.rank)
         call = users_call(each.error.traceback) if each.error is not None else None
         crashed = (frame for frame in crash_frames(each.crash) if not LIBRARY.match(frame.file))
         at = call or next(crashed, None)

@@ -1,8 +1,8 @@
 """Which collective operation ranks do not agree on, by what torch has recorded of each. Pure.
 
 torch's flight recorder numbers the collectives of each process group: the ranks of a group must all
-call the same ones in the same order. What is compared is numbers, names, sizes and types. States
-are no evidence where the backend does not keep them (gloo).
+call the same ones in the same order. What is compared is numbers, names, sizes and types. Whether
+an operation is over NCCL says as its state; gloo only retires it, also when it has failed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _UNEQUAL = ("all_to_all", "alltoall", "gather", "scatter", "coalesced", "barrier
 _EQUAL = frozenset({"all_gather", "_all_gather_base", "_reduce_scatter_base"})
 _BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "rccl")
 # States that only a backend which keeps them has.
-_KEPT = frozenset({"started", "completed"})
+_KEPT = ("started", "completed")
 _DEFAULT = "default_pg"
 _UNDESCRIBED = frozenset({"", "undefined"})
 
@@ -66,8 +66,6 @@ class Call(Record, frozen=True):
     dtypes: tuple[str, ...] = ()  # their types, ``float32``
     created_ns: int = 0  # when it was called, nanoseconds since the epoch; 0 if that is not known
     completed: bool = False  # whether it is known to be over
-    # how many elements went in, where the shapes are not known but this is; else 0
-    elements: int = 0
 
 
 class GroupTrace(Record, frozen=True):
@@ -140,6 +138,7 @@ class Disagreement(Record, frozen=True):
     kind: Kind
     parties: tuple[Party, ...]  # who did what; the odd ones first, if there are such
     at_fault: tuple[int, ...] = ()  # whose doing it is; none if that cannot be told
+    instead: Party | None = None  # those who left the operation out wait with these, in another one
 
     @property
     def text(self) -> str:
@@ -150,7 +149,12 @@ class Disagreement(Record, frozen=True):
         self, shown: Callable[[str], str] = str, *, so_far: bool = False, utc: bool = False
     ) -> str:
         """One sentence for people, with times of this machine's zone or of UTC."""
-        return _SENTENCES[self.kind](self.parties, Wording(shown, so_far, utc))
+        sentence = _SENTENCES[self.kind](self.parties, Wording(shown, so_far, utc))
+        if self.instead is None:
+            return sentence
+        wait = "waits" if len(self.at_fault) == 1 else "wait"
+        other = operation_text(self.instead.collective, self.instead.group)
+        return f"{sentence}; {_named(self.at_fault)} {wait} in {other} instead"
 
     @property
     def located(self) -> frozenset[int]:
@@ -175,12 +179,13 @@ class Disagreement(Record, frozen=True):
 # Reading
 
 
-def read_trace(document: object, rank: int) -> RankTrace | None:
+def read_trace(document: object, rank: int, *, ended: bool = False) -> RankTrace | None:
     """Read what torch tells of a rank's collectives.
 
     ``document``: ``{"groups": {name: ranks}, "traces": [...]}``, each trace one of the flight
     recorder's as JSON (versions 2.1 to 2.10 have what is needed here). What is not understood is
-    passed over. Returns None if nothing is known of it.
+    passed over. ``ended``: whether the rank was about to end: what is retired may have failed.
+    Returns None if nothing is known of it.
     """
     if not isinstance(document, Mapping):
         return None
@@ -193,7 +198,7 @@ def read_trace(document: object, rank: int) -> RankTrace | None:
             # One without entries is of a rank that has called nothing yet.
             known = known or "version" in trace
             members = {**_configured(trace.get("pg_config")), **members}
-            _read_entries(trace.get("entries"), groups)
+            _read_entries(trace.get("entries"), groups, ended=ended)
     if not known:
         return None
     for name in members:
@@ -230,17 +235,17 @@ def _ranks(value: object) -> tuple[int, ...]:
     return tuple(sorted(each for each in value if type(each) is int))
 
 
-def _read_entries(entries: object, groups: dict[str, GroupTrace]) -> None:
+def _read_entries(entries: object, groups: dict[str, GroupTrace], *, ended: bool) -> None:
     calls: dict[str, list[Call]] = defaultdict(list)
     descriptions: dict[str, str] = {}
     kept: set[str] = set()
     for entry in entries[-_MOST_ENTRIES:] if isinstance(entries, list) else []:
-        read = _read_entry(entry)
+        read = _read_entry(entry, ended=ended)
         if read is None:
             continue
-        name, description, state, call = read
+        name, description, knows, call = read
         descriptions[name] = description
-        if state in _KEPT:
+        if knows:
             kept.add(name)
         last = calls[name][-1] if calls[name] else None
         if (
@@ -259,7 +264,7 @@ def _read_entries(entries: object, groups: dict[str, GroupTrace]) -> None:
         groups[name] = GroupTrace(name, descriptions[name], (), tuple(found), name in kept)
 
 
-def _read_entry(entry: object) -> tuple[str, str, str, Call] | None:
+def _read_entry(entry: object, *, ended: bool) -> tuple[str, str, bool, Call] | None:
     if not isinstance(entry, Mapping) or entry.get("is_p2p"):
         return None
     group, number, text = (entry.get(key) for key in _FIELDS)
@@ -269,16 +274,18 @@ def _read_entry(entry: object) -> tuple[str, str, str, Call] | None:
     if not colon or backend not in _BACKENDS:
         operation = str(text)
     created = entry.get("time_created_ns")
-    state = str(entry.get("state"))
+    state = entry.get("state")
+    knows = state in _KEPT
+    over = state == "completed" if knows else entry.get("retired") is True and not ended
     call = Call(
         number,
         printable(operation, _NAME),
         _sizes(entry.get("input_sizes")),
         _dtypes(entry.get("input_dtypes")),
         created if type(created) is int and created > 0 else 0,
-        state == "completed",
+        over,
     )
-    return str(group[0]), printable(str(group[-1]), _NAME), state, call
+    return str(group[0]), printable(str(group[-1]), _NAME), knows or over, call
 
 
 _FIELDS = ("process_group", "collective_seq_id", "profiling_name")
@@ -320,37 +327,19 @@ def latest(trace: RankTrace, most: int = MOST_TOLD) -> RankTrace:
 # Comparing
 
 
-def with_aborted(
-    traces: Mapping[int, RankTrace], rank: int, received: int, fitting: int
-) -> dict[int, RankTrace]:
-    """Traces with that of a rank which left none when gloo aborted it.
+def with_aborted(traces: Mapping[int, RankTrace], rank: int) -> dict[int, RankTrace]:
+    """Traces with that of a rank which left none when gloo aborted it for what it received.
 
-    gloo cuts what it sends into as many parts in all ranks, so the sizes of two parts are to each
-    other as those of the tensors.
-
-    ``traces``: what other ranks have recorded, by rank. ``received``: bytes of a part that another
-    rank has sent it. ``fitting``: bytes that its own call has for it.
+    Where the others of its group do not agree among themselves, their traces tell enough. Where
+    they do, it is the aborted one whose call has another size or type.
     """
-    known = {other: each for other, trace in traces.items() if (each := _newest(trace))}
-    for other, (_, call) in known.items():
-        alike = _elements(call)
-        for _, second in known.values():
-            differs = second.number == call.number and second.operation == call.operation
-            if differs and alike and _elements(second) * fitting == alike * received:
-                return {**traces, rank: replace(traces[other], rank=rank)}
-    calls = {(group.name, call.number, _elements(call)) for group, call in known.values()}
-    if len(calls) == 1:
-        group, call = next(iter(known.values()))
-        own, rest = divmod(_elements(call) * fitting, received) if received else (0, 1)
-        # All others agree: what they have sent it is what did not fit.
-        if own and not rest and {*group.ranks} == {*known, rank}:
-            made = replace(call, sizes=(), elements=own, created_ns=0)
-            return {**traces, rank: RankTrace(rank, (replace(group, calls=(made,)),))}
-    return dict(traces)
-
-
-def _elements(call: Call) -> int:
-    return call.elements or sum(math.prod(size) for size in call.sizes)
+    newest = [each for trace in traces.values() if (each := _newest(trace))]
+    calls = {(group.name, call.number, _signature(call)) for group, call in newest}
+    if len(calls) != 1 or {*newest[0][0].ranks} != {*traces, rank}:
+        return dict(traces)
+    group, call = newest[0]
+    made = replace(call, sizes=(), dtypes=(), created_ns=0)
+    return {**traces, rank: RankTrace(rank, (replace(group, calls=(made,)),))}
 
 
 def compare(
@@ -362,6 +351,7 @@ def compare(
 
     Of several groups it is the one whose absent ranks do not wait in another one: they would come
     to it if that went on. If that is so of several, it is one whose absent ranks wait least surely.
+    If it is so of none, each group waits for another: then fewest ranks have left a call out.
 
     ``traces``: what ranks have recorded, by rank. Returns None if they agree, or too little is
     known.
@@ -385,7 +375,19 @@ def compare(
     ]
     if first:
         return min(first, key=lambda each: min(_levels(_odd(each), waits), default=Waits.NO))
+    fewest = min((len(_odd(each)) for each in found), default=0)
+    alone = [each for each in found if len(_odd(each)) == fewest]
+    if fewest and len(alone) == 1 < len(found):
+        return _skipped(alone[0], found)
     return _standing(traces, waits, places)
+
+
+def _skipped(absence: Disagreement, found: Iterable[Disagreement]) -> Disagreement:
+    """An absence of ranks that wait for the others in a call of another group."""
+    absent = _odd(absence)
+    there = (party for each in found if each is not absence for party in each.parties[1:])
+    instead = next((party for party in there if {*absent} <= {*party.ranks}), None)
+    return replace(absence, at_fault=absent, instead=instead)
 
 
 def _levels(ranks: Iterable[int], waits: Mapping[int, Waits]) -> list[Waits]:
@@ -559,8 +561,6 @@ def _signature(call: Call) -> tuple[object, ...]:
     name = call.operation
     if name not in _EQUAL and any(part in name for part in _UNEQUAL):
         return (name,)
-    if call.elements:
-        return (name, (call.elements,), call.dtypes)
     if not call.sizes:
         return (name,)
     # Elements are counted: [4] and [2, 2] go together.
@@ -646,8 +646,6 @@ def arguments_text(call: Call, *, types: bool = True) -> str:
         texts.append(f"{dtype} {list(size)}" if dtype and not repeated else f"{list(size)}")
     if len(call.sizes) > _SHOWN_TENSORS:
         texts.append("...")
-    if call.elements:
-        texts.append(f"{call.elements} elements")
     return ", ".join(texts)
 
 
@@ -719,7 +717,9 @@ def _listed(parties: tuple[Party, ...], shown: Callable[[str], str], texts: Iter
 
 def _arguments_differ(parties: tuple[Party, ...], how: Wording) -> str:
     types = len({party.collective.dtypes for party in parties}) > 1
-    texts = [arguments_text(party.collective, types=types) for party in parties]
+    texts = [
+        arguments_text(party.collective, types=types) or "another size or type" for party in parties
+    ]
     first, *rest = parties
     what = f"{first.collective.operation} #{first.collective.number}{_of(first)}"
     said = [f"{_named(first.ranks)} called {what} with {texts[0]}"]

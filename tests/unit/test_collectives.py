@@ -181,6 +181,22 @@ def test_groups_that_wait_for_each_other_are_told_and_nobody_is_accused() -> Non
     assert at_fault(traces, waits) == ()
 
 
+def test_who_leaves_out_a_call_of_its_subgroup_is_told_from_those_who_wait_for_it() -> None:
+    world, some = (0, 1, 2, 3), (1, 2, 3)
+    traces = [
+        grouped(0, g0=(world, calls(2))),
+        grouped(1, g0=(world, calls(1)), g1=(some, (later(1),))),
+        grouped(2, g0=(world, calls(2)), g1=(some, ())),
+        grouped(3, g0=(world, calls(1)), g1=(some, (later(1),))),
+    ]
+    assert said(traces, dict.fromkeys(range(4), SURELY), r2="train.py:31") == (
+        "rank 2 never came to all_reduce #1 of pair of ranks 1-3 (float32 [4]), at train.py:31; "
+        f"ranks 1, 3 wait in it since {clock(100)}; "
+        "rank 2 waits in all_reduce #2 of default_pg (float32 [4]) instead"
+    )
+    assert at_fault(traces, dict.fromkeys(range(4), SURELY)) == (2,)
+
+
 def test_a_page_has_times_of_utc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Etc/GMT-5")
     time.tzset()
@@ -246,13 +262,46 @@ def document(*entries: Any, **more: Any) -> dict[str, Any]:
 
 
 def test_a_trace_of_gloo_is_read() -> None:
-    read = read_trace(document(entry(1), entry(2, "gloo:broadcast", input_dtypes=["Long"])), 1)
+    last = entry(2, "gloo:broadcast", input_dtypes=["Long"], retired=False)
+    read = read_trace(document(entry(1), last), 1)
     made = (
-        Call(1, "all_reduce", ((128, 10),), ("float32",), T0 + 1),
+        Call(1, "all_reduce", ((128, 10),), ("float32",), T0 + 1, completed=True),
         Call(2, "broadcast", ((128, 10),), ("int64",), T0 + 2),
     )
-    assert read == RankTrace(1, (GroupTrace("0", "default_pg", (0, 1), made),))
+    assert read == RankTrace(1, (GroupTrace("0", "default_pg", (0, 1), made, states=True),))
     assert last_operation(read) == "broadcast #2 of default_pg (int64 [128, 10])"
+
+
+def test_what_gloo_has_retired_is_over_unless_the_worker_was_ending() -> None:
+    retired = document(entry(1))
+    for ended in (False, True):
+        read = read_trace(retired, 1, ended=ended)
+        assert read is not None
+        (group,) = read.groups
+        assert (group.states, group.calls[0].completed) == (not ended, not ended)
+
+
+def test_who_has_finished_a_broadcast_does_not_wait_in_it() -> None:
+    """The root of a broadcast in a subgroup goes on to a barrier of all; a member sleeps."""
+    some = [1, 2, 3]
+
+    def rank(number: int, *made: Any) -> RankTrace:
+        groups = {"groups": {"0": [0, 1, 2, 3]} | ({"1": some} if number else {})}
+        read = read_trace(document(entry(1), *made) | groups, number)
+        assert read is not None
+        return read
+
+    barrier = entry(2, "gloo:barrier", retired=False, time_created_ns=T0 + 9)
+    cast = entry(1, "gloo:broadcast", process_group=["1", "undefined"], time_created_ns=T0 + 5)
+    traces = [
+        rank(0, barrier),
+        rank(1, cast, barrier),
+        rank(2),
+        rank(3, cast | {"retired": False}),
+    ]
+    text = said(traces, {0: SURELY, 1: SURELY, 2: NO, 3: SURELY})
+    assert text.startswith("rank 2 never came to broadcast #1 of a group of ranks 1-3")
+    assert "; rank 3 waits in it" in text
 
 
 def test_a_trace_of_nccl_is_read_after_that_of_gloo() -> None:
@@ -376,15 +425,23 @@ def test_a_disagreement_of_another_version_is_not_understood() -> None:
 # A rank that gloo has aborted
 
 
-def test_bytes_tell_which_side_an_aborted_rank_was_on() -> None:
-    known = {
-        rank: trace(rank, *calls(3), call(4, "all_reduce", 5000 if rank == 2 else 4000))
-        for rank in (0, 2, 3)
-    }
-    found = compare(with_aborted(known, 1, 2500, 2000))
+def test_an_aborted_rank_differs_only_where_all_others_agree() -> None:
+    def others(odd: Call) -> dict[int, RankTrace]:
+        return {rank: trace(rank, *calls(3), odd if rank == 2 else call(4)) for rank in (0, 2, 3)}
+
+    # gloo aborts who receives more than it expects, whoever is wrong
+    found = compare(with_aborted(others(call(4, dtype="float64")), 1))
     assert found is not None
-    assert found.sentence() == "rank 2 called all_reduce #4 with [5000], the others with [4000]"
+    assert found.sentence() == (
+        "rank 2 called all_reduce #4 with float64 [4], the others with float32 [4]"
+    )
     assert found.at_fault == (2,)
+    found = compare(with_aborted(others(call(4)), 1))
+    assert found is not None
+    assert found.sentence() == (
+        "rank 1 called all_reduce #4 with another size or type, the others with float32 [4]"
+    )
+    assert found.at_fault == (1,)
 
 
 # Beside the stacks
