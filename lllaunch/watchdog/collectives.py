@@ -656,6 +656,12 @@ def operation_text(call: Call, group: str) -> str:
     return f"{text} ({arguments})" if arguments else text
 
 
+def last_call_ns(trace: RankTrace) -> int:
+    """When a rank last came to a collective, nanoseconds since the epoch; 0 if it never did."""
+    newest = _newest(trace)
+    return 0 if newest is None else newest[1].created_ns
+
+
 def last_operation(trace: RankTrace) -> str:
     """The last collective that a rank has come to, for people; empty if there is none."""
     newest = _newest(trace)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import shutil
 import stat
@@ -18,6 +19,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from msgspec import structs
+
 from lllaunch.errors import OutputError
 from lllaunch.heartbeats import HEARTBEAT, make_places, place_of, read_heartbeats
 from lllaunch.linux import proc
@@ -26,7 +29,14 @@ from lllaunch.linux.process import wait_readable
 from lllaunch.spawner.dump import WATCHED, dumped
 from lllaunch.spawner.flight_recorder import SOCKET
 from lllaunch.spec import TIMER_FILE, WatchdogPolicy
-from lllaunch.watchdog.findings import Finding, OverMemory, TimedOut, TimerExpired
+from lllaunch.watchdog.findings import (
+    Finding,
+    OverMemory,
+    Spinning,
+    Stalled,
+    TimedOut,
+    TimerExpired,
+)
 from lllaunch.watchdog.sampling import Sample, Sampler, SampleSeries, Usage, size_of
 from lllaunch.watchdog.stall import (
     Detector,
@@ -279,6 +289,8 @@ _LATE = 1.0
 # sooner it would reach its limit if it went on growing like this.
 _MEMORY_INTERVAL = 5.0
 _SHORTEST_INTERVAL = 0.2
+# Who can say when it last called a collective has done so by then, seconds.
+_ANSWER_SECONDS = 0.5
 # Where the workers are is known by then, or not at all, seconds.
 _FRAMES_SECONDS = 4.0
 
@@ -659,8 +671,7 @@ class AttemptWatch:
         # they may have gone on meanwhile
         usage = self._sampler.usage(self._pids())
         self._spin.look(now, self._activities(usage, self._written()))
-        finding = self._spin.compare(now, stands)
-        return [] if finding is None else [finding]
+        return self._without_moving(now, self._spin, self._spin.compare(now, stands))
 
     def last_heartbeat(self) -> float | None:
         """Return when a worker last said that it gets on, monotonic seconds; None if none has."""
@@ -696,8 +707,49 @@ class AttemptWatch:
         for name in due:
             detector = self._detectors[name]
             self._due_looks[name] = now + detector.interval
-            finding = detector.look(now, looks)
-            found += [] if finding is None else [finding]
+            found += self._without_moving(now, detector, detector.look(now, looks))
+        return found
+
+    def _without_moving(
+        self, now: float, detector: Detector, finding: Finding | None
+    ) -> list[Finding]:
+        """A finding, if what it says of workers is so for those that call collectives, too.
+
+        One that sleeps between them, or waits in each for a straggler, gets on.
+        """
+        if not isinstance(finding, (Stalled, Spinning)):
+            return [] if finding is None else [finding]
+        called = self._last_calls(now, finding.ranks)
+        since = now - finding.seconds
+        still = tuple(rank for rank in finding.ranks if called.get(rank, since) <= since)
+        if still == finding.ranks:
+            return [finding]
+        if still and isinstance(finding, Stalled) and finding.scope == "rank":
+            return [structs.replace(finding, ranks=still)]
+        detector.forgive(max(called.values()))
+        return []
+
+    def _last_calls(self, now: float, ranks: Collection[int]) -> dict[int, float]:
+        """Ask workers when they last called a collective; by local rank of those that tell."""
+        from lllaunch.watchdog.stacks.recorders import TraceSource, ask  # noqa: PLC0415 - seldom
+
+        sources = {
+            rank: TraceSource(rank, self._environment[rank][SOCKET])
+            for rank in ranks
+            if SOCKET in self._environment[rank]
+        }
+        if not sources:
+            return {}
+        from lllaunch.watchdog.collectives import last_call_ns, read_trace  # noqa: PLC0415 - seldom
+
+        answers = ask(sources, time.monotonic() + _ANSWER_SECONDS, lambda: False)
+        at = time.time_ns()
+        found = {}
+        for rank, text in answers.items():
+            with contextlib.suppress(ValueError, RecursionError):
+                trace = read_trace(json.loads(text), rank)
+                if trace is not None and (moment := last_call_ns(trace)):
+                    found[rank] = now - max(0, at - moment) / 1e9
         return found
 
     def _activities(

@@ -149,6 +149,25 @@ def test_ranks_that_skip_or_reorder_collectives_in_all_groups(tmp_path: Path) ->
     assert not any(stack["trace"] is not None and "calls" in stack for stack in looks[0]["stacks"])
 
 
+STRAGGLER = """
+import os, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+for _ in range(6):
+    time.sleep(1.0 if os.environ["RANK"] == "1" else 0.1)
+    dist.all_reduce(torch.ones(2))
+"""
+
+
+def test_ranks_that_sleep_between_collectives_get_on(tmp_path: Path) -> None:
+    (tmp_path / "straggler.py").write_text(STRAGGLER)
+    node = {"entrypoint": "straggler.py", "nproc": 2, "preload": ["torch"], "tee": "none"}
+    ended = launch(tmp_path, node | {"watchdog": {"stall": "2s"}})
+    assert ended.code == 0, ended.err
+
+
 LATE = """
 import os, sys, threading, time
 

@@ -354,6 +354,8 @@ def test_what_another_program_wrote_is_none_of_ours() -> None:
 # The files of the version before
 
 GOLDEN = Path(__file__).parent / "golden"
+# sizes of a call that were guessed from bytes
+GONE = "elements"
 
 
 @pytest.mark.parametrize("name", ["result_version_1.json", "run_version_1/result.json"])
@@ -365,7 +367,8 @@ def test_a_result_of_the_version_before_is_read_whole(name: str) -> None:
     def missing(old: Any, new: Any) -> bool:
         """Whether what was written is not written now, or is something else."""
         if isinstance(old, dict):
-            return any(key not in new or missing(each, new[key]) for key, each in old.items())
+            kept = {key: each for key, each in old.items() if key != GONE}
+            return any(key not in new or missing(each, new[key]) for key, each in kept.items())
         if isinstance(old, list):
             return len(old) != len(new) or any(map(missing, old, new))
         return bool(old != new)
