@@ -10,6 +10,7 @@ import contextlib
 import errno
 import itertools
 import os
+import pickle
 import select
 import signal
 import socket
@@ -336,9 +337,9 @@ class Spawner:
         ``stdout``: file that its standard output is appended to; empty for the launcher's own.
         """
         key = self._workers.add(attempt, rank)
-        request = SpawnRequest(key, rank, target, cwd, dict(env), stdout, stderr, fresh)
-        header, payload, fds = request.encode()
-        self._send(header, payload, fds, close_fds=isinstance(target, Pickled))
+        request = SpawnRequest(key, target, cwd, dict(env), stdout, stderr, fresh)
+        fds = target.fds if isinstance(target, Pickled) else ()
+        self._send({"op": "spawn"}, pickle.dumps(request), fds, close_fds=True)
         return key
 
     def signal(self, keys: Iterable[int], signum: int) -> None:

@@ -70,14 +70,10 @@ class Function:
 
 @dataclass(frozen=True)
 class Pickled:
-    """A callable of the calling process; ``payload`` is made by `lllaunch.spawner.pickling.dump`.
+    """A callable of the calling process, as `lllaunch.spawner.pickling.dump` makes it."""
 
-    Attributes:
-        payload: the pickled ``(preparation, function, args)``.
-        fds: descriptors that the payload refers to by index; they are duplicated on sending.
-    """
-
-    payload: bytes
+    payload: bytes  # the pickled ``(preparation, function, args)``
+    # descriptors that the payload refers to by index; they are duplicated on sending
     fds: tuple[int, ...] = ()
 
 
@@ -129,25 +125,16 @@ MAX_FDS = 253
 
 
 class Message(NamedTuple):
-    """One received message.
-
-    Attributes:
-        fds: descriptors that came with it; the receiver owns them.
-        lost: how many more were sent with it, for which this process had no room.
-    """
+    """One received message."""
 
     header: dict[str, Any]
     payload: bytes
-    fds: list[int]
-    lost: int = 0
+    fds: list[int]  # descriptors that came with it; the receiver owns them
+    lost: int = 0  # how many more were sent with it, for which this process had no room
 
 
 class Channel:
-    """One end of the connection: sends without blocking, receives what is there.
-
-    Attributes:
-        closed: whether the other end is gone and all that it sent has been received.
-    """
+    """One end of the connection: sends without blocking, receives what is there."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -159,7 +146,7 @@ class Channel:
         self._fds: deque[tuple[int, int]] = deque()
         self._taken = 0
         self._sends = True
-        self.closed = False
+        self.closed = False  # whether the other end is gone and all that it sent has been received
 
     def fileno(self) -> int:
         """The socket's descriptor."""
@@ -305,74 +292,19 @@ class Channel:
         self._sock.close()
 
 
-_BY_KIND: dict[str, type[Program | Script | Module]] = {
-    "program": Program,
-    "script": Script,
-    "module": Module,
-}
-
-
 @dataclass(frozen=True)
 class SpawnRequest:
-    """What to start and how.
+    """What to start and how; sent pickled, since the spawner is the launcher's own.
 
-    Attributes:
-        key: number by which the client knows the worker; unique per spawner.
-        rank: local rank, for messages.
-        env: variables that differ from the spawner's own.
-        stdout: file for standard output, appended to; empty: the launcher's.
-        fresh: run in a fresh interpreter instead of a fork of the spawner.
+    ``key``: number by which the client knows the worker, unique per spawner. ``env``: variables
+    that differ from the spawner's own. ``stdout``: file for standard output, appended to; empty:
+    the launcher's. ``fresh``: run in a fresh interpreter instead of a fork of the spawner.
     """
 
     key: int
-    rank: int
     target: Target
     cwd: str
     env: dict[str, str] = field(default_factory=dict)
     stdout: str = ""
     stderr: str = ""
     fresh: bool = False
-
-    def encode(self) -> tuple[dict[str, Any], bytes, tuple[int, ...]]:
-        """The message: header, payload, descriptors."""
-        header: dict[str, Any] = {
-            "op": "spawn",
-            "key": self.key,
-            "rank": self.rank,
-            "cwd": self.cwd,
-            "env": self.env,
-            "stdout": self.stdout,
-            "stderr": self.stderr,
-            "fresh": self.fresh,
-        }
-        target = self.target
-        if isinstance(target, Pickled):
-            return header | {"kind": "pickled"}, target.payload, target.fds
-        if isinstance(target, Function):
-            named = {"kind": "function", "module": target.module, "qualname": target.qualname}
-            return header | named, target.call, ()
-        kind = type(target).__name__.lower()
-        name = target.name if isinstance(target, Module) else target.path
-        return header | {"kind": kind, "name": name, "argv": list(target.argv)}, b"", ()
-
-    @classmethod
-    def decode(cls, message: Message) -> SpawnRequest:
-        """The order that a message holds."""
-        header = message.header
-        target: Target
-        if header["kind"] == "pickled":
-            target = Pickled(message.payload, tuple(message.fds))
-        elif header["kind"] == "function":
-            target = Function(header["module"], header["qualname"], message.payload)
-        else:
-            target = _BY_KIND[header["kind"]](header["name"], tuple(header["argv"]))
-        return cls(
-            header["key"],
-            header["rank"],
-            target,
-            header["cwd"],
-            header["env"],
-            header["stdout"],
-            header["stderr"],
-            header["fresh"],
-        )

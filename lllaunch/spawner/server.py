@@ -20,6 +20,7 @@ import fcntl
 import json
 import math
 import os
+import pickle
 import resource
 import select
 import signal
@@ -48,7 +49,7 @@ from lllaunch.spawner.child import ChildDefaults, start
 from lllaunch.spawner.interpreter import comes_too_late
 from lllaunch.spawner.orphans import MARK, OrphanCleanup, Pauses, kill_below, kill_with_below
 from lllaunch.spawner.preloading import Preloaded, pause, preload
-from lllaunch.spawner.protocol import Channel, Message, SpawnRequest
+from lllaunch.spawner.protocol import Channel, Message, Pickled, SpawnRequest
 
 
 class Wakeups:
@@ -395,7 +396,6 @@ def _child(message: Message, around: ChildDefaults, write: int, foreign: Iterabl
 
 def _problem(message: Message) -> str:
     import inspect  # noqa: PLC0415 - in the child only: every spawner imports this module
-    import pickle  # noqa: PLC0415
 
     from lllaunch.spawner.worker import resolve  # noqa: PLC0415
 
@@ -567,7 +567,10 @@ class Server:
     def _spawn(self, message: Message) -> None:
         assert self._around is not None
         pause(self._preloaded.runtimes)
-        request = SpawnRequest.decode(message)
+        request: SpawnRequest = pickle.loads(message.payload)  # noqa: S301 - the launcher's own
+        if isinstance(request.target, Pickled):
+            # as they are numbered here
+            request = replace(request, target=replace(request.target, fds=tuple(message.fds)))
         if not self._preloaded.fork_safe or comes_too_late(request.env, self._preloaded.read):
             request = replace(request, fresh=True)
         if message.lost:
