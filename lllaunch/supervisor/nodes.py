@@ -21,6 +21,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as _await
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
@@ -313,7 +315,7 @@ class NodeGroup:
         # to connect, to meet, to meet once more, and to agree
         patience = 3 * self._nodes.join_timeout + self._nodes.timeout
         until = time.monotonic() + patience
-        while not done.is_set():
+        while not done.done():
             if time.monotonic() > until:
                 at = format_endpoint(self._nodes.host, self._nodes.port)
                 text = f"the rendezvous at {at} has not answered for {duration(patience)}"
@@ -494,7 +496,7 @@ class NodeGroup:
             time_ns=self._shared_time(now_ns()),
         )
         commands.do(lambda: rendezvous.end(ending))
-        self._tell_progress(commands, rendezvous, None).wait(_MOMENT_SECONDS)
+        _await([self._tell_progress(commands, rendezvous, None)], _MOMENT_SECONDS)
 
     def are_all_idle(self, kind: str, valid: float) -> bool:
         """Take note that this node's workers do nothing; return whether those of all nodes do so.
@@ -581,7 +583,7 @@ class NodeGroup:
 
     def _tell_progress(
         self, commands: _Commands, rendezvous: Rendezvous, progress: AttemptProgress | None
-    ) -> _Done:
+    ) -> Future[None]:
         """Say how far the attempt came here; None: nobody knows, and need wait for it."""
         if progress is not None:
             progress = replace(progress, time_ns=self._shared_time(progress.time_ns))
@@ -721,7 +723,8 @@ class NodeGroup:
         if self._commands is not None and rendezvous is not None and self.place is not None:
             text = encode_record(LastWord(self.place.attempt, document, self.name)).decode()
             run = self.place.roster.token
-            self._commands.do(lambda: rendezvous.give_result(run, text)).wait(_FAREWELL_SECONDS)
+            given = self._commands.do(lambda: rendezvous.give_result(run, text))
+            _await([given], _FAREWELL_SECONDS)
 
     def results(
         self, seconds: float, given_up: Callable[[], bool] = lambda: False
@@ -740,7 +743,7 @@ class NodeGroup:
         found: dict[str, list[LastWord]] = {}
         while True:
             done = commands.do(functools.partial(rendezvous.results, roster.token))
-            if not done.wait(_FAREWELL_SECONDS) or done.failed:
+            if not _await([done], _FAREWELL_SECONDS).done or done.exception() is not None:
                 return found
             for text in done.result():
                 word = decode_record(text, LastWord)
@@ -766,14 +769,15 @@ class NodeGroup:
         self._rendezvous = self._commands = None
         if commands is not None and rendezvous is not None:
             # one that waits for others to join, or for a machine that is cut off, is left behind
-            free = self._joined and commands.do(lambda: None).wait(_MOMENT_SECONDS)
+            free = self._joined and bool(_await([commands.do(lambda: None)], _MOMENT_SECONDS).done)
             if free:
                 if self._settles is not None and self.place is not None:
                     # who waits for this one to say more need not
                     self._tell_progress(commands, rendezvous, None)
                 if self._clock is not None:
                     commands.do(rendezvous.knock)
-                commands.do(lambda: rendezvous.leave(over=over)).wait(_FAREWELL_SECONDS)
+                left = commands.do(lambda: rendezvous.leave(over=over))
+                _await([left], _FAREWELL_SECONDS)
                 if over and rendezvous.hosts and self.place and self.place.roster.mixed:
                     # torchrun's agents ask the store in their last moments, and do not say which
                     # those are; without it they would not get to report what has failed
@@ -963,47 +967,20 @@ class _Thread(threading.Thread):
         self._work()
 
 
-class _Done:
-    """What came of something that a thread was told to do."""
-
-    def __init__(self) -> None:
-        self._over = threading.Event()
-        self._result: Any = None
-        self._error: BaseException | None = None
-
-    def set(self, result: Any = None, error: BaseException | None = None) -> None:
-        self._result, self._error = result, error
-        self._over.set()
-
-    def is_set(self) -> bool:
-        return self._over.is_set()
-
-    def wait(self, seconds: float) -> bool:
-        return self._over.wait(seconds)
-
-    @property
-    def failed(self) -> bool:
-        return self._error is not None
-
-    def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-
 class _Commands:
     """A thread that does one thing after the other."""
 
     def __init__(self, wake: Callable[[object, object], None]) -> None:
         self._wake = wake
-        self._work: queue.SimpleQueue[tuple[Callable[[], Any], _Done] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
+        self._work = queue.SimpleQueue()
         self._stop = threading.Event()
         self._thread = _Thread("lllaunch-nodes", self._run)
         self._thread.start()
 
-    def do(self, work: Callable[[], Any]) -> _Done:
+    def do(self, work: Callable[[], Any]) -> Future[Any]:
         """Do something after all else; what is returned says when, and what came of it."""
-        done = _Done()
+        done: Future[Any] = Future()
         self._work.put((work, done))
         return done
 
@@ -1027,17 +1004,13 @@ class _Commands:
                 return
             work, done = item
             try:
-                result, error = work(), None
-            except BaseException as raised:  # noqa: BLE001 - it is raised where it is waited for
-                result, error = None, raised
-            self._settle(done, result, error)
-
-    def _settle(self, done: _Done, result: Any, error: BaseException | None) -> None:
-        done.set(result, error)
-        ours = isinstance(error, LaunchError)
-        if isinstance(error, Exception) and not ours and not self._stop.is_set():
-            self._wake(_Broken(_first_line(error)), self)
-        self._wake(None, self)
+                done.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+                done.set_exception(error)
+                ours = isinstance(error, LaunchError)
+                if isinstance(error, Exception) and not ours and not self._stop.is_set():
+                    self._wake(_Broken(_first_line(error)), self)
+            self._wake(None, self)
 
 
 class _Watch:
