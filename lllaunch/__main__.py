@@ -17,8 +17,7 @@ def end(code: int) -> None:
     What others see of an end is done: atexit functions, and the flush of the standard streams. The
     spawner is gone and every file of the run is closed by now.
 
-    Args:
-        code: exit status.
+    ``code``: exit status.
     """
     import atexit  # noqa: PLC0415 - at the end only
     import contextlib  # noqa: PLC0415

@@ -107,8 +107,7 @@ def read_json(path: str) -> dict[str, Any] | None:
 def last_record(path: str, window: int) -> dict[str, Any] | None:
     """Return the last whole line of a file of JSON lines that is an object, None without one.
 
-    Args:
-        window: how many bytes at its end are looked at.
+    ``window``: how many bytes at its end are looked at.
     """
 
     def read(line: bytes) -> dict[str, Any] | None:
@@ -124,8 +123,7 @@ def last_record(path: str, window: int) -> dict[str, Any] | None:
 def last_line(path: str, window: int, read: Callable[[bytes], T | None]) -> T | None:
     """Return what the last whole line of a file says that says something.
 
-    Args:
-        window: how many bytes at its end are looked at.
+    ``window``: how many bytes at its end are looked at.
     """
     try:
         lines = read_bytes(path, window).split(b"\n")
@@ -222,9 +220,7 @@ def _fields_of(kind: type[msgspec.Struct], *, whole: bool) -> tuple[_Field, ...]
 class Plain:
     """Makes of records, and of all that stands in them, what JSON has.
 
-    Args:
-        redact: applied to every text.
-        root: directory that paths are written relative to.
+    ``redact``: applied to every text. ``root``: directory that paths are written relative to.
     """
 
     def __init__(
@@ -318,8 +314,7 @@ def as_record(value: object, kind: object, root: str = "") -> Any: ...
 def as_record(value: object, kind: Any, root: str = "") -> Any:
     """Return the record that plain data stands for.
 
-    Args:
-        root: directory that relative paths count from.
+    ``root``: directory that relative paths count from.
 
     Raises:
         ValueError: it is none; says what was expected, and where.

@@ -42,34 +42,27 @@ _now, _put_moment = time.monotonic_ns, _MOMENT.pack_into
 
 
 class _Layout:
-    """How a record with metrics of certain names looks in memory.
-
-    Attributes:
-        put: writes moment, step, total, ``names``, the metrics, and the moment, at an offset.
-    """
+    """How a record with metrics of certain names looks in memory."""
 
     __slots__ = ("names", "put")
 
     def __init__(self, names: tuple[str, ...]) -> None:
         text = _SEPARATOR.join(names).encode("utf-8", "replace")
         self.names = struct.pack("HH", len(names), len(text)) + text
+        # writes moment, step, total, ``names``, the metrics, and the moment, at an offset
         self.put = struct.Struct(f"qdd{len(self.names)}s{len(names)}dq").pack_into
 
 
 class _Place:
-    """Where this process writes; without a launcher that watches, nowhere.
-
-    Attributes:
-        memory: shared with the launcher, or None.
-        layouts: by the names of metrics. They are the same in every call of a training, so a few
-            are enough.
-    """
+    """Where this process writes; without a launcher that watches, nowhere."""
 
     __slots__ = ("layouts", "memory", "offset", "start")
 
     def __init__(self) -> None:
-        self.memory: mmap.mmap | None = None
+        self.memory: mmap.mmap | None = None  # shared with the launcher, or None
         self.offset = 0
+        # by the names of metrics. They are the same in every call of a training, so a few are
+        # enough
         self.layouts: dict[tuple[str, ...], _Layout] = {}
         offset, _, path = os.environ.get(HEARTBEAT, "").partition(":")
         # Where the file is gone the launcher watches no more.
@@ -113,12 +106,10 @@ def progress(step: float, total: float | None = None, **metrics: Any) -> None:
     ``ls``, ``top``, a sweep's table, result.json and failure reports show it, and
     ``launch.watchdog.progress`` uses it. The last call counts. Outside of lllaunch it does nothing.
 
-    Args:
-        step: steps that are done, counted over the whole training, also after a restart.
-        total: steps in all; None or infinity if unknown.
-        metrics: further numbers, about thirty at most (980 bytes in a call; the last ones are
-            omitted). Anything that `float` accepts is a number; a tensor on a GPU is waited for.
-            Non-numbers are ignored. NaN and infinity are reported once.
+    ``step``: steps that are done, counted over the whole training, also after a restart. ``total``:
+    steps in all; None or infinity if unknown. ``metrics``: further numbers, about thirty at most
+    (980 bytes in a call; the last ones are omitted). Anything that `float` accepts is a number; a
+    tensor on a GPU is waited for. Non-numbers are ignored. NaN and infinity are reported once.
 
     Raises:
         TypeError: ``step`` or ``total`` is not a number.
@@ -189,24 +180,19 @@ def _expect_numbers(step: object, total: object) -> None:
 
 
 class ProgressRecord(NamedTuple):
-    """What the last call of `progress` said.
+    """What the last call of `progress` said."""
 
-    Attributes:
-        moment: when, nanoseconds of the monotonic clock.
-        total: how many there are, None if that is not known.
-    """
-
-    moment: int
+    moment: int  # when, nanoseconds of the monotonic clock
     step: float
-    total: float | None
+    total: float | None  # how many there are, None if that is not known
     metrics: dict[str, float]
 
 
 def read_progress(places: io.FileIO, rank: int) -> ProgressRecord | None:
     """Return what a local rank said last of its progress.
 
-    Returns:
-        None if it has said nothing, and while it is being written: then it is to be asked again.
+    Returns None if it has said nothing, and while it is being written: then it is to be asked
+    again.
     """
     start, end = rank * _SIZE + _START, (rank + 1) * _SIZE
     for _ in range(_READS):

@@ -67,28 +67,20 @@ class SignalSource:
     was told to anybody, they come again then: none is lost. A Ctrl-C before that came to nothing
     (`lllaunch.interrupts`) is noted, too.
 
-    Args:
-        signals: which; None for those that TORCHELASTIC_SIGNALS_TO_HANDLE names, without it
-            torch's but for ``quiet``.
-        raises: whether they raise `SignalException` in the main thread instead, always.
-        quiet: others, which are noted, never raise and never come again; but for those that are
-            among them.
-        stops: whether SIGTSTP (Ctrl-Z) is noted, too. It is no reason to end: it never raises, and
-            is not among those received; see ``stopping``.
-        notice: another one, which announces the end as SIGTERM does, and is taken for that; also if
-            it is ignored. Which of the two come, in what order and how often differs from cluster
-            to cluster, so all of them together are one SIGTERM, whatever ``signals`` are.
-        noticed: called with the first of these, in the main thread.
-
-    Attributes:
-        quiet: those.
-        announced: the first of SIGTERM and the ``notice`` that came, if there is a ``notice``; else
-            None.
-        twice: whether signals may come twice, from who sends them to all processes (Slurm, to those
-            of a step) and from a launcher that forwards them: then one that repeats the first does
-            not count. Set in the jobs of a sweep.
+    ``signals``: which; None for those that TORCHELASTIC_SIGNALS_TO_HANDLE names, without it torch's
+    but for ``quiet``. ``raises``: whether they raise `SignalException` in the main thread instead,
+    always. ``quiet``: others, which are noted, never raise and never come again; but for those that
+    are among them. ``stops``: whether SIGTSTP (Ctrl-Z) is noted, too. It is no reason to end: it
+    never raises, and is not among those received; see ``stopping``. ``notice``: another one, which
+    announces the end as SIGTERM does, and is taken for that; also if it is ignored. Which of the
+    two come, in what order and how often differs from cluster to cluster, so all of them together
+    are one SIGTERM, whatever ``signals`` are. ``noticed``: called with the first of these, in the
+    main thread.
     """
 
+    # whether signals may come twice, from who sends them to all processes (Slurm, to those of a
+    # step) and from a launcher that forwards them: then one that repeats the first does not count.
+    # Set in the jobs of a sweep
     twice = False
 
     def __init__(
@@ -107,10 +99,11 @@ class SignalSource:
             if named is None:
                 signals = [signum for signum in signals if signum not in quiet]
         self._signals = tuple(signals)
-        self.quiet = frozenset(quiet).difference(self._signals)
+        self.quiet = frozenset(quiet).difference(self._signals)  # those
         self._signals += tuple(self.quiet)
         self._notice = notice
         self._noticed = noticed
+        # the first of SIGTERM and the ``notice`` that came, if there is a ``notice``; else None
         self.announced: int | None = None
         if notice is not None:
             others = {notice, signal.SIGTERM}.difference(self._signals)

@@ -141,21 +141,18 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Entrypoint:
-    """What the workers run.
-
-    Attributes:
-        name: dotted module (function, module), absolute path (script, program with a slash), or
-            program to be looked up on PATH.
-        decided: whether it could be told without importing it that a function is there and takes
-            its arguments; if not, the spawner tries before anything is started.
-        text: as the user wrote it; its source where it came from the environment. Empty if the
-            config names none, in an app whose decorated function is what workers run.
-    """
+    """What the workers run."""
 
     form: EntrypointForm
+    # dotted module (function, module), absolute path (script, program with a slash), or program to
+    # be looked up on PATH
     name: str
+    # as the user wrote it; its source where it came from the environment. Empty if the config names
+    # none, in an app whose decorated function is what workers run
     text: str
     qualname: str = ""
+    # whether it could be told without importing it that a function is there and takes its
+    # arguments; if not, the spawner tries before anything is started
     decided: bool = False
 
 
@@ -219,17 +216,11 @@ class Cluster:
 
 
 class Detected(Record, frozen=True):
-    """What ``nnodes: auto`` took from the environment.
+    """What ``nnodes: auto`` took from the environment."""
 
-    Attributes:
-        setting: which it stands for, as in the config: ``nnodes``, ``rdzv.endpoint``.
-        value: as it is used.
-        variable: whose value it was made from.
-    """
-
-    setting: str
-    value: str
-    variable: str
+    setting: str  # which it stands for, as in the config: ``nnodes``, ``rdzv.endpoint``
+    value: str  # as it is used
+    variable: str  # whose value it was made from
 
 
 class Resources(NamedTuple):
@@ -258,17 +249,13 @@ class ConsolePolicy:
 
 
 class Written(NamedTuple):
-    """Something that Hydra writes to.
-
-    Attributes:
-        log_of: of a log file the run's directory, empty if that is not known; None of directories.
-        hidden: whether variables were read for it, so that it must not be shown.
-    """
+    """Something that Hydra writes to."""
 
     key: str
     path: str
+    # of a log file the run's directory, empty if that is not known; None of directories
     log_of: str | None = None
-    hidden: bool = False
+    hidden: bool = False  # whether variables were read for it, so that it must not be shown
 
 
 @dataclass(frozen=True)
@@ -278,47 +265,32 @@ class LaunchSpec:
     Fields that the config has, too, are explained in `lllaunch.config.schema.Launch`; here all are
     decided: times are seconds, sizes bytes, paths absolute, and None is no limit. Its repr leaves
     out the fields that may hold secrets.
-
-    Attributes:
-        args: positional arguments. For scripts, modules and programs, text ready for a command
-            line (a mapping in the config has become ``--key value``); for functions, any plain
-            data.
-        start_method: also ``fork`` for a function that workers cannot import, which are forked from
-            the process that has it.
-        derived_preload: what the spawner imports after ``preload``, since the kind of the run asks
-            for it; in no plan.
-        spawner_cwd: that of the preloads, absolute; empty for the workers'. Runs that have it in
-            common can share a spawner.
-        derived_env: variables that follow from the rest and from where it runs, stronger than
-            ``env``; in no plan.
-        env_per_rank: variables of some workers by their local ranks, stronger than both. Ranges
-            may reach beyond ``nproc`` where the machine decides on it.
-        redirects: streams that go to files, by local rank, every rank listed; includes ``tee``.
-        tee: streams that are shown as well, by local rank, every rank listed.
-        sources: by path in the plan, what stands there in place of a value: of one that must not
-            be written the text that it comes from (``${oc.env:NAME}``), and of one that the machine
-            decides on what the config says.
-        arg_keys: of each of ``args``, the path below ``launch.args`` of what it was made from;
-            empty for keyword arguments.
-        hydra: what Hydra makes by the names in its own node, redacted; it is in no plan but a
-            lock's, and only known where plans are reviewed.
-        written: what Hydra writes to; the same.
     """
 
     entrypoint: Entrypoint
     nproc: int
     log_dir: str
     cwd: str
+    # positional arguments. For scripts, modules and programs, text ready for a command line (a
+    # mapping in the config has become ``--key value``); for functions, any plain data
     args: tuple[Any, ...] = field(default=(), repr=False)
     kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     role: str = "default"
+    # also ``fork`` for a function that workers cannot import, which are forked from the process
+    # that has it
     start_method: StartMethod = "forkserver"
     preload: tuple[str, ...] = ()
+    # what the spawner imports after ``preload``, since the kind of the run asks for it; in no plan
     derived_preload: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    # variables of some workers by their local ranks, stronger than both. Ranges may reach beyond
+    # ``nproc`` where the machine decides on it
     env_per_rank: Mapping[range, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    # variables that follow from the rest and from where it runs, stronger than ``env``; in no plan
     derived_env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    # streams that go to files, by local rank, every rank listed; includes ``tee``
     redirects: Mapping[int, Std] = field(default_factory=dict)
+    # streams that are shown as well, by local rank, every rank listed
     tee: Mapping[int, Std] = field(default_factory=dict)
     local_ranks_filter: tuple[range, ...] | None = None
     duplicate_stdout_filters: tuple[str, ...] = ()
@@ -347,14 +319,23 @@ class LaunchSpec:
     locked: bool | str = False
     output_dir: str = ""
     runtime_cwd: str = ""
+    # that of the preloads, absolute; empty for the workers'. Runs that have it in common can share
+    # a spawner
     spawner_cwd: str = ""
+    # by path in the plan, what stands there in place of a value: of one that must not be written
+    # the text that it comes from (``${oc.env:NAME}``), and of one that the machine decides on what
+    # the config says
     sources: Mapping[Path, Any] = field(default_factory=dict)
     nodes: Nodes | None = None
     detected: tuple[Detected, ...] = ()
     cluster: Cluster | None = None
+    # of each of ``args``, the path below ``launch.args`` of what it was made from; empty for
+    # keyword arguments
     arg_keys: tuple[Path, ...] = field(default=(), compare=False, repr=False)
+    # what Hydra makes by the names in its own node, redacted; it is in no plan but a lock's, and
+    # only known where plans are reviewed
     hydra: Mapping[str, Any] = field(default_factory=dict)
-    written: tuple[Written, ...] = ()
+    written: tuple[Written, ...] = ()  # what Hydra writes to; the same
 
     @property
     def imports(self) -> tuple[str, ...]:

@@ -43,19 +43,15 @@ class FakeClock:
 
 
 class FakeSpawner:
-    """Replaces `lllaunch.spawner.client.Spawner`: starts nothing, and reports what a test says.
-
-    Attributes:
-        ordered: orders by key: local rank, target and options.
-        sent: signals as ``(keys, signum)``; SIGKILL from `kill` included.
-        obedient: whether a signalled worker ends by that signal at once.
-    """
+    """Replaces `lllaunch.spawner.client.Spawner`: starts nothing, and reports what a test says."""
 
     def __init__(self, obedient: bool = True) -> None:
+        # orders by key: local rank, target and options
         self.ordered: dict[int, tuple[int, Target, dict[str, Any]]] = {}
+        # signals as ``(keys, signum)``; SIGKILL from `kill` included
         self.sent: list[tuple[tuple[int, ...], int]] = []
         self.configured: list[tuple[dict[str, str], str, tuple[str, ...]]] = []
-        self.obedient = obedient
+        self.obedient = obedient  # whether a signalled worker ends by that signal at once
         self.pid = 1
         self._events: list[SpawnerEvent] = []
         self._alive: set[int] = set()

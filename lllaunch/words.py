@@ -28,30 +28,20 @@ if TYPE_CHECKING:
 
 
 class StyledText(NamedTuple):
-    """A line, or a part of one.
+    """A line, or a part of one."""
 
-    Attributes:
-        text: what it says, without a newline.
-        style: how it looks on a terminal: ``title``, ``error``, ``good``, ``bad``, ``busy``,
-            ``cause``, ``quote``, ``faint``, or nothing special.
-    """
-
-    text: str
+    text: str  # what it says, without a newline
+    # how it looks on a terminal: ``title``, ``error``, ``good``, ``bad``, ``busy``, ``cause``,
+    # ``quote``, ``faint``, or nothing special
     style: str = ""
 
 
 class State(NamedTuple):
-    """How a state of a run, a sweep, a job or a worker looks.
+    """How a state of a run, a sweep, a job or a worker looks."""
 
-    Attributes:
-        style: as in `StyledText`.
-        sign: one character that stands for it.
-        order: place in a list: what needs attention comes first.
-    """
-
-    style: str = ""
-    sign: str = "?"
-    order: int = 4
+    style: str = ""  # as in `StyledText`
+    sign: str = "?"  # one character that stands for it
+    order: int = 4  # place in a list: what needs attention comes first
 
 
 STATES: Mapping[str, State] = {
@@ -139,9 +129,7 @@ def ranks(numbers: Iterable[int]) -> str:
 def whose(numbers: Iterable[int], nodes: Mapping[int, str] | None = None) -> str:
     """Return ``rank 1``, ``ranks 0-2 on node 1``, or for none ``all workers``.
 
-    Args:
-        numbers: the ranks.
-        nodes: the node of each rank; named if all are on one.
+    ``numbers``: the ranks. ``nodes``: the node of each rank; named if all are on one.
     """
     numbers = tuple(numbers)
     if not numbers:
@@ -222,9 +210,7 @@ def progress_text(progress: Progress | Reached) -> str:
 def ending(exit_code: int | None, why: str) -> str:
     """Return how a job ended: ``exit code 3: rank 1: ValueError: no``, ``SIGKILL (exit code 137)``.
 
-    Args:
-        exit_code: of the job, or None.
-        why: the first failure in one line, or an empty string.
+    ``exit_code``: of the job, or None. ``why``: the first failure in one line, or an empty string.
     """
     text = "" if exit_code is None else f"exit code {exit_code}"
     why = printable(cause_line(why, _LONGEST_CAUSE), _LONGEST_CAUSE)
@@ -278,9 +264,7 @@ _LONGEST_VALUE = 24  # columns
 def short_overrides(overrides: Sequence[str], common: Collection[str] = ()) -> str:
     """Return ``lr=0.1 nproc=2`` of ``params.lr=0.1 launch.nproc=2 +exp=resnet``.
 
-    Args:
-        overrides: of the job.
-        common: those that all jobs have, and that are left out.
+    ``overrides``: of the job. ``common``: those that all jobs have, and that are left out.
     """
     own = [each for each in overrides if each not in common]
     pairs = [each.partition("=") for each in own]
@@ -345,9 +329,7 @@ def counts_text(counts: Iterable[tuple[int, str]]) -> str:
 def done_text(counts: Mapping[str, int], states: Iterable[str]) -> str:
     """Return ``12/200 done, 3 failed, 8 running, 177 waiting`` for a sweep that is running.
 
-    Args:
-        counts: the number of its jobs by state.
-        states: the order in which they are named.
+    ``counts``: the number of its jobs by state. ``states``: the order in which they are named.
     """
     done = f"{counts.get('succeeded', 0)}/{sum(counts.values())} done"
     others = jobs_text(counts, (state for state in states if state != "succeeded"))
@@ -357,9 +339,8 @@ def done_text(counts: Mapping[str, int], states: Iterable[str]) -> str:
 def jobs_text(counts: Mapping[str, int], states: Iterable[str]) -> str:
     """Return ``3 succeeded, 1 failed``: the jobs of a sweep by state, without zeros.
 
-    Args:
-        counts: their number by state, as the journal has it.
-        states: the order in which they are named.
+    ``counts``: their number by state, as the journal has it. ``states``: the order in which they
+    are named.
     """
     told: Counter[str] = Counter()
     for state in states:

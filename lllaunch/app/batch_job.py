@@ -86,10 +86,8 @@ def run_in_job(
 ) -> int:
     """Run what was submitted from a directory, and decide whether it goes back into the queue.
 
-    Args:
-        directory: of the run, absolute.
-        submission: what was submitted; None for what the directory says.
-        work: what is done, if that is not one run; returns an exit code.
+    ``directory``: of the run, absolute. ``submission``: what was submitted; None for what the
+    directory says. ``work``: what is done, if that is not one run; returns an exit code.
 
     Raises:
         LaunchError: it could not be run.

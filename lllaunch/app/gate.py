@@ -30,16 +30,11 @@ _OURS = "LLLAUNCH_"
 
 
 class JobOf(NamedTuple):
-    """One job of a sweep.
-
-    Attributes:
-        master: what the sweep itself was composed to.
-        admitted: hash of its plan when it was tried, and was the reviewed one.
-    """
+    """One job of a sweep."""
 
     overrides: Sequence[str]
-    master: DictConfig
-    admitted: str = ""
+    master: DictConfig  # what the sweep itself was composed to
+    admitted: str = ""  # hash of its plan when it was tried, and was the reviewed one
 
 
 def admit(

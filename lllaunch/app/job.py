@@ -58,13 +58,11 @@ _MARK = "__lllaunch__"
 class Jobs:
     """Runs the jobs of one Hydra app, one after another, with one spawner.
 
-    Args:
-        spawner: started early, or None.
-        expect: called with each run before it starts; raises `LaunchError` if it must not.
-        function: what the workers run instead of the configured entrypoint, or None.
-        batch: the batch job that this is, for a run that was submitted; else None.
-        submitted: what workers call then, in place of ``function``; or None.
-        quiet: whether nothing is said of what goes well, whatever the config says.
+    ``spawner``: started early, or None. ``expect``: called with each run before it starts; raises
+    `LaunchError` if it must not. ``function``: what the workers run instead of the configured
+    entrypoint, or None. ``batch``: the batch job that this is, for a run that was submitted; else
+    None. ``submitted``: what workers call then, in place of ``function``; or None. ``quiet``:
+    whether nothing is said of what goes well, whatever the config says.
     """
 
     def __init__(

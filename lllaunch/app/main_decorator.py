@@ -33,14 +33,11 @@ class LaunchedMain(Generic[R]):
 
     Called without arguments it runs the app: Hydra composes the config from ``sys.argv``, and the
     function runs in ``launch.nproc`` workers. Called with a config it is the function itself.
-
-    Attributes:
-        outcome: the result of the last run, None before the first.
     """
 
     def __init__(self, function: Callable[[Any], R], **hydra_arguments: Any) -> None:
         functools.update_wrapper(self, function)
-        self.outcome: RunResult | None = None
+        self.outcome: RunResult | None = None  # the result of the last run, None before the first
         self._function = function
         self._jobs: Jobs | None = None
 

@@ -443,23 +443,16 @@ def unpack(data: bytes) -> DictConfig:
 
 @dataclass(frozen=True)
 class HydraCall:
-    """One call of a user's function with a composed config.
-
-    Attributes:
-        config: made by `pack`; not unpickled before the script has come
-            to its app, whose classes it may hold.
-        argv: ``sys.argv`` as the launcher's script found it.
-        command: the launcher's ``sys.orig_argv``.
-        cwd: where the launcher's script runs.
-    """
+    """One call of a user's function with a composed config."""
 
     script: UserScript
     function: Reach
+    # made by `pack`; not unpickled before the script has come to its app, whose classes it may hold
     config: bytes
-    argv: tuple[str, ...]
-    command: tuple[str, ...]
+    argv: tuple[str, ...]  # ``sys.argv`` as the launcher's script found it
+    command: tuple[str, ...]  # the launcher's ``sys.orig_argv``
     path: tuple[str, ...]
-    cwd: str
+    cwd: str  # where the launcher's script runs
 
     def target(self) -> Function:
         """What the spawner starts."""
@@ -573,16 +566,12 @@ def moved(file: str, output_dir: str, directory: str) -> str:
 
 
 class UserFunction(NamedTuple):
-    """A function, and how workers come by it.
-
-    Attributes:
-        reach: how workers find it; None if they are forked from the process that has it.
-        place: says where a file or directory of the code is that the workers run.
-    """
+    """A function, and how workers come by it."""
 
     function: Callable[[Any], Any]
-    reach: Reach | None
+    reach: Reach | None  # how workers find it; None if they are forked from the process that has it
     script: UserScript
+    # says where a file or directory of the code is that the workers run
     place: Callable[[str], str] = str
 
     @classmethod

@@ -61,18 +61,13 @@ class PlanChanged(LaunchError):
 
 
 class RerunRequest(NamedTuple):
-    """What is to be run again.
-
-    Attributes:
-        plan: plain data, ``launch`` with the node under it, and ``cluster`` if it went to one.
-        config: the primary config of the new run.
-        cwd: where the first run was started; empty if nothing says.
-    """
+    """What is to be run again."""
 
     path: str
+    # plain data, ``launch`` with the node under it, and ``cluster`` if it went to one
     plan: Mapping[str, Any]
-    config: Mapping[Any, Any]
-    cwd: str
+    config: Mapping[Any, Any]  # the primary config of the new run
+    cwd: str  # where the first run was started; empty if nothing says
 
     def expect(self, spec: LaunchSpec) -> None:
         """Raise `PlanChanged` unless a run is the same again."""

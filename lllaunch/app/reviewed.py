@@ -40,20 +40,13 @@ _SWEEPERS = (
 
 @dataclass(frozen=True)
 class Reviewed:
-    """One run, as a command line would start it.
-
-    Attributes:
-        config: that it was decided from: whole, plain data, unresolved.
-        name: what its lock is called; empty if nothing says.
-        job: its overrides, if it is a job of a sweep.
-        directory: where its files would go, as the config says it.
-    """
+    """One run, as a command line would start it."""
 
     spec: LaunchSpec
-    config: Mapping[Any, Any]
-    name: str
-    job: str
-    directory: str
+    config: Mapping[Any, Any]  # that it was decided from: whole, plain data, unresolved
+    name: str  # what its lock is called; empty if nothing says
+    job: str  # its overrides, if it is a job of a sweep
+    directory: str  # where its files would go, as the config says it
     told: OriginAnnotator
     origins: Callable[[], Origins]
 

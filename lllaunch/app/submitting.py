@@ -58,18 +58,13 @@ class SubmittedFunction(NamedTuple):
     """What workers of a user's own app call, as the batch job finds it in the run's directory.
 
     It stands for `lllaunch.app.own_worker.UserFunction`, which only the process of the script has.
-
-    Attributes:
-        entrypoint: what the run's messages and its plan call it.
-        preload: modules that every worker needs.
-        call: the pickled arguments of the function.
     """
 
-    entrypoint: Entrypoint
-    preload: tuple[str, ...]
+    entrypoint: Entrypoint  # what the run's messages and its plan call it
+    preload: tuple[str, ...]  # modules that every worker needs
     module: str
     qualname: str
-    call: bytes
+    call: bytes  # the pickled arguments of the function
     forked: bool = False
 
     def target(self, cfg: DictConfig) -> Function:  # noqa: ARG002 - it was made of the submitted one

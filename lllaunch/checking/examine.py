@@ -165,21 +165,16 @@ class CheckContext:
 
 @dataclass
 class Examined:
-    """What is known of an experiment.
-
-    Attributes:
-        spec: its run; None if there is something wrong with it, or if it is not whole.
-        lock: name of the lock that it must have; empty if it need not have one.
-        lock_place: file and line that ask for the lock.
-        usage: what it makes of its values, None if that does not count or is not known.
-    """
+    """What is known of an experiment."""
 
     experiment: Experiment
     command: ConfigRequest
     found: list[CheckedDiagnostic] = field(default_factory=list)
+    # its run; None if there is something wrong with it, or if it is not whole
     spec: LaunchSpec | None = None
-    lock: str = ""
-    lock_place: tuple[str, int] = ("", 0)
+    lock: str = ""  # name of the lock that it must have; empty if it need not have one
+    lock_place: tuple[str, int] = ("", 0)  # file and line that ask for the lock
+    # what it makes of its values, None if that does not count or is not known
     usage: KeyUsage | None = None
 
     @property

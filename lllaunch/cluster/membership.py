@@ -48,48 +48,34 @@ def shares(nodes: Sequence[tuple[str, int]]) -> list[Share]:
 
 
 class Member(Record, frozen=True):
-    """What a node says of itself when it joins an attempt.
-
-    Attributes:
-        network: names the network that its loopback is of: the same on all launchers of a machine,
-            but for those in containers and network namespaces of their own.
-        plan: hash of what all nodes must have in common.
-        attempt: the number that its next attempt can have at the earliest.
-        directory: where it writes, absolute.
-        token: what it found in the run's directory of who else is there; empty if nothing.
-        clock_offset: seconds that its clock is ahead of node 0's; None if it is not known.
-        history: what it knows of earlier attempts, as JSON; empty if that does not matter.
-    """
+    """What a node says of itself when it joins an attempt."""
 
     node_rank: int | None = None
     hostname: str = ""
+    # names the network that its loopback is of: the same on all launchers of a machine, but for
+    # those in containers and network namespaces of their own
     network: str = ""
     address: str = ""
     nproc: int = 0
-    plan: str = ""
-    attempt: int = 0
+    plan: str = ""  # hash of what all nodes must have in common
+    attempt: int = 0  # the number that its next attempt can have at the earliest
     restarts: int = 0
-    directory: str = ""
-    token: str = ""
+    directory: str = ""  # where it writes, absolute
+    token: str = ""  # what it found in the run's directory of who else is there; empty if nothing
+    # seconds that its clock is ahead of node 0's; None if it is not known
     clock_offset: float | None = None
-    history: str = ""
+    history: str = ""  # what it knows of earlier attempts, as JSON; empty if that does not matter
 
 
 class Roster(Record, frozen=True):
-    """The nodes of an attempt.
+    """The nodes of an attempt."""
 
-    Attributes:
-        members: by group rank; None for one that runs torchrun, or says nothing of itself.
-        attempt: number of the attempt, above all that any node has made.
-        differing: group ranks of nodes whose plan is not that of the first.
-        plan: of the first node, as text, where there are such; else empty.
-    """
-
+    # by group rank; None for one that runs torchrun, or says nothing of itself
     members: tuple[Member | None, ...]
-    attempt: int = 0
+    attempt: int = 0  # number of the attempt, above all that any node has made
     restarts: int = 0
-    differing: tuple[int, ...] = ()
-    plan: str = ""
+    differing: tuple[int, ...] = ()  # group ranks of nodes whose plan is not that of the first
+    plan: str = ""  # of the first node, as text, where there are such; else empty
 
     @classmethod
     def of(cls, members: Sequence[Member | None]) -> Roster:
@@ -158,30 +144,18 @@ class Roster(Record, frozen=True):
 
 
 class Ending(Record, frozen=True):
-    """Why an attempt ends, as one node tells all others.
+    """Why an attempt ends, as one node tells all others."""
 
-    Attributes:
-        how: ``succeeded``, or as `lllaunch.supervisor.machine.GroupEnd` has it.
-        reason: as `lllaunch.supervisor.machine.TellNodes` has it.
-        group_rank: of the node that says so, or of which it is said.
-        gone: group ranks of nodes that do not take part any more.
-        text: what happened, as the predicate of a sentence about the worker or the node.
-        rank: of the worker among all; None if it is about the node.
-        time_ns: when, nanoseconds since the epoch by node 0's clock.
-        finding: whether ``text`` is what the watchdog has found.
-        final: whether nothing may be tried again.
-    """
-
-    how: str
-    reason: str = ""
-    group_rank: int = -1
-    gone: tuple[int, ...] = ()
-    text: str = ""
-    rank: int | None = None
-    time_ns: int = 0
+    how: str  # ``succeeded``, or as `lllaunch.supervisor.machine.GroupEnd` has it
+    reason: str = ""  # as `lllaunch.supervisor.machine.TellNodes` has it
+    group_rank: int = -1  # of the node that says so, or of which it is said
+    gone: tuple[int, ...] = ()  # group ranks of nodes that do not take part any more
+    text: str = ""  # what happened, as the predicate of a sentence about the worker or the node
+    rank: int | None = None  # of the worker among all; None if it is about the node
+    time_ns: int = 0  # when, nanoseconds since the epoch by node 0's clock
     cause: str = ""
-    finding: bool = False
-    final: bool = False
+    finding: bool = False  # whether ``text`` is what the watchdog has found
+    final: bool = False  # whether nothing may be tried again
 
 
 class Hello(Record, frozen=True):
@@ -216,17 +190,13 @@ def is_loopback(host: str) -> bool:
 
 
 class Place(Record, frozen=True):
-    """Where a node stands in an attempt.
-
-    Attributes:
-        use_agent_store: whether that store is a launcher's already.
-    """
+    """Where a node stands in an attempt."""
 
     group_rank: int
     share: Share
     master_addr: str
     master_port: int
-    use_agent_store: bool
+    use_agent_store: bool  # whether that store is a launcher's already
     roster: Roster
     attempt: int
     restarts: int

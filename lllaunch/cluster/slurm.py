@@ -73,18 +73,13 @@ class SlurmFailed(LaunchError):
 
 @dataclass(eq=False)
 class SubmitFailed(LaunchError):
-    """A job was not accepted.
-
-    Attributes:
-        said: what it said, one line.
-        exit_code: 2 where what was asked for is wrong, else 1.
-        unsure: whether the job may be there nevertheless, as there was no answer.
-    """
+    """A job was not accepted."""
 
     command: str
-    said: str
+    said: str  # what it said, one line
+    # 2 where what was asked for is wrong, else 1
     exit_code: int = int(ExitCode.ERROR)  # type: ignore[misc]
-    unsure: bool = False
+    unsure: bool = False  # whether the job may be there nevertheless, as there was no answer
 
     def __str__(self) -> str:
         maybe = "; the job may have been accepted nevertheless" if self.unsure else ""
@@ -104,22 +99,15 @@ class SlurmMissing(LaunchError):
 
 
 class QueuedJob(NamedTuple):
-    """A job that is in the queue: it waits, runs or is ending.
+    """A job that is in the queue: it waits, runs or is ending."""
 
-    Attributes:
-        id: ``123``, or ``123_4`` of an array's task.
-        state: as ``squeue`` calls it: ``PENDING``, ``RUNNING``, ``COMPLETING``...
-        reason: why it is in that state; ``None`` is Slurm's word for no reason.
-        nodes: a list of nodes as `node_names` reads it, empty if it has none.
-        start_time: when it started, or may start, seconds since the epoch; None if unknown.
-    """
-
-    id: str
-    state: str
-    reason: str
-    nodes: str
+    id: str  # ``123``, or ``123_4`` of an array's task
+    state: str  # as ``squeue`` calls it: ``PENDING``, ``RUNNING``, ``COMPLETING``
+    reason: str  # why it is in that state; ``None`` is Slurm's word for no reason
+    nodes: str  # a list of nodes as `node_names` reads it, empty if it has none
     directory: str
     name: str
+    # when it started, or may start, seconds since the epoch; None if unknown
     start_time: float | None = None
 
 
@@ -127,26 +115,18 @@ class JobFacts(NamedTuple):
     """What Slurm knows of a job, for some minutes after its end, too.
 
     Times are seconds since the epoch.
-
-    Attributes:
-        id: ``123``, or ``123_4`` of an array's task.
-        state: ``PENDING``, ``RUNNING``, ``COMPLETING``, ``TIMEOUT``...
-        reason: why it is in that state; ``None`` is Slurm's word for no reason.
-        restarts: how often it was put back into the queue. It grows before the processes of the job
-            are signalled.
-        end_time: when it ended, or will be ended; None if unknown.
-        preempt_time: when another job began to take its place; None if none did, or if it is back
-            in the queue.
-        nodes: a list of nodes as `node_names` reads it, empty if it has none.
     """
 
-    id: str
-    state: str
-    reason: str = ""
+    id: str  # ``123``, or ``123_4`` of an array's task
+    state: str  # ``PENDING``, ``RUNNING``, ``COMPLETING``, ``TIMEOUT``
+    reason: str = ""  # why it is in that state; ``None`` is Slurm's word for no reason
+    # how often it was put back into the queue. It grows before the processes of the job are
+    # signalled
     restarts: int = 0
-    end_time: float | None = None
+    end_time: float | None = None  # when it ended, or will be ended; None if unknown
+    # when another job began to take its place; None if none did, or if it is back in the queue
     preempt_time: float | None = None
-    nodes: str = ""
+    nodes: str = ""  # a list of nodes as `node_names` reads it, empty if it has none
     directory: str = ""
     name: str = ""
 
@@ -210,10 +190,8 @@ def _run(
 ) -> _Answer:
     """Call a command once; ``holding`` are descriptors that it has open.
 
-    Args:
-        given: its standard input.
-        environ: its environment; None: that of a command that asks.
-        apart: whether it is to get no signal of this process's terminal.
+    ``given``: its standard input. ``environ``: its environment; None: that of a command that asks.
+    ``apart``: whether it is to get no signal of this process's terminal.
 
     Raises:
         subprocess.TimeoutExpired: it gave no answer.
@@ -316,9 +294,8 @@ def _value(text: str) -> str:
 def job_facts(id: str) -> JobFacts | None:  # noqa: A002 - as Slurm calls it
     """Return what Slurm knows of a job; None if it does not know it (any more).
 
-    Args:
-        id: of the job, or ``123_4`` of an array's task. Each task also has an id as other jobs
-            have, which is not to be used: that of the last task is that of the whole array.
+    ``id``: of the job, or ``123_4`` of an array's task. Each task also has an id as other jobs
+    have, which is not to be used: that of the last task is that of the whole array.
     """
     answer = _ask("scontrol", "--oneliner", "show", "job", id)
     if answer.status:
@@ -391,17 +368,16 @@ def ending(facts: JobFacts, restart_count: int) -> Ending | None:
     ``scontrol requeue`` and a node that is lost look the same ("requeued"). So does what the job
     itself has asked for.
 
-    Args:
-        facts: of the job, from after the signal.
-        restart_count: ``SLURM_RESTART_COUNT`` as the process found it, 0 without it.
+    ``facts``: of the job, from after the signal. ``restart_count``: ``SLURM_RESTART_COUNT`` as the
+    process found it, 0 without it. What is returned:
 
-    Returns:
-        "requeued": it starts again by itself, later, whatever its processes do. "preempted":
-        another job takes its place; it may run until its `JobFacts.end_time`. A job that ends
-        before does not come back by itself.
-        "timeout": its time is over. "node_failure": a node is lost, and it does not start again by
-        itself. "cancelled": somebody has cancelled it, and it must not be put back. None: it is not
-        being ended, and the signal was all there is.
+    - "requeued": it starts again by itself, later, whatever its processes do
+    - "preempted": another job takes its place; it may run until its `JobFacts.end_time`. A job that
+      ends before does not come back by itself
+    - "timeout": its time is over
+    - "node_failure": a node is lost, and it does not start again by itself
+    - "cancelled": somebody has cancelled it, and it must not be put back
+    - None: it is not being ended, and the signal was all there is
     """
     if facts.restarts > restart_count:
         return "requeued"
@@ -419,8 +395,7 @@ def ending(facts: JobFacts, restart_count: int) -> Ending | None:
 def has_down_node(nodelist: str) -> bool:
     """Return whether one of these nodes is down: Slurm has missed it, or somebody has set it down.
 
-    Args:
-        nodelist: names of nodes, as ``SLURM_JOB_NODELIST`` has them.
+    ``nodelist``: names of nodes, as ``SLURM_JOB_NODELIST`` has them.
     """
     answer = _ask("sinfo", "--noheader", "--Node", f"--nodes={nodelist}", "--format=%T")
     if answer.status:
@@ -491,15 +466,12 @@ def batch_text(
 ) -> str:
     """Return a batch file that runs a command once on each node.
 
-    Args:
-        cluster: what is asked for.
-        command: what is run.
-        directory: the job's working directory, absolute.
-        output: path of the file for what all of it writes; in its last part ``%A`` is the id of an
-            array and ``%a`` the number of a task.
-        name: of the job, unless the settings have one.
-        array: number of tasks of an array, and how many of them may run at the same time.
-        retries: whether it may be put back into the queue when it fails, whatever ``requeue`` says.
+    ``cluster``: what is asked for. ``command``: what is run. ``directory``: the job's working
+    directory, absolute. ``output``: path of the file for what all of it writes; in its last part
+    ``%A`` is the id of an array and ``%a`` the number of a task. ``name``: of the job, unless the
+    settings have one. ``array``: number of tasks of an array, and how many of them may run at the
+    same time. ``retries``: whether it may be put back into the queue when it fails, whatever
+    ``requeue`` says.
 
     Raises:
         ConfigError: a value cannot be written into a batch file.
@@ -630,10 +602,8 @@ _DEAF = ("sh", "-c", 'trap "" USR2; exec "$@"', "sh")
 def submit(text: str, path: str, *, holding: Collection[int] = ()) -> str:
     """Write a batch file and submit it; return the job's id. It is tried once.
 
-    Args:
-        text: of the batch file.
-        path: where it goes; only this user may read it.
-        holding: descriptors that sbatch has open until it has ended, also without this process.
+    ``text``: of the batch file. ``path``: where it goes; only this user may read it. ``holding``:
+    descriptors that sbatch has open until it has ended, also without this process.
 
     Raises:
         OutputError: the file cannot be written.
@@ -716,11 +686,8 @@ def is_mistake(said: str) -> bool:
 def test_only(text: str) -> str | None:
     """Ask whether a batch file would be accepted, without submitting it.
 
-    Args:
-        text: of the batch file.
-
-    Returns:
-        What is wrong with what it asks for, one line; None if nothing is, or if nobody can say.
+    ``text``: of the batch file. Returns what is wrong with what it asks for, one line; None if
+    nothing is, or if nobody can say.
     """
     try:
         answer = _run("sbatch", "--test-only", given=text, environ=_submitting(text))
@@ -732,11 +699,9 @@ def test_only(text: str) -> str | None:
 def cancel(ids: Collection[str], *, signal: str | None = None, pending_only: bool = False) -> None:
     """Cancel jobs, or signal them; those that are over or unknown are left as they are.
 
-    Args:
-        ids: of jobs, of arrays, or ``123_4`` of an array's task.
-        signal: name of a signal (``TERM``) for the processes of their steps, which does not cancel
-            them; None: they are cancelled.
-        pending_only: leave those that have started.
+    ``ids``: of jobs, of arrays, or ``123_4`` of an array's task. ``signal``: name of a signal
+    (``TERM``) for the processes of their steps, which does not cancel them; None: they are
+    cancelled. ``pending_only``: leave those that have started.
     """
     words = ["scancel"]
     if signal is not None:
@@ -762,8 +727,7 @@ def requeue(id: str) -> None:  # noqa: A002
     It does so with a job that somebody has cancelled or whose time is over, too, as long as it is
     ending. It refuses jobs with ``--no-requeue``, and those that are back in the queue.
 
-    Args:
-        id: of the job; of an array's task ``123_4``: the id of an array would put all of it back.
+    ``id``: of the job; of an array's task ``123_4``: the id of an array would put all of it back.
     """
     # The second time it would put back what has started again.
     answer = _ask("scontrol", "requeue", id, again=_NOT_SENT)

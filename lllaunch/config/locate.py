@@ -89,18 +89,12 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 @dataclass(frozen=True)
 class Name:
-    """What the source says about a name.
-
-    Attributes:
-        signature: if it is bound once, as a function without decorators.
-        unusable: why it certainly cannot be called, as a predicate, or an empty string.
-        dynamic: whether names may be bound that the source does not show.
-    """
+    """What the source says about a name."""
 
     bound: bool = False
-    signature: Signature | None = None
-    unusable: str = ""
-    dynamic: bool = False
+    signature: Signature | None = None  # if it is bound once, as a function without decorators
+    unusable: str = ""  # why it certainly cannot be called, as a predicate, or an empty string
+    dynamic: bool = False  # whether names may be bound that the source does not show
     others: tuple[str, ...] = field(default=())
 
 
@@ -216,17 +210,13 @@ class NameStatus(Enum):
 
 @dataclass(frozen=True)
 class Located:
-    """Where a module or function is.
+    """Where a module or function is."""
 
-    Attributes:
-        status: found; certainly missing or unusable; or not to be told without importing.
-        signature: of a function that is defined once, without decorators; else None.
-        reason: for ``MISSING`` what is wrong, as a sentence; for ``UNKNOWN`` why it cannot be told.
-    """
-
-    status: NameStatus
+    status: NameStatus  # found; certainly missing or unusable; or not to be told without importing
     file: str = ""
+    # of a function that is defined once, without decorators; else None
     signature: Signature | None = None
+    # for ``MISSING`` what is wrong, as a sentence; for ``UNKNOWN`` why it cannot be told
     reason: str = ""
     hint: str = ""
 

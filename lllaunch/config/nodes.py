@@ -76,18 +76,12 @@ _Value = str | int | float | bool
 
 
 class NodeSettings(NamedTuple):
-    """What a config says of nodes, and what was found where it leaves that to the environment.
+    """What a config says of nodes, and what was found where it leaves that to the environment."""
 
-    Attributes:
-        nodes: of the run; None if it has one, or where that is not looked up.
-        leaves_nproc: whether the number of workers is left to it, too.
-        nproc: that number, or a word for it; None if nothing says.
-    """
-
-    nodes: Nodes | None = None
+    nodes: Nodes | None = None  # of the run; None if it has one, or where that is not looked up
     detected: tuple[Detected, ...] = ()
-    leaves_nproc: bool = False
-    nproc: int | str | None = None
+    leaves_nproc: bool = False  # whether the number of workers is left to it, too
+    nproc: int | str | None = None  # that number, or a word for it; None if nothing says
     rdzv_id: str = ""
     sources: Mapping[Path, Any] = {}
 

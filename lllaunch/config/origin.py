@@ -39,24 +39,20 @@ _INDEX = re.compile(r"\[([^\[\]]*)\]")
 
 @dataclass(frozen=True)
 class Origin:
-    """What gave a key of a composed config its text.
+    """What gave a key of a composed config its text."""
 
-    Attributes:
-        kind: ``file``: a config file; ``package``: one within a Python package; ``schema``: a
-            config that a program put into Hydra's ConfigStore, as lllaunch does with the defaults
-            of ``launch``; ``override``: the command line, or a job of a sweep; ``hydra``: Hydra's
-            own configs, or what it fills in; ``unknown``: it cannot be told.
-        where: path of the file, relative if it is below the working directory; ``pkg://PACKAGE/...``
-            or another URL; ``structured://NAME``; the override's text, without secrets; for what
-            Hydra fills in ``hydra``; empty if unknown.
-        line: of the key in the file, from 1; None where there is none.
-        overridden: what else gave a value to that key and lost, weakest first; these have none.
-    """
-
+    # ``file``: a config file; ``package``: one within a Python package; ``schema``: a config that a
+    # program put into Hydra's ConfigStore, as lllaunch does with the defaults of ``launch``;
+    # ``override``: the command line, or a job of a sweep; ``hydra``: Hydra's own configs, or what
+    # it fills in; ``unknown``: it cannot be told
     kind: Kind
+    # path of the file, relative if it is below the working directory; ``pkg://PACKAGE/...`` or
+    # another URL; ``structured://NAME``; the override's text, without secrets; for what Hydra fills
+    # in ``hydra``; empty if unknown
     where: str
-    line: int | None = None
+    line: int | None = None  # of the key in the file, from 1; None where there is none
     group: str = ""
+    # what else gave a value to that key and lost, weakest first; these have none
     overridden: tuple[Origin, ...] = ()
 
     @property

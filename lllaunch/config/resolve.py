@@ -504,22 +504,19 @@ def resolve(
 ) -> LaunchSpec:
     """Decide what a run is; a missing key below ``key`` has the schema's default.
 
-    Args:
-        outer: dotted key of a node of the config, such as ``hydra.launcher``, whose settings named
-            in `lllaunch.config.launcher_schema.LAUNCH_FIELDS` are weaker than those under ``key``
-            and stronger than the schema's defaults; null there is nothing.
-        searched: directories and packages that configs were looked for in, for a message.
-        entrypoint_required: False where the workers run a function of the caller's own; then the
-            config may name neither an entrypoint nor arguments, and ``LaunchSpec.entrypoint`` is
-            empty.
-        users_own: whether the config is that of a Hydra app that knows nothing of lllaunch. Then
-            literals under names that say secret are hidden, but refused in our own nodes only.
-        here: False where nothing is to run: CPUs and GPUs are not counted, and where the number of
-            workers depends on them, ``LaunchSpec.nproc`` is 1. Arguments and variables may ask for
-            what is not set in the environment. A run that goes to a cluster (its root node
-            ``cluster``) is not to run here.
-        submitted: whether this is the job on the cluster that the run has become: it runs here, and
-            what it is comes from the environment as for any run.
+    ``outer``: dotted key of a node of the config, such as ``hydra.launcher``, whose settings named
+    in `lllaunch.config.launcher_schema.LAUNCH_FIELDS` are weaker than those under ``key`` and
+    stronger than the schema's defaults; null there is nothing. ``searched``: directories and
+    packages that configs were looked for in, for a message. ``entrypoint_required``: False where
+    the workers run a function of the caller's own; then the config may name neither an entrypoint
+    nor arguments, and ``LaunchSpec.entrypoint`` is empty. ``users_own``: whether the config is that
+    of a Hydra app that knows nothing of lllaunch. Then literals under names that say secret are
+    hidden, but refused in our own nodes only. ``here``: False where nothing is to run: CPUs and
+    GPUs are not counted, and where the number of workers depends on them, ``LaunchSpec.nproc`` is
+    1. Arguments and variables may ask for what is not set in the environment. A run that goes to a
+    cluster (its root node ``cluster``) is not to run here. ``submitted``: whether this is the job
+    on the cluster that the run has become: it runs here, and what it is comes from the environment
+    as for any run.
 
     Raises:
         lllaunch.errors.ConfigError: something is wrong; it holds everything that is.

@@ -58,23 +58,20 @@ _FAILURE_FORMS = "continue, stop or {max_failures: 3}"
 
 
 class SweepSettings(NamedTuple):
-    """What holds for all jobs of a sweep, except their launch fields.
-
-    Attributes:
-        gpus: which GPUs may be leased, as `lllaunch.sweep.machine.find_machine` takes it: a number,
-            names, or None for all.
-        direction: which of two objectives is better; None if that is not said here.
-        resume: directory of the sweep that this one goes on with, as written; None for a new one.
-        snapshot: whether the jobs run the code as it was when the sweep began. Of a cluster's
-            sweep its own setting says so.
-    """
+    """What holds for all jobs of a sweep, except their launch fields."""
 
     policy: SweepPolicy = SweepPolicy()
+    # which GPUs may be leased, as `lllaunch.sweep.machine.find_machine` takes it: a number, names,
+    # or None for all
     gpus: int | tuple[int | str, ...] | None = None
     cpus: int | tuple[int | str, ...] | None = None
     pin_cpus: bool = False
+    # which of two objectives is better; None if that is not said here
     direction: Direction | None = None
+    # directory of the sweep that this one goes on with, as written; None for a new one
     resume: str | None = None
+    # whether the jobs run the code as it was when the sweep began. Of a cluster's sweep its own
+    # setting says so
     snapshot: Snapshots = "none"
     console: ConsolePolicy = ConsolePolicy()
 

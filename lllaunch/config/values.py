@@ -462,22 +462,17 @@ def count_gpus(
 
 @dataclass(frozen=True)
 class HostContext:
-    """What a config is read in.
-
-    Attributes:
-        root: the whole config as plain data, unresolved.
-        searched: where configs were looked for.
-        entrypoint_required: whether the config must say what to run, or must not.
-        here: whether the run would be on this machine, whose CPUs and GPUs are counted then.
-    """
+    """What a config is read in."""
 
     runtime_cwd: str
     output_dir: str
     key: str = "launch"
+    # the whole config as plain data, unresolved
     root: Mapping[Any, Any] = field(default_factory=dict, repr=False)
-    searched: tuple[str, ...] = ()
-    entrypoint_required: bool = True
+    searched: tuple[str, ...] = ()  # where configs were looked for
+    entrypoint_required: bool = True  # whether the config must say what to run, or must not
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     sys_path: tuple[str, ...] = ()
     nvml: Nvml | None = None
+    # whether the run would be on this machine, whose CPUs and GPUs are counted then
     here: bool = True

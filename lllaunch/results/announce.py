@@ -32,8 +32,7 @@ def announce(path: str, environ: Mapping[str, str]) -> None:
     Prints annotations for failures to standard output and adds to the step's summary. Whatever
     goes wrong with that changes nothing: the run is over, and its exit code stands.
 
-    Args:
-        environ: of this process; nothing is done unless ``GITHUB_ACTIONS`` is ``true`` in it.
+    ``environ``: of this process; nothing is done unless ``GITHUB_ACTIONS`` is ``true`` in it.
     """
     if not in_github_actions(environ):
         return
@@ -47,10 +46,9 @@ def announce_error(
 ) -> None:
     """Tells GitHub Actions why nothing was run, if this process runs there; as `announce` does.
 
-    Args:
-        message: what is wrong, of any number of lines; empty if ``lines`` say it all.
-        lines: what is wrong with lines of files: the file's path, the line's number, from 1, or 0
-            for the file as a whole, and a text.
+    ``message``: what is wrong, of any number of lines; empty if ``lines`` say it all. ``lines``:
+    what is wrong with lines of files: the file's path, the line's number, from 1, or 0 for the file
+    as a whole, and a text.
     """
     if not in_github_actions(environ):
         return

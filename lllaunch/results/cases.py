@@ -17,21 +17,16 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class CodeLine(NamedTuple):
-    """A line of a source file.
+    """A line of a source file."""
 
-    Attributes:
-        file: its path, relative to one of the tree's roots.
-    """
-
-    file: str
+    file: str  # its path, relative to one of the tree's roots
     line: int
 
 
 class Tree:
     """The user's own source files: all below some directories, but for installed libraries.
 
-    Args:
-        roots: the directories, absolute; the first one that a file is below of counts.
+    ``roots``: the directories, absolute; the first one that a file is below of counts.
     """
 
     def __init__(self, roots: Iterable[str], not_below: Iterable[str] = (_OURS,)) -> None:
@@ -65,9 +60,8 @@ def _prefix(directory: str) -> str:
 def frames_of(text: str) -> Iterator[CodeLine]:
     """Yields the frames of a traceback, innermost first; their files as they stand there.
 
-    Args:
-        text: what Python wrote for an exception (the innermost frame last), or faulthandler for
-            a crash (``File "x.py", line 3 in f``, the innermost frame first).
+    ``text``: what Python wrote for an exception (the innermost frame last), or faulthandler for a
+    crash (``File "x.py", line 3 in f``, the innermost frame first).
     """
     found = list(_FRAME.finditer(text))
     if found and found[0]["python"] is not None:
@@ -108,16 +102,12 @@ _UNFINISHED = {"running": "still running", "died": "died"}
 
 
 class Log(NamedTuple):
-    """The end of a worker's log; `path` is relative to the directory of the report.
-
-    Attributes:
-        cut: whether there is more before them.
-    """
+    """The end of a worker's log; `path` is relative to the directory of the report."""
 
     stream: Literal["stdout", "stderr"]
     path: str
     lines: tuple[str, ...]
-    cut: bool = False
+    cut: bool = False  # whether there is more before them
     attempt: int = 0
     rank: int = 0
     blamed: bool = False
@@ -128,31 +118,26 @@ class Case:
     """What became of a run or of a job.
 
     All texts are tidy: nothing in them steers a terminal or cannot stand in XML.
-
-    Attributes:
-        outcome: ``succeeded``; ``failed`` (workers did, or the watchdog ended them); ``error``
-            (the config was wrong, lllaunch failed, a signal ended it, its end is not known);
-            ``skipped`` (it was not started).
-        state: as result.json or sweep.json has it; ``unfinished`` if there is no result.json.
-        kind: type of the root cause, such as ``Raised``; ``config``, ``signal``, ``unfinished``,
-            ... for others; empty if it succeeded.
-        started: when, ISO 8601 in UTC, or empty.
-        directory: its directory, relative to that of the report.
-        logs_in: the directory of its last attempt, relative to that of the report, or empty.
     """
 
     name: str
+    # ``succeeded``; ``failed`` (workers did, or the watchdog ended them); ``error`` (the config was
+    # wrong, lllaunch failed, a signal ended it, its end is not known); ``skipped`` (it was not
+    # started)
     outcome: Outcome
     job: int | None = None
+    # as result.json or sweep.json has it; ``unfinished`` if there is no result.json
     state: str = ""
+    # type of the root cause, such as ``Raised``; ``config``, ``signal``, ``unfinished``, ... for
+    # others; empty if it succeeded
     kind: str = ""
     message: str = ""
     exit_code: int | None = None
     seconds: float | None = None
-    started: str = ""
+    started: str = ""  # when, ISO 8601 in UTC, or empty
     hostname: str = ""
-    directory: str = "."
-    logs_in: str = ""
+    directory: str = "."  # its directory, relative to that of the report
+    logs_in: str = ""  # the directory of its last attempt, relative to that of the report, or empty
     overrides: tuple[str, ...] = ()
     plan_hash: str = ""
     run_id: str = ""
@@ -171,11 +156,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Report:
-    """What is told of a run or a sweep.
-
-    Attributes:
-        state: of one that is not over: ``running``, ``died`` or ``unknown``.
-    """
+    """What is told of a run or a sweep."""
 
     kind: Literal["run", "sweep"]
     directory: str
@@ -186,7 +167,7 @@ class Report:
     started: str = ""
     version: str = ""
     common: tuple[str, ...] = ()
-    state: str = ""
+    state: str = ""  # of one that is not over: ``running``, ``died`` or ``unknown``
 
     def count(self, outcome: Outcome) -> int:
         """How many cases have an outcome."""

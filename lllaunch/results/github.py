@@ -32,8 +32,7 @@ def annotation(
 ) -> str:
     """Returns a workflow command, as one line without a newline.
 
-    Args:
-        file: path of a file, relative to the repository's root.
+    ``file``: path of a file, relative to the repository's root.
     """
     given = {"file": file, "line": "" if line is None or not file else str(line), "title": title}
     properties = ",".join(f"{key}={_property(value)}" for key, value in given.items() if value)
@@ -51,9 +50,8 @@ def _property(text: str) -> str:
 def commands(report: Report) -> list[str]:
     """Returns a workflow command for each failure, and one for all jobs that were not run.
 
-    Args:
-        report: what is told. Where more than ten have failed, the tenth command says how many
-            are left out.
+    ``report``: what is told. Where more than ten have failed, the tenth command says how many are
+    left out.
     """
     bad = [case for case in report.cases if case.bad]
     room = ANNOTATIONS if len(bad) <= ANNOTATIONS else ANNOTATIONS - 1
@@ -82,8 +80,7 @@ def _failure(report: Report, case: Case) -> str:
 def summary(report: Report, limit: int = SUMMARY_BYTES) -> str:
     """Returns the summary of a step, in GitHub's Markdown.
 
-    Args:
-        limit: how long it may be, bytes in UTF-8.
+    ``limit``: how long it may be, bytes in UTF-8.
     """
     parts = [f"### lllaunch: {_escaped(report.verdict())}", "", f"{_code(report.directory)}", ""]
     if report.kind == "sweep":

@@ -139,12 +139,7 @@ class SeenAttempt:
 
 
 class NodeHistory:
-    """What the events of one node come to, one after the other; of the last run in a directory.
-
-    Attributes:
-        began_ns: when that run began; 0 if its beginning is lost.
-        finished: how it ended here, an empty string if it did not.
-    """
+    """What the events of one node come to, one after the other; of the last run in a directory."""
 
     def __init__(self, name: str = "", ahead_ns: int = 0, hide: Callable[[str], str] = str) -> None:
         self.name = name
@@ -155,8 +150,9 @@ class NodeHistory:
     def _begin(self) -> None:
         self.attempts: dict[int, SeenAttempt] = {}
         self.current: SeenAttempt | None = None
+        # when that run began; 0 if its beginning is lost
         self.began_ns = self.first_ns = self.last_ns = 0
-        self.finished = ""
+        self.finished = ""  # how it ended here, an empty string if it did not
         self._pause: int | None = None
         self._pause_text = ""
         self._preflight: int | None = None
@@ -520,9 +516,8 @@ class RunHistory:
     ) -> RunHistory:
         """Read what was added.
 
-        Args:
-            known: by the name of its directory what a node is called, and the seconds that its
-                clock is ahead.
+        ``known``: by the name of its directory what a node is called, and the seconds that its
+        clock is ahead.
         """
         parts = sorted(
             (name for name in names if _NODE.fullmatch(name)), key=lambda name: int(name[5:])

@@ -31,8 +31,7 @@ MOST = 1000
 def index_directory(environ: Mapping[str, str]) -> str:
     """Return where the links are: below ``$XDG_STATE_HOME``, by default ``~/.local/state``.
 
-    Returns:
-        An absolute path; an empty string if the user has no home.
+    Returns an absolute path; an empty string if the user has no home.
     """
     state = environ.get("XDG_STATE_HOME", "")
     # the specification has relative ones ignored

@@ -35,8 +35,7 @@ def render_junit(report: Report, name: str = "lllaunch") -> str:
     ended, has a ``failure``; one that could not be run, was killed, or whose end is not known, an
     ``error``; one that was not started is ``skipped``.
 
-    Args:
-        name: class name of the test cases: what CI systems group them by.
+    ``name``: class name of the test cases: what CI systems group them by.
     """
     root = Element("testsuites")
     names = _names(report)

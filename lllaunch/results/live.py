@@ -60,19 +60,16 @@ MOST_RECENT = 5
 
 @dataclass(frozen=True)
 class LiveView:
-    """What is looked at: a run with its ranks, a sweep with its jobs, or whatever goes on.
-
-    Attributes:
-        subject: the run or the sweep; None for what goes on below some directories.
-        unseen: of a sweep, the number of jobs by state that are in no row: not composed yet.
-    """
+    """What is looked at: a run with its ranks, a sweep with its jobs, or whatever goes on."""
 
     time_ns: int
     rows: tuple[ListEntry, ...]
+    # the run or the sweep; None for what goes on below some directories
     subject: ListEntry | None = None
     roots: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
     result: SweepResult | None = None
+    # of a sweep, the number of jobs by state that are in no row: not composed yet
     unseen: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -92,15 +89,12 @@ class LiveView:
 
 
 class RunNow(NamedTuple):
-    """What the files of a run tell beside its state.
-
-    Attributes:
-        workers: those of the attempt by rank, each with the name of its node's directory.
-        notes: what the watchdog found, and how attempts failed, each with its attempt.
-    """
+    """What the files of a run tell beside its state."""
 
     attempt: int | None = None
+    # those of the attempt by rank, each with the name of its node's directory
     workers: Mapping[int, tuple[str, SeenWorker]] = {}
+    # what the watchdog found, and how attempts failed, each with its attempt
     notes: tuple[tuple[int, Note], ...] = ()
     sample: RunSample | None = None
     age: float = 0.0

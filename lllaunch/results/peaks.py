@@ -14,18 +14,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Peak:
-    """The most that was seen of something.
-
-    Attributes:
-        value: how much, in the unit of the series.
-        together: the most of all ranks, or GPUs, at one moment; None where that says nothing.
-    """
+    """The most that was seen of something."""
 
     name: str
-    value: float
+    value: float  # how much, in the unit of the series
     of: str
     attempt: int
     time_ns: int | None = None
+    # the most of all ranks, or GPUs, at one moment; None where that says nothing
     together: float | None = None
 
 
@@ -35,9 +31,8 @@ _NAMES = ("rss", "cpu", "read", "written", "gpu_use", "gpu_memory", "gpu_power")
 def peaks_of(run: RunTimeline, outcome: RunResult | None = None) -> tuple[Peak, ...]:
     """Return the most that a run used of each thing that was measured.
 
-    Args:
-        outcome: what became of it, None if that is not known. The kernel tells what memory each
-            worker needed at most, which samples may have missed; but not with its children.
+    ``outcome``: what became of it, None if that is not known. The kernel tells what memory each
+    worker needed at most, which samples may have missed; but not with its children.
     """
     by_name: dict[str, list[Series]] = defaultdict(list)
     for series in run.series:

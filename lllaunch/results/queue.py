@@ -146,24 +146,19 @@ def cancelled(history: Sequence[tuple[int, QueueEvent]]) -> BatchEnded:
 
 @dataclass(frozen=True)
 class BatchFacts:
-    """The way of a run through a cluster's queue.
-
-    Attributes:
-        first_ns: when it started first; 0 if it has not. The same holds for the last start.
-        ran: for how long it ran in all, seconds. Of a start that was lost with its node nobody
-            knows the end; what it waited then is in it.
-        reason: why it did not go back into the queue, or an empty string.
-    """
+    """The way of a run through a cluster's queue."""
 
     submitted_ns: int
-    first_ns: int
+    first_ns: int  # when it started first; 0 if it has not. The same holds for the last start
     started_ns: int
     starts: int
     nodes: tuple[str, ...]
     requeues: tuple[tuple[int, Requeued], ...]
     waited: float
+    # for how long it ran in all, seconds. Of a start that was lost with its node nobody knows the
+    # end; what it waited then is in it
     ran: float
-    reason: str
+    reason: str  # why it did not go back into the queue, or an empty string
 
     @property
     def text(self) -> str:

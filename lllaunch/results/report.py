@@ -241,9 +241,8 @@ def load(
 ) -> Report:
     """Read what became of a run or a sweep.
 
-    Args:
-        environ: where secrets may be that a run's plan names, to take them out of its logs; None
-            for the environment of this process.
+    ``environ``: where secrets may be that a run's plan names, to take them out of its logs; None
+    for the environment of this process.
 
     Raises:
         ConfigError: a file there makes no sense.

@@ -119,16 +119,12 @@ _PARTS = ("attempt_", "node_")
 
 
 class FoundDirectory(NamedTuple):
-    """The directory of a run or a sweep.
-
-    Attributes:
-        file: its result.json or sweep.json where that has another name, else empty.
-    """
+    """The directory of a run or a sweep."""
 
     path: str
     kind: Literal["run", "sweep"]
     names: frozenset[str]
-    file: str = ""
+    file: str = ""  # its result.json or sweep.json where that has another name, else empty
 
     @property
     def document(self) -> str:
@@ -145,8 +141,7 @@ def find(
     Links are not followed, and what cannot be read is passed over. Nothing is looked for in a run
     or a sweep, unless that is the root itself; a sweep's journal tells of its jobs.
 
-    Args:
-        contents: tells what is in a directory; `contents_of` unless the caller knows more.
+    ``contents``: tells what is in a directory; `contents_of` unless the caller knows more.
     """
     contents = contents or contents_of
     left = [(root, depth)]
@@ -272,8 +267,7 @@ def is_held(lock: str) -> bool | None:
     Who signed it is looked at first: a lock whose launcher is gone is not touched. One that is
     tried is nearly always held, which changes nothing; else it is given back at once.
 
-    Returns:
-        None if that cannot be found out: it is another user's, or the file system has no locks.
+    Returns None if that cannot be found out: it is another user's, or the file system has no locks.
     """
     if launcher_is_dead(lock):
         return False
@@ -366,58 +360,45 @@ LIVE = frozenset({"running", "queued"})
 
 @dataclass(frozen=True)
 class ListEntry:
-    """A run, a sweep, a job of one, or a rank, as it is now; `lllaunch.results.live` has ranks.
-
-    Attributes:
-        path: its directory; of a rank that of its run, of a job that has none that of its sweep.
-        state: one of `STATES`; of a rank ``starting``, ``running``, ``ended`` or ``failed``.
-        exit_code: of its launcher; of a rank its exit status.
-        seconds: how long it took, or takes until now; of a run on a cluster in all of its starts.
-        attempts: how often its workers were started, or a job.
-        value: what rank 0 returned, where that is short.
-        queue: what the cluster says of that as long as it is not known to be over, such as
-            ``PENDING (Priority)``, or `NO_ANSWER`; of a sweep how many of its jobs are in which
-            state there; else empty.
-        error: what is wrong with its result.json, or its sweep.json and journal.
-        note: what is to be said of it unless there is a root cause.
-        step: how far it is; of a sweep how many of its jobs have succeeded.
-        idle: seconds since the step changed.
-        gpu_use: share of the time that they are busy, on average.
-        cpus: numbers of the cores that a job holds.
-    """
+    """A run, a sweep, a job of one, or a rank, as it is now; `lllaunch.results.live` has ranks."""
 
     kind: Literal["run", "sweep", "job", "rank"]
-    path: str
-    state: str
-    exit_code: int | None = None
+    path: str  # its directory; of a rank that of its run, of a job that has none that of its sweep
+    state: str  # one of `STATES`; of a rank ``starting``, ``running``, ``ended`` or ``failed``
+    exit_code: int | None = None  # of its launcher; of a rank its exit status
     started_ns: int | None = None
+    # how long it took, or takes until now; of a run on a cluster in all of its starts
     seconds: float | None = None
-    attempts: int | None = None
+    attempts: int | None = None  # how often its workers were started, or a job
     root_cause: str = ""
-    value: Any = None
+    value: Any = None  # what rank 0 returned, where that is short
     number: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     batch_job: str = ""
+    # what the cluster says of that as long as it is not known to be over, such as ``PENDING
+    # (Priority)``, or `NO_ANSWER`; of a sweep how many of its jobs are in which state there; else
+    # empty
     queue: str = ""
     batch: BatchFacts | None = None
+    # what is wrong with its result.json, or its sweep.json and journal
     error: LaunchError | None = field(default=None, compare=False)
-    note: str = ""
-    step: float | None = None
+    note: str = ""  # what is to be said of it unless there is a root cause
+    step: float | None = None  # how far it is; of a sweep how many of its jobs have succeeded
     total: float | None = None
     rate: float | None = None
     eta: float | None = None
-    idle: float | None = None
+    idle: float | None = None  # seconds since the step changed
     slowest: int | None = None
     behind: float | None = None
     cpu: float | None = None
     memory: int | None = None
     gpus: tuple[str, ...] = ()
-    gpu_use: float | None = None
+    gpu_use: float | None = None  # share of the time that they are busy, on average
     gpu_memory: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     pid: int | None = None
     node: str = ""
-    cpus: tuple[int, ...] = ()
+    cpus: tuple[int, ...] = ()  # numbers of the cores that a job holds
     load_overrides: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
 
     @cached_property
@@ -1012,8 +993,7 @@ def _submission_of(
 ) -> Submission | None:
     """Return what was submitted of a job whose launcher did not come to write it down.
 
-    Returns:
-        None if it was not, as far as anybody knows.
+    Returns None if it was not, as far as anybody knows.
     """
     if task is None:
         return None
@@ -1044,14 +1024,10 @@ _WITHIN = re.compile(r"(?:(.+)/)?(?:(?:attempt_\d+|latest)(?:/\d+)?|\.hydra)(?:/
 
 @dataclass(eq=False)
 class NoSuchRun(LaunchError):
-    """There is no run or sweep where somebody looked for one.
-
-    Attributes:
-        reason: what is there, as the predicate of a sentence.
-    """
+    """There is no run or sweep where somebody looked for one."""
 
     path: str
-    reason: str
+    reason: str  # what is there, as the predicate of a sentence
     hint: str = ""
     exit_code: ClassVar[int] = 2
 
@@ -1064,10 +1040,9 @@ class NoSuchRun(LaunchError):
 def locate(name: str, cwd: str | None = None) -> FoundDirectory:
     """Finds a run or a sweep.
 
-    Args:
-        name: its directory, or something in it: its result.json (under whatever name), the
-            directory of an attempt or a worker; the end of its path; the id of its batch job; or
-            ``latest``, for the newest of this directory.
+    ``name``: its directory, or something in it: its result.json (under whatever name), the
+    directory of an attempt or a worker; the end of its path; the id of its batch job; or
+    ``latest``, for the newest of this directory.
 
     Raises:
         NoSuchRun: it is not there.

@@ -40,64 +40,52 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lane:
-    """One worker of one attempt in time.
-
-    Attributes:
-        fate: as result.json calls it; ``running`` while it lives.
-        spans: ``spawn``, then ``run``, and within that ``hang`` and ``grace``: in order of their
-            beginnings. Spans of one kind do not overlap; each of the latter two lies within that of
-            the run, and they do not overlap either.
-        exitcode: exit status, or the negative number of the signal that ended it; None if unknown.
-    """
+    """One worker of one attempt in time."""
 
     rank: int
     local_rank: int
     node: str
     attempt: int
-    fate: str
+    fate: str  # as result.json calls it; ``running`` while it lives
+    # ``spawn``, then ``run``, and within that ``hang`` and ``grace``: in order of their beginnings.
+    # Spans of one kind do not overlap; each of the latter two lies within that of the run, and they
+    # do not overlap either
     spans: tuple[TimeSpan, ...] = ()
     marks: tuple[Mark, ...] = ()
     text: str = ""
+    # exit status, or the negative number of the signal that ended it; None if unknown
     exitcode: int | None = None
 
 
 @dataclass(frozen=True)
 class AttemptTimeline:
-    """One attempt on one node in time.
-
-    Attributes:
-        end_ns: when its last worker was gone, None while it goes on.
-        state: ``succeeded``, ``failed``, ``stopped`` (by a signal to the launcher), ``running``, or
-            ``lost`` if nobody knows.
-        spans: of the group, in order of their beginnings: ``preload``, ``rendezvous``,
-            ``preflight``, and the ``pause`` that follows it. Those of one kind do not overlap.
-    """
+    """One attempt on one node in time."""
 
     number: int
     node: str
     start_ns: int
-    end_ns: int | None
+    end_ns: int | None  # when its last worker was gone, None while it goes on
+    # ``succeeded``, ``failed``, ``stopped`` (by a signal to the launcher), ``running``, or ``lost``
+    # if nobody knows
     state: str
     lanes: tuple[Lane, ...] = ()
+    # of the group, in order of their beginnings: ``preload``, ``rendezvous``, ``preflight``, and
+    # the ``pause`` that follows it. Those of one kind do not overlap
     spans: tuple[TimeSpan, ...] = ()
     marks: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True)
 class Series:
-    """Something that was measured every few seconds.
+    """Something that was measured every few seconds."""
 
-    Attributes:
-        name: ``cpu`` (cores), ``rss``, ``read``, ``written``, ``output``, ``step``, ``gpu_use``,
-            ``gpu_memory`` or ``gpu_power``; or of a metric, what the worker calls it.
-        of: number of the rank, or name of the GPU; of several nodes, with the node's before it.
-        points: when (nanoseconds since the epoch) and how much, in order; all finite.
-    """
-
+    # ``cpu`` (cores), ``rss``, ``read``, ``written``, ``output``, ``step``, ``gpu_use``,
+    # ``gpu_memory`` or ``gpu_power``; or of a metric, what the worker calls it
     name: str
     unit: str
-    of: str
+    of: str  # number of the rank, or name of the GPU; of several nodes, with the node's before it
     attempt: int
+    # when (nanoseconds since the epoch) and how much, in order; all finite
     points: tuple[tuple[int, float], ...]
     metric: bool = False
     node: str = ""
@@ -105,14 +93,11 @@ class Series:
 
 @dataclass(frozen=True)
 class RunTimeline:
-    """A run in time; where its directory has seen several, the last one.
-
-    Attributes:
-        end_ns: when it was over; of one that goes on, now; of one that was lost, the last moment
-            that is known of.
-    """
+    """A run in time; where its directory has seen several, the last one."""
 
     start_ns: int
+    # when it was over; of one that goes on, now; of one that was lost, the last moment that is
+    # known of
     end_ns: int
     over: bool
     attempts: tuple[AttemptTimeline, ...] = ()
@@ -192,8 +177,7 @@ def timeline_of(
 ) -> RunTimeline:
     """Return what happened when in a run. Pure.
 
-    Args:
-        now_ns: the time, nanoseconds since the epoch, of a run that goes on; else None.
+    ``now_ns``: the time, nanoseconds since the epoch, of a run that goes on; else None.
     """
     live = now_ns is not None and outcome is None
     series = tuple(_series(records))

@@ -41,18 +41,13 @@ SlotKind = Literal["gpu", "cpu", "job"]
 
 @dataclass(frozen=True)
 class JobTry:
-    """One try of one job.
-
-    Attributes:
-        end_ns: when it had ended; of one that still goes on, the last moment that is known of.
-        fate: the `state` of its result; ``running`` while it goes on, ``lost`` if nobody knows.
-    """
+    """One try of one job."""
 
     job: int
     number: int
     start_ns: int
-    end_ns: int
-    fate: str
+    end_ns: int  # when it had ended; of one that still goes on, the last moment that is known of
+    fate: str  # the `state` of its result; ``running`` while it goes on, ``lost`` if nobody knows
     lease: Lease = NOTHING
     overrides: tuple[str, ...] = ()
     exit_code: int | None = None
@@ -71,14 +66,10 @@ class SlotTrack:
 
 @dataclass(frozen=True)
 class SweepTimeline:
-    """A sweep in time.
-
-    Attributes:
-        end_ns: when it was over; of one that goes on, now; else the last moment that is known of.
-    """
+    """A sweep in time."""
 
     start_ns: int
-    end_ns: int
+    end_ns: int  # when it was over; of one that goes on, now; else the last moment that is known of
     over: bool
     tries: tuple[JobTry, ...] = ()
     slots: Lease = NOTHING
@@ -90,10 +81,9 @@ def read_sweep_timeline(
 ) -> SweepTimeline:
     """Read what happened when in a sweep; never raises for what its files hold.
 
-    Args:
-        directory: of the sweep. Where the journal cannot be read its sweep.json tells of the last
-            try of each job.
-        document: its sweep.json under another name, which then tells all; else empty.
+    ``directory``: of the sweep. Where the journal cannot be read its sweep.json tells of the last
+    try of each job. ``document``: its sweep.json under another name, which then tells all; else
+    empty.
     """
     if document:
         return _of_summary(known_summary(document) or SweepResult(), hide)
@@ -117,8 +107,7 @@ def tries_of(
 ) -> SweepTimeline:
     """Return a sweep in time. Pure.
 
-    Args:
-        now_ns: the time, nanoseconds since the epoch, of a sweep that goes on; else None.
+    ``now_ns``: the time, nanoseconds since the epoch, of a sweep that goes on; else None.
     """
     history = _Tries(hide)
     for at, record in entries:
@@ -235,9 +224,8 @@ def tracks_of(timeline: SweepTimeline) -> tuple[SlotTrack, ...]:
     A job that held nothing (on a cluster, or one that asks for nothing) is where there is room.
     What the sweep could have leased has a track even if nothing ran there.
 
-    Returns:
-        GPUs, then cores, then places. If tries on one GPU overlap, which they do only if a clock
-        was set meanwhile, it has several tracks.
+    Returns gPUs, then cores, then places. If tries on one GPU overlap, which they do only if a
+    clock was set meanwhile, it has several tracks.
     """
     found: dict[tuple[SlotKind, str], list[list[JobTry]]] = {}
     for gpu in timeline.slots.gpus:

@@ -149,18 +149,12 @@ _LONGEST_NAME = 10_000  # characters of an interpolation up to its colon
 
 
 class Requested(NamedTuple):
-    """Something that a config asks for by its name.
-
-    Attributes:
-        value: what is asked for; where it was a plain reference to text elsewhere, that text.
-        lists: names of the lists of a policy that may allow it.
-        clear: whether the value is what it says, and no interpolation.
-    """
+    """Something that a config asks for by its name."""
 
     path: tuple[Any, ...]
-    value: Any
-    lists: tuple[str, ...]
-    clear: bool
+    value: Any  # what is asked for; where it was a plain reference to text elsewhere, that text
+    lists: tuple[str, ...]  # names of the lists of a policy that may allow it
+    clear: bool  # whether the value is what it says, and no interpolation
 
     @property
     def key(self) -> str:

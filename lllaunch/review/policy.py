@@ -19,16 +19,11 @@ from lllaunch.text import shorten
 
 
 class Forms(NamedTuple):
-    """What a pattern may fit.
-
-    Attributes:
-        file: path, relative to the tree if in it, else absolute; empty if there is none.
-        exact: a name that only the same text allows: what is there may be something else.
-    """
+    """What a pattern may fit."""
 
     names: tuple[str, ...] = ()
-    file: str = ""
-    exact: str = ""
+    file: str = ""  # path, relative to the tree if in it, else absolute; empty if there is none
+    exact: str = ""  # a name that only the same text allows: what is there may be something else
 
 
 def is_within(path: str, patterns: Iterable[str]) -> bool:
@@ -69,31 +64,24 @@ LISTS: tuple[str, ...] = (
 
 @dataclass(frozen=True)
 class Policy:
-    """What may be run; what no pattern fits may not.
-
-    Attributes:
-        entrypoints: functions (``package.module:name``), modules (``-m package.module``) and
-            scripts (paths).
-        programs: names on PATH, or paths.
-        targets: other targets.
-        env: variables that are refused otherwise, such as ``PYTHONHASHSEED``.
-        paths: absolute paths outside of the tree where workers may work and write, and of log files
-            outside of the run's directory.
-        hosts: where nodes may meet (``launch.rdzv.endpoint``): names or addresses.
-        cluster: lines that run in batch jobs (``cluster.setup``, ``cluster.teardown``), and words
-            for srun and sbatch (``cluster.srun_args``, ``cluster.additional_parameters``).
-    """
+    """What may be run; what no pattern fits may not."""
 
     path: str
+    # functions (``package.module:name``), modules (``-m package.module``) and scripts (paths)
     entrypoints: tuple[str, ...] = ()
-    programs: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()  # names on PATH, or paths
     preload: tuple[str, ...] = ()
     callbacks: tuple[str, ...] = ()
-    targets: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()  # other targets
     searchpath: tuple[str, ...] = ()
-    env: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()  # variables that are refused otherwise, such as ``PYTHONHASHSEED``
+    # absolute paths outside of the tree where workers may work and write, and of log files outside
+    # of the run's directory
     paths: tuple[str, ...] = ()
+    # where nodes may meet (``launch.rdzv.endpoint``): names or addresses
     hosts: tuple[str, ...] = ()
+    # lines that run in batch jobs (``cluster.setup``, ``cluster.teardown``), and words for srun and
+    # sbatch (``cluster.srun_args``, ``cluster.additional_parameters``)
     cluster: tuple[str, ...] = ()
 
 

@@ -66,12 +66,9 @@ _PAUSE = 1.0
 
 
 class Request(NamedTuple):
-    """What a client wants to know.
+    """What a client wants to know."""
 
-    Attributes:
-        ranks: whose stacks, among the workers of all nodes; None for all.
-    """
-
+    # whose stacks, among the workers of all nodes; None for all
     ranks: frozenset[int] | None = None
     threads: bool = False
 
@@ -108,15 +105,11 @@ class Request(NamedTuple):
 
 
 class RequestRefused(Exception):
-    """A client gets an error for its answer.
-
-    Attributes:
-        code: its kind: ``request``, ``version``, ``permission``, ``busy`` or ``over``.
-    """
+    """A client gets an error for its answer."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(f"{code}: {text}")
-        self.code = code
+        self.code = code  # its kind: ``request``, ``version``, ``permission``, ``busy`` or ``over``
         self.text = text
 
     def to_json(self) -> dict[str, Any]:
@@ -170,9 +163,7 @@ class Client:
 
     ``now``: monotonic clock, seconds.
 
-    Attributes:
-        pid: process id of the other end, as the kernel tells it.
-        uid: its user.
+    ``pid``: process id of the other end, as the kernel tells it. ``uid``: its user.
     """
 
     def __init__(self, connection: socket.socket, now: float) -> None:
@@ -394,17 +385,11 @@ os.register_at_fork(after_in_child=_abandon_all)
 
 
 class StacksAnswered(Logged, frozen=True):
-    """Somebody was told where the workers stand; for events.jsonl.
+    """Somebody was told where the workers stand; for events.jsonl."""
 
-    Attributes:
-        ranks: whose stacks were taken, among the workers of all nodes.
-        pid: the process that asked; None if it is one of another node.
-        uid: its user; None likewise.
-    """
-
-    ranks: tuple[int, ...]
-    pid: int | None = None
-    uid: int | None = None
+    ranks: tuple[int, ...]  # whose stacks were taken, among the workers of all nodes
+    pid: int | None = None  # the process that asked; None if it is one of another node
+    uid: int | None = None  # its user; None likewise
 
 
 class ControlUnavailable(Logged, frozen=True):
@@ -414,20 +399,15 @@ class ControlUnavailable(Logged, frozen=True):
 
 
 class RunMoment(NamedTuple):
-    """A run at one moment.
-
-    Attributes:
-        alive: local ranks of those that have not ended.
-        parent: their parent's process id; 0 before there is one.
-    """
+    """A run at one moment."""
 
     state: GroupState
     attempt: int
     nproc: int
     base_rank: int
-    alive: frozenset[int]
+    alive: frozenset[int]  # local ranks of those that have not ended
     pids: Mapping[int, int]
-    parent: int
+    parent: int  # their parent's process id; 0 before there is one
     busy: bool
     recorders: Mapping[int, TraceSource] = MappingProxyType({})
 
@@ -438,17 +418,12 @@ class RunMoment(NamedTuple):
 
 
 class _Question(NamedTuple):
-    """A request that is to be answered.
-
-    Attributes:
-        until: moment of the monotonic clock by which stacks must have begun to be taken.
-        pid: as in `StacksAnswered`; None for a request of another node.
-    """
+    """A request that is to be answered."""
 
     request: Request
     tell: Callable[[Mapping[str, Any]], None]
-    until: float
-    pid: int | None = None
+    until: float  # moment of the monotonic clock by which stacks must have begun to be taken
+    pid: int | None = None  # as in `StacksAnswered`; None for a request of another node
     uid: int | None = None
 
     def is_like(self, other: _Question) -> bool:
@@ -457,12 +432,7 @@ class _Question(NamedTuple):
 
 
 class _Look:
-    """Stacks that are being taken for a request.
-
-    Attributes:
-        time_ns: when that was, nanoseconds since the epoch: all that is known was so after that.
-        until: moment of the monotonic clock by which all must be done.
-    """
+    """Stacks that are being taken for a request."""
 
     def __init__(
         self,
@@ -474,8 +444,10 @@ class _Look:
         self.questions = questions
         self.request = questions[0].request
         self.view = view
+        # when that was, nanoseconds since the epoch: all that is known was so after that
         self.time_ns = now_ns()
         self.others = others
+        # moment of the monotonic clock by which all must be done
         self.until = time.monotonic() + seconds
         self.ranks: list[dict[str, Any]] | None = None
         wanted = self.request.ranks

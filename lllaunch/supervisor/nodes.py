@@ -88,30 +88,20 @@ _MOST_STACKS = 32
 
 
 class Failure(NamedTuple):
-    """The first failure of this node's attempt.
+    """The first failure of this node's attempt."""
 
-    Attributes:
-        rank: rank among all workers, None if it is about all of this node.
-        text: what happened, as the predicate of a sentence about the worker.
-    """
-
-    rank: int | None
-    text: str
+    rank: int | None  # rank among all workers, None if it is about all of this node
+    text: str  # what happened, as the predicate of a sentence about the worker
     time_ns: int
     cause: str = ""
 
 
 class LastWord(Record, frozen=True):
-    """What a node has left of its part of the run.
-
-    Attributes:
-        document: what result.json has.
-        name: of the node.
-    """
+    """What a node has left of its part of the run."""
 
     attempt: int
-    document: Mapping[str, Any]
-    name: str = ""
+    document: Mapping[str, Any]  # what result.json has
+    name: str = ""  # of the node
 
 
 class NodeStacks:
@@ -119,13 +109,10 @@ class NodeStacks:
 
     ``ask``: asks them and waits; returns what they say by group rank. ``wake``: called when that is
     done.
-
-    Attributes:
-        done: whether all have answered, or were waited for long enough.
     """
 
     def __init__(self, ask: Callable[[], Mapping[int, bytes]], wake: Callable[[], None]) -> None:
-        self.done = False
+        self.done = False  # whether all have answered, or were waited for long enough
         self._ask = ask
         self._wake = wake
         self._answers: Mapping[int, bytes] = {}
@@ -156,9 +143,6 @@ class NodeGroup:
     ``failure``: tells the first failure of the present attempt, None if there is none. ``settles``:
     seconds within which each node knows how far an attempt came that has ended, and says so, since
     all must know; None if that does not matter.
-
-    Attributes:
-        lost: nodes that were lost or left, by their name, with what happened to them.
     """
 
     def __init__(
@@ -211,6 +195,7 @@ class NodeGroup:
         self._gone: list[int] = []
         self.place: Place | None = None
         self.places: list[Place] = []
+        # nodes that were lost or left, by their name, with what happened to them
         self.lost: dict[str, str] = {}
 
     # Meeting
@@ -835,13 +820,10 @@ class _Broken(NamedTuple):
 
 
 class _Counted(NamedTuple):
-    """Group ranks of nodes that have not confirmed that the attempt ends.
-
-    Attributes:
-        progress: how far it came on all nodes; None if that does not matter, or is not known.
-    """
+    """Group ranks of nodes that have not confirmed that the attempt ends."""
 
     gone: list[int]
+    # how far it came on all nodes; None if that does not matter, or is not known
     progress: AttemptProgress | None = None
 
 
@@ -1022,9 +1004,6 @@ class _Watch:
     A failure may be all that is seen of a node that is gone: connections to it break at once, and
     its signs of life end later. So all confirm that the attempt ends, and are counted. Where it
     matters how far it came, they are counted when all have said that, too.
-
-    Attributes:
-        contact: moment of the last answer of the store, seconds of the monotonic clock.
     """
 
     def __init__(
@@ -1058,6 +1037,7 @@ class _Watch:
         # Questions of other nodes that were heard of, and whether the next one may need a moment.
         self._looks = 0
         self._patient = True
+        # moment of the last answer of the store, seconds of the monotonic clock
         self.contact = time.monotonic()
         self.at_barrier = False
         self._mixed = place.roster.mixed

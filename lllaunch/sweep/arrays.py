@@ -26,14 +26,10 @@ OUTPUT = "%a.log"
 
 
 class ArrayJob(NamedTuple):
-    """A job of a sweep, as a task of an array finds it.
-
-    Attributes:
-        directory: of its run, absolute.
-    """
+    """A job of a sweep, as a task of an array finds it."""
 
     number: int
-    directory: str
+    directory: str  # of its run, absolute
 
 
 class Array(NamedTuple):
@@ -53,8 +49,7 @@ class Array(NamedTuple):
 def arrays_of(jobs: Iterable[tuple[ArrayJob, Cluster]], most: int) -> list[Array]:
     """Return the arrays that jobs make. Pure.
 
-    Args:
-        most: how many tasks an array has at most, 1 or more.
+    ``most``: how many tasks an array has at most, 1 or more.
     """
     alike: list[tuple[Cluster, list[ArrayJob]]] = []
     for job, cluster in jobs:

@@ -44,9 +44,8 @@ class SweepDirectory(HeldDirectory):
     ) -> SweepDirectory:
         """Makes the directory if need be and takes it for this launcher.
 
-        Args:
-            patience: how long to wait for the jobs of a launcher that has ended, seconds. A
-                launcher that lives is not waited for.
+        ``patience``: how long to wait for the jobs of a launcher that has ended, seconds. A
+        launcher that lives is not waited for.
 
         Raises:
             ConfigError: another launcher runs a sweep in it, or jobs of one that has ended do.

@@ -49,12 +49,10 @@ def job_config(
 ) -> dict[str, Any]:
     """Returns what a job's outcome depends on as canonical JSON: the config without the rest.
 
-    Args:
-        plan: the decided and redacted ``launch`` node, plain data.
-        config: the job's config, resolved and redacted, plain data; its ``launch`` and ``hydra``
-            are left out.
-        places: directories that do not matter and what stands for them in texts, such as
-            ``("/home/u/sweep/3", "<output_dir>")``. Where one is within another it goes first.
+    ``plan``: the decided and redacted ``launch`` node, plain data. ``config``: the job's config,
+    resolved and redacted, plain data; its ``launch`` and ``hydra`` are left out. ``places``:
+    directories that do not matter and what stands for them in texts, such as ``("/home/u/sweep/3",
+    "<output_dir>")``. Where one is within another it goes first.
 
     Raises:
         TypeError: something in it is not plain data; names its key.
@@ -164,10 +162,9 @@ def overrides_key(overrides: Sequence[str], neutral: bool = True, *, clusters: b
     Their order does not matter, except between overrides of the same key, or of a key and one
     below it, of which Hydra lets the last win.
 
-    Args:
-        overrides: as Hydra lists them for the job, such as ``["+exp=resnet", "params.lr=0.1"]``.
-        clusters: whether the config's node ``cluster`` says where a job runs. In an app of the
-            user's own it may be another thing's, unless it is chosen from configs.
+    ``overrides``: as Hydra lists them for the job, such as ``["+exp=resnet", "params.lr=0.1"]``.
+    ``clusters``: whether the config's node ``cluster`` says where a job runs. In an app of the
+    user's own it may be another thing's, unless it is chosen from configs.
     """
     texts = [text.strip() for text in overrides]
     if not neutral:

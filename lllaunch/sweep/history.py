@@ -46,41 +46,27 @@ JobWord: TypeAlias = Literal[
 
 
 class JobHistory(Record, frozen=True):
-    """What is known of a job, as sweep.json has it. Its config is left out, which may be long.
-
-    Attributes:
-        job: its number
-        directory: where its result.json is; relative to the sweep's if it is within it
-        fingerprint: of its config; null if that could not be composed
-        state: that of its result.json, or composed (not started), started (its end is not known),
-            skipped
-        tries: how often it was started
-        started_ns: the last time
-        root_cause: the first failure in one line, or empty
-        reason: why it was skipped, or not tried again
-        return_value: rank 0's, if it is JSON of at most 4 KiB
-        retry: that of its last start
-        lease: what it held last
-        composed_ns: when it was composed last, nanoseconds since the epoch, 0 if that is not known
-    """
+    """What is known of a job, as sweep.json has it. Its config is left out, which may be long."""
 
     BESIDE = frozenset({"retry", "lease", "composed_ns"})
 
-    job: Count
+    job: Count  # its number
     overrides: tuple[str, ...] = ()
-    directory: str = ""
-    fingerprint: str | None = None
+    directory: str = ""  # where its result.json is; relative to the sweep's if it is within it
+    fingerprint: str | None = None  # of its config; null if that could not be composed
+    # that of its result.json, or composed (not started), started (its end is not known), skipped
     state: JobWord = "composed"
-    tries: Count = 0
-    started_ns: Time = field(default=0, name="started")
+    tries: Count = 0  # how often it was started
+    started_ns: Time = field(default=0, name="started")  # the last time
     ended_ns: Time = field(default=0, name="ended")
     exit_code: int | None = None
-    root_cause: str = ""
+    root_cause: str = ""  # the first failure in one line, or empty
     seconds: float | None = None
-    reason: Text = ""
-    return_value: JsonText = None
-    retry: int = 0
-    lease: Lease = Lease()
+    reason: Text = ""  # why it was skipped, or not tried again
+    return_value: JsonText = None  # rank 0's, if it is JSON of at most 4 KiB
+    retry: int = 0  # that of its last start
+    lease: Lease = Lease()  # what it held last
+    # when it was composed last, nanoseconds since the epoch, 0 if that is not known
     composed_ns: int = 0
 
     @property
@@ -105,24 +91,21 @@ _ENDED = frozenset({"succeeded", "failed", "signalled", "error"})
 
 
 class SweepHistory:
-    """What is known of a sweep; give it the journal's entries, in order.
-
-    Attributes:
-        exit_code: of the last launcher, None if that did not come to its end. Where it swept
-            several batches: of the last one that did not end with 0, else 0.
-        direction: which of two objectives is better, as the last launcher that knew it said; None
-            if none did.
-        planned: how many jobs the last launcher was going to run, or had done, as far as it knows;
-            0 if it has not said so.
-    """
+    """What is known of a sweep; give it the journal's entries, in order."""
 
     def __init__(self, entries: Iterable[JournalEntry] = ()) -> None:
         self.header: Header | None = None
         self.started_ns = 0
         self.resumes = 0
+        # of the last launcher, None if that did not come to its end. Where it swept several
+        # batches: of the last one that did not end with 0, else 0
         self.exit_code: int | None = None
+        # which of two objectives is better, as the last launcher that knew it said; None if none
+        # did
         self.direction: Direction | None = None
         self.slots = Lease()
+        # how many jobs the last launcher was going to run, or had done, as far as it knows; 0 if it
+        # has not said so
         self.planned = 0
         self._bad = 0  # exit code of an earlier batch of the same launcher
         self.jobs: dict[int, JobHistory] = {}
@@ -195,37 +178,26 @@ VERSION = 1
 
 
 class SweepResult(Record, frozen=True):
-    """What became of a sweep of lllaunch and of its jobs.
-
-    Attributes:
-        jobs: by number
-        sweep: the sweep's id
-        lllaunch: version of the launcher that began it
-        command: overrides of the command line
-        exit_code: the launcher's, docs/reference/exit-codes.md; null where it is not known
-        ended_ns: when it was over, or this was written
-        resumes: how often it was resumed
-        direction: which of two objectives is better; null where that is not known
-        planned: as in `SweepHistory`; 0 where sweep.json tells of all jobs
-        slots: as in `SweepHistory`; None where sweep.json tells
-    """
+    """What became of a sweep of lllaunch and of its jobs."""
 
     DERIVED = ("counts",)
     BESIDE = frozenset({"planned", "slots"})
 
-    jobs: tuple[JobHistory, ...] = ()
-    sweep: str | None = None
-    lllaunch: str | None = None
-    command: tuple[str, ...] = ()
+    jobs: tuple[JobHistory, ...] = ()  # by number
+    sweep: str | None = None  # the sweep's id
+    lllaunch: str | None = None  # version of the launcher that began it
+    command: tuple[str, ...] = ()  # overrides of the command line
+    # the launcher's, docs/reference/exit-codes.md; null where it is not known
     exit_code: int | None = None
     started_ns: Time = field(default=0, name="started")
-    ended_ns: Time = field(default=0, name="ended")
+    ended_ns: Time = field(default=0, name="ended")  # when it was over, or this was written
     seconds: float | None = None
-    resumes: Count = 0
+    resumes: Count = 0  # how often it was resumed
+    # which of two objectives is better; null where that is not known
     direction: Direction | None = None
     version: int = VERSION
-    planned: int = 0
-    slots: Lease | None = None
+    planned: int = 0  # as in `SweepHistory`; 0 where sweep.json tells of all jobs
+    slots: Lease | None = None  # as in `SweepHistory`; None where sweep.json tells
 
     @property
     def counts(self) -> dict[str, int]:
@@ -237,8 +209,7 @@ class SweepResult(Record, frozen=True):
     ) -> SweepResult:
         """Return the same with jobs that the sweep did not come to: they were not run.
 
-        Args:
-            numbers: of all jobs; what is known of some stays as it is.
+        ``numbers``: of all jobs; what is known of some stays as it is.
         """
         known = {job.job for job in self.jobs}
         reason = JobState.NOT_RUN.value
@@ -356,10 +327,9 @@ def read_result(directory: str) -> RunResult | None:
 def read_results(sweep: str, jobs: Iterable[JobHistory]) -> dict[int, Result]:
     """Reads what became of jobs, journalled or not.
 
-    Returns:
-        by number, the results that are there: what result.json says. Where there is none of its
-        own, what the journal says: the job has no directory, or a job that was started later has
-        the same.
+    Returns by number, the results that are there: what result.json says. Where there is none of its
+    own, what the journal says: the job has no directory, or a job that was started later has the
+    same.
 
     Raises:
         OutputError: one cannot be read.

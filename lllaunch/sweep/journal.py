@@ -40,22 +40,14 @@ Count: TypeAlias = Annotated[int, Meta(ge=0)]
 
 
 class Header(documents.Record, frozen=True, tag="sweep"):
-    """The first record: a sweep was begun.
+    """The first record: a sweep was begun."""
 
-    Attributes:
-        sweep: its id.
-        lllaunch: version of the launcher.
-        command: the overrides of the command line, redacted.
-        version: of the journal.
-        direction: which of two objectives is better, if that is known.
-        slots: what the jobs may lease; None if that is not known, or if they go to a cluster.
-    """
-
-    sweep: str
-    lllaunch: str
-    command: tuple[str, ...] = ()
-    version: int = VERSION
-    direction: Direction | None = None
+    sweep: str  # its id
+    lllaunch: str  # version of the launcher
+    command: tuple[str, ...] = ()  # the overrides of the command line, redacted
+    version: int = VERSION  # of the journal
+    direction: Direction | None = None  # which of two objectives is better, if that is known
+    # what the jobs may lease; None if that is not known, or if they go to a cluster
     slots: Lease | None = None
 
 
@@ -69,60 +61,41 @@ class Resumed(documents.Record, frozen=True, tag="resumed"):
 
 
 class PlannedRecord(documents.Record, frozen=True, tag="planned"):
-    """The launcher is going to run some jobs, of which nothing more is known yet.
+    """The launcher is going to run some jobs, of which nothing more is known yet."""
 
-    Attributes:
-        jobs: how many, those included that had finished before. What a sweeper asks for later comes
-            on top of them.
-    """
-
+    # how many, those included that had finished before. What a sweeper asks for later comes on top
+    # of them
     jobs: Count
 
 
 class ComposedRecord(documents.Record, frozen=True, tag="composed"):
-    """A job's config is known; the job is not started before this is on the disk.
-
-    Attributes:
-        directory: where its result.json will be; relative to the sweep's if it is in it.
-        fingerprint: `lllaunch.sweep.fingerprint.job_key`; None if it could not be composed.
-        config: what that was made from, or None if it is not kept.
-    """
+    """A job's config is known; the job is not started before this is on the disk."""
 
     job: Count
     overrides: tuple[str, ...] = ()
-    directory: str = ""
+    directory: str = ""  # where its result.json will be; relative to the sweep's if it is in it
+    # `lllaunch.sweep.fingerprint.job_key`; None if it could not be composed
     fingerprint: str | None = None
-    config: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] | None = None  # what that was made from, or None if it is not kept
 
 
 class StartedRecord(documents.Record, frozen=True, tag="started"):
-    """A job was started.
-
-    Attributes:
-        retry: 0 for its first start in a sweep or resume, then 1, 2, ...
-        pid: of its launcher, if that is on this machine.
-    """
+    """A job was started."""
 
     job: Count
-    retry: Count = 0
+    retry: Count = 0  # 0 for its first start in a sweep or resume, then 1, 2, ...
     lease: Lease = Lease()
-    pid: int | None = None
+    pid: int | None = None  # of its launcher, if that is on this machine
 
 
 class Result(documents.Record, frozen=True):
-    """What became of a job.
+    """What became of a job."""
 
-    Attributes:
-        state: as in its result.json: ``succeeded``, ``failed``, ``signalled``, ``error``.
-        seconds: how long the run took, or None where that is not known.
-        return_value: rank 0's, as JSON text, if it is short; or None.
-    """
-
-    state: str
+    state: str  # as in its result.json: ``succeeded``, ``failed``, ``signalled``, ``error``
     exit_code: int | None = None
     root_cause: str = ""
-    seconds: float | None = None
-    return_value: JsonText = None
+    seconds: float | None = None  # how long the run took, or None where that is not known
+    return_value: JsonText = None  # rank 0's, as JSON text, if it is short; or None
 
     @property
     def succeeded(self) -> bool:
@@ -186,16 +159,12 @@ class _Moment(documents.Record, frozen=True):
 
 
 class UnknownVersion(ValueError):
-    """The journal is of another lllaunch: its records cannot be understood here.
-
-    Attributes:
-        lllaunch: the version of the launcher that wrote it, or an empty string.
-    """
+    """The journal is of another lllaunch: its records cannot be understood here."""
 
     def __init__(self, version: object, lllaunch: str) -> None:
         super().__init__(version, lllaunch)
         self.version = version
-        self.lllaunch = lllaunch
+        self.lllaunch = lllaunch  # the version of the launcher that wrote it, or an empty string
 
 
 def encode(record: Record, time_ns: int) -> bytes:
@@ -207,8 +176,7 @@ def encode(record: Record, time_ns: int) -> bytes:
 def decode(line: bytes) -> JournalEntry | None:
     """Read a line of the journal.
 
-    Returns:
-        the record, None if its type is not known: a later lllaunch may write more of them.
+    Returns the record, None if its type is not known: a later lllaunch may write more of them.
 
     Raises:
         UnknownVersion: it is a `Header` of another version.
@@ -231,15 +199,11 @@ def _refuse(name: str) -> Any:
 
 
 class Damaged(ValueError):
-    """A line of a journal cannot be read, and it is not a torn last one.
-
-    Attributes:
-        line: its number, from 1.
-    """
+    """A line of a journal cannot be read, and it is not a torn last one."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(line, reason)
-        self.line = line
+        self.line = line  # its number, from 1
         self.reason = reason
 
 
@@ -251,11 +215,8 @@ def parse(
     A last line without a newline is torn. So is one with NUL bytes in it: that is what a file
     system leaves, after a power failure, of data that had not reached the disk.
 
-    Args:
-        end: bytes of the lines before these.
-
-    Yields:
-        for each line the bytes up to and with it, and its record; None if its type is not known.
+    ``end``: bytes of the lines before these. Yields for each line the bytes up to and with it, and
+    its record; None if its type is not known.
 
     Raises:
         Damaged: a line cannot be read.

@@ -87,10 +87,9 @@ class SlotWatch:
 class Leases:
     """The slots that this launcher holds. Not shared between threads.
 
-    Args:
-        lock_cpus: whether cores are locked between the launchers of one user, too. Needed where
-            jobs are pinned to them; else the kernel shares the cores out, and two sweeps side by
-            side are slow, not wrong.
+    ``lock_cpus``: whether cores are locked between the launchers of one user, too. Needed where
+    jobs are pinned to them; else the kernel shares the cores out, and two sweeps side by side are
+    slow, not wrong.
     """
 
     def __init__(self, machine: SweepMachine, lock_cpus: bool = False) -> None:
@@ -106,9 +105,8 @@ class Leases:
     def acquire(self, lease: Lease) -> tuple[Slot, ...]:
         """Takes all slots of a lease, or none.
 
-        Returns:
-            Nothing if they were taken; else those that others were found to hold. There may be
-            more: the search ends with the first.
+        Returns nothing if they were taken; else those that others were found to hold. There may be
+        more: the search ends with the first.
 
         Raises:
             ValueError: a slot is not of this machine, is named twice, or is held by this object.

@@ -61,23 +61,20 @@ class ComposingFailed(LaunchError):
 class Sweep:
     """A sweep, performed by this process; in its main thread.
 
-    Args:
-        observer: gets every event and every action, what composing yielded
-            (`lllaunch.sweep.protocol.JobAnswered`), what the warm spawners tell, the jobs' lines
-            (`lllaunch.sweep.protocol.JobPrinted`), and the ticks.
-        review: called with a job that has been composed for the first time, without its payload;
-            what it returns counts (its ``warm`` must stay), until the job is composed again for
-            another attempt: that is not reviewed.
-        warm: the spawners that jobs share, or None; they stay the caller's, for another sweep.
-        captures: whether what jobs print goes to the observer, else to where this process's does.
-        ticks: asked after each turn in how many seconds the observer wants another
-            `lllaunch.sweep.protocol.Tick` at the latest, for a display that shows the time; None
-            for only when something has happened.
-        label: gives the overrides of a job, redacted, for one that dies before it can say them.
-        full: descriptors that are to be writable before the observer gets more of what jobs print;
-            nothing if it takes all.
-        locks: descriptors that are kept open as long as anything of a job lives.
-        signals: notes the signals that end the sweep; None for those of a run, while it lasts.
+    ``observer``: gets every event and every action, what composing yielded
+    (`lllaunch.sweep.protocol.JobAnswered`), what the warm spawners tell, the jobs' lines
+    (`lllaunch.sweep.protocol.JobPrinted`), and the ticks. ``review``: called with a job that has
+    been composed for the first time, without its payload; what it returns counts (its ``warm`` must
+    stay), until the job is composed again for another attempt: that is not reviewed. ``warm``: the
+    spawners that jobs share, or None; they stay the caller's, for another sweep. ``captures``:
+    whether what jobs print goes to the observer, else to where this process's does. ``ticks``:
+    asked after each turn in how many seconds the observer wants another
+    `lllaunch.sweep.protocol.Tick` at the latest, for a display that shows the time; None for only
+    when something has happened. ``label``: gives the overrides of a job, redacted, for one that
+    dies before it can say them. ``full``: descriptors that are to be writable before the observer
+    gets more of what jobs print; nothing if it takes all. ``locks``: descriptors that are kept open
+    as long as anything of a job lives. ``signals``: notes the signals that end the sweep; None for
+    those of a run, while it lasts.
     """
 
     _remains: Remains

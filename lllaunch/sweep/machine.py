@@ -31,10 +31,8 @@ def gives_none(limit: object) -> bool:
 def choose_gpus(limit: object, visible: Sequence[Gpu], why_none: str = "") -> tuple[Gpu, ...]:
     """Takes the first GPUs, or those that are listed, in the order of the list.
 
-    Args:
-        limit: how many; a list of names or UUIDs (the beginning will do, as long as only one has
-            it); None for all.
-        why_none: if there is nothing: why, a predicate.
+    ``limit``: how many; a list of names or UUIDs (the beginning will do, as long as only one has
+    it); None for all. ``why_none``: if there is nothing: why, a predicate.
 
     Raises:
         Unfit: it is none of these, or not all of them are there.
@@ -64,9 +62,8 @@ def choose_gpus(limit: object, visible: Sequence[Gpu], why_none: str = "") -> tu
 def choose_cpus(limit: object, cores: Cores) -> tuple[int, ...]:
     """Takes the first cores, or those that are listed.
 
-    Args:
-        limit: how many; a list of cores and ranges of them (``"0-3"``); None for as many as the
-            quota gives time for, rounded down, at least one.
+    ``limit``: how many; a list of cores and ranges of them (``"0-3"``); None for as many as the
+    quota gives time for, rounded down, at least one.
 
     Raises:
         Unfit: it is none of these, or not all of them may be used.
@@ -168,15 +165,12 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class SweepMachine(NamedTuple):
-    """What a sweep's launcher may lease.
-
-    Attributes:
-        masks_gpus: whether jobs are told which GPUs are theirs. Not where no GPU was found: there
-            may be some that NVML does not know.
-    """
+    """What a sweep's launcher may lease."""
 
     gpus: tuple[Gpu, ...] = ()
     cpus: tuple[int, ...] = ()
+    # whether jobs are told which GPUs are theirs. Not where no GPU was found: there may be some
+    # that NVML does not know
     masks_gpus: bool = False
 
     @property
@@ -200,11 +194,9 @@ def find_machine(
 ) -> SweepMachine:
     """Looks what there is and takes what the limits allow.
 
-    Args:
-        gpus: how many, or a list of names as CUDA_VISIBLE_DEVICES has them or of UUIDs; None for
-            all.
-        cpus: how many, or a list of cores and ranges of them (``"0-3"``); None for as many as the
-            cgroups of the launcher give it time for. A number may go beyond that.
+    ``gpus``: how many, or a list of names as CUDA_VISIBLE_DEVICES has them or of UUIDs; None for
+    all. ``cpus``: how many, or a list of cores and ranges of them (``"0-3"``); None for as many as
+    the cgroups of the launcher give it time for. A number may go beyond that.
 
     Raises:
         ConfigError: a limit is wrong or cannot be met; all that is wrong is told.

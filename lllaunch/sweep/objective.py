@@ -19,9 +19,8 @@ DIRECTIONS: tuple[Direction, ...] = ("minimize", "maximize")
 def as_direction(value: object) -> Direction | None:
     """Return a direction as a sweeper, a journal or a user has it; None if it is none.
 
-    Args:
-        value: its name in any case, or an enum's member of that name. A list, as sweepers of
-            several objectives have it, is none.
+    ``value``: its name in any case, or an enum's member of that name. A list, as sweepers of
+    several objectives have it, is none.
     """
     name = str(getattr(value, "name", value)).lower()
     return name if name in DIRECTIONS else None
@@ -30,8 +29,7 @@ def as_direction(value: object) -> Direction | None:
 def objective_of(value: Any) -> float | None:
     """Return what a job returned as an objective; None if that is no finite number.
 
-    Args:
-        value: whatever was returned. Truth values and numbers written as text are none.
+    ``value``: whatever was returned. Truth values and numbers written as text are none.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None

@@ -48,34 +48,26 @@ class Retries(NamedTuple):
 
 
 class SweepPolicy(NamedTuple):
-    """What holds for all jobs of a sweep.
+    """What holds for all jobs of a sweep."""
 
-    Attributes:
-        max_parallel: how many jobs may run at the same time, at least 1; None for as many as fit.
-        max_failures: nothing more is started once so many jobs have failed for good: 1 is
-            ``on_failure: stop``, None is ``on_failure: continue``.
-        retry_delay: seconds before it is tried again.
-        patience: how many jobs behind a waiting one may be started before slots are kept for it.
-    """
-
+    # how many jobs may run at the same time, at least 1; None for as many as fit
     max_parallel: int | None = None
+    # nothing more is started once so many jobs have failed for good: 1 is ``on_failure: stop``,
+    # None is ``on_failure: continue``
     max_failures: int | None = None
     retries: Retries = Retries()
-    retry_delay: float = 0.0
+    retry_delay: float = 0.0  # seconds before it is tried again
+    # how many jobs behind a waiting one may be started before slots are kept for it
     patience: int = 64
 
 
 class Summary(NamedTuple):
-    """How many jobs of a sweep ended in which way.
-
-    Attributes:
-        not_run: they were never started, because the sweep ended before.
-    """
+    """How many jobs of a sweep ended in which way."""
 
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
-    not_run: int = 0
+    not_run: int = 0  # they were never started, because the sweep ended before
     skipped: int = 0
 
     def exit_code(self, signum: int | None = None) -> int:
@@ -94,10 +86,8 @@ def by_signal(exit_code: int) -> bool:
 def cause_of(exit_code: int, kind: str = "") -> RestartCause | None:
     """Returns what a job's end is to `Retries`; None if it is not worth another try.
 
-    Args:
-        exit_code: of the job's process; 128+N if signal N ended that process itself.
-        kind: what its result.json names as ``type`` of its limit or of its root cause; empty if
-            there is none.
+    ``exit_code``: of the job's process; 128+N if signal N ended that process itself. ``kind``: what
+    its result.json names as ``type`` of its limit or of its root cause; empty if there is none.
     """
     if exit_code == ExitCode.SUCCESS or exit_code in _IN_VAIN:
         return None

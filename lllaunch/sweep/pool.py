@@ -20,12 +20,9 @@ class Need(Record, frozen=True):
 
 
 class Lease(Record, frozen=True):
-    """What a job holds while it runs.
+    """What a job holds while it runs."""
 
-    Attributes:
-        gpus: the GPUs, as CUDA_VISIBLE_DEVICES names them in the launcher's environment.
-    """
-
+    # the GPUs, as CUDA_VISIBLE_DEVICES names them in the launcher's environment
     gpus: tuple[str, ...] = ()
     cpus: tuple[int, ...] = ()
 
@@ -35,11 +32,10 @@ def need_of(
 ) -> Need:
     """Returns what a job needs.
 
-    Args:
-        per_proc: number of GPUs and of CPU slots for each worker, such as
-            `lllaunch.spec.Resources`. None for GPUs: one where there are GPUs; None for CPU slots:
-            one for a worker that needs no GPU, and all there are for more workers than that: like
-            a run of its own, the job then shares the cores among its workers.
+    ``per_proc``: number of GPUs and of CPU slots for each worker, such as
+    `lllaunch.spec.Resources`. None for GPUs: one where there are GPUs; None for CPU slots: one for
+    a worker that needs no GPU, and all there are for more workers than that: like a run of its own,
+    the job then shares the cores among its workers.
     """
     gpus, cpus = per_proc
     if gpus is None:
@@ -57,8 +53,7 @@ _NOTHING = Lease()
 def never_fits(need: Need, size: Need) -> str:
     """Returns why a job can never run, as the predicate of a sentence; empty if it can.
 
-    Args:
-        size: all slots that the sweep may use, whoever holds them now.
+    ``size``: all slots that the sweep may use, whoever holds them now.
     """
     lacking: list[str] = []
     for wanted, there, word in (

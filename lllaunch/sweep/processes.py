@@ -78,45 +78,37 @@ _ALONE = 127
 
 
 class Work(NamedTuple):
-    """What the processes of jobs do.
-
-    Attributes:
-        warm: the warm spawners, or None; forgotten in the job, but for what they are made of.
-        marks: by which the launcher knows what jobs leave: of what they start themselves, and of
-            what their spawners do.
-        locks: descriptors that a job's spawner keeps open until all that it started has ended, as
-            it does the locks of the lease.
-    """
+    """What the processes of jobs do."""
 
     prepare: Callable[[int], Answer]
     execute: Callable[[Prepared, Lease, Spawner | None], int]
     machine: SweepMachine
     pins: bool = False
+    # the warm spawners, or None; forgotten in the job, but for what they are made of
     warm: SpawnerPool | None = None
+    # by which the launcher knows what jobs leave: of what they start themselves, and of what their
+    # spawners do
     marks: tuple[str, str] = ("", "")
+    # descriptors that a job's spawner keeps open until all that it started has ended, as it does
+    # the locks of the lease
     locks: tuple[int, ...] = ()
 
 
 class ForkInheritance(NamedTuple):
-    """What a job gets from the launcher at the fork.
-
-    Attributes:
-        streams: descriptors for standard output and error; empty to keep the launcher's.
-        ignored: signals that the launcher was started with as ignored.
-    """
+    """What a job gets from the launcher at the fork."""
 
     number: int
     sock: socket.socket
     parent: int
+    # descriptors for standard output and error; empty to keep the launcher's
     streams: tuple[int, ...]
-    ignored: frozenset[signal.Signals]
+    ignored: frozenset[signal.Signals]  # signals that the launcher was started with as ignored
 
 
 def become(work: Work, place: ForkInheritance, leave: Callable[[], None]) -> NoReturn:
     """In the forked process, all signals blocked: be the job, then end.
 
-    Args:
-        leave: closes what is the launcher's own.
+    ``leave``: closes what is the launcher's own.
     """
     code = 1
     try:
@@ -194,9 +186,8 @@ def _await_begin(
 ) -> tuple[Lease, tuple[Lent, Message] | None, list[int]] | None:
     """Wait for the word to begin; None if it will not come.
 
-    Returns:
-        the lease, a branch if there is one, and the descriptors of the lease's locks, which stay
-        open until the end of this process.
+    Returns the lease, a branch if there is one, and the descriptors of the lease's locks, which
+    stay open until the end of this process.
     """
     lent = None
     while not channel.closed:
@@ -225,8 +216,7 @@ def tell_progress(step: float, total: float | None, eta: float | None) -> None:
 
     One that does not listen is not waited for. In another process it does nothing.
 
-    Args:
-        eta: seconds that the rest will take about, or None.
+    ``eta``: seconds that the rest will take about, or None.
     """
     for channel, number in _launchers:
         channel.flush()
@@ -325,8 +315,7 @@ class Remains:
     def look(self, jobs: Collection[int]) -> bool:
         """Reap what has ended; whether something lives.
 
-        Args:
-            jobs: process ids of children that are not adopted.
+        ``jobs``: process ids of children that are not adopted.
         """
         try:
             children = proc.children(os.getpid())
@@ -418,11 +407,7 @@ class TooFewFiles(ForkFailed):
 class JobProcess:
     """The process of a job.
 
-    Attributes:
-        apart: whether the job has said that it has closed what is the launcher's.
-        exit_code: how it ended, 128+N if signal N ended it; None if it lives.
-        deadline: when it is given up, on the monotonic clock; None if it is not being ended.
-        lingers: whether it has ended, and something that it started has not.
+    ``apart``: whether the job has said that it has closed what is the launcher's.
     """
 
     def __init__(self, number: int, pipes: Iterable[OutputPipe] = ()) -> None:
@@ -436,11 +421,13 @@ class JobProcess:
         self.lease: Lease | None = None
         self.begun = False
         self.attempt = 0
+        # how it ended, 128+N if signal N ended it; None if it lives
         self.exit_code: int | None = None
         self._killed = False  # a signal ended it
         self.progress: JobProgressed | None = None
+        # when it is given up, on the monotonic clock; None if it is not being ended
         self.deadline: float | None = None
-        self.lingers = False
+        self.lingers = False  # whether it has ended, and something that it started has not
         self.why = ""
 
     @classmethod
@@ -455,8 +442,7 @@ class JobProcess:
     ) -> JobProcess:
         """Fork the process of a job, from the main thread; it composes itself at once.
 
-        Args:
-            leave: closes what is the launcher's own; called in the job.
+        ``leave``: closes what is the launcher's own; called in the job.
 
         Raises:
             ForkFailed: the system has no process or no descriptor left.

@@ -21,15 +21,12 @@ from lllaunch.sweep.pool import Lease, Need
 
 
 class SpawnerKey(Record, frozen=True):
-    """What the workers of a job have in common, so that jobs can share a warm spawner.
-
-    Attributes:
-        changes: variables of the spawner that differ from the launcher's own, by name; None for
-            one that is not set. Never CUDA_VISIBLE_DEVICES.
-    """
+    """What the workers of a job have in common, so that jobs can share a warm spawner."""
 
     preload: tuple[str, ...]
     cwd: str
+    # variables of the spawner that differ from the launcher's own, by name; None for one that is
+    # not set. Never CUDA_VISIBLE_DEVICES
     changes: tuple[tuple[str, str | None], ...] = ()
 
     @classmethod
@@ -38,8 +35,7 @@ class SpawnerKey(Record, frozen=True):
     ) -> SpawnerKey:
         """Returns the key of a spawner.
 
-        Args:
-            environ: its whole environment (`lllaunch.run.group.spawner_environment`).
+        ``environ``: its whole environment (`lllaunch.run.group.spawner_environment`).
         """
         names = sorted((environ.keys() | outer.keys()) - {VISIBLE})
         changes = ((name, environ.get(name)) for name in names)
@@ -64,43 +60,34 @@ class SpawnerKey(Record, frozen=True):
 
 
 class Prepared(Record, frozen=True, tag="prepared"):
-    """A job that is composed, and what its launcher has to know of it.
-
-    Attributes:
-        directory: where its result.json will be; relative to the sweep's directory or absolute.
-        fingerprint: `lllaunch.sweep.fingerprint.job_key`, or None.
-        config: what that was made from, plain data for the journal, or None if it is not kept.
-        payload: whatever the job needs to run; it stays in the job's process.
-        patience: how long it waits for the preloads of that, seconds, before it does without; None
-            for as long as they take.
-    """
+    """A job that is composed, and what its launcher has to know of it."""
 
     BESIDE = frozenset({"payload"})
 
     need: Need = Need()
     overrides: tuple[str, ...] = ()
+    # where its result.json will be; relative to the sweep's directory or absolute
     directory: str = ""
-    fingerprint: str | None = None
+    fingerprint: str | None = None  # `lllaunch.sweep.fingerprint.job_key`, or None
+    # what that was made from, plain data for the journal, or None if it is not kept
     config: Mapping[str, Any] | None = None
-    payload: Any = None
+    payload: Any = None  # whatever the job needs to run; it stays in the job's process
     warm: SpawnerKey | None = None
+    # how long it waits for the preloads of that, seconds, before it does without; None for as long
+    # as they take
     patience: float | None = None
 
 
 class Broken(Record, frozen=True, tag="broken"):
-    """A job that cannot run.
-
-    Attributes:
-        exit_code: what a run of this config alone would end with: 1 or 2.
-        problems: what of that is known to stand in a file; it stays in the job's process.
-    """
+    """A job that cannot run."""
 
     BESIDE = frozenset({"problems"})
 
-    exit_code: int
+    exit_code: int  # what a run of this config alone would end with: 1 or 2
     why: str
     overrides: tuple[str, ...] = ()
     directory: str = ""
+    # what of that is known to stand in a file; it stays in the job's process
     problems: tuple[Diagnostic, ...] = ()
 
 
@@ -132,17 +119,12 @@ class Adopted(Record, frozen=True, tag="adopted"):
 
 
 class JobProgressed(Record, frozen=True, tag="progress"):
-    """A job got further. Told to the observer, too.
-
-    Attributes:
-        total: how many steps there are, None if that is not known.
-        eta: seconds that the rest will take about, or None.
-    """
+    """A job got further. Told to the observer, too."""
 
     number: int
     step: Number
-    total: Number | None = None
-    eta: Number | None = None
+    total: Number | None = None  # how many steps there are, None if that is not known
+    eta: Number | None = None  # seconds that the rest will take about, or None
 
 
 JobMessage = Prepared | Broken | Apart | JobNotRun | Adopted | JobProgressed
@@ -150,15 +132,10 @@ JobMessage = Prepared | Broken | Apart | JobNotRun | Adopted | JobProgressed
 
 
 class Lent(Record, frozen=True, tag="lent"):
-    """A branch of a warm spawner for the job; its socket goes with it.
+    """A branch of a warm spawner for the job; its socket goes with it."""
 
-    Attributes:
-        mark: of what the branch starts.
-        soon: whether it is being forked; else the spawner's preloads are waited for.
-    """
-
-    mark: str
-    soon: bool
+    mark: str  # of what the branch starts
+    soon: bool  # whether it is being forked; else the spawner's preloads are waited for
 
 
 class BeginJob(Record, frozen=True, tag="begin"):
@@ -182,14 +159,10 @@ LONGEST = 16 << 20
 
 
 class JobPrinted(NamedTuple):
-    """A job wrote a line. Told to the observer only.
-
-    Attributes:
-        stream: 1 for standard output, 2 for standard error.
-    """
+    """A job wrote a line. Told to the observer only."""
 
     number: int
-    stream: int
+    stream: int  # 1 for standard output, 2 for standard error
     line: bytes
 
 
@@ -251,9 +224,8 @@ class OutputPipe:
 
         What still has the pipe open, a process that the job left behind, is not waited for.
 
-        Args:
-            cut: who wrote was killed, so that the last line may be half of one: it is not told
-                (whole it is in the worker's file).
+        ``cut``: who wrote was killed, so that the last line may be half of one: it is not told
+        (whole it is in the worker's file).
         """
         # As much as a pipe holds: somebody may write for ever.
         for _ in range(LONGEST // _BLOCK):

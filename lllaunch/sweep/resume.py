@@ -63,13 +63,9 @@ class NewJob(NamedTuple):
 
 
 class Match(NamedTuple):
-    """The number that a job has in the resumed sweep.
+    """The number that a job has in the resumed sweep."""
 
-    Attributes:
-        number: an old job's, or one that no job in the journal has.
-    """
-
-    number: int
+    number: int  # an old job's, or one that no job in the journal has
     old: OldJob | None = None
 
     @property
@@ -79,13 +75,10 @@ class Match(NamedTuple):
 
 
 class Skip(NamedTuple):
-    """The job has finished.
-
-    Attributes:
-        old: what is known of it; unless `OldJob.journalled`, its result belongs into the journal.
-    """
+    """The job has finished."""
 
     number: int
+    # what is known of it; unless `OldJob.journalled`, its result belongs into the journal
     old: OldJob
 
 
@@ -119,9 +112,8 @@ def match_jobs(
 ) -> tuple[Match, ...]:
     """Finds the old job of each new one. Needs no config.
 
-    Returns:
-        the number of each job, in the order of ``overrides``. No number occurs twice. A job that
-        is new gets the number of its place, or where that is not free one above all old jobs'.
+    Returns the number of each job, in the order of ``overrides``. No number occurs twice. A job
+    that is new gets the number of its place, or where that is not free one above all old jobs'.
     """
     free = {job.number: job for job in old}
     known = {*free, *taken}
@@ -177,11 +169,10 @@ def plan_resume(
 ) -> ResumePlan:
     """Decides what becomes of each job of a sweep that is resumed.
 
-    Args:
-        compose: composes those that have finished, one after another; called with the place of each
-            in ``overrides`` and the old job. Not all that it would compose need be wanted.
-        config_of: the config of an old job, canonical, None if that was not kept; asked for those
-            whose fingerprint has changed.
+    ``compose``: composes those that have finished, one after another; called with the place of each
+    in ``overrides`` and the old job. Not all that it would compose need be wanted. ``config_of``:
+    the config of an old job, canonical, None if that was not kept; asked for those whose
+    fingerprint has changed.
 
     Raises:
         ConfigError: the config of a job that has finished is another one now; says in what.

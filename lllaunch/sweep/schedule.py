@@ -30,51 +30,32 @@ from lllaunch.sweep.pool import Lease, Need, Pool, fits, never_fits, without
 
 
 class SweepState(str, Enum):
-    """State of a sweep.
+    """State of a sweep."""
 
-    Attributes:
-        NEW: nothing has begun.
-        PACKING: jobs are composed and started as slots come free.
-        BLOCKED: the journal cannot be written, or no process can be made; nothing is started until
-            that works again, what runs goes on.
-        DRAINING: enough jobs have failed, or what blocks will not pass; nothing is started any
-            more, what runs goes on to its end.
-        CANCELLING: a signal came; nothing is started, what runs was told to end.
-        KILLING: another signal came; what runs is being killed.
-        FINISHED: all jobs have ended; terminal.
-    """
-
-    NEW = "new"
-    PACKING = "packing"
+    NEW = "new"  # nothing has begun
+    PACKING = "packing"  # jobs are composed and started as slots come free
+    # the journal cannot be written, or no process can be made; nothing is started until that works
+    # again, what runs goes on
     BLOCKED = "blocked"
+    # enough jobs have failed, or what blocks will not pass; nothing is started any more, what runs
+    # goes on to its end
     DRAINING = "draining"
-    CANCELLING = "cancelling"
-    KILLING = "killing"
-    FINISHED = "finished"
+    CANCELLING = "cancelling"  # a signal came; nothing is started, what runs was told to end
+    KILLING = "killing"  # another signal came; what runs is being killed
+    FINISHED = "finished"  # all jobs have ended; terminal
 
 
 class JobState(str, Enum):
-    """State of a job of a sweep.
+    """State of a job of a sweep."""
 
-    Attributes:
-        WAITING: it is composed and waits for slots.
-        RUNNING: it holds a lease.
-        PAUSED: it failed, and waits for the moment of its next attempt.
-        SUCCEEDED: its last attempt ended with exit code 0; final, as are all below.
-        FAILED: it failed and is not tried again, or it could not be composed.
-        CANCELLED: a signal to the launcher ended it.
-        NOT_RUN: it was never started.
-        SKIPPED: it had succeeded in an earlier sweep that this one resumes.
-    """
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    PAUSED = "paused"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    NOT_RUN = "not_run"
-    SKIPPED = "skipped"
+    WAITING = "waiting"  # it is composed and waits for slots
+    RUNNING = "running"  # it holds a lease
+    PAUSED = "paused"  # it failed, and waits for the moment of its next attempt
+    SUCCEEDED = "succeeded"  # its last attempt ended with exit code 0; final, as are all below
+    FAILED = "failed"  # it failed and is not tried again, or it could not be composed
+    CANCELLED = "cancelled"  # a signal to the launcher ended it
+    NOT_RUN = "not_run"  # it was never started
+    SKIPPED = "skipped"  # it had succeeded in an earlier sweep that this one resumes
 
 
 # Events
@@ -82,13 +63,10 @@ class JobState(str, Enum):
 
 @dataclass(frozen=True)
 class BeginSweep:
-    """The launcher was asked to sweep.
+    """The launcher was asked to sweep."""
 
-    Attributes:
-        total: number of jobs if that is known beforehand, so that those that are never composed
-            can be counted; else None.
-    """
-
+    # number of jobs if that is known beforehand, so that those that are never composed can be
+    # counted; else None
     total: int | None = None
 
 
@@ -102,14 +80,11 @@ class JobComposed:
 
 @dataclass(frozen=True)
 class JobBroken:
-    """The next job could not be composed, or its config is wrong. Answers `ComposeNext`.
-
-    Attributes:
-        exit_code: what a run of this config alone would end with, 1 or 2; 128+N if signal N ended
-            the process that composed it.
-    """
+    """The next job could not be composed, or its config is wrong. Answers `ComposeNext`."""
 
     number: int
+    # what a run of this config alone would end with, 1 or 2; 128+N if signal N ended the process
+    # that composed it
     exit_code: int
     why: str = ""
 
@@ -121,13 +96,10 @@ class NoMoreJobs:
 
 @dataclass(frozen=True)
 class LeaseRefused:
-    """A job was not started, since other launchers hold slots of its lease.
-
-    Attributes:
-        gpus: the slots of its lease that others hold; at least one of both kinds together.
-    """
+    """A job was not started, since other launchers hold slots of its lease."""
 
     number: int
+    # the slots of its lease that others hold; at least one of both kinds together
     gpus: tuple[str, ...] = ()
     cpus: tuple[int, ...] = ()
 
@@ -166,21 +138,17 @@ class Abandoned:
 
 @dataclass(frozen=True)
 class JobEnded:
-    """The process of a running job has ended, or could not be made. Its slots are free.
-
-    Attributes:
-        exit_code: its exit code; 128+N if signal N ended the process.
-        cause: what it failed of, see `lllaunch.sweep.policy.cause_of`; None if it succeeded, or if
-            another attempt would be in vain.
-        seconds: how long it took, where that is not what the observer sees; else None.
-        objective: what it returned, if it succeeded and that is a number; else None.
-    """
+    """The process of a running job has ended, or could not be made. Its slots are free."""
 
     number: int
-    exit_code: int
+    exit_code: int  # its exit code; 128+N if signal N ended the process
+    # what it failed of, see `lllaunch.sweep.policy.cause_of`; None if it succeeded, or if another
+    # attempt would be in vain
     cause: RestartCause | None = None
     why: str = ""
+    # how long it took, where that is not what the observer sees; else None
     seconds: float | None = None
+    # what it returned, if it succeeded and that is a number; else None
     objective: float | None = None
 
 
@@ -225,29 +193,22 @@ class ComposeNext:
 
 @dataclass(frozen=True)
 class StartJob:
-    """Lock the slots of a lease and start a job; else `LeaseRefused` follows.
-
-    Attributes:
-        attempt: number of the job's attempt in this sweep, from 0.
-    """
+    """Lock the slots of a lease and start a job; else `LeaseRefused` follows."""
 
     number: int
     lease: Lease
-    attempt: int = 0
+    attempt: int = 0  # number of the job's attempt in this sweep, from 0
 
 
 @dataclass(frozen=True)
 class Retry:
-    """An attempt of a job failed, and the job is tried again.
-
-    Attributes:
-        at: when it may start again, on the clock of `handle`'s ``now``, seconds; `RetryDue`
-            follows then. None if it waits for slots at once, before all others.
-    """
+    """An attempt of a job failed, and the job is tried again."""
 
     number: int
     attempt: int
     cause: RestartCause
+    # when it may start again, on the clock of `handle`'s ``now``, seconds; `RetryDue` follows then.
+    # None if it waits for slots at once, before all others
     at: float | None = None
 
 
@@ -291,11 +252,7 @@ _NOTHING = Lease()
 
 
 class Job:
-    """A job that is not over.
-
-    Attributes:
-        overtaken: how many jobs behind it started while it waited for its first or next attempt.
-    """
+    """A job that is not over."""
 
     __slots__ = ("_left", "attempts", "exit_code", "lease", "need", "number", "overtaken", "why")
 
@@ -306,6 +263,7 @@ class Job:
         self.lease = _NOTHING
         self.exit_code: int | None = None
         self.why = ""
+        # how many jobs behind it started while it waited for its first or next attempt
         self.overtaken = 0
         self._left = retries._asdict()
 
@@ -324,8 +282,7 @@ class Job:
 class Waiting:
     """The jobs that wait, in order.
 
-    Args:
-        patience: how many jobs may overtake one before slots are kept for it.
+    ``patience``: how many jobs may overtake one before slots are kept for it.
     """
 
     def __init__(self, patience: int) -> None:
@@ -350,8 +307,7 @@ class Waiting:
     def starving(self, ours: Need) -> Job | None:
         """Returns the job that slots are kept for, if there is one.
 
-        Args:
-            ours: the slots that no other launcher holds.
+        ``ours``: the slots that no other launcher holds.
         """
         for job in self._jobs:
             if job.overtaken >= self._patience and fits(job.need, ours):
@@ -361,8 +317,7 @@ class Waiting:
     def room(self, free: Need, ours: Need) -> Need:
         """Returns the free slots that are not kept for anybody.
 
-        Args:
-            ours: slots that no other launcher holds.
+        ``ours``: slots that no other launcher holds.
         """
         first = self.starving(ours)
         return free if first is None else without(free, first.need)

@@ -71,17 +71,13 @@ JobToCompare: TypeAlias = tuple[int, int, str]
 
 
 class Batch(NamedTuple):
-    """Some jobs of a sweep, in the order in which the sweeper asked for them.
-
-    Attributes:
-        skipped: those that have finished in an earlier launcher and do not run, by number.
-        directories: where the result.json of those is that run again, as the journal has it
-            (relative to the sweep's directory, or absolute), by number. One that never had a
-            directory is not in it.
-    """
+    """Some jobs of a sweep, in the order in which the sweeper asked for them."""
 
     numbers: Sequence[int]
+    # those that have finished in an earlier launcher and do not run, by number
     skipped: Mapping[int, OldJob]
+    # where the result.json of those is that run again, as the journal has it (relative to the
+    # sweep's directory, or absolute), by number. One that never had a directory is not in it
     directories: Mapping[int, str]
 
 
@@ -90,8 +86,7 @@ class SweepSession:
 
     Jobs that are forked hold the directory with it, until they end.
 
-    Args:
-        resumed: what goes into the journal of a resumed sweep first, None for a new one.
+    ``resumed``: what goes into the journal of a resumed sweep first, None for a new one.
     """
 
     def __init__(
@@ -125,11 +120,9 @@ class SweepSession:
     ) -> Self:
         """Takes a sweep's directory, and begins a sweep in it or goes on with one.
 
-        Args:
-            directory: of the sweep; made if need be. A relative path counts from the working
-                directory.
-            say: gets a line for people if a new sweep begins where there is one, and if jobs of a
-                killed launcher have to be waited for.
+        ``directory``: of the sweep; made if need be. A relative path counts from the working
+        directory. ``say``: gets a line for people if a new sweep begins where there is one, and if
+        jobs of a killed launcher have to be waited for.
 
         Raises:
             ConfigError: it is in use; or cannot be resumed: there is no sweep, it is damaged, or of
@@ -175,11 +168,10 @@ class SweepSession:
     ) -> Batch:
         """Gives the jobs of a batch their numbers; of a resumed sweep, finds those of before.
 
-        Args:
-            jobs: the overrides of each job, redacted as the journal's are. They are looked at only
-                in a resumed sweep, and then more than once.
-            compose: composes the jobs that have finished, for comparison, one after another; their
-                directories are those that the journal has.
+        ``jobs``: the overrides of each job, redacted as the journal's are. They are looked at only
+        in a resumed sweep, and then more than once. ``compose``: composes the jobs that have
+        finished, for comparison, one after another; their directories are those that the journal
+        has.
 
         Raises:
             ConfigError: the config of a job that has finished has changed, or what ``compose``

@@ -32,14 +32,11 @@ _RECENT = 16
 
 
 class _Pooled:
-    """A spawner, and who uses it.
-
-    Attributes:
-        waiting: what waits for its preloads: the branch's end, and a pidfd of the job.
-    """
+    """A spawner, and who uses it."""
 
     def __init__(self, spawner: Spawner) -> None:
         self.spawner = spawner
+        # what waits for its preloads: the branch's end, and a pidfd of the job
         self.waiting: list[tuple[socket.socket, int]] = []
         self.jobs: list[int] = []
         self.lent_at = 0
@@ -111,8 +108,7 @@ class SpawnerPool:
     def lend(self, key: SpawnerKey, channel: Channel, job: int) -> None:
         """Send a job that begins its branch, if it does not run cold.
 
-        Args:
-            job: pidfd of its process.
+        ``job``: pidfd of its process.
         """
         self._lent += 1
         known = key.shared() in self._pooled

@@ -51,8 +51,7 @@ _SPARE = ("tries", "job", "code", "value", "left")
 def main(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code.
 
-    Args:
-        argv: what follows it on the command line.
+    ``argv``: what follows it on the command line.
     """
     return perform(_parser(), argv, _list)
 
@@ -128,10 +127,8 @@ def _chosen(
 def list_rows(entries: Sequence[ListEntry], cwd: str, width: int) -> list[Row]:
     """Returns a table, with titles.
 
-    Args:
-        entries: a line for each.
-        cwd: directory that paths below it are shown relative to.
-        width: of the terminal, which overrides are cut to; 0 if there is none.
+    ``entries``: a line for each. ``cwd``: directory that paths below it are shown relative to.
+    ``width``: of the terminal, which overrides are cut to; 0 if there is none.
     """
     columns = [
         ("when", [_when(entry) for entry in entries], False),

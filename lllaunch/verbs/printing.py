@@ -49,13 +49,10 @@ def perform(
 ) -> int:
     """Run a verb and return its exit code.
 
-    Args:
-        parser: of its arguments.
-        argv: what follows it on the command line.
-        verb: gets the arguments, prints to standard output, and returns an exit code or None. A
-            `LaunchError` of it is printed.
-        takes_script: whether it takes what runs a script, as `lllaunch.app.command_line.read` has
-            it; ``has_script`` is then among the arguments.
+    ``parser``: of its arguments. ``argv``: what follows it on the command line. ``verb``: gets the
+    arguments, prints to standard output, and returns an exit code or None. A `LaunchError` of it is
+    printed. ``takes_script``: whether it takes what runs a script, as
+    `lllaunch.app.command_line.read` has it; ``has_script`` is then among the arguments.
     """
     if not sys.stdout:
         complain("standard output is closed")

@@ -44,13 +44,9 @@ _PATIENCE = 0.5
 
 
 class Watched(NamedTuple):
-    """What is looked at.
+    """What is looked at."""
 
-    Attributes:
-        path: of a run or a sweep; empty for all that is below some directories.
-    """
-
-    path: str = ""
+    path: str = ""  # of a run or a sweep; empty for all that is below some directories
     roots: tuple[str, ...] = ()
     kind: str = ""
 

@@ -130,8 +130,7 @@ class TopApp(App[None]):
 
         The thread is a daemon: who quits does not wait for it.
 
-        Args:
-            failed: gets why it could not be done; None to say that in the status.
+        ``failed``: gets why it could not be done; None to say that in the status.
         """
 
         def do() -> None:
@@ -514,8 +513,7 @@ class Help(ModalScreen[None]):
 class LogScreen(StatusScreen):
     """What a rank has written of late, and writes.
 
-    Args:
-        row: the rank; a run or a job for its first one.
+    ``row``: the rank; a run or a job for its first one.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "back")]
@@ -608,8 +606,7 @@ def _shown(line: bytes) -> str:
 class StacksScreen(StatusScreen):
     """Where the workers of a run stand.
 
-    Args:
-        row: the run or the job; a rank for all of its threads.
+    ``row``: the run or the job; a rank for all of its threads.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [

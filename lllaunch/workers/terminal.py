@@ -49,34 +49,28 @@ def moves_cursor() -> bool:
 
 
 class Screen:
-    """What all writers to one terminal, pipe or file share.
-
-    Attributes:
-        owner: the object that a screen without a file is known by.
-        live: texts of lines that have not ended, by who wrote them; the last one is shown.
-        status: returns the rows below all else for a terminal of so many columns and lines, with
-            their colours; None if there are none, or it has failed.
-        hidden: whether there is no live area for now.
-        holders: of those who hold lines for a moment: what has these shown, and waits for that at
-            most so many seconds.
-    """
+    """What all writers to one terminal, pipe or file share."""
 
     def __init__(self, owner: object) -> None:
         # held by who is next, so that one writer of many lines lets others come between them
         self._turnstile = threading.Lock()
         self._lock = threading.RLock()
-        self.owner = owner
+        self.owner = owner  # the object that a screen without a file is known by
+        # texts of lines that have not ended, by who wrote them; the last one is shown
         self.live: dict[object, str] = {}
+        # returns the rows below all else for a terminal of so many columns and lines, with their
+        # colours; None if there are none, or it has failed
         self.status: Callable[[int, int], Sequence[str] | None] | None = None
-        self.hidden = False
+        self.hidden = False  # whether there is no live area for now
         self._erasure = b""
+        # of those who hold lines for a moment: what has these shown, and waits for that at most so
+        # many seconds
         self.holders: set[Callable[[float], object]] = set()
 
     def settle(self, seconds: float) -> None:
         """Have lines shown that are held for a moment: what is written next comes after them.
 
-        Args:
-            seconds: how long to wait for that at most.
+        ``seconds``: how long to wait for that at most.
         """
         deadline = time.monotonic() + seconds
         for show_held in tuple(self.holders):
@@ -86,11 +80,8 @@ class Screen:
     def turn(self, seconds: float | None = None) -> Iterator[bool]:
         """Be the only writer in the block, in which whole lines are written.
 
-        Args:
-            seconds: how long to wait for that; None for as long as it takes.
-
-        Yields:
-            Whether it is so; False if it took too long.
+        ``seconds``: how long to wait for that; None for as long as it takes. Yields whether it is
+        so; False if it took too long.
         """
         held = False
         if self._turnstile.acquire(timeout=-1 if seconds is None else max(0.0, seconds)):
@@ -111,8 +102,7 @@ class Screen:
     def drawing(self, descriptor: int) -> bytes:
         """Return what draws the live area where a line begins; to be written in the same turn.
 
-        Args:
-            descriptor: of the terminal.
+        ``descriptor``: of the terminal.
         """
         if self.hidden or not (self.live or self.status) or not in_foreground(descriptor):
             self._erasure = b""
@@ -182,27 +172,21 @@ def _descriptor_of(dst: object) -> int | None:
 class Destination:
     """One place that lines are written to.
 
-    Args:
-        dst: a text stream. Where it is a plain file object, bytes go to its descriptor as they
-            are; elsewhere they are decoded as UTF-8, what is none being replaced.
-
-    Attributes:
-        screen: what it shares with all who write to the same terminal, pipe or file.
-        is_terminal: whether there is a live area.
-        failed: whether writing has failed, and that was reported.
-        silent: whether no further line is to begin; one that has begun is ended.
-        taken: how often something was taken by it.
+    ``dst``: a text stream. Where it is a plain file object, bytes go to its descriptor as they are;
+    elsewhere they are decoded as UTF-8, what is none being replaced.
     """
 
     def __init__(self, dst: TextIO) -> None:
         self._dst: Any = dst
         self._fd = _descriptor_of(dst)
+        # what it shares with all who write to the same terminal, pipe or file
         self.screen = _screen_of(self._fd, dst)
+        # whether there is a live area
         self.is_terminal = self._fd is not None and os.isatty(self._fd) and moves_cursor()
         self._is_pipe = self._fd is not None and stat.S_ISFIFO(os.fstat(self._fd).st_mode)
-        self.failed = False
-        self.silent = False
-        self.taken = 0
+        self.failed = False  # whether writing has failed, and that was reported
+        self.silent = False  # whether no further line is to begin; one that has begun is ended
+        self.taken = 0  # how often something was taken by it
 
     def write(self, parts: Iterable[bytes], sources: Collection[object] = ()) -> None:
         """Writes whole lines; nothing of any other writer comes into one.
@@ -210,9 +194,7 @@ class Destination:
         A pipe gets lines that are not longer than 4096 bytes as a whole or not at all, also if this
         process ends meanwhile.
 
-        Args:
-            parts: the lines, cut anywhere.
-            sources: whose lines in the live area end with them.
+        ``parts``: the lines, cut anywhere. ``sources``: whose lines in the live area end with them.
 
         Raises:
             OSError: the system refused it.
@@ -254,9 +236,7 @@ class Destination:
     def show(self, source: object, text: bytes | None) -> None:
         """Puts a line that has not ended in the live area; does nothing where there is none.
 
-        Args:
-            source: whose line it is.
-            text: the line so far; None to take it away.
+        ``source``: whose line it is. ``text``: the line so far; None to take it away.
 
         Raises:
             OSError: the system refused it.
@@ -308,12 +288,8 @@ class Destination:
 def whole_lines(data: bytes, limit: int) -> Iterator[memoryview]:
     """Cut lines into pieces at their ends.
 
-    Args:
-        data: lines; the last one need not have ended.
-        limit: bytes of a piece, but for a line that is longer.
-
-    Returns:
-        The pieces.
+    ``data``: lines; the last one need not have ended. ``limit``: bytes of a piece, but for a line
+    that is longer. Returns the pieces.
     """
     view, start = memoryview(data), 0
     while len(data) - start > limit:

@@ -48,12 +48,7 @@ class JobConfig(NamedTuple):
 
 
 class Composer:
-    """Composes the jobs of one sweep.
-
-    Attributes:
-        users_own: whether the app is a user's own that knows nothing of lllaunch.
-        sweep_dir: the sweep's directory, absolute; empty for where the config says.
-    """
+    """Composes the jobs of one sweep."""
 
     def __init__(
         self,
@@ -65,8 +60,8 @@ class Composer:
         self.context = context
         self.user = user
         self.master = master
-        self.users_own = users_own
-        self.sweep_dir = ""
+        self.users_own = users_own  # whether the app is a user's own that knows nothing of lllaunch
+        self.sweep_dir = ""  # the sweep's directory, absolute; empty for where the config says
         self.for_cluster = asks_for_cluster(
             with_launchers_cluster(master, users_own=users_own), users_own=users_own
         )
@@ -76,9 +71,8 @@ class Composer:
     ) -> JobConfig:
         """Composes a job's config and makes it Hydra's config of this process.
 
-        Args:
-            directory: where its result.json shall be, absolute; None or empty for where its config
-                says.
+        ``directory``: where its result.json shall be, absolute; None or empty for where its config
+        says.
 
         Raises:
             Exception: whatever Hydra, OmegaConf and resolvers raise.
@@ -96,8 +90,7 @@ class Composer:
     ) -> LaunchSpec:
         """Decides what the run of a job is.
 
-        Args:
-            environ: variables on top of this process's for those that look for GPUs.
+        ``environ``: variables on top of this process's for those that look for GPUs.
 
         Raises:
             ConfigError: something is wrong with it.

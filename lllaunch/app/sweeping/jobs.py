@@ -50,9 +50,8 @@ if TYPE_CHECKING:
 class Labels(Sequence[Sequence[str]]):
     """The overrides of jobs as Hydra lists them for a job, without secrets; made when asked for.
 
-    Args:
-        sweep: name of the sweep where hidden values that differ are told apart (`mark`): of an app
-            where literals stand under names that only sound secret (``sort_key``); else empty.
+    ``sweep``: name of the sweep where hidden values that differ are told apart (`mark`): of an app
+    where literals stand under names that only sound secret (``sort_key``); else empty.
     """
 
     def __init__(self, overrides: Sequence[Sequence[str]], sweep: str = "") -> None:
@@ -100,11 +99,7 @@ def _marked(written: str, shown: str, sweep: str) -> str:
 
 
 class JobTask:
-    """The task function that Hydra calls for a job: launches its workers and waits for them.
-
-    Attributes:
-        outcome: what became of the run; None if it could not be started.
-    """
+    """The task function that Hydra calls for a job: launches its workers and waits for them."""
 
     def __init__(
         self,
@@ -121,6 +116,7 @@ class JobTask:
         self._build = build
         self._composer = composer
         self._spawner = spawner
+        # what became of the run; None if it could not be started
         self.outcome: RunResult | None = None
 
     def __call__(self, cfg: DictConfig) -> Any:
@@ -185,27 +181,19 @@ def with_threads(spec: LaunchSpec, machine: SweepMachine, environ: Mapping[str, 
 
 
 class Planned(NamedTuple):
-    """A job that is composed and may run; it stays in the job's process.
-
-    Attributes:
-        identity: what its outcome depends on, canonical (`lllaunch.sweep.fingerprint`).
-        warm: which spawner it can share with others; None if it needs one of its own, or none.
-    """
+    """A job that is composed and may run; it stays in the job's process."""
 
     config: JobConfig
     spec: LaunchSpec
+    # what its outcome depends on, canonical (`lllaunch.sweep.fingerprint`)
     identity: Mapping[str, Any]
+    # which spawner it can share with others; None if it needs one of its own, or none
     warm: SpawnerKey | None
     former: Callable[[], Mapping[str, Any]]
 
 
 class SweepJobs:
-    """Makes and runs the jobs of a sweep, each in a process forked for it.
-
-    Attributes:
-        admitted: hash of the plan of each job of a locked sweep, when it was tried beforehand.
-        snapshot: of the code that the jobs run on this machine; None for what it is then.
-    """
+    """Makes and runs the jobs of a sweep, each in a process forked for it."""
 
     def __init__(
         self,
@@ -220,7 +208,9 @@ class SweepJobs:
         self._environ = dict(environ)
         self.build: Mapping[str, Any] | None = None
         self._reported = Reported()
+        # hash of the plan of each job of a locked sweep, when it was tried beforehand
         self.admitted: Mapping[str, str] = {}
+        # of the code that the jobs run on this machine; None for what it is then
         self.snapshot: Snapshot | None = None
 
     def plan(self, overrides: Sequence[str], number: int, directory: str | None = None) -> Planned:

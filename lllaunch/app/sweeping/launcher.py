@@ -106,11 +106,7 @@ def launch(
 
 
 class JobBatch:
-    """Jobs that a sweeper asked for together.
-
-    Attributes:
-        directories: where those that were composed have their result.json, by number.
-    """
+    """Jobs that a sweeper asked for together."""
 
     def __init__(
         self, overrides: Sequence[Sequence[str]], labels: Labels, batch: Batch, place: int
@@ -121,6 +117,7 @@ class JobBatch:
         self.skipped = batch.skipped
         self.place = place
         self.ends: dict[int, Settle] = {}
+        # where those that were composed have their result.json, by number
         self.directories = dict(batch.directories)
         self._indices: Mapping[int, int] | None = None
         if not isinstance(batch.numbers, range):
@@ -144,12 +141,7 @@ class JobBatch:
 class HydraSweep:
     """What a launcher has from its first batch of jobs to its last; made by `begin`.
 
-    Args:
-        command: how the app was called, if a resume needs no more than that; else empty.
-
-    Attributes:
-        at_once: whether the sweeper asks for all jobs at once, so that a resume can, too.
-        left: whether jobs are in a cluster's queue that this launcher does not follow.
+    ``command``: how the app was called, if a resume needs no more than that; else empty.
     """
 
     def __init__(
@@ -161,6 +153,7 @@ class HydraSweep:
         spawners: SpawnerPool,
         command: str,
     ) -> None:
+        # whether the sweeper asks for all jobs at once, so that a resume can, too
         self.at_once = launches_once(jobs.composer.master)
         self._jobs = jobs
         self._settings = settings
@@ -175,6 +168,7 @@ class HydraSweep:
         self._objectives: Objectives | None = None
         # the last of several, while the sweep's summary is not written and shown
         self._open: JobBatch | None = None
+        # whether jobs are in a cluster's queue that this launcher does not follow
         self.left = False
 
     @classmethod
@@ -183,8 +177,7 @@ class HydraSweep:
     ) -> HydraSweep:
         """Look whether the sweep can run, and take its directory; nothing is started.
 
-        Args:
-            launcher: Hydra's; all is given back when our app ends, or else when this is gone.
+        ``launcher``: Hydra's; all is given back when our app ends, or else when this is gone.
 
         Raises:
             LaunchError: it cannot run.
@@ -572,8 +565,7 @@ def read_settings(
 ) -> tuple[SweepSettings, SweepMachine]:
     """Returns the launcher's settings, and what they let it lease.
 
-    Args:
-        for_cluster: whether the jobs go to a cluster: nothing is leased here.
+    ``for_cluster``: whether the jobs go to a cluster: nothing is leased here.
 
     Raises:
         ConfigError: something is wrong; it holds everything that is.
@@ -620,9 +612,8 @@ def goes_to_cluster(
 ) -> bool:
     """Return whether the jobs of a sweep go to a cluster, as the first of them says.
 
-    Args:
-        config: what the sweep was composed to. What is swept is not in it: clusters, or
-            experiments that choose theirs.
+    ``config``: what the sweep was composed to. What is swept is not in it: clusters, or experiments
+    that choose theirs.
     """
 
     def goes(config: DictConfig) -> bool:
@@ -659,9 +650,8 @@ def begin_session(
     Hydra names directories after the second. Of sweeps that begin in the same one, the first gets
     that name and the others get it with a number, if they may.
 
-    Args:
-        config: what the sweep was composed to; it says afterwards where the sweep is.
-        moves: whether the sweeper lets the launcher choose another name.
+    ``config``: what the sweep was composed to; it says afterwards where the sweep is. ``moves``:
+    whether the sweeper lets the launcher choose another name.
 
     Raises:
         ConfigError, OutputError: as `SweepSession.begin` has it.

@@ -203,8 +203,7 @@ def warm_key(
     source may be written. A spawner that is not what the run asks for after all is replaced by one
     of its own, which costs time only.
 
-    Args:
-        outer: environment of the process that has the spawners.
+    ``outer``: environment of the process that has the spawners.
     """
     launch = complete(again.plan, SOURCES)["launch"]
     preload, nproc = launch["preload"], launch["nproc"]

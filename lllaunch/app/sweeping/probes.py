@@ -98,8 +98,7 @@ def choose(
 ) -> list[int]:
     """Returns the indices of the jobs to try; pure.
 
-    Args:
-        all_of_them: whether every job is to be tried.
+    ``all_of_them``: whether every job is to be tried.
     """
     if all_of_them or not jobs:
         return [*range(len(jobs))]
@@ -250,8 +249,7 @@ def map_in_forks(
 
     Close what this returns: in a finalizer an exception of a signal's handler would be lost.
 
-    Args:
-        function: what it returns can be pickled.
+    ``function``: what it returns can be pickled.
 
     Raises:
         LaunchError: it raised that.

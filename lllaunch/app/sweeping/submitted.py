@@ -107,23 +107,16 @@ class ReadyJob(NamedTuple):
 
 @dataclass(slots=True)
 class SubmittedJob:
-    """A job that is in a queue.
-
-    Attributes:
-        shares: whether other jobs are in the same batch job, which may run when this is over.
-        gone: at how many looks in a row it was not in the queue.
-        cancelled: whether this launcher has cancelled it, if it had not started.
-        ended: whether it has, started or not.
-    """
+    """A job that is in a queue."""
 
     number: int
     directory: str
     id: str
-    shares: bool
+    shares: bool  # whether other jobs are in the same batch job, which may run when this is over
     running: bool = False
-    gone: int = 0
-    cancelled: bool = False
-    ended: bool = False
+    gone: int = 0  # at how many looks in a row it was not in the queue
+    cancelled: bool = False  # whether this launcher has cancelled it, if it had not started
+    ended: bool = False  # whether it has, started or not
 
 
 class ReadyArray(NamedTuple):
@@ -144,12 +137,8 @@ class _ToldToEnd(Exception):
 class SubmittedSweep:
     """A batch of jobs of a sweep, on a cluster.
 
-    Args:
-        signals: notes the signals that end this launcher, and not the jobs.
-        at_once: whether these are all jobs of the sweep.
-
-    Attributes:
-        left: whether the launcher has left jobs in the queue.
+    ``signals``: notes the signals that end this launcher, and not the jobs. ``at_once``: whether
+    these are all jobs of the sweep.
     """
 
     def __init__(
@@ -164,7 +153,7 @@ class SubmittedSweep:
         *,
         at_once: bool,
     ) -> None:
-        self.left = False
+        self.left = False  # whether the launcher has left jobs in the queue
         self._at_once = at_once
         self._say = say
         self._session = session
