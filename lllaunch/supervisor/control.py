@@ -19,21 +19,24 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from msgspec import to_builtins
+from msgspec import Meta, to_builtins
+from msgspec.structs import replace
 
 from lllaunch.clock import now_ns
-from lllaunch.documents import Fields
+from lllaunch.documents import Plain, Record, Text, decode_record, encode_record
 from lllaunch.linux.process import wait_readable
 from lllaunch.linux.sockets import short_address
 from lllaunch.supervisor.machine import Logged
-from lllaunch.watchdog.stacks.frames import RankStack
+from lllaunch.watchdog.stacks.frames import Frame, LockWait, RankStack
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from lllaunch.cluster.membership import Place
     from lllaunch.supervisor.machine import GroupState
-    from lllaunch.supervisor.nodes import NodeGroup, NodeStacks
+    from lllaunch.supervisor.nodes import NodeGroup
     from lllaunch.watchdog.stacks.collector import StackCollector
     from lllaunch.watchdog.stacks.recorders import TraceSource
 
@@ -65,18 +68,18 @@ _PAUSE = 1.0
 # What is asked and answered
 
 
-class Request(NamedTuple):
+class Request(Record, frozen=True):
     """What a client wants to know."""
 
     # whose stacks, among the workers of all nodes; None for all
-    ranks: frozenset[int] | None = None
+    ranks: frozenset[Annotated[int, Meta(ge=0)]] | None = None
     threads: bool = False
+    version: int = VERSION
+    ask: str = "stacks"
 
     def to_json(self) -> bytes:
         """Return it as a line; the inverse of `from_json`."""
-        ranks = None if self.ranks is None else sorted(self.ranks)
-        document = {"version": VERSION, "ask": "stacks", "ranks": ranks, "threads": self.threads}
-        return json.dumps(document).encode() + b"\n"
+        return encode_record(self) + b"\n"
 
     @classmethod
     def from_json(cls, line: bytes) -> Request:
@@ -86,22 +89,90 @@ class Request(NamedTuple):
             RequestRefused: it asks for nothing that there is.
         """
         try:
-            document = json.loads(line)
-        except (ValueError, RecursionError):
-            raise RequestRefused("request", "is not JSON") from None
-        if not isinstance(document, dict):
-            raise RequestRefused("request", "is not a JSON object")
-        if document.get("version") != VERSION:
+            request = decode_record(line, cls)
+        except (ValueError, RecursionError) as error:
+            raise RequestRefused("request", str(error)) from None
+        if request.version != VERSION:
             raise RequestRefused("version", f"this launcher speaks version {VERSION}")
-        if document.get("ask") != "stacks":
+        if request.ask != "stacks":
             raise RequestRefused("request", "asks for nothing that there is; there is 'stacks'")
-        ranks, threads = document.get("ranks"), document.get("threads", False)
-        known = ranks is None or (
-            isinstance(ranks, list) and all(type(each) is int and each >= 0 for each in ranks)
-        )
-        if not known or not isinstance(threads, bool):
-            raise RequestRefused("request", "ranks is a list of numbers or null, threads a flag")
-        return cls(None if ranks is None else frozenset(ranks), threads)
+        return request
+
+
+class ThreadAnswer(Record, frozen=True):
+    """Where a thread of a worker stands."""
+
+    name: str = ""
+    frames: tuple[Frame, ...] = ()
+
+
+class RankAnswer(Record, frozen=True):
+    """Where a worker stands; as of a `RankStack`."""
+
+    rank: int  # among the workers of all nodes
+    local_rank: int = 0
+    node: Text = ""
+    status: str = ""  # ``starting``, ``running`` or ``ended``
+    pid: int | None = None
+    source: Text = ""
+    state: Text = ""
+    wchan: Text = ""
+    frames: tuple[Frame, ...] = ()
+    locks: tuple[LockWait, ...] = ()
+    threads: tuple[ThreadAnswer, ...] | None = None  # None unless they are asked for
+    # its last collectives, as JSON of a `RankTrace`, which who asks compares with those of others
+    trace: Any = None
+
+
+class NodeAnswer(Record, frozen=True):
+    """A node of the run."""
+
+    name: str = ""
+    state: Text = ""
+    text: str = ""
+    why_not: str = ""  # why its workers are not shown, or empty
+
+
+class Answer(Record, frozen=True):
+    """Where the workers stand."""
+
+    version: int = VERSION
+    time_ns: int = 0  # a moment before any of them was asked
+    attempt: int = 0
+    state: str = ""
+    text: str = ""
+    world_size: int = 0
+    ranks: tuple[RankAnswer, ...] = ()
+    nodes: tuple[NodeAnswer, ...] = ()  # none if there is one
+
+
+class Refusal(Record, frozen=True):
+    """Why there is no answer; as of `RequestRefused`."""
+
+    code: str = ""
+    text: str = ""
+
+
+class _Reply(Answer, frozen=True):
+    error: Refusal | None = None
+
+
+def read_answer(line: bytes) -> Answer:
+    """Return what a launcher has answered.
+
+    Raises:
+        RequestRefused: with an error.
+        ValueError: it cannot be understood.
+    """
+    try:
+        reply = decode_record(line, _Reply)
+    except RecursionError:
+        raise ValueError("the answer is nested too deeply") from None
+    if reply.error is not None:
+        raise RequestRefused(reply.error.code, reply.error.text)
+    if reply.version != VERSION:
+        raise RequestRefused("version", f"it speaks version {reply.version}")
+    return reply
 
 
 class RequestRefused(Exception):
@@ -117,14 +188,12 @@ class RequestRefused(Exception):
         return {"version": VERSION, "error": {"code": self.code, "text": self.text}}
 
 
-def ask(directory: str, request: Request, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
-    """Ask the launcher of a run that lives.
+def ask(directory: str, request: Request, seconds: float = ANSWER_SECONDS) -> Answer:
+    """Ask the launcher of a run that lives; also raises what `read_answer` does.
 
     Raises:
         OSError: there is no socket, nobody listens, it is another user's, ...; ``TimeoutError``
             if there is no answer in time.
-        RequestRefused: it answered with an error.
-        ValueError: the answer cannot be understood.
     """
     until = time.monotonic() + seconds
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -141,18 +210,7 @@ def ask(directory: str, request: Request, seconds: float = ANSWER_SECONDS) -> di
             data += read
             if len(data) > _MOST_ANSWER:
                 raise ValueError("the answer is too long")
-    try:
-        document = json.loads(data)
-    except RecursionError:
-        raise ValueError("the answer is nested too deeply") from None
-    if not isinstance(document, dict):
-        raise ValueError("the answer is not a JSON object")  # noqa: TRY004 - of what was read
-    error = document.get("error")
-    if isinstance(error, dict):
-        raise RequestRefused(str(error.get("code")), str(error.get("text")))
-    if document.get("version") != VERSION:
-        raise RequestRefused("version", f"it speaks version {document.get('version')}")
-    return document
+    return read_answer(bytes(data))
 
 
 # Clients
@@ -438,7 +496,7 @@ class _Look:
         self,
         questions: list[_Question],
         view: RunMoment,
-        others: NodeStacks | None,
+        others: Future[Mapping[int, bytes]] | None,
         seconds: float,
     ) -> None:
         self.questions = questions
@@ -449,7 +507,7 @@ class _Look:
         self.others = others
         # moment of the monotonic clock by which all must be done
         self.until = time.monotonic() + seconds
-        self.ranks: list[dict[str, Any]] | None = None
+        self.ranks: tuple[RankAnswer, ...] | None = None
         wanted = self.request.ranks
         self._local = [
             rank for rank in range(view.nproc) if wanted is None or view.base_rank + rank in wanted
@@ -457,7 +515,7 @@ class _Look:
         self._collector: StackCollector | None = None
         pids = {rank: view.pids[rank] for rank in self._local if rank in view.running}
         if not pids:
-            self.ranks = [self._document(rank, None) for rank in self._local]
+            self.ranks = tuple(self._of(rank, None) for rank in self._local)
             return
         from lllaunch.watchdog.stacks.collector import StackCollector  # noqa: PLC0415 - seldom
 
@@ -481,9 +539,9 @@ class _Look:
         late = time.monotonic() >= self.until
         if self._collector is not None and (late or wait_readable(self._collector, 0)):
             stacks = {stack.rank: stack for stack in self._collector.result()}
-            self.ranks = [self._document(rank, stacks.get(rank)) for rank in self._local]
+            self.ranks = tuple(self._of(rank, stacks.get(rank)) for rank in self._local)
             self.close()
-        return self.ranks is not None and (late or self.others is None or self.others.done)
+        return self.ranks is not None and (late or self.others is None or self.others.done())
 
     def close(self) -> None:
         """Take no stacks any more; idempotent."""
@@ -491,44 +549,33 @@ class _Look:
             self._collector.close()
             self._collector = None
 
-    def _document(self, rank: int, stack: RankStack | None) -> dict[str, Any]:
-        """Return what is told of a worker."""
-        view = self.view
+    def _of(self, rank: int, stack: RankStack | None) -> RankAnswer:
+        view, stack = self.view, stack or RankStack(rank)
         status = "running" if rank in view.pids else "starting"
-        found: dict[str, Any] = {
-            "rank": view.base_rank + rank,
-            "local_rank": rank,
-            "node": None,
-            "status": status if rank in view.alive else "ended",
-            "pid": view.pids.get(rank),
-        }
-        stack = stack or RankStack(rank)
-        return {
-            **found,
-            "source": stack.source or None,
-            "state": stack.state or None,
-            "wchan": stack.wchan or None,
-            "frames": to_builtins(stack.frames),
-            "locks": to_builtins(stack.locks),
-            "threads": self._threads(rank),
-            "trace": _trace(stack),
-        }
+        trace = None
+        if stack.trace is not None:
+            from lllaunch.watchdog.collectives import latest  # noqa: PLC0415 - seldom
 
-    def _threads(self, rank: int) -> list[dict[str, Any]] | None:
+            trace = to_builtins(latest(stack.trace))
+        return RankAnswer(
+            rank=view.base_rank + rank,
+            local_rank=rank,
+            status=status if rank in view.alive else "ended",
+            pid=view.pids.get(rank),
+            source=stack.source,
+            state=stack.state,
+            wchan=stack.wchan,
+            frames=stack.frames,
+            locks=stack.locks,
+            threads=self._threads(rank),
+            trace=trace,
+        )
+
+    def _threads(self, rank: int) -> tuple[ThreadAnswer, ...] | None:
         if not self.request.threads:
             return None
         threads = () if self._collector is None else self._collector.threads(rank)
-        return [{"name": each.name, "frames": to_builtins(each.frames)} for each in threads]
-
-
-def _trace(stack: RankStack) -> dict[str, Any] | None:
-    """Return the last collectives of a worker, which who asks compares with those of others."""
-    if stack.trace is None:
-        return None
-    from lllaunch.watchdog.collectives import latest  # noqa: PLC0415 - seldom
-
-    found: dict[str, Any] = to_builtins(latest(stack.trace))
-    return found
+        return tuple(ThreadAnswer(each.name, tuple(each.frames)) for each in threads)
 
 
 class RunControl:
@@ -572,8 +619,8 @@ class RunControl:
         found: list[object] = []
         if self._look is not None and self._look.is_done():
             look, self._look = self._look, None
-            ranks = tuple(each["rank"] for each in look.ranks or ())
-            answer = self._answer(look)
+            ranks = tuple(each.rank for each in look.ranks or ())
+            answer = Plain(self._hide)(self._answer(look))
             for question in look.questions:
                 question.tell(answer)
                 found.append(StacksAnswered(ranks, question.pid, question.uid))
@@ -628,24 +675,21 @@ class RunControl:
             self._waiting = [*again, *self._waiting]
             self._look = None
 
-    def _answer(self, look: _Look) -> dict[str, Any]:
+    def _answer(self, look: _Look) -> Answer:
         view = look.view
-        document: dict[str, Any] = {
-            "version": VERSION,
-            "time_ns": look.time_ns,
-            "attempt": view.attempt,
-            "state": view.state.name,
-            "text": view.state.value,
-            "world_size": view.nproc,
-            "ranks": look.ranks,
-            "nodes": [],
-        }
-        if self._nodes is not None and self._nodes.place is not None:
-            document["world_size"] = self._nodes.place.share.world_size
-            if look.questions[0].pid is not None:
-                _add_nodes(document, self._nodes.place, look.others)
-        hidden: dict[str, Any] = _hidden(document, self._hide)
-        return hidden
+        answer = Answer(
+            time_ns=look.time_ns,
+            attempt=view.attempt,
+            state=view.state.name,
+            text=view.state.value,
+            world_size=view.nproc,
+            ranks=look.ranks or (),
+        )
+        place = None if self._nodes is None else self._nodes.place
+        if place is None:
+            return answer
+        answer = replace(answer, world_size=place.share.world_size)
+        return answer if look.questions[0].pid is None else _with_nodes(answer, place, look.others)
 
     def close(self) -> None:
         """Answer nobody any more, and remove the socket; idempotent."""
@@ -659,42 +703,29 @@ class RunControl:
         self._socket.close()
 
 
-def _add_nodes(document: dict[str, Any], place: Place, others: NodeStacks | None) -> None:
-    """Add what other nodes have answered to an answer.
-
-    ``others``: what they have said; None if they could not be asked.
-    """
-    ranks = [{**each, "node": place.roster.name(place.group_rank)} for each in document["ranks"]]
+def _with_nodes(answer: Answer, place: Place, others: Future[Mapping[int, bytes]] | None) -> Answer:
+    """Return an answer with those of other nodes; None if these could not be asked."""
+    here = place.roster.name(place.group_rank)
+    ranks = [replace(each, node=here) for each in answer.ranks]
+    said = others.result() if others is not None and others.done() else {}
+    nodes = []
     for group_rank, member in enumerate(place.roster.members):
         name = place.roster.name(group_rank)
         if group_rank == place.group_rank:
-            said = Fields(document)
-        else:
-            said = others.answer(group_rank) if others is not None else Fields()
-            ranks += [{**each.document, "node": name} for each in said.objects("ranks")]
-        error = said.inner("error").text("text")
-        why = f"refused to answer ({error})" if error else ""
+            nodes.append(NodeAnswer(name, answer.state, answer.text))
+            continue
+        why = "did not answer" if others is not None else "is in no attempt"
+        theirs = Answer()
         if member is None:
             why = "runs torchrun"
-        elif not said:
-            why = "did not answer" if others is not None else "is in no attempt"
-        document["nodes"].append(
-            {
-                "name": name,
-                "state": said.text("state") or None,
-                "text": said.text("text"),
-                "why_not": why,
-            }
-        )
-    document["ranks"] = sorted(ranks, key=lambda each: each["rank"])
-
-
-def _hidden(value: Any, hide: Callable[[str], str]) -> Any:
-    """Return a document without secrets."""
-    if isinstance(value, str):
-        return hide(value)
-    if isinstance(value, dict):
-        return {name: _hidden(each, hide) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_hidden(each, hide) for each in value]
-    return value
+        elif group_rank in said:
+            try:
+                theirs, why = read_answer(said[group_rank]), ""
+            except RequestRefused as refused:
+                why = f"refused to answer ({refused.text})"
+            except ValueError as error:
+                why = f"was not understood ({error})"
+        ranks += [replace(each, node=name) for each in theirs.ranks]
+        nodes.append(NodeAnswer(name, theirs.state, theirs.text, why))
+    ranks.sort(key=lambda each: each.rank)
+    return replace(answer, ranks=tuple(ranks), nodes=tuple(nodes))

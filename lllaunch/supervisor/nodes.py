@@ -39,7 +39,7 @@ from lllaunch.cluster.rendezvous import (
 )
 from lllaunch.cluster.values import format_endpoint
 from lllaunch.difference import differences
-from lllaunch.documents import Fields, Plain, Record, as_record, decode_record, encode_record
+from lllaunch.documents import Plain, Record, as_record, decode_record, encode_record
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, RendezvousFailed
 from lllaunch.linux.process import wait
 from lllaunch.signal_source import SignalException
@@ -104,38 +104,6 @@ class LastWord(Record, frozen=True):
     name: str = ""  # of the node
 
 
-class NodeStacks:
-    """What other nodes say when they are asked where their workers stand; a thread asks them.
-
-    ``ask``: asks them and waits; returns what they say by group rank. ``wake``: called when that is
-    done.
-    """
-
-    def __init__(self, ask: Callable[[], Mapping[int, bytes]], wake: Callable[[], None]) -> None:
-        self.done = False  # whether all have answered, or were waited for long enough
-        self._ask = ask
-        self._wake = wake
-        self._answers: Mapping[int, bytes] = {}
-        self._thread = _Thread("lllaunch-stacks", self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        # who has not answered is named, whatever the reason
-        with contextlib.suppress(Exception):
-            self._answers = self._ask()
-        self.done = True
-        self._wake()
-
-    def answer(self, group_rank: int) -> Fields:
-        """Return what a node has said; an empty object if nothing."""
-        text = self._answers.get(group_rank)
-        return Fields(None if text is None else json.loads(text))
-
-    def join(self, seconds: float) -> None:
-        """Wait for the thread."""
-        self._thread.join(seconds)
-
-
 class NodeGroup:
     """The nodes of a run, from its first attempt to its end.
 
@@ -189,7 +157,7 @@ class NodeGroup:
         self._idle: dict[str, float] = {}
         # Requests of other nodes for stacks, and what others were asked last.
         self._wanted: list[tuple[int, bytes]] = []
-        self._others: NodeStacks | None = None
+        self._others: _Commands | None = None
         # Whether it is known why the attempt ends, and which nodes were gone by then.
         self._ending = False
         self._gone: list[int] = []
@@ -504,19 +472,27 @@ class NodeGroup:
 
     # Where workers stand, for somebody who wants to know
 
-    def ask_stacks(self, request: bytes, seconds: float) -> NodeStacks | None:
+    def ask_stacks(self, request: bytes, seconds: float) -> Future[Mapping[int, bytes]] | None:
         """Ask the other nodes where their workers stand; `files` tell when they have answered.
 
-        ``request``: what they are asked. Returns what they say, by and by; None if no attempt goes
-        on.
+        ``request``: what they are asked. Returns what those say that answer, by group rank; None if
+        no attempt goes on.
         """
         commands, rendezvous, place = self._commands, self._rendezvous, self.place
         if commands is None or rendezvous is None or place is None or self._watch is None:
             return None
         others = [rank for rank in place.roster.of_lllaunch if rank != place.group_rank]
-        ask = functools.partial(rendezvous.ask_others, request, others, seconds, commands.stopped)
-        self._others = NodeStacks(ask, self._wake)
-        return self._others
+
+        def ask() -> Mapping[int, bytes]:
+            # who has not answered is named, whatever the reason
+            with contextlib.suppress(Exception):
+                return rendezvous.ask_others(request, others, seconds, commands.stopped)
+            return {}
+
+        self._others = _Commands(self._wake)
+        asked = self._others.do(ask)
+        self._others.stop()
+        return asked
 
     def stacks_wanted(self) -> list[tuple[int, bytes]]:
         """Return what other nodes have asked since the last call: numbers and requests."""

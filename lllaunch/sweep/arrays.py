@@ -7,13 +7,15 @@ sweep's, which says what its tasks run before the array is submitted.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from lllaunch.documents import Fields, read_json
+from msgspec import field
+
+from lllaunch.documents import Record, decode_record, encode_record
+from lllaunch.files import read_bytes
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.run.submission import Submission, read_submission
 from lllaunch.spec import Cluster
@@ -25,11 +27,17 @@ OUTPUT = "%a.log"
 """What a task says before it knows which run it is, in the directory of its array."""
 
 
-class ArrayJob(NamedTuple):
+class ArrayJob(Record, frozen=True):
     """A job of a sweep, as a task of an array finds it."""
 
-    number: int
+    number: int = field(name="job")
     directory: str  # of its run, absolute
+
+
+class ArrayTasks(Record, frozen=True):
+    """What the tasks of an array run."""
+
+    tasks: tuple[tuple[ArrayJob, ...], ...] = ()
 
 
 class Array(NamedTuple):
@@ -94,31 +102,16 @@ def write_tasks(directory: str, array: Array) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    tasks = [[_plain(job) for job in task] for task in array.tasks]
-    data = json.dumps({"tasks": tasks}, indent=1).encode() + b"\n"
+    data = encode_record(ArrayTasks(array.tasks)) + b"\n"
     write_atomic(os.path.join(directory, TASKS), data)
 
 
 def read_tasks(directory: str) -> tuple[tuple[ArrayJob, ...], ...]:
     """Return what the tasks of an array run; nothing if that cannot be read."""
-    document = read_json(os.path.join(directory, TASKS)) or {}
-    tasks = document.get("tasks")
-    return tuple(
-        tuple(job for each in task if (job := _job(Fields(each))) is not None)
-        for task in (tasks if isinstance(tasks, list) else ())
-        if isinstance(task, list)
-    )
-
-
-def _plain(job: ArrayJob) -> dict[str, Any]:
-    return {"job": job.number, "directory": job.directory}
-
-
-def _job(fields: Fields) -> ArrayJob | None:
-    number, directory = fields.integer("job"), fields.text("directory")
-    if number is None or not directory:
-        return None
-    return ArrayJob(number, directory)
+    try:
+        return decode_record(read_bytes(os.path.join(directory, TASKS)), ArrayTasks).tasks
+    except (OSError, ValueError, RecursionError):
+        return ()
 
 
 class KnownArray(NamedTuple):

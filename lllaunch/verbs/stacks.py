@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import glob
-import json
 import os
 import shlex
 import socket
@@ -13,10 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from msgspec.structs import replace
-
 from lllaunch.console.hang import frame_text, look_lines
-from lllaunch.documents import Fields, Plain, as_record
+from lllaunch.documents import Plain, as_record, decode_record
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import read_text
@@ -36,7 +33,15 @@ from lllaunch.run.directory import EVENTS
 from lllaunch.run.lock import LONGEST, SIGNED
 from lllaunch.run.result import Hang
 from lllaunch.signal_source import STACKS_ON
-from lllaunch.supervisor.control import ANSWER_SECONDS, Request, RequestRefused, ask
+from lllaunch.supervisor.control import (
+    ANSWER_SECONDS,
+    Answer,
+    ControlUnavailable,
+    RankAnswer,
+    Request,
+    RequestRefused,
+    ask,
+)
 from lllaunch.text import duration, printable
 from lllaunch.verbs.logs import parts_of
 from lllaunch.verbs.printing import Parser, complain, perform, print_json, print_rows, rank_list
@@ -100,9 +105,9 @@ def _parser() -> argparse.ArgumentParser:
 def _show(given: argparse.Namespace) -> None:
     found = _live(given.run)
     answer, look = _taken(found, given.rank)
-    for node in answer.objects("nodes"):
-        if node.text("why_not"):
-            complain(f"{node.text('name')} {node.text('why_not')}: its workers are not shown")
+    for node in answer.nodes:
+        if node.why_not:
+            complain(f"{node.name} {node.why_not}: its workers are not shown")
     if given.json:
         print_json(_document(answer, look, os.path.abspath(found.path)))
         return
@@ -125,11 +130,11 @@ def _shown(found: FoundDirectory) -> str:
     return shown_path(os.path.abspath(found.path), os.getcwd())
 
 
-def _taken(found: FoundDirectory, chosen: frozenset[int] | None) -> tuple[Fields, Hang]:
+def _taken(found: FoundDirectory, chosen: frozenset[int] | None) -> tuple[Answer, Hang]:
     """Ask a run where its workers stand; return its answer, and what follows from it."""
     where = _shown(found)
-    answer = Fields(_ask(found, where, Request(chosen, chosen is not None)))
-    known = answer.integer("world_size") or 0
+    answer = _ask(found, where, Request(chosen, chosen is not None))
+    known = answer.world_size
     if chosen is not None and max(chosen) >= known:
         missing = ranks(rank for rank in chosen if rank >= known)
         raise NoSuchRun(where, f"has no {missing}, only {ranks(range(known))}")
@@ -137,7 +142,7 @@ def _taken(found: FoundDirectory, chosen: frozenset[int] | None) -> tuple[Fields
 
 
 def _lines(
-    answer: Fields, look: Hang, where: str, chosen: frozenset[int] | None
+    answer: Answer, look: Hang, where: str, chosen: frozenset[int] | None
 ) -> list[StyledText]:
     cwd = os.getcwd()
     lines = [StyledText(line) for line in _head(answer, where)]
@@ -180,7 +185,7 @@ def _live(name: str) -> FoundDirectory:
     )
 
 
-def _ask(found: FoundDirectory, where: str, request: Request) -> dict[str, Any]:
+def _ask(found: FoundDirectory, where: str, request: Request) -> Answer:
     """Ask the launcher of a run; of several nodes one that is on this machine."""
     until = time.monotonic() + _PATIENCE
     while True:
@@ -249,7 +254,7 @@ def _launchers_here(directory: str, where: str, entry: ListEntry) -> list[tuple[
     raise NoStacks(where, reason, f"ask there: {command}")
 
 
-def _ask_launcher(directory: str, pid: int, where: str, request: Request) -> dict[str, Any]:
+def _ask_launcher(directory: str, pid: int, where: str, request: Request) -> Answer:
     """Ask one launcher."""
     _check_not_stopped(pid, where)
     try:
@@ -291,7 +296,7 @@ def _why_no_socket(directory: str, where: str, pid: int) -> NoStacks:
         for line in (read_text(os.path.join(part, EVENTS)) or "").splitlines():
             if '"ControlUnavailable"' in line:
                 with contextlib.suppress(ValueError, RecursionError):  # it is being written
-                    reason = Fields(json.loads(line)).text("reason")
+                    reason = decode_record(line.encode(), ControlUnavailable).reason
                     return NoStacks(where, f"has no socket to ask at: {reason}", quit_)
     if not any(glob.glob(f"{glob.escape(part)}/attempt_*") for part in parts_of(directory)):
         reason = "has not started any worker: it imports modules, or waits for other nodes"
@@ -303,75 +308,69 @@ def _why_no_socket(directory: str, where: str, pid: int) -> NoStacks:
 # What is shown
 
 
-def _look(answer: Fields) -> Hang:
+def _look(answer: Answer) -> Hang:
     """Return what a launcher has answered as what is seen when a signal asks."""
-    stacks: dict[int, RankStack] = {}
-    nodes: dict[int, str] = {}
-    for each in answer.objects("ranks"):
-        rank = each.integer("rank")
-        if rank is not None and each.text("status") == "running":
-            stacks[rank] = replace(_stack(each), trace=_trace(each))
-            nodes[rank] = each.text("node")
-    time_ns = answer.integer("time_ns") or 0
-    judged = blame_now([*stacks.values()], time_ns)
+    running = {each.rank: each for each in answer.ranks if each.status == "running"}
+    stacks = {
+        rank: RankStack(
+            rank,
+            frames=each.frames,
+            state=each.state,
+            wchan=each.wchan,
+            source=each.source,
+            locks=each.locks,
+            trace=_trace(each),
+        )
+        for rank, each in running.items()
+    }
+    judged = blame_now([*stacks.values()], answer.time_ns)
     return Hang(
         finding=Asked(STACKS_ON),
-        time_ns=time_ns,
+        time_ns=answer.time_ns,
         hung=judged.hung,
         waiting=judged.waiting,
         collectives=judged.collectives,
         asleep=tuple(rank for rank, stack in stacks.items() if stack.state == "D"),
         stopped=tuple(rank for rank, stack in stacks.items() if stack.state in {"T", "t"}),
         standing=tuple(stacks.values()),
-        nodes={rank: nodes[rank] for rank in judged.hung},
+        nodes={rank: running[rank].node for rank in judged.hung},
     )
 
 
-def _document(answer: Fields, look: Hang, path: str) -> dict[str, Any]:
-    # what was recorded has been compared
-    members = [
-        {name: value for name, value in each.document.items() if name != "trace"}
-        for each in answer.objects("ranks")
-    ]
+def _document(answer: Answer, look: Hang, path: str) -> dict[str, Any]:
+    document = Plain()(answer)
+    for each in document["ranks"]:
+        # what was recorded has been compared
+        del each["trace"]
     found = look.collectives
     text = {} if found is None else {"text": found.sentence(so_far=True)}
     return {
         "path": path,
-        **answer.document,
-        "ranks": members,
+        **document,
         "hung": list(look.hung),
         "waiting": list(look.waiting),
         "collectives": None if found is None else {**Plain()(found), **text},
     }
 
 
-def _trace(worker: Fields) -> RankTrace | None:
+def _trace(worker: RankAnswer) -> RankTrace | None:
     """Return which collectives a worker has come to; None if that is not told."""
     try:
-        return as_record(worker.value("trace"), RankTrace)
+        return as_record(worker.trace, RankTrace)
     except ValueError:
         # no recorder, or the launcher of another version
         return None
 
 
-def _stack(worker: Fields) -> RankStack:
-    """Return where a worker stands, as far as it is understood."""
-    try:
-        return as_record({"rank": 0, **worker.document}, RankStack)
-    except ValueError:
-        return RankStack(worker.integer("rank") or 0)
-
-
-def _head(answer: Fields, where: str) -> Iterator[str]:
+def _head(answer: Answer, where: str) -> Iterator[str]:
     """Yield what run it is, and whose stacks there are none of."""
-    size = counted(answer.integer("world_size") or 0, "worker")
-    nodes = len(answer.objects("nodes"))
-    on = f" on {counted(nodes, 'node')}" if nodes else ""
-    state = "" if answer.text("state") == "RUNNING" else f": {answer.text('text')}"
-    yield f"{where}: attempt {answer.integer('attempt')}, {size}{on}{state}"
+    size = counted(answer.world_size, "worker")
+    on = f" on {counted(len(answer.nodes), 'node')}" if answer.nodes else ""
+    state = "" if answer.state == "RUNNING" else f": {answer.text}"
+    yield f"{where}: attempt {answer.attempt}, {size}{on}{state}"
     by_status: dict[str, list[int]] = {}
-    for each in answer.objects("ranks"):
-        by_status.setdefault(each.text("status"), []).append(each.integer("rank") or 0)
+    for each in answer.ranks:
+        by_status.setdefault(each.status, []).append(each.rank)
     for status, members in by_status.items():
         if status in _STATUS:
             has = "has" if len(members) == 1 else "have"
@@ -381,22 +380,17 @@ def _head(answer: Fields, where: str) -> Iterator[str]:
 _STATUS = {"starting": "not started yet: imports, or the preflight, come first", "ended": "ended"}
 
 
-def _threads(answer: Fields, cwd: str) -> Iterator[StyledText]:
+def _threads(answer: Answer, cwd: str) -> Iterator[StyledText]:
     """Yield all threads of all ranks."""
-    for each in answer.objects("ranks"):
-        if each.text("status") != "running":
+    for each in answer.ranks:
+        if each.status != "running":
             continue
-        kernel = ", ".join(filter(None, (each.text("state"), each.text("wchan"))))
-        on = f" on {each.text('node')}" if each.text("node") else ""
-        yield StyledText(
-            f"    Rank {each.integer('rank')}{on}, process {each.integer('pid')} ({kernel}):"
-        )
-        threads = each.objects("threads")
-        if not threads:
+        kernel = ", ".join(filter(None, (each.state, each.wchan)))
+        on = f" on {each.node}" if each.node else ""
+        yield StyledText(f"    Rank {each.rank}{on}, process {each.pid} ({kernel}):")
+        if not each.threads:
             yield StyledText("      no Python frames are known", "faint")
-        for thread in threads:
-            yield StyledText(
-                f"      {printable(thread.text('name'), _NAME)} (innermost call first):"
-            )
-            for frame in _stack(thread).frames:
+        for thread in each.threads or ():
+            yield StyledText(f"      {printable(thread.name, _NAME)} (innermost call first):")
+            for frame in thread.frames:
                 yield StyledText(f"        {frame_text(frame, cwd)}", "quote")

@@ -67,14 +67,10 @@ def test_a_damaged_file_holds_no_tasks(tmp_path: Path, text: str) -> None:
     assert read_tasks(str(tmp_path)) == ()
 
 
-def test_of_a_damaged_task_there_is_what_can_be_read(tmp_path: Path) -> None:
-    good = {"job": 3, "directory": "/sweep/3"}
-    more = good | {"job": 4, "warm": "of an earlier version"}
-    broken = [{"job": 5}, {"directory": "/sweep/6"}, good | {"job": "7"}, 8, None]
-    (tmp_path / TASKS).write_text(json.dumps({"tasks": [[good, *broken], broken, [more]]}))
-    # a task stays where it is: its index is the cluster's
-    found = read_tasks(str(tmp_path))
-    assert found == ((ArrayJob(3, "/sweep/3"),), (), (ArrayJob(4, "/sweep/3"),))
+def test_what_a_later_version_adds_to_a_task_is_passed_over(tmp_path: Path) -> None:
+    task = {"job": 4, "directory": "/sweep/3", "warm": "of another version"}
+    (tmp_path / TASKS).write_text(json.dumps({"tasks": [[], [task]]}))
+    assert read_tasks(str(tmp_path)) == ((), (ArrayJob(4, "/sweep/3"),))
 
 
 def test_arrays_are_found_in_the_order_in_which_they_were_made(tmp_path: Path) -> None:
