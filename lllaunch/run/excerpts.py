@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.documents import Record
 from lllaunch.error_file import read_error_file
 from lllaunch.files import read_bytes
-from lllaunch.run.records import ExitCall, WorkerError
+from lllaunch.run.causes import CalledExit
+from lllaunch.run.records import WorkerError
 from lllaunch.spawner.dump import CRASH
 from lllaunch.spawner.flight_recorder import TRACE_FILE
 from lllaunch.spawner.values import EXIT_FILE
@@ -266,18 +268,25 @@ def read_error(path: str, hide: Callable[[str], str] = str) -> WorkerError | Non
     )
 
 
-def read_exit_call(error_file: str, hide: Callable[[str], str] = str) -> ExitCall | None:
-    """Reads a worker's exit.json; None if it is not there or makes no sense."""
+def read_exit_call(
+    error_file: str, exitcode: int, hide: Callable[[str], str] = str
+) -> CalledExit | None:
+    """Reads a worker's exit.json; None if it is not there, makes no sense, or is not why it ended.
+
+    A code that is text was written to standard error; the status is 1 then.
+    """
     try:
         path = os.path.join(os.path.dirname(error_file), EXIT_FILE)
         data = json.loads(read_bytes(path, _FILE_BYTES))
         code = data["code"]
-        return ExitCall(
-            code=code if isinstance(code, int) else clean_text(hide(str(code))),
-            file=clean(str(data["file"])),
-            line=int(data["line"]),
-            function=clean(str(data["function"])),
-        )
+        if not isinstance(code, int):
+            first = clean_text(hide(str(code))).partition("\n")[0]
+            code = repr(textwrap.shorten(first, 60, placeholder="..."))
+        elif code & 0xFF != exitcode:
+            # a thread, or a function called at the end, has ended it with another status
+            return None
+        place = clean(str(data["file"])), int(data["line"]), clean(str(data["function"]))
+        return CalledExit(exitcode, str(code), *place)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import signal
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from lllaunch.documents import signal_name
-from lllaunch.events import StartFailed
+from lllaunch.events import Exited, StartFailed
 from lllaunch.run.causes import (
     CalledExit,
     Cause,
@@ -33,7 +31,8 @@ from lllaunch.run.causes import (
     alike,
 )
 from lllaunch.run.excerpts import called, users_call
-from lllaunch.run.postmortem import Evidence, explain, of_misfit
+from lllaunch.run.postmortem import explain, of_misfit
+from lllaunch.run.records import SentSignal, WorkerRecord
 from lllaunch.run.result import (
     AttemptResult,
     AttemptState,
@@ -51,7 +50,7 @@ from lllaunch.watchdog.stacks.frames import LIBRARY, crash_frames
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from lllaunch.run.records import AttemptRecord, WorkerRecord
+    from lllaunch.run.records import AttemptRecord
     from lllaunch.run.result import AnyWorker, Explanation, Hang
     from lllaunch.watchdog.collectives import Disagreement
 
@@ -97,7 +96,7 @@ def failure_of(worker: WorkerRecord, record: AttemptRecord) -> RootCause | None:
         if worker.sent and at >= worker.sent[0].time_ns:
             return None
     # One that raised and was ended by us later needs no other explanation.
-    explanation = None if worker.was_asked else explain(_evidence(worker, record))
+    explanation = None if worker.was_asked else explain(worker, record)
     return RootCause(
         attempt=record.number,
         rank=worker.rank,
@@ -109,27 +108,6 @@ def failure_of(worker: WorkerRecord, record: AttemptRecord) -> RootCause | None:
         stderr=worker.files.stderr,
         frames=crash_frames(worker.crash),
         shown=worker.shown,
-    )
-
-
-def _evidence(worker: WorkerRecord, record: AttemptRecord) -> Evidence:
-    exited = worker.exited
-    return Evidence(
-        # a worker that failed by itself did so before anything was sent to it
-        exitcode=exited.exitcode if exited else 0,
-        max_rss=exited.max_rss if exited else 0,
-        before=record.memory,
-        after=worker.memory,
-        unexplained=sum(
-            each.exited is not None
-            and each.exited.exitcode == -signal.SIGKILL
-            and not each.was_asked
-            for each in record.workers
-        ),
-        said=worker.error.message if worker.error else "",
-        disk=worker.disk,
-        master_port=record.master_port,
-        misfit=worker.misfit,
     )
 
 
@@ -150,23 +128,14 @@ def cause_of(worker: WorkerRecord, explanation: Explanation | None = None) -> Ca
         return raised(message, exited.exitcode)
     if exited.exitcode < 0:
         return KilledBySignal(-exited.exitcode, exited.core_dumped)
-    disk, call = worker.disk, worker.exit_call
-    if disk is not None and disk.full:
-        return DiskFull(exited.exitcode, disk.directory, disk.total, disk.free)
-    # a thread, or a function called at the end, may have ended it with another status
-    if call is None or (isinstance(call.code, int) and call.code & 0xFF != exited.exitcode):
-        return ExitedNonZero(exited.exitcode)
-    argument = str(call.code)
-    if isinstance(call.code, str):
-        argument = repr(textwrap.shorten(call.code.partition("\n")[0], 60, placeholder="..."))
-    return CalledExit(exited.exitcode, argument, call.file, call.line, call.function)
+    return worker.disk or worker.exit_call or ExitedNonZero(exited.exitcode)
 
 
 def was_out_of_memory(worker: WorkerRecord, record: AttemptRecord) -> bool:
     """Whether a lack of memory ended a worker, certainly or likely."""
     if worker.was_asked:
         return False
-    cause = cause_of(worker, explain(_evidence(worker, record)))
+    cause = cause_of(worker, explain(worker, record))
     return isinstance(cause, OutOfMemory | DeviceOutOfMemory)
 
 
@@ -429,9 +398,10 @@ def _root_of_group(record: AttemptRecord) -> RootCause | None:
         return None
     explanation = None
     if died.status:
-        explanation = explain(
-            Evidence(died.status, died.sent, before=record.memory, after=record.died_memory)
-        )
+        exited = Exited(-1, died.pid, died.status, record.died_ns)
+        sent = tuple(SentSignal(signum, 0) for signum in died.sent)
+        spawner = WorkerRecord(-1, -1, exited=exited, sent=sent, memory=record.died_memory)
+        explanation = explain(spawner, record)
     return _of_attempt(
         record,
         SpawnerLost(died.pid, died.status, died.detail),

@@ -27,6 +27,7 @@ from lllaunch.events import (
     StartFailed,
 )
 from lllaunch.linux.cgroup import Memory, read_memory
+from lllaunch.run.causes import DiskFull
 from lllaunch.run.excerpts import (
     read_collectives,
     read_crash,
@@ -37,7 +38,6 @@ from lllaunch.run.excerpts import (
 from lllaunch.run.postmortem import misfit_of
 from lllaunch.run.records import (
     AttemptRecord,
-    Disk,
     PreflightRecord,
     SentSignal,
     WorkerFiles,
@@ -87,6 +87,8 @@ if TYPE_CHECKING:
 
 # Ends that memory has to do with: SIGBUS by way of a full /dev/shm.
 _MEMORY_SIGNALS = {-signal.SIGKILL, -signal.SIGBUS}
+# A file system with less free than this is full, bytes: one traceback may take that.
+_ROOM = 64 * 1024
 _OF_WATCHDOG = frozenset({"hang", "timeout", "oom"})
 _REJECTIONS = 5
 
@@ -308,8 +310,9 @@ class RunObserver:
             if event.exitcode > 0 and not os.path.exists(worker.files.error):
                 with contextlib.suppress(OSError):
                     disk = os.statvfs(directory)
-                    unit = disk.f_frsize
-                    worker.disk = Disk(directory, disk.f_blocks * unit, disk.f_bavail * unit)
+                    total, free = (n * disk.f_frsize for n in (disk.f_blocks, disk.f_bavail))
+                    if free < _ROOM:
+                        worker.disk = DiskFull(event.exitcode, directory, total, free)
             # What it started may have been killed for want of memory, and it fails for that.
             if not worker.was_asked and (event.exitcode > 0 or event.exitcode in _MEMORY_SIGNALS):
                 worker.memory = self._read()
@@ -339,7 +342,7 @@ class RunObserver:
             worker.error = read_error(files.error, self.hide)
             worker.trace = read_collectives(files.directory, worker.rank)
             if exited.exitcode > 0:
-                worker.exit_call = read_exit_call(files.error, self.hide)
+                worker.exit_call = read_exit_call(files.error, exited.exitcode, self.hide)
         if exited.exitcode == -signal.SIGABRT and not worker.sent:
             excerpt = tail(files.stderr, hide=self.hide)
             worker.misfit = misfit_of(excerpt.lines) if excerpt is not None else None

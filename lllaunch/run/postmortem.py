@@ -1,24 +1,24 @@
 """What can be said about a worker's death beyond its status, and how sure that is.
 
-Pure: `explain` looks at an `Evidence` and nothing else. The memory counters in it are read by
-`lllaunch.linux.cgroup` when the attempt starts and when the worker's end becomes known.
+Pure. The memory counters in a record are read by `lllaunch.linux.cgroup` when the attempt starts
+and when the worker's end becomes known.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from lllaunch.documents import signal_name
-from lllaunch.linux.cgroup import UNKNOWN, Memory
 from lllaunch.run.result import Explanation, Sure
 from lllaunch.text import size, times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lllaunch.run.records import Disk
+    from lllaunch.linux.cgroup import Memory
+    from lllaunch.run.records import AttemptRecord, WorkerRecord
 
 # Below this share of the limit a process is an unlikely choice of the OOM killer, which prefers
 # the largest; above the second, a process that died of SIGKILL makes one think of memory.
@@ -37,64 +37,32 @@ _PORT = re.compile(r"\bport:? (\d{1,5})\b")
 _SHM_FULL = 16 << 20
 
 
-class Evidence(NamedTuple):
-    """All that is known about how one worker ended.
-
-    Attributes:
-        sent: signals that the launcher had sent it before it ended.
-        max_rss: its peak resident memory, bytes; 0 where not known.
-        before: memory of the machine when the attempt started; ``after``, when its end was known.
-        unexplained: how many workers of the attempt died of a SIGKILL that the launcher did not
-            send, this one included if it did.
-        said: what it raised, or an empty string.
-        disk: the file system of its logs, where it could not say why it failed.
-        misfit: what gloo aborted it for, as `misfit_of` returns it.
-    """
-
-    exitcode: int
-    sent: tuple[int, ...] = ()
-    max_rss: int = 0
-    before: Memory = UNKNOWN
-    after: Memory = UNKNOWN
-    unexplained: int = 1
-    said: str = ""
-    disk: Disk | None = None
-    master_port: str = ""
-    misfit: tuple[int, int] | None = None
-
-    @property
-    def kills(self) -> tuple[int | None, int | None]:
-        """OOM kills in its cgroup and on the machine meanwhile, None where they are not known."""
-        grown = (
-            None if before is None or after is None else max(0, after - before)
-            for before, after in (
-                (self.before.cgroup_kills, self.after.cgroup_kills),
-                (self.before.machine_kills, self.after.machine_kills),
-            )
+def _kills(before: Memory, after: Memory) -> tuple[int | None, int | None]:
+    """OOM kills in the cgroup and on the machine meanwhile, None where they are not known."""
+    grown = (
+        None if earlier is None or later is None else max(0, later - earlier)
+        for earlier, later in (
+            (before.cgroup_kills, after.cgroup_kills),
+            (before.machine_kills, after.machine_kills),
         )
-        return next(grown), next(grown)
+    )
+    return next(grown), next(grown)
 
-    @property
-    def bound(self) -> tuple[int, str]:
-        """The memory that the worker could have had at most, and what to call it."""
-        limit, total = self.after.limit, self.after.total
-        if limit is not None and (total is None or limit < total):
-            return limit, "the cgroup's limit"
-        return (total, "the machine's memory") if total is not None else (0, "")
 
-    @property
-    def share(self) -> float:
-        """The part of that which it had."""
-        return self.max_rss / self.bound[0] if self.bound[0] else 0.0
+def _bound(memory: Memory) -> tuple[int, str]:
+    """The memory that a worker could have had at most, and what to call it."""
+    limit, total = memory.limit, memory.total
+    if limit is not None and (total is None or limit < total):
+        return limit, "the cgroup's limit"
+    return (total, "the machine's memory") if total is not None else (0, "")
 
-    @property
-    def peak(self) -> str:
-        """What it had at most, in words that follow others; empty if unknown."""
-        if not self.max_rss:  # the spawner's is not known
-            return ""
-        bound, name = self.bound
-        of = f"; {name} is {size(bound)}" if bound else ""
-        return f" Its peak memory was {size(self.max_rss)}{of}."
+
+def _unexplained(record: AttemptRecord) -> int:
+    """How many workers died of a SIGKILL that the launcher did not send."""
+    return sum(
+        each.exited is not None and each.exited.exitcode == -signal.SIGKILL and not each.was_asked
+        for each in record.workers
+    )
 
 
 _BY_SIGNAL: dict[int, str] = {
@@ -122,30 +90,32 @@ _BY_STATUS: dict[int, str] = {
 }
 
 
-def explain(evidence: Evidence) -> Explanation | None:
-    """Return what probably ended the worker, or None where its status says all."""
-    if evidence.exitcode >= 0:
-        below = _of_processes_below(evidence)
-        if below is None and evidence.disk is not None and evidence.disk.full:
+def explain(worker: WorkerRecord, record: AttemptRecord) -> Explanation | None:
+    """Return what probably ended a worker, or None where its status says all."""
+    exitcode = worker.exited.exitcode if worker.exited else 0
+    said = worker.error.message if worker.error else ""
+    if exitcode >= 0:
+        below = _of_processes_below(said, worker, record)
+        if below is None and worker.disk is not None:
             text = "It could not write down why: the file system of its logs is full."
             return Explanation("itself", "likely", text)
-        below = below or _of_port(evidence)
-        return below or (None if evidence.said else _of_status(evidence.exitcode))
-    signum = -evidence.exitcode
-    if signum in evidence.sent:
+        below = below or _of_port(said, record.master_port)
+        return below or (None if said else _of_status(exitcode))
+    signum = -exitcode
+    if worker.was_asked and any(each.signum == signum for each in worker.sent):
         return Explanation("launcher", "certain", f"The launcher sent it {signal_name(signum)}.")
     if signum == signal.SIGKILL:
-        return _of_sigkill(evidence)
+        return _of_sigkill(worker, record)
     if signum == signal.SIGBUS:
-        return _of_sigbus(evidence.after)
+        return _of_sigbus(worker.memory)
     if signum in _ASKED:
         text = (
             "The launcher did not send it: another process did (a user's kill, a job scheduler) or "
             "the worker itself."
         )
         return Explanation("outside", "likely", text)
-    if evidence.misfit is not None:
-        return of_misfit(evidence.misfit)
+    if worker.misfit is not None:
+        return of_misfit(worker.misfit)
     text = _BY_SIGNAL.get(signum, "")
     return Explanation("itself", "likely", text) if text else None
 
@@ -171,32 +141,30 @@ def of_misfit(misfit: tuple[int, int], *, whose_known: bool = False) -> Explanat
     return Explanation("itself", "likely", text)
 
 
-def _of_processes_below(evidence: Evidence) -> Explanation | None:
+def _of_processes_below(
+    said: str, worker: WorkerRecord, record: AttemptRecord
+) -> Explanation | None:
     """A worker that failed when the kernel had killed something for want of memory."""
-    killed, _ = evidence.kills
+    killed, _ = _kills(record.memory, worker.memory)
     if not killed:
         return None
     text = f"The kernel's OOM killer struck in this cgroup during the attempt ({times(killed)}): "
-    bound, name = evidence.bound
+    bound, name = _bound(worker.memory)
     limit = f" ({name} is {size(bound)})" if bound else ""
-    if _SAYS_KILLED.search(evidence.said) and killed > evidence.unexplained:
+    if _SAYS_KILLED.search(said) and killed > _unexplained(record):
         return Explanation("oom", "certain", f"{text}it was a process that the worker had{limit}.")
     return Explanation("oom", "possible", f"{text}perhaps a process that the worker had{limit}.")
 
 
-def _of_port(evidence: Evidence) -> Explanation | None:
+def _of_port(said: str, master_port: str) -> Explanation | None:
     """A worker that tried to listen where somebody else listens."""
-    taken = _PORT_TAKEN.search(evidence.said)
-    used = _PORT.search(evidence.said)
-    if taken is None or used is None or not evidence.master_port:
+    used = _PORT.search(said)
+    if _PORT_TAKEN.search(said) is None or used is None or not master_port:
         return None
-    text = f"Somebody else listens on port {used[1]}"
-    if used[1] == evidence.master_port:
-        return Explanation(
-            "itself", "certain", f"{text}, the MASTER_PORT that the launcher gave it."
-        )
-    given = f"the launcher had given it MASTER_PORT={evidence.master_port}"
-    return Explanation("itself", "certain", f"{text}; {given}.")
+    given = f"; the launcher had given it MASTER_PORT={master_port}."
+    if used[1] == master_port:
+        given = ", the MASTER_PORT that the launcher gave it."
+    return Explanation("itself", "certain", f"Somebody else listens on port {used[1]}{given}")
 
 
 def _of_status(status: int) -> Explanation | None:
@@ -211,17 +179,23 @@ def _of_status(status: int) -> Explanation | None:
     return None
 
 
-def _of_sigkill(evidence: Evidence) -> Explanation:
+def _of_sigkill(worker: WorkerRecord, record: AttemptRecord) -> Explanation:
     """SIGKILL that the launcher did not send: the kernel's OOM killer, or another process?"""
-    peak, (in_cgroup, on_machine) = evidence.peak, evidence.kills
+    in_cgroup, on_machine = _kills(record.memory, worker.memory)
+    bound, name = _bound(worker.memory)
+    peak, share = "", 0.0
+    if worker.exited is not None and worker.exited.max_rss:  # the spawner's is not known
+        of = f"; {name} is {size(bound)}" if bound else ""
+        peak = f" Its peak memory was {size(worker.exited.max_rss)}{of}."
+        share = worker.exited.max_rss / bound if bound else 0.0
     sure: Sure
     if in_cgroup:
-        sure = "certain" if in_cgroup >= evidence.unexplained else "likely"
+        sure = "certain" if in_cgroup >= _unexplained(record) else "likely"
         text = "The kernel's OOM killer struck in this cgroup during the attempt"
         return Explanation("oom", sure, f"{text} ({times(in_cgroup)}).{peak}")
     if in_cgroup is None and on_machine is None:
         # only the size of the worker speaks
-        if evidence.share >= _NEAR_LIMIT:
+        if share >= _NEAR_LIMIT:
             text = "Probably the kernel's OOM killer, whose counters cannot be read here."
             return Explanation("oom", "possible", f"{text}{peak}")
         text = (
@@ -231,7 +205,7 @@ def _of_sigkill(evidence: Evidence) -> Explanation:
         return Explanation("outside", "possible", f"{text}{peak}")
     if in_cgroup is None and on_machine:
         text = "The kernel's OOM killer struck on this machine during the attempt"
-        sure = "likely" if evidence.share >= _NOTABLE else "possible"
+        sure = "likely" if share >= _NOTABLE else "possible"
         return Explanation("oom", sure, f"{text} ({times(on_machine)}).{peak}")
     # neither the launcher nor, by its own counters, the kernel
     text = "The launcher did not send it, and the kernel counts no OOM kill"
@@ -242,7 +216,7 @@ def _of_sigkill(evidence: Evidence) -> Explanation:
         "systemd-oomd), or the worker itself."
     )
     sure = "certain" if in_cgroup is not None and not on_machine else "likely"
-    return Explanation("outside", sure, text + (peak if evidence.share >= _NOTABLE else ""))
+    return Explanation("outside", sure, text + (peak if share >= _NOTABLE else ""))
 
 
 def _of_sigbus(after: Memory) -> Explanation:
