@@ -264,7 +264,7 @@ class _Group:
             if self._attempt is None:
                 raise
             # what the last attempt ended for is the cause
-            self._observer.warn(f"there is no other attempt: {error}")
+            self._observer.console.warning(f"there is no other attempt: {error}")
             return None
         finally:
             supervisor.close(polite)
@@ -367,7 +367,7 @@ class _Group:
             collapse=spec.log_line_prefix is None if spec.collapse is None else spec.collapse,
             duplicate_stdout_filters=spec.duplicate_stdout_filters,
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
-            report=lambda _, text: self._observer.warn(text),
+            report=lambda _, text: self._observer.console.warning(text),
         )
         fresh = spec.start_method == "spawn"
         start_processes(workers, attempt.targets, attempt.envs, fresh=fresh, **self._places())

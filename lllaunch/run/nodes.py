@@ -66,7 +66,7 @@ class RunNodes:
             plan=plan,
             directory=directory.path,
             token=self._token,
-            say=observer.say,
+            say=observer.console.note,
             failure=self._failure,
             settles=spec.grace_period + _SETTLE_SECONDS if spec.restart.looks_back else None,
         )
