@@ -26,6 +26,7 @@ from lllaunch.run.result import ReturnValue, RunResult, RunState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lllaunch.errors import LaunchError
     from lllaunch.run.observer import RunObserver
     from lllaunch.run.records import PreflightRecord
     from lllaunch.run.result import AttemptResult, RootCause
@@ -126,8 +127,16 @@ def summarize(
     )
 
 
+def failed_early(spec: LaunchSpec, started_ns: int, error: LaunchError) -> RunResult:
+    """Return what became of a run whose directory could not be claimed."""
+    code, now = int(error.exit_code), now_ns()
+    return RunResult(
+        "error", code, spec.log_dir, started_ns=started_ns, ended_ns=now, error=str(error)
+    )
+
+
 def result_of(
-    observer: RunObserver | None,
+    observer: RunObserver,
     spec: LaunchSpec,
     plan_hash: str,
     started_ns: int,
@@ -137,7 +146,7 @@ def result_of(
 
     ``signum`` is the signal to the launcher that ended it, or None.
     """
-    records = observer.records() if observer else []
+    records = observer.records()
     interrupted = signum is not None
     attempts = [judge_attempt(record) for record in records[:-1]]
     attempts += [judge_attempt(record, interrupted=interrupted) for record in records[-1:]]
@@ -151,14 +160,14 @@ def result_of(
         started_ns=started_ns,
         ended_ns=now_ns(),
         signum=signum,
-        reason=observer.reason if observer else None,
-        limit=observer.limit if observer else None,
-        no_progress=observer.no_progress if observer else None,
-        importing=spec.imports if interrupted and observer and observer.is_importing else (),
+        reason=observer.reason,
+        limit=observer.limit,
+        no_progress=observer.no_progress,
+        importing=spec.imports if interrupted and observer.is_importing else (),
         preflight=(preflight.command, preflight.log)
         if preflight is not None and _has_signal(preflight)
         else None,
-        look=observer.look if observer else None,
+        look=observer.look,
         detected=spec.detected,
     )
 
