@@ -174,6 +174,8 @@ LINES = 20
 _TAIL_BYTES = 64 * 1024
 _LINE_CHARACTERS = 400
 _FILE_BYTES = 16 << 20
+# What gloo says when another rank sends more than fits.
+_OTHER_SIZE = re.compile(r"(\d+) vs (\d+)\. Received data size doesn't match expected size")
 # faulthandler's words
 _FATAL = "Fatal Python error: "
 _DUMPED = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+.*:$|Extension modules: ")
@@ -230,6 +232,14 @@ def read_crash(directory: str, stderr: str, hide: Callable[[str], str] = str) ->
         if found >= 0:
             return clean_text(hide(text[found:]))
     return ""
+
+
+def read_misfit(stderr: str, hide: Callable[[str], str] = str) -> tuple[int, int] | None:
+    """Returns what gloo aborted a worker for: bytes that came, and that its call has room for."""
+    excerpt = tail(stderr, hide=hide)
+    lines = excerpt.lines if excerpt is not None else ()
+    found = (_OTHER_SIZE.search(line) for line in lines)
+    return next(((int(sizes[1]), int(sizes[2])) for sizes in found if sizes), None)
 
 
 def without_dump(lines: Iterable[str]) -> tuple[str, ...]:

@@ -33,9 +33,8 @@ from lllaunch.run.excerpts import (
     read_crash,
     read_error,
     read_exit_call,
-    tail,
+    read_misfit,
 )
-from lllaunch.run.postmortem import misfit_of
 from lllaunch.run.records import (
     AttemptRecord,
     PreflightRecord,
@@ -329,8 +328,7 @@ class RunObserver:
             if exited.exitcode > 0:
                 worker.exit_call = read_exit_call(files.error, exited.exitcode, self.hide)
         if exited.exitcode == -signal.SIGABRT and not worker.sent:
-            excerpt = tail(files.stderr, hide=self.hide)
-            worker.misfit = misfit_of(excerpt.lines) if excerpt is not None else None
+            worker.misfit = read_misfit(files.stderr, self.hide)
         if exited.exitcode < 0 and not worker.sent:
             worker.crash = read_crash(files.directory, files.stderr, self.hide)
 
@@ -510,7 +508,7 @@ class RunObserver:
         record = self.latest()
         if record is None or record.finding is None:
             return None
-        from lllaunch.run.hang import hang_of  # noqa: PLC0415 - only where something was found
+        from lllaunch.run.judge import hang_of  # noqa: PLC0415 - only where something was found
 
         return hang_of(record)
 
@@ -521,7 +519,7 @@ class RunObserver:
             self.console.fired(hang)
 
     def _stacks_taken(self, attempt: AttemptRecord, event: StacksTaken) -> None:
-        from lllaunch.run.hang import hang_of  # noqa: PLC0415 - seldom
+        from lllaunch.run.judge import hang_of  # noqa: PLC0415 - seldom
 
         attempt = self._attempt
         for stack in event.stacks:

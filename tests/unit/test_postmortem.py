@@ -8,7 +8,7 @@ import pytest
 
 from lllaunch.events import Exited
 from lllaunch.linux.cgroup import UNKNOWN, Memory, read_memory
-from lllaunch.run.postmortem import explain
+from lllaunch.run.judge import explain
 from lllaunch.run.records import AttemptRecord, SentSignal, WorkerError, WorkerRecord
 
 GIB = 1 << 30

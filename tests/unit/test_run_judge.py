@@ -38,8 +38,7 @@ from lllaunch.run.causes import (
 from lllaunch.run.ending import summarize
 from lllaunch.run.events import EventLog
 from lllaunch.run.group import Attempt
-from lllaunch.run.hang import hang_of
-from lllaunch.run.judge import judge_attempt, was_out_of_memory
+from lllaunch.run.judge import hang_of, judge_attempt, was_out_of_memory
 from lllaunch.run.observer import RunObserver
 from lllaunch.run.records import (
     AttemptRecord,
