@@ -43,29 +43,7 @@ from lllaunch.run.records import (
     WorkerRecord,
 )
 from lllaunch.spawner.dump import CRASH
-from lllaunch.supervisor.machine import (
-    PREFLIGHT_RANK,
-    AbandonWorkers,
-    AttemptProgress,
-    Finish,
-    GpuMemoryHeld,
-    GroupStacks,
-    GroupStarted,
-    KillWorkers,
-    NodesAgreed,
-    NodesCounted,
-    Pause,
-    PreflightTimedOut,
-    SignalProcess,
-    SignalReceived,
-    SignalWorkers,
-    StacksTaken,
-    StartAfterPreflight,
-    StartGrace,
-    StartWorkers,
-    WatchdogFired,
-    WorkersStuck,
-)
+from lllaunch.supervisor import machine
 from lllaunch.supervisor.supervisor import SignalPassedOn
 from lllaunch.text import duration, spans
 from lllaunch.watchdog.findings import Asked, NotFinite
@@ -136,7 +114,7 @@ class RunObserver:
         # the last of them; before the first one, what takes note of what nobody asks for
         self._attempt = AttemptRecord(-1, 0, "", 0)
         self._ready = False
-        self._signal: SignalReceived | None = None
+        self._signal: machine.SignalReceived | None = None
         self._pausing = False
         self._rejections = 0
         self._unclear = False
@@ -245,9 +223,9 @@ class RunObserver:
             case Ready():
                 self._ready = True
                 self._tell_imports()
-            case StartAfterPreflight():
+            case machine.StartAfterPreflight():
                 self._tell_imports()
-            case GroupStarted():
+            case machine.GroupStarted():
                 # What only the end needs is imported while the workers start, on another core.
                 import lllaunch.run.ending  # noqa: F401, PLC0415
             case Started():
@@ -257,7 +235,7 @@ class RunObserver:
                     worker.started = event
             case StartFailed():
                 worker = attempt.worker(event.local_rank)
-                if event.local_rank == PREFLIGHT_RANK and attempt.preflight is not None:
+                if event.local_rank == machine.PREFLIGHT_RANK and attempt.preflight is not None:
                     attempt.preflight.end = event
                 elif worker is not None:
                     attempt.ended_ns = max(attempt.ended_ns, event.time_ns)
@@ -277,7 +255,7 @@ class RunObserver:
     def _ended(self, event: Exited) -> Exited:
         """Take note of the end of a worker, or of the preflight."""
         attempt = self._attempt
-        if event.local_rank == PREFLIGHT_RANK:
+        if event.local_rank == machine.PREFLIGHT_RANK:
             assert attempt.preflight is not None
             attempt.preflight.end = event
             return event
@@ -396,39 +374,39 @@ class RunObserver:
     def _of_end(self, attempt: AttemptRecord, event: object) -> None:
         """Take note of what is done to end an attempt."""
         match event:
-            case SignalReceived():
+            case machine.SignalReceived():
                 attempt.ending = True
                 self._signal = event
                 if event.look is not None:
                     self.console.looking(event.signum, event.look.silent)
-            case SignalWorkers():
+            case machine.SignalWorkers():
                 attempt.ending = True
                 self._sent(event.signum)
                 self._tell_signal()
                 if event.reason in _OF_WATCHDOG and self._hang() is not None:
                     self.console.ending(event.signum, self.alive, self._spec.grace_period)
                 self.console.doing("ending, SIGKILL in", self._spec.grace_period)
-            case StartGrace():
+            case machine.StartGrace():
                 attempt.ending = True
                 self._tell_signal()
                 self.console.doing("ending, SIGKILL in", self._spec.grace_period)
-            case KillWorkers():
+            case machine.KillWorkers():
                 attempt.ending = True
                 self._sent(signal.SIGKILL)
                 received, self._signal = self._signal, None
                 signum = received.signum if received is not None and event.why == "signal" else None
                 self.console.killing(signum, self.alive)
                 self.console.doing("killing")
-            case SignalProcess():
+            case machine.SignalProcess():
                 # what a worker makes of the loss of one below it is no failure of its own
                 self._sent(event.signum, [event.rank])
                 self.console.process_signalled(self.number(event.rank), event.pid, event.signum)
-            case AbandonWorkers():
+            case machine.AbandonWorkers():
                 for worker in attempt.workers:
                     worker.abandoned = worker.abandoned or worker.local_rank in event.ranks
-            case WorkersStuck():
+            case machine.WorkersStuck():
                 attempt.stuck = True
-            case PreflightTimedOut():
+            case machine.PreflightTimedOut():
                 preflight = attempt.preflight
                 if preflight is not None:
                     preflight.timed_out = preflight.end is None and not preflight.sent
@@ -436,24 +414,24 @@ class RunObserver:
     def _of_restart(self, event: object) -> None:
         """Take note of what follows the end of an attempt."""
         match event:
-            case AttemptProgress(checkpoint_changed=None) if not self._unclear:
+            case machine.AttemptProgress(checkpoint_changed=None) if not self._unclear:
                 self._unclear = True
                 self.console.warning(
                     f"{self._spec.restart.checkpoint} holds too much to tell whether a checkpoint "
                     "was written; name the file that is renamed into place "
                     "(launch.restart.checkpoint)"
                 )
-            case GpuMemoryHeld():
+            case machine.GpuMemoryHeld():
                 self._gpus_held(event)
-            case Pause():
+            case machine.Pause():
                 self._pausing = True
                 self._tell_restart(event.seconds, event.restart)
                 self.console.doing("starts again in", event.seconds)
-            case StartWorkers():
+            case machine.StartWorkers():
                 told, self._pausing = self._pausing, False
                 if event.reason is not None and not told:
                     self._tell_restart(0.0, event.restart)
-            case Finish():
+            case machine.Finish():
                 self.reason, self.no_progress = event.reason, event.no_progress
             case SignalPassedOn():
                 then = "passed on to the workers" if event.ranks else "no worker runs"
@@ -481,7 +459,7 @@ class RunObserver:
     def _of_watchdog(self, attempt: AttemptRecord, event: object) -> None:
         """Take note of what the watchdog finds, here or on other nodes."""
         match event:
-            case WatchdogFired(ends=True):
+            case machine.WatchdogFired(ends=True):
                 if event.whole_run:
                     self.limit = event.finding
                 # the first finding counts, while the attempt is still well
@@ -490,18 +468,18 @@ class RunObserver:
                     self._found(attempt, event.finding, now_ns())
             case NotFinite():
                 self.console.warning(f"rank {self.number(event.rank)} {event}")
-            case StacksTaken():
+            case machine.StacksTaken():
                 self._stacks_taken(attempt, event)
-            case GroupStacks():
+            case machine.GroupStacks():
                 attempt.group_stacks = event if event.blame is not None else None
                 hang = self._hang()
                 if hang is not None:
                     self.console.stacks_taken(hang)
-            case NodesAgreed():
+            case machine.NodesAgreed():
                 attempt.group_end = attempt.group_end or event.ended
                 if event.hangs and attempt.finding is None and not attempt.ending:
                     self._found(attempt, event.ended.finding, event.ended.time_ns)
-            case NodesCounted():
+            case machine.NodesCounted():
                 attempt.group_lost = event.gone
 
     def _hang(self) -> Hang | None:
@@ -518,7 +496,7 @@ class RunObserver:
         if hang is not None:
             self.console.fired(hang)
 
-    def _stacks_taken(self, attempt: AttemptRecord, event: StacksTaken) -> None:
+    def _stacks_taken(self, attempt: AttemptRecord, event: machine.StacksTaken) -> None:
         from lllaunch.run.judge import hang_of  # noqa: PLC0415 - seldom
 
         attempt = self._attempt
@@ -543,7 +521,7 @@ class RunObserver:
         else:
             self.console.stacks_shown(hang)
 
-    def _gpus_held(self, event: GpuMemoryHeld) -> None:
+    def _gpus_held(self, event: machine.GpuMemoryHeld) -> None:
         gpus = f"{'GPU' if len(event.gpus) == 1 else 'GPUs'} {spans(event.gpus)}"
         held = f"processes of the last attempt still hold memory on {gpus}"
         if not event.given_up:
