@@ -9,14 +9,15 @@ All that only the end needs is imported by this module, and this module while th
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from lllaunch.clock import now_ns
+from lllaunch.documents import read_json
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.files import read_bytes
 from lllaunch.run.excerpts import LINES, Excerpt, tail, without_dump
@@ -49,7 +50,8 @@ def find_return_value(directory: str) -> ReturnValue | None:
     pickled, plain = _size(path), _size(json_path)
     text = _inline(json_path, plain)
     if pickled is not None:
-        return ReturnValue(path, pickled, _type_name(os.path.join(directory, RETURN_META)), text)
+        told = (read_json(os.path.join(directory, RETURN_META)) or {}).get("type")
+        return ReturnValue(path, pickled, told if isinstance(told, str) else "unknown", text)
     return None if plain is None else ReturnValue(json_path, plain, "json", text)
 
 
@@ -68,23 +70,11 @@ def _inline(path: str, size: int | None) -> str | None:
     if size is None or size > INLINE_LIMIT:
         return None
     try:
-        text = read_bytes(path, INLINE_LIMIT + 1).decode()
-        json.loads(text, parse_constant=_refuse)
+        text = read_bytes(path, INLINE_LIMIT + 1)
+        msgspec.json.decode(text)
+        return text.decode()
     except (OSError, ValueError, RecursionError):
         return None
-    return text
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _type_name(path: str) -> str:
-    try:
-        found = json.loads(read_bytes(path))["type"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return "unknown"
-    return found if isinstance(found, str) else "unknown"
 
 
 def summarize(
