@@ -17,11 +17,10 @@ from lllaunch.clock import now_ns
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.linux.cgroup import Memory, read_memory, shortage
-from lllaunch.run.directory import EVENTS, PLAN, RESULT, SAMPLES, RunDirectory
+from lllaunch.run.directory import EVENTS, PATIENCE, PLAN, RESULT, SAMPLES, RunDirectory
 from lllaunch.run.events import EventLog, read_history
 from lllaunch.run.files import write_atomic
 from lllaunch.run.group import RunGroup
-from lllaunch.run.lock import PATIENCE
 from lllaunch.run.observer import RunObserver
 from lllaunch.run.redact import Redactor
 from lllaunch.signal_source import (
