@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from lllaunch.watchdog.findings import Finding
 
     Targets = Callable[[Mapping[str, str]], Target | Forked]
+    Targeted = Mapping[int, Target | Forked]
+    Envs = Mapping[int, Mapping[str, str]]
 
 
 def target_of(spec: LaunchSpec, facts: Mapping[str, str]) -> Target:
@@ -107,9 +109,9 @@ class Attempt:
     number: int
     path: str
     files: LogsDest
-    envs: Mapping[int, Mapping[str, str]]
+    envs: Envs
     facts: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
-    targets: Mapping[int, Target | Forked] = field(default_factory=dict)
+    targets: Targeted = field(default_factory=dict)
     preflight: Preflight | None = None
     preflight_env: Mapping[str, str] = field(default_factory=dict)
 
@@ -310,14 +312,11 @@ class RunGroup:
         """Start the preflight of an attempt by the spawner that its workers will have."""
         log = {PREFLIGHT_RANK: attempt.preflight_log}
         program = preflight.program(self.spec.runtime_cwd)
-        workers = start_processes(
+        return self._launch(
             WorkerProcesses("preflight", 1, LogsDest(log, log), attempt=attempt.number),
             {PREFLIGHT_RANK: Program(program, tuple(preflight.command[1:]))},
             {PREFLIGHT_RANK: attempt.preflight_env},
-            **self._places(),
         )
-        workers.serve_store(self._port)
-        return workers
 
     def _start_workers(self) -> WorkerProcesses:
         """Start the workers of the attempt, whose preflight has succeeded if it has one."""
@@ -348,20 +347,26 @@ class RunGroup:
             report=lambda _, text: self.observer.console.warning(text),
         )
         fresh = spec.start_method == "spawn"
-        start_processes(workers, attempt.targets, attempt.envs, fresh=fresh, **self._places())
+        return self._launch(workers, attempt.targets, attempt.envs, fresh=fresh)
+
+    def _launch(
+        self, workers: WorkerProcesses, targets: Targeted, envs: Envs, *, fresh: bool = False
+    ) -> WorkerProcesses:
+        """Start processes by the spawner of the run, which serves their store."""
+        spec = self.spec
+        start_processes(
+            workers,
+            targets,
+            envs,
+            environ=spawner_environment(spec),
+            spawner=self.spawner,
+            fresh=fresh,
+            preload=spec.imports,
+            cwd=spec.cwd,
+            spawner_cwd=spec.spawner_cwd,
+        )
         workers.serve_store(self._port)
         return workers
-
-    def _places(self) -> dict[str, Any]:
-        """Return where the workers of all attempts are started."""
-        spec = self.spec
-        return {
-            "environ": spawner_environment(spec),
-            "spawner": self.spawner,
-            "preload": spec.imports,
-            "cwd": spec.cwd,
-            "spawner_cwd": spec.spawner_cwd,
-        }
 
     def _progress(self, ran: bool) -> AttemptProgress:
         """Return how far an attempt has come that is over; ``ran`` if its workers were started."""

@@ -383,7 +383,7 @@ class RunObserver:
                 attempt.ending = True
                 self._sent(event.signum)
                 self._tell_signal()
-                if event.reason in _OF_WATCHDOG and self._hang() is not None:
+                if event.reason in _OF_WATCHDOG and attempt.finding is not None:
                     self.console.ending(event.signum, self.alive, self._spec.grace_period)
                 self.console.doing("ending, SIGKILL in", self._spec.grace_period)
             case machine.StartGrace():
