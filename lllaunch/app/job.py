@@ -35,9 +35,8 @@ from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.hydra_compat import Seam, root_of
 from lllaunch.results.index import remember
-from lllaunch.run.directory import SUBMISSION, RunDirectory
+from lllaunch.run.directory import PATIENCE, SUBMISSION, RunDirectory
 from lllaunch.run.files import link_atomic, naming
-from lllaunch.run.lock import PATIENCE
 from lllaunch.words import shown_path
 
 if TYPE_CHECKING:

@@ -216,14 +216,14 @@ def perform(
         plan_hash,
         portable_plan,
     )
-    from lllaunch.run.execute import execute  # noqa: PLC0415
+    from lllaunch.run.execute import Run  # noqa: PLC0415
 
     targets = None
     if user is not None:
         target = user.target(cfg)
         targets = lambda facts: target  # noqa: E731, ARG005 - all workers run the same
     shared_plan = None if spec.nodes is None else group_plan(portable_plan(spec))
-    return execute(
+    run = Run(
         in_node_directory(spec),
         plan_text=plan_config(spec),
         plan_hash=plan_hash(spec),
@@ -236,6 +236,7 @@ def perform(
         shared_plan=shared_plan,
         job=job,
     )
+    return run.execute()
 
 
 def in_snapshot(spec: LaunchSpec, snapshot: Snapshot, environ: Mapping[str, str]) -> LaunchSpec:

@@ -41,13 +41,15 @@ from lllaunch.run.directory import (
     ATTEMPT,
     EVENTS,
     LOCK_NAME,
+    LONGEST,
     PLAN,
     RESULT,
     SAMPLES,
+    SIGNED,
     SUBMISSION,
+    launcher_is_dead,
 )
 from lllaunch.run.files import relative_path
-from lllaunch.run.lock import LONGEST, SIGNED, launcher_is_dead
 from lllaunch.run.result import RunResult, as_result, read_result
 from lllaunch.run.submission import (
     LOG,
@@ -262,7 +264,7 @@ _HELD = {errno.EWOULDBLOCK, errno.EACCES}
 
 
 def is_held(lock: str) -> bool | None:
-    """Whether somebody holds a lock as `lllaunch.run.lock.lock_directory` takes it.
+    """Whether somebody holds a lock as `lllaunch.run.directory.lock_directory` takes it.
 
     Who signed it is looked at first: a lock whose launcher is gone is not touched. One that is
     tried is nearly always held, which changes nothing; else it is given back at once.

@@ -13,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -62,12 +64,12 @@ class Git:
         environ: Mapping[str, str],
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        program = _which("git", environ)
+        path = environ.get("PATH", os.defpath)
+        program, setpriv = (shutil.which(each, path=path) for each in ("git", "setpriv"))
         if program is None:
             raise FileNotFoundError("git")
         command = [program, "-C", cwd, *_QUIET, *arguments]
         # a launcher that is killed takes it along
-        setpriv = _which("setpriv", environ)
         if setpriv is not None:
             command = [setpriv, "--pdeathsig", "KILL", "--", *command]
         kept = {
@@ -75,30 +77,25 @@ class Git:
             for name, value in environ.items()
             if name not in _DROPPED and not name.startswith("GIT_TRACE")
         }
-        # files rather than pipes: it need not wait for anybody who reads
-        self._files = [os.memfd_create("git", os.MFD_CLOEXEC) for _ in range(2)]
-        self._pidfd: int | None = None
         self.status: int | None = None
-        try:
-            # not subprocess: its import takes longer than all of this
-            self._pid = os.posix_spawn(
-                command[0],
+        with contextlib.ExitStack() as opened:
+            # files rather than pipes: it need not wait for anybody who reads
+            self._written = [os.memfd_create("git", os.MFD_CLOEXEC) for _ in range(2)]
+            for fd in self._written:
+                opened.callback(os.close, fd)
+            self._process = subprocess.Popen(
                 command,
-                {**kept, **_SET, **(variables or {})},
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, self._files[0], 1),
-                    (os.POSIX_SPAWN_DUP2, self._files[1], 2),
-                ],
-                setsid=True,
-                setsigmask=(),
-                setsigdef=(signal.SIGPIPE, signal.SIGINT, signal.SIGQUIT),
+                stdin=subprocess.DEVNULL,
+                stdout=self._written[0],
+                stderr=self._written[1],
+                env={**kept, **_SET, **(variables or {})},
+                start_new_session=True,
             )
-        except BaseException:
-            self._close()
-            raise
-        with contextlib.suppress(OSError):
-            self._pidfd = open_pidfd(self._pid)
+            # a process that was forked from this one may wait for it, too
+            self._pidfd = open_pidfd(self._process.pid)
+            if self._pidfd is not None:
+                opened.callback(os.close, self._pidfd)
+            self._opened = opened.pop_all()
 
     def end(self, timeout: float, most: int = _MOST) -> tuple[str, str] | None:
         """Waits for it, then kills it and what it started; to be called once.
@@ -107,38 +104,23 @@ class Git:
         did not end within ``timeout`` seconds.
         """
         ended = False
-        try:
-            ended = self._wait(timeout)
-        finally:
-            if not ended:  # also where a signal interrupts who waits
-                with contextlib.suppress(OSError):
-                    os.killpg(self._pid, signal.SIGKILL)
-                self._wait(_KILLED_WITHIN)  # if it hangs in the kernel, it is left to that
-            with contextlib.suppress(ChildProcessError):  # of a process this one was forked from
-                pid, status = os.waitpid(self._pid, os.WNOHANG)
-                self.status = os.waitstatus_to_exitcode(status) if pid else None
-            written = [
+        with self._opened:
+            try:
+                ended = self._wait(timeout)
+            finally:
+                if not ended:  # also where a signal interrupts who waits
+                    with contextlib.suppress(OSError):
+                        os.killpg(self._process.pid, signal.SIGKILL)
+                    self._wait(_KILLED_WITHIN)  # if it hangs in the kernel, it is left to that
+                self.status = self._process.poll()
+            out, err = (
                 os.pread(fd, min(os.fstat(fd).st_size, most), 0).decode(errors="surrogateescape")
-                for fd in self._files
-            ]
-            self._close()
-        return (written[0], written[1]) if ended else None
+                for fd in self._written
+            )
+        return (out, err) if ended else None
 
     def _wait(self, seconds: float) -> bool:
         return self._pidfd is not None and wait_readable(self._pidfd, seconds)
-
-    def _close(self) -> None:
-        for fd in (*self._files, self._pidfd):
-            if fd is not None:
-                os.close(fd)
-
-
-def _which(program: str, environ: Mapping[str, str]) -> str | None:
-    for directory in os.get_exec_path(environ):
-        path = os.path.join(directory, program)
-        if os.access(path, os.X_OK) and os.path.isfile(path):
-            return os.path.abspath(path)
-    return None
 
 
 def versions_of(

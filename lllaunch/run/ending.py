@@ -9,14 +9,15 @@ All that only the end needs is imported by this module, and this module while th
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from lllaunch.clock import now_ns
+from lllaunch.documents import read_json
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.files import read_bytes
 from lllaunch.run.excerpts import LINES, Excerpt, tail, without_dump
@@ -26,6 +27,7 @@ from lllaunch.run.result import ReturnValue, RunResult, RunState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lllaunch.errors import LaunchError
     from lllaunch.run.observer import RunObserver
     from lllaunch.run.records import PreflightRecord
     from lllaunch.run.result import AttemptResult, RootCause
@@ -48,7 +50,8 @@ def find_return_value(directory: str) -> ReturnValue | None:
     pickled, plain = _size(path), _size(json_path)
     text = _inline(json_path, plain)
     if pickled is not None:
-        return ReturnValue(path, pickled, _type_name(os.path.join(directory, RETURN_META)), text)
+        told = (read_json(os.path.join(directory, RETURN_META)) or {}).get("type")
+        return ReturnValue(path, pickled, told if isinstance(told, str) else "unknown", text)
     return None if plain is None else ReturnValue(json_path, plain, "json", text)
 
 
@@ -67,23 +70,11 @@ def _inline(path: str, size: int | None) -> str | None:
     if size is None or size > INLINE_LIMIT:
         return None
     try:
-        text = read_bytes(path, INLINE_LIMIT + 1).decode()
-        json.loads(text, parse_constant=_refuse)
+        text = read_bytes(path, INLINE_LIMIT + 1)
+        msgspec.json.decode(text)
+        return text.decode()
     except (OSError, ValueError, RecursionError):
         return None
-    return text
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _type_name(path: str) -> str:
-    try:
-        found = json.loads(read_bytes(path))["type"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return "unknown"
-    return found if isinstance(found, str) else "unknown"
 
 
 def summarize(
@@ -126,8 +117,16 @@ def summarize(
     )
 
 
+def failed_early(spec: LaunchSpec, started_ns: int, error: LaunchError) -> RunResult:
+    """Return what became of a run whose directory could not be claimed."""
+    code, now = int(error.exit_code), now_ns()
+    return RunResult(
+        "error", code, spec.log_dir, started_ns=started_ns, ended_ns=now, error=str(error)
+    )
+
+
 def result_of(
-    observer: RunObserver | None,
+    observer: RunObserver,
     spec: LaunchSpec,
     plan_hash: str,
     started_ns: int,
@@ -137,7 +136,7 @@ def result_of(
 
     ``signum`` is the signal to the launcher that ended it, or None.
     """
-    records = observer.records() if observer else []
+    records = observer.records()
     interrupted = signum is not None
     attempts = [judge_attempt(record) for record in records[:-1]]
     attempts += [judge_attempt(record, interrupted=interrupted) for record in records[-1:]]
@@ -151,14 +150,14 @@ def result_of(
         started_ns=started_ns,
         ended_ns=now_ns(),
         signum=signum,
-        reason=observer.reason if observer else None,
-        limit=observer.limit if observer else None,
-        no_progress=observer.no_progress if observer else None,
-        importing=spec.imports if interrupted and observer and observer.is_importing else (),
+        reason=observer.reason,
+        limit=observer.limit,
+        no_progress=observer.no_progress,
+        importing=spec.imports if interrupted and observer.is_importing else (),
         preflight=(preflight.command, preflight.log)
         if preflight is not None and _has_signal(preflight)
         else None,
-        look=observer.look if observer else None,
+        look=observer.look,
         detected=spec.detected,
     )
 

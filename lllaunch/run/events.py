@@ -93,8 +93,8 @@ def read_history(path: str) -> RestartHistory | None:
     return None
 
 
-class EventLog:
-    """Appends events to a file, one line each, as `lllaunch.run.files.LineFile` has it."""
+class EventLog(LineFile):
+    """Appends events to a file, one line each."""
 
     def __init__(
         self,
@@ -102,13 +102,9 @@ class EventLog:
         on_error: Callable[[OutputError], None],
         redact: Callable[[str], str] = str,
     ) -> None:
+        super().__init__(path, on_error)
         self._redact = redact
-        self._file = LineFile(path, on_error)
 
     def write(self, event: object) -> None:
         """Append an event; never raises for the disk's sake."""
-        self._file.append(encode(event, now_ns(), self._redact))
-
-    def close(self) -> None:
-        """Close the file; idempotent."""
-        self._file.close()
+        self.append(encode(event, now_ns(), self._redact))

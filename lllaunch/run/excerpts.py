@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.documents import Record
 from lllaunch.error_file import read_error_file
 from lllaunch.files import read_bytes
-from lllaunch.run.records import ExitCall, WorkerError
+from lllaunch.run.causes import CalledExit
+from lllaunch.run.records import WorkerError
 from lllaunch.spawner.dump import CRASH
 from lllaunch.spawner.flight_recorder import TRACE_FILE
 from lllaunch.spawner.values import EXIT_FILE
@@ -172,6 +174,8 @@ LINES = 20
 _TAIL_BYTES = 64 * 1024
 _LINE_CHARACTERS = 400
 _FILE_BYTES = 16 << 20
+# What gloo says when another rank sends more than fits.
+_OTHER_SIZE = re.compile(r"(\d+) vs (\d+)\. Received data size doesn't match expected size")
 # faulthandler's words
 _FATAL = "Fatal Python error: "
 _DUMPED = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+.*:$|Extension modules: ")
@@ -230,6 +234,14 @@ def read_crash(directory: str, stderr: str, hide: Callable[[str], str] = str) ->
     return ""
 
 
+def read_misfit(stderr: str, hide: Callable[[str], str] = str) -> tuple[int, int] | None:
+    """Returns what gloo aborted a worker for: bytes that came, and that its call has room for."""
+    excerpt = tail(stderr, hide=hide)
+    lines = excerpt.lines if excerpt is not None else ()
+    found = (_OTHER_SIZE.search(line) for line in lines)
+    return next(((int(sizes[1]), int(sizes[2])) for sizes in found if sizes), None)
+
+
 def without_dump(lines: Iterable[str]) -> tuple[str, ...]:
     """Returns lines of a log without the stacks that faulthandler wrote there."""
     kept: list[str] = []
@@ -266,18 +278,25 @@ def read_error(path: str, hide: Callable[[str], str] = str) -> WorkerError | Non
     )
 
 
-def read_exit_call(error_file: str, hide: Callable[[str], str] = str) -> ExitCall | None:
-    """Reads a worker's exit.json; None if it is not there or makes no sense."""
+def read_exit_call(
+    error_file: str, exitcode: int, hide: Callable[[str], str] = str
+) -> CalledExit | None:
+    """Reads a worker's exit.json; None if it is not there, makes no sense, or is not why it ended.
+
+    A code that is text was written to standard error; the status is 1 then.
+    """
     try:
         path = os.path.join(os.path.dirname(error_file), EXIT_FILE)
         data = json.loads(read_bytes(path, _FILE_BYTES))
         code = data["code"]
-        return ExitCall(
-            code=code if isinstance(code, int) else clean_text(hide(str(code))),
-            file=clean(str(data["file"])),
-            line=int(data["line"]),
-            function=clean(str(data["function"])),
-        )
+        if not isinstance(code, int):
+            first = clean_text(hide(str(code))).partition("\n")[0]
+            code = repr(textwrap.shorten(first, 60, placeholder="..."))
+        elif code & 0xFF != exitcode:
+            # a thread, or a function called at the end, has ended it with another status
+            return None
+        place = clean(str(data["file"])), int(data["line"]), clean(str(data["function"]))
+        return CalledExit(exitcode, str(code), *place)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

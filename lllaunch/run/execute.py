@@ -17,11 +17,10 @@ from lllaunch.clock import now_ns
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.linux.cgroup import Memory, read_memory, shortage
-from lllaunch.run.directory import EVENTS, PLAN, RESULT, SAMPLES, RunDirectory
+from lllaunch.run.directory import EVENTS, PATIENCE, PLAN, RESULT, SAMPLES, RunDirectory
 from lllaunch.run.events import EventLog, read_history
 from lllaunch.run.files import write_atomic
-from lllaunch.run.group import run_group
-from lllaunch.run.lock import PATIENCE
+from lllaunch.run.group import RunGroup
 from lllaunch.run.observer import RunObserver
 from lllaunch.run.redact import Redactor
 from lllaunch.signal_source import (
@@ -31,6 +30,7 @@ from lllaunch.signal_source import (
     SignalSource,
     named_signals,
 )
+from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.forks import NOTICE
 from lllaunch.spec import ENABLE_FILE_TIMER
 from lllaunch.std import Std
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from lllaunch.run.nodes import RunNodes
     from lllaunch.run.result import RunResult
     from lllaunch.run.submission import BatchJob
-    from lllaunch.spawner.client import Spawner
     from lllaunch.spawner.protocol import Forked, Target
     from lllaunch.spec import LaunchSpec
 
@@ -61,28 +60,11 @@ def host_facts(memory: Memory) -> dict[str, Any]:
     }
 
 
-def execute(
-    spec: LaunchSpec,
-    *,
-    plan_text: str,
-    plan_hash: str,
-    console: Console,
-    spawner: Spawner | None = None,
-    targets: Callable[[Mapping[str, str]], Target | Forked] | None = None,
-    build: Callable[[], Mapping[str, Any]] | None = None,
-    directory: RunDirectory | None = None,
-    ended: Callable[[int], None] | None = None,
-    shared_plan: Mapping[str, Any] | None = None,
-    job: BatchJob | None = None,
-) -> RunResult:
-    """Runs one experiment to its end and says on the console what became of it.
+@dataclass
+class Run:
+    """One run of an experiment; `execute` takes it from its resolved description to its outcome.
 
-    Claims the run's directory, writes plan.yaml, takes the worker group through its attempts,
-    records every event and action in events.jsonl, and writes result.json in the end, whatever
-    that end is. What goes wrong in lllaunch itself is told as one message and stands in the
-    outcome; nothing is raised for it.
-
-    Args:
+    Attributes:
         spawner: one that was started early; it stays open. None: one of the run's own.
         targets: what each worker runs, from its facts (`lllaunch.macros.WORKER_NAMES`), instead of
             the entrypoint.
@@ -93,63 +75,61 @@ def execute(
         shared_plan: of several nodes, what all of them must have in common; redacted.
         job: the batch job that this is, or None. A signal that announces its end ends the run, as
             SIGTERM does; and a run that has been in one before goes on counting its restarts.
-
-    Returns:
-        what became of the run; its ``exit_code`` is the launcher's.
     """
-    run = _Run(
-        spec, plan_text, plan_hash, console, spawner, targets, build, ended, shared_plan, job
-    )
-    console.hide(run.redact)
-    # those of this process that workers write to themselves, past any file
-    shared: list[TextIO | None] = [
-        stream
-        for std, stream in ((Std.OUT, sys.stdout), (Std.ERR, sys.stderr))
-        if not all(spec.redirects.get(rank, Std.NONE) & std for rank in range(spec.nproc))
-    ]
-    console.obey(spec.console, shared)
-    with contextlib.ExitStack() as claimed:
-        try:
-            if directory is None:
-                directory = claimed.enter_context(
-                    RunDirectory.claim(spec.log_dir, PATIENCE, console.warning)
-                )
-        except LaunchError as error:
-            outcome = run.outcome().with_error(str(error), error.exit_code)
-            console.finished(outcome)
-            return outcome
-        return run.perform(directory)
-
-
-@dataclass
-class _Run:
-    """One call of `execute`."""
 
     spec: LaunchSpec
     plan_text: str
     plan_hash: str
     console: Console
-    spawner: Spawner | None
-    targets: Callable[[Mapping[str, str]], Target | Forked] | None
-    build: Callable[[], Mapping[str, Any]] | None
-    ended: Callable[[int], None] | None
-    shared_plan: Mapping[str, Any] | None
-    job: BatchJob | None
+    spawner: Spawner | None = None
+    targets: Callable[[Mapping[str, str]], Target | Forked] | None = None
+    build: Callable[[], Mapping[str, Any]] | None = None
+    directory: RunDirectory | None = None
+    ended: Callable[[int], None] | None = None
+    shared_plan: Mapping[str, Any] | None = None
+    job: BatchJob | None = None
     started_ns: int = field(default_factory=now_ns)
     memory: Memory = field(default_factory=read_memory)
-    observer: RunObserver | None = None
     nodes: RunNodes | None = None
 
     def __post_init__(self) -> None:
         self.redact = Redactor.of(self.spec)
 
-    def perform(self, directory: RunDirectory) -> RunResult:
+    def execute(self) -> RunResult:
+        """Runs the experiment to its end and says on the console what became of it.
+
+        Claims the run's directory, writes plan.yaml, takes the worker group through its attempts,
+        records every event and action in events.jsonl, and writes result.json in the end, whatever
+        that end is. What goes wrong in lllaunch itself is told as one message and stands in the
+        outcome, whose ``exit_code`` is the launcher's; nothing is raised for it.
+        """
+        spec, console = self.spec, self.console
+        console.hide(self.redact)
+        # those of this process that workers write to themselves, past any file
+        shared: list[TextIO | None] = [
+            stream
+            for std, stream in ((Std.OUT, sys.stdout), (Std.ERR, sys.stderr))
+            if not all(spec.redirects.get(rank, Std.NONE) & std for rank in range(spec.nproc))
+        ]
+        console.obey(spec.console, shared)
+        if self.directory is not None:
+            return self._perform(self.directory)
+        try:
+            claimed = RunDirectory.claim(spec.log_dir, PATIENCE, console.warning)
+        except LaunchError as error:
+            from lllaunch.run.ending import failed_early  # noqa: PLC0415 - see `RunObserver`
+
+            outcome = failed_early(spec, self.started_ns, error)
+            console.finished(outcome)
+            return outcome
+        with claimed:
+            return self._perform(claimed)
+
+    def _perform(self, directory: RunDirectory) -> RunResult:
         """Runs all attempts, then writes and shows the outcome."""
         spec, job = self.spec, self.job
         events = EventLog(directory.file(EVENTS), self._warn, self.redact)
-        observer = self.observer = RunObserver(
-            spec, events, self.console, self.redact, directory.file(SAMPLES)
-        )
+        observer = RunObserver(spec, events, self.console, self.redact, directory.file(SAMPLES))
         signum: int | None = None
         failure: tuple[str, int] | None = None
         if os.environ.get(ENABLE_FILE_TIMER) == "1" and not spec.watchdog.timers:
@@ -186,7 +166,7 @@ class _Run:
             reserve.close()
             # whatever it is that signals do otherwise
             with SignalSource({*spec.signals, *named_signals(DEFAULT_SIGNALS)}) as late:
-                outcome = self._end(directory, signum, failure, late)
+                outcome = self._end(directory, observer, signum, failure, late)
             # a console that takes nothing
             with contextlib.suppress(SignalException), signals.raising():
                 self.console.finished(outcome)
@@ -207,43 +187,39 @@ class _Run:
             self.nodes = RunNodes(spec, directory, observer, self.shared_plan or {})
             group = self.nodes.group
         continues = job is not None and job.continues
-        earlier = directory.next_attempt() if continues else 0
         looks_back = continues and spec.restart.looks_back
-        history = read_history(directory.file(EVENTS)) if looks_back else None
-        return run_group(
-            spec,
-            directory,
-            observer,
-            signals,
-            self.spawner,
-            self.targets,
-            group,
-            earlier,
-            history,
-        )
-
-    def outcome(self, signum: int | None = None) -> RunResult:
-        """What became of the run so far."""
-        from lllaunch.run.ending import result_of  # noqa: PLC0415 - see `RunObserver.observe`
-
-        return result_of(self.observer, self.spec, self.plan_hash, self.started_ns, signum)
+        with contextlib.ExitStack() as stack:
+            workers = RunGroup(
+                spec,
+                directory,
+                observer,
+                signals,
+                self.spawner or stack.enter_context(Spawner()),
+                self.targets,
+                group,
+            )
+            return workers.run(
+                earlier=directory.next_attempt() if continues else 0,
+                history=read_history(directory.file(EVENTS)) if looks_back else None,
+            )
 
     def _end(
         self,
         directory: RunDirectory,
+        observer: RunObserver,
         signum: int | None,
         failure: tuple[str, int] | None,
         signals: SignalSource,
     ) -> RunResult:
         """Completes the outcome and writes result.json."""
-        from lllaunch.run.ending import complete  # noqa: PLC0415 - as above
+        from lllaunch.run.ending import complete, result_of  # noqa: PLC0415 - as above
 
+        outcome = result_of(observer, self.spec, self.plan_hash, self.started_ns, signum)
         outcome = replace(
-            complete(self.outcome(signum), failure, self.redact),
+            complete(outcome, failure, self.redact),
             host=host_facts(self.memory),
             build=None if self.build is None else self.build(),
         )
-
         outcome = self._write(outcome, directory.file(RESULT))
         if self.nodes is None:
             return outcome

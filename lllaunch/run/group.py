@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import signal
 import socket
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -64,6 +63,8 @@ if TYPE_CHECKING:
     from lllaunch.watchdog.findings import Finding
 
     Targets = Callable[[Mapping[str, str]], Target | Forked]
+    Targeted = Mapping[int, Target | Forked]
+    Envs = Mapping[int, Mapping[str, str]]
 
 
 def target_of(spec: LaunchSpec, facts: Mapping[str, str]) -> Target:
@@ -108,9 +109,9 @@ class Attempt:
     number: int
     path: str
     files: LogsDest
-    envs: Mapping[int, Mapping[str, str]]
+    envs: Envs
     facts: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
-    targets: Mapping[int, Target | Forked] = field(default_factory=dict)
+    targets: Targeted = field(default_factory=dict)
     preflight: Preflight | None = None
     preflight_env: Mapping[str, str] = field(default_factory=dict)
 
@@ -125,106 +126,44 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 _LONGEST_CHECK = 60.0
 
 
-def run_group(
-    spec: LaunchSpec,
-    directory: RunDirectory,
-    observer: RunObserver,
-    signals: SignalSource,
-    spawner: Spawner | None = None,
-    targets: Targets | None = None,
-    nodes: NodeGroup | None = None,
-    earlier: int = 0,
-    history: RestartHistory | None = None,
-) -> int | None:
-    """Runs all attempts; what became of them is known to the observer afterwards.
+@dataclass
+class RunGroup:
+    """The worker group of a run, taken through its attempts; the observer knows what became of it.
 
-    Args:
-        spawner: stays open. None: one of the run's own, for all attempts.
+    Attributes:
+        spawner: stays open.
         targets: what a worker runs, from its facts, instead of the entrypoint.
         nodes: None if this is the only one.
-        earlier: how many attempts there were before, in other batch jobs of the same run.
-        history: what became of those; None if nobody says.
-
-    Returns:
-        the signal to the launcher that ended the run, or None.
-
-    Raises:
-        ConfigError: the function is not there, or its arguments do not fit; nothing was started.
-        PreloadFailed: a preload failed before anything was started.
-        OutputError: a directory or file cannot be made.
-        RendezvousFailed: the nodes could not meet for the first attempt.
     """
-    began = time.monotonic()
-    with contextlib.ExitStack() as stack:
-        if spawner is None:
-            spawner = stack.enter_context(Spawner())
-        # a launcher that is killed leaves workers for a moment: nobody else shall have it then
-        spawner.hold(directory.locks)
-        stack.callback(spawner.hold, ())
-        try:
-            if nodes is not None:
-                # torch is imported here while the spawner imports what the workers need
-                spawner.configure(
-                    spawner_environment(spec), spec.spawner_cwd or spec.cwd, spec.imports
-                )
-                nodes.prepare()
-            if targets is None:
-                _check(spec, spawner, observer, signals)
-            group = _Group(spec, directory, observer, signals, spawner, targets, nodes, began)
-            machine = Machine(
-                spec.max_restarts,
-                policy=spec.restart,
-                alone=nodes is None,
-                # the directory may hold attempts of former runs
-                first=directory.next_attempt(),
-                earlier=earlier,
-                history=history,
-                pauses=group.uses_gpus,
-            )
-            return group.supervise(machine)
-        except SignalException as error:
-            return int(error.sigval)
-        except KeyboardInterrupt:
-            return int(signal.SIGINT)
 
+    spec: LaunchSpec
+    directory: RunDirectory
+    observer: RunObserver
+    signals: SignalSource
+    spawner: Spawner
+    targets: InitVar[Targets | None] = None
+    nodes: NodeGroup | None = None
 
-class _Group:
-    """Starts the workers of a run, one attempt after the other."""
-
-    def __init__(
-        self,
-        spec: LaunchSpec,
-        directory: RunDirectory,
-        observer: RunObserver,
-        signals: SignalSource,
-        spawner: Spawner,
-        targets: Targets | None,
-        nodes: NodeGroup | None,
-        began: float,
-    ) -> None:
-        self._spec = spec
-        self._directory = directory
-        self._observer = observer
-        self._signals = signals
-        self._spawner = spawner
+    def __post_init__(self, targets: Targets | None) -> None:
+        spec = self.spec
         self._target = targets or partial(target_of, spec)
-        self._nodes = nodes
+        self._checks_function = targets is None
         self._clock = RunClock()
         self._watchdog = WatchdogDriver(
             spec.watchdog,
             KernelSleep.configured(None),
             self._clock,
-            began,
-            observer.hide,
-            confirm=None if nodes is None else self._is_so_everywhere,
+            time.monotonic(),
+            self.observer.hide,
+            confirm=None if self.nodes is None else self._is_so_everywhere,
             samples=spec.samples,
             visible=lambda: self._visible,
             steps=spec.restart.looks_back,
         )
-        observer.progress = self._watchdog.progress
+        self.observer.progress = self._watchdog.progress
         self._visible: dict[int, str | None] = {}
         # whose memory is to be free before a restart
-        self.uses_gpus = spec.restart.gpu_wait > 0 and has_gpu_driver()
+        self._uses_gpus = spec.restart.gpu_wait > 0 and has_gpu_driver()
         self._port: HeldPort | None = None
         self._attempt: Attempt | None = None
         self._checkpoint: Checkpoint | None = None
@@ -233,26 +172,69 @@ class _Group:
 
             self._checkpoint = Checkpoint(os.path.join(spec.cwd, spec.restart.checkpoint))
 
-    def supervise(self, machine: Machine) -> int | None:
-        """Take the group through its attempts; return the signal that ended it, or None."""
-        spec = self._spec
+    def run(self, earlier: int = 0, history: RestartHistory | None = None) -> int | None:
+        """Runs all attempts; returns the signal to the launcher that ended the run, or None.
+
+        Args:
+            earlier: how many attempts there were before, in other batch jobs of the same run.
+            history: what became of those; None if nobody says.
+
+        Raises:
+            ConfigError: the function is not there, or its arguments do not fit; nothing was
+                started.
+            PreloadFailed: a preload failed before anything was started.
+            OutputError: a directory or file cannot be made.
+            RendezvousFailed: the nodes could not meet for the first attempt.
+        """
+        spec, spawner = self.spec, self.spawner
+        # a launcher that is killed leaves workers for a moment: nobody else shall have it then
+        spawner.hold(self.directory.locks)
+        try:
+            if self.nodes is not None:
+                # torch is imported here while the spawner imports what the workers need
+                spawner.configure(
+                    spawner_environment(spec), spec.spawner_cwd or spec.cwd, spec.imports
+                )
+                self.nodes.prepare()
+            if self._checks_function:
+                _check(spec, spawner, self.observer, self.signals)
+            machine = Machine(
+                spec.max_restarts,
+                policy=spec.restart,
+                alone=self.nodes is None,
+                # the directory may hold attempts of former runs
+                first=self.directory.next_attempt(),
+                earlier=earlier,
+                history=history,
+                pauses=self._uses_gpus,
+            )
+            return self._supervise(machine)
+        except SignalException as error:
+            return int(error.sigval)
+        except KeyboardInterrupt:
+            return int(signal.SIGINT)
+        finally:
+            spawner.hold(())
+
+    def _supervise(self, machine: Machine) -> int | None:
+        spec = self.spec
         supervisor = Supervisor(
             spec.nproc,
             machine,
             self._start,
-            signals=self._signals,
+            signals=self.signals,
             watchdog=self._watchdog,
             clock=self._clock,
             grace_period=spec.grace_period,
             leftovers=spec.leftovers,
-            observe=self._observer.observe,
-            nodes=self._nodes,
+            observe=self.observer.observe,
+            nodes=self.nodes,
             control=self._control,
             start_after_preflight=self._start_workers,
             preflight=None if spec.preflight is None else spec.preflight.timeout,
             progress=self._progress if spec.restart.looks_back else None,
-            gpu_wait=self._wait_for_gpus if self.uses_gpus else None,
-            display=self._observer,
+            gpu_wait=self._wait_for_gpus if self._uses_gpus else None,
+            display=self.observer,
         )
         polite = signal.SIGTERM
         try:
@@ -264,31 +246,29 @@ class _Group:
             if self._attempt is None:
                 raise
             # what the last attempt ended for is the cause
-            self._observer.warn(f"there is no other attempt: {error}")
+            self.observer.console.warning(f"there is no other attempt: {error}")
             return None
         finally:
             supervisor.close(polite)
             self._let_port_go()
-        broken = self._observer.broken
+        broken = self.observer.broken
         if broken is not None and end.signum is None:
             raise PreloadFailed(broken.module, broken.reason, broken.traceback)
         return end.signum
 
     def _start(self, action: StartWorkers) -> WorkerProcesses:
         """Start the workers of the next attempt, or their preflight."""
-        places = self._contexts(
-            self._directory.next_attempt(), action.restart_count, action.history
-        )
+        places = self._contexts(self.directory.next_attempt(), action.restart_count, action.history)
         try:
             self._attempt = attempt = self._make(places)
-            self._observer.begin(attempt)
+            self.observer.begin(attempt)
             if attempt.preflight is None:
                 return self._start_workers()
             return self._start_preflight(attempt, attempt.preflight)
         except Exception as error:
-            if self._nodes is not None:
+            if self.nodes is not None:
                 # they have met, and would wait for this one
-                self._nodes.fail(str(error).partition("\n")[0])
+                self.nodes.fail(str(error).partition("\n")[0])
             raise
 
     def _control(self) -> RunControl | None:
@@ -298,20 +278,20 @@ class _Group:
             RunControl,
         )
 
-        hide = self._observer.hide
+        hide = self.observer.hide
         try:
-            return RunControl(self._directory.path, hide, self._nodes)
+            return RunControl(self.directory.path, hide, self.nodes)
         except OSError as error:
             reason = error.strerror or str(error)
-            self._observer.observe(ControlUnavailable(reason))
+            self.observer.observe(ControlUnavailable(reason))
             return None
 
     def _make(self, places: Mapping[int, WorkerContext]) -> Attempt:
         """Make the place of an attempt."""
-        spec, ranks = self._spec, range(self._spec.nproc)
-        found = None if spec.min_disk is None else free_space(self._directory.path)
+        spec, ranks = self.spec, range(self.spec.nproc)
+        found = None if spec.min_disk is None else free_space(self.directory.path)
         if spec.min_disk is not None and found is not None and found[1] < spec.min_disk:
-            raise NotEnoughDisk(self._directory.path, *found, spec.min_disk)
+            raise NotEnoughDisk(self.directory.path, *found, spec.min_disk)
         facts = {rank: place.macro_values() for rank, place in places.items()}
         envs = {rank: self._environment(places[rank]) for rank in ranks}
         self._visible = {
@@ -319,7 +299,7 @@ class _Group:
         }
         preflight_env = _variables(spec, places[0])
         targets = {rank: self._target(facts[rank]) for rank in ranks}
-        number, path = self._directory.make_attempt(spec.nproc, places[0].attempt)
+        number, path = self.directory.make_attempt(spec.nproc, places[0].attempt)
         announce(envs, path)
         for rank, env in envs.items():
             env[CRASH_FILE] = f"{path}/{rank}/{CRASH}"
@@ -331,15 +311,12 @@ class _Group:
     def _start_preflight(self, attempt: Attempt, preflight: Preflight) -> WorkerProcesses:
         """Start the preflight of an attempt by the spawner that its workers will have."""
         log = {PREFLIGHT_RANK: attempt.preflight_log}
-        program = preflight.program(self._spec.runtime_cwd)
-        workers = start_processes(
+        program = preflight.program(self.spec.runtime_cwd)
+        return self._launch(
             WorkerProcesses("preflight", 1, LogsDest(log, log), attempt=attempt.number),
             {PREFLIGHT_RANK: Program(program, tuple(preflight.command[1:]))},
             {PREFLIGHT_RANK: attempt.preflight_env},
-            **self._places(),
         )
-        workers.serve_store(self._port)
-        return workers
 
     def _start_workers(self) -> WorkerProcesses:
         """Start the workers of the attempt, whose preflight has succeeded if it has one."""
@@ -347,7 +324,7 @@ class _Group:
         assert attempt is not None
         if self._checkpoint is not None:
             self._checkpoint.look()
-        spec, files = self._spec, attempt.files
+        spec, files = self.spec, attempt.files
         # the local ranks whose lines can reach the console
         shown = {*files.tee_stdouts, *files.tee_stderrs}
         for paths in (files.stdouts, files.stderrs):
@@ -367,23 +344,29 @@ class _Group:
             collapse=spec.log_line_prefix is None if spec.collapse is None else spec.collapse,
             duplicate_stdout_filters=spec.duplicate_stdout_filters,
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
-            report=lambda _, text: self._observer.warn(text),
+            report=lambda _, text: self.observer.console.warning(text),
         )
         fresh = spec.start_method == "spawn"
-        start_processes(workers, attempt.targets, attempt.envs, fresh=fresh, **self._places())
+        return self._launch(workers, attempt.targets, attempt.envs, fresh=fresh)
+
+    def _launch(
+        self, workers: WorkerProcesses, targets: Targeted, envs: Envs, *, fresh: bool = False
+    ) -> WorkerProcesses:
+        """Start processes by the spawner of the run, which serves their store."""
+        spec = self.spec
+        start_processes(
+            workers,
+            targets,
+            envs,
+            environ=spawner_environment(spec),
+            spawner=self.spawner,
+            fresh=fresh,
+            preload=spec.imports,
+            cwd=spec.cwd,
+            spawner_cwd=spec.spawner_cwd,
+        )
         workers.serve_store(self._port)
         return workers
-
-    def _places(self) -> dict[str, Any]:
-        """Return where the workers of all attempts are started."""
-        spec = self._spec
-        return {
-            "environ": spawner_environment(spec),
-            "spawner": self._spawner,
-            "preload": spec.imports,
-            "cwd": spec.cwd,
-            "spawner_cwd": spec.spawner_cwd,
-        }
 
     def _progress(self, ran: bool) -> AttemptProgress:
         """Return how far an attempt has come that is over; ``ran`` if its workers were started."""
@@ -398,14 +381,14 @@ class _Group:
             return None
         from lllaunch.supervisor.gpu_memory import GpuMemoryWait  # noqa: PLC0415 - seldom
 
-        return GpuMemoryWait.begin(pids, self._spec.restart.gpu_wait)
+        return GpuMemoryWait.begin(pids, self.spec.restart.gpu_wait)
 
     def _contexts(
         self, attempt: int, restart_count: int, history: RestartHistory | None
     ) -> dict[int, WorkerContext]:
         """Where all workers stand, by local rank; of several nodes, when those have met."""
-        if self._nodes is not None:
-            place = self._nodes.join(self._signals, attempt, restart_count, history)
+        if self.nodes is not None:
+            place = self.nodes.join(self.signals, attempt, restart_count, history)
             common: dict[str, Any] = {
                 "attempt": max(attempt, place.attempt),
                 "restart_count": place.restarts,
@@ -434,28 +417,28 @@ class _Group:
         common["hostname"] = socket.gethostname()
         return {
             rank: replace(
-                _context_before(self._spec, rank),
+                _context_before(self.spec, rank),
                 rank=base + rank,
                 role_rank=role_base + rank,
                 **common,
             )
-            for rank in range(self._spec.nproc)
+            for rank in range(self.spec.nproc)
         }
 
     def _environment(self, place: WorkerContext) -> dict[str, str]:
-        env = _variables(self._spec, place)
-        if self._spec.virtual_local_rank:
+        env = _variables(self.spec, place)
+        if self.spec.virtual_local_rank:
             env |= virtual_rank(place.local_rank, {**os.environ, **env})
         return {**env, **self._watchdog.environment(place.local_rank, env)}
 
     def _is_so_everywhere(self, finding: Finding) -> bool:
-        assert self._nodes is not None
+        assert self.nodes is not None
         name = limit_of(finding)
-        limit = getattr(self._spec.watchdog, name)
+        limit = getattr(self.spec.watchdog, name)
         seconds = limit.shortest if name == "progress" else limit
         # Two looks of another node, which has the same limits.
         valid = 2 * look_interval(seconds) + 2.0
-        return self._nodes.are_all_idle(name, valid)
+        return self.nodes.are_all_idle(name, valid)
 
     def _let_port_go(self) -> None:
         """Let go of the port that is held for the store; idempotent."""

@@ -4,55 +4,42 @@ from __future__ import annotations
 
 import re
 import signal
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from lllaunch.documents import signal_name
-from lllaunch.events import StartFailed
-from lllaunch.run.causes import (
-    CalledExit,
-    Cause,
-    DeviceOutOfMemory,
-    DiskFull,
-    ExitedNonZero,
-    HungInKernel,
-    KilledBySignal,
-    LeftEarly,
-    NodeGone,
-    NodesJoined,
-    NotPicklableReturn,
-    OnAnotherNode,
-    OutOfMemory,
-    PreflightFailure,
-    PreloadFailure,
-    Raised,
-    SpawnerLost,
-    StartFailure,
-    alike,
-)
+from lllaunch.events import Exited, StartFailed
+from lllaunch.run import causes
 from lllaunch.run.excerpts import called, users_call
-from lllaunch.run.postmortem import Evidence, explain, of_misfit
+from lllaunch.run.records import SentSignal, WorkerRecord
 from lllaunch.run.result import (
     AttemptResult,
     AttemptState,
     Ended,
+    Explanation,
     Failed,
+    Hang,
     Lost,
     NotStarted,
     Reached,
     RootCause,
     Succeeded,
+    Sure,
     Victim,
 )
-from lllaunch.watchdog.stacks.frames import LIBRARY, crash_frames
+from lllaunch.text import size, times
+from lllaunch.watchdog.findings import Stalled, is_of_all, lasted, suspects
+from lllaunch.watchdog.stacks.frames import LIBRARY, Waits, crash_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
-    from lllaunch.run.records import AttemptRecord, WorkerRecord
-    from lllaunch.run.result import AnyWorker, Explanation, Hang
+    from lllaunch.linux.cgroup import Memory
+    from lllaunch.run.causes import Cause
+    from lllaunch.run.records import AttemptRecord
+    from lllaunch.run.result import AnyWorker
+    from lllaunch.supervisor.machine import GroupStacks
     from lllaunch.watchdog.collectives import Disagreement
 
 
@@ -97,7 +84,7 @@ def failure_of(worker: WorkerRecord, record: AttemptRecord) -> RootCause | None:
         if worker.sent and at >= worker.sent[0].time_ns:
             return None
     # One that raised and was ended by us later needs no other explanation.
-    explanation = None if worker.was_asked else explain(_evidence(worker, record))
+    explanation = None if worker.was_asked else explain(worker, record)
     return RootCause(
         attempt=record.number,
         rank=worker.rank,
@@ -112,62 +99,32 @@ def failure_of(worker: WorkerRecord, record: AttemptRecord) -> RootCause | None:
     )
 
 
-def _evidence(worker: WorkerRecord, record: AttemptRecord) -> Evidence:
-    exited = worker.exited
-    return Evidence(
-        # a worker that failed by itself did so before anything was sent to it
-        exitcode=exited.exitcode if exited else 0,
-        max_rss=exited.max_rss if exited else 0,
-        before=record.memory,
-        after=worker.memory,
-        unexplained=sum(
-            each.exited is not None
-            and each.exited.exitcode == -signal.SIGKILL
-            and not each.was_asked
-            for each in record.workers
-        ),
-        said=worker.error.message if worker.error else "",
-        disk=worker.disk,
-        master_port=record.master_port,
-        misfit=worker.misfit,
-    )
-
-
 def cause_of(worker: WorkerRecord, explanation: Explanation | None = None) -> Cause:
     """Return how a worker failed that did, or that could not be started."""
     if worker.start_failed is not None:
         fact = worker.start_failed
-        return StartFailure(fact.path, fact.reason, fact.errno)
+        return causes.StartFailure(fact.path, fact.reason, fact.errno)
     assert worker.exited is not None
     exited, message = worker.exited, worker.error.message if worker.error else ""
     if explanation is not None and explanation.suspect == "oom" and explanation.sure != "possible":
-        return OutOfMemory(exited.max_rss, worker.memory.limit, message)
+        return causes.OutOfMemory(exited.max_rss, worker.memory.limit, message)
     if worker.error is not None:
         kind, _, rest = message.partition(": ")
         if kind.rpartition(".")[2] == "NotPicklable" and rest.startswith("the return value"):
-            return NotPicklableReturn(rest.partition("cannot be pickled: ")[2] or rest)
-        raised = DeviceOutOfMemory if _NO_DEVICE_MEMORY.match(message) else Raised
+            return causes.NotPicklableReturn(rest.partition("cannot be pickled: ")[2] or rest)
+        raised = causes.DeviceOutOfMemory if _NO_DEVICE_MEMORY.match(message) else causes.Raised
         return raised(message, exited.exitcode)
     if exited.exitcode < 0:
-        return KilledBySignal(-exited.exitcode, exited.core_dumped)
-    disk, call = worker.disk, worker.exit_call
-    if disk is not None and disk.full:
-        return DiskFull(exited.exitcode, disk.directory, disk.total, disk.free)
-    # a thread, or a function called at the end, may have ended it with another status
-    if call is None or (isinstance(call.code, int) and call.code & 0xFF != exited.exitcode):
-        return ExitedNonZero(exited.exitcode)
-    argument = str(call.code)
-    if isinstance(call.code, str):
-        argument = repr(textwrap.shorten(call.code.partition("\n")[0], 60, placeholder="..."))
-    return CalledExit(exited.exitcode, argument, call.file, call.line, call.function)
+        return causes.KilledBySignal(-exited.exitcode, exited.core_dumped)
+    return worker.disk or worker.exit_call or causes.ExitedNonZero(exited.exitcode)
 
 
 def was_out_of_memory(worker: WorkerRecord, record: AttemptRecord) -> bool:
     """Whether a lack of memory ended a worker, certainly or likely."""
     if worker.was_asked:
         return False
-    cause = cause_of(worker, explain(_evidence(worker, record)))
-    return isinstance(cause, OutOfMemory | DeviceOutOfMemory)
+    cause = cause_of(worker, explain(worker, record))
+    return isinstance(cause, causes.OutOfMemory | causes.DeviceOutOfMemory)
 
 
 def _first_of(failures: Mapping[int, RootCause], lost: Collection[int]) -> RootCause | None:
@@ -195,7 +152,7 @@ def _first_of(failures: Mapping[int, RootCause], lost: Collection[int]) -> RootC
 def _lost_peer(failure: RootCause) -> bool:
     """Whether all that a worker says is that its connection to another one broke."""
     cause = failure.cause
-    if not isinstance(cause, Raised) or not _LOST_PEER.search(cause.message):
+    if not isinstance(cause, causes.Raised) or not _LOST_PEER.search(cause.message):
         return False
     return _OF_PEERS.search(f"{failure.traceback}\n{cause.message}") is not None
 
@@ -209,8 +166,6 @@ def judge_attempt(record: AttemptRecord, *, interrupted: bool = False) -> Attemp
     }
     hang = None
     if record.finding is not None and not all(worker.succeeded for worker in record.workers):
-        from lllaunch.run.hang import hang_of  # noqa: PLC0415 - only where something was found
-
         hang = hang_of(record)
     root = _root(record, failures, hang)
     workers = tuple(
@@ -218,7 +173,7 @@ def judge_attempt(record: AttemptRecord, *, interrupted: bool = False) -> Attemp
     )
     state: AttemptState = "stopped" if interrupted else "failed"
     if root is not None:
-        state = "stopped" if isinstance(root.cause, NodesJoined) else "failed"
+        state = "stopped" if isinstance(root.cause, causes.NodesJoined) else "failed"
     elif workers and all(isinstance(worker, Succeeded) for worker in workers):
         state = "succeeded"
     return AttemptResult(
@@ -278,11 +233,11 @@ def _root_of_lost(
     lost, end = record.group_lost, record.group_end
     if lost is None:
         return None
-    if own is not None and not (by_peer or isinstance(own.cause, KilledBySignal)):
+    if own is not None and not (by_peer or isinstance(own.cause, causes.KilledBySignal)):
         return None
     times = [own.time_ns if own is not None else 0, end.time_ns if end is not None else 0]
     at = min(filter(None, times), default=record.ended_ns)
-    return _of_attempt(record, NodeGone(lost.node, lost.text), at)
+    return _of_attempt(record, causes.NodeGone(lost.node, lost.text), at)
 
 
 def _root_of_preflight(record: AttemptRecord) -> RootCause | None:
@@ -292,14 +247,14 @@ def _root_of_preflight(record: AttemptRecord) -> RootCause | None:
         return None
     command, end, at = preflight.command, preflight.end, preflight.end.time_ns
     if preflight.timed_out:
-        cause = PreflightFailure(command, timeout=preflight.timeout)
+        cause = causes.PreflightFailure(command, timeout=preflight.timeout)
         at = min([at, *(each.time_ns for each in preflight.sent)])
     elif isinstance(end, StartFailed):
-        cause = PreflightFailure(command, reason=end.reason)
+        cause = causes.PreflightFailure(command, reason=end.reason)
     elif end.exitcode == 0 or (preflight.sent and at >= preflight.sent[0].time_ns):
         return None
     else:
-        cause = PreflightFailure(command, end.exitcode)
+        cause = causes.PreflightFailure(command, end.exitcode)
     return _of_attempt(record, cause, at, stderr=preflight.log)
 
 
@@ -310,16 +265,16 @@ def _root_of_nodes(record: AttemptRecord) -> RootCause | None:
         return None
     cause: Cause
     if end.how == "joined":
-        cause = NodesJoined()
+        cause = causes.NodesJoined()
     elif end.how == "failed":
-        cause = OnAnotherNode(end.node, end.text)
+        cause = causes.OnAnotherNode(end.node, end.text)
     else:
-        cause = NodeGone(end.node, end.text)
+        cause = causes.NodeGone(end.node, end.text)
     return _of_attempt(record, cause, end.time_ns or record.ended_ns, rank=end.rank)
 
 
 def _is_earlier(elsewhere: RootCause, own: RootCause | None, *, by_peer: bool) -> bool:
-    if own is None or isinstance(elsewhere.cause, NodesJoined):
+    if own is None or isinstance(elsewhere.cause, causes.NodesJoined):
         return True
     # Clocks differ by some milliseconds, and who lost a peer did not fail first.
     return elsewhere.time_ns <= own.time_ns + (LOST_PEER_WINDOW_NS if by_peer else 0)
@@ -384,7 +339,7 @@ def _left_early(record: AttemptRecord, failure: RootCause) -> RootCause | None:
 
         operation = last_operation(trace)
     early = {each.rank for _, each in left}
-    cause = LeftEarly(
+    cause = causes.LeftEarly(
         ran_seconds=record.ran_seconds(last),
         before_ns=failure.time_ns - at,
         others=tuple(each.rank for each in record.workers if each.rank not in early),
@@ -416,10 +371,10 @@ def _root_of_group(record: AttemptRecord) -> RootCause | None:
     """Return the failure that struck all at once, None if there was none."""
     if record.broken is not None:
         fact = record.broken
-        cause = PreloadFailure(fact.module, fact.reason)
+        cause = causes.PreloadFailure(fact.module, fact.reason)
         return _of_attempt(record, cause, record.ended_ns, traceback=fact.traceback)
     if record.stuck:
-        return _of_attempt(record, HungInKernel(), record.ended_ns)
+        return _of_attempt(record, causes.HungInKernel(), record.ended_ns)
     died = record.died
     if died is None or all(worker.succeeded for worker in record.workers):
         # what the spawner had left to do was to end what they left behind
@@ -429,12 +384,13 @@ def _root_of_group(record: AttemptRecord) -> RootCause | None:
         return None
     explanation = None
     if died.status:
-        explanation = explain(
-            Evidence(died.status, died.sent, before=record.memory, after=record.died_memory)
-        )
+        exited = Exited(-1, died.pid, died.status, record.died_ns)
+        sent = tuple(SentSignal(signum, 0) for signum in died.sent)
+        spawner = WorkerRecord(-1, -1, exited=exited, sent=sent, memory=record.died_memory)
+        explanation = explain(spawner, record)
     return _of_attempt(
         record,
-        SpawnerLost(died.pid, died.status, died.detail),
+        causes.SpawnerLost(died.pid, died.status, died.detail),
         record.died_ns,
         explanation=explanation,
         traceback=died.detail,
@@ -503,7 +459,287 @@ def _failed_alike(worker: WorkerRecord, root: RootCause) -> bool:
     if not worker.exited or not worker.exited.exitcode:
         return False
     cause = cause_of(worker)
-    if isinstance(cause, CalledExit):
+    if isinstance(cause, causes.CalledExit):
         # a handler of the signal may have called sys.exit elsewhere
         return cause == root.cause
-    return isinstance(cause, Raised | DiskFull) and alike(cause, root.cause)
+    return isinstance(cause, causes.Raised | causes.DiskFull) and causes.alike(cause, root.cause)
+
+
+# What the watchdog found, in terms of ranks among all workers
+
+
+def hang_of(record: AttemptRecord) -> Hang | None:
+    """Return what the watchdog found in an attempt, None if it found nothing."""
+    finding = record.finding
+    if finding is None:
+        return None
+    numbers = {worker.local_rank: worker.rank for worker in record.workers}
+
+    def among_all(local_ranks: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted(numbers.get(rank, rank) for rank in local_ranks))
+
+    moved = (replace(each, rank=numbers.get(each.rank, each.rank)) for each in record.stacks)
+    stacks = {stack.rank: stack for stack in moved}
+    asleep = {rank for rank, stack in stacks.items() if stack.state == "D"}
+    stopped = {rank for rank, stack in stacks.items() if stack.state in ("T", "t")}
+    if isinstance(finding, Stalled):
+        asleep.update(among_all(finding.asleep))
+        stopped.update(among_all(finding.stopped))
+    seconds = lasted(finding)
+    blame = record.blame
+    left = _left(record) if blame is not None and not blame.hung else {}
+    hung: tuple[int, ...] = ()
+    if blame is not None and blame.hung:
+        hung = blame.hung
+    elif not left and not (is_of_all(finding) and len(suspects(finding)) > 1):
+        # Where all had to get nowhere, one may hang and the others wait for it.
+        hung = suspects(finding)
+    hang = Hang(
+        finding=finding,
+        time_ns=record.fired_ns,
+        since_ns=None if seconds is None else record.fired_ns - int(seconds * 1e9),
+        named=among_all(suspects(finding)),
+        hung=among_all(hung),
+        waiting=tuple(stacks) if left else among_all(blame.waiting) if blame is not None else (),
+        asleep=tuple(sorted(asleep)),
+        stopped=tuple(sorted(stopped)),
+        left=left,
+        standing=tuple(stack for _, stack in sorted(stacks.items())),
+        collectives=blame.collectives if blame is not None else None,
+    )
+    return hang if record.group_stacks is None else _of_all_nodes(hang, record.group_stacks)
+
+
+def _of_all_nodes(hang: Hang, group: GroupStacks) -> Hang:
+    """Return the same with what is known of the workers of other nodes."""
+    others = {stack.rank: stack for stack in group.stacks}
+    blame = group.blame
+    return replace(
+        hang,
+        hung=blame.hung if blame is not None else hang.hung,
+        waiting=blame.waiting if blame is not None else hang.waiting,
+        standing=tuple(stack for _, stack in sorted({**others, **hang.stacks}.items())),
+        nodes=dict(group.nodes),
+        collectives=blame.collectives if blame is not None else hang.collectives,
+    )
+
+
+def _left(record: AttemptRecord) -> dict[int, float]:
+    """Return who had ended with success while all others wait for somebody, and after how long."""
+    from lllaunch.watchdog.stacks.blame import waits  # noqa: PLC0415 - only where something was found
+
+    if not record.stacks or any(waits(stack.frames) is not Waits.SURELY for stack in record.stacks):
+        return {}
+    return {
+        worker.rank: record.ran_seconds(worker)
+        for worker in record.workers
+        if worker.exited is not None and worker.exited.exitcode == 0 and not worker.sent
+    }
+
+
+# What can be said about a worker's death beyond its status, and how sure that is. The memory
+# counters in a record are read when the attempt starts and when the worker's end becomes known.
+
+# Below this share of the limit a process is an unlikely choice of the OOM killer, which prefers
+# the largest; above the second, a process that died of SIGKILL makes one think of memory.
+_NOTABLE = 0.25
+_NEAR_LIMIT = 0.8
+
+# What is said of a process below that was killed: torch's DataLoader, subprocess, a shell.
+_SAYS_KILLED = re.compile(r"killed by signal: Killed|SIGKILL|exit (?:code|status) (?:137|-9)\b")
+
+_PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+_PORT = re.compile(r"\bport:? (\d{1,5})\b")
+
+# /dev/shm with less free than this is full: one tensor handed between processes needs more.
+_SHM_FULL = 16 << 20
+
+
+def _kills(before: Memory, after: Memory) -> tuple[int | None, int | None]:
+    """OOM kills in the cgroup and on the machine meanwhile, None where they are not known."""
+    grown = (
+        None if earlier is None or later is None else max(0, later - earlier)
+        for earlier, later in (
+            (before.cgroup_kills, after.cgroup_kills),
+            (before.machine_kills, after.machine_kills),
+        )
+    )
+    return next(grown), next(grown)
+
+
+def _bound(memory: Memory) -> tuple[int, str]:
+    """The memory that a worker could have had at most, and what to call it."""
+    limit, total = memory.limit, memory.total
+    if limit is not None and (total is None or limit < total):
+        return limit, "the cgroup's limit"
+    return (total, "the machine's memory") if total is not None else (0, "")
+
+
+def _unexplained(record: AttemptRecord) -> int:
+    """How many workers died of a SIGKILL that the launcher did not send."""
+    return sum(
+        each.exited is not None and each.exited.exitcode == -signal.SIGKILL and not each.was_asked
+        for each in record.workers
+    )
+
+
+_BY_SIGNAL: dict[int, str] = {
+    signal.SIGSEGV: "It touched memory that is not its own: usually a bug in native code "
+    "(an extension, a driver) or a C stack that overflowed.",
+    signal.SIGABRT: "It aborted itself: a failed assertion in native code, an uncaught C++ "
+    "exception, or heap corruption; see its last lines of stderr.",
+    signal.SIGILL: "It ran an instruction that this processor does not have: a library built for "
+    "another machine.",
+    signal.SIGFPE: "An integer division by zero, or an overflow of one, in native code.",
+    signal.SIGSYS: "It made a system call that a seccomp filter (of its container) forbids.",
+    signal.SIGPIPE: "It wrote to a pipe or socket whose other end was closed.",
+    signal.SIGXCPU: "It used up the CPU time that a limit allows (ulimit -t).",
+    signal.SIGXFSZ: "It wrote a file beyond the size that a limit allows (ulimit -f).",
+    signal.SIGTRAP: "It ran into a breakpoint or a failed check in native code.",
+    signal.SIGALRM: "An alarm that it had set for itself ran out, and it did not handle it.",
+}
+
+_ASKED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1}
+
+_BY_STATUS: dict[int, str] = {
+    126: "By a shell's convention 126 is 'found, but not executable': look at the file's mode and "
+    "its #! line.",
+    127: "By a shell's convention 127 is 'command not found'.",
+}
+
+
+def explain(worker: WorkerRecord, record: AttemptRecord) -> Explanation | None:
+    """Return what probably ended a worker, or None where its status says all."""
+    exitcode = worker.exited.exitcode if worker.exited else 0
+    said = worker.error.message if worker.error else ""
+    if exitcode >= 0:
+        below = _of_processes_below(said, worker, record)
+        if below is None and worker.disk is not None:
+            text = "It could not write down why: the file system of its logs is full."
+            return Explanation("itself", "likely", text)
+        below = below or _of_port(said, record.master_port)
+        return below or (None if said else _of_status(exitcode))
+    signum = -exitcode
+    if worker.was_asked and any(each.signum == signum for each in worker.sent):
+        return Explanation("launcher", "certain", f"The launcher sent it {signal_name(signum)}.")
+    if signum == signal.SIGKILL:
+        return _of_sigkill(worker, record)
+    if signum == signal.SIGBUS:
+        return _of_sigbus(worker.memory)
+    if signum in _ASKED:
+        text = (
+            "The launcher did not send it: another process did (a user's kill, a job scheduler) or "
+            "the worker itself."
+        )
+        return Explanation("outside", "likely", text)
+    if worker.misfit is not None:
+        return of_misfit(worker.misfit)
+    text = _BY_SIGNAL.get(signum, "")
+    return Explanation("itself", "likely", text) if text else None
+
+
+def of_misfit(misfit: tuple[int, int], *, whose_known: bool = False) -> Explanation:
+    """Return why gloo aborted a worker; ``whose_known`` if it is said which rank differs."""
+    received, fitting = misfit
+    text = (
+        "The ranks do not agree on the size of a collective operation: it received "
+        f"{received} bytes where its own call has {fitting}."
+    )
+    if not whose_known:
+        text += (
+            " Either it or the rank that sent them has another shape or type, or is in another "
+            "operation."
+        )
+    return Explanation("itself", "likely", text)
+
+
+def _of_processes_below(
+    said: str, worker: WorkerRecord, record: AttemptRecord
+) -> Explanation | None:
+    """A worker that failed when the kernel had killed something for want of memory."""
+    killed, _ = _kills(record.memory, worker.memory)
+    if not killed:
+        return None
+    text = f"The kernel's OOM killer struck in this cgroup during the attempt ({times(killed)}): "
+    bound, name = _bound(worker.memory)
+    limit = f" ({name} is {size(bound)})" if bound else ""
+    if _SAYS_KILLED.search(said) and killed > _unexplained(record):
+        return Explanation("oom", "certain", f"{text}it was a process that the worker had{limit}.")
+    return Explanation("oom", "possible", f"{text}perhaps a process that the worker had{limit}.")
+
+
+def _of_port(said: str, master_port: str) -> Explanation | None:
+    """A worker that tried to listen where somebody else listens."""
+    used = _PORT.search(said)
+    if _PORT_TAKEN.search(said) is None or used is None or not master_port:
+        return None
+    given = f"; the launcher had given it MASTER_PORT={master_port}."
+    if used[1] == master_port:
+        given = ", the MASTER_PORT that the launcher gave it."
+    return Explanation("itself", "certain", f"Somebody else listens on port {used[1]}{given}")
+
+
+def _of_status(status: int) -> Explanation | None:
+    if status in _BY_STATUS:
+        return Explanation("itself", "possible", _BY_STATUS[status])
+    signum = status - 128
+    if 0 < signum < signal.NSIG and signum in set(signal.Signals):
+        text = f"By a shell's convention {status} is 128 + {signum}: a child of it died of "
+        killed = signum == signal.SIGKILL
+        hint = " That alone is no proof of a lack of memory." if killed else ""
+        return Explanation("itself", "possible", f"{text}{signal_name(signum)}.{hint}")
+    return None
+
+
+def _of_sigkill(worker: WorkerRecord, record: AttemptRecord) -> Explanation:
+    """SIGKILL that the launcher did not send: the kernel's OOM killer, or another process?"""
+    in_cgroup, on_machine = _kills(record.memory, worker.memory)
+    bound, name = _bound(worker.memory)
+    peak, share = "", 0.0
+    if worker.exited is not None and worker.exited.max_rss:  # the spawner's is not known
+        of = f"; {name} is {size(bound)}" if bound else ""
+        peak = f" Its peak memory was {size(worker.exited.max_rss)}{of}."
+        share = worker.exited.max_rss / bound if bound else 0.0
+    sure: Sure
+    if in_cgroup:
+        sure = "certain" if in_cgroup >= _unexplained(record) else "likely"
+        text = "The kernel's OOM killer struck in this cgroup during the attempt"
+        return Explanation("oom", sure, f"{text} ({times(in_cgroup)}).{peak}")
+    if in_cgroup is None and on_machine is None:
+        # only the size of the worker speaks
+        if share >= _NEAR_LIMIT:
+            text = "Probably the kernel's OOM killer, whose counters cannot be read here."
+            return Explanation("oom", "possible", f"{text}{peak}")
+        text = (
+            "The launcher did not send it: another process did, or the kernel's OOM killer, whose "
+            "counters cannot be read here."
+        )
+        return Explanation("outside", "possible", f"{text}{peak}")
+    if in_cgroup is None and on_machine:
+        text = "The kernel's OOM killer struck on this machine during the attempt"
+        sure = "likely" if share >= _NOTABLE else "possible"
+        return Explanation("oom", sure, f"{text} ({times(on_machine)}).{peak}")
+    # neither the launcher nor, by its own counters, the kernel
+    text = "The launcher did not send it, and the kernel counts no OOM kill"
+    if on_machine:
+        text += f" in this cgroup (but {on_machine} on this machine)"
+    text += (
+        ": another process did (kill -9, a job scheduler, a memory watchdog such as "
+        "systemd-oomd), or the worker itself."
+    )
+    sure = "certain" if in_cgroup is not None and not on_machine else "likely"
+    return Explanation("outside", sure, text + (peak if share >= _NOTABLE else ""))
+
+
+def _of_sigbus(after: Memory) -> Explanation:
+    general = (
+        "A page of mapped memory could not be had: shared memory (/dev/shm) or a disk was full, "
+        "or a mapped file was cut short."
+    )
+    if after.shm_free is None or after.shm_total is None:
+        return Explanation("itself", "possible", general)
+    space = f"/dev/shm has {size(after.shm_free)} of {size(after.shm_total)} free"  # noqa: S108 - a message
+    if after.shm_free < _SHM_FULL:
+        text = f"Shared memory is full: {space}. Give it more (docker: --shm-size), or use fewer "
+        return Explanation("itself", "likely", f"{text}data loader workers.")
+    return Explanation("itself", "possible", f"{general} Now {space}.")

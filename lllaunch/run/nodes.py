@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -23,7 +24,7 @@ from lllaunch.supervisor.nodes import Failure, LastWord, NodeGroup
 from lllaunch.workers.group import UNKILLABLE_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from lllaunch.cluster.membership import Member, Place
     from lllaunch.run.directory import RunDirectory
@@ -66,7 +67,7 @@ class RunNodes:
             plan=plan,
             directory=directory.path,
             token=self._token,
-            say=observer.say,
+            say=observer.console.note,
             failure=self._failure,
             settles=spec.grace_period + _SETTLE_SECONDS if spec.restart.looks_back else None,
         )
@@ -172,8 +173,12 @@ def merged(
         nodes.append(node)
     attempts = _merged_attempts(outcomes) or own.attempts
     last = attempts[-1] if attempts else None
+    causes = (each.root_cause for each in deciding)
+    number = None if last is None else last.number
     # whom a signal ended here needs no other to say so
-    cause = own.root_cause if own.signum is not None else _first_cause(deciding, last)
+    cause = own.root_cause
+    if own.signum is None:
+        cause = _first(each for each in causes if each and number in (None, each.attempt))
     best = next((each for each in deciding if each.root_cause is cause), own)
     return replace(
         own,
@@ -220,42 +225,31 @@ def _seen_from_first(outcome: RunResult, node: NodeResult) -> RunResult:
 _SECOND_HAND = (OnAnotherNode, NodeGone, NodesJoined)
 
 
-def _first_cause(outcomes: Sequence[RunResult], last: AttemptResult | None) -> RootCause | None:
+def _first(causes: Iterable[RootCause | None]) -> RootCause | None:
     """Return the first failure across nodes: told first hand, if anybody can."""
-    causes = [
-        each.root_cause
-        for each in outcomes
-        if each.root_cause is not None and (last is None or each.root_cause.attempt == last.number)
-    ]
-    own = [cause for cause in causes if not isinstance(cause.cause, _SECOND_HAND)]
-    return min(own or causes, key=lambda cause: cause.time_ns, default=None)
+    known = [each for each in causes if each is not None]
+    own = [each for each in known if not isinstance(each.cause, _SECOND_HAND)]
+    return min(own or known, key=lambda each: each.time_ns, default=None)
 
 
 def _merged_attempts(outcomes: Sequence[RunResult]) -> tuple[AttemptResult, ...]:
     by_number: dict[int, list[AttemptResult]] = {}
-    for outcome in outcomes:
-        for attempt in outcome.attempts:
-            by_number.setdefault(attempt.number, []).append(attempt)
+    for attempt in chain.from_iterable(outcome.attempts for outcome in outcomes):
+        by_number.setdefault(attempt.number, []).append(attempt)
     found = []
     for _, parts in sorted(by_number.items()):
         states = {part.state for part in parts}
         worst: Any = next((s for s in ("failed", "stopped") if s in states), "succeeded")
-        causes = [part.root_cause for part in parts if part.root_cause is not None]
-        first_hand = [each for each in causes if not isinstance(each.cause, _SECOND_HAND)]
+        workers = chain.from_iterable(part.workers for part in parts)
         found.append(
             replace(
                 parts[0],
                 state=worst,
                 started_ns=min(part.started_ns for part in parts),
                 ended_ns=max(part.ended_ns for part in parts),
-                workers=tuple(
-                    sorted(
-                        (worker for part in parts for worker in part.workers),
-                        key=lambda worker: worker.rank,
-                    )
-                ),
-                root_cause=next(iter(first_hand or causes), None),
-                leftovers=tuple(each for part in parts for each in part.leftovers),
+                workers=tuple(sorted(workers, key=lambda worker: worker.rank)),
+                root_cause=_first(part.root_cause for part in parts),
+                leftovers=tuple(chain.from_iterable(part.leftovers for part in parts)),
             )
         )
     return tuple(found)

@@ -27,46 +27,23 @@ from lllaunch.events import (
     StartFailed,
 )
 from lllaunch.linux.cgroup import Memory, read_memory
+from lllaunch.run.causes import DiskFull
 from lllaunch.run.excerpts import (
     read_collectives,
     read_crash,
     read_error,
     read_exit_call,
-    tail,
+    read_misfit,
 )
-from lllaunch.run.postmortem import misfit_of
 from lllaunch.run.records import (
     AttemptRecord,
-    Disk,
     PreflightRecord,
     SentSignal,
     WorkerFiles,
     WorkerRecord,
 )
 from lllaunch.spawner.dump import CRASH
-from lllaunch.supervisor.machine import (
-    PREFLIGHT_RANK,
-    AbandonWorkers,
-    AttemptProgress,
-    Finish,
-    GpuMemoryHeld,
-    GroupStacks,
-    GroupStarted,
-    KillWorkers,
-    NodesAgreed,
-    NodesCounted,
-    Pause,
-    PreflightTimedOut,
-    SignalProcess,
-    SignalReceived,
-    SignalWorkers,
-    StacksTaken,
-    StartAfterPreflight,
-    StartGrace,
-    StartWorkers,
-    WatchdogFired,
-    WorkersStuck,
-)
+from lllaunch.supervisor import machine
 from lllaunch.supervisor.supervisor import SignalPassedOn
 from lllaunch.text import duration, spans
 from lllaunch.watchdog.findings import Asked, NotFinite
@@ -87,6 +64,8 @@ if TYPE_CHECKING:
 
 # Ends that memory has to do with: SIGBUS by way of a full /dev/shm.
 _MEMORY_SIGNALS = {-signal.SIGKILL, -signal.SIGBUS}
+# A file system with less free than this is full, bytes: one traceback may take that.
+_ROOM = 64 * 1024
 _OF_WATCHDOG = frozenset({"hang", "timeout", "oom"})
 _REJECTIONS = 5
 
@@ -102,6 +81,7 @@ class RunObserver:
     Samples go to a file of their own, if one is named.
 
     Attributes:
+        console: what tells the user.
         progress: looks how far workers of the current attempt are, by local rank.
         reason: why the run did not succeed, once it is over; or None.
         limit: the limit of the run that was found to be over, or None.
@@ -126,14 +106,15 @@ class RunObserver:
         self.look: Hang | None = None
         self._spec = spec
         self._events = events
-        self._console = console
+        self.console = console
         self._samples_path = samples
         self._samples: SampleLog | None = None
         self._read = read
         self._attempts: list[AttemptRecord] = []
-        self._attempt: AttemptRecord | None = None  # the last of them
+        # the last of them; before the first one, what takes note of what nobody asks for
+        self._attempt = AttemptRecord(-1, 0, "", 0)
         self._ready = False
-        self._signal: SignalReceived | None = None
+        self._signal: machine.SignalReceived | None = None
         self._pausing = False
         self._rejections = 0
         self._unclear = False
@@ -172,9 +153,9 @@ class RunObserver:
         )
         self._attempts.append(self._attempt)
         what = self._spec.entrypoint.text
-        self._console.started(attempt.number, len(attempt.envs), what, attempt.path)
+        self.console.started(attempt.number, len(attempt.envs), what, attempt.path)
         if preflight is not None:
-            self._console.doing("preflight")
+            self.console.doing("preflight")
         else:
             self._tell_imports()
 
@@ -185,7 +166,7 @@ class RunObserver:
         It stays so if the spawner was killed meanwhile.
         """
         attempt = self._attempt
-        if attempt is None or self._ready:
+        if not self._attempts or self._ready:
             return False
         lost = attempt.died is not None and not attempt.died.killed
         return not lost and not any(worker.started for worker in attempt.workers)
@@ -193,18 +174,16 @@ class RunObserver:
     @property
     def broken(self) -> PreloadBroken | None:
         """The preload that failed in the current attempt, or None."""
-        return None if self._attempt is None else self._attempt.broken
+        return self._attempt.broken
 
     @property
     def alive(self) -> int | None:
         """How many workers were ordered and are not known to have ended; None in a preflight."""
-        if self._attempt is None:
-            return 0
         return None if self._attempt.in_preflight else self._attempt.alive
 
     def number(self, local_rank: int) -> int:
         """Return the rank of a worker of the current attempt among all workers."""
-        worker = None if self._attempt is None else self._attempt.worker(local_rank)
+        worker = self._attempt.worker(local_rank)
         return local_rank if worker is None else worker.rank
 
     def latest(self) -> AttemptRecord | None:
@@ -223,102 +202,88 @@ class RunObserver:
 
         The end of a worker tells whether memory had run out.
         """
-        if type(event).__name__ == "Sample":
+        name = type(event).__name__
+        if name == "Sample":  # whose module, as that of timers, is not imported for most runs
             self._sampled(event)
             return event
-        event = self._noted(event)
+        if isinstance(event, Exited):
+            event = self._ended(event)
         self._events.write(event)
-        show = _SHOWN.get(type(event))
-        if show is not None:
-            show(self, event)
-        elif type(event).__name__ == "Rejected":
+        if name == "Rejected":
             self._rejected(event)
+        self._of_workers(self._attempt, event)
+        self._of_end(self._attempt, event)
+        self._of_restart(event)
+        self._of_watchdog(self._attempt, event)
         return event
 
-    def _noted(self, event: object) -> object:
+    def _of_workers(self, attempt: AttemptRecord, event: object) -> None:
         """Take note of what became of workers or their spawner."""
-        if isinstance(event, (Ready, SpawnerGone)):
-            self._ready = isinstance(event, Ready)
-        if isinstance(event, Finish):
-            self.reason, self.no_progress = event.reason, event.no_progress
+        match event:
+            case Ready():
+                self._ready = True
+                self._tell_imports()
+            case machine.StartAfterPreflight():
+                self._tell_imports()
+            case machine.GroupStarted():
+                # What only the end needs is imported while the workers start, on another core.
+                import lllaunch.run.ending  # noqa: F401, PLC0415
+            case Started():
+                worker = attempt.worker(event.local_rank)
+                if worker is not None:
+                    attempt.ended_ns = max(attempt.ended_ns, event.time_ns)
+                    worker.started = event
+            case StartFailed():
+                worker = attempt.worker(event.local_rank)
+                if event.local_rank == machine.PREFLIGHT_RANK and attempt.preflight is not None:
+                    attempt.preflight.end = event
+                elif worker is not None:
+                    attempt.ended_ns = max(attempt.ended_ns, event.time_ns)
+                    worker.start_failed = event
+            case SpawnerGone():
+                self._ready = False
+                # nobody tells of their ends any more
+                self._note_progress(*(worker for worker in attempt.workers if worker.live))
+                attempt.died, attempt.died_ns = event, now_ns()
+                attempt.died_memory = self._read()
+                attempt.ended_ns = attempt.died_ns
+            case PreloadBroken():
+                attempt.broken, attempt.ended_ns = event, now_ns()
+            case OrphansGone():
+                attempt.leftovers += event.orphans
+
+    def _ended(self, event: Exited) -> Exited:
+        """Take note of the end of a worker, or of the preflight."""
         attempt = self._attempt
-        if attempt is None:
-            return event
-        if isinstance(event, (StartFailed, Exited)) and event.local_rank == PREFLIGHT_RANK:
+        if event.local_rank == machine.PREFLIGHT_RANK:
             assert attempt.preflight is not None
             attempt.preflight.end = event
-        elif isinstance(event, (Started, StartFailed, Exited)):
-            attempt.ended_ns = max(attempt.ended_ns, event.time_ns)
-            worker = attempt.worker(event.local_rank)
-            if worker is not None:
-                return self._of_worker(worker, attempt, event)
-        elif isinstance(event, SpawnerGone):
-            # nobody tells of their ends any more
-            self._note_progress(*(worker for worker in attempt.workers if worker.live))
-            attempt.died, attempt.died_ns = event, now_ns()
-            attempt.died_memory = self._read()
-            attempt.ended_ns = attempt.died_ns
-        elif isinstance(event, PreloadBroken):
-            attempt.broken, attempt.ended_ns = event, now_ns()
-        elif isinstance(event, OrphansGone):
-            attempt.leftovers += event.orphans
-        else:
-            self._note_ending(attempt, event)
-        return event
-
-    def _note_ending(self, attempt: AttemptRecord, event: object) -> None:
-        """Take note of what is done to end an attempt."""
-        if isinstance(event, (SignalReceived, SignalWorkers, StartGrace, KillWorkers)):
-            attempt.ending = True
-        if isinstance(event, SignalWorkers):
-            self._sent(attempt, event.signum)
-        elif isinstance(event, KillWorkers):
-            self._sent(attempt, signal.SIGKILL)
-        elif isinstance(event, SignalProcess):
-            # what a worker makes of the loss of one below it is no failure of its own
-            self._sent(attempt, event.signum, [event.rank])
-        elif isinstance(event, AbandonWorkers):
-            for worker in attempt.workers:
-                worker.abandoned = worker.abandoned or worker.local_rank in event.ranks
-        elif isinstance(event, WorkersStuck):
-            attempt.stuck = True
-        elif isinstance(event, NodesCounted):
-            attempt.group_lost = event.gone
-        elif isinstance(event, PreflightTimedOut) and attempt.preflight is not None:
-            preflight = attempt.preflight
-            preflight.timed_out = preflight.end is None and not preflight.sent
-
-    def _of_worker(
-        self,
-        worker: WorkerRecord,
-        attempt: AttemptRecord,
-        event: Started | StartFailed | Exited,
-    ) -> Started | StartFailed | Exited:
-        if isinstance(event, Started):
-            worker.started = event
-        elif isinstance(event, StartFailed):
-            worker.start_failed = event
-        else:
-            worker.exited = event
-            self._note_progress(worker)
-            directory = worker.files.directory
+            return event
+        worker = attempt.worker(event.local_rank)
+        if worker is None:
+            return event
+        attempt.ended_ns = max(attempt.ended_ns, event.time_ns)
+        worker.exited = event
+        self._note_progress(worker)
+        directory = worker.files.directory
+        with contextlib.suppress(OSError):
+            if os.stat(crash := f"{directory}/{CRASH}").st_size == 0:
+                os.unlink(crash)
+        if event.exitcode > 0 and not os.path.exists(worker.files.error):
             with contextlib.suppress(OSError):
-                if os.stat(crash := f"{directory}/{CRASH}").st_size == 0:
-                    os.unlink(crash)
-            if event.exitcode > 0 and not os.path.exists(worker.files.error):
-                with contextlib.suppress(OSError):
-                    disk = os.statvfs(directory)
-                    unit = disk.f_frsize
-                    worker.disk = Disk(directory, disk.f_blocks * unit, disk.f_bavail * unit)
-            # What it started may have been killed for want of memory, and it fails for that.
-            if not worker.was_asked and (event.exitcode > 0 or event.exitcode in _MEMORY_SIGNALS):
-                worker.memory = self._read()
-            if event.exitcode > 0 or event.exitcode == -signal.SIGKILL:
-                from lllaunch.run.judge import was_out_of_memory  # noqa: PLC0415 - imported by now
+                disk = os.statvfs(directory)
+                total, free = (n * disk.f_frsize for n in (disk.f_blocks, disk.f_bavail))
+                if free < _ROOM:
+                    worker.disk = DiskFull(event.exitcode, directory, total, free)
+        # What it started may have been killed for want of memory, and it fails for that.
+        if not worker.was_asked and (event.exitcode > 0 or event.exitcode in _MEMORY_SIGNALS):
+            worker.memory = self._read()
+        if event.exitcode > 0 or event.exitcode == -signal.SIGKILL:
+            from lllaunch.run.judge import was_out_of_memory  # noqa: PLC0415 - imported by now
 
-                self._read_files(worker)
-                if was_out_of_memory(worker, attempt):
-                    worker.exited = event = replace(event, out_of_memory=True)
+            self._read_files(worker)
+            if was_out_of_memory(worker, attempt):
+                worker.exited = event = replace(event, out_of_memory=True)
         return event
 
     def _note_progress(self, *workers: WorkerRecord) -> None:
@@ -339,18 +304,15 @@ class RunObserver:
             worker.error = read_error(files.error, self.hide)
             worker.trace = read_collectives(files.directory, worker.rank)
             if exited.exitcode > 0:
-                worker.exit_call = read_exit_call(files.error, self.hide)
+                worker.exit_call = read_exit_call(files.error, exited.exitcode, self.hide)
         if exited.exitcode == -signal.SIGABRT and not worker.sent:
-            excerpt = tail(files.stderr, hide=self.hide)
-            worker.misfit = misfit_of(excerpt.lines) if excerpt is not None else None
+            worker.misfit = read_misfit(files.stderr, self.hide)
         if exited.exitcode < 0 and not worker.sent:
             worker.crash = read_crash(files.directory, files.stderr, self.hide)
 
-    def _sent(
-        self, attempt: AttemptRecord, signum: int, ranks: Iterable[int] | None = None
-    ) -> None:
+    def _sent(self, signum: int, ranks: Iterable[int] | None = None) -> None:
         """Take note that a signal is about to be sent to workers, by default all that live."""
-        sent = SentSignal(int(signum), now_ns())
+        sent, attempt = SentSignal(int(signum), now_ns()), self._attempt
         if attempt.preflight is not None and attempt.in_preflight:
             attempt.preflight.sent += (sent,)
             return
@@ -360,56 +322,27 @@ class RunObserver:
 
     def next_in(self) -> float | None:
         """Seconds until `tick` has something to show; None if there is nothing."""
-        return self._console.next_in()
+        return self.console.next_in()
 
     def tick(self) -> None:
         """Show how far the run is, if that is due; waits for nothing."""
-        self._console.tick(self._progress_by_rank)
+        self.console.tick(self._progress_by_rank)
 
     def _progress_by_rank(self) -> dict[int, Progress]:
-        workers = () if self._attempt is None else self._attempt.workers
-        live = [worker.local_rank for worker in workers if worker.live]
+        live = [worker.local_rank for worker in self._attempt.workers if worker.live]
         found = self.progress(live) if live else {}
         return {self.number(local_rank): each for local_rank, each in found.items()}
 
     def give_way(self) -> None:
         """Draw nothing any more on the terminal, as long as nobody calls `tick`."""
-        self._console.give_way()
+        self.console.give_way()
 
     def importing(self, modules: Sequence[str]) -> None:
         """Take note that modules are imported before workers can start; none if they are."""
-        self._console.doing(f"importing {', '.join(modules)}" if modules else "")
+        self.console.doing(f"importing {', '.join(modules)}" if modules else "")
 
     def _tell_imports(self) -> None:
         self.importing(self._spec.imports if self.is_importing else ())
-
-    def _gpus_held(self, event: GpuMemoryHeld) -> None:
-        gpus = f"{'GPU' if len(event.gpus) == 1 else 'GPUs'} {spans(event.gpus)}"
-        held = f"processes of the last attempt still hold memory on {gpus}"
-        if not event.given_up:
-            most = duration(self._spec.restart.gpu_wait)
-            self._console.note(f"{held}; waiting up to {most} (launch.restart.gpu_wait)")
-            return
-        if not event.pids:
-            held = "the driver does not say whether GPU memory is free again"
-        self._console.warning(f"{held} after {duration(event.seconds)}; going on all the same")
-
-    def _came(self, event: AttemptProgress) -> None:
-        if event.checkpoint_changed is not None or self._unclear:
-            return
-        self._unclear = True
-        self._console.warning(
-            f"{self._spec.restart.checkpoint} holds too much to tell whether a checkpoint was "
-            "written; name the file that is renamed into place (launch.restart.checkpoint)"
-        )
-
-    def say(self, text: str) -> None:
-        """Tell what the nodes of the run have to say before they have met."""
-        self._console.note(text)
-
-    def warn(self, text: str) -> None:
-        """Tell what went wrong beside the run; from any thread."""
-        self._console.warning(text)
 
     def close(self) -> None:
         """Close the files; idempotent."""
@@ -420,7 +353,7 @@ class RunObserver:
     def _sampled(self, sample: Any) -> None:
         progress = {self.number(rank): each for rank, each in sample.progress.items()}
         memory = sum(worker.rss for worker in sample.workers.values())
-        self._console.sampled(progress, memory)
+        self.console.sampled(progress, memory)
         if not self._samples_path:
             return
         if self._samples is None:
@@ -428,45 +361,81 @@ class RunObserver:
                 from lllaunch.run.samples import SampleLog  # noqa: PLC0415 - a short run has none
             except (ImportError, OSError) as error:
                 # no descriptor is left: the run needs none of this
-                self._console.warning(f"{self._samples_path}: {error}")
+                self.console.warning(f"{self._samples_path}: {error}")
                 self._samples_path = ""
                 return
             self._samples = SampleLog(
-                self._samples_path, lambda error: self._console.warning(str(error))
+                self._samples_path, lambda error: self.console.warning(str(error))
             )
-        attempt = -1 if self._attempt is None else self._attempt.number
-        self._samples.write(sample, attempt, self.number)
-
-    def _started(self, _: GroupStarted) -> None:
-        # What only the end needs is imported while the workers start, on another core.
-        import lllaunch.run.ending  # noqa: F401, PLC0415
-
-    def _signal_passed_on(self, event: SignalPassedOn) -> None:
-        then = "passed on to the workers" if event.ranks else "no worker runs"
-        self._console.note(f"{signal_name(event.signum)} received, {then}")
+        self._samples.write(sample, self._attempt.number, self.number)
 
     # How an attempt ends
 
-    def _signal_received(self, event: SignalReceived) -> None:
-        self._signal = event
-        if event.look is not None:
-            self._console.looking(event.signum, event.look.silent)
+    def _of_end(self, attempt: AttemptRecord, event: object) -> None:
+        """Take note of what is done to end an attempt."""
+        match event:
+            case machine.SignalReceived():
+                attempt.ending = True
+                self._signal = event
+                if event.look is not None:
+                    self.console.looking(event.signum, event.look.silent)
+            case machine.SignalWorkers():
+                attempt.ending = True
+                self._sent(event.signum)
+                self._tell_signal()
+                if event.reason in _OF_WATCHDOG and attempt.finding is not None:
+                    self.console.ending(event.signum, self.alive, self._spec.grace_period)
+                self.console.doing("ending, SIGKILL in", self._spec.grace_period)
+            case machine.StartGrace():
+                attempt.ending = True
+                self._tell_signal()
+                self.console.doing("ending, SIGKILL in", self._spec.grace_period)
+            case machine.KillWorkers():
+                attempt.ending = True
+                self._sent(signal.SIGKILL)
+                received, self._signal = self._signal, None
+                signum = received.signum if received is not None and event.why == "signal" else None
+                self.console.killing(signum, self.alive)
+                self.console.doing("killing")
+            case machine.SignalProcess():
+                # what a worker makes of the loss of one below it is no failure of its own
+                self._sent(event.signum, [event.rank])
+                self.console.process_signalled(self.number(event.rank), event.pid, event.signum)
+            case machine.AbandonWorkers():
+                for worker in attempt.workers:
+                    worker.abandoned = worker.abandoned or worker.local_rank in event.ranks
+            case machine.WorkersStuck():
+                attempt.stuck = True
+            case machine.PreflightTimedOut():
+                preflight = attempt.preflight
+                if preflight is not None:
+                    preflight.timed_out = preflight.end is None and not preflight.sent
 
-    def _signal_workers(self, event: SignalWorkers) -> None:
-        self._tell_signal()
-        if event.reason in _OF_WATCHDOG and self._hang() is not None:
-            self._console.ending(event.signum, self.alive, self._spec.grace_period)
-        self._start_grace(event)
-
-    def _start_grace(self, _: object) -> None:
-        self._tell_signal()
-        self._console.doing("ending, SIGKILL in", self._spec.grace_period)
-
-    def _kill_workers(self, event: KillWorkers) -> None:
-        received, self._signal = self._signal, None
-        signum = received.signum if received is not None and event.why == "signal" else None
-        self._console.killing(signum, self.alive)
-        self._console.doing("killing")
+    def _of_restart(self, event: object) -> None:
+        """Take note of what follows the end of an attempt."""
+        match event:
+            case machine.AttemptProgress(checkpoint_changed=None) if not self._unclear:
+                self._unclear = True
+                self.console.warning(
+                    f"{self._spec.restart.checkpoint} holds too much to tell whether a checkpoint "
+                    "was written; name the file that is renamed into place "
+                    "(launch.restart.checkpoint)"
+                )
+            case machine.GpuMemoryHeld():
+                self._gpus_held(event)
+            case machine.Pause():
+                self._pausing = True
+                self._tell_restart(event.seconds, event.restart)
+                self.console.doing("starts again in", event.seconds)
+            case machine.StartWorkers():
+                told, self._pausing = self._pausing, False
+                if event.reason is not None and not told:
+                    self._tell_restart(0.0, event.restart)
+            case machine.Finish():
+                self.reason, self.no_progress = event.reason, event.no_progress
+            case SignalPassedOn():
+                then = "passed on to the workers" if event.ranks else "no worker runs"
+                self.console.note(f"{signal_name(event.signum)} received, {then}")
 
     def _tell_signal(self) -> None:
         """Says once of a signal to the launcher that it came and what follows."""
@@ -474,19 +443,7 @@ class RunObserver:
         if received is None or (self._spec.imports and self.is_importing):
             return  # the imports end at once: there is nothing to wait for
         grace = self._spec.grace_period
-        self._console.signalled(received.signum, self.alive, grace, received.announced)
-
-    # What comes after it
-
-    def _pause(self, event: Pause) -> None:
-        self._pausing = True
-        self._tell_restart(event.seconds, event.restart)
-        self._console.doing("starts again in", event.seconds)
-
-    def _start_workers(self, event: StartWorkers) -> None:
-        told, self._pausing = self._pausing, False
-        if event.reason is not None and not told:
-            self._tell_restart(0.0, event.restart)
+        self.console.signalled(received.signum, self.alive, grace, received.announced)
 
     def _tell_restart(self, wait: float, restart: int | None) -> None:
         record = self.latest()
@@ -494,40 +451,55 @@ class RunObserver:
             return
         from lllaunch.run.judge import judge_attempt  # noqa: PLC0415 - imported by now
 
-        failed = judge_attempt(record)
         of = None if restart is None else self._spec.max_restarts
-        self._console.restarting(failed, restart or 0, of, wait)
+        self.console.restarting(judge_attempt(record), restart or 0, of, wait)
 
-    # The watchdog
+    # The watchdog, and other nodes
+
+    def _of_watchdog(self, attempt: AttemptRecord, event: object) -> None:
+        """Take note of what the watchdog finds, here or on other nodes."""
+        match event:
+            case machine.WatchdogFired(ends=True):
+                if event.whole_run:
+                    self.limit = event.finding
+                # the first finding counts, while the attempt is still well
+                well = attempt.alive and not (attempt.ending or attempt.died or attempt.broken)
+                if well and attempt.finding is None:
+                    self._found(attempt, event.finding, now_ns())
+            case NotFinite():
+                self.console.warning(f"rank {self.number(event.rank)} {event}")
+            case machine.StacksTaken():
+                self._stacks_taken(attempt, event)
+            case machine.GroupStacks():
+                attempt.group_stacks = event if event.blame is not None else None
+                hang = self._hang()
+                if hang is not None:
+                    self.console.stacks_taken(hang)
+            case machine.NodesAgreed():
+                attempt.group_end = attempt.group_end or event.ended
+                if event.hangs and attempt.finding is None and not attempt.ending:
+                    self._found(attempt, event.ended.finding, event.ended.time_ns)
+            case machine.NodesCounted():
+                attempt.group_lost = event.gone
 
     def _hang(self) -> Hang | None:
         record = self.latest()
         if record is None or record.finding is None:
             return None
-        from lllaunch.run.hang import hang_of  # noqa: PLC0415 - only where something was found
+        from lllaunch.run.judge import hang_of  # noqa: PLC0415 - only where something was found
 
         return hang_of(record)
 
-    def _fired(self, event: WatchdogFired) -> None:
-        if not event.ends:
-            return
-        if event.whole_run:
-            self.limit = event.finding
-        attempt = self._attempt
-        # the first finding counts, while the attempt is still well
-        if attempt is None or attempt.ending or attempt.finding is not None or not attempt.alive:
-            return
-        if attempt.died is not None or attempt.broken is not None:
-            return
-        attempt.finding, attempt.fired_ns = event.finding, now_ns()
+    def _found(self, attempt: AttemptRecord, finding: Finding | None, time_ns: int) -> None:
+        attempt.finding, attempt.fired_ns = finding, time_ns
         hang = self._hang()
-        assert hang is not None
-        self._console.fired(hang)
+        if hang is not None:
+            self.console.fired(hang)
 
-    def _stacks_taken(self, event: StacksTaken) -> None:
-        from lllaunch.run.hang import hang_of  # noqa: PLC0415 - seldom
+    def _stacks_taken(self, attempt: AttemptRecord, event: machine.StacksTaken) -> None:
+        from lllaunch.run.judge import hang_of  # noqa: PLC0415 - seldom
 
-        attempt = self._attempts[-1]
+        attempt = self._attempt
         for stack in event.stacks:
             worker = attempt.worker(stack.rank)
             if worker is not None:
@@ -545,63 +517,30 @@ class RunObserver:
             # that of all nodes follows
             return
         if ends or self._signal is not None:
-            self._console.stacks_taken(hang)
+            self.console.stacks_taken(hang)
         else:
-            self._console.stacks_shown(hang)
+            self.console.stacks_shown(hang)
 
-    def _group_stacks_taken(self, event: GroupStacks) -> None:
-        self._attempts[-1].group_stacks = event if event.blame is not None else None
-        hang = self._hang()
-        if hang is not None:
-            self._console.stacks_taken(hang)
-
-    def _agreed(self, event: NodesAgreed) -> None:
-        attempt = self._attempt
-        if attempt is None:
+    def _gpus_held(self, event: machine.GpuMemoryHeld) -> None:
+        gpus = f"{'GPU' if len(event.gpus) == 1 else 'GPUs'} {spans(event.gpus)}"
+        held = f"processes of the last attempt still hold memory on {gpus}"
+        if not event.given_up:
+            most = duration(self._spec.restart.gpu_wait)
+            self.console.note(f"{held}; waiting up to {most} (launch.restart.gpu_wait)")
             return
-        attempt.group_end = attempt.group_end or event.ended
-        if event.hangs and attempt.finding is None and not attempt.ending:
-            attempt.finding, attempt.fired_ns = event.ended.finding, event.ended.time_ns
-            hang = self._hang()
-            if hang is not None:
-                self._console.fired(hang)
-
-    def _signal_process(self, event: SignalProcess) -> None:
-        rank = self.number(event.rank)
-        self._console.process_signalled(rank, event.pid, event.signum)
+        if not event.pids:
+            held = "the driver does not say whether GPU memory is free again"
+        self.console.warning(f"{held} after {duration(event.seconds)}; going on all the same")
 
     def _rejected(self, event: Any) -> None:
         self._rejections += 1
         if self._rejections > _REJECTIONS + 1:
             return
         if self._rejections > _REJECTIONS:
-            self._console.warning("more timer requests were refused, see events.jsonl")
+            self.console.warning("more timer requests were refused, see events.jsonl")
             return
         if not event.text:  # it counts others
-            self._console.warning(event.reason)
+            self.console.warning(event.reason)
             return
         whose = "" if event.pid is None else f" of process {event.pid}"
-        self._console.warning(f"a timer request{whose} was refused, {event.reason}: {event.text}")
-
-
-# mypy cannot know that each gets the event it stands for in the table.
-_SHOWN: Mapping[type, Callable[[RunObserver, Any], None]] = {
-    SignalReceived: RunObserver._signal_received,
-    SignalPassedOn: RunObserver._signal_passed_on,
-    SignalWorkers: RunObserver._signal_workers,
-    StartGrace: RunObserver._start_grace,
-    KillWorkers: RunObserver._kill_workers,
-    AttemptProgress: RunObserver._came,
-    GpuMemoryHeld: RunObserver._gpus_held,
-    NodesAgreed: RunObserver._agreed,
-    GroupStacks: RunObserver._group_stacks_taken,
-    StartWorkers: RunObserver._start_workers,
-    StartAfterPreflight: lambda self, _: self._tell_imports(),
-    Ready: lambda self, _: self._tell_imports(),
-    GroupStarted: RunObserver._started,
-    WatchdogFired: RunObserver._fired,
-    NotFinite: lambda self, event: self.warn(f"rank {self.number(event.rank)} {event}"),
-    StacksTaken: RunObserver._stacks_taken,
-    SignalProcess: RunObserver._signal_process,
-    Pause: RunObserver._pause,
-}
+        self.console.warning(f"a timer request{whose} was refused, {event.reason}: {event.text}")

@@ -17,15 +17,12 @@ if TYPE_CHECKING:
         Started,
         StartFailed,
     )
+    from lllaunch.run.causes import CalledExit, DiskFull
     from lllaunch.supervisor.machine import GroupEnd, GroupStacks
     from lllaunch.watchdog.collectives import RankTrace
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.progress import Progress
     from lllaunch.watchdog.stacks.frames import Blame, RankStack
-
-
-# A file system with less free than this is full, bytes: one traceback may take that.
-_ROOM = 64 * 1024
 
 
 class SentSignal(Struct, frozen=True):
@@ -35,37 +32,12 @@ class SentSignal(Struct, frozen=True):
     time_ns: int
 
 
-class Disk(Struct, frozen=True):
-    """The file system of a worker's logs when its failure became known; sizes are bytes."""
-
-    directory: str
-    total: int
-    free: int
-
-    @property
-    def full(self) -> bool:
-        """Whether there was no room for an error.json."""
-        return self.free < _ROOM
-
-
 class WorkerError(Struct, frozen=True):
     """What a worker wrote in its error.json, and when it says that it raised; or None."""
 
     message: str
     traceback: str = ""
     time_ns: int | None = None
-
-
-class ExitCall(Struct, frozen=True):
-    """Where a worker's code raised SystemExit, from its exit.json.
-
-    A code that is text was written to standard error; the status is 1 then.
-    """
-
-    code: int | str
-    file: str
-    line: int
-    function: str
 
 
 class WorkerFiles(Struct, frozen=True):
@@ -95,7 +67,8 @@ class WorkerRecord(Struct):
     Attributes:
         abandoned: whether the launcher gave up waiting for its end.
         memory: the machine's when its end became known, where that was worth reading.
-        disk: where its logs are, if it failed without an error.json.
+        disk: set if it failed without an error.json, and there was no room for one.
+        exit_call: where its code called ``sys.exit``, if that gave its exit status.
         trace: which collectives it had come to at last.
         misfit: bytes that gloo had received for a collective, and that its own call had room for,
             where it aborted the worker for that.
@@ -113,9 +86,9 @@ class WorkerRecord(Struct):
     sent: tuple[SentSignal, ...] = ()
     abandoned: bool = False
     error: WorkerError | None = None
-    exit_call: ExitCall | None = None
+    exit_call: CalledExit | None = None
     memory: Memory = UNKNOWN
-    disk: Disk | None = None
+    disk: DiskFull | None = None
     trace: RankTrace | None = None
     misfit: tuple[int, int] | None = None
     crash: str = ""

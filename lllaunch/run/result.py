@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Raw, field
@@ -595,7 +595,3 @@ def _known_worker(value: Any) -> Any:
             kept = {key: known[key] for key in _OF_WORKERS if key in known}
             return {**kept, "fate": "lost", "why": "unknown"}
     return known
-
-
-FATES: tuple[str, ...] = tuple(kind.__struct_config__.tag for kind in get_args(AnyWorker))
-"""What result.json calls the ways in which workers end."""

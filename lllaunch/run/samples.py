@@ -139,32 +139,23 @@ def encode(sample: Sample, time_ns: int, attempt: int, rank_of: Callable[[int], 
     """Return a sample as one line of JSON, newline included."""
     ranks = {}
     for local_rank, worker in sorted(sample.workers.items()):
-        seen = RankSample(
-            cpu=round(worker.cpu, 3),
-            rss=worker.rss,
-            read=round(worker.read),
-            written=round(worker.written),
-            output=worker.output,
-            gpus=worker.gpus,
-        )
         progress = sample.progress.get(local_rank)
+        far: dict[str, Any] = {}
         if progress is not None:
-            seen = replace(
-                seen,
-                step=_rounded(progress.step),
-                total=_rounded(progress.total),
-                rate=_rounded(progress.rate, ".4g"),
-                eta=_rounded(progress.eta, ".0f"),
-                idle=_rounded(progress.idle, ".0f"),
-                metrics={name: _rounded(value) for name, value in progress.metrics.items()},
-            )
-        ranks[str(rank_of(local_rank))] = seen
+            precision = {"rate": ".4g", "eta": ".0f", "idle": ".0f"}
+            names = ("step", "total", *precision)
+            far = {name: _rounded(getattr(progress, name), precision.get(name)) for name in names}
+            far["metrics"] = {name: _rounded(value) for name, value in progress.metrics.items()}
+        rounded = worker._replace(
+            cpu=round(worker.cpu, 3), read=round(worker.read), written=round(worker.written)
+        )
+        ranks[str(rank_of(local_rank))] = RankSample(**rounded._asdict(), **far)
     gpus = {name: GpuSample(**use._asdict()) for name, use in sample.gpus.items()}
     line = Plain()(RunSample(round(time_ns / 1e9, 3), attempt, ranks, gpus))
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
-def _rounded(value: float | None, precision: str = "") -> float | None:
+def _rounded(value: float | None, precision: str | None = None) -> float | None:
     if value is None or not math.isfinite(value):
         return value
     rounded = float(format(value, precision)) if precision else value
@@ -207,7 +198,7 @@ def _spaced(times: Sequence[float], least: float) -> list[int]:
     return kept
 
 
-class SampleLog:
+class SampleLog(LineFile):
     """Writes samples to a file that it keeps short, for as long as the disk lets it.
 
     What is there is kept, and thinned out with the rest beyond the limit, which is bytes.
@@ -216,18 +207,18 @@ class SampleLog:
     def __init__(
         self, path: str, on_error: Callable[[OutputError], object], limit: int = MOST_BYTES
     ) -> None:
-        self._file = LineFile(path, on_error)
+        super().__init__(path, on_error)
         self._limit = self._thin_beyond = limit
 
     def write(self, sample: Sample, attempt: int, rank_of: Callable[[int], int]) -> None:
         """Append a sample; never raises for the disk's sake. Arguments as for `encode`."""
         line = encode(sample, now_ns(), attempt, rank_of)
-        if self._file.size + len(line) > self._thin_beyond:
-            self._file.rewrite(self._thinned)
+        if self.size + len(line) > self._thin_beyond:
+            self.rewrite(self._thinned)
             # where nothing can be replaced it is not tried again each time
-            self._thin_beyond = max(self._limit, self._file.size + self._limit // 8)
-        if self._file.size + len(line) <= 2 * self._limit:
-            self._file.append(line)
+            self._thin_beyond = max(self._limit, self.size + self._limit // 8)
+        if self.size + len(line) <= 2 * self._limit:
+            self.append(line)
 
     def _thinned(self, data: bytes) -> bytes:
         lines = [
@@ -237,7 +228,3 @@ class SampleLog:
         ]
         kept = thinned([time for time, _ in lines], [len(line) for _, line in lines], self._limit)
         return b"".join(lines[place][1] for place in kept)
-
-    def close(self) -> None:
-        """Close the file; idempotent."""
-        self._file.close()

@@ -47,7 +47,6 @@ MOST_UNTRACKED = 200 << 20
 """How many bytes in files that are neither tracked nor ignored are set aside at most."""
 
 _MUCH_UNTRACKED = 20 << 20  # bytes; so many are worth a line
-_DIFF_PATIENCE = 60.0  # seconds; the diff is for people, nothing depends on it
 _MOST_DIFF = 16 * 1024 * 1024  # bytes
 _MOST_ANSWER = 1 << 30  # bytes; a list of all files
 _REFS = "refs/lllaunch/snapshots"
@@ -523,18 +522,13 @@ def _write_diff(repository: _Repository, snapshot: Snapshot) -> None:
     trees = [snapshot.commit, snapshot.tree_commit]
     if not snapshot.commit:
         trees = ["--root", "--no-commit-id", snapshot.tree_commit]
+    # of an earlier snapshot it may be there
     with open(os.open(snapshot.diff, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        # of an earlier snapshot it may be there
         os.fchmod(file.fileno(), 0o600)
-    git = Git(repository.top, [*_SETTINGS, *diff, *output, *trees], repository.environ)
-    answer = git.end(_DIFF_PATIENCE)
-    cut = "" if answer is not None else f"git took longer than {_DIFF_PATIENCE:.0f} s"
-    if answer is not None and git.status != 0:
-        raise SnapshotFailed(snapshot.diff, f"git diff-tree: {complaint(answer[1])}")
+    repository.git(*diff, *output, *trees)
     with open(snapshot.diff, "ab") as file:
         if file.tell() > _MOST_DIFF:
-            cut = f"it is larger than {_MOST_DIFF // 2**20} MiB"
             file.truncate(_MOST_DIFF)
-        if cut:
-            line = f"\n[cut: {cut}; git diff {' '.join(trees[-2:])} has it all]\n"
-            file.write(line.encode())
+            most = f"{_MOST_DIFF // 2**20} MiB"
+            cut = f"cut: it is larger than {most}; git diff {' '.join(trees[-2:])} has it all"
+            file.write(f"\n[{cut}]\n".encode())

@@ -9,9 +9,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from lllaunch.run.directory import EVENTS, PLAN, RESULT, SUBMISSION
+from lllaunch.run.directory import EVENTS, PLAN, RESULT, SUBMISSION, HeldDirectory, lock_directory
 from lllaunch.run.files import naming
-from lllaunch.run.lock import HeldDirectory, lock_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

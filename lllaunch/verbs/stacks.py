@@ -29,8 +29,7 @@ from lllaunch.results.store import (
     roots_of,
 )
 from lllaunch.results.store import look as look_at
-from lllaunch.run.directory import EVENTS
-from lllaunch.run.lock import LONGEST, SIGNED
+from lllaunch.run.directory import EVENTS, LONGEST, SIGNED
 from lllaunch.run.result import Hang
 from lllaunch.signal_source import STACKS_ON
 from lllaunch.supervisor.control import (

@@ -20,7 +20,7 @@ from lllaunch.results.store import (
     locate,
     lock_of,
 )
-from lllaunch.run.lock import open_launcher
+from lllaunch.run.directory import open_launcher
 from lllaunch.run.submission import BatchEnded, account_of, append, read_history
 from lllaunch.sweep.directory import ARRAYS
 from lllaunch.verbs.printing import Parser, perform, print_lines

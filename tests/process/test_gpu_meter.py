@@ -21,8 +21,7 @@ from lllaunch.linux import proc
 from lllaunch.linux.gpu_meter import GpuMeter, GpuReading
 from lllaunch.linux.gpus import GpuUse
 from lllaunch.linux.process import wait_readable
-from lllaunch.run import group
-from lllaunch.run.execute import execute
+from lllaunch.run import execute, group
 from lllaunch.spec import Entrypoint, LaunchSpec, RestartPolicy
 from lllaunch.supervisor import gpu_memory
 from lllaunch.supervisor.gpu_memory import GpuMemoryWait
@@ -151,7 +150,7 @@ def test_a_run_has_samples_of_the_gpus_that_its_workers_see(
         samples=1.0,
     )
     console = Console(io.StringIO(), cwd=str(tmp_path))
-    outcome = execute(spec, plan_text="", plan_hash="h", console=console)
+    outcome = execute.Run(spec, "", "h", console).execute()
     assert outcome.state == "succeeded"
     lines = (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
     first, *_ = found = [json.loads(line) for line in lines]

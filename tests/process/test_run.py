@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lllaunch.console.console import Console
-from lllaunch.run.execute import execute
+from lllaunch.run import execute
 from lllaunch.spawner.protocol import Program
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.std import Std
@@ -65,7 +65,7 @@ class Run:
         more.setdefault("log_dir", str(self.path))
         spec = LaunchSpec(entrypoint, nproc, cwd=str(self.root), run_id="t", **more)
         console = Console(self.said, cwd=str(self.root))
-        self.outcome = execute(spec, plan_text="plan: é\n", plan_hash="h", console=console, **how)
+        self.outcome = execute.Run(spec, "plan: é\n", "h", console, **how).execute()
         return self.outcome
 
     @property

@@ -30,8 +30,8 @@ from lllaunch.events import (
 )
 from lllaunch.linux.cgroup import Cgroup
 from lllaunch.linux.process import wait_readable
+from lllaunch.run.causes import CalledExit
 from lllaunch.run.excerpts import read_exit_call
-from lllaunch.run.records import ExitCall
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.orphans import SETTLE_SECONDS
 from lllaunch.spawner.protocol import Module, Program, Script
@@ -230,15 +230,15 @@ def test_the_place_of_sys_exit_is_left_beside_the_error_file(spawner: Spawner) -
     )
     path = script(text).path
     for how, argv, call in (
-        ("bad", (), ExitCall(3, path, 3, "check_data")),
+        ("bad", (), CalledExit(3, "3", path, 3, "check_data")),
         # the user's line, not the parser's
-        ("argument", ("--what",), ExitCall(2, path, 5, "main")),
+        ("argument", ("--what",), CalledExit(2, "2", path, 5, "main")),
         ("good", (), None),
     ):
         Path(how).mkdir()
         error_file = os.path.abspath(f"{how}/error.json")
         run(spawner, Script(path, argv), env={"TORCHELASTIC_ERROR_FILE": error_file, "HOW": how})
-        assert read_exit_call(error_file) == call
+        assert read_exit_call(error_file, 0 if call is None else call.exitcode) == call
 
 
 def test_nothing_that_a_script_leaves_to_the_interpreters_end_is_lost(spawner: Spawner) -> None:

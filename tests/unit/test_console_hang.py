@@ -14,8 +14,7 @@ from lllaunch.console.report import failure_text, report_lines
 from lllaunch.events import Exited, Started
 from lllaunch.run.ending import summarize
 from lllaunch.run.excerpts import Excerpt
-from lllaunch.run.hang import hang_of
-from lllaunch.run.judge import judge_attempt
+from lllaunch.run.judge import hang_of, judge_attempt
 from lllaunch.run.records import (
     AttemptRecord,
     SentSignal,

@@ -19,7 +19,7 @@ from support.left import LeftRun, LeftSweep
 
 from lllaunch.app.sweeping import resume
 from lllaunch.errors import LaunchError, OutputError
-from lllaunch.run.lock import lock_directory
+from lllaunch.run.directory import lock_directory
 from lllaunch.run.result import Succeeded
 from lllaunch.run.submission import BatchStarted, append
 from lllaunch.sweep.journal import ComposedRecord, Header, Journal

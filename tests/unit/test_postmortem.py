@@ -1,4 +1,4 @@
-"""What is said about a worker's death, and how sure that is: `explain` on made-up evidence."""
+"""What is said about a worker's death, and how sure that is: `explain` on made-up records."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import signal
 
 import pytest
 
-from lllaunch.linux.cgroup import Memory, read_memory
-from lllaunch.run.postmortem import Evidence, explain
+from lllaunch.events import Exited
+from lllaunch.linux.cgroup import UNKNOWN, Memory, read_memory
+from lllaunch.run.judge import explain
+from lllaunch.run.records import AttemptRecord, SentSignal, WorkerError, WorkerRecord
 
 GIB = 1 << 30
 KILLED = -signal.SIGKILL
@@ -17,16 +19,25 @@ def memory(cgroup=0, machine=0, **more) -> Memory:
     return Memory(cgroup_kills=cgroup, machine_kills=machine, total=32 * GIB, **more)
 
 
-def sigkill(before: Memory, after: Memory, rss: int = 0, unexplained: int = 1):
-    found = explain(
-        Evidence(KILLED, max_rss=rss, before=before, after=after, unexplained=unexplained)
-    )
+def explained(exitcode: int, *, before=UNKNOWN, after=UNKNOWN, rss=0, said="", sent=(), killed=0):
+    """What is said about a worker; ``killed`` more died of SIGKILL."""
+    worker = WorkerRecord(0, 0, exited=Exited(0, 1, exitcode, 9, rss), memory=after)
+    worker.error = WorkerError(said) if said else None
+    worker.sent = tuple(SentSignal(signum, 5) for signum in sent)
+    others = [
+        WorkerRecord(rank, rank, exited=Exited(rank, 1, KILLED, 9)) for rank in range(1, killed + 1)
+    ]
+    return explain(worker, AttemptRecord(0, 0, "", 1, workers=(worker, *others), memory=before))
+
+
+def sigkill(before: Memory, after: Memory, rss: int = 0, killed: int = 0):
+    found = explained(KILLED, before=before, after=after, rss=rss, killed=killed)
     assert found is not None
     return found
 
 
 def test_sigkill_sent_by_the_launcher_is_certain():
-    found = explain(Evidence(KILLED, sent=(signal.SIGTERM, signal.SIGKILL)))
+    found = explained(KILLED, sent=(signal.SIGTERM, signal.SIGKILL))
     assert (found.suspect, found.sure) == ("launcher", "certain")
     assert found.text == "The launcher sent it SIGKILL."
 
@@ -78,7 +89,7 @@ def test_other_sigkills(before, after, rss, suspect, sure, words):
 
 
 def test_fewer_oom_kills_than_dead_workers_is_only_likely():
-    found = sigkill(memory(2), memory(3), unexplained=2)
+    found = sigkill(memory(2), memory(3), killed=1)
     assert (found.suspect, found.sure) == ("oom", "likely")
 
 
@@ -91,7 +102,7 @@ def test_fewer_oom_kills_than_dead_workers_is_only_likely():
 )
 def test_an_oom_kill_below_a_worker_that_failed_then(said, sure):
     after = memory(1, limit=8 * GIB)
-    found = explain(Evidence(1, before=memory(0), after=after, unexplained=0, said=said))
+    found = explained(1, before=memory(0), after=after, said=said)
     assert (found.suspect, found.sure) == ("oom", sure)
     assert "The kernel's OOM killer struck in this cgroup" in found.text
 
@@ -106,7 +117,7 @@ def test_an_oom_kill_below_a_worker_that_failed_then(said, sure):
 )
 def test_sigbus_is_as_sure_as_shared_memory_is_full(free, sure, words):
     after = Memory(shm_total=64 << 20, shm_free=free)
-    found = explain(Evidence(-signal.SIGBUS, after=after))
+    found = explained(-signal.SIGBUS, after=after)
     assert (found.suspect, found.sure) == ("itself", sure)
     assert words in found.text
     assert ("--shm-size" in found.text) is (sure == "likely")
@@ -126,7 +137,7 @@ def test_sigbus_is_as_sure_as_shared_memory_is_full(free, sure, words):
     ],
 )
 def test_signals_get_a_helpful_sentence(signum, suspect, word):
-    found = explain(Evidence(-signum))
+    found = explained(-signum)
     assert found.suspect == suspect
     assert word in found.text
 
@@ -141,14 +152,14 @@ def test_signals_get_a_helpful_sentence(signum, suspect, word):
     ],
 )
 def test_statuses_of_shells_are_read(status, words):
-    found = explain(Evidence(status))
+    found = explained(status)
     assert found.sure == "possible"
     assert words in found.text
 
 
 @pytest.mark.parametrize("status", [0, 1, 125, 128, 255, -signal.SIGRTMAX])
 def test_plain_statuses_and_unknown_signals_speak_for_themselves(status):
-    assert explain(Evidence(status)) is None
+    assert explained(status) is None
 
 
 # Reading: trees made like those of the kernel's documentation.

@@ -17,7 +17,7 @@ from lllaunch.results import history, live, store
 from lllaunch.results.history import AppendedLines
 from lllaunch.results.live import LiveReader, LiveView, sweep_left
 from lllaunch.results.store import ListEntry
-from lllaunch.run.lock import lock_directory
+from lllaunch.run.directory import lock_directory
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,

@@ -38,12 +38,10 @@ from lllaunch.run.causes import (
 from lllaunch.run.ending import summarize
 from lllaunch.run.events import EventLog
 from lllaunch.run.group import Attempt
-from lllaunch.run.hang import hang_of
-from lllaunch.run.judge import judge_attempt, was_out_of_memory
+from lllaunch.run.judge import hang_of, judge_attempt, was_out_of_memory
 from lllaunch.run.observer import RunObserver
 from lllaunch.run.records import (
     AttemptRecord,
-    ExitCall,
     PreflightRecord,
     SentSignal,
     WorkerError,
@@ -156,16 +154,16 @@ def test_worker_ended_by_the_launcher_is_no_victim():
 
 
 def test_who_called_exit_where_the_first_did_before_he_noticed_the_signal_failed_alike():
-    here, elsewhere = ExitCall(3, "s.py", 7, "main"), ExitCall(3, "s.py", 2, "on_sigterm")
+    here = CalledExit(3, "3", "s.py", 7, "main")
+    elsewhere = CalledExit(3, "3", "s.py", 2, "on_sigterm")
     others = [
         worker(1, 3, at=1.2, sent=(sent(15, 1.05),), exit_call=here),
         worker(2, 3, at=1.2, sent=(sent(15, 1.05),), exit_call=elsewhere),
         worker(3, 3, at=1.2, sent=(sent(15, 1.05),)),
     ]
-    cause = CalledExit(3, "3", "s.py", 7, "main")
     assert fates(worker(0, 3, exit_call=here), *others) == [
-        Failed(cause=cause),
-        Victim(cause=cause, seconds_after_root_cause=(int(1.2 * S) - S) / 1e9),
+        Failed(cause=here),
+        Victim(cause=here, seconds_after_root_cause=(int(1.2 * S) - S) / 1e9),
         ended_by_launcher(3, 15),
         ended_by_launcher(3, 15),
     ]

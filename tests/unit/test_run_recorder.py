@@ -89,7 +89,7 @@ def test_facts_end_up_with_their_worker():
     ):
         recorder.observe(fact)
     (found,) = recorder.records()
-    assert (found.number, found.restart_count, found.ended_ns) == (3, 2, T0 + 3)
+    assert (found.number, found.restart_count, found.ended_ns) == (3, 2, T0 + 2)
     assert [(each.local_rank, each.rank) for each in found.workers] == [(0, 10), (1, 11)]
     first, second = found.workers
     assert (first.started.pid, first.exited.exitcode) == (500, 1)
