@@ -232,17 +232,14 @@ class BuildQuery:
     ) -> dict[str, Any]:
         """Returns what a run is built from, as plain data for JSON; idempotent.
 
-        Args:
-            timeout: how long to wait for git from now on, seconds.
-            modules: dotted names; the versions of their distributions are reported.
-            own: directories that runs write to. An untracked directory that holds one of them, and
-                not ``cwd``, is taken for output: it does not make the tree dirty.
-
-        Returns:
-            ``commit`` (full hash), ``dirty``, ``branch`` (null if none is checked out), ``changed``
-            (tracked files that differ from the commit), ``untracked`` (files and whole directories
-            that are neither tracked nor ignored), ``git_problem`` (why some of these are null, else
-            null), ``versions`` (by package), ``python`` and ``implementation``.
+        ``timeout``: how long to wait for git from now on, seconds. ``modules``: dotted names; the
+        versions of their distributions are reported. ``own``: directories that runs write to. An
+        untracked directory that holds one of them, and not ``cwd``, is taken for output: it does
+        not make the tree dirty. Returns ``commit`` (full hash), ``dirty``, ``branch`` (null if none
+        is checked out), ``changed`` (tracked files that differ from the commit), ``untracked``
+        (files and whole directories that are neither tracked nor ignored), ``git_problem`` (why
+        some of these are null, else null), ``versions`` (by package), ``python`` and
+        ``implementation``.
         """
         if self._tree is None:
             self._tree = self._answer(timeout, own)

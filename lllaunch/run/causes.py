@@ -13,15 +13,10 @@ from lllaunch.watchdog.findings import Finding
 
 
 class Raised(Said, frozen=True):
-    """The worker's code raised an exception, and said so in its error.json.
+    """The worker's code raised an exception, and said so in its error.json."""
 
-    Attributes:
-        message: ``ValueError: what was wrong``.
-        exitcode: the exit status that followed.
-    """
-
-    message: str
-    exitcode: int
+    message: str  # ``ValueError: what was wrong``
+    exitcode: int  # the exit status that followed
 
     def __str__(self) -> str:
         return f"raised {self.message.splitlines()[0]}" if self.message else "raised an exception"
@@ -47,46 +42,30 @@ class ExitedNonZero(Said, frozen=True):
 
 
 class CalledExit(Said, frozen=True):
-    """The worker's code called ``sys.exit``.
+    """The worker's code called ``sys.exit``."""
 
-    Attributes:
-        exitcode: the exit status that followed.
-        argument: what it was called with, as Python writes it; its beginning if that is long.
-        file: source file of the line that called it, of the user's.
-        line: line in that file.
-        function: the function that it is in, ``<module>`` outside of any.
-    """
-
-    exitcode: int
-    argument: str
-    file: str
-    line: int
-    function: str
+    exitcode: int  # the exit status that followed
+    argument: str  # what it was called with, as Python writes it; its beginning if that is long
+    file: str  # source file of the line that called it, of the user's
+    line: int  # line in that file
+    function: str  # the function that it is in, ``<module>`` outside of any
 
     def __str__(self) -> str:
         return f"called sys.exit({self.argument})"
 
 
 class LeftEarly(Said, frozen=True):
-    """The worker ended with success while others were still in a collective operation with it.
+    """The worker ended with success while others were still in a collective operation with it."""
 
-    Attributes:
-        ran_seconds: how long it had run.
-        before_ns: how long before the first of the others failed it ended, nanoseconds; less than
-            0 if its end became known later.
-        others: ranks whose connections broke.
-        call: the operation that they were in, or an empty string.
-        file: source file of the user's that had called it, or an empty string.
-        line: line in that file.
-        operation: ``all_reduce #4 of default_pg (float32 [4])``, where torch has recorded that.
-    """
-
-    ran_seconds: float
+    ran_seconds: float  # how long it had run
+    # how long before the first of the others failed it ended, nanoseconds; less than 0 if its end
+    # became known later
     before_ns: int
-    others: tuple[int, ...]
-    call: str = ""
-    file: str = ""
-    line: int = 0
+    others: tuple[int, ...]  # ranks whose connections broke
+    call: str = ""  # the operation that they were in, or an empty string
+    file: str = ""  # source file of the user's that had called it, or an empty string
+    line: int = 0  # line in that file
+    # ``all_reduce #4 of default_pg (float32 [4])``, where torch has recorded that
     operation: str = ""
 
     def __str__(self) -> str:
@@ -94,50 +73,33 @@ class LeftEarly(Said, frozen=True):
 
 
 class DiskFull(Said, frozen=True):
-    """The worker failed, and could not say why: the file system of its logs is full.
+    """The worker failed, and could not say why: the file system of its logs is full."""
 
-    Attributes:
-        exitcode: its exit status.
-        directory: where its logs are.
-        total: size of that file system, bytes.
-        free: what is free of it, bytes.
-    """
-
-    exitcode: int
-    directory: str
-    total: int
-    free: int
+    exitcode: int  # its exit status
+    directory: str  # where its logs are
+    total: int  # size of that file system, bytes
+    free: int  # what is free of it, bytes
 
     def __str__(self) -> str:
         return f"exited with status {self.exitcode}: [Errno 28] No space left on device"
 
 
 class KilledBySignal(Said, frozen=True):
-    """A signal ended the worker.
+    """A signal ended the worker."""
 
-    Attributes:
-        signum: the signal's number.
-        core_dumped: whether the kernel wrote a core file.
-    """
-
-    signum: int
-    core_dumped: bool = False
+    signum: int  # the signal's number
+    core_dumped: bool = False  # whether the kernel wrote a core file
 
     def __str__(self) -> str:
         return f"died of {signal_name(self.signum)}" + (", core dumped" if self.core_dumped else "")
 
 
 class OutOfMemory(Said, frozen=True):
-    """The kernel's OOM killer ended the worker, or a process below it, as far as can be known.
+    """The kernel's OOM killer ended the worker, or a process below it, as far as can be known."""
 
-    Attributes:
-        max_rss: peak resident memory of the worker, bytes.
-        limit: the memory limit that it ran under, bytes, or None.
-        message: what the worker raised when a process below it was killed; else an empty string.
-    """
-
-    max_rss: int
-    limit: int | None = None
+    max_rss: int  # peak resident memory of the worker, bytes
+    limit: int | None = None  # the memory limit that it ran under, bytes, or None
+    # what the worker raised when a process below it was killed; else an empty string
     message: str = ""
 
     def __str__(self) -> str:
@@ -147,17 +109,11 @@ class OutOfMemory(Said, frozen=True):
 
 
 class StartFailure(Said, frozen=True):
-    """The worker could not be started.
+    """The worker could not be started."""
 
-    Attributes:
-        path: the program or file concerned, or an empty string.
-        reason: what the system said.
-        errno: the system's error number, 0 where there is none.
-    """
-
-    path: str
-    reason: str
-    errno: int = 0
+    path: str  # the program or file concerned, or an empty string
+    reason: str  # what the system said
+    errno: int = 0  # the system's error number, 0 where there is none
 
     def __str__(self) -> str:
         what = f"{self.path!r}: " if self.path else ""
@@ -165,17 +121,11 @@ class StartFailure(Said, frozen=True):
 
 
 class SpawnerLost(Said, frozen=True):
-    """The process that starts all workers died, and the worker with it.
+    """The process that starts all workers died, and the worker with it."""
 
-    Attributes:
-        pid: process id of the spawner.
-        status: its exit status, negative for a signal, None where it is not known.
-        detail: what it wrote last, or an empty string.
-    """
-
-    pid: int
-    status: int | None
-    detail: str = ""
+    pid: int  # process id of the spawner
+    status: int | None  # its exit status, negative for a signal, None where it is not known
+    detail: str = ""  # what it wrote last, or an empty string
 
     def __str__(self) -> str:
         if self.status is None:
@@ -198,20 +148,14 @@ class PreloadFailure(Said, frozen=True):
 
 
 class PreflightFailure(Said, frozen=True):
-    """The preflight failed; no worker was started.
+    """The preflight failed; no worker was started."""
 
-    Attributes:
-        command: its command line.
-        exitcode: its exit status, or the negative number of the signal that ended it; None if it
-            could not be started, or did not end in time.
-        timeout: how long it may take, seconds, if it took longer; else None.
-        reason: what the system said, if it could not be started; else an empty string.
-    """
-
-    command: str
+    command: str  # its command line
+    # its exit status, or the negative number of the signal that ended it; None if it could not be
+    # started, or did not end in time
     exitcode: int | None = None
-    timeout: float | None = None
-    reason: str = ""
+    timeout: float | None = None  # how long it may take, seconds, if it took longer; else None
+    reason: str = ""  # what the system said, if it could not be started; else an empty string
 
     def __str__(self) -> str:
         if self.timeout is not None:
@@ -242,30 +186,20 @@ class HungInKernel(Said, frozen=True):
 
 
 class OnAnotherNode(Said, frozen=True):
-    """A worker of another node failed, or the watchdog of another node found something.
+    """A worker of another node failed, or the watchdog of another node found something."""
 
-    Attributes:
-        node: what the node is called.
-        what: what happened there, as the predicate of a sentence about the worker.
-    """
-
-    node: str
-    what: str
+    node: str  # what the node is called
+    what: str  # what happened there, as the predicate of a sentence about the worker
 
     def __str__(self) -> str:
         return f"{self.what or 'failed'}, on {self.node}"
 
 
 class NodeGone(Said, frozen=True):
-    """A node of the run was lost, or left.
+    """A node of the run was lost, or left."""
 
-    Attributes:
-        subject: what the node is called.
-        what: what happened to it, as the predicate of a sentence about it.
-    """
-
-    subject: str
-    what: str
+    subject: str  # what the node is called
+    what: str  # what happened to it, as the predicate of a sentence about it
 
     def __str__(self) -> str:
         return self.what
@@ -281,15 +215,10 @@ class NodesJoined(Said, frozen=True):
 
 
 class UnknownCause(Record, frozen=True, tag=True):
-    """A cause in the result.json of another version, which this one has no type for.
+    """A cause in the result.json of another version, which this one has no type for."""
 
-    Attributes:
-        name: of its type, as the file has it.
-        text: its one line.
-    """
-
-    name: str
-    text: str
+    name: str  # of its type, as the file has it
+    text: str  # its one line
 
     def __str__(self) -> str:
         return self.text or "failed"

@@ -232,16 +232,12 @@ def lock_directory(
 ) -> int | None:
     """Takes a directory for this process, making it if need be; its path is absolute.
 
-    Args:
-        key: that names the directory, for the message of a refusal.
-        patience: how long to wait for what a launcher that has ended has left, seconds. A launcher
-            that lives is not waited for.
-        say: gets a line for people if that takes longer than a moment.
-        alone: whether it is known that no launcher that lives has it: the file server may take a
-            while to see that the machine of the last one is gone.
-
-    Returns:
-        a descriptor whose closing gives the lock back; None on a file system without locks.
+    ``key``: that names the directory, for the message of a refusal. ``patience``: how long to wait
+    for what a launcher that has ended has left, seconds. A launcher that lives is not waited for.
+    ``say``: gets a line for people if that takes longer than a moment. ``alone``: whether it is
+    known that no launcher that lives has it: the file server may take a while to see that the
+    machine of the last one is gone. Returns a descriptor whose closing gives the lock back; None on
+    a file system without locks.
 
     Raises:
         ConfigError: another process holds it.

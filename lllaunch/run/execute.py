@@ -62,31 +62,28 @@ def host_facts(memory: Memory) -> dict[str, Any]:
 
 @dataclass
 class Run:
-    """One run of an experiment; `execute` takes it from its resolved description to its outcome.
-
-    Attributes:
-        spawner: one that was started early; it stays open. None: one of the run's own.
-        targets: what each worker runs, from its facts (`lllaunch.macros.WORKER_NAMES`), instead of
-            the entrypoint.
-        build: tells what the code is that ran (`lllaunch.run.build`); asked in the end.
-        directory: the run's directory if it is claimed already; it stays so.
-        ended: called with the exit code when all is written and shown, while signals are still
-            kept from having another effect.
-        shared_plan: of several nodes, what all of them must have in common; redacted.
-        job: the batch job that this is, or None. A signal that announces its end ends the run, as
-            SIGTERM does; and a run that has been in one before goes on counting its restarts.
-    """
+    """One run of an experiment; `execute` takes it from its resolved description to its outcome."""
 
     spec: LaunchSpec
     plan_text: str
     plan_hash: str
     console: Console
+    # one that was started early; it stays open. None: one of the run's own
     spawner: Spawner | None = None
+    # what each worker runs, from its facts (`lllaunch.macros.WORKER_NAMES`), instead of the
+    # entrypoint
     targets: Callable[[Mapping[str, str]], Target | Forked] | None = None
+    # tells what the code is that ran (`lllaunch.run.build`); asked in the end
     build: Callable[[], Mapping[str, Any]] | None = None
+    # the run's directory if it is claimed already; it stays so
     directory: RunDirectory | None = None
+    # called with the exit code when all is written and shown, while signals are still kept from
+    # having another effect
     ended: Callable[[int], None] | None = None
+    # of several nodes, what all of them must have in common; redacted
     shared_plan: Mapping[str, Any] | None = None
+    # the batch job that this is, or None. A signal that announces its end ends the run, as SIGTERM
+    # does; and a run that has been in one before goes on counting its restarts
     job: BatchJob | None = None
     started_ns: int = field(default_factory=now_ns)
     memory: Memory = field(default_factory=read_memory)

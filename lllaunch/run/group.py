@@ -128,21 +128,16 @@ _LONGEST_CHECK = 60.0
 
 @dataclass
 class RunGroup:
-    """The worker group of a run, taken through its attempts; the observer knows what became of it.
-
-    Attributes:
-        spawner: stays open.
-        targets: what a worker runs, from its facts, instead of the entrypoint.
-        nodes: None if this is the only one.
-    """
+    """The worker group of a run, taken through its attempts; the observer knows what became of it."""
 
     spec: LaunchSpec
     directory: RunDirectory
     observer: RunObserver
     signals: SignalSource
-    spawner: Spawner
+    spawner: Spawner  # stays open
+    # what a worker runs, from its facts, instead of the entrypoint
     targets: InitVar[Targets | None] = None
-    nodes: NodeGroup | None = None
+    nodes: NodeGroup | None = None  # None if this is the only one
 
     def __post_init__(self, targets: Targets | None) -> None:
         spec = self.spec
@@ -175,9 +170,8 @@ class RunGroup:
     def run(self, earlier: int = 0, history: RestartHistory | None = None) -> int | None:
         """Runs all attempts; returns the signal to the launcher that ended the run, or None.
 
-        Args:
-            earlier: how many attempts there were before, in other batch jobs of the same run.
-            history: what became of those; None if nobody says.
+        ``earlier``: how many attempts there were before, in other batch jobs of the same run.
+        ``history``: what became of those; None if nobody says.
 
         Raises:
             ConfigError: the function is not there, or its arguments do not fit; nothing was

@@ -132,10 +132,9 @@ def merged(
 ) -> RunResult:
     """Make the outcome of a run from those of its nodes.
 
-    Args:
-        places: where it stood in each attempt.
-        results: what other nodes have left, by name; one that came again has left several.
-        lost: what happened to those that were lost or left, by name.
+    ``places``: where it stood in each attempt. ``results``: what other nodes have left, by name;
+    one that came again has left several. ``lost``: what happened to those that were lost or left,
+    by name.
     """
     known = _members(places)
     token = places[-1].roster.token if places else ""

@@ -79,14 +79,6 @@ class RunObserver:
     """Sees all of a run: writes it down, and tells the user of the little that matters.
 
     Samples go to a file of their own, if one is named.
-
-    Attributes:
-        console: what tells the user.
-        progress: looks how far workers of the current attempt are, by local rank.
-        reason: why the run did not succeed, once it is over; or None.
-        limit: the limit of the run that was found to be over, or None.
-        no_progress: the attempts that got no further, if the run ended for those; or None.
-        look: where the workers stood when a signal came that ends the run; or None.
     """
 
     def __init__(
@@ -99,14 +91,17 @@ class RunObserver:
         read: Callable[[], Memory] = read_memory,
     ) -> None:
         self.hide = hide
+        # looks how far workers of the current attempt are, by local rank
         self.progress: Callable[[Collection[int]], Mapping[int, Progress]] = lambda _: {}
-        self.reason: Reason | None = None
-        self.limit: Finding | None = None
+        self.reason: Reason | None = None  # why the run did not succeed, once it is over; or None
+        self.limit: Finding | None = None  # the limit of the run that was found to be over, or None
+        # the attempts that got no further, if the run ended for those; or None
         self.no_progress: NoProgress | None = None
+        # where the workers stood when a signal came that ends the run; or None
         self.look: Hang | None = None
         self._spec = spec
         self._events = events
-        self.console = console
+        self.console = console  # what tells the user
         self._samples_path = samples
         self._samples: SampleLog | None = None
         self._read = read

@@ -62,20 +62,7 @@ class PreflightRecord(Struct):
 
 
 class WorkerRecord(Struct):
-    """One worker of one attempt, as far as it is known.
-
-    Attributes:
-        abandoned: whether the launcher gave up waiting for its end.
-        memory: the machine's when its end became known, where that was worth reading.
-        disk: set if it failed without an error.json, and there was no room for one.
-        exit_call: where its code called ``sys.exit``, if that gave its exit status.
-        trace: which collectives it had come to at last.
-        misfit: bytes that gloo had received for a collective, and that its own call had room for,
-            where it aborted the worker for that.
-        shown: whether its standard error is on the console already.
-        was_read: whether what it wrote of its failure was read; it writes nothing more then.
-        progress: how far it was when it ended, and ``progress_ns`` when it got there.
-    """
+    """One worker of one attempt, as far as it is known."""
 
     local_rank: int
     rank: int
@@ -84,16 +71,23 @@ class WorkerRecord(Struct):
     start_failed: StartFailed | None = None
     exited: Exited | None = None
     sent: tuple[SentSignal, ...] = ()
-    abandoned: bool = False
+    abandoned: bool = False  # whether the launcher gave up waiting for its end
     error: WorkerError | None = None
+    # where its code called ``sys.exit``, if that gave its exit status
     exit_call: CalledExit | None = None
+    # the machine's when its end became known, where that was worth reading
     memory: Memory = UNKNOWN
+    # set if it failed without an error.json, and there was no room for one
     disk: DiskFull | None = None
-    trace: RankTrace | None = None
+    trace: RankTrace | None = None  # which collectives it had come to at last
+    # bytes that gloo had received for a collective, and that its own call had room for, where it
+    # aborted the worker for that
     misfit: tuple[int, int] | None = None
     crash: str = ""
-    shown: bool = False
+    shown: bool = False  # whether its standard error is on the console already
+    # whether what it wrote of its failure was read; it writes nothing more then
     was_read: bool = False
+    # how far it was when it ended, and ``progress_ns`` when it got there
     progress: Progress | None = None
     progress_ns: int = 0
 
@@ -118,42 +112,33 @@ class WorkerRecord(Struct):
 
 
 class AttemptRecord(Struct):
-    """One attempt, as far as it is known; times are nanoseconds since the epoch, 0 for none.
-
-    Attributes:
-        workers: in order of local rank.
-        stuck: whether workers were found to hang in the kernel.
-        ending: whether it is being ended: what is found from now on is too late.
-        finding: what the watchdog found first while the attempt ran, at ``fired_ns``.
-        stacks: where the workers stood then, as far as that could be found out.
-        blame: who hung then and who waited, or None if nobody could look.
-        group_end: of several nodes, what all have agreed that it ended for.
-        group_lost: of several nodes, one that was found to be gone when it ended.
-        group_stacks: of several nodes, who of all hung then.
-    """
+    """One attempt, as far as it is known; times are nanoseconds since the epoch, 0 for none."""
 
     number: int
     restart_count: int
     path: str
     started_ns: int
     ended_ns: int = 0
-    workers: tuple[WorkerRecord, ...] = ()
+    workers: tuple[WorkerRecord, ...] = ()  # in order of local rank
     memory: Memory = UNKNOWN
     died: SpawnerGone | None = None
     died_ns: int = 0
     died_memory: Memory = UNKNOWN
     broken: PreloadBroken | None = None
     leftovers: tuple[Orphan, ...] = ()
-    stuck: bool = False
-    ending: bool = False
+    stuck: bool = False  # whether workers were found to hang in the kernel
+    ending: bool = False  # whether it is being ended: what is found from now on is too late
+    # what the watchdog found first while the attempt ran, at ``fired_ns``
     finding: Finding | None = None
     fired_ns: int = 0
+    # where the workers stood then, as far as that could be found out
     stacks: tuple[RankStack, ...] = ()
-    blame: Blame | None = None
+    blame: Blame | None = None  # who hung then and who waited, or None if nobody could look
     master_port: str = ""
-    group_end: GroupEnd | None = None
+    group_end: GroupEnd | None = None  # of several nodes, what all have agreed that it ended for
+    # of several nodes, one that was found to be gone when it ended
     group_lost: GroupEnd | None = None
-    group_stacks: GroupStacks | None = None
+    group_stacks: GroupStacks | None = None  # of several nodes, who of all hung then
     preflight: PreflightRecord | None = None
 
     @property

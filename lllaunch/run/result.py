@@ -53,52 +53,37 @@ Moment: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class Explanation(Record, frozen=True):
-    """What probably happened to a worker.
+    """What probably happened to a worker."""
 
-    Attributes:
-        suspect: who ended it: ``launcher``, ``oom`` (the kernel's OOM killer), ``outside`` (another
-            process) or ``itself``.
-        sure: how sure that is.
-        text: one sentence, or two, for the user.
-    """
-
+    # who ended it: ``launcher``, ``oom`` (the kernel's OOM killer), ``outside`` (another process)
+    # or ``itself``
     suspect: Suspect
-    sure: Sure
-    text: str
+    sure: Sure  # how sure that is
+    text: str  # one sentence, or two, for the user
 
 
 class Hang(Record, frozen=True, dict=True):
     """What the watchdog found, and where the workers stood then.
 
     All ranks but those within ``finding`` are ranks among all workers.
-
-    Attributes:
-        finding: what it found; its ranks are local.
-        since_ns: when that had begun, where the finding tells.
-        named: ranks that the finding names; none if it is about all.
-        hung: those that hang by themselves, as far as can be told.
-        waiting: those that only wait for them.
-        asleep: those in uninterruptible sleep.
-        stopped: those that a signal stopped.
-        left: those that had ended with success, with the seconds that they had run; none unless all
-            others surely wait.
-        standing: where each stood, as far as that is known.
-        nodes: of several, the one that each of those who hang is on.
-        collectives: the operation that they do not agree on, or None.
     """
 
-    finding: Finding
+    finding: Finding  # what it found; its ranks are local
     time_ns: Time = field(default=0, name="time")
+    # when that had begun, where the finding tells
     since_ns: Time | None = field(default=None, name="since")
-    named: tuple[int, ...] = ()
-    hung: tuple[int, ...] = ()
-    waiting: tuple[int, ...] = ()
-    asleep: tuple[int, ...] = ()
-    stopped: tuple[int, ...] = ()
+    named: tuple[int, ...] = ()  # ranks that the finding names; none if it is about all
+    hung: tuple[int, ...] = ()  # those that hang by themselves, as far as can be told
+    waiting: tuple[int, ...] = ()  # those that only wait for them
+    asleep: tuple[int, ...] = ()  # those in uninterruptible sleep
+    stopped: tuple[int, ...] = ()  # those that a signal stopped
+    # those that had ended with success, with the seconds that they had run; none unless all others
+    # surely wait
     left: Mapping[int, float] = {}
+    # where each stood, as far as that is known
     standing: tuple[RankStack, ...] = field(default=(), name="stacks")
-    nodes: Mapping[int, str] = {}
-    collectives: Disagreement | None = None
+    nodes: Mapping[int, str] = {}  # of several, the one that each of those who hang is on
+    collectives: Disagreement | None = None  # the operation that they do not agree on, or None
 
     def __post_init__(self) -> None:
         # older files do not say: of one node ranks are local ones
@@ -120,41 +105,30 @@ class Hang(Record, frozen=True, dict=True):
 
 
 class RootCause(Record, frozen=True):
-    """The first failure of an attempt.
-
-    Attributes:
-        attempt: number of the attempt.
-        rank: the worker, among all; None if all failed at once (the spawner died), or if the
-            watchdog found something that is not one worker's.
-        local_rank: the same on its node.
-        cause: why.
-        time_ns: when.
-        explanation: what can be said beyond that, or None.
-        traceback: the traceback where there is one, or an empty string.
-        stderr: where its standard error went, or that of the preflight; else empty.
-        hang: what the watchdog found, if the attempt ended for that; it is the cause unless a
-            worker had failed before.
-        frames: where it stood when a fatal signal ended it, innermost first; none if nobody knows.
-        shown: whether its standard error is on the console already.
-        node: of several, the one that the worker was on, where that is not node 0; else empty.
-        collectives: the operation that ranks did not agree on when workers failed, or None.
-    """
+    """The first failure of an attempt."""
 
     DERIVED = ("time",)
     BESIDE = frozenset({"shown"})
 
-    attempt: int = 0
+    attempt: int = 0  # number of the attempt
+    # the worker, among all; None if all failed at once (the spawner died), or if the watchdog found
+    # something that is not one worker's
     rank: int | None = None
-    local_rank: int | None = None
-    cause: Cause = UnknownCause("", "")
-    time_ns: Moment = 0
-    explanation: Explanation | None = None
-    traceback: Text = ""
-    stderr: RunPath = ""
+    local_rank: int | None = None  # the same on its node
+    cause: Cause = UnknownCause("", "")  # why
+    time_ns: Moment = 0  # when
+    explanation: Explanation | None = None  # what can be said beyond that, or None
+    traceback: Text = ""  # the traceback where there is one, or an empty string
+    stderr: RunPath = ""  # where its standard error went, or that of the preflight; else empty
+    # what the watchdog found, if the attempt ended for that; it is the cause unless a worker had
+    # failed before
     hang: Hang | None = None
+    # where it stood when a fatal signal ended it, innermost first; none if nobody knows
     frames: tuple[Frame, ...] = ()
-    shown: bool = False
+    shown: bool = False  # whether its standard error is on the console already
+    # of several, the one that the worker was on, where that is not node 0; else empty
     node: Text = ""
+    # the operation that ranks did not agree on when workers failed, or None
     collectives: Disagreement | None = None
 
     @property
@@ -186,50 +160,33 @@ class RootCause(Record, frozen=True):
 
 
 class Reached(Record, frozen=True):
-    """How far a worker was in the end.
+    """How far a worker was in the end."""
 
-    Attributes:
-        step: how many steps were done.
-        total: how many there are, or None.
-        time_ns: when it got there.
-        metrics: numbers that it told beside it, by name.
-    """
-
-    step: float
-    total: float | None = None
-    time_ns: Time = field(default=0, name="time")
-    metrics: Mapping[str, Number] = {}
+    step: float  # how many steps were done
+    total: float | None = None  # how many there are, or None
+    time_ns: Time = field(default=0, name="time")  # when it got there
+    metrics: Mapping[str, Number] = {}  # numbers that it told beside it, by name
 
 
 class WorkerResult(Record, frozen=True, tag_field="fate"):
-    """What became of one worker of one attempt; each way to end is a type of its own.
-
-    Attributes:
-        rank: its number among all workers.
-        pid: its process id, None if it was not started.
-        exitcode: exit status, or the negative number of the signal that ended it; None if unknown.
-        max_rss: its peak resident memory, bytes.
-        cpu_seconds: user and system time of it and the children it waited for.
-        error_file: where it said what it raised; empty if it did not.
-        stacks: where it stood when somebody looked; empty if nobody did.
-        progress: how far it was in the end, or None where it never showed that.
-    """
+    """What became of one worker of one attempt; each way to end is a type of its own."""
 
     DERIVED = ("signal",)
 
     local_rank: int = 0
-    rank: int = 0
-    pid: int | None = None
+    rank: int = 0  # its number among all workers
+    pid: int | None = None  # its process id, None if it was not started
+    # exit status, or the negative number of the signal that ended it; None if unknown
     exitcode: int | None = None
     started_ns: Time | None = field(default=None, name="started")
     ended_ns: Time | None = field(default=None, name="ended")
-    max_rss: int = 0
-    cpu_seconds: float = 0.0
+    max_rss: int = 0  # its peak resident memory, bytes
+    cpu_seconds: float = 0.0  # user and system time of it and the children it waited for
     stdout: RunPath = ""
     stderr: RunPath = ""
-    error_file: RunPath = ""
-    stacks: RunPath = ""
-    progress: Reached | None = None
+    error_file: RunPath = ""  # where it said what it raised; empty if it did not
+    stacks: RunPath = ""  # where it stood when somebody looked; empty if nobody did
+    progress: Reached | None = None  # how far it was in the end, or None where it never showed that
 
     @property
     def fate(self) -> str:
@@ -266,27 +223,21 @@ class Victim(WorkerResult, frozen=True, tag="victim", kw_only=True):
 
 
 class Ended(WorkerResult, frozen=True, tag="ended", kw_only=True):
-    """The launcher ended the worker.
-
-    Attributes:
-        sent: all signals that the launcher had sent it, in order.
-        waited_for: ranks that hung while this worker only waited for them; empty if it did not.
-    """
+    """The launcher ended the worker."""
 
     exitcode: int
+    # all signals that the launcher had sent it, in order
     sent: tuple[str, ...] = field(default=(), name="signals_sent")
+    # ranks that hung while this worker only waited for them; empty if it did not
     waited_for: tuple[int, ...] = ()
 
 
 class Lost(WorkerResult, frozen=True, tag="lost", kw_only=True):
-    """How the worker ended is not known.
+    """How the worker ended is not known."""
 
-    Attributes:
-        why: ``spawner``: it went with the spawner; ``kernel``: it hangs in the kernel and SIGKILL
-            does not end it; ``error``: the run ended by an error of lllaunch's own; ``unknown``:
-            another version wrote so, in words that this one does not know.
-    """
-
+    # ``spawner``: it went with the spawner; ``kernel``: it hangs in the kernel and SIGKILL does not
+    # end it; ``error``: the run ended by an error of lllaunch's own; ``unknown``: another version
+    # wrote so, in words that this one does not know
     why: Literal["spawner", "kernel", "error", "unknown"] = "spawner"
 
 
@@ -298,29 +249,18 @@ AnyWorker: TypeAlias = Succeeded | Failed | Victim | Ended | Lost | NotStarted
 
 
 class AttemptResult(Record, frozen=True):
-    """What became of one attempt.
+    """What became of one attempt."""
 
-    Attributes:
-        number: index of its directory.
-        restart_count: what its workers saw as TORCHELASTIC_RESTART_COUNT.
-        path: its directory.
-        state: ``stopped``: by a signal to the launcher.
-        ended_ns: when its last worker was gone.
-        workers: in order of local rank.
-        root_cause: its first failure, or None; written in short, since that of the last attempt is
-            the run's.
-        leftovers: processes that its workers left behind and that were ended.
-    """
-
-    number: int = field(default=0, name="attempt")
-    restart_count: int = 0
-    path: RunPath = field(default="", name="directory")
-    state: AttemptState = "failed"
+    number: int = field(default=0, name="attempt")  # index of its directory
+    restart_count: int = 0  # what its workers saw as TORCHELASTIC_RESTART_COUNT
+    path: RunPath = field(default="", name="directory")  # its directory
+    state: AttemptState = "failed"  # ``stopped``: by a signal to the launcher
     started_ns: Time = field(default=0, name="started")
-    ended_ns: Time = field(default=0, name="ended")
-    workers: tuple[AnyWorker, ...] = ()
+    ended_ns: Time = field(default=0, name="ended")  # when its last worker was gone
+    workers: tuple[AnyWorker, ...] = ()  # in order of local rank
+    # its first failure, or None; written in short, since that of the last attempt is the run's
     root_cause: RootCause | None = None
-    leftovers: tuple[Orphan, ...] = ()
+    leftovers: tuple[Orphan, ...] = ()  # processes that its workers left behind and that were ended
 
     @property
     def furthest(self) -> WorkerResult | None:
@@ -338,103 +278,71 @@ class AttemptResult(Record, frozen=True):
 
 
 class ReturnValue(Record, frozen=True):
-    """What one worker returned or reported, as a file; nothing has been unpickled.
+    """What one worker returned or reported, as a file; nothing has been unpickled."""
 
-    Attributes:
-        path: its return.pkl or return.json.
-        size: bytes.
-        type_name: name of the value's type, such as ``torch.Tensor``; ``json`` for a report.
-        json: the value as JSON text where it is JSON of at most 64 KiB, else None.
-    """
-
-    path: RunPath = ""
-    size: int = 0
+    path: RunPath = ""  # its return.pkl or return.json
+    size: int = 0  # bytes
+    # name of the value's type, such as ``torch.Tensor``; ``json`` for a report
     type_name: str = field(default="", name="type")
+    # the value as JSON text where it is JSON of at most 64 KiB, else None
     json: JsonText = field(default=None, name="value")
 
 
 class NodeResult(Record, frozen=True):
-    """What became of one node's part of a run.
+    """What became of one node's part of a run."""
 
-    Attributes:
-        name: what it is called: ``node 1 (host1)``.
-        node_rank: its number, or None.
-        group_rank: its rank in the last attempt.
-        nproc: how many workers it has; 0 if that is not known.
-        directory: where it wrote, as it is called there, absolute; empty if that is not known.
-        shared: whether that can be seen from here.
-        state: ``lost`` if it is not known what became of it.
-        exit_code: of its launcher, or None.
-        said: what happened to it that ended its part, or an empty string.
-        clock_offset: seconds that its clock is ahead of node 0's, or None.
-    """
-
-    name: str
+    name: str  # what it is called: ``node 1 (host1)``
     hostname: str = ""
-    node_rank: int | None = None
-    group_rank: int = -1
-    nproc: int = 0
+    node_rank: int | None = None  # its number, or None
+    group_rank: int = -1  # its rank in the last attempt
+    nproc: int = 0  # how many workers it has; 0 if that is not known
+    # where it wrote, as it is called there, absolute; empty if that is not known
     directory: str = ""
-    shared: bool = False
-    state: RunState | Literal["lost"] = "lost"
-    exit_code: int | None = None
-    said: str = ""
-    clock_offset: float | None = None
+    shared: bool = False  # whether that can be seen from here
+    state: RunState | Literal["lost"] = "lost"  # ``lost`` if it is not known what became of it
+    exit_code: int | None = None  # of its launcher, or None
+    said: str = ""  # what happened to it that ended its part, or an empty string
+    clock_offset: float | None = None  # seconds that its clock is ahead of node 0's, or None
 
 
 class RunResult(Record, frozen=True):
-    """What became of a run: what `execute` returns, result.json holds and the report shows.
-
-    Attributes:
-        state: ``failed``: workers did; ``error``: lllaunch could not do its part.
-        exit_code: of ``python -m lllaunch`` (docs/reference/exit-codes.md).
-        directory: the run's directory, absolute.
-        run_id: TORCHELASTIC_RUN_ID of its workers.
-        attempts: in order.
-        root_cause: the first failure of the last attempt, or None.
-        excerpt: the end of the root cause's stderr where that is redirected and there is no
-            traceback, else None.
-        signum: the signal that ended the run, or None.
-        limit: the limit of the run's time, if that was over before the next attempt; else None.
-        no_progress: the attempts in a row that got no further, if it ended for those; else None.
-        error: what went wrong in lllaunch itself, or an empty string.
-        return_values: by rank; those of the last attempt, if it succeeded.
-        plan_hash: identifies the plan (plan.yaml).
-        importing: modules that were being imported for the workers when a signal ended the run
-            before any of them had started.
-        look: where the workers stood when a signal came to a run that showed no sign of life.
-        preflight: command line and log of the one that was running when a signal ended the run.
-        nodes: of several, what became of each; none if there was one.
-        detected: what ``nnodes: auto`` took from the environment.
-        host: facts about the machine.
-        build: what the code is that ran; None if that is not known.
-    """
+    """What became of a run: what `execute` returns, result.json holds and the report shows."""
 
     DERIVED = ("seconds", "restarts")
     BESIDE = frozenset({"directory", "excerpt", "preflight"})
 
-    state: RunState
-    exit_code: int
-    directory: str = ""
-    run_id: str = ""
+    state: RunState  # ``failed``: workers did; ``error``: lllaunch could not do its part
+    exit_code: int  # of ``python -m lllaunch`` (docs/reference/exit-codes.md)
+    directory: str = ""  # the run's directory, absolute
+    run_id: str = ""  # TORCHELASTIC_RUN_ID of its workers
     started_ns: Time = field(default=0, name="started")
     ended_ns: Time = field(default=0, name="ended")
-    attempts: tuple[AttemptResult, ...] = ()
-    root_cause: RootCause | None = None
+    attempts: tuple[AttemptResult, ...] = ()  # in order
+    root_cause: RootCause | None = None  # the first failure of the last attempt, or None
+    # the end of the root cause's stderr where that is redirected and there is no traceback, else
+    # None
     excerpt: Excerpt | None = None
+    # the signal that ended the run, or None
     signum: SignalNumber | None = field(default=None, name="signal")
+    # the limit of the run's time, if that was over before the next attempt; else None
     limit: Finding | None = None
+    # the attempts in a row that got no further, if it ended for those; else None
     no_progress: NoProgress | None = None
-    error: Text = ""
+    error: Text = ""  # what went wrong in lllaunch itself, or an empty string
+    # by rank; those of the last attempt, if it succeeded
     return_values: Mapping[int, ReturnValue] = {}
-    plan_hash: str = ""
+    plan_hash: str = ""  # identifies the plan (plan.yaml)
+    # modules that were being imported for the workers when a signal ended the run before any of
+    # them had started
     importing: tuple[str, ...] = ()
+    # where the workers stood when a signal came to a run that showed no sign of life
     look: Hang | None = None
+    # command line and log of the one that was running when a signal ended the run
     preflight: tuple[str, str] | None = None
-    nodes: tuple[NodeResult, ...] = ()
-    detected: tuple[Detected, ...] = ()
-    host: Mapping[str, Any] = {}
-    build: Mapping[str, Any] | None = None
+    nodes: tuple[NodeResult, ...] = ()  # of several, what became of each; none if there was one
+    detected: tuple[Detected, ...] = ()  # what ``nnodes: auto`` took from the environment
+    host: Mapping[str, Any] = {}  # facts about the machine
+    build: Mapping[str, Any] | None = None  # what the code is that ran; None if that is not known
     version: int = VERSION
 
     @property
@@ -507,8 +415,7 @@ def encode_result(result: RunResult, redact: Callable[[str], str] = str) -> byte
 def as_result(document: object, directory: str) -> RunResult | None:
     """Return what a document says, None if it is no result.json of ours.
 
-    Args:
-        directory: of the run; paths in the file count from it.
+    ``directory``: of the run; paths in the file count from it.
 
     Raises:
         ValueError: it is of another version, or something in it is wrong; says what.

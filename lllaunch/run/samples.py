@@ -62,17 +62,12 @@ class GpuSample(Record, frozen=True, omit_defaults=True):
 
 
 class RunSample(Record, frozen=True, omit_defaults=True):
-    """What all workers of an attempt do at a moment.
+    """What all workers of an attempt do at a moment."""
 
-    Attributes:
-        time: seconds since the epoch.
-        gpus: by name; of several nodes with the node's before it.
-    """
-
-    time: float
+    time: float  # seconds since the epoch
     attempt: int
     ranks: Mapping[str, RankSample]
-    gpus: Mapping[str, GpuSample] = {}
+    gpus: Mapping[str, GpuSample] = {}  # by name; of several nodes with the node's before it
 
     @property
     def by_rank(self) -> dict[int, RankSample]:

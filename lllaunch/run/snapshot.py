@@ -92,24 +92,16 @@ _AUTHOR = {
 
 
 class Snapshot(Record, frozen=True):
-    """A snapshot of a repository; paths are absolute.
+    """A snapshot of a repository; paths are absolute."""
 
-    Attributes:
-        path: the worktree.
-        commit: hash of HEAD; empty if nothing was committed.
-        tree_commit: hash of the commit that is checked out there, which is ``commit`` if nothing
-            differed from that.
-        top: the top directory of the repository that it was taken of, without links.
-        changed: whether anything is in it that was not committed.
-        problem: what is not as it was: a sentence, or an empty string.
-    """
-
-    path: str
-    commit: str
+    path: str  # the worktree
+    commit: str  # hash of HEAD; empty if nothing was committed
+    # hash of the commit that is checked out there, which is ``commit`` if nothing differed from
+    # that
     tree_commit: str
-    top: str
-    changed: bool
-    problem: str = ""
+    top: str  # the top directory of the repository that it was taken of, without links
+    changed: bool  # whether anything is in it that was not committed
+    problem: str = ""  # what is not as it was: a sentence, or an empty string
 
     @property
     def diff(self) -> str:

@@ -56,31 +56,23 @@ _EARLY = 75.0
 
 
 class Submission(Record, frozen=True):
-    """What was submitted.
-
-    Attributes:
-        job: the batch job's id, ``123``, or ``123_4`` of an array; empty as long as it is not
-            written down.
-        directory: the working directory of the batch job, absolute, by which Slurm knows it, too.
-        requeue: how often it goes back into the queue after the cluster has ended it.
-        signal_delay: how long before its time limit it is told to end, seconds.
-        retries: how often it goes back after it has failed, by cause.
-        holder: how this job holds the snapshot, if that is temporary; else empty.
-        refused: what the cluster said if it did not take the job; else empty.
-    """
+    """What was submitted."""
 
     DERIVED = ("time",)
 
+    # the batch job's id, ``123``, or ``123_4`` of an array; empty as long as it is not written down
     job: Text = ""
+    # the working directory of the batch job, absolute, by which Slurm knows it, too
     directory: str = ""
     time_ns: int = 0
     host: str = ""
+    # how often it goes back into the queue after the cluster has ended it
     requeue: Requeue = Requeue()
-    signal_delay: float = 0.0
-    retries: Mapping[str, int] = {}
+    signal_delay: float = 0.0  # how long before its time limit it is told to end, seconds
+    retries: Mapping[str, int] = {}  # how often it goes back after it has failed, by cause
     snapshot: Snapshot | None = None
-    holder: str = ""
-    refused: Text = ""
+    holder: str = ""  # how this job holds the snapshot, if that is temporary; else empty
+    refused: Text = ""  # what the cluster said if it did not take the job; else empty
 
     @property
     def time(self) -> str:
@@ -133,43 +125,34 @@ class BatchEnded(Record, frozen=True, tag=True):
 
 
 class Requeued(Record, frozen=True, tag=True):
-    """The run is taken back into the queue.
-
-    Attributes:
-        by: ``lllaunch``, which asks for it after this; or ``slurm``, which has done it.
-        detail: of a failure, its cause as ``retries`` calls it.
-    """
+    """The run is taken back into the queue."""
 
     cause: RequeueCause
+    # ``lllaunch``, which asks for it after this; or ``slurm``, which has done it
     by: Literal["lllaunch", "slurm"]
-    detail: str = ""
+    detail: str = ""  # of a failure, its cause as ``retries`` calls it
 
 
 QueueEvent = BatchStarted | BatchSignalled | BatchEnded | Requeued
 
 
 class EndFacts(NamedTuple):
-    """What is known when a run has ended in a batch job.
-
-    Attributes:
-        signalled: whether a signal announced the end of the batch job, and it ended then.
-        cause: what that was about, as far as the cluster says.
-        seconds_left: how long before its time limit the signal came; None if unknown.
-        failure: what it failed of, as ``retries`` calls it; None if another try would be in vain.
-        taken_back: whether Slurm takes it back into the queue itself.
-        lost_node: whether the run has lost one of its nodes. It often notices before Slurm does.
-        unexplained: whether it was SIGTERM and nobody says why. It may have been cancelled: to put
-            it back would undo that.
-    """
+    """What is known when a run has ended in a batch job."""
 
     exit_code: int
+    # whether a signal announced the end of the batch job, and it ended then
     signalled: bool = False
-    cause: RequeueCause | None = None
+    cause: RequeueCause | None = None  # what that was about, as far as the cluster says
+    # how long before its time limit the signal came; None if unknown
     seconds_left: float | None = None
+    # what it failed of, as ``retries`` calls it; None if another try would be in vain
     failure: str | None = None
     cancelled: bool = False
-    taken_back: bool = False
+    taken_back: bool = False  # whether Slurm takes it back into the queue itself
+    # whether the run has lost one of its nodes. It often notices before Slurm does
     lost_node: bool = False
+    # whether it was SIGTERM and nobody says why. It may have been cancelled: to put it back would
+    # undo that
     unexplained: bool = False
 
 
@@ -306,31 +289,22 @@ def append(directory: str, event: QueueEvent) -> None:
 
 @dataclass
 class BatchJob:
-    """The batch job that a launcher runs in.
-
-    Attributes:
-        end_time: when the job's time is over, seconds since the epoch; None if unknown.
-        leads: whether this is the job's first node, whose launcher writes and decides.
-        continues: whether the run has started before.
-        announced: whether a signal has announced the job's end.
-        early: such a signal, if it came before the run could act on it.
-        seconds_left: how long before the end it came; None if unknown.
-        ran: whether what was to run has run, to whatever end.
-        overrides: of a job of a sweep, redacted; None of a run of its own.
-    """
+    """The batch job that a launcher runs in."""
 
     directory: str
     account: Account = field(default_factory=Account)
+    # when the job's time is over, seconds since the epoch; None if unknown
     end_time: float | None = None
-    leads: bool = True
-    continues: bool = False
-    announced: bool = False
+    leads: bool = True  # whether this is the job's first node, whose launcher writes and decides
+    continues: bool = False  # whether the run has started before
+    announced: bool = False  # whether a signal has announced the job's end
     signal: int | None = None
-    early: int | None = None
-    seconds_left: float | None = None
-    ran: bool = False
+    early: int | None = None  # such a signal, if it came before the run could act on it
+    seconds_left: float | None = None  # how long before the end it came; None if unknown
+    ran: bool = False  # whether what was to run has run, to whatever end
     outcome: RunResult | None = None
     snapshot: Snapshot | None = None
+    # of a job of a sweep, redacted; None of a run of its own
     overrides: tuple[str, ...] | None = None
 
     def remember(self, signum: int, _: object = None) -> None:
