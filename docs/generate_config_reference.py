@@ -1,26 +1,31 @@
-"""Writes docs/reference/config.md from the docstrings of `lllaunch.config.schema`.
+"""Writes docs/reference/config.md and the launch fields of sweep-config.md.
+
+All of it follows from the table of `lllaunch.launch_settings`.
 
 Run it as ``python docs/generate_config_reference.py`` after a change there; a test compares.
 """
 
 from __future__ import annotations
 
+import re
+import textwrap
 from pathlib import Path
 
 import yaml
 
-from lllaunch.config import schema
+from lllaunch import launch_settings
 from lllaunch.config.schema import PRESETS
 from lllaunch.config.watchdog import WATCHDOG_KEYS, written_policy
 from lllaunch.macros import WORKER_NAMES
 from lllaunch.spec import RESTART_CAUSES
 
 PAGE = Path(__file__).parent / "reference" / "config.md"
+OF_SWEEPS = PAGE.with_name("sweep-config.md")
 
 HEAD = """\
 # The launch node
 
-<!-- Made by docs/generate_config_reference.py from lllaunch/config/schema.py: change those. -->
+<!-- Made by docs/generate_config_reference.py from lllaunch/launch_settings.py: change those. -->
 
 The node `launch` describes a run: what to run, how many workers, where output goes, when to retry.
 The rest of the config is yours. In the composed config a key that nobody set is null. In a sweep
@@ -240,13 +245,21 @@ launch:
 
 def page() -> str:
     """The whole page."""
-    defaults = schema.defaults()
+    defaults = {each.name: each.default for each in launch_settings.SETTINGS}
     rows = "".join(f"| [`{key}`](#{key}) | `{_yaml(value)}` |\n" for key, value in defaults.items())
-    docs = schema.field_docs()
+    docs = launch_settings.field_docs()
     sections = [f"## {key}\n\nDefault: `{_yaml(defaults[key])}`.\n\n{docs[key]}\n" for key in docs]
     facts = "".join(f"| `{name}` | {FACTS[name]} |\n" for name in WORKER_NAMES)
     values = [MASKS, DURATIONS, SIZES, NODES, _presets(), _causes(), WORKER_HEAD + facts]
     return "\n".join([HEAD + rows, *sections, *values, SECRETS])
+
+
+def page_of_sweeps() -> str:
+    """The page of ``hydra.launcher``, whose list of launch fields alone is made here."""
+    names = (f"[`{name}`](config.md#{name})" for name in launch_settings.LAUNCH_FIELDS)
+    listed = textwrap.fill(", ".join(names) + ".", 100)
+    text = OF_SWEEPS.read_text(encoding="utf-8")
+    return re.sub(r"(?<=\n\n)\[`nproc`\].*(\n.+)*", listed, text)
 
 
 def _presets() -> str:
@@ -270,3 +283,4 @@ def _yaml(value: object) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    OF_SWEEPS.write_text(page_of_sweeps(), encoding="utf-8")

@@ -262,9 +262,9 @@ class Written(NamedTuple):
 class LaunchSpec:
     """One run, resolved: all that the launcher decides from.
 
-    Fields that the config has, too, are explained in `lllaunch.config.schema.Launch`; here all are
-    decided: times are seconds, sizes bytes, paths absolute, and None is no limit. Its repr leaves
-    out the fields that may hold secrets.
+    Fields that the config has, too, are explained in `lllaunch.launch_settings.Launch`; here all
+    are decided: times are seconds, sizes bytes, paths absolute, and None is no limit. Its repr
+    leaves out the fields that may hold secrets.
     """
 
     entrypoint: Entrypoint

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
 from textwrap import shorten
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
+from lllaunch import launch_settings
 from lllaunch.app import torchrun
 from lllaunch.app.command_line import VERBS
-from lllaunch.config import schema
 
 _FORMS = """\
 
@@ -40,11 +39,15 @@ other options:
                              fish:      lllaunch -sc install=fish | source
 """
 _TYPES = {
-    **dict.fromkeys(("int", "float"), "number"),
+    **dict.fromkeys(("int", "Count"), "number"),
     **dict.fromkeys(("Mapping", "Mask", "Ranks", "bool")),
-    "str": "text",
-    "Sequence": "list",
+    **dict.fromkeys(("str", "Line", "Method", "Prefix"), "text"),
+    **dict.fromkeys(("Sequence", "Keys"), "list"),
+    **dict.fromkeys(("Signals", "Texts"), "list|text"),
     "Duration": "duration [s]",
+    "Flag": "bool",
+    "Interval": "duration [s]|bool",
+    "Lock": "bool|text",
     "Size": "size [B]",
 }
 
@@ -73,13 +76,13 @@ def help_text(program: str) -> str:
 
 
 def _settings() -> Iterator[tuple[str, ...]]:
-    texts, defaults = schema.field_docs(), schema.defaults()
-    for each in fields(schema.Launch):
+    texts = launch_settings.field_docs()
+    for each in launch_settings.SETTINGS:
         text = re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", " ".join(texts[each.name].split()))
         sentence = re.split(r"\.(?= |$)|;|(?<=[a-z]): ", text, maxsplit=1)[0].replace("`", "")
-        words = re.sub(r"\[.*?\](?= \||$)", "", str(each.type)).split(" | ")
+        words = re.sub(r"\[.*?\](?= \||$)", "", each.kind).split(" | ")
         kinds = dict.fromkeys(_TYPES[word] or word.lower() for word in words if word != "None")
-        default: str = yaml.safe_dump(defaults[each.name], default_flow_style=True, width=1000)
+        default: str = yaml.safe_dump(each.default, default_flow_style=True, width=1000)
         default = shorten(default.strip().removesuffix("...").strip(), 32)
         yield each.name, "|".join(kinds), default, shorten(sentence, 62)
 

@@ -18,9 +18,9 @@ from lllaunch.checking.findings import MOST_ALIKE, WRONG, CheckedDiagnostic
 from lllaunch.checking.tree import EXPERIMENTS, ConfigFile
 from lllaunch.config.document import Sexagesimal
 from lllaunch.config.origin import Origin, Origins, dotted
-from lllaunch.config.schema import KEYS
 from lllaunch.config.secrets import EXPOSED, exposed, not_secret
 from lllaunch.config.tree import leaf_items
+from lllaunch.launch_settings import KEYS
 from lllaunch.secret_names import is_secret_name
 from lllaunch.text import shorten
 

@@ -9,14 +9,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
-LAUNCH_FIELDS: tuple[str, ...] = (
-    *("nproc", "role", "start_method", "preload", "cwd", "env", "env_per_rank"),
-    *("redirects", "tee", "local_ranks_filter"),
-    *("duplicate_stdout_filters", "duplicate_stderr_filters", "log_line_prefix", "collapse"),
-    *("grace_period", "leftovers", "signals", "watchdog", "max_restarts", "restart"),
-    *("min_disk", "preflight", "resources", "virtual_local_rank", "samples", "console"),
-)
-"""Keys of the ``launch`` node that may stand here as well, as defaults for all jobs."""
+from lllaunch.launch_settings import LAUNCH_FIELDS
 
 TARGET = "hydra_plugins.lllaunch_launcher.launcher.LllaunchLauncher"
 """What Hydra makes for ``hydra/launcher=lllaunch``."""

@@ -32,11 +32,12 @@ from lllaunch.config.fields import (
     read_word,
 )
 from lllaunch.config.read import Reader
-from lllaunch.config.schema import KEYS, defaults
+from lllaunch.config.schema import defaults
 from lllaunch.config.settings import Settings
 from lllaunch.config.tree import Tree, conceal, has_secrets, reveal
 from lllaunch.config.values import HostContext, format_duration, parse_duration
 from lllaunch.errors import Unfit
+from lllaunch.launch_settings import KEYS
 from lllaunch.spec import RDZV_BACKENDS, Detected, Nodes, Path, RdzvBackend
 
 if TYPE_CHECKING:

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple, cast
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
 from lllaunch.cluster.values import format_nnodes
-from lllaunch.config.cluster import written_cluster
+from lllaunch.config.cluster import CLUSTER_DEFAULTS, written_cluster
 from lllaunch.config.nodes import NO_ID, RDZV_DEFAULTS, written_rdzv
 from lllaunch.config.preflight import written_preflight
 from lllaunch.config.restart import written_restart
 from lllaunch.config.tree import conceal
-from lllaunch.config.values import format_duration, format_size, write_mask
+from lllaunch.config.values import KINDS, write_mask
 from lllaunch.config.watchdog import with_spin, written_policy
+from lllaunch.launch_settings import ABSENT, PLANNED, SETTINGS
 from lllaunch.spec import LaunchSpec, rank_key
 from lllaunch.sweep.fingerprint import identity
 
@@ -142,88 +143,6 @@ def group_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {"launch": {**common, **({"rdzv": rdzv} if rdzv else {})}}
 
 
-_WATCHDOG: Mapping[str, Any] = {
-    "timers": False,
-    "timeout": None,
-    "run_timeout": None,
-    "stall": {"after": "30m", "action": "report"},
-    "stall_scope": "group",
-    "silence": None,
-    # beside these; in any other policy a plan names it
-    "spin": {"after": "30m", "action": "report"},
-    "warmup": "0s",
-    "heartbeat": None,
-    "memory": None,
-    # only how a hang is explained: nobody was asked before
-    "collectives": True,
-    "progress": None,
-}
-_DEFAULTS: Mapping[str, Any] = {
-    "args": None,
-    "nproc": 1,
-    "nnodes": 1,
-    "rdzv": {
-        "backend": "c10d",
-        "endpoint": None,
-        "id": None,
-        "conf": {},
-        "timeout": "1m",
-        "join_timeout": "10m",
-    },
-    "role": "default",
-    "start_method": "forkserver",
-    "preload": [],
-    "cwd": None,
-    "env": {},
-    "env_per_rank": {},
-    "redirects": "all",
-    "tee": "0:all",
-    "local_ranks_filter": None,
-    "duplicate_stdout_filters": [],
-    "duplicate_stderr_filters": [],
-    "log_line_prefix": None,
-    "collapse": None,
-    "log_dir": None,
-    "grace_period": "30s",
-    "leftovers": "0.5s",
-    "not_secret": [],
-    "signals": ["SIGTERM", "SIGINT", "SIGHUP"],
-    "watchdog": _WATCHDOG,
-    "max_restarts": 0,
-    "restart": {
-        "on": "all",
-        "delay": "0s",
-        "max_delay": "5m",
-        "window": None,
-        "reset_on": None,
-        "max_without_progress": None,
-        "checkpoint": None,
-        "gpu_wait": "1m",
-    },
-    "min_disk": None,
-    "preflight": None,
-    "resources": {"gpus_per_proc": None, "cpus_per_proc": None},
-    "virtual_local_rank": False,
-    "samples": "5s",
-}
-"""What a key that is not in a plan means, in plans of format 2, for ever.
-
-A key that is new in `lllaunch.config.schema` comes here with what happened before there was it: so
-plans, locks and fingerprints that do not name it stay what they were. No value here may change; a
-default that changes there is named in plans from then on.
-"""
-
-_CLUSTER_DEFAULTS: Mapping[str, Any] = {
-    "nodes": 1,
-    "signal_delay_s": 90,
-    "requeue": {"preempted": 20, "timeout": 20, "node_failure": 3},
-    "array_parallelism": 256,
-    "pack": 1,
-    "snapshot": "git",
-}
-"""The same of ``cluster``, where a plan has one; what is left to the site is in none."""
-
-
 def essential(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return a plan without what is the default.
 
@@ -233,7 +152,7 @@ def essential(plan: Mapping[str, Any]) -> dict[str, Any]:
     return _each_run(
         plan,
         lambda launch: _without(launch, _defaults_of(launch)),
-        lambda cluster: _without(cluster, _CLUSTER_DEFAULTS),
+        lambda cluster: _without(cluster, CLUSTER_DEFAULTS),
     )
 
 
@@ -249,9 +168,9 @@ def complete(plan: Mapping[str, Any], places: PathAliases | None = None) -> dict
         return _with(launch, _defaults_of(launch, places or MARKS))
 
     def completed_cluster(cluster: Mapping[str, Any]) -> dict[str, Any]:
-        settings = {name: cluster[name] for name in cluster if name not in _CLUSTER_DEFAULTS}
-        known = _with(cluster, _CLUSTER_DEFAULTS)
-        return {**settings, **{name: known[name] for name in _CLUSTER_DEFAULTS}}
+        settings = {name: cluster[name] for name in cluster if name not in CLUSTER_DEFAULTS}
+        known = _with(cluster, CLUSTER_DEFAULTS)
+        return {**settings, **{name: known[name] for name in CLUSTER_DEFAULTS}}
 
     return _each_run(plan, completed, completed_cluster)
 
@@ -274,18 +193,18 @@ def _defaults_of(launch: Mapping[str, Any], places: PathAliases | None = None) -
     cwd, log_dir = launch.get("cwd"), launch.get("log_dir")
     if places is None:
         places = SOURCES if SOURCES.cwd == cwd or SOURCES.output_dir == log_dir else MARKS
-    watchdog = dict(_DEFAULTS["watchdog"])
+    watchdog = dict(ABSENT["watchdog"])
     given = launch.get("watchdog")
     if isinstance(given, Mapping) and _without(given, watchdog).keys() - {"spin"}:
         # it follows from the others where a config does not name it
         watchdog["spin"] = _NO_DEFAULT
     return {
-        **_DEFAULTS,
+        **ABSENT,
         "cwd": places.cwd,
         "log_dir": places.output_dir,
         "watchdog": watchdog,
         # as masks are written where one rank is all ranks
-        "tee": "all" if one else _DEFAULTS["tee"],
+        "tee": "all" if one else ABSENT["tee"],
     }
 
 
@@ -332,7 +251,7 @@ def plan_node(spec: LaunchSpec) -> dict[str, Any]:
     """
     shown = spec.local_ranks_filter
     nodes = spec.nodes
-    node = {
+    node: dict[str, Any] = {
         "entrypoint": spec.entrypoint.text or None,
         # the order of keywords means nothing
         "args": _sorted(spec.kwargs) if spec.kwargs else list(spec.args) or None,
@@ -340,8 +259,6 @@ def plan_node(spec: LaunchSpec) -> dict[str, Any]:
         "nnodes": 1 if nodes is None else format_nnodes(nodes.min_nodes, nodes.max_nodes),
         "node_rank": None if nodes is None else nodes.node_rank,
         "rdzv": RDZV_DEFAULTS if nodes is None else written_rdzv(nodes),
-        "role": spec.role,
-        "start_method": spec.start_method,
         "preload": list(spec.preload),
         "cwd": spec.cwd,
         "env": spec.env,
@@ -349,26 +266,17 @@ def plan_node(spec: LaunchSpec) -> dict[str, Any]:
         "redirects": write_mask(spec.redirects),
         "tee": write_mask(spec.tee),
         "local_ranks_filter": None if shown is None else [rank_key(ranks) for ranks in shown],
-        "duplicate_stdout_filters": list(spec.duplicate_stdout_filters),
-        "duplicate_stderr_filters": list(spec.duplicate_stderr_filters),
-        "log_line_prefix": spec.log_line_prefix,
-        "collapse": spec.collapse,
         "log_dir": spec.log_dir,
-        "grace_period": format_duration(spec.grace_period),
-        "leftovers": format_duration(spec.leftovers),
-        "not_secret": list(spec.not_secret),
-        "signals": [signum.name for signum in spec.signals],
         "watchdog": _written_watchdog(spec),
-        "max_restarts": spec.max_restarts,
         "restart": written_restart(spec.restart),
-        "min_disk": None if spec.min_disk is None else format_size(spec.min_disk),
         "preflight": written_preflight(spec.preflight),
         "resources": spec.resources._asdict(),
-        "virtual_local_rank": spec.virtual_local_rank,
-        "samples": False if spec.samples is None else format_duration(spec.samples),
         "run_id": spec.run_id,
     }
-    plan: dict[str, Any] = {"launch": {name: conceal(value) for name, value in node.items()}}
+    for each in SETTINGS:
+        if each.kind in KINDS:
+            node[each.name] = KINDS[each.kind].write(getattr(spec, each.name))
+    plan: dict[str, Any] = {"launch": {name: conceal(node[name]) for name in PLANNED}}
     if spec.cluster is not None:
         plan["cluster"] = conceal(written_cluster(spec.cluster))
     if spec.hydra:

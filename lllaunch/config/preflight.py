@@ -1,4 +1,4 @@
-"""``preflight`` and ``min_disk``: what must be so before an attempt begins."""
+"""``preflight``: what must succeed before an attempt begins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lllaunch.config.command import SearchPlace, check_program
 from lllaunch.config.fields import known_items
 from lllaunch.config.settings import Settings, read_command_line
 from lllaunch.config.tree import BROKEN, Tree, reveal
-from lllaunch.config.values import format_duration, parse_duration, parse_size
+from lllaunch.config.values import format_duration, parse_duration
 from lllaunch.errors import Unfit
 from lllaunch.spec import Entrypoint, Preflight
 
@@ -77,8 +77,3 @@ def written_preflight(preflight: Preflight | None) -> dict[str, Any] | None:
     if preflight is None:
         return None
     return {"command": [*preflight.command], "timeout": format_duration(preflight.timeout)}
-
-
-def read_min_disk(value: object) -> int:
-    """Read the bytes that must be free."""
-    return parse_size(value, zero=False)

@@ -14,7 +14,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,28 +33,19 @@ from lllaunch.config.command import (
 )
 from lllaunch.config.console import read_console
 from lllaunch.config.fields import (
-    UNLOCKED,
     Findings,
     known_items,
-    read_choice,
-    read_count,
     read_directory,
-    read_flag,
     read_line,
-    read_locked,
     read_new_directory,
-    read_prefix,
-    read_signal,
-    read_text,
 )
-from lllaunch.config.launcher_schema import LAUNCH_FIELDS
 from lllaunch.config.nodes import NO_ID, NodeSettings, read_nodes
 from lllaunch.config.plan import default_run_id
-from lllaunch.config.preflight import read_min_disk, read_preflight
+from lllaunch.config.preflight import read_preflight
 from lllaunch.config.read import Reader, check_resolver, register_resolvers
 from lllaunch.config.resources import read_resources
 from lllaunch.config.restart import read_restart, with_on
-from lllaunch.config.schema import EXPLAINED, KEYS, SYNONYMS, defaults, is_set
+from lllaunch.config.schema import EXPLAINED, SYNONYMS, defaults, is_set
 from lllaunch.config.secrets import literals, not_secret, problems_with
 from lllaunch.config.settings import Settings
 from lllaunch.config.tree import (
@@ -68,6 +59,7 @@ from lllaunch.config.tree import (
     value_at,
 )
 from lllaunch.config.values import (
+    KINDS,
     PRETEND,
     HostContext,
     Mask,
@@ -78,14 +70,13 @@ from lllaunch.config.values import (
     count_gpus,
     nproc_word,
     overlap,
-    parse_duration,
     parse_mask,
     parse_nproc,
     parse_ranks,
-    parse_samples,
 )
 from lllaunch.config.watchdog import check_replaced, read_watchdog
 from lllaunch.errors import ConfigError, Diagnostic, Unfit
+from lllaunch.launch_settings import KEYS, LAUNCH_FIELDS, SETTINGS
 from lllaunch.macros import names_in
 from lllaunch.spawner.interpreter import is_of_contract
 from lllaunch.spec import LaunchSpec, Path, rank_key
@@ -254,7 +245,6 @@ def _read_layers(
     return Settings(tree, keys, findings, given=weaker.keys() | own.keys())
 
 
-_METHODS = ("forkserver", "spawn")
 _STREAMS = ("redirects", "tee")
 
 
@@ -277,7 +267,6 @@ def _build(settings: Settings, around: HostContext, cluster: ClusterNode | None)
     preload = settings.each("preload", lambda v: check_preload(v, place.sys_path, here=around.here))
     masks = {name: _read_mask(settings, name, nproc) for name in _STREAMS}
     files, tee = (masks[name].by_rank(nproc or 1) for name in _STREAMS)
-    read_method: Callable[[Any], Any] = partial(read_choice, choices=_METHODS)
     read_log_dir = partial(read_new_directory, runtime_cwd=around.runtime_cwd)
     shown = settings.each("local_ranks_filter", partial(_ranks, nproc=nproc))
     derived_id = default_run_id(around.output_dir)
@@ -287,6 +276,13 @@ def _build(settings: Settings, around: HostContext, cluster: ClusterNode | None)
         # a name that was made from the directory is another one on each node
         group = replace(group, rdzv_id=run_id) if run_id not in (derived_id, NO_ID) else group
         run_id = group.rdzv_id or NO_ID
+    kinds = {each.name: KINDS[each.kind] for each in SETTINGS if each.kind in KINDS}
+    plain: dict[str, Any] = {
+        name: settings.each(name, kind.read)
+        if kind.is_list
+        else settings.scalar(name, kind.read, None)
+        for name, kind in kinds.items()
+    }
     # their secrets are told leaf by leaf
     passed = {
         "args": dict(call.kwargs) or list(call.args),
@@ -295,6 +291,7 @@ def _build(settings: Settings, around: HostContext, cluster: ClusterNode | None)
         "preflight": {"command": preflight_command},
     }
     return LaunchSpec(
+        **plain,
         entrypoint=call.entrypoint,
         args=tuple(reveal(list(call.args))),
         arg_keys=call.arg_keys,
@@ -311,29 +308,14 @@ def _build(settings: Settings, around: HostContext, cluster: ClusterNode | None)
         runtime_cwd=around.runtime_cwd,
         cluster=None if cluster is None else cluster.cluster,
         run_id=run_id,
-        role=settings.scalar("role", read_line, ""),
-        start_method=settings.scalar("start_method", read_method, "forkserver"),
         log_dir=settings.scalar("log_dir", read_log_dir, around.output_dir),
-        virtual_local_rank=settings.scalar("virtual_local_rank", read_flag, False),
         console=read_console(settings["console"], settings.key_of("console"), findings),
-        samples=settings.scalar("samples", parse_samples, 0.0) or None,
-        locked=settings.scalar("locked", read_locked, UNLOCKED),
         # what is shown is read from the file
         redirects={rank: Std(std | tee[rank]) for rank, std in files.items()},
         tee=tee,
         local_ranks_filter=None if settings["local_ranks_filter"] is None else _joined(shown),
-        duplicate_stdout_filters=settings.each("duplicate_stdout_filters", read_text),
-        duplicate_stderr_filters=settings.each("duplicate_stderr_filters", read_text),
-        log_line_prefix=settings.scalar("log_line_prefix", read_prefix, None),
-        collapse=settings.scalar("collapse", read_flag, None),
-        grace_period=settings.scalar("grace_period", parse_duration, 0.0),
-        leftovers=settings.scalar("leftovers", parse_duration, 0.0),
-        signals=settings.each("signals", read_signal),
-        not_secret=settings.each("not_secret", _key),
         watchdog=read_watchdog(settings),
-        max_restarts=settings.scalar("max_restarts", read_count, 0),
         restart=read_restart(settings),
-        min_disk=settings.scalar("min_disk", read_min_disk, None),
         resources=read_resources(settings),
         sources={
             **nodes.sources,
@@ -473,12 +455,6 @@ def _joined(ranges: Sequence[range]) -> tuple[range, ...]:
     return tuple(found)
 
 
-def _key(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    raise Unfit("a dotted key of the config", code="type")
-
-
 __all__ = ["register_resolvers", "resolve"]
 
 _MOST_ENDLESS = 5  # the others refer to one of them, most likely
@@ -505,7 +481,7 @@ def resolve(
     """Decide what a run is; a missing key below ``key`` has the schema's default.
 
     ``outer``: dotted key of a node of the config, such as ``hydra.launcher``, whose settings named
-    in `lllaunch.config.launcher_schema.LAUNCH_FIELDS` are weaker than those under ``key`` and
+    in `lllaunch.launch_settings.LAUNCH_FIELDS` are weaker than those under ``key`` and
     stronger than the schema's defaults; null there is nothing. ``searched``: directories and
     packages that configs were looked for in, for a message. ``entrypoint_required``: False where
     the workers run a function of the caller's own; then the config may name neither an entrypoint

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from lllaunch.config.fields import Findings, no_such_name, read_each
-from lllaunch.config.schema import KEYS, PER_WORKER
 from lllaunch.config.tree import BROKEN, Tree, Withheld, leaves, reveal
 from lllaunch.errors import Code, Unfit
+from lllaunch.launch_settings import KEYS, PER_WORKER
 from lllaunch.macros import WORKER_NAMES, names_in
 from lllaunch.spec import Path
 

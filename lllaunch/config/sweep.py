@@ -23,12 +23,12 @@ from lllaunch.config.fields import (
     read_positive,
     read_text,
 )
-from lllaunch.config.launcher_schema import LAUNCH_FIELDS
 from lllaunch.config.read import Reader, register_resolvers
 from lllaunch.config.schema import SYNONYMS as LAUNCH_SYNONYMS
 from lllaunch.config.tree import BROKEN, Tree, reveal
 from lllaunch.config.values import parse_duration
 from lllaunch.errors import Unfit
+from lllaunch.launch_settings import LAUNCH_FIELDS
 from lllaunch.spec import ConsolePolicy, Snapshots
 from lllaunch.sweep.objective import DIRECTIONS, Direction
 from lllaunch.sweep.policy import Retries, SweepPolicy

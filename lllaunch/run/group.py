@@ -128,7 +128,7 @@ _LONGEST_CHECK = 60.0
 
 @dataclass
 class RunGroup:
-    """The worker group of a run, taken through its attempts; the observer knows what became of it."""
+    """The worker group of a run through its attempts; the observer knows what became of it."""
 
     spec: LaunchSpec
     directory: RunDirectory

@@ -18,20 +18,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-NEUTRAL: frozenset[str] = frozenset(
-    {
-        # where output goes, and what is shown of it
-        *("log_dir", "redirects", "tee", "local_ranks_filter", "log_line_prefix"),
-        *("collapse", "duplicate_stdout_filters", "duplicate_stderr_filters", "console"),
-        # what is noticed, how workers are ended, and how often all is tried again
-        *("watchdog", "signals", "grace_period", "leftovers", "max_restarts", "restart"),
-        *("min_disk", "preflight", "samples", "not_secret"),
-        # what it runs on; the number of nodes is in, as the number of workers is
-        *("resources", "pin_cpus", "node_rank", "rdzv", "cluster"),
-        # a name made from the place and the moment
-        "run_id",
-    }
-)
+from lllaunch import launch_settings
+
+# what it runs on beside: they stood in the node once
+NEUTRAL = launch_settings.NEUTRAL | {"pin_cpus", "cluster"}
 """Keys of the launch node that do not change a job's outcome."""
 
 CONFIG_LIMIT = 256 * 1024

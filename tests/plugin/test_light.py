@@ -26,6 +26,7 @@ ALLOWED = {
     "lllaunch.config",
     "lllaunch.config.launcher_schema",
     "lllaunch.hydra_compat",
+    "lllaunch.launch_settings",
 }
 
 

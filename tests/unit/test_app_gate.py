@@ -19,7 +19,7 @@ from lllaunch.app.composed import Composition, ConfigRequest
 from lllaunch.app.gate import asks_for_lock
 from lllaunch.app.naming import as_written, job_name
 from lllaunch.config.plan import portable_plan
-from lllaunch.config.schema import KEYS
+from lllaunch.launch_settings import KEYS
 from lllaunch.verbs import plan
 
 # Leaves a file behind when it is imported, and when it is called.

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from lllaunch.config.launcher_schema import LAUNCH_FIELDS, launcher_node
+from lllaunch.config.launcher_schema import launcher_node
 from lllaunch.config.plan import plan_text
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import DEFAULT, PRESETS, schema_node
 from lllaunch.config.watchdog import with_spin
 from lllaunch.errors import ConfigError
+from lllaunch.launch_settings import LAUNCH_FIELDS
 from lllaunch.spec import LaunchSpec, RestartPolicy, WatchdogPolicy
 
 HERE = str(Path(__file__).parent)

@@ -21,9 +21,9 @@ from lllaunch.config.plan import (
     portable_plan,
 )
 from lllaunch.config.resolve import resolve
-from lllaunch.config.schema import KEYS, UNPLANNED
 from lllaunch.config.tree import escape
 from lllaunch.errors import ConfigError
+from lllaunch.launch_settings import PLANNED
 from lllaunch.secret_names import is_secret_name
 from lllaunch.spec import Entrypoint, LaunchSpec
 from tests.unit import launch_nodes
@@ -73,7 +73,7 @@ RICH = {
 
 def test_a_plan_is_the_decided_node_in_the_order_of_the_schema() -> None:
     plan = yaml.safe_load(plan_text(spec_of(RICH)))["launch"]
-    assert list(plan) == [key for key in KEYS if key not in UNPLANNED]
+    assert list(plan) == list(PLANNED)
     assert plan["args"] == [
         *("--a", "x: y", "--b", "1e3", "--c", "${worker:rank}"),
         *("--d", "\\${HOME} \\\\${worker:rank}"),

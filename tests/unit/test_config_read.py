@@ -11,9 +11,9 @@ from lllaunch.config.fields import Findings
 from lllaunch.config.plan import plan_text
 from lllaunch.config.read import Reader, register_resolvers
 from lllaunch.config.resolve import resolve
-from lllaunch.config.schema import KEYS
 from lllaunch.config.tree import BROKEN, conceal, reveal
 from lllaunch.errors import ConfigError
+from lllaunch.launch_settings import KEYS
 
 SECRET = "hf_do_not_show_this"
 

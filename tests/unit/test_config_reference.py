@@ -10,13 +10,13 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from lllaunch.config.launcher_schema import LAUNCH_FIELDS, launcher_node
+from lllaunch.config.launcher_schema import launcher_node
 from lllaunch.config.resolve import resolve
 from lllaunch.config.resources import RESOURCE_KEYS
 from lllaunch.config.restart import RESTART_KEYS
-from lllaunch.config.schema import KEYS
 from lllaunch.config.sweep import SWEEP_KEYS, SweepSettings, sweep_settings
 from lllaunch.config.watchdog import WATCHDOG_KEYS
+from lllaunch.launch_settings import KEYS
 from lllaunch.macros import WORKER_NAMES
 from lllaunch.spec import RESTART_CAUSES, Resources
 from lllaunch.sweep.pool import need_of
@@ -39,6 +39,22 @@ GENERATOR = runpy.run_path(str(ROOT / "docs/generate_config_reference.py"))
 
 def test_the_page_is_up_to_date() -> None:
     assert GENERATOR["page"]() == PAGE
+    assert GENERATOR["page_of_sweeps"]() == OF_SWEEPS
+
+
+def test_a_setting_stands_in_one_place() -> None:
+    """Whoever adds one like ``leftovers`` touches that line, and the code that uses it."""
+    named = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in sorted((ROOT / "lllaunch").rglob("*.py"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"\bleftovers\b", line)
+    ]
+    users = ("supervisor", "run", "results", "console", "pages", "watchdog", "spec.py")
+    used = tuple(f"lllaunch/{each}" for each in users)
+    assert [line for line in named if not line.startswith(used)] == [
+        'lllaunch/launch_settings.py: leftovers: Duration = setting("0.5s", neutral=True)'
+    ]
 
 
 def test_every_setting_and_every_fact_is_described() -> None:
@@ -70,11 +86,6 @@ def test_every_setting_of_a_sweep_has_its_default_and_an_example(key: str) -> No
     assert yaml.safe_load(row) == yaml.safe_load(said) == default
     (example,) = examples(section(OF_SWEEPS, key))
     assert key in yaml.safe_load(example)["hydra"]["launcher"]
-
-
-def test_every_launch_field_is_named_and_described_on_the_other_page() -> None:
-    named = re.findall(r"\[`(\w+)`\]\(config\.md#\1\)", section(OF_SWEEPS, "Launch fields"))
-    assert tuple(named) == LAUNCH_FIELDS
 
 
 @pytest.mark.parametrize("block", examples(OF_SWEEPS))

@@ -15,9 +15,10 @@ from lllaunch.config.nodes import RDZV_KEYS
 from lllaunch.config.resolve import endless, resolve
 from lllaunch.config.resources import RESOURCE_KEYS
 from lllaunch.config.restart import RESTART_KEYS
-from lllaunch.config.schema import DEFAULT, KEYS, PRESETS, SYNONYMS, schema_node
+from lllaunch.config.schema import DEFAULT, PRESETS, SYNONYMS, schema_node
 from lllaunch.config.watchdog import WATCHDOG_KEYS
 from lllaunch.errors import ConfigError
+from lllaunch.launch_settings import KEYS
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.std import Std
 from tests.unit.launch_nodes import mistakes

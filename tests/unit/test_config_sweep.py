@@ -11,11 +11,11 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.app.schema_store import install
-from lllaunch.config.launcher_schema import LAUNCH_FIELDS, launcher_node
+from lllaunch.config.launcher_schema import launcher_node
 from lllaunch.config.resolve import resolve
-from lllaunch.config.schema import KEYS
 from lllaunch.config.sweep import SWEEP_KEYS, SweepSettings, sweep_settings
 from lllaunch.errors import ConfigError
+from lllaunch.launch_settings import KEYS, LAUNCH_FIELDS
 from lllaunch.spec import RESTART_CAUSES, LaunchSpec
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from tests.unit.launch_nodes import mistakes

@@ -99,8 +99,8 @@ def test_a_new_setting_with_a_default_changes_no_lock_and_no_hash(
     before = spec_of({**SMALL, "args": None})
     text = lock_text("a", [], portable_plan(before))
     hashed = plan_hash(before)
-    new = {**plan._DEFAULTS, "brand_new": False, "watchdog": {**plan._WATCHDOG, "newest": None}}
-    monkeypatch.setattr(plan, "_DEFAULTS", new)
+    watchdog = {**plan.ABSENT["watchdog"], "newest": None}
+    monkeypatch.setattr(plan, "ABSENT", {**plan.ABSENT, "brand_new": False, "watchdog": watchdog})
     monkeypatch.setattr(plan, "plan_node", with_new_keys(plan.plan_node, value=False))
 
     assert portable_plan(before)["launch"]["watchdog"]["newest"] is None

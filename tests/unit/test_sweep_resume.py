@@ -14,9 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from lllaunch.config.schema import KEYS, UNPLANNED
 from lllaunch.difference import differences
 from lllaunch.errors import ConfigError
+from lllaunch.launch_settings import PLANNED
 from lllaunch.sweep.fingerprint import (
     NEUTRAL,
     job_config,
@@ -247,7 +247,7 @@ def typed(value: Any) -> Any:
 
 
 def test_every_key_of_the_launch_node_is_decided() -> None:
-    assert set(KEYS) - NEUTRAL - UNPLANNED == IN
+    assert set(PLANNED) - NEUTRAL == IN
 
 
 @pytest.mark.parametrize("key", sorted(NEUTRAL | IN | {"unheard_of"}))
