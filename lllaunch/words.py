@@ -89,6 +89,29 @@ def state_text(state: str) -> str:
     return state.replace("_", "-")
 
 
+_TITLES = {
+    "signalled": "Ended by a signal",
+    "running": "Still running",
+    "queued": "Waiting in the queue",
+    "unknown": "Not known to be over",
+}
+_DESCRIPTIONS = {
+    "error": "ended with an error",
+    "signalled": "ended by a signal",
+    "queued": "in the queue",
+}
+
+
+def state_title(state: str) -> str:
+    """Return a state as the title of a page has it: ``Not submitted``."""
+    return _TITLES.get(state, capitalised(state.replace("_", " ")))
+
+
+def state_words(state: str) -> str:
+    """Return a state as a sentence has it: ``ended with an error``, ``not run``."""
+    return _DESCRIPTIONS.get(state, state.replace("_", " "))
+
+
 # What the journal calls the states of jobs, and what people are told.
 _OF_JOBS = {
     "error": "failed",

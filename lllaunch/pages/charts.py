@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from markupsafe import Markup
 
-from lllaunch.pages.html import SIGNS, fill, joined, slug
+from lllaunch.pages.html import fill, joined, sign_of, slug
 from lllaunch.text import count, duration, shorten
 
 Unit = Literal["number", "duration", "bytes", "share"]
@@ -456,7 +456,7 @@ def _lane(row: ChartLane, across: Scale, top: float) -> Iterator[Markup]:
         yield fill(
             '<text x="100%" dx="6" y="{}" class="fate {}"><tspan class="sign">{}</tspan>'
             '<tspan class="word"> {}</tspan></text>',
-            *(base, slug(row.state), SIGNS.get(row.state, "·"), row.state.replace("_", " ")),
+            *(base, slug(row.state), sign_of(row.state), row.state.replace("_", " ")),
         )
 
 

@@ -29,6 +29,7 @@ from lllaunch.words import (
     progress_text,
     ranks,
     shown_path,
+    state_title,
     step_text,
 )
 
@@ -77,7 +78,14 @@ def run_page(run: RunView, version: str) -> str:
     own = [("Run id", outcome.run_id), ("Plan hash", page.long(outcome.plan_hash, "code"))]
     return page.render(
         "run.html.j2",
-        _head(run, version),
+        kind="Run",
+        directory=run.path,
+        state=run.entry.state,
+        word=_word(run),
+        sentence=_verdict(run),
+        more=html.joined(_where(run), " · "),
+        summary=[*_summary(run)],
+        version=version,
         run=run,
         cause=[*_cause(run)],
         aside=[*_aside(run)],
@@ -107,23 +115,11 @@ def run_page(run: RunView, version: str) -> str:
 # Above all
 
 
-def _head(run: RunView, version: str) -> page.Head:
+def _word(run: RunView) -> str:
     outcome = run.result
-    word = page.STATE_WORDS.get(run.entry.state, page.UNKNOWN_STATE)
     if outcome is not None and outcome.signum is not None:
-        word = f"Ended by {signal_name(outcome.signum)}"
-    elif outcome is None and run.problem:
-        word = "Unreadable"
-    return page.Head(
-        "Run",
-        run.path,
-        run.entry.state,
-        word,
-        _verdict(run),
-        html.joined(_where(run), " · "),
-        [*_summary(run)],
-        version,
-    )
+        return f"Ended by {signal_name(outcome.signum)}"
+    return "Unreadable" if outcome is None and run.problem else state_title(run.entry.state)
 
 
 def _verdict(run: RunView) -> str:
