@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lllaunch.console.slots import slots_row
+from lllaunch.console.slots import extremes_rows, slots_rows
 from lllaunch.console.status import Part, fitted
 from lllaunch.console.table import GAP, Row, Table
 from lllaunch.results.live import LiveView, count_states
 from lllaunch.results.store import LIVE, STATES, ListEntry
 from lllaunch.sweep.objective import Objective, Objectives
+from lllaunch.sweep.pool import Lease
 from lllaunch.text import count, plain, printable, size, spans
 from lllaunch.words import (
     StyledText,
@@ -23,14 +24,14 @@ from lllaunch.words import (
     counted,
     counts_text,
     done_text,
-    extremes_text,
     objective_text,
     passed,
     rate_text,
-    short_extremes,
     short_overrides,
     short_step,
     shown_path,
+    state_style,
+    state_text,
     time_left,
 )
 from lllaunch.workers.terminal import cells, cut
@@ -55,20 +56,6 @@ class Column(NamedTuple):
     right: bool = True
     most: int = 0
 
-
-STYLES: Mapping[str, str] = {
-    "running": "busy",
-    "queued": "busy",
-    "starting": "busy",
-    "succeeded": "good",
-    "ended": "good",
-    "failed": "bad",
-    "signalled": "bad",
-    "error": "bad",
-    "died": "bad",
-    "not_submitted": "bad",
-}
-"""How states look."""
 
 # What is left out first where a terminal is narrow.
 _SPARE = (
@@ -96,10 +83,10 @@ def columns_of(view: LiveView, cwd: str) -> list[Column]:
         name,
         # those that ls has, too, stand in its order
         Column("state", lambda row: state_text(row.state), lambda row: row.state, right=False),
-        Column("time", lambda row: _seconds(row.seconds), lambda row: row.seconds),
+        Column("time", lambda row: passed(row.seconds), lambda row: row.seconds),
         Column("step", _step, lambda row: row.step and row.step / (row.total or 1)),
         Column("rate", lambda row: rate_text(row.rate) if row.rate else "", lambda row: row.rate),
-        Column("left", lambda row: _seconds(row.eta), lambda row: row.eta),
+        Column("left", lambda row: passed(row.eta), lambda row: row.eta),
         # of ranks the head says it, and the first try is none of note
         Column(
             "tries",
@@ -108,7 +95,7 @@ def columns_of(view: LiveView, cwd: str) -> list[Column]:
         ),
         Column(
             "idle",
-            lambda row: _seconds(row.idle) if row.is_live and (row.idle or 0) >= _IDLE else "",
+            lambda row: passed(row.idle) if row.is_live and (row.idle or 0) >= _IDLE else "",
             lambda row: row.idle,
         ),
         Column(
@@ -159,11 +146,6 @@ def matches(row: ListEntry, wanted: str, cwd: str) -> bool:
 # Cells
 
 
-def state_text(state: str) -> str:
-    """Return a state as it is shown."""
-    return state.replace("_", "-")
-
-
 def path_text(row: ListEntry, cwd: str) -> str:
     """Return a path as a user would type it."""
     return plain(shown_path(os.path.normpath(os.path.join(cwd, row.path)), cwd))
@@ -171,10 +153,6 @@ def path_text(row: ListEntry, cwd: str) -> str:
 
 def _number(row: ListEntry) -> str:
     return "" if row.number is None else str(row.number)
-
-
-def _seconds(seconds: float | None) -> str:
-    return "" if seconds is None else passed(seconds)
 
 
 def _step(row: ListEntry) -> str:
@@ -231,7 +209,7 @@ def head_rows(view: LiveView, width: int, cwd: str) -> list[Row]:
     rows: list[Row] = [tuple(fitted([*_facts(view, subject)], width, name))]
     rows += [(StyledText(cut(plain(text), width), "bad"),) for text in view.findings[-_FINDINGS:]]
     if subject.text and not any(text.endswith(subject.text) for text in view.findings):
-        style = STYLES.get(subject.state, "")
+        style = state_style(subject.state)
         rows.append((StyledText(cut(plain(cause_line(subject.text)), width), style),))
     overrides = plain(short_overrides(subject.overrides))
     if overrides:
@@ -239,41 +217,22 @@ def head_rows(view: LiveView, width: int, cwd: str) -> list[Row]:
     return rows + (_of_sweep(view, view.result, width) if view.result is not None else [])
 
 
-def _objectives(view: LiveView, result: SweepResult) -> Objectives:
-    common = frozenset(() if view.subject is None else view.subject.overrides)
-    jobs = {job.job: job for job in result.jobs}
-    known = Objectives(
-        result.direction,
-        (Objective(job.objective, job.job) for job in result.jobs if job.objective is not None),
-    )
-    # only these are named
-    return Objectives(
-        result.direction,
-        [
-            found._replace(name=short_overrides(jobs[found.job].overrides, common))
-            for _, found in known.extremes
-        ],
-    )
-
-
 def _of_sweep(view: LiveView, result: SweepResult, width: int) -> list[Row]:
     """Return the best objective, and who holds which GPU or core."""
-    objectives = _objectives(view, result)
-    text = plain(extremes_text(objectives))
-    if cells(text) > width:
-        text = cut(plain(short_extremes(objectives)), width)
-    rows: list[Row] = [(StyledText(text),)] if text else []
+    jobs = {job.job: job for job in result.jobs}
+    known = [Objective(job.objective, job.job) for job in result.jobs if job.objective is not None]
+    common = frozenset(() if view.subject is None else view.subject.overrides)
+    # only these are named
+    named = [
+        found._replace(name=short_overrides(jobs[found.job].overrides, common))
+        for _, found in Objectives(result.direction, known).extremes
+    ]
+    rows = extremes_rows(Objectives(result.direction, named), width)
     running = [row for row in view.rows if row.state == "running"]
-    gpus = {name: str(row.number) for row in running for name in row.gpus}
-    cores = {str(core): str(row.number) for row in running for core in row.cpus}
-    slots = result.slots
-    if slots is None or not running:
-        return rows
-    if slots.gpus:
-        rows.append(slots_row("GPU", slots.gpus, gpus, width))
-    if slots.cpus and (cores or not slots.gpus):
-        rows.append(slots_row("core", [str(core) for core in slots.cpus], cores, width))
-    return [row for row in rows if row]
+    if result.slots is not None and running:
+        leases = [(str(row.number), Lease(row.gpus, row.cpus)) for row in running]
+        rows += slots_rows(result.slots, leases, width)
+    return rows
 
 
 _FINDINGS = 3
@@ -292,7 +251,7 @@ def _facts(view: LiveView, subject: ListEntry) -> Iterable[Part]:
     """Yield what is known of a run or a sweep; what has less weight goes first."""
     state = state_text(subject.state)
     code = f" (exit code {subject.exit_code})" if subject.exit_code else ""
-    yield Part(f"{state}{code}", 10, STYLES.get(subject.state, ""))
+    yield Part(f"{state}{code}", 10, state_style(subject.state))
     if view.kind == "sweep":
         done, _, others = done_text(subject.counts, STATES).partition(", ")
         yield Part(done, 9, "title")
@@ -354,7 +313,7 @@ def table_rows(view: LiveView, shown: Sequence[ListEntry], width: int, cwd: str)
     table = Table()
     for column, texts in fitting(columns_of(view, cwd), shown, width):
         table.add(column.title, texts, right=column.right)
-    rows = table.rows([STYLES.get(row.state, "") for row in shown], "state")
+    rows = table.rows([state_style(row.state) for row in shown], "state")
     return [_cut_row(row, width) for row in rows] if width else rows
 
 

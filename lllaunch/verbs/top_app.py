@@ -21,7 +21,6 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Input, RichLog, Static
 
 from lllaunch.console.live_table import (
-    STYLES,
     Column,
     columns_of,
     fitting,
@@ -40,7 +39,7 @@ from lllaunch.verbs.logs import last_attempt, worker_logs
 from lllaunch.verbs.stacks import stack_lines
 from lllaunch.verbs.stop import stopped
 from lllaunch.verbs.top import Watched
-from lllaunch.words import StyledText
+from lllaunch.words import StyledText, state_style
 from lllaunch.workers.terminal import cells, cut
 
 if TYPE_CHECKING:
@@ -337,7 +336,7 @@ class ListScreen(StatusScreen):
     def _painted(
         self, row: ListEntry, texts: tuple[str, ...], columns: list[tuple[Column, list[str]]]
     ) -> list[Text]:
-        style = self.top.style(STYLES.get(row.state, ""))
+        style = self.top.style(state_style(row.state))
         return [
             Text(
                 text,
