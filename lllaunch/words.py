@@ -203,10 +203,14 @@ def shown_path(path: str, cwd: str) -> str:
     return shown if shown.isprintable() else repr(shown)
 
 
-def wrapped(text: str) -> Iterator[StyledText]:
-    """Yield a text as lines of the report, indented and of bounded width; none if it is empty."""
-    for part in textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False):
-        yield StyledText(f"    {part}")
+def wrapped(parts: Iterable[str | StyledText]) -> Iterator[StyledText]:
+    """Yield the lines of a report; a text becomes indented lines of bounded width."""
+    for part in parts:
+        if isinstance(part, StyledText):
+            yield part
+            continue
+        for line in textwrap.wrap(part, _WIDTH, break_long_words=False, break_on_hyphens=False):
+            yield StyledText(f"    {line}")
 
 
 _MOST_METRICS = 3
