@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from lllaunch.console.display import showing
@@ -58,6 +59,8 @@ class Bottom:
         # other threads draw them again with each line that they write
         self._painted: tuple[tuple[int, int], list[str]] | None = None
         self._broken = False
+        # the screen keeps none alive
+        self._asked = weakref.WeakMethod(self._texts)
 
     def _texts(self, columns: int, lines: int) -> list[str]:
         size = columns, lines
@@ -87,7 +90,8 @@ class Bottom:
     def draw(self, patience: float = 0.0) -> bool:
         """Show the lines and, below them, the rows; return whether the terminal took all of it."""
         self._screen.hidden = False
-        self._screen.status = self._texts
+        asked = self._asked
+        self._screen.status = lambda *size: texts(*size) if (texts := asked()) else ()
         self._painted = None
         self._drawn_for = size_of(self._flow.stream)
         return self._show(patience)

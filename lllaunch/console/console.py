@@ -7,6 +7,7 @@ import math
 import sys
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, TextIO
 
 from lllaunch.console.display import display
@@ -301,19 +302,26 @@ class Console:
         if self._bottom is None and stream is not None:
             # not at a start
             from lllaunch.console.bottom import Bottom  # noqa: PLC0415
-            from lllaunch.console.status import status_rows  # noqa: PLC0415
 
             painter = Painter(stream, self._policy.color)
-
-            def rows(columns: int, lines: int) -> list[Row]:
-                run = self._run if self._live else None
-                return [] if run is None else status_rows(run, self._clock(), columns, lines)
 
             def paint(rows: list[Row]) -> list[str]:
                 return [encodable(text, stream) for text in painter.paint(rows)]
 
-            self._bottom = Bottom(self._outlet_of(stream), paint, rows)
+            # it keeps no console alive, and so no screen
+            asked = weakref.WeakMethod(self._rows)
+            self._bottom = Bottom(
+                self._outlet_of(stream),
+                paint,
+                lambda *size: rows(*size) if (rows := asked()) else [],
+            )
         return self._bottom
+
+    def _rows(self, columns: int, lines: int) -> list[Row]:
+        from lllaunch.console.status import status_rows  # noqa: PLC0415 - as above
+
+        run = self._run if self._live else None
+        return [] if run is None else status_rows(run, self._clock(), columns, lines)
 
     def _draw(self, bottom: Bottom) -> None:
         with self._speaks:
