@@ -45,16 +45,24 @@ if TYPE_CHECKING:
 class Column(NamedTuple):
     """A column of the table.
 
-    Attributes:
-        key: returns what rows are sorted by: a number or a text, None for the last ones.
-        most: how wide it is at most; 0 for as wide as it needs.
+    Rows are sorted by its `key`, a number or a text, None for the last ones, and show it as a
+    `text` unless that takes more of the row (`of`). `most` is how wide it is at most; 0 for as wide
+    as it needs.
     """
 
     title: str
-    text: Callable[[ListEntry], str]
     key: Callable[[ListEntry], float | str | None]
+    show: Callable[[Any], str] = str
+    of: Callable[[ListEntry], str] | None = None
     right: bool = True
     most: int = 0
+
+    def text(self, row: ListEntry) -> str:
+        """Return the text of a cell."""
+        if self.of is not None:
+            return self.of(row)
+        value = self.key(row)
+        return "" if value is None else self.show(value)
 
 
 # What is left out first where a terminal is narrow.
@@ -71,51 +79,43 @@ _IDLE = 10.0  # seconds; a worker that takes some for a step is no news
 def columns_of(view: LiveView, cwd: str) -> list[Column]:
     """Return the columns of a view, those that are empty included."""
     name = {
-        "all": Column("path", lambda row: path_text(row, cwd), lambda row: row.path, right=False),
-        "sweep": Column("job", _number, lambda row: row.number),
+        "all": Column(
+            "path", lambda row: row.path, of=lambda row: path_text(row, cwd), right=False
+        ),
+        "sweep": Column("job", lambda row: row.number),
         "run": Column(
-            "rank",
-            lambda row: f"{_number(row)} {plain(row.node)}".rstrip(),
-            lambda row: row.number,
+            "rank", lambda row: row.number, of=lambda row: f"{row.number} {plain(row.node)}".strip()
         ),
     }[view.kind]
     return [
         name,
         # those that ls has, too, stand in its order
-        Column("state", lambda row: state_text(row.state), lambda row: row.state, right=False),
-        Column("time", lambda row: passed(row.seconds), lambda row: row.seconds),
-        Column("step", _step, lambda row: row.step and row.step / (row.total or 1)),
-        Column("rate", lambda row: rate_text(row.rate) if row.rate else "", lambda row: row.rate),
-        Column("left", lambda row: passed(row.eta), lambda row: row.eta),
+        Column("state", lambda row: row.state, state_text, right=False),
+        Column("time", lambda row: row.seconds, passed),
+        Column("step", lambda row: row.step and row.step / (row.total or 1), of=_step),
+        Column("rate", lambda row: row.rate or None, rate_text),
+        Column("left", lambda row: row.eta, passed),
         # of ranks the head says it, and the first try is none of note
         Column(
             "tries",
-            lambda row: str(row.attempt + 1) if row.attempt and row.kind != "rank" else "",
-            lambda row: row.attempt,
+            lambda row: (row.attempt or None) if row.kind != "rank" else None,
+            lambda attempt: str(attempt + 1),
         ),
         Column(
             "idle",
-            lambda row: passed(row.idle) if row.is_live and (row.idle or 0) >= _IDLE else "",
-            lambda row: row.idle,
+            lambda row: row.idle if row.is_live and (row.idle or 0) >= _IDLE else None,
+            passed,
         ),
-        Column(
-            "slow",
-            lambda row: "" if row.slowest is None else f"rank {row.slowest}",
-            lambda row: row.slowest,
-        ),
-        Column(
-            "cpu",
-            lambda row: "" if row.cpu is None else f"{100 * row.cpu:.0f}%",
-            lambda row: row.cpu,
-        ),
-        Column("mem", lambda row: _bytes(row.memory), lambda row: row.memory),
-        Column("gpu", _gpu, lambda row: row.gpu_use, right=False),
-        Column("gpu mem", lambda row: _bytes(row.gpu_memory), lambda row: row.gpu_memory),
-        Column("cores", lambda row: spans(row.cpus).replace(" ", ""), lambda row: len(row.cpus)),
-        Column("pid", lambda row: "" if row.pid is None else str(row.pid), lambda row: row.pid),
-        Column("metrics", _metrics, _first_metric, right=False, most=40),
-        Column("value", lambda row: objective_text(row.value), _objective),
-        Column("what", what_text, what_text, right=False),
+        Column("slow", lambda row: row.slowest, lambda rank: f"rank {rank}"),
+        Column("cpu", lambda row: row.cpu, lambda share: f"{100 * share:.0f}%"),
+        Column("mem", lambda row: row.memory, size),
+        Column("gpu", lambda row: row.gpu_use, of=_gpu, right=False),
+        Column("gpu mem", lambda row: row.gpu_memory, size),
+        Column("cores", lambda row: len(row.cpus), of=lambda row: spans(row.cpus).replace(" ", "")),
+        Column("pid", lambda row: row.pid),
+        Column("metrics", _first_metric, of=_metrics, right=False, most=40),
+        Column("value", _objective, of=lambda row: objective_text(row.value)),
+        Column("what", what_text, right=False),
     ]
 
 
@@ -151,16 +151,8 @@ def path_text(row: ListEntry, cwd: str) -> str:
     return plain(shown_path(os.path.normpath(os.path.join(cwd, row.path)), cwd))
 
 
-def _number(row: ListEntry) -> str:
-    return "" if row.number is None else str(row.number)
-
-
 def _step(row: ListEntry) -> str:
     return "" if row.step is None else short_step(row.step, row.total)
-
-
-def _bytes(number: int | None) -> str:
-    return "" if number is None else size(number)
 
 
 def _gpu(row: ListEntry) -> str:
@@ -169,16 +161,17 @@ def _gpu(row: ListEntry) -> str:
     return f"{cut(names, 19)} {use}".strip()
 
 
+def _by_loss(row: ListEntry) -> list[tuple[str, float]]:
+    return sorted(row.metrics.items(), key=lambda pair: "loss" not in pair[0])
+
+
 def _metrics(row: ListEntry) -> str:
-    ordered = sorted(row.metrics.items(), key=lambda pair: "loss" not in pair[0])
-    return " ".join(
-        f"{printable(plain(name), 16)}={count(value)}" for name, value in ordered[:_MOST_METRICS]
-    )
+    known = _by_loss(row)[:_MOST_METRICS]
+    return " ".join(f"{printable(plain(name), 16)}={count(value)}" for name, value in known)
 
 
 def _first_metric(row: ListEntry) -> float | None:
-    ordered = sorted(row.metrics.items(), key=lambda pair: "loss" not in pair[0])
-    return ordered[0][1] if ordered else None
+    return next((value for _, value in _by_loss(row)), None)
 
 
 def _objective(row: ListEntry) -> float | str | None:
