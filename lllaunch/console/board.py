@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import lllaunch.sweep.schedule as v
 from lllaunch.console.slots import extremes_rows, slots_rows
 from lllaunch.console.status import Part, fitted
-from lllaunch.console.table import GAP, Row, Table, decoded
+from lllaunch.console.table import Column, Row, decoded, rows_of
 from lllaunch.documents import signal_name
 from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.sweep.policy import Summary, SweepPolicy
@@ -35,7 +35,7 @@ from lllaunch.words import (
     short_step,
     state_style,
 )
-from lllaunch.workers.terminal import cells, cut
+from lllaunch.workers.terminal import cut
 
 # More than fit a terminal.
 _RECENT = 100
@@ -388,16 +388,11 @@ _ACTIONS: dict[type, Callable[[Board, Any, float], None]] = {
 
 # The table
 
-# Columns of the terminal that are needed for a column of the table to be shown, and lines for what
-# concerns the sweep as a whole.
-_ROOM_FOR_MORE = 10
-_ROOM_FOR_LEASES, _ROOM_FOR_LEASES_AGAIN = 60, 120
-_ROOM_FOR_ATTEMPTS, _ROOM_FOR_LINES, _ROOM_FOR_STEPS, _ROOM_FOR_LEFT = 70, 56, 48, 60
+# Lines of the terminal for what concerns the sweep as a whole, and columns for leases beside that.
+_ROOM_FOR_MORE, _ROOM_FOR_LEASES = 10, 120
 _LONGEST_SLOT = 19  # columns of a GPU's name
 _WIDEST = 18
-_LEAST_LINE = 10
 _LEAST_WIDTH = 10
-_LEAST_OVERRIDES = 12
 
 
 def lease_text(lease: Lease) -> str:
@@ -431,8 +426,8 @@ def table_rows(board: Board, columns: int, lines: int, now: float) -> list[Row]:
     shown, rest = _chosen(board, room, lines // 2)
     if shown:
         # what each job holds is shown again where there is much room
-        on = width >= (_ROOM_FOR_LEASES_AGAIN if held else _ROOM_FOR_LEASES)
-        rows += _columns(shown, width, now, on=on)
+        wanted = _columns(now, on=not held or width >= _ROOM_FOR_LEASES)
+        rows += rows_of(wanted, shown, [state_style(job.state.value) for job in shown], width)
     if rest:
         rows.append((StyledText(cut(f"and {rest}", width), "faint"),))
     return rows
@@ -494,9 +489,7 @@ def _rest(board: Board, shown: Sequence[JobView]) -> str:
     )
 
 
-def _columns(jobs: Sequence[JobView], width: int, now: float, *, on: bool) -> list[Row]:
-    """Return the titles and a row for each job."""
-
+def _columns(now: float, *, on: bool) -> list[Column]:
     def running(text: Callable[[JobView], str]) -> Callable[[JobView], str]:
         return lambda job: text(job) if job.state is J.RUNNING else ""
 
@@ -509,38 +502,24 @@ def _columns(jobs: Sequence[JobView], width: int, now: float, *, on: bool) -> li
     def step(job: JobView) -> str:
         return "" if job.progress is None else short_step(job.progress.step, job.progress.total)
 
-    # They are no narrower than this where there is room: columns that move are hard to read.
-    steady = width >= _ROOM_FOR_ATTEMPTS
-    columns: list[tuple[str, Callable[[JobView], str], int, bool]] = [
-        ("state", lambda job: "retry" if job.state is J.PAUSED else job.state.value, 9, True),
-        ("tries", lambda job: str(job.tries), 0, steady),
-        ("on", running(lambda job: lease_text(job.lease)), 0, on),
-        ("time", time, 8, True),
-        ("step", running(step), 0, width >= _ROOM_FOR_STEPS),
-        ("left", running(lambda job: passed(job.left(now))), 0, width >= _ROOM_FOR_LEFT),
-        ("objective", lambda job: objective_text(job.objective), 0, steady),
+    def line(job: JobView) -> str:
+        """Return what it printed last, or what it failed of."""
+        return job.line if job.state is J.RUNNING else plain(cause_line(job.why)) or job.line
+
+    def state(job: JobView) -> str:
+        return "retry" if job.state is J.PAUSED else job.state.value
+
+    leases = running(lambda job: lease_text(job.lease))
+    columns = [
+        Column("job", lambda job: job.number),
+        Column("overrides", lambda job: job.overrides, right=False, cut=cut),
+        Column("state", state, right=False, least=9),
+        Column("tries", lambda job: job.tries),
+        Column("on", leases, right=False, most=_WIDEST),
+        Column("time", time, most=_WIDEST, least=8),
+        Column("step", running(step), most=_WIDEST),
+        Column("left", running(lambda job: passed(job.left(now)))),
+        Column("objective", lambda job: objective_text(job.objective), most=_WIDEST),
+        Column("last line", line, right=False, cut=cut),
     ]
-    table = Table()
-    table.add("job", [str(job.number) for job in jobs], most=width, right=True)
-    for title, text, least, wanted in columns:
-        if wanted:
-            right, most = title not in {"state", "on"}, min(_WIDEST, width - table.width)
-            texts = [text(job) for job in jobs]
-            table.add(title, texts, least=least * steady, most=most, right=right)
-    overrides = [job.overrides for job in jobs]
-    # what a job printed last, or what it failed of
-    lines = [
-        job.line if job.state is J.RUNNING else plain(cause_line(job.why)) or job.line
-        for job in jobs
-        if width >= _ROOM_FOR_LINES
-    ]
-    room = width - table.width
-    if any(overrides):
-        least = _LEAST_LINE + len(GAP) if any(lines) else 0
-        natural = max(map(cells, ["overrides", *overrides]))
-        longest = max(map(cells, lines), default=0)
-        share = max(_LEAST_OVERRIDES, 2 * room // 3, room - least - longest)
-        table.add("overrides", overrides, most=min(natural, share, room), at=1)
-    if width - table.width >= _LEAST_LINE:
-        table.add("last line", lines, most=width - table.width)
-    return table.rows([state_style(job.state.value) for job in jobs], "state")
+    return [column for column in columns if on or column.title != "on"]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from lllaunch.console.slots import extremes_rows, slots_rows
 from lllaunch.console.status import Part, fitted
-from lllaunch.console.table import GAP, Row, Table
+from lllaunch.console.table import GAP, Column, Row, end_of, rows_of
 from lllaunch.results.live import LiveView, count_states
 from lllaunch.results.store import LIVE, STATES, ListEntry
 from lllaunch.sweep.objective import Objective, Objectives
@@ -34,7 +34,7 @@ from lllaunch.words import (
     state_text,
     time_left,
 )
-from lllaunch.workers.terminal import cells, cut
+from lllaunch.workers.terminal import cut
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,36 +42,6 @@ if TYPE_CHECKING:
     from lllaunch.sweep.history import SweepResult
 
 
-class Column(NamedTuple):
-    """A column of the table.
-
-    Rows are sorted by its `key`, a number or a text, None for the last ones, and show it as a
-    `text` unless that takes more of the row (`of`). `most` is how wide it is at most; 0 for as wide
-    as it needs.
-    """
-
-    title: str
-    key: Callable[[ListEntry], float | str | None]
-    show: Callable[[Any], str] = str
-    of: Callable[[ListEntry], str] | None = None
-    right: bool = True
-    most: int = 0
-
-    def text(self, row: ListEntry) -> str:
-        """Return the text of a cell."""
-        if self.of is not None:
-            return self.of(row)
-        value = self.key(row)
-        return "" if value is None else self.show(value)
-
-
-# What is left out first where a terminal is narrow.
-_SPARE = (
-    *("cores", "pid", "gpu mem", "rate", "tries", "metrics", "slow", "mem", "gpu", "cpu", "idle"),
-    "time",
-)
-_LEAST_TEXT, _WANTED_TEXT = 10, 24
-_LEAST_NAME, _WANTED_NAME = 12, 24
 _MOST_METRICS = 3
 _IDLE = 10.0  # seconds; a worker that takes some for a step is no news
 
@@ -80,7 +50,11 @@ def columns_of(view: LiveView, cwd: str) -> list[Column]:
     """Return the columns of a view, those that are empty included."""
     name = {
         "all": Column(
-            "path", lambda row: row.path, of=lambda row: path_text(row, cwd), right=False
+            "path",
+            lambda row: row.path,
+            of=lambda row: path_text(row, cwd),
+            right=False,
+            cut=end_of,
         ),
         "sweep": Column("job", lambda row: row.number),
         "run": Column(
@@ -115,7 +89,7 @@ def columns_of(view: LiveView, cwd: str) -> list[Column]:
         Column("pid", lambda row: row.pid),
         Column("metrics", _first_metric, of=_metrics, right=False, most=40),
         Column("value", _objective, of=lambda row: objective_text(row.value)),
-        Column("what", what_text, right=False),
+        Column("what", what_text, right=False, cut=cut),
     ]
 
 
@@ -198,7 +172,7 @@ def head_rows(view: LiveView, width: int, cwd: str) -> list[Row]:
     if view.subject is None:
         return [(StyledText(cut(_of_all(view), width), "title"),)]
     subject = view.subject
-    name = Part(f"{_end_of(path_text(subject, cwd), max(_LEAST_NAME, width // 2))}: ", 9, "title")
+    name = Part(f"{end_of(path_text(subject, cwd), max(12, width // 2))}: ", 9, "title")
     rows: list[Row] = [tuple(fitted([*_facts(view, subject)], width, name))]
     rows += [(StyledText(cut(plain(text), width), "bad"),) for text in view.findings[-_FINDINGS:]]
     if subject.text and not any(text.endswith(subject.text) for text in view.findings):
@@ -298,71 +272,6 @@ def _left_out(rows: Sequence[ListEntry], unseen: Mapping[str, int]) -> Iterable[
 
 
 def table_rows(view: LiveView, shown: Sequence[ListEntry], width: int, cwd: str) -> list[Row]:
-    """Return the table of some rows of a view, with titles.
-
-    Args:
-        width: columns that there are; 0 if nothing is to be cut or left out.
-    """
-    table = Table()
-    for column, texts in fitting(columns_of(view, cwd), shown, width):
-        table.add(column.title, texts, right=column.right)
-    rows = table.rows([state_style(row.state) for row in shown], "state")
-    return [_cut_row(row, width) for row in rows] if width else rows
-
-
-def fitting(
-    columns: Sequence[Column], rows: Sequence[ListEntry], width: int
-) -> list[tuple[Column, list[str]]]:
-    """Return the columns that have something to show and fit, each with the texts of its cells.
-
-    The first three say what a row is, and are there in any case, as is the last one where it has
-    room: its texts are cut, and paths, too.
-    """
-    found = {column.title: (column, [column.text(row) for row in rows]) for column in columns}
-    found = {title: pair for title, pair in found.items() if any(pair[1])}
-    for title, (column, texts) in found.items():
-        if column.most:
-            found[title] = column, [cut(text, column.most) for text in texts]
-    if not width:
-        return [*found.values()]
-    what = found.pop("what", None)
-    widths = {
-        title: max(map(cells, [title, *texts])) + len(GAP) for title, (_, texts) in found.items()
-    }
-    longest = 0 if what is None else max(map(cells, what[1]))
-    wanted = min(_WANTED_TEXT, longest)
-    spare = max(0, widths.get("path", 0) - len(GAP) - _WANTED_NAME)
-    for title in _SPARE:
-        if title in found and width - sum(widths.values()) + spare < wanted:
-            del found[title], widths[title]
-    if "path" in found:
-        column, texts = found["path"]
-        over = sum(widths.values()) + wanted - width
-        if over > 0:
-            room = max(_LEAST_NAME, widths["path"] - len(GAP) - over)
-            texts = [_end_of(text, room) for text in texts]
-            found["path"] = column, texts
-            widths["path"] = max(map(cells, ["path", *texts])) + len(GAP)
-    room = width - sum(widths.values())
-    if what is not None and room >= min(_LEAST_TEXT, longest):
-        found["what"] = what[0], [cut(text, room) for text in what[1]]
-    return [*found.values()]
-
-
-def _end_of(path: str, width: int) -> str:
-    """Return the end of a path: that is where those of one directory differ."""
-    if cells(path) <= width:
-        return path
-    while cells(path) > width - 3:
-        path = path[1:]
-    return f"...{path}"
-
-
-def _cut_row(row: Row, width: int) -> Row:
-    """Return a row of at most so many columns."""
-    parts = []
-    for span in row:
-        text = cut(span.text, width) if width > 0 else ""
-        parts.append(StyledText(text, span.style))
-        width -= cells(text)
-    return tuple(parts)
+    """Return the table of some rows of a view; `width` is 0 if nothing is to be cut or left out."""
+    styles = [state_style(row.state) for row in shown]
+    return rows_of(columns_of(view, cwd), shown, styles, width)

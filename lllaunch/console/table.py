@@ -7,13 +7,13 @@ times a second, and ``ls`` one of a thousand rows.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO, TypeAlias
 
 from lllaunch.words import StyledText
 from lllaunch.workers.terminal import cells, cut, moves_cursor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 Row: TypeAlias = tuple[StyledText, ...]
 """One line of the terminal."""
@@ -32,6 +32,121 @@ def padded(text: str, width: int, *, right: bool = False) -> str:
 def decoded(line: bytes) -> str:
     """Return a line that a job printed; of a progress bar the last state."""
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "backslashreplace")
+
+
+class Column(NamedTuple):
+    """A column of a table of runs, jobs or ranks.
+
+    Rows are sorted by its `key`, a number or a text, None for the last ones, and show it as a text
+    unless that takes more of the row (`of`). One whose texts may be cut says how (`cut`).
+
+    Attributes:
+        most: how wide it is at most; 0 for as wide as it needs.
+        least: how wide it is at least where there is room: columns that move are hard to read.
+    """
+
+    title: str
+    key: Callable[[Any], float | str | None]
+    show: Callable[[Any], str] = str
+    of: Callable[[Any], str] | None = None
+    right: bool = True
+    most: int = 0
+    least: int = 0
+    cut: Callable[[str, int], str] | None = None
+
+    def text(self, row: object) -> str:
+        """Return the text of a cell."""
+        if self.of is not None:
+            return self.of(row)
+        value = self.key(row)
+        return "" if value is None else self.show(value)
+
+
+# What is left out first where a terminal is narrow.
+_SPARE = (
+    *("on", "cores", "pid", "gpu mem", "rate", "objective", "tries", "metrics", "slow", "mem"),
+    *("gpu", "cpu", "idle", "time"),
+)
+_LEAST_TEXT, _WANTED_TEXT = 10, 24
+_LEAST_NAME, _WANTED_NAME = 12, 24
+_STEADY = 70
+
+
+def fitting(
+    columns: Sequence[Column], rows: Sequence[object], width: int
+) -> list[tuple[Column, list[str]]]:
+    """Return the columns that have something to show and fit, each with the texts of its cells.
+
+    Those that say what a row is are there in any case. The last one gets the room that is left, and
+    its texts are cut. Another one whose texts may be cut gives way to it.
+    """
+    found = {column.title: (column, [column.text(row) for row in rows]) for column in columns}
+    found = {title: pair for title, pair in found.items() if any(pair[1])}
+    for title, (column, texts) in found.items():
+        if column.most:
+            found[title] = column, [cut(text, column.most) for text in texts]
+    if not width:
+        return [*found.values()]
+    last = found.pop(columns[-1].title, None)
+    widths = {
+        title: max(_least(column, width), *map(cells, [title, *texts])) + len(GAP)
+        for title, (column, texts) in found.items()
+    }
+    longest = 0 if last is None else max(map(cells, last[1]))
+    wanted = min(_WANTED_TEXT, longest)
+    name = next((title for title, (column, _) in found.items() if column.cut is not None), "")
+    spare = max(0, widths.get(name, 0) - len(GAP) - _WANTED_NAME)
+    for title in _SPARE:
+        if title in found and width - sum(widths.values()) + spare < wanted:
+            del found[title], widths[title]
+    over = sum(widths.values()) + wanted - width
+    if name and over > 0:
+        column, texts = found[name]
+        room = max(_LEAST_NAME, widths[name] - len(GAP) - over)
+        texts = [column.cut(text, room) for text in texts if column.cut is not None]
+        found[name] = column, texts
+        widths[name] = max(map(cells, [name, *texts])) + len(GAP)
+    room = width - sum(widths.values())
+    if last is not None and room >= min(_LEAST_TEXT, longest):
+        found[last[0].title] = last[0], [cut(text, room) for text in last[1]]
+    return [*found.values()]
+
+
+def _least(column: Column, width: int) -> int:
+    return column.least if width >= _STEADY else 0
+
+
+def rows_of(
+    columns: Sequence[Column], rows: Sequence[object], styles: Sequence[str], width: int
+) -> list[Row]:
+    """Return the titles and a row of the terminal for each row, whose state has its style.
+
+    `width` is that of the terminal; 0 if nothing is to be cut or left out.
+    """
+    table = Table()
+    for column, texts in fitting(columns, rows, width):
+        table.add(column.title, texts, right=column.right, least=_least(column, width))
+    found = table.rows(styles, "state")
+    return [_cut_row(row, width) for row in found] if width else found
+
+
+def end_of(path: str, width: int) -> str:
+    """Return the end of a path: that is where those of one directory differ."""
+    if cells(path) <= width:
+        return path
+    while cells(path) > width - 3:
+        path = path[1:]
+    return f"...{path}"
+
+
+def _cut_row(row: Row, width: int) -> Row:
+    """Return a row of at most so many columns."""
+    parts = []
+    for span in row:
+        text = cut(span.text, width) if width > 0 else ""
+        parts.append(StyledText(text, span.style))
+        width -= cells(text)
+    return tuple(parts)
 
 
 class Table:
@@ -61,13 +176,7 @@ class Table:
     ) -> None:
         """Add a column, unless it is empty or has no room.
 
-        Args:
-            title: its title.
-            texts: its cells.
-            least: its least width.
-            most: its greatest width; None for as wide as it needs.
-            right: whether cells are aligned to the right.
-            at: its index; None for the last one.
+        Without `most` it is as wide as it needs; without an index (`at`) it is the last one.
         """
         width = max(least, *map(cells, [title, *texts]))
         width = width if most is None else min(width, most)
@@ -78,13 +187,7 @@ class Table:
             self.columns = dict(columns)
 
     def rows(self, styles: Sequence[str], styled: str = "", indent: str = "") -> list[Row]:
-        """Return the titles and the rows.
-
-        Args:
-            styles: the style of each row.
-            styled: title of the column that has it; empty for the whole row.
-            indent: precedes each row.
-        """
+        """Return the titles and the rows, each with its style, or that column of it (`styled`)."""
         titles, *rows = zip(*self.columns.values(), strict=True)
         found: list[Row] = [(StyledText(f"{indent}{GAP.join(titles)}".rstrip(), "faint"),)]
         first = list(self.columns).index(styled) if styled in self.columns else 0
@@ -102,13 +205,9 @@ class Table:
 def aligned(
     rows: Sequence[Sequence[str]], *, room: int | None = None, shrinks: int = 0, least: int = 24
 ) -> list[str]:
-    """Return the lines of a table without titles.
+    """Return the lines of a table without titles; without `room` it is as wide as it needs.
 
-    Args:
-        rows: the cells of each.
-        room: how many columns of the terminal it may take; None for as many as it needs.
-        shrinks: index of the column that gets narrower where there is no room for all.
-        least: how narrow that column gets at most.
+    Column `shrinks` gets narrower, down to `least`, where there is no room for all.
     """
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
     if widths and room is not None:

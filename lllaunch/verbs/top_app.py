@@ -21,15 +21,13 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Input, RichLog, Static
 
 from lllaunch.console.live_table import (
-    Column,
     columns_of,
-    fitting,
     head_rows,
     matches,
     path_text,
     sorted_rows,
 )
-from lllaunch.console.table import RICH_STYLES, Row, decoded
+from lllaunch.console.table import RICH_STYLES, Column, Row, decoded, fitting
 from lllaunch.errors import LaunchError
 from lllaunch.results.history import AppendedLines
 from lllaunch.results.live import LiveReader, LiveView
