@@ -73,12 +73,12 @@ _STEADY = 70
 
 
 def fitting(
-    columns: Sequence[Column], rows: Sequence[object], width: int
+    columns: Sequence[Column], rows: Sequence[object], width: int, spare: Sequence[str] = _SPARE
 ) -> list[tuple[Column, list[str]]]:
     """Return the columns that have something to show and fit, each with the texts of its cells.
 
-    Those that say what a row is are there in any case. The last one gets the room that is left, and
-    its texts are cut. Another one whose texts may be cut gives way to it.
+    Those that are not `spare` are there in any case. The last one, if its texts may be cut, gets
+    the room that is left. Another one whose texts may be cut gives way to it.
     """
     found = {column.title: (column, [column.text(row) for row in rows]) for column in columns}
     found = {title: pair for title, pair in found.items() if any(pair[1])}
@@ -87,7 +87,7 @@ def fitting(
             found[title] = column, [cut(text, column.most) for text in texts]
     if not width:
         return [*found.values()]
-    last = found.pop(columns[-1].title, None)
+    last = found.pop(columns[-1].title, None) if columns[-1].cut is not None else None
     widths = {
         title: max(_least(column, width), *map(cells, [title, *texts])) + len(GAP)
         for title, (column, texts) in found.items()
@@ -95,11 +95,11 @@ def fitting(
     longest = 0 if last is None else max(map(cells, last[1]))
     wanted = min(_WANTED_TEXT, longest)
     name = next((title for title, (column, _) in found.items() if column.cut is not None), "")
-    spare = max(0, widths.get(name, 0) - len(GAP) - _WANTED_NAME)
-    for title in _SPARE:
-        if title in found and width - sum(widths.values()) + spare < wanted:
+    rest = max(0, widths.get(name, 0) - len(GAP) - _WANTED_NAME)
+    for title in spare:
+        if title in found and width - sum(widths.values()) + rest < wanted:
             del found[title], widths[title]
-    over = sum(widths.values()) + wanted - width
+    over = sum(widths.values()) + (wanted or -len(GAP)) - width
     if name and over > 0:
         column, texts = found[name]
         room = max(_LEAST_NAME, widths[name] - len(GAP) - over)
@@ -117,16 +117,41 @@ def _least(column: Column, width: int) -> int:
 
 
 def rows_of(
-    columns: Sequence[Column], rows: Sequence[object], styles: Sequence[str], width: int
+    columns: Sequence[Column],
+    rows: Sequence[object],
+    styles: Sequence[str],
+    width: int,
+    *,
+    styled: str = "state",
+    spare: Sequence[str] = _SPARE,
 ) -> list[Row]:
-    """Return the titles and a row of the terminal for each row, whose state has its style.
+    """Return the titles and a row of the terminal for each row.
 
-    `width` is that of the terminal; 0 if nothing is to be cut or left out.
+    `width` is that of the terminal; 0 if nothing is to be cut or left out. The style of a row is
+    that of its column `styled`, or without one of all of it.
     """
-    table = Table()
-    for column, texts in fitting(columns, rows, width):
-        table.add(column.title, texts, right=column.right, least=_least(column, width))
-    found = table.rows(styles, "state")
+    chosen = fitting(columns, rows, width, spare)
+    told = [
+        [padded(text, wide, right=column.right) for text in (column.title, *texts)]
+        for column, texts in chosen
+        for wide in [max(_least(column, width), *map(cells, [column.title, *texts]))]
+    ]
+    found: list[Row] = []
+    titles = [column.title for column, _ in chosen]
+    first, last = (titles.index(styled), titles.index(styled) + 1) if styled else (0, len(titles))
+    for texts, style in zip(zip(*told, strict=True), ["faint", *styles], strict=True):
+        if not found:
+            found.append((StyledText(GAP.join(texts).rstrip(), style),))
+            continue
+        before = "".join(text + GAP for text in texts[:first])
+        after = "".join(GAP + text for text in texts[last:]).rstrip()
+        middle = GAP.join(texts[first:last])
+        parts = (
+            StyledText(before),
+            StyledText(middle if styled else middle.rstrip(), style),
+            StyledText(after),
+        )
+        found.append(tuple(part for part in parts if part.text))
     return [_cut_row(row, width) for row in found] if width else found
 
 
@@ -147,59 +172,6 @@ def _cut_row(row: Row, width: int) -> Row:
         parts.append(StyledText(text, span.style))
         width -= cells(text)
     return tuple(parts)
-
-
-class Table:
-    """Columns of text, from which rows are made.
-
-    Attributes:
-        columns: the cells by title; the title is the first cell, and all are equally wide.
-    """
-
-    def __init__(self) -> None:
-        self.columns: dict[str, list[str]] = {}
-
-    @property
-    def width(self) -> int:
-        """How many columns of the terminal it takes, with the gap before another column."""
-        return sum(cells(column[0]) + len(GAP) for column in self.columns.values())
-
-    def add(
-        self,
-        title: str,
-        texts: Sequence[str],
-        *,
-        least: int = 0,
-        most: int | None = None,
-        right: bool = False,
-        at: int | None = None,
-    ) -> None:
-        """Add a column, unless it is empty or has no room.
-
-        Without `most` it is as wide as it needs; without an index (`at`) it is the last one.
-        """
-        width = max(least, *map(cells, [title, *texts]))
-        width = width if most is None else min(width, most)
-        if any(texts) and width > 0:
-            columns = list(self.columns.items())
-            column = [padded(text, width, right=right) for text in [title, *texts]]
-            columns.insert(len(columns) if at is None else at, (title, column))
-            self.columns = dict(columns)
-
-    def rows(self, styles: Sequence[str], styled: str = "", indent: str = "") -> list[Row]:
-        """Return the titles and the rows, each with its style, or that column of it (`styled`)."""
-        titles, *rows = zip(*self.columns.values(), strict=True)
-        found: list[Row] = [(StyledText(f"{indent}{GAP.join(titles)}".rstrip(), "faint"),)]
-        first = list(self.columns).index(styled) if styled in self.columns else 0
-        last = first + 1 if styled in self.columns else len(self.columns)
-        for texts, style in zip(rows, styles, strict=True):
-            before = indent + "".join(text + GAP for text in texts[:first])
-            after = "".join(GAP + text for text in texts[last:]).rstrip()
-            middle = GAP.join(texts[first:last])
-            middle = middle if after or styled in self.columns else middle.rstrip()
-            parts = StyledText(before), StyledText(middle, style), StyledText(after)
-            found.append(tuple(part for part in parts if part.text))
-        return found
 
 
 def aligned(
