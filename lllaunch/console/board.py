@@ -52,11 +52,9 @@ class JobView:
         overrides: those that other jobs do not have.
         directory: where its files are; empty until it is composed.
         attempt: number of the attempt that runs or ran, from 0.
-        tries: how often it was started.
         since: when its attempt began.
         seconds: how long its last attempt took.
         line: what it printed last.
-        progressed: when it reported its progress.
         why: the first failure of its last attempt in one line, or why it cannot run.
         held: whether the user knows that other launchers hold its slots.
         retried: how often, by cause.

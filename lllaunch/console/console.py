@@ -75,12 +75,9 @@ class Console:
     in a line now and then. The loop that waits for events asks when that is due (`next_in`), and
     calls `tick` then.
 
-    Args:
-        stream: where messages go; standard error of the moment of writing if None.
-        cwd: directory that paths are shown relative to; the working directory of now if None.
-        patience: a message waits at most so many seconds to be taken.
-        last_patience: the same for a message after which nothing else is to be done.
-        clock: the time, seconds.
+    Without a `stream` messages go to standard error of the moment. Paths are relative to `cwd`, or
+    to the working directory of now. A message waits at most `patience` seconds to be taken, the
+    last one `last_patience`.
     """
 
     def __init__(

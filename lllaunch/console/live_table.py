@@ -242,11 +242,9 @@ def _facts(view: LiveView, subject: ListEntry) -> Iterable[Part]:
 
 
 def view_rows(view: LiveView, columns: int, lines: int, cwd: str) -> list[Row]:
-    """Return a view for a terminal.
+    """Return a view for a terminal of so many columns and lines; fewer lines are returned.
 
-    Args:
-        columns: of the terminal; 0 if there is none: nothing is cut or left out then.
-        lines: of the terminal; fewer are returned. 0 if there is none.
+    Without a terminal both are 0, and nothing is cut or left out.
     """
     width = max(1, columns - 1) if columns else 0
     rows = head_rows(view, width, cwd)

@@ -38,12 +38,7 @@ _OURS = Part("lllaunch: ", 3)
 
 
 def parts_of(run: RunStatus, now: float) -> list[Part]:
-    """Return what is known of a run but for the time, in its order.
-
-    Args:
-        run: the run.
-        now: the time, by the same clock as within ``run``.
-    """
+    """Return what is known of a run but for the time, in its order."""
     parts = []
     if run.attempt is not None:
         parts.append(Part(f"attempt {run.attempt}", 6 if run.attempt else 4))
@@ -88,13 +83,7 @@ def line_of(run: RunStatus, now: float) -> list[Part]:
 
 
 def fitted(parts: Sequence[Part], columns: int, name: Part = _OURS) -> list[StyledText]:
-    """Return a line of at most so many columns, in pieces.
-
-    Args:
-        parts: of the line.
-        columns: how many character cells there are.
-        name: precedes them.
-    """
+    """Return a line of at most so many columns, in pieces; `name` precedes the parts."""
     everything = [name, *parts]
     kept: set[int] = set()
     room = columns + len(_BETWEEN)

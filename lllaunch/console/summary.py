@@ -45,8 +45,6 @@ class Setting(NamedTuple):
     """What a summary needs to know beside sweep.json.
 
     Attributes:
-        directory: of the sweep, absolute.
-        cwd: directory that paths below it are shown relative to.
         total: number of jobs.
         common: overrides that all jobs share.
         counts: of the jobs by end, if the sweep knows them.

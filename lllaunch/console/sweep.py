@@ -59,14 +59,9 @@ class SweepConsole:
     above. Elsewhere each change is one line, written as a whole, and now and then a line reports
     how far the sweep is. No stream makes the sweep fail or wait.
 
-    Args:
-        stream: where messages go; standard error if None.
-        cwd: directory that paths are shown relative to; the working directory of now if None.
-        live: whether there is a table; None for what the policy says.
-        machine: what the sweep may lease, for people (``"8 GPUs, 2 cores"``).
-        out: where jobs' standard output goes; standard output if None.
-        clock: the time, seconds; that of ``handle``'s ``now``.
-        policy: what is shown, and how.
+    Messages go to `stream` (standard error), what jobs print to `out` (standard output). Paths are
+    relative to `cwd` (the working directory). `machine` is what the sweep may lease, for people
+    (``"8 GPUs, 2 cores"``). Without `live` the policy says whether there is a table.
     """
 
     is_off: bool
@@ -130,19 +125,10 @@ class SweepConsole:
         slots: Lease | None = None,
         objectives: Objectives | None = None,
     ) -> None:
-        """Report that a sweep begins.
+        """Report that a sweep begins in a directory, with what a `Board` knows of it.
 
-        Args:
-            directory: of the sweep, absolute.
-            total: number of jobs, including those that need not run.
-            overrides: returns the task overrides of a job, redacted.
-            resumed: how many jobs had succeeded before; 0 if this is no resume.
-            common: overrides that all jobs share, which are not shown.
-            policy: of the sweep, if it is known.
-            batch: number of this batch of jobs, from 0, where the sweeper asks for several; only
-                the first begins the sweep. None where it asks for all at once.
-            slots: all that jobs may lease, None if that is not known.
-            objectives: those that are known by now; others are added as jobs end.
+        Where the sweeper asks for several batches of jobs, `batch` is the number of this one, and
+        only the first begins the sweep.
         """
         now = self._begun = self._clock()
         if self._interval is not None:
@@ -207,11 +193,8 @@ class SweepConsole:
     ) -> None:
         """Show the summary of a sweep that is over.
 
-        Args:
-            result: of the sweep.
-            numbers: of the jobs that are meant: a sweep that is resumed may have had others. None
-                for all, also those of batches before.
-            resume: as `lllaunch.console.summary.Setting` has it.
+        A sweep that is resumed may have had other jobs than those with `numbers`; None for all,
+        also those of batches before. `resume` is as `lllaunch.console.summary.Setting` has it.
         """
         # what only the end needs is imported then
         from lllaunch.console.summary import Setting, summary_rows  # noqa: PLC0415
@@ -333,9 +316,8 @@ class Reported:
 class JobConsole(Console):
     """Reports what happens within a job: restarts, hangs, warnings, and why it failed.
 
-    Args:
-        reported: what other jobs have reported. A failure like one of these is reported by the
-            sweep's launcher in one line, and that is enough.
+    A failure like one that other jobs have `reported` is shown by the sweep's launcher in one line,
+    and that is enough.
     """
 
     def __init__(self, reported: Reported) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from lllaunch.console.hang import look_parts
 from lllaunch.console.report import failure_text, fate_groups, root_parts
@@ -335,24 +335,11 @@ def _attempts(run: RunView) -> html.PageTable:
     return html.table("Attempts", columns, run.attempts[-_MOST_ROWS:])
 
 
-class _Worker(NamedTuple):
-    """What a row says of a worker: result.json has the most memory, samples the last."""
-
-    lane: Lane
-    memory: float | None
-    cpu_seconds: float | None
-    step: float | None
-    pid: int | None
-
-    @property
-    def seconds(self) -> float | None:
-        """How long it ran."""
-        took = [span for span in self.lane.spans if span.kind == "run"]
-        return (took[-1].end_ns - took[0].start_ns) / _SECOND if took else None
-
-
 def _workers(run: RunView) -> html.PageTable:
-    """Return a table of all workers of all attempts, the newest attempt first."""
+    """Return a table of all workers of all attempts, the newest attempt first.
+
+    result.json has the most memory of a worker, samples the last.
+    """
     timeline = run.timeline
     told = {
         (attempt.number, str(worker.rank)): worker
@@ -364,37 +351,42 @@ def _workers(run: RunView) -> html.PageTable:
         for series in timeline.series
         if series.name in ("rss", "step") and not series.metric and series.points
     }
+
+    def seconds(lane: Lane) -> float | None:
+        ran = [span for span in lane.spans if span.kind == "run"]
+        return (ran[-1].end_ns - ran[0].start_ns) / _SECOND if ran else None
+
+    def seen(lane: Lane, name: str) -> float | None:
+        of = lane.attempt, str(lane.rank)
+        worker = told.get(of)
+        if worker is None:
+            return last.get((name, *of))
+        if name == "step":
+            return None if worker.progress is None else worker.progress.step
+        if name == "cpu_seconds" and worker.started_ns is None:
+            return None
+        value: float | None = getattr(worker, "max_rss" if name == "rss" else name)
+        return value or None if name == "rss" else value
+
     again = len({attempt.number for attempt in timeline.attempts}) > 1
     memory = "Peak memory" if told else "Memory"
     columns = [
-        html.numbers("Rank", lambda it: it.lane.rank),
-        html.numbers("Attempt", lambda it: it.lane.attempt if again else None),
-        html.PageColumn("Node", lambda it: it.lane.node),
-        html.PageColumn(
-            "Fate", lambda it: html.badge(it.lane.fate, it.lane.fate.replace("_", " "))
-        ),
-        html.PageColumn("What became of it", lambda it: it.lane.text, "wide"),
-        html.numbers("Exit", lambda it: it.lane.exitcode, _exit_text),
-        html.numbers("Took", lambda it: it.seconds, duration),
-        html.numbers(memory, lambda it: it.memory, _bytes, minor=True),
-        html.numbers("CPU time", lambda it: it.cpu_seconds, duration, minor=True),
-        html.numbers("Step", lambda it: it.step, count, minor=True),
-        html.numbers("Pid", lambda it: it.pid, minor=True),
+        html.numbers("Rank", lambda lane: lane.rank),
+        html.numbers("Attempt", lambda lane: lane.attempt if again else None),
+        html.PageColumn("Node", lambda lane: lane.node),
+        html.PageColumn("Fate", lambda lane: html.badge(lane.fate, lane.fate.replace("_", " "))),
+        html.PageColumn("What became of it", lambda lane: lane.text, "wide"),
+        html.numbers("Exit", lambda lane: lane.exitcode, _exit_text),
+        html.numbers("Took", seconds, duration),
+        html.numbers(memory, lambda lane: seen(lane, "rss"), _bytes, minor=True),
+        html.numbers("CPU time", lambda lane: seen(lane, "cpu_seconds"), duration, minor=True),
+        html.numbers("Step", lambda lane: seen(lane, "step"), count, minor=True),
+        html.numbers("Pid", lambda lane: seen(lane, "pid"), minor=True),
     ]
-    workers: list[_Worker] = []
-    for attempt in sorted(timeline.attempts, key=lambda each: -each.number):
-        for lane in attempt.lanes[: _MOST_ROWS - len(workers)]:
-            of = lane.attempt, str(lane.rank)
-            known = told.get(of)
-            if known is None:
-                rss, step = last.get(("rss", *of)), last.get(("step", *of))
-                workers.append(_Worker(lane, rss, None, step, None))
-                continue
-            used = None if known.started_ns is None else known.cpu_seconds
-            step = None if known.progress is None else known.progress.step
-            workers.append(_Worker(lane, known.max_rss or None, used, step, known.pid))
+    newest = sorted(timeline.attempts, key=lambda each: -each.number)
+    lanes = [lane for attempt in newest for lane in attempt.lanes][:_MOST_ROWS]
     caption = "All workers, the newest attempt first" if again else "All workers"
-    return html.table(caption, columns, workers, kind=lambda it: it.lane.fate)
+    return html.table(caption, columns, lanes, kind=lambda lane: lane.fate)
 
 
 def _bytes(number: float) -> str:
