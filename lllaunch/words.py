@@ -79,6 +79,29 @@ def state_text(state: str) -> str:
     return state.replace("_", "-")
 
 
+_TITLES = {
+    "signalled": "Ended by a signal",
+    "running": "Still running",
+    "queued": "Waiting in the queue",
+    "unknown": "Not known to be over",
+}
+_DESCRIPTIONS = {
+    "error": "ended with an error",
+    "signalled": "ended by a signal",
+    "queued": "in the queue",
+}
+
+
+def state_title(state: str) -> str:
+    """Return a state as the title of a page has it: ``Not submitted``."""
+    return _TITLES.get(state, capitalised(state.replace("_", " ")))
+
+
+def state_words(state: str) -> str:
+    """Return a state as a sentence has it: ``ended with an error``, ``not run``."""
+    return _DESCRIPTIONS.get(state, state.replace("_", " "))
+
+
 # What the journal calls the states of jobs, and what people are told.
 _OF_JOBS = {
     "error": "failed",
@@ -168,10 +191,14 @@ def shown_path(path: str, cwd: str) -> str:
     return shown if shown.isprintable() else repr(shown)
 
 
-def wrapped(text: str) -> Iterator[StyledText]:
-    """Yield a text as lines of the report, indented and of bounded width; none if it is empty."""
-    for part in textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False):
-        yield StyledText(f"    {part}")
+def wrapped(parts: Iterable[str | StyledText]) -> Iterator[StyledText]:
+    """Yield the lines of a report; a text becomes indented lines of bounded width."""
+    for part in parts:
+        if isinstance(part, StyledText):
+            yield part
+            continue
+        for line in textwrap.wrap(part, _WIDTH, break_long_words=False, break_on_hyphens=False):
+            yield StyledText(f"    {line}")
 
 
 _MOST_METRICS = 3

@@ -7,18 +7,19 @@ one of few.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import lllaunch.sweep.schedule as v
-from lllaunch.console.slots import OTHER, slots_row
+from lllaunch.console.slots import extremes_rows, slots_rows
 from lllaunch.console.status import Part, fitted
-from lllaunch.console.table import GAP, Row, Table, decoded
+from lllaunch.console.table import Column, Row, decoded, rows_of
 from lllaunch.documents import signal_name
 from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.sweep.policy import Summary, SweepPolicy
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.protocol import JobAnswered, JobPrinted, JobProgressed
+from lllaunch.sweep.remaining import Durations, expected_left
 from lllaunch.text import duration, plain, printable, spans
 from lllaunch.words import (
     FAILED,
@@ -27,7 +28,6 @@ from lllaunch.words import (
     counted,
     counts_text,
     ending,
-    extremes_text,
     objective_text,
     passed,
     short_extremes,
@@ -35,7 +35,7 @@ from lllaunch.words import (
     short_step,
     state_style,
 )
-from lllaunch.workers.terminal import cells, cut
+from lllaunch.workers.terminal import cut
 
 # More than fit a terminal.
 _RECENT = 100
@@ -48,35 +48,25 @@ J = v.JobState
 class JobView:
     """A job of the sweep; times are in seconds.
 
-    Attributes:
-        overrides: those that other jobs do not have.
-        directory: where its files are; empty until it is composed.
-        attempt: number of the attempt that runs or ran, from 0.
-        tries: how often it was started.
-        since: when its attempt began.
-        seconds: how long its last attempt took.
-        line: what it printed last.
-        progressed: when it reported its progress.
-        why: the first failure of its last attempt in one line, or why it cannot run.
-        held: whether the user knows that other launchers hold its slots.
-        retried: how often, by cause.
+    ``seconds``: how long its last attempt took. ``why``: the first failure of its last attempt in
+    one line, or why it cannot run.
     """
 
     def __init__(self, number: int, overrides: str) -> None:
         self.number = number
-        self.overrides = overrides
-        self.directory = ""
+        self.overrides = overrides  # those that other jobs do not have
+        self.directory = ""  # where its files are; empty until it is composed
         self.state = J.WAITING
-        self.attempt = self.tries = 0
+        self.attempt = self.tries = 0  # number of the attempt that runs or ran, from 0
         self.lease = Lease()
-        self.since = self.seconds = 0.0
-        self.line = self.why = ""
+        self.since = self.seconds = 0.0  # when its attempt began
+        self.line = self.why = ""  # what it printed last
         self.progress: JobProgressed | None = None
         self.progressed = 0.0
         self.exit_code: int | None = None
         self.objective: float | None = None
-        self.held = False
-        self.retried: Counter[str] = Counter()
+        self.held = False  # whether the user knows that other launchers hold its slots
+        self.retried: Counter[str] = Counter()  # how often, by cause
 
     def left(self, now: float) -> float | None:
         """Return how long it will go on, seconds, as it says itself; None if it does not."""
@@ -86,114 +76,21 @@ class JobView:
 
 
 class Announcement(NamedTuple):
-    """What is said of a change.
+    """What is said of a change; the first line without ``lllaunch:``.
 
-    Attributes:
-        lines: the first one without ``lllaunch:``.
-        routine: whether a table shows it, too: a job started or succeeded.
+    A table shows what is `routine`, too: a job started or succeeded.
     """
 
     lines: Sequence[StyledText]
     routine: bool = False
 
 
-def _message(text: str, style: str = "", *, routine: bool = False) -> tuple[Announcement]:
-    return (Announcement((StyledText(text, style),), routine),)
-
-
-class Durations(NamedTuple):
-    """The number of some attempts, and how long they took together, seconds."""
-
-    number: int = 0
-    seconds: float = 0.0
-
-    def __bool__(self) -> bool:
-        return self.number > 0
-
-    def with_one(self, seconds: float) -> Durations:
-        """Return the same and another one."""
-        return Durations(self.number + 1, self.seconds + seconds)
-
-
-# Of the time that a job takes.
-_PRECISION = 1 / 64
-
-
-def expected_left(
-    running: Sequence[tuple[float, float | None]],
-    waiting: int,
-    succeeded: Durations,
-    ended: Durations,
-) -> float | None:
-    """Return how long a sweep will take until all its jobs are over, seconds; None if unknown.
-
-    A job that reports its progress takes as long as it says. The others take as long as those that
-    succeeded and those that report it. As many run side by side as now.
-
-    Args:
-        running: for each running job, how long it has run, and how long it says it will go on;
-            seconds, None if it does not say.
-        waiting: how many jobs wait.
-        succeeded: how long jobs took that succeeded.
-        ended: how long all ended jobs took; used while nothing better is known.
-    """
-    # those that will succeed, as far as anybody knows
-    thought = [ran + left for ran, left in running if left is not None]
-    known = succeeded or (ended if not thought else Durations())
-    count = known.number + len(thought)
-    if not running or not count:
-        return None
-    each = (known.seconds + sum(thought)) / count
-    ends = [max(0.0, each - ran) if left is None else left for ran, left in running]
-    return _until_over(ends, waiting, each)
-
-
-def _until_over(ends: Sequence[float], waiting: int, each: float) -> float:
-    """Return how long it takes until all jobs have ended, seconds.
-
-    Args:
-        ends: in how many seconds running jobs end, at least one of them. A waiting job takes the
-            place of the one that ends next.
-        waiting: how many jobs wait.
-        each: how long one of them takes, seconds.
-    """
-    last = max(ends)
-    if not waiting or each <= 0:
-        return last
-
-    def run_until(moment: float) -> int:
-        return sum(int((moment - end) / each) for end in ends if end < moment)
-
-    # no sooner than if jobs could be cut in pieces, and at most one job later
-    low = max(last, (sum(ends) + waiting * each) / len(ends)) - each
-    high = low + 2 * each
-    while high - low > each * _PRECISION:
-        middle = (low + high) / 2
-        low, high = (low, middle) if run_until(middle) >= waiting else (middle, high)
-    return max(last, high)
-
-
 class Board:
     """The present state of a sweep.
 
-    Args:
-        total: number of jobs.
-        overrides: returns those of a job, redacted.
-        common: those that all jobs share; they are not shown.
-        policy: of the sweep, if it is known.
-        now: the time, seconds.
-        resumed: how many jobs had succeeded before.
-        slots: all that jobs may lease; None if that is not known.
-        objectives: collects those that jobs yield; made if None.
-        where: returns the directory of a job as it is shown.
-
-    Attributes:
-        jobs: those that are composed and not over, by number.
-        counts: how many are over, by state.
-        failed: the last ones that did not succeed, the latest last.
-        cancelled: numbers of the jobs that were ended by a signal to the launcher.
-        ending: whether nothing is started any more.
-        held: slots that other launchers hold, as far as that was noticed.
+    `overrides` returns those of a job, redacted; `common` are those that all jobs share, which are
+    not shown. `resumed` jobs had succeeded before. `where` returns a job's directory as it is
+    shown. Times are in seconds.
     """
 
     def __init__(
@@ -212,13 +109,17 @@ class Board:
         self.slots = slots or Lease()
         self.objectives = Objectives() if objectives is None else objectives
         self.began = now
-        self.jobs: dict[int, JobView] = {}
+        self.jobs: dict[int, JobView] = {}  # those that are composed and not over, by number
+        # how many are over, by state
         self.counts: Counter[J] = Counter({J.SKIPPED: resumed} if resumed else {})
+        # the last ones that did not succeed, the latest last
         self.failed: deque[JobView] = deque(maxlen=_RECENT)
         self.succeeded: deque[JobView] = deque(maxlen=_RECENT)
+        # numbers of the jobs that were ended by a signal to the launcher
         self.cancelled: set[int] = set()
+        # slots that other launchers hold, as far as that was noticed
         self.held: set[str | int] = set()
-        self.ending = False
+        self.ending = False  # whether nothing is started any more
         self._overrides, self._common = overrides, common
         self._policy = policy
         self._where = where
@@ -227,6 +128,7 @@ class Board:
         self._all, self._good = Durations(), Durations()
         # about to start; other launchers may prevent that yet
         self._starting: dict[int, JobView] = {}
+        self._said: list[Announcement] = []
 
     def of_state(self, *states: J) -> list[JobView]:
         """Return the jobs of `jobs` in one of these states, by number."""
@@ -246,19 +148,19 @@ class Board:
     def take(self, event: object, now: float) -> list[Announcement]:
         """Take note of what happened, and return what is said of it.
 
-        Args:
-            event: an event or action of the scheduler, or what a job printed; others are ignored.
-            now: the time, seconds.
+        That is an event or action of the scheduler, or what a job printed; others are ignored.
         """
-        found: list[Announcement] = []
+        self._said = []
         if self._starting and not isinstance(event, _TOO_EARLY):
             for job in self._starting.values():
-                found += self._began(job)
+                self._began(job)
             self._starting.clear()
-        action = _ACTIONS.get(type(event))
-        if action is not None:
-            found += action(self, event, now) or ()
-        return found
+        if (action := _ACTIONS.get(type(event))) is not None:
+            action(self, event, now)
+        return self._said
+
+    def _say(self, text: str, style: str = "", *, routine: bool = False) -> None:
+        self._said.append(Announcement((StyledText(text, style),), routine))
 
     def left(self, now: float) -> float | None:
         """Return how long it will take until all jobs are over, seconds; None if unknown."""
@@ -299,28 +201,27 @@ class Board:
         job.progress = job.objective = None
         self.held.difference_update(event.lease.gpus, event.lease.cpus)
 
-    def _began(self, job: JobView) -> Iterable[Announcement]:
+    def _began(self, job: JobView) -> None:
         text = f"job {job.number} started"
         text += f" ({job.overrides})" if job.overrides else ""
         slots = lease_text(job.lease)
         text += f" on {slots}" if slots else ""
         text += f", attempt {job.attempt}" if job.attempt else ""
-        return _message(text, routine=True)
+        self._say(text, routine=True)
 
     def _not_started(self, event: v.JobNotStarted | v.LeaseRefused, _: float) -> None:
         job = self._job(event.number)
         self._starting.pop(event.number, None)
         job.state, job.lease, job.tries = J.WAITING, Lease(), job.attempt
 
-    def _refused(self, event: v.LeaseRefused, now: float) -> Iterable[Announcement]:
+    def _refused(self, event: v.LeaseRefused, now: float) -> None:
         self._not_started(event, now)
         self.held.update(event.gpus, event.cpus)
         job = self._job(event.number)
-        if job.held:
-            return ()
-        job.held = True
-        slots = lease_text(Lease(event.gpus, event.cpus))
-        return _message(f"job {job.number} waits for {slots}: held by another launcher")
+        if not job.held:
+            job.held = True
+            slots = lease_text(Lease(event.gpus, event.cpus))
+            self._say(f"job {job.number} waits for {slots}: held by another launcher")
 
     def _freed(self, event: v.SlotsFreed, _: float) -> None:
         self.held.difference_update(event.gpus, event.cpus)
@@ -348,7 +249,7 @@ class Board:
             job.objective = event.objective
             self.objectives.add(Objective(event.objective, job.number, job.overrides))
 
-    def _retry(self, event: v.Retry, now: float) -> Iterable[Announcement]:
+    def _retry(self, event: v.Retry, now: float) -> None:
         job = self._job(event.number)
         job.retried[event.cause] += 1
         text = f"job {job.number}: attempt {job.attempt} {FAILED[event.cause]}"
@@ -358,21 +259,20 @@ class Board:
         limit = f" of {self._policy.retries.of(event.cause)}" if self._policy else ""
         job.state = J.WAITING if event.at is None else J.PAUSED
         job.lease, job.attempt = Lease(), event.attempt
-        return _message(f"{text} ({job.retried[event.cause]}{limit})", "cause")
+        self._say(f"{text} ({job.retried[event.cause]}{limit})", "cause")
 
     def _due(self, event: v.RetryDue, _: float) -> None:
         job = self.jobs.get(event.number)
         if job is not None:
             job.state = J.WAITING
 
-    def _settle(self, end: v.Settle, _: float) -> Iterable[Announcement]:
-        job = self.jobs.get(end.number)
+    def _settle(self, end: v.Settle, _: float) -> None:
         self.counts[end.state] += 1
-        if end.state is not J.NOT_RUN:
-            job = self._job(end.number)
-        self.jobs.pop(end.number, None)
-        if job is None or end.state is J.NOT_RUN:
+        if end.state is J.NOT_RUN:
+            self.jobs.pop(end.number, None)
             return
+        job = self._job(end.number)
+        del self.jobs[end.number]
         job.state = end.state
         job.exit_code = end.exit_code if end.exit_code is not None else job.exit_code
         job.why = end.why or job.why
@@ -380,67 +280,63 @@ class Board:
         recent.append(job)
         after = duration(job.seconds)
         if end.state is J.SUCCEEDED:
-            yield from _message(f"job {job.number} succeeded in {after}", "good", routine=True)
+            self._say(f"job {job.number} succeeded in {after}", "good", routine=True)
         elif end.state is J.CANCELLED:
             self.cancelled.add(job.number)
-            yield from _message(f"job {job.number} was cancelled after {after}")
+            self._say(f"job {job.number} was cancelled after {after}")
         elif not end.attempts:
-            yield _cannot_run(job)
+            self._cannot_run(job)
         else:
             text = f"job {job.number} failed after {after}"
             text += f" in attempt {end.attempts - 1}" if end.attempts > 1 else ""
             text += f": {ending(job.exit_code, job.why)}; logs in {self._where(job.directory)}"
-            yield from _message(text, "bad")
+            self._say(text, "bad")
         if end.state is J.FAILED:
-            yield from self._drains()
+            self._drain()
 
-    def _drains(self) -> Iterable[Announcement]:
+    def _cannot_run(self, job: JobView) -> None:
+        named = f" ({job.overrides})" if job.overrides else ""
+        code = f" (exit code {job.exit_code})" if job.exit_code is not None else ""
+        lines = job.why.strip().splitlines() or [""]
+        first, *rest = (printable(line, _LONGEST_CAUSE) for line in lines)
+        head = StyledText(f"job {job.number}{named} cannot run{code}: {first}", "bad")
+        self._said.append(Announcement((head, *(StyledText(f"  {text}") for text in rest))))
+
+    def _drain(self) -> None:
         limit = None if self._policy is None else self._policy.max_failures
         failed = self.counts[J.FAILED]
         if self.ending or limit is None or failed < limit:
-            return ()
+            return
         self.ending = True
         if self.total <= self.counts.total():
-            return ()
+            return
         have = "has" if failed == 1 else "have"
         text = f"{counted(failed, 'job')} {have} failed: no more are started"
         if self.running:
             goes = "goes" if self.running == 1 else "go"
             text += f"; {counted(self.running, 'running job')} {goes} on"
-        return _message(text, "cause")
+        self._say(text, "cause")
 
-    def _blocked(self, event: v.Blocked, _: float) -> Iterable[Announcement]:
+    def _blocked(self, event: v.Blocked, _: float) -> None:
         why = printable(event.why, _LONGEST_CAUSE)
-        return _message(
-            f"{why}; no job is started until that works again, those that run go on", "cause"
-        )
+        then = "no job is started until that works again, those that run go on"
+        self._say(f"{why}; {then}", "cause")
 
-    def _unblocked(self, _: v.Unblocked, __: float) -> Iterable[Announcement]:
-        return _message("what failed works again: jobs are started", "good")
+    def _unblocked(self, _: v.Unblocked, __: float) -> None:
+        self._say("what failed works again: jobs are started", "good")
 
-    def _signalled(self, event: v.SweepSignalled, _: float) -> Iterable[Announcement]:
+    def _signalled(self, event: v.SweepSignalled, _: float) -> None:
         self.ending = True
         self._signals += 1
         name, jobs = signal_name(event.signum), counted(self.running, "running job")
-        if self._signals > 2:
-            return ()
-        if self._signals == 2:
-            return _message(f"{name} received again: {jobs} killed", "cause")
         text = f"{name} received: no new jobs start"
-        if self.running:
+        if self._signals == 2:
+            text = f"{name} received again: {jobs} killed"
+        elif self.running:
             text += f"; forwarded to {jobs}; SIGKILL follows after the grace period, or now on a "
             text += "second signal"
-        return _message(text, "cause")
-
-
-def _cannot_run(job: JobView) -> Announcement:
-    named = f" ({job.overrides})" if job.overrides else ""
-    code = f" (exit code {job.exit_code})" if job.exit_code is not None else ""
-    first, *rest = (
-        printable(line, _LONGEST_CAUSE) for line in job.why.strip().splitlines() or [""]
-    )
-    head = StyledText(f"job {job.number}{named} cannot run{code}: {first}", "bad")
-    return Announcement((head, *(StyledText(f"  {text}") for text in rest)))
+        if self._signals <= 2:
+            self._say(text, "cause")
 
 
 # After these a `LeaseRefused` or `JobNotStarted` may come that takes a `StartJob` back.
@@ -457,7 +353,7 @@ _TOO_EARLY = (
     v.NoMoreJobs,
 )
 
-_ACTIONS: dict[type, Callable[[Board, Any, float], Iterable[Announcement] | None]] = {
+_ACTIONS: dict[type, Callable[[Board, Any, float], None]] = {
     JobAnswered: Board._answered,
     v.JobBroken: Board._broken,
     v.StartJob: Board._start,
@@ -478,16 +374,11 @@ _ACTIONS: dict[type, Callable[[Board, Any, float], Iterable[Announcement] | None
 
 # The table
 
-# Columns of the terminal that are needed for a column of the table to be shown, and lines for what
-# concerns the sweep as a whole.
-_ROOM_FOR_MORE = 10
-_ROOM_FOR_LEASES, _ROOM_FOR_LEASES_AGAIN = 60, 120
-_ROOM_FOR_ATTEMPTS, _ROOM_FOR_LINES, _ROOM_FOR_STEPS, _ROOM_FOR_LEFT = 70, 56, 48, 60
+# Lines of the terminal for what concerns the sweep as a whole, and columns for leases beside that.
+_ROOM_FOR_MORE, _ROOM_FOR_LEASES = 10, 120
 _LONGEST_SLOT = 19  # columns of a GPU's name
 _WIDEST = 18
-_LEAST_LINE = 10
 _LEAST_WIDTH = 10
-_LEAST_OVERRIDES = 12
 
 
 def lease_text(lease: Lease) -> str:
@@ -503,13 +394,7 @@ def table_rows(board: Board, columns: int, lines: int, now: float) -> list[Row]:
 
     Running jobs come first, then those that failed last, those that wait, and those that succeeded
     last. Jobs that do not run fill half of the terminal at most, since what jobs print scrolls
-    above.
-
-    Args:
-        board: the sweep.
-        columns: of the terminal.
-        lines: of the terminal; fewer are returned.
-        now: the time, seconds.
+    above. Fewer than ``lines`` rows are returned.
     """
     width, room = columns - 1, lines - 3
     name = Part(f"{passed(now - board.began)}: ", 10)
@@ -519,34 +404,19 @@ def table_rows(board: Board, columns: int, lines: int, now: float) -> list[Row]:
         return rows[: max(0, lines - 1)]
     held: list[Row] = []
     if lines >= _ROOM_FOR_MORE:
-        objectives = extremes_text(board.objectives)
-        if cells(objectives) > width:
-            objectives = cut(short_extremes(board.objectives), width)
-        held = _slots_rows(board, width)
-        rows += [(StyledText(objectives),)] if objectives else []
-        rows += held
-        room -= len(rows) - 1
+        leases = [(str(job.number), job.lease) for job in board.of_state(J.RUNNING)]
+        held = slots_rows(board.slots, leases, width, map(str, board.held))
+        above = [*extremes_rows(board.objectives, width), *held]
+        rows += above
+        room -= len(above)
     shown, rest = _chosen(board, room, lines // 2)
     if shown:
         # what each job holds is shown again where there is much room
-        on = width >= (_ROOM_FOR_LEASES_AGAIN if held else _ROOM_FOR_LEASES)
-        rows += _columns(shown, width, now, on=on)
+        wanted = _columns(now, on=not held or width >= _ROOM_FOR_LEASES)
+        rows += rows_of(wanted, shown, [state_style(job.state.value) for job in shown], width)
     if rest:
         rows.append((StyledText(cut(f"and {rest}", width), "faint"),))
     return rows
-
-
-def _slots_rows(board: Board, width: int) -> list[Row]:
-    """Return rows that show who holds which GPU, and which core where jobs lease cores."""
-    running = board.of_state(J.RUNNING)
-    gpus, cpus = board.slots.gpus, board.slots.cpus
-    others = {str(slot): OTHER for slot in board.held}
-    holders = {name: str(job.number) for job in running for name in job.lease.gpus}
-    cores = {str(core): str(job.number) for job in running for core in job.lease.cpus}
-    rows = [slots_row("GPU", gpus, {**others, **holders}, width)] if gpus else []
-    if cpus and (cores or not gpus):
-        rows.append(slots_row("core", [str(core) for core in cpus], {**others, **cores}, width))
-    return [row for row in rows if row]
 
 
 def heartbeat_text(board: Board, now: float) -> str:
@@ -605,65 +475,37 @@ def _rest(board: Board, shown: Sequence[JobView]) -> str:
     )
 
 
-def _columns(jobs: Sequence[JobView], width: int, now: float, *, on: bool) -> list[Row]:
-    """Return the titles and a row for each job."""
-    table = Table()
-    table.add("job", [str(job.number) for job in jobs], most=width, right=True)
-    # They are no narrower than this where there is room: columns that move are hard to read.
-    steady = width >= _ROOM_FOR_ATTEMPTS
-    running = [job if job.state is J.RUNNING else None for job in jobs]
+def _columns(now: float, *, on: bool) -> list[Column]:
+    def running(text: Callable[[JobView], str]) -> Callable[[JobView], str]:
+        return lambda job: text(job) if job.state is J.RUNNING else ""
+
+    def time(job: JobView) -> str:
+        if job.state is J.RUNNING:
+            return passed(now - job.since)
+        over = job.state not in {J.WAITING, J.PAUSED}
+        return duration(job.seconds) if over and job.seconds else ""
+
+    def step(job: JobView) -> str:
+        return "" if job.progress is None else short_step(job.progress.step, job.progress.total)
+
+    def line(job: JobView) -> str:
+        """Return what it printed last, or what it failed of."""
+        return job.line if job.state is J.RUNNING else plain(cause_line(job.why)) or job.line
+
+    def state(job: JobView) -> str:
+        return "retry" if job.state is J.PAUSED else job.state.value
+
+    leases = running(lambda job: lease_text(job.lease))
     columns = [
-        ("state", [_state(job) for job in jobs], 9 * steady, True),
-        ("tries", [str(job.tries) for job in jobs], 0, steady),
-        ("on", [lease_text(job.lease) if job else "" for job in running], 0, on),
-        ("time", [_time(job, now) for job in jobs], 8 * steady, True),
-        (
-            "step",
-            [_step(job.progress) if job else "" for job in running],
-            0,
-            width >= _ROOM_FOR_STEPS,
-        ),
-        (
-            "left",
-            [passed(job.left(now)) if job else "" for job in running],
-            0,
-            width >= _ROOM_FOR_LEFT,
-        ),
-        ("objective", [objective_text(job.objective) for job in jobs], 0, steady),
+        Column("job", lambda job: job.number),
+        Column("overrides", lambda job: job.overrides, right=False, cut=cut),
+        Column("state", state, right=False, least=9),
+        Column("tries", lambda job: job.tries),
+        Column("on", leases, right=False, most=_WIDEST),
+        Column("time", time, most=_WIDEST, least=8),
+        Column("step", running(step), most=_WIDEST),
+        Column("left", running(lambda job: passed(job.left(now)))),
+        Column("objective", lambda job: objective_text(job.objective), most=_WIDEST),
+        Column("last line", line, right=False, cut=cut),
     ]
-    for title, texts, least, wanted in columns:
-        if wanted:
-            right, most = title not in {"state", "on"}, min(_WIDEST, width - table.width)
-            table.add(title, texts, least=least, most=most, right=right)
-    overrides = [job.overrides for job in jobs]
-    lines = [_line(job) for job in jobs] if width >= _ROOM_FOR_LINES else []
-    room = width - table.width
-    if any(overrides):
-        least = _LEAST_LINE + len(GAP) if any(lines) else 0
-        natural = max(map(cells, ["overrides", *overrides]))
-        longest = max(map(cells, lines), default=0)
-        share = max(_LEAST_OVERRIDES, 2 * room // 3, room - least - longest)
-        table.add("overrides", overrides, most=min(natural, share, room), at=1)
-    if width - table.width >= _LEAST_LINE:
-        table.add("last line", lines, most=width - table.width)
-    return table.rows([state_style(job.state.value) for job in jobs], "state")
-
-
-def _state(job: JobView) -> str:
-    return "retry" if job.state is J.PAUSED else job.state.value
-
-
-def _time(job: JobView, now: float) -> str:
-    if job.state is J.RUNNING:
-        return passed(now - job.since)
-    over = job.state not in {J.WAITING, J.PAUSED}
-    return duration(job.seconds) if over and job.seconds else ""
-
-
-def _step(progress: JobProgressed | None) -> str:
-    return "" if progress is None else short_step(progress.step, progress.total)
-
-
-def _line(job: JobView) -> str:
-    """Return what a job printed last, or what it failed of."""
-    return job.line if job.state is J.RUNNING else plain(cause_line(job.why)) or job.line
+    return [column for column in columns if on or column.title != "on"]

@@ -7,6 +7,7 @@ import math
 import sys
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, TextIO
 
 from lllaunch.console.display import display
@@ -18,12 +19,13 @@ from lllaunch.spec import ConsolePolicy
 from lllaunch.text import duration, visible
 from lllaunch.watchdog.findings import Asked, limit_of
 from lllaunch.words import StyledText, counted, shown_path
-from lllaunch.workers.terminal import Screen, moves_cursor, screen_of
+from lllaunch.workers.terminal import moves_cursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from lllaunch.console.status import StatusLine
+    from lllaunch.console.bottom import Bottom
+    from lllaunch.console.table import Row
     from lllaunch.errors import LaunchError
     from lllaunch.run.result import AttemptResult, Hang, RunResult
     from lllaunch.watchdog.progress import Progress
@@ -39,25 +41,17 @@ _FRAME_S = 1.0
 class RunStatus:
     """How far a run is, for whatever shows that.
 
-    Attributes:
-        began: when it began, seconds.
-        attempt: number of the present one; None before the first.
-        doing: what goes on while no workers run, such as ``importing torch``; or empty.
-        until: when that is over, seconds; None if unknown.
-        progress: how far the ranks are, of those that show it.
-        memory: of all workers of this node, bytes; 0 if it is not known yet.
-        seen: when these two were seen, seconds.
-        findings: the settings of the watchdog that something was found by.
+    ``seen``: when these two were seen, seconds.
     """
 
     def __init__(self, began: float) -> None:
-        self.began = self.seen = began
-        self.attempt: int | None = None
-        self.doing = ""
-        self.until: float | None = None
-        self.progress: dict[int, Progress] = {}
-        self.memory = 0
-        self.findings: list[str] = []
+        self.began = self.seen = began  # when it began, seconds
+        self.attempt: int | None = None  # number of the present one; None before the first
+        self.doing = ""  # what goes on while no workers run, such as ``importing torch``; or empty
+        self.until: float | None = None  # when that is over, seconds; None if unknown
+        self.progress: dict[int, Progress] = {}  # how far the ranks are, of those that show it
+        self.memory = 0  # of all workers of this node, bytes; 0 if it is not known yet
+        self.findings: list[str] = []  # the settings of the watchdog that something was found by
 
 
 @display("more messages of this launcher", "error", "refused", "finished")
@@ -73,12 +67,9 @@ class Console:
     in a line now and then. The loop that waits for events asks when that is due (`next_in`), and
     calls `tick` then.
 
-    Args:
-        stream: where messages go; standard error of the moment of writing if None.
-        cwd: directory that paths are shown relative to; the working directory of now if None.
-        patience: a message waits at most so many seconds to be taken.
-        last_patience: the same for a message after which nothing else is to be done.
-        clock: the time, seconds.
+    Without a `stream` messages go to standard error of the moment. Paths are relative to `cwd`, or
+    to the working directory of now. A message waits at most `patience` seconds to be taken, the
+    last one `last_patience`.
     """
 
     def __init__(
@@ -105,9 +96,7 @@ class Console:
         # when something is to be shown of it
         self._due: float | None = None
         self._live = False
-        self._line: StatusLine | None = None
-        # what all who write to the terminal share; it lives as long as somebody has it
-        self._screen: Screen | None = None
+        self._bottom: Bottom | None = None
 
     def hide(self, redact: Callable[[str], str]) -> None:
         """Apply ``redact`` to every message from now on, so that no secret is shown."""
@@ -116,9 +105,7 @@ class Console:
     def obey(self, policy: ConsolePolicy, beside: Collection[TextIO | None] = ()) -> None:
         """Follow a policy from now on; a quiet one shows no starts and no success.
 
-        Args:
-            policy: the policy.
-            beside: streams of this process that workers write to as well.
+        Workers write to the streams ``beside``, too.
         """
         self._policy = policy
         self._beside = tuple(beside)
@@ -137,11 +124,7 @@ class Console:
     ) -> None:
         """Report that a failed attempt is followed by another one, in ``wait`` seconds.
 
-        Args:
-            attempt: the one that failed.
-            restart: which restart this is, from 1.
-            of: how many there may be; None if this one does not count.
-            wait: seconds until then.
+        That is restart ``restart``, from 1, of so many; None if this one does not count.
         """
         from lllaunch.console.report import at_step, failure_text  # noqa: PLC0415 - see `finished`
         from lllaunch.run.causes import SpawnerLost  # noqa: PLC0415 - as above
@@ -161,13 +144,10 @@ class Console:
     def signalled(
         self, signum: int, workers: int | None, grace: float, announced: int | None = None
     ) -> None:
-        """Report a signal and what follows.
+        """Report a signal and what follows: SIGKILL after ``grace`` seconds.
 
-        Args:
-            signum: the signal.
-            workers: how many live workers got it; None if it is their preflight.
-            grace: seconds that they have until SIGKILL.
-            announced: the signal that it stands for, if that announced the end of a batch job.
+        So many live ``workers`` got it; None if it is their preflight. It may stand for one that
+        announced the end of a batch job.
         """
         whom, after = _whom(workers), duration(grace)
         if announced is None:
@@ -182,11 +162,9 @@ class Console:
             )
 
     def killing(self, signum: int | None, workers: int | None) -> None:
-        """Report that workers are killed.
+        """Report that workers are killed, None for their preflight.
 
-        Args:
-            signum: the second signal, or None if the grace period is over.
-            workers: how many live; None if it is their preflight.
+        That is because of a second signal, or because the grace period is over (None).
         """
         why = "the grace period is over" if signum is None else f"{signal_name(signum)} again"
         self._say(f"{why}, killing {_whom(workers)}")
@@ -230,10 +208,7 @@ class Console:
     def ending(self, signum: int, workers: int | None, grace: float) -> None:
         """Report that the workers get a signal because of what the watchdog found.
 
-        Args:
-            signum: the signal.
-            workers: how many live; None if it is their preflight.
-            grace: seconds that they have until SIGKILL.
+        ``workers`` and ``grace`` are as for `signalled`.
         """
         name, after = signal_name(signum), duration(grace)
         self._say(f"watchdog: {name} to {_whom(workers)}; SIGKILL follows in {after}")
@@ -247,9 +222,7 @@ class Console:
     def doing(self, what: str, seconds: float | None = None) -> None:
         """Take note of what goes on while no workers run, for the line below the output.
 
-        Args:
-            what: such as ``importing torch``; empty if they run.
-            seconds: how long that takes; None if unknown.
+        Such as ``importing torch``, for so many seconds if that is known; empty if they run.
         """
         run = self._follow()
         run.doing = self._hide(what)
@@ -262,15 +235,10 @@ class Console:
         return None if self._due is None else max(0.0, self._due - self._clock())
 
     def tick(self, look: Callable[[], Mapping[int, Progress]] = dict) -> None:
-        """Show how far the run is, if that is due.
-
-        Args:
-            look: returns how far the workers are, by rank; called only where that is shown.
-        """
+        """Show how far the run is, if that is due; then ``look`` returns it, by rank."""
         run, now = self._run, self._clock()
-        if self._screen is not None and self._screen.hidden:
-            self._screen.hidden = False
-            self._redraw(0.0)
+        if self._bottom is not None and self._bottom.hidden:
+            self._draw(self._bottom)
         if run is None or self._due is None or now < self._due:
             return
         every = _FRAME_S if self._live else self._policy.interval or math.inf
@@ -279,7 +247,8 @@ class Console:
         if progress := look():
             run.progress, run.seen = dict(progress), now
         if self._live:
-            self._show_line(run, now)
+            if (bottom := self._bottom_of(self._target())) is not None:
+                self._draw(bottom)
             return
         # not at a start
         from lllaunch.console.status import heartbeat_text  # noqa: PLC0415
@@ -289,12 +258,11 @@ class Console:
     def give_way(self) -> None:
         """Take away what is drawn below the output, as long as nobody calls `tick`."""
         stream = self._target()
-        if stream is None or not is_terminal(stream):
+        bottom = self._bottom_of(stream) if stream is not None and is_terminal(stream) else None
+        if bottom is None:
             return
-        self._screen = screen_of(stream)
-        # first of all: other threads write to the terminal meanwhile
-        self._screen.hidden = True
-        self._redraw(self._patience)
+        with self._speaks:
+            bottom.hide(self._patience)
         if self._live:
             self._due = self._clock()
 
@@ -319,35 +287,42 @@ class Console:
         shared = any(other is not None and same_file(stream, other) for other in self._beside)
         return live or not (self._policy.quiet or shared)
 
-    def _show_line(self, run: RunStatus, now: float) -> None:
-        stream = self._target()
-        if stream is None:
-            return
-        if self._line is None:
+    def _bottom_of(self, stream: TextIO | None) -> Bottom | None:
+        if self._bottom is None and stream is not None:
             # not at a start
-            from lllaunch.console.status import StatusLine  # noqa: PLC0415
+            from lllaunch.console.bottom import Bottom  # noqa: PLC0415
 
-            paint = Painter(stream, self._policy.color).paint
-            self._line = StatusLine(lambda row: encodable(paint([row])[0], stream))
-            self._screen = screen_of(stream)
-            self._screen.status = self._line.rows
-        self._line.update(run, now)
-        self._redraw(0.0)
+            painter = Painter(stream, self._policy.color)
+
+            def paint(rows: list[Row]) -> list[str]:
+                return [encodable(text, stream) for text in painter.paint(rows)]
+
+            # it keeps no console alive, and so no screen
+            asked = weakref.WeakMethod(self._rows)
+            self._bottom = Bottom(
+                self._outlet_of(stream),
+                paint,
+                lambda *size: rows(*size) if (rows := asked()) else [],
+            )
+        return self._bottom
+
+    def _rows(self, columns: int, lines: int) -> list[Row]:
+        from lllaunch.console.status import status_rows  # noqa: PLC0415 - as above
+
+        run = self._run if self._live else None
+        return [] if run is None else status_rows(run, self._clock(), columns, lines)
+
+    def _draw(self, bottom: Bottom) -> None:
+        with self._speaks:
+            bottom.draw()
 
     def _end_line(self) -> None:
         """Take the line below the output away for good."""
         self._due = self._run = None
-        if self._screen is not None:
-            self._screen.status = None
-            self._redraw(self._patience)
-            self._screen.hidden = False
-            self._screen = self._line = None
-
-    def _redraw(self, patience: float) -> None:
-        stream = self._target()
-        if stream is not None:
-            with self._speaks, contextlib.suppress(OSError, ValueError):
-                self._outlet_of(stream).redraw(patience)
+        if self._bottom is not None:
+            with self._speaks:
+                self._bottom.end(self._patience)
+            self._bottom = None
 
     def _note_finding(self, hang: Hang) -> None:
         if self._run is not None:

@@ -27,8 +27,7 @@ _PATIENCE_S = 0.2
 def showing(what: str) -> Iterator[None]:
     """Leave out the rest of a block that only shows something where an error comes.
 
-    Args:
-        what: is missing then, as is said on standard error; empty if that was said before.
+    Standard error says that there is no `what`, unless that is empty: it was said before.
     """
     try:
         yield
@@ -47,12 +46,8 @@ def showing(what: str) -> Iterator[None]:
 def display(what: str, *last: str) -> Callable[[type[T]], type[T]]:
     """Make what its public methods show end nothing, by a decorator of a class.
 
-    The first error of an object switches it off: its methods do nothing from then on, and return
-    None.
-
-    Args:
-        what: is missing then.
-        last: methods that are tried all the same, since nothing is shown after them.
+    The first error of an object switches it off, and says that there is no `what`. Its methods do
+    nothing from then on, and return None. Those that are `last` are tried all the same.
     """
 
     def guarded(name: str, method: Callable[..., Any]) -> Callable[..., Any]:

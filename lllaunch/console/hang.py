@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec.structs import replace
 
@@ -56,10 +56,7 @@ def _scope(finding: TimerExpired, cwd: str) -> str:
 def hang_text(hang: Hang, cwd: str, *, when: bool = False) -> str:
     """Return a finding as a predicate about those who hang, or about all.
 
-    Args:
-        hang: what was found.
-        cwd: paths below it are shown relative to it.
-        when: whether to add since when, in local time.
+    With `when` it has since when, in local time.
     """
     if hang.left:
         return _left_text(hang, cwd)
@@ -94,11 +91,7 @@ def disagreement_text(
 ) -> str:
     """Return which collective operation ranks do not agree on, in one sentence.
 
-    Args:
-        found: the operation.
-        cwd: paths below it are shown relative to it.
-        so_far: whether ranks that are missing may still come.
-        utc: whether times are UTC's, as on a page, not this machine's.
+    Ranks that are missing may still come if it is `so_far`. Times are this machine's, or UTC's.
     """
     return found.sentence(lambda path: _file(path, cwd), so_far=so_far, utc=utc)
 
@@ -195,28 +188,28 @@ def _alike(parts: Sequence[str]) -> str:
 # In the report
 
 
-def hang_lines(root: RootCause, workers: Sequence[WorkerResult], cwd: str) -> Iterator[StyledText]:
-    """Yield what is known of a hang beyond the line of its root cause.
+Part: TypeAlias = "str | StyledText"
+"""A paragraph, or a line as it is; lines whose style is ``quote`` follow their title."""
 
-    Args:
-        root: the root cause.
-        workers: those of its attempt.
-        cwd: paths below it are shown relative to it.
-    """
+
+def hang_parts(
+    root: RootCause, workers: Sequence[WorkerResult], cwd: str, *, utc: bool = False
+) -> Iterator[Part]:
+    """Yield what is known of a hang beyond its root cause; `workers` are those of its attempt."""
     hang = root.hang
     assert hang is not None
     if not root.of_watchdog:
         after = duration(max(0, hang.time_ns - root.time_ns) / 1e9)
         yield StyledText("")
-        yield from wrapped(f"The watchdog ended the attempt {after} later: {fired_text(hang, cwd)}")
+        yield f"The watchdog ended the attempt {after} later: {fired_text(hang, cwd)}"
     finding = hang.finding
     if isinstance(finding, TimedOut):
         name = "timeout" if finding.what == "attempt" else "run_timeout"
-        yield from wrapped(f"The limit is launch.watchdog.{name}.")
+        yield f"The limit is launch.watchdog.{name}."
     elif isinstance(finding, OverMemory):
         whole = "for a worker and all processes below it together"
-        yield from wrapped(f"The limit is launch.watchdog.memory, {whole}.")
-    yield from _collectives(hang, cwd, dated=root.of_watchdog)
+        yield f"The limit is launch.watchdog.memory, {whole}."
+    yield from _collectives(hang, cwd, dated=root.of_watchdog, utc=utc)
     yield from _conditions(hang, workers)
     yield from _locks(hang, cwd)
     if hang.stacks:
@@ -224,28 +217,30 @@ def hang_lines(root: RootCause, workers: Sequence[WorkerResult], cwd: str) -> It
         yield from _stack_lines(hang, cwd)
 
 
-def look_lines(look: Hang, cwd: str) -> Iterator[StyledText]:
+def look_parts(look: Hang, cwd: str, *, utc: bool = False) -> Iterator[Part]:
     """Yield where the workers were when a signal came or somebody asked."""
-    yield from _collectives(look, cwd)
+    yield from _collectives(look, cwd, utc=utc)
     yield from _locks(look, cwd)
     yield from _conditions(look, ())
     yield from _stack_lines(look, cwd)
 
 
-def _collectives(hang: Hang, cwd: str, *, dated: bool = False) -> Iterator[StyledText]:
+def look_lines(look: Hang, cwd: str) -> Iterator[StyledText]:
+    """Yield the same as lines for a terminal."""
+    return wrapped(look_parts(look, cwd))
+
+
+def _collectives(hang: Hang, cwd: str, *, dated: bool = False, utc: bool = False) -> Iterator[Part]:
     """Yield which collective operation ranks do not agree on.
 
-    Args:
-        hang: what was found.
-        cwd: paths below it are shown relative to it.
-        dated: whether the line of the root cause shows since when it hangs.
+    `dated` is whether the line of the root cause shows since when it hangs.
     """
     found = hang.collectives
     if found is not None and not hang.left:
         if dated and hang.since_ns is not None:
             found = found.beside(hang.since_ns)
-        text = disagreement_text(found, cwd, so_far=isinstance(hang.finding, Asked))
-        yield from wrapped(f"{capitalised(text)}.")
+        so_far = isinstance(hang.finding, Asked)
+        yield f"{capitalised(disagreement_text(found, cwd, so_far=so_far, utc=utc))}."
 
 
 def _locks(hang: Hang, cwd: str) -> Iterator[StyledText]:
@@ -258,7 +253,7 @@ def _locks(hang: Hang, cwd: str) -> Iterator[StyledText]:
             yield StyledText(f"      {wait.thread}: {frame_text(wait.frame, cwd)}", "quote")
 
 
-def _conditions(hang: Hang, workers: Sequence[WorkerResult]) -> Iterator[StyledText]:
+def _conditions(hang: Hang, workers: Sequence[WorkerResult]) -> Iterator[Part]:
     """Yield what the kernel reports of those that could not run."""
 
     def subject(members: Sequence[int], one: str, several: str) -> str:
@@ -270,19 +265,19 @@ def _conditions(hang: Hang, workers: Sequence[WorkerResult]) -> Iterator[StyledT
         stacks = [hang.stacks[rank] for rank in hang.asleep if rank in hang.stacks]
         names = sorted({printable(stack.wchan, _SCOPE) for stack in stacks if stack.wchan})
         where = f" ({', '.join(names)})" if names else ""
-        yield from wrapped(
+        yield (
             f"{subject(hang.asleep, 'was', 'were')} in uninterruptible sleep in the kernel{where}: "
             "a file system or a device did not answer."
         )
     if hang.stopped:
-        yield from wrapped(
+        yield (
             f"{subject(hang.stopped, 'was', 'were')} stopped by a signal (SIGSTOP, Ctrl-Z, a "
             "debugger), and nobody let it go on (kill -CONT)."
         )
     for worker in workers:
         if worker.rank in hang.blamed and isinstance(worker, Lost) and worker.why == "kernel":
             who = subject((worker.rank,), "still hangs", "")
-            yield from wrapped(f"{who} in the kernel (pid {worker.pid}): SIGKILL does not end it.")
+            yield (f"{who} in the kernel (pid {worker.pid}): SIGKILL does not end it.")
 
 
 def _stack_lines(hang: Hang, cwd: str) -> Iterator[StyledText]:

@@ -27,30 +27,29 @@ _FIRST, _LAST = 2, 6
 
 
 class Sign(NamedTuple):
-    """What stands in a bar: a character of one column, the same in ASCII, and what it says."""
+    """What stands in a bar: a character of one column, and what it says."""
 
     drawn: str
-    ascii: str
     meaning: str
 
 
 _SPANS = {
-    "preload": Sign("i", "i", "imports"),
-    "rendezvous": Sign("m", "m", "nodes meet"),
-    "preflight": Sign("p", "p", "preflight"),
-    "pause": Sign("\N{MIDDLE DOT}", ".", "pause"),
-    "spawn": Sign("\N{BOX DRAWINGS LIGHT TRIPLE DASH HORIZONTAL}", ":", "starts"),
-    "run": Sign("\N{BOX DRAWINGS HEAVY HORIZONTAL}", "=", "runs"),
-    "hang": Sign("\N{LIGHT SHADE}", "~", "hangs"),
-    "grace": Sign("\N{MEDIUM SHADE}", "-", "grace period"),
+    "preload": Sign("i", "imports"),
+    "rendezvous": Sign("m", "nodes meet"),
+    "preflight": Sign("p", "preflight"),
+    "pause": Sign("\N{MIDDLE DOT}", "pause"),
+    "spawn": Sign("\N{BOX DRAWINGS LIGHT TRIPLE DASH HORIZONTAL}", "starts"),
+    "run": Sign("\N{BOX DRAWINGS HEAVY HORIZONTAL}", "runs"),
+    "hang": Sign("\N{LIGHT SHADE}", "hangs"),
+    "grace": Sign("\N{MEDIUM SHADE}", "grace period"),
 }
 # The later ones hide the earlier ones.
 _MARKS = {
-    "stacks": Sign("s", "s", "stacks taken"),
-    "restart": Sign("r", "r", "restart"),
-    "signal": Sign("\N{DOWNWARDS ARROW}", "v", "signal"),
-    "finding": Sign("!", "!", "finding"),
-    "root_cause": Sign("\N{MULTIPLICATION SIGN}", "X", "root cause"),
+    "stacks": Sign("s", "stacks taken"),
+    "restart": Sign("r", "restart"),
+    "signal": Sign("\N{DOWNWARDS ARROW}", "signal"),
+    "finding": Sign("!", "finding"),
+    "root_cause": Sign("\N{MULTIPLICATION SIGN}", "root cause"),
 }
 _SIGNS = {**_SPANS, **_MARKS}
 _STARTS = {"preload", "spawn"}
@@ -68,6 +67,7 @@ _STYLES_OF_SIGNS = {
 }
 DRAWN = "".join(sign.drawn for sign in _SIGNS.values())
 """All that is drawn: a stream that cannot encode one of these gets ASCII."""
+_ASCII = str.maketrans(DRAWN, "imp.:=~-srv!X")
 
 
 Bar: TypeAlias = tuple[str, ...]
@@ -116,8 +116,11 @@ def timeline_rows(run: RunTimeline, width: int, *, ascii_only: bool = False) -> 
             continue
         for line in _lines(group, scale):
             used.update(line.bar)
-            rows.append(_row(line, label, ascii_only=ascii_only))
-    return [*rows, *_legend(used, label, max(width, label + columns), ascii_only=ascii_only)]
+            rows.append(_row(line, label))
+    rows += _legend(used, label, max(width, label + columns))
+    if not ascii_only:
+        return rows
+    return [tuple(part._replace(text=part.text.translate(_ASCII)) for part in row) for row in rows]
 
 
 def _shown(run: RunTimeline) -> Iterator[list[AttemptTimeline] | int]:
@@ -139,22 +142,22 @@ def _axis(scale: _Scale, label: int) -> Row:
     return (StyledText(f"{' ' * label}0{end.rjust(scale.columns - 1)}", "faint"),)
 
 
-def _row(line: _Line, label: int, *, ascii_only: bool) -> Row:
+def _row(line: _Line, label: int) -> Row:
     name = padded(line.label, label)
     parts = [StyledText(name, "" if line.first else "faint")]
     for kind, same in itertools.groupby(line.bar):
         sign = _SIGNS.get(kind)
-        drawn = " " if sign is None else sign.ascii if ascii_only else sign.drawn
+        drawn = " " if sign is None else sign.drawn
         style = line.style if kind == "run" else _STYLES_OF_SIGNS.get(kind, "")
         parts.append(StyledText(drawn * len(list(same)), style))
     return (*parts, StyledText(f"{GAP}{line.text}" if line.text else "", line.style))
 
 
-def _legend(used: set[str], label: int, width: int, *, ascii_only: bool) -> Iterator[Row]:
+def _legend(used: set[str], label: int, width: int) -> Iterator[Row]:
     signs = [sign for kind, sign in _SIGNS.items() if kind in used]
     text = " " * label
     for sign in signs:
-        part = f"{sign.ascii if ascii_only else sign.drawn} {sign.meaning}   "
+        part = f"{sign.drawn} {sign.meaning}   "
         if cells(text + part.rstrip()) > width and text.strip():
             yield (StyledText(text.rstrip(), "faint"),)
             text = " " * label

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from lllaunch.console.slots import slots_row
+from lllaunch.console.slots import extremes_rows, slots_rows
 from lllaunch.console.status import Part, fitted
-from lllaunch.console.table import GAP, Row, Table
+from lllaunch.console.table import GAP, Column, Row, end_of, rows_of
 from lllaunch.results.live import LiveView, count_states
 from lllaunch.results.store import LIVE, STATES, ListEntry
 from lllaunch.sweep.objective import Objective, Objectives
+from lllaunch.sweep.pool import Lease
 from lllaunch.text import count, plain, printable, size, spans
 from lllaunch.words import (
     StyledText,
@@ -23,17 +24,17 @@ from lllaunch.words import (
     counted,
     counts_text,
     done_text,
-    extremes_text,
     objective_text,
     passed,
     rate_text,
-    short_extremes,
     short_overrides,
     short_step,
     shown_path,
+    state_style,
+    state_text,
     time_left,
 )
-from lllaunch.workers.terminal import cells, cut
+from lllaunch.workers.terminal import cut
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,42 +42,6 @@ if TYPE_CHECKING:
     from lllaunch.sweep.history import SweepResult
 
 
-class Column(NamedTuple):
-    """A column of the table.
-
-    Attributes:
-        key: returns what rows are sorted by: a number or a text, None for the last ones.
-        most: how wide it is at most; 0 for as wide as it needs.
-    """
-
-    title: str
-    text: Callable[[ListEntry], str]
-    key: Callable[[ListEntry], float | str | None]
-    right: bool = True
-    most: int = 0
-
-
-STYLES: Mapping[str, str] = {
-    "running": "busy",
-    "queued": "busy",
-    "starting": "busy",
-    "succeeded": "good",
-    "ended": "good",
-    "failed": "bad",
-    "signalled": "bad",
-    "error": "bad",
-    "died": "bad",
-    "not_submitted": "bad",
-}
-"""How states look."""
-
-# What is left out first where a terminal is narrow.
-_SPARE = (
-    *("cores", "pid", "gpu mem", "rate", "tries", "metrics", "slow", "mem", "gpu", "cpu", "idle"),
-    "time",
-)
-_LEAST_TEXT, _WANTED_TEXT = 10, 24
-_LEAST_NAME, _WANTED_NAME = 12, 24
 _MOST_METRICS = 3
 _IDLE = 10.0  # seconds; a worker that takes some for a step is no news
 
@@ -84,51 +49,47 @@ _IDLE = 10.0  # seconds; a worker that takes some for a step is no news
 def columns_of(view: LiveView, cwd: str) -> list[Column]:
     """Return the columns of a view, those that are empty included."""
     name = {
-        "all": Column("path", lambda row: path_text(row, cwd), lambda row: row.path, right=False),
-        "sweep": Column("job", _number, lambda row: row.number),
+        "all": Column(
+            "path",
+            lambda row: row.path,
+            of=lambda row: path_text(row, cwd),
+            right=False,
+            cut=end_of,
+        ),
+        "sweep": Column("job", lambda row: row.number),
         "run": Column(
-            "rank",
-            lambda row: f"{_number(row)} {plain(row.node)}".rstrip(),
-            lambda row: row.number,
+            "rank", lambda row: row.number, of=lambda row: f"{row.number} {plain(row.node)}".strip()
         ),
     }[view.kind]
     return [
         name,
         # those that ls has, too, stand in its order
-        Column("state", lambda row: state_text(row.state), lambda row: row.state, right=False),
-        Column("time", lambda row: _seconds(row.seconds), lambda row: row.seconds),
-        Column("step", _step, lambda row: row.step and row.step / (row.total or 1)),
-        Column("rate", lambda row: rate_text(row.rate) if row.rate else "", lambda row: row.rate),
-        Column("left", lambda row: _seconds(row.eta), lambda row: row.eta),
+        Column("state", lambda row: row.state, state_text, right=False),
+        Column("time", lambda row: row.seconds, passed),
+        Column("step", lambda row: row.step and row.step / (row.total or 1), of=_step),
+        Column("rate", lambda row: row.rate or None, rate_text),
+        Column("left", lambda row: row.eta, passed),
         # of ranks the head says it, and the first try is none of note
         Column(
             "tries",
-            lambda row: str(row.attempt + 1) if row.attempt and row.kind != "rank" else "",
-            lambda row: row.attempt,
+            lambda row: (row.attempt or None) if row.kind != "rank" else None,
+            lambda attempt: str(attempt + 1),
         ),
         Column(
             "idle",
-            lambda row: _seconds(row.idle) if row.is_live and (row.idle or 0) >= _IDLE else "",
-            lambda row: row.idle,
+            lambda row: row.idle if row.is_live and (row.idle or 0) >= _IDLE else None,
+            passed,
         ),
-        Column(
-            "slow",
-            lambda row: "" if row.slowest is None else f"rank {row.slowest}",
-            lambda row: row.slowest,
-        ),
-        Column(
-            "cpu",
-            lambda row: "" if row.cpu is None else f"{100 * row.cpu:.0f}%",
-            lambda row: row.cpu,
-        ),
-        Column("mem", lambda row: _bytes(row.memory), lambda row: row.memory),
-        Column("gpu", _gpu, lambda row: row.gpu_use, right=False),
-        Column("gpu mem", lambda row: _bytes(row.gpu_memory), lambda row: row.gpu_memory),
-        Column("cores", lambda row: spans(row.cpus).replace(" ", ""), lambda row: len(row.cpus)),
-        Column("pid", lambda row: "" if row.pid is None else str(row.pid), lambda row: row.pid),
-        Column("metrics", _metrics, _first_metric, right=False, most=40),
-        Column("value", lambda row: objective_text(row.value), _objective),
-        Column("what", what_text, what_text, right=False),
+        Column("slow", lambda row: row.slowest, lambda rank: f"rank {rank}"),
+        Column("cpu", lambda row: row.cpu, lambda share: f"{100 * share:.0f}%"),
+        Column("mem", lambda row: row.memory, size),
+        Column("gpu", lambda row: row.gpu_use, of=_gpu, right=False),
+        Column("gpu mem", lambda row: row.gpu_memory, size),
+        Column("cores", lambda row: len(row.cpus), of=lambda row: spans(row.cpus).replace(" ", "")),
+        Column("pid", lambda row: row.pid),
+        Column("metrics", _first_metric, of=_metrics, right=False, most=40),
+        Column("value", _objective, of=lambda row: objective_text(row.value)),
+        Column("what", what_text, right=False, cut=cut),
     ]
 
 
@@ -159,30 +120,13 @@ def matches(row: ListEntry, wanted: str, cwd: str) -> bool:
 # Cells
 
 
-def state_text(state: str) -> str:
-    """Return a state as it is shown."""
-    return state.replace("_", "-")
-
-
 def path_text(row: ListEntry, cwd: str) -> str:
     """Return a path as a user would type it."""
     return plain(shown_path(os.path.normpath(os.path.join(cwd, row.path)), cwd))
 
 
-def _number(row: ListEntry) -> str:
-    return "" if row.number is None else str(row.number)
-
-
-def _seconds(seconds: float | None) -> str:
-    return "" if seconds is None else passed(seconds)
-
-
 def _step(row: ListEntry) -> str:
     return "" if row.step is None else short_step(row.step, row.total)
-
-
-def _bytes(number: int | None) -> str:
-    return "" if number is None else size(number)
 
 
 def _gpu(row: ListEntry) -> str:
@@ -191,16 +135,17 @@ def _gpu(row: ListEntry) -> str:
     return f"{cut(names, 19)} {use}".strip()
 
 
+def _by_loss(row: ListEntry) -> list[tuple[str, float]]:
+    return sorted(row.metrics.items(), key=lambda pair: "loss" not in pair[0])
+
+
 def _metrics(row: ListEntry) -> str:
-    ordered = sorted(row.metrics.items(), key=lambda pair: "loss" not in pair[0])
-    return " ".join(
-        f"{printable(plain(name), 16)}={count(value)}" for name, value in ordered[:_MOST_METRICS]
-    )
+    known = _by_loss(row)[:_MOST_METRICS]
+    return " ".join(f"{printable(plain(name), 16)}={count(value)}" for name, value in known)
 
 
 def _first_metric(row: ListEntry) -> float | None:
-    ordered = sorted(row.metrics.items(), key=lambda pair: "loss" not in pair[0])
-    return ordered[0][1] if ordered else None
+    return next((value for _, value in _by_loss(row)), None)
 
 
 def _objective(row: ListEntry) -> float | str | None:
@@ -227,11 +172,11 @@ def head_rows(view: LiveView, width: int, cwd: str) -> list[Row]:
     if view.subject is None:
         return [(StyledText(cut(_of_all(view), width), "title"),)]
     subject = view.subject
-    name = Part(f"{_end_of(path_text(subject, cwd), max(_LEAST_NAME, width // 2))}: ", 9, "title")
+    name = Part(f"{end_of(path_text(subject, cwd), max(12, width // 2))}: ", 9, "title")
     rows: list[Row] = [tuple(fitted([*_facts(view, subject)], width, name))]
     rows += [(StyledText(cut(plain(text), width), "bad"),) for text in view.findings[-_FINDINGS:]]
     if subject.text and not any(text.endswith(subject.text) for text in view.findings):
-        style = STYLES.get(subject.state, "")
+        style = state_style(subject.state)
         rows.append((StyledText(cut(plain(cause_line(subject.text)), width), style),))
     overrides = plain(short_overrides(subject.overrides))
     if overrides:
@@ -239,41 +184,22 @@ def head_rows(view: LiveView, width: int, cwd: str) -> list[Row]:
     return rows + (_of_sweep(view, view.result, width) if view.result is not None else [])
 
 
-def _objectives(view: LiveView, result: SweepResult) -> Objectives:
-    common = frozenset(() if view.subject is None else view.subject.overrides)
-    jobs = {job.job: job for job in result.jobs}
-    known = Objectives(
-        result.direction,
-        (Objective(job.objective, job.job) for job in result.jobs if job.objective is not None),
-    )
-    # only these are named
-    return Objectives(
-        result.direction,
-        [
-            found._replace(name=short_overrides(jobs[found.job].overrides, common))
-            for _, found in known.extremes
-        ],
-    )
-
-
 def _of_sweep(view: LiveView, result: SweepResult, width: int) -> list[Row]:
     """Return the best objective, and who holds which GPU or core."""
-    objectives = _objectives(view, result)
-    text = plain(extremes_text(objectives))
-    if cells(text) > width:
-        text = cut(plain(short_extremes(objectives)), width)
-    rows: list[Row] = [(StyledText(text),)] if text else []
+    jobs = {job.job: job for job in result.jobs}
+    known = [Objective(job.objective, job.job) for job in result.jobs if job.objective is not None]
+    common = frozenset(() if view.subject is None else view.subject.overrides)
+    # only these are named
+    named = [
+        found._replace(name=short_overrides(jobs[found.job].overrides, common))
+        for _, found in Objectives(result.direction, known).extremes
+    ]
+    rows = extremes_rows(Objectives(result.direction, named), width)
     running = [row for row in view.rows if row.state == "running"]
-    gpus = {name: str(row.number) for row in running for name in row.gpus}
-    cores = {str(core): str(row.number) for row in running for core in row.cpus}
-    slots = result.slots
-    if slots is None or not running:
-        return rows
-    if slots.gpus:
-        rows.append(slots_row("GPU", slots.gpus, gpus, width))
-    if slots.cpus and (cores or not slots.gpus):
-        rows.append(slots_row("core", [str(core) for core in slots.cpus], cores, width))
-    return [row for row in rows if row]
+    if result.slots is not None and running:
+        leases = [(str(row.number), Lease(row.gpus, row.cpus)) for row in running]
+        rows += slots_rows(result.slots, leases, width)
+    return rows
 
 
 _FINDINGS = 3
@@ -292,7 +218,7 @@ def _facts(view: LiveView, subject: ListEntry) -> Iterable[Part]:
     """Yield what is known of a run or a sweep; what has less weight goes first."""
     state = state_text(subject.state)
     code = f" (exit code {subject.exit_code})" if subject.exit_code else ""
-    yield Part(f"{state}{code}", 10, STYLES.get(subject.state, ""))
+    yield Part(f"{state}{code}", 10, state_style(subject.state))
     if view.kind == "sweep":
         done, _, others = done_text(subject.counts, STATES).partition(", ")
         yield Part(done, 9, "title")
@@ -316,11 +242,9 @@ def _facts(view: LiveView, subject: ListEntry) -> Iterable[Part]:
 
 
 def view_rows(view: LiveView, columns: int, lines: int, cwd: str) -> list[Row]:
-    """Return a view for a terminal.
+    """Return a view for a terminal of so many columns and lines; fewer lines are returned.
 
-    Args:
-        columns: of the terminal; 0 if there is none: nothing is cut or left out then.
-        lines: of the terminal; fewer are returned. 0 if there is none.
+    Without a terminal both are 0, and nothing is cut or left out.
     """
     width = max(1, columns - 1) if columns else 0
     rows = head_rows(view, width, cwd)
@@ -346,71 +270,6 @@ def _left_out(rows: Sequence[ListEntry], unseen: Mapping[str, int]) -> Iterable[
 
 
 def table_rows(view: LiveView, shown: Sequence[ListEntry], width: int, cwd: str) -> list[Row]:
-    """Return the table of some rows of a view, with titles.
-
-    Args:
-        width: columns that there are; 0 if nothing is to be cut or left out.
-    """
-    table = Table()
-    for column, texts in fitting(columns_of(view, cwd), shown, width):
-        table.add(column.title, texts, right=column.right)
-    rows = table.rows([STYLES.get(row.state, "") for row in shown], "state")
-    return [_cut_row(row, width) for row in rows] if width else rows
-
-
-def fitting(
-    columns: Sequence[Column], rows: Sequence[ListEntry], width: int
-) -> list[tuple[Column, list[str]]]:
-    """Return the columns that have something to show and fit, each with the texts of its cells.
-
-    The first three say what a row is, and are there in any case, as is the last one where it has
-    room: its texts are cut, and paths, too.
-    """
-    found = {column.title: (column, [column.text(row) for row in rows]) for column in columns}
-    found = {title: pair for title, pair in found.items() if any(pair[1])}
-    for title, (column, texts) in found.items():
-        if column.most:
-            found[title] = column, [cut(text, column.most) for text in texts]
-    if not width:
-        return [*found.values()]
-    what = found.pop("what", None)
-    widths = {
-        title: max(map(cells, [title, *texts])) + len(GAP) for title, (_, texts) in found.items()
-    }
-    longest = 0 if what is None else max(map(cells, what[1]))
-    wanted = min(_WANTED_TEXT, longest)
-    spare = max(0, widths.get("path", 0) - len(GAP) - _WANTED_NAME)
-    for title in _SPARE:
-        if title in found and width - sum(widths.values()) + spare < wanted:
-            del found[title], widths[title]
-    if "path" in found:
-        column, texts = found["path"]
-        over = sum(widths.values()) + wanted - width
-        if over > 0:
-            room = max(_LEAST_NAME, widths["path"] - len(GAP) - over)
-            texts = [_end_of(text, room) for text in texts]
-            found["path"] = column, texts
-            widths["path"] = max(map(cells, ["path", *texts])) + len(GAP)
-    room = width - sum(widths.values())
-    if what is not None and room >= min(_LEAST_TEXT, longest):
-        found["what"] = what[0], [cut(text, room) for text in what[1]]
-    return [*found.values()]
-
-
-def _end_of(path: str, width: int) -> str:
-    """Return the end of a path: that is where those of one directory differ."""
-    if cells(path) <= width:
-        return path
-    while cells(path) > width - 3:
-        path = path[1:]
-    return f"...{path}"
-
-
-def _cut_row(row: Row, width: int) -> Row:
-    """Return a row of at most so many columns."""
-    parts = []
-    for span in row:
-        text = cut(span.text, width) if width > 0 else ""
-        parts.append(StyledText(text, span.style))
-        width -= cells(text)
-    return tuple(parts)
+    """Return the table of some rows of a view; `width` is 0 if nothing is to be cut or left out."""
+    styles = [state_style(row.state) for row in shown]
+    return rows_of(columns_of(view, cwd), shown, styles, width)

@@ -38,8 +38,9 @@ from lllaunch.words import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from lllaunch.console.hang import Part
     from lllaunch.run.causes import Cause
     from lllaunch.run.excerpts import Excerpt
     from lllaunch.run.result import (
@@ -102,8 +103,7 @@ def _body(outcome: RunResult, cwd: str) -> Iterator[StyledText]:
     root = outcome.root_cause
     if root is not None:
         yield StyledText("")
-        workers = outcome.attempts[-1].workers if outcome.attempts else ()
-        yield from _root(root, outcome.excerpt, workers, cwd, _furthest(outcome))
+        yield from wrapped(_root(root, outcome, cwd))
     if outcome.attempts:
         last = outcome.attempts[-1]
         known = root is not None and bool(root.ranks or root.subject)
@@ -154,7 +154,8 @@ def _furthest(outcome: RunResult) -> str:
     alone = root is not None and root.ranks == (worker.rank,)
     who = "It" if alone else capitalised(ranks([worker.rank]))
     before = (last.ended_ns - worker.progress.time_ns) / 1e9
-    when = f", {duration(before)} before the end" if before >= _LONG_BEFORE else ""
+    late = before >= _LONG_BEFORE and worker.progress.time_ns
+    when = f", {duration(before)} before the end" if late else ""
     return f"{who} was at {progress_text(worker.progress)}{when}."
 
 
@@ -169,40 +170,60 @@ def _ended_at(outcome: RunResult, cwd: str) -> Iterator[StyledText]:
         yield StyledText(f"  The preflight was running: {command}; its output is in {where}")
 
 
-def _root(
+def _root(root: RootCause, outcome: RunResult, cwd: str) -> Iterator[Part]:
+    yield StyledText(
+        f"  Root cause: {_who(root)} (attempt {root.attempt}) {_verb(root, cwd, when=True)}",
+        "cause",
+    )
+    yield from root_parts(root, outcome, cwd, _raised(root, cwd))
+    if not _says_all(root):
+        yield from _excerpt(root, outcome.excerpt, cwd)
+
+
+def root_parts(
     root: RootCause,
-    excerpt: Excerpt | None,
-    workers: Sequence[WorkerResult],
+    outcome: RunResult,
     cwd: str,
-    furthest: str,
-) -> Iterator[StyledText]:
-    who, verb = _who(root), _verb(root, cwd, when=True)
-    yield StyledText(f"  Root cause: {who} (attempt {root.attempt}) {verb}", "cause")
+    raised: Iterable[StyledText] = (),
+    *,
+    utc: bool = False,
+) -> Iterator[Part]:
+    """Yield what is known of a root cause: the terminal and the page of a run show it.
+
+    `raised` is its traceback; times are this machine's, or UTC's.
+    """
+    from lllaunch.console.hang import (  # noqa: PLC0415 - few runs hang
+        disagreement_text,
+        frame_text,
+        hang_parts,
+    )
+
     if root.explanation is not None:
-        why = capitalised(root.explanation.text)
-        yield from wrapped(f"Why ({root.explanation.sure}): {why}")
-    yield from wrapped(furthest)
+        yield f"Why ({root.explanation.sure}): {capitalised(root.explanation.text)}"
+    yield _furthest(outcome)
     if root.collectives is not None:
-        # few runs hang
-        from lllaunch.console.hang import disagreement_text  # noqa: PLC0415
-
-        yield from wrapped(f"{capitalised(disagreement_text(root.collectives, cwd))}.")
-    if root.traceback:
-        yield from _raised_at(root, cwd)
-    elif isinstance(root.cause, Raised) and "\n" in root.cause.message:
-        yield from (StyledText(f"    {text}".rstrip()) for text in root.cause.message.split("\n"))
+        yield f"{capitalised(disagreement_text(root.collectives, cwd, utc=utc))}."
+    yield from raised
     if root.frames:
-        from lllaunch.console.hang import frame_text  # noqa: PLC0415 - as above
-
         yield StyledText("")
-        yield StyledText(f"    {capitalised(who)} was here (innermost call first):")
+        yield StyledText(f"    {capitalised(_who(root))} was here (innermost call first):")
         yield from (StyledText(f"      {frame_text(frame, cwd)}", "quote") for frame in root.frames)
     if root.hang is not None:
-        from lllaunch.console.hang import hang_lines  # noqa: PLC0415 - as above
+        workers = outcome.attempts[-1].workers if outcome.attempts else ()
+        yield from hang_parts(root, workers, cwd, utc=utc)
 
-        yield from hang_lines(root, workers, cwd)
-    if not _says_all(root):
-        yield from _excerpt(root, excerpt, cwd)
+
+def _raised(root: RootCause, cwd: str) -> Iterator[StyledText]:
+    """Yield the traceback, or where the worker has printed it; else all lines of its message."""
+    call = users_call(root.traceback) if root.traceback else None
+    if root.shown and call is not None:
+        where = f"{shown_path(call.file, cwd)}:{call.line} in {call.function}"
+        yield StyledText(f"    at {where}; its traceback stands above")
+    elif root.traceback:
+        yield StyledText("")
+        yield from _traceback(root.traceback)
+    elif isinstance(root.cause, Raised) and "\n" in root.cause.message:
+        yield from (StyledText(f"    {text}".rstrip()) for text in root.cause.message.split("\n"))
 
 
 def _who(root: RootCause) -> str:
@@ -256,17 +277,6 @@ def _left_early(cause: LeftEarly, cwd: str) -> str:
     return f"ended with success after {ran}, {when}: it left while they were {where}"
 
 
-def _raised_at(root: RootCause, cwd: str) -> Iterator[StyledText]:
-    """Yield the traceback, or where the worker has printed it."""
-    call = users_call(root.traceback)
-    if root.shown and call is not None:
-        where = f"{shown_path(call.file, cwd)}:{call.line} in {call.function}"
-        yield StyledText(f"    at {where}; its traceback stands above")
-        return
-    yield StyledText("")
-    yield from _traceback(root.traceback)
-
-
 _ALL_SAID = (StartFailure, LeftEarly, OnAnotherNode)
 
 
@@ -292,9 +302,9 @@ def _traceback(text: str) -> Iterator[StyledText]:
     yield from (StyledText(f"    {line}".rstrip(), "quote") for line in lines)
 
 
-def _excerpt(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[StyledText]:
+def _excerpt(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[Part]:
     if not root.stderr:
-        yield from wrapped(
+        yield (
             "Its stderr went to the console, see above. With launch.redirects set to 'err' or "
             "'all' its last lines would stand here."
         )
@@ -325,10 +335,7 @@ def fate_groups(
 ) -> list[tuple[list[WorkerResult], str]]:
     """Return workers of one attempt with the same fate together, and that fate.
 
-    Args:
-        workers: of one attempt.
-        root: its root cause, or None.
-        after_root: whether that is one that these workers are not.
+    `after_root` is whether there is a root cause that these workers are not.
     """
     groups: dict[tuple[object, ...], list[WorkerResult]] = {}
     for worker in workers:
@@ -424,9 +431,7 @@ def cause_text(cause: Cause) -> str:
 def fate_text(worker: WorkerResult, *, after_root: bool) -> str:
     """Return the fate of a worker, in words that fit one rank and several.
 
-    Args:
-        worker: the worker.
-        after_root: whether its attempt has a root cause that this worker is not.
+    `after_root` is whether its attempt has a root cause that this worker is not.
     """
     if isinstance(worker, Succeeded):
         return "succeeded"
@@ -443,12 +448,7 @@ def fate_text(worker: WorkerResult, *, after_root: bool) -> str:
 
 
 def victim_text(cause: Cause, seconds: float = 0.0) -> str:
-    """Return how a victim failed as a predicate.
-
-    Args:
-        cause: how.
-        seconds: how long after the root cause; 0 to leave that out.
-    """
+    """Return how a victim failed as a predicate; 0 seconds after the root cause are left out."""
     text = cause_text(cause)
     if isinstance(cause, Raised):
         text = text.removeprefix("raised ")

@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from lllaunch.console.display import display
 from lllaunch.text import plain, size
 from lllaunch.words import StyledText, counted, passed, rate_text, short_step, time_left
 from lllaunch.workers.terminal import cells, cut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from lllaunch.console.console import RunStatus
     from lllaunch.console.table import Row
@@ -39,12 +38,7 @@ _OURS = Part("lllaunch: ", 3)
 
 
 def parts_of(run: RunStatus, now: float) -> list[Part]:
-    """Return what is known of a run but for the time, in its order.
-
-    Args:
-        run: the run.
-        now: the time, by the same clock as within ``run``.
-    """
+    """Return what is known of a run but for the time, in its order."""
     parts = []
     if run.attempt is not None:
         parts.append(Part(f"attempt {run.attempt}", 6 if run.attempt else 4))
@@ -89,13 +83,7 @@ def line_of(run: RunStatus, now: float) -> list[Part]:
 
 
 def fitted(parts: Sequence[Part], columns: int, name: Part = _OURS) -> list[StyledText]:
-    """Return a line of at most so many columns, in pieces.
-
-    Args:
-        parts: of the line.
-        columns: how many character cells there are.
-        name: precedes them.
-    """
+    """Return a line of at most so many columns, in pieces; `name` precedes the parts."""
     everything = [name, *parts]
     kept: set[int] = set()
     room = columns + len(_BETWEEN)
@@ -128,29 +116,8 @@ def heartbeat_text(run: RunStatus, now: float) -> str:
     return f"{passed(now - run.began)}: {_BETWEEN.join(part.text for part in parts)}"
 
 
-@display("line below the output")
-class StatusLine:
-    """The line below the output, for those who draw it.
-
-    Args:
-        paint: returns a row with the colours of the terminal.
-    """
-
-    def __init__(self, paint: Callable[[Row], str]) -> None:
-        self._paint = paint
-        self._parts: list[Part] = []
-        # as it was drawn last: for so many columns, these parts
-        self._drawn: tuple[int, list[Part], str] = (0, [], "")
-
-    def update(self, run: RunStatus, now: float) -> None:
-        """Take note of how far the run is."""
-        self._parts = line_of(run, now)
-
-    def rows(self, columns: int, lines: int) -> list[str]:
-        """Return the line that fits a terminal; asked for with every line of output."""
-        if columns < _LEAST_COLUMNS or lines < _LEAST_LINES:
-            return []
-        if self._drawn[0] != columns or self._drawn[1] is not self._parts:
-            row = tuple(fitted(self._parts, columns - 1))
-            self._drawn = columns, self._parts, self._paint(row)
-        return [self._drawn[2]]
+def status_rows(run: RunStatus, now: float, columns: int, lines: int) -> list[Row]:
+    """Return the line below the output that fits a terminal; none where there is no room."""
+    if columns < _LEAST_COLUMNS or lines < _LEAST_LINES:
+        return []
+    return [tuple(fitted(line_of(run, now), columns - 1))]

@@ -124,11 +124,8 @@ class Outlet:
     beyond that is left out, and a line reports the number of those messages. A stream without a
     descriptor, or that of a regular file, is simply written to.
 
-    Args:
-        stream: where text goes.
-        clock: the time, seconds.
-        room: how many bytes are kept; 0 for no more than the end of a line that has begun.
-        elsewhere: where messages are that are not shown.
+    At most `room` bytes are kept; 0 for no more than the end of a line that has begun. `elsewhere`
+    is where messages are that are not shown.
     """
 
     def __init__(
@@ -185,11 +182,8 @@ class Outlet:
     def write(self, text: str, patience: float, *, last: bool = False) -> None:
         """Write whole lines, in one piece where they fit into 4096 bytes.
 
-        Args:
-            text: the lines.
-            patience: waits at most so many seconds, and not at all if the stream did not take all
-                of the message before.
-            last: waits even then.
+        It waits at most `patience` seconds, and not at all if the stream did not take all of the
+        message before; the `last` one waits even then.
 
         Raises:
             OSError: the system refused it.
@@ -227,15 +221,9 @@ class Outlet:
                     screen.still_shows(before)
 
     def redraw(self, patience: float = 0.0) -> bool:
-        """Draw the terminal's live area anew, or take it away if there is none any more.
+        """Draw the live area anew, or take it away; return whether all of it was taken.
 
-        Without room nothing is kept of what the terminal does not take in time.
-
-        Args:
-            patience: waits at most so many seconds.
-
-        Returns:
-            Whether all of it was taken.
+        Without room nothing is kept of what the terminal does not take in `patience` seconds.
 
         Raises:
             OSError: the system refused it.

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from lllaunch.console.table import Row, Table
+from lllaunch.console.table import Column, Row, rows_of
 from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.sweep.policy import Summary
 from lllaunch.text import duration
@@ -25,6 +25,7 @@ from lllaunch.words import (
     state_style,
     took,
 )
+from lllaunch.workers.terminal import cut
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -41,27 +42,17 @@ _RANK = re.compile(r"\brank \d+: ")
 
 
 class Setting(NamedTuple):
-    """What a summary needs to know beside sweep.json.
-
-    Attributes:
-        directory: of the sweep, absolute.
-        cwd: directory that paths below it are shown relative to.
-        total: number of jobs.
-        common: overrides that all jobs share.
-        counts: of the jobs by end, if the sweep knows them.
-        cancelled: numbers of the jobs that a signal to the launcher ended.
-        columns: of the terminal; 0 where there is none.
-        resume: how the app was called, where that and the directory are all that a resume needs;
-            empty where it needs the whole command line; None if there is no resuming.
-    """
+    """What a summary needs to know beside sweep.json."""
 
     directory: str
     cwd: str
-    total: int = 0
-    common: Collection[str] = ()
-    counts: Summary | None = None
-    cancelled: Collection[int] = ()
-    columns: int = 0
+    total: int = 0  # number of jobs
+    common: Collection[str] = ()  # overrides that all jobs share
+    counts: Summary | None = None  # of the jobs by end, if the sweep knows them
+    cancelled: Collection[int] = ()  # numbers of the jobs that a signal to the launcher ended
+    columns: int = 0  # of the terminal; 0 where there is none
+    # how the app was called, where that and the directory are all that a resume needs; empty where
+    # it needs the whole command line; None if there is no resuming
     resume: str | None = ""
 
 
@@ -118,19 +109,25 @@ def _name(job: JobHistory, setting: Setting) -> str:
 def _table(
     jobs: Sequence[JobHistory], states: dict[int, str], setting: Setting, *, objective: bool
 ) -> list[Row]:
-    table = Table()
-    table.add("job", [str(job.job) for job in jobs], right=True)
-    table.add("state", [states[job.job] for job in jobs])
-    table.add("tries", [str(job.tries) for job in jobs], right=True)
-    seconds = [None if job.result is None else job.result.seconds for job in jobs]
-    table.add("time", [took(each) for each in seconds], right=True)
+    columns = [
+        Column("job", lambda job: job.job),
+        Column(
+            "overrides",
+            lambda job: _name(job, setting),
+            right=False,
+            most=0 if setting.columns else _WIDEST,
+            cut=cut,
+        ),
+        Column("state", lambda job: states[job.job], right=False),
+        Column("tries", lambda job: job.tries),
+        Column("time", lambda job: None if job.result is None else job.result.seconds, took),
+    ]
     if objective:
-        table.add("objective", [objective_text(job.value) for job in jobs], right=True)
-    # the last column has no gap behind it, but all are indented as much
-    room = setting.columns - 1 - table.width - len(_INDENT)
-    widest = max(room, len("overrides")) if setting.columns else _WIDEST
-    table.add("overrides", [_name(job, setting) for job in jobs], most=widest, at=1)
-    return table.rows([state_style(states[job.job]) for job in jobs], indent=_INDENT)
+        columns.append(Column("objective", lambda job: objective_text(job.value)))
+    styles = [state_style(states[job.job]) for job in jobs]
+    width = setting.columns and setting.columns - 1 - len(_INDENT)
+    rows = rows_of(columns, jobs, styles, width, styled="", spare=())
+    return [(StyledText(_INDENT), *row) for row in rows]
 
 
 def _failures(failed: Sequence[JobHistory], setting: Setting) -> Iterator[Row]:

@@ -7,18 +7,18 @@ launcher reports the same. `lllaunch.console.board` has what is known and its ta
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import mmap
 import os
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from msgspec.structs import replace
 
 from lllaunch.console.board import Announcement, Board, heartbeat_text, table_rows
+from lllaunch.console.bottom import Bottom, Size, size_of
 from lllaunch.console.console import Console
 from lllaunch.console.display import display
 from lllaunch.console.stream import KEPT, Outlet, same_file
@@ -29,7 +29,7 @@ from lllaunch.sweep.processes import tell_progress
 from lllaunch.sweep.protocol import JobPrinted, Stopping, Tick
 from lllaunch.text import coloured
 from lllaunch.words import StyledText, counted, shown_path
-from lllaunch.workers.terminal import moves_cursor, screen_of
+from lllaunch.workers.terminal import moves_cursor
 
 if TYPE_CHECKING:
     from lllaunch.run.result import RunResult
@@ -38,99 +38,6 @@ if TYPE_CHECKING:
     from lllaunch.sweep.policy import SweepPolicy
     from lllaunch.sweep.pool import Lease
     from lllaunch.watchdog.progress import Progress
-
-
-class Size(NamedTuple):
-    """Of a terminal, in characters; all 0 if it cannot be found."""
-
-    columns: int = 0
-    lines: int = 0
-
-
-def size_of(stream: TextIO) -> Size:
-    """Return the size of the terminal that a stream is."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        return Size(*os.get_terminal_size(stream.fileno()))
-    return Size()
-
-
-class BottomTable:
-    """A table at the bottom of a terminal, below all that is written to it.
-
-    No thread draws it, since the launcher forks. A drawing begins only when the one before was
-    taken as a whole, so that a terminal which was stopped by Ctrl-S shows the right things when it
-    goes on.
-
-    Args:
-        flow: to the terminal, with room.
-        paint: returns the texts of rows, with colours.
-        table: returns the rows for so many columns and lines.
-    """
-
-    def __init__(
-        self,
-        flow: Outlet,
-        paint: Callable[[list[Row]], list[str]],
-        table: Callable[[int, int], list[Row]],
-    ) -> None:
-        self._flow = flow
-        self._paint, self._table = paint, table
-        # what all who write to the terminal share; it lives as long as somebody has it
-        self._screen = screen_of(flow.stream)
-        self._held: list[str] = []
-        self._drawn_for = Size()
-
-    def _rows(self, columns: int, lines: int) -> list[str]:
-        return self._paint(self._table(columns, lines))
-
-    @property
-    def resized(self) -> bool:
-        """Whether the terminal has another size than it was drawn for."""
-        return size_of(self._flow.stream) != self._drawn_for
-
-    def say(self, line: str) -> None:
-        """Show a line above the table with the next drawing."""
-        self._held.append(line)
-
-    def draw(self, patience: float = 0.0) -> bool:
-        """Show the lines and, below them, the table; return whether the terminal took all of it.
-
-        Args:
-            patience: waits at most so many seconds.
-        """
-        self._screen.hidden = False
-        self._screen.status = self._rows
-        self._drawn_for = size_of(self._flow.stream)
-        return self._show(patience)
-
-    def hide(self, patience: float) -> None:
-        """Take the table away until the next drawing."""
-        self._screen.hidden = True
-        self._show(patience)
-
-    def end(self, patience: float, *, leave: bool = False) -> None:
-        """Show the last lines, and take the table away for good.
-
-        Args:
-            patience: waits at most so many seconds.
-            leave: whether the table stays there, as lines above all that follows.
-        """
-        self._screen.hidden = False
-        self._screen.status = None
-        if leave:
-            self._held += self._rows(*size_of(self._flow.stream))
-        self._show(patience, last=True)
-
-    def _show(self, patience: float, *, last: bool = False) -> bool:
-        for line in self._held:
-            self._flow.hold(f"{line}\n")
-        self._held.clear()
-        with contextlib.suppress(OSError, ValueError):
-            if self._flow.pending:
-                self._flow.push(patience, last=last)
-            else:
-                return self._flow.redraw(patience)
-        return not self._flow.pending
 
 
 # How long a message waits for a stream, seconds; jobs wait for the launcher meanwhile.
@@ -152,14 +59,9 @@ class SweepConsole:
     above. Elsewhere each change is one line, written as a whole, and now and then a line reports
     how far the sweep is. No stream makes the sweep fail or wait.
 
-    Args:
-        stream: where messages go; standard error if None.
-        cwd: directory that paths are shown relative to; the working directory of now if None.
-        live: whether there is a table; None for what the policy says.
-        machine: what the sweep may lease, for people (``"8 GPUs, 2 cores"``).
-        out: where jobs' standard output goes; standard output if None.
-        clock: the time, seconds; that of ``handle``'s ``now``.
-        policy: what is shown, and how.
+    Messages go to `stream` (standard error), what jobs print to `out` (standard output). Paths are
+    relative to `cwd` (the working directory). `machine` is what the sweep may lease, for people
+    (``"8 GPUs, 2 cores"``). Without `live` the policy says whether there is a table.
     """
 
     is_off: bool
@@ -189,7 +91,7 @@ class SweepConsole:
         self._quiet = policy.quiet
         self._interval = None if self._live or policy.quiet else policy.interval
         self._paint = (lambda _: []) if stream is None else Painter(stream, policy.color).paint
-        self._table: BottomTable | None = None
+        self._table: Bottom | None = None
         self._board = Board()
         self._begun: float | None = None
         self._directory = self._cwd
@@ -223,19 +125,10 @@ class SweepConsole:
         slots: Lease | None = None,
         objectives: Objectives | None = None,
     ) -> None:
-        """Report that a sweep begins.
+        """Report that a sweep begins in a directory, with what a `Board` knows of it.
 
-        Args:
-            directory: of the sweep, absolute.
-            total: number of jobs, including those that need not run.
-            overrides: returns the task overrides of a job, redacted.
-            resumed: how many jobs had succeeded before; 0 if this is no resume.
-            common: overrides that all jobs share, which are not shown.
-            policy: of the sweep, if it is known.
-            batch: number of this batch of jobs, from 0, where the sweeper asks for several; only
-                the first begins the sweep. None where it asks for all at once.
-            slots: all that jobs may lease, None if that is not known.
-            objectives: those that are known by now; others are added as jobs end.
+        Where the sweeper asks for several batches of jobs, `batch` is the number of this one, and
+        only the first begins the sweep.
         """
         now = self._begun = self._clock()
         if self._interval is not None:
@@ -255,7 +148,7 @@ class SweepConsole:
         if not batch and not self._quiet:
             self.note(text)
         if self._live and self._flow is not None:
-            self._table = BottomTable(
+            self._table = Bottom(
                 self._flow,
                 self._paint,
                 lambda columns, lines: table_rows(self._board, columns, lines, self._clock()),
@@ -300,11 +193,8 @@ class SweepConsole:
     ) -> None:
         """Show the summary of a sweep that is over.
 
-        Args:
-            result: of the sweep.
-            numbers: of the jobs that are meant: a sweep that is resumed may have had others. None
-                for all, also those of batches before.
-            resume: as `lllaunch.console.summary.Setting` has it.
+        A sweep that is resumed may have had other jobs than those with `numbers`; None for all,
+        also those of batches before. `resume` is as `lllaunch.console.summary.Setting` has it.
         """
         # what only the end needs is imported then
         from lllaunch.console.summary import Setting, summary_rows  # noqa: PLC0415
@@ -426,9 +316,8 @@ class Reported:
 class JobConsole(Console):
     """Reports what happens within a job: restarts, hangs, warnings, and why it failed.
 
-    Args:
-        reported: what other jobs have reported. A failure like one of these is reported by the
-            sweep's launcher in one line, and that is enough.
+    A failure like one that other jobs have `reported` is shown by the sweep's launcher in one line,
+    and that is enough.
     """
 
     def __init__(self, reported: Reported) -> None:

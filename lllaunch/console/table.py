@@ -7,13 +7,13 @@ times a second, and ``ls`` one of a thousand rows.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO, TypeAlias
 
 from lllaunch.words import StyledText
 from lllaunch.workers.terminal import cells, cut, moves_cursor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 Row: TypeAlias = tuple[StyledText, ...]
 """One line of the terminal."""
@@ -34,81 +34,149 @@ def decoded(line: bytes) -> str:
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "backslashreplace")
 
 
-class Table:
-    """Columns of text, from which rows are made.
+class Column(NamedTuple):
+    """A column of a table of runs, jobs or ranks.
 
-    Attributes:
-        columns: the cells by title; the title is the first cell, and all are equally wide.
+    Rows are sorted by its `key`, a number or a text, None for the last ones, and show it as a text
+    unless that takes more of the row (`of`). One whose texts may be cut says how (`cut`).
     """
 
-    def __init__(self) -> None:
-        self.columns: dict[str, list[str]] = {}
+    title: str
+    key: Callable[[Any], float | str | None]
+    show: Callable[[Any], str] = str
+    of: Callable[[Any], str] | None = None
+    right: bool = True
+    most: int = 0  # how wide it is at most; 0 for as wide as it needs
+    # how wide it is at least where there is room: columns that move are hard to read
+    least: int = 0
+    cut: Callable[[str, int], str] | None = None
 
-    @property
-    def width(self) -> int:
-        """How many columns of the terminal it takes, with the gap before another column."""
-        return sum(cells(column[0]) + len(GAP) for column in self.columns.values())
+    def text(self, row: object) -> str:
+        """Return the text of a cell."""
+        if self.of is not None:
+            return self.of(row)
+        value = self.key(row)
+        return "" if value is None else self.show(value)
 
-    def add(
-        self,
-        title: str,
-        texts: Sequence[str],
-        *,
-        least: int = 0,
-        most: int | None = None,
-        right: bool = False,
-        at: int | None = None,
-    ) -> None:
-        """Add a column, unless it is empty or has no room.
 
-        Args:
-            title: its title.
-            texts: its cells.
-            least: its least width.
-            most: its greatest width; None for as wide as it needs.
-            right: whether cells are aligned to the right.
-            at: its index; None for the last one.
-        """
-        width = max(least, *map(cells, [title, *texts]))
-        width = width if most is None else min(width, most)
-        if any(texts) and width > 0:
-            columns = list(self.columns.items())
-            column = [padded(text, width, right=right) for text in [title, *texts]]
-            columns.insert(len(columns) if at is None else at, (title, column))
-            self.columns = dict(columns)
+# What is left out first where a terminal is narrow.
+_SPARE = (
+    *("on", "cores", "pid", "gpu mem", "rate", "objective", "tries", "metrics", "slow", "mem"),
+    *("gpu", "cpu", "idle", "time"),
+)
+_LEAST_TEXT, _WANTED_TEXT = 10, 24
+_LEAST_NAME, _WANTED_NAME = 12, 24
+_STEADY = 70
 
-    def rows(self, styles: Sequence[str], styled: str = "", indent: str = "") -> list[Row]:
-        """Return the titles and the rows.
 
-        Args:
-            styles: the style of each row.
-            styled: title of the column that has it; empty for the whole row.
-            indent: precedes each row.
-        """
-        titles, *rows = zip(*self.columns.values(), strict=True)
-        found: list[Row] = [(StyledText(f"{indent}{GAP.join(titles)}".rstrip(), "faint"),)]
-        first = list(self.columns).index(styled) if styled in self.columns else 0
-        last = first + 1 if styled in self.columns else len(self.columns)
-        for texts, style in zip(rows, styles, strict=True):
-            before = indent + "".join(text + GAP for text in texts[:first])
-            after = "".join(GAP + text for text in texts[last:]).rstrip()
-            middle = GAP.join(texts[first:last])
-            middle = middle if after or styled in self.columns else middle.rstrip()
-            parts = StyledText(before), StyledText(middle, style), StyledText(after)
-            found.append(tuple(part for part in parts if part.text))
-        return found
+def fitting(
+    columns: Sequence[Column], rows: Sequence[object], width: int, spare: Sequence[str] = _SPARE
+) -> list[tuple[Column, list[str]]]:
+    """Return the columns that have something to show and fit, each with the texts of its cells.
+
+    Those that are not `spare` are there in any case. The last one, if its texts may be cut, gets
+    the room that is left. Another one whose texts may be cut gives way to it.
+    """
+    found = {column.title: (column, [column.text(row) for row in rows]) for column in columns}
+    found = {title: pair for title, pair in found.items() if any(pair[1])}
+    for title, (column, texts) in found.items():
+        if column.most:
+            found[title] = column, [cut(text, column.most) for text in texts]
+    if not width:
+        return [*found.values()]
+    last = found.pop(columns[-1].title, None) if columns[-1].cut is not None else None
+    widths = {
+        title: max(_least(column, width), *map(cells, [title, *texts])) + len(GAP)
+        for title, (column, texts) in found.items()
+    }
+    longest = 0 if last is None else max(map(cells, last[1]))
+    wanted = min(_WANTED_TEXT, longest)
+    name = next((title for title, (column, _) in found.items() if column.cut is not None), "")
+    rest = max(0, widths.get(name, 0) - len(GAP) - _WANTED_NAME)
+    for title in spare:
+        if title in found and width - sum(widths.values()) + rest < wanted:
+            del found[title], widths[title]
+    over = sum(widths.values()) + (wanted or -len(GAP)) - width
+    if name and over > 0:
+        column, texts = found[name]
+        room = max(_LEAST_NAME, widths[name] - len(GAP) - over)
+        texts = [column.cut(text, room) for text in texts if column.cut is not None]
+        found[name] = column, texts
+        widths[name] = max(map(cells, [name, *texts])) + len(GAP)
+    room = width - sum(widths.values())
+    if last is not None and room >= min(_LEAST_TEXT, longest):
+        found[last[0].title] = last[0], [cut(text, room) for text in last[1]]
+    return [*found.values()]
+
+
+def _least(column: Column, width: int) -> int:
+    return column.least if width >= _STEADY else 0
+
+
+def rows_of(
+    columns: Sequence[Column],
+    rows: Sequence[object],
+    styles: Sequence[str],
+    width: int,
+    *,
+    styled: str = "state",
+    spare: Sequence[str] = _SPARE,
+) -> list[Row]:
+    """Return the titles and a row of the terminal for each row.
+
+    `width` is that of the terminal; 0 if nothing is to be cut or left out. The style of a row is
+    that of its column `styled`, or without one of all of it.
+    """
+    chosen = fitting(columns, rows, width, spare)
+    told = [
+        [padded(text, wide, right=column.right) for text in (column.title, *texts)]
+        for column, texts in chosen
+        for wide in [max(_least(column, width), *map(cells, [column.title, *texts]))]
+    ]
+    found: list[Row] = []
+    titles = [column.title for column, _ in chosen]
+    first, last = (titles.index(styled), titles.index(styled) + 1) if styled else (0, len(titles))
+    for texts, style in zip(zip(*told, strict=True), ["faint", *styles], strict=True):
+        if not found:
+            found.append((StyledText(GAP.join(texts).rstrip(), style),))
+            continue
+        before = "".join(text + GAP for text in texts[:first])
+        after = "".join(GAP + text for text in texts[last:]).rstrip()
+        middle = GAP.join(texts[first:last])
+        parts = (
+            StyledText(before),
+            StyledText(middle if styled else middle.rstrip(), style),
+            StyledText(after),
+        )
+        found.append(tuple(part for part in parts if part.text))
+    return [_cut_row(row, width) for row in found] if width else found
+
+
+def end_of(path: str, width: int) -> str:
+    """Return the end of a path: that is where those of one directory differ."""
+    if cells(path) <= width:
+        return path
+    while cells(path) > width - 3:
+        path = path[1:]
+    return f"...{path}"
+
+
+def _cut_row(row: Row, width: int) -> Row:
+    """Return a row of at most so many columns."""
+    parts = []
+    for span in row:
+        text = cut(span.text, width) if width > 0 else ""
+        parts.append(StyledText(text, span.style))
+        width -= cells(text)
+    return tuple(parts)
 
 
 def aligned(
     rows: Sequence[Sequence[str]], *, room: int | None = None, shrinks: int = 0, least: int = 24
 ) -> list[str]:
-    """Return the lines of a table without titles.
+    """Return the lines of a table without titles; without `room` it is as wide as it needs.
 
-    Args:
-        rows: the cells of each.
-        room: how many columns of the terminal it may take; None for as many as it needs.
-        shrinks: index of the column that gets narrower where there is no room for all.
-        least: how narrow that column gets at most.
+    Column `shrinks` gets narrower, down to `least`, where there is no room for all.
     """
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
     if widths and room is not None:
@@ -145,9 +213,8 @@ def is_terminal(stream: TextIO) -> bool:
 class Painter:
     """Makes text of rows, with colours if a stream is a terminal that has some.
 
-    Args:
-        stream: where the rows go.
-        color: whether there are colours; None for what the stream, NO_COLOR and FORCE_COLOR say.
+    ``stream``: where the rows go. ``color``: whether there are colours; None for what the stream,
+    NO_COLOR and FORCE_COLOR say.
     """
 
     def __init__(self, stream: TextIO, color: Literal["always", "never"] | None = None) -> None:

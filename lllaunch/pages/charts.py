@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from markupsafe import Markup
 
-from lllaunch.pages.html import SIGNS, fill, joined, slug
+from lllaunch.pages.html import fill, joined, sign_of, slug
 from lllaunch.text import count, duration, shorten
 
 Unit = Literal["number", "duration", "bytes", "share"]
@@ -113,18 +113,13 @@ def _extremes(column: Sequence[Point]) -> list[Point]:
 
 
 class Axis(NamedTuple):
-    """What a direction shows.
-
-    Attributes:
-        log: whether steps are factors; numbers that are not above zero are omitted.
-        categories: texts that values are indices of, if it is not of numbers.
-        low: where it begins; None for the lowest value. The same holds for `high`.
-    """
+    """What a direction shows."""
 
     title: str = ""
     unit: Unit = "number"
-    log: bool = False
-    categories: tuple[str, ...] = ()
+    log: bool = False  # whether steps are factors; numbers that are not above zero are omitted
+    categories: tuple[str, ...] = ()  # texts that values are indices of, if it is not of numbers
+    # where it begins; None for the lowest value. The same holds for `high`
     low: float | None = None
     high: float | None = None
 
@@ -456,7 +451,7 @@ def _lane(row: ChartLane, across: Scale, top: float) -> Iterator[Markup]:
         yield fill(
             '<text x="100%" dx="6" y="{}" class="fate {}"><tspan class="sign">{}</tspan>'
             '<tspan class="word"> {}</tspan></text>',
-            *(base, slug(row.state), SIGNS.get(row.state, "·"), row.state.replace("_", " ")),
+            *(base, slug(row.state), sign_of(row.state), row.state.replace("_", " ")),
         )
 
 

@@ -8,7 +8,7 @@ forget to.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from markupsafe import Markup, escape
@@ -20,9 +20,6 @@ from lllaunch.words import STATES
 T = TypeVar("T")
 
 _NOT_ID = re.compile(r"[^A-Za-z0-9]+")
-
-SIGNS: Mapping[str, str] = {name: state.sign for name, state in STATES.items()}
-"""A sign for each fate and state."""
 
 
 def escaped(value: object) -> Markup:
@@ -50,12 +47,15 @@ def slug(name: str) -> str:
     return _NOT_ID.sub("-", name).strip("-").lower() or "x"
 
 
+def sign_of(state: str) -> str:
+    """Return the sign of a fate or a state."""
+    return STATES[state].sign if state in STATES else "·"
+
+
 def badge(kind: str, word: str) -> Markup:
     """Return a fate or a state as a sign and a word; the colour alone says nothing."""
     sign = '<span class="sign" aria-hidden="true">{}</span>'
-    return fill(
-        f'<span class="badge {{}}">{sign} {{}}</span>', slug(kind), SIGNS.get(kind, "·"), word
-    )
+    return fill(f'<span class="badge {{}}">{sign} {{}}</span>', slug(kind), sign_of(kind), word)
 
 
 def code(text: str) -> Markup:

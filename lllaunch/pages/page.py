@@ -10,60 +10,38 @@ import base64
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from lllaunch.documents import Fields
-from lllaunch.pages.html import SIGNS, code, escaped, fill, joined, slug
+from lllaunch.pages.html import code, escaped, fill, joined, slug
 from lllaunch.text import shorten, shorten_middle, size
-from lllaunch.words import commit_text, counted, versions_text
+from lllaunch.words import STATES, commit_text, counted, versions_text
 
 if TYPE_CHECKING:
     from lllaunch.run.result import RunResult
 
 
-class Head(NamedTuple):
-    """What a page says above all.
+def render(name: str, *, state: str, word: str, directory: str, **values: object) -> str:
+    """Return the page that a template, which extends ``page.html.j2``, makes of some values.
 
-    Attributes:
-        state: as `lllaunch.results.store.STATES` has it.
+    `state` is one of `lllaunch.results.store.STATES`, and `word` is how people call it.
     """
-
-    kind: str
-    directory: str
-    state: str
-    word: str
-    sentence: str
-    more: Markup
-    summary: Sequence[tuple[str, str]]
-    version: str
-
-
-STATE_WORDS = {
-    "succeeded": "Succeeded",
-    "failed": "Failed",
-    "signalled": "Ended by a signal",
-    "error": "Error",
-    "running": "Still running",
-    "queued": "Waiting in the queue",
-    "died": "Died",
-    "cancelled": "Cancelled",
-    "not_submitted": "Not submitted",
-}
-"""What a page calls the state of what it is about."""
-
-UNKNOWN_STATE = "Not known to be over"
-
-
-def render(name: str, head: Head, **values: object) -> str:
-    """Return the page that a template, which extends ``page.html.j2``, makes of some values."""
-    known = head.state if head.state in STATE_WORDS else "unknown"
-    base = os.path.basename(os.path.abspath(head.directory))
-    title = shorten_middle(f"{head.word}: {base}", 70)
-    return environment().get_template(name).render(head=head, state=known, title=title, **values)
+    base = os.path.basename(os.path.abspath(directory))
+    return (
+        environment()
+        .get_template(name)
+        .render(
+            state=state if state in STATES else "unknown",
+            title=shorten_middle(f"{word}: {base}", 70),
+            word=word,
+            directory=directory,
+            **values,
+        )
+    )
 
 
 @functools.cache
@@ -92,7 +70,7 @@ def environment() -> Environment:
             f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
             "img-src data:; base-uri 'none'; form-action 'none'"
         ),
-        signs=SIGNS,
+        states=STATES,
     )
     return found
 

@@ -8,11 +8,11 @@ the lowest, the highest and the middle one, logs and tables are cut. Every such 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from lllaunch.console.hang import disagreement_text, frame_text, place_text, tree_call
-from lllaunch.console.report import failure_text, fate_groups
+from lllaunch.console.hang import look_parts
+from lllaunch.console.report import failure_text, fate_groups, root_parts
 from lllaunch.documents import signal_name
 from lllaunch.pages import html, page
 from lllaunch.pages.run_charts import curves_of, lanes_of, marks_of
@@ -22,42 +22,39 @@ from lllaunch.run.excerpts import folded, users_call
 from lllaunch.run.result import RunResult
 from lllaunch.text import count, duration, shorten, size, spans
 from lllaunch.watchdog.stacks.frames import is_own
-from lllaunch.watchdog.stacks.merged import short_tree, tree_lines
 from lllaunch.words import (
+    StyledText,
     capitalised,
     counted,
     progress_text,
-    ranks,
     shown_path,
+    state_title,
     step_text,
 )
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
+    from lllaunch.console.hang import Part
     from lllaunch.results.timeline import Lane, RunTimeline
     from lllaunch.results.view import RunView
     from lllaunch.run.result import (
         AttemptResult,
-        Hang,
         RootCause,
     )
 
 _SECOND = 1e9
 _EXCERPT = 20  # lines
 _LONGEST_COMMAND = 240
-_LONGEST_LIST = 60
 _LONGEST_VALUE = 2000
-_LONG_TREE = 60
-_MOST_CALLS = 16
 _MOST_FINDINGS = 20
 _MOST_FOLDED = 12  # rows of a table that is shown at first
 _MOST_GROUPS = 40
-_MOST_PLACES = 8
 _MOST_PLAN_LINES = 1500
 _MOST_ROWS = 2000
 _MOST_VALUES = 64
 _WITHOUT_END = RunResult("error", 1, "")
+_OWN = re.compile(r"\S+:\d+ in [^:]+: ")
 _KEY = re.compile(r"(?P<before>\s*(?:- )*)(?P<key>[^\s#'\"][^:#]*:)(?P<rest>\s.*|)", re.DOTALL)
 
 
@@ -71,13 +68,18 @@ def run_page(run: RunView, version: str) -> str:
         for each in attempt.leftovers
     ]
     outcome = run.result or _WITHOUT_END
-    hang = outcome.look if root is None or root.hang is None else root.hang
-    stacks = [] if hang is None else [*hang.stacks.values()]
     plan = (run.plan or "").splitlines()
     own = [("Run id", outcome.run_id), ("Plan hash", page.long(outcome.plan_hash, "code"))]
     return page.render(
         "run.html.j2",
-        _head(run, version),
+        kind="Run",
+        directory=run.path,
+        state=run.entry.state,
+        word=_word(run),
+        sentence=_verdict(run),
+        more=html.joined(_where(run), " · "),
+        summary=[*_summary(run)],
+        version=version,
         run=run,
         cause=[*_cause(run)],
         aside=[*_aside(run)],
@@ -89,7 +91,6 @@ def run_page(run: RunView, version: str) -> str:
         workers_in_all=sum(len(attempt.lanes) for attempt in timeline.attempts),
         folded_rows=_MOST_FOLDED,
         measured=curves_of(timeline, () if root is None else root.ranks),
-        tree=[*tree_lines(short_tree(stacks, _LONG_TREE), lambda call: tree_call(call, run.cwd))],
         # what stderr says before a traceback; without one its end is above
         opened_log="stderr" if root is not None and root.traceback else "",
         returned=html.table(
@@ -107,23 +108,11 @@ def run_page(run: RunView, version: str) -> str:
 # Above all
 
 
-def _head(run: RunView, version: str) -> page.Head:
+def _word(run: RunView) -> str:
     outcome = run.result
-    word = page.STATE_WORDS.get(run.entry.state, page.UNKNOWN_STATE)
     if outcome is not None and outcome.signum is not None:
-        word = f"Ended by {signal_name(outcome.signum)}"
-    elif outcome is None and run.problem:
-        word = "Unreadable"
-    return page.Head(
-        "Run",
-        run.path,
-        run.entry.state,
-        word,
-        _verdict(run),
-        html.joined(_where(run), " · "),
-        [*_summary(run)],
-        version,
-    )
+        return f"Ended by {signal_name(outcome.signum)}"
+    return "Unreadable" if outcome is None and run.problem else state_title(run.entry.state)
 
 
 def _verdict(run: RunView) -> str:
@@ -228,12 +217,12 @@ def _cause(run: RunView) -> Iterator[str | html.Quote]:
     if outcome.no_progress is not None:
         yield f"{capitalised(str(outcome.no_progress))}."
     if outcome.root_cause is not None and outcome.state != "succeeded":
-        yield from _of_root(outcome.root_cause, run)
+        yield from _of_root(outcome.root_cause, outcome, run)
     if outcome.limit is not None:
         yield f"Then the run {outcome.limit}."
     if outcome.look is not None:
         yield f"{capitalised(str(outcome.look.finding))}."
-        yield from _standing(outcome.look, run.cwd)
+        yield from _prose(look_parts(outcome.look, run.cwd, utc=True))
 
 
 def _aside(run: RunView) -> Iterator[str | html.PageTable]:
@@ -259,27 +248,13 @@ def _findings(timeline: RunTimeline) -> list[Markup]:
     ]
 
 
-def _of_root(root: RootCause, run: RunView) -> Iterator[str | html.Quote]:
-    cwd = run.cwd
+def _of_root(root: RootCause, outcome: RunResult, run: RunView) -> Iterator[str | html.Quote]:
     of_rank = "" if root.rank is None else f" of rank {root.rank}"
-    if root.explanation is not None:
-        known = root.explanation
-        yield html.fill("<strong>Why ({}): </strong>{}", known.sure, capitalised(known.text))
-    yield from _progress_of(run)
-    if root.collectives is not None:
-        yield f"{capitalised(disagreement_text(root.collectives, cwd, utc=True))}."
+    yield from _prose(root_parts(root, outcome, run.cwd, utc=True))
     if root.traceback:
         yield html.Quote(f"Traceback{of_rank}", _traceback(root.traceback))
     elif "\n" in (message := str(getattr(root.cause, "message", ""))):
         yield html.Quote("Message", message.split("\n"), heading=False)
-    if root.frames:
-        calls = [frame_text(frame, cwd) for frame in root.frames]
-        yield html.Quote(f"Where it stood{of_rank} (innermost call first)", calls)
-    if root.hang is not None:
-        if not root.of_watchdog:
-            after = duration(max(0, root.hang.time_ns - root.time_ns) / _SECOND)
-            yield f"The watchdog ended the attempt {after} later: {root.hang.finding}."
-        yield from _standing(root.hang, cwd)
     logs = {log.stream: log for log in run.logs if log.blamed}
     log = logs.get("stderr") or logs.get("stdout")
     if log is not None and not root.traceback:
@@ -287,15 +262,23 @@ def _of_root(root: RootCause, run: RunView) -> Iterator[str | html.Quote]:
         yield html.Quote(f"{what} of {log.path}", log.lines[-_EXCERPT:])
 
 
-def _progress_of(run: RunView) -> Iterator[str]:
-    for last in run.attempts[-1:]:
-        worker = last.furthest
-        if worker is not None and worker.progress is not None:
-            at_ns = worker.progress.time_ns
-            before = (last.ended_ns - at_ns) / _SECOND
-            late = before >= 10 and at_ns
-            when = f", {duration(before)} before the end" if late else ""
-            yield f"Rank {worker.rank} was at {progress_text(worker.progress)}{when}."
+def _prose(parts: Iterable[Part]) -> Iterator[str | html.Quote]:
+    """Yield what a report says as paragraphs and quotes; a quote follows its title."""
+    title, quoted = "", []
+    for part in (*parts, ""):
+        if isinstance(part, StyledText) and part.style == "quote":
+            quoted.append(part.text.removeprefix(" " * 6))
+            continue
+        if quoted:
+            yield html.Quote(title.removesuffix(":"), list(map(_call, quoted)))
+        elif title:
+            yield title
+        title, quoted = (part.text if isinstance(part, StyledText) else part).strip(), []
+
+
+def _call(text: str) -> str:
+    """Return a line of a stack; calls of the user's own code have the code, and stand out."""
+    return html.fill("<strong>{}</strong>", text) if _OWN.match(text) else text
 
 
 def _traceback(text: str) -> Iterator[str]:
@@ -305,49 +288,6 @@ def _traceback(text: str) -> Iterator[str]:
         is_error = line[:1].strip() and not line.startswith("Traceback") and ":" in line
         hot = is_error or at == len(lines)
         yield html.fill('<span class="hot">{}</span>', line) if hot else line
-
-
-def _standing(hang: Hang, cwd: str) -> Iterator[str | html.Quote]:
-    """Yield where the workers stood: those who hang with their calls, or all where nobody does."""
-    if hang.collectives is not None:
-        yield f"{capitalised(disagreement_text(hang.collectives, cwd, utc=True))}."
-    if hang.left:
-        yield f"{_members([*hang.left])} had ended with success before."
-    if hang.asleep:
-        yield f"{_members(hang.asleep)}: in uninterruptible sleep in the kernel."
-    if hang.stopped:
-        yield f"{_members(hang.stopped)}: stopped by a signal, and nobody let it go on."
-    nobody = not hang.hung and not hang.waiting
-    for place, members in _by_place(hang, [*hang.stacks] if nobody else hang.hung, cwd):
-        stack = hang.stacks.get(members[0])
-        if stack is not None and stack.frames:
-            calls = [
-                html.fill("<strong>{}</strong>", text) if is_own(frame) else text
-                for frame in stack.frames[:_MOST_CALLS]
-                for text in [frame_text(frame, cwd)]
-            ]
-            yield html.Quote(f"{_members(members)} stood here (innermost call first)", calls)
-        else:
-            yield f"{_members(members)} stood {place or 'nobody knows where'}."
-    what = "waited" if hang.left else "only waited for that"
-    for place, members in _by_place(hang, hang.waiting, cwd):
-        yield f"{_members(members)} {what} {place}."
-
-
-def _members(numbers: Sequence[int]) -> str:
-    """Return ranks as the subject of a sentence; of very many how many, and the first ones."""
-    text = spans(numbers)
-    if len(text) <= _LONGEST_LIST:
-        return capitalised(ranks(numbers))
-    return f"{len(numbers)} ranks ({text[:_LONGEST_LIST].rpartition(',')[0]}, ...)"
-
-
-def _by_place(hang: Hang, members: Iterable[int], cwd: str) -> list[tuple[str, list[int]]]:
-    groups: dict[str, list[int]] = {}
-    for rank in members:
-        stack = hang.stacks.get(rank)
-        groups.setdefault("" if stack is None else place_text(stack, cwd), []).append(rank)
-    return sorted(groups.items(), key=lambda group: -len(group[1]))[:_MOST_PLACES]
 
 
 _OTHERS = (
@@ -395,24 +335,11 @@ def _attempts(run: RunView) -> html.PageTable:
     return html.table("Attempts", columns, run.attempts[-_MOST_ROWS:])
 
 
-class _Worker(NamedTuple):
-    """What a row says of a worker: result.json has the most memory, samples the last."""
-
-    lane: Lane
-    memory: float | None
-    cpu_seconds: float | None
-    step: float | None
-    pid: int | None
-
-    @property
-    def seconds(self) -> float | None:
-        """How long it ran."""
-        took = [span for span in self.lane.spans if span.kind == "run"]
-        return (took[-1].end_ns - took[0].start_ns) / _SECOND if took else None
-
-
 def _workers(run: RunView) -> html.PageTable:
-    """Return a table of all workers of all attempts, the newest attempt first."""
+    """Return a table of all workers of all attempts, the newest attempt first.
+
+    result.json has the most memory of a worker, samples the last.
+    """
     timeline = run.timeline
     told = {
         (attempt.number, str(worker.rank)): worker
@@ -424,37 +351,42 @@ def _workers(run: RunView) -> html.PageTable:
         for series in timeline.series
         if series.name in ("rss", "step") and not series.metric and series.points
     }
+
+    def seconds(lane: Lane) -> float | None:
+        ran = [span for span in lane.spans if span.kind == "run"]
+        return (ran[-1].end_ns - ran[0].start_ns) / _SECOND if ran else None
+
+    def seen(lane: Lane, name: str) -> float | None:
+        of = lane.attempt, str(lane.rank)
+        worker = told.get(of)
+        if worker is None:
+            return last.get((name, *of))
+        if name == "step":
+            return None if worker.progress is None else worker.progress.step
+        if name == "cpu_seconds" and worker.started_ns is None:
+            return None
+        value: float | None = getattr(worker, "max_rss" if name == "rss" else name)
+        return value or None if name == "rss" else value
+
     again = len({attempt.number for attempt in timeline.attempts}) > 1
     memory = "Peak memory" if told else "Memory"
     columns = [
-        html.numbers("Rank", lambda it: it.lane.rank),
-        html.numbers("Attempt", lambda it: it.lane.attempt if again else None),
-        html.PageColumn("Node", lambda it: it.lane.node),
-        html.PageColumn(
-            "Fate", lambda it: html.badge(it.lane.fate, it.lane.fate.replace("_", " "))
-        ),
-        html.PageColumn("What became of it", lambda it: it.lane.text, "wide"),
-        html.numbers("Exit", lambda it: it.lane.exitcode, _exit_text),
-        html.numbers("Took", lambda it: it.seconds, duration),
-        html.numbers(memory, lambda it: it.memory, _bytes, minor=True),
-        html.numbers("CPU time", lambda it: it.cpu_seconds, duration, minor=True),
-        html.numbers("Step", lambda it: it.step, count, minor=True),
-        html.numbers("Pid", lambda it: it.pid, minor=True),
+        html.numbers("Rank", lambda lane: lane.rank),
+        html.numbers("Attempt", lambda lane: lane.attempt if again else None),
+        html.PageColumn("Node", lambda lane: lane.node),
+        html.PageColumn("Fate", lambda lane: html.badge(lane.fate, lane.fate.replace("_", " "))),
+        html.PageColumn("What became of it", lambda lane: lane.text, "wide"),
+        html.numbers("Exit", lambda lane: lane.exitcode, _exit_text),
+        html.numbers("Took", seconds, duration),
+        html.numbers(memory, lambda lane: seen(lane, "rss"), _bytes, minor=True),
+        html.numbers("CPU time", lambda lane: seen(lane, "cpu_seconds"), duration, minor=True),
+        html.numbers("Step", lambda lane: seen(lane, "step"), count, minor=True),
+        html.numbers("Pid", lambda lane: seen(lane, "pid"), minor=True),
     ]
-    workers: list[_Worker] = []
-    for attempt in sorted(timeline.attempts, key=lambda each: -each.number):
-        for lane in attempt.lanes[: _MOST_ROWS - len(workers)]:
-            of = lane.attempt, str(lane.rank)
-            known = told.get(of)
-            if known is None:
-                rss, step = last.get(("rss", *of)), last.get(("step", *of))
-                workers.append(_Worker(lane, rss, None, step, None))
-                continue
-            used = None if known.started_ns is None else known.cpu_seconds
-            step = None if known.progress is None else known.progress.step
-            workers.append(_Worker(lane, known.max_rss or None, used, step, known.pid))
+    newest = sorted(timeline.attempts, key=lambda each: -each.number)
+    lanes = [lane for attempt in newest for lane in attempt.lanes][:_MOST_ROWS]
     caption = "All workers, the newest attempt first" if again else "All workers"
-    return html.table(caption, columns, workers, kind=lambda it: it.lane.fate)
+    return html.table(caption, columns, lanes, kind=lambda lane: lane.fate)
 
 
 def _bytes(number: float) -> str:

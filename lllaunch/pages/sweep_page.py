@@ -16,22 +16,28 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from lllaunch.pages import charts, html, page
-from lllaunch.pages.sweep_facts import FailureGroup, SweepFacts, SweepJob
+from lllaunch.pages.sweep_facts import BAD, FailureGroup, SweepFacts
 from lllaunch.pages.swept import SweptParameter, spans_decades
-from lllaunch.results.tries import JobTry, tracks_of
+from lllaunch.results.tries import JobTry, SweepTimeline, tracks_of
+from lllaunch.sweep.history import SweepResult
 from lllaunch.sweep.objective import Direction, Objective, improvements
 from lllaunch.text import as_ranges, duration, shorten, shorten_middle, spans
 from lllaunch.words import (
+    STATES,
     capitalised,
     counted,
     counts_text,
     extremes_text,
     named_jobs,
     objective_text,
+    state_title,
+    state_words,
 )
 
 if TYPE_CHECKING:
     from markupsafe import Markup
+
+    from lllaunch.results.store import ListEntry
 
 _SECOND = 1e9
 _MOST_ROWS = 1500
@@ -53,14 +59,27 @@ _LOG_LINES = 30
 
 def sweep_page(facts: SweepFacts, version: str, place: str = ".") -> str:
     """Return the page of a sweep; `place` is its directory as it is reached from the page."""
+    sweep, entry, result = facts.sweep, facts.sweep.entry, facts.sweep.result
     found = _yields(facts)
     own = [
-        ("GPUs of the sweep", ", ".join(facts.timeline.slots.gpus)),
-        ("Begun by lllaunch", facts.version),
+        ("GPUs of the sweep", ", ".join(sweep.timeline.slots.gpus)),
+        ("Begun by lllaunch", ("" if result is None else result.lllaunch) or ""),
     ]
+    # jobs that are not composed yet count, too
+    counts = Counter(entry.counts) or Counter(job.state for job in sweep.jobs)
+    good = f"{counts['succeeded']} of {counted(counts.total(), 'job')} succeeded"
+    rest = counts_text((counts[state], state_words(state)) for state in _STATES)
     return page.render(
         "sweep.html.j2",
-        _head(facts, version),
+        kind="Sweep",
+        directory=sweep.path,
+        state=entry.state,
+        # a signal to its launcher ends a sweep before its end
+        word="Interrupted" if entry.state == "signalled" else state_title(entry.state),
+        sentence=f"{good}, {rest}" if rest else good,
+        more=html.joined(_more(facts), " · "),
+        summary=[*_summary(facts)],
+        version=version,
         causes_in_all=len(facts.failures),
         failed=sum(len(group.jobs) for group in facts.failures),
         failures=[(group, [*_failure(group)]) for group in facts.failures[:_MOST_GROUPS]],
@@ -68,7 +87,7 @@ def sweep_page(facts: SweepFacts, version: str, place: str = ".") -> str:
         so_far=_so_far(facts, found),
         against=[*_against_all(facts, found)],
         not_drawn=[*_not_drawn(facts, found)],
-        tracks=_tracks(facts),
+        tracks=_tracks(sweep.timeline),
         jobs=_jobs(facts, place),
         environment=page.environment_facts(facts.result, own),
     )
@@ -81,34 +100,6 @@ _STATES = (
     *("failed", "error", "signalled", "died", "cancelled", "running", "queued", "waiting"),
     *("not_run", "not_submitted", "unknown"),
 )
-_JOB_STATES = {
-    "error": "ended with an error",
-    "signalled": "ended by a signal",
-    "queued": "in the queue",
-}
-
-
-def _word(state: str) -> str:
-    return _JOB_STATES.get(state, state.replace("_", " "))
-
-
-def _head(facts: SweepFacts, version: str) -> page.Head:
-    # jobs that are not composed yet count, too
-    counts = Counter(facts.entry.counts) or Counter(job.state for job in facts.jobs)
-    good = f"{counts['succeeded']} of {counted(counts.total(), 'job')} succeeded"
-    rest = counts_text((counts[state], _word(state)) for state in _STATES)
-    # a signal to its launcher ends a sweep before its end
-    words = {**page.STATE_WORDS, "signalled": "Interrupted"}
-    return page.Head(
-        "Sweep",
-        facts.directory,
-        facts.entry.state,
-        words.get(facts.entry.state, page.UNKNOWN_STATE),
-        f"{good}, {rest}" if rest else good,
-        html.joined(_more(facts), " · "),
-        [*_summary(facts)],
-        version,
-    )
 
 
 def _more(facts: SweepFacts) -> Iterator[str]:
@@ -117,24 +108,25 @@ def _more(facts: SweepFacts) -> Iterator[str]:
         value = html.code(objective_text(objective.value))
         link = html.fill('<a href="#job-{0}">job {0}</a>', objective.job)
         yield html.fill("{} {} of {}{}", what, value, link, name)
-    if facts.entry.exit_code is not None:
-        yield f"exit code {facts.entry.exit_code}"
+    if facts.sweep.entry.exit_code is not None:
+        yield f"exit code {facts.sweep.entry.exit_code}"
 
 
 def _summary(facts: SweepFacts) -> Iterator[tuple[str, str]]:
-    entry, slots = facts.entry, facts.timeline.slots
-    yield "Started", html.moment(entry.started_ns or facts.timeline.start_ns)
+    sweep, entry, result = facts.sweep, facts.sweep.entry, facts.sweep.result or SweepResult()
+    slots = sweep.timeline.slots
+    yield "Started", html.moment(entry.started_ns or sweep.timeline.start_ns)
     if entry.seconds is not None:
         ran = "Runs for" if entry.state == "running" else "Took"
         yield ran, html.took(round(entry.seconds, 3))
-    yield "Jobs", str(max(len(facts.jobs), sum(facts.entry.counts.values())) or "")
-    yield "Objective", _BETTER.get(facts.direction or "", "")
+    yield "Jobs", str(max(len(sweep.jobs), sum(entry.counts.values())) or "")
+    yield "Objective", _BETTER.get(result.direction or "", "")
     yield "GPUs", str(len(slots.gpus) or "")
     yield "Cores", str(len(slots.cpus) or "")
-    yield "Resumed", counted(facts.resumes, "time") if facts.resumes else ""
+    yield "Resumed", counted(result.resumes, "time") if result.resumes else ""
     yield "In the queue", entry.queue
     yield "Commit", page.short_commit(facts.result)
-    yield "Command line", page.long(" ".join(facts.command), "code")
+    yield "Command line", page.long(" ".join(result.command), "code")
     yield "The same in all jobs", page.long(" ".join(facts.common), "code")
     yield "Note", facts.problem
 
@@ -176,17 +168,18 @@ def _links(numbers: Sequence[int]) -> Markup:
 class _Yield(NamedTuple):
     """A job that yielded an objective; `place` is its place among all jobs."""
 
-    job: SweepJob
+    job: ListEntry
     value: float
     place: int
 
 
 def _yields(facts: SweepFacts) -> list[_Yield]:
     """Return the objectives that can be drawn."""
+    jobs = zip(facts.sweep.jobs, facts.values, strict=True)
     return [
-        _Yield(job, job.objective, place)
-        for place, job in enumerate(facts.jobs)
-        if job.objective is not None and abs(job.objective) < _LARGEST
+        _Yield(job, value, place)
+        for place, (job, value) in enumerate(jobs)
+        if value is not None and abs(value) < _LARGEST
     ]
 
 
@@ -201,8 +194,12 @@ def _objective_axis(found: Sequence[_Yield], *, failed: bool = False) -> charts.
     return charts.Axis("objective", log=log, low=below)
 
 
+def _numbers(facts: SweepFacts) -> int:
+    return sum(value is not None for value in facts.values)
+
+
 def _objective(facts: SweepFacts, found: Sequence[_Yield]) -> Iterator[str]:
-    numbers = sum(job.objective is not None for job in facts.jobs)
+    numbers = _numbers(facts)
     if not numbers:
         return
     extremes = extremes_text(facts.objectives)
@@ -215,19 +212,19 @@ def _objective(facts: SweepFacts, found: Sequence[_Yield]) -> Iterator[str]:
 
 def _so_far(facts: SweepFacts, found: Sequence[_Yield]) -> str:
     """Return how the best objective changed in time; empty where that cannot be drawn."""
-    start = facts.timeline.start_ns or facts.entry.started_ns or 0
+    start = facts.sweep.timeline.start_ns or facts.sweep.entry.started_ns or 0
     ends = [
-        (max(0, each.job.ended_ns - start), Objective(each.value, each.job.number))
+        (max(0, each.job.ended_ns - start), Objective(each.value, each.job.number or 0))
         for each in found
         if each.job.ended_ns
     ]
-    whole = len(found) == sum(job.objective is not None for job in facts.jobs)
-    if not ends or len(found) < 2 or not whole:
+    if not ends or len(found) < 2 or len(found) < _numbers(facts):
         return ""
     last = max(at for at, _ in ends) / _SECOND
+    known = facts.objectives.direction
     wanted: list[tuple[str, Direction]] = (
-        [("best so far", facts.direction)]
-        if facts.direction
+        [("best so far", known)]
+        if known
         else [("lowest so far", "minimize"), ("highest so far", "maximize")]
     )
     curves, told = [], []
@@ -237,7 +234,7 @@ def _so_far(facts: SweepFacts, found: Sequence[_Yield]) -> str:
         points = [*((x, each.value) for x, each in steps), (last, end.value)]
         curves.append(charts.Curve(name, points, stepped=True))
         told.append(f"{name}: {objective_text(end.value)} of job {end.job} after {duration(at)}")
-    title = "The best so far" if facts.direction else "The lowest and the highest so far"
+    title = "The best so far" if known else "The lowest and the highest so far"
     words = charts.Words("so-far", title, f"{'; '.join(told)}.")
     axis = charts.Axis("time since the sweep began", "duration", low=0.0)
     return charts.line_chart(words, curves, axis, _objective_axis(found))
@@ -263,9 +260,8 @@ def _against_all(facts: SweepFacts, found: Sequence[_Yield]) -> Iterator[Markup]
         # the first and the last stay
         step = (len(chosen) - 1) / (_MOST_POINTS - 1)
         chosen = [chosen[round(number * step)] for number in range(_MOST_POINTS)]
-    failed = [
-        (place, job) for place, job in enumerate(facts.jobs) if job.bad and job.objective is None
-    ][:_MOST_POINTS]
+    failed = [(place, job) for place, job in enumerate(facts.sweep.jobs) if job.state in BAD]
+    failed = failed[:_MOST_POINTS]
     best = facts.objectives.best
     number = None if best is None or abs(best.value) >= _LARGEST else best.job
     tooltips = (len(chosen) + len(failed)) * len(parameters) <= _MOST_TOOLTIPS
@@ -318,7 +314,7 @@ def _needs_steps(parameter: SweptParameter) -> bool:
 def _against(
     parameter: SweptParameter,
     found: Sequence[_Yield],
-    failed: Sequence[tuple[int, SweepJob]],
+    failed: Sequence[tuple[int, ListEntry]],
     best: int | None,
     *,
     tooltips: bool,
@@ -362,9 +358,8 @@ class _Row(NamedTuple):
     tries: tuple[JobTry, ...]
 
 
-def _tracks(facts: SweepFacts) -> str:
+def _tracks(timeline: SweepTimeline) -> str:
     """Return what ran where, and when; empty if nothing did."""
-    timeline = facts.timeline
     grouped = itertools.groupby(
         tracks_of(timeline), lambda each: (each.kind, each.tries, "" if each.tries else each.name)
     )
@@ -407,7 +402,7 @@ def _tracks(facts: SweepFacts) -> str:
 
 
 def _kind(fate: str) -> str:
-    return fate if fate in html.SIGNS else "unknown"
+    return fate if fate in STATES else "unknown"
 
 
 def _spans(
@@ -442,12 +437,14 @@ def _span(group: Sequence[JobTry], start_ns: int, whole: float) -> charts.ChartS
 
 
 def _jobs(facts: SweepFacts, place: str) -> html.PageTable:
+    sweep = facts.sweep
     parameters = facts.parameters[:_MOST_COLUMNS]
     rest = {parameter.key for parameter in facts.parameters[_MOST_COLUMNS:]}
-    places = {job.number: at for at, job in enumerate(facts.jobs)}
+    places = {job.number: at for at, job in enumerate(sweep.jobs)}
+    tries = {job.job: job.tries for job in (() if sweep.result is None else sweep.result.jobs)}
 
     def column(parameter: SweptParameter) -> html.PageColumn:
-        def cell(job: SweepJob) -> html.Cell:
+        def cell(job: ListEntry) -> html.Cell:
             at = places[job.number]
             number = parameter.numbers[at] if parameter.numbers else None
             value = parameter.values[at] or ""
@@ -457,51 +454,59 @@ def _jobs(facts: SweepFacts, place: str) -> html.PageTable:
 
         return html.PageColumn(parameter.name, cell, "numeric" if parameter.numbers else "")
 
-    def others(job: SweepJob) -> str:
-        keys = ((text, text.partition("=")[0].lstrip("+~")) for text in job.overrides)
+    def others(job: ListEntry) -> str:
+        own = [text for text in job.overrides if text not in facts.common]
+        keys = ((text, text.partition("=")[0].lstrip("+~")) for text in own)
         shown = [text for text, key in keys if key in rest or not parameters]
         return shorten(" ".join(shown), _LONGEST_NAME)
 
-    failed = any(job.exit_code for job in facts.jobs)
+    failed = any(job.exit_code for job in sweep.jobs)
     columns = [
-        html.PageColumn("Job", lambda job: html.Cell(_link(job, place), job.number), "numeric"),
+        html.PageColumn(
+            "Job", lambda job: html.Cell(_link(job, facts.place(job), place), job.number), "numeric"
+        ),
         *map(column, parameters),
         html.PageColumn("Others", others, "wide"),
-        html.PageColumn("State", lambda job: html.badge(job.state, _word(job.state))),
-        html.PageColumn("Objective", lambda job: html.Cell(job.returned, job.objective), "numeric"),
+        html.PageColumn("State", lambda job: html.badge(job.state, state_words(job.state))),
+        html.PageColumn(
+            "Objective",
+            lambda job: html.Cell(facts.returned(job), facts.values[places[job.number]]),
+            "numeric",
+        ),
         html.numbers("Time", lambda job: job.seconds, duration),
-        html.numbers("Tries", lambda job: job.tries, minor=True),
+        html.numbers("Tries", lambda job: tries.get(job.number), minor=True),
         html.numbers("Exit", lambda job: job.exit_code if failed else None, minor=True),
-        html.PageColumn("What happened", lambda job: job.cause, "wide"),
+        html.PageColumn("What happened", facts.cause, "wide"),
     ]
-    jobs = _chosen(facts.jobs)
+    jobs = _chosen(facts)
     caption = counted(len(jobs), "job")
-    if len(jobs) < len(facts.jobs):
-        caption = f"{len(jobs)} of {len(facts.jobs)} jobs: those that went wrong, and the best"
+    if len(jobs) < len(sweep.jobs):
+        caption = f"{len(jobs)} of {len(sweep.jobs)} jobs: those that went wrong, and the best"
     return html.table(
         caption,
         columns,
         jobs,
-        kind=lambda job: job.state if job.bad else "",
+        kind=lambda job: job.state if job.state in BAD else "",
         id_=lambda job: f"job-{job.number}",
     )
 
 
-def _chosen(jobs: Sequence[SweepJob]) -> Sequence[SweepJob]:
+def _chosen(facts: SweepFacts) -> Sequence[ListEntry]:
     """Return the jobs of the table; of too many those that failed, the best, and the first."""
+    jobs = facts.sweep.jobs
     if len(jobs) <= _MOST_ROWS:
         return jobs
-    ordered = sorted(jobs, key=lambda job: job.objective or 0.0)
+    pairs = zip(jobs, facts.values, strict=True)
+    ordered = [job for job, _ in sorted(pairs, key=lambda pair: pair[1] or 0.0)]
     some = _MOST_ROWS // 4
-    bad = [job for job in jobs if job.bad]
+    bad = [job for job in jobs if job.state in BAD]
     telling = [*ordered[:some], *ordered[-some:], *bad[: 2 * some], *jobs]
-    kept = {job.number: job for job in telling}
-    return sorted([*kept.values()][:_MOST_ROWS], key=lambda job: job.number)
+    kept = {job.number or 0: job for job in telling}
+    return [job for _, job in sorted([*kept.items()][:_MOST_ROWS])]
 
 
-def _link(job: SweepJob, place: str) -> str:
+def _link(job: ListEntry, directory: str, place: str) -> str:
     """Return a job's number, which leads to its directory."""
-    directory = job.directory
     if not directory or os.path.isabs(directory) or not directory.isprintable():
         return str(job.number)
     path = os.path.normpath(os.path.join(place, directory))

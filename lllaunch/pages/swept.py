@@ -19,18 +19,13 @@ _QUOTED = re.compile(r"""(['"])((?:(?!\1)[^\\]|\\.)*)\1""", re.DOTALL)
 
 @dataclass(frozen=True)
 class SweptParameter:
-    """A key whose value differs between jobs.
+    """A key whose value differs between jobs."""
 
-    Attributes:
-        key: whole, without ``+`` and ``~``.
-        name: its last part, where that is enough to tell it from others.
-        values: of each job, as it is shown; None where the job does not have it.
-        numbers: the same as numbers, None where there is none; empty if some value is no number.
-    """
-
-    key: str
-    name: str
+    key: str  # whole, without ``+`` and ``~``
+    name: str  # its last part, where that is enough to tell it from others
+    # of each job, as it is shown; None where the job does not have it
     values: tuple[str | None, ...]
+    # the same as numbers, None where there is none; empty if some value is no number
     numbers: tuple[float | None, ...] = ()
 
 

@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lllaunch.console.board import Durations, expected_left
 from lllaunch.documents import isoformat
 from lllaunch.results.history import (
     AppendedLines,
@@ -47,6 +46,7 @@ from lllaunch.results.store import (
 from lllaunch.run.directory import ATTEMPT, PLAN, RESULT, SAMPLES, SUBMISSION
 from lllaunch.run.samples import RankSample, RunSample, finite
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
+from lllaunch.sweep.remaining import Durations, expected_left
 
 if TYPE_CHECKING:
     from lllaunch.sweep.history import JobHistory, SweepHistory, SweepResult

@@ -8,7 +8,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.console.table import Row, Table
+from lllaunch.console.table import Column, Row, rows_of
 from lllaunch.results.index import DEFAULT_ROOTS
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
@@ -35,6 +35,7 @@ from lllaunch.words import (
     state_text,
     took,
 )
+from lllaunch.workers.terminal import cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -43,7 +44,6 @@ _DESCRIPTION = """\
 List runs and sweeps, newest first: start, path, state, exit code, duration, number of attempts,
 the value that rank 0 returned, and overrides. Live runs show their progress, runs on a cluster
 their batch job and its state."""
-_LEAST_OVERRIDES, _WANTED_OVERRIDES = 12, 20  # columns
 # What is left out first where a terminal is narrow.
 _SPARE = ("tries", "job", "code", "value", "left")
 
@@ -125,32 +125,24 @@ def _chosen(
 
 
 def list_rows(entries: Sequence[ListEntry], cwd: str, width: int) -> list[Row]:
-    """Returns a table, with titles.
-
-    ``entries``: a line for each. ``cwd``: directory that paths below it are shown relative to.
-    ``width``: of the terminal, which overrides are cut to; 0 if there is none.
-    """
+    """Return a table, with titles; `width` is of the terminal, 0 if there is none."""
     columns = [
-        ("when", [_when(entry) for entry in entries], False),
-        ("path", [_path(entry, cwd) for entry in entries], False),
-        ("state", [state_text(entry.state) for entry in entries], False),
-        ("job", [one_line(f"{entry.batch_job} {entry.queue}".strip()) for entry in entries], False),
-        ("code", [_number(entry.exit_code) for entry in entries], True),
-        ("time", [took(entry.seconds) for entry in entries], True),
-        ("step", [_step(entry) for entry in entries], True),
-        ("left", [_left(entry) for entry in entries], True),
-        ("tries", [_number(entry.attempts) for entry in entries], True),
-        ("value", [objective_text(entry.value) for entry in entries], True),
+        Column("when", _when, right=False),
+        Column("path", lambda entry: _path(entry, cwd), right=False),
+        Column("state", lambda entry: state_text(entry.state), right=False),
+        Column(
+            "job", lambda entry: one_line(f"{entry.batch_job} {entry.queue}".strip()), right=False
+        ),
+        Column("code", lambda entry: entry.exit_code),
+        Column("time", lambda entry: entry.seconds, took),
+        Column("step", _step),
+        Column("left", _left),
+        Column("tries", lambda entry: entry.attempts),
+        Column("value", lambda entry: objective_text(entry.value)),
+        Column("overrides", _overrides, right=False, cut=cut),
     ]
-    table = Table()
-    for title, texts, right in columns:
-        table.add(title, texts, right=right)
-    for title in _SPARE:
-        if width and title in table.columns and width - 1 - table.width < _WANTED_OVERRIDES:
-            del table.columns[title]
-    room = max(_LEAST_OVERRIDES, width - 1 - table.width) if width else None
-    table.add("overrides", list(map(_overrides, entries)), most=room)
-    return table.rows([state_style(entry.state) for entry in entries], "state")
+    styles = [state_style(entry.state) for entry in entries]
+    return rows_of(columns, entries, styles, max(1, width - 1) if width else 0, spare=_SPARE)
 
 
 def _when(entry: ListEntry) -> str:
@@ -161,10 +153,6 @@ def _when(entry: ListEntry) -> str:
 
 def _path(entry: ListEntry, cwd: str) -> str:
     return one_line(shown_path(os.path.normpath(os.path.join(cwd, entry.path)), cwd))
-
-
-def _number(number: int | None) -> str:
-    return "" if number is None else str(number)
 
 
 def _step(entry: ListEntry) -> str:

@@ -15,7 +15,7 @@ from lllaunch.results.junit import render_junit
 from lllaunch.results.report import load
 from lllaunch.results.store import LATEST, locate
 from lllaunch.results.text import render_json, render_text
-from lllaunch.results.view import view_run
+from lllaunch.results.view import view_run, view_sweep
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.run.redact import redactor_of
 from lllaunch.verbs.printing import Parser, perform, print_lines
@@ -100,14 +100,14 @@ def _page(found: FoundDirectory, hide: Callable[[str], str], output: str | None)
     if find_spec("jinja2") is None:
         raise PackageMissing("jinja2", "--format html")
     if found.kind == "sweep":
-        from lllaunch.pages.sweep_facts import read_sweep_facts  # noqa: PLC0415 - of one format
+        from lllaunch.pages.sweep_facts import sweep_facts  # noqa: PLC0415 - of one format
         from lllaunch.pages.sweep_page import sweep_page  # noqa: PLC0415 - as above
 
-        swept = read_sweep_facts(found, source_roots(os.environ), hide)
+        facts = sweep_facts(view_sweep(found, hide), source_roots(os.environ))
         place = (
             "." if output is None else os.path.relpath(found.path, os.path.dirname(output) or ".")
         )
-        return sweep_page(swept, lllaunch.__version__, place)
+        return sweep_page(facts, lllaunch.__version__, place)
 
     from lllaunch.pages.run_page import run_page  # noqa: PLC0415 - as above
 

@@ -11,9 +11,9 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
+from lllaunch.console.bottom import Bottom
 from lllaunch.console.live_table import view_rows
 from lllaunch.console.stream import KEPT, Outlet
-from lllaunch.console.sweep import BottomTable
 from lllaunch.console.table import Painter, is_terminal
 from lllaunch.linux.process import wait
 from lllaunch.results.index import DEFAULT_ROOTS
@@ -152,7 +152,7 @@ def _redraw(what: Watched, reader: LiveReader, each: float) -> None:
     def rows(columns: int, lines: int) -> list[Row]:
         return view_rows(view, columns, lines, cwd)
 
-    table = BottomTable(Outlet(sys.stdout, room=KEPT), Painter(sys.stdout).paint, rows)
+    table = Bottom(Outlet(sys.stdout, room=KEPT), Painter(sys.stdout).paint, rows)
     with _signals() as signals, contextlib.ExitStack() as end:
         # the shell writes below it
         end.callback(table.end, _PATIENCE, leave=True)

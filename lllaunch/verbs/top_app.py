@@ -21,16 +21,13 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Input, RichLog, Static
 
 from lllaunch.console.live_table import (
-    STYLES,
-    Column,
     columns_of,
-    fitting,
     head_rows,
     matches,
     path_text,
     sorted_rows,
 )
-from lllaunch.console.table import RICH_STYLES, Row, decoded
+from lllaunch.console.table import RICH_STYLES, Column, Row, decoded, fitting
 from lllaunch.errors import LaunchError
 from lllaunch.results.history import AppendedLines
 from lllaunch.results.live import LiveReader, LiveView
@@ -40,7 +37,7 @@ from lllaunch.verbs.logs import last_attempt, worker_logs
 from lllaunch.verbs.stacks import stack_lines
 from lllaunch.verbs.stop import stopped
 from lllaunch.verbs.top import Watched
-from lllaunch.words import StyledText
+from lllaunch.words import StyledText, state_style
 from lllaunch.workers.terminal import cells, cut
 
 if TYPE_CHECKING:
@@ -336,7 +333,7 @@ class ListScreen(StatusScreen):
     def _painted(
         self, row: ListEntry, texts: tuple[str, ...], columns: list[tuple[Column, list[str]]]
     ) -> list[Text]:
-        style = self.top.style(STYLES.get(row.state, ""))
+        style = self.top.style(state_style(row.state))
         return [
             Text(
                 text,

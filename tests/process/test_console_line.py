@@ -320,5 +320,5 @@ def test_a_line_that_cannot_be_drawn_takes_no_output_with_it(
     assert shown.write("a line", "another")[-2:] == ["a line", "another"]
     shown.console.note("as ever")
     assert shown.tick()[1:] == ["a line", "another", "lllaunch: as ever"]
-    assert capsys.readouterr().err.count("lllaunch: no line below the output: ") == 1
+    assert capsys.readouterr().err.count("lllaunch: no live view: ") == 1
     shown.console.finished(ENDED)

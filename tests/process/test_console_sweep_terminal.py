@@ -200,10 +200,10 @@ def test_a_table_that_cannot_be_drawn_ends_nothing(
     monkeypatch.setattr("lllaunch.console.sweep.table_rows", lambda *_: 1 / 0)
     sweep.tick()
     sweep.end(0)
-    assert (sweep.console.tick_in(), sweep.console.awaited()) == (None, None)
+    sweep.console.note("as ever")
     sweep.console.close()
-    assert sweep.shown() == ["lllaunch: sweep of 2 jobs in /m, 2 GPUs"]
-    assert capsys.readouterr().err.count("lllaunch: no more messages of this sweep: ") == 1
+    assert sweep.shown() == ["lllaunch: sweep of 2 jobs in /m, 2 GPUs", "lllaunch: as ever"]
+    assert capsys.readouterr().err.count("lllaunch: no live view: ") == 1
 
 
 @pytest.mark.parametrize("breaks", [True, False])

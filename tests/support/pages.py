@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 from lllaunch.pages.html import escaped
-from lllaunch.pages.page import Head, environment
+from lllaunch.pages.page import environment
 
 _VOID = frozenset({"br", "col", "hr", "input", "link", "meta", "wbr"})
 
@@ -97,6 +97,8 @@ def page_of(sections: str, text: str = "a text", **values: object) -> str:
     """
     imported = "{% from 'parts.html.j2' import fold, prose, table %}"
     source = f"{{% extends 'page.html.j2' %}}{imported}{{% set sections = {sections} %}}"
-    head = Head("Run", text, "failed", text, text, escaped(text), [(text, text)], text)
+    head = dict.fromkeys(("kind", "directory", "word", "sentence", "version", "title"), text)
     template = environment().from_string(source)
-    return template.render(head=head, state="failed", title=text, text=text, **values)
+    return template.render(
+        **head, state="failed", more=escaped(text), summary=[(text, text)], text=text, **values
+    )

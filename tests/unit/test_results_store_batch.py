@@ -15,7 +15,7 @@ from lllaunch.cluster import slurm
 from lllaunch.cluster.slurm import JobFacts, QueuedJob, SlurmFailed
 from lllaunch.documents import isoformat
 from lllaunch.pages.run_page import run_page
-from lllaunch.pages.sweep_facts import read_sweep_facts
+from lllaunch.pages.sweep_facts import sweep_facts
 from lllaunch.pages.sweep_page import sweep_page
 from lllaunch.results.report import load
 from lllaunch.results.store import (
@@ -28,7 +28,7 @@ from lllaunch.results.store import (
     plain,
     read_sweep,
 )
-from lllaunch.results.view import view_run
+from lllaunch.results.view import view_run, view_sweep
 from lllaunch.run.submission import (
     LOG,
     BatchEnded,
@@ -309,8 +309,8 @@ def test_jobs_of_a_sweep_tell_their_own_states(fake: FakeSlurm, tmp_path: Path) 
     assert [job.state for job in jobs] == ["succeeded", "running", "queued", "not_run"]
     assert [job.number for job in jobs] == [0, 1, 2, 3]
     assert [job.batch_job for job in jobs] == ["7_0", "7_1", "7_2", ""]
-    facts = read_sweep_facts(locate(str(path)))
-    assert [job.objective for job in facts.jobs] == [0.5, None, None, None]
+    facts = sweep_facts(view_sweep(locate(str(path))))
+    assert list(facts.values) == [0.5, None, None, None]
     page = sweep_page(facts, "0.1")
     assert "1 of 4 jobs succeeded, 1 running, 1 in the queue" in page
     assert "1 PENDING, 1 RUNNING" in page

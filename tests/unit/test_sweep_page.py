@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,14 @@ from hypothesis import strategies as st
 from support.left import SECOND, T0, LeftRun, LeftSweep
 from support.pages import Seen
 
-from lllaunch.pages.sweep_facts import (
-    SweepFacts,
-    SweepJob,
-    failure_groups,
-    read_sweep_facts,
-)
+from lllaunch.pages.sweep_facts import SweepFacts, sweep_facts
 from lllaunch.pages.sweep_page import sweep_page
-from lllaunch.pages.swept import swept_parameters
 from lllaunch.results.cases import Case, CodeLine, Log
-from lllaunch.results.store import ListEntry, look
+from lllaunch.results.store import FoundDirectory, ListEntry, look
 from lllaunch.results.tries import JobTry, SweepTimeline
+from lllaunch.results.view import SweepView, view_sweep
 from lllaunch.sweep.directory import SweepDirectory
+from lllaunch.sweep.history import JobHistory, SweepResult
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,
@@ -69,35 +64,39 @@ class Page(Seen):
             self._found.append(self._rows[-1])
 
 
-def job(number: int, *overrides: str, **more: Any) -> SweepJob:
+def job(number: int, *overrides: str, cause: str = "", **more: Any) -> JobHistory:
     given = {"state": "succeeded", "seconds": 2.0, "tries": 1, "exit_code": 0, **more}
+    value = given.pop("returned", given.pop("objective", None))
     given.setdefault("directory", str(number))
-    if given["state"] == "succeeded":
-        given.setdefault("ended_ns", T0 + (number + 1) * SECOND)
-    return SweepJob(number, overrides=overrides, **given)
+    ended = T0 + (number + 1) * SECOND if given["state"] == "succeeded" else 0
+    return JobHistory(
+        number,
+        overrides,
+        started_ns=ended and ended - 2 * SECOND,
+        ended_ns=ended,
+        root_cause=cause,
+        return_value=None if value is None else json.dumps(value),
+        **given,
+    )
 
 
 def swept(
-    *jobs: SweepJob,
+    *jobs: JobHistory,
     state: str = "failed",
-    direction: Direction | None = None,
     cases: Sequence[Case] = (),
     tries: Sequence[JobTry] = (),
     slots: Lease = TWO,
+    problem: str = "",
+    path: str = "multirun/1",
     **more: Any,
 ) -> SweepFacts:
+    entry = ListEntry("sweep", path, state, exit_code=6, started_ns=T0, seconds=100.0)
+    found = FoundDirectory(path, "sweep", frozenset())
+    sweep = SweepView(found, entry, SweepResult(jobs, **more))
     timeline = SweepTimeline(T0, T0 + 100 * SECOND, over=True, tries=tuple(tries), slots=slots)
-    return SweepFacts(
-        directory="multirun/1",
-        entry=ListEntry("sweep", "multirun/1", state, exit_code=6, started_ns=T0, seconds=100.0),
-        jobs=jobs,
-        parameters=swept_parameters([each.overrides for each in jobs]),
-        common=("+exp=a",),
-        timeline=timeline,
-        direction=direction,
-        failures=tuple(failure_groups(jobs, {case.job: case for case in cases})),
-        **more,
-    )
+    # what would be read of a journal
+    sweep.__dict__["timeline"] = timeline
+    return SweepFacts(sweep, {case.job: case for case in cases}, problem=problem)
 
 
 def grid(**more: Any) -> SweepFacts:
@@ -111,7 +110,7 @@ def grid(**more: Any) -> SweepFacts:
             jobs.append(job(number, *overrides, **why))
         else:
             value = number / 8 + 0.25
-            jobs.append(job(number, *overrides, objective=value, returned=f"{value:.6g}"))
+            jobs.append(job(number, *overrides, objective=value))
     return swept(*jobs, **more)
 
 
@@ -262,16 +261,21 @@ def is_safe(page: str) -> None:
 
 def test_whatever_stands_in_overrides_is_text() -> None:
     hostile = [
-        job(0, f"x={HOSTILE}", f"{HOSTILE}=1", objective=1.0, returned=HOSTILE),
+        job(0, f"x={HOSTILE}", f"{HOSTILE}=1", returned=HOSTILE),
         job(1, f"+y@{HOSTILE}='{HOSTILE}'", objective=2.0, directory="javascript:alert(1)"),
         job(2, "x=1", state="failed", cause=HOSTILE, directory=f"{HOSTILE}\udcff"),
     ]
     logs = (Log("stderr", HOSTILE, (HOSTILE,)),)
     case = Case(HOSTILE, "failed", 2, message=HOSTILE, explanation=(HOSTILE,), logs=logs)
-    facts = swept(*hostile, cases=[case], tries=[tried(0, [HOSTILE], 0, 1, HOSTILE)])
-    facts = replace(
-        facts, command=(HOSTILE,), version=HOSTILE, directory=HOSTILE, common=(HOSTILE,)
+    facts = swept(
+        *hostile,
+        cases=[case],
+        tries=[tried(0, [HOSTILE], 0, 1, HOSTILE)],
+        path=HOSTILE,
+        command=(HOSTILE,),
+        lllaunch=HOSTILE,
     )
+    facts.__dict__["common"] = (HOSTILE,)
     page = sweep_page(facts, "0.1")
     is_safe(page)
     assert "<script>alert(1)</script><img" in Page(page).shown
@@ -315,7 +319,7 @@ def test_of_very_many_jobs_those_are_shown_that_tell_most() -> None:
     seen = Page(page)
     best = max(jobs, key=lambda each: each.objective or 0.0)
     assert cell(seen, 4321, "What happened") == "why"
-    assert cell(seen, best.number, "State") == "✓ succeeded"
+    assert cell(seen, best.job, "State") == "✓ succeeded"
     assert "of 6000 jobs: those that went wrong, and the best" in seen.shown
     assert "1000 of 5999 jobs are drawn" in seen.shown
     assert any(re.fullmatch(r"jobs \d[-\d, ]+", title) for title in seen.titles)
@@ -330,7 +334,7 @@ SECRET = "hunter2hunter2"
 def facts_of(sweep: LeftSweep, hide: Any = str) -> SweepFacts:
     found = look(str(sweep.path))
     assert found is not None
-    facts = read_sweep_facts(found, hide=hide)
+    facts = sweep_facts(view_sweep(found, hide))
     # whatever there is, there is a page of it
     assert sweep_page(facts, "0.1").startswith("<!DOCTYPE html>")
     return facts
@@ -356,7 +360,7 @@ def started(job: int, gpu: str = "0") -> StartedRecord:
 
 
 def states(facts: SweepFacts) -> list[str]:
-    return [job.state for job in facts.jobs]
+    return [job.state for job in facts.sweep.jobs]
 
 
 def test_a_sweep_that_is_over(written: LeftSweep) -> None:
@@ -364,24 +368,27 @@ def test_a_sweep_that_is_over(written: LeftSweep) -> None:
     written.add(started(2, "1"), ended(2, value=0.25), started(3), ended(3, value="a text"))
     written.over(6)
     facts = facts_of(written)
-    assert (facts.entry.state, facts.entry.exit_code) == ("failed", 6)
+    assert (facts.sweep.entry.state, facts.sweep.entry.exit_code) == ("failed", 6)
     assert states(facts) == ["succeeded", "failed", "succeeded", "succeeded"]
-    assert [job.objective for job in facts.jobs] == [0.5, None, 0.25, None]
-    assert facts.jobs[3].returned == "a text"
+    assert list(facts.values) == [0.5, None, 0.25, None]
+    assert facts.returned(facts.sweep.jobs[3]) == "a text"
     assert facts.objectives.best is not None
     assert facts.objectives.best.job == 2
     assert facts.objectives.best.name == "x=2"
     assert facts.common == ("y=1",)
     assert [each.name for each in facts.parameters] == ["x"]
     assert [(group.cause, group.jobs) for group in facts.failures] == [("rank 0: no", (1,))]
-    assert len(facts.timeline.tries) == 4
-    assert (facts.direction, facts.version, facts.command) == (
+    assert len(facts.sweep.timeline.tries) == 4
+    result = facts.sweep.result
+    assert result is not None
+    assert (result.direction, result.lllaunch, result.command) == (
         "minimize",
         "0.1",
         ("x=0,1,2", "y=1"),
     )
     # since the beginning, and it ended when its end was written down
-    assert facts.jobs[2].ended_ns > facts.jobs[0].ended_ns > T0
+    ends = [job.ended_ns or 0 for job in facts.sweep.jobs]
+    assert ends[2] > ends[0] > T0
 
 
 @contextlib.contextmanager
@@ -398,13 +405,13 @@ def test_a_sweep_that_goes_on_tells_what_runs_and_what_waits(written: LeftSweep)
     written.add(started(0), ended(0, value=0.5), started(1))
     with going_on(written):
         facts = facts_of(written)
-    assert facts.entry.state == "running"
+    assert facts.sweep.entry.state == "running"
     assert states(facts) == ["succeeded", "running", "waiting", "waiting"]
     assert facts.failures == ()
-    assert facts.timeline.tries[-1].fate == "running"
+    assert facts.sweep.timeline.tries[-1].fate == "running"
     # and when the launcher was killed
     facts = facts_of(written)
-    assert facts.entry.state == "died"
+    assert facts.sweep.entry.state == "died"
     assert states(facts) == ["succeeded", "died", "not_run", "not_run"]
     assert [group.jobs for group in facts.failures] == [(1,)]
 
@@ -431,11 +438,13 @@ def test_a_sweep_that_was_interrupted_and_resumed(written: LeftSweep) -> None:
     written.add(*again, started(2), ended(2, value=1))
     written.over(0)
     facts = facts_of(written)
-    assert (facts.resumes, facts.direction) == (1, "maximize")
-    assert facts.jobs[1].tries == 2
+    result = facts.sweep.result
+    assert result is not None
+    assert (result.resumes, result.direction) == (1, "maximize")
+    assert result.jobs[1].tries == 2
     assert facts.objectives.best is not None
     assert facts.objectives.best.job == 1
-    assert len(facts.timeline.resumed_ns) == 1
+    assert len(facts.sweep.timeline.resumed_ns) == 1
 
 
 def test_torn_files_leave_what_there_is(written: LeftSweep) -> None:
@@ -443,13 +452,13 @@ def test_torn_files_leave_what_there_is(written: LeftSweep) -> None:
     written.over(0)
     with written.journal.open("ab") as file:
         file.write(b'{"time_ns": 17, "type": "started", "job"')
-    assert facts_of(written).jobs[0].objective == 0.5
+    assert facts_of(written).values[0] == 0.5
     (written.path / "sweep.json").write_text('{"version": 7, "jobs": [{"job": 0}]}')
     facts = facts_of(written)
     assert "version 7" in facts.problem
     (written.path / "sweep.json").write_text("[")
     written.journal.write_bytes(b"\0\xff\n{}\n")
-    assert facts_of(written).jobs == ()
+    assert facts_of(written).sweep.jobs == ()
 
 
 def test_secrets_are_taken_out_of_all_that_people_and_workers_wrote(written: LeftSweep) -> None:
@@ -465,34 +474,33 @@ def test_secrets_are_taken_out_of_all_that_people_and_workers_wrote(written: Lef
     facts = facts_of(written, hide)
     page = sweep_page(facts, "0.1")
     assert SECRET not in page
-    assert SECRET not in repr(facts.jobs) + repr(facts.timeline) + repr(facts.failures)
+    assert SECRET not in repr(facts.sweep.jobs) + repr(facts.sweep.timeline) + repr(facts.failures)
     assert "rank 0: ***" in page
 
 
 # Failures
 
 
-def failing(number: int, cause: str, state: str = "failed") -> SweepJob:
-    return SweepJob(number, state, cause=cause)
+def failing(number: int, cause: str, state: str = "failed") -> JobHistory:
+    return job(number, state=state, exit_code=3, cause=cause)
 
 
 def test_failures_of_one_cause_stand_together_and_the_most_first() -> None:
     jobs = [
         failing(0, "rank 1: OSError: no space left on port 29511"),
         failing(1, "rank 0: raised ValueError: bad seed 3"),
-        SweepJob(2, "succeeded"),
+        job(2),
         failing(3, "rank 7: raised ValueError: bad seed 18"),
         failing(4, "", "signalled"),
         failing(5, "ranks 0-3, 7: raised ValueError: bad seed 1e-5"),
     ]
     case = Case("x", "failed", job=3, logs=(Log("stderr", "3/stderr.log", ("why",)),))
-    cases = {1: Case("y", "failed", job=1), 3: case}
-    first, *others = failure_groups(jobs, cases)
+    first, *others = swept(*jobs, cases=[Case("y", "failed", job=1), case]).failures
     # that of which something is known is the example
     assert first.jobs == (1, 3, 5)
     assert first.example is case
     # it was another rank in each of them
     assert first.cause == "raised ValueError: bad seed 18"
-    (same,) = failure_groups([failing(number, "rank 3: exited") for number in (1, 3)], {})
+    (same,) = swept(*(failing(number, "rank 3: exited") for number in (1, 3))).failures
     assert same.cause == "rank 3: exited"
-    assert [group.cause for group in others] == [jobs[0].cause, "ended by a signal"]
+    assert [group.cause for group in others] == [jobs[0].root_cause, "ended by a signal"]
