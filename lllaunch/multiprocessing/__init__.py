@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Std,
         SubprocessContext,
         get_std_cm,
+        start_processes,
         to_map,
     )
     from lllaunch.multiprocessing.errors import (
@@ -33,11 +34,10 @@ if TYPE_CHECKING:
         record,
     )
     from lllaunch.multiprocessing.redirects import redirect, redirect_stderr, redirect_stdout
-    from lllaunch.multiprocessing.start import start_processes
     from lllaunch.multiprocessing.tail_log import TailLog, tail_logfile
 
 # Where the names are, the lightest first.
-_MODULES = ("errors", "redirects", "tail_log", "start", "api")
+_MODULES = ("errors", "redirects", "tail_log", "api")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,15 +1,33 @@
-"""The names of ``torch.distributed.elastic.multiprocessing.api``."""
+"""Torch's process contexts, over `lllaunch.workers.group`, and what says where their output goes.
 
-from lllaunch.multiprocessing.context import (
-    MultiprocessContext,
-    PContext,
-    RunProcsResult,
-    SubprocessContext,
-)
-from lllaunch.multiprocessing.logs import DefaultLogsSpecs, LogsDest, LogsSpecs
+`start_processes` has torch's present signature and the older keywords.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import logging
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lllaunch.errors import NotPicklable, OutputError, PreloadFailed, SpawnerDied
+from lllaunch.events import Exited, StartFailed
+from lllaunch.failure import ProcessFailure
+from lllaunch.multiprocessing.numa import wrap_command, wrap_function
 from lllaunch.multiprocessing.redirects import get_std_cm
-from lllaunch.signal_source import SignalException
+from lllaunch.multiprocessing.subprocess_handler import SubprocessHandler
+from lllaunch.signal_source import SignalException, SignalSource
+from lllaunch.spawner.client import Spawner
+from lllaunch.spawner.protocol import Forked, Pickled, Program
+from lllaunch.spawner.values import RETURN_FILE
 from lllaunch.std import Std, to_map
+from lllaunch.workers import group
+from lllaunch.workers.log_files import LogsDest, announce, destinations, make_attempt_dir
 
 __all__ = [
     "DefaultLogsSpecs",
@@ -24,3 +42,541 @@ __all__ = [
     "get_std_cm",
     "to_map",
 ]
+
+logger = logging.getLogger(__name__)
+
+
+class LogsSpecs(abc.ABC):
+    """Which streams go where, before it is known how many workers there are.
+
+    ``redirects``: streams that go to files, for all ranks or by local rank. ``tee``: streams that
+    go to files and are shown, for all ranks or by local rank. ``local_ranks_filter``: ranks whose
+    output is shown; None or an empty set for all.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        redirects: Std | dict[int, Std] = Std.NONE,
+        tee: Std | dict[int, Std] = Std.NONE,
+        local_ranks_filter: set[int] | None = None,
+    ) -> None:
+        self._root_log_dir = log_dir
+        self._redirects = redirects
+        self._tee = tee
+        self._local_ranks_filter = local_ranks_filter
+
+    @abc.abstractmethod
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Makes the directories of one attempt.
+
+        ``envs``: environment of each worker by local rank; may be added to.
+        """
+
+    @property
+    @abc.abstractmethod
+    def root_log_dir(self) -> str:
+        """The directory under which files are written."""
+
+
+class DefaultLogsSpecs(LogsSpecs):
+    """Files in ``<log_dir>/<run id>_<random>/attempt_<N>/<local rank>/``, as torch lays them out.
+
+    Unlike torch's, it never deletes an existing attempt; it takes the next free number.
+
+    ``log_dir``: created if missing; a temporary directory if None or empty. With ``/dev/null`` no
+    directory or file is made, and unredirected output stays on the console.
+
+    Raises:
+        NotADirectoryError: ``log_dir`` is a file.
+        OutputError: it cannot be made.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        redirects: Std | dict[int, Std] = Std.NONE,
+        tee: Std | dict[int, Std] = Std.NONE,
+        local_ranks_filter: set[int] | None = None,
+    ) -> None:
+        if not log_dir:
+            log_dir = _temporary_directory("lllaunch_", None)
+        elif log_dir != os.devnull:
+            if os.path.exists(log_dir) and not os.path.isdir(log_dir):
+                raise NotADirectoryError(f"log_dir: {log_dir!r} is a file, not a directory")
+            _make_directories(log_dir)
+        super().__init__(log_dir, redirects, tee, local_ranks_filter)
+        self._run_log_dir: str | None = None
+
+    @property
+    def root_log_dir(self) -> str:
+        """The directory given, or the temporary one that was made instead."""
+        return str(self._root_log_dir)
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Makes the directories of one attempt.
+
+        The run's directory is made at the first call and kept. The attempt's number is
+        TORCHELASTIC_RESTART_COUNT of rank 0, or the next that is free.
+
+        ``envs``: environment of each worker, for local ranks 0 to n-1. TORCHELASTIC_ERROR_FILE and
+        LLLAUNCH_RESULT_FILE are set in each.
+
+        Raises:
+            OutputError: a directory cannot be made; names it, and the rank that it is for.
+        """
+        nprocs = len(envs)
+        if not nprocs:
+            logger.warning("no environments were given: no worker's output goes anywhere")
+        shared = envs.get(0, {})
+        if self._root_log_dir == os.devnull:
+            attempt_dir = os.devnull
+        else:
+            run_dir = self._run_directory(shared.get("TORCHELASTIC_RUN_ID", "test_run_id"))
+            number = shared.get("TORCHELASTIC_RESTART_COUNT", "0")
+            first = int(number) if number.isdecimal() else 0
+            attempt_dir, _ = make_attempt_dir(run_dir, first, nprocs)
+        announce(envs, attempt_dir)
+        return destinations(
+            attempt_dir,
+            to_map(self._redirects, nprocs),
+            to_map(self._tee, nprocs),
+            self._local_ranks_filter,
+        )
+
+    def _run_directory(self, run_id: str) -> str:
+        if self._run_log_dir is None:
+            # The id is part of one name: a slash in it must not lead elsewhere.
+            prefix = run_id.replace(os.sep, "_") + "_"
+            _make_directories(self.root_log_dir)
+            self._run_log_dir = _temporary_directory(prefix, self._root_log_dir)
+            logger.info("log directory set to: %s", self._run_log_dir)
+        return self._run_log_dir
+
+    def __repr__(self) -> str:
+        return (
+            f"DefaultLogsSpecs(root_log_dir={self._root_log_dir}, redirects={self._redirects}, "
+            f"tee={self._tee}, local_ranks_filter={self._local_ranks_filter})"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DefaultLogsSpecs) and repr(self) == repr(other)
+
+    __hash__ = None  # type: ignore[assignment]  # holds sets and dicts
+
+
+def _make_directories(path: str) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise OutputError(path, error.strerror or str(error)) from error
+
+
+def _temporary_directory(prefix: str, parent: str | None) -> str:
+    import tempfile  # noqa: PLC0415 - costs 5 ms, not needed where the run's directory is given
+
+    try:
+        return tempfile.mkdtemp(prefix=prefix, dir=parent)
+    except OSError as error:
+        where = os.path.join(parent or "the directory for temporary files", prefix)
+        raise OutputError(where, error.strerror or str(error)) from error
+
+
+# Exit codes of a program that could not be executed, as shells have them.
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+_ENOENT = 2
+
+
+@dataclass
+class RunProcsResult:
+    """Results of processes started with `start_processes`; every field is by local rank."""
+
+    # what functions returned; None for programs
+    return_values: dict[int, Any] = field(default_factory=dict)
+    # the workers that failed, without those that were ended because another failed
+    failures: dict[int, ProcessFailure] = field(default_factory=dict)
+    # path of the file that stdout went to; empty if it was not redirected
+    stdouts: dict[int, str] = field(default_factory=dict)
+    stderrs: dict[int, str] = field(default_factory=dict)
+
+    def is_failed(self) -> bool:
+        """Whether any worker failed."""
+        return bool(self.failures)
+
+
+def _judge(
+    exits: Mapping[int, Exited | StartFailed],
+    error_files: Mapping[int, str],
+    terminated_by: Mapping[int, int],
+    at_fault: Mapping[int, str] | None = None,
+) -> dict[int, ProcessFailure]:
+    """The failures among the ends of workers, the root cause first."""
+    found, blamed = {}, at_fault or {}
+    for rank, end in exits.items():
+        error_file = error_files.get(rank, "")
+        if isinstance(end, StartFailed):
+            exitcode = _NOT_FOUND if end.errno == _ENOENT else _NOT_EXECUTABLE
+            failure = ProcessFailure(rank, -1, exitcode, error_file, exit_time_ns=end.time_ns)
+            where = f"{end.path!r}: " if end.path else ""
+            failure.message = f"worker {rank} could not be started: {where}{end.reason}"
+        elif rank not in blamed and end.exitcode in (0, -terminated_by.get(rank, 0)):
+            continue
+        else:
+            failure = ProcessFailure(
+                rank, end.pid, end.exitcode, error_file, exit_time_ns=end.time_ns
+            )
+            failure.message = blamed.get(rank, failure.message)
+        found[rank] = failure
+    return dict(sorted(found.items(), key=lambda item: item[1].timestamp_ns))
+
+
+def _failed(end: Exited | StartFailed) -> bool:
+    return isinstance(end, StartFailed) or end.exitcode != 0
+
+
+def validate_full_rank(mapping: Mapping[int, Any], nprocs: int, what: str) -> None:
+    """Check that a mapping has exactly the local ranks 0 to ``nprocs - 1``.
+
+    Raises:
+        RuntimeError: ranks are missing or too many.
+    """
+    expected = set(range(nprocs))
+    if set(mapping) != expected:
+        missing, extra = sorted(expected - set(mapping)), sorted(set(mapping) - expected)
+        raise RuntimeError(
+            f"{what}: local rank mapping mismatch, expected ranks 0 to {nprocs - 1};"
+            f" missing: {missing}, too many: {extra}"
+        )
+
+
+class PContext(group.WorkerProcesses, abc.ABC):
+    """A set of processes to wait for; public attributes and methods are torch's.
+
+    ``name``: short name, the default header of teed lines. ``log_line_prefixes``: header of teed
+    lines per local rank, in place of ``[<name><rank>]:``. ``duplicate_stdout_filters``: teed lines
+    of stdout with one of these texts also go to ``filtered_stdout``. ``handle_signals``: install
+    handlers that raise `SignalException` when `start` is called from the main thread (torch's
+    behaviour); False for a caller with its own handling.
+
+    Raises:
+        RuntimeError: ranks are missing.
+        OutputError: a log directory or file cannot be made.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any] | str,
+        args: Mapping[int, tuple[Any, ...]],
+        envs: Mapping[int, Mapping[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+        *,
+        handle_signals: bool = True,
+        **options: Any,
+    ) -> None:
+        self.entrypoint = entrypoint
+        self.args = args
+        self.envs = {
+            rank: {key: str(value) for key, value in env.items()} for rank, env in envs.items()
+        }
+        files = logs_specs.reify(self.envs)
+        validate_full_rank(files.stdouts, len(args), "stdouts")
+        validate_full_rank(files.stderrs, len(args), "stderrs")
+        super().__init__(
+            name,
+            len(args),
+            files,
+            log_line_prefixes=log_line_prefixes,
+            duplicate_stdout_filters=duplicate_stdout_filters,
+            duplicate_stderr_filters=duplicate_stderr_filters,
+            **options,
+        )
+        self._handle_signals = handle_signals
+        self._handlers = contextlib.ExitStack()
+
+    def start(self) -> None:
+        """Start the processes. They run when this returns, or `wait` reports their failure.
+
+        Raises:
+            ValueError: they were started before.
+        """
+        if self._starter is not None:
+            raise ValueError(f"{self.name}: start() was called twice")
+        if self._handle_signals:
+            self._handlers.enter_context(SignalSource(raises=True))
+        self._start()
+
+    @abc.abstractmethod
+    def _start(self) -> None:
+        """Start the processes."""
+
+    def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:  # noqa: ARG002
+        """Wait until all processes succeed or one fails; then end the others.
+
+        ``timeout``: seconds; negative waits forever, 0 does not wait. ``period``: torch's polling
+        interval. Accepted, not needed: an exit wakes this up. Returns the result, or None if the
+        processes still run after ``timeout``.
+
+        Raises:
+            SignalException: a death signal arrived (see ``handle_signals``).
+            SpawnerDied, PreloadFailed: see `result`.
+        """
+        if self._starter is None or not self._until(self._over, None if timeout < 0 else timeout):
+            return None
+        self.close()
+        return self.result()
+
+    def _over(self) -> bool:
+        """Whether all succeeded or any failed."""
+        if not self._released:
+            self.dispatch()
+        return not self.alive or any(map(_failed, self.exits.values()))
+
+    def pids(self) -> dict[int, int]:
+        """Process ids by local rank; waits for starts that are under way."""
+        self._until(lambda: self._released or self.alive <= set(self._pids), None)
+        return dict(sorted(self._pids.items()))
+
+    def result(self, at_fault: Mapping[int, str] | None = None) -> RunProcsResult:
+        """What became of the processes, once none is alive.
+
+        ``at_fault``: local ranks that this process ended because they hung, and so failed, with a
+        message for each; None if nothing like that was.
+
+        Raises:
+            SpawnerDied: the spawner was killed; nothing is known of the workers but that they are
+            dead. PreloadFailed: a preload could not be imported.
+        """
+        if self._broken is not None:
+            raise PreloadFailed(self._broken.module, self._broken.reason, self._broken.traceback)
+        if self._gone is not None and len(self.exits) < self.nprocs:
+            raise SpawnerDied(self._gone.pid, self._gone.status, self._gone.detail)
+        failures = _judge(self.exits, self.error_files, self._terminated_by, at_fault)
+        complete = at_fault is None and len(self.exits) == self.nprocs
+        values = self._return_values() if complete and not failures else {}
+        return RunProcsResult(values, failures, self.stdouts, self.stderrs)
+
+    def _return_values(self) -> dict[int, Any]:
+        """Return values by local rank; programs have none."""
+        return dict.fromkeys(range(self.nprocs))
+
+    def release(self) -> None:
+        """As `WorkerProcesses.release`; puts back handlers of signals."""
+        super().release()
+        self._handlers.close()
+
+
+class SubprocessContext(PContext):
+    """Processes that execute a program."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: str,
+        args: Mapping[int, tuple[Any, ...]],
+        envs: Mapping[int, Mapping[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        numa_options: Any = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+        **options: Any,
+    ) -> None:
+        filters = duplicate_stdout_filters, duplicate_stderr_filters
+        super().__init__(
+            name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters, **options
+        )
+        self._numa_options = numa_options
+        self.subprocess_handlers: dict[int, SubprocessHandler] = {}
+
+    def _start(self) -> None:
+        programs = {}
+        for rank in range(self.nprocs):
+            plain = (str(self.entrypoint), *map(str, self.args[rank]))
+            command = wrap_command(plain, rank, self._numa_options)
+            programs[rank] = Program(command[0], command[1:])
+        group.start_processes(self, programs, self.envs)
+        self.subprocess_handlers = {
+            rank: SubprocessHandler.of_context(self, rank) for rank in programs
+        }
+
+
+START_METHODS = ("spawn", "forkserver", "fork")
+
+
+class MultiprocessContext(PContext):
+    """Processes that call a function.
+
+    Arguments may hold multiprocessing's queues, locks, events and connections, and torch's tensors;
+    tensors are returned by value, on the CPU.
+
+    ``start_method``: ``spawn``, a fresh interpreter per worker; ``forkserver``, forks of a fresh
+    single-threaded process; ``fork``, forks of this process.
+
+    Raises:
+        ValueError: the start method is none of these.
+        NotPicklable: raised by ``start``: the function or an argument cannot be sent.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any],
+        args: Mapping[int, tuple[Any, ...]],
+        envs: Mapping[int, Mapping[str, str]],
+        start_method: str,
+        logs_specs: LogsSpecs,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        numa_options: Any = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+        **options: Any,
+    ) -> None:
+        if start_method not in START_METHODS:
+            raise ValueError(
+                f"start_method: {start_method!r} is none of {', '.join(START_METHODS)}"
+            )
+        filters = duplicate_stdout_filters, duplicate_stderr_filters
+        super().__init__(
+            name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters, **options
+        )
+        self.start_method = start_method
+        self._numa_options = numa_options
+        self._scratch = ""
+        self._values: dict[int, Any] = {}
+
+    def _start(self) -> None:
+        self._scratch = _temporary_directory("lllaunch_", None)
+        for rank, env in self.envs.items():
+            env[RETURN_FILE] = self._return_file(rank)
+        assert callable(self.entrypoint)
+        calls = {
+            rank: wrap_function(self.entrypoint, args, rank, self._numa_options)
+            for rank, args in sorted(self.args.items())
+        }
+        if self.start_method == "fork":
+            forked = {rank: Forked(*call) for rank, call in calls.items()}
+            group.start_processes(self, forked, self.envs)
+            return
+        from lllaunch.spawner.pickling import dump  # noqa: PLC0415 - imports multiprocessing
+
+        targets: dict[int, Pickled] = {}
+        try:
+            for rank, (function, args) in calls.items():
+                targets[rank] = dump(function, args, self.start_method, f"worker {rank}")
+        except NotPicklable:
+            for fd in (fd for target in targets.values() for fd in target.fds):
+                os.close(fd)
+            raise
+        group.start_processes(self, targets, self.envs, fresh=self.start_method == "spawn")
+        assert isinstance(self._starter, Spawner)
+        self._starter.flush()
+
+    def _return_file(self, rank: int) -> str:
+        return os.path.join(self._scratch, f"{rank}.pkl")
+
+    def _return_values(self) -> dict[int, Any]:
+        if not self._values:
+            self._values = {rank: self._load(rank) for rank in range(self.nprocs)}
+        return self._values
+
+    def _load(self, rank: int) -> Any:
+        path = self._return_file(rank)
+        try:
+            with open(path, "rb") as file:
+                # Written by a function of the caller's own program.
+                return pickle.load(file)  # noqa: S301
+        except OSError as error:
+            reason = f"its return value cannot be read: {error.strerror}"
+            raise OutputError(path, reason, rank) from error
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise NotPicklable(f"the return value of worker {rank}", reason) from error
+
+    def release(self) -> None:
+        """As `PContext.release`; takes the return values."""
+        if self._released:
+            return
+        try:
+            if len(self.exits) == self.nprocs and not any(map(_failed, self.exits.values())):
+                self._return_values()
+        finally:
+            super().release()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def start_processes(
+    name: str,
+    entrypoint: Callable[..., Any] | str,
+    args: Mapping[int, tuple[Any, ...]],
+    envs: Mapping[int, Mapping[str, str]],
+    logs_specs: LogsSpecs | str | os.PathLike[str] | None = None,
+    log_line_prefixes: Mapping[int, str] | None = None,
+    start_method: str = "spawn",
+    numa_options: Any = None,
+    duplicate_stdout_filters: list[str] | None = None,
+    duplicate_stderr_filters: list[str] | None = None,
+    *,
+    log_dir: str | os.PathLike[str] | None = None,
+    redirects: Std | dict[int, Std] = Std.NONE,
+    tee: Std | dict[int, Std] = Std.NONE,
+    local_ranks_filter: set[int] | None = None,
+    progbar_events: Mapping[str, Any] | None = None,
+    interval_sec: float = 0.1,
+) -> PContext:
+    """Start one process per entry of ``args``.
+
+    ``logs_specs``: where the streams go. A path here is the older signature's ``log_dir``.
+    ``log_line_prefixes``: header of teed lines per local rank, in place of ``[<name><rank>]:``.
+    ``start_method``: for functions: ``spawn``, ``forkserver`` or ``fork``. ``log_dir``: older
+    keyword: directory of the logs, in place of ``logs_specs``. ``local_ranks_filter``: ranks whose
+    output reaches the console, with ``log_dir``. ``progbar_events``: two events, ``trigger_clear``
+    and ``cleared``, by which the caller removes its progress bar before a teed line is shown.
+    Returns the running processes. ``wait()`` waits for them.
+
+    Raises:
+        RuntimeError: ranks are missing in ``args`` or ``envs``.
+        TypeError: both ``logs_specs`` and ``log_dir`` are given.
+        NotPicklable: the function or an argument cannot be sent to a worker.
+        OSError: the program cannot be executed, or no file or process can be made; the others
+            have been ended. FileNotFoundError or PermissionError where that is the reason.
+    """
+    nprocs = len(args)
+    validate_full_rank(args, nprocs, "args")
+    validate_full_rank(envs, nprocs, "envs")
+    if logs_specs is not None and log_dir is not None:
+        raise TypeError("start_processes: logs_specs and log_dir say the same; give one of them")
+    if not isinstance(logs_specs, LogsSpecs):
+        directory = log_dir if logs_specs is None else logs_specs
+        path = None if directory is None else os.fspath(directory)
+        logs_specs = DefaultLogsSpecs(path, redirects, tee, local_ranks_filter)
+    common: dict[str, Any] = {
+        "log_line_prefixes": log_line_prefixes,
+        "numa_options": numa_options,
+        "duplicate_stdout_filters": duplicate_stdout_filters,
+        "duplicate_stderr_filters": duplicate_stderr_filters,
+        "progbar_events": progbar_events,
+        "interval_sec": interval_sec,
+    }
+    context: PContext
+    if isinstance(entrypoint, str):
+        context = SubprocessContext(name, entrypoint, args, envs, logs_specs, **common)
+    else:
+        context = MultiprocessContext(
+            name, entrypoint, args, envs, start_method, logs_specs, **common
+        )
+    try:
+        context.start()
+        if isinstance(context, SubprocessContext):
+            context.pids()  # which waits until all have started
+    except BaseException:
+        context.close()
+        raise
+    failed = [end for _, end in sorted(context.exits.items()) if isinstance(end, StartFailed)]
+    if failed:
+        context.close()
+        raise OSError(failed[0].errno, failed[0].reason, failed[0].path)  # as subprocess.Popen
+    return context

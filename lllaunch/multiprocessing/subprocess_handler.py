@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
-import time
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.linux.process import signal_group, wait_readable
+from lllaunch.linux.process import signal_group
 from lllaunch.multiprocessing.numa import wrap_command
 
 if TYPE_CHECKING:
-    from lllaunch.multiprocessing.context import PContext
+    from lllaunch.multiprocessing.api import PContext
 
 __all__ = ["SubprocessHandler", "get_subprocess_handler"]
 
@@ -47,12 +47,10 @@ class ContextProcess:
         Raises:
             subprocess.TimeoutExpired: it did not end within ``timeout`` seconds.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (status := self.poll()) is None:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise subprocess.TimeoutExpired(str(self._context.entrypoint), timeout or 0.0)
-            wait_readable(self._context, left)
+        if not self._context._until(lambda: self.poll() is not None, timeout):
+            raise subprocess.TimeoutExpired(str(self._context.entrypoint), timeout or 0.0)
+        status = self.returncode
+        assert status is not None
         return status
 
     def send_signal(self, sig: int) -> None:
@@ -79,20 +77,18 @@ class SubprocessHandler:
     ) -> None:
         self.local_rank_id = local_rank_id
         command = wrap_command((entrypoint, *map(str, args)), local_rank_id, numa_options)
-        files = [open(path, "w") if path else None for path in (stdout, stderr)]  # noqa: SIM115
-        try:
+        with contextlib.ExitStack() as files:
+            # The process has its own; ours would only keep the files open.
+            out, err = (
+                files.enter_context(open(path, "w")) if path else None for path in (stdout, stderr)
+            )
             self.proc: subprocess.Popen[bytes] | ContextProcess = subprocess.Popen(
                 command,
                 env={**os.environ, **env},
-                stdout=files[0],
-                stderr=files[1],
+                stdout=out,
+                stderr=err,
                 start_new_session=True,
             )
-        finally:
-            # The process has its own; ours would only keep the files open.
-            for file in files:
-                if file is not None:
-                    file.close()
 
     @classmethod
     def of_context(cls, context: PContext, rank: int) -> SubprocessHandler:

@@ -84,7 +84,7 @@ def canary() -> bool:
 _OWN_MODULES = (
     "lllaunch.spawner.worker",
     "lllaunch.spawner.values",
-    "lllaunch.multiprocessing.errors",
+    "lllaunch.failure",
 )
 
 

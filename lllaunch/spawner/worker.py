@@ -280,7 +280,7 @@ def run_pickled(target: Pickled) -> None:
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     # Functions are recorded always, as in torch's elastic multiprocessing.
-    from lllaunch.multiprocessing.errors import record  # noqa: PLC0415
+    from lllaunch.failure import record  # noqa: PLC0415
 
     save_return_value(record(function)(*args, **kwargs))
 
@@ -404,10 +404,10 @@ def _record(error: BaseException) -> None:
     if not path or path == os.devnull or os.path.exists(path):
         return
     try:
-        from lllaunch.multiprocessing.errors import get_error_handler  # noqa: PLC0415 - on failure
+        from lllaunch.error_file import ErrorHandler  # noqa: PLC0415 - on failure
 
         error.__traceback__ = _users_part(error)
-        get_error_handler().record_exception(error)
+        ErrorHandler().record_exception(error)
     except Exception:  # noqa: BLE001 - the error itself must not be masked by a full disk
         _print(f"lllaunch: {path}: the error could not be recorded")
 

@@ -18,7 +18,7 @@ from support.sweeps import Execute, Played, machine
 import lllaunch.sweep.schedule as v
 from lllaunch.errors import PreloadFailed
 from lllaunch.events import PreloadBroken, Ready, SpawnerGone
-from lllaunch.multiprocessing.logs import DefaultLogsSpecs
+from lllaunch.multiprocessing.api import DefaultLogsSpecs
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.protocol import Script
 from lllaunch.std import Std

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lllaunch.multiprocessing import LogsSpecs
-from lllaunch.multiprocessing.context import PContext
+from lllaunch.multiprocessing.api import PContext
 from lllaunch.spawner.protocol import Target
 from lllaunch.workers.group import start_processes
 

@@ -13,8 +13,7 @@ from lllaunch.agent import LocalElasticAgent, WorkerGroup, WorkerSpec
 from lllaunch.events import Exited, OrphansGone, SpawnerEvent
 from lllaunch.linux.process import HasFileno, wait
 from lllaunch.multiprocessing import DefaultLogsSpecs
-from lllaunch.multiprocessing.context import PContext
-from lllaunch.multiprocessing.logs import LogsSpecs
+from lllaunch.multiprocessing.api import LogsSpecs, PContext
 from lllaunch.spec import RestartPolicy, WatchdogPolicy
 from lllaunch.supervisor import supervisor
 from lllaunch.supervisor.watchdog import WatchdogDriver

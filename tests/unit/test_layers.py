@@ -92,6 +92,13 @@ def test_what_the_page_of_the_architecture_names_is_there(name: str) -> None:
         found = getattr(found, part)
 
 
+def test_the_page_of_the_architecture_begins_with_the_mission() -> None:
+    table = ARCHITECTURE.partition("| words | function | test |")[2].partition("\n\n")[0]
+    assert ARCHITECTURE.index("|") < ARCHITECTURE.index("```")
+    for words in ("launcher plugin", "composed config", "calls", "start_processes", "per-attempt"):
+        assert re.search(rf"^\| [^|]*{words}[^|]*\| .*`lllaunch.*\| `tests/", table, re.M), words
+
+
 def test_every_room_is_on_the_page_of_the_architecture() -> None:
     rooms = {path.parent.name for path in (ROOT / "lllaunch").glob("*/__init__.py")} - {"conf"}
     assert {room for room in rooms if f"`lllaunch.{room}`" not in ARCHITECTURE} == set()

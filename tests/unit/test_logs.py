@@ -6,12 +6,9 @@ from pathlib import Path
 import pytest
 
 from lllaunch.errors import OutputError
-from lllaunch.multiprocessing.logs import (
-    DefaultLogsSpecs,
-    destinations,
-    make_attempt_dir,
-)
+from lllaunch.multiprocessing import DefaultLogsSpecs
 from lllaunch.std import Std, to_map
+from lllaunch.workers.log_files import destinations, make_attempt_dir
 
 
 def envs(nprocs: int, restart_count: int = 0, run_id: str = "run") -> dict[int, dict[str, str]]:

@@ -130,7 +130,7 @@ def test_the_frames_that_call_a_users_function_are_left_out() -> None:
         # the script that has called its app, in whose place the function runs
         Frame("/x/lllaunch/app/own_worker.py", 80, "call_in_worker"),
         Frame("/home/me/app.py", 20, "<module>"),
-        Frame("/x/lllaunch/multiprocessing/errors/api.py", 5, "wrapper"),
+        Frame("/x/lllaunch/failure.py", 5, "wrapper"),
         Frame("/x/lllaunch/spawner/worker.py", 103, "_call"),
     ]
     assert users_part([*mine, *ours]) == tuple(mine)

@@ -144,21 +144,3 @@ def test_descriptors_for_which_there_is_no_room_are_not_taken_from_the_next_mess
     finally:
         for fd in (read, write, other, unused):
             os.close(fd)
-
-
-@given(
-    st.builds(
-        SpawnRequest,
-        key=st.integers(1, 9),
-        rank=st.integers(0, 300),
-        target=TARGETS,
-        cwd=TEXT,
-        env=st.dictionaries(TEXT, TEXT, max_size=3),
-        stdout=TEXT,
-        stderr=TEXT,
-        fresh=st.booleans(),
-    )
-)
-def test_an_order_survives_the_wire(order: SpawnRequest) -> None:
-    header, payload, fds = order.encode()
-    assert SpawnRequest.decode(Message(header, payload, list(fds))) == order

@@ -105,7 +105,7 @@ _SPY_PROCESS = re.compile(r"Process (\d+)\b")
 # its user's script around it. Functions are recorded.
 _BEGINNING = ("/lllaunch/spawner/", "/lllaunch/app/own_worker.py")
 # What stands between that and the user's function: the recorder.
-_BETWEEN = "/lllaunch/multiprocessing/errors/"
+_BETWEEN = "/lllaunch/failure.py"
 
 
 def is_own(frame: Frame) -> bool:
