@@ -1,44 +1,127 @@
-"""``plan --format trainjob``: what is asked for, the plan that the pods will run, and its lock."""
+"""``plan --format trainjob``: a TrainJob of Kubeflow Trainer that runs a plan on Kubernetes.
+
+Fields are those of ``trainer.kubeflow.org/v1alpha1``. Its controller starts one pod for each node,
+in which it sets what ``launch.nnodes=auto`` reads (`lllaunch.cluster.detect`): PET_NNODES,
+PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT and PET_NPROC_PER_NODE. A TrainJob that names one of
+these five itself is refused, another PET_* is not. ``numProcPerNode`` is a number; older versions
+took words, too, which the runtime's own default stands for. Kubernetes itself checks names and
+images.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+import re
+import shlex
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
 from lllaunch.app.composed import Composition, ConfigRequest
 from lllaunch.app.gate import admit
 from lllaunch.app.naming import experiment_name, unlocked
 from lllaunch.app.planning import expect_quoted, locating
 from lllaunch.app.reviewed import Reviewed, located, review_run
-from lllaunch.cluster.values import format_nnodes
+from lllaunch.cluster.values import MOST_NODES, format_nnodes
 from lllaunch.config.fields import Findings
 from lllaunch.config.nodes import count_ahead
 from lllaunch.config.plan import plan_node
 from lllaunch.config.read import watching
 from lllaunch.config.secrets import redacted_overrides
-from lllaunch.errors import ConfigError, Diagnostic
+from lllaunch.errors import ConfigError, Diagnostic, Unfit
 from lllaunch.review.lock import lock_path, name_problem, renew_command
 from lllaunch.review.paths import locks_all
 from lllaunch.review.refused import PlanRefused
-from lllaunch.review.trainjob import (
-    Runtime,
-    fixed_count,
-    manifest,
-    name_for,
-    parse_nodes,
-    parse_runtime,
-)
 from lllaunch.run.redact import Redactor
 from lllaunch.spec import LaunchSpec
 from lllaunch.verbs.printing import print_lines
 
 _AUTO = "launch.nnodes=auto"
+_KINDS = ("ClusterTrainingRuntime", "TrainingRuntime")
+_RUNTIME = "torch-distributed"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+# Kubernetes makes the names of pods, labels of DNS, from that of the job.
+_LONGEST_LABEL = 63
+# What Kubernetes would take for a variable of its own, or for an escape of one.
+_EXPANDED = re.compile(r"\$(?=[$(])")
 
-_T = TypeVar("_T")
+_MANIFEST = """\
+{% if made_by %}
+# Made by: {{ made_by }}
+{% endif %}
+{% if not image %}
+# No --image: the runtime's must have lllaunch, and the project as working directory.
+{% endif %}
+{% if nproc is none %}
+# launch.nproc is no number: the pods decide how many workers each has.
+{% endif %}
+{% if not gpus and not cpus %}
+# launch.resources says nothing: the runtime decides what a pod gets.
+{% endif %}
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata:
+  name: {{ name }}
+spec:
+  runtimeRef:
+    apiGroup: trainer.kubeflow.org
+    kind: {{ kind }}
+    name: {{ runtime | plain }}
+  trainer:
+{% if image %}
+    image: {{ image | quoted }}
+{% endif %}
+    command:
+    - "python"
+    - "-m"
+    - "lllaunch"
+    args:
+{% for word in args %}
+    - {{ word | quoted }}
+{% endfor %}
+    numNodes: {{ nodes }}
+{% if nproc is not none %}
+    numProcPerNode: {{ nproc }}
+{% endif %}
+{% if gpus or cpus %}
+    resourcesPerNode:
+{% endif %}
+{# a GPU's request is its limit; a limit of CPU would only slow a pod #}
+{% if cpus %}
+      requests:
+        cpu: "{{ cpus }}"
+{% endif %}
+{% if gpus %}
+      limits:
+        nvidia.com/gpu: "{{ gpus }}"
+{% endif %}
+{% if rdzv_id or locked %}
+    env:
+{% endif %}
+{% if rdzv_id %}
+    - name: PET_RDZV_ID
+      value: {{ rdzv_id | quoted }}
+{% endif %}
+{% if locked %}
+    - name: LLLAUNCH_LOCKED
+      value: "1"
+{% endif %}
+{% if variables %}
+# The config takes these from the environment of the pods. If neither image nor runtime
+# gives them, a Secret may: take the # away.
+{% if not rdzv_id and not locked %}
+#    env:
+{% endif %}
+{% endif %}
+{% for variable in variables %}
+#    - name: {{ variable }}
+#      valueFrom: {secretKeyRef: {name: {{ name }}, key: {{ variable }}}}
+{% endfor %}
+"""
 
 
 def add_manifest_flags(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +131,7 @@ def add_manifest_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--runtime",
         metavar="[KIND/]NAME",
-        help=f"the training runtime; default: {Runtime().name}. KIND is ClusterTrainingRuntime, or"
+        help=f"the training runtime; default: {_RUNTIME}. KIND is ClusterTrainingRuntime, or"
         " TrainingRuntime for one of the namespace",
     )
     group.add_argument("--nodes", metavar="N", help="the number of nodes; default: launch.nnodes")
@@ -69,117 +152,150 @@ def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
             does not allow it.
         ComposeFailed: Hydra cannot compose it.
     """
-    problems: list[Diagnostic] = []
-    asked = _read_options(given, problems)
-    experiment, nodes = _look_ahead(command, asked, problems)
+    findings, flags = Findings(), manifest_flags(given)
+    for flag, wrong in (("--lock", given.lock), ("--diff", given.diff)):
+        if wrong:
+            findings.add_about(flag, "is not for --format trainjob", code="trainjob")
+    kind, runtime = findings.attempt(
+        "--runtime", flags.get("--runtime", _RUNTIME), parse_runtime
+    ) or ("", "")
+    asked = findings.attempt("--nodes", given.nodes, _parse_nodes) if given.nodes else None
+    experiment, nodes = _look_ahead(command, asked, findings)
     others = (
         text for text in command.overrides if text.lstrip("+~").partition("=")[0] != "launch.nnodes"
     )
     auto = command._replace(overrides=(*others, _AUTO))
     with Composition(auto) as composed:
-        with _collecting(problems), watching("oc.env") as variables:
+        with _collecting(findings), watching("oc.env") as variables:
             reviewed = review_run(composed)
-            problems += located([reviewed], _misfits)
-            name = _name(asked, experiment or reviewed.name, nodes, problems)
-        if problems:
-            raise ConfigError(tuple(dict.fromkeys(problems)))
+            for problem in located([reviewed], _misfits):
+                findings.note(problem)
+            name = _name(given.name, experiment or reviewed.name, nodes, findings)
+        findings.raise_if_any()
         locked = _is_locked(reviewed)
         _admit(composed, reviewed, locked=locked)
     spec = reviewed.spec
     nproc, rdzv = _nproc(spec), plan_node(spec)["launch"]["rdzv"]
     gpus, cpus = ((each or 0) * (nproc or 0) for each in spec.resources)
     own = reviewed.config["hydra"]["job"]["env_set"]
-    lines = manifest(
+    options = [word for option in flags.items() for word in option]
+    options += [] if given.name is None else ["--name", given.name]
+    words = ("python", "-m", "lllaunch", "plan", "--format", "trainjob", *options)
+    told = shlex.join([*words, *_words(command, spec)])
+    names = (each for each in dict.fromkeys(variables) if each not in own)
+    text = _rendered(
         name=name,
-        command=("python", "-m", "lllaunch", "plan", *asked.words, *_words(command, spec)),
-        args=_words(auto, spec),
+        # a line break in it would end the comment
+        made_by=told if told.isprintable() and told.isascii() else "",
+        args=[_EXPANDED.sub("$$", word) for word in _words(auto, spec)],
         nodes=nodes,
         nproc=nproc,
         gpus=gpus,
         cpus=cpus,
-        image=asked.image,
-        runtime=asked.runtime,
+        image=given.image,
+        kind=kind,
+        runtime=runtime,
         locked=locked,
         rdzv_id="" if nodes == 1 or rdzv["id"] is not None else name,
-        variables=[each for each in variables if each not in own],
+        variables=[each for each in names if _VARIABLE.fullmatch(each)],
     )
-    print_lines(lines)
+    print_lines(text.splitlines())
 
 
-class _ManifestOptions(NamedTuple):
-    """What the command line says of a manifest; ``words`` is all of it."""
+def _rendered(**values: Any) -> str:
+    import jinja2  # noqa: PLC0415 - only manifests and pages need it
 
-    name: str | None
-    nodes: int | None
-    image: str
-    runtime: Runtime
-    words: tuple[str, ...]
+    environment = jinja2.Environment(
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701 - it is no HTML
+    )
+    environment.filters.update(plain=_yaml_text, quoted=lambda text: _yaml_text(text, '"'))
+    return environment.from_string(_MANIFEST).render(values)
+
+
+def _yaml_text(text: str, style: str | None = None) -> str:
+    written: str = yaml.safe_dump(text, default_style=style, width=1_000_000)
+    return written.removesuffix("...\n").rstrip()
 
 
 @contextlib.contextmanager
-def _collecting(problems: list[Diagnostic]) -> Iterator[None]:
+def _collecting(findings: Findings) -> Iterator[None]:
     """What is wrong with a config is told with all the rest."""
     try:
         yield
     except ConfigError as error:
-        problems += error.problems
+        for problem in error.problems:
+            if problem not in findings.problems:
+                findings.note(problem)
 
 
-def _read_options(given: argparse.Namespace, problems: list[Diagnostic]) -> _ManifestOptions:
-    findings = Findings()
-    for flag, wrong in (("--lock", given.lock), ("--diff", given.diff)):
-        if wrong:
-            findings.add_about(flag, "is not for --format trainjob", code="trainjob")
-    flags = manifest_flags(given)
-
-    def read(flag: str, parse: Callable[[str], _T], default: _T) -> _T:
-        found = findings.attempt(flag, flags[flag], parse) if flag in flags else None
-        return default if found is None else found
-
-    asked = _ManifestOptions(
-        name=given.name,
-        nodes=read("--nodes", parse_nodes, 0) or None,
-        image=flags.get("--image", ""),
-        runtime=read("--runtime", parse_runtime, Runtime()),
-        words=("--format", "trainjob", *(word for option in flags.items() for word in option)),
-    )
-    problems += findings.problems
-    if given.name is None:
-        return asked
-    return asked._replace(words=(*asked.words, "--name", given.name))
+def parse_runtime(text: str) -> tuple[str, str]:
+    """Return kind and name of ``NAME`` or ``KIND/NAME``, as kubectl writes it, or raise `Unfit`."""
+    before, slash, name = text.rpartition("/")
+    kinds = [kind for kind in _KINDS if not slash or kind.lower() == before.lower()]
+    if not kinds or not name:
+        forms = " or ".join(f"{kind}/NAME" for kind in _KINDS)
+        raise Unfit(f"a runtime (NAME, or {forms})", code="trainjob")
+    return kinds[0], name
 
 
-def _look_ahead(
-    command: ConfigRequest, asked: _ManifestOptions, problems: list[Diagnostic]
-) -> tuple[str, int]:
+def _parse_nodes(text: str) -> int:
+    is_number = text.isascii() and text.isdecimal() and len(text) < 10
+    if not is_number or not 1 <= int(text) <= MOST_NODES:
+        raise Unfit("a number of nodes (1, 2, ...)", code="trainjob")
+    return int(text)
+
+
+def _look_ahead(command: ConfigRequest, nodes: int | None, findings: Findings) -> tuple[str, int]:
     """Return the experiment, and the nodes before they are left to the pods, 1 if not known."""
     with Composition(command) as composed:
         if composed.is_sweep():
             message = "is for sweeps, and a TrainJob is one run"
-            raise ConfigError((*problems, Diagnostic("trainjob", "-m", "", message)))
+            findings.add_about("-m", message, code="trainjob")
+            findings.raise_if_any()
         config = composed.compose()
-        findings = Findings()
-        nodes = asked.nodes
-        with _collecting(problems), locating(composed.loader, config):
+        with _collecting(findings), locating(composed.loader, config):
             expect_quoted(config)
-            count = count_ahead(config, findings)
+            own = Findings()
+            count = count_ahead(config, own)
             if count is not None and nodes is None:
                 text = count if isinstance(count, str) else format_nnodes(*count)
-                nodes = findings.attempt("launch.nnodes", text, lambda _: fixed_count(count))
-            findings.raise_if_any()
+                nodes = own.attempt("launch.nnodes", text, lambda _: _fixed_count(count))
+            own.raise_if_any()
         return experiment_name(config), nodes or 1
 
 
-def _name(asked: _ManifestOptions, default: str, nodes: int, problems: list[Diagnostic]) -> str:
+def _fixed_count(counts: str | tuple[int, int]) -> int:
+    """Return the one number of nodes that a config says, or raise `Unfit`."""
+    if isinstance(counts, str):
+        expected = "a number of nodes, as the TrainJob is what says it to the others"
+        raise Unfit(expected, "give --nodes N", code="trainjob")
+    least, most = counts
+    if least != most:
+        hint = f"give --nodes N, such as {most}"
+        raise Unfit("one number of nodes, as a TrainJob has no range", hint, code="trainjob")
+    return most
+
+
+def name_for(experiment: str, nodes: int) -> str:
+    """Return a name for the TrainJob of an experiment; empty if nothing of it could be one."""
+    name = re.sub(r"[^a-z0-9]+", "-", experiment.lower()).strip("-")
+    if name and not name[0].isalpha():
+        name = f"run-{name}"
+    return name[: _LONGEST_LABEL - len(f"-node-0-{nodes - 1}-abcde")].rstrip("-")
+
+
+def _name(asked: str | None, default: str, nodes: int, findings: Findings) -> str:
     """Return the name of the TrainJob; notes what is wrong with it."""
-    found = name_for(default if asked.name is None else asked.name, nodes)
-    if asked.name is not None and found != asked.name:
+    found = name_for(default if asked is None else asked, nodes)
+    if asked is not None and found != asked:
         hint = f"did you mean {found!r}?" if found else ""
         expected = "a name for a TrainJob (small letters, digits and -, the first a letter)"
-        problems.append(Diagnostic("trainjob", "--name", asked.name, "", hint, expected=expected))
+        findings.note(Diagnostic("trainjob", "--name", asked, "", hint, expected=expected))
     elif not found:
         message = "has no name that it could be made from"
-        problems.append(Diagnostic("trainjob", "", "the TrainJob", message, "give --name NAME"))
+        findings.note(Diagnostic("trainjob", "", "the TrainJob", message, "give --name NAME"))
     return found
 
 

@@ -8,7 +8,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lllaunch.app.composed import Composition, ConfigRequest, add_hydra_flags
 from lllaunch.app.gate import policy_of, variables_of_hydra
@@ -17,7 +17,6 @@ from lllaunch.app.planning import modules_of
 from lllaunch.app.reviewed import Reviewed, file_of, located, review_run, review_sweep
 from lllaunch.cluster.values import format_nnodes
 from lllaunch.config.fields import Findings
-from lllaunch.config.launcher_schema import TARGET
 from lllaunch.config.nodes import AUTO
 from lllaunch.config.plan import dump_yaml, essential
 from lllaunch.config.secrets import redacted_overrides
@@ -41,7 +40,6 @@ from lllaunch.review.paths import tree_top
 from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import BuildQuery
 from lllaunch.run.redact import Redactor
-from lllaunch.sweep.machine import find_machine
 from lllaunch.text import first_line
 from lllaunch.verbs.manifest import add_manifest_flags, manifest_flags, show_trainjob
 from lllaunch.verbs.printing import (
@@ -53,9 +51,6 @@ from lllaunch.verbs.printing import (
     print_rows,
 )
 from lllaunch.words import StyledText, commit_text, versions_text
-
-if TYPE_CHECKING:
-    from lllaunch.spec import LaunchSpec
 
 
 class Locked(NamedTuple):
@@ -173,7 +168,6 @@ _HERE = "On this machine, and no part of the plan:"
 _BATCH = "The batch file, and no part of the plan:"
 _BATCH_OF_SWEEP = "The batch file of its first job; a sweep submits such jobs as arrays:"
 _OUTPUT_DIR = "<output_dir>"
-_PATH, _THREADS = "PYTHONPATH", "OMP_NUM_THREADS"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -284,10 +278,7 @@ def _show(
         rest["jobs"] = list(_jobs(runs, lambda changes: text_lines(changes) if changes else None))
     lines += [AnnotatedLine(text) for text in dump_yaml(rest, VisibleDumper).splitlines()]
     if build is not None:
-        variables = (
-            (name, f"{value}: {why}") for name, value, why in _variables(first, sweep=sweep)
-        )
-        lines += comment_lines(_HERE, [*_of_this_machine(first, build), *variables])
+        lines += comment_lines(_HERE, _of_this_machine(first, build))
     if batch:
         text = batch["batch"] or f"none: {batch['batch_problem']}"
         title = _BATCH_OF_SWEEP if sweep else _BATCH
@@ -362,52 +353,6 @@ def _auto_text() -> str:
     return f"{AUTO} is {format_nnodes(found.min_nodes, found.max_nodes)}{several}"
 
 
-def _variables(run: Reviewed, *, sweep: bool) -> Iterator[tuple[str, str, str]]:
-    """Yield the variables of all workers that the plan does not name and results may depend on.
-
-    Each with its value, and why it has that.
-    """
-    # imports all that runs a group
-    from lllaunch.run.group import worker_environment  # noqa: PLC0415
-
-    word = run.plan["launch"]["nproc"]
-    # as many workers as it would have here
-    number = _count(run, word) if word in WORDS and run.spec.cluster is None else ""
-    spec = replace(run.spec, nproc=int(number)) if number.isdecimal() else run.spec
-    planned = run.plan["launch"]["env"]
-    leased = _leased(run, spec) if sweep else spec
-    given = {**os.environ, **worker_environment(leased, 0)}
-    if _THREADS in given and _THREADS not in planned:
-        if _THREADS in os.environ:
-            why = "set in the environment"
-        elif _THREADS in leased.derived_env:
-            why = "the cores that the job leases for each worker, since it is not set"
-        else:
-            why = "launch.nproc is more than 1, and it is not set"
-        yield _THREADS, given[_THREADS], why
-    path = given.get(_PATH)
-    if path and _PATH in spec.derived_env:
-        why = "workers work in another directory than the command was given in"
-        yield _PATH, Redactor.of(spec)(path), why
-    elif path and _PATH not in planned:
-        yield _PATH, Redactor.of(spec)(path), "set in the environment"
-
-
-def _leased(run: Reviewed, spec: LaunchSpec) -> LaunchSpec:
-    """Return the run as a job that leases what there is here; as it is if another launches it."""
-    launcher = run.config["hydra"]["launcher"]
-    if launcher.get("_target_") != TARGET:
-        return spec
-    limits = [launcher.get(name) for name in ("gpus", "cpus")]
-    if any("${" in str(limit) for limit in limits):
-        return spec
-    from lllaunch.app.sweeping.jobs import with_threads  # noqa: PLC0415 - of sweeps only
-
-    with contextlib.suppress(ConfigError):
-        return with_threads(spec, find_machine(os.environ, *limits), os.environ)
-    return spec
-
-
 def _count(run: Reviewed, word: str) -> str:
     visible = run.spec.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
 
@@ -425,13 +370,7 @@ def _document(
 ) -> dict[str, Any]:
     first = runs[0]
     plan = first.readable
-    here: dict[str, Any] = {}
-    if build is not None:
-        environment = {
-            name: {"value": value, "why": why}
-            for name, value, why in _variables(first, sweep=sweep)
-        }
-        here = {"here": {**dict(_of_this_machine(first, build)), "environment": environment}}
+    here = {} if build is None else {"here": dict(_of_this_machine(first, build))}
     fingerprint = {"plan_hash": first.plan_hash, **({} if build is None else {"build": build})}
     return {
         **jsonable(plan),

@@ -143,48 +143,6 @@ def test_what_is_only_of_this_machine_is_marked(
         assert told == json.loads((GOLDEN / f"{name}.json").read_text())
 
 
-def variables_here(plan: Called, *argv: str) -> dict[str, tuple[str, str]]:
-    """What is said of the workers' environment."""
-    ended = plan("--json", *argv)
-    assert SECRET not in ended.out
-    found = json.loads(ended.out)["here"]["environment"]
-    return {name: (each["value"], each["why"]) for name, each in found.items()}
-
-
-def test_variables_that_lllaunch_sets_for_all_workers_are_shown(
-    plan: Called, project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("OMP_NUM_THREADS", "PYTHONPATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(PRETEND, "GPU-a,GPU-b")
-    project.experiment("one", "{entrypoint: ls, resources: {cpus_per_proc: 3}}")
-    assert variables_here(plan, "+exp=one") == {}
-    why = "launch.nproc is more than 1, and it is not set"
-    gpus = ("+exp=one", "launch.nproc=gpu", "launch.resources=null")
-    assert variables_here(plan, *gpus) == {"OMP_NUM_THREADS": ("1", why)}
-    (line,) = (line for line in plan(*gpus).out.splitlines() if line.startswith("#   OMP"))
-    assert line.split(maxsplit=2)[2] == f"1: {why}"
-    # the plan says it itself
-    assert variables_here(plan, *gpus, "++launch.env.OMP_NUM_THREADS='3'") == {}
-    leased = "the cores that the job leases for each worker, since it is not set"
-    sweep = ("-m", "+exp=one", "+lr=1,2")
-    assert variables_here(plan, *sweep) == {"OMP_NUM_THREADS": ("3", leased)}
-    assert variables_here(plan, *sweep, "hydra/launcher=basic") == {}
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    monkeypatch.setenv("PYTHONPATH", "/mine")
-    environment = "set in the environment"
-    inherited = {"OMP_NUM_THREADS": ("5", environment), "PYTHONPATH": ("/mine", environment)}
-    assert variables_here(plan, "+exp=one") == inherited
-    # of what workers import from elsewhere
-    moved = ("+exp=module", "hydra.job.chdir=true")
-    path, why = variables_here(plan, *moved)["PYTHONPATH"]
-    assert path == f"{project.root}:/mine"
-    assert why == "workers work in another directory than the command was given in"
-    secret = "++launch.env.PYTHONPATH=${oc.env:TOKEN_OF_MINE}"
-    path, _ = variables_here(plan, *moved, secret)["PYTHONPATH"]
-    assert path == f"{project.root}:${{oc.env:TOKEN_OF_MINE}}"
-
-
 # ---------------------------------------------------------------- flags
 
 

@@ -16,8 +16,8 @@ from support.verbs import Called, call, listing
 
 from lllaunch.cluster.detect import detect
 from lllaunch.errors import Unfit
-from lllaunch.review.trainjob import name_for, parse_runtime
 from lllaunch.verbs import plan as verb
+from lllaunch.verbs.manifest import name_for, parse_runtime
 
 GOLDEN = Path(__file__).with_name("golden")
 SECRET = "planted-cafe1234"
@@ -252,8 +252,8 @@ def test_names_are_made_of_experiments(experiment: str, name: str) -> None:
 
 
 def test_what_is_no_name_is_refused() -> None:
-    assert parse_runtime("mine") == ("mine", "ClusterTrainingRuntime")
-    assert parse_runtime("trainingruntime/my.own") == ("my.own", "TrainingRuntime")
+    assert parse_runtime("mine") == ("ClusterTrainingRuntime", "mine")
+    assert parse_runtime("trainingruntime/my.own") == ("TrainingRuntime", "my.own")
     for text in ("", "a/b", "TrainingRuntime/"):
         with pytest.raises(Unfit):
             parse_runtime(text)
