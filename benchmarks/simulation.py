@@ -22,6 +22,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
@@ -652,39 +653,6 @@ class _Connection(rendezvous.Rendezvous):
         self._base = rendezvous._below(f"lllaunch/{self._run_id}", _Store(node.world, node))
 
 
-class _Done(nodes_module._Done):
-    """What came of something that `_Commands` was told."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__()
-        self._world = world
-        self._waiters: list[Callable[[Any], None]] = []
-
-    def set(self, result: Any = None, error: BaseException | None = None) -> None:
-        super().set(result, error)
-        for waiter in self._waiters:
-            self._world.later(0.0, waiter, True)
-
-    def wait(self, seconds: float) -> bool:
-        task = self._world.task
-        assert task is not None
-        return bool(task.ask(lambda reply: self._asked(seconds, reply)))
-
-    def _asked(self, seconds: float, reply: Callable[[Any], None]) -> None:
-        told: list[bool] = []
-
-        def tell(value: Any) -> None:
-            if not told:
-                told.append(True)
-                reply(value)
-
-        if self.is_set():
-            self._world.later(0.0, tell, True)
-            return
-        self._waiters.append(tell)
-        self._world.later(seconds, tell, False)
-
-
 class _Commands(nodes_module._Commands):
     """Does one thing after the other."""
 
@@ -692,19 +660,37 @@ class _Commands(nodes_module._Commands):
         self._node = World.present.node
         self._wake = wake
         self._over = False
-        self._todo: deque[tuple[Callable[[], Any], _Done]] = deque()
+        self._todo: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._task: _Task | None = None
         self._stop = SimpleNamespace(is_set=lambda: self._over)  # type: ignore[assignment]
 
-    def do(self, work: Callable[[], Any]) -> _Done:
+    def wait(self, done: Future[Any], seconds: float) -> bool:
+        task = self._node.world.task
+        assert task is not None
+        return bool(task.ask(lambda reply: self._asked(done, seconds, reply)))
+
+    def _asked(self, done: Future[Any], seconds: float, reply: Callable[[Any], None]) -> None:
+        told: list[bool] = []
+        world = self._node.world
+
+        def tell(value: Any) -> None:
+            if not told:
+                told.append(True)
+                reply(value)
+
+        if not done.done():
+            world.later(seconds, tell, False)
+        done.add_done_callback(lambda _: world.later(0.0, tell, True))
+
+    def do(self, work: Callable[[], Any]) -> Future[Any]:
         task = self._node.world.task
         put = functools.partial(self._put, work)
-        done: _Done = put() if task is None else task.once(put)
+        done: Future[Any] = put() if task is None else task.once(put)
         return done
 
-    def _put(self, work: Callable[[], Any]) -> _Done:
+    def _put(self, work: Callable[[], Any]) -> Future[Any]:
         world = self._node.world
-        done = _Done(world)
+        done: Future[Any] = Future()
         self._todo.append((work, done))
         world.later(0.0, self._next)
         return done
@@ -725,7 +711,11 @@ class _Commands(nodes_module._Commands):
 
         def over(result: Any, error: Exception | None) -> None:
             self._task = None
-            self._settle(done, result, error)
+            if error is None:
+                done.set_result(result)
+            else:
+                done.set_exception(error)
+            self._tell(done)
             self._node.world.later(0.0, self._next)
 
         self._task = _Task(self._node, work, over, keep=() if link is None else (link,))
@@ -849,7 +839,7 @@ class _Group(NodeGroup):
 
     def _await(self, commands: nodes_module._Commands, work: Callable[[], Any], _: Any) -> Any:
         done = commands.do(work)
-        assert done.wait(1e9)
+        assert commands.wait(done, 1e9)
         return done.result()
 
     def _wake(self, news: object = None, source: object = None) -> None:

@@ -21,8 +21,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import Future
-from concurrent.futures import wait as _await
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
@@ -449,7 +449,7 @@ class NodeGroup:
             time_ns=self._shared_time(now_ns()),
         )
         commands.do(lambda: rendezvous.end(ending))
-        _await([self._tell_progress(commands, rendezvous, None)], _MOMENT_SECONDS)
+        commands.wait(self._tell_progress(commands, rendezvous, None), _MOMENT_SECONDS)
 
     def are_all_idle(self, kind: str, valid: float) -> bool:
         """Take note that this node's workers do nothing; return whether those of all nodes do so.
@@ -685,7 +685,7 @@ class NodeGroup:
             text = encode_record(LastWord(self.place.attempt, document, self.name)).decode()
             run = self.place.roster.token
             given = self._commands.do(lambda: rendezvous.give_result(run, text))
-            _await([given], _FAREWELL_SECONDS)
+            self._commands.wait(given, _FAREWELL_SECONDS)
 
     def results(
         self, seconds: float, given_up: Callable[[], bool] = lambda: False
@@ -704,7 +704,7 @@ class NodeGroup:
         found: dict[str, list[LastWord]] = {}
         while True:
             done = commands.do(functools.partial(rendezvous.results, roster.token))
-            if not _await([done], _FAREWELL_SECONDS).done or done.exception() is not None:
+            if not commands.wait(done, _FAREWELL_SECONDS) or done.exception() is not None:
                 return found
             for text in done.result():
                 word = decode_record(text, LastWord)
@@ -730,7 +730,7 @@ class NodeGroup:
         self._rendezvous = self._commands = None
         if commands is not None and rendezvous is not None:
             # one that waits for others to join, or for a machine that is cut off, is left behind
-            free = self._joined and bool(_await([commands.do(lambda: None)], _MOMENT_SECONDS).done)
+            free = self._joined and commands.wait(commands.do(lambda: None), _MOMENT_SECONDS)
             if free:
                 if self._settles is not None and self.place is not None:
                     # who waits for this one to say more need not
@@ -738,7 +738,7 @@ class NodeGroup:
                 if self._clock is not None:
                     commands.do(rendezvous.knock)
                 left = commands.do(lambda: rendezvous.leave(over=over))
-                _await([left], _FAREWELL_SECONDS)
+                commands.wait(left, _FAREWELL_SECONDS)
                 if over and rendezvous.hosts and self.place and self.place.roster.mixed:
                     # torchrun's agents ask the store in their last moments, and do not say which
                     # those are; without it they would not get to report what has failed
@@ -942,6 +942,10 @@ class _Commands:
         self._work.put((work, done))
         return done
 
+    def wait(self, done: Future[Any], seconds: float) -> bool:
+        """Wait until something is done; return whether it is."""
+        return bool(futures.wait([done], seconds).done)
+
     def stopped(self) -> bool:
         """Return whether nobody waits for anything any more."""
         return self._stop.is_set()
@@ -965,10 +969,14 @@ class _Commands:
                 done.set_result(work())
             except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
                 done.set_exception(error)
-                ours = isinstance(error, LaunchError)
-                if isinstance(error, Exception) and not ours and not self._stop.is_set():
-                    self._wake(_Broken(_first_line(error)), self)
-            self._wake(None, self)
+            self._tell(done)
+
+    def _tell(self, done: Future[Any]) -> None:
+        error = done.exception()
+        ours = isinstance(error, LaunchError)
+        if isinstance(error, Exception) and not ours and not self._stop.is_set():
+            self._wake(_Broken(_first_line(error)), self)
+        self._wake(None, self)
 
 
 class _Watch:

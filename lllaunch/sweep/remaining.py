@@ -31,12 +31,10 @@ def expected_left(
     A job that reports its progress takes as long as it says. The others take as long as those that
     succeeded and those that report it. As many run side by side as now.
 
-    Args:
-        running: for each running job, how long it has run, and how long it says it will go on;
-            seconds, None if it does not say.
-        waiting: how many jobs wait.
-        succeeded: how long jobs took that succeeded.
-        ended: how long all ended jobs took; used while nothing better is known.
+    ``running``: for each running job, how long it has run, and how long it says it will go on;
+    seconds, None if it does not say. ``waiting``: how many jobs wait. ``succeeded``: how long jobs
+    took that succeeded. ``ended``: how long all ended jobs took; used while nothing better is
+    known.
     """
     # those that will succeed, as far as anybody knows
     thought = [ran + left for ran, left in running if left is not None]

@@ -21,7 +21,6 @@ from lllaunch.spawner.protocol import (
     Pickled,
     Program,
     Script,
-    SpawnRequest,
 )
 
 # also what is no UTF-8, as an environment may hold it
