@@ -29,7 +29,7 @@ class Head(NamedTuple):
     """What a page says above all.
 
     Attributes:
-        state: as `lllaunch.results.store.STATES` has it.
+        state: as `lllaunch.words.MEANINGS` has it.
     """
 
     kind: str
