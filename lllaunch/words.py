@@ -69,6 +69,31 @@ STATES: Mapping[str, State] = {
 """All states that anything has."""
 
 
+MEANINGS = {
+    "succeeded": "all workers succeeded; for a sweep: all jobs",
+    "failed": "workers failed; for a sweep: not all jobs succeeded",
+    "signalled": "a signal to the launcher ended it",
+    "error": "lllaunch itself failed",
+    "running": "its launcher is alive",
+    "died": "its launcher ended without a result: killed, or the machine went down",
+    "not_submitted": "its cluster refused it, or its submission was broken off",
+    "cancelled": "a job that was cancelled before it started",
+    "queued": "waiting in the queue of a cluster",
+    "waiting": "a job of a running sweep that has not started",
+    "not_run": "a job that its sweep never started",
+    "unknown": "its files cannot be read or are incomplete",
+}
+"""What the states of runs, sweeps and jobs mean."""
+
+
+UNFINISHED = {
+    "running": "still running",
+    "queued": "still waiting in the queue of its cluster",
+    "died": "no result.json: its launcher was killed, or the machine went down",
+}
+"""What is to be said of a run that is not over, by the state of its directory."""
+
+
 def state_style(state: str) -> str:
     """Return the style of a state, known or not."""
     return STATES.get(state, State()).style
@@ -127,6 +152,50 @@ FAILED: Mapping[RestartCause, str] = {
     "node": "lost a node",
 }
 """What an attempt did, by the cause of its retry."""
+
+
+BEGAN = {
+    "failure": "a worker failed",
+    "died": "a signal ended a worker",
+    "oom": "memory had run out",
+    "hang": "workers hung",
+    "timeout": "an attempt took too long",
+    "spawner": "the process that forks workers was lost",
+    "membership": "other nodes came or left",
+    "node": "a node was lost",
+    "preflight": "the preflight failed",
+}
+"""Why an attempt began, by the reason of its restart."""
+
+
+PUT_BACK = {
+    "preempted": "preempted",
+    "timeout": "time limit",
+    "node_failure": "a node was lost",
+    "failed": "tried again after a failure",
+}
+"""Why a batch job went back into the queue."""
+
+
+def how_ended(code: int | None) -> str:
+    """Return how a worker ended in a word or two; an empty text if it did not fail."""
+    if not code:
+        return ""
+    return signal_name(-code) if code < 0 else f"exit code {code}"
+
+
+def exit_text(code: int | None) -> str:
+    """Return how a worker ended as the predicate of a sentence."""
+    if code is None:
+        return "ended, nobody knows how"
+    if code < 0:
+        return f"was ended by {signal_name(-code)}"
+    return "succeeded" if code == 0 else f"ended with exit status {code}"
+
+
+def signal_text(signum: int | None) -> str:
+    """Return the name of a signal, also of one that nobody knows."""
+    return "a signal" if signum is None else signal_name(signum)
 
 
 _WIDTH = 76

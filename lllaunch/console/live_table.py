@@ -14,11 +14,12 @@ from lllaunch.console.slots import extremes_rows, slots_rows
 from lllaunch.console.status import Part, fitted
 from lllaunch.console.table import GAP, Column, Row, end_of, rows_of
 from lllaunch.results.live import LiveView, count_states
-from lllaunch.results.store import LIVE, STATES, ListEntry
+from lllaunch.results.store import LIVE, ListEntry
 from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.sweep.pool import Lease
 from lllaunch.text import count, plain, printable, size, spans
 from lllaunch.words import (
+    MEANINGS,
     StyledText,
     cause_line,
     counted,
@@ -159,7 +160,7 @@ def what_text(row: ListEntry) -> str:
     said = plain(cause_line(row.text)) if row.text else ""
     own = "" if row.kind == "rank" else plain(short_overrides(row.overrides))
     if row.kind == "sweep":
-        own = GAP.join(filter(None, (done_text(row.counts, STATES), own)))
+        own = GAP.join(filter(None, (done_text(row.counts, MEANINGS), own)))
     return f"{said}; {own}" if said and own else said or own
 
 
@@ -207,7 +208,7 @@ _FINDINGS = 3
 
 def _of_all(view: LiveView) -> str:
     counts = count_states(view.rows)
-    live = counts_text((counts[state], state_text(state)) for state in STATES if state in LIVE)
+    live = counts_text((counts[state], state_text(state)) for state in MEANINGS if state in LIVE)
     over = sum(number for state, number in counts.items() if state not in LIVE)
     parts = [live or "nothing runs", f"{over} ended of late" if over else ""]
     roots = [f"{plain(root.rstrip('/'))}/" for root in view.roots]
@@ -220,7 +221,7 @@ def _facts(view: LiveView, subject: ListEntry) -> Iterable[Part]:
     code = f" (exit code {subject.exit_code})" if subject.exit_code else ""
     yield Part(f"{state}{code}", 10, state_style(subject.state))
     if view.kind == "sweep":
-        done, _, others = done_text(subject.counts, STATES).partition(", ")
+        done, _, others = done_text(subject.counts, MEANINGS).partition(", ")
         yield Part(done, 9, "title")
         if others:
             yield Part(others, 5, "")

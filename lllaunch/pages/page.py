@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def render(name: str, *, state: str, word: str, directory: str, **values: object) -> str:
     """Return the page that a template, which extends ``page.html.j2``, makes of some values.
 
-    `state` is one of `lllaunch.results.store.STATES`, and `word` is how people call it.
+    `state` is one of `lllaunch.words.MEANINGS`, and `word` is how people call it.
     """
     base = os.path.basename(os.path.abspath(directory))
     return (

@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lllaunch.documents import signal_name
 from lllaunch.files import MOST_BYTES, open_file
 from lllaunch.run.directory import EVENTS
 from lllaunch.run.events import EventLine, decode
 from lllaunch.run.result import cause_in
 from lllaunch.text import first_line, printable
 from lllaunch.watchdog.findings import lasted, suspects
-from lllaunch.words import counted, ranks
+from lllaunch.words import BEGAN, counted, exit_text, how_ended, ranks, signal_text
 
 SpanKind = Literal["preload", "rendezvous", "preflight", "spawn", "run", "hang", "grace", "pause"]
 """What lasts. Of a worker group: modules are imported for its workers, nodes meet, the preflight
@@ -227,7 +226,7 @@ class NodeHistory:
             attempt = self._attempt_of(event, at)
         attempt.start_ns = attempt.spawn_ns = at
         if event.reason:
-            why = _REASONS.get(event.reason, self.line(event.reason))
+            why = BEGAN.get(event.reason, self.line(event.reason))
             attempt.mark("restart", at, f"attempt {attempt.number} begins: {why}")
         if before is not None and before is not attempt:
             before.state = before.state or "failed"
@@ -297,11 +296,15 @@ class NodeHistory:
             self.current.span("preflight", begun, at, text)
 
     def _on_signal_received(self, event: EventLine, at: int) -> None:
-        self._attempt_of(event, at).mark("signal", at, f"{_signal(event.signum)} to the launcher")
+        self._attempt_of(event, at).mark(
+            "signal", at, f"{signal_text(event.signum)} to the launcher"
+        )
 
     def _on_signal_workers(self, event: EventLine, at: int) -> None:
         self._on_start_grace(event, at)
-        self._attempt_of(event, at).mark("signal", at, f"{_signal(event.signum)} to all workers")
+        self._attempt_of(event, at).mark(
+            "signal", at, f"{signal_text(event.signum)} to all workers"
+        )
 
     def _on_kill_workers(self, event: EventLine, at: int) -> None:
         self._on_start_grace(event, at)
@@ -315,7 +318,7 @@ class NodeHistory:
     def _on_signal_process(self, event: EventLine, at: int) -> None:
         attempt = self._attempt_of(event, at)
         rank = None if event.rank is None else attempt.base_rank + event.rank
-        attempt.mark("signal", at, f"{_signal(event.signum)} to process {event.pid}", rank)
+        attempt.mark("signal", at, f"{signal_text(event.signum)} to process {event.pid}", rank)
 
     def _on_watchdog_fired(self, event: EventLine, at: int) -> None:
         self._finding(event, at, ends=event.ends)
@@ -399,43 +402,11 @@ _HANDLED: Mapping[str, Callable[[NodeHistory, EventLine, int], None]] = {
     if name.startswith("_on_")
 }
 
-_REASONS = {
-    "failure": "a worker failed",
-    "died": "a signal ended a worker",
-    "oom": "memory had run out",
-    "hang": "workers hung",
-    "timeout": "an attempt took too long",
-    "spawner": "the process that forks workers was lost",
-    "membership": "other nodes came or left",
-    "node": "a node was lost",
-    "preflight": "the preflight failed",
-}
-
 
 def has_failed(worker: SeenWorker) -> bool:
     """Return whether a worker failed by itself; what a signal of the launcher's ended did not."""
     code = worker.exitcode
     return bool(code) and not ((code or 0) < 0 and worker.ending_ns is not None)
-
-
-def how_ended(code: int | None) -> str:
-    """Return how a worker ended in a word or two; an empty text if it did not fail."""
-    if not code:
-        return ""
-    return signal_name(-code) if code < 0 else f"exit code {code}"
-
-
-def exit_text(code: int | None) -> str:
-    """Return how a worker ended as the predicate of a sentence."""
-    if code is None:
-        return "ended, nobody knows how"
-    if code < 0:
-        return f"was ended by {signal_name(-code)}"
-    return "succeeded" if code == 0 else f"ended with exit status {code}"
-
-
-def _signal(signum: int | None) -> str:
-    return "a signal" if signum is None else signal_name(signum)
 
 
 # Files

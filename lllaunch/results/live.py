@@ -13,22 +13,19 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from lllaunch.documents import isoformat
 from lllaunch.results.history import (
-    AppendedLines,
     Note,
     RunHistory,
     SeenWorker,
     has_failed,
-    how_ended,
 )
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
     FoundDirectory,
     ListEntry,
-    Signature,
     contents_of,
     entry_of,
     find,
@@ -41,16 +38,17 @@ from lllaunch.results.store import (
     read_sweep,
     sample_of,
     signature,
-    sweep_result,
+    sweep_files,
 )
 from lllaunch.run.directory import ATTEMPT, PLAN, RESULT, SAMPLES, SUBMISSION
 from lllaunch.run.samples import RankSample, RunSample, finite
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.remaining import Durations, expected_left
+from lllaunch.words import how_ended
 
 if TYPE_CHECKING:
-    from lllaunch.sweep.history import JobHistory, SweepHistory, SweepResult
-    from lllaunch.watchdog.progress import Progress
+    from lllaunch.results.tries import SweepFiles
+    from lllaunch.sweep.history import JobHistory, SweepResult
 
 RECENT_SECONDS = 600.0
 """For how long what has ended is shown among what lives."""
@@ -88,104 +86,70 @@ class LiveView:
 # Pure: from what was read to rows
 
 
-class RunNow(NamedTuple):
-    """What the files of a run tell beside its state."""
-
-    attempt: int | None = None
-    # those of the attempt by rank, each with the name of its node's directory
-    workers: Mapping[int, tuple[str, SeenWorker]] = {}
-    # what the watchdog found, and how attempts failed, each with its attempt
-    notes: tuple[tuple[int, Note], ...] = ()
-    sample: RunSample | None = None
-    age: float = 0.0
-
-    def said(self, *, over: bool = False) -> tuple[str, ...]:
-        """Return the notes in words; those of former attempts say which.
-
-        Of what is over the root cause says what ended the last attempt.
-        """
-        return tuple(
-            note.text if of == self.attempt else f"attempt {of}: {note.text}"
-            for of, note in self.notes
-            if not (over and note.ends and of == self.attempt)
-        )
+_OF_LIFE = ("rate", "eta", "idle", "cpu", "memory", "gpu_use", "gpu_memory")
 
 
-def with_now(row: ListEntry, now: RunNow) -> ListEntry:
-    """Return a run or a job with what its files tell that it does."""
-    ranks = {} if now.sample is None else now.sample.by_rank
-    slowest = slowest_of(ranks)
-    workers = [*ranks.values()]
-    gpus = _gpus_of(workers, now.sample)
-    # of a job it is the number of its tries, which its run knows nothing of
-    known = now.attempt is None or row.kind == "job"
-    row = replace(
-        row,
-        attempts=row.attempts if known else (now.attempt or 0) + 1,
-        slowest=None if slowest is None else slowest[0],
-        behind=None if slowest is None else slowest[1],
-        cpu=_sum(worker.cpu for worker in workers),
-        memory=_integer(_sum(worker.rss for worker in workers)),
-        gpus=gpus.names,
-        gpu_use=gpus.use,
-        gpu_memory=gpus.memory,
-        note=now.said()[-1] if now.notes else "",
-    )
-    progress = progress_of(now.sample)
+def _measured(
+    workers: Collection[RankSample], sample: RunSample | None, age: float, *, live: bool
+) -> dict[str, Any]:
+    """Return the fields of a row that samples of its workers tell; of what is over not the last."""
+    names = tuple(dict.fromkeys(name for worker in workers for name in worker.gpus))
+    gpus = [sample.gpus[name] for name in names if name in sample.gpus] if sample else []
+    uses = _finite(gpu.use for gpu in gpus)
+    fields: dict[str, Any] = {
+        "cpu": _sum(worker.cpu for worker in workers),
+        "memory": _integer(_sum(worker.rss for worker in workers)),
+        "gpus": names,
+        "gpu_use": sum(uses) / len(uses) if uses else None,
+        "gpu_memory": _integer(_sum(gpu.memory for gpu in gpus)),
+    }
+    progress = progress_of(workers)
     if progress is not None:
         # all are done when the last one is
-        lefts = [left for each in workers if (left := finite(each.eta)) is not None and left >= 0]
-        row = _with_progress(row, progress._replace(eta=max(lefts, default=None)), now.age)
-    return row if row.is_live else _at_rest(row)
+        lefts = [left for left in _finite(each.eta for each in workers) if left >= 0]
+        eta = max(0.0, max(lefts) - age) if lefts else None
+        fields |= {**progress._asdict(), "eta": eta, "idle": progress.idle + age}
+    return fields if live else fields | dict.fromkeys(_OF_LIFE)
 
 
-def _at_rest(row: ListEntry) -> ListEntry:
-    """Return a row of what is over without what it did at last."""
-    return replace(
-        row, rate=None, eta=None, idle=None, cpu=None, memory=None, gpu_use=None, gpu_memory=None
-    )
-
-
-def _with_progress(row: ListEntry, progress: Progress, age: float) -> ListEntry:
+def with_now(row: ListEntry, now: _RunFiles) -> ListEntry:
+    """Return a run or a job with what its files tell that it does."""
+    ranks = {} if now.sample is None else now.sample.by_rank
+    slowest, behind = slowest_of(ranks) or (None, None)
+    # of a job it is the number of its tries, which its run knows nothing of
+    known = now.attempt is None or row.kind == "job"
     return replace(
         row,
-        step=progress.step,
-        total=progress.total,
-        rate=progress.rate,
-        eta=None if progress.eta is None else max(0.0, progress.eta - age),
-        idle=progress.idle + age,
-        metrics=progress.metrics,
+        attempts=row.attempts if known else (now.attempt or 0) + 1,
+        slowest=slowest,
+        behind=behind,
+        note=now.said()[-1] if now.notes else "",
+        **_measured(ranks.values(), now.sample, now.age, live=row.is_live),
     )
 
 
-def rank_rows(run: ListEntry, now: RunNow) -> list[ListEntry]:
+def rank_rows(run: ListEntry, now: _RunFiles) -> list[ListEntry]:
     """Return a row for each rank of the attempt that runs, or ran last."""
     sampled = {} if now.sample is None else now.sample.by_rank
     found = []
     for rank in sorted({*now.workers, *sampled}):
         node, worker = now.workers.get(rank) or ("", SeenWorker(rank, started_ns=1))
-        seen = sampled.get(rank) or RankSample()
-        gpus = _gpus_of([seen], now.sample)
-        row = ListEntry(
-            "rank",
-            run.path,
-            _state_of(worker, live=run.is_live),
-            number=rank,
-            attempts=None if now.attempt is None else now.attempt + 1,
-            cpu=finite(seen.cpu),
-            memory=_integer(finite(seen.rss)),
-            gpus=gpus.names,
-            gpu_use=gpus.use,
-            gpu_memory=gpus.memory,
-            note=how_ended(worker.exitcode),
-            exit_code=worker.exitcode,
-            pid=worker.pid,
-            node=node,
+        state = _state_of(worker, live=run.is_live)
+        live = state in {"running", "starting"}
+        found.append(
+            ListEntry(
+                "rank",
+                run.path,
+                state,
+                number=rank,
+                attempts=None if now.attempt is None else now.attempt + 1,
+                note=how_ended(worker.exitcode),
+                exit_code=worker.exitcode,
+                pid=worker.pid,
+                node=node,
+                **_measured([sampled.get(rank) or RankSample()], now.sample, now.age, live=live),
+            )
         )
-        progress = progress_of(RunSample(0.0, 0, {"": seen}))
-        if progress is not None:
-            row = _with_progress(row, progress, now.age)
-        found.append(row if row.is_live else _at_rest(row))
     return found
 
 
@@ -208,25 +172,12 @@ def slowest_of(ranks: Mapping[int, RankSample]) -> tuple[int, float] | None:
     return (behind[0], least) if len(behind) < len(known) else None
 
 
-class _Gpus(NamedTuple):
-    """GPUs that workers see: their names, their use on average, and bytes in use on them."""
-
-    names: tuple[str, ...]
-    use: float | None
-    memory: int | None
-
-
-def _gpus_of(workers: Sequence[RankSample], sample: RunSample | None) -> _Gpus:
-    names = tuple(dict.fromkeys(name for worker in workers for name in worker.gpus))
-    known = {} if sample is None else sample.gpus
-    gpus = [known[name] for name in names if name in known]
-    uses = [use for gpu in gpus if (use := finite(gpu.use)) is not None]
-    memory = _integer(_sum(gpu.memory for gpu in gpus))
-    return _Gpus(names, sum(uses) / len(uses) if uses else None, memory)
+def _finite(numbers: Iterable[float | None]) -> list[float]:
+    return [known for number in numbers if (known := finite(number)) is not None]
 
 
 def _sum(numbers: Iterable[float | None]) -> float | None:
-    known = [known for number in numbers if (known := finite(number)) is not None]
+    known = _finite(numbers)
     return sum(known) if known else None
 
 
@@ -307,82 +258,57 @@ _SETTLED, _QUEUE_PAUSE = 2.0, 5.0
 
 
 class _RunFiles:
-    """The files of a run, each read as far as it has changed."""
+    """What the files of a run tell beside its state, each read as far as it has changed."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._history = RunHistory(path)
         self._sampled: tuple[object, ...] = ()
         self._sample: RunSample | None = None
+        self.attempt: int | None = None
+        # those of the attempt by rank, each with the name of its node's directory
+        self.workers: Mapping[int, tuple[str, SeenWorker]] = {}
+        # what the watchdog found, and how attempts failed, each with its attempt
+        self.notes: Sequence[tuple[int, Note]] = ()
+        self.sample: RunSample | None = None  # the last one of the attempt
+        self.age = 0.0  # of the last sample, seconds
 
-    def look(self, names: Iterable[str]) -> RunNow:
-        """Return what they tell."""
-        known = frozenset(names)
-        nodes = self._history.look(known).nodes
+    def look(self, names: Collection[str]) -> _RunFiles:
+        """Read what is new; `names` is what is in its directory."""
+        nodes = self._history.look(names).nodes
         sampled = tuple(signature(os.path.join(self._path, part, SAMPLES)) for part in nodes)
         if sampled != self._sampled:
             self._sampled, self._sample = sampled, sample_of(self._path)
-        numbers = [int(match[1]) for name in known if (match := ATTEMPT.fullmatch(name))]
-        attempt = self._history.attempt
-        attempt = max(numbers, default=None) if attempt is None else attempt
-        sample = self._sample
-        notes = (
+        self.attempt, sample = self._history.attempt, self._sample
+        if self.attempt is None:
+            numbers = (int(match[1]) for name in names if (match := ATTEMPT.fullmatch(name)))
+            self.attempt = max(numbers, default=None)
+        notes = [
             (each.number, note)
             for _, node in self._history.current
             for each in node.attempts.values()
             for note in each.notes
+        ]
+        self.notes = sorted(notes, key=lambda pair: (pair[0], pair[1].time_ns))[-_MOST_FINDINGS:]
+        self.workers = {
+            each.base_rank + rank: (part, worker)
+            for part, each in self._history.attempts(self.attempt)
+            for rank, worker in each.workers.items()
+        }
+        self.sample = None if sample is None or sample.attempt != self.attempt else sample
+        self.age = 0.0 if sample is None else max(0.0, time.time() - sample.time)
+        return self
+
+    def said(self, *, over: bool = False) -> tuple[str, ...]:
+        """Return the notes in words; those of former attempts say which.
+
+        Of what is over the root cause says what ended the last attempt.
+        """
+        return tuple(
+            note.text if of == self.attempt else f"attempt {of}: {note.text}"
+            for of, note in self.notes
+            if not (over and note.ends and of == self.attempt)
         )
-        return RunNow(
-            attempt,
-            {
-                each.base_rank + rank: (part, worker)
-                for part, each in self._history.attempts(attempt)
-                for rank, worker in each.workers.items()
-            },
-            tuple(sorted(notes, key=lambda pair: (pair[0], pair[1].time_ns))[-_MOST_FINDINGS:]),
-            None if sample is None or sample.attempt != attempt else sample,
-            0.0 if sample is None else max(0.0, time.time() - sample.time),
-        )
-
-
-class _SweepFiles:
-    """The journal and the summary of a sweep, read as far as they have changed."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._journal, self._summary = os.path.join(path, JOURNAL), os.path.join(path, SUMMARY)
-        self._file = AppendedLines(self._journal)
-        self._history: SweepHistory | None = None
-        self._seen: tuple[Signature | None, Signature | None] | None = None
-        self.result: SweepResult | None = None
-
-    def look(self) -> SweepResult | None:
-        """Return what they tell, the same object as before if they are as they were."""
-        seen = signature(self._journal), signature(self._summary)
-        if seen != self._seen:
-            self._seen = seen
-            self.result = self._read(*seen)
-        return self.result
-
-    def _read(self, journal: Signature | None, summary: Signature | None) -> SweepResult | None:
-        from lllaunch.sweep.history import SweepHistory, summary_of  # noqa: PLC0415 - of sweeps
-        from lllaunch.sweep.journal import decode  # noqa: PLC0415
-
-        if journal is None or (summary is not None and summary[2] >= journal[2]):
-            return sweep_result(self._path)
-        for another, line in self._file.added():
-            if another or self._history is None:
-                self._history = SweepHistory()
-            try:
-                entry = decode(line)
-            except ValueError:
-                # of another version, damaged, or cut off and written over
-                continue
-            if entry is not None:
-                self._history.add(*entry)
-        if self._history is None or self._history.header is None:
-            return sweep_result(self._path)
-        return summary_of(self._history, journal[2])
 
 
 @dataclass
@@ -392,7 +318,7 @@ class _KnownSweep:
     ``shown`` has those of all jobs, as the last look found them.
     """
 
-    files: _SweepFiles
+    files: SweepFiles
     result: SweepResult | None = None
     state: str = ""
     asked: float = float("-inf")
@@ -536,12 +462,14 @@ class LiveReader:
     def _is_recent(self, row: ListEntry, now_ns: int) -> bool:
         return row.ended_ns is not None and now_ns - row.ended_ns < self._recent * 1e9
 
-    def _run_now(self, path: str, names: Iterable[str]) -> RunNow:
+    def _run_now(self, path: str, names: Collection[str]) -> _RunFiles:
         return self._runs.setdefault(path, _RunFiles(path)).look(names)
 
     def _sweep_row(self, path: str) -> ListEntry | None:
         """Read a sweep; return its row."""
-        known = self._sweeps.setdefault(path, _KnownSweep(_SweepFiles(path)))
+        if path not in self._sweeps:
+            self._sweeps[path] = _KnownSweep(sweep_files(path))
+        known = self._sweeps[path]
         result = known.files.look()
         submitted = is_submitted(path)
         now = time.monotonic()

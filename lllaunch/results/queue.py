@@ -12,6 +12,7 @@ from lllaunch.documents import isoformat
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import for_signal
 from lllaunch.run.submission import BatchEnded, BatchSignalled, BatchStarted, Requeued
+from lllaunch.words import PUT_BACK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,7 +166,7 @@ class BatchFacts:
         """How often it started and why, if more than once: ``3; put back: preempted (2 times)``."""
         if self.starts < 2 and not self.requeues:
             return ""
-        causes = Counter(_WHY_BACK[back.cause] for _, back in self.requeues)
+        causes = Counter(PUT_BACK[back.cause] for _, back in self.requeues)
         parts = [why if times == 1 else f"{why} ({times} times)" for why, times in causes.items()]
         back = f"; put back into the queue: {', '.join(parts)}" if parts else ""
         return f"{self.starts}{back}"
@@ -184,14 +185,6 @@ class BatchFacts:
             "ran": self.ran,
             "reason": self.reason or None,
         }
-
-
-_WHY_BACK = {
-    "preempted": "preempted",
-    "timeout": "time limit",
-    "node_failure": "a node was lost",
-    "failed": "tried again after a failure",
-}
 
 
 def batch_facts(

@@ -20,7 +20,7 @@ from lllaunch.results.view import RunView, SweepView, blamed, view_run, view_swe
 from lllaunch.run.directory import RESULT
 from lllaunch.run.redact import redactor_of
 from lllaunch.text import first_line, tidy
-from lllaunch.words import ranks
+from lllaunch.words import UNFINISHED, whose
 
 if TYPE_CHECKING:
     from lllaunch.results.queue import BatchFacts
@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 _MOST_LINES = 300
 _LONGEST_LINE = 2000
 _OUTCOMES: dict[str, Outcome] = {"succeeded": "succeeded", "failed": "failed"}
-UNFINISHED = {
-    "running": "still running",
-    "queued": "still waiting in the queue of its cluster",
-    "died": "no result.json: its launcher was killed, or the machine went down",
-}
-"""What is to be said of a run that is not over, by the state of its directory."""
 _UNKNOWN = "no result.json: still running, or its launcher was killed"
 
 
@@ -152,10 +146,9 @@ def _message(outcome: RunResult) -> str:
 
 def _who(root: RootCause) -> str:
     if root.rank is not None:
-        return f"rank {root.rank}"
+        return whose([root.rank])
     # when time is over, all have taken it
-    hung = root.hang.hung if root.hang is not None and root.hang.blamed else ()
-    return ranks(hung) if hung else "all workers"
+    return whose(root.hang.hung if root.hang is not None and root.hang.blamed else ())
 
 
 def _explanation(outcome: RunResult) -> Iterator[str]:
@@ -192,7 +185,7 @@ def _hang(hang: Hang) -> Iterator[str]:
     if hang.collectives is not None:
         yield f"{hang.collectives.sentence()}."
     if hang.waiting:
-        yield f"Only waited for that: {ranks(hang.waiting)}"
+        yield f"Only waited for that: {whose(hang.waiting)}"
     for rank, stack in list(hang.stacks.items())[:16]:
         state = " ".join(filter(None, (stack.state, stack.wchan)))
         if stack.frames:

@@ -63,11 +63,13 @@ from lllaunch.run.submission import (
 from lllaunch.sweep.directory import ARRAYS, JOURNAL, SUMMARY
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
 from lllaunch.text import first_line
+from lllaunch.words import MEANINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from lllaunch.run.samples import RunSample
+    from lllaunch.results.tries import SweepFiles
+    from lllaunch.run.samples import RankSample, RunSample
     from lllaunch.run.submission import QueueEvent, Submission
     from lllaunch.sweep.history import JobHistory, SweepResult
     from lllaunch.watchdog.progress import Progress
@@ -339,23 +341,6 @@ _SILENT = 60.0
 # Hydra's, of the sweep itself.
 _MULTIRUN = "multirun.yaml"
 
-STATES = {
-    "succeeded": "all workers succeeded; for a sweep: all jobs",
-    "failed": "workers failed; for a sweep: not all jobs succeeded",
-    "signalled": "a signal to the launcher ended it",
-    "error": "lllaunch itself failed",
-    "running": "its launcher is alive",
-    "died": "its launcher ended without a result: killed, or the machine went down",
-    "not_submitted": "its cluster refused it, or its submission was broken off",
-    "cancelled": "a job that was cancelled before it started",
-    "queued": "waiting in the queue of a cluster",
-    "waiting": "a job of a running sweep that has not started",
-    "not_run": "a job that its sweep never started",
-    "unknown": "its files cannot be read or are incomplete",
-}
-"""All states of an entry, and what they mean."""
-
-
 LIVE = frozenset({"running", "queued"})
 """States of what is not over, as far as anybody knows."""
 
@@ -365,14 +350,21 @@ class ListEntry:
     """A run, a sweep, a job of one, or a rank, as it is now; `lllaunch.results.live` has ranks."""
 
     kind: Literal["run", "sweep", "job", "rank"]
+    # its directory; of a rank that of its run, of a job that has none that of its sweep
     path: str  # its directory; of a rank that of its run, of a job that has none that of its sweep
+    # as `lllaunch.words.MEANINGS` has it; of a rank ``starting``, ``running``, ``ended`` or
+    # ``failed``
     state: str  # one of `STATES`; of a rank ``starting``, ``running``, ``ended`` or ``failed``
+    # of its launcher; of a rank its exit status
     exit_code: int | None = None  # of its launcher; of a rank its exit status
     started_ns: int | None = None
     # how long it took, or takes until now; of a run on a cluster in all of its starts
+    # how long it took, or takes until now; of a run on a cluster in all of its starts
     seconds: float | None = None
+    # how often its workers were started, or a job
     attempts: int | None = None  # how often its workers were started, or a job
     root_cause: str = ""
+    # what rank 0 returned, where that is short
     value: Any = None  # what rank 0 returned, where that is short
     number: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -380,26 +372,34 @@ class ListEntry:
     # what the cluster says of that as long as it is not known to be over, such as ``PENDING
     # (Priority)``, or `NO_ANSWER`; of a sweep how many of its jobs are in which state there; else
     # empty
+    # what the cluster says of that as long as it is not known to be over, such as ``PENDING
+    # (Priority)``, or `NO_ANSWER`; of a sweep how many of its jobs are in which state there; else
+    # empty
     queue: str = ""
     batch: BatchFacts | None = None
     # what is wrong with its result.json, or its sweep.json and journal
+    # what is wrong with its result.json, or its sweep.json and journal
     error: LaunchError | None = field(default=None, compare=False)
+    # what is to be said of it unless there is a root cause
     note: str = ""  # what is to be said of it unless there is a root cause
+    # how far it is; of a sweep how many of its jobs have succeeded
     step: float | None = None  # how far it is; of a sweep how many of its jobs have succeeded
     total: float | None = None
     rate: float | None = None
     eta: float | None = None
-    idle: float | None = None  # seconds since the step changed
+    idle: float | None = None  # seconds since the step changed  # seconds since the step changed
     slowest: int | None = None
     behind: float | None = None
     cpu: float | None = None
     memory: int | None = None
     gpus: tuple[str, ...] = ()
+    # share of the time that they are busy, on average
     gpu_use: float | None = None  # share of the time that they are busy, on average
     gpu_memory: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     pid: int | None = None
     node: str = ""
+    # numbers of the cores that a job holds
     cpus: tuple[int, ...] = ()  # numbers of the cores that a job holds
     load_overrides: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
 
@@ -408,7 +408,8 @@ class ListEntry:
         """How far its workers are, of a run or a job that runs; None where that is not known."""
         if self.state != "running" or self.kind == "sweep":
             return None
-        return progress_of(sample_of(self.path))
+        sample = sample_of(self.path)
+        return None if sample is None else progress_of(sample.ranks.values())
 
     @cached_property
     def overrides(self) -> tuple[str, ...]:
@@ -458,14 +459,12 @@ def sample_of(path: str) -> RunSample | None:
     return None if changed < began_ns else last_sample(path)
 
 
-def progress_of(sample: RunSample | None) -> Progress | None:
-    """Return how far the worker is that is the furthest in a sample."""
-    if sample is None:
-        return None
+def progress_of(workers: Iterable[RankSample]) -> Progress | None:
+    """Return how far the worker is that is the furthest."""
     from lllaunch.run.samples import finite  # noqa: PLC0415 - as above
     from lllaunch.watchdog.progress import Progress  # noqa: PLC0415 - as above
 
-    steps = {finite(each.step): each for each in sample.ranks.values()}
+    steps = {finite(each.step): each for each in workers}
     furthest = max((step for step in steps if step is not None), default=None)
     if furthest is None:
         return None
@@ -799,16 +798,15 @@ def read_sweep(
     path: str,
     queue: BatchQueue | None = None,
     result: SweepResult | None = None,
-    document: str = "",
 ) -> tuple[ListEntry, SweepResult | None]:
     """Return what became of a sweep, and what is known of its jobs; never raises.
 
-    `result` is what is known of its jobs if that is known already, `document` as of
-    `read_sweep_files`.
+    `result` is what is known of its jobs if that is known already.
     """
     error = None
     if result is None:
-        result, error = read_sweep_files(path, document)
+        files = sweep_files(path)
+        result, error = files.result, files.error
     if result is None:
         began = _changed_ns(os.path.join(path, JOURNAL))
         return ListEntry("sweep", path, "unknown", started_ns=began, error=error), None
@@ -869,42 +867,14 @@ def _with_submitted(sweep: ListEntry, jobs: Sequence[ListEntry]) -> ListEntry:
     return replace(sweep, state=state, exit_code=int(code))
 
 
-def sweep_result(path: str) -> SweepResult | None:
-    """Return what is known of a sweep, None if nothing is."""
-    return read_sweep_files(path)[0]
-
-
-def read_sweep_files(
-    path: str, document: str = ""
-) -> tuple[SweepResult | None, LaunchError | None]:
-    """Return what is known of a sweep, and what is wrong with its files.
-
-    sweep.json counts unless the journal is younger, which it is after a crash or during a resume:
-    here alone it is decided. `document` is a sweep.json under another name, which then tells all.
-    """
+def sweep_files(path: str, document: str = "") -> SweepFiles:
+    """Return the files of a sweep, as they were at a first look."""
     # not every list has one
-    from lllaunch.sweep.history import SweepHistory, read_summary, summary_of  # noqa: PLC0415
-    from lllaunch.sweep.journal import read_journal  # noqa: PLC0415
+    from lllaunch.results.tries import SweepFiles  # noqa: PLC0415
 
-    journal, summary = os.path.join(path, JOURNAL), document or os.path.join(path, SUMMARY)
-    result: SweepResult | None = None
-    error: LaunchError | None = None
-    try:
-        result = read_summary(summary)
-    except OSError as problem:
-        error = OutputError(summary, problem.strerror or str(problem))
-    except ValueError as problem:
-        error = unreadable(summary, str(problem))
-    grown = None if document else _changed_ns(journal)
-    if grown is None or (result is not None and (_changed_ns(summary) or 0) >= grown):
-        return result, error
-    history, last_ns = SweepHistory(), 0
-    try:
-        for last_ns, record in read_journal(journal):
-            history.add(last_ns, record)
-    except LaunchError as problem:
-        return result, error or problem
-    return (result if history.header is None else summary_of(history, last_ns)), error
+    files = SweepFiles(path, document)
+    files.look()
+    return files
 
 
 def _state_of_sweep(path: str, code: int | None) -> str:
@@ -923,7 +893,7 @@ def jobs_of(
 
     Of jobs that were submitted their own directories tell.
     """
-    result = result or sweep_result(sweep.path)
+    result = result or sweep_files(sweep.path).result
     if result is not None:
         yield from _jobs(sweep, result, queue)
 
@@ -1012,7 +982,7 @@ def _state_of_job(job: JobHistory, sweep: str) -> str:
         return "waiting" if sweep == "running" else "not_run"
     if job.state == "started":
         return "running" if sweep == "running" else "died"
-    return job.state if job.state in STATES else "unknown"
+    return job.state if job.state in MEANINGS else "unknown"
 
 
 LATEST = "latest"
@@ -1167,7 +1137,7 @@ def _having(found: FoundDirectory, job: str) -> list[FoundDirectory]:
         return [found] if SUBMISSION in found.names and _batch_job(found.path) == job else []
     if ARRAYS not in found.names:
         return []
-    result = sweep_result(found.path)
+    result = sweep_files(found.path).result
     paths = [os.path.join(found.path, each.directory) for each in result.jobs] if result else []
     ids = {path: _batch_job(path) for path in paths}
     if any(id_.startswith(f"{job}_") for id_ in ids.values()):

@@ -25,13 +25,12 @@ from lllaunch.results.history import (
     SeenAttempt,
     SeenWorker,
     TimeSpan,
-    exit_text,
 )
 from lllaunch.results.store import read_run
 from lllaunch.run.directory import SAMPLES
 from lllaunch.run.samples import RunSample, decode, finite
 from lllaunch.text import printable
-from lllaunch.words import ranks
+from lllaunch.words import exit_text, ranks
 
 if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory, ListEntry

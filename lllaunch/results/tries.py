@@ -1,36 +1,43 @@
-"""The jobs of a sweep in time: each try of each job, on the GPUs or cores that it held.
+"""What a journal comes to: the jobs of a sweep, and each try of each job in time.
 
-`tries_of` makes them of the journal's records and `tracks_of` lays them out; both are pure.
+`SweepFiles` is the one reader of journal and sweep.json for all that shows a sweep. `SweepTries`
+and `tracks_of`, which lays tries out on the GPUs or cores that they held, are pure.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from lllaunch.config.secrets import redacted_overrides
-from lllaunch.errors import LaunchError
-from lllaunch.results.store import lock_of, state_of, sweep_result
-from lllaunch.sweep.directory import JOURNAL
-from lllaunch.sweep.history import SweepResult, known_summary
+from lllaunch.errors import LaunchError, OutputError
+from lllaunch.results.history import AppendedLines
+from lllaunch.results.store import Signature, lock_of, signature, state_of, unreadable
+from lllaunch.sweep.directory import JOURNAL, SUMMARY
+from lllaunch.sweep.history import (
+    JobHistory,
+    SweepHistory,
+    SweepResult,
+    read_summary,
+    summary_of,
+)
 from lllaunch.sweep.journal import (
-    ComposedRecord,
     EndedRecord,
-    Header,
     OverRecord,
     Resumed,
     StartedRecord,
+    decode,
     read_journal,
 )
 from lllaunch.sweep.pool import Lease
 
 if TYPE_CHECKING:
     from lllaunch.sweep.journal import JournalEntry, Record
+
+_MOST_BYTES, _LONGEST_RECORD = 1 << 40, 64 << 20
 
 NOTHING = Lease()
 """What a job holds that needs neither GPUs nor cores of its own."""
@@ -76,28 +83,68 @@ class SweepTimeline:
     resumed_ns: tuple[int, ...] = ()
 
 
-def read_sweep_timeline(
-    directory: str, document: str = "", hide: Callable[[str], str] = str
-) -> SweepTimeline:
-    """Read what happened when in a sweep; never raises for what its files hold.
+class SweepTries:
+    """What the records of a journal come to, one after the other."""
 
-    ``directory``: of the sweep. Where the journal cannot be read its sweep.json tells of the last
-    try of each job. ``document``: its sweep.json under another name, which then tells all; else
-    empty.
-    """
-    if document:
-        return _of_summary(known_summary(document) or SweepResult(), hide)
-    now_ns = time.time_ns()
-    live = state_of(lock_of("sweep", directory)) == "running"
-    found = tries_of(_readable(os.path.join(directory, JOURNAL)), now_ns if live else None, hide)
-    result = None if found.tries else sweep_result(directory)
-    return found if result is None else _of_summary(result, hide)
+    def __init__(self) -> None:
+        self.history = SweepHistory()
+        self.first_ns = self.last_ns = 0
+        self._over: list[tuple[JobHistory, int, str]] = []
+        self._running: dict[int, JobHistory] = {}
+        self._resumed_ns: list[int] = []
+
+    def take(self, at: int, record: Record) -> None:
+        """See what follows from a record."""
+        self.first_ns, self.last_ns = min(at, self.first_ns or at), max(at, self.last_ns)
+        if isinstance(record, (Resumed, OverRecord)):
+            # of what was not told to have ended the launcher was gone before it
+            self._over += [(job, at, "lost") for job in self._running.values()]
+            self._running.clear()
+        elif isinstance(record, StartedRecord) and record.job in self._running:
+            self._over.append((self._running[record.job], at, "lost"))
+        self.history.add(at, record)
+        if isinstance(record, Resumed):
+            self._resumed_ns.append(at)
+        elif isinstance(record, StartedRecord):
+            self._running[record.job] = self.history.jobs[record.job]
+        elif isinstance(record, EndedRecord) and record.job in self._running:
+            del self._running[record.job]
+            self._over.append((self.history.jobs[record.job], at, record.result.state))
+
+    def timeline(self, now_ns: int | None, hide: Callable[[str], str] = str) -> SweepTimeline:
+        """Return the sweep in time; `now_ns` is the time if it goes on, else None."""
+        end, fate = max(self.last_ns, now_ns or 0), "lost" if now_ns is None else "running"
+        tries = [*self._over, *((job, end, fate) for job in self._running.values())]
+        return SweepTimeline(
+            self.first_ns,
+            end,
+            now_ns is None,
+            _tries(tries, hide),
+            self.history.slots,
+            tuple(self._resumed_ns),
+        )
 
 
-def _readable(journal: str) -> Iterator[JournalEntry]:
-    """Yield what stands before a line that is damaged; one record at a time is in memory."""
-    with contextlib.suppress(LaunchError):
-        yield from read_journal(journal)
+def _tries(
+    found: Iterable[tuple[JobHistory, int, str]], hide: Callable[[str], str]
+) -> tuple[JobTry, ...]:
+    """Return tries of what is known of a job by then, when each ended, and its fate."""
+    tries = (
+        JobTry(
+            job.job,
+            max(0, job.tries - 1),
+            job.started_ns,
+            max(job.started_ns, end_ns),
+            fate,
+            job.lease,
+            tuple(map(hide, redacted_overrides(job.overrides))),
+            None if job.result is None else job.result.exit_code,
+            job.objective,
+            "" if job.result is None else hide(job.result.root_cause),
+        )
+        for job, end_ns, fate in found
+    )
+    return tuple(sorted(tries, key=lambda each: (each.start_ns, each.job)))
 
 
 def tries_of(
@@ -105,114 +152,109 @@ def tries_of(
     now_ns: int | None = None,
     hide: Callable[[str], str] = str,
 ) -> SweepTimeline:
-    """Return a sweep in time. Pure.
-
-    ``now_ns``: the time, nanoseconds since the epoch, of a sweep that goes on; else None.
-    """
-    history = _Tries(hide)
+    """Return a sweep in time; `now_ns` as of `SweepTries.timeline`. Pure."""
+    tries = SweepTries()
     for at, record in entries:
-        history.take(at, record)
-    end = max(history.last_ns, now_ns or 0)
-    history.lose(end, "lost" if now_ns is None else "running")
-    found = sorted(history.over, key=lambda each: (each.start_ns, each.job))
-    slots = Lease(tuple(history.gpus), tuple(sorted(history.cpus)))
-    resumed = tuple(history.resumed_ns)
-    return SweepTimeline(history.first_ns, end, now_ns is None, tuple(found), slots, resumed)
+        tries.take(at, record)
+    return tries.timeline(now_ns, hide)
 
 
-class _Tries:
-    """What the records of a journal come to, one after the other."""
+class SweepFiles:
+    """The journal and the sweep.json of a sweep, each read as far as it has changed.
 
-    def __init__(self, hide: Callable[[str], str]) -> None:
-        self._hide = hide
-        self.first_ns = 0
-        self.last_ns = 0
-        self.over: list[JobTry] = []
-        self.resumed_ns: list[int] = []
-        self.gpus: dict[str, None] = {}
-        self.cpus: set[int] = set()
-        self._overrides: dict[int, tuple[str, ...]] = {}
-        self._running: dict[int, JobTry] = {}
-        self._count: Counter[int] = Counter()
+    sweep.json counts unless the journal is younger, which it is after a crash or during a resume:
+    here alone it is decided. `document` is a sweep.json under another name, which then tells all.
+    """
 
-    def take(self, at: int, record: Record) -> None:
-        """See what follows from a record."""
-        self.first_ns, self.last_ns = min(at, self.first_ns or at), max(at, self.last_ns)
-        if isinstance(record, (Header, Resumed)):
-            slots = record.slots or NOTHING
-            self.gpus |= dict.fromkeys(slots.gpus)
-            self.cpus.update(slots.cpus)
-        if isinstance(record, Resumed):
-            self.resumed_ns.append(at)
-        if isinstance(record, (Resumed, OverRecord)):
-            # of what was not told to have ended the launcher was gone before it
-            self.lose(at, "lost")
-        elif isinstance(record, ComposedRecord):
-            self._overrides[record.job] = _shown(record.overrides, self._hide)
-        elif isinstance(record, StartedRecord):
-            self._start(at, record)
-        elif isinstance(record, EndedRecord):
-            self._end(at, record)
+    def __init__(self, path: str, document: str = "") -> None:
+        self._journal = "" if document else os.path.join(path, JOURNAL)
+        self._lock = lock_of("sweep", path)
+        self._summary = document or os.path.join(path, SUMMARY)
+        self._file = AppendedLines(self._journal, _MOST_BYTES, _LONGEST_RECORD)
+        self._tries = SweepTries()
+        self._problem: LaunchError | None = None
+        self._seen: tuple[Signature | None, Signature | None] | None = None
+        self._told: tuple[SweepResult | None, LaunchError | None] = None, None
+        self.result: SweepResult | None = None
+        self.error: LaunchError | None = None  # what is wrong with its files, as of the last look
 
-    def _start(self, at: int, record: StartedRecord) -> None:
-        job = record.job
-        if (before := self._running.pop(job, None)) is not None:
-            self._add(before, at)
-        overrides = self._overrides.get(job, ())
-        number = self._count[job]
-        self._count[job] += 1
-        self._running[job] = JobTry(job, number, at, at, "lost", record.lease, overrides)
+    def look(self) -> SweepResult | None:
+        """Return what they tell, the same object as before if they are as they were."""
+        journal, summary = signature(self._journal), signature(self._summary)
+        before, self._seen = self._seen, (journal, summary)
+        if before == self._seen:
+            return self.result
+        if before is None or before[1] != summary:
+            self._told = self._read_summary()
+        self.result, self.error = self._told
+        if journal is None or (self.result and (summary or journal)[2] >= journal[2]):
+            return self.result
+        self._grow()
+        if self._problem is None and self._tries.history.header is None:
+            self._check()
+        if self._problem is not None:
+            self.error = self.error or self._problem
+        elif self._tries.history.header is not None:
+            self.result = summary_of(self._tries.history, self._tries.last_ns)
+        return self.result
 
-    def _end(self, at: int, record: EndedRecord) -> None:
-        started = self._running.pop(record.job, None)
-        if started is None:
-            return
-        result = record.result
-        ended = replace(
-            started,
-            fate=result.state,
-            exit_code=result.exit_code,
-            objective=result.objective,
-            root_cause=self._hide(result.root_cause),
-        )
-        self._add(ended, at)
+    def timeline(self, hide: Callable[[str], str] = str) -> SweepTimeline:
+        """Return what happened when: each try, or of sweep.json alone the last one of each job."""
+        self.look()
+        self._grow()
+        live = self._journal and state_of(self._lock) == "running"
+        found = self._tries.timeline(time.time_ns() if live else None, hide)
+        result = self.result
+        if found.tries or result is None:
+            return found
+        last = [
+            (job, job.ended_ns, job.state if job.result is not None else "lost")
+            for job in result.jobs
+            if job.started_ns
+        ]
+        tries = _tries(last, hide)
+        starts = [*(each.start_ns for each in tries[:1]), result.started_ns]
+        start = min((each for each in starts if each), default=0)
+        end = max([start, result.ended_ns, *(each.end_ns for each in tries)])
+        return SweepTimeline(start, end, over=True, tries=tries)
 
-    def lose(self, at: int, fate: str) -> None:
-        """See that of the tries that go on nothing is told any more."""
-        for each in self._running.values():
-            self._add(replace(each, fate=fate), at)
-        self._running.clear()
+    def _read_summary(self) -> tuple[SweepResult | None, LaunchError | None]:
+        try:
+            return read_summary(self._summary), None
+        except OSError as problem:
+            return None, OutputError(self._summary, problem.strerror or str(problem))
+        except ValueError as problem:
+            return None, unreadable(self._summary, str(problem))
 
-    def _add(self, each: JobTry, end_ns: int) -> None:
-        self.over.append(replace(each, end_ns=max(each.start_ns, end_ns)))
+    def _grow(self) -> None:
+        """Read what was added to the journal; what stands before a damaged line counts."""
+        for another, line in self._file.added():
+            if another:
+                self._tries, self._problem = SweepTries(), None
+            if self._problem is not None:
+                continue
+            try:
+                entry = decode(line)
+            except ValueError:
+                self._check()
+                continue
+            if entry is not None:
+                self._tries.take(*entry)
+
+    def _check(self) -> None:
+        """Find out what is wrong with the journal, if anything is: it may have grown meanwhile."""
+        try:
+            for _ in read_journal(self._journal):
+                pass
+        except LaunchError as problem:
+            self._problem = problem
 
 
-def _shown(overrides: Iterable[str], hide: Callable[[str], str]) -> tuple[str, ...]:
-    return tuple(map(hide, redacted_overrides(tuple(overrides))))
-
-
-def _of_summary(result: SweepResult, hide: Callable[[str], str]) -> SweepTimeline:
-    tries = [
-        JobTry(
-            job.job,
-            max(0, job.tries - 1),
-            job.started_ns,
-            max(job.started_ns, job.ended_ns),
-            job.state if job.result is not None else "lost",
-            job.lease,
-            _shown(job.overrides, hide),
-            None if job.result is None else job.result.exit_code,
-            job.objective,
-            "" if job.result is None else hide(job.result.root_cause),
-        )
-        for job in result.jobs
-        if job.started_ns
-    ]
-    tries.sort(key=lambda each: (each.start_ns, each.job))
-    start = min([each.start_ns for each in tries], default=result.started_ns)
-    start = min(start, result.started_ns or start)
-    end = max([start, result.ended_ns, *(each.end_ns for each in tries)])
-    return SweepTimeline(start, end, over=True, tries=tuple(tries))
+def read_sweep_timeline(
+    directory: str, document: str = "", hide: Callable[[str], str] = str
+) -> SweepTimeline:
+    """Read what happened when in a sweep; `document` as of `SweepFiles`."""
+    return SweepFiles(directory, document).timeline(hide)
 
 
 _KINDS: tuple[SlotKind, ...] = ("gpu", "cpu", "job")

@@ -26,10 +26,9 @@ from lllaunch.results.store import (
     jobs_of,
     read_run,
     read_sweep,
-    read_sweep_files,
+    sweep_files,
 )
 from lllaunch.results.timeline import RunTimeline, read_timeline
-from lllaunch.results.tries import SweepTimeline, read_sweep_timeline
 from lllaunch.run.directory import PLAN, RESULT
 from lllaunch.run.excerpts import tail
 from lllaunch.run.redact import redactor_of
@@ -39,6 +38,7 @@ from lllaunch.watchdog.stacks.merged import TREE
 
 if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory
+    from lllaunch.results.tries import SweepFiles, SweepTimeline
     from lllaunch.run.excerpts import Excerpt
     from lllaunch.run.result import AttemptResult, NodeResult, RootCause, RunResult, WorkerResult
     from lllaunch.sweep.history import JobHistory, SweepResult
@@ -266,6 +266,7 @@ class SweepView:
     found: FoundDirectory
     entry: ListEntry
     result: SweepResult | None
+    files: SweepFiles
     hide: Callable[[str], str] = str
     queue: BatchQueue = field(default_factory=BatchQueue)
 
@@ -282,20 +283,21 @@ class SweepView:
     @cached_property
     def timeline(self) -> SweepTimeline:
         """What happened when."""
-        return read_sweep_timeline(self.path, self.found.file, self.hide)
+        return self.files.timeline(self.hide)
 
 
 def view_sweep(found: FoundDirectory, hide: Callable[[str], str] | None = None) -> SweepView:
     """Read what became of a sweep; `hide` is what takes secrets out, if that is known already."""
     hide = hide or redactor_of(found.path, os.environ)
     queue = BatchQueue()
-    result, error = read_sweep_files(found.path, found.file)
+    files = sweep_files(found.path, found.file)
+    result = files.result
     if result is not None:
         command = tuple(map(hide, redacted_overrides(result.command)))
         jobs = tuple(_without_secrets(job, hide) for job in result.jobs)
         result = structs.replace(result, jobs=jobs, command=command)
     entry, _ = read_sweep(found.path, queue, result)
-    return SweepView(found, replace(entry, error=error), result, hide, queue)
+    return SweepView(found, replace(entry, error=files.error), result, files, hide, queue)
 
 
 def _without_secrets(job: JobHistory, hide: Callable[[str], str]) -> JobHistory:

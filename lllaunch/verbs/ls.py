@@ -12,7 +12,6 @@ from lllaunch.console.table import Column, Row, rows_of
 from lllaunch.results.index import DEFAULT_ROOTS
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
-    STATES,
     ListEntry,
     NoSuchRun,
     jobs_of,
@@ -24,6 +23,7 @@ from lllaunch.results.store import (
 from lllaunch.text import plain as one_line
 from lllaunch.verbs.printing import Parser, columns, complain, perform, print_json, print_rows
 from lllaunch.words import (
+    MEANINGS,
     counted,
     done_text,
     jobs_text,
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    told = "\n".join(f"  {state_text(name):<13} {meaning}" for name, meaning in STATES.items())
+    told = "\n".join(f"  {state_text(name):<13} {meaning}" for name, meaning in MEANINGS.items())
     parser = Parser("ls", _DESCRIPTION, f"states:\n{told}")
     roots = ", ".join(DEFAULT_ROOTS)
     what = f"where to search; default: {roots}, and other places where runs were started from here"
@@ -77,9 +77,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _states(text: str) -> frozenset[str]:
     names = frozenset(name.strip().replace("-", "_").replace(" ", "_") for name in text.split(","))
-    unknown = sorted(names - STATES.keys())
+    unknown = sorted(names - MEANINGS.keys())
     if unknown:
-        states = ", ".join(map(state_text, STATES))
+        states = ", ".join(map(state_text, MEANINGS))
         raise argparse.ArgumentTypeError(f"unknown state {unknown[0]!r} (choose from {states})")
     return names
 
@@ -188,12 +188,12 @@ def _overrides(entry: ListEntry) -> str:
     text = one_line(short_overrides(entry.overrides))
     if entry.kind != "sweep":
         return text
-    told = done_text(entry.counts, STATES) if entry.state == "running" else counts_of(entry)
+    told = done_text(entry.counts, MEANINGS) if entry.state == "running" else counts_of(entry)
     return f"{told}; {text}" if text else told
 
 
 def counts_of(sweep: ListEntry) -> str:
     """Return ``4 jobs: 3 succeeded, 1 failed``."""
-    parts = jobs_text(sweep.counts, STATES)
+    parts = jobs_text(sweep.counts, MEANINGS)
     told = counted(sum(sweep.counts.values()), "job")
     return f"{told}: {parts}" if parts else told

@@ -15,7 +15,6 @@ from lllaunch.files import open_file
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
     LATEST,
-    STATES,
     ListEntry,
     entry_now,
     is_held,
@@ -26,7 +25,7 @@ from lllaunch.results.store import (
 from lllaunch.run.submission import BatchEnded, account_of
 from lllaunch.text import duration
 from lllaunch.verbs.printing import Parser, complain, perform, print_lines
-from lllaunch.words import shown_path
+from lllaunch.words import MEANINGS, shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -140,7 +139,7 @@ def outcome_text(entry: ListEntry) -> str:
     starts = "" if entry.batch is None else entry.batch.text
     again = f"; starts: {starts}" if starts else ""
     if entry.exit_code is None:
-        return f"{entry.state}{took}: {entry.root_cause or STATES[entry.state]}{again}"
+        return f"{entry.state}{took}: {entry.root_cause or MEANINGS[entry.state]}{again}"
     text = entry.state if not entry.exit_code else f"{entry.state}, exit code {entry.exit_code}"
     cause = f": {entry.root_cause}" if entry.root_cause else ""
     return f"{text}{took}{cause}{again}"

@@ -20,7 +20,6 @@ from lllaunch.results import index
 from lllaunch.results.index import remember, used_from
 from lllaunch.results.report import load
 from lllaunch.results.store import (
-    STATES,
     FoundDirectory,
     NoSuchRun,
     entry_of,
@@ -36,7 +35,7 @@ from lllaunch.results.store import (
     read_overrides,
     read_run,
     roots_of,
-    sweep_result,
+    sweep_files,
 )
 from lllaunch.results.view import view_run
 from lllaunch.run.directory import LOCK_NAME
@@ -52,6 +51,7 @@ from lllaunch.sweep.journal import (
     StartedRecord,
     encode,
 )
+from lllaunch.words import MEANINGS
 
 T0 = 1_700_000_000_000_000_000
 S = 1_000_000_000
@@ -287,18 +287,18 @@ def test_sweeps_that_run_were_killed_or_signalled(tmp_path: Path):
     assert entry.state == "signalled"
     *_, last = jobs_of(entry)
     assert (last.state, last.root_cause) == ("not_run", "SIGINT")
-    assert set(entry.counts) <= set(STATES)
+    assert set(entry.counts) <= set(MEANINGS)
 
 
 def test_the_summary_counts_unless_the_journal_is_younger(tmp_path: Path):
     sweep(tmp_path, (5, FAILED), (6, OverRecord(6)))
     write(tmp_path / "sweep.json", '{"jobs": [], "exit_code": 0}', T0 + 10 * S)
-    assert sweep_result(str(tmp_path)) == SweepResult(exit_code=0)
+    assert sweep_files(str(tmp_path)).result == SweepResult(exit_code=0)
     write(tmp_path / "sweep.json", '{"jobs": [], "exit_code": 0}', T0)
     assert states(tmp_path) == {tmp_path.name: "failed"}
     # a damaged journal, and one of another version
     (tmp_path / "sweep.jsonl").write_text("{}\n{}\n")
-    assert sweep_result(str(tmp_path)) == SweepResult(exit_code=0)
+    assert sweep_files(str(tmp_path)).result == SweepResult(exit_code=0)
     (tmp_path / "sweep.json").unlink()
     assert states(tmp_path) == {tmp_path.name: "unknown"}
 

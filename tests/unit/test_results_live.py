@@ -424,18 +424,18 @@ def test_a_sweep_and_its_jobs(tmp_path: Path, sweep: Swept) -> None:
 def test_of_a_journal_only_what_was_added_is_read(
     sweep: Swept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lllaunch.sweep import journal
+    from lllaunch.results import tries
 
     for job in range(5):
         sweep.start(job)
     sweep.look()
     decoded: list[bytes] = []
 
-    def noted(line: bytes, real: Any = journal.decode) -> Any:
+    def noted(line: bytes, real: Any = tries.decode) -> Any:
         decoded.append(line)
         return real(line)
 
-    monkeypatch.setattr(journal, "decode", noted)
+    monkeypatch.setattr(tries, "decode", noted)
     sweep.look()
     assert decoded == []
     sweep.end(4, 1.0)
