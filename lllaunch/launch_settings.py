@@ -21,7 +21,7 @@ _SAME = object()
 ALWAYS_SAID = object()
 
 
-class Setting:
+class LaunchSetting:
     """What is known of one setting; its name and kind are those of the attribute that it is."""
 
     name: str
@@ -55,7 +55,7 @@ class Setting:
 
 
 # the annotations of `Launch` are types of what a config has, not of these
-setting: Any = Setting
+setting: Any = LaunchSetting
 
 if TYPE_CHECKING:
     Ranks = int | str
@@ -486,8 +486,8 @@ class Launch:
     `LLLAUNCH_LOCKED=1` does the same for every run and every job of a sweep."""
 
 
-SETTINGS: tuple[Setting, ...] = tuple(
-    each for each in vars(Launch).values() if isinstance(each, Setting)
+SETTINGS: tuple[LaunchSetting, ...] = tuple(
+    each for each in vars(Launch).values() if isinstance(each, LaunchSetting)
 )
 
 

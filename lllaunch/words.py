@@ -131,6 +131,7 @@ def state_words(state: str) -> str:
 _OF_JOBS = {
     "error": "failed",
     "signalled": "failed",
+    "died": "failed",
     "composed": "not run",
     "skipped": "not run",
     "not_run": "not run",

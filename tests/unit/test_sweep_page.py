@@ -19,7 +19,7 @@ from lllaunch.pages.sweep_facts import SweepFacts, sweep_facts
 from lllaunch.pages.sweep_page import sweep_page
 from lllaunch.results.cases import Case, CodeLine, Log
 from lllaunch.results.store import FoundDirectory, ListEntry, look
-from lllaunch.results.tries import JobTry, SweepTimeline
+from lllaunch.results.tries import JobTry, SweepFiles, SweepTimeline
 from lllaunch.results.view import SweepView, view_sweep
 from lllaunch.sweep.directory import SweepDirectory
 from lllaunch.sweep.history import JobHistory, SweepResult
@@ -92,7 +92,7 @@ def swept(
 ) -> SweepFacts:
     entry = ListEntry("sweep", path, state, exit_code=6, started_ns=T0, seconds=100.0)
     found = FoundDirectory(path, "sweep", frozenset())
-    sweep = SweepView(found, entry, SweepResult(jobs, **more))
+    sweep = SweepView(found, entry, SweepResult(jobs, **more), SweepFiles(path))
     timeline = SweepTimeline(T0, T0 + 100 * SECOND, over=True, tries=tuple(tries), slots=slots)
     # what would be read of a journal
     sweep.__dict__["timeline"] = timeline
