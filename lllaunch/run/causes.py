@@ -5,11 +5,14 @@ What the watchdog finds (`lllaunch.watchdog.findings`) is a cause as it is.
 
 from __future__ import annotations
 
+import re
 from typing import TypeAlias
 
 from lllaunch.documents import Record, Said, signal_name
 from lllaunch.text import duration
 from lllaunch.watchdog.findings import Finding
+
+_BELOW = re.compile(r"\bCaught \w+ in (DataLoader worker process \d+)\.$")
 
 
 class Raised(Said, frozen=True):
@@ -19,7 +22,13 @@ class Raised(Said, frozen=True):
     exitcode: int  # the exit status that followed
 
     def __str__(self) -> str:
-        return f"raised {self.message.splitlines()[0]}" if self.message else "raised an exception"
+        if not self.message:
+            return "raised an exception"
+        first = self.message.splitlines()[0]
+        # torch says first that a process below has raised, and at last what
+        below = _BELOW.search(first)
+        last = self.message.rstrip().rpartition("\n")[2]
+        return f"raised {first}" if below is None else f"raised {last} (in {below[1]})"
 
 
 class DeviceOutOfMemory(Raised, frozen=True):

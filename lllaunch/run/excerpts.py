@@ -229,8 +229,9 @@ def read_crash(directory: str, stderr: str, hide: Callable[[str], str] = str) ->
         except OSError:
             continue
         found = text.rfind(_FATAL)
-        if found >= 0:
-            return clean_text(hide(text[found:]))
+        # of SIGXCPU, which is none of Python's fatal ones, it writes the stacks alone
+        if found >= 0 or path != stderr:
+            return clean_text(hide(text[max(0, found) :]))
     return ""
 
 

@@ -28,7 +28,7 @@ from lllaunch.run.result import (
     Sure,
     Victim,
 )
-from lllaunch.text import size, times
+from lllaunch.text import duration, size, times
 from lllaunch.watchdog.findings import Stalled, is_of_all, lasted, suspects
 from lllaunch.watchdog.stacks.frames import LIBRARY, Waits, crash_frames
 
@@ -549,6 +549,9 @@ _NEAR_LIMIT = 0.8
 _SAYS_KILLED = re.compile(r"killed by signal: Killed|SIGKILL|exit (?:code|status) (?:137|-9)\b")
 
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+_NO_CUDA = re.compile(
+    r"Torch not compiled with CUDA|'torch\._C' has no attribute '_cuda|torch\._C\._cuda"
+)
 _PORT = re.compile(r"\bport:? (\d{1,5})\b")
 
 # /dev/shm with less free than this is full: one tensor handed between processes needs more.
@@ -617,7 +620,7 @@ def explain(worker: WorkerRecord, record: AttemptRecord) -> Explanation | None:
         if below is None and worker.disk is not None:
             text = "It could not write down why: the file system of its logs is full."
             return Explanation("itself", "likely", text)
-        below = below or _of_port(said, record.master_port)
+        below = below or _of_port(said, record.master_port) or _of_build(said)
         return below or (None if said else _of_status(exitcode))
     signum = -exitcode
     if worker.was_asked and any(each.signum == signum for each in worker.sent):
@@ -679,6 +682,14 @@ def _of_port(said: str, master_port: str) -> Explanation | None:
     return Explanation("itself", "certain", f"Somebody else listens on port {used[1]}{given}")
 
 
+def _of_build(said: str) -> Explanation | None:
+    """A worker that asked a torch for the CPU for a GPU."""
+    if _NO_CUDA.search(said) is None:
+        return None
+    text = "The torch that is installed is built without CUDA: it computes on the CPU only."
+    return Explanation("itself", "likely", text)
+
+
 def _of_status(status: int) -> Explanation | None:
     if status in _BY_STATUS:
         return Explanation("itself", "possible", _BY_STATUS[status])
@@ -719,6 +730,10 @@ def _of_sigkill(worker: WorkerRecord, record: AttemptRecord) -> Explanation:
         text = "The kernel's OOM killer struck on this machine during the attempt"
         sure = "likely" if share >= _NOTABLE else "possible"
         return Explanation("oom", sure, f"{text} ({times(on_machine)}).{peak}")
+    limit = record.cpu_limit
+    if limit is not None and worker.exited is not None and worker.exited.cpu_seconds >= limit - 1:
+        text = f"It used up the {duration(limit)} of CPU time that a limit allows (ulimit -t)."
+        return Explanation("itself", "likely", text)
     # neither the launcher nor, by its own counters, the kernel
     text = "The launcher did not send it, and the kernel counts no OOM kill"
     if on_machine:
@@ -727,7 +742,8 @@ def _of_sigkill(worker: WorkerRecord, record: AttemptRecord) -> Explanation:
         ": another process did (kill -9, a job scheduler, a memory watchdog such as "
         "systemd-oomd), or the worker itself."
     )
-    sure = "certain" if in_cgroup is not None and not on_machine else "likely"
+    surely = in_cgroup is not None and not on_machine and limit is None
+    sure = "certain" if surely else "likely"
     return Explanation("outside", sure, text + (peak if share >= _NOTABLE else ""))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -136,6 +137,7 @@ class RunObserver:
             )
             for rank, env in sorted(attempt.envs.items())
         )
+        _, cpu = resource.getrlimit(resource.RLIMIT_CPU)
         self._attempt = AttemptRecord(
             number=attempt.number,
             restart_count=_number(first, "TORCHELASTIC_RESTART_COUNT", 0),
@@ -143,6 +145,7 @@ class RunObserver:
             started_ns=now_ns(),
             workers=workers,
             memory=self._read(),
+            cpu_limit=None if cpu == resource.RLIM_INFINITY else cpu,
             master_port=first.get("MASTER_PORT", ""),
             preflight=preflight,
         )

@@ -121,6 +121,7 @@ class AttemptRecord(Struct):
     ended_ns: int = 0
     workers: tuple[WorkerRecord, ...] = ()  # in order of local rank
     memory: Memory = UNKNOWN
+    cpu_limit: float | None = None  # seconds after which the kernel kills a process (ulimit -t)
     died: SpawnerGone | None = None
     died_ns: int = 0
     died_memory: Memory = UNKNOWN

@@ -64,7 +64,7 @@ def arm() -> None:
 
 
 def catch_crashes(path: str) -> None:
-    """Let this process write its stacks to a file when SIGSEGV or the like ends it.
+    """Let this process write its stacks to a file when SIGSEGV, SIGXCPU or the like ends it.
 
     Where that cannot be done (a full disk) it goes on without. If Python was told to do the same
     to standard error (PYTHONFAULTHANDLER), it does that.
@@ -73,7 +73,9 @@ def catch_crashes(path: str) -> None:
         return
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     with contextlib.suppress(OSError, RuntimeError, ValueError):
-        faulthandler.enable(file=_raised(os.open(path, flags, 0o666)), all_threads=True)
+        fd = _raised(os.open(path, flags, 0o666))
+        faulthandler.enable(file=fd, all_threads=True)
+        faulthandler.register(signal.SIGXCPU, file=fd, all_threads=True, chain=True)
 
 
 def open_memory(pid: int) -> int:

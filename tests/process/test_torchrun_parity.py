@@ -18,7 +18,10 @@ from support.project import Project
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 RANKS = (0, 1)
-FATAL = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
+FATAL = (
+    *(signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL),
+    signal.SIGXCPU,
+)
 
 # what a worker can see of how it was started, written to ARGV[1].RANK
 PROBE = """

@@ -203,6 +203,26 @@ def states(pids: list[int]) -> set[str]:
     return {facts.state for facts in found.values() if facts is not None}
 
 
+BURN = """
+import resource
+
+def burn():
+    while True:
+        pass
+
+resource.setrlimit(resource.RLIMIT_CPU, (1, resource.RLIM_INFINITY))
+burn()
+"""
+
+
+def test_who_uses_up_its_cpu_time_says_where_it_was(tmp_path: Path) -> None:
+    (tmp_path / "burn.py").write_text(BURN)
+    ended = launch(tmp_path, {"entrypoint": "burn.py", "tee": "none"})
+    assert ended.code == 3, ended.err
+    assert "died of SIGXCPU" in ended.err
+    assert "burn.py:5 in burn" in ended.err or "burn.py:6 in burn" in ended.err, ended.err
+
+
 def test_ctrl_z_stops_the_workers_too_until_they_go_on(tmp_path: Path) -> None:
     (tmp_path / "work.py").write_text(
         "import os, subprocess, time\n"

@@ -42,6 +42,30 @@ def test_sigkill_sent_by_the_launcher_is_certain():
     assert found.text == "The launcher sent it SIGKILL."
 
 
+@pytest.mark.parametrize(
+    ("used", "suspect", "sure", "words"),
+    [
+        (59.5, "itself", "likely", "used up the 1 min of CPU time"),
+        (3.0, "outside", "likely", "another process did"),
+    ],
+)
+def test_where_cpu_time_is_limited_sigkill_from_outside_is_not_certain(used, suspect, sure, words):
+    ended = Exited(0, 1, KILLED, 9, 0, used)
+    worker = WorkerRecord(0, 0, exited=ended, memory=memory())
+    record = AttemptRecord(0, 0, "", 1, workers=(worker,), memory=memory(), cpu_limit=60.0)
+    found = explain(worker, record)
+    assert (found.suspect, found.sure) == (suspect, sure)
+    assert words in found.text
+
+
+def test_a_torch_without_cuda_says_so():
+    for said in (
+        "AssertionError: Torch not compiled with CUDA enabled",
+        "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'",
+    ):
+        assert "built without CUDA" in explained(1, said=said).text
+
+
 def test_oom_kill_in_the_cgroup_is_certain():
     found = sigkill(memory(2), memory(3, limit=8 * GIB), rss=7 * GIB)
     assert (found.suspect, found.sure) == ("oom", "certain")

@@ -710,3 +710,14 @@ def test_fault_follows_from_how_it_ended(fact, signals, fault):
     record = recorder.latest()
     # as the judge says
     assert was_out_of_memory(record.workers[0], record) is (fault == "oom")
+
+
+def test_what_a_process_of_a_data_loader_raised_is_said_first() -> None:
+    text = (
+        "ValueError: Caught ValueError in DataLoader worker process 1.\n"
+        "Original Traceback (most recent call last):\n"
+        '  File "/home/u/data.py", line 7, in __getitem__\n'
+        "ValueError: bad image 2.png\n"
+    )
+    said = "raised ValueError: bad image 2.png (in DataLoader worker process 1)"
+    assert str(Raised(text, 1)) == said
