@@ -118,6 +118,7 @@ def state_text(state: str) -> str:
 _OF_JOBS = {
     "error": "failed",
     "signalled": "failed",
+    "died": "failed",
     "composed": "not run",
     "skipped": "not run",
     "not_run": "not run",

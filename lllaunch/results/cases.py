@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from lllaunch.text import duration, shorten
+from lllaunch.words import counted
 
 # Python's tracebacks (of exception groups, too), and what faulthandler writes
 _FRAME = re.compile(r'^[ |+]*File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?P<python>,|$)?', re.M)
@@ -97,13 +99,7 @@ def _is_ours(file: str) -> bool:
 
 Outcome = Literal["succeeded", "failed", "error", "skipped"]
 
-_ADJECTIVES: tuple[tuple[Outcome, str], ...] = (
-    ("failed", "failed"),
-    ("error", "ended with an error"),
-    ("skipped", "not run"),
-)
-
-
+_WORDS = {"error": "failed", "skipped": "not run"}
 _UNFINISHED = {"running": "still running", "died": "died"}
 
 
@@ -192,6 +188,12 @@ class Report:
         """How many cases have an outcome."""
         return sum(case.outcome == outcome for case in self.cases)
 
+    def word(self, case: Case) -> str:
+        """Return what a case did, as everything says it that shows a sweep."""
+        if case.state == "started":
+            return "running" if self.state == "running" else "failed"
+        return _WORDS.get(case.outcome, case.outcome)
+
     def title(self, case: Case, longest: int = 120) -> str:
         """Returns what a case is called: ``job 1 (params.lr=0.1)``, or ``run``."""
         if case.job is None:
@@ -203,10 +205,11 @@ class Report:
         """Return one line: ``1 of 3 jobs succeeded, 2 failed in 0.8 s (exit code 6)``."""
         first = self.cases[0] if self.kind == "run" else None
         if first is None:
-            jobs = f"{len(self.cases)} job" + ("" if len(self.cases) == 1 else "s")
-            counts = ((self.count(outcome), adjective) for outcome, adjective in _ADJECTIVES)
-            bad = "".join(f", {count} {adjective}" for count, adjective in counts if count)
-            text = f"{self.count('succeeded')} of {jobs} succeeded{bad}"
+            jobs = counted(len(self.cases), "job")
+            words = Counter(map(self.word, self.cases))
+            others = ("failed", "running", "not run")
+            text = f"{words['succeeded']} of {jobs} succeeded"
+            text = ", ".join([text, *(f"{words[each]} {each}" for each in others if words[each])])
             if not self.finished:
                 text = f"{_UNFINISHED.get(self.state, 'not over')}: {text}"
         else:
@@ -225,25 +228,17 @@ def details(case: Case, log_lines: int = 20) -> Iterator[str]:
     yield from case.explanation
     if case.traceback:
         yield from ("", *case.traceback)
-    log = _telling(case)
+    written = {log.stream: log for log in case.logs if log.lines}
+    log = written.get("stderr") or written.get("stdout")
     if log is None:
         return
-    before = _without_end(log.lines, case.traceback)
+    before, end = log.lines, case.traceback
+    if end and before[-len(end) :] == end:
+        # the traceback is told already
+        before = before[: -len(end)]
     lines = [*without_ours(before)]
     shown = lines[-log_lines:]
     if shown:
         cut = log.cut or len(shown) < len(lines)
         what = f"{'The last lines' if cut else 'All'} of {log.path}"
         yield from ("", f"{what}{' before that' if len(before) < len(log.lines) else ''}:", *shown)
-
-
-def _telling(case: Case) -> Log | None:
-    """Returns the log that is worth showing: standard error, if anything is in it."""
-    written = {log.stream: log for log in case.logs if log.lines}
-    return written.get("stderr") or written.get("stdout")
-
-
-def _without_end(lines: Sequence[str], end: Sequence[str]) -> Sequence[str]:
-    """Returns what stands in a log before the traceback, which is told already."""
-    same = bool(end) and tuple(lines[-len(end) :]) == tuple(end)
-    return lines[: -len(end)] if same else lines

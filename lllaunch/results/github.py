@@ -74,8 +74,7 @@ def _failure(report: Report, case: Case) -> str:
         # what happened is at the beginning, the innermost frames and the exception are at the end
         text = f"{case.message}\n...\n{text[-(_MESSAGE - len(case.message)) :]}"
     file, line = case.place or ("", None)
-    what = "failed" if case.outcome == "failed" else "ended with an error"
-    title = f"lllaunch: {report.title(case)} {what}"
+    title = f"lllaunch: {report.title(case)} {report.word(case)}"
     return annotation("error", text, title=shorten(title, _TITLE), file=file, line=line)
 
 

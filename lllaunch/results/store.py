@@ -404,7 +404,9 @@ class ListEntry:
     pid: int | None = None
     node: str = ""
     cpus: tuple[int, ...] = ()
-    load_overrides: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False, compare=False)
+    load_overrides: Callable[[], tuple[str, ...]] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     @cached_property
     def progress(self) -> Progress | None:
@@ -417,7 +419,9 @@ class ListEntry:
     @cached_property
     def overrides(self) -> tuple[str, ...]:
         """The overrides of the command line, as it was written down."""
-        return self.load_overrides()
+        if self.load_overrides is not None:
+            return self.load_overrides()
+        return read_overrides(self.path) if self.kind == "run" else ()
 
     @property
     def attempt(self) -> int | None:
@@ -570,7 +574,6 @@ def _read_local(
         attempts=_count_attempts(found),
         root_cause="" if error is None or state != "unknown" else _wrong(error),
         error=error,
-        load_overrides=lambda: read_overrides(path),
     )
     return entry, None
 
@@ -668,7 +671,6 @@ def _in_queue(
         batch_job=submission.job or (job.id if job is not None else ""),
         queue=said,
         batch=batch,
-        load_overrides=lambda: read_overrides(found.path),
     )
 
 
@@ -700,7 +702,6 @@ def _without_result(
         root_cause=first_line(cause),
         batch_job=submission.job,
         batch=batch,
-        load_overrides=lambda: read_overrides(found.path),
     )
 
 
@@ -750,7 +751,6 @@ def _ended(result: RunResult) -> ListEntry:
         attempts=len(result.attempts),
         root_cause=first_line(result.failure),
         value=None if value is None or value.json is None else json.loads(value.json),
-        load_overrides=lambda: read_overrides(result.directory),
     )
 
 
@@ -829,7 +829,7 @@ def read_sweep(
         load_overrides=lambda: redacted_overrides(result.command),
     )
     if is_submitted(path):
-        return _with_submitted(entry, [*_jobs(entry, result, queue)]), result
+        return _with_submitted(entry, [*jobs_of(entry, queue, result)]), result
     counts = Counter(_state_of_job(job, state) for job in result.jobs)
     # a job is composed when it is its turn
     if (rest := result.planned - len(result.jobs)) > 0:
@@ -884,9 +884,7 @@ def _state_of_sweep(path: str, code: int | None) -> str:
     state = state_of(lock_of("sweep", path))
     if state == "running" or code is None:
         return state
-    if code > 128:  # 128 + a signal's number
-        return "signalled"
-    return "succeeded" if code == 0 else "failed"
+    return _state_of_code(code) if code == 0 or code > 128 else "failed"
 
 
 def jobs_of(
@@ -897,25 +895,25 @@ def jobs_of(
     Of jobs that were submitted their own directories tell.
     """
     result = result or sweep_files(sweep.path).result
-    if result is not None:
-        yield from _jobs(sweep, result, queue)
-
-
-def _jobs(sweep: ListEntry, result: SweepResult, queue: BatchQueue | None) -> Iterator[ListEntry]:
+    if result is None:
+        return
     submitted = is_submitted(sweep.path)
     # what was not submitted goes on with the launcher alone
     state = _state_of_sweep(sweep.path, result.exit_code) if submitted else sweep.state
     queue = queue or BatchQueue()
     arrays: dict[int, tuple[Submission, int]] | None = None
     for job in result.jobs:
-        ended = job.result
+        ended, does = job.result, _state_of_job(job, state)
+        seconds = None if ended is None else ended.seconds
+        if does == "running" and job.started_ns:
+            seconds = max(0, time.time_ns() - job.started_ns) / 1e9
         entry = ListEntry(
             "job",
             os.path.join(sweep.path, job.directory) if job.directory else sweep.path,
-            _state_of_job(job, state),
+            does,
             exit_code=None if ended is None else ended.exit_code,
             started_ns=job.started_ns or None,
-            seconds=_until_now(job, state) if ended is None else ended.seconds,
+            seconds=seconds,
             attempts=job.tries,
             root_cause=(ended.root_cause if ended is not None else "") or job.reason,
             value=job.value,
@@ -933,7 +931,15 @@ def _jobs(sweep: ListEntry, result: SweepResult, queue: BatchQueue | None) -> It
             continue
         else:
             if arrays is None:
-                arrays = _tasks_of_jobs(sweep.path)
+                # nearly no sweep that was submitted was broken off meanwhile
+                from lllaunch.sweep.arrays import known_arrays  # noqa: PLC0415
+
+                arrays = {
+                    each.number: (array.submission, index)
+                    for array in known_arrays(os.path.abspath(sweep.path))
+                    for index, task in enumerate(array.tasks)
+                    for each in task
+                }
             submission = _submission_of(arrays.get(job.job), entry.path, queue)
             if submission is None:
                 # written down before it was submitted, which it was not
@@ -941,26 +947,6 @@ def _jobs(sweep: ListEntry, result: SweepResult, queue: BatchQueue | None) -> It
                 continue
             run, _ = _read_submitted(found, submission, queue)
         yield replace(run, kind="job", number=entry.number, load_overrides=entry.load_overrides)
-
-
-def _until_now(job: JobHistory, sweep: str) -> float | None:
-    """Return for how long a job has run, None if it does not."""
-    if _state_of_job(job, sweep) != "running" or not job.started_ns:
-        return None
-    return max(0, time.time_ns() - job.started_ns) / 1e9
-
-
-def _tasks_of_jobs(sweep: str) -> dict[int, tuple[Submission, int]]:
-    """Return which array each job of a sweep was last made ready in, and the index of its task."""
-    # not every sweep was submitted, and nearly none was broken off meanwhile
-    from lllaunch.sweep.arrays import known_arrays  # noqa: PLC0415
-
-    return {
-        job.number: (array.submission, index)
-        for array in known_arrays(os.path.abspath(sweep))
-        for index, task in enumerate(array.tasks)
-        for job in task
-    }
 
 
 def _submission_of(

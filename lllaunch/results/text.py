@@ -28,8 +28,7 @@ def render_text(report: Report) -> str:
 
 def _case(report: Report, case: Case) -> Iterator[str]:
     took = f" after {duration(case.seconds)}" if case.seconds is not None else ""
-    what = {"skipped": "not run", "error": "error"}.get(case.outcome, "failed")
-    yield f"  {report.title(case)} {what}{took if case.bad else ''}: {case.message}"
+    yield f"  {report.title(case)} {report.word(case)}{took if case.bad else ''}: {case.message}"
     if not case.bad:
         return
     if case.place:

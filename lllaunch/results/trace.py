@@ -69,12 +69,10 @@ class _Tracks:
         # One for all: a thread with the number of its process would be taken for its main thread.
         self._numbers = itertools.count(1)
 
-    def process(self, name: str, label: str = "") -> int:
+    def process(self, name: str) -> int:
         """Return the number of a new process."""
         pid = next(self._numbers)
         self._name("process", pid, pid, name)
-        if label:
-            self._metadata("process_labels", pid, pid, {"labels": label})
         return pid
 
     def thread(self, pid: int, name: str) -> int:
@@ -84,60 +82,41 @@ class _Tracks:
         return tid
 
     def _name(self, what: str, pid: int, tid: int, name: str) -> None:
-        self._metadata(f"{what}_name", pid, tid, {"name": name})
-        self._metadata(f"{what}_sort_index", pid, tid, {"sort_index": tid})
-
-    def _metadata(self, name: str, pid: int, tid: int, args: dict[str, Any]) -> None:
-        self._named.append({"ph": "M", "pid": pid, "tid": tid, "name": name, "args": args})
+        for key, value in (("name", name), ("sort_index", tid)):
+            event = {"ph": "M", "pid": pid, "tid": tid, "name": f"{what}_{key}"}
+            self._named.append({**event, "args": {key: value}})
 
     def at(self, time_ns: int) -> int:
         """Return a time in microseconds since the beginning."""
         # rounded down: what lies within something else, or beside it, still does
         return max(0, time_ns - self._start_ns) // 1000
 
+    def _add(
+        self, phase: str, where: tuple[int, int], at_ns: int, name: str, **fields: Any
+    ) -> None:
+        place = {"pid": where[0], "tid": where[1], "name": name}
+        self._events.append({"ph": phase, "ts": self.at(at_ns), **place, **fields})
+
     def span(
         self,
         where: tuple[int, int],
-        start_ns: int,
-        end_ns: int,
+        span: tuple[int, int],
         name: str,
         category: str,
         args: dict[str, Any],
     ) -> None:
         """Add what lasts; of `args` what is None or empty is left out."""
-        begin = self.at(start_ns)
-        self._events.append(
-            {
-                "ph": "X",
-                "ts": begin,
-                "dur": max(0, self.at(end_ns) - begin),
-                "pid": where[0],
-                "tid": where[1],
-                "name": name,
-                "cat": category,
-                "args": {key: value for key, value in args.items() if value not in (None, "")},
-            }
-        )
+        lasts = max(0, self.at(span[1]) - self.at(span[0]))
+        args = {key: value for key, value in args.items() if value not in (None, "")}
+        self._add("X", where, span[0], name, dur=lasts, cat=category, args=args)
 
     def instant(self, where: tuple[int, int], mark: Mark) -> None:
         """Add what happens at a moment."""
-        self._events.append(
-            {
-                "ph": "i",
-                "ts": self.at(mark.time_ns),
-                "pid": where[0],
-                "tid": where[1],
-                "name": mark.text or mark.kind,
-                "cat": mark.kind,
-                "s": "t",
-            }
-        )
+        self._add("i", where, mark.time_ns, mark.text or mark.kind, cat=mark.kind, s="t")
 
     def counter(self, pid: int, time_ns: int, name: str, of: str, value: float) -> None:
         """Add a value of a counter of a process."""
-        at = self.at(time_ns)
-        event = {"ph": "C", "ts": at, "pid": pid, "tid": pid, "name": name, "args": {of: value}}
-        self._events.append(event)
+        self._add("C", (pid, pid), time_ns, name, args={of: value})
 
     def events(self) -> Iterator[TraceEvent]:
         """Yield all of it: names first, then by time, what lasts before what lies within it."""
@@ -159,7 +138,7 @@ def run_events(run: RunTimeline, most_values: int = MOST_VALUES) -> list[TraceEv
     for attempt in run.attempts:
         key = attempt.number, attempt.node
         name = f"attempt {attempt.number}" + (f", {attempt.node}" if attempt.node else "")
-        pid = of_attempt[key] = tracks.process(name, attempt.state)
+        pid = of_attempt[key] = tracks.process(name)
         ends[key] = attempt.end_ns
         _add_group(tracks, pid, attempt)
         for lane in attempt.lanes:
@@ -186,7 +165,7 @@ def _add_group(tracks: _Tracks, pid: int, attempt: AttemptTimeline) -> None:
             where = pid, tracks.thread(pid, name)
             for span in line:
                 args = {"text": span.text}
-                tracks.span(where, span.start_ns, span.end_ns, span.kind, span.kind, args)
+                tracks.span(where, (span.start_ns, span.end_ns), span.kind, span.kind, args)
             if name == "group" and number == 0:
                 for mark in attempt.marks:
                     tracks.instant(where, mark)
@@ -211,7 +190,7 @@ def _add_lane(tracks: _Tracks, pid: int, lane: Lane) -> None:
         elif tracks.at(span.start_ns) == tracks.at(span.end_ns):
             # it would not be seen
             continue
-        tracks.span(where, span.start_ns, span.end_ns, name, span.kind, args)
+        tracks.span(where, (span.start_ns, span.end_ns), name, span.kind, args)
     for mark in lane.marks:
         tracks.instant(where, mark)
 
@@ -271,7 +250,8 @@ def sweep_events(sweep: SweepTimeline) -> list[TraceEvent]:
     tracks = _Tracks(sweep.start_ns)
     whole = tracks.process("sweep")
     where = whole, tracks.thread(whole, "launcher")
-    tracks.span(where, sweep.start_ns, sweep.end_ns, "sweep", "sweep", {"tries": len(sweep.tries)})
+    lasted = sweep.start_ns, sweep.end_ns
+    tracks.span(where, lasted, "sweep", "sweep", {"tries": len(sweep.tries)})
     for resumed_ns in sweep.resumed_ns:
         tracks.instant(where, Mark("restart", resumed_ns, "resumed"))
     processes: dict[SlotKind, int] = {}
@@ -300,7 +280,7 @@ def _add_try(tracks: _Tracks, where: tuple[int, int], each: JobTry) -> None:
         "root cause": printable(each.root_cause, _LONGEST),
     }
     name = f"job {each.job}: {fate}"
-    tracks.span(where, each.start_ns, each.end_ns, name, fate, args)
+    tracks.span(where, (each.start_ns, each.end_ns), name, fate, args)
 
 
 def _running(tries: Iterable[JobTry]) -> Iterator[tuple[int, int]]:

@@ -18,6 +18,7 @@ from support.ends import ended_by_launcher
 from support.left import T0, LeftRun, LeftSweep
 
 from lllaunch.console.report import report_lines
+from lllaunch.console.summary import Setting, summary_rows
 from lllaunch.errors import ConfigError
 from lllaunch.pages.run_page import run_page
 from lllaunch.results.announce import announce, announce_error
@@ -28,7 +29,7 @@ from lllaunch.results.report import LOG_LINES, run_case
 from lllaunch.results.report import load as load_found
 from lllaunch.results.store import NoSuchRun, locate
 from lllaunch.results.text import render_json, render_text
-from lllaunch.results.view import blamed, view_run
+from lllaunch.results.view import blamed, view_run, view_sweep
 from lllaunch.run.causes import ExitedNonZero, KilledBySignal, Raised
 from lllaunch.run.result import (
     Explanation,
@@ -49,6 +50,7 @@ from lllaunch.sweep.journal import (
     StartedRecord,
 )
 from lllaunch.verbs import show
+from lllaunch.verbs.ls import counts_of
 from lllaunch.verbs.report import main
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
 from lllaunch.watchdog.stacks.frames import Frame, RankStack
@@ -408,9 +410,7 @@ def test_jobs_are_told_by_their_own_results_and_by_the_sweep_where_there_is_none
     document = json.loads(render_json(report))
     assert document["counts"] == {"succeeded": 1, "failed": 1, "error": 2, "skipped": 1}
     assert document["cases"][0]["logs"] == {"stderr": "0/attempt_0/1/stderr.log"}
-    assert report.verdict().startswith(
-        "1 of 5 jobs succeeded, 1 failed, 2 ended with an error, 1 not run in "
-    )
+    assert report.verdict().startswith("1 of 5 jobs succeeded, 3 failed, 1 not run in ")
 
 
 @pytest.mark.parametrize("subdir", ["0", "m/0", "../elsewhere/a/b/0"])
@@ -554,3 +554,20 @@ def test_nothing_that_goes_wrong_with_an_announcement_is_raised(
     announce(path, ci)
     announce_error("x", ci)
     assert "ValueError" in capsys.readouterr().err
+
+
+def test_one_failed_sweep_is_told_in_the_same_words(sweep: LeftSweep) -> None:
+    sweep.add(StartedRecord(0), EndedRecord(0, 0, Result("failed", 3, "rank 0: raised no")))
+    sweep.add(StartedRecord(1), EndedRecord(1, 0, Result("signalled", 143, "SIGTERM")))
+    sweep.add(EndedRecord(2, 0, Result("error", 2, "launch.nproc: no")))
+    sweep.add(Skipped(3, "cancelled"), StartedRecord(4))
+    sweep.over(6)
+    view = view_sweep(locate(str(sweep.path)))
+    assert counts_of(view.entry) == "5 jobs: 4 failed, 1 not run"
+    setting = Setting(view.path, "/", 5, frozenset())
+    assert view.result is not None
+    said = "".join(part.text for row in summary_rows(view.result, setting) for part in row)
+    verdict = load(str(sweep.path)).verdict()
+    for told in (said, verdict, render_text(load(str(sweep.path)))):
+        assert "0 of 5 jobs succeeded, 4 failed, 1 not run" in told
+    assert "SIGTERM (exit code 143): SIGTERM" not in said
