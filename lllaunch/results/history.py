@@ -155,8 +155,6 @@ class NodeHistory:
         self._pause: int | None = None
         self._pause_text = ""
         self._preflight: int | None = None
-        # how many attempts of former runs the directory held
-        self._former = 0
 
     def take(self, event: EventLine) -> None:
         """See what follows from a line."""
@@ -203,13 +201,12 @@ class NodeHistory:
         return known
 
     def _renumber(self, number: int | None) -> None:
-        """Give the attempt that has just begun the number that its directory turns out to have."""
+        """Give the attempt that has just begun the number that all nodes agreed on."""
         current = self.current
         if number is None or current is None or number <= current.number:
             return
         seen = any(worker.started_ns or worker.ended_ns for worker in current.workers.values())
         if not seen and number not in self.attempts:
-            self._former += number - current.number
             current.number = number
             self.attempts = {each.number: each for each in self.attempts.values()}
 
@@ -220,8 +217,7 @@ class NodeHistory:
         if before is not None and not before.end_ns:
             before.end_ns = at
         if event.attempt is not None:
-            # the launcher counts those of its own run
-            attempt = self._begin_attempt(event.attempt + self._former, at)
+            attempt = self._begin_attempt(event.attempt, at)
         else:
             attempt = self._attempt_of(event, at)
         attempt.start_ns = attempt.spawn_ns = at

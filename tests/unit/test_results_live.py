@@ -531,7 +531,7 @@ def test_attempts_are_counted_on_from_those_of_an_earlier_run(run: Path) -> None
     events(run, *starts, exited(1, 1))
     first, second = look()[0].rows
     assert (first.attempt, first.state, second.state) == (2, "running", "failed")
-    events(run, {"type": "StartWorkers", "attempt": 1})
+    events(run, {"type": "StartWorkers", "attempt": 3})
     view, row = look()
     assert row.attempt == 3
     assert view.findings == ("attempt 2: rank 1: exit code 1",)

@@ -364,7 +364,7 @@ def test_a_run_that_goes_on_in_a_directory_counts_the_attempts_that_were_there(
         event(2, "Ready", seconds=0.5),
         started(3, 0, attempt=3),
         exited(4, 0, 1, attempt=3),
-        event(5, "StartWorkers", attempt=1, reason="failure"),
+        event(5, "StartWorkers", attempt=4, reason="failure"),
         started(6, 0, attempt=4),
         exited(7, 0, 0, attempt=4),
         event(8, "Finish", state="SUCCEEDED"),
