@@ -2,7 +2,7 @@
 
 A `Record` is what is written and what is read. Of what is read fields that are not known are passed
 over, missing ones have their defaults, and wrong ones are one message: ``expected int, got str at
-$.exit_code``. `Fields` gives what an object has of the expected type, where there is no record yet.
+$.exit_code``. `Fields` gives what an object has of the expected type, where facts may say more.
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ class Said(Record, frozen=True, tag=True):
         return str(self)
 
 
-_MOST_SECONDS = 1e10  # three centuries
 _MOST_WHOLE = 2**63
 
 
@@ -394,16 +393,6 @@ class Fields:
     def __init__(self, value: object = None) -> None:
         self.document: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
 
-    def __bool__(self) -> bool:
-        return bool(self.document)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.document
-
-    def value(self, name: str) -> Any:
-        """Return whatever a field holds."""
-        return self.document.get(name)
-
     def text(self, name: str) -> str:
         """Return a text."""
         value = self.document.get(name)
@@ -413,46 +402,14 @@ class Fields:
         """Return a whole number of at most 64 bits."""
         return _integer(self.document.get(name))
 
-    def number(self, name: str) -> float | None:
-        """Return a finite number."""
-        value = self.document.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return None
-        return float(value) if abs(value) < _MOST_WHOLE and math.isfinite(value) else None
-
-    def seconds(self, name: str) -> float | None:
-        """Return a number that a time span can be."""
-        value = self.number(name)
-        return value if value is not None and 0 <= value < _MOST_SECONDS else None
-
     def flag(self, name: str) -> bool | None:
         """Return a truth value."""
         value = self.document.get(name)
         return value if isinstance(value, bool) else None
 
-    def time_ns(self, name: str) -> int | None:
-        """Return a time in nanoseconds since the epoch."""
-        return nanoseconds(self.document.get(name))
-
     def inner(self, name: str) -> Fields:
         """Return an object within."""
         return Fields(self.document.get(name))
-
-    def objects(self, name: str) -> list[Fields]:
-        """Return the objects of a list."""
-        return [Fields(each) for each in self._list(name) if isinstance(each, Mapping)]
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        """Return the texts of a list."""
-        return tuple(each for each in self._list(name) if isinstance(each, str))
-
-    def wholes(self, name: str) -> tuple[int, ...]:
-        """Return the whole numbers of a list."""
-        return tuple(each for each in self._list(name) if _integer(each) is not None)
-
-    def _list(self, name: str) -> list[Any]:
-        value = self.document.get(name)
-        return value if isinstance(value, list) else []
 
 
 def _integer(value: object) -> int | None:

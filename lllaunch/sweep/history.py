@@ -273,14 +273,6 @@ def read_summary(path: str) -> SweepResult | None:
     return result
 
 
-def known_summary(path: str) -> SweepResult | None:
-    """Return the same; None also if it cannot be read or understood."""
-    try:
-        return read_summary(path)
-    except (OSError, ValueError):
-        return None
-
-
 # What result.json says
 
 RETURN_LIMIT = 4096

@@ -16,25 +16,17 @@ WRONG = (None, True, [], {}, "text", 1.5, 2**63, 10**400, float("nan"), [None, {
 
 
 def test_a_field_is_of_its_type_or_nothing() -> None:
-    fields = Fields({"i": 3, "f": 0.5, "b": False, "t": "x", "o": {"i": 4}, "l": [1, "a", {}, 2.0]})
-    assert (fields.integer("i"), fields.number("i"), fields.number("f")) == (3, 3.0, 0.5)
-    assert (fields.flag("b"), fields.text("t"), fields.inner("o").integer("i")) == (False, "x", 4)
-    assert (fields.wholes("l"), fields.texts("l"), len(fields.objects("l"))) == ((1,), ("a",), 1)
-    assert "i" in fields
-    assert "x" not in fields
-    assert not Fields([1])
+    fields = Fields({"i": 3, "b": False, "t": "x", "o": {"i": 4}})
+    assert (fields.integer("i"), fields.flag("b"), fields.text("t")) == (3, False, "x")
+    assert fields.inner("o").integer("i") == 4
 
 
 @pytest.mark.parametrize("value", WRONG)
 def test_of_another_type_there_is_nothing(value: object) -> None:
     fields = Fields({"x": value})
-    for read in (fields.integer, fields.number, fields.seconds, fields.time_ns):
-        found = read("x")
-        assert found is None or (value == 1.5 and found == 1.5)
+    assert fields.integer("x") is None
     assert fields.text("x") == ("text" if value == "text" else "")
-    assert all(isinstance(each, int) for each in fields.wholes("x"))
-    assert True not in fields.wholes("x")
-    assert all(isinstance(each, str) for each in fields.texts("x"))
+    assert fields.flag("x") is (True if value is True else None)
     assert isinstance(fields.inner("x"), Fields)
 
 
