@@ -428,8 +428,8 @@ class AppendedLines:
     def added(self) -> Iterator[tuple[bool, bytes]]:
         """Yield whole lines that were added since, each with whether the file is another one.
 
-        What is shorter than before is another one, too: it is read from its beginning. A line that
-        is too long is passed over in pieces.
+        What is shorter than before is another one, too: it is read from its beginning. Of a line
+        that is too long comes the beginning alone.
         """
         try:
             fd = open_file(self.path)
@@ -459,7 +459,7 @@ class AppendedLines:
                 self._at += whole or len(data)
                 file.seek(self._at)
                 chunk = _CHUNK
-                lines = data[:whole].split(b"\n")[:-1]
+                lines = data[:whole].split(b"\n")[:-1] if whole else [data]
                 for line in lines[1:] if skipping else lines:
                     yield first, line
                     first = False

@@ -37,7 +37,8 @@ from lllaunch.sweep.pool import Lease
 if TYPE_CHECKING:
     from lllaunch.sweep.journal import JournalEntry, Record
 
-_MOST_BYTES, _LONGEST_RECORD = 1 << 40, 64 << 20
+# all of it: its header stands first
+_MOST_BYTES, _LONGEST_RECORD = 1 << 62, 64 << 20
 
 NOTHING = Lease()
 """What a job holds that needs neither GPUs nor cores of its own."""
@@ -232,11 +233,13 @@ class SweepFiles:
             if another:
                 self._tries, self._problem = SweepTries(), None
             if self._problem is not None:
-                continue
+                return
             try:
                 entry = decode(line)
             except ValueError:
                 self._check()
+                if self._problem is not None:
+                    return
                 continue
             if entry is not None:
                 self._tries.take(*entry)
@@ -266,7 +269,7 @@ def tracks_of(timeline: SweepTimeline) -> tuple[SlotTrack, ...]:
     A job that held nothing (on a cluster, or one that asks for nothing) is where there is room.
     What the sweep could have leased has a track even if nothing ran there.
 
-    Returns gPUs, then cores, then places. If tries on one GPU overlap, which they do only if a
+    Returns GPUs, then cores, then places. If tries on one GPU overlap, which they do only if a
     clock was set meanwhile, it has several tracks.
     """
     found: dict[tuple[SlotKind, str], list[list[JobTry]]] = {}
