@@ -1,7 +1,7 @@
 """Countdown timers: a worker sets itself a deadline; if it passes, a server ends the worker.
 
-Module for module with the public names of ``torch.distributed.elastic.timer``; changing the import
-is the whole migration. A worker of a launch with ``watchdog.timers`` needs no more than::
+With the public names of ``torch.distributed.elastic.timer``; changing the import is the whole
+migration. A worker of a launch with ``watchdog.timers`` needs no more than::
 
     from lllaunch.timer import expires
 
@@ -12,24 +12,34 @@ Requests are written to a FIFO (`FileTimerClient`, `FileTimerServer`) or put int
 multiprocessing's (`LocalTimerClient`, `LocalTimerServer`), in torch's form, so that either side may
 be torch's.
 
-Every worker imports this package; what only a server needs is imported by the server.
+Every worker imports this package; what only a server needs is loaded when it is first used.
 """
 
-from lllaunch.timer.api import (
-    RequestQueue,
+from lllaunch.timer.client import (
+    FileTimerClient,
+    FileTimerRequest,
+    LocalTimerClient,
     TimerClient,
     TimerRequest,
-    TimerServer,
     configure,
     deadline,
     expires,
 )
-from lllaunch.timer.file_based_local_timer import (
-    FileTimerClient,
-    FileTimerRequest,
-    FileTimerServer,
-)
-from lllaunch.timer.local_timer import LocalTimerClient, LocalTimerServer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from lllaunch.timer.api import FileTimerServer, LocalTimerServer, RequestQueue, TimerServer
+
+
+def __getattr__(name: str) -> "Any":
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from lllaunch.timer import api  # noqa: PLC0415 - workers start no server
+
+    return getattr(api, name)
+
 
 __all__ = [
     "FileTimerClient",

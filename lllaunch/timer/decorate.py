@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
-    from lllaunch.timer.countdown import Countdown
+    from lllaunch.timer.client import Countdown
 
 F = TypeVar("F", bound=Callable[..., Any])
 

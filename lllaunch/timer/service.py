@@ -18,30 +18,21 @@ import fcntl
 import json
 import math
 import os
-import re
 import select
 import struct
 import sys
 import termios
 import time
-from collections.abc import Callable, Hashable, Iterable
-from heapq import heapify, heappop, heappush
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
 from lllaunch.linux.process import open_pidfd, process_ended, send_signal
-from lllaunch.timer.file_client import SERVED_BY_US, FileTimerRequest
+from lllaunch.timer.client import SERVED_BY_US, FileTimerRequest
 
 _TEXT = 120
 
-# What both clients write, unless the scope has other characters than these: four times as fast as
-# a JSON parser. What does not match is parsed as JSON.
-_USUAL = re.compile(
-    rb'\{"version": 1, "pid": ([1-9][0-9]{0,8}), "scope_id": "([ !#-\[\]-~]*)", '
-    rb'"expiration_time": (-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,20})?), '
-    rb'"signal": (0|[1-9]|[1-5][0-9]|6[0-4])\}'
-).fullmatch
 _START = b'{"version"'
 # No request has fewer bytes: spaces and the version may be left out, nothing else.
 _SHORTEST = len('{"pid":1,"scope_id":"","expiration_time":0,"signal":0}')
@@ -65,23 +56,13 @@ class _Fields(msgspec.Struct):
     version: Literal[1] = 1
 
 
-class BadLine(NamedTuple):
-    """What is wrong with a line; the attributes are those of `Rejected`."""
-
-    pid: int | None
-    reason: str
+class _Pid(msgspec.Struct):
+    pid: int
 
 
-_TOO_LONG = BadLine(None, f"it is longer than {select.PIPE_BUF} bytes")
-_NO_OBJECT = BadLine(None, "it is not a JSON object")
-
-
-class Read(NamedTuple):
-    """What was in a block of bytes."""
-
-    requests: list[FileTimerRequest]  # in order
-    rejected: list[Rejected]
-    others: int
+_decode = msgspec.json.Decoder(_Fields).decode
+_decode_pid = msgspec.json.Decoder(_Pid).decode
+_TOO_LONG = f"it is longer than {select.PIPE_BUF} bytes"
 
 
 class RequestReader:
@@ -91,42 +72,42 @@ class RequestReader:
         self._rest = b""
         self._overlong = False
 
-    def feed(self, block: bytes, tell: int) -> Read:
+    def feed(
+        self, block: bytes, tell: int
+    ) -> tuple[list[FileTimerRequest], list[tuple[bytes, str]], int]:
         """Takes the next bytes.
 
         Lines that are no requests cost little, most of all when no more of them are to be told.
 
-        ``tell``: how many rejections are wanted, at most; others are counted.
+        Returns the requests, in order; the first ``tell`` bad lines with what is wrong; and how
+        many more there were.
         """
         lines = (self._rest + block).split(b"\n")
         self._rest = lines.pop()
         requests: list[FileTimerRequest] = []
-        rejected: list[Rejected] = []
-        wrong = 0
+        wrong: list[tuple[bytes, str]] = []
+        others = 0
         if self._overlong and lines:
             # It was reported when it grew too long. Its end may be another's request.
             self._overlong = False
             requests += _rescued(lines.pop(0))
         for line in filter(None, lines):
-            if wrong >= tell and len(line) < _SHORTEST:
-                wrong += not line.isspace()
+            if len(wrong) >= tell and len(line) < _SHORTEST:
+                others += not line.isspace()
                 continue
             found = parse(line)
             if isinstance(found, FileTimerRequest):
                 requests.append(found)
-            elif found is not None:
-                wrong += 1
+            elif found:
+                wrong.append((line, found))
                 requests += _rescued(line)
-                if wrong <= tell:
-                    rejected.append(Rejected(*found, shortened(line)))
         if len(self._rest) >= select.PIPE_BUF:
             if not self._overlong:
-                wrong += 1
-                if wrong <= tell:
-                    rejected.append(Rejected(*_TOO_LONG, shortened(self._rest)))
+                wrong.append((self._rest, _TOO_LONG))
             self._overlong = True
             self._rest = self._rest[-select.PIPE_BUF :]
-        return Read(requests, rejected, wrong - len(rejected))
+        others += len(wrong[tell:])
+        return requests, wrong[:tell], others
 
 
 def _rescued(line: bytes) -> list[FileTimerRequest]:
@@ -141,48 +122,43 @@ def _rescued(line: bytes) -> list[FileTimerRequest]:
     return [found] if isinstance(found, FileTimerRequest) else []
 
 
-def parse(line: bytes) -> FileTimerRequest | BadLine | None:
-    """Understands a line.
-
-    Returns the request, or what is wrong with it; None for a blank line.
-    """
-    usual = _USUAL(line)
-    if usual is not None and len(line) < select.PIPE_BUF:
-        pid, scope, expiration, signum = usual.groups()
-        return FileTimerRequest(int(pid), scope.decode(), float(expiration), int(signum))
-    text = line.strip()
-    if not text:
-        return None
+def parse(line: bytes) -> FileTimerRequest | str:
+    """The request that a line is, or what is wrong with it; an empty text for a blank line."""
     if len(line) >= select.PIPE_BUF:
-        return _TOO_LONG
+        return _TOO_LONG if line.strip() else ""
+    text = line.strip()
     if not (text.startswith(b"{") and text.endswith(b"}")):
         # Told without a parser, which takes its time.
-        return _NO_OBJECT
-    return _parse_json(line)
-
-
-def _parse_json(line: bytes) -> FileTimerRequest | BadLine:
+        return "it is not a JSON object" if text else ""
     try:
-        fields = json.loads(line.decode(), parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
-        reason = "too deeply nested" if isinstance(error, RecursionError) else str(error)
-        return BadLine(None, f"it is not JSON ({reason})")
-    try:
-        read = msgspec.convert(fields, _Fields)
+        read = _decoded(text)
     except msgspec.ValidationError as error:
-        pid = fields.get("pid")
-        return BadLine(pid if type(pid) is int else None, str(error))
-    # A lone surrogate can neither be written nor shown.
-    scope = read.scope_id.encode(errors="backslashreplace").decode()
-    return FileTimerRequest(read.pid, scope, read.expiration_time, read.signal)
+        return str(error)
+    except RecursionError:
+        return "it is not JSON (too deeply nested)"
+    except ValueError as error:
+        return f"it is not JSON ({error})"
+    return FileTimerRequest(read.pid, read.scope_id, read.expiration_time, read.signal)
+
+
+def _decoded(text: bytes) -> _Fields:
+    try:
+        return _decode(text)
+    except msgspec.DecodeError:
+        if b"\\ud" not in text.lower():
+            raise
+    # torch's client writes lone surrogates, which can neither be written in UTF-8 nor shown.
+    read = msgspec.convert(json.loads(text.decode(), parse_constant=_no_number), _Fields)
+    read.scope_id = read.scope_id.encode(errors="backslashreplace").decode()
+    return read
 
 
 def _no_number(name: str) -> float:
     raise ValueError(f"{name} is no number")
 
 
-def shortened(line: bytes) -> str:
-    """Returns the first part of a line in printable characters."""
+def _shortened(line: bytes) -> str:
+    """The first part of a line in printable characters."""
     text = "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode()
         for char in line[:_TEXT].decode(errors="backslashreplace")
@@ -204,24 +180,29 @@ class Rejections:
         self._period_ends = 0.0
         self._counted = False
 
-    def add(self, rejected: Rejected) -> None:
-        """Takes note of one."""
-        if self.left:
-            self.left -= 1
-            self._told.append(rejected)
-        else:
-            self._others += 1
+    def begin(self, now: float) -> None:
+        """Notes that time has passed; to be called before what is found at ``now`` is added."""
+        if now >= self._period_ends:
+            self._period_ends = now + _PERIOD
+            self.left, self._counted = _TOLD, False
 
     def count(self, number: int) -> None:
         """Takes note of so many that need not be told one by one."""
         self._others += number
 
-    def begin(self, now: float) -> None:
-        """Notes that time has passed; to be called before what is found at ``now`` is added."""
-        if now >= self._period_ends:
-            self._period_ends = now + _PERIOD
-            self.left = _TOLD
-            self._counted = False
+    def add(self, reason: str, line: bytes = b"", pid: int | None = None) -> None:
+        """Takes note of one.
+
+        ``line``: what was read, if the reason does not say it all.
+        """
+        if not self.left:
+            self._others += 1
+            return
+        self.left -= 1
+        if line:
+            with contextlib.suppress(ValueError, RecursionError):
+                pid = _decode_pid(line).pid
+        self._told.append(Rejected(pid, reason, _shortened(line)))
 
     def take(self) -> list[Rejected]:
         """Returns what is to be told now; the others, twice a period at most, as one."""
@@ -262,100 +243,6 @@ class Backlog:
             # All that was there when `_left` was set has been read; what is there now is next.
             self.until = self._began
             self._began, self._left = now, waiting
-
-
-R = TypeVar("R")
-
-# The heap is cleaned when it is this much longer than what runs.
-_SLACK = 64
-
-
-class Timer(NamedTuple):
-    """A timer that runs."""
-
-    worker: Any
-    scope: str
-    deadline: float  # when it is over, seconds of a clock that never goes back
-    since: float
-    request: Any
-
-
-class TimerRegistry(Generic[R]):
-    """Timers by worker and name. Each operation takes logarithmic time, amortised."""
-
-    def __init__(self) -> None:
-        self._timers: dict[Hashable, dict[str, Timer]] = {}
-        self._count = 0
-        # (deadline, number, timer), with timers that run no more among them. The number decides
-        # between equal deadlines, as workers need have no order.
-        self._heap: list[tuple[float, int, Timer]] = []
-        self._number = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __contains__(self, key: tuple[Hashable, str]) -> bool:
-        worker, scope = key
-        return scope in self._timers.get(worker, ())
-
-    def count(self, worker: Hashable) -> int:
-        """Returns how many timers a worker has."""
-        return len(self._timers.get(worker, ()))
-
-    def acquire(
-        self, worker: Hashable, scope: str, deadline: float, since: float, request: R
-    ) -> None:
-        """Sets a timer, in place of the one of that name if there is one."""
-        timer = Timer(worker, scope, deadline, since, request)
-        scopes = self._timers.setdefault(worker, {})
-        self._count += scope not in scopes
-        scopes[scope] = timer
-        self._number += 1
-        heappush(self._heap, (deadline, self._number, timer))
-        if len(self._heap) > 2 * self._count + _SLACK:
-            self._heap = [entry for entry in self._heap if self._runs(entry[2])]
-            heapify(self._heap)
-
-    def release(self, worker: Hashable, scope: str) -> None:
-        """Takes a timer back; one that does not run is no error."""
-        scopes = self._timers.get(worker)
-        if scopes is not None and scopes.pop(scope, None) is not None:
-            self._count -= 1
-            if not scopes:
-                del self._timers[worker]
-
-    def drop(self, worker: Hashable) -> None:
-        """Takes back all timers of a worker."""
-        self._count -= len(self._timers.pop(worker, ()))
-
-    def _runs(self, timer: Timer) -> bool:
-        return self._timers.get(timer.worker, {}).get(timer.scope) is timer
-
-    def next_deadline(self) -> float | None:
-        """Returns when the next timer is over, or None if none runs."""
-        while self._heap and not self._runs(self._heap[0][2]):
-            heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
-
-    def over(self, now: float) -> dict[Any, list[Timer]]:
-        """Returns the timers that are over at ``now``, by worker, the earliest first."""
-        next_deadline = self.next_deadline()
-        if next_deadline is None or next_deadline > now:
-            return {}
-        timers = (timer for scopes in self._timers.values() for timer in scopes.values())
-        found: dict[Any, list[Timer]] = {}
-        for timer in sorted(
-            (timer for timer in timers if timer.deadline <= now), key=lambda timer: timer.deadline
-        ):
-            found.setdefault(timer.worker, []).append(timer)
-        return found
-
-    def take_expired(self, now: float) -> dict[Any, list[Timer]]:
-        """As `over`; takes back all timers of the workers that it returns, also those not over."""
-        found = self.over(now)
-        for worker in found:
-            self.drop(worker)
-        return found
 
 
 # Each costs a descriptor.
@@ -520,11 +407,17 @@ class Fifo:
         self.close()
 
 
-__all__ = ["Expired", "Rejected", "TimerService"]
-
 _TIMERS_PER_PROCESS = 10_000
 # So many refused processes are remembered, to be told once each.
 _REFUSED = 1024
+
+
+class Timer(NamedTuple):
+    """A timer that runs; moments are seconds of the monotonic clock."""
+
+    deadline: float
+    since: float
+    request: FileTimerRequest
 
 
 class Expired(NamedTuple):
@@ -538,8 +431,12 @@ class Expired(NamedTuple):
     scope: str
     after: float  # seconds from its arrival to its deadline
     signum: int  # the signal that it asks for; 0 or less for none
-    scopes: tuple[str, ...]  # names of all expired timers of the process, the earliest first
-    requests: tuple[FileTimerRequest, ...]
+    requests: tuple[FileTimerRequest, ...]  # of all its expired timers, the earliest first
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """Names of all its expired timers, the earliest first."""
+        return tuple(request.scope_id for request in self.requests)
 
 
 class TimerService:
@@ -565,7 +462,9 @@ class TimerService:
         self._reader = RequestReader()
         self._backlog = Backlog()
         self._rejections = Rejections()
-        self._timers: TimerRegistry[FileTimerRequest] = TimerRegistry()
+        self._timers: dict[int, dict[str, Timer]] = {}  # by process and name
+        # When the next is over; None where that is to be found out.
+        self._next: float | None = None
         self.received = 0  # requests that were understood
         self._refused: set[tuple[int, str]] = set()
         self._processes = TimedProcesses(owner_of)
@@ -578,9 +477,9 @@ class TimerService:
         _open.add(self)
 
     @property
-    def behind(self) -> bool:
-        """Whether more had been written than `dispatch` has read."""
-        return self._backlog.behind
+    def read_until(self) -> float:
+        """Until when, by the monotonic clock, all that was written has been read by `dispatch`."""
+        return self._backlog.until
 
     def fileno(self) -> int:
         """The descriptor that is readable when `dispatch` has something to do."""
@@ -596,15 +495,14 @@ class TimerService:
         block = self._fifo.read()
         self._backlog.note(now, len(block), self._fifo.waiting())
         self._rejections.begin(now)
-        read = self._reader.feed(block, self._rejections.left)
-        for each in read.rejected:
-            self._rejections.add(each)
-        self._rejections.count(read.others)
+        requests, wrong, others = self._reader.feed(block, self._rejections.left)
+        for line, reason in wrong:
+            self._rejections.add(reason, line)
+        self._rejections.count(others)
         # Between reading and registering: what was read may come from a process that has got the
         # number of one that has ended.
-        for pid in self._processes.ended():
-            self._timers.drop(pid)
-        self.register(read.requests)
+        self.forget(self._processes.ended())
+        self.register(requests)
         return self._rejections.take()
 
     def register(self, requests: Iterable[FileTimerRequest]) -> None:
@@ -620,7 +518,7 @@ class TimerService:
         acquired = []
         for (pid, scope), request in last.items():
             if request.expiration_time < 0:
-                self._timers.release(pid, scope)
+                self._release(pid, scope)
             else:
                 acquired.append(request)
         strangers: set[int] = set()
@@ -643,22 +541,38 @@ class TimerService:
                     if len(self._refused) >= _REFUSED:
                         self._refused.clear()
                     self._refused.add((pid, process))
-                self._rejections.add(Rejected(pid, process, ""))
+                self._rejections.add(process, pid=pid)
             return False
-        if self._timers.count(pid) < _TIMERS_PER_PROCESS or (pid, scope) in self._timers:
-            self._timers.acquire(pid, scope, request.expiration_time + offset, now, request)
+        timers = self._timers.setdefault(pid, {})
+        if len(timers) < _TIMERS_PER_PROCESS or scope in timers:
+            timers[scope] = Timer(request.expiration_time + offset, now, request)
+            self._next = None
         else:
             reason = f"process {pid} has {_TIMERS_PER_PROCESS} timers already"
-            self._rejections.add(Rejected(pid, reason, ""))
+            self._rejections.add(reason, pid=pid)
         return True
+
+    def _release(self, pid: int, scope: str) -> None:
+        timers = self._timers.get(pid, {})
+        if timers.pop(scope, None) is not None:
+            self._next = None
+            if not timers:
+                del self._timers[pid]
 
     def next_in(self) -> float | None:
         """Seconds until the next timer expires, 0 if one has, None if none is set.
 
         It may be longer than a clock goes, or than system calls can wait.
         """
-        deadline = self._timers.next_deadline()
-        return None if deadline is None else max(0.0, deadline - self._clock())
+        return max(0.0, self._next_deadline() - self._clock()) if self._timers else None
+
+    def _next_deadline(self) -> float:
+        if self._next is None:
+            deadlines = (
+                timer.deadline for timers in self._timers.values() for timer in timers.values()
+            )
+            self._next = min(deadlines, default=math.inf)
+        return self._next
 
     def expired(self) -> list[Expired]:
         """The processes of which timers have expired; each is told once.
@@ -668,9 +582,9 @@ class TimerService:
         taken it back in time.
         """
         now = self._backlog.until if self._backlog.behind else self._clock()
-        found = self._timers.take_expired(now)
         expired = []
-        for pid, timers in found.items():
+        over = self._over(now) if self._next_deadline() <= now else {}
+        for pid, timers in over.items():
             process = self._processes.get(pid)
             first = next((timer for timer in timers if timer.request.signal > 0), timers[0])
             expired.append(
@@ -678,27 +592,41 @@ class TimerService:
                     # A process with timers is known until it has ended, and then has none.
                     owner=pid if process is None else process.owner,
                     pid=pid,
-                    scope=first.scope,
+                    scope=first.request.scope_id,
                     after=max(0.0, first.deadline - first.since),
                     signum=first.request.signal,
-                    scopes=tuple(timer.scope for timer in timers),
                     requests=tuple(timer.request for timer in timers),
                 )
             )
+        self.forget(each.pid for each in expired)
         return expired
+
+    def _over(self, now: float) -> dict[int, list[Timer]]:
+        """The timers that are over at ``now``, by process, the earliest first."""
+        timers = [
+            timer
+            for scopes in self._timers.values()
+            for timer in scopes.values()
+            if timer.deadline <= now
+        ]
+        found: dict[int, list[Timer]] = {}
+        for timer in sorted(timers, key=lambda timer: timer.deadline):
+            found.setdefault(timer.request.worker_pid, []).append(timer)
+        return found
 
     def running(self, until: float) -> dict[int, list[FileTimerRequest]]:
         """The requests of the timers that expire at a moment of the wall clock or before, by pid.
 
         ``until``: seconds since the epoch.
         """
-        over = self._timers.over(until + self._clock() - self._wall_clock())
+        over = self._over(until + self._clock() - self._wall_clock())
         return {pid: [timer.request for timer in timers] for pid, timers in over.items()}
 
     def forget(self, pids: Iterable[int]) -> None:
         """Takes back all timers of processes."""
         for pid in pids:
-            self._timers.drop(pid)
+            if self._timers.pop(pid, None) is not None:
+                self._next = None
 
     def signal(self, pid: int, signum: int) -> bool:
         """Sends a signal to a process that has set a timer.

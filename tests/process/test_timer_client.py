@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from lllaunch.timer import FileTimerClient, FileTimerRequest, countdown, expires
+from lllaunch.timer import FileTimerClient, FileTimerRequest, expires
+from lllaunch.timer import client as client_module
 from lllaunch.timer.service import Fifo, RequestReader
 
 LATER = 4e9
@@ -197,13 +198,13 @@ def test_a_copy_has_no_descriptor_of_the_original(fifo: Fifo, client: FileTimerC
 def test_the_fifo_of_the_environment_is_used_where_nothing_is_configured(
     fifo: Fifo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(countdown, "_configured", [])
-    monkeypatch.setattr(countdown, "_defaults", {})
+    monkeypatch.setattr(client_module, "_configured", [])
+    monkeypatch.setattr(client_module, "_defaults", {})
     monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", fifo.path)
     for scope in ("first", "second"):
         with expires(60, scope):
             pass
     scopes = [request.scope_id for request in read(fifo)]
     assert scopes == ["first", "first", "second", "second"]
-    (only,) = countdown._defaults.values()
+    (only,) = client_module._defaults.values()
     only.close()  # type: ignore[attr-defined]

@@ -14,8 +14,8 @@ from lllaunch.timer import FileTimerServer
 # not say that its server hangs.
 WORK = """
 import sys
-from lllaunch.timer import FileTimerClient, expires, file_client
-file_client._STUCK = file_client._CROWDED = 240.0
+from lllaunch.timer import FileTimerClient, expires, client as module
+module._STUCK = module._CROWDED = 240.0
 client = FileTimerClient(sys.argv[1])
 for _ in range(int(sys.argv[2])):
     with expires(after=600, client=client):

@@ -278,7 +278,7 @@ def test_a_timer_taken_back_in_time_does_not_expire_while_much_is_to_be_read(pla
         turns += 1
     assert turns > 1
     assert [each.pid for each in told] == [hung.pid]
-    assert not place.service.behind
+    assert place.service.read_until == place.clock()
 
 
 def test_a_bad_request_hurts_no_other(place: Place) -> None:

@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.launching import WAIT
 
-from lllaunch.timer import TimerClient, configure, countdown, deadline, expires
-from lllaunch.timer.countdown import Scopes
+from lllaunch.timer import TimerClient, configure, deadline, expires
+from lllaunch.timer import client as client_module
+from lllaunch.timer.client import Scopes
 
 
 class Recorder(TimerClient):
@@ -48,8 +49,8 @@ def both(scope: str) -> list[tuple[str, str]]:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """A client that is configured for the test."""
-    monkeypatch.setattr(countdown, "_configured", [])
-    monkeypatch.delenv(countdown.TIMER_FILE, raising=False)
+    monkeypatch.setattr(client_module, "_configured", [])
+    monkeypatch.delenv(client_module.TIMER_FILE, raising=False)
     recorder = Recorder()
     configure(recorder)
     return recorder
@@ -132,8 +133,8 @@ def test_a_client_can_be_taken_back(client: Recorder, monkeypatch: pytest.Monkey
     with pytest.raises(RuntimeError, match="Configure timer client"), timer:
         pytest.fail("there is no client")
     path = "/no/such/fifo"
-    monkeypatch.setenv(countdown.TIMER_FILE, path)
-    monkeypatch.setattr(countdown, "_defaults", {path: client})
+    monkeypatch.setenv(client_module.TIMER_FILE, path)
+    monkeypatch.setattr(client_module, "_defaults", {path: client})
     with expires(5, "work"):
         pass
     assert client.calls == both("work")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lllaunch.timer import FileTimerRequest
-from lllaunch.timer.service import Read, Rejected, Rejections, RequestReader, parse
+from lllaunch.timer.service import Rejected, Rejections, RequestReader, parse
 
 GOOD = {"version": 1, "pid": 7, "scope_id": "a", "expiration_time": 2.5, "signal": 9}
 REQUESTS = st.builds(
@@ -25,8 +25,16 @@ REQUESTS = st.builds(
 JUNK = st.binary(max_size=40).filter(lambda data: b"\n" not in data and b"{" not in data)
 
 
-def read(block: bytes, tell: int = 99) -> Read:
+def read(
+    block: bytes, tell: int = 99
+) -> tuple[list[FileTimerRequest], list[tuple[bytes, str]], int]:
     return RequestReader().feed(block, tell)
+
+
+def begun() -> Rejections:
+    rejections = Rejections()
+    rejections.begin(0.0)
+    return rejections
 
 
 def line(**changed: Any) -> bytes:
@@ -45,11 +53,11 @@ def test_bad_lines_and_blocks_that_end_anywhere_hurt_no_good_ones(
     requests, told, others = [], 0, 0
     while text:
         size = data.draw(st.integers(1, len(text)))
-        found = reader.feed(text[:size], tell)
-        assert len(found.rejected) <= tell
-        requests += found.requests
-        told += len(found.rejected)
-        others += found.others
+        found, wrong, more = reader.feed(text[:size], tell)
+        assert len(wrong) <= tell
+        requests += found
+        told += len(wrong)
+        others += more
         text = text[size:]
     assert requests == [each for each in lines if not isinstance(each, bytes)]
     assert told + others == sum(isinstance(each, bytes) and bool(each.strip()) for each in lines)
@@ -60,12 +68,12 @@ def test_no_bytes_are_too_strange(data: bytes, cuts: list[int]) -> None:
     reader = RequestReader()
     for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
         reader.feed(data[start:end], 9)
-    found = reader.feed(b"\n" + line() + b"\n", 9)
-    assert found.requests[-1].scope_id == "a"
+    requests, _, _ = reader.feed(b"\n" + line() + b"\n", 9)
+    assert requests[-1].scope_id == "a"
 
 
 @given(st.one_of(st.binary(max_size=60), st.text(max_size=60).map(str.encode)))
-def test_the_quick_way_and_the_thorough_way_agree(tail: bytes) -> None:
+def test_a_request_is_what_a_json_parser_reads(tail: bytes) -> None:
     """Small changes to a usual line: it is read as a JSON parser reads it, or rejected."""
     text = line()[: len(line()) - len(tail) % 40] + tail
     found = parse(text)
@@ -90,9 +98,12 @@ def test_the_quick_way_and_the_thorough_way_agree(tail: bytes) -> None:
         (line(pid=1.0), "Expected `int`, got `float` - at `$.pid`"),
         (line(pid=2**31), "Expected `int` <= 2147483647 - at `$.pid`"),
         (line(scope_id=3), "Expected `str`, got `int` - at `$.scope_id`"),
-        (line(expiration_time=float("nan")), "it is not JSON (NaN is no number)"),
-        (line(expiration_time=float("-inf")), "it is not JSON (-Infinity is no number)"),
-        (line().replace(b"2.5", b"1e999"), "Expected `float` <= 1.797"),
+        (line(expiration_time=float("nan")), "it is not JSON ("),
+        (line(expiration_time=float("-inf")), "it is not JSON ("),
+        (line(scope_id="\ud800", pid=0), "Expected `int` >= 1 - at `$.pid`"),
+        (line(scope_id="\ud800", expiration_time=float("nan")), "it is not JSON ("),
+        (line(scope_id="\ud800").replace(b"2.5", b"1e999"), "Expected `float` <= 1.797"),
+        (line().replace(b"2.5", b"1e999"), "Number out of range"),
         (line(expiration_time=10**400), "Number out of range - at `$.expiration_time`"),
         (line(expiration_time=True), "Expected `float`, got `bool`"),
         (line(expiration_time="2.5"), "Expected `float`, got `str`"),
@@ -102,8 +113,11 @@ def test_the_quick_way_and_the_thorough_way_agree(tail: bytes) -> None:
     ],
 )
 def test_what_is_wrong_is_said(text: bytes, reason: str) -> None:
-    requests, (found,), others = read(text + b"\n")
+    requests, ((bad, why),), others = read(text + b"\n")
     assert (requests, others) == ([], 0)
+    rejections = begun()
+    rejections.add(why, bad)
+    (found,) = rejections.take()
     assert found.reason.startswith(reason)
     assert found.text
     assert len(found.text) < 200
@@ -113,8 +127,9 @@ def test_what_is_wrong_is_said(text: bytes, reason: str) -> None:
 
 
 def test_a_rejection_names_the_process_if_it_can_be_known() -> None:
-    (rejected,) = read(line(signal=99) + b"\n").rejected
-    assert rejected.pid == 7
+    rejections = begun()
+    rejections.add("a reason", line(signal=99))
+    assert rejections.take()[0].pid == 7
 
 
 def test_the_version_may_be_left_out_and_more_may_be_there() -> None:
@@ -126,33 +141,36 @@ def test_a_line_without_end_is_reported_once_and_takes_no_room() -> None:
     reader = RequestReader()
     reports = []
     for _ in range(50):
-        found = reader.feed(b"x" * 1000, 9)
-        assert found.requests == []
-        reports += found.rejected
+        requests, wrong, _ = reader.feed(b"x" * 1000, 9)
+        assert requests == []
+        reports += wrong
         assert len(reader._rest) <= 2 * select.PIPE_BUF
-    found = reader.feed(b"\n" + line() + b"\n", 9)
-    reports += found.rejected
-    assert [report.reason for report in reports] == [f"it is longer than {select.PIPE_BUF} bytes"]
-    assert found.requests == [FileTimerRequest(7, "a", 2.5, 9)]
+    requests, wrong, _ = reader.feed(b"\n" + line() + b"\n", 9)
+    reports += wrong
+    assert [why for _, why in reports] == [f"it is longer than {select.PIPE_BUF} bytes"]
+    assert requests == [FileTimerRequest(7, "a", 2.5, 9)]
 
 
 def test_a_request_in_the_middle_of_anothers_long_line_is_found() -> None:
-    found = read(
+    requests, wrong, _ = read(
         b'{"version": 1, "scope_id": "' + b"x" * 5000 + line() + b"\n" + b'y"}\n' + line() + b"\n"
     )
-    assert found.requests == [FileTimerRequest(7, "a", 2.5, 9)] * 2
-    assert len(found.rejected) == 2
+    assert requests == [FileTimerRequest(7, "a", 2.5, 9)] * 2
+    assert len(wrong) == 2
 
 
 def test_the_shortest_request_is_one_also_among_garbage() -> None:
     shortest = b'{"pid":1,"scope_id":"","expiration_time":0,"signal":0}'
-    found = read(b"x\n" * 1000 + b"\n \n{}\n" + shortest + b"\n", tell=3)
-    assert found.requests == [FileTimerRequest(1, "", 0.0, 0)]
-    assert [report.text for report in found.rejected] == ["x"] * 3
-    assert found.others == 998
+    requests, wrong, others = read(b"x\n" * 1000 + b"\n \n{}\n" + shortest + b"\n", tell=3)
+    assert requests == [FileTimerRequest(1, "", 0.0, 0)]
+    assert [bad for bad, _ in wrong] == [b"x"] * 3
+    assert others == 998
 
 
-REJECTED = Rejected(None, "a reason", "")
+def test_a_lone_surrogate_as_torchs_client_writes_it_is_no_error() -> None:
+    (request,), wrong, others = read(line(scope_id="a\ud800") + b"\n")
+    assert (wrong, others) == ([], 0)
+    assert request == FileTimerRequest(7, "a\\ud800", 2.5, 9)
 
 
 def test_a_flood_of_garbage_is_no_flood_of_reports() -> None:
@@ -161,7 +179,7 @@ def test_a_flood_of_garbage_is_no_flood_of_reports() -> None:
     for second in range(100):
         rejections.begin(float(second))
         for _ in range(1000):
-            rejections.add(REJECTED)
+            rejections.add("a reason")
         told += rejections.take()
     # 10 periods of 20 reports, and one with the number of the others.
     assert len(told) == 10 * 21
@@ -170,8 +188,7 @@ def test_a_flood_of_garbage_is_no_flood_of_reports() -> None:
 
 
 def test_few_rejections_are_all_told() -> None:
-    rejections = Rejections()
-    rejections.begin(0.0)
+    rejections = begun()
     assert rejections.take() == []
-    rejections.add(REJECTED)
-    assert rejections.take() == [REJECTED]
+    rejections.add("a reason")
+    assert rejections.take() == [Rejected(None, "a reason", "")]

@@ -21,8 +21,7 @@ from lllaunch.timer import (
     TimerRequest,
     TimerServer,
 )
-from lllaunch.timer.local_timer import MultiprocessingRequestQueue
-from lllaunch.timer.server import SteadyTime
+from lllaunch.timer.api import MultiprocessingRequestQueue, SteadyTime
 
 HEAVY = {"torch", "asyncio", "multiprocessing", "inspect", "logging", "json", "re", "threading"}
 

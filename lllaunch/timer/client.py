@@ -1,0 +1,541 @@
+"""The worker's side: requests, the clients that send them, `expires` and `deadline`.
+
+One request through the FIFO is one ``os.write`` of at most PIPE_BUF bytes, which the kernel never
+mixes with others'. The client keeps the FIFO open if the server is ours, which marks its FIFO with
+the sticky bit: torch's server waits in ``readline`` for as long as any writer is there, so with
+that one the FIFO is opened and closed for each request, as torch's client does.
+
+A server knows a timer by its process and its name, so a name that is taken again while it is held
+(by recursion, by threads, by asyncio's tasks) would set the first timer anew, and the first to
+leave would take it from the others. `deadline` gives such timers names of their own.
+
+Every worker imports this: it imports nothing that Python has not loaded itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import select
+import stat
+import sys
+import time
+from _thread import RLock
+from abc import ABC, abstractmethod
+from heapq import heappop, heappush
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    F = TypeVar("F", bound=Callable[..., Any])
+
+TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
+
+SERVED_BY_US = stat.S_ISVTX
+"""Mode bit of a FIFO whose server does not mind that writers keep it open."""
+
+_SIGKILL = 9  # the module `signal` imports enum
+_TRIES = 10
+_PAUSE = 0.1
+# Seconds without any room in a full FIFO: its server reads nothing.
+_STUCK = 1.0
+# Seconds in all, where there was room and others took it.
+_CROWDED = 10.0
+_CACHED_TEXTS = 1024
+_quoted_texts: dict[str, str] = {}
+
+
+class _ThisProcess:
+    """This process, which is another after a fork."""
+
+    def __init__(self) -> None:
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        """Begin anew; called in each fork, which holds no timers."""
+        # Asking the kernel for it takes a third of the time of a request.
+        self.pid = os.getpid()
+        # Guards what the threads share. Re-entrant, as a signal handler may use timers too. The
+        # thread that held it in the parent does not exist here.
+        self.lock = RLock()
+        self.scopes = Scopes()
+
+
+class Scopes:
+    """The names of the timers that `deadline` has set in this process."""
+
+    def __init__(self) -> None:
+        # By name that is held: the numbers that were given out with it and have come back (a heap),
+        # and the next one.
+        self._freed: dict[str, list[int]] = {}
+        self._next: dict[str, int] = {}
+
+    def take(self, scope: str) -> str:
+        """Returns the name itself if it is free, else the first free one of ``scope (2)``, ..."""
+        name = scope
+        # Somebody may have chosen just that name, or have it from an earlier holder.
+        while name in self._next:
+            number = heappop(self._freed[scope]) if self._freed[scope] else self._next[scope]
+            self._next[scope] = max(self._next[scope], number + 1)
+            name = f"{scope} ({number})"
+        self._next[name], self._freed[name] = 2, []
+        return name
+
+    def free(self, scope: str, name: str) -> None:
+        """Gives back a name that was taken for ``scope``; one that is free is no error."""
+        if self._next.pop(name, None) is not None:
+            del self._freed[name]
+        if name != scope and scope in self._freed:
+            heappush(self._freed[scope], int(name[len(scope) + 2 : -1]))
+
+
+this_process = _ThisProcess()
+
+
+class TimerRequest:
+    """A worker's wish to set a timer or to take one back.
+
+    ``expiration_time``: when it ends, seconds since the epoch (``time.time()``); negative takes the
+    timer back.
+    """
+
+    __slots__ = ("expiration_time", "scope_id", "worker_id")
+
+    def __init__(self, worker_id: Any, scope_id: str, expiration_time: float) -> None:
+        self.worker_id = worker_id
+        self.scope_id = scope_id
+        self.expiration_time = expiration_time
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TimerRequest):
+            return False
+        return (self.worker_id, self.scope_id, self.expiration_time) == (
+            other.worker_id,
+            other.scope_id,
+            other.expiration_time,
+        )
+
+    # It can be changed, so it is no key.
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        fields = f"{self.worker_id!r}, {self.scope_id!r}, {self.expiration_time!r}"
+        return f"{type(self).__name__}({fields})"
+
+
+class TimerClient(ABC):
+    """The worker's side: sets and releases timers."""
+
+    @abstractmethod
+    def acquire(self, scope_id: str, expiration_time: float) -> None:
+        """Set a timer, replacing one of the same name.
+
+        ``expiration_time``: when it expires, seconds since the epoch.
+        """
+
+    @abstractmethod
+    def release(self, scope_id: str) -> None:
+        """Release a timer; a missing one is no error."""
+
+
+class FileTimerRequest(TimerRequest):
+    """A request to a `FileTimerServer`.
+
+    ``expiration_time``: when it ends, seconds since the epoch; negative takes the timer back.
+    """
+
+    __slots__ = ("signal", "version")
+
+    def __init__(
+        self, worker_pid: int, scope_id: str, expiration_time: float, signal: int = 0
+    ) -> None:
+        super().__init__(worker_pid, scope_id, expiration_time)
+        self.version = 1
+        self.signal = signal
+
+    @property
+    def worker_pid(self) -> int:
+        """Process id of the worker, also ``worker_id``."""
+        pid: int = self.worker_id
+        return pid
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FileTimerRequest):
+            return False
+        same = self.version == other.version and self.signal == other.signal
+        return same and super().__eq__(other)
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, {self.signal!r})"
+
+    def to_json(self) -> str:
+        """Returns the request as it is written into the FIFO, without the newline."""
+        # Several times as fast as a dict that json writes; a worker waits for it.
+        return (
+            f'{{"version": {self.version}, "pid": {self.worker_pid}, '
+            f'"scope_id": {_quoted(self.scope_id)}, '
+            f'"expiration_time": {self.expiration_time!r}, "signal": {int(self.signal)}}}'
+        )
+
+
+def _quoted(text: str) -> str:
+    """A JSON string; what is no text, as in a path, cannot be written as JSON."""
+    found = _quoted_texts.get(text)
+    if found is None:
+        import json  # noqa: PLC0415 - 5 ms that a worker's client pays when it needs them
+
+        if len(_quoted_texts) >= _CACHED_TEXTS:
+            _quoted_texts.clear()
+        found = json.dumps(text.encode(errors="backslashreplace").decode())
+        _quoted_texts[text] = found
+    return found
+
+
+class LocalTimerClient(TimerClient):
+    """Puts requests into the queue of a `LocalTimerServer`, or of torch's, on this machine.
+
+    ``mp_queue``: the queue; of multiprocessing's, or with its ``put``.
+    """
+
+    def __init__(self, mp_queue: Any) -> None:
+        super().__init__()
+        self._mp_queue = mp_queue
+
+    def acquire(self, scope_id: str, expiration_time: float) -> None:
+        """Sets a timer for this process."""
+        self._mp_queue.put(TimerRequest(this_process.pid, scope_id, expiration_time))
+
+    def release(self, scope_id: str) -> None:
+        """Takes back a timer of this process."""
+        self._mp_queue.put(TimerRequest(this_process.pid, scope_id, -1))
+
+
+class FileTimerClient(TimerClient):
+    """Sends requests to the `FileTimerServer` of this machine, or to torch's.
+
+    It works in several threads, and in forks of the process that made it.
+
+    ``signal``: signal that the server sends this process on expiry; 0 or less: none.
+
+    Raises:
+        BrokenPipeError: from `acquire` and `release`: no server reads the FIFO for a second.
+        BlockingIOError: the FIFO is full and its server read nothing for a second.
+        RuntimeError: the request is larger than PIPE_BUF bytes; nothing was sent.
+        ValueError: the expiration is infinite or not a number.
+    """
+
+    def __init__(self, file_path: str, signal: int = _SIGKILL) -> None:
+        super().__init__()
+        self._file_path = file_path
+        self._fd = -1
+        self.signal = signal  # what the server shall send
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what was set; a fork has no timers yet."""
+        self._pid = this_process.pid
+        self._set: set[str] = set()
+        self._failed: set[str] = set()
+
+    def acquire(self, scope_id: str, expiration_time: float) -> None:
+        """Sets a timer; the request has been written when this returns.
+
+        ``expiration_time``: when it ends, seconds since the epoch.
+        """
+        if self._pid != this_process.pid:
+            self._begin()
+        if not math.isfinite(expiration_time):
+            raise ValueError(f"timer {scope_id!r}: expiration_time is {expiration_time!r}")
+        try:
+            self._send(FileTimerRequest(self._pid, scope_id, float(expiration_time), self.signal))
+        except BaseException:
+            # An earlier timer of that name is still running: its release must be sent.
+            if scope_id not in self._set:
+                self._failed.add(scope_id)
+            raise
+        self._set.add(scope_id)
+        self._failed.discard(scope_id)
+
+    def release(self, scope_id: str) -> None:
+        """Takes a timer back; does nothing if it could not be set."""
+        if self._pid != this_process.pid:
+            self._begin()
+        if scope_id in self._failed:
+            self._failed.discard(scope_id)
+            return
+        self._set.discard(scope_id)
+        self._send(FileTimerRequest(self._pid, scope_id, -1))
+
+    def _send(self, request: FileTimerRequest) -> None:
+        data = f"{request.to_json()}\n".encode()
+        if len(data) > select.PIPE_BUF:
+            raise RuntimeError(
+                f"FileTimerRequest larger than {select.PIPE_BUF} bytes is not supported: "
+                f"{len(data)} bytes, {data[:200].decode()}..."
+            )
+        tries = 0
+        until = 0.0
+        while True:
+            try:
+                with this_process.lock:
+                    self._write(data)
+            except BlockingIOError:
+                until = until or time.monotonic() + _CROWDED
+                if self._write_when_there_is_room(data, until):
+                    return
+            except OSError as error:
+                tries += 1
+                if tries >= _TRIES:
+                    reason = error.strerror or str(error)
+                    message = (
+                        f"no timer server reads this FIFO, the request was not sent ({reason})"
+                    )
+                    raise BrokenPipeError(errno.EPIPE, message, self._file_path) from error
+                time.sleep(_PAUSE)
+            else:
+                return
+
+    def _write(self, data: bytes) -> None:
+        """Writes a request; whole or, raising an OSError, not at all."""
+        if self._fd >= 0:
+            try:
+                os.write(self._fd, data)
+            except BlockingIOError:
+                raise
+            except OSError:
+                # The server has gone; there may be another by now.
+                self.close()
+            else:
+                return
+        fd = os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        keep = False
+        try:
+            mode = os.fstat(fd).st_mode
+            if not stat.S_ISFIFO(mode):
+                raise OSError(errno.EINVAL, "it is no FIFO")
+            keep = bool(mode & SERVED_BY_US)
+            os.write(fd, data)
+        finally:
+            if keep:
+                self._fd = fd
+            else:
+                os.close(fd)
+
+    def _write_when_there_is_room(self, data: bytes, until: float) -> bool:
+        """Waits until the full FIFO has room, and writes at once, as others wait for it too.
+
+        ``until``: when to give up, seconds of the monotonic clock. Returns False if it could not be
+        written yet: others were faster, or the server has gone.
+        """
+        try:
+            fd = os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            # The next try tells.
+            return False
+        try:
+            poll = select.poll()
+            poll.register(fd, select.POLLOUT)
+            stuck = not poll.poll(_STUCK * 1000)
+            if not stuck and stat.S_ISFIFO(os.fstat(fd).st_mode):
+                os.write(fd, data)
+                return True
+        except OSError:
+            # Others were faster, or the server has gone just now.
+            stuck = False
+        finally:
+            os.close(fd)
+        if stuck or time.monotonic() > until:
+            seconds = _STUCK if stuck else _CROWDED
+            raise BlockingIOError(
+                errno.EAGAIN,
+                f"the timer server's FIFO was full for {seconds:g} s, the request was not sent",
+                self._file_path,
+            )
+        return False
+
+    def __getstate__(self) -> dict[str, object]:
+        # A descriptor means nothing, or something else, in another process.
+        return {**self.__dict__, "_fd": -1, "_pid": 0}
+
+    def close(self) -> None:
+        """Closes the FIFO; the next request opens it again. Idempotent; beyond torch."""
+        with this_process.lock:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
+
+    def __del__(self) -> None:
+        # Not there if __init__ failed.
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
+
+# What `configure` was given last; below it, clients by the value of TIMER_FILE.
+_configured: list[TimerClient] = []
+_defaults: dict[str, TimerClient] = {}
+
+
+def configure(timer_client: TimerClient | None) -> None:
+    """Set the default client of `expires` and `deadline`.
+
+    ``timer_client``: the client; None restores the default of a new process.
+    """
+    import logging  # noqa: PLC0415 - once in a process; 10 ms that others need not pay
+
+    _configured[:] = [] if timer_client is None else [timer_client]
+    name = type(timer_client).__name__
+    logging.getLogger(__name__).info("Timer client configured to: %s", name)
+
+
+def _client() -> TimerClient:
+    """The client of `configure`, else one for the FIFO that the launcher serves."""
+    if _configured:
+        return _configured[0]
+    path = os.environ.get(TIMER_FILE)
+    if not path:
+        raise RuntimeError(
+            "Configure timer client before using countdown timers. "
+            f"(lllaunch.timer.configure, or {TIMER_FILE} in the environment)"
+        )
+    client = _defaults.get(path)
+    if client is None:
+        client = _defaults[path] = FileTimerClient(path)
+    return client
+
+
+def expires(after: float, scope: str | None = None, client: TimerClient | None = None) -> Countdown:
+    """Set a timer while a block of code runs; if it expires, this worker is ended.
+
+    For ``with`` and ``async with``, and as a decorator::
+
+        with expires(after=60):
+            torch.distributed.all_reduce(...)
+
+        @expires(after=60)
+        async def fetch(): ...
+
+    A decorated coroutine or generator has its timer from the first step to the end, suspensions
+    included.
+
+    As in torch a scope has one timer. Entered again, by recursion, threads or tasks, it replaces
+    that timer, and the first to leave releases it. `deadline` gives each entry its own timer.
+
+    Setting a timer takes microseconds, or some seconds if the server does not read, before the
+    error below. With ``watchdog.timers`` lllaunch takes the stacks of all workers on expiry and
+    ends the group as hung.
+
+    ``after``: seconds from entering the block; 0 or less expires at once. ``scope``: name of the
+    timer, shown in reports; default: ``FILE#LINE`` of the caller or of the decorated function.
+    ``client``: sends the request; default: that of `configure`, else a `FileTimerClient` for
+    TORCHELASTIC_TIMER_FILE.
+
+    Raises:
+        ValueError: ``after`` is infinite or not a number.
+        RuntimeError: on entering: there is no client.
+        OSError: on entering or leaving: the server cannot be reached, see `FileTimerClient`.
+    """
+    return _countdown("expires", after, scope, client, own=False)
+
+
+def deadline(
+    after: float, scope: str | None = None, client: TimerClient | None = None
+) -> Countdown:
+    """Set a timer like `expires`, with its own timer for each entry of a scope.
+
+    Use it in recursive functions, threads and asyncio tasks. Further entries are named
+    ``SCOPE (2)``, ``SCOPE (3)``, ...
+
+    Raises:
+        ValueError: ``after`` is infinite or not a number.
+        RuntimeError: on entering: there is no client.
+        OSError: on entering or leaving: the server cannot be reached.
+    """
+    return _countdown("deadline", after, scope, client, own=True)
+
+
+def _countdown(
+    name: str, after: float, scope: str | None, client: TimerClient | None, *, own: bool
+) -> Countdown:
+    if not math.isfinite(after):
+        raise ValueError(f"{name}: after={after!r} is not a number of seconds")
+    chosen = scope
+    if chosen is None:
+        frame = sys._getframe(2)
+        chosen = f"{frame.f_code.co_filename}#{frame.f_lineno}"
+    return Countdown(after, chosen, client, scope is not None, own)
+
+
+class Countdown:
+    """What `expires` and `deadline` return. Can be entered again, but not while it is entered.
+
+    ``client``: sends the request, or None for the configured one.
+    """
+
+    __slots__ = ("_after", "_client", "_entered", "_name", "_named", "_own", "_pid", "_scope")
+
+    def __init__(
+        self, after: float, scope: str, client: TimerClient | None, named: bool, own: bool
+    ) -> None:
+        self._after = after
+        self._scope = scope
+        self._client = client
+        self._named = named
+        self._own = own
+        self._name = ""
+        self._entered: TimerClient | None = None
+        self._pid = 0
+
+    def __enter__(self) -> None:
+        if self._entered is not None:
+            raise RuntimeError("this timer is running; make one for each block")
+        client = self._client if self._client is not None else _client()
+        name = self._scope
+        if self._own:
+            with this_process.lock:
+                name = this_process.scopes.take(name)
+        try:
+            # Before the epoch would mean to take it back; at the epoch, it expires at once.
+            client.acquire(name, max(0.0, time.time() + self._after))
+        except BaseException:
+            self._free(name)
+            raise
+        self._entered, self._name, self._pid = client, name, this_process.pid
+
+    def __exit__(self, *exc_info: object) -> None:
+        client, self._entered = self._entered, None
+        # A fork that leaves the block it began in has no timer: it is its parent's.
+        if client is None or self._pid != this_process.pid:
+            return
+        try:
+            client.release(self._name)
+        finally:
+            self._free(self._name)
+
+    def _free(self, name: str) -> None:
+        if self._own:
+            with this_process.lock:
+                this_process.scopes.free(self._scope, name)
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.__exit__()
+
+    def __call__(self, function: F) -> F:
+        """Decorates a function, so that each call has a timer of its own.
+
+        Raises:
+            TypeError: it is none.
+        """
+        from lllaunch.timer.decorate import decorate, place_of  # noqa: PLC0415 - imports inspect
+
+        scope = self._scope if self._named else place_of(function) or self._scope
+        after, client, named, own = self._after, self._client, self._named, self._own
+        return decorate(function, lambda: Countdown(after, scope, client, named, own))
