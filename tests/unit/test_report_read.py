@@ -457,6 +457,8 @@ def test_a_sweep_that_goes_on_is_told_as_its_journal_has_it(sweep: LeftSweep) ->
     assert report.verdict() == ("died: 0 of 5 jobs succeeded, 1 failed, 4 not run")
     sweep.over(6)
     assert load(str(sweep.path)).finished
+    # of an hour ago, whatever the clock of the file system can tell apart
+    os.utime(sweep.path / "sweep.json", (0, 0))
     sweep.add(Resumed("0.1"), StartedRecord(0))
     report = load(str(sweep.path))
     assert not report.finished
