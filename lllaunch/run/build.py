@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +67,8 @@ class Git:
         program, setpriv = (shutil.which(each, path=path) for each in ("git", "setpriv"))
         if program is None:
             raise FileNotFoundError("git")
+        import subprocess  # noqa: PLC0415 - who only shows runs asks nothing
+
         command = [program, "-C", cwd, *_QUIET, *arguments]
         # a launcher that is killed takes it along
         if setpriv is not None:
