@@ -41,30 +41,30 @@ class State(NamedTuple):
 
     style: str = ""  # as in `StyledText`
     sign: str = "?"  # one character that stands for it
-    order: int = 4  # place in a list: what needs attention comes first
+    order: int = 4  # place in a list of jobs: what needs attention comes first
 
 
 STATES: Mapping[str, State] = {
     "running": State("busy", "▸", 0),
-    "starting": State("busy", "▸", 0),
+    "starting": State("busy", "▸"),
     "queued": State("busy", "·", 1),
     "failed": State("bad", "✕", 2),
     "error": State("bad", "✕", 2),
     "died": State("bad", "✕", 2),
-    "not_submitted": State("bad", "✕", 2),
-    "victim": State("bad", "▽", 2),
-    "lost": State("bad", "?", 2),
-    "unknown": State("bad", "?", 4),
+    "not_submitted": State("bad", "✕"),
+    "victim": State("bad", "▽"),
+    "lost": State("bad", "?"),
+    "unknown": State("bad", "?"),
     "signalled": State("bad", "■", 3),
-    "cancelled": State("bad", "■", 3),
-    "stopped": State("", "■", 3),
-    "paused": State("", "·", 4),
+    "cancelled": State("bad", "■"),
+    "stopped": State("", "■"),
+    "paused": State("", "·"),
     "waiting": State("", "·", 5),
     "succeeded": State("good", "✓", 6),
-    "ended": State("good", "■", 6),
+    "ended": State("good", "■"),
     "not_run": State("", "·", 7),
-    "not_started": State("", "·", 7),
-    "skipped": State("", "·", 7),
+    "not_started": State("", "·"),
+    "skipped": State("", "·"),
 }
 """All states that anything has."""
 

@@ -44,7 +44,7 @@ from lllaunch.run.directory import ATTEMPT, PLAN, RESULT, SAMPLES, SUBMISSION
 from lllaunch.run.samples import RankSample, RunSample, finite
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.remaining import Durations, expected_left
-from lllaunch.words import how_ended
+from lllaunch.words import STATES, State, how_ended
 
 if TYPE_CHECKING:
     from lllaunch.results.tries import SweepFiles
@@ -185,17 +185,12 @@ def _integer(number: float | None) -> int | None:
     return None if number is None else int(number)
 
 
-_ORDER = {"running": 0, "queued": 1, "failed": 2, "error": 2, "died": 2, "signalled": 3}
-_LATER = {"waiting": 5, "succeeded": 6, "not_run": 7}
-
-
 def by_urgency(row: ListEntry) -> tuple[int, int, int]:
     """Return a key that sorts jobs: those that run, that failed of late, that wait, and the rest.
 
     Waiting ones follow by number, what ended the latest first.
     """
-    place = _ORDER.get(row.state, _LATER.get(row.state, 4))
-    return place, -(row.ended_ns or 0), row.number or 0
+    return STATES.get(row.state, State()).order, -(row.ended_ns or 0), row.number or 0
 
 
 def sweep_left(jobs: Sequence[ListEntry], waiting: int) -> float | None:

@@ -35,7 +35,7 @@ from lllaunch.sweep.journal import (
 from lllaunch.sweep.pool import Lease
 
 if TYPE_CHECKING:
-    from lllaunch.sweep.journal import JournalEntry, Record
+    from lllaunch.sweep.journal import Record
 
 # all of it: its header stands first
 _MOST_BYTES, _LONGEST_RECORD = 1 << 62, 64 << 20
@@ -146,18 +146,6 @@ def _tries(
         for job, end_ns, fate in found
     )
     return tuple(sorted(tries, key=lambda each: (each.start_ns, each.job)))
-
-
-def tries_of(
-    entries: Iterable[JournalEntry],
-    now_ns: int | None = None,
-    hide: Callable[[str], str] = str,
-) -> SweepTimeline:
-    """Return a sweep in time; `now_ns` as of `SweepTries.timeline`. Pure."""
-    tries = SweepTries()
-    for at, record in entries:
-        tries.take(at, record)
-    return tries.timeline(now_ns, hide)
 
 
 class SweepFiles:

@@ -15,12 +15,11 @@ from support.traces import ruled as ruled_text
 
 from lllaunch.results.timeline import RunTimeline, timeline_of
 from lllaunch.results.trace import TraceEvent, rendered, run_events, sweep_events
-from lllaunch.results.tries import SweepTimeline, read_sweep_timeline, tracks_of, tries_of
+from lllaunch.results.tries import SweepTimeline, SweepTries, read_sweep_timeline, tracks_of
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,
     Header,
-    JournalEntry,
     OverRecord,
     Result,
     Resumed,
@@ -111,8 +110,10 @@ def test_counters_have_units_and_end_with_their_workers() -> None:
 
 
 def of(*records: tuple[float, Any], now: float | None = None, hide: Any = str) -> SweepTimeline:
-    entries = [JournalEntry(START + round(at * 1e9), record) for at, record in records]
-    return tries_of(entries, None if now is None else START + round(now * 1e9), hide)
+    tries = SweepTries()
+    for at, record in records:
+        tries.take(START + round(at * 1e9), record)
+    return tries.timeline(None if now is None else START + round(now * 1e9), hide)
 
 
 def test_a_sweep_has_a_thread_for_each_gpu_and_a_span_for_each_try() -> None:
