@@ -12,8 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
-from lllaunch.app.command_line import FLAGS, OWN_FLAGS, VERBS
-from lllaunch.app.torchrun import OPTIONS
+from lllaunch.app.command_line import FLAGS, OPTIONS, OWN_FLAGS, VERBS
 
 PAGE = Path(__file__).parent / "reference" / "cli.md"
 
@@ -56,7 +55,8 @@ MEANINGS = {
     ("-cd", "--config-dir"): "directory that is searched first",
     ("-i", "--info"): "print what Hydra knows: `all`, `config`, `defaults`, `defaults-tree`,"
     " `plugins`, `searchpath`",
-    ("-sc", "--shell-completion"): "completion: `install=bash`, `uninstall=bash`",
+    ("-sc", "--shell-completion"): "completion for bash, zsh or fish: `install=SHELL`,"
+    " `uninstall=SHELL`",
     ("--hydra-help",): "show Hydra's own help",
     ("--experimental-rerun",): "run again from a pickle, as Hydra does; `lllaunch rerun` is safer",
 }

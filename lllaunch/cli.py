@@ -15,12 +15,12 @@ from lllaunch.app.command_line import (
     HIDDEN_VERBS,
     OWN_FLAGS,
     VERBS,
-    CommandLine,
     WrongUsage,
+    only_asks,
+    prestarted,
     program,
     read,
 )
-from lllaunch.app.early import only_asks, prestarted
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.interrupts import ENDING
 
@@ -70,8 +70,8 @@ def _main(words: list[str]) -> int:
         for show, *flags in ((_show_help, "--help", "-h"), (_show_version, "--version", "-V")):
             if line.asks(*flags):
                 return show()
-        if line.asks("-sc", "--shell-completion"):
-            return _complete(line)
+        if line.asks("-sc", "--shell-completion") and "COMP_LINE" in os.environ:
+            return _complete()
         return _run(line.words, quiet=line.asks(*OWN_FLAGS))
     except WrongUsage as wrong:
         print(f"lllaunch: {wrong}", file=sys.stderr)
@@ -113,19 +113,22 @@ def _perform(verb: str, argv: list[str]) -> int:
         return for_signal(signal.SIGINT)
 
 
-def _complete(line: CommandLine) -> int:
-    from lllaunch.app.completion import complete  # noqa: PLC0415 - of the shell only
+def _complete() -> int:
+    from lllaunch.app.usage import choices  # noqa: PLC0415 - of the shell only
     from lllaunch.verbs.printing import flags_of  # noqa: PLC0415 - of the shell only
 
     def flags_of_verb(verb: str) -> dict[str, int | None]:
         return flags_of(import_module(f"lllaunch.verbs.{verb}")._parser())
 
-    code = complete(line.overrides, _run, flags_of_verb)
-    return _run(line.words) if code is None else code
+    # the shell would write it into the prompt
+    with open(os.devnull, "wb") as silenced:
+        os.dup2(silenced.fileno(), 2)
+    print("\n".join(choices(os.environ["COMP_LINE"], _run, flags_of_verb)))
+    return ExitCode.SUCCESS
 
 
 def _show_help() -> int:
-    from lllaunch.app.help_text import help_text  # noqa: PLC0415 - imports OmegaConf
+    from lllaunch.app.usage import help_text  # noqa: PLC0415 - imports OmegaConf
 
     end_quietly_without_reader()
     print(_USAGE.format(program(), ",".join(VERBS)) + help_text(program()), end="")

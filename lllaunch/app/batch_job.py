@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from lllaunch.app.early import prestarted
+from lllaunch.app.command_line import prestarted
 from lllaunch.cluster import slurm
 from lllaunch.console.console import Console
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError, SnapshotFailed

@@ -7,26 +7,32 @@
    The word ``torchrun`` before its options says nothing.
 3. Hydra's: options and overrides alone.
 
-Options are torchrun's (`lllaunch.app.torchrun`), Hydra's and lllaunch's own. Two letters belong to
+Options are torchrun's (`OPTIONS`), Hydra's and lllaunch's own. Two letters belong to
 both: ``-m`` is torchrun's ``--module`` if the name of a module follows, else Hydra's
 ``--multirun``; ``-r`` is torchrun's ``--redirects`` if a mask follows, else Hydra's ``--run``.
 
 The second form becomes the third: what it says is said by overrides of ``launch``. Hydra's parser
 takes an option between overrides for the end of them, so options are put first.
+
+Nothing here imports Hydra: the spawner's interpreter starts first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from lllaunch.app import torchrun
-from lllaunch.app.torchrun import Unsupported, quoted
+from lllaunch.cluster.values import format_endpoint
+from lllaunch.interrupts import remember_interrupts
 from lllaunch.run.files import relative_path, working_directory
+
+if TYPE_CHECKING:
+    from lllaunch.spawner.client import Spawner
 
 # What lllaunch calls itself, in a batch job.
 HIDDEN_VERBS = ("job",)
@@ -61,6 +67,11 @@ FLAGS: dict[str, int | None] = {
 OWN_FLAGS = ("--quiet", "-q")
 """lllaunch's own, which Hydra does not see."""
 
+# Hydra's that show something and run nothing.
+_ASKING = {
+    *("--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help", "--version"),
+    *("--shell-completion", "-sc"),
+}
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 # What follows the letters that torchrun and Hydra both have, if torchrun's are meant.
 _FORMS = {
@@ -74,26 +85,67 @@ _TORCHRUN = [
 ]
 _FUNCTION = re.compile(r"[\w.]+:[\w.]+")
 
-# What others put before what is to be run.
-_RUNNERS = ("run", "train", "start", "launch", "exec", "python", "python3")
-# What does the same as commands that lllaunch has not.
-_ELSEWHERE = {
-    "logs": "log tail",
-    "logs -f": "follow attach",
-    "stop": "kill cancel abort",
-    "ls": "list history runs",
-    "top": "status ps jobs htop watch monitor live dashboard",
-    "show": "info describe inspect results",
-    "plan": "dry-run dryrun preview",
-    "check": "validate lint",
-    "rerun": "retry restart repeat",
-    "stacks": "stack pstack dump py-spy",
-    "-m +exp=NAME KEY=VALUE,VALUE": "sweep multirun",
-    "-m hydra.launcher.resume=DIR": "resume",
-    "--cfg job": "config cfg",
-    "--version": "version",
-    "-sc install=SHELL": "completion",
+
+class Option(NamedTuple):
+    """An option of torchrun: the setting of ``launch`` that it sets, or a note on what to do."""
+
+    setting: str = ""
+    note: str = ""
+    takes_value: bool = True
+
+
+OPTIONS: dict[str, Option] = {
+    "nproc-per-node": Option("launch.nproc"),
+    "nnodes": Option("launch.nnodes"),
+    "node-rank": Option("launch.node_rank"),
+    "rdzv-backend": Option("launch.rdzv.backend"),
+    "rdzv-endpoint": Option("launch.rdzv.endpoint"),
+    "rdzv-id": Option("launch.rdzv.id"),
+    "rdzv-conf": Option("launch.rdzv.conf"),
+    "master-addr": Option("", "the host of launch.rdzv.endpoint; one node does not need it"),
+    "master-port": Option("", "its port; on one node each attempt takes a free port"),
+    "local-addr": Option("", "write launch.rdzv.interface=NAME instead; one node does not need it"),
+    "standalone": Option("", "one node, which is the default", takes_value=False),
+    "max-restarts": Option("launch.max_restarts"),
+    "start-method": Option("launch.start_method"),
+    "role": Option("launch.role"),
+    "module": Option("", "-m too: run the module that follows", takes_value=False),
+    "no-python": Option("", "run a program instead of a Python script", takes_value=False),
+    "run-path": Option("", "not needed: workers are forked", takes_value=False),
+    "log-dir": Option("launch.log_dir"),
+    "redirects": Option("launch.redirects", "-r too; without --tee nothing else is shown"),
+    "tee": Option("launch.tee", "-t too"),
+    "local-ranks-filter": Option("launch.local_ranks_filter"),
+    "duplicate-stdout-filters": Option("launch.duplicate_stdout_filters"),
+    "duplicate-stderr-filters": Option("launch.duplicate_stderr_filters"),
+    "log-line-prefix-template": Option("launch.log_line_prefix"),
+    "signals-to-handle": Option("launch.signals"),
+    "shutdown-timeout": Option("launch.grace_period"),
+    "virtual-local-rank": Option("launch.virtual_local_rank", takes_value=False),
+    "monitor-interval": Option("", "not needed: lllaunch does not poll"),
+    "event-log-handler": Option("", "not supported; events go to events.jsonl of the run"),
+    "logs-specs": Option("", "not supported; write launch.redirects, launch.tee, launch.log_dir"),
+    "numa-binding": Option(
+        "", "not supported; write --no-python numactl --cpunodebind=N python SCRIPT"
+    ),
 }
+"""Torchrun's options, of torch 2.13 (``get_args_parser`` in torch/distributed/run.py).
+
+Each may be spelt with dashes or underscores, and stand in the environment as PET_NAME.
+"""
+
+SHORT = {"-m": "module", "-r": "redirects", "-t": "tee"}
+
+# Where else torchrun looks, and where it does not look.
+_VARIABLES = {
+    "shutdown-timeout": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+    "log-line-prefix-template": "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+}
+_ONLY_SAID = ("logs-specs", "numa-binding")
+_REFUSED = ("event-log-handler", "logs-specs", "numa-binding", "local-addr")
+_ONE_NODE = ("1", "1:1")
+_OF_SEVERAL = ("nnodes", "node-rank", "rdzv-backend", "rdzv-endpoint", "rdzv-conf", "local-addr")
+_FILTERS = ("duplicate-stdout-filters", "duplicate-stderr-filters")
 
 
 class WrongUsage(Exception):
@@ -122,7 +174,9 @@ def program() -> str:
     script = sys.argv[0]
     if os.path.basename(script) == "__main__.py":
         return "python -m lllaunch"
-    return shlex.join(["python", _shown(script)]) if script.endswith(".py") else "lllaunch"
+    if not script.endswith(".py"):
+        return "lllaunch"
+    return shlex.join(["python", relative_path(script, working_directory())])
 
 
 def read(
@@ -142,21 +196,17 @@ def read(
     """
     line = _Reader(words, flags)
     script, *arguments = line.left or [""]
-    overrides = []
-    try:
-        if not line.left:
-            overrides = torchrun.overrides(line.options, alone=False)
-        elif own_app:
-            raise _of_own_app(script)
-        else:
-            options = {**torchrun.from_environment(environ), **line.options}
-            entrypoint = _entrypoint(script, options)
-            if not entrypoint:
-                raise _of_word(script, words if flags is FLAGS else (), line)
-            overrides = torchrun.overrides(options, alone=True)
-            overrides[:0] = [f"launch.entrypoint={quoted(entrypoint)}"]
-    except Unsupported as error:
-        raise WrongUsage(str(error)) from None
+    if not line.left:
+        overrides = torchrun_overrides(line.options, alone=False)
+    elif own_app:
+        raise _of_own_app(script)
+    else:
+        options = {**_from_environment(environ), **line.options}
+        entrypoint = _entrypoint(script, options)
+        if not entrypoint:
+            raise WrongUsage(_of_word(script, words if flags is FLAGS else (), line))
+        overrides = [f"launch.entrypoint={quoted(entrypoint)}"]
+        overrides += torchrun_overrides(options, alone=True)
     overrides += line.overrides
     if arguments:
         overrides.append(f"launch.args=[{','.join(map(quoted, arguments))}]")
@@ -189,7 +239,7 @@ class _Reader:
     def _take_option(self, word: str) -> None:
         name, value = self._named(word)
         known = name in self._flags
-        takes = self._flags[name] if known else int(torchrun.OPTIONS[name].takes_value)
+        takes = self._flags[name] if known else int(OPTIONS[name].takes_value)
         if takes == 0 and value is not None:
             raise WrongUsage(f"{word!r}: {word.partition('=')[0]} takes no value")
         if takes is None and value is None:
@@ -215,7 +265,7 @@ class _Reader:
         if name.startswith("--"):
             dashed = name.replace("_", "-")
             near = [each for each in self._flags if each.startswith(dashed)]
-            near += [each for each in torchrun.OPTIONS if f"--{each}".startswith(dashed)]
+            near += [each for each in OPTIONS if f"--{each}".startswith(dashed)]
             exact = [each for each in near if each.removeprefix("--") == dashed[2:]]
             if len(exact or near) != 1:
                 raise _of_flag(name, self._flags, near)
@@ -223,9 +273,9 @@ class _Reader:
         form, letter = _FORMS.get(name), name[:2]
         if name in self._flags and not (form and any(map(form.fullmatch, self.left[:1]))):
             return name, value
-        if letter in torchrun.SHORT and (name == letter or letter != "-m"):
+        if letter in SHORT and (name == letter or letter != "-m"):
             # -r3 is -r 3
-            return torchrun.SHORT[letter], word[2:].removeprefix("=") or None
+            return SHORT[letter], word[2:].removeprefix("=") or None
         raise _of_flag(name, self._flags, [])
 
 
@@ -236,7 +286,7 @@ def _of_flag(name: str, flags: Mapping[str, int | None], near: Sequence[str]) ->
         meant = ", ".join(f"--{each.removeprefix('--')}" for each in near)
         return WrongUsage(f"{name} could be {meant}")
     # the dashes are alike in all of them
-    long = [*(flag[2:] for flag in flags if flag.startswith("--")), *torchrun.OPTIONS]
+    long = [*(flag[2:] for flag in flags if flag.startswith("--")), *OPTIONS]
     hint = did_you_mean(name.lstrip("-").replace("_", "-"), long)
     hint = hint.replace("'", "'--", 1) or f"see {program()} --help"
     return WrongUsage(f"unknown option {name!r}; {hint}")
@@ -258,71 +308,143 @@ def _entrypoint(script: str, options: Mapping[str, str]) -> str:
     return script if is_file or is_script or _FUNCTION.fullmatch(script) else ""
 
 
-def _of_word(word: str, words: Sequence[str], line: _Reader) -> WrongUsage:
+def _of_word(word: str, words: Sequence[str], line: _Reader) -> str:
     """Return what to write in place of the first word that is neither option nor override."""
-    rest = [*line.overrides, *line.left[1:]]
-    experiment = word.lstrip("+").removeprefix("exp/")
-    if word.endswith((".yaml", ".yml")):
-        text = _of_yaml(word, [*line.found, *rest])
-    elif word in VERBS:
-        command = _command(word, *(each for each in words if each != word))
-        text = f"{word!r} is a command, and comes first: {command}"
-    elif os.path.isfile(os.path.join("conf", "exp", f"{experiment}.yaml")):
-        command = _command(*line.found, f"+exp={experiment}", *rest)
-        text = f"{word!r} is not an override; to run that experiment: {command}"
-    elif os.path.isfile(f"{word}.py"):
-        text = f"{word!r} is not a script; did you mean '{word}.py'?"
-    elif os.path.isdir(word):
-        text = f"{word} is a directory; write a script in it, or -m PACKAGE"
-    elif os.path.isfile(word):
-        text = f"{word!r} does not end in .py; to run it as a program: --no-python ./{word}"
-    elif word in words[:1] and re.fullmatch(r"[A-Za-z][\w-]*", word):
-        text = _of_command(word, words[1:])
-    else:
-        text = f"{word!r}: expected a script (a path ending in .py) or an override (KEY=VALUE)"
-    return WrongUsage(text)
-
-
-def _of_command(word: str, rest: Sequence[str]) -> str:
     from lllaunch.config.fields import did_you_mean  # noqa: PLC0415 - only if something is wrong
 
-    text = f"unknown command {word!r} (choose from {', '.join(VERBS)})"
-    ours = [each for each, others in _ELSEWHERE.items() if word.lower() in others.split()]
-    if word in _RUNNERS:
-        hint = f"to run it: {_command(*(rest or ['+exp=NAME']))}"
-    else:
-        hint = f"did you mean '{program()} {ours[0]}'?" if ours else did_you_mean(word, VERBS)
-    return f"{text}; {hint}" if hint else text
+    rest = [*line.overrides, *line.left[1:]]
+    experiment = word.lstrip("+").removeprefix("exp/").removesuffix(".yaml")
+    directory, name = os.path.split(os.path.normpath(word))
+    group = os.path.relpath(directory or ".", "conf")
+    if word in VERBS:
+        others = [each for each in words if each != word]
+        return f"{word!r} is a command, and comes first: {_command(word, *others)}"
+    if name == "plan.yaml":
+        return f"{word}: to run that plan again: {_command('rerun', directory or '.')}"
+    if os.path.isfile(word) and word.endswith(".yaml"):
+        choice = [f"+{group}={name.removesuffix('.yaml')}"]
+        if group == "." or group.startswith(os.pardir):
+            choice = ["--config-dir", directory or ".", "--config-name", name[:-5]]
+        return f"{word}: to run it: {_command(*line.found, *choice, *rest)}"
+    if os.path.isfile(os.path.join("conf", "exp", f"{experiment}.yaml")):
+        command = _command(*line.found, f"+exp={experiment}", *rest)
+        return f"{word!r} is not an override; to run that experiment: {command}"
+    if os.path.isdir(word):
+        return f"{word} is a directory; write a script in it, or -m PACKAGE"
+    if os.path.isfile(word):
+        return f"{word!r} does not end in .py; to run it as a program: --no-python ./{word}"
+    if word in words[:1] and re.fullmatch(r"[A-Za-z][\w-]*", word):
+        text = f"unknown command {word!r} (choose from {', '.join(VERBS)})"
+        hint = did_you_mean(word, VERBS)
+        return f"{text}; {hint}" if hint else text
+    return f"{word!r}: expected a script (a path ending in .py) or an override (KEY=VALUE)"
 
 
 def _of_own_app(word: str) -> WrongUsage:
-    script = _shown(sys.argv[0])
     if word not in VERBS:
         return WrongUsage(f"{word!r}: expected an override (KEY=VALUE), got no '='")
-    composes = word in {"plan", "check"}
-    command = shlex.join(["python", script, "--cfg", "job"] if composes else ["lllaunch", word])
+    script = relative_path(sys.argv[0], working_directory())
     text = f"{word!r} is a command of lllaunch, and {script} is an app of its own"
-    return WrongUsage(f"{text}; did you mean '{command}'?")
-
-
-def _of_yaml(word: str, rest: Sequence[str]) -> str:
-    if not os.path.isfile(word):
-        return f"{word}: no such file"
-    directory, name = os.path.split(os.path.normpath(word))
-    if name == "plan.yaml":
-        return f"{word}: to run that plan again: {_command('rerun', directory or '.')}"
-    stem, group = name.rpartition(".")[0], os.path.relpath(directory or ".", "conf")
-    choice = [f"+{group}={stem}"]
-    if group == ".":
-        choice = ["--config-name", stem]
-    elif group.startswith(os.pardir):
-        choice = ["--config-dir", directory or ".", "--config-name", stem]
-    return f"{word}: to run it: {_command(*choice, *rest)}"
+    return WrongUsage(f"{text}; did you mean 'lllaunch {word}'?")
 
 
 def _command(*words: str) -> str:
     return f"{program()} {shlex.join(words)}".rstrip()
 
 
-def _shown(path: str) -> str:
-    return relative_path(path, working_directory())
+def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return torchrun's options that variables give."""
+    found = {}
+    for name, option in OPTIONS.items():
+        variable = f"PET_{name.replace('-', '_').upper()}"
+        value = environ.get(variable) or environ.get(_VARIABLES.get(name, ""))
+        off = not option.takes_value and value == "0"
+        if value and not off and name not in _ONLY_SAID:
+            found[name] = value
+    return found
+
+
+def torchrun_overrides(given: Mapping[str, str], *, alone: bool) -> list[str]:
+    """Return the overrides that say what options say.
+
+    ``given`` has values by name; any text for a flag. ``alone``: they and a script are the run, and
+    torchrun's defaults hold: of several nodes, and of streams if one of ``--redirects`` and
+    ``--tee`` is given. Otherwise they change what an experiment says.
+
+    Raises:
+        WrongUsage: one cannot be obeyed.
+    """
+    options = dict(given)
+    one_node = alone and options.get("nnodes", "1") in _ONE_NODE
+    if "standalone" in options and options.get("nnodes", "1") not in _ONE_NODE:
+        raise WrongUsage(f"--standalone is for one node, and --nnodes is {options['nnodes']}")
+    if one_node:
+        dropped = (*_OF_SEVERAL, *(["rdzv-id"] if "standalone" in options else []))
+        options = {name: value for name, value in options.items() if name not in dropped}
+    for name, value in options.items():
+        if name in _REFUSED and (name, value) != ("event-log-handler", "null"):
+            raise WrongUsage(f"--{name}: {OPTIONS[name].note}")
+    if alone and not {"redirects", "tee"}.isdisjoint(options):
+        options = {"redirects": "0", "tee": "0", **options}
+    if not one_node:
+        # as torchrun finds where the nodes meet
+        first = {"rdzv-backend": "static", **options} if alone else dict(options)
+        if alone and first["rdzv-backend"] == "static":
+            first = {"node-rank": "0", "master-addr": "127.0.0.1", **first}
+        if "master-addr" in first and "rdzv-endpoint" not in first:
+            host = format_endpoint(first["master-addr"].strip("[]"), None)
+            first["rdzv-endpoint"] = f"{host}:{first.get('master-port', '29500')}"
+        options = first
+    return [
+        f"{setting}={_converted(name, options[name])}"
+        for name, (setting, *_) in OPTIONS.items()
+        if setting and name in options
+    ]
+
+
+def _converted(name: str, text: str) -> str:
+    if not OPTIONS[name].takes_value:
+        return "true"
+    if name in _FILTERS:
+        # a comma that is written twice is one
+        items = [item.replace("\0", ",") for item in text.replace(",,", "\0").split(",")]
+        return f"[{','.join(map(quoted, items))}]"
+    return quoted(text)
+
+
+def quoted(word: str) -> str:
+    """Return a word as Hydra's grammar takes it, so that it comes out as the same text."""
+    try:
+        number = float(word)
+        plain = word in {repr(number), str(int(number)) if number.is_integer() else ""}
+    except (ValueError, OverflowError):
+        special = word.lower() in {"true", "false", "null"}
+        plain = re.fullmatch(r"[A-Za-z_./-][\w./:-]*", word, re.ASCII) is not None and not special
+    if plain:
+        return word
+    # backslashes count before the end of quotes, and before an interpolation
+    escaped = re.sub(
+        r'(\\*)("|$)', lambda end: end[1] * 2 + ("\\" + end[2] if end[2] else ""), word
+    )
+    return '"' + re.sub(r"(\\*)\$\{", r"\1\1\\${", escaped) + '"'
+
+
+def only_asks(argv: Sequence[str]) -> bool:
+    """Return whether a command line of Hydra's asks for information instead of a run."""
+    return any(argument.partition("=")[0] in _ASKING for argument in argv)
+
+
+def prestarted(argv: Sequence[str]) -> Spawner | None:
+    """Return a spawner whose interpreter is starting; None if ``argv`` asks for no run.
+
+    None, too, without room for another process; what is in the way is reported when the run needs
+    it.
+    """
+    remember_interrupts()
+    if only_asks(argv):
+        return None
+    from lllaunch.spawner.client import Spawner  # noqa: PLC0415 - not needed by --cfg and the like
+
+    with contextlib.suppress(OSError):
+        return Spawner.prestart()
+    return None

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import hydra
 
-from lllaunch.app.command_line import WrongUsage, read
-from lllaunch.app.early import prestarted
+from lllaunch.app.command_line import WrongUsage, prestarted, read
 from lllaunch.app.job import Jobs
 from lllaunch.app.own_worker import call_in_worker
 from lllaunch.app.returned import load

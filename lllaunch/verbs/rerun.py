@@ -7,8 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from lllaunch.app.command_line import program
-from lllaunch.app.early import prestarted
+from lllaunch.app.command_line import prestarted, program
 from lllaunch.app.rerun import RerunRequest, read_again, run_again
 from lllaunch.console.table import is_terminal
 from lllaunch.documents import Fields

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from lllaunch.app import early
+from lllaunch.app.command_line import only_asks, prestarted
 from lllaunch.app.search_path import config_dir_of, with_config_path
 
 
 @pytest.mark.parametrize("words", ["--cfg job", "--info", "--help", "-sc install=bash"])
 def test_a_command_line_that_only_asks_starts_no_spawner(words: str) -> None:
-    assert early.only_asks(words.split())
-    assert early.prestarted(words.split()) is None
-    assert not early.only_asks(["-m", "a=1,2", "--config-name", "c"])
+    assert only_asks(words.split())
+    assert prestarted(words.split()) is None
+    assert not only_asks(["-m", "a=1,2", "--config-name", "c"])
 
 
 def test_without_room_for_a_process_it_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +20,7 @@ def test_without_room_for_a_process_it_is_started_later(monkeypatch: pytest.Monk
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr("lllaunch.spawner.client.Spawner.prestart", full)
-    assert early.prestarted([]) is None
+    assert prestarted([]) is None
 
 
 def test_the_config_dir_is_read_from_the_command_line() -> None:

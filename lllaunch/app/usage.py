@@ -1,16 +1,23 @@
-"""What ``--help`` shows below the usage: commands, options and settings."""
+"""What ``--help`` and completion in a shell print.
+
+Hydra's own completion knows neither commands nor torchrun's options, and prints why it cannot
+compose. Its scripts for bash, zsh and fish are used as they are.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import io
+import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from textwrap import shorten
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
 from lllaunch import launch_settings
-from lllaunch.app import torchrun
-from lllaunch.app.command_line import VERBS
+from lllaunch.app.command_line import FLAGS, OPTIONS, VERBS, WrongUsage, read
 
 _FORMS = """\
 
@@ -38,18 +45,10 @@ other options:
                              bash, zsh: eval "$(lllaunch -sc install=bash)"
                              fish:      lllaunch -sc install=fish | source
 """
-_TYPES = {
-    **dict.fromkeys(("int", "Count"), "number"),
-    **dict.fromkeys(("Mapping", "Mask", "Ranks", "bool")),
-    **dict.fromkeys(("str", "Line", "Method", "Prefix"), "text"),
-    **dict.fromkeys(("Sequence", "Keys"), "list"),
-    **dict.fromkeys(("Signals", "Texts"), "list|text"),
-    "Duration": "duration [s]",
-    "Flag": "bool",
-    "Interval": "duration [s]|bool",
-    "Lock": "bool|text",
-    "Size": "size [B]",
-}
+# What a command takes that may be left out; it also takes the ids of batch jobs.
+_LATEST = ("logs", "show", "stacks", "report", "rerun", "stop", "top", "wait")
+# Those that take what a run takes.
+_OF_RUNS = ("", "plan", "init")
 
 
 def help_text(program: str) -> str:
@@ -59,7 +58,7 @@ def help_text(program: str) -> str:
             f"--{name}{' X' if each.takes_value else ''}",
             "; ".join(filter(None, (each.setting, each.note))),
         )
-        for name, each in torchrun.OPTIONS.items()
+        for name, each in OPTIONS.items()
     ]
     lines = [
         f"\ncommands ({program} COMMAND --help prints more):",
@@ -69,7 +68,7 @@ def help_text(program: str) -> str:
         *_aligned(options),
         _OTHERS.format(program),
         "settings (launch.KEY=VALUE, or KEY below launch in a YAML):",
-        *_aligned([("KEY", "TYPE", "DEFAULT", ""), *_settings()]),
+        *_aligned([("KEY", "DEFAULT", ""), *_settings()]),
         _VALUES,
     ]
     return "\n".join(lines)
@@ -80,11 +79,9 @@ def _settings() -> Iterator[tuple[str, ...]]:
     for each in launch_settings.SETTINGS:
         text = re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", " ".join(texts[each.name].split()))
         sentence = re.split(r"\.(?= |$)|;|(?<=[a-z]): ", text, maxsplit=1)[0].replace("`", "")
-        words = re.sub(r"\[.*?\](?= \||$)", "", each.kind).split(" | ")
-        kinds = dict.fromkeys(_TYPES[word] or word.lower() for word in words if word != "None")
         default: str = yaml.safe_dump(each.default, default_flow_style=True, width=1000)
         default = shorten(default.strip().removesuffix("...").strip(), 32)
-        yield each.name, "|".join(kinds), default, shorten(sentence, 62)
+        yield each.name, default, shorten(sentence, 72)
 
 
 def _aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
@@ -96,3 +93,45 @@ def _aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
         + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def choices(
+    line: str,
+    run: Callable[[list[str]], int],
+    flags_of: Callable[[str], Mapping[str, int | None]],
+) -> list[str]:
+    """Return what the last word of a line may become.
+
+    ``run`` is Hydra's app, called with a command line of its own; ``flags_of`` returns the options
+    of a command.
+    """
+    # without the program
+    *words, last = line.split(" ")[1:] or [""]
+    words = [word for word in words if word]
+    verb = words.pop(0) if words and words[0] in VERBS else ""
+    flags = flags_of(verb) if verb else FLAGS
+    found = ["latest"] if verb in _LATEST and not words else []
+    if not words and not verb:
+        found += VERBS
+    if last.startswith("-"):
+        found = [flag for flag in flags if flag.startswith("--")]
+        if verb in _OF_RUNS:
+            spelt = "_" if "_" in last else "-"
+            found += [f"--{name.replace('-', spelt)}" for name in OPTIONS]
+    elif verb in _OF_RUNS:
+        try:
+            line_read = read(words, flags)
+        except WrongUsage:
+            return []
+        if line_read.has_script:
+            return []
+        for path in glob.glob(f"{glob.escape(last)}*"):
+            found += [f"{path}/"] if os.path.isdir(path) else [path] * path.endswith(".py")
+        # what Hydra would complete
+        os.environ["COMP_LINE"] = " ".join(["lllaunch", *line_read.words, last])
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.suppress(Exception, SystemExit):
+            run(["-sc", "query=bash"])
+        # no experiment is chosen yet that could be overridden
+        found += ["+exp=" if each == "exp=" else each for each in printed.getvalue().split()]
+    return sorted({choice for choice in found if choice.startswith(last)})
