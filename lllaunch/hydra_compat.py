@@ -10,7 +10,6 @@ import contextlib
 import functools
 import importlib
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -308,43 +307,19 @@ def keeps_defaults_list(config: Container) -> bool:
 
 
 class HydraMessage:
-    """Patterns of parts of Hydra's and OmegaConf's messages."""
+    """Patterns of parts of Hydra's and OmegaConf's messages, for `re.search`."""
 
-    DIRECTORY = re.compile(r"^\tprovider=.*, path=file://(.+)$", re.MULTILINE)
-    """A directory of the search path in which a config was looked for."""
-    CIRCLE = re.compile(r"Recursive interpolation detected\s+full_key: (\S+)")
-    """The key of a value that refers to itself."""
-    NOT_MERGED = re.compile(r"Error merging override \+*([^\s=]+)=([\[{]).*\s+Cannot merge ")
-    """An override with a list for a mapping, or the other way round."""
-    INCLUDED_BY = re.compile(r"In '([^']+)': ")
+    INCLUDED_BY = r"In '([^']+)': "
     """The config whose defaults list names what is missing."""
-    TO_ADD = re.compile(r"^To append to your default list use \+(.+)$", re.MULTILINE)
-    """A choice of a group of which nothing is chosen yet."""
-    CHOSEN_TWICE = re.compile(
-        r"^Multiple values for (\S+)\. To override .* use '(override \1: .+)'"
-    )
-    """A group of which something is chosen already, and what chooses anew in a defaults list."""
-    NO_SUCH_KEY = re.compile(
-        r"^Could not override '([^']+)'\.\s+To append to .* use (\+.+)$", re.MULTILINE
-    )
-    """An override of a key that the config does not have, and the one that adds it."""
-    ALREADY_THERE = re.compile(
-        r"An item is already at '([^']+)'\.\s+Either remove \+ prefix: '(.+)'$", re.MULTILINE
-    )
-    """An override that adds a key which the config has, and the one that overrides it."""
-    NO_VALUE = re.compile(r"missing EQUAL")
-    """A word that should be an override has no ``=``."""
-    AROUND_DETAIL = re.compile(r"Error parsing override .*\n|\nSee https:.*")
-    """What stands around the detail of an override that cannot be parsed."""
-    NO_KEY = re.compile(r"Interpolation key '([^']+)' not found")
+    NO_KEY = r"Interpolation key '([^']+)' not found"
     """The key that an interpolation names and the config does not have."""
-    NO_CONFIG = re.compile(r"Could not (?:find|load) '([^']+)'")
+    NO_CONFIG = r"Could not (?:find|load) '([^']+)'"
     """A config that is not there."""
-    OPTIONS = re.compile(r"Available options in '[^']*':((?:\n\t\S+)*)")
+    OPTIONS = r"Available options in '[^']*':((?:\n\t\S+)*)"
     """What there is in its group, each in a line."""
-    FULL_KEY = re.compile(r"full_key: (\S+)(?:\s+object_type=\S+)?")
+    FULL_KEY = r"full_key: (\S+)(?:\s+object_type=\S+)?"
     """The key that an error of OmegaConf's is about."""
-    INCOMPLETE = re.compile(r"You must specify|Missing mandatory value")
+    INCOMPLETE = r"You must specify|Missing mandatory value"
     """A config leaves a choice or a value to whoever uses it."""
 
 

@@ -74,12 +74,41 @@ def without_variables(text: str) -> str:
 _EXPERIMENTS = "exp"
 _MOST_OPTIONS = 20
 _GRAMMAR = "https://hydra.cc/docs/advanced/override_grammar/basic"
+# What Hydra and OmegaConf say at length, and the same in short; the first that fits.
+_IN_SHORT = {
+    r"^To append to your default list use \+((.+?)=.+)$": (
+        r"\1: no config of group '\2' is chosen yet; to choose one: +\1"
+    ),
+    r"^Multiple values for (\S+)\. To override .* use '(override \1: .+)'": (
+        r"\1: a config of that group is chosen already; to choose another one: '\2' in a defaults "
+        r"list, or \1=NAME without + on the command line"
+    ),
+    r"^Could not override '([^']+)'\.\s+To append to .* use (\+.+)$": (
+        r"\1: no such key in the config; to add it: \2"
+    ),
+    r"An item is already at '([^']+)'\.\s+Either remove \+ prefix: '(.+)'$": (
+        r"\1: the config has that key already; to override it: \2"
+    ),
+    r"Recursive interpolation detected\s+full_key: (\S+)": (
+        r"\1: expected a value, got a reference that leads back to \1"
+    ),
+    r"Error merging override \+*([^\s=]+)=\[.*\s+Cannot merge ": (
+        r"\1: expected a mapping, as the config has one there, got a list; to replace it: "
+        r"'~\1' '+\1=[...]'"
+    ),
+    r"Error merging override \+*([^\s=]+)=\{.*\s+Cannot merge ": (
+        r"\1: expected a list, as the config has one there, got a mapping; to replace it: "
+        r"'~\1' '+\1={...}'"
+    ),
+}
 
 
 def reason_of(error: BaseException) -> str:
     """Says in short why a config could not be composed, with what caused that."""
     if short := shortage(error):
         return short
+    if isinstance(error, RecursionError):
+        return "the config is nested too deeply, or refers to itself"
     parts: list[str] = []
     while error is not None and len(parts) < 4:
         text = str(error).strip()
@@ -94,67 +123,24 @@ def message_of(error: BaseException) -> str:
     reason = reason_of(error)
     if isinstance(error, OverrideParseException):
         expected = f"{error.override!r}: expected an override (KEY=VALUE)"
-        if HydraMessage.NO_VALUE.search(error.message):
+        if "missing EQUAL" in error.message:
             return f"{expected}, got no '='"
         # between Hydra's own first and last line
-        detail = HydraMessage.AROUND_DETAIL.sub("", error.message).strip()
+        detail = re.sub(r"Error parsing override .*\n|\nSee https:.*", "", error.message).strip()
         return f"{expected}: {detail}; see {_GRAMMAR}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _missing(error, error.missing_cfg_file, reason)
-    for pattern, say in _IN_SHORT:
-        if found := pattern.search(reason):
-            return say(found)
+    for pattern, short in _IN_SHORT.items():
+        if found := re.search(pattern, reason, re.MULTILINE):
+            return found.expand(short)
     return reason
-
-
-def _not_merged(found: re.Match[str]) -> str:
-    key, is_list = found[1], found[2] == "["
-    there, new = ("mapping", "list") if is_list else ("list", "mapping")
-    instead = "[...]" if is_list else "{...}"
-    return (
-        f"{key}: expected a {there}, as the config has one there, got a {new}; to replace it: "
-        f"'~{key}' '+{key}={instead}'"
-    )
-
-
-# What Hydra and OmegaConf say at length.
-_IN_SHORT: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
-    (
-        HydraMessage.TO_ADD,
-        lambda found: (
-            f"{found[1]}: no config of group {found[1].partition('=')[0]!r} is chosen yet; to "
-            f"choose one: +{found[1]}"
-        ),
-    ),
-    (
-        HydraMessage.CHOSEN_TWICE,
-        lambda found: (
-            f"{found[1]}: a config of that group is chosen already; to choose another one: "
-            f"'{found[2]}' in a defaults list, or {found[1]}=NAME without + on the command line"
-        ),
-    ),
-    (
-        HydraMessage.NO_SUCH_KEY,
-        lambda found: f"{found[1]}: no such key in the config; to add it: {found[2]}",
-    ),
-    (
-        HydraMessage.ALREADY_THERE,
-        lambda found: f"{found[1]}: the config has that key already; to override it: {found[2]}",
-    ),
-    (
-        HydraMessage.CIRCLE,
-        lambda found: (
-            f"{found[1]}: expected a value, got a reference that leads back to {found[1]}"
-        ),
-    ),
-    (HydraMessage.NOT_MERGED, _not_merged),
-)
 
 
 def _missing(error: MissingConfigException, name: str, reason: str) -> str:
     """Say which config is not there, who includes it, where it was looked for, and what is."""
     searched = [
-        relative_path(path, working_directory()) for path in HydraMessage.DIRECTORY.findall(reason)
+        relative_path(path, working_directory())
+        for path in re.findall(r"^\tprovider=.*, path=file://(.+)$", reason, re.MULTILINE)
     ]
     group, _, option = name.removesuffix(".yaml").rpartition("/")
     what = "experiment" if group == _EXPERIMENTS else "config"
@@ -165,12 +151,9 @@ def _missing(error: MissingConfigException, name: str, reason: str) -> str:
         hint = f"there are {', '.join(options[:_MOST_OPTIONS])}{more}"
     places = [os.path.join(path, group).rstrip("/") for path in searched]
     there = [path for path in places if os.path.isdir(path)]
-    if group and not there:
-        where = f" in group {group!r}"
-    else:
-        where = f" in {' or '.join(there)}" if there else ""
+    where = f" in {' or '.join(there)}" if there else f" in group {group!r}" if group else ""
     # the file whose defaults list names it, if that is the user's
-    parent = HydraMessage.INCLUDED_BY.match(reason)
+    parent = re.match(HydraMessage.INCLUDED_BY, reason)
     paths = [os.path.join(path, f"{parent[1]}.yaml") for path in searched if parent]
     including = next((f"{path}: " for path in paths if os.path.isfile(path)), "")
     text = f"{including}no {what} {option!r}{where}"
@@ -185,26 +168,22 @@ def tell_ci(directory: str) -> None:
         announce(directory, os.environ)
 
 
-def tell_ci_error(error: LaunchError | str, hide: Callable[[str], str]) -> None:
+def _tell_ci_error(error: LaunchError | str) -> None:
     """The same with why nothing was run: what stands in a file is annotated there."""
-    if _in_ci():
-        from lllaunch.results.announce import announce_error  # noqa: PLC0415 - in CI only
-
-        found: tuple[Diagnostic, ...] = getattr(error, "problems", ())
-        placed = [problem for problem in found if problem.file and "://" not in problem.file]
-        lines = [(p.file, p.line, hide(p.said)) for p in placed]
-        rest = _rest(error, placed) if placed else str(error)
-        announce_error(hide(rest), os.environ, lines)
-
-
-def _rest(error: LaunchError | str, placed: list[Diagnostic]) -> str:
-    """Return what an error says beside some of its problems."""
+    if not _in_ci():
+        return
+    from lllaunch.results.announce import announce_error  # noqa: PLC0415 - in CI only
     from lllaunch.review.refused import PlanRefused  # noqa: PLC0415 - in CI only
 
-    if not isinstance(error, (ConfigError, PlanRefused)):
-        return str(error)  # says, too, what the problems are of
-    left = replace(error, problems=tuple(each for each in error.problems if each not in placed))
-    return str(left) if left.problems or getattr(left, "changes", ()) else ""
+    found: tuple[Diagnostic, ...] = getattr(error, "problems", ())
+    placed = [problem for problem in found if problem.file and "://" not in problem.file]
+    rest = str(error)
+    # others say, too, what the problems are of
+    if placed and isinstance(error, (ConfigError, PlanRefused)):
+        left = replace(error, problems=tuple(each for each in found if each not in placed))
+        rest = str(left) if left.problems or getattr(left, "changes", ()) else ""
+    lines = [(each.file, each.line, without_variables(each.said)) for each in placed]
+    announce_error(without_variables(rest), os.environ, lines)
 
 
 def _in_ci() -> bool:
@@ -326,13 +305,10 @@ def _say(error: LaunchError | str) -> None:
     console = Console()
     console.hide(without_variables)
     console.refused(str(error))
-    tell_ci_error(error, without_variables)
+    _tell_ci_error(error)
 
 
-MOST_VALUES = 200_000
-"""Values in a config file, those that aliases stand for counted each time."""
-
-_TOLD = (OmegaConfBaseException, OSError, ValueError, LookupError, yaml.YAMLError)
+_TOLD = (OmegaConfBaseException, OSError, ValueError, LookupError, RecursionError, yaml.YAMLError)
 
 
 def expect_bounded(path: str) -> None:
@@ -344,36 +320,12 @@ def expect_bounded(path: str) -> None:
         return  # Hydra says why
     if b"&" not in data or b"*" not in data:
         return
-    with contextlib.suppress(yaml.YAMLError, UnicodeError):
-        line = _too_much(data)
-        if line:
-            text = f"{path}:{line}: its aliases come to more than {MOST_VALUES} values"
-            raise ConfigCompositionException(visible(text))
+    from lllaunch.config.document import parse  # noqa: PLC0415 - of such a file only
 
-
-def _too_much(data: bytes) -> int:
-    """The line where the values of a file become too many, 0 if they do not."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    sizes: dict[str, int] = {}
-    count = 0
-    opened: list[tuple[str | None, int]] = []
-    for event in yaml.parse(data, Loader=loader):
-        before = count
-        anchor = getattr(event, "anchor", None)
-        if isinstance(event, yaml.AliasEvent):
-            count += sizes.get(anchor or "", 1)
-        elif isinstance(event, yaml.ScalarEvent):
-            count += 1
-            sizes[anchor or ""] = 1
-        elif isinstance(event, yaml.CollectionStartEvent):
-            count += 1
-            opened.append((anchor, before))
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = opened.pop()
-            sizes[anchor or ""] = count - before
-        if count > MOST_VALUES:
-            return int(event.start_mark.line) + 1
-    return 0
+    try:
+        parse(data.decode("utf-8", "replace"), path, as_hydra=True)
+    except ConfigError as error:
+        raise ConfigCompositionException(visible(str(error))) from None
 
 
 @contextlib.contextmanager
@@ -388,9 +340,6 @@ def composing_readably() -> Iterator[None]:
             yield
         except (LaunchError, JobFailed):
             raise
-        except RecursionError:
-            reason = "the config is nested too deeply, or refers to itself"
-            raise ConfigCompositionException(reason) from None
         except (CompactHydraException, *_TOLD) as error:
             reason = reason_of(error)
             told = visible(without_variables(reason))

@@ -227,8 +227,6 @@ def composing() -> Iterator[None]:
                 yield
         except LaunchError:
             raise
-        except RecursionError:
-            raise ComposeFailed("the config is nested too deeply, or refers to itself") from None
         except Exception as error:
             reason, message = reason_of(error), message_of(error)
             raise ComposeFailed(without_variables(reason), without_variables(message)) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,7 @@ class ProblemLocator:
         """The key that an interpolation asks for in vain, and the key where it does."""
         if problem.code != "interpolation":
             return None
-        told = HydraMessage.NO_KEY.search(problem.message)
+        told = re.search(HydraMessage.NO_KEY, problem.message)
         if told is None:
             return None
         for link in self._origins.chain(problem.key):
@@ -113,14 +114,14 @@ def compose_problem(
     reason: str, experiment: str, file: ConfigFile, files: Mapping[str, ConfigFile], exit_code: int
 ) -> CheckedDiagnostic:
     """Return why Hydra cannot compose an experiment, at the line that asks for what is missing."""
-    asked_by = HydraMessage.INCLUDED_BY.search(reason)
+    asked_by = re.search(HydraMessage.INCLUDED_BY, reason)
     asking = files.get(asked_by[1], file) if asked_by else file
     name, message = in_short(reason, files)
     key, line = "", 1
     if name:
         lines = [each.line for each in includes_of(asking) if each.name == name]
         key, line = "defaults", lines[0] if lines else asking.line_of("defaults")
-    elif full := HydraMessage.FULL_KEY.search(reason):
+    elif full := re.search(HydraMessage.FULL_KEY, reason):
         key, line = full[1], asking.line_of(*parts_of(full[1]))
     said = message if name else f"cannot be composed: {message}"
     return CheckedDiagnostic.at(exit_code, "compose", asking.path, line, key, said, (experiment,))
@@ -128,12 +129,12 @@ def compose_problem(
 
 def in_short(reason: str, names: Iterable[str]) -> tuple[str, str]:
     """Return the config that is missing (or empty), and why Hydra cannot compose, on one line."""
-    wanted = HydraMessage.NO_CONFIG.search(reason)
+    wanted = re.search(HydraMessage.NO_CONFIG, reason)
     if wanted is None:
-        return "", shorten(" ".join(HydraMessage.FULL_KEY.sub("", reason).split()), _LONGEST)
+        return "", shorten(" ".join(re.sub(HydraMessage.FULL_KEY, "", reason).split()), _LONGEST)
     name = wanted[1].removesuffix(".yaml")
     group, _, option = name.rpartition("/")
-    options = HydraMessage.OPTIONS.search(reason)
+    options = re.search(HydraMessage.OPTIONS, reason)
     hint = did_you_mean(option, options[1].split()) if options else did_you_mean(name, names)
     if options and not hint:
         hint = f"there are {', '.join(options[1].split()[:_MOST_OPTIONS])} in {group}"
@@ -227,7 +228,7 @@ def _failure(
     if isinstance(error, ComposeFailed):
         # Hydra's own words, which name the file that asks
         reason = error.reason
-    if experiment.may_be_partial and HydraMessage.INCOMPLETE.search(reason):
+    if experiment.may_be_partial and re.search(HydraMessage.INCOMPLETE, reason):
         return []
     return [compose_problem(reason, name, file, around.files, WRONG)]
 

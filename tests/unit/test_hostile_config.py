@@ -87,7 +87,7 @@ WRONG: dict[str, tuple[str, str, int, str]] = {
     "merge keys": ("{entrypoint: ok.py}", MERGES, 1, "a.yaml:"),
     "references": ('{entrypoint: ok.py, args: ["${a30}"]}', DOUBLING, 2, "launch.args.0"),
     "deep": ("{entrypoint: ok.py}", f"d: {'[' * 3000}{']' * 3000}\n", 1, "nested too deeply"),
-    "alias of itself": ("{entrypoint: ok.py}", "a: &a {b: *a}\n", 1, "refers to itself"),
+    "alias of itself": ("{entrypoint: ok.py}", "a: &a {b: *a}\n", 1, "holds itself"),
     "unknown keys": (
         f"{{entrypoint: ok.py, {', '.join(f'k{n}: 1' for n in range(2000))}}}",
         *("", 2, "launch.k0"),
