@@ -40,11 +40,12 @@ from hydra._internal.hydra import Hydra
 
 # the search path of an app, with what plugins add to it
 from hydra._internal.utils import create_automatic_config_search_path
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.config_source import ConfigSource
 from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
 # what dictionaries and lists of OmegaConf have in common
 from omegaconf.basecontainer import BaseContainer
@@ -162,6 +163,33 @@ def _wrap(owner: Any, name: str, instead: Callable[..., Any]) -> None:
         return instead(original, args, kwargs)
 
     setattr(owner, name, wrapper)
+
+
+class _Deferred(ConfigNode):
+    """A config of Hydra's store that is made when it is loaded.
+
+    Every Hydra app of the machine stores those of the launcher, and copies its store each time it
+    composes something.
+    """
+
+    def __init__(self, name: str, group: str | None, make: Callable[[], Any]) -> None:
+        self.name, self.group, self._make = f"{name}.yaml", group, make
+
+    def __deepcopy__(self, _: object) -> _Deferred:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # also for copy.copy, which the store calls to load it
+        node = OmegaConf.structured(self._make())
+        return ConfigNode, (self.name, node, self.group, None, "lllaunch")
+
+
+def store_deferred(name: str, make: Callable[[], Any], group: str | None = None) -> None:
+    """Store a config, or one of a group of Hydra's, that ``make`` returns when it is loaded."""
+    repo = ConfigStore.instance().repo
+    for part in group.split("/") if group else ():
+        repo = repo.setdefault(part, {})
+    repo[f"{name}.yaml"] = _Deferred(name, group, make)
 
 
 def root_defaults() -> Any:

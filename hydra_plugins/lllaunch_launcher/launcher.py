@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hydra.core.config_store import ConfigStore
 from hydra.plugins.launcher import Launcher
 
-from lllaunch.config.launcher_schema import launcher_node, slurm_launcher_node
+from lllaunch.hydra_compat import store_deferred
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -17,10 +16,21 @@ if TYPE_CHECKING:
 
     from lllaunch.app.sweeping.launcher import HydraSweep
 
-for _name, _node in (("lllaunch", launcher_node()), ("lllaunch_slurm", slurm_launcher_node())):
-    ConfigStore.instance().store(
-        group="hydra/launcher", name=_name, node=_node, provider="lllaunch"
-    )
+
+def _node() -> DictConfig:
+    from lllaunch.config.launcher_schema import launcher_node  # noqa: PLC0415 - if it is chosen
+
+    return launcher_node()
+
+
+def _slurm_node() -> DictConfig:
+    from lllaunch.config.launcher_schema import slurm_launcher_node  # noqa: PLC0415 - as above
+
+    return slurm_launcher_node()
+
+
+store_deferred("lllaunch", _node, "hydra/launcher")
+store_deferred("lllaunch_slurm", _slurm_node, "hydra/launcher")
 
 
 class LllaunchLauncher(Launcher):

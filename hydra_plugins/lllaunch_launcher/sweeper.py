@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
+from lllaunch.hydra_compat import BasicSweeper, store_deferred
 
-from lllaunch.hydra_compat import BasicSweeper
 
-ConfigStore.instance().store(
-    group="hydra/sweeper",
-    name="lllaunch",
-    node={
-        "_target_": "hydra_plugins.lllaunch_launcher.sweeper.LllaunchSweeper",
-        "max_batch_size": None,
-        "params": None,
-    },
-    provider="lllaunch",
-)
+def _node() -> dict[str, Any]:
+    target = "hydra_plugins.lllaunch_launcher.sweeper.LllaunchSweeper"
+    return {"_target_": target, "max_batch_size": None, "params": None}
+
+
+store_deferred("lllaunch", _node, "hydra/sweeper")
 
 
 class LllaunchSweeper(BasicSweeper):

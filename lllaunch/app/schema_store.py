@@ -8,12 +8,11 @@ user's files say about ``launch`` wins over the schema's defaults.
 
 from __future__ import annotations
 
-from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig
 
 from lllaunch.config.read import register_resolvers
 from lllaunch.config.schema import schema_node
-from lllaunch.hydra_compat import root_defaults
+from lllaunch.hydra_compat import root_defaults, store_deferred
 
 _NAME = "_lllaunch_schema"
 _ENTRY = f"/{_NAME}@_global_"
@@ -29,7 +28,7 @@ def install() -> None:
     Idempotent.
     """
     register_resolvers()
-    ConfigStore.instance().store(name=_NAME, node={"launch": schema_node()}, provider="lllaunch")
+    store_deferred(_NAME, lambda: {"launch": schema_node()})
     # What is stored now, not a fresh HydraConf: another library may have added to it. In place:
     # loading and storing would copy it twice, which takes 8 ms.
     defaults = root_defaults()

@@ -23,10 +23,7 @@ ALLOWED = {
     "hydra_plugins.lllaunch_launcher.launcher",
     "hydra_plugins.lllaunch_launcher.sweeper",
     "lllaunch",
-    "lllaunch.config",
-    "lllaunch.config.launcher_schema",
     "lllaunch.hydra_compat",
-    "lllaunch.launch_settings",
 }
 
 

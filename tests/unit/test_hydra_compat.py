@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import inspect
 import pickle
 import re
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import hydra.core.utils
 import pytest
+from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobStatus
+from omegaconf import OmegaConf
 
 from lllaunch import hydra_compat
 from lllaunch.hydra_compat import QuietReturn, Seam, replaced
@@ -112,3 +115,23 @@ def test_a_pickled_return_names_no_class_of_ours() -> None:
     read = pickle.loads(data)
     assert type(read) is hydra.core.utils.JobReturn
     assert (read.overrides, read.return_value) == (["lr=1"], 3)
+
+
+def test_the_plugin_makes_no_config_before_an_app_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("each Hydra app of the machine would pay for this")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OmegaConf, "create", fail)
+        patched.setattr(OmegaConf, "structured", fail)
+        for name in ("launcher", "sweeper"):
+            spec = importlib.util.find_spec(f"hydra_plugins.lllaunch_launcher.{name}")
+            assert spec is not None
+            assert spec.loader is not None
+            spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    store = ConfigStore.instance()
+    assert store.load("hydra/launcher/lllaunch.yaml").node.retries.hang == 1
+    assert store.load("hydra/launcher/lllaunch_slurm.yaml").node.cluster.backend == "slurm"
+    assert store.load("hydra/sweeper/lllaunch.yaml").node.params is None
