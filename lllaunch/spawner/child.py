@@ -7,6 +7,7 @@ report pipe, which closes when the program is executed or the worker's Python co
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pickle
@@ -14,8 +15,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from lllaunch.linux.process import set_open_files_limit, set_parent_death_signal
@@ -24,7 +25,16 @@ from lllaunch.spawner.dump import CRASH_FILE
 from lllaunch.spawner.flight_recorder import SOCKET
 from lllaunch.spawner.forks import reseed
 from lllaunch.spawner.interpreter import importing
-from lllaunch.spawner.protocol import Module, Pickled, Program, Script, SpawnRequest
+from lllaunch.spawner.protocol import (
+    Check,
+    Forked,
+    Kept,
+    Module,
+    Pickled,
+    Program,
+    Script,
+    SpawnRequest,
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,8 @@ class ChildDefaults:
     # file to write ``0`` to in order to join the workers' cgroup; empty if there is none
     cgroup: str
     private_fds: tuple[int, ...]  # the spawner's own descriptors, closed in every child
+    # by local rank: the calls of a launcher that was forked to be the spawner
+    calls: Mapping[int, Forked] = field(default_factory=dict)
 
 
 class _CannotStart(Exception):
@@ -176,7 +188,7 @@ def _execute_interpreter(request: SpawnRequest, around: ChildDefaults) -> NoRetu
         with os.fdopen(os.dup(fd), "wb") as file:
             pickle.dump((target, list(around.base_path)), file)
         os.lseek(fd, 0, os.SEEK_SET)
-        if isinstance(target, Pickled):
+        if isinstance(target, (Check, Pickled)):
             for inherited in target.fds:
                 os.set_inheritable(inherited, True)
         command += ("-c", f"{importing('lllaunch.spawner.worker', 'boot')}; boot({fd})")
@@ -185,12 +197,19 @@ def _execute_interpreter(request: SpawnRequest, around: ChildDefaults) -> NoRetu
 
 def _run_here(request: SpawnRequest, around: ChildDefaults) -> NoReturn:
     try:
-        from lllaunch.spawner.worker import run  # noqa: PLC0415 - imported by the spawner by now
+        from lllaunch.spawner.worker import (  # noqa: PLC0415 - imported by the spawner by now
+            run,
+            run_call,
+        )
 
         reseed()
         _take_over_multiprocessing()
         target = request.target
         assert not isinstance(target, Program)
+        if isinstance(target, Kept):
+            call = around.calls[target.local_rank]
+            _renew_streams(request)
+            run_call(call.function, call.args)
         run(target, list(around.base_path))
     except BaseException:  # noqa: BLE001 - an error of our own; it has the worker's status
         # Standard error may be a file on a full disk.
@@ -198,6 +217,17 @@ def _run_here(request: SpawnRequest, around: ChildDefaults) -> NoReturn:
             os.write(2, traceback.format_exc().encode(errors="replace"))
     finally:
         os._exit(1)
+
+
+def _renew_streams(request: SpawnRequest) -> None:
+    """Replace the caller's streams, which may be about something else (a notebook, a test)."""
+    for number, path, name, errors in (
+        (1, request.stdout, "stdout", "strict"),
+        (2, request.stderr, "stderr", "backslashreplace"),
+    ):
+        if path:
+            raw = io.FileIO(number, "w", closefd=False)
+            setattr(sys, name, io.TextIOWrapper(raw, "utf-8", errors, write_through=True))
 
 
 def _take_over_multiprocessing() -> None:

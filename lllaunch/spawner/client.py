@@ -41,133 +41,41 @@ from lllaunch.spawner.orphans import (
     kill_below,
     new_mark,
 )
-from lllaunch.spawner.protocol import Channel, Message, Pickled, SpawnRequest, Target, event_of
+from lllaunch.spawner.protocol import (
+    MAX_PROBLEM,
+    Channel,
+    Check,
+    Forked,
+    Kept,
+    Message,
+    Pickled,
+    SpawnRequest,
+    Target,
+    event_of,
+)
 
+# The local rank of a check, which is no worker.
+_CHECK = -3
 # How long the spawner may take to confirm a signal before the launcher sends it itself.
 ACKNOWLEDGE_SECONDS = 1.0
 
 
 @dataclass
 class _Worker:
+    """One that was ordered and is not known to have ended."""
+
     attempt: int
     local_rank: int
     pidfd: int = -1
 
 
-class WorkerTable:
-    """The workers that were ordered and are not known to have ended, each with its pidfd.
+class _Command(NamedTuple):
+    """A signal or kill that the spawner has not confirmed."""
 
-    A key is the number of an order. One spawner may serve several runs, each of which has a worker
-    (attempt 0, local rank 0); the end of one that was abandoned must not be taken for another's.
-    """
-
-    def __init__(self) -> None:
-        self._keys = itertools.count(1)
-        self._workers: dict[int, _Worker] = {}
-
-    def add(self, attempt: int, local_rank: int) -> int:
-        """Take note of an order; the worker's key."""
-        key = next(self._keys)
-        self._workers[key] = _Worker(attempt, local_rank)
-        return key
-
-    def note(self, message: Message) -> SpawnerEvent | None:
-        """Take note of a message about a worker.
-
-        Returns the event; None if nobody waits for that worker any more.
-        """
-        key = message.header["key"]
-        worker = self._workers.get(key)
-        if worker is None:
-            for fd in message.fds:
-                os.close(fd)
-            return None
-        event = event_of(message.header, worker.attempt, worker.local_rank)
-        if isinstance(event, Started):
-            worker.pidfd = message.fds[0] if message.fds else -1
-        else:
-            self._forget(key)
-        return event
-
-    def _forget(self, key: int) -> None:
-        worker = self._workers.pop(key)
-        if worker.pidfd >= 0:
-            os.close(worker.pidfd)
-
-    def signal_directly(self, keys: Iterable[int], signum: int) -> None:
-        """Signal workers through their pidfds."""
-        for key in keys:
-            worker = self._workers.get(key)
-            if worker is not None and worker.pidfd >= 0:
-                send_signal(worker.pidfd, signum)
-
-    def abandon(self, keys: Iterable[int]) -> None:
-        """Wait no longer for the ends of workers; nothing is told of them any more."""
-        for key in keys:
-            if key in self._workers:
-                self._forget(key)
-
-    def clear(self) -> None:
-        """Forget all of them."""
-        self.abandon(list(self._workers))
-
-
-@dataclass(frozen=True)
-class PendingCommand:
-    """A signal or kill that the spawner was told to carry out."""
-
-    operation: str  # ``signal`` or ``kill``
+    deadline: float  # by `time.monotonic`
+    kills: bool
     keys: list[int]
     signum: int
-
-
-class Commands:
-    """The commands that the spawner has not confirmed, and the alarm for when it does not.
-
-    ``clock``: tells the time, seconds of the monotonic clock.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._alarm = Alarm()
-        self._ids = itertools.count(1)
-        # With the time by which it must be confirmed; the oldest first.
-        self._waiting: dict[int, tuple[float, PendingCommand]] = {}
-
-    def fileno(self) -> int:
-        """Readable when `overdue` may have something to tell."""
-        return self._alarm.fileno()
-
-    def add(self, command: PendingCommand) -> int:
-        """Begin to wait for a command's confirmation; return the number that confirms it."""
-        number = next(self._ids)
-        self._waiting[number] = self._clock() + ACKNOWLEDGE_SECONDS, command
-        self._set_alarm()
-        return number
-
-    def confirm(self, number: int) -> None:
-        """The spawner carried out a command."""
-        self._waiting.pop(number, None)
-        self._set_alarm()
-
-    def overdue(self) -> list[PendingCommand]:
-        """Return the commands that waited too long; they are waited for no longer."""
-        if not self._waiting or not self._alarm.clear():
-            return []
-        now = self._clock()
-        late = [number for number, (deadline, _) in self._waiting.items() if deadline <= now]
-        commands = [self._waiting.pop(number)[1] for number in late]
-        self._set_alarm()
-        return commands
-
-    def _set_alarm(self) -> None:
-        first = next(iter(self._waiting.values()), None)
-        self._alarm.set(None if first is None else max(0.0, first[0] - self._clock()))
-
-    def close(self) -> None:
-        """Wait for nothing any more; idempotent."""
-        self._waiting.clear()
-        self._alarm.close()
 
 
 class Branch(NamedTuple):
@@ -206,6 +114,10 @@ class Spawner:
 
     def __init__(self) -> None:
         hold_standard_fds()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Be without a process, as at first."""
         self.pid = 0
         self.mark = new_mark()
         self.dead: SpawnerGone | None = None
@@ -215,20 +127,22 @@ class Spawner:
         self._pidfd = -1
         self._key: Shared | None = None
         self._exec_env: dict[str, str] = {}
-        self._workers = WorkerTable()
-        self._commands = Commands()
+        # By the number of their order: one spawner may serve several runs, each of which has a
+        # worker (attempt 0, local rank 0), and the end of one that was abandoned must not be taken
+        # for another's.
+        self._workers: dict[int, _Worker] = {}
+        # The oldest first, by the number that confirms it.
+        self._unconfirmed: dict[int, _Command] = {}
         self._events: list[SpawnerEvent] = []
         self._numbers = itertools.count(1)
-        # The check and the cleanup that are waited for; 0: none.
-        self._awaited_check, self._awaited_cleanup = 0, 0
-        self._problem: str | None = None
+        self._awaited_cleanup = 0  # the cleanup that is waited for; 0: none
         self._sent: list[int] = []
         self._burial: Iterator[float] | None = None
-        self._burial_alarm: Alarm | None = None
         self._adopts = False
         self._arrival: Callable[[], None] | None = None
         self._channel: Channel | None = None
         self._epoll: select.epoll | None = None
+        self._alarm: Alarm | None = None
         self._limits = (0, 0)
         self._cgroup: Cgroup | None = None
 
@@ -239,6 +153,32 @@ class Spawner:
         """Start the interpreter now; it waits, having imported next to nothing, for `configure`."""
         spawner = cls()
         spawner._start(os.environ)
+        return spawner
+
+    @classmethod
+    def forked(cls, calls: Mapping[int, Forked]) -> Spawner:
+        """Fork this process to be the spawner of some calls, by local rank, each of which it forks.
+
+        What is forked shares the memory of this process as it is, threads excepted; whether that is
+        safe is the caller's to judge, as with ``multiprocessing.get_context("fork")``.
+        """
+        from lllaunch.spawner import server  # noqa: PLC0415 - the rarest start method
+
+        spawner = cls()
+        ours, theirs = socket.socketpair()
+        Subreaper.need()
+        spawner._adopts = True
+        try:
+            spawner.pid, spawner._pidfd = server.fork_server(theirs, ours, spawner.mark, calls)
+        except OSError:
+            ours.close()
+            spawner._let_go()
+            raise
+        finally:
+            theirs.close()
+        spawner._ready = True
+        spawner._connect(ours)
+        spawner._hand_locks()
         return spawner
 
     def _start(self, environ: Mapping[str, str]) -> None:
@@ -276,7 +216,8 @@ class Spawner:
         self._cgroup = Cgroup.create(self.mark)
         self._channel = Channel(sock)
         self._epoll = select.epoll()
-        for fd in (sock.fileno(), self._commands.fileno()):
+        self._alarm = Alarm()
+        for fd in (sock.fileno(), self._alarm.fileno()):
             self._epoll.register(fd, select.EPOLLIN)
 
     def configure(self, environ: Mapping[str, str], cwd: str, preload: Sequence[str] = ()) -> None:
@@ -287,7 +228,7 @@ class Spawner:
         try:
             self._complete()
         except SpawnerDied:
-            self.__init__()  # type: ignore[misc]
+            self._begin()
         if self._burial is not None:
             self.close()
         key = Shared(dict(environ), cwd, tuple(preload))
@@ -296,7 +237,7 @@ class Spawner:
         replace = self.dead or self._key is not None or self._exec_env != exec_part(environ)
         if self.pid and replace:
             self.close()
-            self.__init__()  # type: ignore[misc]
+            self._begin()
         if not self.pid:
             self._start(environ)
         self._key = key
@@ -323,7 +264,7 @@ class Spawner:
     def spawn(
         self,
         rank: int,
-        target: Target,
+        target: Target | Forked,
         *,
         cwd: str,
         env: Mapping[str, str],
@@ -336,9 +277,12 @@ class Spawner:
 
         ``stdout``: file that its standard output is appended to; empty for the launcher's own.
         """
-        key = self._workers.add(attempt, rank)
+        key = next(self._numbers)
+        self._workers[key] = _Worker(attempt, rank)
+        if isinstance(target, Forked):
+            target = Kept(rank)
         request = SpawnRequest(key, target, cwd, dict(env), stdout, stderr, fresh)
-        fds = target.fds if isinstance(target, Pickled) else ()
+        fds = target.fds if isinstance(target, (Check, Pickled)) else ()
         self._send({"op": "spawn"}, pickle.dumps(request), fds, close_fds=True)
         return key
 
@@ -376,7 +320,7 @@ class Spawner:
             return
         chosen = list(keys)
         self._command("kill", chosen, signal.SIGKILL)
-        self._workers.signal_directly(chosen, signal.SIGKILL)
+        self._signal_directly(chosen, signal.SIGKILL)
 
     def clean_up(self, settle: float = SETTLE_SECONDS) -> None:
         """End what workers left behind; `OrphansGone` follows."""
@@ -388,14 +332,48 @@ class Spawner:
 
         To be called by who gives them up, since the next run may use this spawner as well.
         """
-        self._workers.abandon(keys)
+        for key in keys:
+            self._forget_worker(key)
         if self._awaited_cleanup:
             self._awaited_cleanup = 0
             self._send({"op": "end_cleanup"})
 
     def _command(self, operation: str, keys: list[int], signum: int) -> None:
-        number = self._commands.add(PendingCommand(operation, keys, signum))
+        number = next(self._numbers)
+        deadline = time.monotonic() + ACKNOWLEDGE_SECONDS
+        self._unconfirmed[number] = _Command(deadline, operation == "kill", keys, signum)
+        self._set_alarm()
         self._send({"op": operation, "command": number, "keys": keys, "signum": int(signum)})
+
+    def _set_alarm(self) -> None:
+        first = next(iter(self._unconfirmed.values()), None)
+        if self._alarm is not None:
+            wait = None if first is None else max(0.0, first.deadline - time.monotonic())
+            self._alarm.set(wait)
+
+    def _send_overdue(self) -> None:
+        """Signal the workers of a deaf spawner directly; it dies if that must be forced."""
+        now = time.monotonic()
+        late = [number for number, each in self._unconfirmed.items() if each.deadline <= now]
+        for number in late:
+            command = self._unconfirmed.pop(number)
+            self._signal_directly(command.keys, command.signum)
+            if command.kills:
+                self._kill_spawner()
+        if late:
+            self._set_alarm()
+
+    def _signal_directly(self, keys: Iterable[int], signum: int) -> None:
+        """Signal workers through their pidfds."""
+        for key in keys:
+            worker = self._workers.get(key)
+            if worker is not None and worker.pidfd >= 0:
+                send_signal(worker.pidfd, signum)
+
+    def _forget_worker(self, key: int) -> None:
+        worker = self._workers.pop(key, None)
+        if worker is not None and worker.pidfd >= 0:
+            os.close(worker.pidfd)
 
     def _kill_spawner(self) -> None:
         """SIGKILL it, and what it started first: that would be more work once it is gone."""
@@ -447,12 +425,7 @@ class Spawner:
         for message in self._channel.receive():
             self._note(message)
         self._watch_writes()
-        overdue = self._commands.overdue()
-        # The spawner is deaf: its workers are signalled directly; it dies if that must be forced.
-        for command in overdue:
-            self._workers.signal_directly(command.keys, command.signum)
-        if any(command.operation == "kill" for command in overdue):
-            self._kill_spawner()
+        self._send_overdue()
         if self._channel.closed:
             self._go_on_burying()
         return self._take_events()
@@ -464,17 +437,14 @@ class Spawner:
     def _note(self, message: Message) -> None:
         header = message.header
         if header["event"] == "done":
-            self._commands.confirm(header["command"])
+            self._unconfirmed.pop(header["command"], None)
+            self._set_alarm()
         elif header["event"] == "branched":
             if message.lost:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             self.pid, self._pidfd = header["pid"], message.fds[0]
-        elif header["event"] == "checked":
-            if header["check"] == self._awaited_check:
-                self._problem = header["problem"]
         elif "key" in header:
-            event = self._workers.note(message)
-            self._events += [] if event is None else [event]
+            self._note_worker(header["key"], message)
         elif header["event"] == "orphans_gone" and header["cleanup"] != self._awaited_cleanup:
             return  # one that was given up
         else:
@@ -482,6 +452,19 @@ class Spawner:
             if isinstance(event, Ready):
                 self._ready, self.fork_safe = True, event.fork_safe
             self._events.append(event)
+
+    def _note_worker(self, key: int, message: Message) -> None:
+        worker = self._workers.get(key)
+        if worker is None:  # nobody waits for it any more
+            for fd in message.fds:
+                os.close(fd)
+            return
+        event = event_of(message.header, worker.attempt, worker.local_rank)
+        self._events.append(event)
+        if not isinstance(event, Started):
+            self._forget_worker(key)
+        elif message.fds:
+            worker.pidfd = message.fds[0]
 
     # Branches: warm spawners for other launchers
 
@@ -604,34 +587,35 @@ class Spawner:
         Raises:
             SpawnerDied: the spawner ended meanwhile.
         """
-        self._awaited_check, self._problem = next(self._numbers), None
-        where = {"module": module, "qualname": qualname, "env": dict(env), "cwd": cwd}
-        self._send({"op": "check", "check": self._awaited_check} | where, call)
-        try:
-            return self._await_check(seconds, meanwhile)
-        finally:
-            if self._problem is None:
-                # Whatever hangs there is nobody's any more.
-                self._send({"op": "end_check", "check": self._awaited_check})
-            self._awaited_check = 0
-
-    def _await_check(self, seconds: float | None, meanwhile: Callable[[], float | None]) -> str:
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        nowhere = os.devnull  # its workers will show what the import prints
+        target = Check(module, qualname, call, (write,))
+        key = self.spawn(_CHECK, target, cwd=cwd, env=env, stdout=nowhere, stderr=nowhere)
         kept: list[SpawnerEvent] = []
         until = None if seconds is None else time.monotonic() + seconds
-        while self._problem is None:
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
-                break
-            waits = [each for each in (left, meanwhile()) if each is not None]
-            wait_readable(self, min(waits, default=None))
-            kept += self.dispatch()
-            broken = [event for event in kept if isinstance(event, PreloadBroken)]
-            if broken or self.dead is not None:
-                break
-        self._events = kept + self._events
-        if self._problem is None and self.dead is not None:
-            raise SpawnerDied(self.dead.pid, self.dead.status, self.dead.detail)
-        return self._problem or ""
+        try:
+            while self.dead is None and key in self._workers:
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                waits = [each for each in (left, meanwhile()) if each is not None]
+                wait_readable(self, min(waits, default=None))
+                kept += self.dispatch()
+                if any(isinstance(event, PreloadBroken) for event in kept):
+                    break
+            if self.dead is not None:
+                raise SpawnerDied(self.dead.pid, self.dead.status, self.dead.detail)
+            with contextlib.suppress(BlockingIOError):
+                return os.read(read, MAX_PROBLEM).decode(errors="replace")
+            return ""
+        finally:
+            if key in self._workers:
+                # Whatever hangs there is nobody's any more.
+                self._send({"op": "kill", "command": 0, "keys": [key]})
+                self._forget_worker(key)
+            mine = [event for event in kept if getattr(event, "local_rank", None) != _CHECK]
+            self._events = mine + self._events
+            os.close(read)
 
     # Ending
 
@@ -643,24 +627,21 @@ class Spawner:
             return None
         return os.waitstatus_to_exitcode(status) if pid else None
 
-    def _begin_burial(self) -> None:
-        """The connection is closed, or shall be: the spawner ends, and is waited for."""
+    def _go_on_burying(self) -> None:
+        """Do what is to be done next, and be woken for what follows.
+
+        The connection is closed, or shall be: the spawner ends, and is waited for.
+        """
         assert self._epoll is not None
         assert self._channel is not None
-        self._burial_alarm = Alarm()
-        for fd in (self._pidfd, self._burial_alarm.fileno()):
-            self._epoll.register(fd, select.EPOLLIN)
-        self._epoll.unregister(self._channel.fileno())
-        self._channel.close()
-        self._burial = self._bury()
-
-    def _go_on_burying(self) -> None:
-        """Do what is to be done next, and be woken for what follows."""
+        assert self._alarm is not None
         if self._burial is None:
-            self._begin_burial()
-        assert self._burial is not None
-        assert self._burial_alarm is not None
-        self._burial_alarm.clear()
+            self._unconfirmed.clear()
+            self._epoll.register(self._pidfd, select.EPOLLIN)
+            self._epoll.unregister(self._channel.fileno())
+            self._channel.close()
+            self._burial = self._bury()
+        self._alarm.clear()
         try:
             wait = next(self._burial, None)
         except BaseException:
@@ -668,7 +649,7 @@ class Spawner:
             self._burial = self._bury()
             raise
         if wait is not None:
-            self._burial_alarm.set(wait)
+            self._alarm.set(wait)
 
     def _bury(self) -> Iterator[float]:
         """End a spawner that is ending or was killed, and what it leaves behind.
@@ -703,10 +684,9 @@ class Spawner:
             yield min(pause, left)
 
     def _release(self) -> None:
-        self._workers.clear()
-        self._commands.close()
-        if self._burial_alarm is not None:
-            self._burial_alarm.close()
+        for key in list(self._workers):
+            self._forget_worker(key)
+        self._unconfirmed.clear()
         if self._channel is not None:
             self._channel.close()
         if self._pidfd >= 0:
@@ -730,10 +710,12 @@ class Spawner:
 
     def _let_go(self) -> None:
         """Close what is left when the spawner is gone, or is another's."""
-        self._commands.close()
         if self._epoll is not None:
             self._epoll.close()
             self._epoll = None
+        if self._alarm is not None:
+            self._alarm.close()
+            self._alarm = None
         if self._adopts:
             Subreaper.release()
             self._adopts = False

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
+import gc
 import os
 import signal
 import sys
+import weakref
 
 # Python ignores these itself, and a Python worker started by exec would have them so.
 _IGNORED_BY_PYTHON = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
@@ -119,6 +122,25 @@ def reseed() -> None:
     with contextlib.suppress(Exception):
         if torch is not None:
             torch.seed()
+
+
+def disown() -> None:
+    """In a fork: forget what is the other process's to do: its exit functions and its children.
+
+    Its objects are frozen, so that its open files are not flushed a second time at the end.
+    """
+    atexit._clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    gc.freeze()
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util._finalizer_registry.clear()
+        util._run_after_forkers()
+        # What is started here is joined at the end, as ever.
+        atexit.register(util._exit_function)
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process._children.clear()
 
 
 def flush_streams() -> None:

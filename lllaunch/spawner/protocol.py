@@ -77,12 +77,33 @@ class Pickled:
     fds: tuple[int, ...] = ()
 
 
-Target = Program | Script | Module | Function | Pickled
+@dataclass(frozen=True)
+class Check(Function):
+    """A function that is only imported, and its arguments bound.
+
+    What is wrong, at most `MAX_PROBLEM` bytes, is written to the descriptor that is sent along.
+    """
+
+    fds: tuple[int, ...] = ()
+
+
+# What a pipe takes without a reader.
+MAX_PROBLEM = 4096
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A call that the spawner was forked with."""
+
+    local_rank: int
+
+
+Target = Program | Script | Module | Function | Pickled | Kept
 
 
 @dataclass(frozen=True)
 class Forked:
-    """A callable of the calling process, which forks its workers itself: start method ``fork``.
+    """A callable of the calling process, which is forked to be the spawner: start method ``fork``.
 
     It may be a closure; nothing of it is pickled.
     """

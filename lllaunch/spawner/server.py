@@ -27,7 +27,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NoReturn, Protocol
 
@@ -48,8 +48,8 @@ from lllaunch.spawner import forks
 from lllaunch.spawner.child import ChildDefaults, start
 from lllaunch.spawner.interpreter import comes_too_late
 from lllaunch.spawner.orphans import MARK, OrphanCleanup, Pauses, kill_below, kill_with_below
-from lllaunch.spawner.preloading import Preloaded, pause, preload
-from lllaunch.spawner.protocol import Channel, Message, Pickled, SpawnRequest
+from lllaunch.spawner.preloading import Preloaded, loaded_runtimes, pause, preload
+from lllaunch.spawner.protocol import Channel, Check, Forked, Kept, Message, Pickled, SpawnRequest
 
 
 class Wakeups:
@@ -304,118 +304,6 @@ def leave_behind(private: Iterable[int], foreign: Iterable[int]) -> None:
         os.close(fd)
 
 
-# What a pipe takes without a reader.
-_MAX_TEXT = 4096
-
-
-class Checks:
-    """The checks that are under way in a spawner, each in a child: nothing of it stays here."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        # By process id, the number of the check and the pipe with what is wrong.
-        self._running: dict[int, tuple[int, int]] = {}
-
-    @property
-    def pids(self) -> Iterable[int]:
-        """Process ids of the children."""
-        return self._running.keys()
-
-    @property
-    def pipes(self) -> list[int]:
-        """The pipes that they tell by."""
-        return [pipe for _, pipe in self._running.values()]
-
-    def start(self, message: Message, around: ChildDefaults, foreign: Iterable[int]) -> None:
-        """Import and bind in a child; what is wrong is told when it ends.
-
-        ``foreign``: descriptors that are not the child's.
-        """
-        number = message.header["check"]
-        try:
-            read, write = os.pipe2(os.O_CLOEXEC)
-        except OSError:
-            self._tell(number, "")
-            return
-        try:
-            pid = os.fork()
-        except OSError:
-            os.close(read)
-            self._tell(number, "")
-        else:
-            if pid == 0:
-                try:
-                    _child(message, around, write, (read, *foreign))
-                finally:
-                    os._exit(1)
-            self._running[pid] = number, read
-        finally:
-            os.close(write)
-
-    def ended(self, pid: int, status: int) -> bool:
-        """Tell of a child that was waited for; False if it is none of these."""
-        if pid not in self._running:
-            return False
-        number, pipe = self._running.pop(pid)
-        # Not to the end of the pipe: a process that the import started may hold it open.
-        text = os.read(pipe, _MAX_TEXT) if status == 0 and wait_readable(pipe, 0) else b""
-        os.close(pipe)
-        # A child that died without a word (a crash at import) is no verdict: its attempt will tell.
-        self._tell(number, text.decode(errors="replace"))
-        return True
-
-    def cancel(self, number: int) -> None:
-        """End a check, and what its import has started."""
-        kill_with_below([pid for pid, (each, _) in self._running.items() if each == number])
-
-    def _tell(self, number: int, problem: str) -> None:
-        self._send({"event": "checked", "check": number, "problem": problem})
-
-
-def _child(message: Message, around: ChildDefaults, write: int, foreign: Iterable[int]) -> NoReturn:
-    try:
-        problem = b""
-        # A failing import is the attempt's to report.
-        with contextlib.suppress(BaseException):
-            for fd in (*foreign, *around.private_fds):
-                os.close(fd)
-            set_parent_death_signal(signal.SIGKILL)
-            forks.reset(around.ignored, python=True)
-            os.environ.update(message.header["env"])
-            os.chdir(message.header["cwd"])
-            sys.path[:] = [message.header["cwd"], *around.base_path]
-            null = os.open(os.devnull, os.O_RDWR)
-            # Its workers will show what the import prints.
-            for stream in (0, 1, 2):
-                os.dup2(null, stream)
-            problem = _problem(message).encode()[:_MAX_TEXT]
-        os.write(write, problem)
-    finally:
-        os._exit(0)
-
-
-def _problem(message: Message) -> str:
-    import inspect  # noqa: PLC0415 - in the child only: every spawner imports this module
-
-    from lllaunch.spawner.worker import resolve  # noqa: PLC0415
-
-    module, qualname = message.header["module"], message.header["qualname"]
-    try:
-        function = resolve(module, qualname)
-    except (ImportError, AttributeError, TypeError) as error:
-        return f"{type(error).__name__}: {error}"
-    args, kwargs = pickle.loads(message.payload)  # noqa: S301 - the launcher's own bytes
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return ""
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        return f"the arguments do not fit {module}:{qualname}{signature}: {error}"
-    return ""
-
-
 # What does not end although it was killed, and whose launcher is gone, is left after this long.
 _GIVE_UP_SECONDS = 60.0
 # How long branches get to end by themselves when this spawner ends.
@@ -440,7 +328,6 @@ class Server:
         self._channel = Channel(sock)
         self._wakeups = Wakeups(self._channel.fileno(), launcher)
         self._workers = Workers(self._send, self._wakeups)
-        self._checks = Checks(self._send)
         self._branches = Branches(self._wakeups)
         self._cleanup: OrphanCleanup | None = None
         self._around: ChildDefaults | None = None
@@ -449,6 +336,8 @@ class Server:
         self._held: list[int] = []
         # Children that are neither workers nor orphans to be ended.
         self._spared: set[int] = set()
+        # Of a fork of the launcher: the ranks whose calls are still to be forked.
+        self._calls_left: set[int] = set()
 
     def serve(self) -> NoReturn:
         """Answer the launcher until it is gone, then end everything and exit."""
@@ -505,9 +394,6 @@ class Server:
             self._spared.update(process.pid for process in below)
             self._cleanup = None
 
-    def _end_check(self, message: Message) -> None:
-        self._checks.cancel(message.header["check"])
-
     def _adopt(self, message: Message) -> None:
         assert self._around is not None
         self._around = replace(self._around, cgroup=message.header["cgroup"])
@@ -559,19 +445,16 @@ class Server:
         ready = {"event": "ready", "time_ns": since_boot_ns(), "seconds": done.seconds}
         self._send(ready | {"fork_safe": done.fork_safe})
 
-    def _check(self, message: Message) -> None:
-        assert self._around is not None
-        pause(self._preloaded.runtimes)
-        self._checks.start(message, self._around, self._foreign_fds())
-
     def _spawn(self, message: Message) -> None:
         assert self._around is not None
         pause(self._preloaded.runtimes)
         request: SpawnRequest = pickle.loads(message.payload)  # noqa: S301 - the launcher's own
-        if isinstance(request.target, Pickled):
+        if isinstance(request.target, (Check, Pickled)):
             # as they are numbered here
             request = replace(request, target=replace(request.target, fds=tuple(message.fds)))
-        if not self._preloaded.fork_safe or comes_too_late(request.env, self._preloaded.read):
+        if isinstance(request.target, Kept):
+            self._calls_left.discard(request.target.local_rank)
+        elif not self._preloaded.fork_safe or comes_too_late(request.env, self._preloaded.read):
             request = replace(request, fresh=True)
         if message.lost:
             self._workers.refuse(request.key, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
@@ -579,11 +462,14 @@ class Server:
             self._workers.start(request, self._around, self._foreign_fds())
         for fd in message.fds:
             os.close(fd)
+        if self._around.calls and not self._calls_left:
+            # Whoever waits for the end of a pipe of the caller's would wait for this process, too.
+            _close_inherited({*self._wakeups.private, *self._foreign_fds()})
 
     def _foreign_fds(self) -> list[int]:
         """Descriptors of workers' that happen to be open here now."""
         arrived = [fd for message in self._inbox for fd in message.fds]
-        own = [*self._workers.reports, *self._checks.pipes, *self._branches.launchers]
+        own = [*self._workers.reports, *self._branches.launchers]
         return [*own, *arrived, *self._held, *self._channel.unclaimed]
 
     def _branch(self, message: Message) -> None:
@@ -622,6 +508,24 @@ class Server:
         os.close(pidfd)
         self.serve()
 
+    def begin_forked(self, mark: str, calls: Mapping[int, Forked]) -> NoReturn:
+        """Serve as a fork of the launcher, whose calls it keeps."""
+        os.environ[MARK] = mark
+        set_lineage(mark)
+        self._preloaded = Preloaded(runtimes=loaded_runtimes())
+        self._calls_left = {*calls}
+        self._around = ChildDefaults(
+            spawner=os.getpid(),
+            ignored=frozenset(),
+            open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
+            base_path=tuple(sys.path),
+            interpreter=(),
+            cgroup="",
+            private_fds=self._wakeups.private,
+            calls=calls,
+        )
+        self.serve()
+
     # Ending
 
     def _reap(self) -> None:
@@ -633,12 +537,12 @@ class Server:
             if pid == 0:
                 return
             self._spared.discard(pid)
-            if not self._workers.reaped(pid, status, usage) and not self._checks.ended(pid, status):
+            if not self._workers.reaped(pid, status, usage):
                 self._branches.ended(pid)
 
     def _orphans(self) -> list[int]:
         """Children that are no workers: what workers left behind."""
-        known = self._spared.union(self._workers.pids, self._checks.pids, self._branches.pids)
+        known = self._spared.union(self._workers.pids, self._branches.pids)
         return [pid for pid in proc.children(os.getpid()) if pid not in known]
 
     def _continue_cleanup(self) -> None:
@@ -680,27 +584,48 @@ class Server:
         "kill": _kill,
         "clean_up": _begin_cleanup,
         "end_cleanup": _end_cleanup,
-        "check": _check,
-        "end_check": _end_check,
         "branch": _branch,
         "adopt": _adopt,
         "hold": _hold,
     }
 
 
-def _close_inherited(keep: int) -> None:
+def _close_inherited(keep: Collection[int]) -> None:
     """Close what the launcher's caller left open, as subprocess does for its children."""
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != keep:
-            try:
+        if int(name) > 2 and int(name) not in keep:
+            with contextlib.suppress(OSError):
                 os.close(int(name))
-            except OSError:
-                continue
+
+
+def fork_server(
+    theirs: socket.socket, ours: socket.socket, mark: str, calls: Mapping[int, Forked]
+) -> tuple[int, int]:
+    """Fork this process to be a spawner; return its process id, and a pidfd of it."""
+    from lllaunch.spawner import worker  # noqa: F401, PLC0415 - workers are forked with it
+
+    pause(loaded_runtimes())
+    forks.flush_streams()
+    launcher = os.pidfd_open(os.getpid())
+    try:
+        pid = forks.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                forks.disown()
+                forks.ignore_all()
+                ours.close()
+                Server(theirs, launcher, frozenset()).begin_forked(mark, calls)
+            finally:
+                os._exit(1)
+        return pid, os.pidfd_open(pid)
+    finally:
+        os.close(launcher)
 
 
 def main(fd: int, launcher: int) -> NoReturn:
     """Entry of the spawner's interpreter."""
-    _close_inherited(fd)
+    _close_inherited({fd})
     os.set_inheritable(fd, False)
     ignored = forks.ignored_at_start()
     forks.ignore_all()

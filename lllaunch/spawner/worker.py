@@ -40,7 +40,7 @@ from typing import Any, NoReturn
 from lllaunch.linux.process import flush_c_streams, show_command
 from lllaunch.spawner.dump import CRASH_FILE, WATCHED, arm, catch_crashes
 from lllaunch.spawner.flight_recorder import SOCKET, save, serve
-from lllaunch.spawner.protocol import Function, Module, Pickled, Script
+from lllaunch.spawner.protocol import MAX_PROBLEM, Check, Function, Module, Pickled, Script
 from lllaunch.spawner.values import EXIT_FILE, save_return_value
 
 
@@ -269,6 +269,37 @@ def run_function(target: Function, base_path: list[str]) -> None:
     _call(resolve(target.module, target.qualname), args, kwargs)
 
 
+def run_check(target: Check, base_path: list[str]) -> NoReturn:
+    """Import a function and bind its arguments; what is wrong goes to who asks."""
+    sys.path[:] = [os.getcwd(), *base_path]
+    problem = ""
+    # A failing import is the attempt's to report.
+    with contextlib.suppress(BaseException):
+        problem = _problem(target)
+    os.write(target.fds[0], problem.encode()[:MAX_PROBLEM])
+    os._exit(0)
+
+
+def _problem(target: Check) -> str:
+    import inspect  # noqa: PLC0415 - in the check only: every spawner imports this module
+
+    try:
+        function = resolve(target.module, target.qualname)
+    except (ImportError, AttributeError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    args, kwargs = pickle.loads(target.call)  # noqa: S301 - the launcher's own bytes
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = f"{target.module}:{target.qualname}"
+        return f"the arguments do not fit {name}{signature}: {error}"
+    return ""
+
+
 def run_pickled(target: Pickled) -> None:
     """Unpickle a callable of the launcher's process and call it."""
     # Only workers started through the Python API need multiprocessing.
@@ -290,6 +321,8 @@ def _dispatch(target: Function | Module | Pickled | Script, base_path: list[str]
         run_script(target.path, target.argv, base_path)
     elif isinstance(target, Module):
         run_module(target.name, target.argv, base_path)
+    elif isinstance(target, Check):
+        run_check(target, base_path)
     elif isinstance(target, Function):
         run_function(target, base_path)
     else:

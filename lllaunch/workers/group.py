@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from functools import partial
 from signal import Signals
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from lllaunch.events import (
     Exited,
@@ -27,7 +27,6 @@ from lllaunch.spawner import store
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.interpreter import acts_at_import, in_common, told
 from lllaunch.spawner.orphans import SETTLE_SECONDS
-from lllaunch.spawner.preloading import loaded_runtimes, pause
 from lllaunch.spawner.protocol import Forked
 from lllaunch.workers.tail import Tees, open_filtered
 
@@ -38,44 +37,6 @@ if TYPE_CHECKING:
     from lllaunch.supervisor.ports import HeldPort
     from lllaunch.workers.log_files import LogsDest
     from lllaunch.workers.tail import Report
-
-
-class Starter(Protocol):
-    """Starts workers, tells what became of them, signals them."""
-
-    pid: int
-
-    def fileno(self) -> int:
-        """A descriptor that is readable when `dispatch` has something to do."""
-        ...
-
-    def dispatch(self) -> list[SpawnerEvent]:
-        """The events since the last call, without waiting."""
-        ...
-
-    def signal(self, keys: Iterable[int], signum: int) -> None:
-        """Send a signal to workers' process groups."""
-        ...
-
-    def notify(self, keys: Iterable[int], signum: int) -> None:
-        """Send a signal to workers that have started, and to nothing else of their groups."""
-        ...
-
-    def kill(self, keys: Iterable[int]) -> None:
-        """SIGKILL workers and all that descends from them."""
-        ...
-
-    def clean_up(self, settle: float) -> None:
-        """End what workers left behind and has not ended after ``settle`` seconds."""
-        ...
-
-    def abandon(self, keys: Iterable[int]) -> None:
-        """Wait no longer for workers, nor for a cleanup: no event of either follows."""
-        ...
-
-    def close(self) -> None:
-        """End everything."""
-        ...
 
 
 logger = logging.getLogger(__name__)
@@ -144,7 +105,7 @@ class WorkerProcesses:
         self._broken: PreloadBroken | None = None
         self._cleaned_up = False
         self._released = False
-        self._starter: Starter | None = None
+        self._starter: Spawner | None = None
         self._owns_starter = False
         # On one node: where torch's store is asked for, what starts its process then, and its key.
         self._listener: socket.socket | None = None
@@ -171,27 +132,6 @@ class WorkerProcesses:
         self._tees = tees
 
     # Starting
-
-    def _fork(self, calls: Mapping[int, Forked], envs: Mapping[int, Mapping[str, str]]) -> None:
-        """Fork the workers from this process."""
-        from lllaunch.spawner.forker import Forker  # noqa: PLC0415 - the rarest start method
-
-        # a runtime that has computed here would hang in the workers
-        pause(loaded_runtimes())
-        self._owns_starter = True
-        self._starter = forker = Forker()
-        for rank, call in calls.items():
-            self._keys[rank] = forker.spawn(
-                rank,
-                (call.function, call.args),
-                env=envs[rank],
-                stdout=self.stdouts[rank],
-                stderr=self.stderrs[rank],
-                attempt=self.attempt,
-            )
-        self._start_store = lambda listener: forker.spawn(
-            store.RANK, (store.serve, (listener,)), env=store.ENVIRONMENT, stdout=os.devnull
-        )
 
     def serve_store(self, port: HeldPort | None) -> None:
         """Serve torch's store from the first connection until all workers have ended."""
@@ -426,29 +366,28 @@ def start_processes(
     cwd = cwd or os.getcwd()
     try:
         calls = {rank: each for rank, each in targets.items() if isinstance(each, Forked)}
+        workers._owns_starter = spawner is None or bool(calls)
         if calls:
-            workers._fork(calls, envs)
+            workers._starter = spawner = Spawner.forked(calls)
         else:
-            orders = {rank: each for rank, each in targets.items() if not isinstance(each, Forked)}
             if environ is None:
                 common = in_common(envs.values()).items()
                 environ = os.environ | {name: text for name, text in common if acts_at_import(name)}
-            workers._owns_starter = spawner is None
             workers._starter = spawner = spawner or Spawner()
             spawner.configure(environ, spawner_cwd or cwd, preload)
-            for rank, target in sorted(orders.items()):
-                workers._keys[rank] = spawner.spawn(
-                    rank,
-                    target,
-                    cwd=cwd,
-                    env=told(envs[rank]),
-                    stdout=workers.stdouts[rank],
-                    stderr=workers.stderrs[rank],
-                    fresh=fresh,
-                    attempt=workers.attempt,
-                )
-            errors = workers.stderrs[min(workers.stderrs)]
-            workers._start_store = partial(_spawn_store, spawner, errors)
+        for rank, target in sorted(targets.items()):
+            workers._keys[rank] = spawner.spawn(
+                rank,
+                target,
+                cwd=cwd,
+                env=told(envs[rank]),
+                stdout=workers.stdouts[rank],
+                stderr=workers.stderrs[rank],
+                fresh=fresh,
+                attempt=workers.attempt,
+            )
+        errors = workers.stderrs[min(workers.stderrs)]
+        workers._start_store = partial(_spawn_store, spawner, errors)
         workers._tees.start()
     except BaseException:
         workers.close()

@@ -11,7 +11,7 @@ from support.launching import WAIT
 
 
 def told(starter: Any, *kinds: type[SpawnerEvent], count: int = 1) -> list[Any]:
-    """What a spawner or forker tells of these kinds, as soon as it has come to so much."""
+    """What a spawner tells of these kinds, as soon as it has come to so much."""
     everything: list[SpawnerEvent] = []
     deadline = time.monotonic() + WAIT
     while True:

@@ -17,8 +17,7 @@ import lllaunch.spawner.server
 from lllaunch.errors import OutputError
 from lllaunch.linux import proc
 from lllaunch.linux.cgroup import _remove_left_behind
-from lllaunch.linux.process import signal_group, wait_readable
-from lllaunch.spawner.client import ACKNOWLEDGE_SECONDS, Commands, PendingCommand
+from lllaunch.linux.process import signal_group
 from lllaunch.spawner.forks import fork
 from lllaunch.spawner.orphans import Pauses, end_adopted, signal_process
 from lllaunch.spawner.preloading import _forget_finalizers
@@ -34,29 +33,6 @@ NOBODY = 1 << 22
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock(100.0)
-
-
-def test_commands_that_keep_coming_do_not_put_off_the_first_ones_deadline(clock: FakeClock) -> None:
-    commands = Commands(clock)
-    try:
-        first = PendingCommand("signal", [1], signal.SIGTERM)
-        commands.add(first)
-        clock.advance(0.6 * ACKNOWLEDGE_SECONDS)
-        second = PendingCommand("signal", [2], signal.SIGTERM)
-        number = commands.add(second)
-        clock.advance(0.6 * ACKNOWLEDGE_SECONDS)
-        commands.add(PendingCommand("signal", [3], signal.SIGTERM))
-        assert wait_readable(commands, 30.0)
-        assert commands.overdue() == [first]
-        # what is confirmed late is not taken for the confirmation of another
-        commands.confirm(1)
-        commands.confirm(number)
-        clock.advance(ACKNOWLEDGE_SECONDS)
-        commands.add(first)
-        assert wait_readable(commands, 30.0)
-        assert [command.keys for command in commands.overdue()] == [[3]]
-    finally:
-        commands.close()
 
 
 def test_rounds_of_killing_become_rare_while_nothing_new_appears(clock: FakeClock) -> None:
