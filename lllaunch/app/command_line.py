@@ -319,6 +319,8 @@ def _of_word(word: str, words: Sequence[str], line: _Reader) -> str:
     if word in VERBS:
         others = [each for each in words if each != word]
         return f"{word!r} is a command, and comes first: {_command(word, *others)}"
+    if word.endswith(".yaml") and not os.path.isfile(word):
+        return f"{word}: no such file"
     if name == "plan.yaml":
         return f"{word}: to run that plan again: {_command('rerun', directory or '.')}"
     if os.path.isfile(word) and word.endswith(".yaml"):
@@ -344,8 +346,10 @@ def _of_own_app(word: str) -> WrongUsage:
     if word not in VERBS:
         return WrongUsage(f"{word!r}: expected an override (KEY=VALUE), got no '='")
     script = relative_path(sys.argv[0], working_directory())
+    composes = word in {"plan", "check"}
+    command = shlex.join(["python", script, "--cfg", "job"] if composes else ["lllaunch", word])
     text = f"{word!r} is a command of lllaunch, and {script} is an app of its own"
-    return WrongUsage(f"{text}; did you mean 'lllaunch {word}'?")
+    return WrongUsage(f"{text}; did you mean '{command}'?")
 
 
 def _command(*words: str) -> str:
