@@ -10,7 +10,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from lllaunch.app.main_decorator import main
+    from lllaunch.app.app import main
     from lllaunch.heartbeats import heartbeat, progress
     from lllaunch.report_value import report
 
@@ -21,7 +21,7 @@ __all__ = ["__version__", "heartbeat", "main", "progress", "report"]
 
 def __getattr__(name: str) -> object:
     if name == "main":
-        from lllaunch.app.main_decorator import main  # noqa: PLC0415 - imports Hydra
+        from lllaunch.app.app import main  # noqa: PLC0415 - imports Hydra
 
         return main
     if name == "report":

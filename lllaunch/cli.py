@@ -90,7 +90,7 @@ def _run(words: list[str], *, quiet: bool = False) -> int:
     try:
         spawner = prestarted(words)
         # imports Hydra, while the spawner's interpreter starts
-        from lllaunch.app.command import run  # noqa: PLC0415
+        from lllaunch.app.app import run  # noqa: PLC0415
 
         return run(spawner, quiet=quiet)
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.app.naming import experiment_name, job_name, words_of
+from lllaunch.app.configs import experiment_name, job_name, words_of
 from lllaunch.config.tree import shown_path
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.hydra_compat import own_node, raw_value

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import json
 import os
+import pickle
 import re
 import shlex
 import socket
@@ -16,8 +19,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from lllaunch.app.naming import as_written
-from lllaunch.errors import ConfigError, Diagnostic, LaunchError
+from lllaunch.app.configs import as_written
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.run.files import is_below, relative_path
 
 if TYPE_CHECKING:
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from lllaunch.config.document import Sexagesimal
     from lllaunch.console.console import Console
     from lllaunch.run.directory import RunDirectory
-    from lllaunch.run.result import RunResult
+    from lllaunch.run.result import ReturnValue, RunResult
     from lllaunch.run.snapshot import Snapshot
     from lllaunch.run.submission import BatchJob
     from lllaunch.spawner.client import Spawner
@@ -130,6 +133,7 @@ def plan_job(
     return replace(spec, entrypoint=user.entrypoint, derived_preload=user.preload)
 
 
+_LONGEST_SCRIPT = 4 * 1024 * 1024  # bytes
 # The least number that YAML makes of MIN:MAX: 1:1.
 _SEXAGESIMAL = 61
 
@@ -179,8 +183,6 @@ def _expect_no_own_app(spec: LaunchSpec) -> None:
     """Raise if the script launches workers itself: each worker would be a launcher."""
     if spec.entrypoint.form != "script":
         return
-    from lllaunch.app.own_app import is_own_app  # noqa: PLC0415 - of scripts only
-
     if not is_own_app(spec.entrypoint.name):
         return
     settings = [f"launch.nproc={spec.nproc}"] if spec.nproc > 1 else []
@@ -310,3 +312,65 @@ def _searched() -> list[str]:
     found = [source.path for source in runtime.config_sources if source.schema == "file"]
     conf = os.path.join(runtime.cwd, "conf")
     return found if conf in found else [*found, f"{conf} (not there)"]
+
+
+def plain(value: ReturnValue | None) -> Any:
+    """Returns a worker's value if it is JSON and small, else None; unpickles nothing."""
+    return json.loads(value.json) if value is not None and value.json is not None else None
+
+
+def load(value: ReturnValue | None) -> Any:
+    """Returns a worker's value, unpickled where need be; None if it returned nothing.
+
+    Raises:
+        OutputError: its file cannot be read, or holds what cannot be unpickled here.
+    """
+    if value is None or value.json is not None:
+        return plain(value)
+    try:
+        with open(value.path, "rb") as file:
+            if os.path.splitext(value.path)[1] == ".json":
+                return json.load(file)
+            return pickle.load(file)  # noqa: S301 - written by a worker of this run
+    except OSError as error:
+        raise OutputError(value.path, error.strerror or str(error)) from error
+    except Exception as error:  # whatever the classes' own code raises
+        reason = f"the return value ({value.type_name}) cannot be loaded: "
+        raise OutputError(value.path, f"{reason}{type(error).__name__}: {error}") from error
+
+
+def is_own_app(path: str) -> bool:
+    """Return whether a script decorates a function with `lllaunch.main`; it is not imported."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_LONGEST_SCRIPT)
+    except OSError:
+        return False
+    if b"lllaunch" not in data or b"main" not in data or not os.path.isfile(path):
+        return False
+    try:
+        tree = ast.parse(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    names = _names_of_main(tree)
+    return any(
+        ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator) in names
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for decorator in node.decorator_list
+    )
+
+
+def _names_of_main(tree: ast.Module) -> set[str]:
+    """Return what a module calls `lllaunch.main`."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {
+                f"{alias.asname or alias.name}.main"
+                for alias in node.names
+                if alias.name == "lllaunch"
+            }
+        elif isinstance(node, ast.ImportFrom) and node.module == "lllaunch" and not node.level:
+            names |= {alias.asname or alias.name for alias in node.names if alias.name == "main"}
+    return names

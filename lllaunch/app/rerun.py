@@ -19,10 +19,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lllaunch.app.app import run
 from lllaunch.app.boundary import reason_of
-from lllaunch.app.command import run
-from lllaunch.app.naming import EXPERIMENTS, unlocked
-from lllaunch.app.search_path import AGAIN, PRIMARY
+from lllaunch.app.configs import AGAIN, EXPERIMENTS, PRIMARY, unlocked
 from lllaunch.config.cluster import CLUSTER_KEYS
 from lllaunch.config.document import parse, read_text
 from lllaunch.config.plan import SOURCES, complete, portable_plan
@@ -145,7 +144,7 @@ def run_again(
 ) -> int:
     """Run it, with the overrides of ``sys.argv``, and return the exit code.
 
-    The caller closes ``spawner``; the other arguments are as for `lllaunch.app.job.Jobs`.
+    The caller closes ``spawner``; the other arguments are as for `lllaunch.app.app.Jobs`.
 
     Raises:
         ConfigError: what the run has left is no config.

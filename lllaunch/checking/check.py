@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.app.composed import ComposeFailed, Composition, ConfigRequest, composing
-from lllaunch.app.naming import as_written, job_name
-from lllaunch.app.reviewed import name_of
+from lllaunch.app.compose import ComposeFailed, Composition, ConfigRequest, composing, name_of
+from lllaunch.app.configs import as_written, job_name
 from lllaunch.app.sweeping.sweeper import grid_of
 from lllaunch.checking.examine import CheckContext, Examined, examine, in_short
 from lllaunch.checking.findings import (

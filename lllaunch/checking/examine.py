@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.app.composed import ComposeFailed, Composition, ConfigRequest
-from lllaunch.app.naming import experiment_name
-from lllaunch.app.search_path import DIRECTORY
+from lllaunch.app.compose import ComposeFailed, Composition, ConfigRequest
+from lllaunch.app.configs import DIRECTORY, experiment_name
 from lllaunch.checking.findings import REFUSED, WRONG, CheckedDiagnostic
 from lllaunch.checking.lint import (
     KeyUsage,

@@ -8,9 +8,8 @@ import re
 from collections.abc import Sequence
 
 from lllaunch.app.command_line import program
-from lllaunch.app.composed import Composition, ConfigRequest, add_hydra_flags
-from lllaunch.app.reviewed import review_run
-from lllaunch.app.search_path import DIRECTORY
+from lllaunch.app.compose import Composition, ConfigRequest, add_hydra_flags, review_run
+from lllaunch.app.configs import DIRECTORY
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.verbs.plan import experiment_text

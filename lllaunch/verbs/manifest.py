@@ -21,11 +21,10 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
-from lllaunch.app.composed import Composition, ConfigRequest
+from lllaunch.app.compose import Composition, ConfigRequest, Reviewed, located, review_run
+from lllaunch.app.configs import experiment_name, unlocked
 from lllaunch.app.gate import admit
-from lllaunch.app.naming import experiment_name, unlocked
 from lllaunch.app.planning import expect_quoted, locating
-from lllaunch.app.reviewed import Reviewed, located, review_run
 from lllaunch.cluster.values import MOST_NODES, format_nnodes
 from lllaunch.config.fields import Findings
 from lllaunch.config.nodes import count_ahead

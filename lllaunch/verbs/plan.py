@@ -10,11 +10,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from lllaunch.app.composed import Composition, ConfigRequest, add_hydra_flags
+from lllaunch.app.compose import (
+    Composition,
+    ConfigRequest,
+    Reviewed,
+    add_hydra_flags,
+    file_of,
+    located,
+    review_run,
+    review_sweep,
+)
+from lllaunch.app.configs import unlocked
 from lllaunch.app.gate import policy_of, variables_of_hydra
-from lllaunch.app.naming import unlocked
 from lllaunch.app.planning import modules_of
-from lllaunch.app.reviewed import Reviewed, file_of, located, review_run, review_sweep
 from lllaunch.cluster.values import format_nnodes
 from lllaunch.config.fields import Findings
 from lllaunch.config.nodes import AUTO

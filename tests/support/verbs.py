@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from lllaunch.app import command
+from lllaunch.app import app
 
 if TYPE_CHECKING:
     import pytest
@@ -34,7 +34,7 @@ def call_app(
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     monkeypatch.setattr(sys, "argv", ["lllaunch", *argv])
     capfd.readouterr()
-    code = command.run(None)
+    code = app.run(None)
     return Ended(code, *capfd.readouterr())
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from lllaunch.app.command_line import VERBS, CommandLine, WrongUsage, read
-from lllaunch.app.own_app import is_own_app
+from lllaunch.app.planning import is_own_app
 
 OWN_APP = "import lllaunch\n@lllaunch.main(config_path=None)\ndef train(cfg): ...\n"
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from support.project import Project
 
-from lllaunch.app.composed import Composition, ConfigRequest
+from lllaunch.app.compose import Composition, ConfigRequest
 
 Write = Callable[[str, str], Path]
 

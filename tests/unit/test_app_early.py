@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lllaunch.app.command_line import only_asks, prestarted
-from lllaunch.app.search_path import config_dir_of, with_config_path
+from lllaunch.app.configs import config_dir_of, with_config_path
 
 
 @pytest.mark.parametrize("words", ["--cfg job", "--info", "--help", "-sc install=bash"])

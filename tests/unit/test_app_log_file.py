@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lllaunch.app.job import _delaying
+from lllaunch.app.app import _delaying
 
 
 def configured(path: str) -> logging.Logger:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lllaunch.app.composed import ComposeFailed, Composition, ConfigRequest
+from lllaunch.app.compose import ComposeFailed, Composition, ConfigRequest
 
 
 @pytest.fixture(autouse=True)

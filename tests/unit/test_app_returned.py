@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lllaunch.app.returned import load, plain
+from lllaunch.app.planning import load, plain
 from lllaunch.errors import OutputError
 from lllaunch.run.result import ReturnValue
 

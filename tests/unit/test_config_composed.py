@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from lllaunch.app.schema_store import install
+from lllaunch.app.configs import install
 from lllaunch.config.resolve import resolve
 from lllaunch.config.watchdog import with_spin
 from lllaunch.errors import ConfigError

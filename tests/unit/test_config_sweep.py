@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.app.schema_store import install
+from lllaunch.app.configs import install
 from lllaunch.config.launcher_schema import launcher_node
 from lllaunch.config.resolve import resolve
 from lllaunch.config.sweep import SWEEP_KEYS, SweepSettings, sweep_settings

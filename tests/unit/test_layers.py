@@ -48,8 +48,7 @@ def test_the_package_itself_imports_nothing_else() -> None:
     "module",
     [
         "lllaunch.cli",
-        "lllaunch.app.command",
-        "lllaunch.app.main_decorator",
+        "lllaunch.app.app",
         "lllaunch.config.resolve",
         "lllaunch.run.execute",
         "lllaunch.spawner.client",

@@ -14,7 +14,7 @@ from hydra.core.utils import env_override, setup_globals
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lllaunch.app.gate import expect_own_environment
-from lllaunch.app.guarded_loader import load_job
+from lllaunch.app.loader import load_job
 from lllaunch.app.planning import Whereabouts, plan_job
 from lllaunch.cluster.values import format_nnodes
 from lllaunch.config.cluster import KEY as CLUSTER

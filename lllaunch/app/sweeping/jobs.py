@@ -15,10 +15,9 @@ from hydra.core.utils import env_override, filter_overrides, run_job
 from omegaconf import OmegaConf
 
 from lllaunch.app.boundary import JobFailed, message_of, noting_variables, without_variables
+from lllaunch.app.configs import job_name
 from lllaunch.app.gate import JobOf, admit
-from lllaunch.app.naming import job_name
-from lllaunch.app.planning import in_snapshot, locating, perform
-from lllaunch.app.returned import load, plain
+from lllaunch.app.planning import in_snapshot, load, locating, perform, plain
 from lllaunch.app.sweeping.composing import LAUNCHER
 from lllaunch.config.cluster import KEY as CLUSTER
 from lllaunch.config.job_config import public_config, redacted_overrides, with_sources

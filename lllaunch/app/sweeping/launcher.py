@@ -24,13 +24,12 @@ from hydra.core.utils import JobReturn, JobRuntime, JobStatus, filter_overrides,
 from omegaconf import OmegaConf, open_dict, read_write
 
 from lllaunch import __version__
+from lllaunch.app.app import jobs_of
 from lllaunch.app.boundary import AppEnded, JobFailed, refusing, tell_ci
-from lllaunch.app.guarded_loader import load_job
-from lllaunch.app.job import jobs_of
-from lllaunch.app.naming import as_written, is_of_a_moment
+from lllaunch.app.configs import as_written, is_of_a_moment
+from lllaunch.app.loader import load_job
 from lllaunch.app.own_worker import UserFunction, end_script_at_launch
-from lllaunch.app.planning import locating
-from lllaunch.app.returned import load
+from lllaunch.app.planning import load, locating
 from lllaunch.app.sweeping.composing import LAUNCHER, Composer, with_launchers_cluster
 from lllaunch.app.sweeping.jobs import Labels, SweepJobs, import_for_jobs
 from lllaunch.app.sweeping.probes import compared, is_group, probe
@@ -66,7 +65,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from hydra_plugins.lllaunch_launcher.launcher import LllaunchLauncher
-    from lllaunch.app.job import Jobs
+    from lllaunch.app.app import Jobs
     from lllaunch.app.sweeping.composing import JobConfig
     from lllaunch.sweep.objective import Direction
     from lllaunch.sweep.pool import Lease

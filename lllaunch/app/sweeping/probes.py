@@ -24,8 +24,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 from omegaconf import OmegaConf
 
 from lllaunch.app.boundary import reason_of, without_variables
+from lllaunch.app.configs import job_name
 from lllaunch.app.gate import asks_for_lock
-from lllaunch.app.naming import job_name
 from lllaunch.app.sweeping.jobs import Labels
 from lllaunch.config.plan import plan_hash
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError

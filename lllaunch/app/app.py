@@ -1,16 +1,22 @@
-"""One Hydra job is one run: from the composed config to the run's outcome."""
+"""The Hydra apps of lllaunch, and their jobs: from the composed config to the run's outcome.
+
+`run` is the app behind ``python -m lllaunch``, `main` makes one of a user's own function.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import gc
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+import hydra
 from hydra import version
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -19,18 +25,34 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lllaunch.app.boundary import AppEnded, JobFailed, Ledger, tell_ci
+from lllaunch.app.command_line import WrongUsage, prestarted, read
+from lllaunch.app.configs import (
+    BASE,
+    MODULE,
+    PACKAGED,
+    PRIMARY,
+    as_file_name,
+    config_dir_of,
+    experiment_name,
+    install,
+    install_app,
+    is_of_a_moment,
+    with_config_path,
+)
 from lllaunch.app.gate import JobOf, admit, expect_places, has_rules
-from lllaunch.app.guarded_loader import GUARDED
-from lllaunch.app.naming import as_file_name, experiment_name, is_of_a_moment
+from lllaunch.app.loader import GUARDED
 from lllaunch.app.planning import (
     Whereabouts,
     in_node_directory,
+    load,
     locating,
     modules_of,
     node_directory,
     perform,
+    plain,
     plan_job,
 )
+from lllaunch.app.sweeping.resume import completed
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.hydra_compat import Seam, root_of
@@ -51,6 +73,8 @@ if TYPE_CHECKING:
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec, Nodes
 
+R = TypeVar("R")
+_UNSPECIFIED: Any = object()
 _MARK = "__lllaunch__"
 
 
@@ -499,3 +523,135 @@ def _refuse_resume(hydra: Any) -> None:
             "add -m",
         )
         raise ConfigError((problem,))
+
+
+def run(
+    spawner: Spawner | None,
+    config_name: str = PRIMARY,
+    expect: Callable[[LaunchSpec], None] | None = None,
+    batch: BatchJob | None = None,
+    submitted: SubmittedFunction | None = None,
+    *,
+    quiet: bool = False,
+) -> int:
+    """Run the app on ``sys.argv`` and return the exit code.
+
+    The caller closes ``spawner``. ``expect`` is called with what is about to be run, and raises
+    `LaunchError` if that is not right. The other arguments are as for `Jobs`.
+    """
+    install_app(config_dir_of(sys.argv[1:]))
+    jobs = Jobs(spawner, expect, batch=batch, submitted=submitted, quiet=quiet)
+
+    def task(cfg: DictConfig) -> object:
+        gc.enable()
+        return plain(jobs.run(cfg).return_values.get(0))
+
+    # Hydra names the job after the task's module, and finds relative paths from it
+    task.__module__ = MODULE
+    jobs.mark(task)
+    sys.argv[1:] = with_config_path(completed(sys.argv[1:]))
+    app = hydra.main(config_path=PACKAGED, config_name=config_name, version_base=BASE)(task)
+    return jobs.run_app(app) or 0
+
+
+class LaunchedMain(Generic[R]):
+    """A function that `main` made into a Hydra app.
+
+    Called without arguments it runs the app: Hydra composes the config from ``sys.argv``, and the
+    function runs in ``launch.nproc`` workers. Called with a config it is the function itself.
+    """
+
+    def __init__(self, function: Callable[[Any], R], **hydra_arguments: Any) -> None:
+        functools.update_wrapper(self, function)
+        self.outcome: RunResult | None = None  # the result of the last run, None before the first
+        self._function = function
+        self._jobs: Jobs | None = None
+
+        # Hydra finds the script and its configs through what the task function wraps
+        @functools.wraps(function)
+        def task(cfg: DictConfig) -> Any:
+            return self._launch(cfg)
+
+        self._task = task
+        self._app = hydra.main(**hydra_arguments)(task)
+
+    def __call__(self, cfg_passthrough: DictConfig | None = None) -> R | None:
+        """Run the app, or the function itself with a config.
+
+        Raises:
+            SystemExit: the app failed; docs/reference/exit-codes.md lists the codes.
+        """
+        if cfg_passthrough is not None:
+            return self._function(cfg_passthrough)
+        from lllaunch.app.own_worker import call_in_worker  # noqa: PLC0415 - a plain run needs none
+
+        if call_in_worker(self._function):
+            return None
+        code = self._run_app()
+        if code is not None:
+            sys.exit(code)
+        return None
+
+    def return_values(self) -> dict[int, Any]:
+        """Return what the function returned in the last run, by rank; empty unless it succeeded.
+
+        Raises:
+            OutputError: a value cannot be read from its file.
+        """
+        found = {} if self.outcome is None else self.outcome.return_values
+        return {rank: load(value) for rank, value in found.items()}
+
+    def _run_app(self) -> int | None:
+        try:
+            line = read(sys.argv[1:], own_app=True)
+            sys.argv[1:] = completed(line.words)
+        except WrongUsage as wrong:
+            print(f"lllaunch: {wrong}", file=sys.stderr)
+            return ExitCode.CONFIG
+        spawner = prestarted(sys.argv[1:])
+        try:
+            install()
+            self._jobs = Jobs(spawner, function=self._function, quiet=line.asks("--quiet", "-q"))
+            self._jobs.mark(self._task)
+            return self._jobs.run_app(self._app)
+        finally:
+            if spawner is not None:
+                spawner.close()
+            if self._jobs is not None:
+                self._jobs.ledger.restore()
+            self._jobs = None
+
+    def _launch(self, cfg: DictConfig) -> Any:
+        """The task function that Hydra calls, once for each job."""
+        assert self._jobs is not None
+        self.outcome = None
+        self.outcome = self._jobs.run(cfg)
+        with self._jobs.reporting():
+            return load(self.outcome.return_values.get(0))
+
+
+def main(
+    config_path: str | None = _UNSPECIFIED,
+    config_name: str | None = None,
+    version_base: str | None = BASE,
+) -> Callable[[Callable[[Any], R]], LaunchedMain[R]]:
+    """Make a function a Hydra app that runs it in ``launch.nproc`` workers.
+
+    It takes the arguments of `hydra.main`. The config is composed once, and every worker gets it.
+    There is one output directory; rank 0 writes Hydra's job log, other ranks log in their own
+    directories. The node ``launch`` exists whatever the primary config is. The Hydra job returns
+    what rank 0 returned; `LaunchedMain.return_values` has the values of all ranks.
+
+    Every worker runs the script as ``__main__`` up to the call of the function. The function must
+    be found by its name.
+
+    ``config_path`` is relative to the file of the function.
+    """
+    arguments: dict[str, Any] = {"config_name": config_name, "version_base": version_base}
+    if config_path is not _UNSPECIFIED:
+        arguments["config_path"] = config_path
+
+    def decorate(function: Callable[[Any], R]) -> LaunchedMain[R]:
+        return LaunchedMain(function, **arguments)
+
+    return decorate

@@ -23,9 +23,9 @@ from lllaunch.app.boundary import (
     expect_bounded,
     refusing,
 )
+from lllaunch.app.configs import PACKAGED
 from lllaunch.app.gate import asks_for_lock, expect_own_environment, has_rules, policy_of
 from lllaunch.app.planning import locating
-from lllaunch.app.search_path import PACKAGED
 from lllaunch.config.schema import PRESET_KEYS, PRESETS
 from lllaunch.config.secrets import (
     EXPOSED,
