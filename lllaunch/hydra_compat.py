@@ -7,6 +7,7 @@ No other module uses one. What is imported here every Hydra app has imported bef
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import importlib
 import os
@@ -207,12 +208,24 @@ class BoundedRepository(ConfigRepository):
         super().__init__(search_path)
         self._expect = expect
 
+    def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
+        """Look in other places; called by Hydra."""
+        super().initialize_sources(config_search_path)
+        self._read: dict[str, ConfigResult | None] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BoundedRepository:
+        # Hydra copies it for each composing, and gives the copy a new list of sources at most.
+        return copy.copy(self)
+
     def load_config(self, config_path: str) -> ConfigResult | None:
-        """Read a config; called by Hydra."""
-        source = self._find_object_source(config_path, ObjectType.CONFIG)
-        if source is not None and source.scheme() == "file":
-            self._expect(os.path.join(source.path, file_name(config_path)))
-        return super().load_config(config_path)
+        """Read a config, once for all that this process and its forks compose; called by Hydra."""
+        if config_path not in self._read:
+            source = self._find_object_source(config_path, ObjectType.CONFIG)
+            if source is not None and source.scheme() == "file":
+                self._expect(os.path.join(source.path, file_name(config_path)))
+            self._read[config_path] = super().load_config(config_path)
+        # Hydra changes what it gets
+        return copy.deepcopy(self._read[config_path])
 
 
 class WatchedLoader(ConfigLoaderImpl):

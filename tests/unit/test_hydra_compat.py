@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import importlib.util
 import inspect
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import hydra.core.utils
 import pytest
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobStatus
 from omegaconf import OmegaConf
@@ -135,3 +137,19 @@ def test_the_plugin_makes_no_config_before_an_app_asks_for_it(
     assert store.load("hydra/launcher/lllaunch.yaml").node.retries.hang == 1
     assert store.load("hydra/launcher/lllaunch_slurm.yaml").node.cluster.backend == "slurm"
     assert store.load("hydra/sweeper/lllaunch.yaml").node.params is None
+
+
+def test_jobs_are_composed_of_what_was_read_first(tmp_path: Path) -> None:
+    (tmp_path / "main.yaml").write_text("a: {b: 1}\n")
+    search = ConfigSearchPathImpl()
+    search.append("test", f"file://{tmp_path}")
+    read: list[str] = []
+    first = hydra_compat.BoundedRepository(search, read.append)
+    for repository in (first, copy.deepcopy(first)):
+        found = repository.load_config("main")
+        assert found is not None
+        assert found.config == {"a": {"b": 1}}
+        # as Hydra does when it merges, and a user who edits while a sweep goes on
+        found.config.a.b = 2
+        (tmp_path / "main.yaml").write_text("a: {b: 3}\n")
+    assert read == [str(tmp_path / "main.yaml")]
