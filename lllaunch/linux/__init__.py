@@ -1,5 +1,5 @@
 """Every call to the operating system that Python's library does not offer, in one place.
 
-Nothing here decides anything. `process` holds prctl, pidfd and timerfd calls, `proc` reads /proc,
-`inotify` watches files, `cgroup` reads limits, `sockets` makes addresses of Unix sockets.
+Nothing here decides anything. `process` holds the system calls, `proc` reads /proc, `cgroup` reads
+limits, `gpus` asks the driver.
 """

@@ -1,4 +1,4 @@
-"""System calls on processes: prctl, pidfd, timerfd, resource limits."""
+"""System calls that Python's library does not offer: prctl, pidfd, timerfd, inotify, limits."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import os
 import resource
 import select
 import signal
+import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 # From <sys/prctl.h> and <sys/timerfd.h>.
@@ -289,3 +290,82 @@ def set_open_files_limit(limits: tuple[int, int]) -> None:
     """Set the ``(soft, hard)`` limit of open files."""
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+_IN_MODIFY = 0x2
+_IN_Q_OVERFLOW = 0x4000
+_INOTIFY_EVENT = struct.Struct("iIII")
+# Room for hundreds of events; the kernel refuses to read into less than one with a longest name.
+_INOTIFY_BYTES = 64 * 1024
+_INOTIFY_READS = 8
+
+
+class Inotify:
+    """Tells when files are written to or truncated: inotify(7). Not shared between threads.
+
+    Raises:
+        OSError, AttributeError: there is no such call, or the user's limit is reached.
+    """
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = _check(self._libc.inotify_init1(_TFD_CLOEXEC_NONBLOCK), "inotify_init1")
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when something has changed."""
+        return self._fd
+
+    def watch(self, path: str) -> int:
+        """Watch a file; return the number by which `read` tells of it.
+
+        Raises:
+            OSError: it does not exist, the user's watches are used up (ENOSPC), ...
+        """
+        number = self._libc.inotify_add_watch(self._fd, os.fsencode(path), _IN_MODIFY)
+        if number < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), path)
+        return int(number)
+
+    def read(self) -> tuple[list[int], bool]:
+        """Return what has changed, that which did first before others; never blocks.
+
+        Also returns whether something is missing from that.
+        """
+        watches: dict[int, None] = {}
+        overflow = False
+        # Some at a time: a writer that is faster than this loop must not keep us in it.
+        for _ in range(_INOTIFY_READS):
+            try:
+                data = os.read(self._fd, _INOTIFY_BYTES)
+            except BlockingIOError:
+                break
+            offset = 0
+            while offset < len(data):
+                number, mask, _cookie, length = _INOTIFY_EVENT.unpack_from(data, offset)
+                offset += _INOTIFY_EVENT.size + length
+                overflow = overflow or bool(mask & _IN_Q_OVERFLOW)
+                watches[number] = None
+        return [*watches], overflow
+
+    def close(self) -> None:
+        """End all watches."""
+        os.close(self._fd)
+
+
+@contextlib.contextmanager
+def short_address(path: str) -> Iterator[str]:
+    """Give another path of a Unix socket that is short enough for its address.
+
+    An address has 107 bytes at most, wherever the socket is. The path is good for this process
+    alone, within the context.
+
+    Raises:
+        OSError: the directory cannot be opened.
+    """
+    parent, name = os.path.split(path)
+    fd = os.open(parent or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{name}"
+    finally:
+        os.close(fd)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lllaunch.workers.tail import Follower
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Mapping
-
-    from lllaunch.workers.tail import EventLike, LockLike
 
 __all__ = ["TailLog", "tail_logfile"]
 
@@ -24,10 +22,10 @@ def tail_logfile(
     dst: TextIO,
     finished: threading.Event,
     interval_sec: float,
-    log_line_filter: Callable[[str], bool] | LockLike | None = None,
-    progbar_events: Mapping[str, EventLike] | None = None,
+    log_line_filter: Callable[[str], bool] | Any = None,
+    progbar_events: Mapping[str, Any] | None = None,
     *,
-    lock: LockLike | None = None,
+    lock: Any = None,
 ) -> None:
     """Shows the lines of one file until an event is set; blocks the calling thread.
 
@@ -41,7 +39,7 @@ def tail_logfile(
     """
     keep = None
     if hasattr(log_line_filter, "acquire"):
-        lock = cast("LockLike", log_line_filter)
+        lock = log_line_filter
     else:
         keep = log_line_filter
     follower = Follower("tail_logfile", max(_POLL_S, interval_sec))
@@ -83,7 +81,7 @@ class TailLog:
         interval_sec: float = 0.1,
         log_line_filter: Callable[[str], bool] | None = None,
         *,
-        progbar_events: Mapping[str, EventLike] | None = None,
+        progbar_events: Mapping[str, Any] | None = None,
     ) -> None:
         self._follower: Follower | None = None
         self._stopped = False

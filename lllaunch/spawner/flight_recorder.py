@@ -85,7 +85,7 @@ def _start(path: str) -> None:
     with contextlib.suppress(Exception):
         import ctypes  # noqa: PLC0415 - torch has imported it
 
-        from lllaunch.linux.sockets import short_address  # noqa: PLC0415 - few workers need it
+        from lllaunch.linux.process import short_address  # noqa: PLC0415 - few workers need it
 
         c10d = _c10d()
         with short_address(path) as address, _signals_blocked(), _quiet(ctypes), _high_numbers():

@@ -26,8 +26,7 @@ from msgspec.structs import replace
 
 from lllaunch.clock import now_ns
 from lllaunch.documents import Plain, Record, Text, decode_record, encode_record
-from lllaunch.linux.process import wait_readable
-from lllaunch.linux.sockets import short_address
+from lllaunch.linux.process import short_address, wait_readable
 from lllaunch.supervisor.machine import Logged
 from lllaunch.watchdog.stacks.frames import Frame, LockWait, RankStack
 

@@ -4,7 +4,8 @@ Locks and progress bars that others own may stand before a destination. Each wai
 bounded: a tail goes on without them rather than not at all.
 
 The thread sleeps until the kernel says that a file has changed (inotify) or that it is to stop
-(an eventfd). Only files that inotify cannot watch are looked at once a second.
+(an eventfd). Only files that inotify cannot watch are looked at once a second, and those that are
+not there yet ten times; the files of workers are made before.
 """
 
 from __future__ import annotations
@@ -21,15 +22,14 @@ import signal
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from lllaunch.errors import OutputError
 from lllaunch.files import open_file
 from lllaunch.linux.cgroup import shortage
-from lllaunch.linux.inotify import Inotify, open_inotify
+from lllaunch.linux.process import Inotify
 from lllaunch.workers.lines import LineCollapser, LineSplitter, Span
 from lllaunch.workers.terminal import Destination, screen_of
 
@@ -45,30 +45,17 @@ Report: TypeAlias = Callable[[int, str], object]
 _PATIENCE_S = 1.0
 
 
-class LockLike(Protocol):
-    """A lock of `threading` or `multiprocessing`."""
-
-    def acquire(self, *, timeout: float = ...) -> bool:
-        """Takes the lock; False if it could not be had in time (seconds)."""
-
-    def release(self) -> None:
-        """Gives the lock back."""
+# One asks for a bar at a time; else one's question would wipe out the answer to another's.
+_bar_lock = threading.Lock()
 
 
-class EventLike(Protocol):
-    """An event of `threading` or `multiprocessing`."""
+def _forget_lock() -> None:
+    """In a forked child: the thread that may have held it is not there."""
+    global _bar_lock  # noqa: PLW0603 - the lock is what has to be replaced
+    _bar_lock = threading.Lock()
 
-    def set(self) -> None:
-        """Sets the event."""
 
-    def clear(self) -> None:
-        """Resets the event."""
-
-    def is_set(self) -> bool:
-        """Whether it is set."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Waits for it, at most so many seconds; whether it is set."""
+os.register_at_fork(after_in_child=_forget_lock)
 
 
 class BarGate:
@@ -78,14 +65,13 @@ class BarGate:
     is off the screen; after writing, ``trigger_clear`` is reset. Where nobody answers, that is
     waited for once.
 
+    ``events``: both, of `threading` or `multiprocessing`.
+
     Raises:
         KeyError: one of them is missing.
     """
 
-    def __init__(self, events: Mapping[str, EventLike]) -> None:
-        self.events = events
-        # One asks at a time; else one's question would wipe out the answer to another's.
-        self._lock = threading.Lock()
+    def __init__(self, events: Mapping[str, Any]) -> None:
         self._trigger = events["trigger_clear"]
         self._cleared = events["cleared"]
         self._answered = True
@@ -93,7 +79,7 @@ class BarGate:
     @contextmanager
     def lifted(self) -> Iterator[None]:
         """While inside, the bar is off the screen, if there is one."""
-        with self._lock:
+        with _bar_lock:
             expected = self._answered or self._cleared.is_set()
             self._cleared.clear()
             self._trigger.set()
@@ -104,47 +90,23 @@ class BarGate:
                 self._trigger.clear()
 
 
-_gates: weakref.WeakValueDictionary[int, BarGate] = weakref.WeakValueDictionary()
+@contextmanager
+def guarded(lock: Any, gate: BarGate | None) -> Iterator[None]:
+    """While inside, somebody else's lock is held and somebody else's bar is off the screen.
 
-
-def gate_of(events: Mapping[str, EventLike]) -> BarGate:
-    """The gate of a progress bar, one for all who were given its events.
-
-    ``events``: ``trigger_clear`` and ``cleared``.
-
-    Raises:
-        KeyError: an event is missing.
+    ``lock``: of `threading` or `multiprocessing`; None if there is none. Where it cannot be had,
+    this goes on without it.
     """
-    gate = BarGate(events)
-    return _gates.setdefault(id(events["trigger_clear"]), gate)
-
-
-# In a forked child, the threads that may have held a gate's lock are not there.
-os.register_at_fork(after_in_child=_gates.clear)
-
-
-@contextmanager
-def _held(lock: LockLike) -> Iterator[None]:
-    """Holds somebody else's lock, or goes on without it when it cannot be had."""
-    taken = lock.acquire(timeout=_PATIENCE_S)
-    try:
-        yield
-    finally:
-        if taken:
-            lock.release()
-
-
-@contextmanager
-def guarded(lock: LockLike | None, gate: BarGate | None) -> Iterator[None]:
-    """While inside, somebody else's lock is held and somebody else's bar is off the screen."""
     with ExitStack() as stack:
-        if lock is not None:
-            stack.enter_context(_held(lock))
+        if lock is not None and lock.acquire(timeout=_PATIENCE_S):
+            stack.callback(lock.release)
         if gate is not None:
             stack.enter_context(gate.lifted())
         yield
 
 
+# A file that is not there yet is looked for so often, seconds.
+_AWAIT_S = 0.1
 # What stops a file from being opened now but not for ever.
 _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
@@ -170,12 +132,13 @@ class Watching:
         # what is meant to be so needs no warning
         self._warned = elsewhere
         self._changed: dict[FollowedFile, None] = {}
+        # Files that the kernel cannot watch, and those that are not there yet.
         self._polled: set[FollowedFile] = set()
+        self._awaited: set[FollowedFile] = set()
+        self._await_interval = poll_interval if elsewhere else min(poll_interval, _AWAIT_S)
         self._next_look = 0.0
-        # Files by the number of the watch that tells of them; and the numbers on directories,
-        # which end when the file is there.
+        # Files by the number of the watch that tells of them.
         self._watched: dict[int, set[FollowedFile]] = {}
-        self._directories: set[int] = set()
         self._poll_wake = select.poll()
         self._poll_wake.register(wake, select.POLLIN)
         self._poll_all = select.poll()
@@ -184,12 +147,11 @@ class Watching:
         self._reason = ""
         if elsewhere:
             return
-        opened = open_inotify()
-        if isinstance(opened, Inotify):
-            self._inotify = opened
-            self._poll_all.register(opened.fileno(), select.POLLIN)
-        else:
-            self._reason = opened.reason
+        try:
+            self._inotify = Inotify()
+            self._poll_all.register(self._inotify.fileno(), select.POLLIN)
+        except (AttributeError, OSError) as error:
+            self._reason = _reason(error)
 
     def close(self) -> None:
         """Ends all watches."""
@@ -201,26 +163,34 @@ class Watching:
         try:
             opened = file.open()
         except OSError as error:
-            if error.errno in _PASSING:
-                self._poll(file, f"{file.path}: {error.strerror}")
-            else:
+            if error.errno not in _PASSING:
                 self.drop(file, error)
+                return
+            self._warn(f"{file.path}: {error.strerror}")
+            opened = False
+        if not opened:
+            self._look_within(self._await_interval)
+            self._awaited.add(file)
             return
-        if self._inotify is None:
-            self._poll(file, self._reason)
-        elif opened:
-            self._watch(file, self._inotify)
-        else:
-            self._await(file, self._inotify)
-        if opened:
-            self._changed[file] = None
+        self._changed[file] = None
+        reason = self._reason
+        if self._inotify is not None:
+            try:
+                number = self._inotify.watch(file.path)
+            except OSError as error:
+                reason = f"{file.path}: {error.strerror}"
+            else:
+                self._watched.setdefault(number, set()).add(file)
+                return
+        self._warn(reason)
+        self._look_within(self._poll_interval)
+        self._polled.add(file)
 
     def catch_up(self) -> None:
         """Takes note of all changes until now, without waiting."""
         if self._inotify is not None:
-            self._take_changes()
-        if self._polled:
-            self._look_at_polled()
+            self._take_changes(self._inotify)
+        self._look()
 
     def more(self, file: FollowedFile) -> None:
         """Says that a file is to be looked at again at once."""
@@ -254,16 +224,16 @@ class Watching:
         for descriptor, _ in self._poll_all.poll(self._timeout_ms(due)):
             if descriptor == self._wake:
                 self._clear_wake()
-            else:
-                self._take_changes()
-        if self._polled and time.monotonic() >= self._next_look:
-            self._look_at_polled()
+            elif self._inotify is not None:
+                self._take_changes(self._inotify)
+        if time.monotonic() >= self._next_look:
+            self._look()
 
     def _timeout_ms(self, due: float | None) -> int | None:
         if self._changed:
             return 0
         times = [] if due is None else [due]
-        if self._polled:
+        if self._polled or self._awaited:
             times.append(self._next_look)
         if not times:
             return None
@@ -274,30 +244,27 @@ class Watching:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
 
-    def _take_changes(self) -> None:
-        assert self._inotify is not None
-        changes = self._inotify.read()
-        numbers = tuple(self._watched) if changes.overflow else changes.watches
-        for number in numbers:
-            files = self._watched.get(number, set())
-            if number in self._directories:
-                # What was waited for may be there, or one step nearer.
-                for file in tuple(files):
-                    self._forget(number, file)
-                    self.add(file)
-            else:
-                self._changed.update(dict.fromkeys(files))
+    def _take_changes(self, inotify: Inotify) -> None:
+        numbers, overflow = inotify.read()
+        for number in tuple(self._watched) if overflow else numbers:
+            self._changed.update(dict.fromkeys(self._watched.get(number, ())))
 
-    def _look_at_polled(self) -> None:
-        self._next_look = time.monotonic() + self._poll_interval
-        for file in tuple(self._polled):
-            if file.is_open:
-                self._changed[file] = None
-            else:
-                self._polled.discard(file)
-                self.add(file)
+    def _look(self) -> None:
+        """Look at what the kernel cannot tell of."""
+        self._changed.update(dict.fromkeys(self._polled))
+        awaited, self._awaited = self._awaited, set()
+        if self._polled:
+            self._next_look = time.monotonic() + self._poll_interval
+        for file in awaited:
+            self.add(file)
 
-    def _poll(self, file: FollowedFile, reason: str) -> None:
+    def _look_within(self, seconds: float) -> None:
+        """Look again soon enough."""
+        moment = time.monotonic() + seconds
+        pending = self._polled or self._awaited
+        self._next_look = min(self._next_look, moment) if pending else moment
+
+    def _warn(self, reason: str) -> None:
         if not self._warned:
             self._warned = True
             self._report(
@@ -305,49 +272,6 @@ class Watching:
                 f"output is looked for every {self._poll_interval:g} s, since the kernel cannot "
                 f"tell of it: {reason}",
             )
-        if not self._polled:
-            self._next_look = time.monotonic() + self._poll_interval
-        self._polled.add(file)
-
-    def _watch(self, file: FollowedFile, inotify: Inotify) -> None:
-        try:
-            number = inotify.watch_file(file.path)
-        except OSError as error:
-            self._poll(file, f"{file.path}: {error.strerror}")
-            return
-        self._watched.setdefault(number, set()).add(file)
-
-    def _await(self, file: FollowedFile, inotify: Inotify) -> None:
-        """Watches the directory in which the file, or the next directory on its path, appears."""
-        directory = _nearest_directory(file.path)
-        try:
-            number = inotify.watch_directory(directory)
-        except OSError as error:
-            self._poll(file, f"{directory}: {error.strerror}")
-            return
-        self._directories.add(number)
-        self._watched.setdefault(number, set()).add(file)
-        if os.path.lexists(file.path) or _nearest_directory(file.path) != directory:
-            # It came between the look and the watch: there will be no event.
-            self._forget(number, file)
-            self.add(file)
-
-    def _forget(self, number: int, file: FollowedFile) -> None:
-        files = self._watched[number]
-        files.discard(file)
-        if not files:
-            del self._watched[number]
-            self._directories.discard(number)
-            if self._inotify is not None:
-                self._inotify.unwatch(number)
-
-
-def _nearest_directory(path: str) -> str:
-    """The deepest directory on the way to a file that exists."""
-    directory = os.path.dirname(os.path.abspath(path))
-    while not os.path.isdir(directory) and directory != os.path.dirname(directory):
-        directory = os.path.dirname(directory)
-    return directory
 
 
 # Bytes read at a time: large enough for few calls, small enough that files take turns.
@@ -461,7 +385,7 @@ class FollowedFile:
         destination: Destination,
         line_filter: Callable[[str], bool] | None = None,
         *,
-        lock: LockLike | None = None,
+        lock: Any = None,
         gate: BarGate | None = None,
         collapsed: CollapsedFiles | None = None,
         report: Report = logger.log,
@@ -732,8 +656,8 @@ class Follower:
         dst: TextIO,
         line_filter: Callable[[str], bool] | None = None,
         *,
-        lock: LockLike | None = None,
-        progbar_events: Mapping[str, EventLike] | None = None,
+        lock: Any = None,
+        progbar_events: Mapping[str, Any] | None = None,
     ) -> None:
         """Adds a file, before `start` or after.
 
@@ -750,7 +674,7 @@ class Follower:
             return
         with self._lock:
             destination = self._destination(dst)
-            gate = None if progbar_events is None else gate_of(progbar_events)
+            gate = None if progbar_events is None else BarGate(progbar_events)
             file = FollowedFile(
                 *(path, prefix, destination, line_filter),
                 lock=lock,
@@ -982,6 +906,7 @@ class Follower:
             collapsed.show(everything=True)
 
 
+_MAKE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Files that the kernel cannot watch are not looked at more often than this, seconds.
 _POLL_SECONDS = 1.0
 
@@ -1053,6 +978,11 @@ class Tees:
         """
         if self._empty:
             return
+        for files, _ in self._shown:
+            for path in files.values():
+                # so that the kernel can tell of it from the beginning
+                with contextlib.suppress(OSError):
+                    os.close(os.open(path, _MAKE, 0o666))
         if self._collapse and any(len(files) > 1 for files, _ in self._shown):
             self._follower.add_collapsed(self._shown, self._shown_header)
         else:

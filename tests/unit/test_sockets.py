@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lllaunch.linux.sockets import short_address
+from lllaunch.linux.process import short_address
 
 # Of an address on Linux, bytes.
 MOST = 107

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from lllaunch.linux.sockets import short_address
+from lllaunch.linux.process import short_address
 from lllaunch.spawner.flight_recorder import GROUPS
 
 # What keeps the last 2000 collectives writes 1 MiB.

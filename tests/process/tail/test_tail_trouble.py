@@ -16,7 +16,7 @@ import pytest
 from support.launching import until
 from support.tails import Sink, append
 
-from lllaunch.linux import inotify
+from lllaunch.linux.process import Inotify
 from lllaunch.multiprocessing.tail_log import TailLog
 from lllaunch.workers.tail import Follower
 
@@ -185,7 +185,7 @@ class NoInstances(NoInotify):
         return -1
 
 
-def no_watches(self: inotify.Inotify, path: str, mask: int) -> int:
+def no_watches(self: Inotify, path: str) -> int:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
 
@@ -194,7 +194,7 @@ def no_watches(self: inotify.Inotify, path: str, mask: int) -> int:
     [
         (ctypes, "CDLL", NoInotify, "inotify_init1"),
         (ctypes, "CDLL", NoInstances, os.strerror(errno.EMFILE)),
-        (inotify.Inotify, "_watch", no_watches, "No space left"),
+        (Inotify, "watch", no_watches, "No space left"),
     ],
 )
 def test_where_the_kernel_does_not_tell_files_are_polled_with_one_warning(
@@ -225,13 +225,13 @@ def test_where_the_kernel_does_not_tell_files_are_polled_with_one_warning(
 def test_lost_events_mean_looking_at_everything(
     tmp_path: Path, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = inotify.Inotify.read
+    real = Inotify.read
 
-    def lossy(self: inotify.Inotify) -> inotify.Changes:
+    def lossy(self: Inotify) -> tuple[list[int], bool]:
         real(self)
-        return inotify.Changes(overflow=True)
+        return [], True
 
-    monkeypatch.setattr(inotify.Inotify, "read", lossy)
+    monkeypatch.setattr(Inotify, "read", lossy)
     tail = TailLog("t", {n: str(tmp_path / str(n)) for n in range(3)}, sink).start()
     for n in range(3):
         append(tmp_path / str(n), b"line\n")
