@@ -29,8 +29,8 @@ import json, os, sys, time
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from lllaunch.spawner.dump import arm
-from lllaunch.spawner.flight_recorder import serve
+from lllaunch.spawner.evidence import arm
+from lllaunch.spawner.evidence import serve
 
 def memory():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -57,7 +57,7 @@ os._exit(0)
 """
 _IMPORT = """
 import sys, time
-from lllaunch.spawner.flight_recorder import serve
+from lllaunch.spawner.evidence import serve
 if sys.argv[1]:
     serve(sys.argv[1])
 begun = time.thread_time()

@@ -34,7 +34,7 @@ from lllaunch.multiprocessing.api import (
 )
 from lllaunch.signal_source import SignalSource
 from lllaunch.spawner import store
-from lllaunch.spawner.dump import WATCHED
+from lllaunch.spawner.evidence import WATCHED
 from lllaunch.spec import ENABLE_FILE_TIMER, TIMER_FILE, RestartPolicy, WatchdogPolicy
 from lllaunch.supervisor.environ import (
     LOOPBACK,

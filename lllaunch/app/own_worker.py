@@ -46,7 +46,6 @@ from lllaunch.hydra_compat import (
     root_of,
     take_over_apps,
 )
-from lllaunch.linux.process import show_command
 from lllaunch.spawner.protocol import Forked, Function, Target
 from lllaunch.spawner.worker import execute_module, execute_script, library_directories
 from lllaunch.spec import Entrypoint
@@ -468,7 +467,6 @@ def run(call: HydraCall) -> Any:
     """
     sys.argv[:] = call.argv
     sys.orig_argv[:] = call.command
-    show_command(call.command)
     sys.path[:] = call.path
     jobs = os.getcwd()
     os.chdir(call.cwd)

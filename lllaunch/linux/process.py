@@ -15,8 +15,6 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 # From <sys/prctl.h> and <sys/timerfd.h>.
-_PR_SET_MM = 35
-_PR_SET_MM_ARG_END = 9
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
@@ -105,27 +103,6 @@ class Subreaper:
             cls._users -= 1
             if cls._users == 0 and not cls._before:
                 set_child_subreaper(False)
-
-
-def show_command(argv: Iterable[str]) -> None:
-    """Let ``ps`` show another command line for this process, for which that of its start has room.
-
-    For a fork of an interpreter that runs what another command would have run. Does nothing where
-    the process cannot look at itself.
-    """
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return
-    # arg_start and arg_end of proc(5): the kernel reads the command line from there
-    start, end = int(fields[45]), int(fields[46])
-    text = b"\0".join(os.fsencode(word) for word in argv)[: end - start - 1]
-    if not start or not text:
-        return
-    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
-    # Without the right to do so the rest is shown as blanks.
-    _libc.prctl(_PR_SET_MM, _PR_SET_MM_ARG_END, ctypes.c_ulong(start + len(text) + 1), 0, 0)
 
 
 def flush_c_streams() -> None:

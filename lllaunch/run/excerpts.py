@@ -17,8 +17,7 @@ from lllaunch.error_file import read_error_file
 from lllaunch.files import read_bytes
 from lllaunch.run.causes import CalledExit
 from lllaunch.run.records import WorkerError
-from lllaunch.spawner.dump import CRASH
-from lllaunch.spawner.flight_recorder import TRACE_FILE
+from lllaunch.spawner.evidence import CRASH, TRACE_FILE
 from lllaunch.spawner.values import EXIT_FILE
 from lllaunch.text import clean
 from lllaunch.watchdog.stacks.frames import LIBRARY, WRAPPERS

@@ -28,7 +28,7 @@ from lllaunch.run.directory import free_space
 from lllaunch.signal_source import SignalException, SignalSource
 from lllaunch.spawner import store
 from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.dump import CRASH, CRASH_FILE
+from lllaunch.spawner.evidence import CRASH, CRASH_FILE
 from lllaunch.spawner.interpreter import acts_at_import, in_common, told
 from lllaunch.spawner.protocol import Forked, Function, Module, Program, Script, Target
 from lllaunch.spec import WatchdogPolicy

@@ -43,7 +43,7 @@ from lllaunch.run.records import (
     WorkerFiles,
     WorkerRecord,
 )
-from lllaunch.spawner.dump import CRASH
+from lllaunch.spawner.evidence import CRASH
 from lllaunch.supervisor import machine
 from lllaunch.supervisor.supervisor import SignalPassedOn
 from lllaunch.text import duration, spans

@@ -21,8 +21,7 @@ from typing import NoReturn
 
 from lllaunch.linux.process import set_open_files_limit, set_parent_death_signal
 from lllaunch.spawner import forks
-from lllaunch.spawner.dump import CRASH_FILE
-from lllaunch.spawner.flight_recorder import SOCKET
+from lllaunch.spawner.evidence import CRASH_FILE, SOCKET
 from lllaunch.spawner.forks import reseed
 from lllaunch.spawner.interpreter import importing
 from lllaunch.spawner.protocol import (

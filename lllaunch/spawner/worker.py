@@ -37,9 +37,8 @@ from collections.abc import Callable, Iterator
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from lllaunch.linux.process import flush_c_streams, show_command
-from lllaunch.spawner.dump import CRASH_FILE, WATCHED, arm, catch_crashes
-from lllaunch.spawner.flight_recorder import SOCKET, save, serve
+from lllaunch.linux.process import flush_c_streams
+from lllaunch.spawner.evidence import CRASH_FILE, SOCKET, WATCHED, arm, catch_crashes, save, serve
 from lllaunch.spawner.protocol import MAX_PROBLEM, Check, Function, Module, Pickled, Script
 from lllaunch.spawner.values import EXIT_FILE, save_return_value
 
@@ -202,10 +201,8 @@ def execute_script(path: str, name: str = "__main__") -> None:
 
 
 def _set_command(words: list[str]) -> None:
-    """Let the command line of this process be an interpreter's that runs something itself."""
     if "-c" in sys.orig_argv:
         sys.orig_argv[sys.orig_argv.index("-c") :] = words
-    show_command(sys.orig_argv)
 
 
 def _unless_safe(directory: str) -> list[str]:

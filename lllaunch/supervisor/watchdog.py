@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from lllaunch.linux import proc
 from lllaunch.linux.process import wait_readable
-from lllaunch.spawner.flight_recorder import SOCKET, TRACE_FILE
+from lllaunch.spawner.evidence import SOCKET, TRACE_FILE
 from lllaunch.spec import WatchdogPolicy
 from lllaunch.supervisor.machine import (
     SignalProcess,

@@ -26,8 +26,7 @@ from lllaunch.heartbeats import HEARTBEAT, make_places, place_of, read_heartbeat
 from lllaunch.linux import proc
 from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.process import wait_readable
-from lllaunch.spawner.dump import WATCHED, dumped
-from lllaunch.spawner.flight_recorder import SOCKET
+from lllaunch.spawner.evidence import SOCKET, WATCHED, dumped
 from lllaunch.spec import TIMER_FILE, WatchdogPolicy
 from lllaunch.watchdog.findings import (
     Finding,

@@ -109,7 +109,6 @@ def test_a_script_sees_what_python_u_shows_it(spawner: Spawner, fresh: bool) -> 
         "import json, os, signal, sys\n"
         "out = dict(argv=sys.argv, name=__name__, file=__file__, path=sys.path,\n"
         "    spec=str(__spec__), command=sys.orig_argv[-3:],\n"
-        "    shown=open('/proc/self/cmdline').read().rstrip('\\0').split('\\0')[-3:],\n"
         "    main=sys.modules['__main__'].__dict__ is globals(), cwd=os.getcwd(),\n"
         "    stdin=sys.stdin.read(), unbuffered=sys.stdout.write_through,\n"
         "    sid=os.getsid(0) == os.getpid(), mask=len(signal.pthread_sigmask(0, ())),\n"

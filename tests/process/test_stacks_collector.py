@@ -17,7 +17,7 @@ from lllaunch.events import Started
 from lllaunch.linux import proc
 from lllaunch.linux.process import wait_readable
 from lllaunch.spawner.client import Spawner
-from lllaunch.spawner.dump import WATCHED
+from lllaunch.spawner.evidence import WATCHED
 from lllaunch.spawner.protocol import Program, Script, Target
 from lllaunch.watchdog.findings import TimedOut
 from lllaunch.watchdog.stacks import pyspy
@@ -225,7 +225,7 @@ def test_workers_that_undid_what_they_were_armed_with_go_on(group: Group, no_pys
 
 START = """
 import os, signal, sys
-from lllaunch.spawner import dump
+from lllaunch.spawner import evidence as dump
 from lllaunch.testing import open_fds
 from lllaunch.watchdog.stacks.kernel import bit, status
 

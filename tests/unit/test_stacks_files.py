@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lllaunch.linux.proc import ProcessFacts
-from lllaunch.spawner.dump import SIGNUM
+from lllaunch.spawner.evidence import SIGNUM
 from lllaunch.watchdog.stacks.collector import (
     Writer,
     heading,

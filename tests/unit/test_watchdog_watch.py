@@ -17,7 +17,7 @@ import pytest
 
 from lllaunch.errors import OutputError
 from lllaunch.heartbeats import HEARTBEAT
-from lllaunch.spawner.dump import WATCHED
+from lllaunch.spawner.evidence import WATCHED
 from lllaunch.spec import WatchdogPolicy
 from lllaunch.testing import FakeClock
 from lllaunch.watchdog.findings import HeartbeatLost, OverMemory, Silent, Stalled, TimedOut

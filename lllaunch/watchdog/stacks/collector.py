@@ -27,8 +27,7 @@ from msgspec.structs import replace
 from lllaunch.linux import proc
 from lllaunch.linux.proc import ProcessFacts
 from lllaunch.linux.process import open_pidfd, send_signal
-from lllaunch.spawner.dump import SIGNUM, open_memory
-from lllaunch.spawner.flight_recorder import TRACE_FILE
+from lllaunch.spawner.evidence import SIGNUM, TRACE_FILE, open_memory
 from lllaunch.watchdog.collectives import RankTrace, read_trace
 from lllaunch.watchdog.sampling import trees
 from lllaunch.watchdog.stacks import pyspy, recorders

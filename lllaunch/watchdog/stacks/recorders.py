@@ -1,6 +1,6 @@
 """Asks workers which collectives they have come to.
 
-torch's server in each worker (`lllaunch.spawner.flight_recorder`) is asked over its socket, all of
+torch's server in each worker (`lllaunch.spawner.evidence`) is asked over its socket, all of
 them at once. It answers from a thread in C++, so also if the worker waits in a collective, sleeps,
 or holds the interpreter's lock; only which ranks are in which group needs that lock.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from lllaunch.linux.process import short_address
-from lllaunch.spawner.flight_recorder import GROUPS
+from lllaunch.spawner.evidence import GROUPS
 
 # What keeps the last 2000 collectives writes 1 MiB.
 _MAX_BYTES = 16 << 20
