@@ -1,4 +1,4 @@
-"""What GPUs do, read by a process of its own: a driver that hangs keeps nobody waiting.
+"""What GPUs do, and who holds their memory, read by a process of its own.
 
 A call into a driver that hangs sleeps in the kernel, and nothing ends it. In a thread it would keep
 the launcher from ever ending: a process is over when the last of its threads is. So a small process
@@ -15,10 +15,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from lllaunch.linux.gpus import GpusUnknown, GpuUse, Nvml, gpus_in_use
+from lllaunch.linux.gpus import (
+    GpusUnknown,
+    GpuUse,
+    Nvml,
+    asking,
+    gpus_in_use,
+    memory_holders,
+)
 from lllaunch.linux.process import set_parent_death_signal, wait_readable
 
 logger = logging.getLogger(__name__)
@@ -28,6 +36,11 @@ _AHEAD = 0.5
 # One that is killed ends within this, seconds, unless it hangs in the kernel.
 _KILLED_WITHIN = 0.5
 _MOST_BYTES = 1 << 20
+# A wait for memory of less is not worth a line, seconds.
+_SILENT_SECONDS = 2.0
+# Between two looks at who holds memory, seconds.
+_SHORTEST_PAUSE = 0.1
+_LONGEST_PAUSE = 1.0
 
 
 class GpuReading(NamedTuple):
@@ -155,6 +168,77 @@ class GpuMeter:
             process.close()
 
 
+class HeldMemory(NamedTuple):
+    """Which processes that have ended still hold memory on GPUs."""
+
+    pids: tuple[int, ...]  # none if the driver does not answer
+    gpus: tuple[int, ...]
+    seconds: float  # for so long
+    given_up: bool
+
+
+class GpuMemoryWait:
+    """Waits until processes hold no memory on GPUs, for an event loop.
+
+    ``seconds``: how long is waited at most.
+    """
+
+    def __init__(self, process: DriverProcess, seconds: float) -> None:
+        # whether there is nothing to wait for any more, as far as `events` has told
+        self.over = False
+        self._process: DriverProcess | None = process
+        self._began = time.monotonic()
+        self._until = self._began + seconds
+        self._told = False
+        # By process id, the GPUs; nothing as long as nobody has answered.
+        self._held: dict[str, list[int]] = {}
+
+    @classmethod
+    def begin(cls, pids: Collection[int], seconds: float) -> GpuMemoryWait | None:
+        """Begin to wait.
+
+        Returns None if nobody can look.
+        """
+        process = DriverProcess.start(tell_holders, sorted(pids))
+        return None if process is None else cls(process, seconds)
+
+    def fileno(self) -> int:
+        """Readable when `events` has something to tell."""
+        assert self._process is not None
+        return self._process.fileno()
+
+    def next_in(self) -> float:
+        """Return the seconds until `events` has something to tell though nothing is readable."""
+        moment = self._until
+        if self._held and not self._told:
+            moment = min(moment, self._began + _SILENT_SECONDS)
+        return max(0.0, moment - time.monotonic())
+
+    def events(self) -> list[HeldMemory]:
+        """Return what is to be said, without waiting."""
+        assert self._process is not None
+        lines, now = self._process.lines(), time.monotonic()
+        if lines is None:
+            # nothing is held, or nobody looks
+            self.over = True
+            return []
+        if lines:
+            self._held = json.loads(lines[-1])
+        late = now >= self._until
+        if late or (self._held and not self._told and now - self._began >= _SILENT_SECONDS):
+            self.over, self._told = late, True
+            gpus = {gpu for each in self._held.values() for gpu in each}
+            pids = tuple(sorted(map(int, self._held)))
+            return [HeldMemory(pids, tuple(sorted(gpus)), now - self._began, late)]
+        return []
+
+    def close(self) -> None:
+        """Wait no longer; idempotent."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
+
+
 def below(parent: int) -> bool:
     """In that process: end with the launcher; return whether it is still there."""
     set_parent_death_signal(signal.SIGKILL)
@@ -176,18 +260,26 @@ def serve(
     ``source``: descriptor that requests come from; its end ends this. ``sink``: descriptor for the
     answers.
     """
-    if nvml is None:
-        try:
-            import pynvml  # noqa: PLC0415 - only in the process that asks it
-        except ModuleNotFoundError:
-            return
-        nvml = pynvml
-    assert nvml is not None
-    with contextlib.suppress(nvml.NVMLError, OSError, GpusUnknown):
-        # kept, so that the driver is not loaded for each reading
-        nvml.nvmlInit()
+    # kept, so that the driver is not loaded for each reading
+    with contextlib.suppress(OSError, GpusUnknown), asking(nvml) as driver:
         while request := os.read(source, 64):
             if wait_readable(source, float(request)):
                 break
-            os.write(sink, json.dumps(gpus_in_use(visible, nvml)).encode() + b"\n")
-        nvml.nvmlShutdown()
+            os.write(sink, json.dumps(gpus_in_use(visible, driver)).encode() + b"\n")
+
+
+def tell_holders(pids: Collection[int], sink: int = 1, nvml: Nvml | None = None) -> None:
+    """Tell, in a process of its own, which of some processes hold memory, until none does.
+
+    ``sink``: descriptor that gets a line of JSON for each look: the GPUs, by process id.
+    """
+    pause = _SHORTEST_PAUSE
+    while True:
+        held = {}
+        with contextlib.suppress(GpusUnknown):
+            held = memory_holders(pids, nvml)
+        if not held:
+            return
+        os.write(sink, json.dumps(held).encode() + b"\n")
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)

@@ -13,49 +13,10 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
-
-class Nvml(Protocol):
-    """The part of the module ``pynvml`` that is used here."""
-
-    NVMLError: type[Exception]
-
-    def nvmlInit(self) -> None:  # noqa: N802 - NVML's name, as are the next ones
-        """Loads the driver's library."""
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        """Lets it go."""
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        """Number of GPUs."""
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:  # noqa: N802
-        """Handle of a GPU."""
-
-    def nvmlDeviceGetUUID(self, handle: Any) -> str:  # noqa: N802
-        """``GPU-…`` or ``MIG-…``."""
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any) -> int:  # noqa: N802
-        """How many slices the GPU can have."""
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: int) -> Any:  # noqa: N802
-        """Handle of a slice."""
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:  # noqa: N802
-        """Handle of a GPU or a slice."""
-
-    def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any:  # noqa: N802
-        """With ``gpu``, percent of the time."""
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any:  # noqa: N802
-        """With ``used``, bytes."""
-
-    def nvmlDeviceGetPowerUsage(self, handle: Any) -> int:  # noqa: N802
-        """Milliwatts."""
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:  # noqa: N802
-        """Processes that hold memory on a GPU or a slice, each with its ``pid``."""
+Nvml: TypeAlias = Any
+"""The module ``pynvml``, or what stands for it."""
 
 
 class GpusUnknown(Exception):
@@ -93,7 +54,7 @@ def count_gpus(visible: str | None, nvml: Nvml | None = None) -> int:
     """
     if visible is not None and not visible.strip():
         return 0
-    with _asking(nvml) as driver:
+    with asking(nvml) as driver:
         return len(_visible(visible, driver))
 
 
@@ -107,7 +68,7 @@ def list_gpus(visible: str | None, nvml: Nvml | None = None) -> tuple[Gpu, ...]:
     """
     if visible is not None and not visible.strip():
         return ()
-    with _asking(nvml) as driver:
+    with asking(nvml) as driver:
         return tuple(
             Gpu(name, _identity(device, driver)) for name, device in _visible(visible, driver)
         )
@@ -125,7 +86,7 @@ def gpus_in_use(
     Raises:
         GpusUnknown: there is no driver, or it fails.
     """
-    with _asking(nvml) as driver:
+    with asking(nvml) as driver:
         seen = [
             [] if value is not None and not value.strip() else _visible(value, driver)
             for value in visible
@@ -166,7 +127,7 @@ def memory_holders(pids: Collection[int], nvml: Nvml | None = None) -> dict[int,
         GpusUnknown: there is no driver, or it fails.
     """
     found: dict[int, tuple[int, ...]] = {}
-    with _asking(nvml) as driver:
+    with asking(nvml) as driver:
         for index in range(driver.nvmlDeviceGetCount()):
             for pid in sorted(_holders(index, driver).intersection(pids)):
                 found[pid] = (*found.get(pid, ()), index)
@@ -213,7 +174,12 @@ def listed(entries: Sequence[str], known: Sequence[str], prefix: str = "") -> li
 
 
 @contextlib.contextmanager
-def _asking(nvml: Nvml | None) -> Iterator[Nvml]:
+def asking(nvml: Nvml | None) -> Iterator[Nvml]:
+    """Let the driver be asked; with None by ``pynvml``.
+
+    Raises:
+        GpusUnknown: there is no driver, or it fails.
+    """
     if nvml is None:
         # Only those who ask for GPUs pay for it.
         try:
@@ -221,7 +187,6 @@ def _asking(nvml: Nvml | None) -> Iterator[Nvml]:
         except ModuleNotFoundError:
             raise GpusUnknown("needs a package that is missing: pip install nvidia-ml-py") from None
         nvml = pynvml
-    assert nvml is not None
     try:
         nvml.nvmlInit()
     except (nvml.NVMLError, OSError) as error:
@@ -239,18 +204,13 @@ def _visible(visible: str | None, nvml: Nvml) -> list[tuple[str, _Device]]:
     if visible is None:
         return [(str(index), index) for index in range(total)]
     entries = [entry.strip() for entry in visible.split(",")]
-    if entries[0].startswith("MIG-"):
+    if entries[0].startswith(("MIG-", "GPU-")):
         gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(total)]
-        slices = [uuid for gpu in gpus for uuid in _slices(gpu, nvml)]
-        return [(entry, slices[place]) for entry, place in listed(entries, slices, "MIG-")]
-    if entries[0].startswith("GPU-"):
-        gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(total)]
+        if entries[0].startswith("MIG-"):
+            slices = [uuid for gpu in gpus for uuid in _slices(gpu, nvml)]
+            return [(entry, slices[place]) for entry, place in listed(entries, slices, "MIG-")]
         uuids = [_text(nvml.nvmlDeviceGetUUID(gpu)) for gpu in gpus]
         return [(entry, place) for entry, place in listed(entries, uuids, "GPU-")]
-    return [(entry, index) for entry, index in _numbered(entries, total)]
-
-
-def _numbered(entries: Sequence[str], total: int) -> list[tuple[str, int]]:
     found: dict[int, str] = {}
     for entry in entries:
         if not (entry.isascii() and entry.isdecimal()) or int(entry) >= total:

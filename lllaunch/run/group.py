@@ -52,12 +52,12 @@ from lllaunch.workers.log_files import CONSOLE, LogsDest, announce, destinations
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from lllaunch.linux.gpu_meter import GpuMemoryWait
     from lllaunch.run.checkpoint import Checkpoint
     from lllaunch.run.directory import RunDirectory
     from lllaunch.run.observer import RunObserver
     from lllaunch.spec import LaunchSpec, Preflight
     from lllaunch.supervisor.control import RunControl
-    from lllaunch.supervisor.gpu_memory import GpuMemoryWait
     from lllaunch.supervisor.machine import RestartHistory
     from lllaunch.supervisor.nodes import NodeGroup
     from lllaunch.watchdog.findings import Finding
@@ -373,7 +373,7 @@ class RunGroup:
         if all(visible is not None and not visible.strip() for visible in self._visible.values()):
             # they have seen none
             return None
-        from lllaunch.supervisor.gpu_memory import GpuMemoryWait  # noqa: PLC0415 - seldom
+        from lllaunch.linux.gpu_meter import GpuMemoryWait  # noqa: PLC0415 - seldom
 
         return GpuMemoryWait.begin(pids, self.spec.restart.gpu_wait)
 

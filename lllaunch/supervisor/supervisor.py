@@ -25,6 +25,7 @@ from lllaunch.supervisor.machine import (
     CleanUp,
     Event,
     Finish,
+    GpuMemoryHeld,
     GraceExpired,
     GroupStarted,
     KillWorkers,
@@ -52,8 +53,8 @@ from lllaunch.watchdog.findings import Asked
 from lllaunch.workers.group import UNKILLABLE_SECONDS, WorkerProcesses
 
 if TYPE_CHECKING:
+    from lllaunch.linux.gpu_meter import GpuMemoryWait
     from lllaunch.supervisor.control import RunControl, RunMoment
-    from lllaunch.supervisor.gpu_memory import GpuMemoryWait
     from lllaunch.supervisor.machine import RestartHistory
 
 logger = logging.getLogger(__name__)
@@ -379,7 +380,7 @@ class Supervisor:
 
     def _freed(self, wait: GpuMemoryWait) -> list[object]:
         """Return what is to be said of GPUs that are waited for, and that the wait is over."""
-        found: list[object] = [*wait.events()]
+        found: list[object] = [GpuMemoryHeld(*held) for held in wait.events()]
         if wait.over:
             self._end_wait()
             if not self._deadlines.is_set("pause"):

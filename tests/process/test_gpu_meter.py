@@ -17,15 +17,12 @@ from support.launching import WAIT, gone, until
 from support.nvml import DRIVER
 
 from lllaunch.console.console import Console
-from lllaunch.linux import proc
-from lllaunch.linux.gpu_meter import GpuMeter, GpuReading
+from lllaunch.linux import gpu_meter, proc
+from lllaunch.linux.gpu_meter import GpuMemoryWait, GpuMeter, GpuReading, HeldMemory
 from lllaunch.linux.gpus import GpuUse
 from lllaunch.linux.process import wait_readable
 from lllaunch.run import execute, group
 from lllaunch.spec import Entrypoint, LaunchSpec, RestartPolicy
-from lllaunch.supervisor import gpu_memory
-from lllaunch.supervisor.gpu_memory import GpuMemoryWait
-from lllaunch.supervisor.machine import GpuMemoryHeld
 from tests.process.test_run import Run
 
 PLAYED = (
@@ -178,8 +175,8 @@ def begin() -> Iterator[Begin]:
         yield begin
 
 
-def until_over(wait: GpuMemoryWait) -> list[GpuMemoryHeld]:
-    said: list[GpuMemoryHeld] = []
+def until_over(wait: GpuMemoryWait) -> list[HeldMemory]:
+    said: list[HeldMemory] = []
     while not wait.over:
         assert wait_readable(wait, min(WAIT, wait.next_in())) or not wait.next_in()
         said += wait.events()
@@ -189,10 +186,10 @@ def until_over(wait: GpuMemoryWait) -> list[GpuMemoryHeld]:
 def test_it_is_over_when_the_memory_is_free_and_said_once_that_it_takes_time(
     driver: Driver, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_memory, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(gpu_meter, "_SILENT_SECONDS", 0.0)
     driver.hold([11, 99], [12])
     wait = begin(11, 12)
-    said: list[GpuMemoryHeld] = []
+    said: list[HeldMemory] = []
     until(lambda: bool(said.extend(wait.events()) or said), "a word")
     (held,) = said
     assert (held.pids, held.gpus, held.given_up) == ((11, 12), (0, 1), False)
@@ -237,7 +234,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 def test_a_restart_waits_for_the_memory_of_the_dead(
     run: Run, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_memory, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(gpu_meter, "_SILENT_SECONDS", 0.0)
     policy = RestartPolicy(gpu_wait=6.5)
     outcome = run.script(HOLDS.format(holders=str(driver.holders)), max_restarts=1, restart=policy)
     assert outcome.state == "succeeded", run.text
