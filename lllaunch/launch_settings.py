@@ -116,8 +116,9 @@ class Launch:
     entrypoint: str | None = setting(in_sweep=False, absent=ALWAYS_SAID)
     """What the workers run. The form decides: `package.module:callable` is a function, a path that
     ends in `.py` a script, `-m package.module` a module, and anything else a program on the
-    workers' `PATH`. Relative paths start in the directory of the command, which is also first on
-    `sys.path`. The entrypoint is checked before anything starts, without importing it.
+    workers' `PATH`. Relative paths start in the directory of the command. Modules are looked for in
+    the workers' directory first, then in that of the command. The entrypoint is checked before
+    anything starts, without importing it.
 
     ```yaml
     launch:

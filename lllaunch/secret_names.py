@@ -1,10 +1,15 @@
-"""Which names say that what they name is a secret, and which values look like one."""
+"""Which names say that what they name is a secret, and which values look like one.
+
+And what is written of overrides that hold secrets; of a whole config `lllaunch.config.secrets` says
+so.
+"""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import re
+from collections.abc import Iterable, Iterator, Sequence
 
 # What stands alone in apiKey, HF-TOKEN, DB_PASSWD and APIKey2.
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -114,3 +119,90 @@ def _looks_secret(value: str) -> bool:
         and any(character.islower() for character in value)
         and any(character.isdigit() for character in value)
     )
+
+
+_NO_VARIABLE = re.compile(r"\W")
+
+
+def source_for(name: str) -> str:
+    """Return what stands for the literal value of a key: the variable it should come from."""
+    return f"${{oc.env:{_NO_VARIABLE.sub('_', name).upper()}}}"
+
+
+_LONGEST = 10_000  # characters of a value that is taken apart
+_WORDS = re.compile(r"[^\s,{}\[\]:'\"]+")
+_KEY_IN_VALUE = re.compile(r"""(?<![\w.-])([\w.-]+)["']?\s*:""")
+_INTERPOLATION = re.compile(r"\$\{[^${}]*\}")
+_VARIABLE = re.compile(r"\boc\.env\s*:\s*(\w+)")
+_DEFAULT = re.compile(r"\$\{\s*(oc\.(?:env|select))\s*:\s*([^,{}]+?)\s*,[^{}]*\}")
+# As Hydra writes the interpolations of a job's overrides: $\{oc.env\:NAME\}.
+_ESCAPED = re.compile(r"\\([{}:,()\[\]=\s])")
+# What a sweep takes its values from.
+_SWEEP = re.compile(r"(?:choice|range|interval|shuffle|sort|tag)\((.*)\)")
+# A key of a dict in an override, and a value that is one word, a text, or an interpolation.
+_PAIR = re.compile(
+    r"""(?P<key>(?<![\w.-])(["']?)(?P<name>[\w.-]+)\2\s*:\s*)"""
+    r"""(?P<value>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|(?:\$\{[^{}]*\}|[^\s,{}\[\]'"$])+)"""
+    r"""(?=\s*(?:[,}]|$))"""
+)
+
+
+def redacted_overrides(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return Hydra's overrides with ``${oc.env:NAME}`` in place of the literal secrets in them.
+
+    Within a dict, too; where a value there is a list or a dict itself, ``<redacted>`` stands for
+    the whole value.
+    """
+    return tuple(_redacted(override) for override in overrides)
+
+
+def literals_in(overrides: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield the secrets that overrides hold themselves, as `literals` does.
+
+    Choices of config groups are not looked at.
+    """
+    for override in overrides:
+        if _redacted(override) != override:
+            key, _, value = override.partition("=")
+            path = key.lstrip("+~")
+            yield path, source_for(_last(path)), value
+
+
+def _redacted(override: str) -> str:
+    key, equals, value = override.partition("=")
+    if not equals:
+        return override
+    plain = _ESCAPED.sub(r"\1", value) if "$\\{" in value else value
+    redacted = _redacted_setting(key, plain)
+    return override if redacted == f"{key}={plain}" else redacted
+
+
+def _redacted_setting(key: str, value: str) -> str:
+    within = "" if ":" not in value else value if len(value) > _LONGEST else _PAIR.sub("", value)
+    named = any(is_secret_name(_last(other)) for other in _KEY_IN_VALUE.findall(within))
+    if named and any(is_literal_secret(word, "token") for word in _WORDS.findall(value)):
+        return f"{key}=<redacted>"
+    if ":" in value and len(value) <= _LONGEST:
+        value = _PAIR.sub(
+            lambda pair: f"{pair['key']}{_redacted_value(pair['value'], _last(pair['name']))}",
+            value,
+        )
+    return f"{key}={_redacted_value(value, _last(key.lstrip('+~-')))}"
+
+
+def _redacted_value(value: str, name: str) -> str:
+    if "${" in value:
+        names = (name, *_VARIABLE.findall(value))
+        text = value
+        if any(is_literal_secret(word, each) for word in _WORDS.findall(value) for each in names):
+            text = _DEFAULT.sub(r"${\1:\2}", value)
+        words = _INTERPOLATION.sub(" ", text).split()
+        return source_for(name) if any(is_literal_secret(word, name) for word in words) else text
+    sweep = _SWEEP.fullmatch(value)
+    parts = (sweep[1] if sweep else value).split(",")
+    secret = any(is_literal_secret(part.strip(" '\"[]"), name) for part in parts)
+    return source_for(name) if secret else value
+
+
+def _last(key: str) -> str:
+    return re.split(r"[./@]", key)[-1]

@@ -455,7 +455,7 @@ def _nodes_of(config: DictConfig, *, elsewhere: bool) -> Nodes | None:
     launch = OmegaConf.select(config, "launch")
     if not isinstance(launch, DictConfig) or launch.get("nnodes") in (None, 1):
         return None
-    from lllaunch.config.cluster import asks_for_cluster  # noqa: PLC0415 - of several nodes only
+    from lllaunch.config.read import asks_for_cluster  # noqa: PLC0415 - of several nodes only
 
     if elsewhere and asks_for_cluster(config):
         return None

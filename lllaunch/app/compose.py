@@ -43,10 +43,9 @@ from lllaunch.app.loader import GuardedLoader
 from lllaunch.app.planning import Whereabouts, locating, plan_job
 from lllaunch.app.sweeping.composing import Composer
 from lllaunch.app.sweeping.sweeper import grid_of
-from lllaunch.config.locate import locate, locate_main
-from lllaunch.config.origin import Origins
+from lllaunch.config.locate import import_path, locate, locate_main
+from lllaunch.config.origins import Origins, origins
 from lllaunch.config.plan import SOURCES, hash_of, portable_plan
-from lllaunch.config.provenance import origins
 from lllaunch.config.secrets import safe_source
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.hydra_compat import BASIC_SWEEPER, Callbacks, create_automatic_config_search_path
@@ -418,7 +417,7 @@ def _directory(raw: Mapping[Any, Any], kind: str) -> str:
 def file_of(spec: LaunchSpec) -> str:
     """Returns the file that an entrypoint comes to, absolute; empty if it cannot be told."""
     entry = spec.entrypoint
-    path = (spec.runtime_cwd, spec.cwd, *sys.path)
+    path = import_path(spec.cwd, spec.runtime_cwd, sys.path, spec.env.get("PYTHONPATH", ""))
     if entry.form == "script":
         return entry.name
     if entry.form == "program":

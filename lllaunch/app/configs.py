@@ -22,8 +22,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.config.read import register_resolvers
 from lllaunch.config.schema import schema_node
-from lllaunch.config.secrets import redacted_overrides
 from lllaunch.hydra_compat import root_defaults, store_deferred
+from lllaunch.secret_names import redacted_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

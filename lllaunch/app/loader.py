@@ -31,7 +31,6 @@ from lllaunch.config.secrets import (
     EXPOSED,
     exposed,
     literals,
-    literals_in,
     not_secret,
     problems_with,
 )
@@ -46,6 +45,7 @@ from lllaunch.hydra_compat import (
     raw_value,
 )
 from lllaunch.review.paths import LOCKS, tree_top
+from lllaunch.secret_names import literals_in
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -308,7 +308,7 @@ def _foreign_in_primary(repo: Any, name: str | None, policy: Policy) -> list[Dia
     found = _foreign(OmegaConf.to_container(entries, resolve=True), policy)
     if not found:
         return []
-    from lllaunch.config.provenance import origins_of_one  # noqa: PLC0415 - if something is wrong
+    from lllaunch.config.origins import origins_of_one  # noqa: PLC0415 - if something is wrong
 
     return [*map(origins_of_one(repo, str(name)).locate, found)]
 

@@ -60,7 +60,7 @@ def locating(loader: ConfigLoader, config: Any) -> Iterator[None]:
         problems: tuple[Diagnostic, ...] = getattr(error, "problems", ())
         if not all(problem.file for problem in problems):
             with contextlib.suppress(Exception):
-                from lllaunch.config.provenance import origins  # noqa: PLC0415 - if something is wrong
+                from lllaunch.config.origins import origins  # noqa: PLC0415 - if something is wrong
 
                 node = config.hydra
                 given = [*as_written(node.overrides.hydra), *as_written(node.overrides.task)]

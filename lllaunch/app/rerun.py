@@ -25,10 +25,10 @@ from lllaunch.app.configs import AGAIN, EXPERIMENTS, PRIMARY, unlocked
 from lllaunch.config.cluster import CLUSTER_KEYS
 from lllaunch.config.document import parse, read_text
 from lllaunch.config.plan import SOURCES, complete, portable_plan
-from lllaunch.config.secrets import redacted_overrides
 from lllaunch.difference import Change, differences, text_lines
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.exit_codes import ExitCode
+from lllaunch.secret_names import redacted_overrides
 
 if TYPE_CHECKING:
     from lllaunch.app.submitting import SubmittedFunction

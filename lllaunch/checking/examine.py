@@ -18,16 +18,16 @@ from lllaunch.checking.findings import REFUSED, WRONG, CheckedDiagnostic
 from lllaunch.checking.lint import (
     KeyUsage,
     may_be_shadowed,
-    references_of,
     shadowed,
     unused_keys,
     usage_of,
 )
 from lllaunch.checking.tree import ConfigFile, Experiment, Graph, found_in, includes_of
 from lllaunch.config.fields import did_you_mean
-from lllaunch.config.origin import Origins, parts_of
+from lllaunch.config.interpolation import may_refer_to
+from lllaunch.config.origins import Origins
 from lllaunch.config.plan import plan_hash
-from lllaunch.config.tree import shown_path, value_at
+from lllaunch.config.tree import parts_of, shown_path, value_at
 from lllaunch.errors import Code, ConfigError, Diagnostic
 from lllaunch.hydra_compat import HydraMessage
 from lllaunch.review.allow import check
@@ -83,7 +83,7 @@ class ProblemLocator:
             return None
         for link in self._origins.chain(problem.key):
             path = parts_of(link.key)
-            for each in references_of(value_at(self._config, path), path):
+            for each in may_refer_to(value_at(self._config, path), path):
                 if each.endswith(told[1].lstrip(".")):
                     return each, link.key
         return told[1], problem.key

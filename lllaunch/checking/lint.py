@@ -3,111 +3,25 @@
 Workers of ``python -m lllaunch`` get what ``launch`` says and nothing else of the config. So a
 top-level key that nothing refers to has no effect, and is most likely a mistake. A file that
 several experiments share is blamed only for what none of them uses. It counts that a key may be
-used in some way, by a resolver of the user's as well, while `lllaunch.config.origin.references`
-knows references to one key each.
+used in some way, by a resolver of the user's as well.
 """
 
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from lllaunch.checking.findings import MOST_ALIKE, WRONG, CheckedDiagnostic
 from lllaunch.checking.tree import EXPERIMENTS, ConfigFile
 from lllaunch.config.document import Sexagesimal
-from lllaunch.config.origin import Origin, Origins, dotted
+from lllaunch.config.interpolation import may_refer_to
+from lllaunch.config.origins import Origin, Origins
 from lllaunch.config.secrets import EXPOSED, exposed, not_secret
-from lllaunch.config.tree import leaf_items
+from lllaunch.config.tree import dotted, leaf_items
 from lllaunch.launch_settings import KEYS
 from lllaunch.secret_names import is_secret_name
 from lllaunch.text import shorten
-
-# Their arguments are no keys.
-_NO_KEYS = frozenset({"worker", "oc.env", "now", "oc.deprecated"})
-_OPENING = re.compile(r"(\\*)\$\{")
-_KEY = re.compile(r"\.*[^\s.,:{}'\"\[\]$][^\s,:{}'\"$]*")
-
-
-def references_of(text: object, path: Sequence[object]) -> tuple[str, ...]:
-    """Return all keys that a leaf's text may refer to; of one that is made up, the beginning."""
-    if not isinstance(text, str) or "${" not in text:
-        return ()
-    return tuple(dict.fromkeys(_in_text(text, tuple(path))))
-
-
-def _in_text(text: str, path: tuple[object, ...]) -> Iterator[str]:
-    position = 0
-    while (found := _OPENING.search(text, position)) is not None:
-        position = found.end()
-        if len(found[1]) % 2:
-            continue
-        end = _closing(text, position)
-        yield from _in_braces(text[position:end], path)
-        position = end
-
-
-def _closing(text: str, start: int) -> int:
-    """Where the brace ends that is open at ``start``."""
-    depth = 1
-    for index in range(start, len(text)):
-        if text[index] == "{":
-            depth += 1
-        elif text[index] == "}":
-            depth -= 1
-            if not depth:
-                return index
-    return len(text)
-
-
-def _in_braces(text: str, path: tuple[object, ...]) -> Iterator[str]:
-    yield from _in_text(text, path)
-    head, colon, rest = text.partition(":")
-    if colon and "${" not in head and "{" not in head:
-        resolver = head.strip()
-        if resolver in _NO_KEYS:
-            return
-        for argument in _arguments(rest):
-            key = _absolute(argument, path)
-            if key is not None:
-                yield f"hydra.{key}" if resolver == "hydra" else key
-        return
-    key = _absolute(text, path)
-    if key is not None:
-        yield key
-
-
-def _arguments(text: str) -> Iterator[str]:
-    """The arguments of a resolver, quoted ones without their quotes."""
-    depth, start = 0, 0
-    for index, char in enumerate(f"{text},"):
-        depth += (char in "{[") - (char in "}]")
-        if char == "," and depth <= 0:
-            yield text[start:index].strip().strip("'\"")
-            start = index + 1
-
-
-def _absolute(text: str, path: tuple[object, ...]) -> str | None:
-    """The key that a text is; of one that is made up, what of it is certain."""
-    text = text.strip()
-    fixed, made_up, _ = text.partition("${")
-    if made_up:
-        # `a.b${x}` may be any key of a
-        fixed = re.sub(r"[^.\[]*$", "", fixed).rstrip("[")
-        if set(fixed) != {"."}:
-            fixed = fixed.rstrip(".")
-    if not fixed or set(fixed) == {"."}:
-        dots = len(fixed)
-        return dotted(path[: max(0, len(path) - dots)]) if made_up and dots else None
-    if not _KEY.fullmatch(fixed):
-        return None
-    name = fixed.lstrip(".")
-    dots = len(fixed) - len(name)
-    if dots > len(path):
-        return None
-    return dotted([*path[: len(path) - dots], name]) if dots else dotted([name])
-
 
 ROOTS = ("launch", "cluster", "hydra")
 """Top-level keys that count by themselves."""
@@ -139,7 +53,7 @@ def unused_keys(config: Mapping[Any, Any]) -> frozenset[str]:
     referred: set[str] = set()
     for name, node in config.items():
         for path, leaf in leaf_items(node, (name,)):
-            tops = {key.partition(".")[0] for key in references_of(leaf, path)}
+            tops = {key.partition(".")[0] for key in may_refer_to(leaf, path)}
             if "" in tops:
                 return frozenset()  # made up: any key may be meant
             referred |= tops - {str(name)}

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -31,16 +31,14 @@ from lllaunch.config.fields import (
     read_word,
 )
 from lllaunch.config.nodes import AUTO, read_nnodes
-from lllaunch.config.read import Reader
+from lllaunch.config.read import BACKEND, Reader, asks_for_cluster, node_of_cluster
+from lllaunch.config.read import CLUSTER as KEY
 from lllaunch.config.settings import Settings
 from lllaunch.config.tree import BROKEN, Tree, Withheld, conceal, has_secrets, leaf_items, reveal
 from lllaunch.config.values import parse_duration
 from lllaunch.errors import Diagnostic, Unfit
 from lllaunch.macros import names_in
 from lllaunch.spec import Cluster, Path, Requeue, Snapshots
-
-KEY: Final = "cluster"
-BACKEND: Final = "slurm"
 
 OPTIONS: Mapping[str, str] = {
     "partition": "partition",
@@ -162,25 +160,6 @@ class ClusterNode(NamedTuple):
     sources: Mapping[Path, Any] = {}
 
 
-def asks_for_cluster(cfg: DictConfig, *, users_own: bool = False) -> bool:
-    """Return whether a config has a node ``cluster`` that is ours; whatever it has, none raises.
-
-    In the config of an app of the user's own (``users_own``) nodes may have any names and keys.
-    There ``backend`` must be written out, and be one that we have; else it is enough that the key
-    exists.
-    """
-    node = _node_of(cfg)
-    if node is None:
-        return False
-    try:
-        plain: Any = OmegaConf.to_container(node, resolve=False)
-    except Exception:  # noqa: BLE001 - as in `_node_of`
-        return False
-    if not isinstance(plain, dict) or "backend" not in plain:
-        return False
-    return not users_own or plain["backend"] == BACKEND
-
-
 def launchers_cluster(node: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what ``hydra.launcher`` says of a cluster, as the root node would; None if nothing.
 
@@ -191,7 +170,7 @@ def launchers_cluster(node: Mapping[str, Any]) -> dict[str, Any] | None:
     given = _as_written(node)
     try:
         cluster: Any = node.get(KEY)
-    except Exception:  # noqa: BLE001 - as in `_node_of`
+    except Exception:  # noqa: BLE001 - as in `node_of_cluster`
         cluster = given[KEY]
     if cluster is None:
         return None
@@ -252,7 +231,7 @@ def read_cluster(
             hint = f"{_HOW}; or give the key another name"
             findings.add(KEY, tree, Unfit(f"a cluster (backend: {BACKEND}, ...)", hint, code=KEY))
         return None
-    node = _node_of(cfg)
+    node = node_of_cluster(cfg)
     assert node is not None
     own = Findings()
     names: list[Any] = [name for name in node if name not in IGNORED]
@@ -324,14 +303,6 @@ CLUSTER_DEFAULTS: Mapping[str, Any] = {
     name: value for name, value in written_cluster(_DEFAULTS).items() if name != "backend"
 }
 """What a plan has where nothing is said."""
-
-
-def _node_of(cfg: DictConfig) -> DictConfig | None:
-    try:
-        node = OmegaConf.select(cfg, KEY)
-    except Exception:  # noqa: BLE001 - whatever OmegaConf and users' resolvers raise
-        return None
-    return node if isinstance(node, DictConfig) else None
 
 
 class _Reading:

@@ -12,7 +12,7 @@ import ast
 import os
 import pkgutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from importlib.machinery import ModuleSpec, PathFinder
@@ -235,6 +235,18 @@ class _Undecided(Exception):
     def __init__(self, located: Located) -> None:
         super().__init__(located)
         self.located = located
+
+
+def import_path(
+    cwd: str, runtime_cwd: str, sys_path: Iterable[str], added: str = ""
+) -> tuple[str, ...]:
+    """Return where workers look for modules, in their order.
+
+    Their own directory is first, as for ``python -m``; then that of the command, and what
+    ``launch.env.PYTHONPATH`` adds. What the launcher has of that is in its ``sys.path`` already.
+    """
+    entries = [os.path.join(cwd, entry) for entry in added.split(os.pathsep) if entry]
+    return tuple(dict.fromkeys((cwd, runtime_cwd, *entries, *sys_path)))
 
 
 def locate(module: str, qualname: str, path: Sequence[str]) -> Located:

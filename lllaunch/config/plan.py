@@ -73,6 +73,10 @@ def hash_of(plan: Mapping[str, Any]) -> str:
     return identity(essential(plan))
 
 
+# not the end of a longer path, as in https://host/app and ${oc.env:HOME}/app
+_BEFORE = r"(?:(?<![\w.~/)}\]*?\\-])|(?<=://))"
+
+
 class PathAliases(NamedTuple):
     """What stands in a plan for directories that differ from place to place."""
 
@@ -108,7 +112,7 @@ def portable_plan(spec: LaunchSpec, places: PathAliases = MARKS) -> dict[str, An
         key=lambda place: -len(place[0]),
     )
     patterns = [
-        (re.compile(rf"(\\*){re.escape(path)}(?![\w.-])"), name)
+        (re.compile(_BEFORE + rf"(\\*){re.escape(path)}(?![\w.-])"), name)
         for path, name in named
         if path.strip("/")
     ]

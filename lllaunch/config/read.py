@@ -7,29 +7,33 @@ whatever detour, is withheld from everything that is written.
 
 from __future__ import annotations
 
-import re
+import enum
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from lllaunch.config.fields import Findings
+from lllaunch.config.interpolation import interpolations
 from lllaunch.config.secrets import (
     holds_env,
+    literals,
+    mentions_env,
+    not_secret,
     safe_source,
-    source_for,
     without_defaults,
 )
-from lllaunch.config.tree import BROKEN, Tree, Withheld
+from lllaunch.config.tree import BROKEN, Tree, Withheld, parts_of, value_at
 from lllaunch.errors import ConfigError, Diagnostic, Unfit
 from lllaunch.hydra_compat import is_unset, resolvers
+from lllaunch.secret_names import is_secret_name, source_for
 
 # Aliases (${a} beside ${a} beside ...) can make a small file expand without end.
 MOST_LEAVES = 20_000
 _DEEPEST = 50
-_WHOLE_INTERPOLATION = re.compile(r"\$\{[^${}]*\}")
 
 
 def register_resolvers() -> None:
@@ -89,6 +93,8 @@ class Reader:
     keys in ``unset`` a variable that is not set is no problem: its text is withheld all the same.
     """
 
+    _watched: tuple[str, ...] = ("oc.env",)
+
     def __init__(
         self, findings: Findings, literals: Sequence[str] = (), unset: Sequence[str] = ()
     ) -> None:
@@ -118,11 +124,11 @@ class Reader:
 
     def _read(self, node: Mapping[Any, Any], name: str, raw: Any, key: str) -> Tree:
         try:
-            with watching("oc.env") as reads:
+            with watching(*self._watched) as reads:
                 if isinstance(node, DictConfig):
                     return self._item(node, name, raw, key, name, reads, "")
                 if isinstance(raw, (DictConfig, ListConfig)):
-                    return self._container(raw, key, name, reads, "")
+                    return self._container(raw, _raw(raw), key, name, reads, "")
                 return raw
         except _TooMuchError:
             self._findings.add_about(
@@ -140,9 +146,6 @@ class Reader:
         reads: list[str],
         source: str,
     ) -> Tree:
-        self._left -= 1
-        if self._left < 0:
-            raise _TooMuchError
         del reads[:]
         try:
             value = parent[index]
@@ -158,7 +161,17 @@ class Reader:
         if reads and not source:
             source = _source_of(raw, name, reads)
         if isinstance(value, (DictConfig, ListConfig)):
-            return self._container(value, key, name, reads, source)
+            if id(value) in self._open or len(self._open) >= _DEEPEST:
+                itself = id(value) in self._open
+                why = "it contains itself" if itself else "it is nested too deeply"
+                self._findings.add_about(key, why, code="too-large")
+                return BROKEN
+            if isinstance(raw, str):  # a reference
+                raw = _raw(value)
+                self._left -= _size(raw)
+                if self._left < 0:
+                    raise _TooMuchError
+            return self._container(value, raw, key, name, reads, source)
         if not source and holds_env(raw):
             source = safe_source(raw, name)
         if not source and isinstance(value, str) and self._holds_literal(value):
@@ -167,23 +180,24 @@ class Reader:
         return Withheld(value, source) if source else value
 
     def _container(
-        self, node: DictConfig | ListConfig, key: str, name: Any, reads: list[str], source: str
+        self,
+        node: DictConfig | ListConfig,
+        raw: Any,
+        key: str,
+        name: Any,
+        reads: list[str],
+        source: str,
     ) -> Tree:
-        if id(node) in self._open or len(self._open) >= _DEEPEST:
-            why = "it contains itself" if id(node) in self._open else "it is nested too deeply"
-            self._findings.add_about(key, why, code="too-large")
-            return BROKEN
-        raw: Any = _raw(node)
         self._open.append(id(node))
         try:
-            if isinstance(node, ListConfig):
+            if isinstance(raw, list):
                 return [
-                    self._item(node, index, raw[index], f"{key}[{index}]", name, reads, source)
-                    for index in range(len(node))
+                    self._item(node, index, item, f"{key}[{index}]", name, reads, source)
+                    for index, item in enumerate(raw)
                 ]
             return {
-                own: self._item(node, own, raw[own], f"{key}.{_said(own)}", own, reads, source)
-                for own in raw
+                own: self._item(node, own, item, f"{key}.{_said(own)}", own, reads, source)
+                for own, item in raw.items()
             }
         finally:
             self._open.pop()
@@ -225,8 +239,167 @@ def _raw(node: DictConfig | ListConfig) -> Any:
 
 
 def _source_of(raw: Any, name: Any, reads: Sequence[str]) -> str:
-    detour = isinstance(raw, str) and not holds_env(raw) and _WHOLE_INTERPOLATION.fullmatch(raw)
-    if detour or not isinstance(raw, str):
+    if not isinstance(raw, str) or (_is_reference(raw) and not holds_env(raw)):
         # ${params.token}: what it leads to says more than the detour.
         return f"${{oc.env:{reads[0]}}}"
     return safe_source(raw, name)
+
+
+def _is_reference(raw: str) -> bool:
+    found = interpolations(raw)
+    return len(found) == 1 and found[0][:2] == (0, len(raw))
+
+
+def _size(content: Any) -> int:
+    if isinstance(content, dict):
+        return 1 + sum(map(_size, content.values()))
+    return 1 + sum(map(_size, content)) if isinstance(content, list) else 1
+
+
+CLUSTER: Final = "cluster"
+"""The root node that says where a run goes that is not run here."""
+
+BACKEND: Final = "slurm"
+
+
+def asks_for_cluster(cfg: DictConfig, *, users_own: bool = False) -> bool:
+    """Return whether a config has a node ``cluster`` that is ours; whatever it has, none raises.
+
+    In the config of an app of the user's own (``users_own``) nodes may have any names and keys.
+    There ``backend`` must be written out, and be one that we have; else it is enough that the key
+    exists.
+    """
+    node = node_of_cluster(cfg)
+    if node is None:
+        return False
+    try:
+        plain: Any = OmegaConf.to_container(node, resolve=False)
+    except Exception:  # noqa: BLE001 - see `node_of_cluster`
+        return False
+    if not isinstance(plain, dict) or "backend" not in plain:
+        return False
+    return not users_own or plain["backend"] == BACKEND
+
+
+def node_of_cluster(cfg: DictConfig) -> DictConfig | None:
+    """The node ``cluster`` of a config, whatever it holds; None if there is none."""
+    try:
+        node = OmegaConf.select(cfg, CLUSTER)
+    except Exception:  # noqa: BLE001 - whatever OmegaConf and users' resolvers raise
+        return None
+    return node if isinstance(node, DictConfig) else None
+
+
+_LEFT_OUT = ("hydra", "launch")
+_PLAIN = (bool, int, float, str, bytes, enum.Enum, os.PathLike)
+
+
+def public_config(cfg: DictConfig) -> dict[str, Any]:
+    """A job's config as it may be written, without ``hydra``, ``launch`` and ``cluster``.
+
+    A ``cluster`` that is the user's own is no other key.
+
+    Plain data, resolved but for some leaves, of which the config's own text stands there: those
+    that come from the environment or from what changes with each composing (``${now:...}``,
+    ``${hydra:...}``), by whatever detour; those under a name that says secret, and references to
+    them; and those that cannot be resolved. Of literal secrets ``${oc.env:NAME}`` stands there.
+    Resolvers of the user's are called; what they raise is ignored.
+    """
+    register_resolvers()
+    root: Any = OmegaConf.to_container(cfg, resolve=False)
+    left_out = {*_LEFT_OUT, CLUSTER} if asks_for_cluster(cfg, users_own=True) else {*_LEFT_OUT}
+    return _PublicReader(root).read_items(cfg, "", [name for name in root if name not in left_out])
+
+
+def with_sources(decided: Mapping[str, Any], cfg: DictConfig, *nodes: str) -> dict[str, Any]:
+    """Return a decided ``launch`` node that is the same whenever the config is composed.
+
+    Leaves of which `public_config` would leave the config's own text have that text. ``nodes`` are
+    the dotted keys that it was read from, the strongest last.
+    """
+    register_resolvers()
+    root: Any = OmegaConf.to_container(cfg, resolve=False)
+    found = dict(decided)
+    for node in nodes:
+        raw = value_at(root, node.split("."))
+        if isinstance(raw, dict):
+            texts = _PublicReader(root).read_items(OmegaConf.select(cfg, node), node, [*raw])
+            found = {key: _with_text(item, texts.get(key)) for key, item in found.items()}
+    return found
+
+
+def _with_text(decided: Any, text: Any) -> Any:
+    if isinstance(decided, dict) and isinstance(text, dict):
+        return {key: _with_text(item, text.get(key)) for key, item in decided.items()}
+    if isinstance(decided, list) and isinstance(text, list) and len(decided) == len(text):
+        return [_with_text(*pair) for pair in zip(decided, text, strict=True)]
+    return text if isinstance(text, str) and "${" in text else decided
+
+
+class _PublicReader(Reader):
+    """Reads what may be written, with the config's own text in place of what may not."""
+
+    # what they give is a secret, or another one each time
+    _watched = ("oc.env", "now", "hydra")
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        written = {name: item for name, item in root.items() if name != "hydra"}
+        found = literals(written, allowed=not_secret(root))
+        super().__init__(Findings(), [text for _, _, text in found])
+        self._root = root
+
+    def _item(
+        self,
+        parent: DictConfig | ListConfig,
+        index: Any,
+        raw: Any,
+        key: str,
+        name: Any,
+        reads: list[str],
+        source: str,
+    ) -> Tree:
+        if isinstance(raw, (dict, list)):
+            return self._container(parent[index], raw, key, name, reads, source)
+        if not isinstance(raw, str) or "${" not in raw:
+            if isinstance(raw, str) and self._holds_literal(raw):
+                return source_for(str(name))
+            return raw if raw is None or isinstance(raw, _PLAIN) else f"<{type(raw).__qualname__}>"
+        tree: Tree = BROKEN
+        if not is_secret_name(name) and not self._stays(raw):
+            with suppress(_TooMuchError):
+                tree = super()._item(parent, index, raw, key, name, reads, source)
+        plain = tree is None or isinstance(tree, (*_PLAIN, dict, list))
+        return tree if plain else safe_source(raw, name)
+
+    def _container(
+        self,
+        node: DictConfig | ListConfig,
+        raw: Any,
+        key: str,
+        name: Any,
+        reads: list[str],
+        source: str,
+    ) -> Tree:
+        if source:
+            return BROKEN
+        return super()._container(node, raw, key, name, reads, source)
+
+    def _stays(self, raw: str, follow: int = 10) -> bool:
+        """Whether a leaf's text says that its value may not be written, as far as one can tell."""
+        if mentions_env(raw):
+            return True
+        for each in interpolations(raw):
+            word = each.words[0] if each.words else ""
+            parts = parts_of(word.lstrip("."))
+            if each.resolver in {"now", "hydra"} or (
+                each.resolver is None and "hydra" in parts[:1]
+            ):
+                return True
+            if each.resolver not in {None, "oc.select"} or not parts:
+                continue
+            if is_secret_name(parts[-1]):
+                return True
+            target = None if word.startswith(".") else value_at(self._root, parts)
+            if isinstance(target, str) and follow and self._stays(target, follow - 1):
+                return True
+        return False

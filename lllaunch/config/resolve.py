@@ -2,19 +2,14 @@
 
 Hydra composes the job's node over one in which nothing is set (`lllaunch.config.schema`), so what
 is not null there somebody has set, to the default or not.
-
-How much a text comes to when its references are followed is told beforehand: with ``a1:
-${a0}${a0}``, ``a2: ${a1}${a1}`` and so on thirty short lines come to 10 GB, and resolving them
-cannot be interrupted. OmegaConf follows each reference each time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,8 +17,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lllaunch.config.cluster import KEY as CLUSTER
-from lllaunch.config.cluster import ClusterNode, asks_for_cluster, read_cluster, with_nodes
+from lllaunch.config.cluster import ClusterNode, read_cluster, with_nodes
 from lllaunch.config.command import (
     EntrypointCall,
     SearchPlace,
@@ -39,10 +33,18 @@ from lllaunch.config.fields import (
     read_line,
     read_new_directory,
 )
+from lllaunch.config.interpolation import MOST_STEPS, endless
+from lllaunch.config.locate import import_path
 from lllaunch.config.nodes import NO_ID, NodeSettings, read_nodes
 from lllaunch.config.plan import default_run_id
 from lllaunch.config.preflight import read_preflight
-from lllaunch.config.read import Reader, check_resolver, register_resolvers
+from lllaunch.config.read import (
+    CLUSTER,
+    Reader,
+    asks_for_cluster,
+    check_resolver,
+    register_resolvers,
+)
 from lllaunch.config.resources import read_resources
 from lllaunch.config.restart import read_restart, with_on
 from lllaunch.config.schema import EXPLAINED, SYNONYMS, defaults, is_set
@@ -82,52 +84,6 @@ from lllaunch.spawner.interpreter import is_of_contract
 from lllaunch.spec import LaunchSpec, Path, rank_key
 from lllaunch.std import Std
 from lllaunch.text import shorten, write_range
-
-MOST_STEPS = 20_000
-"""References that one value may come to, those within references counted each time."""
-
-_REFERENCE = re.compile(r"\$\{\s*(?:oc\.select\s*:\s*)?(\.*)([A-Za-z_][\w.\[\]]*)\s*[},]")
-_PARTS = re.compile(r"[.\[\]]+")
-
-
-def endless(root: Mapping[Any, Any]) -> Iterator[str]:
-    """Yield the dotted keys of values that come to too much, of a whole unresolved config."""
-    steps = _Steps(root)
-    for place, text in leaf_items(root):
-        path = tuple(map(str, place))
-        if isinstance(text, str) and "${" in text and steps.of(path, text) > MOST_STEPS:
-            yield ".".join(path)
-
-
-class _Steps:
-    def __init__(self, root: Mapping[Any, Any]) -> None:
-        self._root = root
-        self._known: dict[tuple[str, ...], int] = {}
-
-    def of(self, path: tuple[str, ...], text: str) -> int:
-        """Steps that resolving a text takes, or a number beyond `MOST_STEPS`."""
-        waiting = [(path, text)]
-        while waiting:
-            path, text = waiting[-1]
-            # a cycle, which OmegaConf notices, counts as one step until all of it is known
-            self._known.setdefault(path, 1)
-            targets = list(self._targets(path, text))
-            unknown = [(to, below) for to, below in targets if to not in self._known]
-            if unknown:
-                waiting.append(unknown[0])
-                continue
-            total = 1 + sum(self._known[to] for to, _ in targets)
-            self._known[path] = min(total, MOST_STEPS + 1)
-            waiting.pop()
-        return self._known[path]
-
-    def _targets(self, path: tuple[str, ...], text: str) -> Iterator[tuple[tuple[str, ...], str]]:
-        for dots, name in _REFERENCE.findall(text):
-            parts = tuple(part for part in _PARTS.split(name) if part)
-            to = (*path[: len(path) - len(dots)], *parts) if dots else parts
-            target = value_at(self._root, to)
-            if isinstance(target, str) and "${" in target:
-                yield to, target
 
 
 def read_env(tree: Tree, key: str, findings: Findings) -> dict[str, Tree]:
@@ -406,12 +362,9 @@ def _place(
     paths = {reveal(own.get("PATH", common)) for own in per_rank.values()}
     if sum(map(len, per_rank)) < (nproc or 1):
         paths.add(common)
-    # Only what the config adds: the launcher's own PYTHONPATH is in its sys.path already.
-    added = [os.path.join(cwd, entry) for entry in env.get("PYTHONPATH", "").split(os.pathsep)]
-    sys_path = (around.runtime_cwd, cwd, *added, *around.sys_path)
     return SearchPlace(
         runtime_cwd=around.runtime_cwd,
-        sys_path=tuple(dict.fromkeys(sys_path)),
+        sys_path=import_path(cwd, around.runtime_cwd, around.sys_path, env.get("PYTHONPATH", "")),
         search_paths=tuple(path for path in sorted(paths) if not names_in(path, bare=False)),
     )
 

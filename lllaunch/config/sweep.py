@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from lllaunch.config.cluster import BACKEND, LAUNCHERS_KEYS, launchers_cluster, read_snapshot
+from lllaunch.config.cluster import LAUNCHERS_KEYS, launchers_cluster, read_snapshot
 from lllaunch.config.cluster import SYNONYMS as CLUSTER_SYNONYMS
 from lllaunch.config.console import read_console
 from lllaunch.config.fields import (
@@ -23,7 +23,7 @@ from lllaunch.config.fields import (
     read_positive,
     read_text,
 )
-from lllaunch.config.read import Reader, register_resolvers
+from lllaunch.config.read import BACKEND, Reader, register_resolvers
 from lllaunch.config.schema import SYNONYMS as LAUNCH_SYNONYMS
 from lllaunch.config.tree import BROKEN, Tree, reveal
 from lllaunch.config.values import parse_duration

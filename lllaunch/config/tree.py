@@ -119,6 +119,20 @@ def value_at(node: Any, parts: Sequence[str]) -> Any:
     return node
 
 
+_INDEX = re.compile(r"\[([^\[\]]*)\]")
+
+
+def dotted(path: Sequence[object]) -> str:
+    """The dotted key of a path, with the indices of lists as numbers: ``a.0.b``."""
+    key = ".".join(map(str, path))
+    return _INDEX.sub(r".\1", key).lstrip(".") if "[" in key else key
+
+
+def parts_of(key: str) -> list[str]:
+    """The parts of a dotted key: ``a[b].c`` has three."""
+    return dotted([key]).split(".") if key else []
+
+
 def has_secrets(tree: Tree) -> bool:
     """Whether a part of it is withheld."""
     return any(isinstance(leaf, Withheld) for _, leaf in leaves(tree, ""))

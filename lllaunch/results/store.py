@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from msgspec import structs
 
-from lllaunch.config.secrets import redacted_overrides
 from lllaunch.documents import isoformat, last_record, load_json, read_json
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
@@ -60,6 +59,7 @@ from lllaunch.run.submission import (
     read_history,
     read_submission,
 )
+from lllaunch.secret_names import redacted_overrides
 from lllaunch.sweep.directory import ARRAYS, JOURNAL, SUMMARY
 from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
 from lllaunch.text import first_line

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
-from lllaunch.config.secrets import redacted_overrides
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.results.history import AppendedLines
 from lllaunch.results.store import Signature, lock_of, signature, state_of, unreadable
+from lllaunch.secret_names import redacted_overrides
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.history import (
     JobHistory,

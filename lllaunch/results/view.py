@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import structs
 
-from lllaunch.config.secrets import redacted_overrides
 from lllaunch.errors import ConfigError
 from lllaunch.files import read_text, within
 from lllaunch.results.cases import Log, without_ours
@@ -33,6 +32,7 @@ from lllaunch.run.directory import PLAN, RESULT
 from lllaunch.run.excerpts import tail
 from lllaunch.run.redact import redactor_of
 from lllaunch.run.result import Failed, Victim
+from lllaunch.secret_names import redacted_overrides
 from lllaunch.text import tidy
 from lllaunch.watchdog.stacks.merged import TREE
 

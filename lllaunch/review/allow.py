@@ -22,7 +22,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from lllaunch.cluster.values import parse_endpoint
-from lllaunch.config.locate import locate_main
+from lllaunch.config.locate import import_path, locate_main
 from lllaunch.config.secrets import mentions_env
 from lllaunch.config.tree import show, value_at
 from lllaunch.errors import Diagnostic
@@ -308,8 +308,8 @@ def check(
         return [NO_POLICY] if locked else []
     environ = os.environ if environ is None else environ
     sys_path = sys.path if sys_path is None else sys_path
-    # as workers have it: their own directory first
-    judge = _Judge(policy, root, environ, (spec.cwd, spec.runtime_cwd, *sys_path))
+    path = import_path(spec.cwd, spec.runtime_cwd, sys_path, spec.env.get("PYTHONPATH", ""))
+    judge = _Judge(policy, root, environ, path)
     if entrypoint:
         judge.runs("launch.entrypoint", spec.entrypoint)
     if spec.preflight is not None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from lllaunch.config.document import lines_of
 from lllaunch.config.fields import Findings
-from lllaunch.config.origin import Link, Origin, Origins
+from lllaunch.config.origins import Link, Origin, Origins
 from lllaunch.config.plan import dump_yaml
 from lllaunch.config.tree import leaf_items
 from lllaunch.config.values import Mask, parse_mask, parse_ranks

@@ -30,12 +30,12 @@ from lllaunch.config.fields import Findings
 from lllaunch.config.nodes import count_ahead
 from lllaunch.config.plan import plan_node
 from lllaunch.config.read import watching
-from lllaunch.config.secrets import redacted_overrides
 from lllaunch.errors import ConfigError, Diagnostic, Unfit
 from lllaunch.review.lock import lock_path, name_problem, renew_command
 from lllaunch.review.paths import locks_all
 from lllaunch.review.refused import PlanRefused
 from lllaunch.run.redact import Redactor
+from lllaunch.secret_names import redacted_overrides
 from lllaunch.spec import LaunchSpec
 from lllaunch.verbs.printing import print_lines
 

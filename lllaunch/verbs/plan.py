@@ -27,7 +27,6 @@ from lllaunch.cluster.values import format_nnodes
 from lllaunch.config.fields import Findings
 from lllaunch.config.nodes import AUTO
 from lllaunch.config.plan import dump_yaml, essential
-from lllaunch.config.secrets import redacted_overrides
 from lllaunch.config.tree import leaf_items
 from lllaunch.config.values import PRETEND, WORDS, count_cpus, count_gpus, parse_nproc
 from lllaunch.difference import Change, differences, jsonable, text_lines
@@ -48,6 +47,7 @@ from lllaunch.review.paths import tree_top
 from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import BuildQuery
 from lllaunch.run.redact import Redactor
+from lllaunch.secret_names import redacted_overrides
 from lllaunch.text import first_line
 from lllaunch.verbs.manifest import add_manifest_flags, manifest_flags, show_trainjob
 from lllaunch.verbs.printing import (

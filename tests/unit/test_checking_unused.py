@@ -14,19 +14,18 @@ from omegaconf.errors import OmegaConfBaseException
 from lllaunch.checking.findings import MOST_ALIKE
 from lllaunch.checking.lint import (
     KeyUsage,
-    references_of,
     shadowed,
     told_unused,
     unused_keys,
     usage_of,
 )
 from lllaunch.config.document import lines_of
-from lllaunch.config.origin import Origin
-from lllaunch.config.provenance import Layer, OriginTree
+from lllaunch.config.interpolation import may_refer_to
+from lllaunch.config.origins import Layer, Origin, origins_of
 
 
 def keys(text: object, *path: object) -> list[str]:
-    return list(references_of(text, path or ("launch", "args", "x")))
+    return list(may_refer_to(text, path or ("launch", "args", "x")))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,7 @@ def keys(text: object, *path: object) -> list[str]:
         ("${worker:rank}", []),
         ("${a.${b}}", ["b", "a"]),
         ("${a.b[${c}]}", ["c", "a.b"]),
-        ("${${c}}", ["c"]),
+        ("${${c}}", ["c", ""]),
     ],
 )
 def test_references_of_a_text(text: object, found: list[str]) -> None:
@@ -97,14 +96,14 @@ class Composition:
     """Layers as Hydra lays them, without Hydra."""
 
     def __init__(self, *layers: tuple[str, str]) -> None:
-        tree = OriginTree()
+        given = []
         self.config: dict[str, Any] = {}
         for file, text in layers:
             kind: Any = "schema" if "://" in file else "file"
-            tree.lay("", yaml.safe_load(text), Layer(Origin(kind, file), lines_of(text)))
+            given.append(Layer(Origin(kind, file), yaml.safe_load(text), lines_of(text)))
             merged: Any = OmegaConf.merge(OmegaConf.create(self.config), OmegaConf.create(text))
             self.config = OmegaConf.to_container(merged)  # type: ignore[assignment]
-        self.origins = tree.origins(self.config)
+        self.origins = origins_of(given, self.config)
         self.files = [file for file, _ in layers]
 
     def usage(self) -> KeyUsage:

@@ -21,7 +21,6 @@ from lllaunch.config.cluster import (
     SETTINGS,
     SYNONYMS,
 )
-from lllaunch.config.job_config import public_config
 from lllaunch.config.plan import (
     SOURCES,
     complete,
@@ -31,6 +30,7 @@ from lllaunch.config.plan import (
     plan_text,
     portable_plan,
 )
+from lllaunch.config.read import public_config
 from lllaunch.errors import ConfigError
 from lllaunch.spec import Cluster, LaunchSpec, Requeue
 from tests.unit import launch_nodes

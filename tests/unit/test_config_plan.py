@@ -148,6 +148,15 @@ def test_the_hash_is_the_same_in_another_place(tmp_path: Any) -> None:
     assert len(hashes) == 1
 
 
+def test_only_whole_paths_are_named_in_a_plan() -> None:
+    texts = ["https://host/app", "/data/app/x", "~/app", "${oc.env:NOT_SET,/other}/app"]
+    places = ["/app", "/app/x", "a=/app:/app", "file:///app/x"]
+    spec = spec_of({"entrypoint": "env", "args": [*texts, *places]}, cwd="/app")
+    found = portable_plan(spec)["launch"]["args"]
+    assert found[: len(texts)] == texts
+    assert found[len(texts) :] == ["<cwd>", "<cwd>/x", "a=<cwd>:<cwd>", "file://<cwd>/x"]
+
+
 def test_a_number_that_the_machine_decides_stays_a_word() -> None:
     launch = {
         "nproc": "gpu",
@@ -186,7 +195,7 @@ def running_in(cwd: str, output_dir: str) -> Iterator[None]:
 
 def test_a_plan_names_its_places_so_that_it_is_a_config_anywhere(tmp_path: Any) -> None:
     place = str(tmp_path)
-    args = ["/home/u/data", "/home/u/out/1/x", "/home/u2", "\\\\/home/u", "\\${a}/home/u"]
+    args = ["/home/u/data", "/home/u/out/1/x", "/home/u2", "\\\\/home/u", "\\${a}:/home/u"]
     spec = spec_of({"entrypoint": "env", "args": args}, cwd="/home/u", out="/home/u/out/1")
     launch = portable_plan(spec, SOURCES)["launch"]
     assert launch["args"][:3] == [

@@ -9,9 +9,8 @@ from lllaunch.config.secrets import (
     holds_env,
     literals,
     not_secret,
-    redacted_overrides,
 )
-from lllaunch.secret_names import is_secret_name
+from lllaunch.secret_names import is_secret_name, redacted_overrides
 
 
 @pytest.mark.parametrize(

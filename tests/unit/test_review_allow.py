@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from lllaunch.app.compose import file_of
 from lllaunch.config.resolve import resolve
 from lllaunch.errors import Diagnostic
 from lllaunch.review.allow import check, made_by_logging
@@ -65,6 +66,19 @@ def refusals(tree: Path) -> Refusals:
         return check(spec, {"launch": launch, **(config or {})}, policy, str(tree))
 
     return ask
+
+
+def test_all_look_for_modules_where_workers_do(tree: Path) -> None:
+    # their own directory comes before that of the command
+    (tree / "work").mkdir()
+    (tree / "work" / "both.py").write_text("def main(new): pass\n")
+    (tree / "both.py").write_text("def main(old): pass\n")
+    launch = {"entrypoint": "both:main", "args": {"new": 1}, "cwd": "work"}
+    cfg = OmegaConf.create({"launch": launch})
+    spec = resolve(cfg, runtime_cwd=str(tree), output_dir=f"{tree}/out")
+    assert file_of(spec) == str(tree / "work" / "both.py")
+    policy = Policy("conf/lllaunch.yaml", entrypoints=("work/*.py",))
+    assert check(spec, {"launch": launch}, policy, str(tree)) == []
 
 
 @pytest.mark.parametrize(

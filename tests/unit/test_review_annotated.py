@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lllaunch.config.origin import KeyOrigin, Origin, Origins
+from lllaunch.config.origins import KeyOrigin, Origin, Origins
 from lllaunch.config.resolve import resolve
 from lllaunch.config.tree import leaf_items
 from lllaunch.review.annotated import (

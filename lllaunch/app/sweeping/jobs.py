@@ -19,14 +19,14 @@ from lllaunch.app.configs import job_name
 from lllaunch.app.gate import JobOf, admit
 from lllaunch.app.planning import in_snapshot, load, locating, perform, plain
 from lllaunch.app.sweeping.composing import LAUNCHER
-from lllaunch.config.cluster import KEY as CLUSTER
-from lllaunch.config.job_config import public_config, redacted_overrides, with_sources
 from lllaunch.config.plan import MARKS, essential, plan_node
+from lllaunch.config.read import CLUSTER, public_config, with_sources
 from lllaunch.config.secrets import literals, not_secret
 from lllaunch.config.values import WORDS
 from lllaunch.console.sweep import JobConsole, Reported
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.run.group import patience, spawner_environment
+from lllaunch.secret_names import redacted_overrides
 from lllaunch.spec import rank_key
 from lllaunch.sweep.fingerprint import job_config, job_key, worth_keeping
 from lllaunch.sweep.machine import VISIBLE

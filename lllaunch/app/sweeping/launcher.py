@@ -34,9 +34,7 @@ from lllaunch.app.sweeping.composing import LAUNCHER, Composer, with_launchers_c
 from lllaunch.app.sweeping.jobs import Labels, SweepJobs, import_for_jobs
 from lllaunch.app.sweeping.probes import compared, is_group, probe
 from lllaunch.app.sweeping.resume import check, command
-from lllaunch.config.cluster import asks_for_cluster
-from lllaunch.config.job_config import redacted_overrides
-from lllaunch.config.read import register_resolvers
+from lllaunch.config.read import asks_for_cluster, register_resolvers
 from lllaunch.config.sweep import SweepSettings, sweep_settings
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
@@ -47,6 +45,7 @@ from lllaunch.results.index import remember
 from lllaunch.run.build import BuildQuery
 from lllaunch.run.directory import RESULT
 from lllaunch.run.result import ReturnValue
+from lllaunch.secret_names import redacted_overrides
 from lllaunch.signal_source import QUIET, SignalSource
 from lllaunch.sweep.directory import ARRAYS, JOURNAL
 from lllaunch.sweep.history import read_result

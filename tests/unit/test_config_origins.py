@@ -24,8 +24,7 @@ from omegaconf import OmegaConf
 
 from lllaunch.app.configs import install
 from lllaunch.config.document import lines_of
-from lllaunch.config.origin import Origin, Origins
-from lllaunch.config.provenance import origins
+from lllaunch.config.origins import Origin, Origins, origins
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -203,12 +202,12 @@ def test_a_whole_node_that_is_replaced_takes_its_keys_along(here: Path) -> None:
     assert one.of("l[1]") is None
 
 
-def test_what_is_merged_into_a_reference_is_merged_into_a_copy(here: Path) -> None:
+def test_below_what_is_merged_into_a_reference_only_that_is_known(here: Path) -> None:
     write(here, main="defaults: [b, _self_]\na: {x: 2}\n", b="a: ${b}\nb: {x: 1, y: {z: 1}}\n")
     one = found(here, "main")
     assert places(one, "a") == ["file conf/b.yaml:1", "file conf/main.yaml:2"]
-    assert places(one, "a.x") == ["file conf/b.yaml:2", "file conf/main.yaml:2"]
-    assert places(one, "a.y.z") == ["file conf/b.yaml:2"]
+    assert places(one, "a.x") == ["file conf/main.yaml:2"]
+    assert places(one, "a.y.z") == ["unknown "]
     assert places(one, "b.x") == ["file conf/b.yaml:2"]
 
 

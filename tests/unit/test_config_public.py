@@ -8,7 +8,7 @@ import pytest
 from hydra.core.utils import setup_globals
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.config.job_config import public_config, with_sources
+from lllaunch.config.read import public_config, with_sources
 
 SECRET = "hf_hunter2hunter2hunter2"
 
@@ -111,7 +111,7 @@ def test_a_config_that_contains_itself_has_an_end() -> None:
 
 
 def test_aliases_that_expand_without_measure_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lllaunch.config.job_config.MOST_LEAVES", 2_000)
+    monkeypatch.setattr("lllaunch.config.read.MOST_LEAVES", 2_000)
     levels = {f"l{n}": [f"${{l{n + 1}}}"] * 10 for n in range(9)}
     found = public_config(OmegaConf.create({**levels, "l9": 1}))
     assert "${l" in repr(found["l0"])

@@ -1,0 +1,463 @@
+"""Where each value of a composed config came from.
+
+Hydra forgets it while it composes. So its defaults list is read once more, by its own functions.
+Each config and override in it is a layer; the value of a key is that of the last layer that has the
+key. What comes out is compared with what Hydra composes: where it is not that, the origin is
+unknown rather than wrong. See docs/design/provenance.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from hydra.core.default_element import DefaultsTreeNode, GroupDefault, InputDefault, ResultDefault
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult
+from hydra.types import RunMode
+from omegaconf import Container, OmegaConf
+
+from lllaunch.config.document import NO_LINES, Lines, lines_of
+from lllaunch.config.interpolation import references
+from lllaunch.config.schema import PRESET_KEYS, PRESETS
+from lllaunch.config.tree import dotted, parts_of, shown_path
+from lllaunch.hydra_compat import (
+    apply_overrides,
+    default_of,
+    file_name,
+    keeps_defaults_list,
+    merge_files,
+    read_defaults,
+    walk_defaults,
+)
+from lllaunch.secret_names import redacted_overrides
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+    from lllaunch.errors import Diagnostic
+    from lllaunch.hydra_compat import ConfigLoaderImpl, DefaultsList, IConfigRepository
+
+Kind = Literal["file", "package", "schema", "override", "hydra", "unknown"]
+
+# What Hydra writes itself after it has composed, whatever configs and overrides say there.
+_FILLED = (
+    "hydra.overrides",
+    "hydra.runtime",
+    "hydra.job.override_dirname",
+    "hydra.job.config_name",
+)
+# What it adds to: `hydra.job.env_copy`.
+_ADDED = "hydra.job.env_set"
+# What the user gives of what it fills in, in a run or in a sweep.
+_GIVEN_BY = {"hydra.runtime.output_dir": ("hydra.run.dir", "hydra.sweep.dir")}
+# Words that YAML reads as booleans, also where they are keys.
+_BOOLEANS = {
+    word: str(value)
+    for value, words in ((True, "on yes true True"), (False, "off no false False"))
+    for word in words.split()
+}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What gave a key of a composed config its text."""
+
+    # ``file``: a config file; ``package``: one within a Python package; ``schema``: a config that a
+    # program put into Hydra's ConfigStore, as lllaunch does with the defaults of ``launch``;
+    # ``override``: the command line, or a job of a sweep; ``hydra``: Hydra's own configs, or what
+    # it fills in; ``unknown``: it cannot be told
+    kind: Kind
+    # path of the file, relative if it is below the working directory; ``pkg://PACKAGE/...`` or
+    # another URL; ``structured://NAME``; the override's text, without secrets; for what Hydra fills
+    # in ``hydra``; empty if unknown
+    where: str
+    line: int | None = None  # of the key in the file, from 1; None where there is none
+    group: str = ""
+    # what else gave a value to that key and lost, weakest first; these have none
+    overridden: tuple[Origin, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """File and line as editors and compilers write it: ``conf/exp/resnet.yaml:6``."""
+        return self.where if self.line is None else f"{self.where}:{self.line}"
+
+
+class Link(NamedTuple):
+    """One step on the way from a key to what its value is made of."""
+
+    key: str
+    origin: Origin
+
+
+class KeyOrigin(NamedTuple):
+    """What is known of one key: where its text came from, and the keys that the text refers to."""
+
+    origin: Origin
+    references: tuple[str, ...] = ()
+    whole: bool = False
+
+
+UNKNOWN = Origin("unknown", "")
+_BY_HYDRA = Origin("hydra", "hydra")
+
+
+class Origins:
+    """The origins of all keys of one composed config. Holds no values.
+
+    By dotted key, as `dotted` writes it.
+    """
+
+    def __init__(self, entries: Mapping[str, KeyOrigin]) -> None:
+        self._entries = entries
+
+    def keys(self) -> Iterator[str]:
+        """All keys, of containers and of leaves, those within lists among them."""
+        return iter(self._entries)
+
+    def of(self, key: str) -> Origin | None:
+        """Where the text of a key came from.
+
+        ``a[0]`` and ``a.0`` are the same element. For a mapping it is the last config or override
+        that wrote to the mapping as such. Below a reference (``args: ${params}``) it is the origin
+        of the reference. None if the config has no such key.
+        """
+        name = dotted([key])
+        if any(_is_below(name, filled) for filled in _FILLED):
+            return _BY_HYDRA
+        found = self._origin_of(name)
+        if found is not None:
+            return found[1].origin
+        return _BY_HYDRA if _is_below(name, _ADDED) else None
+
+    def chain(self, key: str) -> tuple[Link, ...]:
+        """The origin of a key and of all that its text refers to, directly or not.
+
+        The key itself is first (or the reference that it is below), then what that refers to, each
+        key once. Empty if the config has no such key. References whose key depends on another value
+        (``${a.${b}}``) are not followed.
+        """
+        links: dict[str, Link] = {}
+        waiting = [dotted([key])]
+        while waiting:
+            name = waiting.pop(0)
+            origin = self.of(name)
+            if origin is None:
+                continue
+            found = self._origin_of(name)
+            at = found[0] if found else name
+            # also ends what refers to itself
+            if at in links:
+                continue
+            links[at] = Link(at, origin)
+            if found is not None:
+                rest = name[len(at) :] if found[1].whole else ""
+                waiting.extend(f"{target}{rest}" for target in found[1].references)
+        return tuple(links.values())
+
+    def stands_in(self, key: str) -> Origin | None:
+        """The file that a key stands in, or else what it is in, or what that refers to.
+
+        The config need not have the key. None if the command line gave it, nobody did, or that is
+        not known.
+        """
+        every = map(self._stands_in, _GIVEN_BY.get(key, (key,)))
+        found = [origin for origin in every if origin is not None]
+        return found[0] if len(found) == 1 else None
+
+    def _stands_in(self, key: str) -> Origin | None:
+        parts = parts_of(key)
+        for end in range(len(parts), 0, -1):
+            for link in self.chain(".".join(parts[:end])):
+                if link.origin.kind in {"file", "package"}:
+                    return link.origin
+                if link.origin.kind == "override":
+                    return None
+            if parts[0] in {"launch", "hydra"} and self.of(key) is not None:
+                break  # a default: nobody wrote it anywhere
+        return None
+
+    def locate(self, problem: Diagnostic) -> Diagnostic:
+        """Return a problem with the file and line that its key stands in, if it names no file."""
+        origin = None if problem.file else self.stands_in(problem.key)
+        if origin is None:
+            return problem
+        return replace(problem, file=origin.where, line=origin.line or 0)
+
+    def _origin_of(self, name: str) -> tuple[str, KeyOrigin] | None:
+        """The entry of a key, or the reference above it."""
+        parts = name.split(".")
+        for end in range(len(parts), 0, -1):
+            at = self._name(parts[:end])
+            if at is not None:
+                entry = self._entries[at]
+                return (at, entry) if end == len(parts) or entry.whole else None
+        return None
+
+    def _name(self, parts: list[str]) -> str | None:
+        plain = ".".join(parts)
+        if plain in self._entries:
+            return plain
+        as_yaml = ".".join(_BOOLEANS.get(part, part) for part in parts)
+        return as_yaml if as_yaml in self._entries else None
+
+
+def _is_below(name: str, prefix: str) -> bool:
+    return name.startswith(prefix) and name[len(prefix) : len(prefix) + 1] in {"", "."}
+
+
+_MISSING = "???"
+_NOTHING = object()  # what a key has that no layer gives, or that an override takes out
+
+
+class Layer(NamedTuple):
+    """What one config or override gives: plain and unresolved data, below the keys in ``rest``."""
+
+    origin: Origin
+    value: Any
+    lines: Lines = NO_LINES
+    rest: tuple[str, ...] = ()
+    replaces: bool = False  # whether ``???`` counts
+
+    def at(self, key: object) -> Layer | None:
+        """What it gives to a key of a mapping or an index of a list; None if nothing."""
+        if self.rest:
+            same = self.rest[0] == str(key)
+            return self._replace(rest=self.rest[1:]) if same else None
+        items: Any = self.value
+        if isinstance(items, list):
+            items = dict(enumerate(items))
+        if not isinstance(items, dict) or key not in items:
+            return None
+        return Layer(self.origin, items[key], self.lines.below(key))
+
+
+def origins_of(layers: Iterable[Layer], composed: Any) -> Origins:
+    """Return what is known of each key of a config that was composed of layers, weakest first."""
+    entries: dict[str, KeyOrigin] = {}
+    _collect(list(layers), composed, (), entries)
+    entries.pop("", None)
+    return Origins(entries)
+
+
+def _collect(
+    layers: list[Layer], composed: Any, path: tuple[object, ...], entries: dict[str, KeyOrigin]
+) -> None:
+    """Note what is known of a key and all below; ``layers`` are those that may give it a value."""
+    key = dotted(path)
+    value, marks, within = _put_together(layers, key)
+    origin = UNKNOWN
+    if not _is_alike(value, composed):
+        within = []
+    elif marks and key not in entries:  # else one of two with that dotted name has a dot in itself
+        *before, last = marks
+        origin = replace(last, overridden=tuple(before)) if before else last
+    entries[key] = KeyOrigin(origin, *references(composed, path))
+    items: Any = enumerate(composed) if isinstance(composed, list) else ()
+    for name, item in composed.items() if isinstance(composed, dict) else items:
+        below = [found for layer in within if (found := layer.at(name)) is not None]
+        _collect(below, item, (*path, name), entries)
+
+
+def _put_together(layers: list[Layer], key: str) -> tuple[Any, list[Origin], list[Layer]]:
+    """What layers come to at a key, who has given it a value, and who gives to what is in it.
+
+    Of a mapping the value is an empty one.
+    """
+    value: Any = _NOTHING
+    marks: list[Origin] = []
+    within: list[Layer] = []
+    for layer in layers:
+        given, lines = layer.value, layer.lines
+        of_preset = key in PRESET_KEYS and layer.origin.kind != "override"
+        if layer.rest:
+            if not isinstance(value, (dict, list)):
+                value, within = {}, []
+                marks.append(layer.origin)
+            within.append(layer)
+            continue
+        if of_preset and isinstance(given, str) and given in PRESETS:
+            given, lines = {"preset": given}, Lines(lines.line, {"preset": lines})
+        if given is _NOTHING:
+            value, marks, within = _NOTHING, [], []
+        elif given == _MISSING and marks and not layer.replaces:
+            continue
+        elif not isinstance(given, dict):
+            value, within = given, [layer]
+        elif isinstance(value, dict) and within and not given:
+            continue  # an empty mapping changes nothing in another one
+        else:
+            before = within if isinstance(value, dict) else []
+            value, within = {}, [*before, layer._replace(value=given, lines=lines)]
+        if given is not _NOTHING:
+            marks.append(replace(layer.origin, line=lines.line))
+    return value, marks, within
+
+
+def _is_alike(given: Any, composed: Any) -> bool:
+    """Whether a value is what was composed, perhaps converted to the type of its node."""
+    if isinstance(composed, list):
+        return isinstance(given, list) and len(given) == len(composed)
+    if isinstance(composed, dict) or isinstance(given, (dict, list)):
+        return isinstance(given, dict) and isinstance(composed, dict)
+    if given is None or composed is None:
+        return given is composed
+    if str(given) == str(composed) or (type(given) is type(composed) and given == composed):
+        return True
+    if isinstance(composed, Enum):
+        return str(given).rpartition(".")[2] == composed.name or given == composed.value
+    if isinstance(composed, bool):
+        return str(given).lower() in _TRUTHS[composed]
+    try:
+        return isinstance(composed, float) and float(given) == composed
+    except (TypeError, ValueError):
+        return False
+
+
+_TRUTHS = {True: {"true", "yes", "on", "y", "1"}, False: {"false", "no", "off", "n", "0"}}
+
+
+def origins(
+    loader: ConfigLoaderImpl,
+    config_name: str | None,
+    overrides: Sequence[str],
+    run_mode: RunMode = RunMode.RUN,
+) -> Origins:
+    """Tells where the values of a config came from.
+
+    Composes once more, which takes about as long as the first time; reads config files and changes
+    nothing. It imports no more than composing does.
+
+    ``overrides`` are those of the command line; for a job of a sweep with those of the job, as
+    `ConfigLoaderImpl.load_sweep_config` puts them together. Under MULTIRUN what is swept keeps its
+    other origin.
+
+    Raises:
+        HydraException, OmegaConfBaseException: the config cannot be composed.
+    """
+    with warnings.catch_warnings():
+        # whoever composed the config has seen them
+        warnings.simplefilter("ignore")
+        sweep = run_mode == RunMode.MULTIRUN
+        found, repo = read_defaults(loader, config_name, overrides, sweep=sweep)
+        # before Hydra merges: its merging changes configs that it has loaded
+        layers = [*_layers(repo, _with_groups(found))]
+        layers += map(_layer_of, found.config_overrides)
+        cfg = merge_files(loader, found, repo)
+        OmegaConf.set_struct(cfg, True)
+        OmegaConf.set_readonly(cfg.hydra, False)
+        apply_overrides(loader, found, cfg)
+    return origins_of(layers, _plain(cfg))
+
+
+def origins_of_one(repo: IConfigRepository, name: str) -> Origins:
+    """Tells where the values of a single config came from, before anything is composed.
+
+    Raises:
+        HydraException, OmegaConfBaseException: it is not there, or cannot be read.
+    """
+    layers = _layers(repo, [(ResultDefault(config_path=name, package=""), "")])
+    loaded = repo.load_config(name)
+    return origins_of(layers, _content(loaded.config) if loaded is not None else {})
+
+
+def _with_groups(found: DefaultsList) -> Iterator[tuple[ResultDefault, str]]:
+    """The configs in the order of merging, each with the choice that brought it."""
+    groups: list[tuple[ResultDefault, str]] = []
+
+    def note(parent: DefaultsTreeNode | None, node: InputDefault) -> None:
+        if node.is_deleted() or node.is_missing():
+            return
+        default = default_of(parent, node)
+        if default is not None:
+            groups.append((default, _group(node, parent)))
+
+    walk_defaults(found, note)
+    if [default for default, _ in groups] != found.defaults:
+        # not walked as Hydra did; the choices are only for reading
+        return iter([(default, "") for default in found.defaults])
+    return iter(groups)
+
+
+def _group(node: InputDefault, parent: DefaultsTreeNode | None) -> str:
+    """The nearest choice of a group, this one or that of a config which names this one."""
+    current: InputDefault | None = node
+    while current is not None:
+        if isinstance(current, GroupDefault) and not current.is_self():
+            return f"{current.get_override_key()}={current.get_name()}"
+        current, parent = (parent.node, parent.parent) if parent is not None else (None, None)
+    return ""
+
+
+def _layers(
+    repo: IConfigRepository, defaults: Iterable[tuple[ResultDefault, str]]
+) -> Iterator[Layer]:
+    """Read the configs of a defaults list once more."""
+    # by name alone, as the repository keeps them
+    known: dict[str, Lines] = {}
+    for default, group in defaults:
+        path = default.config_path
+        loaded = repo.load_config(path) if path is not None else None
+        if path is None or loaded is None:
+            continue
+        package = default.package if default.package is not None else loaded.header["package"]
+        schema = None
+        if not loaded.is_schema_source:
+            # a stored config with the same name, which Hydra puts below a file (deprecated there)
+            with contextlib.suppress(ConfigLoadError):
+                schema = repo.get_schema_source().load_config(file_name(path))
+        for each in (schema, loaded):
+            if each is not None:
+                if path not in known and each.path.startswith(("file://", "pkg://")):
+                    known[path] = _lines_in(each, path)
+                lines = known.get(path, NO_LINES) if each is loaded else NO_LINES
+                rest = tuple(parts_of(package or ""))
+                yield Layer(_origin(each, path, group), _content(each.config), lines, rest)
+
+
+def _lines_in(loaded: ConfigResult, path: str) -> Lines:
+    scheme, _, place = loaded.path.partition("://")
+    directory: Any = resources.files(place) if scheme == "pkg" else pathlib.Path(place)
+    try:
+        return lines_of(directory.joinpath(file_name(path)).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return NO_LINES
+
+
+def _origin(loaded: ConfigResult, path: str, group: str) -> Origin:
+    scheme, _, place = loaded.path.partition("://")
+    kind: Kind = "package" if scheme == "pkg" else "schema" if scheme == "structured" else "file"
+    if loaded.provider == "hydra":
+        kind = "hydra"
+    if scheme == "structured":
+        return Origin(kind, f"{scheme}://{path}", group=group)
+    name = file_name(path)
+    if scheme != "file":
+        return Origin(kind, f"{loaded.path}/{name}", group=group)
+    return Origin(kind, shown_path(os.path.join(place, name)), group=group)
+
+
+def _content(config: Container) -> Any:
+    content = _plain(config)
+    if isinstance(content, dict) and keeps_defaults_list(config):
+        # a dataclass keeps its defaults list until all is merged
+        content.pop("defaults", None)
+    return content
+
+
+def _plain(config: Container) -> Any:
+    return OmegaConf.to_container(config, resolve=False)
+
+
+def _layer_of(override: Override) -> Layer:
+    rest = tuple(parts_of(override.key_or_group))
+    if override.is_delete():
+        return Layer(UNKNOWN, _NOTHING, rest=rest)
+    (text,) = redacted_overrides([override.input_line or override.get_key_element()])
+    return Layer(Origin("override", text), override.value(), rest=rest, replaces=True)
