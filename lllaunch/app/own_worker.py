@@ -16,6 +16,7 @@ one) put their values into the config's own cache, which travels with it.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib
@@ -25,9 +26,9 @@ import os
 import pickle
 import re
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator
-from dataclasses import dataclass, replace
-from types import FrameType, FunctionType, ModuleType
+import traceback
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.global_hydra import GlobalHydra
@@ -46,7 +47,7 @@ from lllaunch.hydra_compat import (
     root_of,
     take_over_apps,
 )
-from lllaunch.spawner.protocol import Forked, Function, Target
+from lllaunch.spawner.protocol import Forked, Function
 from lllaunch.spawner.worker import execute_module, execute_script, library_directories
 from lllaunch.spec import Entrypoint
 
@@ -54,8 +55,7 @@ if TYPE_CHECKING:
     from hydra.core.config_search_path import SearchPathElement
 
 
-@dataclass(frozen=True)
-class UserScript:
+class UserScript(NamedTuple):
     """How this process was started, and so what workers run first.
 
     An absolute ``path``, or the ``module`` of ``python -m``; both are empty in a session.
@@ -75,22 +75,17 @@ class _Task:
     """What a worker of a user's own app does in its place: ``action`` on its function."""
 
     def __init__(self, reach: Reach, action: Callable[[Callable[[Any], Any]], Any]) -> None:
-        self._reach = reach
+        self.reach = reach
         self._action = action
         self._value: Any = None
         self._error: BaseException | None = None
         self.started = False
 
-    def is_for(self, function: object) -> bool:
-        """Whether a function is the one that this worker runs."""
-        # where it is called from an import of its own module, that is not complete yet
-        return _layer(self._reach) is function
-
     def run(self, function: Callable[[Any], Any] | None = None) -> None:
         """Run it, and keep what it returns or raises: the script's own code must not see that."""
         self.started = True
         try:
-            self._value = self._action(function or find_function(self._reach))
+            self._value = self._action(function or self.reach.find())
         except BaseException as error:  # noqa: BLE001 - `result` raises it
             self._error = error
 
@@ -115,7 +110,7 @@ def call_in_worker(function: Any) -> bool:
     nothing. False elsewhere.
 
     Raises:
-        Reached: the worker's task has been run; its script ends here.
+        AppReached: the worker's task has been run; its script ends here.
         RuntimeError: the app was called by its own function, or after it.
     """
     if not _State.worker:
@@ -126,7 +121,8 @@ def call_in_worker(function: Any) -> bool:
             f"{name}() was called without a config in a worker, which would launch workers from "
             f"workers; call {name}(cfg) to run the function itself"
         )
-    if task.is_for(function):
+    # where it is called from an import of its own module, that is not complete yet
+    if task.reach.layer() is function:
         _State.task = None
         task.run(function)
         raise AppReached
@@ -155,13 +151,12 @@ def started_as(main: ModuleType, needed: bool, direct: bool = True) -> UserScrip
     run in workers; nor is a package's ``__main__.py``, which often has no guard.
     """
     guarded = not needed and not direct
-    spec = getattr(main, "__spec__", None)
+    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     name = spec.name if spec is not None else ""
     if name.rpartition(".")[2] == "__main__" and not needed:
         return UserScript()
     if name and name != "__main__":
         return UserScript(module=name, guarded=guarded)
-    path = getattr(main, "__file__", None)
     if path and os.path.isfile(path):
         return UserScript(path=os.path.abspath(path), guarded=guarded)
     return UserScript()
@@ -169,11 +164,7 @@ def started_as(main: ModuleType, needed: bool, direct: bool = True) -> UserScrip
 
 def calls_directly(main: ModuleType) -> bool:
     """Whether the app was called by the script's own code, or that of its project."""
-    frames = []
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
+    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe())]
     libraries = library_directories()
     below = False
     for frame in reversed(frames):
@@ -260,63 +251,37 @@ class Reach(NamedTuple):
     qualname: str
     depth: int = 0
 
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Reach | None:
+        """Return how workers find a function; None if they do not: a closure, an object."""
+        module = getattr(function, "__module__", None)
+        qualname = getattr(function, "__qualname__", None)
+        if module not in sys.modules or not isinstance(qualname, str):
+            return None
+        found = cls(module, qualname)
+        while (layer := found.layer()) is not None and layer is not function:
+            found = found._replace(depth=found.depth + 1)
+        return None if layer is None else found
 
-def find_function(reach: Reach) -> Callable[[Any], Any]:
-    """Return the function that `reach_of` told of, or raise `ConfigError`."""
-    found = _layer(reach)
-    if not callable(found):
-        raise not_found(reach)
-    return found  # type: ignore[no-any-return]
+    def layer(self) -> Any:
+        """Return what is there now; None if nothing is."""
+        found: Any = importlib.import_module(self.module)
+        for part in [*self.qualname.split("."), *["__wrapped__"] * self.depth]:
+            found = getattr(found, part, None)
+        return found
 
+    def find(self) -> Callable[[Any], Any]:
+        """Return the function, or raise `ConfigError`."""
+        found = self.layer()
+        if not callable(found):
+            raise self.missing()
+        return found  # type: ignore[no-any-return]
 
-def _layer(reach: Reach) -> Any:
-    found = _attribute(reach.module, reach.qualname)
-    for _ in range(reach.depth):
-        found = getattr(found, "__wrapped__", None)
-    return found
-
-
-def reach_of(function: Callable[..., Any]) -> Reach | None:
-    """Returns how workers find a function; None if they do not: a closure, an object."""
-    module = getattr(function, "__module__", None)
-    qualname = getattr(function, "__qualname__", None)
-    if module not in sys.modules or not isinstance(qualname, str):
-        return None
-    layer, depth = _attribute(module, qualname), 0
-    while layer is not None and layer is not function:
-        layer, depth = getattr(layer, "__wrapped__", None), depth + 1
-    return None if layer is None else Reach(module, qualname, depth)
-
-
-def check_reachable(function: Callable[[Any], Any]) -> Reach:
-    """Return how workers will find a function, or raise `ConfigError`."""
-    reach = reach_of(function)
-    if reach is None:
-        module = getattr(function, "__module__", None) or "?"
-        raise not_found(Reach(module, getattr(function, "__qualname__", None) or repr(function)))
-    return reach
-
-
-def _attribute(module: str, qualname: str) -> Any:
-    found: Any = importlib.import_module(module)
-    for part in qualname.split("."):
-        found = getattr(found, part, None)
-    return found
-
-
-def not_found(reach: Reach) -> ConfigError:
-    """The error that says that workers cannot find a function."""
-    return ConfigError(
-        (
-            Diagnostic(
-                "own-app",
-                "lllaunch.main",
-                f"{reach.module}:{reach.qualname}",
-                "is not what workers find under that name",
-                "decorate a function at the top level of its module, outside of any condition",
-            ),
-        )
-    )
+    def missing(self) -> ConfigError:
+        """Return the error that says that workers cannot find the function."""
+        name, message = f"{self.module}:{self.qualname}", "is not what workers find under that name"
+        hint = "decorate a function at the top level of its module, outside of any condition"
+        return ConfigError((Diagnostic("own-app", "lllaunch.main", name, message, hint),))
 
 
 # a resolver's call without another interpolation in its arguments
@@ -393,14 +358,9 @@ def pack(cfg: DictConfig) -> bytes:
         "name": JobRuntime.instance().get("name"),
         "search_path": None if app is None else app.config_loader.get_search_path().get_path(),
     }
-    try:
+    # classes that were made in a function, and what caches hold, only cloudpickle sends
+    with contextlib.suppress(Exception):  # it runs code of the config's classes
         return pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
-    except Exception:  # noqa: BLE001 - it runs code of the config's classes
-        return _by_value(state)
-
-
-def _by_value(state: object) -> bytes:
-    """Pickle with its code what no import finds: classes made in a function, what caches hold."""
     # seldom needed: imported in 10 ms
     try:
         import cloudpickle  # noqa: PLC0415
@@ -411,7 +371,7 @@ def _by_value(state: object) -> bytes:
         def reducer_override(self, obj: Any) -> Any:
             # by itself it would take all of __main__ by value, which the workers have as well
             named = isinstance(obj, (type, FunctionType))
-            if named and reach_of(obj) == Reach(obj.__module__, obj.__qualname__):
+            if named and Reach.of(obj) == Reach(obj.__module__, obj.__qualname__):
                 return NotImplemented
             return super().reducer_override(obj)
 
@@ -440,42 +400,35 @@ def unpack(data: bytes) -> DictConfig:
     return job
 
 
-@dataclass(frozen=True)
-class HydraCall:
-    """One call of a user's function with a composed config."""
-
-    script: UserScript
-    function: Reach
-    # made by `pack`; not unpickled before the script has come to its app, whose classes it may hold
-    config: bytes
-    argv: tuple[str, ...]  # ``sys.argv`` as the launcher's script found it
-    command: tuple[str, ...]  # the launcher's ``sys.orig_argv``
-    path: tuple[str, ...]
-    cwd: str  # where the launcher's script runs
-
-    def target(self) -> Function:
-        """What the spawner starts."""
-        call = pickle.dumps(((self,), {}), pickle.HIGHEST_PROTOCOL)
-        return Function(__name__, run.__name__, call)
-
-
-def run(call: HydraCall) -> Any:
+def run(
+    script: UserScript,
+    function: Reach,
+    config: bytes,
+    argv: Sequence[str],
+    command: Sequence[str],
+    path: Sequence[str],
+    cwd: str,
+) -> Any:
     """Runs a user's script and function in this worker; called by the spawner.
+
+    ``config`` is made by `pack`; it is not unpickled before the script has come to its app, whose
+    classes it may hold. ``argv``, ``command``, ``path`` and ``cwd`` are ``sys.argv``,
+    ``sys.orig_argv``, ``sys.path`` and the directory of the launcher's script.
 
     Raises:
         ConfigError: the function is not found here.
     """
-    sys.argv[:] = call.argv
-    sys.orig_argv[:] = call.command
-    sys.path[:] = call.path
+    sys.argv[:] = argv
+    sys.orig_argv[:] = command
+    sys.path[:] = path
     jobs = os.getcwd()
-    os.chdir(call.cwd)
+    os.chdir(cwd)
 
     def task(function: Callable[[Any], Any]) -> Any:
         os.chdir(jobs)
-        return run_in_worker(function, unpack(call.config))
+        return run_in_worker(function, unpack(config))
 
-    return run_in_script(call.script, call.function, task)
+    return run_in_script(script, function, task)
 
 
 def run_in_worker(function: Callable[[Any], Any], cfg: DictConfig) -> Any:
@@ -533,21 +486,14 @@ def _configure_logging() -> None:
             directory = os.path.dirname(error_file)
             handler["filename"] = moved(handler["filename"], hydra.runtime.output_dir, directory)
     configure_log(OmegaConf.create(job), hydra.verbose)
-    if first and has_directory:
-        _log_attempt(os.path.basename(os.path.dirname(os.path.dirname(error_file))))
-
-
-def _log_attempt(name: str) -> None:
-    """Write to the job's log files that another attempt begins, unless it is the first."""
-    number = name.removeprefix("attempt_")
-    if number in {name, "0"}:
-        return
-    logger = logging.getLogger("lllaunch")
-    text = f"attempt {number} begins"
-    record = logger.makeRecord(logger.name, logging.INFO, __file__, 0, text, (), None)
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.FileHandler):
-            handler.handle(record)
+    attempt = os.path.basename(os.path.dirname(os.path.dirname(error_file)))
+    if first and has_directory and attempt not in {"attempt_0", ""}:
+        # the job's log files have lines of the attempts before
+        logger, text = logging.getLogger("lllaunch"), f"attempt {attempt[8:]} begins"
+        record = logger.makeRecord(logger.name, logging.INFO, __file__, 0, text, (), None)
+        for made in logging.getLogger().handlers:
+            if isinstance(made, logging.FileHandler):
+                made.handle(record)
 
 
 def moved(file: str, output_dir: str, directory: str) -> str:
@@ -579,7 +525,9 @@ class UserFunction(NamedTuple):
         Raises:
             ConfigError: they cannot, and it must be ``importable``.
         """
-        reach = check_reachable(function) if importable else reach_of(function)
+        reach = Reach.of(function)
+        if reach is None and importable:
+            raise _named(function, repr(function)).missing()
         in_main = reach is not None and reach.module == "__main__"
         main = sys.modules["__main__"]
         script = started_as(main, needed=in_main, direct=calls_directly(main))
@@ -595,14 +543,9 @@ class UserFunction(NamedTuple):
     @property
     def entrypoint(self) -> Entrypoint:
         """What the run's messages and its plan call it."""
-        function = self.reach
-        if function is None:
-            # a name for messages, of what cannot be found by it
-            kind: Any = self.function
-            kind = kind if hasattr(kind, "__qualname__") else type(kind)
-            name = getattr(kind, "__qualname__", "task").replace(os.sep, ".")
-            function = Reach(getattr(kind, "__module__", None) or "__main__", name)
-        module, qualname = function.module, function.qualname
+        kind = self.function if hasattr(self.function, "__qualname__") else type(self.function)
+        # a name for messages, of what cannot be found by it
+        module, qualname, _ = self.reach or _named(kind, "task")
         where = module
         if where == "__main__":
             where = self.script.module or os.path.basename(self.script.path)
@@ -611,9 +554,9 @@ class UserFunction(NamedTuple):
     @property
     def preload(self) -> tuple[str, ...]:
         """Modules that every worker needs."""
-        return () if self.reach is None else (HydraCall.__module__,)
+        return () if self.reach is None else (__name__,)
 
-    def target(self, cfg: DictConfig) -> Target | Forked:
+    def target(self, cfg: DictConfig) -> Function | Forked:
         """What each worker runs; Hydra's config is that of the job.
 
         Raises:
@@ -621,15 +564,20 @@ class UserFunction(NamedTuple):
         """
         if self.reach is None:
             return Forked(run_in_worker, (self.function, cfg))
-        cwd = HydraConfig.get().runtime.cwd
-        path = self.script.path and self.place(self.script.path)
-        call = HydraCall(
-            replace(self.script, path=path),
-            self.reach,
-            pack(cfg),
-            original_arguments(self.script, cwd),
-            tuple(sys.orig_argv),
-            tuple(self.place(each) if each else each for each in sys.path),
-            self.place(cwd),
-        )
-        return call.target()
+        cwd, path = HydraConfig.get().runtime.cwd, self.script.path
+        arguments = {
+            "script": self.script._replace(path=path and self.place(path)),
+            "function": self.reach,
+            "config": pack(cfg),
+            "argv": original_arguments(self.script, cwd),
+            "command": sys.orig_argv,
+            "path": [self.place(each) if each else each for each in sys.path],
+            "cwd": self.place(cwd),
+        }
+        call = pickle.dumps(((), arguments), pickle.HIGHEST_PROTOCOL)
+        return Function(__name__, run.__name__, call)
+
+
+def _named(kind: Any, default: str) -> Reach:
+    name = getattr(kind, "__qualname__", default).replace(os.sep, ".")
+    return Reach(getattr(kind, "__module__", None) or "__main__", name)

@@ -15,11 +15,8 @@ from lllaunch.app.own_worker import (
     UserScript,
     call_in_worker,
     calls_directly,
-    check_reachable,
-    find_function,
     moved,
     original_arguments,
-    reach_of,
     run_in_script,
     started_as,
 )
@@ -215,22 +212,28 @@ def function_of(module: Any, qualname: str = "train") -> Any:
     return train
 
 
+def found(function: Any) -> Reach:
+    reach = Reach.of(function)
+    assert reach is not None
+    return reach
+
+
 def test_the_function_under_the_decorator_is_found(module: Any) -> None:
     train = function_of(module)
     module.train = decorated(train)
-    assert reach_of(train) == check_reachable(train) == Reach("users_module", "train", 1)
-    assert find_function(Reach("users_module", "train", 1)) is train
+    assert Reach.of(train) == Reach("users_module", "train", 1)
+    assert Reach("users_module", "train", 1).find() is train
     # decorators below ours belong to the function
     below = decorated(train)
     module.train = decorated(below)
-    assert find_function(check_reachable(below)) is below
+    assert found(below).find() is below
     # and it need not be replaced by its decorated form
     module.train, module.app = train, decorated(train)
-    assert check_reachable(train) == Reach("users_module", "train", 0)
-    assert find_function(Reach("users_module", "train", 0)) is train
+    assert found(train) == Reach("users_module", "train", 0)
+    assert Reach("users_module", "train", 0).find() is train
     method = function_of(module, "Apps.train")
     module.Apps = type("Apps", (), {"train": staticmethod(decorated(method))})
-    assert check_reachable(method) == Reach("users_module", "Apps.train", 1)
+    assert found(method) == Reach("users_module", "Apps.train", 1)
 
 
 @pytest.mark.parametrize("what", ["missing", "another", "partial"])
@@ -239,4 +242,4 @@ def test_a_function_that_workers_would_not_find_is_an_error(module: Any, what: s
     if what == "another":
         module.train = lambda cfg: None
     with pytest.raises(ConfigError, match=r"lllaunch\.main"):
-        check_reachable(functools.partial(train) if what == "partial" else train)
+        UserFunction.of(functools.partial(train) if what == "partial" else train, importable=True)
