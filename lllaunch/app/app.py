@@ -104,8 +104,9 @@ class Jobs:
         self.spawner = spawner
         self._expect = expect
         self.function = function
-        # claimed and decided before Hydra writes anything
-        self._directory: RunDirectory | None = None
+        # claimed and decided before Hydra writes anything; the last one is the run's own
+        self._claimed: list[RunDirectory] = []
+        self._latest = "", ""  # a link, or none, and the directory that it is to lead to
         self._planned: LaunchSpec | None = None
         self._user: UserFunction | SubmittedFunction | None = submitted
         self._submitted = submitted
@@ -121,87 +122,57 @@ class Jobs:
         Returns what the process shall exit with; None if the app returned.
         """
         own: dict[Seam, Callable[[Any], Any]] = {
-            Seam.CALLBACKS: self._admitting,
-            Seam.RUN_JOB: self._claiming,
+            Seam.CALLBACKS: self._beginning,
+            Seam.RUN_JOB: self._running,
             Seam.LOGGING: _delaying,
         }
         with self.at_end:
             return self.ledger.run(app, {**GUARDED, **own})
 
-    def _admitting(self, make: Callable[..., Callbacks]) -> Callable[..., Callbacks]:
-        """Return Hydra's class of callbacks, but before it makes them, a run may be refused.
+    def _beginning(self, make: Callable[..., Callbacks]) -> Callable[..., Callbacks]:
+        """Return Hydra's class of callbacks, but before it makes them, all is decided.
 
-        At the gate they have been called. So where a project has rules a run is decided once
-        before them, and what is refused leaves nothing behind.
+        What is refused has called nothing, and leaves nothing behind: Hydra writes ``.hydra`` when
+        its callbacks have been called. The record of a run that is there already stays as it is,
+        and a directory that was made for the refused one is taken away again. Only where callbacks
+        might change what is to run, and nobody reviews that, the decision waits for them.
         """
 
-        def admit_and_make(config: DictConfig, *args: Any, **kwargs: Any) -> Callbacks:
-            loader = GlobalHydra.instance().config_loader()
-            with self.reporting(), locating(loader, config):
-                if has_rules():
-                    self._refuse_ahead(config)
+        def begin_and_make(config: DictConfig, *args: Any, **kwargs: Any) -> Callbacks:
+            ruled, alone = has_rules(), config.hydra.mode == RunMode.RUN
+            with self.reporting(), locating(GlobalHydra.instance().config_loader(), config):
+                try:
+                    if ruled:
+                        _expect_places(config, alone=alone)
+                    if alone:
+                        self._claim(config)
+                    if alone and (ruled or not config.hydra.callbacks):
+                        self._plan_ahead(config)
+                except BaseException:
+                    for directory in reversed(self._claimed):
+                        directory.discard()
+                    raise
             return make(config, *args, **kwargs)
 
-        return admit_and_make
+        return begin_and_make
 
-    def _refuse_ahead(self, original: DictConfig) -> None:
-        """Refuse a run that its project does not allow; all else that is wrong is said later.
+    def _running(self, run_job: Callable[..., JobReturn]) -> Callable[..., JobReturn]:
+        """Return Hydra's function, but what of its own files cannot be written is told."""
 
-        Of a sweep, whose jobs are looked at one by one, only where it writes.
+        def link_and_run(*args: Any, **kwargs: Any) -> JobReturn:
+            link, path = self._latest
+            if link and (os.path.islink(link) or not os.path.lexists(link)):
+                # a convenience: what is in its way stays, and no run fails for it
+                with contextlib.suppress(OutputError):
+                    link_atomic(link, os.path.relpath(path, os.path.dirname(link)))
+            # an error of the job is in what it returns, others are of Hydra's own files
+            with self.reporting(), naming(path):
+                return run_job(*args, **kwargs)
 
-        Raises:
-            LaunchError: the run is refused.
-        """
-        config = copy.deepcopy(original)
-        state = HydraConfig.instance()
-        before = state.cfg
-        try:
-            state.set_config(config)
-            alone = config.hydra.mode == RunMode.RUN
-            runtime: Any = config.hydra.runtime
-            if alone:
-                with read_write(config.hydra), open_dict(runtime):
-                    runtime.output_dir = os.path.abspath(str(config.hydra.run.dir))
-                state.set_config(config)
-            expect_places(config)
-            # what was looked at is what is used: the moment of ${now:} may choose between paths
-            OmegaConf.copy_cache(config, original)
-            if not alone:
-                return
-            try:
-                spec = self._decide_ahead(config, runtime.output_dir)
-            except LaunchError:
-                return
-            self._admit(spec, config)
-        finally:
-            state.cfg = before
+        return link_and_run
 
-    def _claiming(self, run_job: Callable[..., JobReturn]) -> Callable[..., JobReturn]:
-        """Return Hydra's function, but the run's directory is claimed before anything is written.
-
-        Hydra writes ``.hydra`` before it calls the task function. What is refused is refused before
-        that: the record of a run that is there already stays as it is, and a directory that was
-        made for the refused one is taken away again. Only where callbacks might change what is to
-        run, all but the claim waits for them.
-        """
-
-        def claim_and_run(*args: Any, config: DictConfig, **kwargs: Any) -> JobReturn:
-            with contextlib.ExitStack() as claimed:
-                with self.reporting(), locating(kwargs["hydra_context"].config_loader, config):
-                    latest = self._claim(config, claimed)
-                    if not kwargs["hydra_context"].callbacks.callbacks:
-                        self._plan_ahead(config, claimed)
-                _link_latest(*latest)
-                # an error of the job is in what it returns, others are of Hydra's own files
-                with self.reporting(), naming(latest[1]):
-                    return run_job(*args, config=config, **kwargs)
-
-        return claim_and_run
-
-    def _claim(self, config: DictConfig, claimed: contextlib.ExitStack) -> tuple[str, str]:
+    def _claim(self, config: DictConfig) -> None:
         """Take the directory that a run's config names; of a name for the moment, a free one.
-
-        Returns a link that is to lead to it, or an empty string; and the directory, absolute.
 
         Raises:
             ConfigError: it was named, and another run holds it.
@@ -211,24 +182,25 @@ class Jobs:
         fresh = is_of_a_moment(node)
         HydraConfig.instance().set_config(config)
         name = str(node.dir)
-        link = os.path.join(_above_moments(node), "latest") if fresh else ""
+        raw: Any = OmegaConf.to_container(node, resolve=False)
+        # where names for moments begin: ``outputs`` by default
+        above = os.path.abspath(os.path.dirname(str(raw["dir"]).partition("${")[0]))
+        link = os.path.join(above, "latest") if fresh else ""
         nodes = _nodes_of(config, elsewhere=self._batch is None)
         if nodes is not None and nodes.rdzv_id and fresh:
             # that all nodes have in common, and no moment
-            name, fresh = os.path.join(_above_moments(node), as_file_name(nodes.rdzv_id)), False
+            name, fresh = os.path.join(above, as_file_name(nodes.rdzv_id)), False
         path = os.path.abspath(name)
         if fresh:
-            directory = claimed.enter_context(RunDirectory.claim_new(name))
-            path = directory.path
+            path = self._hold(RunDirectory.claim_new(name)).path
         if nodes is not None:
             # each has its own below the run's, which is nobody's alone
-            directory = _claim(os.path.join(path, node_directory(nodes.node_rank)), self._batch)
-            claimed.enter_context(directory)
+            self._hold(self._taken(os.path.join(path, node_directory(nodes.node_rank))))
         elif not fresh:
-            directory = claimed.enter_context(_claim(name, self._batch))
-        self._directory, self._planned = directory, None
+            self._hold(self._taken(name))
+        self._latest = link, path
         # all nodes of a batch job see the run's directory, which is Hydra's there
-        output_dir = path if self._batch is not None else directory.path
+        output_dir = path if self._batch is not None else self._claimed[-1].path
         suffix = output_dir[len(os.path.abspath(name)) :]
         runtime: Any = config.hydra.runtime
         with read_write(config.hydra), open_dict(node), open_dict(runtime):
@@ -236,25 +208,33 @@ class Jobs:
                 node.dir = name.rstrip("/") + suffix
             runtime.output_dir = output_dir
         HydraConfig.instance().set_config(config)
-        return link, path
 
-    def _plan_ahead(self, config: DictConfig, claimed: contextlib.ExitStack) -> None:
+    def _hold(self, directory: RunDirectory) -> RunDirectory:
+        """Hold a directory until the app is over."""
+        self._claimed.append(self.at_end.enter_context(directory))
+        return directory
+
+    def _taken(self, path: str) -> RunDirectory:
+        """Take a run's directory, waiting for workers that a killed launcher has left there."""
+        again = self._batch is not None and self._batch.continues
+        return RunDirectory.claim(
+            path,
+            _LOST_NODE_PATIENCE if again else PATIENCE,
+            lambda text: print(f"lllaunch: {text}", file=sys.stderr),
+            alone=again,
+        )
+
+    def _plan_ahead(self, config: DictConfig) -> None:
         """Decide what the run is, and claim its directory if that is not Hydra's.
 
         Raises:
             LaunchError: it must not run.
         """
-        assert self._directory is not None
-        output = self._directory
-        try:
-            spec = self._decide_ahead(config, str(config.hydra.runtime.output_dir))
-            self._expect_allowed(spec)
-            log_dir = in_node_directory(spec).log_dir
-            if not output.is_at(log_dir):
-                self._directory = claimed.enter_context(_claim(log_dir, self._batch))
-        except BaseException:
-            output.discard()
-            raise
+        spec = self._decide_ahead(config, str(config.hydra.runtime.output_dir))
+        self._expect_allowed(spec)
+        log_dir = in_node_directory(spec).log_dir
+        if not self._claimed[-1].is_at(log_dir):
+            self._hold(self._taken(log_dir))
         self._planned = spec
 
     def _decide_ahead(self, config: DictConfig, output_dir: str) -> LaunchSpec:
@@ -302,9 +282,7 @@ class Jobs:
         """
         if self._expect is not None:
             self._expect(spec)
-        self._admit(spec, root_of(HydraConfig.get()))
-
-    def _admit(self, spec: LaunchSpec, config: DictConfig) -> None:
+        config = root_of(HydraConfig.get())
         overrides = None if self._batch is None else self._batch.overrides
         job = None if overrides is None else JobOf(overrides, config)
         users_own = self.function is not None or self._submitted is not None
@@ -349,10 +327,9 @@ class Jobs:
             self._expect_allowed(spec)
         if self.quiet:
             spec = replace(spec, console=replace(spec.console, quiet=True))
-        directory = self._directory
         log_dir = in_node_directory(spec).log_dir
-        if directory is not None and not directory.is_at(log_dir):
-            directory = None
+        held = (each for each in self._claimed if each.is_at(log_dir))
+        directory = next(held, None)
         if self._batch is None and os.path.lexists(os.path.join(log_dir, SUBMISSION)):
             # of an earlier run in this directory
             from lllaunch.app.submitting import replace_submission  # noqa: PLC0415
@@ -404,10 +381,10 @@ class Jobs:
         remember(spec.output_dir, spec.runtime_cwd, os.environ)
         config = root_of(HydraConfig.get())
         name = experiment_name(config) or str(HydraConfig.get().job.name)
-        directory, console = self._directory, Console()
+        console = Console()
         submission = submit_run(
             *(spec, cfg, cast("UserFunction | None", self._user), name),
-            release=directory.release if directory is not None else bool,
+            release=self.at_end.close,
             say=console.note,
         )
         where = shown_path(spec.output_dir, os.getcwd())
@@ -424,17 +401,6 @@ def jobs_of(task_function: Callable[..., object]) -> Jobs | None:
 
 # How long the lock of a node may last that is lost, seconds: NFS gives it 90.
 _LOST_NODE_PATIENCE = 120.0
-
-
-def _claim(path: str, batch: BatchJob | None = None) -> RunDirectory:
-    """Take a run's directory, waiting for the workers that a killed launcher has left there."""
-    again = batch is not None and batch.continues
-    return RunDirectory.claim(
-        path,
-        _LOST_NODE_PATIENCE if again else PATIENCE,
-        lambda text: print(f"lllaunch: {text}", file=sys.stderr),
-        alone=again,
-    )
 
 
 _OTHER_LOG_DIR = Diagnostic(
@@ -464,21 +430,16 @@ def _nodes_of(config: DictConfig, *, elsewhere: bool) -> Nodes | None:
     return nodes_ahead(config, os.environ)
 
 
-def _above_moments(run: DictConfig) -> str:
-    """Return the directory in which names for moments begin, absolute: ``outputs`` by default."""
-    raw: Any = OmegaConf.to_container(run, resolve=False)
-    above, _, _ = str(raw["dir"]).partition("${")
-    return os.path.abspath(os.path.dirname(above))
-
-
-def _link_latest(link: str, path: str) -> None:
-    """Let ``outputs/latest`` lead to the directory of a run.
-
-    A convenience: what is in its way stays, and no run fails for it.
-    """
-    if link and (os.path.islink(link) or not os.path.lexists(link)):
-        with contextlib.suppress(OutputError):
-            link_atomic(link, os.path.relpath(path, os.path.dirname(link)))
+def _expect_places(config: DictConfig, *, alone: bool) -> None:
+    """Raise if a run or a sweep would write where its project does not allow it."""
+    # interpolations keep what they come to: the moment of ${now:} may choose between paths
+    HydraConfig.instance().set_config(config)
+    runtime: Any = config.hydra.runtime
+    with read_write(config.hydra), open_dict(runtime):
+        if alone:
+            runtime.output_dir = os.path.abspath(str(config.hydra.run.dir))
+    HydraConfig.instance().set_config(config)
+    expect_places(config)
 
 
 class _LateFile(logging.FileHandler):
