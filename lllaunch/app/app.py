@@ -13,7 +13,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import hydra
@@ -24,7 +23,7 @@ from hydra.core.utils import env_override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from lllaunch.app.boundary import AppEnded, JobFailed, Ledger, tell_ci
+from lllaunch.app.boundary import JobFailed, Ledger, tell_ci
 from lllaunch.app.command_line import WrongUsage, prestarted, read
 from lllaunch.app.configs import (
     BASE,
@@ -59,7 +58,6 @@ from lllaunch.hydra_compat import Seam, root_of
 from lllaunch.results.index import remember
 from lllaunch.run.directory import PATIENCE, SUBMISSION, RunDirectory
 from lllaunch.run.files import link_atomic, naming
-from lllaunch.words import shown_path
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -76,6 +74,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 _UNSPECIFIED: Any = object()
 _MARK = "__lllaunch__"
+# How long the lock of a node may last that is lost, seconds: NFS gives it 90.
+_LOST_NODE_PATIENCE = 120.0
 
 
 class Jobs:
@@ -262,7 +262,10 @@ class Jobs:
             LaunchError: something is wrong.
         """
         node: Any = HydraConfig.get()
-        _refuse_resume(node)
+        resume = OmegaConf.select(node, "launcher.resume")
+        if node.mode == RunMode.RUN and resume is not None:
+            message, key = "is for sweeps, and this is a run", "hydra.launcher.resume"
+            raise ConfigError((Diagnostic("resume", key, repr(resume), message, "add -m"),))
         if self.function is not None:
             from lllaunch.app.own_worker import UserFunction  # noqa: PLC0415 - a plain run has none
 
@@ -272,6 +275,7 @@ class Jobs:
             *(cfg, where, self._user),
             users_own=self._submitted is not None,
             submitted=self._batch is not None,
+            quiet=self.quiet,
         )
 
     def _expect_allowed(self, spec: LaunchSpec) -> None:
@@ -325,18 +329,19 @@ class Jobs:
         if spec is None:
             spec = self._decide(cfg, os.getcwd())
             self._expect_allowed(spec)
-        if self.quiet:
-            spec = replace(spec, console=replace(spec.console, quiet=True))
         log_dir = in_node_directory(spec).log_dir
-        held = (each for each in self._claimed if each.is_at(log_dir))
-        directory = next(held, None)
         if self._batch is None and os.path.lexists(os.path.join(log_dir, SUBMISSION)):
             # of an earlier run in this directory
             from lllaunch.app.submitting import replace_submission  # noqa: PLC0415
 
             replace_submission(log_dir)
         if spec.cluster is not None and self._batch is None:
-            return self._submit(spec, cfg)
+            from lllaunch.app.submitting import submit_run  # noqa: PLC0415 - for a cluster only
+
+            node: Any = HydraConfig.get()
+            name = experiment_name(root_of(node)) or str(node.job.name)
+            user = cast("UserFunction | None", self._user)
+            return submit_run(spec, cfg, user, name, release=self.at_end.close)
         remember(
             log_dir if spec.nodes is None else os.path.dirname(log_dir),
             spec.runtime_cwd,
@@ -348,7 +353,7 @@ class Jobs:
             outcome = perform(
                 *(spec, cfg, self._user, Console(), self.spawner),
                 build=lambda: self._build(query, spec),
-                directory=directory,
+                directory=next((each for each in self._claimed if each.is_at(log_dir)), None),
                 ended=self.ledger.over if single and self._batch is None else None,
                 job=self._batch,
             )
@@ -369,47 +374,10 @@ class Jobs:
 
         return with_snapshot(build, snapshot)
 
-    def _submit(self, spec: LaunchSpec, cfg: DictConfig) -> RunResult:
-        """Submit a run to its cluster, and follow it if that is asked for."""
-        # only of what goes to a cluster
-        from lllaunch.app.submitting import follow, follows, submit_run  # noqa: PLC0415
-        from lllaunch.console.console import Console  # noqa: PLC0415
-
-        assert spec.cluster is not None
-        if spec.log_dir != spec.output_dir:
-            raise ConfigError((_OTHER_LOG_DIR,))
-        remember(spec.output_dir, spec.runtime_cwd, os.environ)
-        config = root_of(HydraConfig.get())
-        name = experiment_name(config) or str(HydraConfig.get().job.name)
-        console = Console()
-        submission = submit_run(
-            *(spec, cfg, cast("UserFunction | None", self._user), name),
-            release=self.at_end.close,
-            say=console.note,
-        )
-        where = shown_path(spec.output_dir, os.getcwd())
-        console.note(f"submitted job {submission.job}, the run is in {where}")
-        if not follows(spec.cluster):
-            raise AppEnded(ExitCode.SUCCESS)
-        return follow(spec.output_dir, console)
-
 
 def jobs_of(task_function: Callable[..., object]) -> Jobs | None:
     """Return the jobs that a task function belongs to; None of a user's own."""
     return getattr(task_function, _MARK, None)
-
-
-# How long the lock of a node may last that is lost, seconds: NFS gives it 90.
-_LOST_NODE_PATIENCE = 120.0
-
-
-_OTHER_LOG_DIR = Diagnostic(
-    "cluster",
-    "launch.log_dir",
-    "",
-    "is another directory than Hydra's, where the run of a cluster keeps its files",
-    "leave it out, and set hydra.run.dir",
-)
 
 
 def _nodes_of(config: DictConfig, *, elsewhere: bool) -> Nodes | None:
@@ -470,20 +438,6 @@ def _delaying(configure: Callable[[dict[str, Any]], None]) -> Callable[[dict[str
                     made.__class__ = _LateFile
 
     return delayed
-
-
-def _refuse_resume(hydra: Any) -> None:
-    """Raise a `ConfigError` if a run, which is not a sweep, is to resume one."""
-    resume = OmegaConf.select(hydra, "launcher.resume")
-    if hydra.mode == RunMode.RUN and resume is not None:
-        problem = Diagnostic(
-            "resume",
-            "hydra.launcher.resume",
-            repr(resume),
-            "is for sweeps, and this is a run",
-            "add -m",
-        )
-        raise ConfigError((problem,))
 
 
 def run(

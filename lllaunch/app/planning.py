@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import pickle
-import re
 import shlex
 import socket
 import sys
@@ -19,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from lllaunch.app.configs import as_written
+from lllaunch.app.configs import DIRECTORY, given_overrides
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.run.files import is_below, relative_path
 
@@ -62,11 +61,10 @@ def locating(loader: ConfigLoader, config: Any) -> Iterator[None]:
             with contextlib.suppress(Exception):
                 from lllaunch.config.origins import origins  # noqa: PLC0415 - if something is wrong
 
-                node = config.hydra
-                given = [*as_written(node.overrides.hydra), *as_written(node.overrides.task)]
                 # may be that of a sweep; of a run it composes the same
                 own: Any = loader
-                found = origins(own, node.job.config_name, given, RunMode.MULTIRUN)
+                given, name = given_overrides(config), config.hydra.job.config_name
+                found = origins(own, name, given, RunMode.MULTIRUN)
                 error.problems = tuple(map(found.locate, problems))  # type: ignore[attr-defined]
         raise
 
@@ -82,11 +80,12 @@ def plan_job(
     here: bool = True,
     entrypoint_required: bool = True,
     submitted: bool = False,
+    quiet: bool = False,
 ) -> LaunchSpec:
     """Decide what the run of a job is; Hydra's config is that of the job.
 
-    ``user`` is what the workers run instead of the configured entrypoint. The other arguments are
-    as for `lllaunch.config.resolve.resolve`.
+    ``user`` is what the workers run instead of the configured entrypoint; ``quiet`` is as for
+    `lllaunch.app.app.Jobs`. The other arguments are as for `lllaunch.config.resolve.resolve`.
 
     Raises:
         ConfigError: something is wrong; it holds everything that is.
@@ -95,11 +94,15 @@ def plan_job(
     from lllaunch.config.resolve import resolve  # noqa: PLC0415
 
     environ = os.environ if environ is None else environ
+    # where Hydra looked for the user's configs, in order
+    runtime: Any = HydraConfig.get().runtime
+    searched = [source.path for source in runtime.config_sources if source.schema == "file"]
+    conf = os.path.join(runtime.cwd, DIRECTORY)
     spec = resolve(
         cfg,
         runtime_cwd=where.runtime_cwd,
         output_dir=where.output_dir,
-        searched=_searched(),
+        searched=searched if conf in searched else [*searched, f"{conf} (not there)"],
         entrypoint_required=entrypoint_required and user is None,
         environ=environ,
         outer=outer,
@@ -108,29 +111,53 @@ def plan_job(
         submitted=submitted,
     )
     expect_quoted(cfg)
-    if user is None:
-        _expect_no_own_app(spec)
+    known: dict[str, Any] = {}
+    if quiet:
+        known["console"] = replace(spec.console, quiet=True)
     nodes = ("launch",) if outer is None else ("launch", outer)
+    cwd = spec.cwd
     if all(OmegaConf.select(cfg, f"{node}.cwd") is None for node in nodes):
         # not the working directory of one job, so that all jobs of a sweep share a spawner
-        spec = replace(spec, cwd=where.cwd, spawner_cwd=spec.cwd)
-    spec = importing_from_runtime_cwd(spec, environ)
-    if user is None:
-        return spec
-    if user.forked:
-        if spec.start_method == "spawn":
-            function = f"{user.entrypoint.name}:{user.entrypoint.qualname}"
-            problem = Diagnostic(
-                "start-method",
-                "launch.start_method",
-                "'spawn'",
-                f"needs a function that workers can import, and {function} is none",
-                "put it at the top level of its module, or leave start_method out",
-            )
-            raise ConfigError((problem,))
-        spec = replace(spec, start_method="fork")
-    # imported once, in the spawner, instead of in every worker
-    return replace(spec, entrypoint=user.entrypoint, derived_preload=user.preload)
+        known |= {"cwd": where.cwd, "spawner_cwd": cwd}
+        cwd = where.cwd
+    known["derived_env"] = variables_elsewhere(spec, cwd, environ)
+    if user is not None:
+        # imported once, in the spawner, instead of in every worker
+        known |= {"entrypoint": user.entrypoint, "derived_preload": user.preload}
+        if user.forked:
+            known["start_method"] = "fork"
+            _expect_fork(spec, user)
+    elif spec.entrypoint.form == "script" and is_own_app(spec.entrypoint.name):
+        raise _of_own_app(spec)
+    return replace(spec, **known)
+
+
+def variables_elsewhere(spec: LaunchSpec, cwd: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what lets workers in ``cwd`` import from the directory of the command."""
+    imports = spec.preload or spec.entrypoint.form in {"function", "module"}
+    if cwd == spec.runtime_cwd or not imports:
+        return {}
+    paths = [spec.runtime_cwd, spec.env.get("PYTHONPATH") or environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def _expect_fork(spec: LaunchSpec, user: UserFunction | SubmittedFunction) -> None:
+    if spec.start_method != "spawn":
+        return
+    function = f"{user.entrypoint.name}:{user.entrypoint.qualname}"
+    message = f"needs a function that workers can import, and {function} is none"
+    hint = "put it at the top level of its module, or leave start_method out"
+    problem = Diagnostic("start-method", "launch.start_method", "'spawn'", message, hint)
+    raise ConfigError((problem,))
+
+
+def _of_own_app(spec: LaunchSpec) -> ConfigError:
+    """Return why a script is refused that launches workers itself: each would be a launcher."""
+    settings = [f"launch.nproc={spec.nproc}"] if spec.nproc > 1 else []
+    command = shlex.join(["python", spec.entrypoint.text, *settings, *map(str, spec.args)])
+    message = "is an lllaunch.main app, which launches its workers itself"
+    text, hint = repr(spec.entrypoint.text), f"\n  run: {command}"
+    return ConfigError((Diagnostic("own-app", "launch.entrypoint", text, message, hint),))
 
 
 _LONGEST_SCRIPT = 4 * 1024 * 1024  # bytes
@@ -149,19 +176,18 @@ def expect_quoted(cfg: DictConfig) -> None:
     """
     for key in ("launch.nnodes", "cluster.time"):
         count = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
-        # Hydra's grammar knows no base 60
-        given = rf"\+*{re.escape(key)}="
-        if not isinstance(count, int) or count < _SEXAGESIMAL:
-            continue
-        if any(re.match(given, text) for text in HydraConfig.get().overrides.task):
+        given = any(
+            text.lstrip("+").startswith(f"{key}=") for text in HydraConfig.get().overrides.task
+        )
+        if not isinstance(count, int) or count < _SEXAGESIMAL or given:
+            # Hydra's grammar knows no base 60
             continue
         for path, each in _sexagesimals():
             if each.path[-1:] == (key.rpartition(".")[2],) and each.number == count:
                 message = f"is {each.text} as YAML reads it without quotes"
                 place = (relative_path(path, os.getcwd()), each.line)
-                raise ConfigError(
-                    (Diagnostic("base-60", key, str(count), message, "quote it", *place),)
-                )
+                problem = Diagnostic("base-60", key, str(count), message, "quote it", *place)
+                raise ConfigError((problem,))
 
 
 def _sexagesimals() -> Iterator[tuple[str, Sexagesimal]]:
@@ -177,21 +203,6 @@ def _sexagesimals() -> Iterator[tuple[str, Sexagesimal]]:
             with contextlib.suppress(ConfigError):
                 for each in parse(read_text(path), path, as_hydra=True).sexagesimals:
                     yield path, each
-
-
-def _expect_no_own_app(spec: LaunchSpec) -> None:
-    """Raise if the script launches workers itself: each worker would be a launcher."""
-    if spec.entrypoint.form != "script":
-        return
-    if not is_own_app(spec.entrypoint.name):
-        return
-    settings = [f"launch.nproc={spec.nproc}"] if spec.nproc > 1 else []
-    command = shlex.join(["python", spec.entrypoint.text, *settings, *map(str, spec.args)])
-    message = "is an lllaunch.main app, which launches its workers itself"
-    problem = Diagnostic(
-        "own-app", "launch.entrypoint", repr(spec.entrypoint.text), message, f"\n  run: {command}"
-    )
-    raise ConfigError((problem,))
 
 
 def perform(
@@ -296,24 +307,6 @@ def modules_of(spec: LaunchSpec) -> list[str]:
     return [*spec.imports, *named]
 
 
-def importing_from_runtime_cwd(spec: LaunchSpec, environ: Mapping[str, str]) -> LaunchSpec:
-    """Lets workers import from the directory of the command when they work in another one."""
-    imports = spec.preload or spec.entrypoint.form in {"function", "module"}
-    if spec.cwd == spec.runtime_cwd or not imports:
-        return spec
-    paths = [spec.runtime_cwd, spec.env.get("PYTHONPATH") or environ.get("PYTHONPATH", "")]
-    path = os.pathsep.join(filter(None, paths))
-    return replace(spec, derived_env={**spec.derived_env, "PYTHONPATH": path})
-
-
-def _searched() -> list[str]:
-    """Where Hydra looked for the user's configs, in order; ./conf even if it is not there."""
-    runtime = HydraConfig.get().runtime
-    found = [source.path for source in runtime.config_sources if source.schema == "file"]
-    conf = os.path.join(runtime.cwd, "conf")
-    return found if conf in found else [*found, f"{conf} (not there)"]
-
-
 def plain(value: ReturnValue | None) -> Any:
     """Returns a worker's value if it is JSON and small, else None; unpickles nothing."""
     return json.loads(value.json) if value is not None and value.json is not None else None
@@ -344,33 +337,17 @@ def is_own_app(path: str) -> bool:
     try:
         with open(path, "rb") as file:
             data = file.read(_LONGEST_SCRIPT)
-    except OSError:
+        tree = ast.parse(data if b"lllaunch" in data else b"")
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    if b"lllaunch" not in data or b"main" not in data or not os.path.isfile(path):
-        return False
-    try:
-        tree = ast.parse(data)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    names = _names_of_main(tree)
-    return any(
-        ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator) in names
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        for decorator in node.decorator_list
-    )
-
-
-def _names_of_main(tree: ast.Module) -> set[str]:
-    """Return what a module calls `lllaunch.main`."""
-    names: set[str] = set()
+    names, decorators = set(), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names |= {
-                f"{alias.asname or alias.name}.main"
-                for alias in node.names
-                if alias.name == "lllaunch"
-            }
+            found = (each for each in node.names if each.name == "lllaunch")
+            names |= {f"{each.asname or each.name}.main" for each in found}
         elif isinstance(node, ast.ImportFrom) and node.module == "lllaunch" and not node.level:
-            names |= {alias.asname or alias.name for alias in node.names if alias.name == "main"}
-    return names
+            names |= {each.asname or each.name for each in node.names if each.name == "main"}
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            calls = (getattr(each, "func", each) for each in node.decorator_list)
+            decorators |= set(map(ast.unparse, calls))
+    return not names.isdisjoint(decorators)

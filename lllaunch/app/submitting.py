@@ -17,9 +17,11 @@ from lllaunch.app.boundary import AppEnded
 from lllaunch.clock import now_ns
 from lllaunch.cluster import slurm
 from lllaunch.config.plan import plan_config
+from lllaunch.console.console import Console
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import open_file
+from lllaunch.results.index import remember
 from lllaunch.results.queue import BatchQueue, queue_text
 from lllaunch.results.store import entry_now, locate, read_run
 from lllaunch.run.directory import PLAN
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from lllaunch.app.own_worker import UserFunction
-    from lllaunch.console.console import Console
     from lllaunch.spec import Cluster, Entrypoint, LaunchSpec
 
 # Of a snapshot that is no other run's.
@@ -193,19 +194,23 @@ def submit_run(
     user: UserFunction | None,
     name: str,
     release: Callable[[], object],
-    say: Callable[[str], object],
-) -> Submission:
-    """Submit a run whose directory is claimed and has its ``.hydra``.
+) -> RunResult:
+    """Submit a run whose directory is claimed and has its ``.hydra``, and follow it if asked.
 
     ``cfg`` and ``user`` are as for `make_ready`, ``name`` is for a batch job whose settings have
-    none. ``release`` gives the directory back, before the batch job can start; ``say`` tells people
-    something in a line.
+    none. ``release`` gives the directory back, before the batch job can start.
 
     Raises:
         LaunchError: it cannot be submitted.
+        AppEnded: it was left.
     """
-    cluster, directory = spec.cluster, spec.output_dir
+    cluster, directory, console = spec.cluster, spec.output_dir, Console()
     assert cluster is not None
+    if spec.log_dir != directory:
+        message = "is another directory than Hydra's, where the run of a cluster keeps its files"
+        hint = "leave it out, and set hydra.run.dir"
+        raise ConfigError((Diagnostic("cluster", "launch.log_dir", "", message, hint),))
+    remember(directory, spec.runtime_cwd, os.environ)
     slurm.expect_available()
     replace_submission(directory)
     text = batch_text(spec, name)
@@ -214,7 +219,7 @@ def submit_run(
         raise slurm.SubmitFailed("sbatch --test-only", problem, exit_code=int(ExitCode.CONFIG))
     snapshot = None
     if cluster.snapshot != "none":
-        snapshot = take(spec.runtime_cwd, free_place(directory), os.environ, say)
+        snapshot = take(spec.runtime_cwd, free_place(directory), os.environ, console.note)
     make_ready(spec, cfg, user, snapshot, directory)
     submission = Submission(
         directory=directory,
@@ -249,7 +254,11 @@ def submit_run(
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
-    return submission
+    where = shown_path(directory, os.getcwd())
+    console.note(f"submitted job {submission.job}, the run is in {where}")
+    if not follows(cluster):
+        raise AppEnded(ExitCode.SUCCESS)
+    return _follow(directory, console)
 
 
 def follows(cluster: Cluster) -> bool:
@@ -270,7 +279,7 @@ def ask(what: str) -> Literal["leave", "cancel", "follow"]:
     return "cancel" if answer[:1] == "c" else "follow" if answer[:1] == "f" else "leave"
 
 
-def follow(directory: str, console: Console) -> RunResult:
+def _follow(directory: str, console: Console) -> RunResult:
     """Show a submitted run until it is over, or until Ctrl-C; return what became of it.
 
     Raises:

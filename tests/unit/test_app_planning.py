@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lllaunch.app.planning import importing_from_runtime_cwd
+from lllaunch.app.planning import variables_elsewhere
 from lllaunch.config.plan import plan_node
 from lllaunch.spec import Entrypoint, LaunchSpec
 
@@ -28,13 +28,16 @@ SPEC = LaunchSpec(
 def test_workers_elsewhere_import_from_where_the_command_was_given(
     own: dict[str, str], outer: dict[str, str], expected: str
 ) -> None:
-    spec = importing_from_runtime_cwd(replace(SPEC, env=own), outer)
+    found = variables_elsewhere(replace(SPEC, env=own), "/run", outer)
+    assert found == {"PYTHONPATH": expected}
+    spec = replace(SPEC, env=own, derived_env=found)
     assert spec.env_of(0)["PYTHONPATH"] == expected
     assert plan_node(spec) == plan_node(replace(SPEC, env=own))
 
 
 def test_a_script_elsewhere_needs_it_only_for_its_preloads() -> None:
     script = replace(SPEC, entrypoint=Entrypoint("script", "/x.py", "x.py"))
-    assert importing_from_runtime_cwd(script, {}) is script
-    preloading = importing_from_runtime_cwd(replace(script, preload=("work",)), {})
-    assert preloading.derived_env == {"PYTHONPATH": "/home/me"}
+    assert variables_elsewhere(script, "/run", {}) == {}
+    preloading = replace(script, preload=("work",))
+    assert variables_elsewhere(preloading, "/run", {}) == {"PYTHONPATH": "/home/me"}
+    assert variables_elsewhere(preloading, "/home/me", {}) == {}

@@ -124,9 +124,12 @@ def test_what_sbatch_said_of_a_refused_run_is_written_down(
     monkeypatch.setattr(slurm, "submit", refuse)
     monkeypatch.setattr(submitting, "batch_text", lambda *_: "")
     monkeypatch.setattr(submitting, "make_ready", lambda *_: None)
-    spec: Any = SimpleNamespace(cluster=Cluster(snapshot="none"), output_dir=directory)
+    cluster = Cluster(snapshot="none")
+    spec: Any = SimpleNamespace(
+        cluster=cluster, output_dir=directory, log_dir=directory, runtime_cwd=directory
+    )
     with pytest.raises(SubmitFailed):
-        submitting.submit_run(spec, DictConfig({}), None, "a", bool, str)
+        submitting.submit_run(spec, DictConfig({}), None, "a", bool)
     submission = read_submission(directory)
     assert submission is not None
     assert submission.refused == said
