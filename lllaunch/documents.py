@@ -2,7 +2,7 @@
 
 A `Record` is what is written and what is read. Of what is read fields that are not known are passed
 over, missing ones have their defaults, and wrong ones are one message: ``expected int, got str at
-$.exit_code``. `Fields` gives what an object has of the expected type, where facts may say more.
+$.exit_code``.
 """
 
 from __future__ import annotations
@@ -70,9 +70,6 @@ class Said(Record, frozen=True, tag=True):
     def text(self) -> str:
         """What it says."""
         return str(self)
-
-
-_MOST_WHOLE = 2**63
 
 
 def load_json(path: str) -> dict[str, Any] | None:
@@ -383,36 +380,3 @@ def _signal_number(name: str) -> int:
     if not (name.startswith("signal ") and name[7:].isdecimal()):
         raise ValueError(f"Expected the name of a signal, got {name!r}")
     return int(name[7:])
-
-
-class Fields:
-    """A JSON object of any make: what it lacks, or has of another type, is None or empty."""
-
-    __slots__ = ("document",)
-
-    def __init__(self, value: object = None) -> None:
-        self.document: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
-
-    def text(self, name: str) -> str:
-        """Return a text."""
-        value = self.document.get(name)
-        return value if isinstance(value, str) else ""
-
-    def integer(self, name: str) -> int | None:
-        """Return a whole number of at most 64 bits."""
-        return _integer(self.document.get(name))
-
-    def flag(self, name: str) -> bool | None:
-        """Return a truth value."""
-        value = self.document.get(name)
-        return value if isinstance(value, bool) else None
-
-    def inner(self, name: str) -> Fields:
-        """Return an object within."""
-        return Fields(self.document.get(name))
-
-
-def _integer(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    return value if abs(value) < _MOST_WHOLE else None

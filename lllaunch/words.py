@@ -13,7 +13,7 @@ import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lllaunch.documents import Fields, signal_name
+from lllaunch.documents import signal_name
 from lllaunch.run.files import relative_path
 from lllaunch.text import count, duration, first_line, plain, printable, spans
 from lllaunch.workers.terminal import cells
@@ -21,6 +21,7 @@ from lllaunch.workers.terminal import cells
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    from lllaunch.run.build import Build
     from lllaunch.run.result import Reached
     from lllaunch.spec import RestartCause
     from lllaunch.sweep.objective import Objectives
@@ -455,24 +456,25 @@ def resume_override(directory: str) -> str:
 # Builds
 
 
-def commit_text(facts: Mapping[str, Any]) -> str:
-    """Return the commit of `lllaunch.run.build.build_facts`, and whether the tree was changed."""
-    build = Fields(facts)
-    commit, branch, problem = map(build.text, ("commit", "branch", "git_problem"))
-    if not commit:
+def commit_text(build: Build | None) -> str:
+    """Return the commit that a run was built from, and whether the tree was changed."""
+    if build is None:
+        return ""
+    problem = build.git_problem
+    if not build.commit:
         return f"not known: {problem}" if problem else ""
-    text = f"{commit}" + (f" ({branch})" if branch else "")
-    if build.flag("dirty"):
-        counts = [(build.integer(name), name) for name in ("changed", "untracked")]
+    text = build.commit + (f" ({build.branch})" if build.branch else "")
+    if build.dirty:
+        counts = ((build.changed, "changed"), (build.untracked, "untracked"))
         told = ", ".join(f"{number} {what}" for number, what in counts if number)
         text += f", with changes ({told})" if told else ", with changes"
     return f"{text}; {problem}" if problem else text
 
 
-def versions_text(facts: Mapping[str, Any]) -> str:
-    """Return the versions of packages and of Python of the same facts."""
-    build = Fields(facts)
-    versions = build.inner("versions")
-    packages = (f"{name} {versions.text(name)}" for name in versions.document)
-    python = f"{build.text('implementation')} {build.text('python')}".strip()
+def versions_text(build: Build | None) -> str:
+    """Return the versions of packages and of Python that a run was built from."""
+    if build is None:
+        return ""
+    packages = (f"{name} {version}" for name, version in build.versions.items())
+    python = f"{build.implementation} {build.python}".strip()
     return ", ".join(filter(None, (*packages, python)))

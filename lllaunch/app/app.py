@@ -12,7 +12,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import hydra
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from lllaunch.app.own_worker import UserFunction
     from lllaunch.app.submitting import SubmittedFunction
     from lllaunch.hydra_compat import Callbacks
-    from lllaunch.run.build import BuildQuery
+    from lllaunch.run.build import Build, BuildQuery
     from lllaunch.run.result import RunResult
     from lllaunch.run.submission import BatchJob
     from lllaunch.spawner.client import Spawner
@@ -364,15 +364,11 @@ class Jobs:
         tell_ci(outcome.directory)
         return outcome
 
-    def _build(self, query: BuildQuery, spec: LaunchSpec) -> Mapping[str, Any]:
+    def _build(self, query: BuildQuery, spec: LaunchSpec) -> Build:
         """Return what the code is that a run has run."""
         build = query.result(modules=modules_of(spec), own=[spec.log_dir])
         snapshot = None if self._batch is None else self._batch.snapshot
-        if snapshot is None:
-            return build
-        from lllaunch.run.snapshot import with_snapshot  # noqa: PLC0415 - of batch jobs
-
-        return with_snapshot(build, snapshot)
+        return build if snapshot is None else snapshot.build(build)
 
 
 def jobs_of(task_function: Callable[..., object]) -> Jobs | None:

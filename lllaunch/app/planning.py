@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lllaunch.app.submitting import SubmittedFunction
     from lllaunch.config.document import Sexagesimal
     from lllaunch.console.console import Console
+    from lllaunch.run.build import Build
     from lllaunch.run.directory import RunDirectory
     from lllaunch.run.result import ReturnValue, RunResult
     from lllaunch.run.snapshot import Snapshot
@@ -211,7 +212,7 @@ def perform(
     user: UserFunction | SubmittedFunction | None,
     console: Console,
     spawner: Spawner | None,
-    build: Callable[[], Mapping[str, Any]] | None = None,
+    build: Callable[[], Build] | None = None,
     directory: RunDirectory | None = None,
     ended: Callable[[int], None] | None = None,
     job: BatchJob | None = None,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from lllaunch.documents import Fields
 from lllaunch.pages.html import code, escaped, fill, joined, slug
+from lllaunch.run.build import Host
 from lllaunch.text import shorten, shorten_middle, size
 from lllaunch.words import STATES, commit_text, counted, versions_text
 
@@ -82,11 +82,11 @@ def _hash(source: str) -> str:
 
 def short_commit(result: RunResult | None) -> str:
     """Return the commit in short, and whether there were changes; empty if it is not known."""
-    build = Fields(None if result is None else result.build)
-    commit, branch = build.text("commit"), build.text("branch")
-    changed = " with changes" if build.flag("dirty") else ""
-    where = f" ({branch})" if branch else ""
-    return f"{commit[:12]}{where}{changed}" if commit else ""
+    build = None if result is None else result.build
+    if build is None or not build.commit:
+        return ""
+    where = f" ({build.branch})" if build.branch else ""
+    return f"{build.commit[:12]}{where}{' with changes' if build.dirty else ''}"
 
 
 def long(text: str, tag: Literal["span", "code"] = "span") -> Markup:
@@ -98,15 +98,14 @@ def environment_facts(
     result: RunResult | None, own: Iterable[tuple[str, str]]
 ) -> list[tuple[str, str]]:
     """Return what a result.json has about the machine and the code that ran, and own facts."""
-    host = Fields(None if result is None else result.host)
-    build = (None if result is None else result.build) or {}
-    cpus, memory, limit = map(host.integer, ("cpus", "memory", "memory_limit"))
+    host = (None if result is None else result.host) or Host()
+    build = None if result is None else result.build
     return [
-        ("Host", host.text("hostname")),
-        ("Kernel", host.text("kernel")),
-        ("CPUs", "" if cpus is None else str(cpus)),
-        ("Memory", "" if memory is None else size(memory)),
-        ("Memory limit", "" if limit is None else size(limit)),
+        ("Host", host.hostname),
+        ("Kernel", host.kernel),
+        ("CPUs", "" if host.cpus is None else str(host.cpus)),
+        ("Memory", "" if host.memory is None else size(host.memory)),
+        ("Memory limit", "" if host.memory_limit is None else size(host.memory_limit)),
         *own,
         ("Commit", long(commit_text(build))),
         ("Versions", long(versions_text(build))),

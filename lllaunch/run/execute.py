@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from lllaunch.console.console import Console
+    from lllaunch.run.build import Build, Host
     from lllaunch.run.nodes import RunNodes
     from lllaunch.run.result import RunResult
     from lllaunch.run.submission import BatchJob
@@ -46,18 +47,19 @@ if TYPE_CHECKING:
     from lllaunch.spec import LaunchSpec
 
 
-def host_facts(memory: Memory) -> dict[str, Any]:
+def host_facts(memory: Memory) -> Host:
     """Returns name, kernel, CPUs, memory and the Python version."""
+    from lllaunch.run.build import Host  # noqa: PLC0415 - see `RunObserver`
+
     system = os.uname()
-    return {
-        "hostname": socket.gethostname(),
-        "kernel": f"{system.sysname} {system.release} {system.machine}",
-        # the CPUs this process may use, not those of the machine
-        "cpus": len(os.sched_getaffinity(0)),
-        "memory": memory.total,
-        "memory_limit": memory.limit,
-        "python": sys.version.split()[0],
-    }
+    return Host(
+        hostname=socket.gethostname(),
+        kernel=f"{system.sysname} {system.release} {system.machine}",
+        cpus=len(os.sched_getaffinity(0)),
+        memory=memory.total,
+        memory_limit=memory.limit,
+        python=sys.version.split()[0],
+    )
 
 
 @dataclass
@@ -74,7 +76,7 @@ class Run:
     # entrypoint
     targets: Callable[[Mapping[str, str]], Target | Forked] | None = None
     # tells what the code is that ran (`lllaunch.run.build`); asked in the end
-    build: Callable[[], Mapping[str, Any]] | None = None
+    build: Callable[[], Build] | None = None
     # the run's directory if it is claimed already; it stays so
     directory: RunDirectory | None = None
     # called with the exit code when all is written and shown, while signals are still kept from

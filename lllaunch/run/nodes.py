@@ -113,7 +113,7 @@ class RunNodes:
             if self._nodes.node_rank != 0:
                 hide = self._observer.hide
                 # of a node nobody asks for its host
-                alone = replace(outcome, host={}, build=None)
+                alone = replace(outcome, host=None, build=None)
                 self.group.give_result(plain_result(alone, hide))
                 return None
             seconds = self._grace_period + _LAST_WORDS if over else 1.0

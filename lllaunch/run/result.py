@@ -32,6 +32,7 @@ from lllaunch.documents import (
     signal_name,
 )
 from lllaunch.events import Orphan
+from lllaunch.run.build import Build, Host
 from lllaunch.run.causes import Cause, UnknownCause
 from lllaunch.run.directory import RESULT
 from lllaunch.run.excerpts import Excerpt
@@ -341,8 +342,8 @@ class RunResult(Record, frozen=True):
     preflight: tuple[str, str] | None = None
     nodes: tuple[NodeResult, ...] = ()  # of several, what became of each; none if there was one
     detected: tuple[Detected, ...] = ()  # what ``nnodes: auto`` took from the environment
-    host: Mapping[str, Any] = {}  # facts about the machine
-    build: Mapping[str, Any] | None = None  # what the code is that ran; None if that is not known
+    host: Host | None = None
+    build: Build | None = None  # what the code is that ran
     version: int = VERSION
 
     @property

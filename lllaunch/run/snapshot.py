@@ -20,13 +20,13 @@ import shutil
 from collections import Counter, defaultdict
 from fnmatch import fnmatch
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
 from lllaunch.documents import Record
 from lllaunch.errors import SnapshotFailed
-from lllaunch.run.build import NO_REPOSITORY, Git, complaint, refusal
+from lllaunch.run.build import NO_REPOSITORY, Build, Git, SnapshotPlace, complaint, refusal
 from lllaunch.run.directory import EVENTS, PLAN, RESULT, SUBMISSION
 from lllaunch.run.files import is_below, naming
 from lllaunch.text import size
@@ -123,23 +123,18 @@ class Snapshot(Record, frozen=True):
                 return os.path.normpath(os.path.join(self.path, os.path.relpath(each, self.top)))
         return path
 
-
-def with_snapshot(build: Mapping[str, Any], snapshot: Snapshot) -> dict[str, Any]:
-    """Returns the ``build`` of a run whose code is a snapshot."""
-    return {
-        **build,
-        "commit": snapshot.commit or None,
-        "dirty": snapshot.changed,
-        "branch": None,
-        "changed": None,
-        "untracked": None,
-        "git_problem": snapshot.problem or None,
-        "snapshot": {
-            "path": snapshot.path,
-            "diff": snapshot.diff,
-            "tree_commit": snapshot.tree_commit,
-        },
-    }
+    def build(self, build: Build) -> Build:
+        """Returns the ``build`` of a run whose code it is."""
+        return replace(
+            build,
+            commit=self.commit or None,
+            dirty=self.changed,
+            branch=None,
+            changed=None,
+            untracked=None,
+            git_problem=self.problem or None,
+            snapshot=SnapshotPlace(self.path, self.diff, self.tree_commit),
+        )
 
 
 def take(

@@ -31,6 +31,7 @@ from lllaunch.config.tree import leaf_items
 from lllaunch.config.values import PRETEND, WORDS, count_cpus, count_gpus, parse_nproc
 from lllaunch.difference import Change, differences, jsonable, text_lines
 from lllaunch.difference import as_json as changes_as_json
+from lllaunch.documents import Plain
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, Unfit
 from lllaunch.review.allow import check
 from lllaunch.review.annotated import AnnotatedLine, annotated, comment_lines, origin_json
@@ -45,7 +46,7 @@ from lllaunch.review.lock import (
 )
 from lllaunch.review.paths import tree_top
 from lllaunch.review.refused import PlanRefused
-from lllaunch.run.build import BuildQuery
+from lllaunch.run.build import Build, BuildQuery
 from lllaunch.run.redact import Redactor
 from lllaunch.secret_names import redacted_overrides
 from lllaunch.text import first_line
@@ -268,7 +269,7 @@ def experiment_text(run: Reviewed) -> str:
 
 def _show(
     runs: Sequence[Reviewed],
-    build: Mapping[str, Any] | None,
+    build: Build | None,
     *,
     sweep: bool,
     as_json: bool,
@@ -334,7 +335,7 @@ def _jobs(
         yield {"overrides": run.job, "plan_hash": run.plan_hash, **differs}
 
 
-def _of_this_machine(run: Reviewed, build: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _of_this_machine(run: Reviewed, build: Build) -> Iterator[tuple[str, str]]:
     if "file" not in run.resolved["entrypoint"]:
         yield "entrypoint", file_of(run.spec) or "unknown without importing it"
     word = run.plan["launch"]["nproc"]
@@ -373,13 +374,14 @@ def _count(run: Reviewed, word: str) -> str:
         return f"no number: {unfit.args[0]}"
 
 
-def _document(
-    runs: Sequence[Reviewed], build: Mapping[str, Any] | None, *, sweep: bool
-) -> dict[str, Any]:
+def _document(runs: Sequence[Reviewed], build: Build | None, *, sweep: bool) -> dict[str, Any]:
     first = runs[0]
     plan = first.readable
     here = {} if build is None else {"here": dict(_of_this_machine(first, build))}
-    fingerprint = {"plan_hash": first.plan_hash, **({} if build is None else {"build": build})}
+    fingerprint = {
+        "plan_hash": first.plan_hash,
+        **({} if build is None else {"build": Plain()(build)}),
+    }
     return {
         **jsonable(plan),
         "resolved": first.resolved,

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from lllaunch.app.command_line import prestarted, program
 from lllaunch.app.rerun import RerunRequest, read_again, run_again
 from lllaunch.console.table import is_terminal
-from lllaunch.documents import Fields
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.results.store import LATEST, locate
@@ -144,10 +143,10 @@ def _agreed(result: RunResult | None, path: str, *, quiet: bool) -> bool:
 
 def _tell_of_other_code(result: RunResult | None, directory: str) -> None:
     """Says if what is run was another commit then."""
-    build = Fields(None if result is None else result.build)
-    if not build.text("commit"):
+    build = None if result is None else result.build
+    if build is None or not build.commit:
         return
     now = build_facts(os.getcwd(), own=[directory])
-    if now["commit"] != build.text("commit") or now["dirty"] or build.flag("dirty"):
+    if now.commit != build.commit or now.dirty or build.dirty:
         complain(f"the plan is the same, the code may be another: now {commit_text(now)}")
-        complain(f"then {commit_text(build.document)}")
+        complain(f"then {commit_text(build)}")

@@ -26,7 +26,7 @@ from lllaunch.console.report import failure_text, fate_text, report_lines
 from lllaunch.console.stream import encodable
 from lllaunch.console.summary import Setting, summary_rows
 from lllaunch.console.table import GAP, Row, aligned, padded
-from lllaunch.documents import Fields, Plain, nanoseconds
+from lllaunch.documents import Plain, nanoseconds
 from lllaunch.files import within
 from lllaunch.results.live import LiveReader
 from lllaunch.results.peaks import mean_use, peaks_of
@@ -44,6 +44,7 @@ from lllaunch.results.store import (
     sample_of,
 )
 from lllaunch.results.view import RunView, SweepView, blamed, node_state, view_run, view_sweep
+from lllaunch.run.build import Host
 from lllaunch.run.directory import PLAN
 from lllaunch.run.excerpts import Excerpt, tail
 from lllaunch.run.result import plain_result
@@ -121,7 +122,7 @@ def _json(run: RunView) -> dict[str, Any]:
         "submission": None,
         **plain(entry, entry.path),
         "plan_hash": None if result is None else result.plan_hash or None,
-        "build": None if result is None else result.build,
+        "build": None if result is None else Plain()(result.build),
         "plan": run.plan,
         "result": None if result is None else plain_result(result),
         "sample": None if sample is None else plain_sample(sample),
@@ -287,15 +288,14 @@ def _local(at_ns: int) -> str:
 def _origin(run: RunResult) -> Iterator[tuple[str, str]]:
     """Yields what the run was made from and where it ran."""
     yield "plan hash", run.plan_hash
-    yield "commit", commit_text(run.build or {})
-    yield "versions", versions_text(run.build or {})
-    host = Fields(run.host)
-    cpus, memory = host.integer("cpus"), host.integer("memory")
+    yield "commit", commit_text(run.build)
+    yield "versions", versions_text(run.build)
+    host = run.host or Host()
     parts = [
-        host.text("hostname"),
-        host.text("kernel"),
-        f"{cpus} CPUs" if cpus else "",
-        size(memory) if memory is not None else "",
+        host.hostname,
+        host.kernel,
+        f"{host.cpus} CPUs" if host.cpus else "",
+        size(host.memory) if host.memory is not None else "",
     ]
     yield "host", ", ".join(filter(None, parts))
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lllaunch.run.build import Host
 from lllaunch.run.result import AttemptResult, RootCause, RunResult, WorkerResult, encode_result
 from lllaunch.sweep.history import SweepHistory, summary_of, write_summary
 from lllaunch.sweep.journal import Header, OverRecord, Record, encode, read_journal
@@ -73,7 +74,7 @@ class LeftRun:
         outcome = RunResult(
             *(state, code, str(self.path), "id", T0, self.ended_ns, attempts),
             plan_hash="ab12",
-            host={"hostname": "node7", "cpus": 16, "memory": 64 << 30},
+            host=Host("node7", cpus=16, memory=64 << 30),
             build=build,
             **more,
         )

@@ -9,25 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lllaunch.documents import Fields, last_record, load_json, read_json
+from lllaunch.documents import last_record, load_json, read_json
 from lllaunch.files import read_bytes, replace_file
-
-WRONG = (None, True, [], {}, "text", 1.5, 2**63, 10**400, float("nan"), [None, {}, "x", 3, True])
-
-
-def test_a_field_is_of_its_type_or_nothing() -> None:
-    fields = Fields({"i": 3, "b": False, "t": "x", "o": {"i": 4}})
-    assert (fields.integer("i"), fields.flag("b"), fields.text("t")) == (3, False, "x")
-    assert fields.inner("o").integer("i") == 4
-
-
-@pytest.mark.parametrize("value", WRONG)
-def test_of_another_type_there_is_nothing(value: object) -> None:
-    fields = Fields({"x": value})
-    assert fields.integer("x") is None
-    assert fields.text("x") == ("text" if value == "text" else "")
-    assert fields.flag("x") is (True if value is True else None)
-    assert isinstance(fields.inner("x"), Fields)
 
 
 def test_files_are_read_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ from lllaunch.run.result import (
     plain_result,
     read_result,
 )
-from lllaunch.run.snapshot import Snapshot, with_snapshot
+from lllaunch.run.snapshot import Snapshot
 from lllaunch.spec import Detected
 from lllaunch.supervisor.machine import NoProgress
 from lllaunch.sweep.history import SweepHistory, render_summary, summary_of
@@ -247,7 +247,7 @@ ALL = [told(outcome) for outcome in OUTCOMES]
 def with_code() -> Any:
     """A document of a run that ran from a snapshot of its project."""
     snapshot = Snapshot("/run/code", "ab" * 20, "cd" * 20, "/home/a/project", True)
-    return plain_result(run("succeeded", 0, build=with_snapshot(build_facts("/"), snapshot)))
+    return plain_result(run("succeeded", 0, build=snapshot.build(build_facts("/"))))
 
 
 @pytest.mark.parametrize("document", [*ALL, with_code()])

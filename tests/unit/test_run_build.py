@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -14,7 +13,7 @@ from support.launching import WAIT, until
 from support.repositories import ENV, git, repository, write
 
 from lllaunch.linux import proc
-from lllaunch.run.build import BuildQuery, build_facts, parse_status, versions_of
+from lllaunch.run.build import Build, BuildQuery, build_facts, parse_status, versions_of
 from lllaunch.testing import leaked_fds, live_descendants, open_fds
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -41,22 +40,16 @@ def test_what_git_says_is_understood():
         "? new\nline",
         "? data/",
     )
-    assert parse_status(told, "", cwd="/nowhere") == {
-        "commit": HASH,
-        "dirty": True,
-        "branch": None,
-        "changed": 2,
-        "untracked": 2,
-        "git_problem": None,
-    }
+    found = parse_status(told, "", cwd="/nowhere")
+    assert found == Build(commit=HASH, dirty=True, changed=2, untracked=2)
 
 
 def test_a_refusal_is_told_in_one_line():
     errors = "fatal: detected dubious ownership in repository at '/x'\nTo add an exception ...\n"
     found = parse_status("", errors, cwd="/nowhere")
-    assert found["git_problem"] == "detected dubious ownership in repository at '/x'"
-    assert found["dirty"] is None
-    assert found["commit"] is None
+    assert found.git_problem == "detected dubious ownership in repository at '/x'"
+    assert found.dirty is None
+    assert found.commit is None
 
 
 def test_directories_of_outputs_do_not_make_a_tree_dirty(tmp_path: Path):
@@ -65,67 +58,66 @@ def test_directories_of_outputs_do_not_make_a_tree_dirty(tmp_path: Path):
     told = status(f"# branch.oid {HASH}", "? outputs/", "? net/", "? outputs.txt", "? data/")
     run = str(tmp_path / "outputs/2024-05-01/12-00-00")
     found = parse_status(told, "", cwd=str(tmp_path), own=[run])
-    assert found["untracked"] == 3
+    assert found.untracked == 3
     # a project that is not tracked at all is not made of output
     inside = str(tmp_path / "net/outputs/1")
     found = parse_status(
         status("# branch.oid 1", "? net/"), "", cwd=str(tmp_path / "net"), own=[inside]
     )
-    assert (found["untracked"], found["dirty"]) == (1, True)
+    assert (found.untracked, found.dirty) == (1, True)
 
 
 @needs_git
 def test_a_repository(tree: Path):
     head = git(tree, "rev-parse", "HEAD")
     found = build_facts(str(tree), environ=ENV)
-    assert (found["commit"], found["branch"]) == (head, "main")
-    assert (found["dirty"], found["changed"], found["untracked"]) == (False, 0, 0)
-    assert found["git_problem"] is None
-    assert found["python"] == sys.version.split()[0]
-    assert found["implementation"] == sys.implementation.name
-    assert found["versions"]["hydra-core"] == metadata.version("hydra-core")
-    json.dumps(found)
+    assert (found.commit, found.branch) == (head, "main")
+    assert (found.dirty, found.changed, found.untracked) == (False, 0, 0)
+    assert found.git_problem is None
+    assert found.python == sys.version.split()[0]
+    assert found.implementation == sys.implementation.name
+    assert found.versions["hydra-core"] == metadata.version("hydra-core")
 
     (tree / "noise.log").write_text("ignored")
-    assert build_facts(str(tree), environ=ENV)["dirty"] is False
+    assert build_facts(str(tree), environ=ENV).dirty is False
     write(tree, "outputs/1/plan.yaml")
     found = build_facts(str(tree), environ=ENV, own=[str(tree / "outputs" / "1")])
-    assert (found["dirty"], found["untracked"]) == (False, 0)
+    assert (found.dirty, found.untracked) == (False, 0)
     (tree / "train.py").write_text("2\n")
     found = build_facts(str(tree), environ=ENV)
-    assert (found["dirty"], found["changed"], found["untracked"]) == (True, 1, 1)
+    assert (found.dirty, found.changed, found.untracked) == (True, 1, 1)
 
 
 @needs_git
 def test_subdirectories_worktrees_and_hooks(tree: Path, tmp_path: Path):
     head = git(tree, "rev-parse", "HEAD")
     (tree / "sub").mkdir()
-    assert build_facts(str(tree / "sub"), environ=ENV)["commit"] == head
+    assert build_facts(str(tree / "sub"), environ=ENV).commit == head
     other = tmp_path / "other"
     git(tree, "worktree", "add", "-q", "-b", "side", str(other))
-    assert build_facts(str(other), environ=ENV)["branch"] == "side"
+    assert build_facts(str(other), environ=ENV).branch == "side"
     # as in a hook of another repository
     led_astray = ENV | {"GIT_DIR": str(tmp_path), "GIT_INDEX_FILE": "x", "GIT_TRACE": "1"}
-    assert build_facts(str(tree), environ=led_astray)["commit"] == head
+    assert build_facts(str(tree), environ=led_astray).commit == head
 
 
 @needs_git
 def test_where_there_is_nothing_to_say(tmp_path: Path):
     environ = ENV | {"GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
     found = build_facts(str(tmp_path), environ=environ)
-    assert (found["commit"], found["git_problem"]) == (None, "not in a git repository")
+    assert (found.commit, found.git_problem) == (None, "not in a git repository")
     found = build_facts(str(tmp_path / "gone"), environ=environ)
-    assert "cannot change to" in found["git_problem"]
+    assert "cannot change to" in found.git_problem
     git(tmp_path, "init", "-q", "-b", "new")
     found = build_facts(str(tmp_path), environ=ENV)
-    assert (found["commit"], found["branch"], found["dirty"]) == (None, "new", False)
-    assert found["git_problem"] == "there is no commit yet"
+    assert (found.commit, found.branch, found.dirty) == (None, "new", False)
+    assert found.git_problem == "there is no commit yet"
 
 
 def test_without_git_all_else_is_told(tmp_path: Path):
     found = build_facts(str(tmp_path), environ={"PATH": str(tmp_path)})
-    assert (found["commit"], found["git_problem"]) == (None, "git is not installed")
-    assert "omegaconf" in found["versions"]
+    assert (found.commit, found.git_problem) == (None, "git is not installed")
+    assert "omegaconf" in found.versions
 
 
 @needs_git
@@ -138,7 +130,7 @@ def test_nothing_of_the_repository_is_run(tree: Path, tmp_path: Path):
     shutil.copy(trap, tree / ".git" / "hooks" / "post-index-change")
     (tree / "train.py").touch()
     before = (tree / ".git" / "index").read_bytes()
-    assert build_facts(str(tree), environ=ENV)["dirty"] is False
+    assert build_facts(str(tree), environ=ENV).dirty is False
     assert not proof.exists()
     assert (tree / ".git" / "index").read_bytes() == before
 
@@ -165,8 +157,8 @@ def test_a_git_that_hangs_is_ended_with_what_it_started(
     until(lambda: len(live_descendants(os.getpid(), but=others)) == 3, "git")
     started = live_descendants(os.getpid(), but=others)
     found = query.result(0.0)
-    assert found["git_problem"] == "git status took too long"
-    assert (found["commit"], found["branch"], found["dirty"]) == (HASH, "main", None)
+    assert found.git_problem == "git status took too long"
+    assert (found.commit, found.branch, found.dirty) == (HASH, "main", None)
     assert query.result(0.0) == found
     until(lambda: not any(map(proc.same_process, started)), "their end")
     assert not leaked_fds(fds)
@@ -175,37 +167,17 @@ def test_a_git_that_hangs_is_ended_with_what_it_started(
 # Versions
 
 
-def distribution(site: Path, name: str, version: str, **files: str) -> Path:
-    place = site / f"{name}-{version}.dist-info"
-    place.mkdir(parents=True)
-    text = (
-        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nVersion: 0 is what follows\n"
+def distribution(site: Path, name: str, version: str) -> None:
+    (site / f"{name}-{version}.dist-info").mkdir(parents=True)
+
+
+def test_versions_are_those_of_the_first_place_that_has_a_package(tmp_path: Path):
+    site, other = tmp_path / "site", tmp_path / "other"
+    distribution(site, "scikit_learn", "1.5")
+    distribution(other, "scikit_learn", "1.4")
+    distribution(other, "Pillow", "10.1")
+    (other / "old-2.0-py3.12.egg-info").mkdir()
+    found = versions_of(
+        ["scikit-learn", "pillow", "old", "gone"], [str(tmp_path / "no"), str(site), str(other)]
     )
-    (place / "METADATA").write_text(text)
-    for file, content in files.items():
-        (place / file.replace("__", ".")).write_text(content)
-    return place
-
-
-def module(site: Path, name: str) -> None:
-    (site / name).mkdir(parents=True)
-    (site / name / "__init__.py").write_text("raise RuntimeError('imported')")
-
-
-def test_modules_are_of_the_distributions_that_list_them(tmp_path: Path):
-    site, project = tmp_path / "site", tmp_path / "project"
-    distribution(site, "scikit_learn", "1.5", RECORD="sklearn/__init__.py,sha256=x,1\n")
-    distribution(site, "Pillow", "10.1", top_level__txt="PIL\n")
-    distribution(site, "Six", "1.16", RECORD="six.py,sha256=x,1\n")
-    distribution(site, "train", "9", RECORD="other/__init__.py,,\n")
-    place = distribution(site, "mine", "0.2", direct_url__json='{"dir_info": {"editable": true}}')
-    for name in ("sklearn", "PIL", "strange"):
-        module(site, name)
-    (site / "six.py").write_text("")
-    module(project, "mine")
-    (project / "train.py").write_text("")
-    wanted = ["sklearn.svm", "PIL.Image", "six", "mine.app", "train", "strange", "os.path", "gone"]
-    found = versions_of(["pillow"], wanted, [str(project), str(site), str(tmp_path / "gone")])
-    assert found == {"pillow": "10.1", "scikit_learn": "1.5", "Six": "1.16", "mine": "0.2"}
-    (place / "direct_url.json").unlink()
-    assert versions_of([], ["mine"], [str(project), str(site)]) == {}
+    assert found == {"scikit-learn": "1.5", "pillow": "10.1", "old": "2.0"}

@@ -13,6 +13,7 @@ from support.ends import ended_by_launcher, placed
 from lllaunch.events import Orphan
 from lllaunch.linux.cgroup import Memory
 from lllaunch.report_value import RESULT_FILE, report
+from lllaunch.run.build import Host
 from lllaunch.run.causes import (
     ExitedNonZero,
     KilledBySignal,
@@ -43,7 +44,7 @@ T0 = 1_700_000_000_000_000_000
 
 
 def document(outcome: RunResult) -> dict:
-    return json.loads(encode_result(replace(outcome, host={"hostname": "h"})))
+    return json.loads(encode_result(replace(outcome, host=Host("h"))))
 
 
 def test_failed_run():
@@ -74,7 +75,7 @@ def test_failed_run():
     assert (found["run_id"], found["plan_hash"], found["restarts"]) == ("id", "abc", 0)
     assert (found["started"], found["seconds"]) == ("2023-11-14T22:13:20.000000Z", 2.0)
     assert (found["signal"], found["error"]) == (None, None)
-    assert found["host"] == {"hostname": "h"}
+    assert found["host"]["hostname"] == "h"
     told = found["root_cause"]
     assert (told["attempt"], told["rank"], told["time_ns"]) == (0, 1, T0)
     assert (told["cause"]["type"], told["cause"]["text"]) == ("KilledBySignal", "died of SIGSEGV")

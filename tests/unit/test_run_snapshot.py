@@ -16,8 +16,8 @@ from support.repositories import ENV, commit, git, repository, write
 
 from lllaunch.errors import SnapshotFailed
 from lllaunch.run import snapshot as snapshots
-from lllaunch.run.build import build_facts
-from lllaunch.run.snapshot import Snapshot, free_place, hold, let_go, remove, take, with_snapshot
+from lllaunch.run.build import Build, SnapshotPlace, build_facts
+from lllaunch.run.snapshot import Snapshot, free_place, hold, let_go, remove, take
 from lllaunch.run.submission import Submission, read_submission
 from lllaunch.testing import leaked_fds, live_descendants, open_fds
 
@@ -85,11 +85,10 @@ def test_all_that_is_not_committed_is_in_it_and_nothing_else_changes(tree: Path,
     assert found.commit == git(tree, "rev-parse", "HEAD")
     assert found.problem == ""
     facts = build_facts(found.path, environ=ENV)
-    build = with_snapshot(facts, found)
-    assert (build["commit"], build["dirty"]) == (found.commit, True)
-    assert build["versions"] == facts["versions"]
-    known = {"path": found.path, "diff": found.diff, "tree_commit": found.tree_commit}
-    assert build["snapshot"] == known
+    build = found.build(facts)
+    assert (build.commit, build.dirty) == (found.commit, True)
+    assert build.versions == facts.versions
+    assert build.snapshot == SnapshotPlace(found.path, found.diff, found.tree_commit)
     assert (code / "staged").read_text() == "new\n"
     assert (code / "both").read_text() == "not staged\n"
     assert (code / "train.py").read_text() == "2\n"
@@ -178,7 +177,7 @@ def test_before_the_first_commit(tmp_path: Path):
     assert (found.commit, found.changed) == ("", True)
     assert (tmp_path / "code" / "train.py").read_text() == "1\n"
     assert "+1" in Path(found.diff).read_text()
-    assert with_snapshot({}, found)["commit"] is None
+    assert found.build(Build()).commit is None
     remove(empty, ENV)
     remove(found, ENV)
 
@@ -351,7 +350,7 @@ def test_submodules_and_repositories_inside_are_shared(tree: Path, tmp_path: Pat
     assert (code / "clone" / "train.py").exists()
     assert os.listdir(code / "third" / "empty") == []
     assert found.problem.endswith("shared, not set aside: clone, third/lib")
-    assert with_snapshot({}, found)["git_problem"] == found.problem
+    assert found.build(Build()).git_problem == found.problem
     remove(found, ENV)
     assert (tree / "third" / "lib" / "train.py").exists()
     assert git(tree, "worktree", "prune", "--verbose") == ""

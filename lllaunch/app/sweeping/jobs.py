@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from lllaunch.app.sweeping.composing import Composer, JobConfig
+    from lllaunch.run.build import Build
     from lllaunch.run.result import RunResult
     from lllaunch.run.snapshot import Snapshot
     from lllaunch.spawner.client import Spawner
@@ -105,7 +106,7 @@ class JobTask:
         spec: LaunchSpec,
         composer: Composer,
         spawner: Spawner | None,
-        build: Mapping[str, Any] | None,
+        build: Build | None,
         reported: Reported,
         snapshot: Snapshot | None,
     ) -> None:
@@ -127,7 +128,8 @@ class JobTask:
         user = self._composer.user
         if user is not None and self._snapshot is not None:
             user = user._replace(place=self._snapshot.place)
-        build = None if self._build is None else lambda: self._build or {}
+        known = self._build
+        build = None if known is None else lambda: known
         outcome = perform(self._spec, cfg, user, JobConsole(self._reported), self._spawner, build)
         self.outcome = outcome
         if outcome.exit_code:
@@ -205,7 +207,7 @@ class SweepJobs:
         self._task_function = task_function
         self.machine = machine
         self._environ = dict(environ)
-        self.build: Mapping[str, Any] | None = None
+        self.build: Build | None = None
         self._reported = Reported()
         # hash of the plan of each job of a locked sweep, when it was tried beforehand
         self.admitted: Mapping[str, str] = {}

@@ -42,7 +42,7 @@ from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.hydra_compat import BASIC_SWEEPER
 from lllaunch.interrupts import remember_interrupts
 from lllaunch.results.index import remember
-from lllaunch.run.build import BuildQuery
+from lllaunch.run.build import Build, BuildQuery
 from lllaunch.run.directory import RESULT
 from lllaunch.run.result import ReturnValue
 from lllaunch.secret_names import redacted_overrides
@@ -474,13 +474,13 @@ def _take_snapshot(
     if settings.snapshot == "none" or jobs.composer.for_cluster:
         return
     # only of sweeps that have one
-    from lllaunch.run.snapshot import free_place, remove, take, with_snapshot  # noqa: PLC0415
+    from lllaunch.run.snapshot import free_place, remove, take  # noqa: PLC0415
 
     cwd = str(jobs.composer.master.hydra.runtime.cwd)
     snapshot = jobs.snapshot = take(cwd, free_place(directory), os.environ, _say)
     if snapshot is None:
         return
-    jobs.build = with_snapshot(jobs.build or {}, snapshot)
+    jobs.build = snapshot.build(jobs.build or Build())
     if settings.snapshot == "temporary":
         undo.callback(remove, snapshot)
 
