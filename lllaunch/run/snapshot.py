@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 PATIENCE = 600.0
 """How long one git may take, with the user's filters (such as LFS) that it runs, seconds."""
 
-MOST_LINKS = 50_000
-"""How many ignored files and directories are linked at most."""
-
 CODE = "code"
 """What a snapshot is called, in the directory of a run or a sweep."""
 
@@ -47,7 +44,6 @@ MOST_UNTRACKED = 200 << 20
 """How many bytes in files that are neither tracked nor ignored are set aside at most."""
 
 _MUCH_UNTRACKED = 20 << 20  # bytes; so many are worth a line
-_MOST_DIFF = 16 * 1024 * 1024  # bytes
 _MOST_ANSWER = 1 << 30  # bytes; a list of all files
 _REFS = "refs/lllaunch/snapshots"
 _MOST_NAMED = 5
@@ -148,7 +144,7 @@ def take(
         SnapshotFailed: git refuses, or something cannot be written. Nothing is left then.
     """
     cwd, path = os.path.realpath(cwd), os.path.abspath(path)
-    answer = _git(cwd, ["rev-parse", "--is-inside-work-tree", "--show-cdup"], environ)
+    answer = _Repository(cwd, environ).git("rev-parse", "--is-inside-work-tree", "--show-cdup")
     inside, _, up = answer.removesuffix("\n").partition("\n")
     if inside != "true":
         return None
@@ -164,7 +160,7 @@ def take(
             return _taken(repository, cwd, path, say)
         except BaseException:
             with contextlib.suppress(SnapshotFailed, OSError):
-                _remove_worktree(repository, path)
+                remove(Snapshot(path, "", "", repository.top, changed=False), environ)
             for each, unmake in ((path, os.rmdir), (f"{path}.diff", os.unlink)):
                 with contextlib.suppress(OSError):
                     unmake(each)
@@ -219,33 +215,22 @@ def remove(snapshot: Snapshot, environ: Mapping[str, str] | None = None) -> None
     Raises:
         SnapshotFailed: something cannot be removed.
     """
-    repository = _Repository(snapshot.top, dict(os.environ) if environ is None else environ)
+    path = snapshot.path
     try:
-        if os.path.isdir(snapshot.top):
-            _remove_worktree(repository, snapshot.path)
-        else:
-            _remove_files(snapshot.path)
+        # what is not a worktree (any more) is somebody else's
+        if os.path.isfile(os.path.join(path, ".git")) and not os.path.islink(path):
+            shutil.rmtree(path)
     except OSError as error:
-        raise _failed(error, snapshot.path, hint="") from error
-
-
-def _remove_worktree(repository: _Repository, path: str) -> None:
-    # git tells it without links, and quotes nothing; a newline in it cuts it
-    names = {f"worktree {each}".partition("\n")[0] for each in (path, os.path.realpath(path))}
-    if names & {*repository.git("worktree", "list", "--porcelain").split("\n")}:
-        _remove_files(path, sure=True)
-        # only this one: `prune` might forget one of the user's that lies on another disk
-        repository.git("worktree", "remove", "--force", "--force", path)
-    else:
-        _remove_files(path)
-    repository.git("update-ref", "-d", _ref_of(path))
-
-
-def _remove_files(path: str, *, sure: bool = False) -> None:
-    """Removes a worktree's files; what is not a worktree (any more) only if one is sure of it."""
-    ours = sure or os.path.isfile(os.path.join(path, ".git"))
-    if ours and os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)  # links are removed, not what they lead to
+        raise _failed(error, path, hint="") from error
+    if os.path.isdir(snapshot.top):
+        repository = _Repository(snapshot.top, os.environ if environ is None else environ)
+        try:
+            # only this one: `prune` might forget one of the user's that lies on another disk
+            repository.git("worktree", "remove", "--force", "--force", path)
+        except SnapshotFailed as error:
+            if "is not a working tree" not in error.reason:
+                raise
+        repository.git("update-ref", "-d", _ref_of(path))
 
 
 def _ref_of(path: str) -> str:
@@ -253,43 +238,32 @@ def _ref_of(path: str) -> str:
 
 
 class _Repository(NamedTuple):
-    """Git, asked in the top directory of a working tree."""
+    """Git, asked in a directory of a working tree: its top one, once that is known."""
 
     top: str
     environ: Mapping[str, str]
 
     def git(self, *arguments: str, variables: Mapping[str, str] | None = None) -> str:
-        return _git(self.top, [*_SETTINGS, *arguments], self.environ, variables)
+        """Returns what git answers; nothing where there is no repository.
+
+        Raises:
+            SnapshotFailed: it refuses, or takes too long.
+        """
+        try:
+            git = Git(self.top, [*_SETTINGS, *arguments], self.environ, variables)
+        except OSError as error:
+            raise SnapshotFailed(self.top, refusal(error)) from error
+        answer = git.end(PATIENCE, _MOST_ANSWER)
+        verb = next(word for word in arguments if word != "-c" and "=" not in word)
+        if answer is None:
+            raise SnapshotFailed(self.top, f"git {verb} took longer than {PATIENCE:.0f} s")
+        reason = complaint(answer[1]) if git.status else NO_REPOSITORY
+        if reason != NO_REPOSITORY:
+            raise SnapshotFailed(self.top, f"git {verb}: {reason}")
+        return "" if git.status else answer[0]
 
     def git_tells(self, *arguments: str) -> list[str]:
         return self.git(*arguments).split("\0")[:-1]
-
-
-def _git(
-    cwd: str,
-    arguments: Sequence[str],
-    environ: Mapping[str, str],
-    variables: Mapping[str, str] | None = None,
-) -> str:
-    """Returns what git answers; nothing where there is no repository.
-
-    Raises:
-        SnapshotFailed: it refuses, or takes too long.
-    """
-    try:
-        git = Git(cwd, arguments, environ, variables)
-    except OSError as error:
-        raise SnapshotFailed(cwd, refusal(error)) from error
-    answer = git.end(PATIENCE, _MOST_ANSWER)
-    verb = next(word for word in arguments if word != "-c" and "=" not in word)
-    if answer is None:
-        raise SnapshotFailed(cwd, f"git {verb} took longer than {PATIENCE:.0f} s")
-    if git.status == 0:
-        return answer[0]
-    reason = complaint(answer[1])
-    if reason == NO_REPOSITORY:
-        return ""
-    raise SnapshotFailed(cwd, f"git {verb}: {reason}")
 
 
 # What is not ignored of submodules is theirs.
@@ -308,21 +282,17 @@ def _taken(repository: _Repository, cwd: str, path: str, say: Callable[[str], ob
         said[kind].append(rest)
         if entry.startswith("# branch.oid ") and "(initial)" not in entry:
             commit = entry.split(" ")[2]
-    untracked, ignored = said["?"], said["!"]
     if said["u"]:
         # ten words are before the name of an unmerged entry, one of them cut off already
         conflicts = (each.split(" ", 9)[-1] for each in said["u"])
         names = ", ".join(islice(conflicts, _MOST_NAMED))
         raise SnapshotFailed(top, f"there are conflicts to be resolved first, in {names}")
-    own = os.path.realpath(path)
-    outputs = _outputs(untracked, top, cwd, own)
+    outputs: list[str] = []
     keys: list[str] = []
-    if untracked:
+    if said["?"]:
         files = repository.git_tells("ls-files", "-z", "--others", "--exclude-standard")
-        runs = _run_directories(files, untracked, os.path.relpath(cwd, top))
-        outputs = sorted({*outputs, *runs})
-        left_out = {*outputs}
-        _expect_little(top, [each for each in files if not _is_in(each, left_out)], say)
+        outputs = _outputs(files, said["?"], top, cwd, path)
+        _expect_little(top, [each for each in files if not _is_in(each, outputs)], say)
         keys = [
             each
             for each in files
@@ -333,17 +303,17 @@ def _taken(repository: _Repository, cwd: str, path: str, say: Callable[[str], ob
     repository.git(*_WORKERS, "worktree", "add", "--detach", path, snapshot.tree_commit)
     shared = _mend(repository, snapshot)
     # what runs write to would lead from the snapshot to itself
-    kept_out = [*_hydra_outputs(top, cwd), *(os.path.join(top, name) for name in outputs)]
-    linked = list(_shareable([*ignored, *keys], top, own, kept_out))
-    if len(linked) > MOST_LINKS:
-        reason = f"{len(linked)} ignored files were to be linked, {MOST_LINKS} can be"
-        raise SnapshotFailed(top, reason, "ignore their directory rather than each of them")
-    for name in linked:
+    own = (os.path.realpath(path), f"{os.path.realpath(path)}.diff", *_hydra_outputs(top, cwd))
+    for name in (each.rstrip("/") for each in (*said["!"], *keys)):
+        original, copy = os.path.join(top, name), os.path.join(path, name)
+        generated = name.endswith(("__pycache__", ".pyc")) or _is_in(name, outputs)
+        if generated or any(is_below(original, each) for each in own):
+            continue
         # some came to be while the snapshot was made
         with contextlib.suppress(FileExistsError, NotADirectoryError):
             # where nothing beside it is tracked, its directory is not there
-            os.makedirs(os.path.dirname(os.path.join(path, name)), exist_ok=True)
-            os.symlink(os.path.join(top, name), os.path.join(path, name))
+            os.makedirs(os.path.dirname(copy), exist_ok=True)
+            os.symlink(original, copy)
     _write_diff(repository, snapshot)
     problem = ""
     if shared:
@@ -384,23 +354,6 @@ def _hydra_outputs(top: str, cwd: str) -> set[str]:
     return {os.path.join(each, name) for each in (top, cwd) for name in _OUTPUTS}
 
 
-def _outputs(untracked: Iterable[str], top: str, cwd: str, path: str) -> list[str]:
-    """Returns what is not tracked and holds output of runs, relative to the top. Pure.
-
-    These are Hydra's own directories, and what the snapshot itself goes to: of an untracked
-    directory that the user works in, only the part that leads there.
-    """
-    outputs: set[str] = set()
-    for name in untracked:
-        directory = os.path.join(top, name.rstrip("/"))
-        outputs.update(each for each in _hydra_outputs(top, cwd) if is_below(each, directory))
-        if is_below(path, directory):
-            both = os.path.commonpath((cwd, path))
-            first = os.path.relpath(path, both).split("/")[0]
-            outputs.add(os.path.join(both, first) if is_below(both, directory) else directory)
-    return sorted(os.path.relpath(each, top) for each in outputs)
-
-
 def _is_in(path: str, directories: Collection[str]) -> bool:
     """Returns whether a path is one of some directories or below one. Pure."""
     while path and path not in directories:
@@ -408,16 +361,26 @@ def _is_in(path: str, directories: Collection[str]) -> bool:
     return bool(path)
 
 
-def _run_directories(files: Sequence[str], untracked: Sequence[str], cwd: str) -> set[str]:
-    """Returns the directories of runs and sweeps in which nothing is tracked. Pure."""
+def _outputs(
+    files: Sequence[str], untracked: Sequence[str], top: str, cwd: str, path: str
+) -> list[str]:
+    """Returns the directories of output in which nothing is tracked, relative to the top. Pure.
+
+    These are Hydra's own, those of runs and sweeps, and the one that the snapshot itself goes to;
+    the user works in none of them.
+    """
     marks: Counter[str] = Counter()
-    for path in files:
-        directory, _, name = path.rpartition("/")
-        marks[directory] += _MARKS.get(name, 0)
+    for name in files:
+        directory, _, last = name.rpartition("/")
+        marks[directory] += _MARKS.get(last, 0)
+    own = os.path.dirname(os.path.realpath(path))
     apart = {name.rstrip("/") for name in untracked}
+    known = {os.path.relpath(each, top) for each in (*_hydra_outputs(top, cwd), own)}
+    around = {name for name in apart if is_below(own, os.path.join(top, name))}
     # other programs write a plan.yaml, too
-    found = {directory for directory, count in marks.items() if count > 1}
-    return {each for each in found if _is_in(each, apart) and not is_below(cwd, each)}
+    found = known | around | {directory for directory, count in marks.items() if count > 1}
+    here = os.path.relpath(cwd, top)
+    return sorted(each for each in found if _is_in(each, apart) and not is_below(here, each))
 
 
 def _expect_little(top: str, files: Sequence[str], say: Callable[[str], object]) -> None:
@@ -446,12 +409,9 @@ def _copied_index(repository: _Repository, path: str) -> Iterator[str]:
     name = f"lllaunch-{os.getpid()}-{os.path.basename(_ref_of(path))}"
     copy = os.path.join(os.path.dirname(original), name)
     try:
-        with contextlib.suppress(FileNotFoundError), open(original, "rb") as source:
-            with open(copy, "wb") as target:
-                shutil.copyfileobj(source, target)
-            # git takes no file for unchanged that is as young as the index
-            known = os.fstat(source.fileno())
-            os.utime(copy, ns=(known.st_atime_ns, known.st_mtime_ns))
+        with contextlib.suppress(FileNotFoundError):
+            # with its time: git takes no file for unchanged that is as young as the index
+            shutil.copy2(original, copy)
         yield copy
     finally:
         for each in (copy, f"{copy}.lock"):
@@ -484,26 +444,8 @@ def _mend(repository: _Repository, snapshot: Snapshot) -> list[str]:
     return shared
 
 
-def _shareable(names: Iterable[str], top: str, own: str, outputs: Sequence[str]) -> Iterator[str]:
-    """Yields what of the ignored names is linked.
-
-    Of a directory that the snapshot lies in it is what is beside that.
-    """
-    for name in (each.rstrip("/") for each in names):
-        original = os.path.join(top, name)
-        if name.endswith(("__pycache__", ".pyc")) or is_below(original, own):
-            continue
-        if original == f"{own}.diff" or any(is_below(original, each) for each in outputs):
-            continue
-        if is_below(own, original):
-            inner = (os.path.join(name, each) for each in sorted(os.listdir(original)))
-            yield from _shareable(inner, top, own, outputs)
-        else:
-            yield name
-
-
 def _write_diff(repository: _Repository, snapshot: Snapshot) -> None:
-    """Writes what `git apply` takes, unless it is too long."""
+    """Writes what `git apply` takes."""
     diff = ["diff-tree", "-p", "--binary", "--no-ext-diff", "--no-textconv", "--no-color"]
     output = [f"--output={snapshot.diff}"]  # straight to the disk, which is larger than memory
     trees = [snapshot.commit, snapshot.tree_commit]
@@ -513,9 +455,3 @@ def _write_diff(repository: _Repository, snapshot: Snapshot) -> None:
     with open(os.open(snapshot.diff, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         os.fchmod(file.fileno(), 0o600)
     repository.git(*diff, *output, *trees)
-    with open(snapshot.diff, "ab") as file:
-        if file.tell() > _MOST_DIFF:
-            file.truncate(_MOST_DIFF)
-            most = f"{_MOST_DIFF // 2**20} MiB"
-            cut = f"cut: it is larger than {most}; git diff {' '.join(trees[-2:])} has it all"
-            file.write(f"\n[{cut}]\n".encode())

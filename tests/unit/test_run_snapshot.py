@@ -268,8 +268,7 @@ def test_beside_an_ignored_directory_that_it_lies_in(tree: Path):
     found = taken(tree, tree / "work" / "runs" / "new" / "code")
     code = Path(found.path)
     assert (code / "work" / "data" / "1").read_text() == "x"
-    assert os.path.islink(code / "work" / "data")
-    assert not os.path.lexists(code / "work" / "runs" / "new")
+    assert os.path.islink(code / "work")
     remove(found, ENV)
     assert (tree / "work" / "data" / "1").exists()
 
@@ -459,10 +458,6 @@ def test_what_git_refuses(tree: Path, tmp_path: Path, monkeypatch: Any):
     with pytest.raises(SnapshotFailed, match="does not have a commit checked out"):
         taken(tree, tmp_path / "code")
     shutil.rmtree(tree / "clone")
-    monkeypatch.setattr(snapshots, "MOST_LINKS", 2)
-    write(tree, "a.so", "b.so", "c.so")
-    with pytest.raises(SnapshotFailed, match=r"3 ignored files .* ignore their directory"):
-        taken(tree, tmp_path / "code")
     # nothing is left
     assert sorted(os.listdir(tmp_path)) == ["a tree"]
     assert git(tree, "for-each-ref", "refs/lllaunch") == ""
@@ -479,15 +474,6 @@ def test_a_place_that_is_taken_stays_as_it_is(tree: Path, tmp_path: Path):
     assert (code / "precious").read_text() == "x"
     (code / "precious").unlink()
     assert (Path(taken(tree, code).path) / "train.py").exists()
-
-
-def test_a_diff_that_is_too_long_is_cut(tree: Path, tmp_path: Path, monkeypatch: Any):
-    monkeypatch.setattr(snapshots, "_MOST_DIFF", 1000)
-    (tree / "long").write_text("line\n" * 1000)
-    found = taken(tree, tmp_path / "code")
-    text = Path(found.diff).read_text()
-    assert 1000 < len(text) < 1300
-    assert text.endswith(f"git diff {found.commit} {found.tree_commit} has it all]\n")
 
 
 def test_places(tree: Path, tmp_path: Path, monkeypatch: Any):
