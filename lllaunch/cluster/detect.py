@@ -13,13 +13,14 @@ must agree. Nothing is looked up, and no host name is compared: node 0 is who ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeVar
 
-from lllaunch.cluster.hosts import expand_hosts
-from lllaunch.cluster.placement import Placement
 from lllaunch.cluster.values import (
     MOST_NODES,
+    expand_hosts,
     format_endpoint,
     format_nnodes,
     parse_conf,
@@ -47,6 +48,23 @@ _SET_IT = f"set it, or {_BY_HAND}"
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True)
+class Placement:
+    """Where this node stands among the nodes; without arguments there is no other."""
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    node_rank: int | None = None  # this node's number, from 0; None if it has none
+    host: str = ""  # where they meet, without brackets; empty if nothing says
+    port: int | None = None  # its port; None if nothing says
+    # number of workers, or ``auto``, ``cpu`` or ``gpu``; None if nothing says
+    nproc: int | str | None = None
+    rdzv_id: str = ""  # identifies the run among others; empty if nothing does
+    backend: RdzvBackend | None = None  # of the rendezvous; None if nothing says
+    conf: Mapping[str, str | int | float | bool] = field(default_factory=dict, repr=False)
+    detected: tuple[Detected, ...] = ()
+
+
 def detect(environ: Mapping[str, str]) -> Placement:
     """Finds out where this node stands.
 
@@ -64,7 +82,7 @@ def detect(environ: Mapping[str, str]) -> Placement:
     if not found:
         # of torchrun's options this one says something by itself
         variables = _Variables(environ)
-        return _one(variables, _pet_nproc(variables))
+        return variables.one(_pet_nproc(variables))
     (first, placement), *others = found
     for other, its in others:
         if _place(its) != _place(placement):
@@ -106,10 +124,6 @@ class _Variables:
                 return name, value
         return "", ""
 
-    def has(self, *names: str) -> bool:
-        """Whether one of some variables is set."""
-        return bool(self.get(*names)[0])
-
     def need(self, *names: str, because: str) -> tuple[str, str]:
         """Return the first of some variables that is set, and its value.
 
@@ -123,46 +137,44 @@ class _Variables:
             raise _unfit(f"{names[0]} is not set, but {because}", _SET_IT)
         return name, value
 
-    def count(self, name: str, value: str, expected: str, numbers: range) -> int:
-        """Return a value as a number.
+    def forbid(self, *names: str, without: str) -> None:
+        """Raise `Unfit` if one of some variables is set, which mean nothing without another."""
+        name, _ = self.get(*names)
+        if name:
+            raise _unfit(f"{without} is not set, but {name} is", _SET_IT)
 
-        Raises:
-            Unfit: it is none of those that it may be.
-        """
+    def count(self, name: str, value: str, expected: str, numbers: range) -> int:
+        """Return a value as a number; raise `Unfit` if it is none of those that it may be."""
         is_number = value.isascii() and value.isdecimal() and len(value) < 19
         if not is_number or int(value) not in numbers:
             raise self.wrong(name, value, expected)
         return int(value)
 
-    def rank(self, names: Sequence[str], nodes: int, because: str) -> int:
-        """Return this node's number.
+    def nodes(self, name: str, value: str) -> int:
+        """Return how many nodes there are."""
+        return self.count(name, value, "a number of nodes", range(1, MOST_NODES + 1))
 
-        ``nodes``: how many there are at most. ``because``: why one of them must be set.
-
-        Raises:
-            Unfit: it is not set, or is no number of a node.
-        """
-        name, value = self.need(*names, because=because)
+    def rank(self, name: str, nodes: int, because: str) -> int:
+        """Return this node's number; ``because``: why it must be set."""
+        _, value = self.need(name, because=because)
         expected = f"a number from 0 to {nodes - 1}, as there are {nodes} nodes"
-        rank = self.count(name, value, expected, range(nodes))
-        self.take("node_rank", rank, name)
-        return rank
+        return self.take("node_rank", self.count(name, value, expected, range(nodes)), name)
 
-    def host(self, name: str, value: str) -> str:
-        """Return a value as a host.
+    def gpus(self, *names: str) -> int | None:
+        """Return the number of GPUs of this node; None where nothing says it plainly.
 
-        Raises:
-            Unfit: it is none.
+        Forms such as ``a100:4`` are taken for none: they may be of several kinds.
         """
-        return self.read(name, value, parse_host)
+        for name in names:
+            _, value = self.get(name)
+            if value.isascii() and value.isdecimal() and 0 < len(value) < 6 and int(value):
+                return self.take("nproc", int(value), name)
+        return None
 
     def read(self, name: str, value: str, parse: Callable[[str], _T], shown: str = "") -> _T:
-        """Return what a value means.
+        """Return what a value means; raise `Unfit`, which names the variable, if it means nothing.
 
         ``parse``: reads it; raises `Unfit`. ``shown``: what may be said of it; empty for all of it.
-
-        Raises:
-            Unfit: it means nothing; it names the variable.
         """
         try:
             return parse(value)
@@ -176,30 +188,30 @@ class _Variables:
         hint = hint or f"mend it, or {_BY_HAND}"
         return _unfit(f"{name}: expected {expected}, got {shown!r}", hint)
 
-    def take(self, setting: str, value: object, name: str) -> None:
-        """Note what stands for a setting."""
-        self.detected.append(Detected(setting, str(value), name))
+    def take(self, setting: str, value: _T, name: str) -> _T:
+        """Note what stands for a setting, and return it; nothing of what is empty."""
+        if value != "":
+            self.detected.append(Detected(setting, str(value), name))
+        return value
+
+    def take_endpoint(self, host: str, port: int | None, name: str) -> None:
+        """Note where nodes meet."""
+        self.take("rdzv.endpoint", format_endpoint(host, port), name)
+
+    def one(self, nproc: int | str | None) -> Placement:
+        """Return the place of the only node."""
+        return Placement(nproc=nproc, detected=tuple(self.detected))
 
 
-def _gpus(variables: _Variables, *names: str) -> int | None:
-    """Return the number of GPUs of this node; None where nothing says it plainly.
-
-    Forms such as ``a100:4`` are taken for none: they may be of several kinds.
-    """
-    for name in names:
-        _, value = variables.get(name)
-        if value.isascii() and value.isdecimal() and 0 < len(value) < 6 and int(value):
-            variables.take("nproc", int(value), name)
-            return int(value)
-    return None
+# In a step the second may be what the whole job asked for.
+_SLURM_GPUS = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
 
 
 def _slurm(variables: _Variables) -> Placement | None:
     job_name, job = variables.get("SLURM_JOB_ID", "SLURM_JOBID")
     if not job_name:
-        half = variables.get("SLURM_STEP_ID", "SLURM_NODEID", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
-        if half[0]:
-            raise _unfit(f"SLURM_JOB_ID is not set, but {half[0]} is", _SET_IT)
+        of_job = ("SLURM_STEP_ID", "SLURM_NODEID", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+        variables.forbid(*of_job, without="SLURM_JOB_ID")
         return None
     job_number = variables.count(job_name, job, "the number of a job", range(2**63))
     step_name, step = variables.get("SLURM_STEP_ID", "SLURM_STEPID")
@@ -207,35 +219,28 @@ def _slurm(variables: _Variables) -> Placement | None:
     step_number = variables.count(step_name, step, "the number of a step", numbers) if step else -1
     if not 0 <= step_number < _FIRST_SPECIAL_STEP:
         return _slurm_without_srun(variables)
-    because = f"{step_name} is"
     name, value = variables.need(
-        *("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"), because=because
+        *("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"), because=f"{step_name} is"
     )
-    nodes = variables.count(name, value, "a number of nodes", range(1, MOST_NODES + 1))
-    variables.take("nnodes", nodes, name)
+    nodes = variables.take("nnodes", variables.nodes(name, value), name)
     _expect_one_task(variables, nodes)
     if nodes == 1:
-        return _one(variables, _gpus(variables, *_SLURM_GPUS))
-    rank = variables.rank(["SLURM_NODEID"], nodes, f"{name} is {nodes}")
+        return variables.one(variables.gpus(*_SLURM_GPUS))
+    because = f"{name} is {nodes}"
+    rank = variables.rank("SLURM_NODEID", nodes, because)
     listed, value = variables.need(
-        *("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"),
-        because=f"{name} is {nodes}",
+        *("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"), because=because
     )
     hosts = variables.read(listed, value, expand_hosts)
     if len(hosts) != nodes:
         raise variables.wrong(listed, value, f"{nodes} hosts, as {name} says")
-    host = variables.host(listed, hosts[0])
+    host = variables.read(listed, hosts[0], parse_host)
     # the same on all nodes without asking anybody, and another one for each step
     port = _PORTS[(job_number + _STEP_STRIDE * step_number) % len(_PORTS)]
-    variables.take("rdzv.endpoint", format_endpoint(host, port), f"{listed}, {job_name}")
-    run = f"{job_number}.{step_number}"
-    variables.take("rdzv.id", run, f"{job_name}, {step_name}")
-    nproc = _gpus(variables, *_SLURM_GPUS)
+    variables.take_endpoint(host, port, f"{listed}, {job_name}")
+    run = variables.take("rdzv.id", f"{job_number}.{step_number}", f"{job_name}, {step_name}")
+    nproc = variables.gpus(*_SLURM_GPUS)
     return Placement(nodes, nodes, rank, host, port, nproc, run, detected=tuple(variables.detected))
-
-
-# In a step the second may be what the whole job asked for.
-_SLURM_GPUS = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
 
 
 def _slurm_without_srun(variables: _Variables) -> Placement:
@@ -249,54 +254,59 @@ def _slurm_without_srun(variables: _Variables) -> Placement:
         _, value = variables.get(name)
         if not value:
             continue
-        nodes = variables.count(name, value, "a number of nodes", range(1, MOST_NODES + 1))
+        nodes = variables.nodes(name, value)
         if nodes > 1:
             detail = f"{name} is {nodes}, but this process is alone: srun did not start it"
             raise _unfit(detail, f"start one on each node: {_ONE_TASK}")
         if not variables.detected:
             variables.take("nnodes", nodes, name)
-    return _one(variables, _gpus(variables, *_SLURM_GPUS))
+    return variables.one(variables.gpus(*_SLURM_GPUS))
 
 
 def _expect_one_task(variables: _Variables, nodes: int) -> None:
     """Raise if there are more processes than nodes: each would start all workers of its node."""
     name, value = variables.get("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-    if name:
-        tasks = variables.count(name, value, "a number of tasks", range(1, 2**32))
-        if tasks > nodes:
-            text = "1 task, as there is one node" if nodes == 1 else f"{nodes} tasks, one per node"
-            raise variables.wrong(name, value, text, f"write {_ONE_TASK}")
+    if name and variables.count(name, value, "a number of tasks", range(1, 2**32)) > nodes:
+        text = "1 task, as there is one node" if nodes == 1 else f"{nodes} tasks, one per node"
+        raise variables.wrong(name, value, text, f"write {_ONE_TASK}")
     name, value = variables.get("SLURM_LOCALID")
     if name and value != "0":
         raise variables.wrong(name, value, "0, as one task per node", f"write {_ONE_TASK}")
 
 
-def _one(variables: _Variables, nproc: int | str | None) -> Placement:
-    return Placement(nproc=nproc, detected=tuple(variables.detected))
-
-
-_PET_OF_SEVERAL = (
-    *("PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
-    *("PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_ID", "PET_RDZV_CONF"),
-)
-
-
 def _pet(variables: _Variables) -> Placement | None:
     name, value = variables.get("PET_NNODES")
     if not name:
-        half, _ = variables.get(*_PET_OF_SEVERAL)
-        if half:
-            raise _unfit(f"PET_NNODES is not set, but {half} is", _SET_IT)
+        variables.forbid(
+            *("PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
+            *("PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_ID", "PET_RDZV_CONF"),
+            without="PET_NNODES",
+        )
         return None
     least, most = variables.read(name, value, parse_nnodes)
     variables.take("nnodes", format_nnodes(least, most), name)
     if most == 1:
-        return _one(variables, _pet_nproc(variables))
-    backend = _pet_backend(variables)
-    rank = _pet_rank(variables, most)
-    host, port = _pet_endpoint(variables)
-    run = _taken(variables, "rdzv.id", "PET_RDZV_ID")
-    conf = _pet_conf(variables)
+        return variables.one(_pet_nproc(variables))
+    because = f"PET_NNODES is {value}"
+    backend, rank = _pet_backend(variables), None
+    endpoint, text = variables.get("PET_RDZV_ENDPOINT")
+    # a PyTorchJob with an elastic policy has no number; static cannot do without
+    if not endpoint or variables.get("PET_NODE_RANK")[0]:
+        rank = variables.rank("PET_NODE_RANK", most, because)
+    if endpoint:
+        host, port = variables.read(endpoint, text, parse_endpoint)
+    else:
+        endpoint, text = variables.need("PET_MASTER_ADDR", because=because)
+        host = variables.read(endpoint, text, parse_host)
+        with_port, text = variables.get("PET_MASTER_PORT")
+        port = variables.read(with_port, text, parse_port) if with_port else None
+        endpoint = f"{endpoint}, {with_port}" if with_port else endpoint
+    variables.take_endpoint(host, port, endpoint)
+    run = variables.take("rdzv.id", variables.get("PET_RDZV_ID")[1], "PET_RDZV_ID")
+    name, text = variables.get("PET_RDZV_CONF")
+    # the key of a certificate may be among them
+    shown = variables.take("rdzv.conf", ",".join(map(_without_secret, text.split(","))), name)
+    conf = variables.read(name, text, parse_conf, shown)
     nproc = _pet_nproc(variables)
     return Placement(
         *(least, most, rank, host, port, nproc, run),
@@ -306,26 +316,9 @@ def _pet(variables: _Variables) -> Placement | None:
     )
 
 
-def _pet_conf(variables: _Variables) -> Mapping[str, str | int | float | bool]:
-    name, text = variables.get("PET_RDZV_CONF")
-    if not name:
-        return {}
-    # the key of a certificate may be among them
-    shown = ",".join(_without_secret(pair) for pair in text.split(","))
-    variables.take("rdzv.conf", shown, name)
-    return variables.read(name, text, parse_conf, shown)
-
-
 def _without_secret(pair: str) -> str:
     name, equals, _ = pair.partition("=")
     return f"{name}{equals}..." if is_secret_name(name.strip()) else pair
-
-
-def _taken(variables: _Variables, setting: str, name: str) -> str:
-    _, value = variables.get(name)
-    if value:
-        variables.take(setting, value, name)
-    return value
 
 
 def _pet_backend(variables: _Variables) -> RdzvBackend | None:
@@ -336,32 +329,8 @@ def _pet_backend(variables: _Variables) -> RdzvBackend | None:
         return None
     for backend in RDZV_BACKENDS:
         if value.lower() == backend:
-            variables.take("rdzv.backend", backend, name)
-            return backend
+            return variables.take("rdzv.backend", backend, name)
     raise variables.wrong(name, value, ", ".join(RDZV_BACKENDS))
-
-
-def _pet_rank(variables: _Variables, nodes: int) -> int | None:
-    if variables.has("PET_RDZV_ENDPOINT") and not variables.has("PET_NODE_RANK"):
-        # as a PyTorchJob with an elastic policy has it; static cannot do without
-        return None
-    counted = variables.get("PET_NNODES")[1]
-    return variables.rank(["PET_NODE_RANK"], nodes, f"PET_NNODES is {counted}")
-
-
-def _pet_endpoint(variables: _Variables) -> tuple[str, int | None]:
-    name, value = variables.get("PET_RDZV_ENDPOINT")
-    if name:
-        host, port = variables.read(name, value, parse_endpoint)
-    else:
-        nodes = variables.get("PET_NNODES")[1]
-        name, value = variables.need("PET_MASTER_ADDR", because=f"PET_NNODES is {nodes}")
-        host = variables.host(name, value)
-        with_port, text = variables.get("PET_MASTER_PORT")
-        port = variables.read(with_port, text, parse_port) if with_port else None
-        name = f"{name}, {with_port}" if with_port else name
-    variables.take("rdzv.endpoint", format_endpoint(host, port), name)
-    return host, port
 
 
 def _pet_nproc(variables: _Variables) -> int | str | None:
@@ -370,71 +339,63 @@ def _pet_nproc(variables: _Variables) -> int | str | None:
         return None
     word = value.lower()
     if word in NPROC_WORDS:
-        variables.take("nproc", word, name)
-        return word
+        return variables.take("nproc", word, name)
     expected = "a number of workers (1, 2, ... or auto, cpu, gpu)"
-    number = variables.count(name, value, expected, range(1, 10**6))
-    variables.take("nproc", number, name)
-    return number
+    return variables.take("nproc", variables.count(name, value, expected, range(1, 10**6)), name)
 
 
-def _skypilot(variables: _Variables) -> Placement | None:
-    of_several = ("SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK")
-    if not variables.has(*of_several):
-        return None
-    listed, text = variables.get("SKYPILOT_NODE_IPS")
-    hosts = text.split()
-    name, value = variables.get("SKYPILOT_NUM_NODES")
-    if name:
-        nodes = variables.count(name, value, "a number of nodes", range(1, MOST_NODES + 1))
-    elif hosts:
-        # older ones set no number
-        name, nodes = listed, len(hosts)
-    else:
-        raise _unfit("SKYPILOT_NUM_NODES is not set, but SKYPILOT_NODE_RANK is", _SET_IT)
-    variables.take("nnodes", nodes, name)
-    gpus = "SKYPILOT_NUM_GPUS_PER_NODE"
-    if nodes == 1:
-        return _one(variables, _gpus(variables, gpus))
-    rank = variables.rank(["SKYPILOT_NODE_RANK"], nodes, f"there are {nodes} nodes")
-    listed, text = variables.need("SKYPILOT_NODE_IPS", because=f"{name} is {nodes}")
-    if len(hosts) != nodes:
-        shown = ", ".join(hosts)
-        raise variables.wrong(listed, shown, f"{nodes} addresses, as {name} says")
-    host = variables.host(listed, hosts[0])
-    variables.take("rdzv.endpoint", format_endpoint(host, None), listed)
-    run = _taken(variables, "rdzv.id", "SKYPILOT_TASK_ID")
-    nproc = _gpus(variables, gpus)
-    return Placement(nodes, nodes, rank, host, None, nproc, run, detected=tuple(variables.detected))
-
-
-def _dstack(variables: _Variables) -> Placement | None:
-    name, value = variables.get("DSTACK_NODES_NUM")
+def _cloud(
+    variables: _Variables, nnodes: str, node_rank: str, hosts: str, gpus: str, runs: tuple[str, ...]
+) -> Placement | None:
+    """Read what SkyPilot and dstack set; ``hosts`` has the address of node 0, or those of all."""
+    name, value = variables.get(nnodes)
     if not name:
-        half, _ = variables.get("DSTACK_NODE_RANK", "DSTACK_MASTER_NODE_IP")
-        if half:
-            raise _unfit(f"DSTACK_NODES_NUM is not set, but {half} is", _SET_IT)
+        variables.forbid(node_rank, hosts, without=nnodes)
         return None
-    nodes = variables.count(name, value, "a number of nodes", range(1, MOST_NODES + 1))
-    variables.take("nnodes", nodes, name)
-    gpus = "DSTACK_GPUS_PER_NODE"
+    nodes = variables.take("nnodes", variables.nodes(name, value), name)
     if nodes == 1:
-        return _one(variables, _gpus(variables, gpus))
-    rank = variables.rank(["DSTACK_NODE_RANK"], nodes, f"{name} is {nodes}")
-    master, value = variables.need("DSTACK_MASTER_NODE_IP", because=f"{name} is {nodes}")
-    host = variables.host(master, value)
-    variables.take("rdzv.endpoint", format_endpoint(host, None), master)
-    run_name, run = variables.get("DSTACK_RUN_ID", "DSTACK_RUN_NAME")
-    if run:
-        variables.take("rdzv.id", run, run_name)
-    nproc = _gpus(variables, gpus)
+        return variables.one(variables.gpus(gpus))
+    because = f"{name} is {nodes}"
+    rank = variables.rank(node_rank, nodes, because)
+    listed, text = variables.need(hosts, because=because)
+    first, *others = text.split()
+    if hosts == _ALL_HOSTS and len(others) + 1 != nodes:
+        shown = ", ".join([first, *others])
+        raise variables.wrong(listed, shown, f"{nodes} addresses, as {name} says")
+    host = variables.read(listed, first, parse_host)
+    variables.take_endpoint(host, None, listed)
+    run_name, run = variables.get(*runs)
+    variables.take("rdzv.id", run, run_name)
+    nproc = variables.gpus(gpus)
     return Placement(nodes, nodes, rank, host, None, nproc, run, detected=tuple(variables.detected))
 
+
+_ALL_HOSTS = "SKYPILOT_NODE_IPS"
 
 # What starts tasks within others comes first: it says most about this one.
 _SYSTEMS: tuple[tuple[str, Callable[[_Variables], Placement | None]], ...] = (
     ("torchrun's environment (PET_*)", _pet),
-    ("SkyPilot", _skypilot),
-    ("dstack", _dstack),
+    (
+        "SkyPilot",
+        partial(
+            _cloud,
+            nnodes="SKYPILOT_NUM_NODES",
+            node_rank="SKYPILOT_NODE_RANK",
+            hosts=_ALL_HOSTS,
+            gpus="SKYPILOT_NUM_GPUS_PER_NODE",
+            runs=("SKYPILOT_TASK_ID",),
+        ),
+    ),
+    (
+        "dstack",
+        partial(
+            _cloud,
+            nnodes="DSTACK_NODES_NUM",
+            node_rank="DSTACK_NODE_RANK",
+            hosts="DSTACK_MASTER_NODE_IP",
+            gpus="DSTACK_GPUS_PER_NODE",
+            runs=("DSTACK_RUN_ID", "DSTACK_RUN_NAME"),
+        ),
+    ),
     ("Slurm", _slurm),
 )

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from lllaunch.cluster.hosts import expand_hosts
+from lllaunch.cluster.values import expand_hosts
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError, Unfit
 from lllaunch.exit_codes import ExitCode
 from lllaunch.spec import Cluster

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 from lllaunch.errors import Unfit
@@ -15,6 +18,14 @@ _COUNT = "a number of nodes (1, 2, ... or '1:4' for 1 to 4 of them)"
 _ENDPOINT = "an endpoint (host:port, [IPv6 address]:port)"
 _CONF = "settings of torch's rendezvous, a mapping or text such as 'k=v,k=v'"
 _PORTS = range(1, 2**16)
+_HOST_LIST = "a list of hosts such as gpu[01-03,7],login1"
+_RANGE = r"[0-9]{1,18}(?:-[0-9]{1,18})?"
+_BRACKETS = rf"\[{_RANGE}(?:,{_RANGE})*\]"
+_PART = re.compile(rf"{_BRACKETS}|[^\s\[\],]+")
+_WORD = re.compile(rf"(?:{_BRACKETS}|[^\s\[\],])+")
+_HOSTS = re.compile(rf"{_WORD.pattern}(?:,{_WORD.pattern})*")
+# no more of a huge range is made than shows that it is one
+_ENOUGH = MOST_NODES + 1
 _LONGEST = 300
 _HOST = re.compile(r"[^\s/:@\[\],;]+")
 _NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
@@ -37,6 +48,39 @@ _WHOLE = frozenset(
     }
 )
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
+def expand_hosts(text: str) -> list[str]:
+    """Returns the names in a list of hosts as Slurm writes it, in its order.
+
+    The form is that of ``scontrol show hostnames``: numbers and ranges in brackets, as wide as the
+    first number of a range is written; several brackets in a name count like an odometer.
+
+    Raises:
+        Unfit: it is none, or has more names than `MOST_NODES`.
+    """
+    text, names = text.strip(), list[str]()
+    if not _HOSTS.fullmatch(text):
+        raise Unfit(_HOST_LIST, detail=f"{text!r} is none", code="nodes")
+    for word in _WORD.findall(text):
+        parts = [
+            [*itertools.islice(itertools.chain(*map(_numbers, part[1:-1].split(","))), _ENOUGH)]
+            if part.startswith("[")
+            else [part]
+            for part in _PART.findall(word)
+        ]
+        if len(names) + math.prod(map(len, parts)) > MOST_NODES:
+            detail = f"it has more than {MOST_NODES} names"
+            raise Unfit(_HOST_LIST, detail=detail, code="nodes")
+        names += ("".join(chosen) for chosen in itertools.product(*parts))
+    return names
+
+
+def _numbers(part: str) -> Iterator[str]:
+    first, _, last = part.partition("-")
+    if int(last or first) < int(first):
+        raise Unfit(_HOST_LIST, detail=f"[{part}] runs backwards", code="nodes")
+    return (f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1))
 
 
 def parse_nnodes(value: object) -> tuple[int, int]:

@@ -41,7 +41,7 @@ from lllaunch.launch_settings import KEYS
 from lllaunch.spec import RDZV_BACKENDS, Detected, Nodes, Path, RdzvBackend
 
 if TYPE_CHECKING:
-    from lllaunch.cluster.placement import Placement
+    from lllaunch.cluster.detect import Placement
 
 AUTO: Final = "auto"
 NO_ID = "none"

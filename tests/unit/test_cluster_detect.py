@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from lllaunch.cluster.detect import detect
-from lllaunch.cluster.placement import Placement
+from lllaunch.cluster.detect import Placement, detect
 from lllaunch.errors import Unfit
-from lllaunch.spec import Detected
 
 # As srun sets them for the second of two tasks, on nodes of a job that has three.
 SLURM = {
@@ -242,7 +240,11 @@ WRONG: list[tuple[Mapping[str, str], dict[str, str], str]] = [
     (TRAINJOB, {"PET_RDZV_BACKEND": "etcd"}, "PET_RDZV_BACKEND: expected static, c10d, etcd-v2"),
     (TRAINJOB, {"PET_NPROC_PER_NODE": "0"}, "PET_NPROC_PER_NODE: expected a number of workers"),
     (TRAINJOB, {"PET_RDZV_CONF": "x"}, "PET_RDZV_CONF: expected settings of torch's rendezvous"),
-    (SKYPILOT, {"SKYPILOT_NODE_RANK": ""}, "SKYPILOT_NODE_RANK is not set, but there are 2 nodes"),
+    (
+        SKYPILOT,
+        {"SKYPILOT_NODE_RANK": ""},
+        "SKYPILOT_NODE_RANK is not set, but SKYPILOT_NUM_NODES is 2",
+    ),
     (SKYPILOT, {"SKYPILOT_NODE_IPS": "10.0.0.4"}, "SKYPILOT_NODE_IPS: expected 2 addresses, as"),
     (DSTACK, {"DSTACK_NODES_NUM": ""}, "DSTACK_NODES_NUM is not set, but DSTACK_NODE_RANK is"),
     (DSTACK, {"DSTACK_MASTER_NODE_IP": ""}, "DSTACK_MASTER_NODE_IP is not set, but DSTACK_NODES"),
@@ -282,12 +284,6 @@ def test_one_node_of_torchrun(nproc: str) -> None:
     expected = int(nproc) if nproc.isdecimal() else nproc.lower() or None
     for environ in (one, {**one, "PET_NNODES": "1:1"}, {"PET_NPROC_PER_NODE": nproc}):
         assert placed(environ) == Placement(nproc=expected)
-
-
-def test_addresses_alone_say_how_many_nodes_an_older_skypilot_has() -> None:
-    older = without(SKYPILOT, "SKYPILOT_NUM_NODES")
-    assert placed(older) == placed(SKYPILOT)
-    assert detect(older).detected[0] == Detected("nnodes", "2", "SKYPILOT_NODE_IPS")
 
 
 def test_one_node_of_skypilot() -> None:

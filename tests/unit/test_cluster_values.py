@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.cluster.hosts import expand_hosts
 from lllaunch.cluster.values import (
     MOST_NODES,
+    expand_hosts,
     format_endpoint,
     format_nnodes,
     is_ipv6,
