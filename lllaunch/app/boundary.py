@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -34,6 +35,7 @@ from hydra.errors import (
 )
 from omegaconf.errors import OmegaConfBaseException
 
+from lllaunch.app.torchrun import quoted
 from lllaunch.config.fields import did_you_mean
 from lllaunch.config.read import watching
 from lllaunch.errors import ConfigError, LaunchError
@@ -127,7 +129,11 @@ def message_of(error: BaseException) -> str:
             return f"{expected}, got no '='"
         # between Hydra's own first and last line
         detail = re.sub(r"Error parsing override .*\n|\nSee https:.*", "", error.message).strip()
-        return f"{expected}: {detail}; see {_GRAMMAR}"
+        key, _, value = error.override.partition("=")
+        hint = f"see {_GRAMMAR}"
+        if value[:1] not in "\"'[{":
+            hint = f"hint: {shlex.quote(f'{key}={quoted(value)}')} takes the value as text"
+        return f"{expected}: {detail}; {hint}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _missing(error, error.missing_cfg_file, reason)
     for pattern, short in _IN_SHORT.items():

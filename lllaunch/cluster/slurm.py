@@ -134,12 +134,6 @@ class JobFacts(NamedTuple):
 Ending = Literal["requeued", "preempted", "timeout", "node_failure", "cancelled"]
 
 
-class SlurmLimits(NamedTuple):
-    """What a site allows, as far as ``scontrol show config`` tells."""
-
-    max_array_size: int = 1001
-
-
 # Commands
 
 
@@ -230,20 +224,24 @@ def _environ() -> dict[str, str]:
     return {**kept, "LC_ALL": "C.UTF-8", "SLURM_TIME_FORMAT": "%s"}
 
 
-def _ask(*words: str, again: re.Pattern[str] = _BUSY) -> _Answer:
-    """Call a command until the controller has time for it: again after what it said then."""
-    pauses = iter(PAUSES)
-    while True:
+def _ask(
+    *words: str, again: re.Pattern[str] = _BUSY, known: re.Pattern[str] | None = None
+) -> _Answer:
+    """Call a command until the controller has time for it: again after what it said then.
+
+    ``known``: a failure that says so is an answer, too.
+    """
+    for pause in (*PAUSES, None):
         try:
             answer = _run(*words)
         except subprocess.TimeoutExpired:
             raise SlurmFailed(words[0], _NO_ANSWER.format(TIMEOUT)) from None
-        if answer.status == 0 or not again.search(answer.error):
+        if answer.status == 0 or (known is not None and known.search(answer.error)):
             return answer
-        pause = next(pauses, None)
-        if pause is None:
-            return answer
+        if pause is None or not again.search(answer.error):
+            break
         time.sleep(pause)
+    raise SlurmFailed(answer.command, answer.line)
 
 
 def _chunks(ids: Collection[str]) -> Iterator[list[str]]:
@@ -262,19 +260,11 @@ def queued(ids: Collection[str] | None = None) -> dict[str, QueuedJob]:
     """
     base = ("squeue", "--noheader", "--array", "--format", _COLUMNS)
     if ids is not None:
-        asked = [(*base, "--jobs", ",".join(chunk)) for chunk in _chunks(ids)]
-        return {job.id: job for words in asked for job in _jobs(_ask(*words))}
-    answer = _ask(*base, "--me")
-    if answer.status and "--me" in answer.error:
-        # before 20.02
-        answer = _ask(*base, "--user", str(os.getuid()))
-    return {job.id: job for job in _jobs(answer)}
-
-
-def _jobs(answer: _Answer) -> list[QueuedJob]:
-    if answer.status and not _UNKNOWN_JOB.search(answer.error):
-        raise SlurmFailed(answer.command, answer.line)
-    return [*parse_queue(answer.out)]
+        whose = [("--jobs", ",".join(chunk)) for chunk in _chunks(ids)]
+    else:
+        whose = [("--user", str(os.getuid()))]
+    answers = (_ask(*base, *words, known=_UNKNOWN_JOB) for words in whose)
+    return {job.id: job for answer in answers for job in parse_queue(answer.out)}
 
 
 def parse_queue(text: str) -> Iterator[QueuedJob]:
@@ -297,17 +287,13 @@ def job_facts(id: str) -> JobFacts | None:  # noqa: A002 - as Slurm calls it
     ``id``: of the job, or ``123_4`` of an array's task. Each task also has an id as other jobs
     have, which is not to be used: that of the last task is that of the whole array.
     """
-    answer = _ask("scontrol", "--oneliner", "show", "job", id)
-    if answer.status:
-        if _UNKNOWN_JOB.search(answer.error):
-            return None
-        raise SlurmFailed(answer.command, answer.line)
-    return parse_job(answer.out, id)
+    answer = _ask("scontrol", "--oneliner", "show", "job", id, known=_UNKNOWN_JOB)
+    return None if answer.status else parse_job(answer.out, id)
 
 
 # Names of jobs may be anything. They stand in front, what stands behind the command is the user's.
 _RECORD = re.compile(
-    r"JobId=(?P<job>\d+) (?:ArrayJobId=(?P<array>\d+) ArrayTaskId=(?P<task>\S+) )?.*?"
+    r"(?P<job>\d+) (?:ArrayJobId=(?P<array>\d+) ArrayTaskId=(?P<task>\S+) )?.*?"
     r"JobName=(?P<name>.*?) UserId=\S* GroupId=(?P<head>.*?)"
     r"(?P<tail> (?:Command|WorkDir)=.*)",
     re.DOTALL,
@@ -321,26 +307,24 @@ def parse_job(text: str, id: str) -> JobFacts | None:  # noqa: A002
 
     The id that is returned may differ: that of an array's task has two parts.
     """
-    found = [each for line in text.split("\nJobId=") if (each := _record(line))]
+    lines = (line.removeprefix("JobId=") for line in text.split("\nJobId="))
+    found = [each for line in lines if (each := _RECORD.match(line))]
     for match in found:
-        names = {match["job"], f"{match['array']}_{match['task']}"}
-        if len(found) == 1 or id in names:
+        if len(found) == 1 or id in {match["job"], f"{match['array']}_{match['task']}"}:
             return _facts(match)
     return None
 
 
-def _record(line: str) -> re.Match[str] | None:
-    return _RECORD.match(line if line.startswith("JobId=") else f"JobId={line}")
-
-
 def _facts(match: re.Match[str]) -> JobFacts:
+    # some have blanks: Reason=ReqNodeNotAvail, UnavailableNodes:node1
+    reason = re.search(r" Reason=(.*?) Dependency=", match["head"])
     fields = dict(_FIELD.findall(match["head"]))
     directory = _DIRECTORY.search(match["tail"])
     restarts = fields.get("Restarts", "")
     return JobFacts(
         id=f"{match['array']}_{match['task']}" if match["array"] else match["job"],
         state=fields.get("JobState", ""),
-        reason=_reason(match["head"]),
+        reason=reason[1] if reason else "",
         restarts=int(restarts) if restarts.isdecimal() else 0,
         end_time=_seconds(fields.get("EndTime")),
         preempt_time=_seconds(fields.get("PreemptTime")),
@@ -348,12 +332,6 @@ def _facts(match: re.Match[str]) -> JobFacts:
         directory=directory[1] if directory else "",
         name=match["name"],
     )
-
-
-def _reason(head: str) -> str:
-    # some have blanks: Reason=ReqNodeNotAvail, UnavailableNodes:node1
-    found = re.search(r" Reason=(.*?) Dependency=", head)
-    return found[1] if found else ""
 
 
 def _seconds(text: str | None) -> float | None:
@@ -398,8 +376,6 @@ def has_down_node(nodelist: str) -> bool:
     ``nodelist``: names of nodes, as ``SLURM_JOB_NODELIST`` has them.
     """
     answer = _ask("sinfo", "--noheader", "--Node", f"--nodes={nodelist}", "--format=%T")
-    if answer.status:
-        raise SlurmFailed(answer.command, answer.line)
     # that of a node that does not answer is `down*`
     return any(state.startswith("down") for state in answer.out.split())
 
@@ -417,21 +393,11 @@ def node_names(nodelist: str) -> list[str]:
         raise SlurmFailed("squeue", f"{text!r} is no list of nodes: {unfit.detail}") from None
 
 
-def limits() -> SlurmLimits:
-    """Return what the site allows; Slurm's defaults where it does not say."""
+def max_array_size() -> int:
+    """Return how many tasks an array may have; Slurm's default where the site does not say."""
     answer = _ask("scontrol", "show", "config")
-    if answer.status:
-        raise SlurmFailed(answer.command, answer.line)
-    return parse_limits(answer.out)
-
-
-_SETTING = re.compile(r"^(\w+) *= *(.*?) *$", re.MULTILINE)
-
-
-def parse_limits(text: str) -> SlurmLimits:
-    """Returns what ``scontrol show config`` says of limits. Pure."""
-    found = dict(_SETTING.findall(text)).get("MaxArraySize", "")
-    return SlurmLimits(int(found)) if found.isdecimal() else SlurmLimits()
+    found = re.search(r"^MaxArraySize *= *(\d+)", answer.out, re.MULTILINE)
+    return int(found[1]) if found else 1001
 
 
 # Batch files
@@ -493,8 +459,8 @@ def batch_text(
     if array is not None:
         ours["array"] = f"0-{array[0] - 1}%{array[1]}"
     refused = {*ours, "requeue", "no-requeue", "array", "error"}
-    further = {key: value for key, value in options.items() if key not in refused}
-    for key, value in {**further, **ours}.items():
+    asked = {key: value for key, value in options.items() if key not in refused} | ours
+    for key, value in asked.items():
         if any(character in str(value) for character in "\r\n\0"):
             message = f"cannot be an option of sbatch, as --{key} would be: it has several lines"
             # what people have set may be a secret
@@ -503,13 +469,18 @@ def batch_text(
             raise _refused(name_, shown, message)
     directives = (
         f"#SBATCH --{key}" + ("" if value is True else f"={shlex.quote(str(value))}")
-        for key, value in sorted({**further, **ours}.items())
+        for key, value in sorted(asked.items())
     )
     lines = ["#!/bin/bash", "", *directives]
     setup, teardown = (_lines(settings.get(key)) for key in ("setup", "teardown"))
     if setup and settings.get("setup_strict", True):
         setup = [*_STRICTLY, *setup, "setup_done=1; set +e"]
-    srun = _srun(options.get("cpus-per-task"), _lines(settings.get("srun_args")), command)
+    words = ["srun", "--unbuffered", "--ntasks-per-node=1"]
+    # Slurm 22.05 to 23.02 do not take it over from sbatch.
+    words += [f"--cpus-per-task={cpus}"] if (cpus := options.get("cpus-per-task")) else []
+    # One task's end is for the other tasks' supervisors to act on.
+    words += ["--kill-on-bad-exit=0", "--wait=0", *_lines(settings.get("srun_args"))]
+    srun = shlex.join([*words, *_DEAF, *command])
     # At the job's end all of it gets SIGTERM. srun then stays until its tasks have ended; a shell
     # would not, so there is none, or it waits for srun.
     run = ["trap : TERM", srun, "status=$?"] if teardown else [f"exec {srun}"]
@@ -529,11 +500,9 @@ _STRICTLY = (
     f'trap \'case ${{setup_done-}} in "") echo "{_SETUP_FAILED}" >&2 ;; esac\' EXIT',
 )
 
-_DIRECTORY_OF_RUN = "the run's directory"
 # How people say what is no setting of the cluster's own.
 _SETTING_OF = {
-    "chdir": _DIRECTORY_OF_RUN,
-    "output": _DIRECTORY_OF_RUN,
+    **dict.fromkeys(("chdir", "output"), "the run's directory"),
     "job-name": "cluster.name",
 }
 
@@ -545,22 +514,20 @@ def _refused(key: str, value: str, message: str) -> ConfigError:
 def _options(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the options of sbatch that were asked for, by their names; what is off is left out."""
     named = {
-        _SUBMITIT_NAMES.get(key, key): _memory(value) if key == "mem_gb" else value
+        _SUBMITIT_NAMES.get(key, key): value
         for key, value in settings.items()
         if key not in _NO_OPTIONS and value is not None
     }
+    size = settings.get("mem_gb")
+    if isinstance(size, (int, float)):
+        whole = size == int(size)
+        named["mem"] = f"{int(size)}GB" if whole else f"{math.ceil(size * 1024)}MB"
     named.setdefault("job_name", name)
     named.update(settings.get("additional_parameters") or {})
     options = {key.replace("_", "-"): value for key, value in named.items()}
     return {
         key: value for key, value in options.items() if value is not None and value is not False
     }
-
-
-def _memory(size: Any) -> Any:
-    if not isinstance(size, (int, float)):
-        return size
-    return f"{int(size)}GB" if size == int(size) else f"{math.ceil(size * 1024)}MB"
 
 
 def _pattern(path: str) -> str:
@@ -582,17 +549,7 @@ def _lines(given: Any) -> list[str]:
     return [given] if isinstance(given, str) else [str(line) for line in given]
 
 
-def _srun(cpus: Any, further: Sequence[str], command: Sequence[str]) -> str:
-    """Return the line that starts a command on each node."""
-    words = ["srun", "--unbuffered", "--ntasks-per-node=1"]
-    # Slurm 22.05 to 23.02 do not take it over from sbatch.
-    words += [f"--cpus-per-task={cpus}"] if cpus else []
-    # One task's end is for the other tasks' supervisors to act on.
-    words += ["--kill-on-bad-exit=0", "--wait=0"]
-    # Slurm's announcement of the end may come before lllaunch is there to take note of it.
-    return shlex.join([*words, *further, *_DEAF, *command])
-
-
+# Slurm's announcement of the end may come before lllaunch is there to take note of it.
 _DEAF = ("sh", "-c", 'trap "" USR2; exec "$@"', "sh")
 
 
@@ -620,7 +577,9 @@ def submit(text: str, path: str, *, holding: Collection[int] = ()) -> str:
     try:
         answer = _run(*words, environ=_submitting(text), holding=holding, apart=True)
     except subprocess.TimeoutExpired as error:
-        told = _Answer(shlex.join(words), 1, "", _text(error.stderr))
+        # what a command had said when it was given up is bytes, whatever it was called with
+        known = error.stderr.decode(errors="surrogateescape") if error.stderr else ""
+        told = _Answer(shlex.join(words), 1, "", known)
         # of a full controller it says so, and tries again by itself for longer than this waits
         said = told.line if is_full(told.error) else _NO_ANSWER.format(TIMEOUT)
         raise SubmitFailed(told.command, said, unsure=True) from None
@@ -636,13 +595,23 @@ def submit(text: str, path: str, *, holding: Collection[int] = ()) -> str:
     last = answer.error.rstrip().rpartition("\n")[2]
     refused = mistake or is_full(last) or _NOT_SENT.search(last)
     code = ExitCode.CONFIG if mistake else ExitCode.ERROR
-    raise SubmitFailed(answer.command, answer.line, int(code), unsure=not refused)
+    raise SubmitFailed(answer.command, _line(answer, text), int(code), unsure=not refused)
 
 
-def _text(said: bytes | str | None) -> str:
-    # what a command had said when it was given up is bytes, whatever it was called with
-    return said.decode(errors="surrogateescape") if isinstance(said, bytes) else said or ""
+def _line(answer: _Answer, text: str) -> str:
+    """Return what sbatch said, with what it may be about where it does not say that."""
+    asked = [
+        f"cluster.{name.replace('-', '_')}"
+        for name in _DIRECTIVE.findall(text)
+        if name.startswith(_OF_NODES)
+    ]
+    if not asked or "Requested node configuration" not in answer.error:
+        return answer.line
+    return f"{answer.line}; hint: no node has what {', '.join(asked)} ask for"
 
+
+# Options that choose nodes.
+_OF_NODES = ("nodelist", "constraint", "partition", "gres", "gpus", "mem", "cpus", "excl")
 
 _ENVIRONMENT_NAMES = {
     "time": "TIMELIMIT",
@@ -693,7 +662,7 @@ def test_only(text: str) -> str | None:
         answer = _run("sbatch", "--test-only", given=text, environ=_submitting(text))
     except subprocess.TimeoutExpired:
         return None
-    return answer.line if answer.status and is_mistake(answer.error) else None
+    return _line(answer, text) if answer.status and is_mistake(answer.error) else None
 
 
 def cancel(ids: Collection[str], *, signal: str | None = None, pending_only: bool = False) -> None:
@@ -711,10 +680,9 @@ def cancel(ids: Collection[str], *, signal: str | None = None, pending_only: boo
     # a signal that came through is not sent twice
     again = _BUSY if signal is None else _NOT_SENT
     for chunk in _chunks(ids):
-        answer = _ask(*words, *chunk, again=again)
-        lines = [*filter(str.strip, answer.error.splitlines())]
-        others = [line for line in lines if not _OVER.search(line)]
-        if answer.status and (others or not lines):
+        answer = _ask(*words, *chunk, again=again, known=_OVER)
+        others = [line for line in answer.error.splitlines() if not _OVER.search(line)]
+        if answer.status and any(map(str.strip, others)):
             raise SlurmFailed(answer.command, answer._replace(error="\n".join(others)).line)
 
 
@@ -730,9 +698,7 @@ def requeue(id: str) -> None:  # noqa: A002
     ``id``: of the job; of an array's task ``123_4``: the id of an array would put all of it back.
     """
     # The second time it would put back what has started again.
-    answer = _ask("scontrol", "requeue", id, again=_NOT_SENT)
-    if answer.status:
-        raise SlurmFailed(answer.command, answer.line)
+    _ask("scontrol", "requeue", id, again=_NOT_SENT)
 
 
 _FULL = re.compile(

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
 from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from lllaunch.app.boundary import message_of
 from lllaunch.app.command_line import VERBS, CommandLine, WrongUsage, read
 from lllaunch.app.planning import is_own_app
 
@@ -250,3 +252,10 @@ def test_the_flag_of_our_own_is_not_hydras(line: str) -> None:
     assert taken(line).asks("-q", "--quiet")
     assert not taken(others).asks("-q", "--quiet")
     assert not taken("--config-name -q a=1").overrides[1:]
+
+
+def test_a_value_that_hydra_cannot_read_is_quoted_in_the_hint() -> None:
+    with pytest.raises(OverrideParseException) as wrong:
+        OverridesParser.create().parse_override("cluster.nodelist=node[2,3]")
+    hint = "hint: 'cluster.nodelist=\"node[2,3]\"' takes the value as text"
+    assert message_of(wrong.value).endswith(hint)

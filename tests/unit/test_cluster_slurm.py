@@ -14,7 +14,6 @@ from lllaunch.cluster.slurm import (
     JobFacts,
     QueuedJob,
     SlurmFailed,
-    SlurmLimits,
     SubmitFailed,
     batch_text,
     ending,
@@ -413,7 +412,7 @@ def test_questions_are_asked_again_while_the_controller_is_busy(tool: Tool, tmp_
 
     assert calls(slurm.queued) == 3
     assert calls(lambda: slurm.job_facts("1")) == 3
-    assert calls(slurm.limits) == 3
+    assert calls(slurm.max_array_size) == 3
     assert calls(lambda: slurm.cancel(["1"])) == 3
     # what came through must not be done twice
     assert calls(lambda: slurm.cancel(["1"], signal="TERM")) == 1
@@ -422,20 +421,19 @@ def test_questions_are_asked_again_while_the_controller_is_busy(tool: Tool, tmp_
     assert calls(lambda: slurm.requeue("1"), "Unable to contact") == 3
 
 
-def test_old_slurm_knows_no_me(tool: Tool) -> None:
-    tool(
-        "squeue",
-        'case "$*" in *--me*) echo "squeue: unrecognized option \'--me\'" >&2; exit 1;; esac\n'
-        'printf "1\\037RUNNING\\037None\\037n\\037/w\\037%s\\037\\036\\n" "$6"',
-    )
-    assert slurm.queued()["1"].directory == "/w"
+def test_what_a_refusal_may_be_about_is_named(tool: Tool) -> None:
+    tool("sbatch", "echo 'Requested node configuration is not available' >&2; exit 1")
+    text = "#SBATCH --comment=x\n#SBATCH --gpus-per-node=99\n#SBATCH --partition=main\n"
+    told = slurm.test_only(text)
+    assert told is not None
+    assert told.endswith("hint: no node has what cluster.gpus_per_node, cluster.partition ask for")
 
 
 def test_limits_are_the_sites_or_slurms_own(tool: Tool) -> None:
     tool("scontrol", "printf 'Configuration data as of X\\nMaxArraySize            = 5\\n'")
-    assert slurm.limits() == SlurmLimits(5)
+    assert slurm.max_array_size() == 5
     tool("scontrol", "echo 'MaxArraySize = none'")
-    assert slurm.limits() == SlurmLimits()
+    assert slurm.max_array_size() == 1001
 
 
 def test_many_ids_are_asked_for_in_parts(tool: Tool) -> None:

@@ -460,7 +460,7 @@ class SubmittedSweep:
             jobs.append((ArrayJob(number, directory), job.cluster))
         if jobs:
             slurm.expect_available()
-            arrays = arrays_of(jobs, slurm.limits().max_array_size)
+            arrays = arrays_of(jobs, slurm.max_array_size())
             self._expect_accepted(arrays)
             self._to_submit = deque(arrays)
             self._answers = {
