@@ -35,7 +35,7 @@ from hydra.errors import (
 )
 from omegaconf.errors import OmegaConfBaseException
 
-from lllaunch.app.torchrun import quoted
+from lllaunch.app.command_line import quoted
 from lllaunch.config.fields import did_you_mean
 from lllaunch.config.read import watching
 from lllaunch.errors import ConfigError, LaunchError
