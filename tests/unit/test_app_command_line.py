@@ -256,6 +256,6 @@ def test_the_flag_of_our_own_is_not_hydras(line: str) -> None:
 
 def test_a_value_that_hydra_cannot_read_is_quoted_in_the_hint() -> None:
     with pytest.raises(OverrideParseException) as wrong:
-        OverridesParser.create().parse_override("cluster.nodelist=node[2,3]")
+        OverridesParser.create().parse_overrides(["cluster.nodelist=node[2,3]"])
     hint = "hint: 'cluster.nodelist=\"node[2,3]\"' takes the value as text"
     assert message_of(wrong.value).endswith(hint)
