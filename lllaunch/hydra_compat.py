@@ -206,7 +206,7 @@ class BoundedRepository(ConfigRepository):
 
     def __init__(self, search_path: ConfigSearchPath, expect: Callable[[str], None]) -> None:
         super().__init__(search_path)
-        self._expect = expect
+        self.expect = expect
 
     def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
         """Look in other places; called by Hydra."""
@@ -222,7 +222,7 @@ class BoundedRepository(ConfigRepository):
         if config_path not in self._read:
             source = self._find_object_source(config_path, ObjectType.CONFIG)
             if source is not None and source.scheme() == "file":
-                self._expect(os.path.join(source.path, file_name(config_path)))
+                self.expect(os.path.join(source.path, file_name(config_path)))
             self._read[config_path] = super().load_config(config_path)
         # Hydra changes what it gets
         return copy.deepcopy(self._read[config_path])

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.app.compose import ComposeFailed, Composition, ConfigRequest, composing, name_of
-from lllaunch.app.configs import as_written, job_name
+from lllaunch.app.configs import DIRECTORY, as_written, job_name
 from lllaunch.app.sweeping.sweeper import grid_of
-from lllaunch.checking.examine import CheckContext, Examined, examine, in_short
+from lllaunch.checking.examine import (
+    CheckContext,
+    Examined,
+    examine,
+    in_fork,
+    in_short,
+    told_unused,
+)
 from lllaunch.checking.findings import (
     REFUSED,
     WRONG,
@@ -21,16 +28,13 @@ from lllaunch.checking.findings import (
     counted,
     merged,
 )
-from lllaunch.checking.lint import lint, misplaced, superseded, told_unused
 from lllaunch.checking.tree import (
     ConfigFile,
     ConfigTree,
-    Experiment,
-    Graph,
-    broken_by,
-    endless,
     find_experiments,
     found_in,
+    is_in,
+    lint,
     read_tree,
 )
 from lllaunch.config.document import wrong
@@ -51,20 +55,21 @@ if TYPE_CHECKING:
     from lllaunch.spec import LaunchSpec
 
 
+LONGEST_OF_LOCKS = 300.0
+"""How long composing what a lock holds may take, seconds."""
+
 MOST_JOBS = 1_000
 """Jobs of a locked sweep that are composed."""
 
 _MOST_LINES = 20
 _JOBS = "jobs"
-_CHOICE = re.compile(r"\+{0,2}([\w/.-]+)(?:@[^=]*)?=([\w/.+-]+)")
 
 
 class Locks:
-    """Compares the locks of a tree; ``unreadable`` says whether a config cannot be composed."""
+    """Compares the locks of a tree."""
 
-    def __init__(self, examined: Iterable[Examined], unreadable: Callable[[str], bool]) -> None:
+    def __init__(self, examined: Iterable[Examined]) -> None:
         self._examined = {each.command: each for each in examined}
-        self._unreadable = unreadable
 
     def compare(self, name: str, path: str) -> Iterator[CheckedDiagnostic]:
         """Tells what is wrong with a lock, or differs from it."""
@@ -107,47 +112,47 @@ class Locks:
             ) from None
         known = self._examined.get(command)
         if known is not None and _JOBS not in lock.plan:
-            if known.spec is None:
+            if known.plan is None:
                 raise Unfit(
                     message=f"makes no plan any more: see {known.experiment.file.path}", code="lock"
                 )
-            return known.experiment.name, differences(lock.plan, portable_plan(known.spec))
-        for config in _chosen(command):
-            if self._unreadable(config):
-                raise Unfit(message=f"makes no plan any more: {config} cannot be read", code="lock")
-        try:
-            return "", _composed_changes(lock, command, None if named else name)
-        except ComposeFailed as error:
-            reason = in_short(error.reason, ())[1]
-        except ConfigError as error:
-            if all(each.file for each in error.problems):
-                raise
-            more = len(error.problems) - 1
-            first = error.problems[0]
-            reason = f"{first.key}: {first.text}" + (f" (and {more} more)" if more else "")
-        except Exception as error:  # noqa: BLE001 - one hostile lock must not hide the others
-            reason = shorten(f"{type(error).__name__}: {error}".partition("\n")[0])
-        raise Unfit(message=f"makes no plan any more: {reason}", code="lock")
+            return known.experiment.name, differences(lock.plan, known.plan)
+        whose = None if named else name
+        changes = in_fork(lambda: _composed_changes(lock, command, whose), LONGEST_OF_LOCKS)
+        if isinstance(changes, ConfigError):
+            raise changes
+        if changes is None:
+            changes = f"cannot be composed within {LONGEST_OF_LOCKS:g} s"
+        if isinstance(changes, str):
+            raise Unfit(message=changes, code="lock")
+        return "", changes
 
 
-def _chosen(command: ConfigRequest) -> Iterator[str]:
-    """Names of configs that a command line chooses, and of others."""
-    if command.config_name is not None:
-        yield command.config_name.removesuffix(".yaml")
-    for override in command.overrides:
-        choice = _CHOICE.fullmatch(override)
-        if choice is not None:
-            yield f"{choice[1]}/{choice[2]}"
-
-
-def _composed_changes(lock: Lock, command: ConfigRequest, name: str | None) -> tuple[Change, ...]:
+def _composed_changes(
+    lock: Lock, command: ConfigRequest, name: str | None
+) -> tuple[Change, ...] | str | ConfigError:
+    """What differs from a lock; or why that is not known, or what is wrong with a policy."""
     plan: Mapping[str, Any]
-    with Composition(command) as composed:
-        if _JOBS in lock.plan or composed.is_sweep():
-            plan = sweep_plan(dict(_jobs(composed, name)))
-        else:
-            plan = portable_plan(composed.plan(composed.compose()))
-    return differences(lock.plan, plan)
+    try:
+        with Composition(command) as composed:
+            if _JOBS in lock.plan or composed.is_sweep():
+                plan = sweep_plan(dict(_jobs(composed, name)))
+            else:
+                plan = portable_plan(composed.plan(composed.compose()))
+        return differences(lock.plan, plan)
+    except ComposeFailed as error:
+        reason = in_short(error.reason, ())[1]
+    except ConfigError as error:
+        if all(each.file for each in error.problems):
+            return error
+        more = len(error.problems) - 1
+        first = error.problems[0]
+        reason = f"{first.key}: {first.text}" + (f" (and {more} more)" if more else "")
+    except Unfit as unfit:
+        return unfit.message
+    except Exception as error:  # noqa: BLE001 - one hostile lock must not hide the others
+        reason = shorten(f"{type(error).__name__}: {error}".partition("\n")[0])
+    return f"makes no plan any more: {reason}"
 
 
 def _jobs(composed: Composition, name: str | None) -> Iterator[tuple[str, LaunchSpec]]:
@@ -206,21 +211,17 @@ def check_tree(directory: str, environ: Mapping[str, str]) -> Outcome:
     tree = read_tree(directory)
     policy, about_policies = _policy(tree, environ)
     linted = [found for file in tree.files.values() for found in lint(file)]
-    graph = Graph(tree.files)
-    whole = find_experiments(tree.files, graph)
-    left_out = {each.name: endless(each, tree.files, graph) for each in whole}
-    possible = [each for each in whole if left_out[each.name] is None]
-    around = CheckContext(tree.directory, tree.files, graph, policy, tree_top(os.getcwd()), environ)
-    examined = list(_examined(possible, around))
-    impossible = {each.file.name for each in whole if left_out[each.name] is not None}
-
-    def unreadable(name: str) -> bool:
-        reached = graph.reached([name])
-        return not reached.isdisjoint(impossible) or any(tree.files[on].problem for on in reached)
-
-    locks = Locks(examined, unreadable)
+    top, usual = tree_top(os.getcwd()), os.path.abspath(directory) == os.path.abspath(DIRECTORY)
+    around = CheckContext(tree.directory, tree.files, policy, top, environ, usual)
+    every = list(examine(find_experiments(tree.files.values()), around))
+    for each in every:
+        file = each.experiment.file.path
+        included = any(file in other.made_of for other in every if other is not each)
+        each.found += [] if each.experiment.is_preset or included else each.left_open
+    examined = [each for each in every if each.is_one]
+    locks = Locks(examined)
     found = [
-        *(*tree.found, *about_policies, *linted, *filter(None, left_out.values())),
+        *(*tree.found, *about_policies, *linted),
         *superseded([each for one in examined for each in one.found], linted),
         *told_unused({each.experiment.name: each.usage for each in examined if each.usage}),
         *(each for lock in tree.locks.items() for each in locks.compare(*lock)),
@@ -228,7 +229,16 @@ def check_tree(directory: str, environ: Mapping[str, str]) -> Outcome:
     ]
     outcome = Outcome(
         tree.directory,
-        tuple(_checked(whole, examined, around)),
+        tuple(
+            Checked(
+                each.experiment.name,
+                each.experiment.file.path,
+                each.command.words,
+                each.plan_hash,
+                bool(each.lock),
+            )
+            for each in examined
+        ),
         tuple(tree.locks.values()),
         (*(file.path for file in tree.files.values()), *tree.policies),
         tuple(merged(found)),
@@ -237,18 +247,19 @@ def check_tree(directory: str, environ: Mapping[str, str]) -> Outcome:
     return outcome.hiding(lambda text: hide(literal(text)))
 
 
-def _examined(experiments: Iterable[Experiment], around: CheckContext) -> Iterator[Examined]:
-    """Each experiment; those whose files cannot be read are not composed."""
-    readable = []
-    for each in experiments:
-        broken = [*broken_by(each, around.files, around.graph), *misplaced(each.file)]
-        if not broken:
-            readable.append(each)
-            continue
-        examined = Examined(each, around.command(each))
-        examined.found = [replace(found, experiments=(each.name,)) for found in broken]
-        yield examined
-    yield from examine(readable, around)
+def superseded(
+    found: Iterable[CheckedDiagnostic], by: Iterable[CheckedDiagnostic]
+) -> list[CheckedDiagnostic]:
+    """Leaves out what says again, in other words, what the text of a file shows."""
+    known: dict[tuple[str, int], list[str]] = {}
+    for each in by:
+        if each.exit_code:
+            known.setdefault((each.file, each.line), []).append(each.key)
+    return [
+        each
+        for each in found
+        if not any(is_in(key, each.key) for key in known.get((each.file, each.line), ()))
+    ]
 
 
 def _policy(
@@ -267,19 +278,6 @@ def _policy(
             continue
         policy = read if counting and path == shown_path(counting) else policy
     return policy, found
-
-
-def _checked(
-    experiments: Iterable[Experiment], examined: Iterable[Examined], around: CheckContext
-) -> Iterator[Checked]:
-    known = {each.experiment.file.name: each for each in examined}
-    for each in experiments:
-        words, path = around.command(each).words, each.file.path
-        one = known.get(each.file.name)
-        if one is None:
-            yield Checked(each.name, path, words)
-        else:
-            yield Checked(each.name, path, words, one.plan_hash, bool(one.lock))
 
 
 def _redactors(

@@ -1,35 +1,37 @@
-"""Composes experiments one after another and notes all that is wrong with each; runs nothing."""
+"""One experiment, composed as a run would, in a fork with a time limit; nothing is run.
+
+Workers of ``python -m lllaunch`` get what ``launch`` says and nothing else of the config. So a
+top-level key that nothing refers to has no effect, and is most likely a mistake. A file that
+several experiments share is blamed only for what none of them uses. It counts that a key may be
+used in some way, by a resolver of the user's as well.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import gc
+import difflib
+import multiprocessing
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.app.compose import ComposeFailed, Composition, ConfigRequest
-from lllaunch.app.configs import DIRECTORY, experiment_name
-from lllaunch.checking.findings import REFUSED, WRONG, CheckedDiagnostic
-from lllaunch.checking.lint import (
-    KeyUsage,
-    may_be_shadowed,
-    shadowed,
-    unused_keys,
-    usage_of,
-)
-from lllaunch.checking.tree import ConfigFile, Experiment, Graph, found_in, includes_of
+from lllaunch.app.configs import PRIMARY, experiment_name
+from lllaunch.checking.findings import MOST_ALIKE, REFUSED, WRONG, CheckedDiagnostic
+from lllaunch.checking.tree import ConfigFile, Experiment, found_in, misplaced
 from lllaunch.config.fields import did_you_mean
 from lllaunch.config.interpolation import may_refer_to
-from lllaunch.config.origins import Origins
-from lllaunch.config.plan import plan_hash
-from lllaunch.config.tree import parts_of, shown_path, value_at
-from lllaunch.errors import Code, ConfigError, Diagnostic
+from lllaunch.config.origins import Origin, Origins
+from lllaunch.config.plan import hash_of, portable_plan
+from lllaunch.config.schema import is_set
+from lllaunch.config.tree import dotted, leaf_items, parts_of, shown_path, value_at
+from lllaunch.errors import Code, ConfigError, Diagnostic, LaunchError
 from lllaunch.hydra_compat import HydraMessage
+from lllaunch.launch_settings import KEYS
 from lllaunch.review.allow import check
 from lllaunch.review.paths import POLICY_FILE, locks_all
 from lllaunch.review.refused import PlanRefused
@@ -39,11 +41,32 @@ if TYPE_CHECKING:
     from lllaunch.review.policy import Policy
     from lllaunch.spec import LaunchSpec
 
+LONGEST = 60.0
+"""How long composing one experiment may take, seconds."""
 
 _LONGEST = 600
 _MOST_OPTIONS = 10
 # comparing a word with all keys takes its time
 _MOST_CHOICES = 1_000
+
+T = TypeVar("T")
+
+
+def in_fork(work: Callable[[], T], seconds: float) -> T | None:
+    """Return what a function returns in a process of its own; None if it takes longer, or dies."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: there.send(work()), daemon=True)
+    process.start()
+    there.close()
+    try:
+        return here.recv() if here.poll(seconds) else None
+    except EOFError:
+        return None
+    finally:
+        process.kill()
+        process.join()
+        here.close()
 
 
 class ProblemLocator:
@@ -118,8 +141,7 @@ def compose_problem(
     name, message = in_short(reason, files)
     key, line = "", 1
     if name:
-        lines = [each.line for each in includes_of(asking) if each.name == name]
-        key, line = "defaults", lines[0] if lines else asking.line_of("defaults")
+        key, line = "defaults", asking.line_of_choice(name)
     elif full := re.search(HydraMessage.FULL_KEY, reason):
         key, line = full[1], asking.line_of(*parts_of(full[1]))
     said = message if name else f"cannot be composed: {message}"
@@ -140,26 +162,23 @@ def in_short(reason: str, names: Iterable[str]) -> tuple[str, str]:
     return name, f"there is no config {name!r}" + (f"; {hint}" if hint else "")
 
 
-# what a config that others complete need not have
-
-
 @dataclass(frozen=True)
 class CheckContext:
     """What experiments are held against."""
 
     directory: str
     files: Mapping[str, ConfigFile]
-    graph: Graph
     policy: Policy | None
     top: str
     environ: Mapping[str, str]
+    usual: bool  # whether the directory is where runs look by themselves
 
     def command(self, experiment: Experiment) -> ConfigRequest:
         """What runs an experiment of the tree."""
-        usual = os.path.abspath(self.directory) == os.path.abspath(DIRECTORY)
-        directory = None if usual else self.directory
         return ConfigRequest(
-            experiment.overrides, config_name=experiment.config_name, config_dir=directory
+            experiment.overrides,
+            config_name=experiment.config_name,
+            config_dir=None if self.usual else self.directory,
         )
 
 
@@ -170,18 +189,17 @@ class Examined:
     experiment: Experiment
     command: ConfigRequest
     found: list[CheckedDiagnostic] = field(default_factory=list)
-    # its run; None if there is something wrong with it, or if it is not whole
-    spec: LaunchSpec | None = None
+    # what is no problem where other configs may give what is not there
+    left_open: list[CheckedDiagnostic] = field(default_factory=list)
+    made_of: set[str] = field(default_factory=set)  # paths of the files
+    is_one: bool = True  # whether it is an experiment at all
+    # its plan as it is compared; None if there is something wrong with it, or if it is not whole
+    plan: Mapping[str, Any] | None = None
+    plan_hash: str = ""  # empty if it has none
     lock: str = ""  # name of the lock that it must have; empty if it need not have one
     lock_place: tuple[str, int] = ("", 0)  # file and line that ask for the lock
     # what it makes of its values, None if that does not count or is not known
     usage: KeyUsage | None = None
-
-    @property
-    def plan_hash(self) -> str:
-        """Of its plan; empty if it has none."""
-        whole = self.spec is not None and self.spec.entrypoint.text
-        return plan_hash(self.spec) if self.spec is not None and whole else ""
 
     def note(self, code: Code, message: str, file: str, line: int) -> None:
         """Notes why it may not run."""
@@ -190,57 +208,26 @@ class Examined:
 
 
 def examine(experiments: Iterable[Experiment], around: CheckContext) -> Iterator[Examined]:
-    """Compose experiments, in order of their primary configs.
-
-    None of them is endless or has files that cannot be read.
-    """
-    by_primary: dict[str | None, list[Experiment]] = {}
-    for each in experiments:
-        by_primary.setdefault(each.config_name, []).append(each)
-    for some in by_primary.values():
-        command = around.command(some[0])._replace(overrides=())
-        with Composition(command) as composed, _little_collection():
-            for each in some:
-                examined = Examined(each, around.command(each))
-                try:
-                    _Examination(examined, composed, around).perform()
-                except Exception as error:  # noqa: BLE001 - one hostile config must not hide the others
-                    examined.found += _failure(each, error, around)
+    """Compose experiments, each in a fork; those whose files cannot be read are not composed."""
+    request = around.command(Experiment("", ConfigFile("", "")))
+    with Composition(request) as composed:
+        with contextlib.suppress(LaunchError):
+            composed.compose()  # what all forks would read and import
+        for each in experiments:
+            examined = Examined(each, around.command(each))
+            broken = [each.file.problem] if each.file.problem else [*misplaced(each.file)]
+            if broken:
+                examined.is_one = each.certain
+                examined.found = [replace(one, experiments=(each.name,)) for one in broken]
                 yield examined
-
-
-def _failure(
-    experiment: Experiment, error: Exception, around: CheckContext
-) -> list[CheckedDiagnostic]:
-    """Why an experiment has come to no plan."""
-    name, file = experiment.name, experiment.file
-    if isinstance(error, ConfigError):
-        # of the policy, which the loader looks at
-        return [replace(each, experiments=(name,)) for each in found_in(error, file.path)]
-    if isinstance(error, PlanRefused):
-        line = file.line_of("hydra", "searchpath")
-        return [
-            CheckedDiagnostic.of(replace(each, file=file.path, line=line), REFUSED, (name,))
-            for each in error.problems
-        ]
-    reason = f"{type(error).__name__}: {error}"
-    if isinstance(error, ComposeFailed):
-        # Hydra's own words, which name the file that asks
-        reason = error.reason
-    if experiment.may_be_partial and re.search(HydraMessage.INCOMPLETE, reason):
-        return []
-    return [compose_problem(reason, name, file, around.files, WRONG)]
-
-
-@contextlib.contextmanager
-def _little_collection() -> Iterator[None]:
-    """Looks for garbage less often: composing makes many objects, most of which are no garbage."""
-    known = gc.get_threshold()
-    gc.set_threshold(50_000, 20, 20)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*known)
+                continue
+            work = _Examination(examined, composed, around).perform
+            done = in_fork(work, LONGEST)
+            if done is None:
+                message = f"cannot be composed within {LONGEST:g} s"
+                place = (each.file.path, each.file.line_of("defaults"), "", message, (each.name,))
+                examined.found = [CheckedDiagnostic.at(WRONG, "too-large", *place)]
+            yield done or examined
 
 
 class _Examination:
@@ -252,19 +239,65 @@ class _Examination:
         self._composed = composed
         self._around = around
         self._problems: list[tuple[Diagnostic, int]] = []
+        composed.config_name = self._experiment.config_name or PRIMARY
 
-    def perform(self) -> None:
-        """Notes everything in the result.
+    def perform(self) -> Examined:
+        """Note everything in the result."""
+        examined = self._examined
+        known = {os.path.abspath(file.path): file for file in self._around.files.values()}
+        repository: Any = self._composed.loader.repository
+        expect = repository.expect
 
-        Raises:
-            LaunchError: it cannot be composed.
-        """
+        def note(path: str) -> None:
+            file = known.get(os.path.abspath(path))
+            if file is not None:
+                examined.made_of.add(file.path)
+                if file.problem is not None:
+                    raise ConfigError((file.problem,))
+            expect(path)
+
+        repository.expect = note
+        try:
+            self._examine()
+        except Exception as error:  # noqa: BLE001 - one hostile config must not hide the others
+            examined.is_one = self._experiment.certain
+            self._note_failure(error)
+        return examined
+
+    def _note_failure(self, error: Exception) -> None:
+        """Note why the experiment has come to no plan."""
+        examined, around = self._examined, self._around
+        name, file = self._experiment.name, self._experiment.file
+        if isinstance(error, ConfigError):
+            # of a file, or of the policy, which the loader looks at
+            placed = found_in(error, file.path)
+            examined.found += [replace(each, experiments=(name,)) for each in placed]
+        elif isinstance(error, PlanRefused):
+            line = file.line_of("hydra", "searchpath")
+            examined.found += [
+                CheckedDiagnostic.of(replace(each, file=file.path, line=line), REFUSED, (name,))
+                for each in error.problems
+            ]
+        else:
+            reason = f"{type(error).__name__}: {error}"
+            if isinstance(error, ComposeFailed):
+                # Hydra's own words, which name the file that asks
+                reason = error.reason
+            may_be_given = re.search(HydraMessage.INCOMPLETE, reason)
+            found = examined.left_open if may_be_given else examined.found
+            found.append(compose_problem(reason, name, file, around.files, WRONG))
+
+    def _examine(self) -> None:
         experiment, file = self._experiment, self._experiment.file
         cfg = self._composed.compose(experiment.overrides)
         config: Any = OmegaConf.to_container(cfg, resolve=False)
         launch = config.get("launch")
         whole = isinstance(launch, dict) and launch.get("entrypoint") is not None
         users_own = experiment.config_name is not None and not whole
+        given = any(map(is_set, launch.values())) if isinstance(launch, dict) else is_set(launch)
+        self._examined.is_one = experiment.certain or given
+        if not self._examined.is_one:
+            return
         spec = self._planned(cfg, users_own=users_own)
         locked = self._review(spec, config, users_own=users_own) if spec is not None else False
         unused = frozenset() if users_own else unused_keys(config)
@@ -273,12 +306,14 @@ class _Examination:
         origins = self._composed.origins(experiment.overrides) if told else None
         known = origins or Origins({})
         if not users_own:
-            files = self._around.files
-            made_of = [files[name].path for name in self._around.graph.reached([file.name])]
-            paths = (each.path for each in files.values())
+            paths = (each.path for each in self._around.files.values())
+            made_of = self._examined.made_of
             self._examined.usage = usage_of(config, unused, made_of, known, paths)
         places = ProblemLocator(experiment.name, file, config, known)
-        self._examined.found += [places.locate(*each) for each in self._problems]
+        for problem, code in self._problems:
+            given = code == WRONG and _may_be_given(problem)
+            found = self._examined.left_open if given else self._examined.found
+            found.append(places.locate(problem, code))
         if origins is not None:
             self._examined.found += shadowed(config, origins, file.path, experiment.name)
         if locked and spec is not None:
@@ -288,12 +323,11 @@ class _Examination:
         try:
             spec = self._composed.plan(cfg, entrypoint_required=not users_own)
         except ConfigError as error:
-            partial = self._experiment.may_be_partial
-            self._problems += [
-                (each, WRONG) for each in error.problems if not (partial and _may_be_given(each))
-            ]
+            self._problems += [(each, WRONG) for each in error.problems]
             return None
-        self._examined.spec = None if users_own else spec
+        if not users_own:
+            plan = self._examined.plan = portable_plan(spec)
+            self._examined.plan_hash = hash_of(plan) if spec.entrypoint.text else ""
         return spec
 
     def _review(self, spec: LaunchSpec, config: Mapping[Any, Any], *, users_own: bool) -> bool:
@@ -335,3 +369,140 @@ class _Examination:
 def _may_be_given(problem: Diagnostic) -> bool:
     """Whether other configs may give what is not there."""
     return problem.code in {"missing", "interpolation", "entrypoint"}
+
+
+ROOTS = ("launch", "cluster", "hydra")
+"""Top-level keys that count by themselves."""
+
+_MEANT = (*ROOTS, "defaults")
+# so few letters differ that nothing else can be meant
+_ALIKE = 0.75
+_GIVEN_BY_CONFIGS = frozenset({"file", "package", "schema"})
+
+
+class Spot(NamedTuple):
+    """A key at its place in a file."""
+
+    file: str
+    line: int
+    key: str
+
+
+class KeyUsage(NamedTuple):
+    """Which top-level keys one experiment uses, and where a file of the tree gives the others."""
+
+    files: frozenset[str]
+    used: frozenset[str]
+    unused: tuple[Spot, ...] = ()
+
+
+def unused_keys(config: Mapping[Any, Any]) -> frozenset[str]:
+    """Return the top-level keys beside `ROOTS` that nothing outside of them refers to."""
+    referred: set[str] = set()
+    for name, node in config.items():
+        for path, leaf in leaf_items(node, (name,)):
+            tops = {key.partition(".")[0] for key in may_refer_to(leaf, path)}
+            if "" in tops:
+                return frozenset()  # made up: any key may be meant
+            referred |= tops - {str(name)}
+    return frozenset(map(str, config)) - referred - {*ROOTS}
+
+
+def usage_of(
+    config: Mapping[Any, Any],
+    unused: frozenset[str],
+    made_of: Iterable[str],
+    origins: Origins,
+    files: Iterable[str],
+) -> KeyUsage:
+    """Return which files give what an experiment does not use."""
+    known = frozenset(files)
+    spots = []
+    for key in sorted(unused):
+        origin = origins.of(dotted([key]))
+        if origin is not None and origin.kind == "file" and origin.where in known:
+            spots.append(Spot(origin.where, origin.line or 1, key))
+    return KeyUsage(frozenset(made_of), frozenset(map(str, config)) - unused, tuple(spots))
+
+
+def told_unused(usages: Mapping[str, KeyUsage]) -> Iterator[CheckedDiagnostic]:
+    """Tells which top-level keys no experiment uses."""
+    used = {(key, file) for usage in usages.values() for key in usage.used for file in usage.files}
+    hit: dict[Spot, list[str]] = {}
+    for name, usage in usages.items():
+        for spot in usage.unused:
+            if (spot.key, spot.file) not in used:
+                hit.setdefault(spot, []).append(name)
+    yield from _few(
+        CheckedDiagnostic.at(
+            0, "unused-key", spot.file, spot.line, spot.key, _message(spot.key), tuple(names)
+        )
+        for spot, names in sorted(hit.items())
+    )
+
+
+def _message(key: str) -> str:
+    meant = difflib.get_close_matches(key.lower(), _MEANT, n=1, cutoff=_ALIKE)
+    if meant:
+        return f"is no key that lllaunch or Hydra knows; did you mean {meant[0]!r}?"
+    text = "has no effect: nothing under launch refers to it"
+    return f"{text}; did you mean 'launch.{key}'?" if key in KEYS else text
+
+
+def may_be_shadowed(file: ConfigFile) -> bool:
+    """Whether something that a config includes comes after what it says itself."""
+    defaults = file.data.get("defaults")
+    entries = defaults if isinstance(defaults, list) else []
+    # without _self_ a config comes after all that it includes
+    return any(str(each).partition("@")[0] == "_self_" for each in entries[:-1])
+
+
+def shadowed(
+    config: Mapping[Any, Any], origins: Origins, own: str, experiment: str
+) -> Iterator[CheckedDiagnostic]:
+    """Tells what an experiment's own file says in vain, since what it includes comes later."""
+    yield from _few(_shadowed(config, origins, own, experiment))
+
+
+def _shadowed(
+    config: Mapping[Any, Any], origins: Origins, own: str, experiment: str
+) -> Iterator[CheckedDiagnostic]:
+    for key, origin in _leaf_origins(config, origins):
+        if origin.kind not in _GIVEN_BY_CONFIGS or origin.where == own:
+            continue
+        lost = [each for each in origin.overridden if each.kind == "file" and each.where == own]
+        if lost:
+            message = (
+                f"has no effect, {origin.place} overrides it; put _self_ last in the defaults list"
+            )
+            yield CheckedDiagnostic.at(
+                0, "shadowed", own, lost[-1].line or 1, key, message, (experiment,)
+            )
+
+
+def _leaf_origins(config: Mapping[Any, Any], origins: Origins) -> Iterator[tuple[str, Origin]]:
+    """The origins of all values; a list is one value."""
+    waiting: list[tuple[tuple[Any, ...], Any]] = [((), config)]
+    while waiting:
+        path, node = waiting.pop()
+        if isinstance(node, Mapping):
+            waiting += reversed([((*path, key), item) for key, item in node.items()])
+            continue
+        key = dotted(path)
+        origin = origins.of(key)
+        if origin is not None:
+            yield key, origin
+
+
+def _few(found: Iterable[CheckedDiagnostic]) -> Iterator[CheckedDiagnostic]:
+    """As many as somebody may read of each file; the others are counted."""
+    by_file: dict[str, list[CheckedDiagnostic]] = {}
+    for each in found:
+        by_file.setdefault(each.file, []).append(each)
+    for file, some in by_file.items():
+        yield from some[:MOST_ALIKE]
+        more = some[MOST_ALIKE:]
+        if more:
+            names = tuple(dict.fromkeys(name for each in more for name in each.experiments))
+            message = f"has {len(more)} more keys without effect"
+            yield CheckedDiagnostic.at(0, more[0].code, file, 0, "", message, names)

@@ -1,4 +1,4 @@
-"""A tree of configs, as text: its files, what includes what, and its experiments.
+"""A tree of configs, as text: its files, and what they show by themselves.
 
 Hydra would follow every alias, and would stop at the first file that is no YAML. So each file is
 read here first, by `lllaunch.config.document`, which takes no more than it can bear.
@@ -7,42 +7,97 @@ read here first, by `lllaunch.config.document`, which takes no more than it can 
 from __future__ import annotations
 
 import os
-import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from lllaunch.checking.findings import WRONG, CheckedDiagnostic
-from lllaunch.config.document import NO_LINES, Lines, Sexagesimal, parse, read_text
-from lllaunch.config.tree import shown_path
+from lllaunch.checking.findings import MOST_ALIKE, WRONG, CheckedDiagnostic
+from lllaunch.config.document import NO_LINES, Document, Sexagesimal, parse, read_text
+from lllaunch.config.secrets import EXPOSED, exposed, not_secret
+from lllaunch.config.tree import dotted, shown_path
 from lllaunch.errors import ConfigError
+from lllaunch.secret_names import is_secret_name
+from lllaunch.text import shorten
 
 _HEADER = re.compile(r"\s*#\s*@")
 _PACKAGE = re.compile(r"\s*#\s*@package\s+(\S+)\s*")
 
+MOST_FILES = 20_000
+"""Entries of all directories of a tree."""
 
-class Facts(NamedTuple):
-    """What a config file says; ``package`` is None without a header.
+DEEPEST = 30
+"""Directories within each other."""
 
-    ``late`` is the line of a ``# @package`` where Hydra no longer looks for it, or 0.
-    """
+EXPERIMENTS = "exp"
+"""The group whose configs are experiments, whatever they say."""
 
-    data: Any
-    lines: Lines = NO_LINES
-    sexagesimals: tuple[Sexagesimal, ...] = ()
-    package: str | None = None
-    late: int = 0
+_EMPTY = Document({}, NO_LINES)
+_OURS = "lllaunch.yaml"
+_LOCKS = "locks"
 
 
-def read_facts(text: str, file: str) -> Facts:
-    """Reads the text of a config file.
+@dataclass(frozen=True)
+class ConfigFile:
+    """One config file, by the name that Hydra gives it; ``problem`` is why it cannot be read."""
 
-    Raises:
-        ConfigError: Hydra could not read it, or it is more than anybody should; the problem names
-            its line.
-    """
-    return Facts(*parse(text, file, as_hydra=True), *_package(text))
+    name: str
+    path: str
+    document: Document = field(default=_EMPTY, repr=False)
+    header: str | None = None  # the package that it begins with
+    late: int = 0  # line of a ``# @package`` where Hydra no longer looks for it
+    problem: CheckedDiagnostic | None = None
+
+    @classmethod
+    def of(cls, name: str, path: str, text: str) -> ConfigFile:
+        """Read the text of a config file.
+
+        Raises:
+            ConfigError: Hydra could not read it, or it is more than anybody should; the problem
+                names its line.
+        """
+        return cls(name, path, parse(text, path, as_hydra=True), *_package(text))
+
+    @property
+    def group(self) -> str:
+        """The group that it is in; empty at the root."""
+        return self.name.rpartition("/")[0]
+
+    @property
+    def data(self) -> dict[Any, Any]:
+        """What it says; empty if that is no mapping."""
+        return self.document.data if isinstance(self.document.data, dict) else {}
+
+    @property
+    def package(self) -> str:
+        """The dotted key that its content is put under, unless a defaults list names another."""
+        group = self.group.replace("/", ".")
+        if self.header is None:
+            return group
+        if self.header == "_global_":
+            return ""
+        return self.header.replace("_group_", group).replace("_global_.", "")
+
+    def line_of(self, *path: object) -> int:
+        """The line of a value; that of what it is in, or 1, where there is none."""
+        return self.document.lines.nearest(path)
+
+    def line_of_choice(self, name: str) -> int:
+        """The line of the defaults list that asks for a config, as far as that is clear."""
+        option = name.rpartition("/")[2]
+        entries = self.data.get("defaults")
+        for index, entry in enumerate(entries if isinstance(entries, list) else ()):
+            words = list(entry.values()) if isinstance(entry, dict) else [entry]
+            options = [
+                each for word in words for each in (word if isinstance(word, list) else [word])
+            ]
+            if any(_option(each) == option for each in options):
+                return self.line_of("defaults", index)
+        return self.line_of("defaults")
+
+
+def _option(entry: object) -> str:
+    return str(entry).partition("@")[0].removesuffix(".yaml").rpartition("/")[2]
 
 
 def _package(text: str) -> tuple[str | None, int]:
@@ -57,52 +112,6 @@ def _package(text: str) -> tuple[str | None, int]:
         # an ordinary comment ends it, too
         header = header and (not line.strip() or bool(_HEADER.match(line)))
     return None, 0
-
-
-MOST_FILES = 20_000
-"""Entries of all directories of a tree."""
-
-DEEPEST = 30
-"""Directories within each other."""
-
-_EMPTY = Facts({})
-_OURS = "lllaunch.yaml"
-_LOCKS = "locks"
-
-
-@dataclass(frozen=True)
-class ConfigFile:
-    """One config file, by the name that Hydra gives it; ``problem`` is why it cannot be read."""
-
-    name: str
-    path: str
-    facts: Facts = field(default=_EMPTY, repr=False)
-    problem: CheckedDiagnostic | None = None
-
-    @property
-    def group(self) -> str:
-        """The group that it is in; empty at the root."""
-        return self.name.rpartition("/")[0]
-
-    @property
-    def data(self) -> dict[Any, Any]:
-        """What it says; empty if that is no mapping."""
-        return self.facts.data if isinstance(self.facts.data, dict) else {}
-
-    @property
-    def package(self) -> str:
-        """The dotted key that its content is put under, unless a defaults list names another."""
-        group = self.group.replace("/", ".")
-        package = self.facts.package
-        if package is None:
-            return group
-        if package == "_global_":
-            return ""
-        return package.replace("_group_", group).replace("_global_.", "")
-
-    def line_of(self, *path: object) -> int:
-        """The line of a value; that of what it is in, or 1, where there is none."""
-        return self.facts.lines.nearest(path)
 
 
 @dataclass(frozen=True)
@@ -143,7 +152,7 @@ def read_tree(directory: str) -> ConfigTree:
 def read_file(name: str, path: str) -> ConfigFile:
     """Reads a config file; what is wrong with it stands in the result."""
     try:
-        return ConfigFile(name, path, read_facts(read_text(path), path))
+        return ConfigFile.of(name, path, read_text(path))
     except ConfigError as error:
         return ConfigFile(name, path, problem=found_in(error)[0])
 
@@ -210,144 +219,6 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-MOST_INCLUDES = 1_000
-"""Configs that one config may include, those included twice counted twice."""
-
-_MADE_UP = re.compile(r"\$\{.*\}")
-
-
-class Include(NamedTuple):
-    """One entry of a defaults list.
-
-    ``name`` is a pattern with ``${`` where it is made up. ``overrides``: it only says what another
-    entry shall choose.
-    """
-
-    name: str
-    line: int
-    package: str | None = None
-    overrides: bool = False
-
-    @property
-    def is_made_up(self) -> bool:
-        """Whether one has to compose to know what it asks for."""
-        return "${" in self.name
-
-
-def includes_of(file: ConfigFile) -> tuple[Include, ...]:
-    """Returns what a config's own defaults list asks for."""
-    entries = file.data.get("defaults")
-    found: list[Include] = []
-    for index, entry in enumerate(entries if isinstance(entries, list) else ()):
-        line = file.line_of("defaults", index)
-        found += _includes(file.group, entry, line)
-    return tuple(found)
-
-
-def _includes(group: str, entry: Any, line: int) -> Iterator[Include]:
-    if isinstance(entry, str):
-        if entry.partition("@")[0] != "_self_":
-            yield _include(group, entry, "", line)
-    elif isinstance(entry, dict):
-        for key, value in entry.items():
-            options = value if isinstance(value, list) else [value]
-            for option in options:
-                if isinstance(option, str) and option != "???":
-                    yield _include(group, str(key), option, line)
-
-
-def _include(group: str, key: str, option: str, line: int) -> Include:
-    *keywords, name = key.split() or [""]
-    name, at, package = name.partition("@")
-    path = f"{name}/{option}" if option else name
-    overrides = "override" in keywords
-    path = path if path.startswith("/") else posixpath.join("/", group, path)
-    path = posixpath.normpath(path).lstrip("/").removesuffix(".yaml")
-    return Include(path, line, package if at else None, overrides)
-
-
-class Graph:
-    """Who includes whom."""
-
-    def __init__(self, files: Mapping[str, ConfigFile]) -> None:
-        self._files = files
-        self._own = {name: includes_of(file) for name, file in files.items()}
-        self._matching: dict[str, list[str]] = {}
-        self._sizes: dict[str, int] = {}
-
-    def own(self, name: str) -> tuple[Include, ...]:
-        """What a config itself asks for."""
-        return self._own.get(name, ())
-
-    def reached(self, names: Iterable[str]) -> set[str]:
-        """All configs that some configs are made of, or may be, they themselves among them."""
-        found: set[str] = set()
-        waiting = [name for name in names if name in self._files]
-        while waiting:
-            name = waiting.pop()
-            if name not in found:
-                found.add(name)
-                waiting += [
-                    each for include in self.own(name) for each in self._included_by(include)
-                ]
-        return found
-
-    def _included_by(self, include: Include) -> list[str]:
-        """Files that an entry may ask for."""
-        if not include.is_made_up:
-            return [include.name] if include.name in self._files else []
-        if include.name not in self._matching:
-            # what is in the braces may be anything
-            pattern = re.compile(".*".join(map(re.escape, _MADE_UP.split(include.name))))
-            self._matching[include.name] = [each for each in self._files if pattern.fullmatch(each)]
-        return self._matching[include.name]
-
-    def circle(self, name: str) -> tuple[str, ...]:
-        """Configs that include each other and so themselves, from one of them to itself again.
-
-        The first one is the last one as well, and before all others by the alphabet; empty if all
-        ends.
-        """
-        trail: list[str] = [name]
-        inside, done = {name}, set()
-        pending = [self._nested(name)]
-        while pending:
-            following = next(pending[-1], None)
-            if following is None:
-                pending.pop()
-                leaving = trail.pop()
-                inside.discard(leaving)
-                done.add(leaving)
-            elif following in inside:
-                around = trail[trail.index(following) :]
-                start = around.index(min(around))
-                return (*around[start:], *around[: start + 1])
-            elif following not in done:
-                trail.append(following)
-                inside.add(following)
-                pending.append(self._nested(following))
-        return ()
-
-    def size(self, name: str) -> int:
-        """Return how many configs one is made of; it must not be in a circle."""
-        order = [name]
-        while order:
-            current = order[-1]
-            waiting = [each for each in self._nested(current) if each not in self._sizes]
-            if waiting and current not in self._sizes:
-                order += waiting
-                continue
-            order.pop()
-            self._sizes[current] = 1 + sum(self._sizes[each] for each in self._nested(current))
-        return self._sizes[name]
-
-    def _nested(self, name: str) -> Iterator[str]:
-        own = (each for each in self.own(name) if not each.overrides)
-        return (each.name for each in own if each.name in self._files)
-
-
-EXPERIMENTS = "exp"
-"""The group whose configs are experiments, whatever they say."""
 _LAUNCH = "launch"
 _PLAIN = re.compile(r"(?!(?:true|false|null|nan|inf)$)[a-z_][\w/.+-]*", re.ASCII | re.IGNORECASE)
 
@@ -357,47 +228,35 @@ class Experiment:
     """One config that can be run, by the overrides that choose it.
 
     ``name`` is without the group for those in ``exp``; ``config_name`` is None for lllaunch's own
-    primary config. ``included``: other configs include it.
+    primary config. ``certain``: False if it is none unless what it includes sets ``launch``.
     """
 
     name: str
     file: ConfigFile
     overrides: tuple[str, ...] = ()
     config_name: str | None = None
-    included: bool = False
+    certain: bool = True
 
     @property
     def is_preset(self) -> bool:
         """Whether it is only a choice beside the experiments, and need not be whole."""
         return self.config_name is None and not self.file.name.startswith(f"{EXPERIMENTS}/")
 
-    @property
-    def may_be_partial(self) -> bool:
-        """Whether it is no problem if something that others have to give is not there."""
-        return self.is_preset or self.included
 
-
-def find_experiments(files: Mapping[str, ConfigFile], graph: Graph) -> list[Experiment]:
-    """Returns the experiments of a tree, by name."""
-    included = {each.name for name in files for each in graph.own(name)}
-    found = []
-    for name, file in files.items():
+def find_experiments(files: Iterable[ConfigFile]) -> Iterator[Experiment]:
+    """Yield the experiments of a tree, and what may be one, by name."""
+    known = {file.name: file for file in files}
+    for name, file in known.items():
         group, _, option = name.rpartition("/")
         if name.startswith(f"{EXPERIMENTS}/"):
             rest = name.partition("/")[2]
             # another config may have the same name
-            told = name if rest in files else rest
-            own = Experiment(told, file, (f"+{EXPERIMENTS}={_quoted(rest)}",))
-        elif group and _is_global_launch(file):
-            own = Experiment(name, file, (f"+{group}={_quoted(option)}",))
-        elif not group and _says_launch(name, files, graph):
-            own = Experiment(name, file, (), name)
-        else:
-            continue
-        if name in included:
-            own = Experiment(own.name, file, own.overrides, own.config_name, included=True)
-        found.append(own)
-    return found
+            told = name if rest in known else rest
+            yield Experiment(told, file, (f"+{EXPERIMENTS}={_quoted(rest)}",))
+        elif not group:
+            yield Experiment(name, file, (), name, certain=_LAUNCH in file.data)
+        elif file.header == "_global_" and isinstance(file.data.get(_LAUNCH), dict):
+            yield Experiment(name, file, (f"+{group}={_quoted(option)}",))
 
 
 def _quoted(option: str) -> str:
@@ -407,49 +266,60 @@ def _quoted(option: str) -> str:
     return "'" + option.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def _is_global_launch(file: ConfigFile) -> bool:
-    return file.facts.package == "_global_" and isinstance(file.data.get(_LAUNCH), dict)
+# Here a number of base 60 can only be something else that was not quoted.
+_NEVER_NUMBERS = (
+    *("launch.tee", "launch.redirects", "launch.grace_period", "launch.local_ranks_filter"),
+    *("launch.watchdog", "launch.restart", "launch.nnodes", "launch.rdzv"),
+)
 
 
-def _says_launch(name: str, files: Mapping[str, ConfigFile], graph: Graph) -> bool:
-    """Whether a config, or one that it includes, says something about the node ``launch``."""
-    for each in graph.reached([name]):
-        file = files[each]
-        root = "" if each == name else file.package
-        if root.partition(".")[0] == _LAUNCH or (not root and _LAUNCH in file.data):
-            return True
-        if any((entry.package or "").startswith(_LAUNCH) for entry in graph.own(each)):
-            return True
-    return False
+def lint(file: ConfigFile) -> Iterator[CheckedDiagnostic]:
+    """Tells what is wrong with a file."""
+    yield from misplaced(file)
+    for key in exposed(file.data, file.package, not_secret(file.data)):
+        line = file.line_of(*key.removeprefix(f"{file.package}.").split("."))
+        yield CheckedDiagnostic.at(0, "secret", file.path, line, key, EXPOSED)
+    for number, each in enumerate(file.document.sexagesimals):
+        if number == MOST_ALIKE:
+            more = len(file.document.sexagesimals) - MOST_ALIKE
+            message = f"has {more} more numbers of base 60: quote them"
+            yield CheckedDiagnostic.at(0, "base-60", file.path, 0, "", message)
+            return
+        yield _sexagesimal(file, each)
 
 
-def endless(
-    experiment: Experiment, files: Mapping[str, ConfigFile], graph: Graph
-) -> CheckedDiagnostic | None:
-    """Return why nobody could compose an experiment, None if that can be done."""
-    name, path = experiment.file.name, experiment.file.path
-    circle = graph.circle(name)
-    if circle:
-        first = files[circle[0]]
-        message = f"these configs include each other: {_trail(circle)}"
-        line = next(each.line for each in graph.own(circle[0]) if each.name == circle[1])
-        names = (experiment.name,)
-        return CheckedDiagnostic.at(WRONG, "circular", first.path, line, "defaults", message, names)
-    if graph.size(name) <= MOST_INCLUDES:
-        return None
-    line = experiment.file.line_of("defaults")
-    message = f"includes more than {MOST_INCLUDES} configs"
-    return CheckedDiagnostic.at(WRONG, "too-large", path, line, "", message, (experiment.name,))
+def _sexagesimal(file: ConfigFile, each: Sexagesimal) -> CheckedDiagnostic:
+    key = dotted([*file.package.split("."), *each.path] if file.package else each.path)
+    never = any(is_in(key, name) for name in _NEVER_NUMBERS)
+    if any(map(is_secret_name, each.path)):
+        message = "YAML reads it as a number of base 60: quote it"
+    else:
+        text, number = shorten(each.text, 40), shorten(repr(each.number), 40)
+        message = f"YAML reads {text} as {number}: quote it"
+    code = WRONG if never else 0
+    return CheckedDiagnostic.at(code, "base-60", file.path, each.line, shorten(key), message)
 
 
-def _trail(names: tuple[str, ...]) -> str:
-    shown = names if len(names) <= 8 else (*names[:4], "...", *names[-2:])
-    return " -> ".join(shown)
+def is_in(key: str, name: str) -> bool:
+    """Whether a dotted key is another one, or below it."""
+    return key == name or key.startswith(f"{name}.")
 
 
-def broken_by(
-    experiment: Experiment, files: Mapping[str, ConfigFile], graph: Graph
-) -> tuple[CheckedDiagnostic, ...]:
-    """Returns what is wrong with the files of an experiment, so that it cannot be composed."""
-    problems = (files[name].problem for name in sorted(graph.reached([experiment.file.name])))
-    return tuple(each for each in problems if each is not None)
+def misplaced(file: ConfigFile) -> Iterator[CheckedDiagnostic]:
+    """Tells if a file is put elsewhere than its text seems to say."""
+    if file.late:
+        message = "comes too late: '# @package' has to stand before anything else, comments too"
+        yield CheckedDiagnostic.at(WRONG, "package", file.path, file.late, "", message)
+        return
+    if not file.name.startswith(f"{EXPERIMENTS}/"):
+        return
+    if not isinstance(file.document.data, (dict, type(None))):
+        message = "is no mapping of keys to values"
+        yield CheckedDiagnostic.at(WRONG, "type", file.path, 1, "", message)
+    elif file.header is None and "launch" in file.data:
+        message = (
+            f"is put under {file.package}, where nothing reads it; "
+            "begin the file with '# @package _global_'"
+        )
+        line = file.line_of("launch")
+        yield CheckedDiagnostic.at(WRONG, "package", file.path, line, "launch", message)

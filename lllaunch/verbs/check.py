@@ -76,6 +76,6 @@ def _directory(given: argparse.Namespace) -> str:
 
 
 def _tell(outcome: Outcome, given: argparse.Namespace) -> None:
-    from lllaunch.checking.render import tell  # noqa: PLC0415 - as above
+    from lllaunch.checking.findings import tell  # noqa: PLC0415 - as above
 
     tell(outcome, given.format, given.output, os.environ, strict=given.strict)

@@ -1,65 +1,69 @@
-"""What is an experiment, who includes whom, and what is too much. Nothing is composed."""
+"""What is an experiment, and what of a tree cannot be composed, or would never end."""
 
 from __future__ import annotations
 
-from lllaunch.checking.findings import CheckedDiagnostic
-from lllaunch.checking.tree import (
-    MOST_INCLUDES,
-    ConfigFile,
-    Experiment,
-    Graph,
-    broken_by,
-    endless,
-    find_experiments,
-    read_facts,
-)
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lllaunch.checking import examine
+from lllaunch.checking.check import check_tree
+from lllaunch.checking.findings import Outcome
+from lllaunch.checking.tree import ConfigFile, find_experiments
 
 GLOBAL = "# @package _global_\n"
+TRAIN = f"{GLOBAL}launch: {{entrypoint: env}}\n"
+
+Checked = Callable[..., Outcome]
 
 
-def tree(**texts: str) -> dict[str, ConfigFile]:
-    """Files by name; two underscores in a name are a slash."""
-    names = {name.replace("__", "/"): text for name, text in texts.items()}
-    return {
-        name: ConfigFile(name, f"conf/{name}.yaml", read_facts(text, name))
-        for name, text in names.items()
-    }
+@pytest.fixture
+def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checked:
+    """Checks files by name; two underscores in a name are a slash."""
+    monkeypatch.chdir(tmp_path)
+
+    def check(**texts: str) -> Outcome:
+        for name, text in texts.items():
+            path = tmp_path / "conf" / f"{name.replace('__', '/')}.yaml"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return check_tree("conf", os.environ)
+
+    return check
 
 
-def found(files: dict[str, ConfigFile]) -> dict[str, Experiment]:
-    return {each.file.name: each for each in find_experiments(files, Graph(files))}
-
-
-def test_what_is_an_experiment_and_how_it_is_asked_for() -> None:
-    files = tree(
-        exp__a=f"{GLOBAL}launch: {{entrypoint: a.py}}\n",
+def test_what_is_an_experiment_and_how_it_is_asked_for(checked: Checked) -> None:
+    outcome = checked(
+        exp__a=TRAIN,
         exp__vision__b=f"{GLOBAL}defaults: [/exp/a]\n",
         model__big=f"{GLOBAL}launch: {{nproc: 4}}\n",
         model__small="width: 3\n",
         model__other="launch: {nproc: 4}\n",
         own="launch: {nproc: 2}\nlr: 1\n",
         through="defaults: [model: big]\n",
-        at="defaults: [model@launch.args: small]\n",
+        at="defaults: [model@launch.env: small]\n",
         plain="lr: 1\ndefaults: [model: small]\n",
+        elses="defaults: [schema_of_an_app]\n",
     )
-    asked = {
-        name: (each.overrides, each.config_name, each.is_preset, each.included)
-        for name, each in found(files).items()
+    assert {each.name: each.command for each in outcome.experiments} == {
+        "a": ("+exp=a",),
+        "vision/b": ("+exp=vision/b",),
+        "model/big": ("+model=big",),
+        "own": ("--config-name", "own"),
+        "through": ("--config-name", "through"),
+        "at": ("--config-name", "at"),
     }
-    assert asked == {
-        "exp/a": (("+exp=a",), None, False, True),
-        "exp/vision/b": (("+exp=vision/b",), None, False, False),
-        "model/big": (("+model=big",), None, True, True),
-        "own": ((), "own", False, False),
-        "through": ((), "through", False, False),
-        "at": ((), "at", False, False),
-    }
+    assert outcome.found == ()
 
 
 def test_names_are_told_apart_and_quoted() -> None:
-    files = tree(exp__a="{}", a="launch: {nproc: 1}")
-    files |= {name: ConfigFile(name, name) for name in ("exp/100", "exp/c,d", "exp/it's", "exp/on")}
-    known = {each.name: each.overrides for each in found(files).values()}
+    files = [
+        *(ConfigFile.of(*each, "{}") for each in [("exp/a", "f"), ("a", "f")]),
+        *(ConfigFile(name, name) for name in ("exp/100", "exp/c,d", "exp/it's", "exp/on")),
+    ]
+    known = {each.name: each.overrides for each in find_experiments(files)}
     assert known == {
         "exp/a": ("+exp=a",),
         "a": (),
@@ -70,55 +74,41 @@ def test_names_are_told_apart_and_quoted() -> None:
     }
 
 
-def kept(files: dict[str, ConfigFile]) -> tuple[list[str], list[CheckedDiagnostic]]:
-    graph = Graph(files)
-    problems = {each.name: endless(each, files, graph) for each in find_experiments(files, graph)}
-    names = [name for name, problem in problems.items() if problem is None]
-    return names, [problem for problem in problems.values() if problem is not None]
-
-
-def test_configs_that_include_each_other_are_told_at_one_place() -> None:
-    files = tree(
+def test_configs_that_include_each_other(checked: Checked) -> None:
+    outcome = checked(
         exp__a=f"{GLOBAL}defaults:\n  - c\n",
         exp__b=f"{GLOBAL}defaults:\n  - a\n",
         exp__c=f"{GLOBAL}defaults:\n  - _self_\n  - b\n",
-        exp__d=f"{GLOBAL}defaults: [a]\n",
         exp__e=f"{GLOBAL}defaults: [e]\n",
-        exp__f=f"{GLOBAL}launch: {{}}\n",
+        exp__f=TRAIN,
     )
-    names, problems = kept(files)
-    assert names == ["f"]
-    told = {(each.place, each.message) for each in problems}
-    assert told == {
-        (
-            "conf/exp/a.yaml:3",
-            "these configs include each other: exp/a -> exp/c -> exp/b -> exp/a",
-        ),
-        ("conf/exp/e.yaml:2", "these configs include each other: exp/e -> exp/e"),
-    }
-    assert [each.experiments for each in problems] == [("a",), ("b",), ("c",), ("d",), ("e",)]
+    message = "cannot be composed: the config is nested too deeply, or refers to itself"
+    names = [f"conf/exp/{name}.yaml" for name in "abce"]
+    assert [(each.file, each.message) for each in outcome.found] == [
+        (name, message) for name in names
+    ]
 
 
-def test_includes_that_double_with_each_level_are_too_much() -> None:
-    texts = {
-        f"exp__e{number}": f"defaults: [e{number + 1}@a, e{number + 1}@b]\n" for number in range(60)
-    }
-    names, problems = kept(tree(**texts, exp__e60="launch: {nproc: 1}\n"))
-    assert names == [f"e{number}" for number in range(52, 61)]
-    assert {each.message for each in problems} == {f"includes more than {MOST_INCLUDES} configs"}
+def test_composing_an_experiment_has_an_end(
+    checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # includes that double with each level
+    monkeypatch.setattr(examine, "LONGEST", 3.0)
+    texts = {f"m__e{n}": f"defaults: [e{n + 1}@a, e{n + 1}@b]\n" for n in range(60)}
+    texts["m__e60"] = "x: 1\n"
+    outcome = checked(**texts, exp__a=f"{GLOBAL}defaults: [/m: e0]\n", exp__f=TRAIN)
+    (only,) = outcome.found
+    assert only.said == "cannot be composed within 3 s [too-large]"
+    assert (only.place, only.experiments) == ("conf/exp/a.yaml:2", ("a",))
 
 
-def test_an_experiment_is_broken_by_the_files_that_it_includes() -> None:
-    files = tree(
-        exp__a=f"{GLOBAL}defaults: [/model: big]\n", exp__b="{}", model__big="defaults: [../bad]\n"
+def test_an_experiment_is_broken_by_the_files_that_it_includes(checked: Checked) -> None:
+    outcome = checked(
+        bad="a: [\n",
+        model__big="defaults: [/bad]\n",
+        exp__a=f"{GLOBAL}defaults: [/model: big]\n",
+        exp__b=TRAIN,
+        exp__c=f"{GLOBAL}defaults: [{{/model: 'b${{x}}'}}]\nx: ig\n",
     )
-    problem = CheckedDiagnostic.at(2, "type", "conf/bad.yaml", 3, "", "is not valid YAML [yaml]")
-    files["bad"] = ConfigFile("bad", "conf/bad.yaml", problem=problem)
-    files["exp/c"] = tree(exp__c="defaults: [{/model: 'b${x}'}]\n")["exp/c"]
-    files["exp/d"] = tree(exp__d="defaults: [{/model: 'a${x:{y}}${z}'}]\n")["exp/d"]
-    graph, experiments = Graph(files), found(files)
-    # whatever a name that is made up may come to
-    assert broken_by(experiments["exp/c"], files, graph) == (problem,)
-    assert broken_by(experiments["exp/d"], files, graph) == ()
-    assert broken_by(experiments["exp/a"], files, graph) == (problem,)
-    assert broken_by(experiments["exp/b"], files, graph) == ()
+    (only,) = [each for each in outcome.found if each.code == "yaml"]
+    assert (only.file, only.experiments) == ("conf/bad.yaml", ("a",))

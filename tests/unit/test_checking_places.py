@@ -6,15 +6,14 @@ import pytest
 
 from lllaunch.checking.examine import compose_problem, in_short
 from lllaunch.checking.findings import CheckedDiagnostic, exit_code
-from lllaunch.checking.lint import lint
-from lllaunch.checking.tree import ConfigFile, read_facts
+from lllaunch.checking.tree import ConfigFile, lint
 from lllaunch.errors import Diagnostic
 
 GLOBAL = "# @package _global_\n"
 
 
 def a_file(text: str, name: str = "exp/a") -> ConfigFile:
-    return ConfigFile(name, f"conf/{name}.yaml", read_facts(text, name))
+    return ConfigFile.of(name, f"conf/{name}.yaml", text)
 
 
 # ---- what Hydra says

@@ -11,8 +11,10 @@ from xml.etree import ElementTree as ET
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.checking.findings import Checked, CheckedDiagnostic, Outcome
-from lllaunch.checking.render import (
+from lllaunch.checking.findings import (
+    Checked,
+    CheckedDiagnostic,
+    Outcome,
     commands,
     render_checks,
     render_json,

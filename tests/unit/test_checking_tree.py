@@ -9,17 +9,17 @@ import pytest
 from omegaconf import OmegaConf
 
 from lllaunch.checking import tree
-from lllaunch.checking.tree import Facts, read_facts, read_tree
+from lllaunch.checking.tree import ConfigFile, read_tree
 from lllaunch.errors import ConfigError
 
 
-def facts(text: str) -> Facts:
-    return read_facts(text, "f.yaml")
+def read(text: str) -> ConfigFile:
+    return ConfigFile.of("f", "f.yaml", text)
 
 
 def refusal(text: str) -> str:
     with pytest.raises(ConfigError) as error:
-        facts(text)
+        read(text)
     return str(error.value)
 
 
@@ -33,7 +33,7 @@ def refusal(text: str) -> str:
     ],
 )
 def test_the_package_of_a_file(text: str, package: str | None, late: int) -> None:
-    assert (facts(text).package, facts(text).late) == (package, late)
+    assert (read(text).header, read(text).late) == (package, late)
 
 
 def test_merge_keys_and_standard_tags_are_read_as_hydra_does(tmp_path: Path) -> None:
@@ -47,8 +47,8 @@ both:
 """
     path = tmp_path / "f.yaml"
     path.write_text(text)
-    assert facts(text).data == OmegaConf.to_container(OmegaConf.load(path))
-    assert facts(text).lines.at(("one",)) == 4
+    assert read(text).data == OmegaConf.to_container(OmegaConf.load(path))
+    assert read(text).document.lines.at(("one",)) == 4
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lllaunch.checking.findings import MOST_ALIKE
-from lllaunch.checking.lint import (
+from lllaunch.checking.examine import (
     KeyUsage,
     shadowed,
     told_unused,
     unused_keys,
     usage_of,
 )
+from lllaunch.checking.findings import MOST_ALIKE
 from lllaunch.config.document import lines_of
 from lllaunch.config.interpolation import may_refer_to
 from lllaunch.config.origins import Layer, Origin, origins_of
