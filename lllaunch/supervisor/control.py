@@ -9,6 +9,7 @@ the watchdog wants to know goes before what they want to know. For the machine n
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -59,7 +60,6 @@ _LOOK_SECONDS = 5.0
 # Beyond these, of those that other nodes take.
 _NODES_SECONDS = 10.0
 _CHUNK = 1 << 17
-# Of each rank, what is told: ranks that do not agree are not far apart.
 # After an error of the listening socket's own (no descriptors are left), seconds.
 _PAUSE = 1.0
 
@@ -199,6 +199,9 @@ def ask(directory: str, request: Request, seconds: float = ANSWER_SECONDS) -> An
         connection.settimeout(seconds)
         with short_address(os.path.join(directory, SOCKET)) as address:
             connection.connect(address)
+        owner = os.stat(directory).st_uid
+        if _peer(connection)[1] not in {_ROOT, os.geteuid(), owner}:
+            raise PermissionError(errno.EPERM, "somebody else's process listens there")
         connection.sendall(request.to_json())
         data = bytearray()
         while not data.endswith(b"\n"):
@@ -216,30 +219,16 @@ def ask(directory: str, request: Request, seconds: float = ANSWER_SECONDS) -> An
 
 
 class Client:
-    """One connection.
+    """One connection."""
 
-    ``now``: monotonic clock, seconds.
-
-    ``pid``: process id of the other end, as the kernel tells it. ``uid``: its user.
-    """
-
-    def __init__(self, connection: socket.socket, now: float) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        credentials = connection.getsockopt(
-            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
-        )
-        self.pid, self.uid, _ = struct.unpack("3i", credentials)
+        # of the other end, as the kernel knows it
+        self.pid, self.uid = _peer(connection)
         self._read = bytearray()
-        self._answer = memoryview(b"")
-        self.until = now + _REQUEST_SECONDS
-
-    def fileno(self) -> int:
-        """The connection's descriptor."""
-        return self._connection.fileno()
-
-    def close(self) -> None:
-        """Hang up; idempotent."""
-        self._connection.close()
+        self.unsent = memoryview(b"")  # what is left of its answer
+        self.until = time.monotonic() + _REQUEST_SECONDS
+        self.fileno, self.close = connection.fileno, connection.close
 
     def request(self) -> Request | None:
         """Return what it asks for; None if it has not said all of it.
@@ -262,23 +251,24 @@ class Client:
             raise ConnectionResetError
         return None
 
-    def answer(self, document: Mapping[str, Any], now: float) -> None:
-        """Set what it gets; `send` sends it."""
-        self._answer = memoryview(json.dumps(document).encode() + b"\n")
-        self.until = now + _TAKE_SECONDS
-
     def send(self) -> bool:
-        """Send what it takes now; return whether that was the rest.
+        """Send what it takes now of its answer; return whether that was the rest.
 
         Raises:
             OSError: it is gone.
         """
-        while self._answer:
-            try:
-                self._answer = self._answer[self._connection.send(self._answer) :]
-            except BlockingIOError:
-                return False
-        return True
+        with contextlib.suppress(BlockingIOError):
+            while self.unsent:
+                self.unsent = self.unsent[self._connection.send(self.unsent) :]
+        return not self.unsent
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Return process id and user of the other end."""
+    size = struct.calcsize("3i")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    pid, uid, _ = struct.unpack("3i", credentials)
+    return pid, uid
 
 
 class ControlSocket:
@@ -289,23 +279,22 @@ class ControlSocket:
     """
 
     def __init__(self, directory: str) -> None:
-        self._directory = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._path = os.path.join(os.path.abspath(directory), SOCKET)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._epoll = select.epoll()
         self._clients: dict[int, Client] = {}
-        self._listens = False
-        self._resumes = 0.0
+        self._resumes: float | None = 0.0  # when it listens again; None while it does
         self._inode = 0
         try:
             # the file gets these bits, so nobody else can connect at any moment
             os.fchmod(self._listener.fileno(), 0o600)
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(SOCKET, dir_fd=self._directory)
-            with short_address(os.path.join(directory, SOCKET)) as address:
+                os.unlink(self._path)
+            with short_address(self._path) as address:
                 self._listener.bind(address)
-            self._inode = os.stat(SOCKET, dir_fd=self._directory, follow_symlinks=False).st_ino
+            self._inode = os.lstat(self._path).st_ino
             self._listener.listen(_MOST_CLIENTS)
-            self._listen()
+            self._listen(0.0)
             _open_sockets.add(self)
         except BaseException:
             self.close()
@@ -318,55 +307,58 @@ class ControlSocket:
     def next_in(self) -> float | None:
         """Seconds until `dispatch` has something to do though nothing is readable, or None."""
         moments = [client.until for client in self._clients.values()]
-        if not self._listens and len(self._clients) < _MOST_CLIENTS:
+        if self._resumes is not None and len(self._clients) < _MOST_CLIENTS:
             moments.append(self._resumes)
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def dispatch(self) -> list[tuple[Client, Request]]:
         """Take care of the clients, without waiting; return what they have asked for since."""
-        now = time.monotonic()
         found: list[tuple[Client, Request]] = []
         for fd, events in self._epoll.poll(0):
             if fd == self._listener.fileno():
-                self._accept(now)
+                self._accept()
             elif fd in self._clients:
-                found += self._serve(self._clients[fd], events)
+                client = self._clients[fd]
+                request = self._serve(client, events)
+                found += [] if request is None else [(client, request)]
+        now = time.monotonic()
         for client in [each for each in self._clients.values() if each.until <= now]:
             self._drop(client)
-        if not self._listens and now >= self._resumes and len(self._clients) < _MOST_CLIENTS:
-            self._listen()
+        self._listen(now)
         return found
 
-    def _listen(self) -> None:
-        self._epoll.register(self._listener, select.EPOLLIN)
-        self._listens = True
+    def _listen(self, now: float) -> None:
+        """Listen, unless there are enough clients, or it is too early."""
+        full = len(self._clients) >= _MOST_CLIENTS
+        if self._resumes is None and full:
+            self._pause(now)
+        elif self._resumes is not None and not full and now >= self._resumes:
+            self._epoll.register(self._listener, select.EPOLLIN)
+            self._resumes = None
 
-    def _accept(self, now: float) -> None:
+    def _pause(self, until: float) -> None:
+        self._epoll.unregister(self._listener)
+        self._resumes = until
+
+    def _accept(self) -> None:
         """Let one in: others get their turn before the next."""
         try:
             connection, _ = self._listener.accept()
         except BlockingIOError:
             return
         except OSError:
-            self._resumes = now + _PAUSE
-            self._pause()
+            self._pause(time.monotonic() + _PAUSE)
             return
         connection.setblocking(False)
         try:
-            client = Client(connection, now)
+            client = Client(connection)
             self._epoll.register(connection, select.EPOLLIN)
         except OSError:
             connection.close()
             return
         self._clients[connection.fileno()] = client
-        if len(self._clients) >= _MOST_CLIENTS:
-            self._pause()
 
-    def _pause(self) -> None:
-        self._epoll.unregister(self._listener)
-        self._listens = False
-
-    def _serve(self, client: Client, events: int) -> list[tuple[Client, Request]]:
+    def _serve(self, client: Client, events: int) -> Request | None:
         try:
             if events & select.EPOLLOUT:
                 if client.send():
@@ -377,20 +369,21 @@ class ControlSocket:
                     # only its end is of interest until there is an answer
                     self._epoll.modify(client, 0)
                     client.until = time.monotonic() + ANSWER_SECONDS
-                    return [(client, request)]
+                return request
             else:
                 self._drop(client)
         except RequestRefused as refused:
             self.answer(client, refused.to_json())
         except OSError:
             self._drop(client)
-        return []
+        return None
 
     def answer(self, client: Client, document: Mapping[str, Any]) -> None:
         """Let a client have its answer; one that is gone gets none."""
         if client.fileno() < 0:
             return
-        client.answer(document, time.monotonic())
+        client.unsent = memoryview(json.dumps(document).encode() + b"\n")
+        client.until = time.monotonic() + _TAKE_SECONDS
         try:
             if client.send():
                 self._drop(client)
@@ -405,12 +398,9 @@ class ControlSocket:
 
     def close(self) -> None:
         """Hang up, and remove the socket; idempotent."""
-        if self._directory < 0:
-            return
         with contextlib.suppress(OSError):
-            now = os.stat(SOCKET, dir_fd=self._directory, follow_symlinks=False)
-            if now.st_ino == self._inode:
-                os.unlink(SOCKET, dir_fd=self._directory)
+            if self._listener.fileno() >= 0 and os.lstat(self._path).st_ino == self._inode:
+                os.unlink(self._path)
         self.abandon()
 
     def abandon(self) -> None:
@@ -420,9 +410,6 @@ class ControlSocket:
         self._clients.clear()
         self._epoll.close()
         self._listener.close()
-        if self._directory >= 0:
-            os.close(self._directory)
-            self._directory = -1
 
 
 _open_sockets: weakref.WeakSet[ControlSocket] = weakref.WeakSet()

@@ -225,6 +225,15 @@ def test_asking_says_why_there_is_no_answer(tmp_path: Path) -> None:
             ask(str(tmp_path), Request(), 0.01)
 
 
+def test_who_listens_is_whose_run_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_peer", lambda _: (os.getpid(), os.geteuid() + 7))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / SOCKET))
+        listener.listen(1)
+        with pytest.raises(PermissionError, match="somebody else"):
+            ask(str(tmp_path), Request())
+
+
 @pytest.mark.parametrize(
     ("answer", "raised", "text"),
     [
