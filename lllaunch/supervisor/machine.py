@@ -893,6 +893,11 @@ class Machine:
     # What an event changes beside the state, and which case of it this is
 
     def _note(self, event: Event) -> Case:
+        reason = _REASONS.get(type(event))
+        if reason is not None and self.healthy:
+            self._blame(reason)
+            if isinstance(event, WorkersStuck):
+                self._budget.exhaust()
         note = _NOTES.get(type(event))
         return "" if note is None else note(self, event)
 
@@ -914,11 +919,6 @@ class Machine:
         self._budget.begin()
         return ""
 
-    def _preflight_timed_out(self, _: PreflightTimedOut) -> Case:
-        if self.healthy:
-            self._blame("preflight")
-        return ""
-
     def _came(self, event: AttemptProgress) -> Case:
         if self.state in (GroupState.AGREEING, GroupState.PAUSED, GroupState.BARRIER):
             return ""
@@ -926,21 +926,6 @@ class Machine:
         if not self._alone:
             return "shared"
         self._budget.note(event)
-        return ""
-
-    def _broken(self, _: PreloadBroken | MonitorLost) -> Case:
-        self._blame("failure")
-        return ""
-
-    def _regrouped(self, _: MembershipChanged) -> Case:
-        if self.healthy:
-            self._blame("membership")
-        return ""
-
-    def _stuck(self, _: WorkersStuck) -> Case:
-        if self.healthy:
-            self._budget.exhaust()
-            self._blame("hang")
         return ""
 
     def _stacks_asked(self, _: StacksAsked) -> Case:
@@ -1023,9 +1008,6 @@ class Machine:
             self._reason = "node"
         return self._whether_again() if self.state is GroupState.AGREEING else ""
 
-    def _group_stacks(self, _: GroupStacks) -> Case:
-        return "awaited" if self.state is GroupState.TAKING_STACKS else ""
-
     def _signalled(self, event: SignalReceived) -> Case:
         first = self._signal is None
         if first:
@@ -1069,26 +1051,7 @@ class Machine:
     def _actions(self, step: Step, event: Event) -> Actions:
         if step in _PLAIN_ACTIONS:
             return (_PLAIN_ACTIONS[step],)
-        if step is Step.START:
-            return (self._start(event),)
-        if step is Step.FINISH:
-            return (self._finish(event),)
-        if step is Step.PAUSE:
-            return (Pause(self._wait, self._budget.restart),)
-        if step in (Step.TAKE_STACKS, Step.TELL_STACKS, Step.TELL, Step.TELL_PROGRESS):
-            return (self._looks(step, event),)
-        return self._signals(step, event)
-
-    def _looks(self, step: Step, event: Event) -> Action:
-        if step is Step.TAKE_STACKS:
-            return TakeStacks(self.alive, _finding(event))
-        if step is Step.TELL_STACKS:
-            assert isinstance(event, StacksTaken)
-            return TellStacks(event.stacks, event.finding)
-        if step is Step.TELL_PROGRESS:
-            assert isinstance(event, AttemptProgress)
-            return TellProgress(event)
-        return self._tell()
+        return _ACTIONS[step](self, event)
 
     def _tell(self) -> TellNodes:
         fired = self._fired
@@ -1097,24 +1060,25 @@ class Machine:
         finding = None if fired is None else fired.finding
         return TellNodes(reason, signum, finding, final=self._run_is_over)
 
-    def _signals(self, step: Step, event: Event) -> Actions:
-        if step is Step.KILL:
-            if isinstance(event, SignalReceived):
-                return (KillWorkers("signal"),)
-            return (KillWorkers("lost" if isinstance(event, MonitorLost) else "grace"),)
-        if step is Step.ABANDON:
-            abandoned, self.alive = self.alive, frozenset()
-            return (AbandonWorkers(abandoned),)
-        if step is Step.SIGNAL_PROCESS:
-            asked = None if self._fired is None else self._fired.asked
-            return () if asked is None else (asked,)
-        if step is Step.FORWARD:
+    def _kill(self, event: Event) -> KillWorkers:
+        if isinstance(event, SignalReceived):
+            return KillWorkers("signal")
+        return KillWorkers("lost" if isinstance(event, MonitorLost) else "grace")
+
+    def _abandon(self) -> AbandonWorkers:
+        abandoned, self.alive = self.alive, frozenset()
+        return AbandonWorkers(abandoned)
+
+    def _signal_process(self) -> Actions:
+        asked = None if self._fired is None else self._fired.asked
+        return () if asked is None else (asked,)
+
+    def _signal_workers(self, *, forward: bool) -> SignalWorkers:
+        if forward:
             assert self._signal is not None
-            signum = self._signal.signum
-            return (SignalWorkers(signum, "signal"),)
-        assert step is Step.TERMINATE
+            return SignalWorkers(self._signal.signum, "signal")
         assert self._reason is not None
-        return (SignalWorkers(SIGTERM, self._reason),)
+        return SignalWorkers(SIGTERM, self._reason)
 
     def _start(self, event: Event) -> StartWorkers:
         history = self._budget.history
@@ -1149,13 +1113,17 @@ _NOTES: dict[type, Callable[[Machine, Any], Case]] = {
     StacksAsked: Machine._stacks_asked,
     NodesAgreed: Machine._nodes_agreed,
     NodesCounted: Machine._nodes_counted,
-    GroupStacks: Machine._group_stacks,
-    PreloadBroken: Machine._broken,
-    MonitorLost: Machine._broken,
-    MembershipChanged: Machine._regrouped,
-    WorkersStuck: Machine._stuck,
+    GroupStacks: lambda machine, _: "awaited" if machine.state is S.TAKING_STACKS else "",
     AttemptProgress: Machine._came,
-    PreflightTimedOut: Machine._preflight_timed_out,
+}
+
+# What ends a group that is well so far.
+_REASONS: dict[type, Reason] = {
+    PreflightTimedOut: "preflight",
+    PreloadBroken: "failure",
+    MonitorLost: "failure",
+    MembershipChanged: "membership",
+    WorkersStuck: "hang",
 }
 
 
@@ -1170,6 +1138,21 @@ def fault_of(event: Exited | StartFailed) -> Fault | None:
     return "died" if event.exitcode < 0 else "failure"
 
 
+# What a step does; the event is the one that led to it.
+_ACTIONS: dict[Step, Callable[[Machine, Any], Actions]] = {
+    Step.START: lambda machine, event: (machine._start(event),),
+    Step.FINISH: lambda machine, event: (machine._finish(event),),
+    Step.PAUSE: lambda machine, _: (Pause(machine._wait, machine._budget.restart),),
+    Step.TAKE_STACKS: lambda machine, event: (TakeStacks(machine.alive, _finding(event)),),
+    Step.TELL_STACKS: lambda _, event: (TellStacks(event.stacks, event.finding),),
+    Step.TELL_PROGRESS: lambda _, event: (TellProgress(event),),
+    Step.TELL: lambda machine, _: (machine._tell(),),
+    Step.KILL: lambda machine, event: (machine._kill(event),),
+    Step.ABANDON: lambda machine, _: (machine._abandon(),),
+    Step.SIGNAL_PROCESS: lambda machine, _: machine._signal_process(),
+    Step.FORWARD: lambda machine, _: (machine._signal_workers(forward=True),),
+    Step.TERMINATE: lambda machine, _: (machine._signal_workers(forward=False),),
+}
 _PLAIN_ACTIONS: dict[Step, Action] = {
     Step.GRACE: StartGrace(),
     Step.CLEAN_UP: CleanUp(),
