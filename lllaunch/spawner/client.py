@@ -51,6 +51,7 @@ from lllaunch.spawner.protocol import (
     Pickled,
     SpawnRequest,
     Target,
+    connected,
     event_of,
 )
 
@@ -165,7 +166,7 @@ class Spawner:
         from lllaunch.spawner import server  # noqa: PLC0415 - the rarest start method
 
         spawner = cls()
-        ours, theirs = socket.socketpair()
+        ours, theirs = connected()
         Subreaper.need()
         spawner._adopts = True
         try:
@@ -182,7 +183,7 @@ class Spawner:
         return spawner
 
     def _start(self, environ: Mapping[str, str]) -> None:
-        ours, theirs = socket.socketpair()
+        ours, theirs = connected()
         self._limits = raise_open_files_limit()
         Subreaper.need()
         self._adopts = True
@@ -283,7 +284,7 @@ class Spawner:
             target = Kept(rank)
         request = SpawnRequest(key, target, cwd, dict(env), stdout, stderr, fresh)
         fds = target.fds if isinstance(target, (Check, Pickled)) else ()
-        self._send({"op": "spawn"}, pickle.dumps(request), fds, close_fds=True)
+        self._send({"op": "spawn", "key": key}, pickle.dumps(request), fds, close_fds=True)
         return key
 
     def signal(self, keys: Iterable[int], signum: int) -> None:
@@ -475,7 +476,7 @@ class Spawner:
         process that was forked before is sent ``sock`` and ``mark``.
         """
         assert self._key is not None
-        ours, theirs = socket.socketpair()
+        ours, theirs = connected()
         return Branch(ours, self._key, self.mark, theirs)
 
     def hand_over(self, other: socket.socket, launcher: int) -> None:

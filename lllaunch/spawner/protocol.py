@@ -1,23 +1,22 @@
 """What launcher and spawner send each other: messages, orders, and events (`lllaunch.events`).
 
-A message is a JSON object (the header), opaque bytes (the payload), and descriptors. On the wire:
-two 32-bit and one 64-bit big-endian lengths and counts, the header, the payload; the descriptors
-ride on the first byte (SCM_RIGHTS). The kernel never merges bytes of two such sends, so descriptors
-arrive in the order of their messages. A receive that brings descriptors ends within the message
-that they belong to, which is how they are told apart when the kernel drops some: it does that
-where the receiver has no room for them.
+A message is a JSON object (the header), opaque bytes (the payload), and descriptors. It is one
+packet of a Unix socket: two 32-bit and one 64-bit big-endian lengths and counts, the header, the
+payload. What is too long for a packet is in a memory file, the first of the descriptors. The kernel
+drops descriptors for which the receiver has no room, the last ones first.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import json
 import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -140,9 +139,15 @@ def event_of(header: dict[str, Any], attempt: int = 0, local_rank: int = -1) -> 
 
 
 _PREFIX = struct.Struct("!IIQ")
-_CHUNK = 1 << 20
-# The kernel's limit of descriptors in one send (SCM_MAX_FD); more go in several.
-MAX_FDS = 253
+# What is longer goes through the memory file.
+_MOST_INLINE = 64 * 1024
+# The kernel's limit of descriptors in one packet (SCM_MAX_FD), less the memory file.
+MAX_FDS = 252
+
+
+def connected() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a connection, each for a `Channel`."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 class Message(NamedTuple):
@@ -154,29 +159,25 @@ class Message(NamedTuple):
     lost: int = 0  # how many more were sent with it, for which this process had no room
 
 
+class _Packet(NamedTuple):
+    data: bytes
+    fds: tuple[int, ...]
+    to_close: tuple[int, ...]  # of these, when it has left
+
+
 class Channel:
     """One end of the connection: sends without blocking, receives what is there."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._out: deque[tuple[memoryview, tuple[int, ...]]] = deque()
-        self._to_close: set[int] = set()
-        self._buffer = bytearray()
-        # Each with the position in the stream of a byte of the message that it belongs to.
-        self._fds: deque[tuple[int, int]] = deque()
-        self._taken = 0
+        self._out: deque[_Packet] = deque()
         self._sends = True
         self.closed = False  # whether the other end is gone and all that it sent has been received
 
     def fileno(self) -> int:
         """The socket's descriptor."""
         return self._sock.fileno()
-
-    @property
-    def unclaimed(self) -> list[int]:
-        """Descriptors that arrived ahead of the rest of their message."""
-        return [fd for _, fd in self._fds]
 
     @property
     def pending(self) -> bool:
@@ -197,55 +198,42 @@ class Channel:
 
         Raises:
             ValueError: more descriptors than a message can carry.
+            OSError: no descriptor is left for what does not fit into a packet.
         """
-        text = json.dumps(header).encode()
-        start = memoryview(_PREFIX.pack(len(text), len(fds), len(payload)) + text)
-        if len(fds) > MAX_FDS * _PREFIX.size:
+        if len(fds) > MAX_FDS:
             raise ValueError(f"{len(fds)} descriptors in one message are too many")
-        if close_fds:
-            self._to_close.update(fds)
-        # One byte for each full load of descriptors, and the rest of the bytes with the last.
-        while len(fds) > MAX_FDS:
-            self._out.append((start[:1], fds[:MAX_FDS]))
-            start, fds = start[1:], fds[MAX_FDS:]
-        self._out.append((start, fds))
-        if payload:
-            self._out.append((memoryview(payload), ()))
+        text = json.dumps(header).encode()
+        data, rest = _PREFIX.pack(len(text), len(fds), len(payload)), b""
+        for part in (text, payload):
+            fits = not rest and len(data) + len(part) <= _MOST_INLINE
+            data, rest = (data + part, rest) if fits else (data, rest + part)
+        to_close = fds if close_fds else ()
+        if rest:
+            memory = os.memfd_create("lllaunch-message", os.MFD_CLOEXEC)
+            with open(os.dup(memory), "wb") as file:
+                file.write(rest)
+            fds, to_close = (memory, *fds), (memory, *to_close)
+        self._out.append(_Packet(data, fds, to_close))
         self.flush()
 
     def flush(self) -> None:
         """Send as much of the queue as the socket takes now."""
-        if not self._sends:
-            self._stop_sending()
         while self._out:
-            data, fds = self._out[0]
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+            packet = self._out[0]
             try:
-                sent = self._sock.sendmsg([data[:_CHUNK]], rights)
+                if self._sends:
+                    socket.send_fds(self._sock, [packet.data], packet.fds)
             except BlockingIOError:
                 return
             except OSError:
-                # The other end is gone. What it sent before is still to be received.
-                self._stop_sending()
-                return
-            self._close_sent(fds)
-            if sent < len(data):
-                self._out[0] = (data[sent:], ())
-            else:
-                self._out.popleft()
-
-    def _stop_sending(self) -> None:
-        self._sends = False
-        self._out.clear()
-        self._close_sent(tuple(self._to_close))
-        # Should the other end be there all the same, it shall not wait for more.
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_WR)
-
-    def _close_sent(self, fds: Iterable[int]) -> None:
-        for fd in self._to_close.intersection(fds):
-            self._to_close.remove(fd)
-            os.close(fd)
+                # The other end is gone. What it sent before is still to be received; should it be
+                # there all the same, it shall not wait for more.
+                self._sends = False
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_WR)
+            self._out.popleft()
+            for fd in packet.to_close:
+                os.close(fd)
 
     def drain(self, other_fd: int) -> bool:
         """Send all of the queue, waiting; False if the peer is gone or ``other_fd`` readable."""
@@ -256,61 +244,45 @@ class Channel:
         return self._sends
 
     def receive(self) -> list[Message]:
-        """All messages that are complete; sets `closed` when the other end is gone."""
+        """All messages that have arrived; sets `closed` when the other end is gone.
+
+        Raises:
+            OSError: no descriptor was left for one whose header did not fit into its packet.
+        """
+        messages = []
         while not self.closed:
             try:
                 data, ancillary, _, _ = self._sock.recvmsg(
-                    _CHUNK, socket.CMSG_SPACE(MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC
+                    _MOST_INLINE, socket.CMSG_SPACE((MAX_FDS + 1) * 4), socket.MSG_CMSG_CLOEXEC
                 )
             except BlockingIOError:
                 break
             except OSError:
                 data, ancillary = b"", []
-            for _, _, raw in ancillary:
-                whole = len(raw) - len(raw) % 4
-                last = self._taken + len(self._buffer) + len(data) - 1
-                self._fds.extend((last, fd) for fd in array.array("i", raw[:whole]))
-            if not data:
+            if data:
+                rights = (raw[: len(raw) - len(raw) % 4] for _, _, raw in ancillary)
+                messages.append(_message(data, [*array.array("i", b"".join(rights))]))
+            else:
                 self.closed, self._sends = True, False
-            self._buffer += data
-        return self._take()
-
-    def _take(self) -> list[Message]:
-        messages = []
-        position = 0
-        while len(self._buffer) - position >= _PREFIX.size:
-            header, fds, payload = _PREFIX.unpack_from(self._buffer, position)
-            end = position + _PREFIX.size + header + payload
-            if len(self._buffer) < end:
-                break
-            middle = position + _PREFIX.size + header
-            arrived = self._fds_before(self._taken + end)
-            messages.append(
-                Message(
-                    json.loads(self._buffer[position + _PREFIX.size : middle]),
-                    bytes(self._buffer[middle:end]),
-                    arrived,
-                    fds - len(arrived),
-                )
-            )
-            position = end
-        del self._buffer[:position]
-        self._taken += position
         return messages
-
-    def _fds_before(self, position: int) -> list[int]:
-        fds = []
-        while self._fds and self._fds[0][0] < position:
-            fds.append(self._fds.popleft()[1])
-        return fds
 
     def close(self) -> None:
         """Close the socket; idempotent."""
         self.closed, self._sends = True, False
-        self._close_sent(tuple(self._to_close))
-        while self._fds:
-            os.close(self._fds.popleft()[1])
+        self.flush()
         self._sock.close()
+
+
+def _message(data: bytes, fds: list[int]) -> Message:
+    header, count, payload = _PREFIX.unpack_from(data)
+    data = data[_PREFIX.size :]
+    if len(data) < header + payload and fds:
+        with open(fds.pop(0), "rb") as file:
+            file.seek(0)
+            data += file.read()
+    elif len(data) < header:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return Message(json.loads(data[:header]), data[header:], fds, count - len(fds))
 
 
 @dataclass(frozen=True)

@@ -448,6 +448,18 @@ class Server:
     def _spawn(self, message: Message) -> None:
         assert self._around is not None
         pause(self._preloaded.runtimes)
+        if message.lost:
+            error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            self._workers.refuse(message.header["key"], error)
+        else:
+            self._workers.start(self._request(message), self._around, self._foreign_fds())
+        for fd in message.fds:
+            os.close(fd)
+        if self._around.calls and not self._calls_left:
+            # Whoever waits for the end of a pipe of the caller's would wait for this process, too.
+            _close_inherited({*self._wakeups.private, *self._foreign_fds()})
+
+    def _request(self, message: Message) -> SpawnRequest:
         request: SpawnRequest = pickle.loads(message.payload)  # noqa: S301 - the launcher's own
         if isinstance(request.target, (Check, Pickled)):
             # as they are numbered here
@@ -456,21 +468,13 @@ class Server:
             self._calls_left.discard(request.target.local_rank)
         elif not self._preloaded.fork_safe or comes_too_late(request.env, self._preloaded.read):
             request = replace(request, fresh=True)
-        if message.lost:
-            self._workers.refuse(request.key, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
-        else:
-            self._workers.start(request, self._around, self._foreign_fds())
-        for fd in message.fds:
-            os.close(fd)
-        if self._around.calls and not self._calls_left:
-            # Whoever waits for the end of a pipe of the caller's would wait for this process, too.
-            _close_inherited({*self._wakeups.private, *self._foreign_fds()})
+        return request
 
     def _foreign_fds(self) -> list[int]:
         """Descriptors of workers' that happen to be open here now."""
         arrived = [fd for message in self._inbox for fd in message.fds]
         own = [*self._workers.reports, *self._branches.launchers]
-        return [*own, *arrived, *self._held, *self._channel.unclaimed]
+        return [*own, *arrived, *self._held]
 
     def _branch(self, message: Message) -> None:
         """Fork another spawner, which has all that this one has imported, for another launcher."""

@@ -49,7 +49,7 @@ from lllaunch.signal_source import QUIET, SignalException, SignalSource
 from lllaunch.spawner import forks
 from lllaunch.spawner.forks import flush_streams, fork
 from lllaunch.spawner.orphans import Inherited, is_of, kill_below, signal_process
-from lllaunch.spawner.protocol import Channel, Message
+from lllaunch.spawner.protocol import Channel, Message, connected
 from lllaunch.sweep.machine import SweepMachine, pin
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.protocol import (
@@ -450,7 +450,7 @@ class JobProcess:
         with contextlib.ExitStack() as undo:
             try:
                 job = cls._make(number, captures, undo)
-                ours, theirs = socket.socketpair()
+                ours, theirs = connected()
                 undo.callback(ours.close)
                 undo.callback(theirs.close)
                 job._fork(work, leave, ours, theirs, ignored)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from support.launching import Finished, launch
 
 from lllaunch.results.store import ListEntry, plain
-from lllaunch.spawner.protocol import Channel
+from lllaunch.spawner.protocol import Channel, connected
 from lllaunch.sweep import processes
 from lllaunch.sweep.processes import JobProcess
 from lllaunch.sweep.protocol import JobProgressed
@@ -168,7 +167,7 @@ def test_a_live_run_is_listed_with_its_step_and_one_of_before_is_not_taken_for_i
 
 
 def test_a_job_tells_its_sweep_how_far_it_is_and_waits_for_nobody() -> None:
-    ours, theirs = socket.socketpair()
+    ours, theirs = connected()
     job, channel = JobProcess(4), Channel(theirs)
     job.channel = Channel(ours)
     processes._launchers.append((channel, 4))

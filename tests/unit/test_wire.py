@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import socket
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +20,7 @@ from lllaunch.spawner.protocol import (
     Pickled,
     Program,
     Script,
+    connected,
 )
 
 # also what is no UTF-8, as an environment may hold it
@@ -37,7 +37,7 @@ TARGETS = st.one_of(
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Channel, Channel]]:
-    one, two = (Channel(sock) for sock in socket.socketpair())
+    one, two = (Channel(sock) for sock in connected())
     yield one, two
     one.close()
     two.close()
@@ -64,7 +64,7 @@ def pump(sender: Channel, receiver: Channel) -> list[Message]:
 
 @given(st.lists(st.tuples(TEXT, st.binary(max_size=100)), max_size=5))
 def test_messages_arrive_whole_and_in_order(messages: list[tuple[str, bytes]]) -> None:
-    one, two = (Channel(sock) for sock in socket.socketpair())
+    one, two = (Channel(sock) for sock in connected())
     for text, payload in messages:
         one.queue({"text": text}, payload)
     found = pump(one, two)
@@ -76,13 +76,14 @@ def test_messages_arrive_whole_and_in_order(messages: list[tuple[str, bytes]]) -
 def test_descriptors_arrive_with_their_message_however_large(ends: tuple[Channel, Channel]) -> None:
     one, two = ends
     pipes = [os.pipe() for _ in range(3)]
-    one.queue({"n": 0})
+    open_now = len(os.listdir("/proc/self/fd"))
+    one.queue({"n": 0, "text": "x" * (1 << 20)})
     payload = os.urandom(5 << 20)
     one.queue({"n": 1}, payload, fds=(pipes[0][0], pipes[1][0]))
-    # larger than the socket: it waits in the queue
-    assert one.pending
     one.queue({"n": 2}, fds=(pipes[2][0],), close_fds=True)
     found = pump(one, two)
+    # but for the three that came, and the one that went
+    assert len(os.listdir("/proc/self/fd")) == open_now + 2
     assert [len(message.fds) for message in found] == [0, 2, 1]
     assert ([message.header["n"] for message in found], found[1].payload) == ([0, 1, 2], payload)
     for (read, write), fd in zip(pipes, found[1].fds + found[2].fds, strict=True):
@@ -97,18 +98,26 @@ def test_descriptors_arrive_with_their_message_however_large(ends: tuple[Channel
         os.fstat(pipes[2][0])
 
 
-def test_more_descriptors_than_one_send_takes_go_in_several(ends: tuple[Channel, Channel]) -> None:
+def test_what_the_socket_does_not_take_waits(ends: tuple[Channel, Channel]) -> None:
     one, two = ends
-    fds = tuple(os.open(os.devnull, os.O_RDONLY) for _ in range(MAX_FDS * 2 + 5))
-    one.queue({"n": 1}, b"payload", fds, close_fds=True)
-    one.queue({"n": 2})
-    many, none = pump(one, two)
-    assert len(many.fds) == len(fds)
-    assert (many.payload, none.fds) == (b"payload", [])
+    sent = 0
+    while not one.pending:
+        one.queue({"n": sent}, b"x" * 10_000)
+        sent += 1
+    assert [message.header["n"] for message in pump(one, two)] == [*range(sent)]
+
+
+def test_a_message_has_room_for_many_descriptors(ends: tuple[Channel, Channel]) -> None:
+    one, two = ends
+    fds = tuple(os.open(os.devnull, os.O_RDONLY) for _ in range(MAX_FDS))
+    payload = b"x" * 100_000
+    one.queue({"n": 1}, payload, fds, close_fds=True)
+    (many,) = pump(one, two)
+    assert (len(many.fds), many.payload) == (len(fds), payload)
     for fd in many.fds:
         os.close(fd)
     with pytest.raises(ValueError, match="too many"):
-        one.queue({}, fds=tuple(range(100_000)))
+        one.queue({}, fds=tuple(range(MAX_FDS + 1)))
 
 
 def test_both_sides_learn_that_the_other_is_gone_and_still_receive_what_it_has_sent(
