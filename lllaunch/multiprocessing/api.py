@@ -28,6 +28,7 @@ from lllaunch.spawner.values import RETURN_FILE
 from lllaunch.std import Std, to_map
 from lllaunch.workers import group
 from lllaunch.workers.log_files import LogsDest, announce, destinations, make_attempt_dir
+from lllaunch.workers.tail import Shown
 
 __all__ = [
     "DefaultLogsSpecs",
@@ -275,7 +276,9 @@ class PContext(group.WorkerProcesses, abc.ABC):
         duplicate_stderr_filters: list[str] | None = None,
         *,
         handle_signals: bool = True,
-        **options: Any,
+        attempt: int = 0,
+        progbar_events: Mapping[str, Any] | None = None,
+        interval_sec: float = 0.1,
     ) -> None:
         self.entrypoint = entrypoint
         self.args = args
@@ -285,15 +288,14 @@ class PContext(group.WorkerProcesses, abc.ABC):
         files = logs_specs.reify(self.envs)
         validate_full_rank(files.stdouts, len(args), "stdouts")
         validate_full_rank(files.stderrs, len(args), "stderrs")
-        super().__init__(
-            name,
-            len(args),
-            files,
-            log_line_prefixes=log_line_prefixes,
-            duplicate_stdout_filters=duplicate_stdout_filters,
-            duplicate_stderr_filters=duplicate_stderr_filters,
-            **options,
+        shown = Shown(
+            log_line_prefixes,
+            stdout_filters=duplicate_stdout_filters or (),
+            stderr_filters=duplicate_stderr_filters or (),
+            progbar_events=progbar_events,
+            interval=interval_sec,
         )
+        super().__init__(name, len(args), files, shown, attempt=attempt)
         self._handle_signals = handle_signals
         self._handlers = contextlib.ExitStack()
 

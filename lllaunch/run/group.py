@@ -48,6 +48,7 @@ from lllaunch.watchdog.findings import limit_of
 from lllaunch.watchdog.stall import look_interval
 from lllaunch.workers.group import WorkerProcesses, start_processes
 from lllaunch.workers.log_files import CONSOLE, LogsDest, announce, destinations
+from lllaunch.workers.tail import Shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -323,23 +324,21 @@ class RunGroup:
         shown = {*files.tee_stdouts, *files.tee_stderrs}
         for paths in (files.stdouts, files.stderrs):
             shown |= {rank for rank, path in paths.items() if path == CONSOLE}
-        workers = WorkerProcesses(
-            spec.role,
-            spec.nproc,
-            files,
-            attempt=attempt.number,
-            log_line_prefixes=None
-            if spec.log_line_prefix is None
-            else {
+        prefixes = None
+        if spec.log_line_prefix is not None:
+            prefixes = {
                 rank: substitute(spec.log_line_prefix, known, bare=False)
                 for rank, known in attempt.facts.items()
-            },
-            header=partial(_header, spec, attempt.facts, len(shown) > 1),
-            collapse=spec.log_line_prefix is None if spec.collapse is None else spec.collapse,
-            duplicate_stdout_filters=spec.duplicate_stdout_filters,
-            duplicate_stderr_filters=spec.duplicate_stderr_filters,
+            }
+        how = Shown(
+            prefixes,
+            partial(_header, spec, attempt.facts, len(shown) > 1),
+            collapse=prefixes is None if spec.collapse is None else spec.collapse,
+            stdout_filters=spec.duplicate_stdout_filters or (),
+            stderr_filters=spec.duplicate_stderr_filters or (),
             report=lambda _, text: self.observer.console.warning(text),
         )
+        workers = WorkerProcesses(spec.role, spec.nproc, files, how, attempt=attempt.number)
         fresh = spec.start_method == "spawn"
         return self._launch(workers, attempt.targets, attempt.envs, fresh=fresh)
 

@@ -446,7 +446,7 @@ class Spawner:
             self.pid, self._pidfd = header["pid"], message.fds[0]
         elif "key" in header:
             self._note_worker(header["key"], message)
-        elif header["event"] == "orphans_gone" and header["cleanup"] != self._awaited_cleanup:
+        elif header["event"] == "OrphansGone" and header["cleanup"] != self._awaited_cleanup:
             return  # one that was given up
         else:
             event = event_of(header)

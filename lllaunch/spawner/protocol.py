@@ -111,31 +111,22 @@ class Forked:
     args: tuple[Any, ...] = ()
 
 
+_EVENTS: dict[str, Callable[..., SpawnerEvent]] = {
+    each.__name__: each
+    for each in (Exited, OrphansGone, PreloadBroken, Ready, StartFailed, Started)
+}
+
+
 def event_of(header: dict[str, Any], attempt: int = 0, local_rank: int = -1) -> SpawnerEvent:
-    """Return the event that a message from the spawner is about."""
-    kind = header["event"]
-    at = from_boot(header.get("time_ns", 0))
-    if kind == "ready":
-        return Ready(header["seconds"], header["fork_safe"], at)
-    if kind == "broken":
-        return PreloadBroken(header["module"], header["reason"], header["traceback"])
-    if kind == "orphans_gone":
-        return OrphansGone(tuple(Orphan(*orphan) for orphan in header["orphans"]))
-    if kind == "started":
-        return Started(local_rank, header["pid"], at, attempt)
-    if kind == "failed":
-        path, reason, errno = header["path"], header["reason"], header["errno"]
-        return StartFailed(local_rank, path, reason, errno, at, attempt)
-    return Exited(
-        local_rank=local_rank,
-        pid=header["pid"],
-        exitcode=header["exitcode"],
-        time_ns=at,
-        max_rss=header["max_rss"],
-        cpu_seconds=header["cpu"],
-        core_dumped=header["core"],
-        attempt=attempt,
-    )
+    """Return the event that a message from the spawner is about: it has its name and fields."""
+    fields = {name: header[name] for name in header if name not in ("event", "key", "cleanup")}
+    if "key" in header:
+        fields |= {"attempt": attempt, "local_rank": local_rank}
+    if "time_ns" in header:
+        fields["time_ns"] = from_boot(header["time_ns"])
+    if "orphans" in header:
+        fields["orphans"] = tuple(Orphan(*each) for each in header["orphans"])
+    return _EVENTS[header["event"]](**fields)
 
 
 _PREFIX = struct.Struct("!IIQ")

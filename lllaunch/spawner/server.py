@@ -151,7 +151,7 @@ class Workers:
             "reason": shortage(error) or error.strerror or str(error),
             "errno": error.errno or 0,
         }
-        self._send({"event": "failed", "key": key, "time_ns": since_boot_ns()} | failure)
+        self._send({"event": "StartFailed", "key": key, "time_ns": since_boot_ns()} | failure)
 
     def read_report(self, fd: int) -> None:
         """A report pipe is readable."""
@@ -175,7 +175,7 @@ class Workers:
                 signal_group(worker.pid, signum)
             with contextlib.suppress(OSError):  # no descriptor is left
                 pidfd = open_pidfd(worker.pid)
-        header = {"event": "started", "key": worker.request.key, "pid": worker.pid}
+        header = {"event": "Started", "key": worker.request.key, "pid": worker.pid}
         self._send(header | {"time_ns": since_boot_ns()}, (pidfd,) if pidfd is not None else ())
         if pidfd is not None:
             os.close(pidfd)
@@ -190,16 +190,16 @@ class Workers:
             self._settle_start(worker, reaped=True)
         header = {"key": worker.request.key, "time_ns": now}
         if worker.failure is not None:
-            self._send({"event": "failed"} | header | worker.failure)
+            self._send({"event": "StartFailed"} | header | worker.failure)
             return True
         self._send(
             {
-                "event": "exited",
+                "event": "Exited",
                 "pid": pid,
                 "exitcode": os.waitstatus_to_exitcode(status),
-                "core": os.WCOREDUMP(status),
+                "core_dumped": os.WCOREDUMP(status),
                 "max_rss": usage.ru_maxrss * 1024,
-                "cpu": usage.ru_utime + usage.ru_stime,
+                "cpu_seconds": usage.ru_utime + usage.ru_stime,
             }
             | header
         )
@@ -436,13 +436,13 @@ class Server:
             self._preloaded = preload(header["cwd"], header["preload"])
         except PreloadFailed as error:
             facts = {"module": error.module, "reason": error.reason, "traceback": error.traceback}
-            self._send({"event": "broken"} | facts)
+            self._send({"event": "PreloadBroken"} | facts)
             return
         set_parent_death_signal(signal.SIGCONT)
         # What preloads started for themselves (a resource tracker) is nobody's orphan.
         self._spared.update(proc.children(os.getpid()))
         done = self._preloaded
-        ready = {"event": "ready", "time_ns": since_boot_ns(), "seconds": done.seconds}
+        ready = {"event": "Ready", "time_ns": since_boot_ns(), "seconds": done.seconds}
         self._send(ready | {"fork_safe": done.fork_safe})
 
     def _spawn(self, message: Message) -> None:
@@ -557,7 +557,7 @@ class Server:
         if nothing_is_left:
             assert self._cleanup is not None
             found = {"cleanup": self._cleanup.number, "orphans": self._cleanup.orphans()}
-            self._send({"event": "orphans_gone"} | found)
+            self._send({"event": "OrphansGone"} | found)
             self._cleanup = None
 
     def _end(self) -> NoReturn:

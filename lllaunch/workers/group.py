@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterable
 from functools import partial
 from signal import Signals
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lllaunch.events import (
     Exited,
@@ -28,7 +27,7 @@ from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.interpreter import acts_at_import, in_common, told
 from lllaunch.spawner.orphans import SETTLE_SECONDS
 from lllaunch.spawner.protocol import Forked
-from lllaunch.workers.tail import Tees, open_filtered
+from lllaunch.workers.tail import Shown, Tees
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from lllaunch.spawner.protocol import Target
     from lllaunch.supervisor.ports import HeldPort
     from lllaunch.workers.log_files import LogsDest
-    from lllaunch.workers.tail import Report
 
 
 logger = logging.getLogger(__name__)
@@ -60,12 +58,7 @@ class WorkerProcesses:
     Nothing here blocks but `close`: a caller waits for `fileno` and calls `dispatch`.
 
     ``name``: short name, the default header of teed lines. ``nprocs``: number of workers; their
-    local ranks are 0 to ``nprocs - 1``. ``log_line_prefixes``: header of teed lines per local rank,
-    instead of ``[<name><rank>]:``. ``duplicate_stdout_filters``: teed lines of stdout that hold one
-    of these texts go to ``filtered_stdout`` as well. ``header``: returns what stands on the console
-    before a line that some local ranks have said; None for the headers above. ``collapse``: whether
-    identical lines of several ranks are shown as one; needs ``header``. ``report``: takes what
-    cannot be shown, with a level of `logging`, from a thread of its own; None: it is logged.
+    local ranks are 0 to ``nprocs - 1``.
 
     Raises:
         OutputError: a file for filtered lines cannot be made.
@@ -76,16 +69,9 @@ class WorkerProcesses:
         name: str,
         nprocs: int,
         files: LogsDest,
+        shown: Shown | None = None,
         *,
         attempt: int = 0,
-        log_line_prefixes: Mapping[int, str] | None = None,
-        duplicate_stdout_filters: Sequence[str] | None = None,
-        duplicate_stderr_filters: Sequence[str] | None = None,
-        progbar_events: Mapping[str, Any] | None = None,
-        interval_sec: float = 0.1,
-        header: Callable[[Sequence[int]], str] | None = None,
-        collapse: bool = False,
-        report: Report | None = None,
     ) -> None:
         self.name = name
         self.nprocs = nprocs
@@ -93,8 +79,6 @@ class WorkerProcesses:
         self.dest = files
         self.stdouts, self.stderrs = files.stdouts, files.stderrs
         self.error_files = files.error_files
-        self.filtered_stdout: TextIO | None = None
-        self.filtered_stderr: TextIO | None = None
         self.exits: dict[int, Exited | StartFailed] = {}  # the ends that are known, by local rank
         # called with every event; or None
         self.observer: Callable[[SpawnerEvent], object] | None = None
@@ -112,24 +96,7 @@ class WorkerProcesses:
         self._start_store: Callable[[socket.socket], int] | None = None
         self._store_key = 0
 
-        tees = Tees(
-            name,
-            log_line_prefixes,
-            progbar_events,
-            interval_sec,
-            header=header,
-            collapse=collapse,
-            report=report,
-        )
-        tees.show(files.tee_stdouts, sys.stdout)
-        tees.show(files.tee_stderrs, sys.stderr)
-        if duplicate_stdout_filters:
-            self.filtered_stdout = open_filtered(files.filtered_stdout)
-            tees.copy(files.tee_stdouts, self.filtered_stdout, duplicate_stdout_filters)
-        if duplicate_stderr_filters:
-            self.filtered_stderr = open_filtered(files.filtered_stderr)
-            tees.copy(files.tee_stderrs, self.filtered_stderr, duplicate_stderr_filters)
-        self._tees = tees
+        self._tees = Tees(name, files, shown or Shown())
 
     # Starting
 
@@ -272,9 +239,6 @@ class WorkerProcesses:
                 self._end_store()
                 self._starter.abandon([self._keys[rank] for rank in self.alive])
         self._tees.stop()
-        for file in (self.filtered_stdout, self.filtered_stderr):
-            if file is not None:
-                file.close()
 
     def close(self, death_sig: Signals | None = None, timeout: float = 30) -> None:
         """End all processes and what they left behind; show the rest of their output.

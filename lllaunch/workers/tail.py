@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from lllaunch.errors import OutputError
@@ -35,6 +36,8 @@ from lllaunch.workers.terminal import Destination, screen_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
+
+    from lllaunch.workers.log_files import LogsDest
 
 logger = logging.getLogger(__name__)
 
@@ -911,64 +914,72 @@ _MAKE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _POLL_SECONDS = 1.0
 
 
-class Tees:
-    """The teed streams of a context.
+@dataclass(frozen=True)
+class Shown:
+    """How the output of workers is shown."""
 
-    ``name``: default header of lines: ``[<name><rank>]:``. ``prefixes``: other headers, by local
-    rank. ``header``: returns the header on the console of a line that some ranks have said; None
-    where each line has that of its rank. ``collapse``: whether identical lines of several ranks are
-    shown as one; needs ``header``.
+    # headers of lines by local rank, instead of ``[<name><rank>]:``
+    prefixes: Mapping[int, str] | None = None
+    # returns the header on the console of a line that some ranks have said; None for those above
+    header: Callable[[Sequence[int]], str] | None = None
+    # whether identical lines of several ranks are shown as one; needs ``header``
+    collapse: bool = False
+    # teed lines that hold one of these texts go to a file of their own as well
+    stdout_filters: Sequence[str] = ()
+    stderr_filters: Sequence[str] = ()
+    progbar_events: Mapping[str, Any] | None = None  # as for `Follower.add`
+    # seconds between looks at files that the kernel cannot watch, if that is longer than usual
+    interval: float = 0.0
+    # takes what cannot be shown, from a thread of its own; None: it is logged
+    report: Report | None = None
+
+
+class Tees:
+    """The teed streams of the workers of an attempt.
+
+    ``name``: default header of lines: ``[<name><rank>]:``.
+
+    Raises:
+        OutputError: a file for filtered lines cannot be made.
     """
 
-    def __init__(
-        self,
-        name: str,
-        prefixes: Mapping[int, str] | None,
-        progbar_events: Mapping[str, Any] | None,
-        interval_sec: float,
-        *,
-        header: Callable[[Sequence[int]], str] | None = None,
-        collapse: bool = False,
-        report: Report | None = None,
-    ) -> None:
+    def __init__(self, name: str, files: LogsDest, shown: Shown) -> None:
         self._name = name
-        self._report = report or logger.log
-        self._prefixes = prefixes or {}
-        self._progbar_events = progbar_events
-        self._follower = Follower(
-            f"tee {name}", max(_POLL_SECONDS, interval_sec), report=self._report
-        )
-        self._header = header
-        self._collapse = collapse
-        self._shown: list[tuple[Mapping[int, str], TextIO]] = []
-        self._empty = True
+        self._how = shown
+        self._report = shown.report or logger.log
+        interval = max(_POLL_SECONDS, shown.interval)
+        self._follower = Follower(f"tee {name}", interval, report=self._report)
+        # a program without a console (pythonw, some daemons) has None there
+        consoles = ((files.tee_stdouts, sys.stdout), (files.tee_stderrs, sys.stderr))
+        self._streams = [(paths, dst) for paths, dst in consoles if paths and dst is not None]
+        self._filtered: list[TextIO] = []
+        self._copy(files.tee_stdouts, files.filtered_stdout, shown.stdout_filters)
+        self._copy(files.tee_stderrs, files.filtered_stderr, shown.stderr_filters)
 
-    def show(self, files: Mapping[int, str], dst: TextIO | None) -> None:
-        """Show the files of a stream, by local rank, on a console."""
-        if dst is None or not files:
-            # A program without a console (pythonw, some daemons) has None there.
-            return
-        self._empty = False
-        self._shown.append((files, dst))
-
-    def copy(self, files: Mapping[int, str], dst: TextIO, filters: Sequence[str]) -> None:
+    def _copy(self, files: Mapping[int, str], path: str, filters: Sequence[str]) -> None:
         """Write lines that hold one of some texts to a file of their own."""
-        for rank, path in files.items():
+        if not filters:
+            return
+        try:
+            dst = open(path, "w", errors="replace", buffering=1)  # noqa: SIM115 - closed by `stop`
+        except OSError as error:
+            raise OutputError(path, error.strerror or str(error)) from error
+        self._filtered.append(dst)
+        for rank, file in files.items():
             self._follower.add(
-                path,
+                file,
                 self._header_of(rank),
                 dst,
                 lambda line: any(needle in line for needle in filters),
             )
-            self._empty = False
 
-    def _shown_header(self, ranks: Sequence[int]) -> bytes:
-        if self._header is None:
+    def _header(self, ranks: Sequence[int]) -> bytes:
+        if self._how.header is None:
             return self._header_of(ranks[0])
-        return self._header(ranks).encode("utf-8", "surrogateescape")
+        return self._how.header(ranks).encode("utf-8", "surrogateescape")
 
     def _header_of(self, rank: int) -> bytes:
-        header = self._prefixes.get(rank, f"[{self._name}{rank}]:")
+        header = (self._how.prefixes or {}).get(rank, f"[{self._name}{rank}]:")
         return header.encode("utf-8", "surrogateescape")
 
     def start(self) -> None:
@@ -976,19 +987,19 @@ class Tees:
 
         If there is no room for it, that is said, and nothing else fails for it.
         """
-        if self._empty:
+        if not self._streams and not self._filtered:
             return
-        for files, _ in self._shown:
+        for files, _ in self._streams:
             for path in files.values():
                 # so that the kernel can tell of it from the beginning
                 with contextlib.suppress(OSError):
                     os.close(os.open(path, _MAKE, 0o666))
-        if self._collapse and any(len(files) > 1 for files, _ in self._shown):
-            self._follower.add_collapsed(self._shown, self._shown_header)
+        if self._how.collapse and any(len(files) > 1 for files, _ in self._streams):
+            self._follower.add_collapsed(self._streams, self._header)
         else:
-            for files, dst in self._shown:
+            for files, dst in self._streams:
                 for rank, path in files.items():
-                    header, events = self._shown_header([rank]), self._progbar_events
+                    header, events = self._header([rank]), self._how.progbar_events
                     self._follower.add(path, header, dst, progbar_events=events)
         try:
             self._follower.start()
@@ -1001,17 +1012,6 @@ class Tees:
 
     def stop(self) -> None:
         """Show what was written before this call, then end; idempotent."""
-        if not self._empty:
-            self._follower.stop(join=False)
-
-
-def open_filtered(path: str) -> TextIO:
-    """Open the file that collects matching lines of all ranks.
-
-    Raises:
-        OutputError: it cannot be opened.
-    """
-    try:
-        return open(path, "w", errors="replace", buffering=1)
-    except OSError as error:
-        raise OutputError(path, error.strerror or str(error)) from error
+        self._follower.stop(join=False)
+        for file in self._filtered:
+            file.close()
