@@ -51,12 +51,12 @@ from lllaunch.cluster.membership import (
     shares,
     unpacked,
 )
-from lllaunch.run.causes import ExitedNonZero
 from lllaunch.run.nodes import merged
 from lllaunch.run.result import (
     AnyWorker,
     AttemptResult,
     Ended,
+    ExitedNonZero,
     Failed,
     RootCause,
     RunResult,

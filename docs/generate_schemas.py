@@ -18,8 +18,8 @@ from typing import Any, get_args
 import msgspec
 
 from lllaunch.documents import JsonText, Number, RunPath, SignalNumber, Text, Time
+from lllaunch.run.events import RunSample
 from lllaunch.run.result import RunResult
-from lllaunch.run.samples import RunSample
 from lllaunch.sweep.history import SweepResult
 
 SCHEMAS = Path(__file__).parent / "reference" / "schemas"

@@ -24,10 +24,9 @@ from lllaunch.console.console import Console
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError, SnapshotFailed
 from lllaunch.exit_codes import ExitCode
 from lllaunch.results.store import read_overrides
-from lllaunch.run.causes import KilledBySignal, NodeGone
 from lllaunch.run.directory import SUBMISSION
 from lllaunch.run.files import naming
-from lllaunch.run.result import known_result
+from lllaunch.run.result import KilledBySignal, NodeGone, known_result
 from lllaunch.run.snapshot import let_go
 from lllaunch.run.submission import (
     LOG,

@@ -127,7 +127,7 @@ class Console:
         That is restart ``restart``, from 1, of so many; None if this one does not count.
         """
         from lllaunch.console.report import at_step, failure_text  # noqa: PLC0415 - see `finished`
-        from lllaunch.run.causes import SpawnerLost  # noqa: PLC0415 - as above
+        from lllaunch.run.result import SpawnerLost  # noqa: PLC0415 - as above
 
         if self._run is not None:
             # nobody has any more

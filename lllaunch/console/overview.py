@@ -19,8 +19,7 @@ from lllaunch.words import (
 
 if TYPE_CHECKING:
     from lllaunch.results.peaks import Peak
-    from lllaunch.run.excerpts import Excerpt
-    from lllaunch.run.result import Reached
+    from lllaunch.run.result import Excerpt, Reached
     from lllaunch.watchdog.progress import Progress
 
 

@@ -9,19 +9,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lllaunch.documents import signal_name
-from lllaunch.run.causes import (
+from lllaunch.run.excerpts import cause_of, folded, users_call
+from lllaunch.run.result import (
     CalledExit,
     DiskFull,
+    Ended,
+    Failed,
     LeftEarly,
+    Lost,
     OnAnotherNode,
     PreflightFailure,
     Raised,
     StartFailure,
+    Succeeded,
+    Victim,
     alike,
     letters,
 )
-from lllaunch.run.excerpts import cause_of, folded, users_call
-from lllaunch.run.result import Ended, Failed, Lost, Succeeded, Victim
 from lllaunch.text import duration, size
 from lllaunch.watchdog.findings import TimedOut
 from lllaunch.words import (
@@ -41,10 +45,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from lllaunch.console.hang import Part
-    from lllaunch.run.causes import Cause
-    from lllaunch.run.excerpts import Excerpt
     from lllaunch.run.result import (
         AttemptResult,
+        Cause,
+        Excerpt,
         RootCause,
         RunResult,
         WorkerResult,

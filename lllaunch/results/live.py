@@ -41,7 +41,7 @@ from lllaunch.results.store import (
     sweep_files,
 )
 from lllaunch.run.directory import ATTEMPT, PLAN, RESULT, SAMPLES, SUBMISSION
-from lllaunch.run.samples import RankSample, RunSample, finite
+from lllaunch.run.events import RankSample, RunSample, finite
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.remaining import Durations, expected_left
 from lllaunch.words import STATES, State, how_ended

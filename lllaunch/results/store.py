@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from lllaunch.results.tries import SweepFiles
-    from lllaunch.run.samples import RankSample, RunSample
+    from lllaunch.run.events import RankSample, RunSample
     from lllaunch.run.submission import QueueEvent, Submission
     from lllaunch.sweep.history import JobHistory, SweepResult
     from lllaunch.watchdog.progress import Progress
@@ -441,7 +441,7 @@ def sample_of(path: str) -> RunSample | None:
 
     Both files have the time of their file system, whatever the clock says here.
     """
-    from lllaunch.run.samples import last_sample  # noqa: PLC0415 - most runs have ended
+    from lllaunch.run.events import last_sample  # noqa: PLC0415 - most runs have ended
 
     began_ns = _changed_ns(os.path.join(path, PLAN)) or 0
     parts = [name for name in contents_of(path)[0] if name.startswith("node_")]
@@ -452,7 +452,7 @@ def sample_of(path: str) -> RunSample | None:
 
 def progress_of(workers: Iterable[RankSample]) -> Progress | None:
     """Return how far the worker is that is the furthest."""
-    from lllaunch.run.samples import finite  # noqa: PLC0415 - as above
+    from lllaunch.run.events import finite  # noqa: PLC0415 - as above
     from lllaunch.watchdog.progress import Progress  # noqa: PLC0415 - as above
 
     steps = {finite(each.step): each for each in workers}

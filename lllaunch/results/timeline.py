@@ -28,7 +28,7 @@ from lllaunch.results.history import (
 )
 from lllaunch.results.store import read_run
 from lllaunch.run.directory import SAMPLES
-from lllaunch.run.samples import RunSample, decode, finite
+from lllaunch.run.events import RunSample, decode_sample, finite
 from lllaunch.text import printable
 from lllaunch.words import exit_text, ranks
 
@@ -146,7 +146,7 @@ def _samples(path: str, hide: Callable[[str], str]) -> list[RunSample]:
         lines = read_bytes(path, _MOST_SAMPLES).split(b"\n")
     except (OSError, ValueError):
         return []
-    found = [sample for line in lines if line and (sample := decode(line)) is not None]
+    found = [sample for line in lines if line and (sample := decode_sample(line)) is not None]
     return found if hide is str else [_hidden(sample, hide) for sample in found]
 
 

@@ -39,8 +39,14 @@ from lllaunch.watchdog.stacks.merged import TREE
 if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory
     from lllaunch.results.tries import SweepFiles, SweepTimeline
-    from lllaunch.run.excerpts import Excerpt
-    from lllaunch.run.result import AttemptResult, NodeResult, RootCause, RunResult, WorkerResult
+    from lllaunch.run.result import (
+        AttemptResult,
+        Excerpt,
+        NodeResult,
+        RootCause,
+        RunResult,
+        WorkerResult,
+    )
     from lllaunch.sweep.history import JobHistory, SweepResult
 
 _LONGEST_PLAN = 256 * 1024

@@ -20,16 +20,15 @@ from lllaunch.clock import now_ns
 from lllaunch.documents import read_json
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.files import read_bytes
-from lllaunch.run.excerpts import LINES, Excerpt, tail, without_dump
+from lllaunch.run.excerpts import LINES, tail, without_dump
 from lllaunch.run.judge import judge_attempt
-from lllaunch.run.result import ReturnValue, RunResult, RunState
+from lllaunch.run.result import Excerpt, ReturnValue, RunResult, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lllaunch.errors import LaunchError
-    from lllaunch.run.observer import RunObserver
-    from lllaunch.run.records import PreflightRecord
+    from lllaunch.run.observer import PreflightRecord, RunObserver
     from lllaunch.run.result import AttemptResult, RootCause
     from lllaunch.spec import LaunchSpec
     from lllaunch.supervisor.machine import NoProgress, Reason

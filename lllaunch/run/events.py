@@ -1,25 +1,39 @@
-"""events.jsonl: every event and action of a run, one JSON object a line.
+"""events.jsonl and samples.jsonl: what happened in a run, and what its workers did meanwhile.
 
-Each line holds ``time`` (ISO 8601, UTC), ``time_ns`` (nanoseconds since the epoch), ``type`` (the
-name of the event or action) and its fields. Values of environment variables and arguments of
-workers are left out: they may be secret, and plan.yaml has what may be shown.
+Each line of events.jsonl holds ``time`` (ISO 8601, UTC), ``time_ns`` (nanoseconds since the
+epoch), ``type`` (the name of the event or action) and its fields. Values of environment variables
+and arguments of workers are left out: they may be secret, and plan.yaml has what may be shown.
+
+Samples are taken every few seconds (docs/reference/files.md): the newest is the last, so that
+whoever shows a live run reads the end of the file. When it has grown beyond its bound the older
+half of it is thinned out where its lines are closest: so that a run of days is seen from its first
+hour on.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable
-from typing import Any
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Raw
 from msgspec.structs import replace
 
 from lllaunch.clock import now_ns
-from lllaunch.documents import Plain, Record, decode_record, isoformat
+from lllaunch.documents import Number, Plain, Record, decode_record, isoformat, last_line
 from lllaunch.errors import OutputError
 from lllaunch.files import read_text
+from lllaunch.run.directory import SAMPLES
 from lllaunch.run.files import LineFile
 from lllaunch.supervisor.machine import RestartHistory
+
+if TYPE_CHECKING:
+    from lllaunch.errors import OutputError
+    from lllaunch.watchdog.sampling import Sample
+
 
 # Fields that may hold secrets, or megabytes.
 _HIDDEN = frozenset(
@@ -108,3 +122,205 @@ class EventLog(LineFile):
     def write(self, event: object) -> None:
         """Append an event; never raises for the disk's sake."""
         self.append(encode(event, now_ns(), self._redact))
+
+
+MOST_BYTES = 1 << 20
+"""How long the file may grow before it is thinned out, to four fifths of that."""
+
+# A line has two hundred bytes a rank, and there are hundreds of ranks at most.
+_TAIL = 256 << 10
+# Distances beyond which nothing is thinned out any more: a line in 2**40 intervals.
+_LEVELS = 40
+# What a number can be that is told of.
+_MOST = 2.0**63
+
+
+class RankSample(Record, frozen=True, omit_defaults=True):
+    """What a worker does, and how far it is; what is not known is left out."""
+
+    cpu: Number | None = None
+    rss: Number | None = None
+    read: Number | None = None
+    written: Number | None = None
+    output: Number | None = None
+    gpus: tuple[str, ...] = ()
+    step: Number | None = None
+    total: Number | None = None
+    rate: Number | None = None
+    eta: Number | None = None
+    idle: Number | None = None
+    metrics: Mapping[str, Number] = {}
+
+
+class GpuSample(Record, frozen=True, omit_defaults=True):
+    """What a GPU does."""
+
+    use: Number | None = None
+    memory: Number | None = None
+    power: Number | None = None
+
+
+class RunSample(Record, frozen=True, omit_defaults=True):
+    """What all workers of an attempt do at a moment."""
+
+    time: float  # seconds since the epoch
+    attempt: int
+    ranks: Mapping[str, RankSample]
+    gpus: Mapping[str, GpuSample] = {}  # by name; of several nodes with the node's before it
+
+    @property
+    def by_rank(self) -> dict[int, RankSample]:
+        """What each worker does."""
+        return {int(rank): each for rank, each in self.ranks.items() if rank.isdecimal()}
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number that can be told of, None for any other."""
+    return value if value is not None and abs(value) < _MOST else None
+
+
+def decode_sample(line: bytes) -> RunSample | None:
+    """Return what a line says, None if it is torn, or is none of ours."""
+    try:
+        sample = decode_record(line, RunSample)
+    except (ValueError, RecursionError):
+        return None
+    return sample if abs(sample.time) * 1e9 < _MOST else None
+
+
+def last_sample(directory: str) -> RunSample | None:
+    """Return the newest sample of a run; of several nodes the newest of each are made one."""
+    newest = last_line(os.path.join(directory, SAMPLES), _TAIL, decode_sample)
+    if newest is not None:
+        return newest
+    try:
+        names = sorted(name for name in os.listdir(directory) if name.startswith("node_"))
+    except OSError:
+        return None
+    found = {
+        name: sample
+        for name in names
+        if (sample := last_line(os.path.join(directory, name, SAMPLES), _TAIL, decode_sample))
+    }
+    if not found:
+        return None
+    # those of nodes that are not in the last attempt are old
+    attempt = max(sample.attempt for sample in found.values())
+    latest = {name: sample for name, sample in found.items() if sample.attempt == attempt}
+    return RunSample(
+        max(sample.time for sample in latest.values()),
+        attempt,
+        {
+            rank: replace(worker, gpus=tuple(f"{name}/{gpu}" for gpu in worker.gpus))
+            for name, sample in latest.items()
+            for rank, worker in sample.ranks.items()
+        },
+        {
+            f"{name}/{gpu}": use
+            for name, sample in latest.items()
+            for gpu, use in sample.gpus.items()
+        },
+    )
+
+
+def plain_sample(sample: RunSample) -> dict[str, Any]:
+    """Return a sample as data for JSON; ``gpus`` is there in any case."""
+    found: dict[str, Any] = Plain()(sample)
+    return {**found, "gpus": found.get("gpus", {})}
+
+
+def encode_sample(
+    sample: Sample, time_ns: int, attempt: int, rank_of: Callable[[int], int]
+) -> bytes:
+    """Return a sample as one line of JSON, newline included."""
+    ranks = {}
+    for local_rank, worker in sorted(sample.workers.items()):
+        progress = sample.progress.get(local_rank)
+        far: dict[str, Any] = {}
+        if progress is not None:
+            precision = {"rate": ".4g", "eta": ".0f", "idle": ".0f"}
+            names = ("step", "total", *precision)
+            far = {name: _rounded(getattr(progress, name), precision.get(name)) for name in names}
+            far["metrics"] = {name: _rounded(value) for name, value in progress.metrics.items()}
+        rounded = worker._replace(
+            cpu=round(worker.cpu, 3), read=round(worker.read), written=round(worker.written)
+        )
+        ranks[str(rank_of(local_rank))] = RankSample(**rounded._asdict(), **far)
+    gpus = {name: GpuSample(**use._asdict()) for name, use in sample.gpus.items()}
+    line = Plain()(RunSample(round(time_ns / 1e9, 3), attempt, ranks, gpus))
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+
+
+def _rounded(value: float | None, precision: str | None = None) -> float | None:
+    if value is None or not math.isfinite(value):
+        return value
+    rounded = float(format(value, precision)) if precision else value
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+def thinned(times: Sequence[float], sizes: Sequence[int], limit: int) -> list[int]:
+    """Choose which lines of a file that has grown too long are kept. Pure.
+
+    The newer half is kept as it is. Of the older half those go that are closest to the one before:
+    the first time every second, later those that have not been thinned out yet. If all of the older
+    half was halved each time, a run of days would lose its first ones.
+
+    Times of the lines are seconds, oldest first; sizes and the limit are bytes. Returned are the
+    places, in order: the newest in any case, and else no more than four fifths of the limit.
+    """
+    if not times:
+        return []
+    ends = list(itertools.accumulate(reversed(sizes)))
+    newer = max(1, sum(end <= limit / 2 for end in ends))
+    first = len(times) - newer
+    room = min(0.3 * limit, 0.8 * limit - ends[newer - 1])
+    gaps = sorted(later - earlier for earlier, later in itertools.pairwise(times[first:]))
+    interval = gaps[len(gaps) // 2] if gaps else 0.0
+    for level in range(1, _LEVELS):
+        # half an interval less than 2, 4, 8, ...: lines come a little early or late
+        kept = _spaced(times[:first], (2**level - 0.5) * interval)
+        if sum(sizes[place] for place in kept) <= room:
+            return [*kept, *range(first, len(times))]
+    return [*range(first, len(times))]
+
+
+def _spaced(times: Sequence[float], least: float) -> list[int]:
+    """Places of those that have a distance from the one before; the first is one of them."""
+    kept: list[int] = []
+    for place, time in enumerate(times):
+        # clocks may be set between two runs in one directory
+        if not kept or abs(time - times[kept[-1]]) >= least:
+            kept.append(place)
+    return kept
+
+
+class SampleLog(LineFile):
+    """Writes samples to a file that it keeps short, for as long as the disk lets it.
+
+    What is there is kept, and thinned out with the rest beyond the limit, which is bytes.
+    """
+
+    def __init__(
+        self, path: str, on_error: Callable[[OutputError], object], limit: int = MOST_BYTES
+    ) -> None:
+        super().__init__(path, on_error)
+        self._limit = self._thin_beyond = limit
+
+    def write(self, sample: Sample, attempt: int, rank_of: Callable[[int], int]) -> None:
+        """Append a sample; never raises for the disk's sake. Arguments as for `encode_sample`."""
+        line = encode_sample(sample, now_ns(), attempt, rank_of)
+        if self.size + len(line) > self._thin_beyond:
+            self.rewrite(self._thinned)
+            # where nothing can be replaced it is not tried again each time
+            self._thin_beyond = max(self._limit, self.size + self._limit // 8)
+        if self.size + len(line) <= 2 * self._limit:
+            self.append(line)
+
+    def _thinned(self, data: bytes) -> bytes:
+        lines = [
+            (sample.time, line)
+            for line in data.splitlines(keepends=True)
+            if (sample := decode_sample(line))
+        ]
+        kept = thinned([time for time, _ in lines], [len(line) for _, line in lines], self._limit)
+        return b"".join(lines[place][1] for place in kept)

@@ -12,11 +12,10 @@ import re
 import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
-from lllaunch.documents import Record
 from lllaunch.error_file import read_error_file
 from lllaunch.files import read_bytes
-from lllaunch.run.causes import CalledExit
-from lllaunch.run.records import WorkerError
+from lllaunch.run.observer import WorkerError
+from lllaunch.run.result import CalledExit, Excerpt
 from lllaunch.spawner.evidence import CRASH, TRACE_FILE
 from lllaunch.spawner.values import EXIT_FILE
 from lllaunch.text import clean
@@ -31,14 +30,6 @@ if TYPE_CHECKING:
 _HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "(.*)", line (\d{1,9})(?:, in (.*))?$')
 _CAUSED = "The above exception was the direct cause of the following exception:"
-
-
-class Excerpt(Record, frozen=True):
-    """The end of a worker's log; cut if there is more before it."""
-
-    path: str
-    lines: tuple[str, ...]
-    cut: bool = False
 
 
 class TracebackFrame(NamedTuple):

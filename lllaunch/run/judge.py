@@ -10,23 +10,41 @@ from msgspec.structs import replace
 
 from lllaunch.documents import signal_name
 from lllaunch.events import Exited, StartFailed
-from lllaunch.run import causes
 from lllaunch.run.excerpts import called, users_call
-from lllaunch.run.records import SentSignal, WorkerRecord
+from lllaunch.run.observer import SentSignal, WorkerRecord
 from lllaunch.run.result import (
     AttemptResult,
     AttemptState,
+    CalledExit,
+    Cause,
+    DeviceOutOfMemory,
+    DiskFull,
     Ended,
+    ExitedNonZero,
     Explanation,
     Failed,
     Hang,
+    HungInKernel,
+    KilledBySignal,
+    LeftEarly,
     Lost,
+    NodeGone,
+    NodesJoined,
+    NotPicklableReturn,
     NotStarted,
+    OnAnotherNode,
+    OutOfMemory,
+    PreflightFailure,
+    PreloadFailure,
+    Raised,
     Reached,
     RootCause,
+    SpawnerLost,
+    StartFailure,
     Succeeded,
     Sure,
     Victim,
+    alike,
 )
 from lllaunch.text import duration, size, times
 from lllaunch.watchdog.findings import Stalled, is_of_all, lasted, suspects
@@ -36,9 +54,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from lllaunch.linux.cgroup import Memory
-    from lllaunch.run.causes import Cause
-    from lllaunch.run.records import AttemptRecord
-    from lllaunch.run.result import AnyWorker
+    from lllaunch.run.observer import AttemptRecord
+    from lllaunch.run.result import AnyWorker, Cause
     from lllaunch.supervisor.machine import GroupStacks
     from lllaunch.watchdog.collectives import Disagreement
 
@@ -103,20 +120,20 @@ def cause_of(worker: WorkerRecord, explanation: Explanation | None = None) -> Ca
     """Return how a worker failed that did, or that could not be started."""
     if worker.start_failed is not None:
         fact = worker.start_failed
-        return causes.StartFailure(fact.path, fact.reason, fact.errno)
+        return StartFailure(fact.path, fact.reason, fact.errno)
     assert worker.exited is not None
     exited, message = worker.exited, worker.error.message if worker.error else ""
     if explanation is not None and explanation.suspect == "oom" and explanation.sure != "possible":
-        return causes.OutOfMemory(exited.max_rss, worker.memory.limit, message)
+        return OutOfMemory(exited.max_rss, worker.memory.limit, message)
     if worker.error is not None:
         kind, _, rest = message.partition(": ")
         if kind.rpartition(".")[2] == "NotPicklable" and rest.startswith("the return value"):
-            return causes.NotPicklableReturn(rest.partition("cannot be pickled: ")[2] or rest)
-        raised = causes.DeviceOutOfMemory if _NO_DEVICE_MEMORY.match(message) else causes.Raised
+            return NotPicklableReturn(rest.partition("cannot be pickled: ")[2] or rest)
+        raised = DeviceOutOfMemory if _NO_DEVICE_MEMORY.match(message) else Raised
         return raised(message, exited.exitcode)
     if exited.exitcode < 0:
-        return causes.KilledBySignal(-exited.exitcode, exited.core_dumped)
-    return worker.disk or worker.exit_call or causes.ExitedNonZero(exited.exitcode)
+        return KilledBySignal(-exited.exitcode, exited.core_dumped)
+    return worker.disk or worker.exit_call or ExitedNonZero(exited.exitcode)
 
 
 def was_out_of_memory(worker: WorkerRecord, record: AttemptRecord) -> bool:
@@ -124,7 +141,7 @@ def was_out_of_memory(worker: WorkerRecord, record: AttemptRecord) -> bool:
     if worker.was_asked:
         return False
     cause = cause_of(worker, explain(worker, record))
-    return isinstance(cause, causes.OutOfMemory | causes.DeviceOutOfMemory)
+    return isinstance(cause, OutOfMemory | DeviceOutOfMemory)
 
 
 def _first_of(failures: Mapping[int, RootCause], lost: Collection[int]) -> RootCause | None:
@@ -152,7 +169,7 @@ def _first_of(failures: Mapping[int, RootCause], lost: Collection[int]) -> RootC
 def _lost_peer(failure: RootCause) -> bool:
     """Whether all that a worker says is that its connection to another one broke."""
     cause = failure.cause
-    if not isinstance(cause, causes.Raised) or not _LOST_PEER.search(cause.message):
+    if not isinstance(cause, Raised) or not _LOST_PEER.search(cause.message):
         return False
     return _OF_PEERS.search(f"{failure.traceback}\n{cause.message}") is not None
 
@@ -173,7 +190,7 @@ def judge_attempt(record: AttemptRecord, *, interrupted: bool = False) -> Attemp
     )
     state: AttemptState = "stopped" if interrupted else "failed"
     if root is not None:
-        state = "stopped" if isinstance(root.cause, causes.NodesJoined) else "failed"
+        state = "stopped" if isinstance(root.cause, NodesJoined) else "failed"
     elif workers and all(isinstance(worker, Succeeded) for worker in workers):
         state = "succeeded"
     return AttemptResult(
@@ -233,11 +250,11 @@ def _root_of_lost(
     lost, end = record.group_lost, record.group_end
     if lost is None:
         return None
-    if own is not None and not (by_peer or isinstance(own.cause, causes.KilledBySignal)):
+    if own is not None and not (by_peer or isinstance(own.cause, KilledBySignal)):
         return None
     times = [own.time_ns if own is not None else 0, end.time_ns if end is not None else 0]
     at = min(filter(None, times), default=record.ended_ns)
-    return _of_attempt(record, causes.NodeGone(lost.node, lost.text), at)
+    return _of_attempt(record, NodeGone(lost.node, lost.text), at)
 
 
 def _root_of_preflight(record: AttemptRecord) -> RootCause | None:
@@ -247,14 +264,14 @@ def _root_of_preflight(record: AttemptRecord) -> RootCause | None:
         return None
     command, end, at = preflight.command, preflight.end, preflight.end.time_ns
     if preflight.timed_out:
-        cause = causes.PreflightFailure(command, timeout=preflight.timeout)
+        cause = PreflightFailure(command, timeout=preflight.timeout)
         at = min([at, *(each.time_ns for each in preflight.sent)])
     elif isinstance(end, StartFailed):
-        cause = causes.PreflightFailure(command, reason=end.reason)
+        cause = PreflightFailure(command, reason=end.reason)
     elif end.exitcode == 0 or (preflight.sent and at >= preflight.sent[0].time_ns):
         return None
     else:
-        cause = causes.PreflightFailure(command, end.exitcode)
+        cause = PreflightFailure(command, end.exitcode)
     return _of_attempt(record, cause, at, stderr=preflight.log)
 
 
@@ -265,16 +282,16 @@ def _root_of_nodes(record: AttemptRecord) -> RootCause | None:
         return None
     cause: Cause
     if end.how == "joined":
-        cause = causes.NodesJoined()
+        cause = NodesJoined()
     elif end.how == "failed":
-        cause = causes.OnAnotherNode(end.node, end.text)
+        cause = OnAnotherNode(end.node, end.text)
     else:
-        cause = causes.NodeGone(end.node, end.text)
+        cause = NodeGone(end.node, end.text)
     return _of_attempt(record, cause, end.time_ns or record.ended_ns, rank=end.rank)
 
 
 def _is_earlier(elsewhere: RootCause, own: RootCause | None, *, by_peer: bool) -> bool:
-    if own is None or isinstance(elsewhere.cause, causes.NodesJoined):
+    if own is None or isinstance(elsewhere.cause, NodesJoined):
         return True
     # Clocks differ by some milliseconds, and who lost a peer did not fail first.
     return elsewhere.time_ns <= own.time_ns + (LOST_PEER_WINDOW_NS if by_peer else 0)
@@ -339,7 +356,7 @@ def _left_early(record: AttemptRecord, failure: RootCause) -> RootCause | None:
 
         operation = last_operation(trace)
     early = {each.rank for _, each in left}
-    cause = causes.LeftEarly(
+    cause = LeftEarly(
         ran_seconds=record.ran_seconds(last),
         before_ns=failure.time_ns - at,
         others=tuple(each.rank for each in record.workers if each.rank not in early),
@@ -371,10 +388,10 @@ def _root_of_group(record: AttemptRecord) -> RootCause | None:
     """Return the failure that struck all at once, None if there was none."""
     if record.broken is not None:
         fact = record.broken
-        cause = causes.PreloadFailure(fact.module, fact.reason)
+        cause = PreloadFailure(fact.module, fact.reason)
         return _of_attempt(record, cause, record.ended_ns, traceback=fact.traceback)
     if record.stuck:
-        return _of_attempt(record, causes.HungInKernel(), record.ended_ns)
+        return _of_attempt(record, HungInKernel(), record.ended_ns)
     died = record.died
     if died is None or all(worker.succeeded for worker in record.workers):
         # what the spawner had left to do was to end what they left behind
@@ -390,7 +407,7 @@ def _root_of_group(record: AttemptRecord) -> RootCause | None:
         explanation = explain(spawner, record)
     return _of_attempt(
         record,
-        causes.SpawnerLost(died.pid, died.status, died.detail),
+        SpawnerLost(died.pid, died.status, died.detail),
         record.died_ns,
         explanation=explanation,
         traceback=died.detail,
@@ -459,10 +476,10 @@ def _failed_alike(worker: WorkerRecord, root: RootCause) -> bool:
     if not worker.exited or not worker.exited.exitcode:
         return False
     cause = cause_of(worker)
-    if isinstance(cause, causes.CalledExit):
+    if isinstance(cause, CalledExit):
         # a handler of the signal may have called sys.exit elsewhere
         return cause == root.cause
-    return isinstance(cause, causes.Raised | causes.DiskFull) and causes.alike(cause, root.cause)
+    return isinstance(cause, Raised | DiskFull) and alike(cause, root.cause)
 
 
 # What the watchdog found, in terms of ranks among all workers

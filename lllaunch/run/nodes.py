@@ -16,10 +16,18 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from lllaunch.files import read_bytes
-from lllaunch.run.causes import NodeGone, NodesJoined, OnAnotherNode
 from lllaunch.run.directory import EVENTS, LOCK_NAME, PLAN
 from lllaunch.run.files import link_atomic, write_atomic
-from lllaunch.run.result import AttemptResult, NodeResult, RunResult, as_result, plain_result
+from lllaunch.run.result import (
+    AttemptResult,
+    NodeGone,
+    NodeResult,
+    NodesJoined,
+    OnAnotherNode,
+    RunResult,
+    as_result,
+    plain_result,
+)
 from lllaunch.supervisor.nodes import Failure, LastWord, NodeGroup
 from lllaunch.workers.group import UNKILLABLE_SECONDS
 

@@ -46,9 +46,9 @@ from lllaunch.results.store import (
 from lllaunch.results.view import RunView, SweepView, blamed, node_state, view_run, view_sweep
 from lllaunch.run.build import Host
 from lllaunch.run.directory import PLAN
-from lllaunch.run.excerpts import Excerpt, tail
-from lllaunch.run.result import plain_result
-from lllaunch.run.samples import plain_sample
+from lllaunch.run.events import plain_sample
+from lllaunch.run.excerpts import tail
+from lllaunch.run.result import Excerpt, plain_result
 from lllaunch.run.submission import LOG
 from lllaunch.text import duration, size
 from lllaunch.verbs.ls import counts_of

@@ -12,8 +12,7 @@ import pytest
 from lllaunch.linux import proc
 from lllaunch.results.cases import Tree
 from lllaunch.results.report import run_case
-from lllaunch.run.causes import PreflightFailure
-from lllaunch.run.result import RunResult, as_result
+from lllaunch.run.result import PreflightFailure, RunResult, as_result
 from lllaunch.run.submission import BatchJob
 from lllaunch.spec import Preflight, RestartPolicy
 from lllaunch.supervisor.machine import NoProgress
@@ -117,7 +116,7 @@ def test_progress_gives_restarts_back(run: Run) -> None:
 def test_a_checkpoint_that_holds_too_much_is_told_of_once_and_is_no_reason_to_end(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lllaunch.run.checkpoint.MOST_ENTRIES", 2)
+    monkeypatch.setattr("lllaunch.run.group.MOST_ENTRIES", 2)
     for name in "abc":
         (run.root / "saved" / name).mkdir(parents=True)
     policy = RestartPolicy(max_without_progress=1, checkpoint="saved")

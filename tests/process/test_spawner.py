@@ -30,8 +30,8 @@ from lllaunch.events import (
 )
 from lllaunch.linux.cgroup import Cgroup
 from lllaunch.linux.process import wait_readable
-from lllaunch.run.causes import CalledExit
 from lllaunch.run.excerpts import read_exit_call
+from lllaunch.run.result import CalledExit
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.orphans import SETTLE_SECONDS
 from lllaunch.spawner.protocol import Module, Program, Script

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from lllaunch.results.history import _HANDLED, NodeHistory
 from lllaunch.results.timeline import NodeRecords
-from lllaunch.run.events import decode
-from lllaunch.run.samples import decode as decode_sample
+from lllaunch.run.events import decode, decode_sample
 
 START = 1_700_000_000_000_000_000
 

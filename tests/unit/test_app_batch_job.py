@@ -15,8 +15,7 @@ from lllaunch.app.batch_job import RequeueRefused, run_in_job
 from lllaunch.cluster import slurm
 from lllaunch.cluster.slurm import JobFacts, SlurmFailed
 from lllaunch.errors import OutputError
-from lllaunch.run.causes import NodeGone
-from lllaunch.run.result import NodeResult, RootCause, RunResult
+from lllaunch.run.result import NodeGone, NodeResult, RootCause, RunResult
 from lllaunch.run.submission import (
     BatchEnded,
     BatchJob,

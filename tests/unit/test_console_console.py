@@ -12,8 +12,7 @@ from support.ends import placed
 
 from lllaunch.console.console import Console
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
-from lllaunch.run.causes import ExitedNonZero
-from lllaunch.run.result import AttemptResult, RootCause, RunResult, Succeeded
+from lllaunch.run.result import AttemptResult, ExitedNonZero, RootCause, RunResult, Succeeded
 from lllaunch.spec import ConsolePolicy
 from lllaunch.watchdog.progress import Progress
 

@@ -15,7 +15,7 @@ from lllaunch.events import Exited, Started
 from lllaunch.run.ending import summarize
 from lllaunch.run.excerpts import Excerpt
 from lllaunch.run.judge import hang_of, judge_attempt
-from lllaunch.run.records import (
+from lllaunch.run.observer import (
     AttemptRecord,
     SentSignal,
     WorkerError,

@@ -13,7 +13,7 @@ from lllaunch.linux.cgroup import Memory
 from lllaunch.run.ending import summarize
 from lllaunch.run.excerpts import Excerpt
 from lllaunch.run.judge import judge_attempt
-from lllaunch.run.records import (
+from lllaunch.run.observer import (
     AttemptRecord,
     SentSignal,
     WorkerError,

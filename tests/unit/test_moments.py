@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lllaunch import clock
 from lllaunch.clock import Deadlines, RunClock
 from lllaunch.events import Exited
-from lllaunch.run.records import SentSignal, WorkerRecord
+from lllaunch.run.observer import SentSignal, WorkerRecord
 from lllaunch.spawner.protocol import event_of
 
 if TYPE_CHECKING:

@@ -24,11 +24,11 @@ from lllaunch.pages.run_page import run_page
 from lllaunch.results.store import locate, read_run
 from lllaunch.results.timeline import Series, timeline_of
 from lllaunch.results.view import RunView, telling
-from lllaunch.run.causes import Raised
 from lllaunch.run.result import (
     AttemptResult,
     Failed,
     Hang,
+    Raised,
     Reached,
     ReturnValue,
     RootCause,

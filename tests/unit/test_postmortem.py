@@ -9,7 +9,7 @@ import pytest
 from lllaunch.events import Exited
 from lllaunch.linux.cgroup import UNKNOWN, Memory, read_memory
 from lllaunch.run.judge import explain
-from lllaunch.run.records import AttemptRecord, SentSignal, WorkerError, WorkerRecord
+from lllaunch.run.observer import AttemptRecord, SentSignal, WorkerError, WorkerRecord
 
 GIB = 1 << 30
 KILLED = -signal.SIGKILL

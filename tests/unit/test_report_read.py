@@ -30,12 +30,14 @@ from lllaunch.results.report import load as load_found
 from lllaunch.results.store import NoSuchRun, locate
 from lllaunch.results.text import render_json, render_text
 from lllaunch.results.view import blamed, view_run, view_sweep
-from lllaunch.run.causes import ExitedNonZero, KilledBySignal, Raised
 from lllaunch.run.result import (
+    ExitedNonZero,
     Explanation,
     Failed,
     Hang,
+    KilledBySignal,
     NodeResult,
+    Raised,
     RootCause,
     Succeeded,
     as_result,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lllaunch.run.checkpoint import Checkpoint
+from lllaunch.run.group import Checkpoint
 
 
 def changed(path: Path, most: int = 100) -> Checkpoint:

@@ -22,38 +22,36 @@ from lllaunch.events import (
 )
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.linux.cgroup import UNKNOWN, Memory
-from lllaunch.run.causes import (
-    CalledExit,
-    DeviceOutOfMemory,
-    ExitedNonZero,
-    KilledBySignal,
-    NotPicklableReturn,
-    OutOfMemory,
-    PreflightFailure,
-    PreloadFailure,
-    Raised,
-    SpawnerLost,
-    StartFailure,
-)
 from lllaunch.run.ending import summarize
 from lllaunch.run.events import EventLog
 from lllaunch.run.group import Attempt
 from lllaunch.run.judge import hang_of, judge_attempt, was_out_of_memory
-from lllaunch.run.observer import RunObserver
-from lllaunch.run.records import (
+from lllaunch.run.observer import (
     AttemptRecord,
     PreflightRecord,
+    RunObserver,
     SentSignal,
     WorkerError,
     WorkerFiles,
     WorkerRecord,
 )
 from lllaunch.run.result import (
+    CalledExit,
+    DeviceOutOfMemory,
     Ended,
+    ExitedNonZero,
     Failed,
+    KilledBySignal,
     Lost,
+    NotPicklableReturn,
     NotStarted,
+    OutOfMemory,
+    PreflightFailure,
+    PreloadFailure,
+    Raised,
     RunResult,
+    SpawnerLost,
+    StartFailure,
     Succeeded,
     Victim,
 )

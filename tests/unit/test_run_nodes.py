@@ -13,7 +13,7 @@ from support.ends import ended_by_launcher, placed
 from lllaunch.cluster.membership import Member, Place, Roster, Share
 from lllaunch.errors import RendezvousFailed
 from lllaunch.results.store import lock_of
-from lllaunch.run import causes
+from lllaunch.run import result as causes
 from lllaunch.run.directory import LOCK_NAME
 from lllaunch.run.nodes import merged
 from lllaunch.run.result import (

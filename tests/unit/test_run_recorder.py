@@ -26,12 +26,11 @@ from lllaunch.events import (
     StartFailed,
 )
 from lllaunch.linux.cgroup import UNKNOWN, Memory
-from lllaunch.run.causes import DiskFull, HungInKernel
 from lllaunch.run.events import EventLog
 from lllaunch.run.group import Attempt, _header, env_of, target_of
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.observer import RunObserver
-from lllaunch.run.result import Lost
+from lllaunch.run.result import DiskFull, HungInKernel, Lost
 from lllaunch.spawner.protocol import Function, Script
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.supervisor.machine import (

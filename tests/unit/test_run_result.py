@@ -14,25 +14,23 @@ from lllaunch.events import Orphan
 from lllaunch.linux.cgroup import Memory
 from lllaunch.report_value import RESULT_FILE, report
 from lllaunch.run.build import Host
-from lllaunch.run.causes import (
-    ExitedNonZero,
-    KilledBySignal,
-    Raised,
-    SpawnerLost,
-    StartFailure,
-)
 from lllaunch.run.ending import INLINE_LIMIT, find_return_value
 from lllaunch.run.excerpts import clean_lines, read_error, tail
 from lllaunch.run.result import (
     AttemptResult,
+    ExitedNonZero,
     Explanation,
     Failed,
     Hang,
+    KilledBySignal,
     Lost,
     NotStarted,
+    Raised,
     ReturnValue,
     RootCause,
     RunResult,
+    SpawnerLost,
+    StartFailure,
     Succeeded,
     Victim,
     encode_result,

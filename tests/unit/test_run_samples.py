@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from lllaunch.linux.gpus import GpuUse
-from lllaunch.run.samples import GpuSample, SampleLog, encode, last_sample, thinned
+from lllaunch.run.events import GpuSample, SampleLog, encode_sample, last_sample, thinned
 from lllaunch.watchdog.progress import Progress
 from lllaunch.watchdog.sampling import Sample, WorkerSample
 
@@ -39,7 +39,7 @@ def on_gpus() -> Sample:
 
 
 def test_gpus_and_progress_stand_beside_what_a_worker_uses() -> None:
-    line = encode(on_gpus(), AT, 2, int)
+    line = encode_sample(on_gpus(), AT, 2, int)
     assert line.endswith(b"}\n")
     record = json.loads(line)
     assert (record["time"], record["attempt"]) == (1_700_000_000.123, 2)
@@ -65,7 +65,7 @@ def test_gpus_and_progress_stand_beside_what_a_worker_uses() -> None:
 
 def test_what_is_not_known_is_left_out() -> None:
     known = sample(output=None)._replace(progress={1: Progress(0.5)})
-    ranks = json.loads(encode(known, AT, 0, lambda local_rank: local_rank + 8))["ranks"]
+    ranks = json.loads(encode_sample(known, AT, 0, lambda local_rank: local_rank + 8))["ranks"]
     assert ranks["9"] == {"cpu": 0.123, "rss": 1 << 30, "read": 10, "written": 0} | {
         "step": 0.5,
         "idle": 0,
@@ -81,14 +81,14 @@ def test_the_example_in_the_docs_is_what_is_written() -> None:
         1: WorkerSample(0.997, 1389248512, 52430112.2, 611.0, 0, ("1",)),
     }
     gpus = {"0": GpuUse(0.98, 75161927680, 612.4), "1": GpuUse(0.97, 75161927680, 608.9)}
-    line = encode(Sample(workers, gpus), 1714565400_512_000_000, 0, int)
+    line = encode_sample(Sample(workers, gpus), 1714565400_512_000_000, 0, int)
     assert line.decode() == f"{example}\n"
     Draft202012Validator(SCHEMA).validate(json.loads(example))
 
 
 def test_the_published_schema_has_every_field() -> None:
     Draft202012Validator.check_schema(SCHEMA)
-    record = json.loads(encode(on_gpus(), AT, 2, int))
+    record = json.loads(encode_sample(on_gpus(), AT, 2, int))
     Draft202012Validator(SCHEMA).validate(record)
     assert record.keys() == SCHEMA["properties"].keys()
     assert record["ranks"]["0"].keys() == SCHEMA["$defs"]["RankSample"]["properties"].keys()
@@ -168,7 +168,7 @@ def test_the_file_stays_below_its_bound_and_its_last_line_is_the_newest(tmp_path
 
 def test_a_later_run_in_the_same_directory_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
-    path.write_bytes(encode(sample(), AT, 3, int) + b'{"time": 17')
+    path.write_bytes(encode_sample(sample(), AT, 3, int) + b'{"time": 17')
     newest = last_sample(str(tmp_path))
     assert newest is not None
     assert newest.attempt == 3
@@ -210,7 +210,9 @@ def test_of_several_nodes_the_newest_of_each_are_one(tmp_path: Path) -> None:
     ):
         (tmp_path / name).mkdir()
         workers = {0: WorkerSample(1, 2, 3, 4, 5, tuple(gpus)), 1: WorkerSample(1, 2, 3, 4, 5)}
-        line = encode(Sample(workers, gpus), AT + first * 10**9, attempt, lambda r, f=first: f + r)
+        line = encode_sample(
+            Sample(workers, gpus), AT + first * 10**9, attempt, lambda r, f=first: f + r
+        )
         (tmp_path / name / "samples.jsonl").write_bytes(line)
     (tmp_path / "node_3").mkdir()
     newest = last_sample(str(tmp_path))

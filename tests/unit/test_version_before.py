@@ -13,8 +13,7 @@ from lllaunch.results.report import load
 from lllaunch.results.store import locate, read_run
 from lllaunch.results.timeline import read_timeline
 from lllaunch.results.view import view_run
-from lllaunch.run.events import decode
-from lllaunch.run.samples import last_sample
+from lllaunch.run.events import decode, last_sample
 from lllaunch.run.submission import account_of, read_history, read_submission
 from lllaunch.spec import Requeue
 
