@@ -147,8 +147,7 @@ class NodeGroup:
         self._news: deque[tuple[object, object]] = deque()
         self._clock: _Thread | None = None
         self._closed = False
-        self._rendezvous: Rendezvous | None = None
-        self._commands: _Commands | None = None
+        self._link: _Link | None = None
         self._watch: _Watch | None = None
         self._joined = False
         self._suspected: float | None = None
@@ -157,7 +156,7 @@ class NodeGroup:
         self._idle: dict[str, float] = {}
         # Requests of other nodes for stacks, and what others were asked last.
         self._wanted: list[tuple[int, bytes]] = []
-        self._others: _Commands | None = None
+        self._others: _Link | None = None
         # Whether it is known why the attempt ends, and which nodes were gone by then.
         self._ending = False
         self._gone: list[int] = []
@@ -170,13 +169,17 @@ class NodeGroup:
 
     def prepare(self) -> None:
         """Begin to connect; `join` waits for it."""
-        if self._commands is None:
-            self._rendezvous = Rendezvous(
+        self._linked()
+
+    def _linked(self) -> _Link:
+        if self._link is None:
+            rendezvous = Rendezvous(
                 self._nodes, self._address, self._run_id, self._role, self._nproc
             )
-            self._commands = _Commands(self._wake)
-            self._commands.do(load_torch)
+            self._link = _Link(rendezvous, self._wake)
+            self._link.do(load_torch)
             self._joined = False
+        return self._link
 
     def join(
         self,
@@ -195,10 +198,8 @@ class NodeGroup:
         """
         self._stop_listening()
         self._news.clear()
-        self.prepare()
-        rendezvous, commands = self._rendezvous, self._commands
-        assert rendezvous is not None
-        assert commands is not None
+        link = self._linked()
+        rendezvous = link.rendezvous
 
         def member() -> Member:
             return Member(
@@ -220,16 +221,16 @@ class NodeGroup:
 
         def meet() -> tuple[Place, str]:
             if first:
-                rendezvous.connect(self._wake, commands.stopped)
-                self._greet(rendezvous, commands)
+                rendezvous.connect(self._wake, link.stopped)
+                self._greet(link)
             place = rendezvous.join(member, text)
             if first:
-                self._greet(rendezvous, commands)
+                self._greet(link)
             return place, rendezvous.other_plan(text) if place.roster.differing else ""
 
         with signals.raising():
             place: Place
-            place, other = self._await(commands, meet, signals)
+            place, other = self._await(link, meet, signals)
         self._joined = True
         self._check(place, other)
         self.place = place
@@ -246,7 +247,7 @@ class NodeGroup:
             self._interval,
             self._patience,
             self._wake,
-            commands.stopped,
+            link.stopped,
             self._settles,
         )
         self._watch.start()
@@ -255,7 +256,7 @@ class NodeGroup:
         self._idle.clear()
         return place
 
-    def _await(self, commands: _Commands, work: Callable[[], Any], signals: SignalSource) -> Any:
+    def _await(self, link: _Link, work: Callable[[], Any], signals: SignalSource) -> Any:
         """Wait until the thread has done something, showing what it has to say meanwhile.
 
         Raises:
@@ -264,7 +265,7 @@ class NodeGroup:
                 connection, and torch's client waits for an answer as long as TCP does, a quarter of
                 an hour.
         """
-        done = commands.do(work)
+        done = link.do(work)
         # to connect, to meet, to meet once more, and to agree
         patience = 3 * self._nodes.join_timeout + self._nodes.timeout
         until = time.monotonic() + patience
@@ -295,9 +296,11 @@ class NodeGroup:
             text = f"the nodes lost each other while they met: {_first_line(error)}"
             raise RendezvousFailed(text) from error
 
-    def _greet(self, rendezvous: Rendezvous, commands: _Commands) -> None:
+    def _greet(self, link: _Link) -> None:
+        rendezvous = link.rendezvous
+
         def is_over() -> bool:
-            return self._closed or commands.stopped()
+            return self._closed or link.stopped()
 
         if rendezvous.greet() and self._nodes.node_rank == 0:
             self._clock = _Thread("lllaunch-clock", lambda: rendezvous.answer_greetings(is_over))
@@ -404,8 +407,8 @@ class NodeGroup:
         found: list[Event] = []
         while self._news:
             news, source = self._news.popleft()
-            if source in (None, self._watch, self._commands):
-                found += _NEWS[type(news)](self, news)
+            if source in (None, self._watch, self._link):
+                found += self._take(news)
         now = time.monotonic()
         if self._stacks_until is not None and now >= self._stacks_until:
             self._stacks_until = None
@@ -418,38 +421,38 @@ class NodeGroup:
 
     def perform(self, action: Action) -> list[Event]:
         """Carry out an action that is for the other nodes; waits for nothing."""
-        commands, rendezvous = self._commands, self._rendezvous
-        if commands is None or rendezvous is None:
+        link = self._link
+        if link is None:
             # nobody is left to tell it to, or to wait for
             return [GroupStacks()] if isinstance(action, TellStacks) else []
         if isinstance(action, TellNodes):
             ending = self._ending_of(action)
-            commands.do(lambda: rendezvous.end(ending))
+            link.do(lambda: link.rendezvous.end(ending))
         elif isinstance(action, TellProgress):
-            self._tell_progress(commands, rendezvous, action.progress)
+            self._tell_progress(link, action.progress)
         elif isinstance(action, TellStacks):
             self._stacks_until = time.monotonic() + _STACKS_SECONDS + _PATIENCE_FOR_BLAME
-            self._tell_stacks(commands, rendezvous, action)
+            self._tell_stacks(link, action)
         elif isinstance(action, WaitForOthers):
             if self._watch is not None:
                 self._watch.at_barrier = True
-            commands.do(rendezvous.finish)
+            link.do(link.rendezvous.finish)
         return []
 
     def fail(self, text: str) -> None:
         """Tell the others that this node could not begin the attempt; waits for seconds at most."""
-        commands, rendezvous = self._commands, self._rendezvous
-        if commands is None or rendezvous is None or self.place is None:
+        link = self._link
+        if link is None or self.place is None:
             return
         ending = Ending(
             "failed",
             "failure",
             self.place.group_rank,
             text=f"could not be started: {text}",
-            time_ns=self._shared_time(now_ns()),
+            time_ns=now_ns() - self._offset_ns,
         )
-        commands.do(lambda: rendezvous.end(ending))
-        commands.wait(self._tell_progress(commands, rendezvous, None), _MOMENT_SECONDS)
+        link.do(lambda: link.rendezvous.end(ending))
+        link.wait(self._tell_progress(link, None), _MOMENT_SECONDS)
 
     def are_all_idle(self, kind: str, valid: float) -> bool:
         """Take note that this node's workers do nothing; return whether those of all nodes do so.
@@ -459,15 +462,15 @@ class NodeGroup:
         ``kind``: the limit that it is about: ``stall``, ``silence``, ``spin``, .... ``valid``: for
         how long what a node says holds, seconds.
         """
-        commands, rendezvous = self._commands, self._rendezvous
-        if commands is None or rendezvous is None or self._watch is None:
+        link = self._link
+        if link is None or self._watch is None:
             return False
 
         def ask() -> None:
-            if rendezvous.are_all_idle(kind, self._shared_time(now_ns()), valid):
+            if link.rendezvous.are_all_idle(kind, now_ns() - self._offset_ns, valid):
                 self._idle[kind] = time.monotonic()
 
-        commands.do(ask)
+        link.do(ask)
         return time.monotonic() - self._idle.get(kind, -math.inf) <= valid
 
     # Where workers stand, for somebody who wants to know
@@ -478,18 +481,18 @@ class NodeGroup:
         ``request``: what they are asked. Returns what those say that answer, by group rank; None if
         no attempt goes on.
         """
-        commands, rendezvous, place = self._commands, self._rendezvous, self.place
-        if commands is None or rendezvous is None or place is None or self._watch is None:
+        link, place = self._link, self.place
+        if link is None or place is None or self._watch is None:
             return None
         others = [rank for rank in place.roster.of_lllaunch if rank != place.group_rank]
 
         def ask() -> Mapping[int, bytes]:
             # who has not answered is named, whatever the reason
             with contextlib.suppress(Exception):
-                return rendezvous.ask_others(request, others, seconds, commands.stopped)
+                return link.rendezvous.ask_others(request, others, seconds, link.stopped)
             return {}
 
-        self._others = _Commands(self._wake)
+        self._others = _Link(link.rendezvous, self._wake)
         asked = self._others.do(ask)
         self._others.stop()
         return asked
@@ -501,16 +504,16 @@ class NodeGroup:
 
     def give_stacks(self, number: int, answer: Mapping[str, Any]) -> None:
         """Answer what another node has asked; waits for nothing."""
-        commands, rendezvous = self._commands, self._rendezvous
-        if commands is not None and rendezvous is not None:
+        link = self._link
+        if link is not None:
             text = json.dumps(answer).encode()
-            commands.do(lambda: rendezvous.give_answer(number, text))
+            link.do(lambda: link.rendezvous.give_answer(number, text))
 
     # What is told
 
     def _ending_of(self, action: TellNodes) -> Ending:
         assert self.place is not None
-        here, now = self.place.group_rank, self._shared_time(now_ns())
+        here, now = self.place.group_rank, now_ns() - self._offset_ns
         if action.reason == "membership":
             return Ending("joined", action.reason, here, time_ns=now)
         if action.signum is not None:
@@ -519,13 +522,13 @@ class NodeGroup:
         failure = self._failure()
         ending = Ending("failed", action.reason, here, time_ns=now, final=action.final)
         if failure is not None:
-            at = self._shared_time(failure.time_ns)
+            at = failure.time_ns - self._offset_ns
             ending = replace(ending, **{**failure._asdict(), "time_ns": at})
         if action.finding is not None:
             ending = replace(ending, text=str(action.finding), finding=True)
         return ending
 
-    def _tell_stacks(self, commands: _Commands, rendezvous: Rendezvous, action: TellStacks) -> None:
+    def _tell_stacks(self, link: _Link, action: TellStacks) -> None:
         place = self.place
         assert place is not None
         mine = [replace(each, rank=place.share.base_rank + each.rank) for each in action.stacks]
@@ -534,44 +537,45 @@ class NodeGroup:
 
         def share() -> None:
             until = time.monotonic() + _STACKS_SECONDS
-            document = rendezvous.share_stacks(
+            document = link.rendezvous.share_stacks(
                 text, until, lambda texts: _judged(place, texts, finding)
             )
             if document is not None:
-                self._wake(_Stacks(document), commands)
+                self._wake(_group_stacks(document), link)
 
-        commands.do(share)
+        link.do(share)
 
-    def _tell_progress(
-        self, commands: _Commands, rendezvous: Rendezvous, progress: AttemptProgress | None
-    ) -> Future[None]:
+    def _tell_progress(self, link: _Link, progress: AttemptProgress | None) -> Future[None]:
         """Say how far the attempt came here; None: nobody knows, and need wait for it."""
         if progress is not None:
-            progress = replace(progress, time_ns=self._shared_time(progress.time_ns))
+            progress = replace(progress, time_ns=progress.time_ns - self._offset_ns)
         text = encode_record(progress).decode()
-        return commands.do(lambda: rendezvous.tell_progress(text))
+        return link.do(lambda: link.rendezvous.tell_progress(text))
 
-    def _shared_time(self, time_ns: int) -> int:
-        """Return a time of this node's clock by node 0's."""
-        offset = self._rendezvous.clock_offset if self._rendezvous is not None else None
-        return time_ns - int((offset or 0.0) * 1e9)
-
-    def _own_time(self, time_ns: int) -> int:
-        offset = self._rendezvous.clock_offset if self._rendezvous is not None else None
-        return time_ns + int((offset or 0.0) * 1e9)
+    @property
+    def _offset_ns(self) -> int:
+        """How far this node's clock is ahead of node 0's."""
+        offset = None if self._link is None else self._link.rendezvous.clock_offset
+        return int((offset or 0.0) * 1e9)
 
     # What is heard
 
-    def _want(self, news: _Wanted) -> list[Event]:
-        self._wanted.append((news.number, news.request))
+    def _take(self, news: object) -> list[Event]:
+        if isinstance(news, (MembershipChanged, GroupStacks)):
+            if isinstance(news, GroupStacks):
+                self._stacks_until = None
+            return [news]
+        if isinstance(news, Ending):
+            return self._agreed(news)
+        if isinstance(news, _Counted):
+            return self._counted(news)
+        if isinstance(news, _Broken):
+            return self._broken(news)
+        if isinstance(news, _Wanted):
+            self._wanted.append((news.number, news.request))
+        else:
+            self._say(str(news))
         return []
-
-    def _say_it(self, text: str) -> list[Event]:
-        self._say(text)
-        return []
-
-    def _joiners(self, _: _Joiners) -> list[Event]:
-        return [MembershipChanged()]
 
     def _broken(self, news: _Broken) -> list[Event]:
         watch, place = self._watch, self.place
@@ -587,10 +591,6 @@ class NodeGroup:
             if closed
             else f"cannot be spoken to any more: {news.why}"
         )
-
-    def _stacks(self, news: _Stacks) -> list[Event]:
-        self._stacks_until = None
-        return [_group_stacks(news.document)]
 
     def _agreed(self, ending: Ending) -> list[Event]:
         place = self.place
@@ -611,7 +611,7 @@ class NodeGroup:
             group_rank=about,
             text=ending.text,
             rank=ending.rank,
-            time_ns=self._own_time(ending.time_ns),
+            time_ns=ending.time_ns + self._offset_ns,
             here=about == place.group_rank,
             finding=finding,
             cause=ending.cause,
@@ -662,7 +662,9 @@ class NodeGroup:
         name = "the store of the rendezvous" if host < 0 else place.roster.name(host)
         self.lost[name] = text
         # What waits in vain for a machine that is cut off is left behind.
-        self._abandon()
+        if self._link is not None:
+            self._link.stop()
+            self._link = None
         here = host == place.group_rank
         ended = GroupEnd("lost", name, host, text, time_ns=now_ns(), here=here)
         counted = NodesCounted(ended, again=False)
@@ -680,12 +682,12 @@ class NodeGroup:
 
     def give_result(self, document: Mapping[str, Any]) -> None:
         """Leave what became of this node's part of the run, for node 0; waits for seconds."""
-        rendezvous = self._rendezvous
-        if self._commands is not None and rendezvous is not None and self.place is not None:
+        link = self._link
+        if link is not None and self.place is not None:
             text = encode_record(LastWord(self.place.attempt, document, self.name)).decode()
             run = self.place.roster.token
-            given = self._commands.do(lambda: rendezvous.give_result(run, text))
-            self._commands.wait(given, _FAREWELL_SECONDS)
+            given = link.do(lambda: link.rendezvous.give_result(run, text))
+            link.wait(given, _FAREWELL_SECONDS)
 
     def results(
         self, seconds: float, given_up: Callable[[], bool] = lambda: False
@@ -694,8 +696,8 @@ class NodeGroup:
 
         ``given_up``: asked meanwhile; whether nobody waits any more.
         """
-        rendezvous, commands = self._rendezvous, self._commands
-        if rendezvous is None or commands is None or self.place is None:
+        link = self._link
+        if link is None or self.place is None:
             return {}
         roster = self.place.roster
         expected = roster.names - {self.name, *self.lost}
@@ -703,8 +705,8 @@ class NodeGroup:
         present = self.place.attempt
         found: dict[str, list[LastWord]] = {}
         while True:
-            done = commands.do(functools.partial(rendezvous.results, roster.token))
-            if not commands.wait(done, _FAREWELL_SECONDS) or done.exception() is not None:
+            done = link.do(functools.partial(link.rendezvous.results, roster.token))
+            if not link.wait(done, _FAREWELL_SECONDS) or done.exception() is not None:
                 return found
             for text in done.result():
                 word = decode_record(text, LastWord)
@@ -726,38 +728,33 @@ class NodeGroup:
         """Take leave of the other nodes; idempotent."""
         watch, self._closed = self._watch, True
         self._stop_listening()
-        rendezvous, commands = self._rendezvous, self._commands
-        self._rendezvous = self._commands = None
-        if commands is not None and rendezvous is not None:
+        link, self._link = self._link, None
+        if link is not None:
+            rendezvous = link.rendezvous
             # one that waits for others to join, or for a machine that is cut off, is left behind
-            free = self._joined and commands.wait(commands.do(lambda: None), _MOMENT_SECONDS)
+            free = self._joined and link.wait(link.do(lambda: None), _MOMENT_SECONDS)
             if free:
                 if self._settles is not None and self.place is not None:
                     # who waits for this one to say more need not
-                    self._tell_progress(commands, rendezvous, None)
+                    self._tell_progress(link, None)
                 if self._clock is not None:
-                    commands.do(rendezvous.knock)
-                left = commands.do(lambda: rendezvous.leave(over=over))
-                commands.wait(left, _FAREWELL_SECONDS)
+                    link.do(rendezvous.knock)
+                left = link.do(lambda: rendezvous.leave(over=over))
+                link.wait(left, _FAREWELL_SECONDS)
                 if over and rendezvous.hosts and self.place and self.place.roster.mixed:
                     # torchrun's agents ask the store in their last moments, and do not say which
                     # those are; without it they would not get to report what has failed
                     time.sleep(_LINGER_SECONDS)
-            commands.stop()
+            link.stop()
             # A thread that waits in torch when the interpreter is torn down would take it along.
             until = time.monotonic() + _MOMENT_SECONDS
-            for thread in (self._clock, watch, self._others, commands) if free else ():
+            for thread in (self._clock, watch, self._others, link) if free else ():
                 if thread is not None:
                     thread.join(max(0.0, until - time.monotonic()))
         with self._open:
             if self._wakeup >= 0:
                 os.close(self._wakeup)
                 self._wakeup = -1
-
-    def _abandon(self) -> None:
-        if self._commands is not None:
-            self._commands.stop()
-        self._rendezvous = self._commands = None
 
     def _stop_listening(self) -> None:
         self._suspected = None
@@ -787,10 +784,6 @@ class NodeGroup:
 _CLOSED = re.compile(r"connection|socket|broken pipe|recv|shutdown or crash", re.IGNORECASE)
 
 
-class _Joiners:
-    """Nodes wait to join."""
-
-
 class _Broken(NamedTuple):
     why: str
 
@@ -801,10 +794,6 @@ class _Counted(NamedTuple):
     gone: list[int]
     # how far it came on all nodes; None if that does not matter, or is not known
     progress: AttemptProgress | None = None
-
-
-class _Stacks(NamedTuple):
-    document: Mapping[str, Any]
 
 
 class _Wanted(NamedTuple):
@@ -860,13 +849,10 @@ def _judged(place: Place, texts: Mapping[int, bytes], finding: Finding) -> dict[
     first = sorted(stacks, key=lambda each: (each.rank not in found.hung, each.rank))
 
     hung = [rank for rank in found.hung if rank in node_of]
-    return {
-        "hung": list(found.hung),
-        "waiting": list(found.waiting),
-        "collectives": Plain()(found.collectives),
-        "stacks": Plain()(first[: len(hung) + _MOST_STACKS]),
-        "nodes": [[rank, place.roster.name(node_of[rank])] for rank in hung],
-    }
+    told = tuple(first[: len(hung) + _MOST_STACKS])
+    names = tuple((rank, place.roster.name(node_of[rank])) for rank in hung)
+    group: dict[str, Any] = Plain()(GroupStacks(found, told, names))
+    return group
 
 
 def _of_all(finding: Finding, base_rank: int) -> Finding:
@@ -891,25 +877,11 @@ def _stack(document: Mapping[str, Any]) -> RankStack:
 
 def _group_stacks(document: Mapping[str, Any]) -> GroupStacks:
     from lllaunch.watchdog.collectives import disagreement_of  # noqa: PLC0415 - as above
-    from lllaunch.watchdog.stacks.frames import Blame  # noqa: PLC0415
 
-    found = disagreement_of(document.get("collectives"))
-    return GroupStacks(
-        Blame(tuple(document["hung"]), tuple(document["waiting"]), found),
-        tuple(map(_stack, document["stacks"])),
-        tuple((rank, name) for rank, name in document["nodes"]),
-    )
-
-
-_NEWS: dict[type, Callable[[NodeGroup, Any], list[Event]]] = {
-    str: NodeGroup._say_it,
-    Ending: NodeGroup._agreed,
-    _Joiners: NodeGroup._joiners,
-    _Broken: NodeGroup._broken,
-    _Counted: NodeGroup._counted,
-    _Stacks: NodeGroup._stacks,
-    _Wanted: NodeGroup._want,
-}
+    group = as_record(document, GroupStacks)
+    assert group.blame is not None
+    found = disagreement_of(group.blame.collectives)
+    return replace(group, blame=replace(group.blame, collectives=found))
 
 
 class _Thread(threading.Thread):
@@ -925,10 +897,11 @@ class _Thread(threading.Thread):
         self._work()
 
 
-class _Commands:
-    """A thread that does one thing after the other."""
+class _Link:
+    """A thread that does one thing after the other at the rendezvous."""
 
-    def __init__(self, wake: Callable[[object, object], None]) -> None:
+    def __init__(self, rendezvous: Rendezvous, wake: Callable[[object, object], None]) -> None:
+        self.rendezvous = rendezvous
         self._wake = wake
         self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
         self._work = queue.SimpleQueue()
@@ -969,14 +942,10 @@ class _Commands:
                 done.set_result(work())
             except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
                 done.set_exception(error)
-            self._tell(done)
-
-    def _tell(self, done: Future[Any]) -> None:
-        error = done.exception()
-        ours = isinstance(error, LaunchError)
-        if isinstance(error, Exception) and not ours and not self._stop.is_set():
-            self._wake(_Broken(_first_line(error)), self)
-        self._wake(None, self)
+                foreign = isinstance(error, Exception) and not isinstance(error, LaunchError)
+                if foreign and not self._stop.is_set():
+                    self._wake(_Broken(_first_line(error)), self)
+            self._wake(None, self)
 
 
 class _Watch:
@@ -1190,7 +1159,7 @@ class _Watch:
             self._rendezvous.end(Ending("succeeded"))
         if self._dynamic and not self._told_joiners and self._rendezvous.are_waiting():
             self._told_joiners = True
-            self._wake(_Joiners(), self)
+            self._wake(MembershipChanged(), self)
 
 
 def _is_of_store(error: Exception) -> bool:
