@@ -57,7 +57,7 @@ from lllaunch.supervisor.machine import (
     WorkerState,
 )
 from lllaunch.supervisor.nodes import Failure, NodeGroup
-from lllaunch.supervisor.supervisor import Supervisor
+from lllaunch.supervisor.supervisor import GroupHooks, GroupOptions, Supervisor
 from lllaunch.watchdog.findings import HeartbeatLost, Stalled
 from lllaunch.watchdog.stacks.blame import blame
 from lllaunch.watchdog.stacks.frames import Frame, RankStack
@@ -653,10 +653,13 @@ class _Connection(rendezvous.Rendezvous):
         self._base = rendezvous._below(f"lllaunch/{self._run_id}", _Store(node.world, node))
 
 
-class _Commands(nodes_module._Commands):
+class _Link(nodes_module._Link):
     """Does one thing after the other."""
 
-    def __init__(self, wake: Callable[[object, object], None]) -> None:
+    def __init__(
+        self, rendezvous: rendezvous.Rendezvous, wake: Callable[[object, object], None]
+    ) -> None:
+        self.rendezvous = rendezvous
         self._node = World.present.node
         self._wake = wake
         self._over = False
@@ -823,23 +826,17 @@ class _Group(NodeGroup):
 
     @property
     def link(self) -> rendezvous.Rendezvous | None:
-        return self._rendezvous
+        return None if self._link is None else self._link.rendezvous
 
-    def prepare(self) -> None:
-        if self._commands is None:
-            task = self._node.world.task
-            if task is None:
-                super().prepare()
-            else:
-                self._rendezvous, self._commands = task.once(self._prepared)
+    def _linked(self) -> nodes_module._Link:
+        task = self._node.world.task
+        if self._link is None and task is not None:
+            self._link = task.once(super()._linked)
+        return super()._linked()
 
-    def _prepared(self) -> tuple[Any, Any]:
-        super().prepare()
-        return self._rendezvous, self._commands
-
-    def _await(self, commands: nodes_module._Commands, work: Callable[[], Any], _: Any) -> Any:
-        done = commands.do(work)
-        assert commands.wait(done, 1e9)
+    def _await(self, link: nodes_module._Link, work: Callable[[], Any], _: Any) -> Any:
+        done = link.do(work)
+        assert link.wait(done, 1e9)
         return done.result()
 
     def _wake(self, news: object = None, source: object = None) -> None:
@@ -981,13 +978,12 @@ class _Node:
             scenario.max_restarts, policy=RestartPolicy(on=_ALL_CAUSES), alone=False
         )
         self._supervisor = Supervisor(
-            scenario.nproc,
             self.machine,
-            self._start,  # type: ignore[arg-type]
+            GroupOptions(scenario.nproc, 5.0),
+            GroupHooks(self._start),  # type: ignore[arg-type]
             signals=_Signals(),  # type: ignore[arg-type]
             watchdog=_Watchdog(self),  # type: ignore[arg-type]
             clock=world.clock,  # type: ignore[arg-type]
-            grace_period=5.0,
             nodes=self.group,
         )
 
@@ -1271,7 +1267,7 @@ class World:
                 stack.enter_context(mock.patch.object(module, "socket", named))
             for name, value in (
                 ("Rendezvous", _Connection),
-                ("_Commands", _Commands),
+                ("_Link", _Link),
                 ("_Watch", _Watch),
                 ("_Thread", _Thread),
                 ("local_address", lambda *_: self.node.address),

@@ -54,7 +54,7 @@ from lllaunch.supervisor.machine import (
     WorkerState,
 )
 from lllaunch.supervisor.ports import HeldPort
-from lllaunch.supervisor.supervisor import Supervisor
+from lllaunch.supervisor.supervisor import GroupHooks, GroupOptions, Supervisor
 from lllaunch.supervisor.watchdog import TIMEOUT_VARIABLE, KernelSleep, WatchdogDriver
 
 logger = logging.getLogger(__name__)
@@ -256,14 +256,12 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _drive(self) -> Finish:
         spec = self._worker_group.spec
         self._supervisor = Supervisor(
-            spec.local_world_size,
             self._machine,
-            self._start,
+            GroupOptions(spec.local_world_size, self._shutdown_timeout),
+            GroupHooks(self._start, self._seen),
             signals=self._signals,
             watchdog=self._watchdog,
             clock=self._clock,
-            grace_period=self._shutdown_timeout,
-            observe=self._seen,
             nodes=None if spec.rdzv_handler is None else self,
         )
         return self._supervisor.run()

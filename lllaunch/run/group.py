@@ -41,7 +41,7 @@ from lllaunch.supervisor.machine import (
     StartWorkers,
 )
 from lllaunch.supervisor.ports import HeldPort
-from lllaunch.supervisor.supervisor import Supervisor
+from lllaunch.supervisor.supervisor import GroupHooks, GroupOptions, Supervisor
 from lllaunch.supervisor.watchdog import KernelSleep, WatchdogDriver
 from lllaunch.text import spans
 from lllaunch.watchdog.findings import limit_of
@@ -217,23 +217,23 @@ class RunGroup:
 
     def _supervise(self, machine: Machine) -> int | None:
         spec = self.spec
+        preflight = None if spec.preflight is None else spec.preflight.timeout
         supervisor = Supervisor(
-            spec.nproc,
             machine,
-            self._start,
+            GroupOptions(spec.nproc, spec.grace_period, spec.leftovers, preflight),
+            GroupHooks(
+                self._start,
+                self.observer.observe,
+                self._start_workers,
+                self._control,
+                self._progress if spec.restart.looks_back else None,
+                self._wait_for_gpus if self._uses_gpus else None,
+                self.observer,
+            ),
             signals=self.signals,
             watchdog=self._watchdog,
             clock=self._clock,
-            grace_period=spec.grace_period,
-            leftovers=spec.leftovers,
-            observe=self.observer.observe,
             nodes=self.nodes,
-            control=self._control,
-            start_after_preflight=self._start_workers,
-            preflight=None if spec.preflight is None else spec.preflight.timeout,
-            progress=self._progress if spec.restart.looks_back else None,
-            gpu_wait=self._wait_for_gpus if self._uses_gpus else None,
-            display=self.observer,
         )
         polite = signal.SIGTERM
         try:

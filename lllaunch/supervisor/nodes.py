@@ -942,10 +942,13 @@ class _Link:
                 done.set_result(work())
             except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
                 done.set_exception(error)
-                foreign = isinstance(error, Exception) and not isinstance(error, LaunchError)
-                if foreign and not self._stop.is_set():
-                    self._wake(_Broken(_first_line(error)), self)
-            self._wake(None, self)
+            self._tell(done)
+
+    def _tell(self, done: Future[Any]) -> None:
+        error = done.exception()
+        foreign = isinstance(error, Exception) and not isinstance(error, LaunchError)
+        news = _Broken(_first_line(error)) if error and foreign and not self.stopped() else None
+        self._wake(news, self)
 
 
 class _Watch:

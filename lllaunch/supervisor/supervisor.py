@@ -13,7 +13,7 @@ from lllaunch.clock import Deadlines, RunClock
 from lllaunch.events import Exited, OrphansGone, SpawnerGone
 from lllaunch.linux import proc
 from lllaunch.linux.process import wait
-from lllaunch.signal_source import STACKS_ON, SignalSource
+from lllaunch.signal_source import STACKS_ON, SignalException, SignalSource
 from lllaunch.spawner.orphans import SETTLE_SECONDS
 from lllaunch.supervisor.machine import (
     PREFLIGHT_RANK,
@@ -146,61 +146,66 @@ class Display(Protocol):
         """Draw nothing any more on the terminal, as long as nobody calls `tick`."""
 
 
+class GroupOptions(NamedTuple):
+    """What a worker group is like."""
+
+    nprocs: int
+    grace_period: float = 30.0  # seconds between the polite signal and SIGKILL
+    # seconds that what workers leave behind has to end, when all have succeeded
+    leftovers: float = SETTLE_SECONDS
+    # seconds that the preflight of an attempt may take, which is started in place of the workers;
+    # None if there is none
+    preflight: float | None = None
+
+
+class GroupHooks(NamedTuple):
+    """What a supervisor asks of who runs a group, and lets it see."""
+
+    # starts the workers of an attempt, or their preflight; those of the one before were closed
+    start: Callable[[StartWorkers], WorkerProcesses]
+    observe: Observe = lambda item: item
+    start_after_preflight: Callable[[], WorkerProcesses] | None = None
+    # makes what answers other processes that ask about the run, a second after the first workers
+    # were ordered: short runs do without. It may come to None
+    control: Callable[[], RunControl | None] | None = None
+    # tells how far the present attempt has come, when its workers have ended; None if that does not
+    # matter
+    progress: Callable[[bool], AttemptProgress] | None = None
+    # waits until processes hold no memory on GPUs, before a restart; None if that is not waited for
+    gpu_wait: Callable[[frozenset[int]], GpuMemoryWait | None] | None = None
+    display: Display | None = None  # shows how far the run is; None if nothing does
+
+
 class Supervisor:
     """Runs a worker group: one wait for its spawner, signals, the watchdog and deadlines.
 
-    ``start``: starts the workers of an attempt. Those of the one before have been closed.
-    ``grace_period``: seconds between the polite signal and SIGKILL. ``leftovers``: seconds that
-    what workers leave behind has to end, when all have succeeded. ``nodes``: the other nodes; None
-    if there are none. ``control``: makes what answers other processes that ask about the run, a
-    second after the first workers were ordered: short runs do without. It may come to None.
-    ``preflight``: seconds that the preflight of an attempt may take, which ``start`` starts in
-    place of the workers; None if there is none. ``progress``: tells how far the present attempt has
-    come, when its workers have ended; None if that does not matter. ``gpu_wait``: waits until
-    processes hold no memory on GPUs, before a restart; None if that is not waited for. ``display``:
-    shows how far the run is; None if nothing does.
+    ``nodes``: the other nodes; None if there are none.
     """
 
     def __init__(
         self,
-        nprocs: int,
         machine: Machine,
-        start: Callable[[StartWorkers], WorkerProcesses],
+        options: GroupOptions,
+        hooks: GroupHooks,
         *,
         signals: SignalSource,
         watchdog: WatchdogDriver,
         clock: RunClock,
-        grace_period: float = 30.0,
-        leftovers: float = SETTLE_SECONDS,
-        observe: Observe = lambda item: item,
         nodes: OtherNodes | None = None,
-        control: Callable[[], RunControl | None] | None = None,
-        preflight: float | None = None,
-        start_after_preflight: Callable[[], WorkerProcesses] | None = None,
-        progress: Callable[[bool], AttemptProgress] | None = None,
-        gpu_wait: Callable[[frozenset[int]], GpuMemoryWait | None] | None = None,
-        display: Display | None = None,
     ) -> None:
         self.machine = machine
         self.watchdog = watchdog
         # those of the present attempt; None before the first
         self.workers: WorkerProcesses | None = None
-        self._nprocs = nprocs
-        self._start = start
+        self._options = options
+        self._hooks = hooks
         self._signals = signals
         self._clock = clock
-        self._grace_period = grace_period
-        self._leftovers = leftovers
-        self._observe = observe
         self._nodes = nodes
-        self._make_control = control
         self._control: RunControl | None = None
+        # when that is made; None before the first workers, and once it was
         self._control_due: float | None = None
-        self._preflight = preflight
-        self._start_after_preflight = start_after_preflight
-        self._progress = progress
-        self._gpu_wait = gpu_wait
-        self._display = display
+        self._control_made = hooks.control is None
         self._deadlines = Deadlines(clock)
         # Of the present attempt: processes that its workers have left behind.
         self._orphans: frozenset[int] = frozenset()
@@ -215,7 +220,7 @@ class Supervisor:
         Raises:
             SignalException: a signal came while nothing could be done but wait.
         """
-        end = drive(self.machine, self._wait, self._perform, self._observe)
+        end = drive(self.machine, self._wait, self._perform, self._hooks.observe)
         if self.workers is not None:
             # A console that takes nothing (a full pipe) may keep this waiting.
             with self._signals.raising():
@@ -234,9 +239,11 @@ class Supervisor:
         if self.workers.alive and not self.machine.finished:
             # not by an action of the machine: an error, or an exception of a signal's
             with contextlib.suppress(Exception):
-                self._observe(SignalWorkers(int(death_sig), "signal"))
-            self.workers.observer = self._observe
-        self.workers.close(death_sig, self._grace_period)
+                self._hooks.observe(SignalWorkers(int(death_sig), "signal"))
+            self.workers.observer = self._hooks.observe
+        # another signal kills what is left
+        with contextlib.suppress(SignalException), self._signals.raising():
+            self.workers.close(death_sig, self._options.grace_period)
 
     # Events
 
@@ -257,8 +264,8 @@ class Supervisor:
         signals = self._signals.received()
         if self._signals.stopping:
             self._stop_until_continued()
-        if self._display is not None:
-            self._display.tick()
+        if self._hooks.display is not None:
+            self._hooks.display.tick()
         found: list[object] = [self._signalled(signum) for signum in signals]
         found += self._of_workers(healthy=healthy)
         if self._nodes is not None:
@@ -271,7 +278,7 @@ class Supervisor:
 
     def _next_in(self, *, healthy: bool) -> float | None:
         """Seconds until there is something to do though no file is readable, or None."""
-        others = (self._waits_for, self._nodes, self._control, self._display)
+        others = (self._waits_for, self._nodes, self._control, self._hooks.display)
         waits = [each.next_in() for each in others if each is not None]
         waits += [self._deadlines.next_in(), self.watchdog.next_in(healthy=healthy)]
         if self._control is None and self._control_due is not None:
@@ -289,9 +296,8 @@ class Supervisor:
                 self._control.close()
                 self._control = None
         if self._control_due is not None and self._clock() >= self._control_due:
-            assert self._make_control is not None
-            self._control = self._make_control()
-            self._make_control = self._control_due = None
+            assert self._hooks.control is not None
+            self._control, self._control_due = self._hooks.control(), None
         return []
 
     def _view(self) -> RunMoment:
@@ -304,9 +310,9 @@ class Supervisor:
         return RunMoment(
             state=self.machine.state,
             attempt=workers.attempt,
-            nproc=self._nprocs,
+            nproc=self._options.nprocs,
             base_rank=self._base_rank,
-            alive=frozenset(range(self._nprocs)) if waits else self.machine.alive,
+            alive=frozenset(range(self._options.nprocs)) if waits else self.machine.alive,
             pids={} if waits else workers.known_pids(),
             parent=workers.parent,
             busy=self.watchdog.taking_stacks,
@@ -339,8 +345,8 @@ class Supervisor:
         """
         if self.workers is not None:
             self.workers.stop_or_continue(signal.SIGSTOP)
-        if self._display is not None:
-            self._display.give_way()
+        if self._hooks.display is not None:
+            self._hooks.display.give_way()
         self._clock.leave_out(self._signals.stop_until_continued())
         if self.workers is not None:
             self.workers.stop_or_continue(signal.SIGCONT)
@@ -376,7 +382,7 @@ class Supervisor:
 
     def _came(self) -> list[Event]:
         """Return how far the attempt has come, if that matters."""
-        return [] if self._progress is None else [self._progress(self.machine.ran)]
+        return [] if self._hooks.progress is None else [self._hooks.progress(self.machine.ran)]
 
     def _freed(self, wait: GpuMemoryWait) -> list[object]:
         """Return what is to be said of GPUs that are waited for, and that the wait is over."""
@@ -402,9 +408,9 @@ class Supervisor:
         if isinstance(action, Pause):
             self._deadlines.clear()
             self._deadlines.restart("pause", action.seconds)
-            if self._gpu_wait is not None and self.workers is not None:
+            if self._hooks.gpu_wait is not None and self.workers is not None:
                 pids = self._orphans.union(self.workers.known_pids().values())
-                self._waits_for = self._gpu_wait(pids)
+                self._waits_for = self._hooks.gpu_wait(pids)
             return []
         assert self.workers is not None
         self._carry_out(action, self.workers)
@@ -419,29 +425,30 @@ class Supervisor:
         self._deadlines.clear()
         self._end_wait()
         self._orphans = frozenset()
-        if self._display is not None and self._nodes is not None:
+        if self._hooks.display is not None and self._nodes is not None:
             # nobody waits here while the nodes meet
-            self._display.give_way()
+            self._hooks.display.give_way()
         if self.workers is not None:
             # They have ended; a console that takes nothing may keep this waiting.
             with self._signals.raising():
-                self.workers.close(signal.SIGTERM, self._grace_period)
+                self.workers.close(signal.SIGTERM, self._options.grace_period)
         limit = None
         if isinstance(action, StartWorkers):
-            self.watchdog.prepare(self._nprocs)
-            self.workers = self._start(action)
-            limit = self._preflight
+            self.watchdog.prepare(self._options.nprocs)
+            self.workers = self._hooks.start(action)
+            limit = self._options.preflight
         else:
-            assert self._start_after_preflight is not None
-            self.workers = self._start_after_preflight()
+            assert self._hooks.start_after_preflight is not None
+            self.workers = self._hooks.start_after_preflight()
         preflight = limit is not None
         if limit is None:
-            ranks = frozenset(range(self._nprocs))
+            ranks = frozenset(range(self._options.nprocs))
             self.watchdog.begin(self.workers)
         else:
             ranks = frozenset({PREFLIGHT_RANK})
             self._deadlines.start("preflight", limit)
-        if self._make_control is not None and self._control_due is None:
+        if not self._control_made:
+            self._control_made = True
             self._control_due = self._clock() + _CONTROL_SECONDS
         nodes, attempt = self._nodes, self.workers.attempt
         if nodes is None:
@@ -463,11 +470,11 @@ class Supervisor:
                 # One that is stopped would take notice of nothing but SIGKILL.
                 workers.signal(signal.SIGCONT)
         elif isinstance(action, StartGrace):
-            self._deadlines.start("grace", self._grace_period)
+            self._deadlines.start("grace", self._options.grace_period)
         elif isinstance(action, KillWorkers):
             workers.kill()
             # The bound on the wait for what cannot be killed; `StartGrace` follows and leaves it.
-            self._deadlines.restart("grace", max(self._grace_period, UNKILLABLE_SECONDS))
+            self._deadlines.restart("grace", max(self._options.grace_period, UNKILLABLE_SECONDS))
         elif isinstance(action, TakeStacks):
             if self._control is not None:
                 self._control.give_way()
@@ -479,8 +486,8 @@ class Supervisor:
             logger.error("SIGKILL does not end the processes %s; they are abandoned", pids)
         elif isinstance(action, CleanUp):
             waits = not (self.machine.fails or self.machine.in_preflight)
-            settle = self._leftovers if waits else SETTLE_SECONDS
+            settle = self._options.leftovers if waits else SETTLE_SECONDS
             workers.clean_up(settle)
             # Then they get SIGKILL, so this is for what hangs in the kernel.
-            patience = settle + max(self._grace_period, UNKILLABLE_SECONDS)
+            patience = settle + max(self._options.grace_period, UNKILLABLE_SECONDS)
             self._deadlines.restart("cleanup", patience)
