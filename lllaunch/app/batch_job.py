@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lllaunch.app.rerun import RerunRequest
-    from lllaunch.app.submitting import SubmittedFunction
     from lllaunch.cluster.slurm import Ending, JobFacts
     from lllaunch.run.result import RunResult
     from lllaunch.run.snapshot import Snapshot
@@ -91,13 +90,13 @@ def run_in_job(
     Raises:
         LaunchError: it could not be run.
     """
-    submission = submission or read_submission(directory)
+    work, submission = work or _run, submission or read_submission(directory)
     if submission is None:
         problem = Diagnostic("cluster", "DIR", repr(directory), f"holds no {SUBMISSION}")
         raise ConfigError((problem,))
     if submission.job not in {"", job}:
         _end_others(job)
-        raise Superseded(job, submission.job)
+        raise BatchJobRefused(_superseded(job, submission.job))
     first = leads()
     account, facts = account_of(directory), _facts(job)
     batch = BatchJob(
@@ -118,28 +117,49 @@ def run_in_job(
         _say(
             f"cluster.cpus_per_task is {asked}, and Slurm lets this job use {allowed} of them here"
         )
-    if first:
+    if not first:
+        return work(batch, submission)
+    try:
         ended = end_of(directory, account)
         if ended is not None and ended.exit_code == 0:
             _say("the run has succeeded already")
-            _let_go(batch, submission)
             _end_others(job)
             return int(ExitCode.SUCCESS)
         begin(batch, job, submission.requeue)
-    try:
-        code = _run(batch) if work is None else work(batch, submission)
-        if first:
-            _end(batch, submission, code, job)
+        code = work(batch, submission)
+        _end(batch, submission, code, job)
     except LaunchError as error:
-        if first and not isinstance(batch.account.last, BatchEnded):
+        if not isinstance(account.last, BatchEnded):
             batch.note(BatchEnded(error.exit_code, first_line(str(error))))
-        if first:
-            _end_others(job)
+        _end_others(job)
         raise
     finally:
-        if first and isinstance(batch.account.last, BatchEnded):
+        if isinstance(account.last, BatchEnded):
             _let_go(batch, submission)
     return code
+
+
+def _run(batch: BatchJob, _: Submission) -> int:
+    from lllaunch.app.rerun import read_submitted  # noqa: PLC0415 - Hydra is imported
+
+    again = read_submitted(batch.directory)
+    enter_code(again.cwd, batch.snapshot)
+    spawner = prestarted(())
+    try:
+        return perform(batch, again, spawner)
+    finally:
+        if spawner is not None:
+            spawner.close()
+
+
+def perform(batch: BatchJob, again: RerunRequest, spawner: Spawner | None) -> int:
+    """Run what was submitted; return its exit code."""
+    from lllaunch.app.gate import admit_directory  # noqa: PLC0415 - as above
+    from lllaunch.app.rerun import run_again  # noqa: PLC0415 - as above
+
+    admit_directory(batch.directory)
+    sys.argv[1:] = []
+    return run_again(again, spawner, batch)
 
 
 def end_of(directory: str, account: Account) -> BatchEnded | None:
@@ -199,17 +219,17 @@ def run_task(directory: str, job: str) -> int:
 
 def _write_submission(directory: str, submission: Submission) -> None:
     """Write what was submitted, unless who has submitted it has come to do that."""
+
+    def number(job: str) -> int:
+        # 123, or 123_4 of an array; they grow
+        text = job.partition("_")[0]
+        return int(text) if text.isdecimal() else 0
+
     known = read_submission(directory)
-    if known is not None and _number(known.job) > _number(submission.job):
-        raise Superseded(submission.job, known.job)
+    if known is not None and number(known.job) > number(submission.job):
+        raise BatchJobRefused(_superseded(submission.job, known.job))
     if leads() and (known is None or known.job != submission.job):
         submission.write(directory)
-
-
-def _number(job: str) -> int:
-    # 123, or 123_4 of an array; they grow
-    text = job.partition("_")[0]
-    return int(text) if text.isdecimal() else 0
 
 
 def redirect(path: str) -> None:
@@ -226,7 +246,7 @@ def begin(batch: BatchJob, job: str, requeue: Requeue | None) -> None:
     """Write down that the job starts, and how it ended last, if that was without a word.
 
     Raises:
-        RequeueRefused: it has been taken back into the queue too often.
+        BatchJobRefused: it has been taken back into the queue too often.
     """
     # that of the start before, which is not the end
     forget_result(batch.directory)
@@ -244,8 +264,7 @@ def begin(batch: BatchJob, job: str, requeue: Requeue | None) -> None:
     reason = "" if back is None or requeue is None else account.refusal(back.cause, requeue)
     if reason:
         batch.note(BatchEnded(int(ExitCode.ERROR), reason))
-        _end_others(job)
-        raise RequeueRefused(reason)
+        raise BatchJobRefused(f"the run {reason}: it is not started again")
 
 
 def _end_others(job: str) -> None:
@@ -274,42 +293,6 @@ def _facts(job: str, questions: int = 1) -> JobFacts | None:
 
 def _say(text: str) -> None:
     Console().note(text)
-
-
-def _run(batch: BatchJob) -> int:
-    again, function = read_run(batch.directory)
-    enter_code(again.cwd, batch.snapshot)
-    spawner = prestarted(())
-    try:
-        return perform(batch, again, function, spawner)
-    finally:
-        if spawner is not None:
-            spawner.close()
-
-
-def read_run(directory: str) -> tuple[RerunRequest, SubmittedFunction | None]:
-    """Return the plan of a run, and what its workers call if the plan does not say it."""
-    # Hydra is imported
-    from lllaunch.app.rerun import read_submitted  # noqa: PLC0415
-    from lllaunch.app.submitting import read_function  # noqa: PLC0415
-
-    function = read_function(directory)
-    return read_submitted(directory, named=function is None), function
-
-
-def perform(
-    batch: BatchJob,
-    again: RerunRequest,
-    function: SubmittedFunction | None,
-    spawner: Spawner | None,
-) -> int:
-    """Run what `read_run` has read; return its exit code."""
-    from lllaunch.app.gate import admit_directory  # noqa: PLC0415 - as above
-    from lllaunch.app.rerun import run_again  # noqa: PLC0415 - as above
-
-    admit_directory(batch.directory)
-    sys.argv[1:] = []
-    return run_again(again, spawner, batch, function)
 
 
 def enter_code(cwd: str, snapshot: Snapshot | None) -> None:
@@ -370,7 +353,13 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
             _end_others(job)
         return
     batch.note(decision)
-    _say(f"the run goes back into the queue: {worded(decision)}")
+    why = {
+        "preempted": "it was preempted",
+        "timeout": "its time limit is near",
+        "node_failure": "a node was lost",
+        "failed": f"it failed ({decision.detail}), and is tried again",
+    }
+    _say(f"the run goes back into the queue: {why[decision.cause]}")
     if decision.by == "slurm":
         return
     try:
@@ -430,33 +419,15 @@ def restart_count() -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def worded(back: Requeued) -> str:
-    """Return why a run goes back into the queue, for people."""
-    if back.cause == "failed":
-        return f"it failed ({back.detail}), and is tried again"
-    return {
-        "preempted": "it was preempted",
-        "timeout": "its time limit is near",
-        "node_failure": "a node was lost",
-    }[back.cause]
+def _superseded(job: str, other: str) -> str:
+    return f"batch job {job} is not run: its run was submitted again as {other}"
 
 
 @dataclass(eq=False)
-class Superseded(LaunchError):
-    """A batch job has started whose run was submitted again since, as another."""
-
-    job: str
-    other: str
-
-    def __str__(self) -> str:
-        return f"batch job {self.job} is not run: its run was submitted again as {self.other}"
-
-
-@dataclass(eq=False)
-class RequeueRefused(LaunchError):
-    """A run has been taken back into the queue too often."""
+class BatchJobRefused(LaunchError):
+    """A batch job does not run its run: another one does, or it has been requeued too often."""
 
     reason: str
 
     def __str__(self) -> str:
-        return f"the run {self.reason}: it is not started again"
+        return self.reason

@@ -67,6 +67,7 @@ class RerunRequest(NamedTuple):
     plan: Mapping[str, Any]
     config: Mapping[Any, Any]  # the primary config of the new run
     cwd: str  # where the first run was started; empty if nothing says
+    function: SubmittedFunction | None = None  # what workers call, if the plan does not say it
 
     def expect(self, spec: LaunchSpec) -> None:
         """Raise `PlanChanged` unless a run is the same again."""
@@ -84,26 +85,24 @@ def read_again(directory: str) -> RerunRequest:
     return _read_plan(directory, expect_named=True)
 
 
-def read_submitted(directory: str, *, named: bool) -> RerunRequest:
+def read_submitted(directory: str) -> RerunRequest:
     """Read what was submitted from a directory, to be run there.
-
-    ``named``: the plan names what runs; else that is a function of a user's own app.
 
     Raises:
         ConfigError: there is no plan that could be read.
     """
-    again = _read_plan(directory, expect_named=False)
-    config = dict(again.config)
-    node = dict(config["hydra"])
-    # what looks like an interpolation in it is none
-    node["run"] = {"dir": directory.replace("${", "\\${")}
-    # that of the submission stays
-    node["output_subdir"] = None
-    config["hydra"] = node
-    if not named:
-        launch = config["launch"]
-        config["launch"] = {key: launch[key] for key in launch if key not in {"entrypoint", "args"}}
-    return again._replace(config=config)
+    from lllaunch.app.submitting import read_function  # noqa: PLC0415 - of batch jobs only
+
+    again, function = _read_plan(directory, expect_named=False), read_function(directory)
+    # what looks like an interpolation in it is none; what of Hydra's the submission has written
+    # stays
+    run = {"run": {"dir": directory.replace("${", "\\${")}, "output_subdir": None}
+    launch = dict(again.config["launch"])
+    for key in ("entrypoint", "args") if function is not None else ():
+        # the plan names a function of a user's own app
+        launch.pop(key, None)
+    config = {**again.config, "hydra": {**again.config["hydra"], **run}, "launch": launch}
+    return again._replace(config=config, function=function)
 
 
 def _read_plan(directory: str, *, expect_named: bool) -> RerunRequest:
@@ -138,7 +137,6 @@ def run_again(
     again: RerunRequest,
     spawner: Spawner | None,
     batch: BatchJob | None = None,
-    submitted: SubmittedFunction | None = None,
     *,
     quiet: bool = False,
 ) -> int:
@@ -157,7 +155,7 @@ def run_again(
         raise ConfigError(
             (Diagnostic("plan", again.path, "", f"or what is beside it {message}"),)
         ) from None
-    return run(spawner, AGAIN, again.expect, batch, submitted, quiet=quiet)
+    return run(spawner, AGAIN, again.expect, batch, again.function, quiet=quiet)
 
 
 def _read(path: str) -> dict[Any, Any]:

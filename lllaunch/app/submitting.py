@@ -102,12 +102,8 @@ def replace_submission(directory: str) -> None:
         ConfigError: its batch job is not over, or nobody can tell.
         OutputError: a file cannot be taken away.
     """
-    submission = read_submission(directory)
-    if (
-        submission is not None
-        and not submission.refused
-        and not isinstance(account_of(directory).last, BatchEnded)
-    ):
+    submission, ended = read_submission(directory), account_of(directory).last
+    if submission and not submission.refused and not isinstance(ended, BatchEnded):
         queue = BatchQueue()
         job = queue.find(submission)
         if job is not None or (slurm.available() and not queue.answers):
@@ -152,22 +148,13 @@ def make_ready(
             user.entrypoint, user.preload, target.module, target.qualname, target.call
         )
         data = pickle.dumps(function, pickle.HIGHEST_PROTOCOL)
-        write_private(os.path.join(directory, FUNCTION), data)
+        former = os.umask(0o077)
+        try:
+            write_atomic(os.path.join(directory, FUNCTION), data)
+        finally:
+            os.umask(former)
     plan = plan_config(spec).encode("utf-8", "surrogateescape")
     write_atomic(os.path.join(directory, PLAN), plan)
-
-
-def write_private(path: str, data: bytes) -> None:
-    """Write a file that only this user may read.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    former = os.umask(0o077)
-    try:
-        write_atomic(path, data)
-    finally:
-        os.umask(former)
 
 
 def command_of(*words: str) -> list[str]:
@@ -288,8 +275,7 @@ def _follow(directory: str, console: Console) -> RunResult:
     follower = Follower("follow", elsewhere=True)
     follower.add(os.path.join(directory, LOG), b"", sys.stdout)
     follower.start()
-    queue, said = BatchQueue(), ""
-    pause = _PAUSE
+    queue, said, pause = BatchQueue(), "", _PAUSE
     try:
         while True:
             try:
@@ -304,9 +290,19 @@ def _follow(directory: str, console: Console) -> RunResult:
                 time.sleep(pause)
                 pause = min(pause * 1.2, _LONGEST_PAUSE)
             except KeyboardInterrupt:
-                if not _follows_on(directory, console):
-                    raise AppEnded(ExitCode.SUCCESS) from None
                 pause = _PAUSE
+                where = shown_path(directory, os.getcwd())
+                asks = sys.stdin.isatty() and sys.stderr.isatty()
+                answer = ask("the job") if asks else "leave"
+                submission = read_submission(directory)
+                if answer == "cancel" and submission is not None and submission.job:
+                    slurm.cancel([submission.job])
+                elif answer == "leave":
+                    console.note(
+                        f"left; 'lllaunch logs -f {where}' follows it, "
+                        f"'lllaunch stop {where}' ends it"
+                    )
+                    raise AppEnded(ExitCode.SUCCESS) from None
         if entry.exit_code is not None and result is not None:
             return result
         why = f": {entry.root_cause}" if entry.root_cause else ""
@@ -315,18 +311,3 @@ def _follow(directory: str, console: Console) -> RunResult:
         return RunResult("error", code, directory)
     finally:
         follower.stop()
-
-
-def _follows_on(directory: str, console: Console) -> bool:
-    """Ask what Ctrl-C is to mean; return whether to follow on."""
-    where = shown_path(directory, os.getcwd())
-    asks = sys.stdin.isatty() and sys.stderr.isatty()
-    answer = ask("the job") if asks else "leave"
-    submission = read_submission(directory)
-    if answer == "cancel" and submission is not None and submission.job:
-        slurm.cancel([submission.job])
-    elif answer == "leave":
-        console.note(
-            f"left; 'lllaunch logs -f {where}' follows it, 'lllaunch stop {where}' ends it"
-        )
-    return answer != "leave"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lllaunch.app import batch_job
-from lllaunch.app.batch_job import RequeueRefused, run_in_job
+from lllaunch.app.batch_job import BatchJobRefused, run_in_job
 from lllaunch.cluster import slurm
 from lllaunch.cluster.slurm import JobFacts, SlurmFailed
 from lllaunch.errors import OutputError
@@ -145,7 +145,7 @@ def test_nodes_do_not_wait_for_a_first_one_that_does_not_come(
     assert fake.told == told
     # it was lost then, and may not be
     append(str(tmp_path), BatchStarted("7"))
-    with pytest.raises(RequeueRefused, match="lost a node once"):
+    with pytest.raises(BatchJobRefused, match="lost a node once"):
         run_in_job(str(tmp_path), "7", submission, fails)
     assert fake.told == told * 2
     append(str(tmp_path), BatchEnded(0))

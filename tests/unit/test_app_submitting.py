@@ -16,7 +16,6 @@ from lllaunch.app.submitting import (
     SubmittedFunction,
     read_function,
     replace_submission,
-    write_private,
 )
 from lllaunch.cluster import slurm
 from lllaunch.cluster.slurm import QueuedJob, SlurmFailed, SubmitFailed
@@ -86,7 +85,9 @@ def test_nor_is_the_queue_asked_of_one_that_has_said_it_is_over(
 def test_what_workers_called_goes_with_its_submission(directory: str) -> None:
     entrypoint = Entrypoint("function", "train", "train:main", "main")
     function = SubmittedFunction(entrypoint, (), "train", "main", b"")
-    write_private(f"{directory}/function.pkl", pickle.dumps(function))
+    path = Path(directory, "function.pkl")
+    path.write_bytes(pickle.dumps(function))
+    path.chmod(0o600)
     assert read_function(directory) == function
     replace_submission(directory)
     assert read_function(directory) is None

@@ -44,11 +44,11 @@ def test_it_is_that_which_the_run_asks_for(tmp_path: Path, launch: dict[str, Any
     spec = resolve(OmegaConf.create(text), runtime_cwd=cwd, output_dir=f"{cwd}/out")
     plan = portable_plan(spec, SOURCES)
     assert "a secret" not in str(plan)
-    found = warm_key(RerunRequest("", plan, {}, cwd), None, None, os.environ)
+    found = warm_key(RerunRequest("", plan, {}, cwd), None, os.environ)
     place = spec.spawner_cwd or spec.cwd
     assert found == SpawnerKey.of(spec.imports, place, spawner_environment(spec), os.environ)
 
 
 def test_what_only_a_run_knows_has_a_spawner_of_its_own() -> None:
     plan = {"launch": {"cwd": "${hydra:job.num}"}}
-    assert warm_key(RerunRequest("", plan, {}, "/"), None, None, os.environ) is None
+    assert warm_key(RerunRequest("", plan, {}, "/"), None, os.environ) is None

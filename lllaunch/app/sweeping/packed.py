@@ -13,7 +13,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import lllaunch.sweep.schedule as v
-from lllaunch.app.batch_job import begin, end_of, enter_code, perform, read_run, redirect
+from lllaunch.app.batch_job import begin, end_of, enter_code, perform, redirect
+from lllaunch.app.rerun import read_submitted
 from lllaunch.config.plan import SOURCES, complete
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.exit_codes import ExitCode, for_signal
@@ -42,7 +43,6 @@ from lllaunch.words import counted
 
 if TYPE_CHECKING:
     from lllaunch.app.rerun import RerunRequest
-    from lllaunch.app.submitting import SubmittedFunction
     from lllaunch.run.snapshot import Snapshot
     from lllaunch.spawner.client import Spawner
 
@@ -60,7 +60,7 @@ def run_pack(task: Sequence[ArrayJob], batch: BatchJob, submission: Submission) 
     # those that were over before the task was taken back are not run again
     left = [job for job in task if end_of(job.directory, account_of(job.directory)) is None]
     if left:
-        enter_code(read_run(left[0].directory)[0].cwd, batch.snapshot)
+        enter_code(read_submitted(left[0].directory).cwd, batch.snapshot)
         machine = find_machine(os.environ, None, _cores())
         _Pack(left, machine, batch, submission).run()
     batch.ran = True
@@ -148,7 +148,7 @@ class _Pack:
     def _prepare(self, number: int) -> Prepared:
         """In the process of a job: read what it is."""
         job = self._jobs[number]
-        again, function = read_run(job.directory)
+        again = read_submitted(job.directory)
         launch = complete(again.plan)["launch"]
         gpus, cpus = len(self._machine.gpus), len(self._machine.cpus)
         need, outer = need_in_task(launch, gpus, cpus), dict(os.environ)
@@ -158,14 +158,13 @@ class _Pack:
             need=need,
             overrides=tuple(self._label(number)),
             directory=job.directory,
-            payload=(again, function),
-            warm=warm_key(again, function, self._batch.snapshot, outer),
+            payload=again,
+            warm=warm_key(again, self._batch.snapshot, outer),
         )
 
     def _execute(self, prepared: Prepared, lease: Lease, spawner: Spawner | None) -> int:
         """In the process of a job: run it; return its exit code."""
-        directory, payload = prepared.directory, cast("Any", prepared.payload)
-        again, function = payload
+        directory, again = prepared.directory, cast("RerunRequest", prepared.payload)
         redirect(os.path.join(directory, LOG))
         if lease.cpus:
             _share_cores(len(lease.cpus), complete(again.plan)["launch"]["nproc"])
@@ -178,7 +177,7 @@ class _Pack:
             overrides=read_overrides(directory),
         )
         begin(batch, self._submission.job, None)
-        code = perform(batch, again, function, spawner)
+        code = perform(batch, again, spawner)
         if code == 0:
             batch.note(BatchEnded(code))
         sys.stdout.flush()
@@ -192,10 +191,7 @@ def _share_cores(cores: int, nproc: Any) -> None:
 
 
 def warm_key(
-    again: RerunRequest,
-    function: SubmittedFunction | None,
-    snapshot: Snapshot | None,
-    outer: Mapping[str, str],
+    again: RerunRequest, snapshot: Snapshot | None, outer: Mapping[str, str]
 ) -> SpawnerKey | None:
     """Return which spawner a job can share with others of its task; None for none.
 
@@ -220,7 +216,7 @@ def warm_key(
         # as every run of several workers
         environ.setdefault(_THREADS, "1")
     return SpawnerKey.of(
-        (*found["preload"], *(() if function is None else function.preload)),
+        (*found["preload"], *(() if again.function is None else again.function.preload)),
         place if snapshot is None else snapshot.place(place),
         environ,
         outer,
