@@ -143,7 +143,7 @@ class Jobs:
             with self.reporting(), locating(GlobalHydra.instance().config_loader(), config):
                 try:
                     if ruled:
-                        _expect_places(config, alone=alone)
+                        expect_places(config, alone=alone)
                     if alone:
                         self._claim(config)
                     if alone and (ruled or not config.hydra.callbacks):
@@ -392,18 +392,6 @@ def _nodes_of(config: DictConfig, *, elsewhere: bool) -> Nodes | None:
     from lllaunch.config.nodes import nodes_ahead  # noqa: PLC0415 - of several nodes only
 
     return nodes_ahead(config, os.environ)
-
-
-def _expect_places(config: DictConfig, *, alone: bool) -> None:
-    """Raise if a run or a sweep would write where its project does not allow it."""
-    # interpolations keep what they come to: the moment of ${now:} may choose between paths
-    HydraConfig.instance().set_config(config)
-    runtime: Any = config.hydra.runtime
-    with read_write(config.hydra), open_dict(runtime):
-        if alone:
-            runtime.output_dir = os.path.abspath(str(config.hydra.run.dir))
-    HydraConfig.instance().set_config(config)
-    expect_places(config)
 
 
 class _LateFile(logging.FileHandler):

@@ -81,8 +81,8 @@ class ConfigRequest(NamedTuple):
     @classmethod
     def of(cls, given: argparse.Namespace) -> ConfigRequest:
         """Reads what a parser with `add_hydra_flags` has found."""
-        found = {name: getattr(given, name) for name in cls._fields}
-        return cls(**{**found, "overrides": tuple(given.overrides)})
+        overrides, *others = (getattr(given, name) for name in cls._fields)
+        return cls(tuple(overrides), *others)
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> ConfigRequest:
@@ -121,7 +121,7 @@ def add_hydra_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--config-dir", "-cd", metavar="DIR", help="searched first")
 
 
-class Composition:
+class Composition(contextlib.ExitStack):
     """Composes what one command line asks for; a context manager.
 
     Outside of it Hydra's global state is what it was. What Hydra cannot compose is a
@@ -132,21 +132,23 @@ class Composition:
     """
 
     def __init__(self, command: ConfigRequest) -> None:
+        super().__init__()
         self.command = command
         self.config_name = command.config_name or PRIMARY
-        self._left = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._left.enter_context(_state_put_back())
+        config, runtime = HydraConfig.instance(), JobRuntime.instance()
+        base = version.VersionBase.instance()
+        self.callback(setattr, config, "cfg", config.cfg)
+        self.callback(runtime.set, "name", runtime.conf.get("name"))
+        self.callback(setattr, base, "version_base", base.version_base)
+        self.callback(setattr, ConfDirectories, "config_dir", ConfDirectories.config_dir)
         try:
             self.loader = self._new_loader()
         except BaseException:
-            self._left.close()
+            self.close()
             raise
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self._left.close()
 
     def _new_loader(self) -> GuardedLoader:
         setup_globals()
@@ -166,11 +168,15 @@ class Composition:
                 found.prepend("command-line", f"file://{directory}", anchor=anchor)
             return GuardedLoader.for_reviewers(found)
 
-    def compose(self, overrides: Sequence[str] = ()) -> DictConfig:
-        """Return the config of a run, whole; it is Hydra's config of this process."""
+    def _load(self, mode: RunMode, overrides: Sequence[str] = (), **more: Any) -> DictConfig:
         every = [*self.command.overrides, *overrides]
         with composing():
-            config = self.loader.load_configuration(self.config_name, every, RunMode.RUN)
+            return self.loader.load_configuration(self.config_name, every, mode, **more)
+
+    def compose(self, overrides: Sequence[str] = ()) -> DictConfig:
+        """Return the config of a run, whole; it is Hydra's config of this process."""
+        config = self._load(RunMode.RUN, overrides)
+        with composing():
             HydraConfig.instance().set_config(config)
             output_dir = str(OmegaConf.select(config, "hydra.run.dir"))
             node: Any = config.hydra.runtime
@@ -203,10 +209,8 @@ class Composition:
 
     def master(self) -> DictConfig:
         """Return what a sweep itself is composed to; it is Hydra's config of this process."""
+        config = self._load(RunMode.MULTIRUN)
         with composing():
-            config = self.loader.load_configuration(
-                self.config_name, list(self.command.overrides), RunMode.MULTIRUN
-            )
             HydraConfig.instance().set_config(config)
         return config
 
@@ -218,11 +222,8 @@ class Composition:
         """Return whether a sweep is asked for, by the command line or by the config."""
         if self.command.multirun:
             return True
+        config = self._load(RunMode.MULTIRUN, validate_sweep_overrides=False)
         with composing():
-            config = self.loader.load_configuration(
-                *(self.config_name, list(self.command.overrides), RunMode.MULTIRUN),
-                validate_sweep_overrides=False,
-            )
             return bool(config.hydra.mode == RunMode.MULTIRUN)
 
     def origins(self, overrides: Sequence[str] = ()) -> Origins:
@@ -246,24 +247,8 @@ def composing() -> Iterator[None]:
             raise ComposeFailed(without_variables(reason), without_variables(message)) from error
 
 
-@contextlib.contextmanager
-def _state_put_back() -> Iterator[None]:
-    known, runtime, base = HydraConfig.instance(), JobRuntime.instance(), version.VersionBase
-    cfg, name, level = known.cfg, runtime.conf.get("name"), base.instance().version_base
-    directory = ConfDirectories.config_dir
-    try:
-        yield
-    finally:
-        known.cfg = cfg
-        runtime.set("name", name)
-        base.instance().version_base = level
-        ConfDirectories.config_dir = directory
-
-
-_SWEEPERS = (
-    "hydra_plugins.lllaunch_launcher.sweeper.LllaunchSweeper",
-    BASIC_SWEEPER,
-)
+# Those whose jobs are known beforehand.
+_SWEEPERS = ("hydra_plugins.lllaunch_launcher.sweeper.LllaunchSweeper", BASIC_SWEEPER)
 
 
 @dataclass(frozen=True)

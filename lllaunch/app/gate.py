@@ -10,7 +10,8 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lllaunch.app.configs import experiment_name, job_name, words_of
 from lllaunch.config.tree import shown_path
@@ -62,15 +63,21 @@ def admit(
     spec = with_hydra(spec, config)
     plain: Any = OmegaConf.to_container(config, resolve=False)
     problems = check(spec, plain, policy, top, locked=locked)
-    refused = PlanRefused(problems=tuple(problems))
-    if locked:
-        refused = _against_lock(spec, config, job, problems, users_own=users_own)
+    refused = (
+        _against_lock(spec, config, job, problems, users_own=users_own)
+        if locked
+        else PlanRefused(problems=tuple(problems))
+    )
     if refused.problems or refused.changes:
         raise refused
 
 
-def expect_places(config: DictConfig) -> None:
-    """Raise `PlanRefused` if Hydra would write where the project does not allow it."""
+def expect_places(config: DictConfig, *, alone: bool) -> None:
+    """Raise `PlanRefused` if Hydra would write where the project does not allow it.
+
+    ``alone``: whether it is a run, and no sweep. Interpolations keep what they come to: the moment
+    of ``${now:}`` may choose between paths.
+    """
     top = tree_top(os.getcwd())
     policy = policy_of(top)
     if policy is None:
@@ -79,6 +86,12 @@ def expect_places(config: DictConfig) -> None:
     from lllaunch.review.hydra_node import written  # noqa: PLC0415
     from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
 
+    HydraConfig.instance().set_config(config)
+    if alone:
+        runtime: Any = config.hydra.runtime
+        with read_write(config.hydra), open_dict(runtime):
+            runtime.output_dir = os.path.abspath(str(config.hydra.run.dir))
+        HydraConfig.instance().set_config(config)
     problems = check_config({}, policy, top, written(config))
     if problems:
         raise PlanRefused(problems=tuple(problems))
@@ -94,14 +107,14 @@ def expect_own_environment(config: DictConfig) -> None:
     """
     node: Any = OmegaConf.select(config, "hydra.job.env_set", throw_on_resolution_failure=False)
     names = [str(name) for name in node] if isinstance(node, DictConfig) else []
-    ours = [name for name in names if name.startswith(_OURS)]
-    if ours:
-        message = "may not be set by a config: lllaunch itself reads it"
-        problems = [
-            Diagnostic("reserved-variable", f"hydra.job.env_set.{name}", "", message)
-            for name in ours
-        ]
-        raise ConfigError(tuple(problems))
+    message = "may not be set by a config: lllaunch itself reads it"
+    problems = tuple(
+        Diagnostic("reserved-variable", f"hydra.job.env_set.{name}", "", message)
+        for name in names
+        if name.startswith(_OURS)
+    )
+    if problems:
+        raise ConfigError(problems)
 
 
 def policy_of(top: str) -> Policy | None:
@@ -139,9 +152,15 @@ def _against_lock(
     *,
     users_own: bool,
 ) -> PlanRefused:
+    """Return how a run differs from its lock.
+
+    Raises:
+        PlanRefused: somebody edited the lock, or the run has no name.
+        ConfigError: the lock cannot be read.
+    """
     from lllaunch.config.plan import plan_hash  # noqa: PLC0415
     from lllaunch.review.allow import OWN_TARGETS  # noqa: PLC0415
-    from lllaunch.review.lock import compare, renew_command  # noqa: PLC0415
+    from lllaunch.review.lock import compare, lock_path, renew_command  # noqa: PLC0415
     from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
 
     if users_own:
@@ -152,47 +171,31 @@ def _against_lock(
     plain: Any = OmegaConf.to_container(config.hydra.job.env_set, resolve=False)
     problems = [*problems, *variables_of_hydra(plain)]
     # launchers and sweepers of others: no lock has what they are given
-    for path, allowed in OWN_TARGETS.items() if job is not None else ():
-        key = ".".join(path)
+    for parts, allowed in OWN_TARGETS.items() if job is not None else ():
+        key = ".".join(parts)
         target = OmegaConf.select(config, key)
         if target not in allowed:
             message, hint = "is in no lock, with what it is given", "use lllaunch's own"
             problems.append(Diagnostic("unlocked-launcher", key, repr(target), message, hint))
     if job is not None and job.admitted and job.admitted == plan_hash(spec):
         return PlanRefused(problems=tuple(problems))
-    lock = find_lock(spec, config)
-    if isinstance(lock, str):
-        message = "does not exist: this plan has not been reviewed"
-        missing = Diagnostic("no-lock", lock, "", message)
-        command = words_of(config) if job is None else ("-m", *words_of(job.master))
-        return PlanRefused(problems=(*problems, missing), renew=renew_command(command))
-    changes = compare(lock, spec, "" if job is None else job_name(job.overrides))
-    return PlanRefused(lock.path, changes, tuple(problems), lock.renew if changes else "")
-
-
-def find_lock(spec: LaunchSpec, config: DictConfig) -> Lock | str:
-    """Returns the lock of a run, or the path where it would be.
-
-    Raises:
-        PlanRefused: somebody edited it, or the run has no name.
-        ConfigError: it cannot be read.
-    """
-    from lllaunch.review.lock import lock_path  # noqa: PLC0415
-    from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
-
     name = spec.locked if isinstance(spec.locked, str) else experiment_name(config)
     if not name:
         message = "has no name that a lock could be found by"
-        raise PlanRefused(
-            problems=(Diagnostic("lock-name", "", "the run", message, "set launch.locked=NAME"),)
-        )
+        nameless = Diagnostic("lock-name", "", "the run", message, "set launch.locked=NAME")
+        raise PlanRefused(problems=(nameless,))
     path = lock_path(spec.runtime_cwd, name)
-    told = os.path.relpath(path, spec.runtime_cwd)
+    shown = os.path.relpath(path, spec.runtime_cwd)
     if not os.path.lexists(path):
-        return told
+        message = "does not exist: this plan has not been reviewed"
+        missing = Diagnostic("no-lock", shown, "", message)
+        command = words_of(config) if job is None else ("-m", *words_of(job.master))
+        return PlanRefused(problems=(*problems, missing), renew=renew_command(command))
     # that of a sweep is not read again for each job, which takes a while
     found = os.stat(path)
-    return replace(_read_once(path, found.st_mtime_ns, found.st_size, found.st_ino), path=told)
+    lock = _read_once(path, found.st_mtime_ns, found.st_size, found.st_ino)
+    changes = compare(lock, spec, "" if job is None else job_name(job.overrides))
+    return PlanRefused(shown, changes, tuple(problems), lock.renew if changes else "")
 
 
 @functools.lru_cache(maxsize=32)
@@ -206,14 +209,9 @@ def variables_of_hydra(env_set: object) -> list[Diagnostic]:
     """Tells which variables Hydra sets for a run; no lock has them."""
     from lllaunch.review.allow import variables_set  # noqa: PLC0415
 
+    message, hint = "is in no lock, and workers see it", "set it in launch.env"
     return [
-        Diagnostic(
-            "unlocked-variable",
-            f"hydra.job.env_set.{name}",
-            "",
-            "is in no lock, and workers see it",
-            "set it in launch.env",
-        )
+        Diagnostic("unlocked-variable", f"hydra.job.env_set.{name}", "", message, hint)
         for name in variables_set(env_set)
     ]
 

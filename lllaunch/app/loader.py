@@ -8,21 +8,18 @@ before a run of ours begins. So in our own apps its config loader is one that lo
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import AnyNode, DictConfig, OmegaConf, open_dict, read_write
 
-from lllaunch.app.boundary import (
-    composing_readably,
-    expect_bounded,
-    refusing,
-)
+from lllaunch.app.boundary import composing_readably, expect_bounded, refusing
 from lllaunch.app.configs import PACKAGED
 from lllaunch.app.gate import asks_for_lock, expect_own_environment, has_rules, policy_of
 from lllaunch.app.planning import locating
@@ -80,10 +77,12 @@ def load_job(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str])
         PlanRefused: its project does not allow what it asks for.
         Exception: whatever Hydra, OmegaConf and resolvers raise.
     """
-    if isinstance(loader, GuardedLoader):
-        with loader.raising():
-            return loader.load_sweep_config(master, list(overrides))
-    return loader.load_sweep_config(master, list(overrides))
+    raises = loader.raises if isinstance(loader, GuardedLoader) else True
+    try:
+        loader.raises = True  # type: ignore[attr-defined]  # means nothing to others
+        return loader.load_sweep_config(master, list(overrides))
+    finally:
+        loader.raises = raises  # type: ignore[attr-defined]
 
 
 class _Kept(NamedTuple):
@@ -125,9 +124,9 @@ class GuardedLoader(WatchedLoader):
     for use. Here what the first came to is what the second returns, unless they may differ.
     """
 
+    raises = False
+    """Whether what is not allowed is raised as a `PlanRefused`, and ends nothing."""
     _looks = True
-    _raises = False
-    _known: Policy | None = None
     _kept: _Kept | None = None
     _parsed: Sequence[Override] = ()
 
@@ -156,12 +155,19 @@ class GuardedLoader(WatchedLoader):
             return kept.config
         with self._refusing():
             # the packages that the command line looks in must be allowed
-            policy = self._policy()
             paths = [element.path for element in self.config_search_path.get_path()]
             foreign = [path for path in paths if path.startswith("pkg:") and path not in _PACKAGES]
-            if policy is not None and foreign:
-                _refuse_if_any(_foreign(foreign, policy))
-            self._expect_no_secrets(overrides)
+            if self._policy is not None and foreign:
+                _refuse_if_any(_foreign(foreign, self._policy))
+            # Hydra quotes what is wrong with an override
+            if any(literals_in(overrides)):
+                settings = [
+                    text
+                    for text in overrides
+                    # `+db/credentials=prod` is a file's name
+                    if not self.repository.group_exists(re.split("[=@:]", text.lstrip("+~"))[0])
+                ]
+                _refuse_literals(literals_in(settings))
         if validate_sweep_overrides:
             return self._compose(config_name, overrides, run_mode, from_shell, True)
         of_sweep = False
@@ -184,12 +190,16 @@ class GuardedLoader(WatchedLoader):
                 for name in job.env_copy:
                     job.env_set[name] = f"${{oc.env:{name}}}"
         if self._looks:
+            root: Any = OmegaConf.to_container(config, resolve=False)
+            own, allowed = {name: root[name] for name in root if name != "hydra"}, not_secret(root)
             with self._refusing(), locating(self, config):
-                root: Any = OmegaConf.to_container(config, resolve=False)
-                _refuse_literals(_literals_of(root))
-                self._look_at(config)
-            own = {name: item for name, item in root.items() if name != "hydra"}
-            for key in exposed(own, allowed=not_secret(root)):
+                found = [*literals(own, allowed=allowed)]
+                # of Hydra's own, what somebody sets
+                for key in ("hydra.job.env_set", "hydra.launcher"):
+                    found += literals(value_at(root, key.split(".")), key, allowed=allowed)
+                _refuse_literals(found)
+                self._judge(config, root)
+            for key in exposed(own, allowed=allowed):
                 print(f"lllaunch: warning: {key}: {EXPOSED}", file=sys.stderr)
         return config
 
@@ -226,7 +236,7 @@ class GuardedLoader(WatchedLoader):
         Packages that are not allowed are not looked in: that is raised as a `PlanRefused`.
         """
         loader = cls(path)
-        loader._looks, loader._raises = False, True
+        loader._looks, loader.raises = False, True
         return loader
 
     def look_at_search_path(
@@ -235,42 +245,21 @@ class GuardedLoader(WatchedLoader):
         """Refuse packages that the project does not allow to look in."""
         self._parsed = overrides
         with self._refusing():
-            policy = self._policy()
-            if policy is not None:
-                found = _foreign_in_primary(repo, config_name, policy)
-                for override in overrides:
-                    if override.get_key_element() == _SEARCHPATH:
-                        found += _foreign(override.value(), policy)
-                _refuse_if_any(found)
-
-    def _expect_no_secrets(self, overrides: Sequence[str]) -> None:
-        """Expect that the command line holds no secrets: Hydra quotes what is wrong with it."""
-        if not any(literals_in(overrides)):
-            return
-        settings = [
-            text
-            for text in overrides
-            # `+db/credentials=prod` is a file's name
-            if not self.repository.group_exists(re.split("[=@:]", text.lstrip("+~"))[0])
-        ]
-        _refuse_literals(literals_in(settings))
-
-    @contextlib.contextmanager
-    def raising(self) -> Iterator[None]:
-        """What is not allowed is raised as a `PlanRefused` in the block, and ends nothing."""
-        self._raises = True
-        try:
-            yield
-        finally:
-            self._raises = False
+            if self._policy is None:
+                return
+            found = _foreign_in_primary(repo, config_name, self._policy)
+            for override in overrides:
+                if override.get_key_element() == _SEARCHPATH:
+                    found += _foreign(override.value(), self._policy)
+            _refuse_if_any(found)
 
     def _refusing(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._raises else refusing()
+        return contextlib.nullcontext() if self.raises else refusing()
 
-    def _look_at(self, config: DictConfig) -> None:
+    def _judge(self, config: DictConfig, root: Mapping[Any, Any]) -> None:
+        """Raise unless a config, ``root`` as plain data, is allowed."""
         expect_own_environment(config)
-        policy = self._policy()
-        if policy is None:
+        if self._policy is None:
             if asks_for_lock(config):
                 from lllaunch.review.allow import NO_POLICY  # noqa: PLC0415 - as above
 
@@ -279,14 +268,12 @@ class GuardedLoader(WatchedLoader):
         from lllaunch.review.allow import check_config  # noqa: PLC0415 - as above
         from lllaunch.review.hydra_node import written  # noqa: PLC0415 - as above
 
-        plain: Any = OmegaConf.to_container(config, resolve=False)
-        _refuse_if_any(check_config(plain, policy, tree_top(os.getcwd()), written(config)))
+        _refuse_if_any(check_config(root, self._policy, tree_top(os.getcwd()), written(config)))
 
+    @functools.cached_property
     def _policy(self) -> Policy | None:
         """The project's policy, read once."""
-        if self._known is None:
-            self._known = policy_of(tree_top(os.getcwd()))
-        return self._known
+        return policy_of(tree_top(os.getcwd()))
 
 
 def _foreign(entries: object, policy: Policy) -> list[Diagnostic]:
@@ -299,10 +286,9 @@ def _foreign(entries: object, policy: Policy) -> list[Diagnostic]:
 
 def _foreign_in_primary(repo: Any, name: str | None, policy: Policy) -> list[Diagnostic]:
     """Return the same of the primary config, with its file and the line."""
-    loaded = repo.load_config(config_path=name) if name else None
-    if loaded is None or not OmegaConf.is_dict(loaded.config):
-        return []
-    entries = OmegaConf.select(loaded.config, _SEARCHPATH)
+    loaded: Any = repo.load_config(config_path=name) if name else None
+    is_dict = loaded is not None and OmegaConf.is_dict(loaded.config)
+    entries = OmegaConf.select(loaded.config, _SEARCHPATH) if is_dict else None
     if not OmegaConf.is_list(entries):
         return []
     found = _foreign(OmegaConf.to_container(entries, resolve=True), policy)
@@ -318,14 +304,6 @@ def _refuse_if_any(problems: list[Diagnostic]) -> None:
         from lllaunch.review.refused import PlanRefused  # noqa: PLC0415 - if something is wrong
 
         raise PlanRefused(problems=tuple(problems))
-
-
-def _literals_of(root: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield the secrets that a config holds itself, but for what nobody sets of Hydra's own."""
-    own, allowed = {name: root[name] for name in root if name != "hydra"}, not_secret(root)
-    yield from literals(own, allowed=allowed)
-    for key in ("hydra.job.env_set", "hydra.launcher"):
-        yield from literals(value_at(root, key.split(".")), key, allowed=allowed)
 
 
 def _refuse_literals(secrets: Iterable[tuple[str, str, str]]) -> None:
