@@ -7,10 +7,9 @@ callbacks) are taken from ``.hydra``, if that is there.
 
 from __future__ import annotations
 
-import functools
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -25,6 +24,7 @@ from lllaunch.app.configs import AGAIN, EXPERIMENTS, PRIMARY, unlocked
 from lllaunch.config.cluster import CLUSTER_KEYS
 from lllaunch.config.document import parse, read_text
 from lllaunch.config.plan import SOURCES, complete, portable_plan
+from lllaunch.config.tree import value_at
 from lllaunch.difference import Change, differences, text_lines
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.exit_codes import ExitCode
@@ -39,10 +39,7 @@ if TYPE_CHECKING:
 PLAN = "plan.yaml"
 _CONFIG, _HYDRA = ".hydra/config.yaml", ".hydra/hydra.yaml"
 # What of Hydra's node bears on the job, and not on where and how it is started.
-_KEPT = (
-    *(("callbacks",), ("hydra_logging",), ("job_logging",)),
-    *(("job", "env_set"), ("job", "chdir")),
-)
+_KEPT = ("callbacks", "hydra_logging", "job_logging", "job.env_set", "job.chdir")
 _OURS = "lllaunch.conf"
 
 
@@ -112,25 +109,30 @@ def _read_plan(directory: str, *, expect_named: bool) -> RerunRequest:
     if not shaped or not isinstance(plan.get("cluster", {}), dict):
         raise ConfigError((Diagnostic("plan", path, "", "is no plan (launch: {...})"),))
     rest, hydra = (_read(os.path.join(directory, name)) for name in (_CONFIG, _HYDRA))
-    node = _mapping(hydra.get("hydra"))
-    runtime = _mapping(node.get("runtime"))
+
+    def former(key: str) -> Any:
+        # anybody may have written it
+        return value_at(hydra, ["hydra", *key.split(".")])
+
     if expect_named:
-        _expect_ours(directory, node, plan["launch"])
-    kept: dict[str, Any] = {"runtime": {"choices": {EXPERIMENTS: _experiment(node)}}}
-    for *above, last in _KEPT:
-        value = functools.reduce(lambda each, key: _mapping(each.get(key)), above, node).get(last)
-        if value is not None:
-            functools.reduce(lambda each, key: each.setdefault(key, {}), above, kept)[last] = value
-    known = _mapping(rest.get("launch"))
+        _expect_ours(directory, former, plan["launch"])
+    # what the run was called in review; the primary config of the new one has no name
+    name = former(f"runtime.choices.{EXPERIMENTS}") or former("job.config_name")
+    named = isinstance(name, str) and name not in {PRIMARY, AGAIN}
+    kept: dict[str, Any] = {"runtime": {"choices": {EXPERIMENTS: name if named else None}}}
+    for key in _KEPT:
+        above, _, last = key.rpartition(".")
+        if (value := former(key)) is not None:
+            (kept.setdefault(above, {}) if above else kept)[last] = value
     # what it does not name is what it was then, whatever the defaults are now
     completed = complete(plan, SOURCES)
-    launch = {**completed["launch"], "locked": known.get("locked", False)}
-    config = {**rest, "launch": launch, "hydra": kept}
+    locked = value_at(rest, ["launch", "locked"]) or False
+    config = {**rest, "launch": {**completed["launch"], "locked": locked}, "hydra": kept}
     # what the plan does not say of it is no part of the run
     config.pop("cluster", None)
     if "cluster" in completed:
         config["cluster"] = {**dict.fromkeys(CLUSTER_KEYS), **completed["cluster"]}
-    return RerunRequest(path, plan, config, str(runtime.get("cwd") or ""))
+    return RerunRequest(path, plan, config, str(former("runtime.cwd") or ""))
 
 
 def run_again(
@@ -150,41 +152,33 @@ def run_again(
     try:
         ConfigStore.instance().store(AGAIN, dict(again.config), provider="lllaunch")
     except (OmegaConfBaseException, RecursionError) as error:
-        nested = isinstance(error, RecursionError)
-        message = "is nested too deeply" if nested else f"is no config: {reason_of(error)}"
-        raise ConfigError(
-            (Diagnostic("plan", again.path, "", f"or what is beside it {message}"),)
-        ) from None
+        message = f"or what is beside it is no config: {reason_of(error)}"
+        raise ConfigError((Diagnostic("plan", again.path, "", message),)) from None
     return run(spawner, AGAIN, again.expect, batch, again.function, quiet=quiet)
 
 
-def _read(path: str) -> dict[Any, Any]:
+def _read(path: str) -> Any:
     if not os.path.lexists(path):
         return {}
     text = read_text(path)
     try:
-        return _mapping(parse(text, path).data)
+        data: Any = parse(text, path).data
     except ConfigError:
         if "!!" not in text:
             raise
-    # OmegaConf writes paths and bytes with tags, which only its own reader knows
-    try:
-        config = OmegaConf.create(text)
-        data: Any = OmegaConf.to_container(config, resolve=False)
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
-        reason = reason_of(error) if isinstance(error, OmegaConfBaseException) else "of its tags"
-        raise ConfigError((Diagnostic("plan", path, "", f"cannot be read: {reason}"),)) from None
-    return _mapping(data)
+        # OmegaConf writes paths and bytes with tags, which only its own reader knows
+        try:
+            data = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+        except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+            known = isinstance(error, OmegaConfBaseException)
+            message = f"cannot be read: {reason_of(error) if known else 'of its tags'}"
+            raise ConfigError((Diagnostic("plan", path, "", message),)) from None
+    return data if isinstance(data, dict) else {}
 
 
-def _mapping(value: Any) -> dict[Any, Any]:
-    """What should be a mapping, but anybody may have written."""
-    return value if isinstance(value, dict) else {}
-
-
-def _expect_ours(directory: str, node: Mapping[Any, Any], launch: Mapping[Any, Any]) -> None:
+def _expect_ours(directory: str, former: Callable[[str], Any], launch: Mapping[Any, Any]) -> None:
     """Raises if a run was of a user's own app, whose function no plan can name."""
-    sources = _mapping(node.get("runtime")).get("config_sources")
+    sources = former("runtime.config_sources")
     given = sources if isinstance(sources, list) else []
     paths = [source.get("path") for source in given if isinstance(source, dict)]
     if not paths or _OURS in paths:
@@ -192,21 +186,12 @@ def _expect_ours(directory: str, node: Mapping[Any, Any], launch: Mapping[Any, A
     # how the plan calls the function: train.py:main, package.module:main
     script = str(launch.get("entrypoint", "")).rpartition(":")[0]
     words = ["python", script] if script.endswith(".py") else ["python", "-m", script]
-    overrides = _mapping(node.get("overrides"))
-    lists = [overrides.get(kind) for kind in ("hydra", "task")]
+    lists = [former(f"overrides.{kind}") for kind in ("hydra", "task")]
     texts = [str(text) for each in lists if isinstance(each, list) for text in each]
     command = shlex.join([*words, *unlocked(redacted_overrides(texts))])
-    cwd = _mapping(node.get("runtime")).get("cwd")
+    cwd = former("runtime.cwd")
     if isinstance(cwd, str) and os.path.realpath(cwd) != os.path.realpath(os.getcwd()):
         command = f"cd {shlex.quote(cwd)} && {command}"
-    name = str(_mapping(node.get("job")).get("name"))
-    message = f"was run by an app of its own, {name!r}"
+    message = f"was run by an app of its own, {str(former('job.name'))!r}"
     hint = f"\n  to run it again: {command}"
     raise ConfigError((Diagnostic("own-app", "RUN", repr(directory), message, hint),))
-
-
-def _experiment(node: Mapping[Any, Any]) -> str | None:
-    """What the run was called in review; the primary config of the new one has no name."""
-    choice = _mapping(_mapping(node.get("runtime")).get("choices")).get(EXPERIMENTS)
-    name = choice or _mapping(node.get("job")).get("config_name")
-    return name if isinstance(name, str) and name not in {PRIMARY, AGAIN} else None
