@@ -44,7 +44,7 @@ from lllaunch.hydra_compat import HydraMessage, QuietReturn, Seam, replaced
 from lllaunch.interrupts import ENDING
 from lllaunch.linux.cgroup import shortage
 from lllaunch.run.files import relative_path, working_directory
-from lllaunch.run.redact import Redactor
+from lllaunch.secret_names import Redactor
 from lllaunch.text import visible
 
 if TYPE_CHECKING:

@@ -47,8 +47,7 @@ from lllaunch.review.lock import Lock, lock_path, read_lock, renew_command, swee
 from lllaunch.review.paths import policy_path, tree_top
 from lllaunch.review.policy import Policy, read_policy
 from lllaunch.review.refused import PlanRefused
-from lllaunch.run.redact import Redactor
-from lllaunch.secret_names import is_secret_name
+from lllaunch.secret_names import Redactor, is_secret_name
 from lllaunch.text import shorten
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from lllaunch.results.cases import Case, CodeLine, Log, Outcome, Report, Tree, f
 from lllaunch.results.store import FoundDirectory, ListEntry, read_overrides, unreadable
 from lllaunch.results.view import RunView, SweepView, blamed, view_run, view_sweep
 from lllaunch.run.directory import RESULT
-from lllaunch.run.redact import redactor_of
+from lllaunch.secret_names import redactor_of
 from lllaunch.text import first_line, tidy
 from lllaunch.words import UNFINISHED, whose
 

@@ -30,9 +30,8 @@ from lllaunch.results.store import (
 from lllaunch.results.timeline import RunTimeline, read_timeline
 from lllaunch.run.directory import PLAN, RESULT
 from lllaunch.run.excerpts import tail
-from lllaunch.run.redact import redactor_of
 from lllaunch.run.result import Failed, Victim
-from lllaunch.secret_names import redacted_overrides
+from lllaunch.secret_names import redacted_overrides, redactor_of
 from lllaunch.text import tidy
 from lllaunch.watchdog.stacks.merged import TREE
 

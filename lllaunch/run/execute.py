@@ -22,7 +22,7 @@ from lllaunch.run.events import EventLog, read_history
 from lllaunch.run.files import write_atomic
 from lllaunch.run.group import RunGroup
 from lllaunch.run.observer import RunObserver
-from lllaunch.run.redact import Redactor
+from lllaunch.secret_names import Redactor
 from lllaunch.signal_source import (
     DEFAULT_SIGNALS,
     QUIET,

@@ -34,8 +34,7 @@ from lllaunch.errors import ConfigError, Diagnostic, Unfit
 from lllaunch.review.lock import lock_path, name_problem, renew_command
 from lllaunch.review.paths import locks_all
 from lllaunch.review.refused import PlanRefused
-from lllaunch.run.redact import Redactor
-from lllaunch.secret_names import redacted_overrides
+from lllaunch.secret_names import Redactor, redacted_overrides
 from lllaunch.spec import LaunchSpec
 from lllaunch.verbs.printing import print_lines
 

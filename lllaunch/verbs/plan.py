@@ -47,8 +47,7 @@ from lllaunch.review.lock import (
 from lllaunch.review.paths import tree_top
 from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import Build, BuildQuery
-from lllaunch.run.redact import Redactor
-from lllaunch.secret_names import redacted_overrides
+from lllaunch.secret_names import Redactor, redacted_overrides
 from lllaunch.text import first_line
 from lllaunch.verbs.manifest import add_manifest_flags, manifest_flags, show_trainjob
 from lllaunch.verbs.printing import (

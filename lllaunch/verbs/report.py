@@ -17,7 +17,7 @@ from lllaunch.results.store import LATEST, locate
 from lllaunch.results.text import render_json, render_text
 from lllaunch.results.view import view_run, view_sweep
 from lllaunch.run.files import naming, write_atomic
-from lllaunch.run.redact import redactor_of
+from lllaunch.secret_names import redactor_of
 from lllaunch.verbs.printing import Parser, perform, print_lines
 
 if TYPE_CHECKING:

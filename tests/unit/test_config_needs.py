@@ -11,7 +11,7 @@ from support.nvml import FakeNvml
 
 from lllaunch.config.plan import plan_node, plan_text
 from lllaunch.config.schema import schema_node
-from lllaunch.run.redact import Redactor
+from lllaunch.secret_names import Redactor
 from lllaunch.spec import Preflight, Resources
 from lllaunch.sweep.pool import Need, need_of
 from tests.unit.launch_nodes import complaints, mistakes, read_back, spec_of

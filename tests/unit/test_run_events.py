@@ -12,7 +12,7 @@ import pytest
 
 from lllaunch.events import Exited, OrphansGone
 from lllaunch.run.events import EventLog, encode, read_history
-from lllaunch.run.redact import Redactor
+from lllaunch.secret_names import Redactor
 from lllaunch.spawner.protocol import Function, Script
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.supervisor.machine import (
