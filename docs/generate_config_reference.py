@@ -14,8 +14,7 @@ from pathlib import Path
 import yaml
 
 from lllaunch import launch_settings
-from lllaunch.config.schema import PRESETS
-from lllaunch.config.watchdog import WATCHDOG_KEYS, written_policy
+from lllaunch.config.kinds import PRESETS, WATCHDOG, written_policy
 from lllaunch.macros import WORKER_NAMES
 from lllaunch.spec import RESTART_CAUSES
 
@@ -266,7 +265,7 @@ def _presets() -> str:
     said = {name: written_policy(policy) for name, policy in PRESETS.items()}
     names = "".join(f" `{name}` |" for name in said)
     rows = [f"| key |{names}", f"|---|{'---|' * len(said)}"]
-    for key in WATCHDOG_KEYS:
+    for key in WATCHDOG.fields:
         rows.append(f"| `{key}` |" + "".join(f" {_yaml(each[key])} |" for each in said.values()))
     return PRESETS_HEAD + "\n".join(rows) + "\n" + PRESETS_TAIL
 

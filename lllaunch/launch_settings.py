@@ -2,7 +2,7 @@
 
 Of each: its kind, its default, whether it may stand under ``hydra.launcher``, and what it means to
 plans and to the jobs of a sweep. What reads and writes it follows from its kind by
-`lllaunch.config.values.KINDS`; kinds that are not there have code of their own. The text below each
+`lllaunch.config.kinds.KINDS`; kinds that are not there have code of their own. The text below each
 is what docs/reference/config.md says about it.
 
 Every Hydra app of the machine reads this when it starts: nothing is imported here that Hydra has
@@ -61,7 +61,8 @@ if TYPE_CHECKING:
     Ranks = int | str
     Mask = int | str | bool | Mapping[Ranks, Any] | None
 
-    # Each has a row in `lllaunch.config.values.KINDS`.
+    # Each has a row in `lllaunch.config.kinds.KINDS`.
+    Console = Mapping[str, Any]
     Count = int
     Duration = float | str
     Flag = bool
@@ -71,9 +72,12 @@ if TYPE_CHECKING:
     Lock = bool | str
     Method = str
     Prefix = str
+    Resources = Mapping[str, int | None]
+    Restart = Mapping[Any, Any]
     Signals = Sequence[str] | str
     Size = int | str
     Texts = Sequence[str] | str
+    Watchdog = str | Mapping[str, Any] | bool
 
 _WATCHDOG_ABSENT = {
     "timers": False,
@@ -299,9 +303,7 @@ class Launch:
     of lllaunch SIGUSR2 announces its end, and workers get SIGTERM. What Slurm sends to a whole step
     reaches workers twice."""
 
-    watchdog: str | Mapping[str, Any] | bool | None = setting(
-        {"preset": "report"}, neutral=True, absent=_WATCHDOG_ABSENT
-    )
+    watchdog: Watchdog | None = setting({"preset": "report"}, neutral=True, absent=_WATCHDOG_ABSENT)
     """What lllaunch watches for: the name of a [preset](#watchdog-presets), or a mapping that
     changes one. A finding makes lllaunch write the stacks of all workers to
     `attempt_N/RANK/stacks.txt`, end the workers, and leave the rest to [`restart`](#restart). By
@@ -360,9 +362,7 @@ class Launch:
     """How often a failed group of workers is started again. If the process that forks the workers
     is killed, one further start is free."""
 
-    restart: Mapping[Any, Any] | None = setting(
-        _RESTART, absent={"on": "all", **_RESTART}, neutral=True
-    )
+    restart: Restart | None = setting(_RESTART, absent={"on": "all", **_RESTART}, neutral=True)
     """What to restart for, how soon, and when to give up, while restarts are left.
 
     - `on`: [causes](#causes-of-a-restart), a list or text with commas; `all` (default) or `none`.
@@ -428,7 +428,7 @@ class Launch:
     ```
     """
 
-    resources: Mapping[str, int | None] | None = setting(
+    resources: Resources | None = setting(
         {"gpus_per_proc": None, "cpus_per_proc": None}, neutral=True
     )
     """What each worker needs. A sweep runs as many jobs as fit, and shows each job the GPUs that it
@@ -458,7 +458,7 @@ class Launch:
     run_id: str | None = setting(in_sweep=False, neutral=True, absent=ALWAYS_SAID)
     """Value of `TORCHELASTIC_RUN_ID`. Null makes one from the end of the output directory."""
 
-    console: Mapping[str, Any] | None = setting(
+    console: Console | None = setting(
         {"live": None, "color": None, "quiet": False, "interval": "5m"}, planned=False, neutral=True
     )
     """What the launcher shows [beside the workers' output](../howto/output.md#the-live-line). It is

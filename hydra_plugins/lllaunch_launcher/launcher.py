@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def _node() -> DictConfig:
-    from lllaunch.config.launcher_schema import launcher_node  # noqa: PLC0415 - if it is chosen
+    from lllaunch.config.schema import launcher_node  # noqa: PLC0415 - if it is chosen
 
     return launcher_node()
 
 
 def _slurm_node() -> DictConfig:
-    from lllaunch.config.launcher_schema import slurm_launcher_node  # noqa: PLC0415 - as above
+    from lllaunch.config.schema import slurm_launcher_node  # noqa: PLC0415 - as above
 
     return slurm_launcher_node()
 

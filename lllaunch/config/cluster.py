@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.config.fields import (
     Findings,
+    Settings,
     did_you_mean,
     mapping_items,
     one_of,
@@ -33,7 +34,6 @@ from lllaunch.config.fields import (
 from lllaunch.config.nodes import AUTO, read_nnodes
 from lllaunch.config.read import BACKEND, Reader, asks_for_cluster, node_of_cluster
 from lllaunch.config.read import CLUSTER as KEY
-from lllaunch.config.settings import Settings
 from lllaunch.config.tree import BROKEN, Tree, Withheld, conceal, has_secrets, leaf_items, reveal
 from lllaunch.config.values import parse_duration
 from lllaunch.errors import Diagnostic, Unfit

@@ -1,4 +1,4 @@
-"""What an entrypoint says: its form, its arguments, and whether it is there."""
+"""What is run: the entrypoint and its arguments, ``preflight``; and whether it is there."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from lllaunch.config.fields import Findings, did_you_mean, nearest, one_of
+from lllaunch.config.fields import Findings, Settings, did_you_mean, known_items, nearest, one_of
 from lllaunch.config.locate import Located, NameStatus, locate, locate_main, misfits
-from lllaunch.config.settings import read_call, read_command_line
-from lllaunch.config.tree import BROKEN, Tree, has_secrets
-from lllaunch.errors import Unfit
+from lllaunch.config.tree import BROKEN, Tree, Withheld, has_secrets, reveal
+from lllaunch.config.values import format_duration, parse_duration
+from lllaunch.errors import Code, Unfit
 from lllaunch.secret_names import is_secret_name
-from lllaunch.spec import Entrypoint, Path
+from lllaunch.spec import Entrypoint, Path, Preflight
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _INTERPRETERS = re.compile(r"(python[\d.]*|torchrun)\s+")
@@ -172,6 +173,94 @@ def _names_in(directory: str) -> Iterator[str]:
         return
 
 
+def read_call(tree: Tree, key: str, findings: Findings) -> tuple[list[Tree], dict[str, Tree]]:
+    """Return positional and keyword arguments of a function: a list or a mapping."""
+    if isinstance(tree, list):
+        return tree, {}
+    if not _is_mapping_or_none(tree, key, findings):
+        return [], {}
+    for name in tree or {}:
+        if not isinstance(name, str) or not name.isidentifier():
+            unfit = Unfit("the name of an argument of a function", code="arguments")
+            findings.add(f"{key}.{name}", name, unfit)
+    return [], dict(tree or {})
+
+
+Word = tuple[Tree, Path]
+"""A word of a command line, and the path below ``args`` of what it was made from."""
+
+
+def read_command_line(
+    tree: Tree, key: str, findings: Findings, code: Code = "arguments"
+) -> list[Word]:
+    """Return the words of a script, module or program; texts that are secrets are withheld.
+
+    A list is taken as it is. Of a mapping, ``key: value`` becomes ``--key value``, ``key: true``
+    becomes ``--key``, ``key: [a, b]`` becomes ``--key a b``, and null, false and an empty list
+    nothing. A key that begins with ``-`` is taken as it is.
+    """
+    if isinstance(tree, list):
+        return _words(tree, (), key, findings, code)
+    if not _is_mapping_or_none(tree, key, findings):
+        return []
+    words: list[Word] = []
+    for name, value in (tree or {}).items():
+        words += _option(name, value, f"{key}.{name}", findings)
+    return words
+
+
+def _is_mapping_or_none(tree: Tree, key: str, findings: Findings) -> bool:
+    if tree is None or isinstance(tree, dict):
+        return True
+    findings.add(key, tree, Unfit("a list or a mapping of arguments", code="type"))
+    return False
+
+
+def _option(name: object, value: Tree, key: str, findings: Findings) -> list[Word]:
+    if not isinstance(name, str) or not name or any(c.isspace() or c in "=\0" for c in name):
+        unfit = Unfit(
+            "the name of an option, text without blanks and '='", "quote it", code="arguments"
+        )
+        findings.add(key, name, unfit)
+        return []
+    plain = reveal(value)
+    if plain is None or plain is False or plain == []:
+        return []
+    flag: Word = (name if name.startswith("-") else f"--{name}", (name,))
+    if plain is True:
+        return [flag]
+    if isinstance(value, list):
+        return [flag, *_words(value, (name,), key, findings)]
+    text = _text(value, key, findings)
+    return [flag] if text is None else [flag, (text, (name,))]
+
+
+def _words(
+    items: list[Tree], path: Path, key: str, findings: Findings, code: Code = "arguments"
+) -> list[Word]:
+    texts = [_text(item, f"{key}[{index}]", findings, code) for index, item in enumerate(items)]
+    return [(text, (*path, index)) for index, text in enumerate(texts) if text is not None]
+
+
+def _text(value: Tree, key: str, findings: Findings, code: Code = "arguments") -> Tree:
+    text = findings.attempt(key, value, lambda plain: _as_text(plain, code))
+    return Withheld(text, value.source) if isinstance(value, Withheld) else text
+
+
+def _as_text(value: Any, code: Code) -> str:
+    if value is None or isinstance(value, bool):
+        raise Unfit("text or a number", "quote it, or leave it out", code=code)
+    if isinstance(value, (dict, list)):
+        raise Unfit("text or a number", "quote it", code=code)
+    try:
+        text = str(value)
+    except ValueError:
+        raise Unfit("a number of fewer digits", "quote it", code=code) from None
+    if "\0" in text:
+        raise Unfit("text without NUL characters", code=code)
+    return text
+
+
 NO_ENTRYPOINT = Entrypoint("function", "", "")
 
 
@@ -302,3 +391,68 @@ def _may_be_group(name: object, value: object) -> bool:
     # What +exp=resnet becomes where there is no such group: a plain value.
     plain = isinstance(value, str) and re.fullmatch(r"[\w./-]{1,80}", value)
     return bool(plain) and isinstance(name, str) and not is_secret_name(name)
+
+
+PREFLIGHT_KEYS = Preflight._fields
+_PREFLIGHT = "a program and its arguments ([nvidia-smi, -L]), or {command: [...], timeout: 5m}"
+
+
+def read_preflight(settings: Settings, place: SearchPlace) -> tuple[Preflight | None, Tree]:
+    """Read ``preflight``: what is run, or None, and its command as it was given."""
+    tree, key, findings = settings["preflight"], settings.key_of("preflight"), settings.findings
+    if reveal(tree) is None or tree is BROKEN:
+        return None, None
+    items: Mapping[str, Tree] = {"command": tree}
+    if isinstance(tree, dict):
+        items = known_items(tree, key, PREFLIGHT_KEYS, {}, findings)
+        key = f"{key}.command"
+    timeout: float | None = Preflight(()).timeout
+    if reveal(items.get("timeout")) is not None:
+        where = f"{settings.key_of('preflight')}.timeout"
+        timeout = findings.attempt(where, items["timeout"], partial(parse_duration, zero=False))
+    command = items.get("command")
+    before = findings.count
+    words: tuple[str, ...] = ()
+    if isinstance(command, list):
+        read = [word for word, _ in read_command_line(command, key, findings, "preflight")]
+        words = tuple(str(reveal(word)) for word in read) if len(read) == len(command) else ()
+    else:
+        words = findings.attempt(key, command, _split_words) or ()
+    if not words:
+        if findings.count == before:
+            findings.add(key, command, Unfit(_PREFLIGHT, code="preflight"))
+        return None, None
+    first, where = (command[0], f"{key}[0]") if isinstance(command, list) else (command, key)
+    findings.attempt(where, first, lambda _: _look_for_program(words[0], place))
+    return None if timeout is None else Preflight(words, timeout), command
+
+
+def _split_words(value: object) -> tuple[str, ...]:
+    if not isinstance(value, str):
+        raise Unfit(_PREFLIGHT, code="preflight")
+    import shlex  # noqa: PLC0415 - most runs have none
+
+    if "\0" in value:
+        raise Unfit("text without NUL characters", code="preflight")
+    try:
+        return tuple(shlex.split(value))
+    except ValueError as error:
+        raise Unfit("a command line", "", str(error), code="preflight") from None
+
+
+def _look_for_program(name: str, place: SearchPlace) -> None:
+    """Look for the program."""
+    path = Preflight((name,)).program(place.runtime_cwd)
+    for search_path in place.search_paths:
+        try:
+            check_program(Entrypoint("program", path, name), search_path, place.runtime_cwd)
+        except Unfit as unfit:
+            hint, detail = unfit.hint, unfit.detail
+            raise Unfit("", hint, detail, message=unfit.message, code="preflight") from None
+
+
+def written_preflight(preflight: Preflight | None) -> dict[str, Any] | None:
+    """What is run, as a config would say it."""
+    if preflight is None:
+        return None
+    return {"command": [*preflight.command], "timeout": format_duration(preflight.timeout)}

@@ -5,6 +5,7 @@ What reads a value raises `Unfit` for anything else.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import os
 import re
@@ -13,9 +14,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from lllaunch.config.tree import BROKEN, Tree, Withheld, has_secrets, reveal, show
+from lllaunch.config.tree import BROKEN, Tree, Withheld, has_secrets, leaves, reveal, show
 from lllaunch.errors import Code, ConfigError, Diagnostic, Unfit
-from lllaunch.macros import WORKER_NAMES
+from lllaunch.launch_settings import KEYS, PER_WORKER
+from lllaunch.macros import WORKER_NAMES, names_in
 from lllaunch.text import shorten
 
 
@@ -109,21 +111,6 @@ class Findings:
                 expected=shorten(problem.expected),
             )
             self.problems.append(short)
-
-
-def read_items(
-    items: Mapping[str, Tree],
-    key: str,
-    readers: Mapping[str, Callable[[Any], Any]],
-    findings: Findings,
-) -> dict[str, Any]:
-    """Read the settings of a mapping; without those that are null or wrong."""
-    values = {
-        name: findings.attempt(f"{key}.{name}", items[name], read)
-        for name, read in readers.items()
-        if name in items and items[name] is not BROKEN and reveal(items[name]) is not None
-    }
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def hinted(read: Callable[[Any], T], hint: str, expected: str = "") -> Callable[[Any], T]:
@@ -367,3 +354,67 @@ def read_new_directory(value: object, runtime_cwd: str) -> str:
         f"{existing!r} is not a directory",
         code="directory",
     )
+
+
+class Settings:
+    """Reads settings by name; ``given`` are those that somebody has set, to the default or not."""
+
+    def __init__(
+        self,
+        tree: Mapping[str, Tree],
+        keys: Mapping[str, str],
+        findings: Findings,
+        given: Collection[str] = (),
+    ) -> None:
+        self.findings = findings
+        self._tree = dict(tree)
+        self._keys = keys
+        self._given = frozenset(given)
+        for name in KEYS:
+            self._check_worker_names(name)
+
+    def __getitem__(self, name: str) -> Tree:
+        return self._tree[name]
+
+    def is_given(self, name: str) -> bool:
+        """Whether somebody has set it."""
+        return name in self._given
+
+    def key_of(self, name: str) -> str:
+        """The dotted key of a setting."""
+        return self._keys[name]
+
+    def scalar(self, name: str, read: Callable[[Any], T], default: T) -> T:
+        """Read a setting that is one value; ``default`` is for null and what is wrong."""
+        tree = self._tree[name]
+        plain = reveal(tree)
+        if plain is None:
+            value: T | None = default
+        else:
+            value = self.findings.attempt(self.key_of(name), tree, read)
+        return default if value is None else value
+
+    def each(self, name: str, read: Callable[[object], T]) -> tuple[T, ...]:
+        """Reads a setting that is a list."""
+        return read_each(self._tree[name], self.key_of(name), self.findings, read)
+
+    def with_value(self, name: str, value: Tree) -> Settings:
+        """Return the same settings with another value of one."""
+        other = copy.copy(self)
+        other._tree = {**self._tree, name: value}
+        return other
+
+    def _check_worker_names(self, name: str) -> None:
+        tree, key = self._tree[name], self.key_of(name)
+        for where, leaf in leaves(tree, key):
+            names = names_in(reveal(leaf), bare=False)
+            if name in PER_WORKER:
+                for each in sorted(names - {*WORKER_NAMES}):
+                    self.findings.add(where, leaf, no_such_name(each))
+            elif names:
+                message = "asks for a worker's fact where all workers have one value"
+                hint = f"only {', '.join(sorted(PER_WORKER))} may have ${{worker:...}}"
+                self.findings.add(
+                    where, leaf, Unfit(message=message, hint=hint, code="worker-variable")
+                )
+                self._tree[name] = BROKEN

@@ -8,7 +8,7 @@ and wherever it is reviewed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -24,16 +24,16 @@ from lllaunch.cluster.values import (
 )
 from lllaunch.config.fields import (
     Findings,
+    Settings,
     did_you_mean,
     mapping_items,
     read_choice,
     read_count,
-    read_items,
     read_word,
 )
+from lllaunch.config.kinds import Kind, read_fields
 from lllaunch.config.read import Reader
 from lllaunch.config.schema import defaults
-from lllaunch.config.settings import Settings
 from lllaunch.config.tree import Tree, conceal, has_secrets, reveal
 from lllaunch.config.values import HostContext, format_duration, parse_duration
 from lllaunch.errors import Unfit
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 AUTO: Final = "auto"
 NO_ID = "none"
 """What a run of several nodes is called that nobody has given a name, as torchrun calls it."""
-RDZV_KEYS = ("backend", "endpoint", "id", "conf", "interface", "timeout", "join_timeout")
 SYNONYMS = {
     "rdzv_backend": "backend",
     "rdzv_endpoint": "endpoint",
@@ -271,10 +270,8 @@ def read_nnodes(value: object) -> Literal["auto"] | tuple[int, int]:
 
 def _read_rdzv(settings: Settings) -> _Rdzv:
     tree, key, findings = _tree(settings), settings.key_of("rdzv"), settings.findings
-    items = mapping_items(
-        *(tree, key, RDZV_KEYS, SYNONYMS, findings), hint=_meant, explained=_EXPLAINED
-    )
-    values = read_items(items, key, _READERS, findings)
+    items = mapping_items(*(tree, key, RDZV, SYNONYMS, findings), hint=_meant, explained=_EXPLAINED)
+    values = read_fields(RDZV, items, key, findings)
     if values.get("conf") is None:
         return _Rdzv(**values)
     conf, times = values["conf"]
@@ -325,14 +322,14 @@ def _read_interface(value: object) -> str:
     return text
 
 
-_READERS: Mapping[str, Callable[[Any], Any]] = {
-    "backend": partial(read_choice, choices=RDZV_BACKENDS),
-    "endpoint": parse_endpoint,
-    "id": read_word,
-    "conf": lambda value: _split(parse_conf(value)),
-    "interface": _read_interface,
-    "timeout": _read_time,
-    "join_timeout": _read_time,
+RDZV: Mapping[str, Kind] = {
+    "backend": Kind(partial(read_choice, choices=RDZV_BACKENDS)),
+    "endpoint": Kind(parse_endpoint),
+    "id": Kind(read_word),
+    "conf": Kind(lambda value: _split(parse_conf(value))),
+    "interface": Kind(_read_interface),
+    "timeout": Kind(_read_time),
+    "join_timeout": Kind(_read_time),
 }
 
 
@@ -360,7 +357,7 @@ def _sources(settings: Settings, rdzv: _Rdzv, rank: int | None, *, auto: bool) -
     items = tree if isinstance(tree, dict) else {}
     if auto:
         # null is what the environment may say: no default, which is what the config says
-        written |= dict.fromkeys(name for name in RDZV_KEYS if getattr(rdzv, name) is None)
+        written |= dict.fromkeys(name for name in RDZV if getattr(rdzv, name) is None)
         if rdzv.endpoint is not None:
             # its port may depend on the backend
             written["endpoint"] = format_endpoint(*rdzv.endpoint)

@@ -13,12 +13,11 @@ import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
 from lllaunch.cluster.values import format_nnodes
 from lllaunch.config.cluster import CLUSTER_DEFAULTS, written_cluster
+from lllaunch.config.command import written_preflight
+from lllaunch.config.kinds import KINDS, with_spin
 from lllaunch.config.nodes import NO_ID, RDZV_DEFAULTS, written_rdzv
-from lllaunch.config.preflight import written_preflight
-from lllaunch.config.restart import written_restart
 from lllaunch.config.tree import conceal
-from lllaunch.config.values import KINDS, write_mask
-from lllaunch.config.watchdog import with_spin, written_policy
+from lllaunch.config.values import write_mask
 from lllaunch.launch_settings import ABSENT, PLANNED, SETTINGS
 from lllaunch.spec import LaunchSpec, rank_key
 from lllaunch.sweep.fingerprint import identity
@@ -271,15 +270,16 @@ def plan_node(spec: LaunchSpec) -> dict[str, Any]:
         "tee": write_mask(spec.tee),
         "local_ranks_filter": None if shown is None else [rank_key(ranks) for ranks in shown],
         "log_dir": spec.log_dir,
-        "watchdog": _written_watchdog(spec),
-        "restart": written_restart(spec.restart),
         "preflight": written_preflight(spec.preflight),
-        "resources": spec.resources._asdict(),
         "run_id": spec.run_id,
     }
     for each in SETTINGS:
         if each.kind in KINDS:
             node[each.name] = KINDS[each.kind].write(getattr(spec, each.name))
+    sourced = any(path[:2] == ("watchdog", "stall") for path in spec.sources)
+    if sourced and spec.watchdog == with_spin(spec.watchdog):
+        # what follows from a value that must not be written must not be, either
+        node["watchdog"].pop("spin")
     plan: dict[str, Any] = {"launch": {name: conceal(node[name]) for name in PLANNED}}
     if spec.cluster is not None:
         plan["cluster"] = conceal(written_cluster(spec.cluster))
@@ -291,15 +291,6 @@ def plan_node(spec: LaunchSpec) -> dict[str, Any]:
         own = copy.deepcopy(source)
         functools.reduce(operator.getitem, above, cast("Any", plan))[last] = own
     return plan
-
-
-def _written_watchdog(spec: LaunchSpec) -> dict[str, Any]:
-    written = written_policy(spec.watchdog)
-    sourced = any(path[:2] == ("watchdog", "stall") for path in spec.sources)
-    if sourced and spec.watchdog == with_spin(spec.watchdog):
-        # what follows from a value that must not be written must not be, either
-        written.pop("spin")
-    return written
 
 
 def _sorted(value: Any) -> Any:

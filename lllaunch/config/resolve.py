@@ -23,21 +23,22 @@ from lllaunch.config.command import (
     SearchPlace,
     check_preload,
     read_call_of,
+    read_preflight,
     why_empty,
 )
-from lllaunch.config.console import read_console
 from lllaunch.config.fields import (
     Findings,
+    Settings,
     known_items,
     read_directory,
     read_line,
     read_new_directory,
 )
 from lllaunch.config.interpolation import MOST_STEPS, endless
+from lllaunch.config.kinds import KINDS, check_replaced, with_on
 from lllaunch.config.locate import import_path
 from lllaunch.config.nodes import NO_ID, NodeSettings, read_nodes
 from lllaunch.config.plan import default_run_id
-from lllaunch.config.preflight import read_preflight
 from lllaunch.config.read import (
     CLUSTER,
     Reader,
@@ -45,11 +46,8 @@ from lllaunch.config.read import (
     check_resolver,
     register_resolvers,
 )
-from lllaunch.config.resources import read_resources
-from lllaunch.config.restart import read_restart, with_on
 from lllaunch.config.schema import EXPLAINED, SYNONYMS, defaults, is_set
 from lllaunch.config.secrets import literals, not_secret, problems_with
-from lllaunch.config.settings import Settings
 from lllaunch.config.tree import (
     BROKEN,
     Tree,
@@ -61,7 +59,6 @@ from lllaunch.config.tree import (
     value_at,
 )
 from lllaunch.config.values import (
-    KINDS,
     PRETEND,
     HostContext,
     Mask,
@@ -76,7 +73,6 @@ from lllaunch.config.values import (
     parse_nproc,
     parse_ranks,
 )
-from lllaunch.config.watchdog import check_replaced, read_watchdog
 from lllaunch.errors import ConfigError, Diagnostic, Unfit
 from lllaunch.launch_settings import KEYS, LAUNCH_FIELDS, SETTINGS
 from lllaunch.macros import names_in
@@ -232,13 +228,18 @@ def _build(settings: Settings, around: HostContext, cluster: ClusterNode | None)
         # a name that was made from the directory is another one on each node
         group = replace(group, rdzv_id=run_id) if run_id not in (derived_id, NO_ID) else group
         run_id = group.rdzv_id or NO_ID
-    kinds = {each.name: KINDS[each.kind] for each in SETTINGS if each.kind in KINDS}
-    plain: dict[str, Any] = {
-        name: settings.each(name, kind.read)
-        if kind.is_list
-        else settings.scalar(name, kind.read, None)
-        for name, kind in kinds.items()
-    }
+    plain: dict[str, Any] = {}
+    for each in SETTINGS:
+        kind = KINDS.get(each.kind)
+        if kind is None:
+            continue
+        name = each.name
+        if kind.whole:
+            plain[name] = kind.read(settings[name], settings.key_of(name), findings)
+        elif kind.is_list:
+            plain[name] = settings.each(name, kind.read)
+        else:
+            plain[name] = settings.scalar(name, kind.read, None)
     # their secrets are told leaf by leaf
     passed = {
         "args": dict(call.kwargs) or list(call.args),
@@ -265,14 +266,10 @@ def _build(settings: Settings, around: HostContext, cluster: ClusterNode | None)
         cluster=None if cluster is None else cluster.cluster,
         run_id=run_id,
         log_dir=settings.scalar("log_dir", read_log_dir, around.output_dir),
-        console=read_console(settings["console"], settings.key_of("console"), findings),
         # what is shown is read from the file
         redirects={rank: Std(std | tee[rank]) for rank, std in files.items()},
         tee=tee,
         local_ranks_filter=None if settings["local_ranks_filter"] is None else _joined(shown),
-        watchdog=read_watchdog(settings),
-        restart=read_restart(settings),
-        resources=read_resources(settings),
         sources={
             **nodes.sources,
             **_left_to_machine(settings, nodes, masks),

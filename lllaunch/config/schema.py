@@ -1,12 +1,12 @@
-"""The ``launch`` node as Hydra has it; presets, and words that others would use.
+"""The nodes ``launch`` and ``hydra.launcher`` as Hydra has them, and words that others would use.
 
 The table of settings is in `lllaunch.launch_settings`. Types are checked in
-`lllaunch.config.resolve`, all together: for Hydra the node is an untyped mapping, since at a typed
-one Hydra itself would stop at the first mistake, with a message of its own.
+`lllaunch.config.resolve` and `lllaunch.config.sweep`, all together: for Hydra the nodes are untyped
+mappings, since at a typed one Hydra itself would stop at the first mistake, with a message of its
+own. They take any key, so that mappings can be extended on a command line.
 
-The presets are what ``watchdog: none``, ``report``, ``default`` and ``strict`` stand for; the docs
-read them as well. None of them limits time or memory, which only the user can know. None is called
-on, off, yes or no, which YAML takes for booleans.
+Every Hydra app of the machine reads this when it starts: nothing is imported here that Hydra has
+not.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.launch_settings import KEYS, SETTINGS
-from lllaunch.spec import WatchdogPolicy
+from lllaunch.launch_settings import KEYS, LAUNCH_FIELDS, SETTINGS
 
 # What torchrun and submitit call them.
 SYNONYMS = {
@@ -55,20 +54,11 @@ EXPLAINED = {
 """What torchrun has and a run here has not, with what to do instead."""
 
 
-# Of a run whose config says nothing of it.
-DEFAULT = "report"
+DEFAULT_PRESET = "report"
+"""Of a run whose config says nothing of its watchdog."""
 
-PRESETS: dict[str, WatchdogPolicy] = {
-    "none": WatchdogPolicy(),
-    # ends nothing
-    "report": WatchdogPolicy(stall=1800.0, spin=1800.0, report=frozenset({"stall", "spin"})),
-    "default": WatchdogPolicy(
-        timers=True, stall=1800.0, spin=1800.0, warmup=300.0, report=frozenset({"spin"})
-    ),
-    "strict": WatchdogPolicy(
-        timers=True, stall=300.0, stall_scope="rank", spin=1800.0, warmup=300.0, heartbeat=300.0
-    ),
-}
+PRESETS = ("none", "report", "default", "strict")
+"""Names of policies of the watchdog; none is a word that YAML takes for a boolean."""
 
 PRESET_KEYS = ("launch.watchdog", "hydra.launcher.watchdog")
 """Keys where the name of a preset may stand for a mapping; overrides may change a part of it."""
@@ -93,3 +83,38 @@ def schema_node() -> DictConfig:
 def is_set(value: Any) -> bool:
     """Return whether the plain value of a setting says anything: null and ``{}`` do not."""
     return value is not None and value not in ({}, {"preset": None})
+
+
+TARGET = "hydra_plugins.lllaunch_launcher.launcher.LllaunchLauncher"
+"""What Hydra makes for ``hydra/launcher=lllaunch``."""
+
+
+def launcher_node() -> DictConfig:
+    """Return ``hydra.launcher`` for Hydra's ConfigStore, with its defaults, made anew."""
+    node = {
+        "_target_": TARGET,
+        # Hydra makes nothing of what the keys hold.
+        "_recursive_": False,
+        "max_parallel": None,
+        "gpus": None,
+        "cpus": None,
+        "pin_cpus": False,
+        "on_failure": None,
+        "retries": {"failure": 0, "oom": 0, "hang": 1, "signal": 2, "timeout": 0},
+        "retry_delay": "0s",
+        "direction": None,
+        "resume": None,
+        "cluster": None,
+        "snapshot": None,
+        **dict.fromkeys(LAUNCH_FIELDS),
+        # As in the launch node: whoever replaces the name of a preset by a mapping is told.
+        "watchdog": {"preset": None},
+    }
+    return OmegaConf.create(node, flags={"struct": False})
+
+
+def slurm_launcher_node() -> DictConfig:
+    """Return the same for jobs that go to Slurm, with the keys of submitit's launcher."""
+    node = launcher_node()
+    node.cluster = {"backend": "slurm"}
+    return node

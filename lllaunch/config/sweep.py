@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 from lllaunch.config.cluster import LAUNCHERS_KEYS, launchers_cluster, read_snapshot
 from lllaunch.config.cluster import SYNONYMS as CLUSTER_SYNONYMS
-from lllaunch.config.console import read_console
 from lllaunch.config.fields import (
     Findings,
     did_you_mean,
     hinted,
     known_items,
-    mapping_items,
     read_choice,
     read_count,
     read_each,
     read_flag,
-    read_items,
     read_positive,
     read_text,
 )
+from lllaunch.config.kinds import CONSOLE, Kind, Node, read_fields
 from lllaunch.config.read import BACKEND, Reader, register_resolvers
 from lllaunch.config.schema import SYNONYMS as LAUNCH_SYNONYMS
 from lllaunch.config.tree import BROKEN, Tree, reveal
@@ -33,10 +31,6 @@ from lllaunch.spec import ConsolePolicy, Snapshots
 from lllaunch.sweep.objective import DIRECTIONS, Direction
 from lllaunch.sweep.policy import Retries, SweepPolicy
 
-SWEEP_KEYS: tuple[str, ...] = (
-    *("max_parallel", "gpus", "cpus", "pin_cpus", "on_failure", "retries", "retry_delay"),
-    *("direction", "resume", "snapshot"),
-)
 SYNONYMS = {
     **LAUNCH_SYNONYMS,
     "n_jobs": "max_parallel",
@@ -87,7 +81,7 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
     """
     register_resolvers()
     findings = Findings()
-    names, synonyms = (*SWEEP_KEYS, "cluster", *LAUNCH_FIELDS, *_HYDRAS), SYNONYMS
+    names, synonyms = (*SWEEP, "cluster", *LAUNCH_FIELDS, *_HYDRAS), SYNONYMS
     submits = node.get("cluster") is not None
     if submits:
         names, synonyms = (*names, *LAUNCHERS_KEYS), {**SYNONYMS, **CLUSTER_SYNONYMS}
@@ -98,103 +92,11 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
     if backend != BACKEND:
         hint = did_you_mean(backend, [BACKEND]) if isinstance(backend, str) else ""
         findings.add(f"{key}.cluster", backend, Unfit(repr(BACKEND), hint, code="cluster"))
-    items = Reader(findings).read_items(node, key, (*SWEEP_KEYS, "console"))
-    reading = _Reading(items, key, findings)
-    policy = SweepPolicy(
-        max_parallel=reading.scalar(
-            "max_parallel", hinted(read_positive, "null is as many as have room"), None
-        ),
-        max_failures=reading.failures(),
-        retries=reading.retries(),
-        retry_delay=reading.scalar("retry_delay", parse_duration, 0.0),
-    )
-    settings = SweepSettings(
-        policy,
-        gpus=reading.limit("gpus", "GPUs"),
-        cpus=reading.limit("cpus", "CPU slots"),
-        pin_cpus=reading.scalar("pin_cpus", read_flag, False),
-        direction=reading.scalar("direction", partial(read_choice, choices=DIRECTIONS), None),
-        resume=reading.scalar("resume", read_text, None),
-        snapshot=reading.scalar("snapshot", read_snapshot, "none"),
-        console=read_console(items.get("console"), f"{key}.console", findings),
-    )
-    findings.raise_if_any([f"{key}.{name}" for name in (*SWEEP_KEYS, "console")])
-    return settings
-
-
-class _Reading:
-    """Reads settings by name."""
-
-    def __init__(self, items: Mapping[str, Tree], key: str, findings: Findings) -> None:
-        self._items = items
-        self._key = key
-        self._findings = findings
-
-    def scalar(self, name: str, read: Callable[[Any], Any], default: Any) -> Any:
-        """What `read` makes of a setting; the default if it is null, left out, or wrong."""
-        tree = self._items.get(name)
-        if reveal(tree) is None:
-            return default
-        value = self._findings.attempt(f"{self._key}.{name}", tree, read)
-        return default if value is None else value
-
-    def limit(self, name: str, what: str) -> int | tuple[int | str, ...] | None:
-        """How many of a kind of slots, or which ones; None for all."""
-        tree, key = self._items.get(name), f"{self._key}.{name}"
-        plain = reveal(tree)
-        if plain is None or isinstance(plain, list):
-            entries = read_each(tree, key, self._findings, _read_entry)
-            return None if plain is None else entries
-
-        def read(value: object) -> int | str:
-            word = value.strip() if isinstance(value, str) else value
-            if isinstance(word, str) and not word.isdecimal():
-                if word.lower() in {"all", "auto", "none"}:
-                    raise Unfit(_limit(what), "null is all of them, 0 is none", code="number")
-                if not all(part.strip() for part in word.split(",")):
-                    raise Unfit(_limit(what), code="number")
-                return word
-            try:
-                return read_count(word)
-            except Unfit as unfit:
-                raise Unfit(_limit(what), code="number") from unfit
-
-        found = self._findings.attempt(key, tree, read)
-        return tuple(part.strip() for part in found.split(",")) if isinstance(found, str) else found
-
-    def failures(self) -> int | None:
-        """How many jobs may fail for good before nothing more is started."""
-        tree, key = self._items.get("on_failure"), f"{self._key}.on_failure"
-        if not isinstance(tree, dict):
-            value = reveal(tree)
-            number = isinstance(value, int) and not isinstance(value, bool) and value > 0
-            hint = f"did you mean {{max_failures: {value}}}?" if number else ""
-            choose = partial(read_choice, choices=("continue", "stop"))
-            word = self.scalar("on_failure", hinted(choose, hint, _FAILURE_FORMS), "continue")
-            return 1 if word == "stop" else None
-        findings = self._findings
-        items = known_items(tree, key, ("max_failures",), {}, findings)
-        if not tree:
-            unfit = Unfit("a number of failures", "write {max_failures: 3}", code="number")
-            findings.add(key, tree, unfit)
-        where = f"{key}.max_failures"
-        read = hinted(read_positive, "write on_failure: continue for no limit")
-        return findings.attempt(where, items.get("max_failures", BROKEN), read)
-
-    def retries(self) -> Retries:
-        """How often a job is tried again, by cause."""
-        key, causes, findings = f"{self._key}.retries", Retries._fields, self._findings
-
-        def hint(value: object) -> str:
-            number = value if isinstance(value, int) and not isinstance(value, bool) else 1
-            return f"say for what: {{failure: {number}}}"
-
-        items = mapping_items(
-            *(self._items.get("retries"), key, causes, {}, findings),
-            of="causes to numbers",
-            hint=hint,
-        )
-        return Retries(**read_items(items, key, dict.fromkeys(causes, read_count), findings))
+    values = read_fields(SWEEP, Reader(findings).read_items(node, key, SWEEP), key, findings)
+    findings.raise_if_any([f"{key}.{name}" for name in SWEEP])
+    values["max_failures"] = values.pop("on_failure", None)
+    of_policy = {name: values.pop(name) for name in SweepPolicy._fields if name in values}
+    return SweepSettings(SweepPolicy(**of_policy), **values)
 
 
 def _refuse_keys_of_jobs(
@@ -222,3 +124,69 @@ def _read_entry(value: object) -> int | str:
     if isinstance(value, bool) or not isinstance(value, (int, str)) or value == "":
         raise Unfit("a number or a name", code="type")
     return value
+
+
+def _read_slots(tree: Tree, key: str, findings: Findings, what: str) -> Any:
+    """Read how many of a kind of slots may be leased, or which ones."""
+    if isinstance(tree, list):
+        return read_each(tree, key, findings, _read_entry)
+
+    def read(value: object) -> int | str:
+        word = value.strip() if isinstance(value, str) else value
+        if isinstance(word, str) and not word.isdecimal():
+            if word.lower() in {"all", "auto", "none"}:
+                raise Unfit(_limit(what), "null is all of them, 0 is none", code="number")
+            if not all(part.strip() for part in word.split(",")):
+                raise Unfit(_limit(what), code="number")
+            return word
+        try:
+            return read_count(word)
+        except Unfit as unfit:
+            raise Unfit(_limit(what), code="number") from unfit
+
+    found = findings.attempt(key, tree, read)
+    return tuple(part.strip() for part in found.split(",")) if isinstance(found, str) else found
+
+
+def _read_failures(tree: Tree, key: str, findings: Findings) -> int | None:
+    """Read how many jobs may fail for good before nothing more is started."""
+    if not isinstance(tree, dict):
+        value = reveal(tree)
+        number = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        hint = f"did you mean {{max_failures: {value}}}?" if number else ""
+        choose = partial(read_choice, choices=("continue", "stop"))
+        word = findings.attempt(key, tree, hinted(choose, hint, _FAILURE_FORMS))
+        return 1 if word == "stop" else None
+    items = known_items(tree, key, ("max_failures",), {}, findings)
+    if not tree:
+        unfit = Unfit("a number of failures", "write {max_failures: 3}", code="number")
+        findings.add(key, tree, unfit)
+    read = hinted(read_positive, "write on_failure: continue for no limit")
+    return findings.attempt(f"{key}.max_failures", items.get("max_failures", BROKEN), read)
+
+
+def _retries_meant(value: object) -> str:
+    number = value if isinstance(value, int) and not isinstance(value, bool) else 1
+    return f"say for what: {{failure: {number}}}"
+
+
+SWEEP: Mapping[str, Kind] = {
+    "max_parallel": Kind(hinted(read_positive, "null is as many as have room")),
+    "gpus": Kind(partial(_read_slots, what="GPUs"), whole=True),
+    "cpus": Kind(partial(_read_slots, what="CPU slots"), whole=True),
+    "pin_cpus": Kind(read_flag),
+    "on_failure": Kind(_read_failures, whole=True),
+    # how often a job is tried again, by cause
+    "retries": Node(
+        Retries,
+        dict.fromkeys(Retries._fields, Kind(read_count)),
+        meant=_retries_meant,
+        of="causes to numbers",
+    ).kind,
+    "retry_delay": Kind(parse_duration),
+    "direction": Kind(partial(read_choice, choices=DIRECTIONS)),
+    "resume": Kind(read_text),
+    "snapshot": Kind(read_snapshot),
+    "console": CONSOLE.kind,
+}
+"""The settings of a sweep itself."""

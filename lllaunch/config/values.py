@@ -9,20 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from lllaunch.config.fields import (
     Findings,
     did_you_mean,
     hinted,
-    read_choice,
-    read_count,
-    read_flag,
-    read_line,
-    read_locked,
-    read_prefix,
-    read_signal,
-    read_text,
 )
 from lllaunch.config.tree import Tree
 from lllaunch.errors import Unfit
@@ -470,43 +462,6 @@ def count_gpus(
         return driver.count_gpus(visible, nvml)
     except driver.GpusUnknown as unknown:
         raise Unfit(message=str(unknown), code="gpus") from unknown
-
-
-class Kind(NamedTuple):
-    """How settings of one kind are read, raising `Unfit`, and written in a plan."""
-
-    read: Callable[[Any], Any]
-    write: Callable[[Any], Any] = lambda value: value
-    is_list: bool = False
-
-
-def _read_key(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    raise Unfit("a dotted key of the config", code="type")
-
-
-KINDS: Mapping[str, Kind] = {
-    "Count": Kind(read_count),
-    "Duration": Kind(parse_duration, format_duration),
-    "Flag": Kind(read_flag),
-    "Interval": Kind(
-        lambda value: parse_samples(value) or None,
-        lambda seconds: False if seconds is None else format_duration(seconds),
-    ),
-    "Keys": Kind(_read_key, list, is_list=True),
-    "Line": Kind(read_line),
-    "Lock": Kind(read_locked),
-    "Method": Kind(partial(read_choice, choices=("forkserver", "spawn"))),
-    "Prefix": Kind(read_prefix),
-    "Signals": Kind(read_signal, lambda signals: [each.name for each in signals], is_list=True),
-    "Size": Kind(
-        partial(parse_size, zero=False),
-        lambda size: None if size is None else format_size(size),
-    ),
-    "Texts": Kind(read_text, list, is_list=True),
-}
-"""By the names that `lllaunch.launch_settings` has for them; the others have code of their own."""
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from lllaunch.config.command import read_call, read_command_line
 from lllaunch.config.fields import Findings
 from lllaunch.config.locate import misfits, signature_of
 from lllaunch.config.resolve import read_env, read_env_per_rank
-from lllaunch.config.settings import read_call, read_command_line
 from lllaunch.config.tree import Withheld, show
 from tests.unit.launch_nodes import mistakes
 

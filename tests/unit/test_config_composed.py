@@ -8,8 +8,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from lllaunch.app.configs import install
+from lllaunch.config.kinds import with_spin
 from lllaunch.config.resolve import resolve
-from lllaunch.config.watchdog import with_spin
 from lllaunch.errors import ConfigError
 from lllaunch.spec import RESTART_CAUSES, LaunchSpec, RestartPolicy, WatchdogPolicy
 

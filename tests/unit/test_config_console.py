@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lllaunch.config.console import CONSOLE_KEYS
+from lllaunch.config.kinds import CONSOLE
 from lllaunch.config.schema import defaults
 from lllaunch.config.sweep import SweepSettings, sweep_settings
 from lllaunch.errors import ConfigError
@@ -20,7 +20,7 @@ def console(tree: Any) -> ConsolePolicy:
 
 def test_the_schema_says_the_defaults_of_the_console() -> None:
     assert console(defaults()["console"]) == console(None) == console({}) == ConsolePolicy()
-    assert tuple(defaults()["console"]) == CONSOLE_KEYS
+    assert tuple(defaults()["console"]) == tuple(CONSOLE.fields)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from lllaunch.config.launcher_schema import launcher_node
+from lllaunch.config.kinds import PRESETS, with_spin
 from lllaunch.config.plan import plan_text
 from lllaunch.config.resolve import resolve
-from lllaunch.config.schema import DEFAULT, PRESETS, schema_node
-from lllaunch.config.watchdog import with_spin
+from lllaunch.config.schema import DEFAULT_PRESET, launcher_node, schema_node
 from lllaunch.errors import ConfigError
 from lllaunch.launch_settings import LAUNCH_FIELDS
 from lllaunch.spec import LaunchSpec, RestartPolicy, WatchdogPolicy
@@ -108,7 +107,7 @@ def test_mappings_are_taken_whole() -> None:
     launcher = {"env": {"A": "1"}, "watchdog": {"stall": "10m"}, "restart": {"delay": "1s"}}
     spec = spec_of(launcher, {"env": {"B": "2"}, "watchdog": {"timeout": "1h"}})
     assert spec.env == {"B": "2"}
-    assert spec.watchdog == dataclasses.replace(PRESETS[DEFAULT], timeout=3600)
+    assert spec.watchdog == dataclasses.replace(PRESETS[DEFAULT_PRESET], timeout=3600)
     assert spec.restart == RestartPolicy(delay=1)
 
 

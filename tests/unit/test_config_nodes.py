@@ -8,7 +8,8 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from lllaunch.config.nodes import RDZV_KEYS, nodes_ahead
+from lllaunch.config.nodes import RDZV as FIELDS
+from lllaunch.config.nodes import nodes_ahead
 from lllaunch.config.plan import (
     SOURCES,
     complete,
@@ -119,7 +120,7 @@ def test_all_of_it() -> None:
         "join_timeout": "1h",
     }
     conf = {"protocol": "https", "last_call_timeout": 5}
-    assert list(rdzv) == list(RDZV_KEYS)
+    assert list(rdzv) == list(FIELDS)
     spec = spec_of(nnodes="1:4", rdzv=rdzv)
     assert spec.nodes == Nodes(
         1, 4, None, "etcd-v2", "fe80::1", 2379, "4711", conf, "ib0", 30.0, 3600.0

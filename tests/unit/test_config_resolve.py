@@ -7,16 +7,13 @@ import pytest
 from omegaconf import OmegaConf
 from support.nvml import FakeNvml
 
-from lllaunch.config import cluster, console, nodes, resources, restart, watchdog
+from lllaunch.config import cluster, nodes
 from lllaunch.config.cluster import CLUSTER_KEYS
 from lllaunch.config.command import FORMS, why_empty
-from lllaunch.config.console import CONSOLE_KEYS
-from lllaunch.config.nodes import RDZV_KEYS
+from lllaunch.config.kinds import CONSOLE, PRESETS, RESOURCES, RESTART, WATCHDOG
+from lllaunch.config.nodes import RDZV
 from lllaunch.config.resolve import endless, resolve
-from lllaunch.config.resources import RESOURCE_KEYS
-from lllaunch.config.restart import RESTART_KEYS
-from lllaunch.config.schema import DEFAULT, PRESETS, SYNONYMS, schema_node
-from lllaunch.config.watchdog import WATCHDOG_KEYS
+from lllaunch.config.schema import DEFAULT_PRESET, SYNONYMS, schema_node
 from lllaunch.errors import ConfigError
 from lllaunch.launch_settings import KEYS
 from lllaunch.spec import Entrypoint, LaunchSpec
@@ -50,7 +47,7 @@ def test_defaults() -> None:
         run_id="2026-01-31-10-20-30",
         output_dir="/out/2026-01-31/10-20-30",
         runtime_cwd=HERE,
-        watchdog=PRESETS[DEFAULT],
+        watchdog=PRESETS[DEFAULT_PRESET],
         samples=5.0,
     )
 
@@ -203,11 +200,11 @@ def test_an_unknown_key_says_what_was_meant(written: str) -> None:
 def test_other_words_stand_for_settings_that_there_are() -> None:
     known = {
         "": (SYNONYMS, KEYS),
-        "watchdog": (watchdog.SYNONYMS, ("preset", *WATCHDOG_KEYS)),
-        "restart": (restart.SYNONYMS, RESTART_KEYS),
-        "resources": (resources.SYNONYMS, RESOURCE_KEYS),
-        "rdzv": (nodes.SYNONYMS, RDZV_KEYS),
-        "console": (console.SYNONYMS, CONSOLE_KEYS),
+        "watchdog": (WATCHDOG.synonyms, ("preset", *WATCHDOG.fields)),
+        "restart": (RESTART.synonyms, RESTART.fields),
+        "resources": (RESOURCES.synonyms, RESOURCES.fields),
+        "rdzv": (nodes.SYNONYMS, RDZV),
+        "console": (CONSOLE.synonyms, CONSOLE.fields),
         "cluster": (cluster.SYNONYMS, CLUSTER_KEYS),
     }
     settings = {f"{node}.{name}".lstrip(".") for node in known for name in known[node][1]}

@@ -36,6 +36,7 @@ def test_by_default_all_is_tried_again_at_once() -> None:
         (["hang", "all"], {*RESTART_CAUSES}),
         (["none"], set()),
         (False, set()),
+        (None, {*RESTART_CAUSES}),
     ],
 )
 def test_causes(on: Any, causes: set[str]) -> None:
@@ -81,9 +82,6 @@ restart: {"on": hng}
     got 'hng'; did you mean 'hang'? [choice]
 restart: {"on": [hang, none]}
     launch.restart.on: expected causes or 'none', not both, got ['hang', 'none'] [choice]
-restart: {"on": null}
-    launch.restart.on: expected a list of causes (failure, signal, oom, hang, timeout, node,
-    preflight), got null; write all or none [choice]
 restart: {delay: 10s, max_delay: 5}
     launch.restart.delay: '10s' is more than launch.restart.max_delay, which is 5; set max_delay as
     well [duration]

@@ -11,9 +11,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.app.configs import install
-from lllaunch.config.launcher_schema import launcher_node
 from lllaunch.config.resolve import resolve
-from lllaunch.config.sweep import SWEEP_KEYS, SweepSettings, sweep_settings
+from lllaunch.config.schema import launcher_node
+from lllaunch.config.sweep import SWEEP, SweepSettings, sweep_settings
 from lllaunch.errors import ConfigError
 from lllaunch.launch_settings import KEYS, LAUNCH_FIELDS
 from lllaunch.spec import RESTART_CAUSES, LaunchSpec
@@ -36,13 +36,13 @@ def complaints(node: Any) -> list[str]:
 
 def test_the_stored_node_says_the_defaults() -> None:
     assert sweep_settings(launcher_node()) == sweep_settings({}) == SweepSettings()
-    assert sweep_settings(dict.fromkeys(SWEEP_KEYS)) == SweepSettings()
+    assert sweep_settings(dict.fromkeys(SWEEP)) == SweepSettings()
 
 
 def test_the_stored_node_has_every_key_and_no_other() -> None:
     assert tuple(key for key in KEYS if key not in OF_JOBS) == LAUNCH_FIELDS
-    assert {*launcher_node()} == {*SWEEP_KEYS, "cluster", *LAUNCH_FIELDS, *HYDRAS}
-    assert not {*SWEEP_KEYS} & {*LAUNCH_FIELDS}
+    assert {*launcher_node()} == {*SWEEP, "cluster", *LAUNCH_FIELDS, *HYDRAS}
+    assert {*SWEEP} & {*LAUNCH_FIELDS} == {"console"}
     assert OmegaConf.to_container(launcher_node().retries) == Retries()._asdict()
     # a job has one node
     assert {*Retries._fields} == {*RESTART_CAUSES} - {"node", "preflight"}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
+from lllaunch.config.kinds import PRESETS, written_policy
 from lllaunch.config.plan import complete, essential, plan_text, portable_plan
-from lllaunch.config.schema import PRESETS, schema_node
-from lllaunch.config.watchdog import written_policy
+from lllaunch.config.schema import schema_node
 from lllaunch.errors import ConfigError
 from lllaunch.spec import WatchdogPolicy
 from tests.unit.launch_nodes import complaints, mistakes, read_back, spec_of

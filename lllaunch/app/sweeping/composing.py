@@ -18,8 +18,8 @@ from lllaunch.app.loader import load_job
 from lllaunch.app.planning import Whereabouts, plan_job
 from lllaunch.cluster.values import format_nnodes
 from lllaunch.config.cluster import launchers_cluster, of_launcher
-from lllaunch.config.launcher_schema import TARGET
 from lllaunch.config.read import CLUSTER, asks_for_cluster
+from lllaunch.config.schema import TARGET
 from lllaunch.errors import ConfigError, Diagnostic
 
 if TYPE_CHECKING:

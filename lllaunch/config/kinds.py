@@ -1,0 +1,494 @@
+"""Kinds of settings: how each is read and written. One table for each mapping among them.
+
+What reads a mapping, writes it in a plan and names its keys in messages follows from its table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+from lllaunch.config.fields import (
+    Findings,
+    did_you_mean,
+    hinted,
+    known_items,
+    mapping_items,
+    one_of,
+    read_choice,
+    read_count,
+    read_each,
+    read_flag,
+    read_line,
+    read_locked,
+    read_positive,
+    read_prefix,
+    read_signal,
+    read_text,
+)
+from lllaunch.config.schema import DEFAULT_PRESET
+from lllaunch.config.tree import BROKEN, Tree, reveal, show
+from lllaunch.config.values import (
+    format_duration,
+    format_size,
+    means_off,
+    parse_duration,
+    parse_samples,
+    parse_size,
+)
+from lllaunch.errors import Unfit
+from lllaunch.spec import (
+    RESTART_CAUSES,
+    ConsolePolicy,
+    ProgressLimit,
+    Resources,
+    RestartCause,
+    RestartPolicy,
+    WatchdogPolicy,
+)
+
+
+class Kind(NamedTuple):
+    """How settings of one kind are read, raising `Unfit`, and written in a plan."""
+
+    read: Callable[..., Any]
+    write: Callable[[Any], Any] = lambda value: value
+    is_list: bool = False
+    whole: bool = False  # whether what reads it takes a tree, its key, and `Findings`
+    off: bool = False  # whether null and false mean None, rather than the default
+
+
+def read_fields(
+    fields: Mapping[str, Kind], items: Mapping[str, Tree], key: str, findings: Findings
+) -> dict[str, Any]:
+    """Read the items of a mapping; those that are null or wrong are left out."""
+    values: dict[str, Any] = {}
+    for name, kind in fields.items():
+        tree, where = items.get(name), f"{key}.{name}"
+        plain = reveal(tree)
+        if name not in items or tree is BROKEN or (plain is None and not kind.off):
+            continue
+        if kind.off and (plain is None or plain is False):
+            values[name] = None
+            continue
+        if kind.whole:
+            value = kind.read(tree, where, findings)
+        else:
+            value = findings.attempt(where, tree, kind.read)
+        values.update({} if value is None else {name: value})
+    return values
+
+
+class Node(NamedTuple):
+    """A mapping among the settings, and the record that is made of it."""
+
+    record: Callable[..., Any]
+    fields: Mapping[str, Kind]
+    synonyms: Mapping[str, str] = {}
+    meant: Callable[[Any], str] = lambda _: ""  # by what is no mapping
+    of: str = "settings"
+
+    def values(self, tree: Tree, key: str, findings: Findings) -> dict[str, Any]:
+        """Return what is set, as the record has it."""
+        items = mapping_items(
+            *(tree, key, self.fields, self.synonyms, findings), of=self.of, hint=self.meant
+        )
+        return read_fields(self.fields, items, key, findings)
+
+    def read(self, tree: Tree, key: str, findings: Findings) -> Any:
+        """Read it; what is not set has the record's defaults."""
+        return self.record(**self.values(tree, key, findings))
+
+    def write(self, record: Any) -> dict[str, Any]:
+        """Return all fields of a record, as a config would say them."""
+        values = {name: (getattr(record, name), kind.write) for name, kind in self.fields.items()}
+        return {name: None if of is None else write(of) for name, (of, write) in values.items()}
+
+    @property
+    def kind(self) -> Kind:
+        """How a setting that is one is read and written."""
+        return Kind(self.read, self.write, whole=True)
+
+
+_TIME = Kind(parse_duration, format_duration)
+_COLORS = ("always", "never")
+
+CONSOLE = Node(
+    ConsolePolicy,
+    {
+        "live": Kind(
+            hinted(read_flag, "null is where there is a terminal for it", "true, false or null")
+        ),
+        "color": Kind(
+            hinted(partial(read_choice, choices=_COLORS), "", one_of((*_COLORS, "null")))
+        ),
+        "quiet": Kind(read_flag),
+        # more often is what a terminal has
+        "interval": Kind(
+            hinted(partial(parse_duration, zero=False, least=1.0), "write null for no such lines"),
+            format_duration,
+            off=True,
+        ),
+    },
+    {name: f"launch.{name}" for name in ("tee", "redirects", "collapse", "log_line_prefix")},
+)
+
+
+def _resources_meant(value: object) -> str:
+    number = isinstance(value, int) and not isinstance(value, bool)
+    return f"did you mean {{gpus_per_proc: {value}}}?" if number else ""
+
+
+RESOURCES = Node(
+    Resources,
+    dict.fromkeys(Resources._fields, Kind(read_count)),
+    {
+        "gpus": "gpus_per_proc",
+        "cpus": "cpus_per_proc",
+        "gpus_per_task": "gpus_per_proc",
+        "cpus_per_task": "cpus_per_proc",
+    },
+    _resources_meant,
+    of="numbers",
+)
+
+
+_CAUSES = f"a list of causes ({', '.join(RESTART_CAUSES)})"
+
+
+def _read_causes(tree: Tree, key: str, findings: Findings) -> frozenset[RestartCause] | None:
+    before = findings.count
+    plain = reveal(tree)
+    if plain is False:
+        return frozenset()
+    if plain is None or plain is True or plain == "" or isinstance(plain, dict):
+        findings.add(key, tree, Unfit(_CAUSES, "write all or none", code="choice"))
+        return None
+    read = partial(read_choice, choices=(*RESTART_CAUSES, "all", "none"))
+    causes = {*read_each(tree, key, findings, read)}
+    if "none" in causes and len(causes) > 1:
+        findings.add(key, tree, Unfit("causes or 'none', not both", code="choice"))
+    if findings.count > before or tree is BROKEN:
+        return None
+    if "all" in causes:
+        return frozenset(RESTART_CAUSES)
+    return frozenset(cast("set[RestartCause]", causes - {"none"}))
+
+
+def _write_causes(on: frozenset[RestartCause]) -> Any:
+    causes = [cause for cause in RESTART_CAUSES if cause in on]
+    return "all" if len(causes) == len(RESTART_CAUSES) else causes
+
+
+def _restart_meant(value: object) -> str:
+    if isinstance(value, (str, list)):
+        return "causes go under 'on': {on: [hang, oom]}"
+    return "max_restarts says how often" if isinstance(value, (bool, int)) else ""
+
+
+RESTART = Node(
+    RestartPolicy,
+    {
+        "on": Kind(_read_causes, _write_causes, whole=True),
+        "delay": _TIME,
+        "max_delay": _TIME,
+        "window": Kind(
+            hinted(partial(parse_duration, zero=False), "null is for as long as the run goes on"),
+            format_duration,
+        ),
+        "reset_on": Kind(
+            hinted(partial(read_choice, choices=("progress",)), "", "progress or null")
+        ),
+        "max_without_progress": Kind(read_positive),
+        "checkpoint": Kind(read_text),
+        "gpu_wait": _TIME,
+    },
+    {"max_restarts": "launch.max_restarts"},
+    _restart_meant,
+)
+
+
+def _read_restart(tree: Tree, key: str, findings: Findings) -> RestartPolicy:
+    before = findings.count
+    policy: RestartPolicy = RESTART.read(tree, key, findings)
+    if findings.count > before or (isinstance(tree, dict) and BROKEN in tree.values()):
+        # what is left is not compared with a default that nobody chose
+        return RestartPolicy()
+    if policy.delay > policy.max_delay:
+        longest = show(tree.get("max_delay", format_duration(policy.max_delay)))
+        message = f"is more than {key}.max_delay, which is {longest}"
+        unfit = Unfit(message=message, hint="set max_delay as well", code="duration")
+        findings.add(f"{key}.delay", tree["delay"], unfit)
+    return policy
+
+
+def with_on(tree: Tree) -> Tree:
+    """A value of ``restart`` with ``on`` under its name: for YAML an unquoted ``on`` is true.
+
+    Where both are there, ``on`` is what the command line said, which comes after all files.
+    """
+    if not isinstance(tree, dict) or not any(name is True for name in tree):
+        return tree
+    return {"on": tree[True], **{name: item for name, item in tree.items() if name is not True}}
+
+
+PRESETS: Mapping[str, WatchdogPolicy] = {
+    "none": WatchdogPolicy(),
+    # ends nothing
+    "report": WatchdogPolicy(stall=1800.0, spin=1800.0, report=frozenset({"stall", "spin"})),
+    "default": WatchdogPolicy(
+        timers=True, stall=1800.0, spin=1800.0, warmup=300.0, report=frozenset({"spin"})
+    ),
+    "strict": WatchdogPolicy(
+        timers=True, stall=300.0, stall_scope="rank", spin=1800.0, warmup=300.0, heartbeat=300.0
+    ),
+}
+
+"""What ``watchdog: none``, ``report`` and so on stand for; the docs read them as well.
+
+None of them limits time or memory, which only the user can know.
+"""
+
+_PRESET = f"a preset ({', '.join(PRESETS)})"
+_NO_LIMIT = "write null for no limit"
+# Less would take a pause for a hang.
+_SHORTEST = 1.0
+# Where stalls are watched for, seconds; not less than for a stall, which a spin may be as well.
+_SPIN = 1800.0
+# A mapping that has all of these stands for itself. It may be older than the other keys.
+_FIRST_KEYS = frozenset(
+    {
+        *("timers", "timeout", "run_timeout", "stall", "stall_scope", "silence", "warmup"),
+        *("heartbeat", "memory"),
+    }
+)
+# Less is no Python interpreter; a number without its unit is.
+_SMALLEST = 1024**2
+
+
+def _read_watchdog(tree: Tree, key: str, findings: Findings) -> WatchdogPolicy:
+    if not isinstance(tree, dict):
+        read = hinted(_read_preset, "", f"{_PRESET} or a mapping of settings")
+        return findings.attempt(key, tree, read) or WatchdogPolicy()
+    names = ("preset", *WATCHDOG.fields)
+    items = known_items(tree, key, names, WATCHDOG.synonyms, findings)
+    preset = items.pop("preset", None)
+    base = PRESETS[DEFAULT_PRESET]
+    if preset is not None:
+        base = findings.attempt(f"{key}.preset", preset, _read_preset) or WatchdogPolicy()
+    return _changed(base, items, key, findings)
+
+
+def with_spin(policy: WatchdogPolicy) -> WatchdogPolicy:
+    """Return a policy with what it means for ``spin`` if nobody says so.
+
+    Who watches for stalls wants to know of hangs that spin as well; such a run is ended only where
+    one idle worker is enough to end it.
+    """
+    ends = policy.stall_scope == "rank" and "stall" not in policy.report
+    reported = policy.stall is not None and not ends
+    return replace(
+        policy,
+        spin=None if policy.stall is None else max(_SPIN, policy.stall),
+        report=policy.report - {"spin"} | ({"spin"} if reported else frozenset()),
+    )
+
+
+def written_policy(policy: WatchdogPolicy) -> dict[str, Any]:
+    """All settings of a policy, in their order, as a config would say them."""
+    values = WATCHDOG.write(policy)
+    for name in policy.report:
+        value = values[name]
+        limit = value if isinstance(value, dict) else {"after": value}
+        values[name] = {**limit, "action": "report"}
+    return values
+
+
+def check_replaced(tree: Tree, key: str, findings: Findings) -> None:
+    """Notes a mapping that has taken the place of a preset's name, and so undone it unseen.
+
+    For Hydra ``watchdog: default`` is text: ``watchdog: {stall: 10m}`` in another config, or
+    ``+launch.watchdog.stall=10m``, does not change that preset but puts a mapping in its place.
+
+    ``tree`` was composed over the schema, whose own mapping names a preset.
+    """
+    if isinstance(tree, dict) and "preset" not in tree and not tree.keys() >= _FIRST_KEYS:
+        message = "names no preset, and has replaced what another config said"
+        hint = f"add preset: {one_of(PRESETS)}"
+        findings.add(key, tree, Unfit(message=message, hint=hint, code="preset"))
+
+
+def _read_preset(value: object) -> WatchdogPolicy:
+    if value is None or value is False:
+        return PRESETS["none"]
+    if isinstance(value, str) and value in PRESETS:
+        return PRESETS[value]
+    hint = "write default" if value is True else did_you_mean(str(value), PRESETS)
+    raise Unfit(_PRESET, hint, code="preset")
+
+
+def _changed(
+    base: WatchdogPolicy, items: dict[str, Tree], key: str, findings: Findings
+) -> WatchdogPolicy:
+    """Return a preset with what a mapping changes of it; without what is wrong."""
+    changes: dict[str, Any] = {}
+    report = set(base.report)
+    for name, item in items.items():
+        where, limit, action = f"{key}.{name}", item, "end"
+        if name == "progress":
+            changes[name], action = _read_progress(item, where, findings)
+            action = "end" if changes[name] is None else action
+        elif WATCHDOG.fields[name].off and isinstance(item, dict):
+            limit, action = _parts(item, where, findings, getattr(base, name))
+        if name != "progress":
+            changes |= read_fields({name: WATCHDOG.fields[name]}, {name: limit}, key, findings)
+        if WATCHDOG.fields[name].off and reveal(limit) in (None, False):
+            action = "end"
+        report = report - {name} | ({name} if action == "report" else set())
+    policy = replace(base, **changes, report=frozenset(report))
+    return policy if "spin" in items else with_spin(policy)
+
+
+def _parts(
+    item: dict[str, Tree], key: str, findings: Findings, limit: float | None
+) -> tuple[Tree, str]:
+    """Return limit (the preset's by default) and action of ``{after: 30m, action: report}``."""
+    parts = known_items(item, key, ("after", "action"), {}, findings)
+    if "after" not in parts and (limit is None or "action" not in parts):
+        hint = "the preset has none: add after: 30m" if limit is None else "add after: 30m"
+        findings.add(key, item, Unfit(message="names no limit", hint=hint, code="duration"))
+    return parts.get("after", limit), _action(parts, key, findings)
+
+
+def _action(parts: dict[str, Tree], key: str, findings: Findings) -> str:
+    read = partial(read_choice, choices=("end", "report"))
+    return findings.attempt(f"{key}.action", parts.get("action", "end"), read) or "end"
+
+
+def _read_progress(item: Tree, key: str, findings: Findings) -> tuple[ProgressLimit | None, str]:
+    """Return the limit and the action of ``{pattern: ..., within: 5m, action: report}``, or 5m."""
+    if not isinstance(item, dict):
+        if reveal(item) is None or reveal(item) is False:
+            return None, "end"
+        within = findings.attempt(key, item, _read_within)
+        return (None if within is None else ProgressLimit(within=within)), "end"
+    parts = known_items(item, key, (*_OF_PROGRESS, "action"), {}, findings)
+    if "action" in parts and len(parts) == 1:
+        message = "says what follows, and not what for"
+        hint = "add within, first_within or pattern"
+        findings.add(key, item, Unfit(message=message, hint=hint, code="missing"))
+    found = read_fields(_OF_PROGRESS, parts, key, findings)
+    found = {name: value for name, value in found.items() if value is not None}
+    return (ProgressLimit(**found) if found else None), _action(parts, key, findings)
+
+
+def _read_within(value: object) -> float:
+    try:
+        return _read_limit(value, _SHORTEST)
+    except Unfit as unfit:
+        expected = f"{unfit.expected} or a mapping of {one_of((*_OF_PROGRESS, 'action'))}"
+        raise Unfit(expected, unfit.hint, unfit.detail, code=unfit.code) from None
+
+
+def _read_pattern(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise Unfit("a regular expression", code="pattern")
+    try:
+        re.compile(value)
+    except re.error as error:
+        at = "" if error.pos is None else f" at character {error.pos + 1}"
+        raise Unfit("a regular expression", "", f"{error.msg}{at}", code="pattern") from None
+    return value
+
+
+def _read_limit(value: object, least: float = 0.0) -> float:
+    hint = _NO_LIMIT if means_off(value) else ""
+    seconds = hinted(partial(parse_duration, zero=False), hint)(value)
+    if seconds < least:
+        expected = f"a duration of at least {format_duration(least)}"
+        raise Unfit(expected, "a shorter time is no more than a pause", code="duration")
+    return seconds
+
+
+def _read_memory(value: object) -> int:
+    size = hinted(parse_size, _NO_LIMIT if means_off(value) else "")(value)
+    if size >= _SMALLEST:
+        return size
+    bare = isinstance(value, int) or str(value).strip().isdecimal()
+    hint = f"a number without a unit is bytes: write {size}GiB or {size}MiB" if bare else ""
+    raise Unfit("a size of at least 1MiB", hint if size else _NO_LIMIT, code="size")
+
+
+_LIMIT = Kind(partial(_read_limit, least=_SHORTEST), format_duration, off=True)
+_OF_PROGRESS: Mapping[str, Kind] = {
+    "pattern": Kind(_read_pattern),
+    "within": _LIMIT,
+    "first_within": _LIMIT,
+}
+
+
+def _write_progress(limit: ProgressLimit) -> dict[str, Any]:
+    parts = Node(ProgressLimit, _OF_PROGRESS).write(limit)
+    return {name: part for name, part in parts.items() if part}
+
+
+WATCHDOG = Node(
+    WatchdogPolicy,
+    {
+        "timers": Kind(read_flag),
+        "timeout": Kind(_read_limit, format_duration, off=True),
+        "run_timeout": Kind(_read_limit, format_duration, off=True),
+        "stall": _LIMIT,
+        "stall_scope": Kind(partial(read_choice, choices=("group", "rank"))),
+        "silence": _LIMIT,
+        "spin": _LIMIT,
+        "warmup": _TIME,
+        "heartbeat": _LIMIT,
+        "memory": Kind(_read_memory, format_size, off=True),
+        "collectives": Kind(read_flag),
+        "progress": Kind(_read_progress, _write_progress, whole=True),
+    },
+    {
+        "grace_period": "launch.grace_period",
+        "max_restarts": "launch.max_restarts",
+        "memory_limit": "memory",
+        "time_limit": "timeout",
+    },
+)
+"""`report` stands in the values of the limits that it names."""
+
+
+def _read_key(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise Unfit("a dotted key of the config", code="type")
+
+
+KINDS: Mapping[str, Kind] = {
+    "Console": CONSOLE.kind,
+    "Count": Kind(read_count),
+    "Duration": _TIME,
+    "Flag": Kind(read_flag),
+    "Interval": Kind(
+        lambda value: parse_samples(value) or None,
+        lambda seconds: False if seconds is None else format_duration(seconds),
+    ),
+    "Keys": Kind(_read_key, list, is_list=True),
+    "Line": Kind(read_line),
+    "Lock": Kind(read_locked),
+    "Method": Kind(partial(read_choice, choices=("forkserver", "spawn"))),
+    "Prefix": Kind(read_prefix),
+    "Resources": RESOURCES.kind,
+    "Restart": Kind(_read_restart, RESTART.write, whole=True),
+    "Signals": Kind(read_signal, lambda signals: [each.name for each in signals], is_list=True),
+    "Size": Kind(
+        partial(parse_size, zero=False),
+        lambda size: None if size is None else format_size(size),
+    ),
+    "Texts": Kind(read_text, list, is_list=True),
+    "Watchdog": Kind(_read_watchdog, written_policy, whole=True),
+}
+"""By the names that `lllaunch.launch_settings` has for them; the others have code of their own."""
