@@ -355,7 +355,7 @@ def ending(facts: JobFacts, restart_count: int) -> Ending | None:
     - "timeout": its time is over
     - "node_failure": a node is lost, and it does not start again by itself
     - "cancelled": somebody has cancelled it, and it must not be put back
-    - None: it is not being ended, and the signal was all there is
+    - None: it is not being ended, and the signal was all there is; or its state is unknown
     """
     if facts.restarts > restart_count:
         return "requeued"
@@ -367,7 +367,8 @@ def ending(facts: JobFacts, restart_count: int) -> Ending | None:
         return "timeout"
     if facts.reason == "NodeDown" or facts.state == "NODE_FAIL":
         return "node_failure"
-    return "cancelled"
+    # one that newer versions of Slurm may have says nothing
+    return "cancelled" if facts.state in {"COMPLETING", "CANCELLED", "DEADLINE"} else None
 
 
 def has_down_node(nodelist: str) -> bool:

@@ -347,6 +347,9 @@ class RunObserver:
         match event:
             case Ready():
                 self._ready = True
+                if not event.fork_safe:
+                    text = "what is preloaded cannot compute in a fork: each worker imports it anew"
+                    self.console.warning(text)
                 self._tell_imports()
             case machine.StartAfterPreflight():
                 self._tell_imports()

@@ -23,11 +23,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from lllaunch.errors import PreloadFailed
+from lllaunch.linux import proc
 from lllaunch.linux.process import open_pidfd, send_signal, wait_readable
 
 _RUNTIME = re.compile(r"/lib(gomp|omp|iomp5)[^/]*\.so[^/]*$")
 _OMP_PAUSE_HARD = 2
 _CANARY_SECONDS = 5.0
+# So often one that has no core to compute on gets that time again.
+_CANARY_CHANCES = 10
 _SIGKILL = 9
 
 
@@ -61,7 +64,7 @@ def _compute() -> None:
 
 
 def canary() -> bool:
-    """Whether a forked child can compute; takes at most five seconds."""
+    """Whether a forked child can compute; takes five seconds at most where a core is free."""
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
@@ -73,6 +76,12 @@ def canary() -> bool:
     pidfd = open_pidfd(pid)
     assert pidfd is not None  # not waited for yet, so its number is its own
     lives = wait_readable(pidfd, _CANARY_SECONDS)
+    for _ in range(_CANARY_CHANCES):
+        seen = None if lives else proc.facts(pid)
+        # one that hangs sleeps, or spins
+        if seen is None or seen.state != "R" or seen.cpu >= _CANARY_SECONDS:
+            break
+        lives = wait_readable(pidfd, _CANARY_SECONDS)
     if not lives:
         send_signal(pidfd, _SIGKILL)
     os.close(pidfd)

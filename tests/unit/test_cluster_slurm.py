@@ -107,6 +107,8 @@ def test_of_an_array_that_task_is_looked_for_that_was_asked_for() -> None:
         ({"state": "COMPLETING", "reason": "TimeLimit"}, 2, "timeout"),
         ({"state": "COMPLETING", "reason": "NodeDown"}, 2, "node_failure"),
         ({"state": "TIMEOUT"}, 2, "timeout"),
+        ({"state": "CANCELLED"}, 2, "cancelled"),
+        ({"state": "SOMETHING_NEW"}, 2, None),
         # time of grace, and without --requeue
         ({"preempt_time": 5.0}, 2, "preempted"),
         ({"state": "COMPLETING", "preempt_time": 5.0}, 2, "preempted"),

@@ -6,10 +6,12 @@ import errno
 import os
 import resource
 import signal
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,9 +20,10 @@ from lllaunch.errors import OutputError
 from lllaunch.linux import proc
 from lllaunch.linux.cgroup import _remove_left_behind
 from lllaunch.linux.process import signal_group
+from lllaunch.spawner import preloading
 from lllaunch.spawner.forks import fork
 from lllaunch.spawner.orphans import Pauses, end_adopted, signal_process
-from lllaunch.spawner.preloading import _forget_finalizers
+from lllaunch.spawner.preloading import _forget_finalizers, canary
 from lllaunch.spawner.protocol import Program, SpawnRequest
 from lllaunch.spawner.server import Wakeups, Workers, _Worker
 from lllaunch.spawner.values import RETURN_FILE, save_return_value
@@ -179,6 +182,26 @@ def test_only_what_torch_takes_apart_at_the_end_is_forgotten() -> None:
     _forget_finalizers()
     objects.clear()
     assert done == ["users.module"]
+
+
+def test_a_canary_that_has_had_no_time_to_compute_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def compute() -> None:
+        until = time.process_time() + 0.3
+        while time.process_time() < until:
+            pass
+
+    monkeypatch.setattr(preloading, "_CANARY_SECONDS", 0.2)
+    monkeypatch.setattr(preloading, "_CANARY_CHANCES", 1000)
+    # it has no time to
+    monkeypatch.setattr(proc, "facts", lambda pid: Mock(state="R", cpu=0.0, pid=pid))
+    monkeypatch.setattr(preloading, "_compute", compute)
+    assert canary()
+    monkeypatch.undo()
+    monkeypatch.setattr(preloading, "_CANARY_SECONDS", 0.2)
+    monkeypatch.setattr(preloading, "_compute", lambda: time.sleep(1000))
+    assert not canary()
 
 
 def test_only_a_value_that_is_lost_makes_a_failure(
