@@ -38,6 +38,7 @@ from lllaunch.spawner.evidence import WATCHED
 from lllaunch.spec import ENABLE_FILE_TIMER, TIMER_FILE, RestartPolicy, WatchdogPolicy
 from lllaunch.supervisor.environ import (
     LOOPBACK,
+    HeldPort,
     WorkerContext,
     contract,
     substitute_local_rank,
@@ -53,7 +54,6 @@ from lllaunch.supervisor.machine import (
     StartWorkers,
     WorkerState,
 )
-from lllaunch.supervisor.ports import HeldPort
 from lllaunch.supervisor.supervisor import GroupHooks, GroupOptions, Supervisor
 from lllaunch.supervisor.watchdog import TIMEOUT_VARIABLE, KernelSleep, WatchdogDriver
 

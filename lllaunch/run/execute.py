@@ -159,8 +159,10 @@ class Run:
             except KeyboardInterrupt:
                 signum = signal.SIGINT
             except Exception as error:  # noqa: BLE001 - whatever it is, the run ends with its result.json
-                # what is no shortage is a bug of ours
-                text = shortage(error) or f"internal error\n{traceback.format_exc()}".rstrip()
+                # what is no shortage, and has no words of ours, is a bug of ours
+                worded = isinstance(error, OSError) and error.errno is None and str(error)
+                bug = f"internal error\n{traceback.format_exc()}".rstrip()
+                text = shortage(error) or worded or bug
                 failure = text, ExitCode.ERROR
             reserve.close()
             # whatever it is that signals do otherwise

@@ -33,14 +33,13 @@ from lllaunch.spawner.interpreter import acts_at_import, in_common, told
 from lllaunch.spawner.protocol import Forked, Function, Module, Program, Script, Target
 from lllaunch.spec import WatchdogPolicy
 from lllaunch.std import to_map
-from lllaunch.supervisor.environ import LOOPBACK, WorkerContext, contract, virtual_rank
+from lllaunch.supervisor.environ import LOOPBACK, HeldPort, WorkerContext, contract, virtual_rank
 from lllaunch.supervisor.machine import (
     PREFLIGHT_RANK,
     AttemptProgress,
     Machine,
     StartWorkers,
 )
-from lllaunch.supervisor.ports import HeldPort
 from lllaunch.supervisor.supervisor import GroupHooks, GroupOptions, Supervisor
 from lllaunch.supervisor.watchdog import KernelSleep, WatchdogDriver
 from lllaunch.text import spans

@@ -1,11 +1,14 @@
-"""The environment contract between launcher and workers, as torchrun sets it. Pure.
+"""The environment contract between launcher and workers, as torchrun sets it, and its port.
 
 Source: torchrun of torch 2.13 ("Environment Variables" in its documentation).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+import os
+import socket
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from string import Template
 
@@ -102,3 +105,89 @@ def substitute_local_rank(args: tuple[object, ...], local_rank: int) -> tuple[ob
         Template(arg).safe_substitute(local_rank=str(local_rank)) if isinstance(arg, str) else arg
         for arg in args
     )
+
+
+# The port
+
+
+_RANGE_FILE = "/proc/sys/net/ipv4/ip_local_port_range"
+_FIRST, _LAST = 10_000, 65_535
+_DRAWS = 20_000
+
+
+def candidates(ephemeral: tuple[int, int]) -> Iterator[int]:
+    """Ports to try, at random and outside the kernel's range for clients."""
+    low, high = ephemeral
+    # a range that takes everything leaves nothing better than trying
+    everything = low <= _FIRST and high >= _LAST
+    for _ in range(_DRAWS):
+        # `random` would add to every start what it imports
+        port = _FIRST + int.from_bytes(os.urandom(8), "big") % (_LAST + 1 - _FIRST)
+        if everything or not low <= port <= high:
+            yield port
+
+
+def _ephemeral_range() -> tuple[int, int]:
+    try:
+        with open(_RANGE_FILE) as file:
+            low, high = file.read().split()
+    except (OSError, ValueError):
+        return 32_768, 60_999
+    return int(low), int(high)
+
+
+class HeldPort:
+    """A port for MASTER_PORT that nobody else gets while it is held, until `close`.
+
+    Ports that the kernel hands out to clients (``ip_local_port_range``) can be taken at any moment,
+    so one outside that range is chosen. It stays bound with SO_REUSEADDR: another plain bind fails,
+    so that two runs never get the same. The process of torch's store takes it over listening
+    (`lllaunch.spawner.store`). Without that it does not listen, and rank 0's store, which sets
+    SO_REUSEADDR itself, can bind beside it.
+    """
+
+    def __init__(self, *, listens: bool = False) -> None:
+        self._sockets: list[socket.socket] = []
+        self.port = next(filter(self._hold, candidates(_ephemeral_range())), 0)
+        if not self.port:
+            raise OSError("no free port was found for MASTER_PORT")
+        self.listener: socket.socket | None = None  # the socket that takes them, or None
+        if listens:
+            self.listener = self._sockets[0]
+            self.listener.listen(socket.SOMAXCONN)
+
+    def _hold(self, port: int) -> bool:
+        families = [socket.AF_INET] + ([socket.AF_INET6] if socket.has_ipv6 else [])
+        for family in families:
+            if not self._bind(family, port):
+                self.close()
+                return False
+        for sock in self._sockets:
+            # Bound without it, so that no other run got the port in between; from now on the store
+            # may bind beside us.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return True
+
+    def _bind(self, family: int, port: int) -> bool:
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:
+            # A kernel without IPv6.
+            return family == socket.AF_INET6
+        self._sockets.append(sock)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            sock.bind(("", port))
+        except OSError as error:
+            # IPv6 may be there but switched off on this host.
+            return family == socket.AF_INET6 and error.errno in (
+                errno.EADDRNOTAVAIL,
+                errno.EAFNOSUPPORT,
+            )
+        return True
+
+    def close(self) -> None:
+        """Let the port go; idempotent."""
+        while self._sockets:
+            self._sockets.pop().close()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from lllaunch.spawner.protocol import Target
-    from lllaunch.supervisor.ports import HeldPort
+    from lllaunch.supervisor.environ import HeldPort
     from lllaunch.workers.log_files import LogsDest
 
 

@@ -24,7 +24,7 @@ from lllaunch.agent import (
 )
 from lllaunch.multiprocessing import DefaultLogsSpecs, SignalException, Std
 from lllaunch.supervisor import machine as v
-from lllaunch.supervisor.ports import HeldPort
+from lllaunch.supervisor.environ import HeldPort
 
 
 def value(x: int) -> tuple[str, int]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.launching import WAIT
 
-from lllaunch.supervisor.ports import HeldPort
+from lllaunch.supervisor.environ import HeldPort
 
 NODE = """
 import sys

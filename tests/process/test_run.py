@@ -17,6 +17,7 @@ from lllaunch.run import execute
 from lllaunch.spawner.protocol import Program
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.std import Std
+from lllaunch.supervisor import environ
 from lllaunch.workers import tail
 from lllaunch.workers.group import WorkerProcesses
 
@@ -353,6 +354,14 @@ def test_full_disk_while_recording_warns_once_and_ends_in_an_error(
     assert ("Root cause: rank" in run.text) == (program == "false")
     assert not result.exists()
     assert "Traceback" not in run.text
+
+
+def test_no_port_is_left(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environ, "candidates", lambda _: ())
+    outcome = run.program("true")
+    assert (outcome.state, outcome.exit_code) == ("error", 1)
+    assert "no free port was found for MASTER_PORT" in run.text
+    assert "internal error" not in run.text
 
 
 def test_bug_of_ours_is_told_and_still_leaves_a_result(run: Run) -> None:
