@@ -28,7 +28,7 @@ from lllaunch.timer.client import (
     deadline,
     expires,
 )
-from lllaunch.timer.service import TimedProcesses, TimerService
+from lllaunch.timer.service import TimerService, request_of
 
 __all__ = [
     "FileTimerClient",
@@ -36,6 +36,7 @@ __all__ = [
     "FileTimerServer",
     "LocalTimerClient",
     "LocalTimerServer",
+    "MultiprocessingRequestQueue",
     "RequestQueue",
     "TimerClient",
     "TimerRequest",
@@ -49,14 +50,10 @@ logger = logging.getLogger(__name__)
 
 # So many requests are handled before timers are looked at again.
 _BATCH = 10_000
-# Seconds until what failed is tried again: a worker that could not be ended, a queue, a look.
+# Seconds until a look that failed is tried again: a queue that is closed fails at once, for ever.
 _RETRY = 1.0
 # Queues and threads cannot wait for ever; a longer wait is several of these.
 _LONGEST_WAIT = 3600.0
-# What `log_event` does is not known; nobody waits for it longer than this.
-_JOIN_SECONDS = 10.0
-# Clocks that are adjusted slowly drift apart by less than this in the life of most timers.
-_TOLERANCE = 0.001
 
 
 class RequestQueue(ABC):
@@ -64,93 +61,110 @@ class RequestQueue(ABC):
 
     @abstractmethod
     def size(self) -> int:
-        """Returns how many requests wait; by the time of a `get` there may be more, not fewer."""
+        """Return how many requests wait; by the time of a `get` there may be more, not fewer."""
 
     @abstractmethod
     def get(self, size: int, timeout: float) -> list[TimerRequest]:
-        """Takes requests out of the queue.
-
-        ``size``: how many, at most. ``timeout``: seconds to wait for them, at most; what waits
-        already comes without.
-        """
+        """Take ``size`` requests at most, and wait for them ``timeout`` seconds at most."""
 
 
-class SteadyTime:
-    """Goes on from what the wall clock showed when this was made, as the monotonic clock goes.
+class MultiprocessingRequestQueue(RequestQueue):
+    """A queue of multiprocessing's, or something else with its ``get`` and ``qsize``."""
 
-    ``clock``: the monotonic clock, seconds. ``wall_clock``: the wall clock, seconds since the
-    epoch; somebody may set it.
-    """
+    def __init__(self, mp_queue: Any) -> None:
+        super().__init__()
+        self._mp_queue = mp_queue
 
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._clock, self._wall_clock = clock, wall_clock
-        self._offset = wall_clock() - clock()
+    def size(self) -> int:
+        """Return how many requests wait."""
+        size: int = self._mp_queue.qsize()
+        return size
 
-    def now(self) -> float:
-        """Returns what the wall clock would show had nobody set it, seconds since the epoch."""
-        return self._clock() + self._offset
-
-    def correction(self) -> float:
-        """Returns seconds to add to a moment of the wall clock for the same moment here.
-
-        0 as long as the two agree.
-        """
-        difference = self.now() - self._wall_clock()
-        return difference if abs(difference) >= _TOLERANCE else 0.0
+    def get(self, size: int, timeout: float) -> list[TimerRequest]:
+        """Take requests out of the queue, as `RequestQueue` says."""
+        until = time.monotonic() + timeout
+        found: list[TimerRequest] = []
+        with contextlib.suppress(Empty):
+            while len(found) < size:
+                left = max(0.0, until - time.monotonic())
+                found.append(self._mp_queue.get(block=left > 0, timeout=left))
+        return found
 
 
 class ServerThread(ABC):
     """A thread that serves timers; ``max_interval`` is its longest wait, seconds."""
 
     def __init__(self, max_interval: float, daemon: bool) -> None:
-        super().__init__()
-        self._max_interval = max_interval
+        self._max_interval = min(max_interval, _LONGEST_WAIT)
         self._daemon = daemon
         self._watchdog_thread: threading.Thread | None = None
+        self._stop_signaled = False
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def start(self) -> None:
-        """Begin to serve, in a thread of its own; one that serves already goes on."""
+        """Begin to serve, in a thread of its own; one that serves already goes on.
+
+        Raises:
+            RuntimeError: it has been stopped.
+        """
+        if self._stop_signaled:
+            raise RuntimeError("a timer server that was stopped cannot be started again")
         if self._watchdog_thread is not None:
             return
-        logger.info(
-            "Starting %s... max_interval=%s, daemon=%s",
-            type(self).__name__,
-            self._max_interval,
-            self._daemon,
-        )
+        name = type(self).__name__
+        logger.info("Starting %s... max_interval=%s", name, self._max_interval)
         self._watchdog_thread = threading.Thread(
             target=self._watchdog_loop, name="lllaunch-timers", daemon=self._daemon
         )
         self._watchdog_thread.start()
 
-    @abstractmethod
-    def _watchdog_loop(self) -> None:
-        """Serve until `stop`."""
+    def stop(self) -> None:
+        """End the thread, waiting ``max_interval`` at most; close what it needs. Idempotent."""
+        logger.info("Stopping %s", type(self).__name__)
+        if self._end_thread():
+            self._close()
 
-    def _reaped(self, worker_id: Any, send: Callable[[], bool]) -> bool:
-        """Whether a worker could be signalled, or is gone."""
-        try:
-            there = send()
-        except OSError:
-            logger.exception("Error terminating pid=%s", worker_id)
-            return False
-        if not there:
-            logger.info("Process with pid=%s does not exist. Skipping", worker_id)
-        return True
+    def _close(self) -> None:
+        if self._wake >= 0:
+            os.close(self._wake)
+            self._wake = -1
+
+    def _end_thread(self) -> bool:
+        """End the thread; whether it has ended."""
+        self._stop_signaled = True
+        self._rouse()
+        thread, self._watchdog_thread = self._watchdog_thread, None
+        if thread is None:
+            return True
+        thread.join(max(self._max_interval, _RETRY))
+        return not thread.is_alive()
+
+    def _rouse(self) -> None:
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
+
+    def _watchdog_loop(self) -> None:
+        while not self._stop_signaled:
+            try:
+                self._run_watchdog()
+                self._rest()
+            except Exception:
+                logger.exception("the timers could not be looked at")
+                wait((self._wake,), seconds=_RETRY)
+
+    @abstractmethod
+    def _run_watchdog(self) -> None:
+        """Take requests, and end workers whose timers are over."""
+
+    def _rest(self) -> None:
+        """Wait until there is something to do, if `_run_watchdog` does not."""
+        return
 
 
 class TimerServer(ServerThread):
     """Waits for requests and ends workers whose timers have expired.
 
-    It is woken when a request comes and when the next timer expires, and compares nothing with the
-    wall clock: requests are understood when they arrive, and setting the clock later changes no
-    timer.
-
-    ``max_interval``: the longest wait, seconds.
+    It looks when requests come, and after ``max_interval`` seconds at the latest.
     """
 
     def __init__(
@@ -158,38 +172,25 @@ class TimerServer(ServerThread):
     ) -> None:
         super().__init__(max_interval, daemon)
         self._request_queue = request_queue
-        self._stopped = threading.Event()
-        self._steady = SteadyTime()
-        # Only tells when to look; which timers are over is up to the subclass.
-        self._due: dict[tuple[Any, str], float] = {}
-        self._retry = False
 
     @abstractmethod
     def register_timers(self, timer_requests: list[TimerRequest]) -> None:
-        """Takes note of requests, in order.
+        """Take note of requests, in order.
 
-        ``timer_requests``: each sets a timer, or takes it back if its ``expiration_time`` is
-        negative. Moments are those of a wall clock that nobody sets.
+        Each sets a timer, or takes it back if its ``expiration_time`` is negative.
         """
 
     @abstractmethod
     def clear_timers(self, worker_ids: set[Any]) -> None:
-        """Forgets all timers of these workers."""
+        """Forget all timers of these workers."""
 
     @abstractmethod
     def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
-        """Returns the timers that end at ``deadline`` or earlier, by worker.
-
-        ``deadline``: seconds since the epoch, by a wall clock that nobody sets.
-        """
+        """Return the timers that end at ``deadline``, seconds since the epoch, or earlier."""
 
     @abstractmethod
     def _reap_worker(self, worker_id: Any) -> bool:
-        """Ends a worker.
-
-        Returns False if it could not be ended; it is tried again later. An exception counts as
-        True.
-        """
+        """End a worker; False if that has to be tried again. An exception counts as True."""
 
     def _reap_worker_no_throw(self, worker_id: Any) -> bool:
         try:
@@ -198,179 +199,85 @@ class TimerServer(ServerThread):
             logger.exception("worker %s could not be ended, and is given up", worker_id)
             return True
 
-    def stop(self) -> None:
-        """Ends the thread; waits for it for ``max_interval`` at most. Idempotent."""
-        logger.info("Stopping %s", type(self).__name__)
-        self._stopped.set()
-        if self._watchdog_thread is not None:
-            # Not every queue can be woken; then the thread ends by itself after its wait.
-            wake = getattr(self._request_queue, "wake", None)
-            if wake is not None:
-                wake()
-            self._watchdog_thread.join(min(self._max_interval, _LONGEST_WAIT))
-            self._watchdog_thread = None
-
-    def _watchdog_loop(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                self._run_watchdog()
-            except Exception:
-                logger.exception("the timers could not be looked at")
-                # A queue that is closed fails at once, for ever.
-                self._stopped.wait(_RETRY)
-
     def _run_watchdog(self) -> None:
         waiting = min(max(1, self._request_queue.size()), _BATCH)
-        waits = [self._max_interval, _LONGEST_WAIT, _RETRY if self._retry else _LONGEST_WAIT]
-        if self._due:
-            waits.append(min(self._due.values()) - self._steady.now())
-        self.register_timers(self._noted(self._request_queue.get(waiting, max(0.0, min(waits)))))
-        now = self._steady.now()
-        self._due = {key: at for key, at in self._due.items() if at > now}
-        self._retry = False
+        self.register_timers(self._request_queue.get(waiting, self._timeout()))
         ended = set()
-        for worker_id, expired in self.get_expired_timers(now).items():
+        for worker_id, expired in self.get_expired_timers(time.time()).items():
             scopes = [request.scope_id for request in expired]
             logger.info("Reaping worker_id=[%s]. Expired timers: %s", worker_id, scopes)
             if self._reap_worker_no_throw(worker_id):
                 ended.add(worker_id)
             else:
-                self._retry = True
                 logger.error("worker %s could not be ended; trying again", worker_id)
         self.clear_timers(ended)
 
-    def _noted(self, requests: list[TimerRequest]) -> list[TimerRequest]:
-        """Understand the moments of requests as those of the steady clock, and note when to look.
-
-        What is no request is dropped: a worker can put anything into its queue.
-        """
-        correction = self._steady.correction()
-        found = []
-        for request in requests:
-            try:  # torch's class is as good as ours
-                key = request.worker_id, request.scope_id
-                hash(key)
-                until = request.expiration_time
-                number = isinstance(until, (int, float)) and not isinstance(until, bool)
-                wrong = not number or not math.isfinite(until)
-            except (AttributeError, TypeError, OverflowError):
-                wrong = True
-            if wrong:
-                logger.error("no request for a timer: %.200r", request)
-                continue
-            found.append(request)
-            if until < 0:
-                self._due.pop(key, None)
-            else:
-                # Never negative, which would take it back.
-                self._due[key] = request.expiration_time = max(0.0, until + correction)
-        return found
+    def _timeout(self) -> float:
+        """Seconds that the queue may wait for requests."""
+        return self._max_interval
 
 
-class MultiprocessingRequestQueue(RequestQueue):
-    """A queue of multiprocessing's.
+def _itself_apart(pid: int) -> int | None:
+    """Whose a process is, for the server of a program that starts its workers itself."""
+    return None if pid == os.getpid() else pid
 
-    ``mp_queue``: the queue, or something else with its ``get`` and ``qsize``.
-    """
 
-    def __init__(self, mp_queue: Any) -> None:
-        super().__init__()
-        self._mp_queue = mp_queue
-        # Private, but there for ten years, and the only way to be woken by something else.
-        self._reader = getattr(mp_queue, "_reader", None)
-        self._wake = -1
-        if self._reader is not None:
-            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-
-    def size(self) -> int:
-        """Returns how many requests wait."""
-        size: int = self._mp_queue.qsize()
-        return size
-
-    def get(self, size: int, timeout: float) -> list[TimerRequest]:
-        """Takes requests out of the queue; see `RequestQueue`. It waits for an hour at most."""
-        until = time.monotonic() + min(timeout, _LONGEST_WAIT)
-        found: list[TimerRequest] = []
-        while len(found) < size:
-            left = max(0.0, until - time.monotonic())
-            if self._reader is not None:
-                ready = wait((self._reader, self._wake), seconds=left)
-                if not ready or self._wake in ready:
-                    break
-            try:
-                found.append(self._mp_queue.get(block=left > 0, timeout=left))
-            except Empty:
-                break
-        return found
-
-    def wake(self) -> None:
-        """Ends the wait of `get`, now and from now on; a queue without a descriptor cannot."""
-        if self._wake >= 0:
-            os.eventfd_write(self._wake, 1)
-
-    def close(self) -> None:
-        """Closes what this opened, not the queue; idempotent."""
-        if self._wake >= 0:
-            os.close(self._wake)
-            self._wake = -1
+def _log(rejected: Any) -> None:
+    for _, reason, text in rejected:
+        logger.error("a request for a timer was rejected: %s: %s", reason, text)
 
 
 class LocalTimerServer(TimerServer):
     """Serves the timers of `LocalTimerClient`, ours or torch's, on this machine.
 
-    A process whose timer expires is sent SIGKILL. Timers of processes that have ended are
-    forgotten, and a process that was given the number of such a one is never signalled.
-
-    ``max_interval``: the longest wait of the thread, seconds; a bound only.
+    A process whose timer expires is sent SIGKILL, at that moment. Timers of processes that have
+    ended are forgotten, and a process that was given the number of such a one is never signalled.
     """
 
     def __init__(self, mp_queue: Any, max_interval: float = 60, daemon: bool = True) -> None:
-        self._queue = MultiprocessingRequestQueue(mp_queue)
-        super().__init__(self._queue, max_interval, daemon)
-        self._timers: dict[tuple[int, str], TimerRequest] = {}
-        self._processes = TimedProcesses(lambda pid: pid)
+        super().__init__(MultiprocessingRequestQueue(mp_queue), max_interval, daemon)
+        # Private, but there for ten years, and the only way to be woken by something else, too.
+        self._reader = getattr(mp_queue, "_reader", None)
+        self._service = TimerService(None, owner_of=lambda pid: pid)
 
     def register_timers(self, timer_requests: list[TimerRequest]) -> None:
-        """Takes note of requests, in order. Those of processes that do not live are ignored."""
-        self._forget_ended()
+        """Take note of requests, in order. Those of processes that do not live are ignored."""
+        requests = []
         for request in timer_requests:
-            key = (request.worker_id, request.scope_id)
-            if request.expiration_time < 0:
-                self._timers.pop(key, None)
-                continue
-            process = self._processes.admit(request.worker_id)
-            if isinstance(process, str):
-                logger.error("a request for a timer was rejected: %s", process)
-            elif process is not None:
-                self._timers[key] = request
+            try:  # torch's class is as good as ours
+                pid, until = request.worker_id, request.expiration_time
+                requests.append(request_of(pid, request.scope_id, until, 9))
+            except (AttributeError, ValueError) as error:
+                # A worker can put anything into its queue.
+                logger.error("no request for a timer: %.200r (%s)", request, error)  # noqa: TRY400
+        _log(self._service.dispatch())
+        self._service.register(requests)
 
     def clear_timers(self, worker_ids: set[Any]) -> None:
-        """Forgets all timers of these processes."""
-        for key in [key for key in self._timers if key[0] in worker_ids]:
-            del self._timers[key]
+        """Forget all timers of these processes."""
+        self._service.forget(worker_ids)
 
     def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
-        """Returns the timers that end at ``deadline`` or earlier, by process id."""
-        self._forget_ended()
-        found: dict[Any, list[TimerRequest]] = {}
-        for request in self._timers.values():
-            if request.expiration_time <= deadline:
-                found.setdefault(request.worker_id, []).append(request)
-        return found
-
-    def _forget_ended(self) -> None:
-        self.clear_timers(set(self._processes.ended()))
+        """Return the timers that end at ``deadline`` or earlier, by process id."""
+        _log(self._service.dispatch())
+        return {pid: [*requests] for pid, requests in self._service.running(deadline).items()}
 
     def _reap_worker(self, worker_id: int) -> bool:
-        return self._reaped(worker_id, lambda: self._processes.signal(worker_id, signal.SIGKILL))
+        if not self._service.signal(worker_id, signal.SIGKILL):
+            logger.info("Process with pid=%s does not exist. Skipping", worker_id)
+        return True
 
-    def stop(self) -> None:
-        """Ends the thread and closes what this opened, not the queue; idempotent."""
-        thread = self._watchdog_thread
-        super().stop()
-        if thread is None or not thread.is_alive():
-            self._queue.close()
-            self._processes.close()
+    def _timeout(self) -> float:
+        next_in = self._service.next_in()
+        seconds = self._max_interval if next_in is None else min(self._max_interval, next_in)
+        if self._reader is None:
+            return seconds
+        wait((self._reader, self._service, self._wake), seconds=seconds)
+        return 0.0
+
+    def _close(self) -> None:
+        super()._close()
+        self._service.close()
 
 
 class FileTimerServer(ServerThread):
@@ -398,40 +305,34 @@ class FileTimerServer(ServerThread):
         daemon: bool = True,
         log_event: Callable[[str, FileTimerRequest | None], None] | None = None,
     ) -> None:
-        super().__init__(max_interval, daemon)
         self._run_id = run_id
         self._log_event = log_event if log_event is not None else lambda _name, _request: None
         # Guards the service, which knows no threads.
         self._lock = threading.RLock()
-        self._stopping = False
         self._progress = time.monotonic()
         with contextlib.suppress(FileNotFoundError):
             os.remove(file_path)
-        itself = os.getpid()
-        self._service = TimerService(file_path, owner_of=lambda pid: None if pid == itself else pid)
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._service = TimerService(file_path, owner_of=_itself_apart)
+        super().__init__(max_interval, daemon)
 
     def start(self) -> None:
-        """Begin to serve, in a thread of its own; one that serves already goes on.
-
-        Raises:
-            RuntimeError: it has been stopped.
-        """
-        if self._wake < 0:
-            raise RuntimeError("a timer server that was stopped cannot be started again")
-        if self._watchdog_thread is None:
-            super().start()
+        """Begin to serve, in a thread of its own, as `ServerThread.start` says."""
+        begins = self._watchdog_thread is None
+        super().start()
+        if begins:
             self._log_event("watchdog started", None)
 
     def stop(self) -> None:
-        """Ends the thread and removes the FIFO; idempotent."""
-        logger.info("Stopping %s", type(self).__name__)
-        self._end_thread()
-        self._close()
+        """End the thread and remove the FIFO; idempotent."""
+        super().stop()
         self._log_event("watchdog stopped", None)
 
+    def _close(self) -> None:
+        super()._close()
+        self._service.close()
+
     def run_once(self) -> None:
-        """Handles what has been requested, and stops: for tests."""
+        """Handle what has been requested, and stop: for tests."""
         self._end_thread()
         # Who writes without a pause keeps no server from its end.
         began = time.monotonic()
@@ -439,27 +340,9 @@ class FileTimerServer(ServerThread):
             self._run_watchdog()
         self._close()
 
-    def _end_thread(self) -> None:
-        self._stopping = True
-        thread, self._watchdog_thread = self._watchdog_thread, None
-        if thread is not None:
-            self._rouse()
-            thread.join(min(max(self._max_interval, _JOIN_SECONDS), _LONGEST_WAIT))
-
-    def _close(self) -> None:
-        with self._lock:
-            self._service.close()
-            if self._wake >= 0:
-                os.close(self._wake)
-                self._wake = -1
-
-    def _rouse(self) -> None:
-        if self._wake >= 0:
-            os.eventfd_write(self._wake, 1)
-
     @staticmethod
     def is_process_running(pid: int) -> bool:
-        """Returns whether there is such a process that this one may signal."""
+        """Return whether there is such a process that this one may signal."""
         try:
             os.kill(pid, 0)
         except OSError:
@@ -467,22 +350,18 @@ class FileTimerServer(ServerThread):
         return True
 
     def register_timers(self, timer_requests: list[FileTimerRequest]) -> None:
-        """Sets timers and takes them back.
-
-        ``timer_requests``: each sets a timer, or takes it back if its ``expiration_time`` is
-        negative. Those of processes that do not live are ignored.
-        """
+        """Set timers and take them back; those of processes that do not live are ignored."""
         with self._lock:
             self._service.register(timer_requests)
-            self._rouse()
+        self._rouse()
 
     def clear_timers(self, worker_pids: set[int]) -> None:
-        """Forgets all timers of these processes."""
+        """Forget all timers of these processes."""
         with self._lock:
             self._service.forget(worker_pids)
 
     def get_expired_timers(self, deadline: float) -> dict[int, list[FileTimerRequest]]:
-        """Returns the timers that expire at ``deadline`` or earlier, by process id.
+        """Return the timers that expire at ``deadline`` or earlier, by process id.
 
         ``deadline``: seconds since the epoch, by the wall clock as it is now.
         """
@@ -490,46 +369,29 @@ class FileTimerServer(ServerThread):
             return self._service.running(deadline)
 
     def get_last_progress_time(self) -> int:
-        """Returns when the thread last went round; seconds since the epoch.
-
-        It does so once in ``max_interval`` at least. Before the first request: now.
-        """
+        """Return when the thread last went round, seconds since the epoch; at first: now."""
         if not self._service.received:
             return int(time.time())
         return int(time.time() - (time.monotonic() - self._progress))
 
-    def _watchdog_loop(self) -> None:
-        while not self._stopping:
-            try:
-                self._run_watchdog()
-                with self._lock:
-                    next_in = self._service.next_in()
-                seconds = min(self._max_interval, _LONGEST_WAIT if next_in is None else next_in)
-            except Exception:
-                logger.exception("the timers could not be looked at")
-                time.sleep(_RETRY)
-                seconds = 0.0
-            self._progress = time.monotonic()
-            wait((self._service, self._wake), seconds=seconds)
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake)
+    def _rest(self) -> None:
+        self._progress = time.monotonic()
+        with self._lock:
+            next_in = self._service.next_in()
+        seconds = min(self._max_interval, math.inf if next_in is None else next_in)
+        if self._wake in wait((self._service, self._wake), seconds=seconds):
+            os.eventfd_read(self._wake)
 
     def _run_watchdog(self) -> None:
         with self._lock:
             rejected = self._service.dispatch()
             found = self._service.expired()
-        for _, reason, text in rejected:
-            logger.error("a request for a timer was rejected: %s: %s", reason, text)
+        _log(rejected)
         if found:
             timers = {each.pid: [request.to_json() for request in each.requests] for each in found}
             logger.info("Timers expired for run:[%s] [%s].", self._run_id, timers)
         for each in found:
             pid, killing = each.pid, None
-            logger.info(
-                "Reaping worker_pid=[%s]. Expired timers: %s",
-                pid,
-                [request.scope_id for request in each.requests],
-            )
             for request in each.requests:
                 self._log_event("timer expired", request)
                 if request.signal > 0:
@@ -544,6 +406,13 @@ class FileTimerServer(ServerThread):
                 logger.error("Error reaping worker=[%s].", pid)
 
     def _reap_worker(self, worker_pid: int, signal: int) -> bool:
-        """Ends a process; False if it could not be signalled."""
-        with self._lock:
-            return self._reaped(worker_pid, lambda: self._service.signal(worker_pid, signal))
+        """End a process; False if it could not be signalled."""
+        try:
+            with self._lock:
+                there = self._service.signal(worker_pid, signal)
+        except OSError:
+            logger.exception("Error terminating pid=%s", worker_pid)
+            return False
+        if not there:
+            logger.info("Process with pid=%s does not exist. Skipping", worker_pid)
+        return True

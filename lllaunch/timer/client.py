@@ -23,7 +23,6 @@ import sys
 import time
 from _thread import RLock
 from abc import ABC, abstractmethod
-from heapq import heappop, heappush
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,8 +41,6 @@ _TRIES = 10
 _PAUSE = 0.1
 # Seconds without any room in a full FIFO: its server reads nothing.
 _STUCK = 1.0
-# Seconds in all, where there was room and others took it.
-_CROWDED = 10.0
 _CACHED_TEXTS = 1024
 _quoted_texts: dict[str, str] = {}
 
@@ -62,35 +59,18 @@ class _ThisProcess:
         # Guards what the threads share. Re-entrant, as a signal handler may use timers too. The
         # thread that held it in the parent does not exist here.
         self.lock = RLock()
-        self.scopes = Scopes()
-
-
-class Scopes:
-    """The names of the timers that `deadline` has set in this process."""
-
-    def __init__(self) -> None:
-        # By name that is held: the numbers that were given out with it and have come back (a heap),
-        # and the next one.
-        self._freed: dict[str, list[int]] = {}
-        self._next: dict[str, int] = {}
+        # Names of the timers that `deadline` has set.
+        self.scopes: set[str] = set()
 
     def take(self, scope: str) -> str:
-        """Returns the name itself if it is free, else the first free one of ``scope (2)``, ..."""
-        name = scope
-        # Somebody may have chosen just that name, or have it from an earlier holder.
-        while name in self._next:
-            number = heappop(self._freed[scope]) if self._freed[scope] else self._next[scope]
-            self._next[scope] = max(self._next[scope], number + 1)
-            name = f"{scope} ({number})"
-        self._next[name], self._freed[name] = 2, []
+        """Return the name itself if it is free, else the first free one of ``scope (2)``, ..."""
+        with self.lock:
+            name, number = scope, 1
+            while name in self.scopes:
+                number += 1
+                name = f"{scope} ({number})"
+            self.scopes.add(name)
         return name
-
-    def free(self, scope: str, name: str) -> None:
-        """Gives back a name that was taken for ``scope``; one that is free is no error."""
-        if self._next.pop(name, None) is not None:
-            del self._freed[name]
-        if name != scope and scope in self._freed:
-            heappush(self._freed[scope], int(name[len(scope) + 2 : -1]))
 
 
 this_process = _ThisProcess()
@@ -110,21 +90,17 @@ class TimerRequest:
         self.scope_id = scope_id
         self.expiration_time = expiration_time
 
+    def _fields(self) -> tuple[object, ...]:
+        return self.worker_id, self.scope_id, self.expiration_time
+
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TimerRequest):
-            return False
-        return (self.worker_id, self.scope_id, self.expiration_time) == (
-            other.worker_id,
-            other.scope_id,
-            other.expiration_time,
-        )
+        return type(other) is type(self) and self._fields() == other._fields()
 
     # It can be changed, so it is no key.
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        fields = f"{self.worker_id!r}, {self.scope_id!r}, {self.expiration_time!r}"
-        return f"{type(self).__name__}({fields})"
+        return f"{type(self).__name__}{self._fields()!r}"
 
 
 class TimerClient(ABC):
@@ -163,16 +139,8 @@ class FileTimerRequest(TimerRequest):
         pid: int = self.worker_id
         return pid
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, FileTimerRequest):
-            return False
-        same = self.version == other.version and self.signal == other.signal
-        return same and super().__eq__(other)
-
-    __hash__ = None
-
-    def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, {self.signal!r})"
+    def _fields(self) -> tuple[object, ...]:
+        return *super()._fields(), self.signal
 
     def to_json(self) -> str:
         """Returns the request as it is written into the FIFO, without the newline."""
@@ -235,42 +203,20 @@ class FileTimerClient(TimerClient):
         self._file_path = file_path
         self._fd = -1
         self.signal = signal  # what the server shall send
-        self._begin()
-
-    def _begin(self) -> None:
-        """Forget what was set; a fork has no timers yet."""
-        self._pid = this_process.pid
-        self._set: set[str] = set()
-        self._failed: set[str] = set()
 
     def acquire(self, scope_id: str, expiration_time: float) -> None:
-        """Sets a timer; the request has been written when this returns.
+        """Set a timer; the request has been written when this returns.
 
         ``expiration_time``: when it ends, seconds since the epoch.
         """
-        if self._pid != this_process.pid:
-            self._begin()
         if not math.isfinite(expiration_time):
             raise ValueError(f"timer {scope_id!r}: expiration_time is {expiration_time!r}")
-        try:
-            self._send(FileTimerRequest(self._pid, scope_id, float(expiration_time), self.signal))
-        except BaseException:
-            # An earlier timer of that name is still running: its release must be sent.
-            if scope_id not in self._set:
-                self._failed.add(scope_id)
-            raise
-        self._set.add(scope_id)
-        self._failed.discard(scope_id)
+        until = float(expiration_time)
+        self._send(FileTimerRequest(this_process.pid, scope_id, until, self.signal))
 
     def release(self, scope_id: str) -> None:
-        """Takes a timer back; does nothing if it could not be set."""
-        if self._pid != this_process.pid:
-            self._begin()
-        if scope_id in self._failed:
-            self._failed.discard(scope_id)
-            return
-        self._set.discard(scope_id)
-        self._send(FileTimerRequest(self._pid, scope_id, -1))
+        """Take a timer back."""
+        self._send(FileTimerRequest(this_process.pid, scope_id, -1))
 
     def _send(self, request: FileTimerRequest) -> None:
         data = f"{request.to_json()}\n".encode()
@@ -279,19 +225,16 @@ class FileTimerClient(TimerClient):
                 f"FileTimerRequest larger than {select.PIPE_BUF} bytes is not supported: "
                 f"{len(data)} bytes, {data[:200].decode()}..."
             )
-        tries = 0
-        until = 0.0
-        while True:
+        for left in range(_TRIES - 1, -1, -1):
             try:
                 with this_process.lock:
                     self._write(data)
             except BlockingIOError:
-                until = until or time.monotonic() + _CROWDED
-                if self._write_when_there_is_room(data, until):
-                    return
+                raise
             except OSError as error:
-                tries += 1
-                if tries >= _TRIES:
+                # The server has gone; there may be another by now.
+                self.close()
+                if not left:
                     reason = error.strerror or str(error)
                     message = (
                         f"no timer server reads this FIFO, the request was not sent ({reason})"
@@ -302,66 +245,38 @@ class FileTimerClient(TimerClient):
                 return
 
     def _write(self, data: bytes) -> None:
-        """Writes a request; whole or, raising an OSError, not at all."""
-        if self._fd >= 0:
-            try:
-                os.write(self._fd, data)
-            except BlockingIOError:
-                raise
-            except OSError:
-                # The server has gone; there may be another by now.
-                self.close()
-            else:
-                return
-        fd = os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        keep = False
-        try:
-            mode = os.fstat(fd).st_mode
+        """Write a request; whole or, raising an OSError, not at all."""
+        keep = self._fd >= 0
+        if not keep:
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+            self._fd = os.open(self._file_path, flags)
+            mode = os.fstat(self._fd).st_mode
             if not stat.S_ISFIFO(mode):
                 raise OSError(errno.EINVAL, "it is no FIFO")
             keep = bool(mode & SERVED_BY_US)
-            os.write(fd, data)
-        finally:
-            if keep:
-                self._fd = fd
+        while True:
+            try:
+                os.write(self._fd, data)
+            except BlockingIOError:
+                # Others wait for room, too, and may be faster.
+                poll = select.poll()
+                poll.register(self._fd, select.POLLOUT)
+                if not poll.poll(_STUCK * 1000):
+                    self.close()
+                    raise BlockingIOError(
+                        errno.EAGAIN,
+                        f"the timer server's FIFO was full for {_STUCK:g} s, "
+                        "the request was not sent",
+                        self._file_path,
+                    ) from None
             else:
-                os.close(fd)
-
-    def _write_when_there_is_room(self, data: bytes, until: float) -> bool:
-        """Waits until the full FIFO has room, and writes at once, as others wait for it too.
-
-        ``until``: when to give up, seconds of the monotonic clock. Returns False if it could not be
-        written yet: others were faster, or the server has gone.
-        """
-        try:
-            fd = os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            # The next try tells.
-            return False
-        try:
-            poll = select.poll()
-            poll.register(fd, select.POLLOUT)
-            stuck = not poll.poll(_STUCK * 1000)
-            if not stuck and stat.S_ISFIFO(os.fstat(fd).st_mode):
-                os.write(fd, data)
-                return True
-        except OSError:
-            # Others were faster, or the server has gone just now.
-            stuck = False
-        finally:
-            os.close(fd)
-        if stuck or time.monotonic() > until:
-            seconds = _STUCK if stuck else _CROWDED
-            raise BlockingIOError(
-                errno.EAGAIN,
-                f"the timer server's FIFO was full for {seconds:g} s, the request was not sent",
-                self._file_path,
-            )
-        return False
+                break
+        if not keep:
+            self.close()
 
     def __getstate__(self) -> dict[str, object]:
         # A descriptor means nothing, or something else, in another process.
-        return {**self.__dict__, "_fd": -1, "_pid": 0}
+        return {**self.__dict__, "_fd": -1}
 
     def close(self) -> None:
         """Closes the FIFO; the next request opens it again. Idempotent; beyond torch."""
@@ -497,13 +412,13 @@ class Countdown:
         client = self._client if self._client is not None else _client()
         name = self._scope
         if self._own:
-            with this_process.lock:
-                name = this_process.scopes.take(name)
+            name = this_process.take(name)
         try:
             # Before the epoch would mean to take it back; at the epoch, it expires at once.
             client.acquire(name, max(0.0, time.time() + self._after))
         except BaseException:
-            self._free(name)
+            if self._own:
+                this_process.scopes.discard(name)
             raise
         self._entered, self._name, self._pid = client, name, this_process.pid
 
@@ -515,12 +430,8 @@ class Countdown:
         try:
             client.release(self._name)
         finally:
-            self._free(self._name)
-
-    def _free(self, name: str) -> None:
-        if self._own:
-            with this_process.lock:
-                this_process.scopes.free(self._scope, name)
+            if self._own:
+                this_process.scopes.discard(self._name)
 
     async def __aenter__(self) -> None:
         self.__enter__()

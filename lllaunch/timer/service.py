@@ -24,18 +24,17 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterable
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
 from lllaunch.linux.process import open_pidfd, process_ended, send_signal
+from lllaunch.text import printable
 from lllaunch.timer.client import SERVED_BY_US, FileTimerRequest
 
 _TEXT = 120
 
 _START = b'{"version"'
-# No request has fewer bytes: spaces and the version may be left out, nothing else.
-_SHORTEST = len('{"pid":1,"scope_id":"","expiration_time":0,"signal":0}')
 
 
 class Rejected(NamedTuple):
@@ -65,6 +64,17 @@ _decode_pid = msgspec.json.Decoder(_Pid).decode
 _TOO_LONG = f"it is longer than {select.PIPE_BUF} bytes"
 
 
+def request_of(pid: Any, scope: Any, expiration_time: Any, signum: int) -> FileTimerRequest:
+    """A request whose fields somebody has put together.
+
+    Raises:
+        ValueError: they are none of a request.
+    """
+    fields = {"pid": pid, "scope_id": scope, "expiration_time": expiration_time, "signal": signum}
+    read = msgspec.convert(fields, _Fields)
+    return FileTimerRequest(read.pid, read.scope_id, read.expiration_time, read.signal)
+
+
 class RequestReader:
     """Splits what is read into lines and understands them."""
 
@@ -72,29 +82,17 @@ class RequestReader:
         self._rest = b""
         self._overlong = False
 
-    def feed(
-        self, block: bytes, tell: int
-    ) -> tuple[list[FileTimerRequest], list[tuple[bytes, str]], int]:
-        """Takes the next bytes.
-
-        Lines that are no requests cost little, most of all when no more of them are to be told.
-
-        Returns the requests, in order; the first ``tell`` bad lines with what is wrong; and how
-        many more there were.
-        """
+    def feed(self, block: bytes) -> tuple[list[FileTimerRequest], list[tuple[bytes, str]]]:
+        """Take the next bytes; return the requests in order, and bad lines with what is wrong."""
         lines = (self._rest + block).split(b"\n")
         self._rest = lines.pop()
         requests: list[FileTimerRequest] = []
         wrong: list[tuple[bytes, str]] = []
-        others = 0
         if self._overlong and lines:
             # It was reported when it grew too long. Its end may be another's request.
             self._overlong = False
             requests += _rescued(lines.pop(0))
         for line in filter(None, lines):
-            if len(wrong) >= tell and len(line) < _SHORTEST:
-                others += not line.isspace()
-                continue
             found = parse(line)
             if isinstance(found, FileTimerRequest):
                 requests.append(found)
@@ -106,8 +104,7 @@ class RequestReader:
                 wrong.append((self._rest, _TOO_LONG))
             self._overlong = True
             self._rest = self._rest[-select.PIPE_BUF :]
-        others += len(wrong[tell:])
-        return requests, wrong[:tell], others
+        return requests, wrong
 
 
 def _rescued(line: bytes) -> list[FileTimerRequest]:
@@ -157,15 +154,6 @@ def _no_number(name: str) -> float:
     raise ValueError(f"{name} is no number")
 
 
-def _shortened(line: bytes) -> str:
-    """The first part of a line in printable characters."""
-    text = "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode()
-        for char in line[:_TEXT].decode(errors="backslashreplace")
-    )
-    return text if len(line) <= _TEXT else f"{text}..."
-
-
 _TOLD = 20
 _PERIOD = 10.0
 
@@ -175,26 +163,19 @@ class Rejections:
 
     def __init__(self) -> None:
         self._told: list[Rejected] = []
-        self.left = _TOLD  # so many would be told one by one now
+        self.left = _TOLD  # so many are told one by one now
         self._others = 0
         self._period_ends = 0.0
         self._counted = False
 
     def begin(self, now: float) -> None:
-        """Notes that time has passed; to be called before what is found at ``now`` is added."""
+        """Note that time has passed; to be called before what is found at ``now`` is added."""
         if now >= self._period_ends:
             self._period_ends = now + _PERIOD
             self.left, self._counted = _TOLD, False
 
-    def count(self, number: int) -> None:
-        """Takes note of so many that need not be told one by one."""
-        self._others += number
-
     def add(self, reason: str, line: bytes = b"", pid: int | None = None) -> None:
-        """Takes note of one.
-
-        ``line``: what was read, if the reason does not say it all.
-        """
+        """Take note of one; ``line`` is what was read, if the reason does not say it all."""
         if not self.left:
             self._others += 1
             return
@@ -202,16 +183,16 @@ class Rejections:
         if line:
             with contextlib.suppress(ValueError, RecursionError):
                 pid = _decode_pid(line).pid
-        self._told.append(Rejected(pid, reason, _shortened(line)))
+        text = printable(line[: 2 * _TEXT].decode(errors="backslashreplace"), _TEXT)
+        self._told.append(Rejected(pid, reason, text))
 
     def take(self) -> list[Rejected]:
-        """Returns what is to be told now; the others, twice a period at most, as one."""
+        """Return what is to be told now; the others, once a period, as one."""
         told, self._told = self._told, []
         if self._others and not self._counted:
             requests = "1 more request" if self._others == 1 else f"{self._others} more requests"
             told.append(Rejected(None, f"{requests} for timers could not be accepted", ""))
-            self._others = 0
-            self._counted = True
+            self._others, self._counted = 0, True
         return told
 
 
@@ -245,171 +226,22 @@ class Backlog:
             self._began, self._left = now, waiting
 
 
-# Each costs a descriptor.
-_LIMIT = 4096
-
-
-class Process(NamedTuple):
-    """A process that was alive when it was first seen."""
-
-    pid: int
-    owner: int
-    pidfd: int  # descriptor that is readable once it has ended
-
-
-class TimedProcesses:
-    """Processes by their ids.
-
-    ``owner_of``: tells whose a process is; None if it is nobody's. ``limit``: how many are kept at
-    most.
-
-    Raises:
-        OSError: there are no descriptors left.
-    """
-
-    def __init__(self, owner_of: Callable[[int], int | None], limit: int = _LIMIT) -> None:
-        self._owner_of = owner_of
-        self._limit = limit
-        self._known: dict[int, Process] = {}
-        self._pids: dict[int, int] = {}
-        self._epoll = select.epoll()
-
-    def fileno(self) -> int:
-        """The descriptor that is readable when `ended` returns something."""
-        return self._epoll.fileno()
-
-    def watch(self, fd: int) -> None:
-        """Make `fileno` readable also when this descriptor is."""
-        self._epoll.register(fd, select.EPOLLIN)
-
-    def get(self, pid: int) -> Process | None:
-        """A process that is known."""
-        return self._known.get(pid)
-
-    def admit(self, pid: int) -> Process | str | None:
-        """A process, known or new.
-
-        Returns it, or why it is refused, or None if it has ended.
-        """
-        known = self._known.get(pid)
-        if known is not None:
-            return known
-        if len(self._known) >= self._limit:
-            return f"{self._limit} processes have timers already"
-        try:
-            pidfd = open_pidfd(pid)
-        except (OSError, OverflowError, TypeError) as error:
-            return f"process {pid!r} cannot be watched ({error})"
-        if pidfd is None:
-            return None
-        owner = self._owner_of(pid)
-        # Asked in this order: as it lives now, nobody else had its number in between.
-        if owner is None or process_ended(pidfd):
-            os.close(pidfd)
-            return f"process {pid} is no worker's" if owner is None else None
-        self._epoll.register(pidfd, select.EPOLLIN)
-        self._pids[pidfd] = pid
-        process = self._known[pid] = Process(pid, owner, pidfd)
-        return process
-
-    def ended(self) -> list[int]:
-        """Ids of the processes that have ended since the last call; they are forgotten."""
-        found = []
-        for fd, _ in self._epoll.poll(0):
-            pid = self._pids.pop(fd, None)
-            if pid is not None:
-                found.append(pid)
-                self._epoll.unregister(fd)
-                os.close(self._known.pop(pid).pidfd)
-        return found
-
-    def signal(self, pid: int, signum: int) -> bool:
-        """Send a signal to a known process; False if it is not known or gone.
-
-        Raises:
-            OSError: it may not be signalled.
-        """
-        known = self._known.get(pid)
-        return known is not None and send_signal(known.pidfd, signum)
-
-    def close(self) -> None:
-        """Let go of all of them; idempotent."""
-        for known in self._known.values():
-            os.close(known.pidfd)
-        self._known.clear()
-        self._pids.clear()
-        self._epoll.close()
-
-
+# Processes that may have timers: each costs a descriptor.
+_PROCESSES = 4096
+_TIMERS_PER_PROCESS = 10_000
+# So many refused processes are remembered, to be told once each.
+_REFUSED = 1024
 # As much as a user may have without privileges, by default: 9000 requests.
 _PIPE_BYTES = 1 << 20
 # A few milliseconds of work, whatever is in it: who reads has other things to do as well.
 _READ_BYTES = 1 << 16
 
 
-class Fifo:
-    """A FIFO that only this user may use.
+class Process(NamedTuple):
+    """A process that was alive when it was first seen."""
 
-    It is opened for writing too: there is never an end of file, nor a hang-up, when clients leave.
-
-    Raises:
-        OSError: it cannot be made; names the path.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        try:
-            os.mkfifo(path, 0o600)
-        except OSError as error:
-            # It says what, but not where.
-            raise OSError(error.errno, error.strerror, path) from None
-        try:
-            flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._fd = os.open(path, flags)
-        except OSError:
-            os.unlink(path)
-            raise
-        # A filesystem that keeps no such bit costs clients an open for each request.
-        with contextlib.suppress(OSError):
-            os.fchmod(self._fd, 0o600 | SERVED_BY_US)
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-
-    def fileno(self) -> int:
-        """The descriptor."""
-        return self._fd
-
-    def read(self) -> bytes:
-        """Reads what is in it, 64 KiB at most; nothing if it is empty."""
-        try:
-            return os.read(self._fd, _READ_BYTES)
-        except BlockingIOError:
-            return b""
-
-    def waiting(self) -> int:
-        """Returns how many bytes are in it."""
-        size: int = struct.unpack("i", fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)))[0]
-        return size
-
-    def close(self) -> None:
-        """Close it; idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def remove(self) -> None:
-        """Unlink and close it, unless something else has taken its place; idempotent."""
-        if self._fd < 0:
-            return
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(self._fd), os.lstat(self.path)):
-                os.unlink(self.path)
-        self.close()
-
-
-_TIMERS_PER_PROCESS = 10_000
-# So many refused processes are remembered, to be told once each.
-_REFUSED = 1024
+    owner: int
+    pidfd: int  # descriptor that is readable once it has ended
 
 
 class Timer(NamedTuple):
@@ -426,54 +258,77 @@ class Expired(NamedTuple):
     The first of them that asks for a signal stands for all; if none does, the first.
     """
 
-    owner: int  # what ``owner_of`` returned for it, the local rank
+    owner: int  # what ``owner_of`` returned for it
     pid: int
     scope: str
     after: float  # seconds from its arrival to its deadline
     signum: int  # the signal that it asks for; 0 or less for none
     requests: tuple[FileTimerRequest, ...]  # of all its expired timers, the earliest first
 
-    @property
-    def scopes(self) -> tuple[str, ...]:
-        """Names of all its expired timers, the earliest first."""
-        return tuple(request.scope_id for request in self.requests)
+
+def make_fifo(path: str) -> int:
+    """Make a FIFO that only this user may use; its descriptor.
+
+    It is opened for writing too: there is never an end of file, nor a hang-up, when clients leave.
+    """
+    try:
+        os.mkfifo(path, 0o600)
+    except OSError as error:
+        # It says what, but not where.
+        raise OSError(error.errno, error.strerror, path) from None
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        os.unlink(path)
+        raise
+    # A filesystem that keeps no such bit costs clients an open for each request.
+    with contextlib.suppress(OSError):
+        os.fchmod(fd, 0o600 | SERVED_BY_US)
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    return fd
 
 
 class TimerService:
-    """Serves a FIFO.
+    """Serves a FIFO, or without one the requests that `register` is given.
 
-    ``owner_of``: tells the local rank that a process belongs to; None if it is no worker's, whose
-    timers are not accepted. Asked once for each process, at its first timer. ``wall_clock``: tells
-    the seconds since the epoch, in which clients write expirations.
+    ``owner_of``: tells whose a process is, the local rank of a worker; None if it is nobody's, and
+    its timers are not accepted. Asked once for each process, at its first timer. ``wall_clock``:
+    tells the seconds since the epoch, in which clients write expirations.
 
     Raises:
-        OSError: the FIFO cannot be made; names the path.
+        OSError: the FIFO cannot be made, and the error names the path; no descriptors are left.
     """
 
     def __init__(
         self,
-        path: str,
+        path: str | None,
         *,
         owner_of: Callable[[int], int | None],
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._clock, self._wall_clock = clock, wall_clock
+        self._path = path
+        self._owner_of, self._clock, self._wall_clock = owner_of, clock, wall_clock
         self._reader = RequestReader()
         self._backlog = Backlog()
         self._rejections = Rejections()
+        self._refused: set[tuple[int, str]] = set()
         self._timers: dict[int, dict[str, Timer]] = {}  # by process and name
         # When the next is over; None where that is to be found out.
         self._next: float | None = None
         self.received = 0  # requests that were understood
-        self._refused: set[tuple[int, str]] = set()
-        self._processes = TimedProcesses(owner_of)
-        try:
-            self._fifo = Fifo(path)
-        except OSError:
-            self._processes.close()
-            raise
-        self._processes.watch(self._fifo.fileno())
+        self._processes: dict[int, Process] = {}  # by process id, those that had timers and live
+        self._pids: dict[int, int] = {}  # by descriptor
+        self._fifo = -1
+        self._epoll = select.epoll()
+        if path is not None:
+            try:
+                self._fifo = make_fifo(path)
+            except OSError:
+                self._epoll.close()
+                raise
+            self._epoll.register(self._fifo, select.EPOLLIN)
         _open.add(self)
 
     @property
@@ -483,30 +338,40 @@ class TimerService:
 
     def fileno(self) -> int:
         """The descriptor that is readable when `dispatch` has something to do."""
-        return self._processes.fileno()
+        return self._epoll.fileno()
 
     def dispatch(self) -> list[Rejected]:
-        """Reads what is in the FIFO, and forgets the timers of ended processes.
+        """Read what is in the FIFO, and forget the timers of ended processes.
 
         It reads 64 KiB at most, so that it takes milliseconds whatever is written there. If there
         is more, `fileno` is still readable.
         """
         now = self._clock()
-        block = self._fifo.read()
-        self._backlog.note(now, len(block), self._fifo.waiting())
         self._rejections.begin(now)
-        requests, wrong, others = self._reader.feed(block, self._rejections.left)
-        for line, reason in wrong:
-            self._rejections.add(reason, line)
-        self._rejections.count(others)
+        requests: list[FileTimerRequest] = []
+        if self._fifo >= 0:
+            block = b""
+            with contextlib.suppress(BlockingIOError):
+                block = os.read(self._fifo, _READ_BYTES)
+            (left,) = struct.unpack("i", fcntl.ioctl(self._fifo, termios.FIONREAD, bytes(4)))
+            self._backlog.note(now, len(block), left)
+            requests, wrong = self._reader.feed(block)
+            for line, reason in wrong:
+                self._rejections.add(reason, line)
         # Between reading and registering: what was read may come from a process that has got the
         # number of one that has ended.
-        self.forget(self._processes.ended())
+        for fd, _ in self._epoll.poll(0):
+            pid = self._pids.pop(fd, None)
+            if pid is not None:
+                self._epoll.unregister(fd)
+                os.close(fd)
+                del self._processes[pid]
+                self.forget([pid])
         self.register(requests)
         return self._rejections.take()
 
     def register(self, requests: Iterable[FileTimerRequest]) -> None:
-        """Sets timers and takes them back. What is wrong with them, the next `dispatch` tells."""
+        """Set timers and take them back. What is wrong with them, the next `dispatch` tells."""
         # Of many requests for one timer the last counts. Those that are taken back come first, so
         # that there is room for the others.
         last: dict[tuple[int, str], FileTimerRequest] = {}
@@ -517,47 +382,64 @@ class TimerService:
         offset = now - self._wall_clock()
         acquired = []
         for (pid, scope), request in last.items():
-            if request.expiration_time < 0:
-                self._release(pid, scope)
-            else:
+            if request.expiration_time >= 0:
                 acquired.append(request)
+            elif self._timers.get(pid, {}).pop(scope, None) is not None:
+                self._next = None
+                if not self._timers[pid]:
+                    del self._timers[pid]
         strangers: set[int] = set()
         for request in acquired:
-            if request.worker_pid not in strangers and not self._acquire(request, now, offset):
-                strangers.add(request.worker_pid)
+            pid, scope = request.worker_pid, request.scope_id
+            if pid in strangers:
+                continue
+            refusal = self._refusal(pid)
+            if refusal is not None:
+                strangers.add(pid)
+                if refusal:
+                    self._refuse(pid, refusal)
+                continue
+            timers = self._timers.setdefault(pid, {})
+            if len(timers) < _TIMERS_PER_PROCESS or scope in timers:
+                timers[scope] = Timer(request.expiration_time + offset, now, request)
+                self._next = None
+            else:
+                reason = f"process {pid} has {_TIMERS_PER_PROCESS} timers already"
+                self._rejections.add(reason, pid=pid)
 
-    def _acquire(self, request: FileTimerRequest, now: float, offset: float) -> bool:
-        """Sets a timer, or adds to the rejections; False if the process can have none now."""
-        pid, scope = request.worker_pid, request.scope_id
-        process = self._processes.admit(pid)
-        if process is None:
-            # It has ended, and its timers with it.
-            return False
-        if isinstance(process, str):
-            # Told once for a process: it may go on asking for as long as it lives. Another that
-            # gets its number later may go untold.
-            if (pid, process) not in self._refused:
-                if self._rejections.left:
-                    if len(self._refused) >= _REFUSED:
-                        self._refused.clear()
-                    self._refused.add((pid, process))
-                self._rejections.add(process, pid=pid)
-            return False
-        timers = self._timers.setdefault(pid, {})
-        if len(timers) < _TIMERS_PER_PROCESS or scope in timers:
-            timers[scope] = Timer(request.expiration_time + offset, now, request)
-            self._next = None
-        else:
-            reason = f"process {pid} has {_TIMERS_PER_PROCESS} timers already"
+    def _refusal(self, pid: int) -> str | None:
+        """Why a process may have no timer; empty if it has ended, None if it may."""
+        if pid in self._processes:
+            return None
+        if len(self._processes) >= _PROCESSES:
+            return f"{_PROCESSES} processes have timers already"
+        try:
+            pidfd = open_pidfd(pid)
+        except (OSError, OverflowError, TypeError) as error:
+            return f"process {pid!r} cannot be watched ({error})"
+        if pidfd is None:
+            return ""
+        owner = self._owner_of(pid)
+        # Asked in this order: as it lives now, nobody else had its number in between.
+        if owner is None or process_ended(pidfd):
+            os.close(pidfd)
+            return f"process {pid} is no worker's" if owner is None else ""
+        self._epoll.register(pidfd, select.EPOLLIN)
+        self._pids[pidfd] = pid
+        self._processes[pid] = Process(owner, pidfd)
+        return None
+
+    def _refuse(self, pid: int, reason: str) -> None:
+        """Tell a refusal, once for a process: it may go on asking for as long as it lives.
+
+        Another that gets its number later may go untold.
+        """
+        if (pid, reason) not in self._refused:
+            if self._rejections.left:
+                if len(self._refused) >= _REFUSED:
+                    self._refused.clear()
+                self._refused.add((pid, reason))
             self._rejections.add(reason, pid=pid)
-        return True
-
-    def _release(self, pid: int, scope: str) -> None:
-        timers = self._timers.get(pid, {})
-        if timers.pop(scope, None) is not None:
-            self._next = None
-            if not timers:
-                del self._timers[pid]
 
     def next_in(self) -> float | None:
         """Seconds until the next timer expires, 0 if one has, None if none is set.
@@ -585,12 +467,11 @@ class TimerService:
         expired = []
         over = self._over(now) if self._next_deadline() <= now else {}
         for pid, timers in over.items():
-            process = self._processes.get(pid)
             first = next((timer for timer in timers if timer.request.signal > 0), timers[0])
             expired.append(
                 Expired(
                     # A process with timers is known until it has ended, and then has none.
-                    owner=pid if process is None else process.owner,
+                    owner=self._processes[pid].owner,
                     pid=pid,
                     scope=first.request.scope_id,
                     after=max(0.0, first.deadline - first.since),
@@ -598,17 +479,17 @@ class TimerService:
                     requests=tuple(timer.request for timer in timers),
                 )
             )
-        self.forget(each.pid for each in expired)
+        self.forget(over)
         return expired
 
     def _over(self, now: float) -> dict[int, list[Timer]]:
         """The timers that are over at ``now``, by process, the earliest first."""
-        timers = [
+        timers = (
             timer
             for scopes in self._timers.values()
             for timer in scopes.values()
             if timer.deadline <= now
-        ]
+        )
         found: dict[int, list[Timer]] = {}
         for timer in sorted(timers, key=lambda timer: timer.deadline):
             found.setdefault(timer.request.worker_pid, []).append(timer)
@@ -623,31 +504,38 @@ class TimerService:
         return {pid: [timer.request for timer in timers] for pid, timers in over.items()}
 
     def forget(self, pids: Iterable[int]) -> None:
-        """Takes back all timers of processes."""
+        """Take back all timers of processes."""
         for pid in pids:
             if self._timers.pop(pid, None) is not None:
                 self._next = None
 
     def signal(self, pid: int, signum: int) -> bool:
-        """Sends a signal to a process that has set a timer.
-
-        Returns False if it is gone.
+        """Send a signal to a process that has set a timer; False if it is gone.
 
         Raises:
             OSError: it may not be signalled.
         """
-        return self._processes.signal(pid, max(0, signum))
+        known = self._processes.get(pid)
+        return known is not None and send_signal(known.pidfd, max(0, signum))
 
     def close(self) -> None:
-        """Removes the FIFO and closes all descriptors; idempotent."""
-        self._fifo.remove()
-        self._processes.close()
+        """Remove the FIFO, unless something else has taken its place; close all. Idempotent."""
+        if self._fifo >= 0 and self._path is not None:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(self._fifo), os.lstat(self._path)):
+                    os.unlink(self._path)
+        self.abandon()
         _open.discard(self)
 
     def abandon(self) -> None:
-        """Closes all descriptors: in a fork, which would keep the FIFO readable for nobody."""
-        self._fifo.close()
-        self._processes.close()
+        """Close all descriptors: in a fork, which would keep the FIFO readable for nobody."""
+        for fd in (self._fifo, *self._pids):
+            if fd >= 0:
+                os.close(fd)
+        self._fifo = -1
+        self._processes.clear()
+        self._pids.clear()
+        self._epoll.close()
 
 
 _open: set[TimerService] = set()

@@ -15,7 +15,7 @@ from lllaunch.timer import FileTimerServer
 WORK = """
 import sys
 from lllaunch.timer import FileTimerClient, expires, client as module
-module._STUCK = module._CROWDED = 240.0
+module._STUCK = 240.0
 client = FileTimerClient(sys.argv[1])
 for _ in range(int(sys.argv[2])):
     with expires(after=600, client=client):

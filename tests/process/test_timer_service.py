@@ -139,7 +139,6 @@ def test_a_timer_expires_once_at_its_deadline(place: Place) -> None:
     assert expired[:3] == (3, worker.pid, "a")
     assert expired.after == pytest.approx(7.0)
     assert expired.signum == 9
-    assert expired.scopes == ("a",)
     assert place.service.expired() == []
     assert place.service.next_in() is None
     assert place.service.signal(worker.pid, signal.SIGTERM)
@@ -159,7 +158,6 @@ def test_the_first_that_asks_for_a_signal_stands_for_its_process(place: Place) -
     assert sorted(place.asked) == sorted([one.pid, other.pid])
     told = {each.owner: each for each in place.service.expired()}
     assert (told[0].scope, told[0].signum) == ("second", signal.SIGTERM)
-    assert told[0].scopes == ("first", "second", "third")
     assert [request.scope_id for request in told[0].requests] == ["first", "second", "third"]
     assert (told[1].scope, told[1].signum) == ("silent", -1)
     # Nothing is sent, though the process is there.
@@ -260,7 +258,7 @@ def test_a_timer_that_is_never_over_is_waited_for_and_hurts_no_other(place: Plac
     place.service.dispatch()
     assert place.service.next_in() == pytest.approx(30 * 86400.0)
     place.advance(30 * 86400.0)
-    assert [each.scopes for each in place.service.expired()] == [("far",)]
+    assert [each.scope for each in place.service.expired()] == ["far"]
 
 
 def test_a_timer_taken_back_in_time_does_not_expire_while_much_is_to_be_read(place: Place) -> None:

@@ -15,13 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.launching import WAIT
 
 from lllaunch.timer import TimerClient, configure, deadline, expires
 from lllaunch.timer import client as client_module
-from lllaunch.timer.client import Scopes
 
 
 class Recorder(TimerClient):
@@ -294,23 +291,6 @@ def test_an_async_generator_is_sent_to_thrown_into_and_closed(client: Recorder) 
     assert inspect.isasyncgenfunction(count)
     asyncio.run(use())
     assert client.calls == both("count") * 2
-
-
-@given(st.lists(st.tuples(st.sampled_from(["x", "x (2)", "y"]), st.integers(0, 9)), max_size=60))
-def test_no_two_holders_have_the_same_name(steps: list[tuple[str, int]]) -> None:
-    scopes = Scopes()
-    held: list[tuple[str, str]] = []
-    for scope, number in steps:
-        if number < 4 and held:
-            scopes.free(*held.pop(number % len(held)))
-        else:
-            held.append((scope, scopes.take(scope)))
-        names = [name for _, name in held]
-        assert len(set(names)) == len(names)
-        assert all(name.startswith(asked) for asked, name in held)
-    for asked, name in held:
-        scopes.free(asked, name)
-    assert scopes.take("x") == "x"
 
 
 def test_a_fork_has_no_timers_of_its_parent(client: Recorder) -> None:

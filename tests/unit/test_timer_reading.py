@@ -25,10 +25,8 @@ REQUESTS = st.builds(
 JUNK = st.binary(max_size=40).filter(lambda data: b"\n" not in data and b"{" not in data)
 
 
-def read(
-    block: bytes, tell: int = 99
-) -> tuple[list[FileTimerRequest], list[tuple[bytes, str]], int]:
-    return RequestReader().feed(block, tell)
+def read(block: bytes) -> tuple[list[FileTimerRequest], list[tuple[bytes, str]]]:
+    return RequestReader().feed(block)
 
 
 def begun() -> Rejections:
@@ -43,32 +41,30 @@ def line(**changed: Any) -> bytes:
 
 @pytest.mark.slow
 @settings(max_examples=200)
-@given(st.lists(REQUESTS | JUNK, max_size=12), st.integers(0, 5), st.data())
+@given(st.lists(REQUESTS | JUNK, max_size=12), st.data())
 def test_bad_lines_and_blocks_that_end_anywhere_hurt_no_good_ones(
-    lines: list[FileTimerRequest | bytes], tell: int, data: st.DataObject
+    lines: list[FileTimerRequest | bytes], data: st.DataObject
 ) -> None:
     texts = [each if isinstance(each, bytes) else each.to_json().encode() for each in lines]
     text = b"".join(each + b"\n" for each in texts)
     reader = RequestReader()
-    requests, told, others = [], 0, 0
+    requests, told = [], 0
     while text:
         size = data.draw(st.integers(1, len(text)))
-        found, wrong, more = reader.feed(text[:size], tell)
-        assert len(wrong) <= tell
+        found, wrong = reader.feed(text[:size])
         requests += found
         told += len(wrong)
-        others += more
         text = text[size:]
     assert requests == [each for each in lines if not isinstance(each, bytes)]
-    assert told + others == sum(isinstance(each, bytes) and bool(each.strip()) for each in lines)
+    assert told == sum(isinstance(each, bytes) and bool(each.strip()) for each in lines)
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=5))
 def test_no_bytes_are_too_strange(data: bytes, cuts: list[int]) -> None:
     reader = RequestReader()
     for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
-        reader.feed(data[start:end], 9)
-    requests, _, _ = reader.feed(b"\n" + line() + b"\n", 9)
+        reader.feed(data[start:end])
+    requests, _ = reader.feed(b"\n" + line() + b"\n")
     assert requests[-1].scope_id == "a"
 
 
@@ -113,8 +109,8 @@ def test_a_request_is_what_a_json_parser_reads(tail: bytes) -> None:
     ],
 )
 def test_what_is_wrong_is_said(text: bytes, reason: str) -> None:
-    requests, ((bad, why),), others = read(text + b"\n")
-    assert (requests, others) == ([], 0)
+    requests, ((bad, why),) = read(text + b"\n")
+    assert requests == []
     rejections = begun()
     rejections.add(why, bad)
     (found,) = rejections.take()
@@ -122,8 +118,6 @@ def test_what_is_wrong_is_said(text: bytes, reason: str) -> None:
     assert found.text
     assert len(found.text) < 200
     assert found.text.isprintable()
-    # It is as wrong when nobody wants to know.
-    assert read(text + b"\n", 0) == ([], [], 1)
 
 
 def test_a_rejection_names_the_process_if_it_can_be_known() -> None:
@@ -141,35 +135,27 @@ def test_a_line_without_end_is_reported_once_and_takes_no_room() -> None:
     reader = RequestReader()
     reports = []
     for _ in range(50):
-        requests, wrong, _ = reader.feed(b"x" * 1000, 9)
+        requests, wrong = reader.feed(b"x" * 1000)
         assert requests == []
         reports += wrong
         assert len(reader._rest) <= 2 * select.PIPE_BUF
-    requests, wrong, _ = reader.feed(b"\n" + line() + b"\n", 9)
+    requests, wrong = reader.feed(b"\n" + line() + b"\n")
     reports += wrong
     assert [why for _, why in reports] == [f"it is longer than {select.PIPE_BUF} bytes"]
     assert requests == [FileTimerRequest(7, "a", 2.5, 9)]
 
 
 def test_a_request_in_the_middle_of_anothers_long_line_is_found() -> None:
-    requests, wrong, _ = read(
+    requests, wrong = read(
         b'{"version": 1, "scope_id": "' + b"x" * 5000 + line() + b"\n" + b'y"}\n' + line() + b"\n"
     )
     assert requests == [FileTimerRequest(7, "a", 2.5, 9)] * 2
     assert len(wrong) == 2
 
 
-def test_the_shortest_request_is_one_also_among_garbage() -> None:
-    shortest = b'{"pid":1,"scope_id":"","expiration_time":0,"signal":0}'
-    requests, wrong, others = read(b"x\n" * 1000 + b"\n \n{}\n" + shortest + b"\n", tell=3)
-    assert requests == [FileTimerRequest(1, "", 0.0, 0)]
-    assert [bad for bad, _ in wrong] == [b"x"] * 3
-    assert others == 998
-
-
 def test_a_lone_surrogate_as_torchs_client_writes_it_is_no_error() -> None:
-    (request,), wrong, others = read(line(scope_id="a\ud800") + b"\n")
-    assert (wrong, others) == ([], 0)
+    (request,), wrong = read(line(scope_id="a\ud800") + b"\n")
+    assert wrong == []
     assert request == FileTimerRequest(7, "a\\ud800", 2.5, 9)
 
 

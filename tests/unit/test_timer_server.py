@@ -1,4 +1,4 @@
-"""What all timer servers do, with clocks and a queue that the test controls; public names."""
+"""What all timer servers do, with a queue that the test controls; public names."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import pickle
 import queue
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from support.launching import WAIT
 
-from lllaunch.testing import FakeClock
 from lllaunch.timer import (
     FileTimerRequest,
     LocalTimerClient,
+    LocalTimerServer,
     RequestQueue,
     TimerRequest,
     TimerServer,
+    api,
 )
-from lllaunch.timer.api import MultiprocessingRequestQueue, SteadyTime
+from lllaunch.timer.api import MultiprocessingRequestQueue
 
 HEAVY = {"torch", "asyncio", "multiprocessing", "inspect", "logging", "json", "re", "threading"}
 
 
 class Played(RequestQueue):
-    """A queue whose waits take as long as the test's clock says."""
+    """A queue that holds what the test has put into it."""
 
-    def __init__(self, clock: FakeClock, wall: FakeClock) -> None:
-        self._clock, self._wall = clock, wall
+    def __init__(self) -> None:
         self.waiting: list[Any] = []
         self.waits: list[float] = []
 
@@ -39,9 +39,6 @@ class Played(RequestQueue):
 
     def get(self, size: int, timeout: float) -> list[TimerRequest]:
         self.waits.append(timeout)
-        if not self.waiting:
-            self._clock.advance(timeout)
-            self._wall.advance(timeout)
         taken, self.waiting = self.waiting[:size], self.waiting[size:]
         if taken and isinstance(taken[0], Exception):
             raise taken[0]
@@ -52,12 +49,10 @@ class Server(TimerServer):
     """Keeps its timers in a dictionary, as a user of torch's class would."""
 
     def __init__(self) -> None:
-        self.clock, self.wall = FakeClock(100.0), FakeClock(5000.0)
-        self.queue = Played(self.clock, self.wall)
+        self.queue = Played()
         super().__init__(self.queue, max_interval=60)
-        self._steady = SteadyTime(self.clock, self.wall)
         self.timers: dict[tuple[Any, str], TimerRequest] = {}
-        self.reaped: list[tuple[Any, float]] = []
+        self.reaped: list[Any] = []
         self.answers: list[bool | Exception] = []
 
     def register_timers(self, timer_requests: list[TimerRequest]) -> None:
@@ -75,7 +70,7 @@ class Server(TimerServer):
         return {each.worker_id: [each] for each in over}
 
     def _reap_worker(self, worker_id: Any) -> bool:
-        self.reaped.append((worker_id, self.clock.now))
+        self.reaped.append(worker_id)
         answer = self.answers.pop(0) if self.answers else True
         if isinstance(answer, Exception):
             raise answer
@@ -86,58 +81,38 @@ class Server(TimerServer):
             self._run_watchdog()
 
 
-def test_a_worker_is_ended_at_the_deadline_and_not_at_the_next_interval() -> None:
-    server = Server()
-    server.queue.waiting = [TimerRequest("w", "a", 5007.0), TimerRequest("w", "b", 5900.0)]
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.stop()
+
+
+def test_a_worker_is_ended_when_a_timer_of_its_is_over(server: Server) -> None:
+    server.queue.waiting = [
+        TimerRequest("w", "a", 5.0),
+        TimerRequest("w", "b", 9e9),
+        TimerRequest("back", "a", 5.0),
+        TimerRequest("back", "a", -1),
+    ]
     server.runs(2)
-    assert server.reaped == [("w", 107.0)]
+    assert server.reaped == ["w"]
     assert server.timers == {}
-    server.runs(1)
-    assert server.queue.waits == [60, 7.0, 60]
-
-
-@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
-def test_setting_the_wall_clock_changes_no_timer(jump: float) -> None:
-    server = Server()
-    server.queue.waiting = [TimerRequest("early", "a", 5050.0)]
-    server.runs(1)
-    server.wall.now += jump
-    server.queue.waiting = [TimerRequest("late", "a", server.wall.now + 70.0)]
-    server.runs(3)
-    assert server.reaped == [("early", 150.0), ("late", 170.0)]
-
-
-def test_setting_the_wall_clock_does_not_make_a_timer_one_taken_back() -> None:
-    server = Server()
-    server.wall.now += 3600.0
-    server.queue.waiting = [TimerRequest("w", "a", 0.0)]
-    server.runs(1)
-    assert server.reaped == [("w", 100.0)]
-
-
-def test_no_wait_is_longer_than_a_queue_can_wait() -> None:
-    server = Server()
-    server._max_interval = float("inf")
-    server.queue.waiting = [TimerRequest("w", "never", 1.7e308), TimerRequest("w", "a", 15000.0)]
-    server.runs(5)
-    assert server.queue.waits == [3600.0, 3600.0, 3600.0, 2800.0, 3600.0]
-    assert server.reaped == [("w", 10100.0)]
+    assert server.queue.waits == [60, 60]
 
 
 @pytest.mark.parametrize(
-    ("answers", "moments"),
-    [([False, False, True], [107.0, 108.0, 109.0]), ([LookupError("x")], [107.0])],
+    ("answers", "times"),
+    [([False, False, True], 3), ([LookupError("x")], 1)],
     ids=["not yet", "given up"],
 )
-def test_a_worker_that_cannot_be_ended_is_tried_again_soon(
-    answers: list[bool | Exception], moments: list[float]
+def test_a_worker_that_cannot_be_ended_is_tried_again(
+    server: Server, answers: list[bool | Exception], times: int
 ) -> None:
-    server = Server()
     server.answers = answers
-    server.queue.waiting = [TimerRequest("w", "a", 5007.0)]
+    server.queue.waiting = [TimerRequest("w", "a", 5.0)]
     server.runs(5)
-    assert server.reaped == [("w", moment) for moment in moments]
-    assert server.queue.waits[-1] == 60
+    assert server.reaped == ["w"] * times
     assert server.timers == {}
 
 
@@ -146,25 +121,34 @@ def test_a_worker_that_cannot_be_ended_is_tried_again_soon(
     [
         None,
         "text",
-        TimerRequest("w", "a", float("nan")),
-        TimerRequest("w", "a", float("inf")),
-        TimerRequest("w", "a", 10**400),
-        TimerRequest("w", "a", True),
-        TimerRequest("w", "a", "5007"),  # type: ignore[arg-type]
+        TimerRequest(1, "a", float("nan")),
+        TimerRequest(1, "a", float("inf")),
+        TimerRequest(1, "a", 10**400),
+        TimerRequest(1, "a", True),
+        TimerRequest(1, "a", "5007"),  # type: ignore[arg-type]
         TimerRequest([], "a", 5007.0),
     ],
 )
 def test_what_is_no_request_hurts_no_other(rubbish: Any) -> None:
-    server = Server()
-    server.queue.waiting = [rubbish, TimerRequest("w", "a", 5007.0), rubbish]
-    server.runs(2)
-    assert server.reaped == [("w", 107.0)]
+    requests: queue.Queue[Any] = queue.Queue()
+    server = LocalTimerServer(requests, max_interval=0)
+    for each in (rubbish, TimerRequest(os.getpid(), "a", 8e9), rubbish):
+        requests.put(each)
+        server._run_watchdog()
+    assert [*server.get_expired_timers(9e9)] == [os.getpid()]
+    server.stop()
 
 
-def test_a_queue_that_fails_is_not_asked_without_end() -> None:
-    server, waits = Server(), []
-    # an event that is set when somebody has waited for it
-    server._stopped = Mock(is_set=lambda: bool(waits), wait=waits.append)
+def test_a_queue_that_fails_is_not_asked_without_end(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = []
+
+    def wait(*_: object, seconds: float) -> None:
+        waits.append(seconds)
+        server._stop_signaled = True
+
+    monkeypatch.setattr(api, "wait", wait)
     server.queue.waiting = [ValueError("queue is closed")]
     server._watchdog_loop()
     assert waits == [1.0]
