@@ -90,9 +90,9 @@ def _run(words: list[str], *, quiet: bool = False) -> int:
     try:
         spawner = prestarted(words)
         # imports Hydra, while the spawner's interpreter starts
-        from lllaunch.app.app import run  # noqa: PLC0415
+        from lllaunch.app.app import Jobs, run  # noqa: PLC0415
 
-        return run(spawner, quiet=quiet)
+        return run(Jobs(spawner, quiet=quiet))
     except KeyboardInterrupt:
         return for_signal(signal.SIGINT)
     finally:

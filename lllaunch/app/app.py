@@ -38,8 +38,7 @@ from lllaunch.app.configs import (
     is_of_a_moment,
     with_config_path,
 )
-from lllaunch.app.gate import JobOf, admit, expect_places, has_rules
-from lllaunch.app.loader import GUARDED
+from lllaunch.app.gate import GUARDED, JobOf, admit, expect_places, has_rules
 from lllaunch.app.planning import (
     Whereabouts,
     in_node_directory,
@@ -81,11 +80,11 @@ _LOST_NODE_PATIENCE = 120.0
 class Jobs:
     """Runs the jobs of one Hydra app, one after another, with one spawner.
 
-    ``spawner``: started early, or None. ``expect``: called with each run before it starts; raises
-    `LaunchError` if it must not. ``function``: what the workers run instead of the configured
-    entrypoint, or None. ``batch``: the batch job that this is, for a run that was submitted; else
-    None. ``submitted``: what workers call then, in place of ``function``; or None. ``quiet``:
-    whether nothing is said of what goes well, whatever the config says.
+    ``spawner`` was started early. ``expect`` is called with each run before it starts, and raises
+    `LaunchError` if it must not. ``function`` is what the workers run instead of the configured
+    entrypoint. ``batch`` is the batch job that this is, for a run that was submitted, and
+    ``submitted`` what its workers call in place of ``function``. ``quiet``: nothing is said of what
+    goes well, whatever the config says.
     """
 
     def __init__(
@@ -424,22 +423,12 @@ def _delaying(configure: Callable[[dict[str, Any]], None]) -> Callable[[dict[str
     return delayed
 
 
-def run(
-    spawner: Spawner | None,
-    config_name: str = PRIMARY,
-    expect: Callable[[LaunchSpec], None] | None = None,
-    batch: BatchJob | None = None,
-    submitted: SubmittedFunction | None = None,
-    *,
-    quiet: bool = False,
-) -> int:
-    """Run the app on ``sys.argv`` and return the exit code.
+def run(jobs: Jobs, config_name: str = PRIMARY) -> int:
+    """Run the app of ``python -m lllaunch`` on ``sys.argv`` and return the exit code.
 
-    The caller closes ``spawner``. ``expect`` is called with what is about to be run, and raises
-    `LaunchError` if that is not right. The other arguments are as for `Jobs`.
+    The caller closes the spawner of the jobs.
     """
     install_app(config_dir_of(sys.argv[1:]))
-    jobs = Jobs(spawner, expect, batch=batch, submitted=submitted, quiet=quiet)
 
     def task(cfg: DictConfig) -> object:
         gc.enable()

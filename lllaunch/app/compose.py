@@ -38,8 +38,7 @@ from lllaunch.app.configs import (
     install_app,
     job_name,
 )
-from lllaunch.app.gate import expect_own_environment
-from lllaunch.app.loader import GuardedLoader
+from lllaunch.app.gate import GuardedLoader, expect_own_environment
 from lllaunch.app.planning import Whereabouts, locating, plan_job
 from lllaunch.app.sweeping.composing import Composer
 from lllaunch.app.sweeping.sweeper import grid_of

@@ -1,32 +1,61 @@
-"""Before a run starts: is its plan the reviewed one, and does its project allow it?
+"""The gate: is the plan the reviewed one, and does the project allow it, and all that Hydra makes?
+
+Hydra writes overrides and configs to files, and prints the overrides of a job that failed. It
+imports the packages that ``hydra.searchpath`` names, makes the logging, and then the callbacks, all
+before a run of ours begins. So in our own apps its config loader is one that looks first: for
+literal secrets, and at the allowlist. A run that is decided is judged once more.
 
 Without a policy and without a lock everything may run, and this costs a look at a few directories.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from hydra.errors import ConfigCompositionException
+from hydra.types import RunMode
+from omegaconf import AnyNode, DictConfig, OmegaConf, open_dict, read_write
 
-from lllaunch.app.configs import experiment_name, job_name, words_of
-from lllaunch.config.tree import shown_path
+from lllaunch.app.boundary import composing_readably, expect_bounded, refusing
+from lllaunch.app.configs import PACKAGED, experiment_name, job_name, words_of
+from lllaunch.app.planning import locating
+from lllaunch.config.schema import PRESET_KEYS, PRESETS
+from lllaunch.config.secrets import EXPOSED, exposed, literals, not_secret, problems_with
+from lllaunch.config.tree import shown_path, value_at
 from lllaunch.errors import ConfigError, Diagnostic
-from lllaunch.hydra_compat import own_node, raw_value
-from lllaunch.review.paths import locks_all, policy_path, tree_top
+from lllaunch.hydra_compat import (
+    BoundedRepository,
+    IConfigRepository,
+    Seam,
+    WatchedLoader,
+    own_node,
+    raw_value,
+)
+from lllaunch.review.paths import LOCKS, locks_all, policy_path, tree_top
+from lllaunch.secret_names import literals_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from hydra.core.config_loader import ConfigLoader
+    from hydra.core.config_search_path import ConfigSearchPath
+    from hydra.core.override_parser.types import Override
 
     from lllaunch.review.lock import Lock
     from lllaunch.review.policy import Policy
     from lllaunch.review.refused import PlanRefused
     from lllaunch.spec import LaunchSpec
 
+_SEARCHPATH = "hydra.searchpath"
+_MODES = {f"hydra.mode={mode.name}": mode for mode in RunMode}
+_PACKAGES = frozenset({PACKAGED, "pkg://hydra.conf"})
+# What begins so lllaunch itself reads.
 _OURS = "LLLAUNCH_"
 
 
@@ -84,7 +113,6 @@ def expect_places(config: DictConfig, *, alone: bool) -> None:
         return
     from lllaunch.review.allow import check_config  # noqa: PLC0415
     from lllaunch.review.hydra_node import written  # noqa: PLC0415
-    from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
 
     HydraConfig.instance().set_config(config)
     if alone:
@@ -92,9 +120,7 @@ def expect_places(config: DictConfig, *, alone: bool) -> None:
         with read_write(config.hydra), open_dict(runtime):
             runtime.output_dir = os.path.abspath(str(config.hydra.run.dir))
         HydraConfig.instance().set_config(config)
-    problems = check_config({}, policy, top, written(config))
-    if problems:
-        raise PlanRefused(problems=tuple(problems))
+    _refuse_if_any(check_config({}, policy, top, written(config)))
 
 
 def expect_own_environment(config: DictConfig) -> None:
@@ -224,3 +250,267 @@ def asks_for_lock(config: DictConfig) -> bool:
     node = own_node(launch, "locked") if known else None
     wanted = raw_value(node) if node is not None else None
     return wanted not in (None, False) or locks_all(os.environ)
+
+
+def _guarding(read: Callable[[str, list[str]], DictConfig]) -> Callable[..., DictConfig]:
+    """Return Hydra's function, but where there are rules it reads no pickle."""
+
+    def read_pickle(path: str, overrides: list[str]) -> DictConfig:
+        message = "holds code that nobody can review"
+        hint = "'python -m lllaunch rerun RUN' runs a plan again"
+        found = Diagnostic("pickle", "--experimental-rerun", repr(path), message, hint)
+        with refusing():
+            _refuse_if_any([found] if has_rules() else [])
+        return read(path, overrides)
+
+    return read_pickle
+
+
+def load_job(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """Composes a job of a sweep.
+
+    Raises:
+        PlanRefused: its project does not allow what it asks for.
+        Exception: whatever Hydra, OmegaConf and resolvers raise.
+    """
+    raises = loader.raises if isinstance(loader, GuardedLoader) else True
+    try:
+        loader.raises = True  # type: ignore[attr-defined]  # means nothing to others
+        return loader.load_sweep_config(master, list(overrides))
+    finally:
+        loader.raises = raises  # type: ignore[attr-defined]
+
+
+class _Kept(NamedTuple):
+    """A config that was composed to see its mode.
+
+    ``of_sweep``: a run would not take it, since nobody has chosen one of its groups.
+    """
+
+    name: str | None
+    overrides: list[str]
+    parsed: Sequence[Override]
+    config: DictConfig
+    of_sweep: bool
+
+    def become(self, name: str | None, overrides: list[str], mode: RunMode) -> bool:
+        """Make it what a command line comes to; False if it is another one than that before.
+
+        Where no config says the mode Hydra adds it to the command line, behind all that is there.
+        """
+        known = len(self.overrides)
+        if name != self.name or overrides[:known] != self.overrides:
+            return False
+        if self.of_sweep and mode is not RunMode.MULTIRUN:
+            return False
+        match overrides[known:]:
+            case []:
+                return True
+            case [word] if word in _MODES:
+                self.config.hydra.mode = _MODES[word]
+                self.config.hydra.overrides.hydra.append(word)
+                return True
+        return False
+
+
+class GuardedLoader(WatchedLoader):
+    """Hydra's config loader, but what is not allowed ends the app with exit code 5.
+
+    Hydra composes every command line twice: first to see whether its configs ask for a sweep, then
+    for use. Here what the first came to is what the second returns, unless they may differ.
+    """
+
+    raises = False
+    """Whether what is not allowed is raised as a `PlanRefused`, and ends nothing."""
+    _looks = True
+    _kept: _Kept | None = None
+    _parsed: Sequence[Override] = ()
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self.repository = BoundedRepository(config_search_path, expect_bounded)
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        """Composes a config; called by Hydra, which has described the arguments.
+
+        Raises:
+            SystemExit: it is not allowed.
+            ConfigCompositionException: Hydra cannot.
+        """
+        kept, self._kept = self._kept, None
+        if validate_sweep_overrides and kept and kept.become(config_name, overrides, run_mode):
+            with composing_readably():
+                self.validate_sweep_overrides_legal([*kept.parsed], run_mode, from_shell)
+            return kept.config
+        with self._refusing():
+            # the packages that the command line looks in must be allowed
+            paths = [element.path for element in self.config_search_path.get_path()]
+            foreign = [path for path in paths if path.startswith("pkg:") and path not in _PACKAGES]
+            if self._policy is not None and foreign:
+                _refuse_if_any(_foreign(foreign, self._policy))
+            # Hydra quotes what is wrong with an override
+            if any(literals_in(overrides)):
+                settings = [
+                    text
+                    for text in overrides
+                    # `+db/credentials=prod` is a file's name
+                    if not self.repository.group_exists(re.split("[=@:]", text.lstrip("+~"))[0])
+                ]
+                _refuse_literals(literals_in(settings))
+        if validate_sweep_overrides:
+            return self._compose(config_name, overrides, run_mode, from_shell, True)
+        of_sweep = False
+        try:
+            # what a run takes, a sweep takes as well
+            config = self._compose(config_name, overrides, RunMode.RUN, from_shell, False)
+        except ConfigCompositionException:
+            of_sweep = True
+            config = self._compose(config_name, overrides, run_mode, from_shell, False)
+        self._kept = _Kept(config_name, list(overrides), self._parsed, config, of_sweep)
+        return config
+
+    def _compose(self, *args: Any) -> DictConfig:
+        with composing_readably():
+            config = super().load_configuration(*args)
+        # of variables that are copied, which Hydra writes to files, names stand there and no values
+        job: Any = config.hydra.job
+        if job.env_copy:
+            with read_write(job), open_dict(job):
+                for name in job.env_copy:
+                    job.env_set[name] = f"${{oc.env:{name}}}"
+        if self._looks:
+            root: Any = OmegaConf.to_container(config, resolve=False)
+            own, allowed = {name: root[name] for name in root if name != "hydra"}, not_secret(root)
+            with self._refusing(), locating(self, config):
+                found = [*literals(own, allowed=allowed)]
+                # of Hydra's own, what somebody sets
+                for key in ("hydra.job.env_set", "hydra.launcher"):
+                    found += literals(value_at(root, key.split(".")), key, allowed=allowed)
+                _refuse_literals(found)
+                self._judge(config, root)
+            for key in exposed(own, allowed=allowed):
+                print(f"lllaunch: warning: {key}: {EXPOSED}", file=sys.stderr)
+        return config
+
+    def complete(self, config: DictConfig) -> None:
+        """Complete what the files come to, before overrides.
+
+        A preset that a file names (``watchdog: default``) becomes a mapping with that name, so that
+        an override can change a part of it: ``launch.watchdog.stall=20m``.
+        """
+        for key in PRESET_KEYS:
+            above, _, last = key.rpartition(".")
+            node = OmegaConf.select(config, above)
+            # launchers of others have no such key
+            found = own_node(node, last) if isinstance(node, DictConfig) else None
+            if isinstance(found, AnyNode) and raw_value(found) in PRESETS:
+                with read_write(node), open_dict(node):
+                    node[last] = {"preset": raw_value(found)}
+
+    def list_groups(self, parent_name: str) -> list[str]:
+        """Groups that there are to choose from; called by Hydra, for help and completion.
+
+        Locks are beside them, and are none.
+        """
+        return [
+            name
+            for name in super().list_groups(parent_name)
+            if "/".join(filter(None, (parent_name, name))) != LOCKS
+        ]
+
+    @classmethod
+    def for_reviewers(cls, path: ConfigSearchPath) -> GuardedLoader:
+        """Returns a loader that composes what is not allowed, too: its caller makes nothing of it.
+
+        Packages that are not allowed are not looked in: that is raised as a `PlanRefused`.
+        """
+        loader = cls(path)
+        loader._looks, loader.raises = False, True
+        return loader
+
+    def look_at_search_path(
+        self, config_name: str | None, overrides: Sequence[Override], repo: IConfigRepository
+    ) -> None:
+        """Refuse packages that the project does not allow to look in."""
+        self._parsed = overrides
+        with self._refusing():
+            if self._policy is None:
+                return
+            found = _foreign_in_primary(repo, config_name, self._policy)
+            for override in overrides:
+                if override.get_key_element() == _SEARCHPATH:
+                    found += _foreign(override.value(), self._policy)
+            _refuse_if_any(found)
+
+    def _refusing(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.raises else refusing()
+
+    def _judge(self, config: DictConfig, root: Mapping[Any, Any]) -> None:
+        """Raise unless a config, ``root`` as plain data, is allowed."""
+        expect_own_environment(config)
+        if self._policy is None:
+            if asks_for_lock(config):
+                from lllaunch.review.allow import NO_POLICY  # noqa: PLC0415 - as above
+
+                _refuse_if_any([NO_POLICY])
+            return
+        from lllaunch.review.allow import check_config  # noqa: PLC0415 - as above
+        from lllaunch.review.hydra_node import written  # noqa: PLC0415 - as above
+
+        _refuse_if_any(check_config(root, self._policy, tree_top(os.getcwd()), written(config)))
+
+    @functools.cached_property
+    def _policy(self) -> Policy | None:
+        """The project's policy, read once."""
+        return policy_of(tree_top(os.getcwd()))
+
+
+def _foreign(entries: object, policy: Policy) -> list[Diagnostic]:
+    """Return which entries of a search path are not allowed."""
+    from lllaunch.review.allow import check_searchpath  # noqa: PLC0415 - if there is a policy
+
+    given = entries if isinstance(entries, list) else []
+    return check_searchpath(given, policy, tree_top(os.getcwd()))
+
+
+def _foreign_in_primary(repo: Any, name: str | None, policy: Policy) -> list[Diagnostic]:
+    """Return the same of the primary config, with its file and the line."""
+    loaded: Any = repo.load_config(config_path=name) if name else None
+    is_dict = loaded is not None and OmegaConf.is_dict(loaded.config)
+    entries = OmegaConf.select(loaded.config, _SEARCHPATH) if is_dict else None
+    if not OmegaConf.is_list(entries):
+        return []
+    found = _foreign(OmegaConf.to_container(entries, resolve=True), policy)
+    if not found:
+        return []
+    from lllaunch.config.origins import origins_of_one  # noqa: PLC0415 - if something is wrong
+
+    return [*map(origins_of_one(repo, str(name)).locate, found)]
+
+
+def _refuse_if_any(problems: list[Diagnostic]) -> None:
+    if problems:
+        from lllaunch.review.refused import PlanRefused  # noqa: PLC0415 - if something is wrong
+
+        raise PlanRefused(problems=tuple(problems))
+
+
+def _refuse_literals(secrets: Iterable[tuple[str, str, str]]) -> None:
+    """Refuse a config before Hydra makes a directory, writes it to files and prints overrides."""
+    problems = problems_with(secrets)
+    if problems:
+        raise ConfigError(tuple(problems))
+
+
+GUARDED: Mapping[Seam, Callable[[Any], Any]] = {
+    Seam.LOADER: lambda _: GuardedLoader,
+    Seam.READ_PICKLE: _guarding,
+}
+"""What lets Hydra's apps compose with a `GuardedLoader`, and run no pickle unseen."""

@@ -18,7 +18,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lllaunch.app.app import run
+from lllaunch.app.app import Jobs, run
 from lllaunch.app.boundary import reason_of
 from lllaunch.app.configs import AGAIN, EXPERIMENTS, PRIMARY, unlocked
 from lllaunch.config.cluster import CLUSTER_KEYS
@@ -154,7 +154,8 @@ def run_again(
     except (OmegaConfBaseException, RecursionError) as error:
         message = f"or what is beside it is no config: {reason_of(error)}"
         raise ConfigError((Diagnostic("plan", again.path, "", message),)) from None
-    return run(spawner, AGAIN, again.expect, batch, again.function, quiet=quiet)
+    jobs = Jobs(spawner, again.expect, batch=batch, submitted=again.function, quiet=quiet)
+    return run(jobs, AGAIN)
 
 
 def _read(path: str) -> Any:

@@ -34,7 +34,7 @@ def call_app(
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     monkeypatch.setattr(sys, "argv", ["lllaunch", *argv])
     capfd.readouterr()
-    code = app.run(None)
+    code = app.run(app.Jobs(None))
     return Ended(code, *capfd.readouterr())
 
 

@@ -13,8 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override, setup_globals
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from lllaunch.app.gate import expect_own_environment
-from lllaunch.app.loader import load_job
+from lllaunch.app.gate import expect_own_environment, load_job
 from lllaunch.app.planning import Whereabouts, plan_job
 from lllaunch.cluster.values import format_nnodes
 from lllaunch.config.cluster import launchers_cluster, of_launcher

@@ -27,7 +27,7 @@ from lllaunch import __version__
 from lllaunch.app.app import jobs_of
 from lllaunch.app.boundary import AppEnded, JobFailed, refusing, tell_ci
 from lllaunch.app.configs import as_written, is_of_a_moment
-from lllaunch.app.loader import load_job
+from lllaunch.app.gate import load_job
 from lllaunch.app.own_worker import UserFunction, end_script_at_launch
 from lllaunch.app.planning import load, locating
 from lllaunch.app.sweeping.composing import LAUNCHER, Composer, with_launchers_cluster
