@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import hydra
-from hydra import version
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override
@@ -41,6 +40,7 @@ from lllaunch.app.configs import (
 from lllaunch.app.gate import GUARDED, JobOf, admit, expect_places, has_rules
 from lllaunch.app.planning import (
     Whereabouts,
+    chdirs,
     in_node_directory,
     load,
     locating,
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from lllaunch.app.own_worker import UserFunction
     from lllaunch.app.submitting import SubmittedFunction
     from lllaunch.hydra_compat import Callbacks
-    from lllaunch.run.build import Build, BuildQuery
+    from lllaunch.run.build import Build
     from lllaunch.run.result import RunResult
     from lllaunch.run.submission import BatchJob
     from lllaunch.spawner.client import Spawner
@@ -229,37 +229,22 @@ class Jobs:
         Raises:
             LaunchError: it must not run.
         """
-        spec = self._decide_ahead(config, str(config.hydra.runtime.output_dir))
+        job = copy.deepcopy(config)
+        with read_write(job), open_dict(job):
+            del job["hydra"]
+        with env_override(config.hydra.job.env_set):
+            output_dir = str(config.hydra.runtime.output_dir)
+            spec = self._decide(job, output_dir if chdirs(config) else os.getcwd())
+        # one moment for both
+        OmegaConf.copy_cache(job, config)
         self._expect_allowed(spec)
         log_dir = in_node_directory(spec).log_dir
         if not self._claimed[-1].is_at(log_dir):
             self._hold(self._taken(log_dir))
         self._planned = spec
 
-    def _decide_ahead(self, config: DictConfig, output_dir: str) -> LaunchSpec:
-        """Decide what a job's run is before Hydra has prepared the job; the config is whole.
-
-        Raises:
-            LaunchError: something is wrong.
-        """
-        job = copy.deepcopy(config)
-        with read_write(job), open_dict(job):
-            del job["hydra"]
-        node: Any = config.hydra.job
-        # Hydra's rule
-        moves = not version.base_at_least("1.2") if node.chdir is None else node.chdir
-        with env_override(node.env_set):
-            spec = self._decide(job, output_dir if moves else os.getcwd())
-        # one moment for both
-        OmegaConf.copy_cache(job, config)
-        return spec
-
     def _decide(self, cfg: DictConfig, cwd: str) -> LaunchSpec:
-        """Decide what the run of a job's config is; Hydra's config is that of the job.
-
-        Raises:
-            LaunchError: something is wrong.
-        """
+        """Decide what the run of a job's config is; Hydra's config is that of the job."""
         node: Any = HydraConfig.get()
         resume = OmegaConf.select(node, "launcher.resume")
         if node.mode == RunMode.RUN and resume is not None:
@@ -278,11 +263,7 @@ class Jobs:
         )
 
     def _expect_allowed(self, spec: LaunchSpec) -> None:
-        """Expect that a run may start; Hydra's config is that of the job.
-
-        Raises:
-            LaunchError: it must not.
-        """
+        """Raise `LaunchError` unless a run may start; Hydra's config is that of the job."""
         if self._expect is not None:
             self._expect(spec)
         config = root_of(HydraConfig.get())
@@ -348,10 +329,16 @@ class Jobs:
         )
         query = BuildQuery(HydraConfig.get().runtime.cwd)
         single = HydraConfig.get().mode == RunMode.RUN
+        snapshot = None if self._batch is None else self._batch.snapshot
+
+        def build() -> Build:
+            found = query.result(modules=modules_of(spec), own=[spec.log_dir])
+            return found if snapshot is None else snapshot.build(found)
+
         try:
             outcome = perform(
                 *(spec, cfg, self._user, Console(), self.spawner),
-                build=lambda: self._build(query, spec),
+                build=build,
                 directory=next((each for each in self._claimed if each.is_at(log_dir)), None),
                 ended=self.ledger.over if single and self._batch is None else None,
                 job=self._batch,
@@ -362,12 +349,6 @@ class Jobs:
             self._batch.outcome, self._batch.ran = outcome, True
         tell_ci(outcome.directory)
         return outcome
-
-    def _build(self, query: BuildQuery, spec: LaunchSpec) -> Build:
-        """Return what the code is that a run has run."""
-        build = query.result(modules=modules_of(spec), own=[spec.log_dir])
-        snapshot = None if self._batch is None else self._batch.snapshot
-        return build if snapshot is None else snapshot.build(build)
 
 
 def jobs_of(task_function: Callable[..., object]) -> Jobs | None:

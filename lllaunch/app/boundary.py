@@ -168,15 +168,20 @@ def _missing(error: MissingConfigException, name: str, reason: str) -> str:
 
 def tell_ci(directory: str) -> None:
     """Annotates and summarises the step of GitHub Actions that this process runs in, if any."""
-    if _in_ci():
+    if os.environ.get("GITHUB_ACTIONS") == "true":
         from lllaunch.results.announce import announce  # noqa: PLC0415 - in CI only
 
         announce(directory, os.environ)
 
 
-def _tell_ci_error(error: LaunchError | str) -> None:
-    """The same with why nothing was run: what stands in a file is annotated there."""
-    if not _in_ci():
+def _say(error: LaunchError | str) -> None:
+    """Say why nothing was run, in CI, too: what stands in a file is annotated there."""
+    from lllaunch.console.console import Console  # noqa: PLC0415 - most apps end without
+
+    console = Console()
+    console.hide(without_variables)
+    console.refused(str(error))
+    if os.environ.get("GITHUB_ACTIONS") != "true":
         return
     from lllaunch.results.announce import announce_error  # noqa: PLC0415 - in CI only
     from lllaunch.review.refused import PlanRefused  # noqa: PLC0415 - in CI only
@@ -192,11 +197,6 @@ def _tell_ci_error(error: LaunchError | str) -> None:
     announce_error(without_variables(rest), os.environ, lines)
 
 
-def _in_ci() -> bool:
-    return os.environ.get("GITHUB_ACTIONS") == "true"
-
-
-_FULL_ERROR = "HYDRA_FULL_ERROR"
 # What argparse exits with when a flag is wrong; ours says with it that the launch config is.
 _ARGPARSE_ERROR = 2
 
@@ -228,14 +228,16 @@ class Ledger:
         return ended
 
     def over(self, code: int) -> None:
-        """Let signals from now on end what is left of the app, and not change its exit code.
-
-        It stays so until `restore`.
+        """Let signals, until `restore`, end what is left of the app and not change its exit code.
 
         The only run of the app has ended with ``code``, which is in result.json.
         """
+
+        def leave(*_: object) -> NoReturn:
+            raise AppEnded(code)
+
         self._over = threading.current_thread() is threading.main_thread()
-        self._handle(lambda *_: _leave(code))
+        self._handle(leave)
 
     def restore(self) -> None:
         """Let signals do what they did before."""
@@ -260,58 +262,38 @@ class Ledger:
         """
         # variables are noted for what is said after the app has ended, too
         with replaced({**_BOUNDARY, **(seams or {})}), noting_variables():
-            return self._exit_code(app)
-
-    def _exit_code(self, app: Callable[[], object]) -> int | None:
-        try:
-            app()
-        except JobFailed as ended:
-            if ended.error is not None and _wants_full_errors():
-                traceback.print_exception(ended.error)
-            elif ended.error is not None:
-                _say(ended.error)
-            elif ended is not self._first:
-                # a sweeper of Hydra's gives up for a job of lllaunch's launcher, which said so
-                # before all that came since
-                _say(str(ended).removeprefix("lllaunch: "))
-            return self._first.exit_code if self._first else int(ExitCode.ERROR)
-        except CompactHydraException as error:
-            if _wants_full_errors():
-                raise
-            _say(message_of(error))
-            return int(ExitCode.ERROR)
-        except KeyboardInterrupt:
-            return for_signal(signal.SIGINT)
-        except AppEnded as end:
-            return int(end.code or 0)
-        except SystemExit as end:
-            code = end.code
-            if code is None:
-                return int(ExitCode.SUCCESS)
-            if not isinstance(code, int):
-                print(code, file=sys.stderr)
+            try:
+                app()
+            except JobFailed as ended:
+                if ended.error is not None and _wants_full_errors():
+                    traceback.print_exception(ended.error)
+                elif ended.error is not None:
+                    _say(ended.error)
+                elif ended is not self._first:
+                    # a sweeper of Hydra's gives up for a job of lllaunch's launcher, which said so
+                    # before all that came since
+                    _say(str(ended).removeprefix("lllaunch: "))
+                return self._first.exit_code if self._first else int(ExitCode.ERROR)
+            except CompactHydraException as error:
+                if _wants_full_errors():
+                    raise
+                _say(message_of(error))
                 return int(ExitCode.ERROR)
-            return int(ExitCode.ERROR) if code == _ARGPARSE_ERROR else code
-        # a sweeper that tolerates failed jobs returns as if there were none
-        return self._first.exit_code if self._first else None
+            except KeyboardInterrupt:
+                return for_signal(signal.SIGINT)
+            except SystemExit as end:
+                if end.code is not None and not isinstance(end.code, int):
+                    print(end.code, file=sys.stderr)
+                    return int(ExitCode.ERROR)
+                argparses = end.code == _ARGPARSE_ERROR and not isinstance(end, AppEnded)
+                return int(ExitCode.ERROR) if argparses else end.code or 0
+            # a sweeper that tolerates failed jobs returns as if there were none
+            return self._first.exit_code if self._first else None
 
 
 def _wants_full_errors() -> bool:
     """Return whether the user asks Hydra for tracebacks."""
-    return os.environ.get(_FULL_ERROR) == "1"
-
-
-def _leave(code: int) -> NoReturn:
-    raise AppEnded(code)
-
-
-def _say(error: LaunchError | str) -> None:
-    from lllaunch.console.console import Console  # noqa: PLC0415 - most apps end without
-
-    console = Console()
-    console.hide(without_variables)
-    console.refused(str(error))
-    _tell_ci_error(error)
+    return os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
 _TOLD = (OmegaConfBaseException, OSError, ValueError, LookupError, RecursionError, yaml.YAMLError)
@@ -373,17 +355,18 @@ def _reporting_quietly(report: Callable[[Callable[[], Any]], Any]) -> Callable[.
     def run_and_report(func: Callable[[], Any]) -> Any:
         if _wants_full_errors():
             return func()
-        ended: list[CompactHydraException] = []
+        error: CompactHydraException | None = None
 
         def call() -> Any:
+            nonlocal error
             try:
                 with composing_readably():
                     return func()
-            except CompactHydraException as error:
-                ended.append(error)
+            except CompactHydraException as ended:
+                error = ended
 
         value = report(call)
-        for error in ended:
+        if error is not None:
             raise error
         return value
 

@@ -39,7 +39,7 @@ from lllaunch.app.configs import (
     job_name,
 )
 from lllaunch.app.gate import GuardedLoader, expect_own_environment
-from lllaunch.app.planning import Whereabouts, locating, plan_job
+from lllaunch.app.planning import Whereabouts, chdirs, locating, plan_job
 from lllaunch.app.sweeping.composing import Composer
 from lllaunch.app.sweeping.sweeper import grid_of
 from lllaunch.config.locate import import_path, locate, locate_main
@@ -194,7 +194,7 @@ class Composition(contextlib.ExitStack):
         expect_own_environment(config)
         runtime = config.hydra.runtime
         with composing():
-            moves = OmegaConf.select(config, "hydra.job.chdir")
+            moves = chdirs(config)
             env_set = dict(config.hydra.job.env_set)
         works_in = runtime.output_dir if moves else os.getcwd()
         where = Whereabouts(runtime.cwd, runtime.output_dir, works_in)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hydra import version
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
@@ -45,6 +46,12 @@ class Whereabouts(NamedTuple):
     runtime_cwd: str
     output_dir: str
     cwd: str
+
+
+def chdirs(config: DictConfig) -> bool:
+    """Return whether Hydra makes a job's output directory the working directory of the job."""
+    moves = OmegaConf.select(config, "hydra.job.chdir")
+    return not version.base_at_least("1.2") if moves is None else bool(moves)
 
 
 @contextlib.contextmanager

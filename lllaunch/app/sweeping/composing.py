@@ -8,13 +8,12 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hydra import version
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override, setup_globals
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lllaunch.app.gate import expect_own_environment, load_job
-from lllaunch.app.planning import Whereabouts, plan_job
+from lllaunch.app.planning import Whereabouts, chdirs, plan_job
 from lllaunch.cluster.values import format_nnodes
 from lllaunch.config.cluster import launchers_cluster, of_launcher
 from lllaunch.config.read import CLUSTER, asks_for_cluster
@@ -188,9 +187,3 @@ def _check_env_set(config: DictConfig) -> None:
     if any("${" in str(value) for value in raw.values()):
         alone: Any = copy.deepcopy(HydraConfig.instance().cfg)
         dict(alone.hydra.job.env_set)
-
-
-def chdirs(config: DictConfig) -> bool:
-    """Whether Hydra makes a job's output directory the working directory of the job."""
-    moves = OmegaConf.select(config, "hydra.job.chdir")
-    return not version.base_at_least("1.2") if moves is None else bool(moves)
