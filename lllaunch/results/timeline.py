@@ -23,6 +23,7 @@ from lllaunch.results.history import (
     NodeHistory,
     RunHistory,
     SeenAttempt,
+    SeenHang,
     SeenWorker,
     TimeSpan,
 )
@@ -34,7 +35,7 @@ from lllaunch.words import exit_text, ranks
 
 if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory, ListEntry
-    from lllaunch.run.result import AttemptResult, RunResult, WorkerResult
+    from lllaunch.run.result import AttemptResult, Hang, RootCause, RunResult, WorkerResult
 
 
 @dataclass(frozen=True)
@@ -189,13 +190,16 @@ def timeline_of(
     nodes = tuple(node.name for node, _ in records) if len(records) > 1 else ()
     if outcome is not None and len(outcome.nodes) > 1:
         nodes = (*nodes, *(node.name for node in outcome.nodes if node.name not in nodes))
-    attempts = [
-        _attempt(attempt, node.name if nodes else "", node, end, live=live)
+    seen = [
+        (node.name if nodes else "", node, attempt)
         for node, _ in records
         for attempt in node.attempts.values()
     ]
     if outcome is not None:
-        attempts = _judged(attempts, outcome, nodes)
+        seen = [*_with_result(seen, outcome, nodes)]
+    attempts = [
+        _attempt(attempt, name, node, end, outcome, live=live) for name, node, attempt in seen
+    ]
     attempts.sort(key=lambda each: (each.number, nodes.index(each.node) if each.node else 0))
     starts = [node.first_ns for node, _ in records]
     starts += [0 if outcome is None else outcome.started_ns, *(each.start_ns for each in attempts)]
@@ -203,23 +207,104 @@ def timeline_of(
     return RunTimeline(start, max(start, end), not live, tuple(attempts), series, nodes)
 
 
+Seen: TypeAlias = tuple[str, NodeHistory, SeenAttempt]
+"""An attempt on a node, with the name of the node where there are several, and its history."""
+
+
+def _with_result(
+    seen: Sequence[Seen], outcome: RunResult, nodes: tuple[str, ...]
+) -> Iterator[Seen]:
+    """Yield attempts with the workers and the hang that result.json knows and no events told."""
+    # ranks count through the nodes in their order
+    names: list[str] = []
+    for node in sorted(outcome.nodes if nodes else (), key=lambda node: node.group_rank):
+        names += [node.name] * (min(node.nproc, MOST_WORKERS) if node.group_rank >= 0 else 0)
+    skews = {node.name: round((node.clock_offset or 0.0) * 1e9) for node in outcome.nodes}
+    first = nodes[0] if nodes else ""
+    for told in outcome.attempts:
+        here = {name: (history, each) for name, history, each in seen if each.number == told.number}
+        known = {each.base_rank + rank for _, each in here.values() for rank in each.workers}
+        missing: dict[str, list[WorkerResult]] = {} if here else {first: []}
+        for worker in told.workers:
+            if worker.rank not in known:
+                name = names[worker.rank] if 0 <= worker.rank < len(names) else first
+                missing.setdefault(name, []).append(worker)
+        for name, workers in missing.items():
+            base = workers[0].rank - workers[0].local_rank if workers else 0
+            start, end = told.started_ns, max(told.started_ns, told.ended_ns)
+            new = SeenAttempt(told.number, start, end, base_rank=base, spawn_ns=start)
+            history, attempt = here.get(name, (NodeHistory(name), new))
+            added = {
+                worker.rank - attempt.base_rank: _seen(worker, skews.get(name, 0), end)
+                for worker in workers
+            }
+            here[name] = history, replace(attempt, workers={**attempt.workers, **added})
+        root = outcome.root_cause
+        hang = root.hang if root is not None and root.attempt == told.number else None
+        for name, (history, attempt) in here.items():
+            hangs = [*attempt.hangs, *_hangs(hang, attempt.base_rank)]
+            yield name, history, replace(attempt, hangs=hangs, state=told.state)
+    told_of = {each.number for each in outcome.attempts}
+    yield from (each for each in seen if each[2].number not in told_of)
+
+
+def _seen(worker: WorkerResult, ahead_ns: int, end_ns: int) -> SeenWorker:
+    started, ended = worker.started_ns, worker.ended_ns
+    return SeenWorker(
+        worker.local_rank,
+        started_ns=None if started is None else started - ahead_ns,
+        ended_ns=end_ns if ended is None else ended - ahead_ns,
+        exitcode=worker.exitcode,
+    )
+
+
+def _hangs(hang: Hang | None, base_rank: int) -> Iterator[SeenHang]:
+    """Yield what the watchdog found on all nodes; it knows who only waited."""
+    if hang is None or hang.since_ns is None:
+        return
+    finding = str(hang.finding)
+    texts = dict.fromkeys(hang.named, finding)
+    texts |= {rank: f"only waited for {ranks(hang.hung)}" for rank in hang.waiting if hang.hung}
+    texts |= dict.fromkeys(hang.hung, f"hung: {finding}")
+    since = hang.since_ns
+    if not texts:
+        yield SeenHang(since, since, (), _line(finding), True)
+    for rank, text in texts.items():
+        yield SeenHang(since, since, (rank - base_rank,), _line(text), True)
+
+
 def _attempt(
-    attempt: SeenAttempt, name: str, node: NodeHistory, end_ns: int, *, live: bool
+    attempt: SeenAttempt,
+    name: str,
+    node: NodeHistory,
+    end_ns: int,
+    outcome: RunResult | None,
+    *,
+    live: bool,
 ) -> AttemptTimeline:
-    current = attempt is node.current
+    current = node.current is not None and node.current.number == attempt.number
     goes_on = live and not node.finished and current and attempt.end_ns is None
     end = end_ns if attempt.end_ns is None else attempt.end_ns
     spans = [*attempt.spans, *(node.open_spans(end_ns) if current else ())]
     spans.sort(key=lambda span: (span.start_ns, -span.end_ns))
+    results = () if outcome is None else outcome.attempts
+    told = next((each for each in results if each.number == attempt.number), None)
+    root = None if told is None else told.root_cause
+    if outcome is not None and outcome.root_cause and outcome.root_cause.attempt == attempt.number:
+        root = outcome.root_cause
+    marks = [mark for mark in attempt.marks if mark.rank is None]
+    if root is not None and not root.ranks and root.node in {"", name or root.node}:
+        at = root.time_ns or end
+        marks.append(Mark("root_cause", at, _line(str(root.cause))))
     return AttemptTimeline(
         number=attempt.number,
         node=name,
         start_ns=attempt.start_ns,
         end_ns=None if goes_on else end,
         state=attempt.state or ("running" if live and current else "lost"),
-        lanes=_lanes(attempt, name, end, live=goes_on),
+        lanes=_lanes(attempt, name, end, told, root, live=goes_on),
         spans=_apart(spans),
-        marks=_in_order(mark for mark in attempt.marks if mark.rank is None),
+        marks=_in_order(marks),
     )
 
 
@@ -227,28 +312,47 @@ def _in_order(marks: Iterable[Mark]) -> tuple[Mark, ...]:
     return tuple(sorted(marks, key=lambda mark: mark.time_ns))
 
 
-def _lanes(attempt: SeenAttempt, node: str, end_ns: int, *, live: bool) -> tuple[Lane, ...]:
+def _lanes(
+    attempt: SeenAttempt,
+    node: str,
+    end_ns: int,
+    told: AttemptResult | None,
+    root: RootCause | None,
+    *,
+    live: bool,
+) -> tuple[Lane, ...]:
     workers = [worker for _, worker in sorted(attempt.workers.items())]
     failed = [each for each in workers if each.exitcode and each.ending_ns is None]
     first = min(failed, key=lambda each: each.ended_ns or 0, default=None)
+    results = {} if told is None else {worker.rank: worker for worker in told.workers}
     lanes = []
     for worker in workers:
         rank = attempt.base_rank + worker.local_rank
         fate, text = _fate_so_far(worker, first, live=live)
+        spans = _spans_of(worker, attempt, end_ns)
         marks = [mark for mark in attempt.marks if mark.rank == rank]
-        if worker is first:
+        result = results.get(rank)
+        if result is not None:
+            # which knows for sure who failed first
+            after = told is not None and told.root_cause is not None
+            fate, text = result.fate, _line(fate_text(result, after_root=after))
+        elif worker is first:
             marks.append(Mark("root_cause", worker.ended_ns or end_ns, text, rank))
+        if root is not None and rank in root.ranks:
+            marks.append(
+                Mark("root_cause", root.time_ns or spans[-1].end_ns, _line(str(root.cause)), rank)
+            )
         lanes.append(
             Lane(
                 rank=rank,
-                local_rank=worker.local_rank,
+                local_rank=worker.local_rank if result is None else result.local_rank,
                 node=node,
                 attempt=attempt.number,
                 fate=fate,
-                spans=_spans_of(worker, attempt, end_ns),
+                spans=spans,
                 marks=_in_order(marks),
                 text=text,
-                exitcode=worker.exitcode,
+                exitcode=worker.exitcode if result is None else result.exitcode,
             )
         )
     return tuple(lanes)
@@ -314,145 +418,6 @@ def _apart(spans: Iterable[TimeSpan]) -> tuple[TimeSpan, ...]:
             last[span.kind] = len(found)
             found.append(span)
     return tuple(found)
-
-
-# What result.json knows better
-
-
-def _judged(
-    attempts: Sequence[AttemptTimeline], outcome: RunResult, nodes: tuple[str, ...]
-) -> list[AttemptTimeline]:
-    """Return attempts with what became of them; those of nodes that left no events are added."""
-    found = {(each.number, each.node): each for each in attempts}
-    for told in outcome.attempts:
-        missing = {worker.rank: worker for worker in told.workers}
-        of_this = [key for key in found if key[0] == told.number]
-        for key in of_this:
-            lanes = [_of(lane, missing.pop(lane.rank, None), told) for lane in found[key].lanes]
-            found[key] = replace(found[key], state=told.state, lanes=tuple(lanes))
-        by_node = dict(_by_node(missing.values(), outcome, nodes))
-        if not of_this and not by_node:
-            by_node = {nodes[0] if nodes else "": []}
-        for node, workers in by_node.items():
-            key, added = (told.number, node), _without_events(told, node, workers, outcome)
-            lanes = [*(found[key].lanes if key in found else ()), *added.lanes]
-            lanes.sort(key=lambda lane: lane.rank)
-            found[key] = replace(found.get(key, added), lanes=tuple(lanes))
-    return [_with_hang(_with_root(each, outcome), outcome) for each in found.values()]
-
-
-def _of(lane: Lane, worker: WorkerResult | None, attempt: AttemptResult) -> Lane:
-    """Return a lane with what result.json says of its worker."""
-    if worker is None:
-        return lane
-    known = attempt.root_cause is not None
-    return replace(
-        lane,
-        local_rank=worker.local_rank,
-        fate=worker.fate,
-        text=_line(fate_text(worker, after_root=known)),
-        exitcode=worker.exitcode,
-        # who failed first is known for sure
-        marks=tuple(mark for mark in lane.marks if mark.kind != "root_cause"),
-    )
-
-
-def _by_node(
-    workers: Iterable[WorkerResult], outcome: RunResult, nodes: tuple[str, ...]
-) -> Iterator[tuple[str, list[WorkerResult]]]:
-    """Yield workers with the name of their node: ranks count through the nodes in their order."""
-    names: list[str] = []
-    if nodes:
-        for node in sorted(outcome.nodes, key=lambda node: node.group_rank):
-            names += [node.name] * (min(node.nproc, MOST_WORKERS) if node.group_rank >= 0 else 0)
-    found: dict[str, list[WorkerResult]] = {}
-    for worker in workers:
-        first = nodes[0] if nodes else ""
-        name = names[worker.rank] if 0 <= worker.rank < len(names) else first
-        found.setdefault(name, []).append(worker)
-    yield from found.items()
-
-
-def _without_events(
-    attempt: AttemptResult, node: str, workers: Sequence[WorkerResult], outcome: RunResult
-) -> AttemptTimeline:
-    """Return an attempt of a node as result.json alone tells it."""
-    offsets = {each.name: each.clock_offset for each in outcome.nodes}
-    ahead = round((offsets.get(node) or 0.0) * 1e9)
-    lanes = []
-    for worker in workers:
-        spans: tuple[TimeSpan, ...] = ()
-        if worker.started_ns is not None:
-            started = worker.started_ns - ahead
-            ended = started if worker.ended_ns is None else worker.ended_ns - ahead
-            if worker.ended_ns is None:
-                ended = max(attempt.ended_ns, started)
-            spans = (TimeSpan("run", started, max(started, ended)),)
-        lane = Lane(worker.rank, worker.local_rank, node, attempt.number, "", spans)
-        lanes.append(_of(lane, worker, attempt))
-    end = max(attempt.started_ns, attempt.ended_ns)
-    order = tuple(sorted(lanes, key=lambda lane: lane.rank))
-    return AttemptTimeline(attempt.number, node, attempt.started_ns, end, attempt.state, order)
-
-
-def _with_root(attempt: AttemptTimeline, outcome: RunResult) -> AttemptTimeline:
-    """Return an attempt with a mark at what it failed for."""
-    told = next((each for each in outcome.attempts if each.number == attempt.number), None)
-    root = None if told is None else told.root_cause
-    final = outcome.root_cause
-    if final is not None and final.attempt == attempt.number:
-        root = final
-    if root is None:
-        return attempt
-    text = _line(str(root.cause))
-    blamed = root.ranks
-    if not blamed:
-        if attempt.node and root.node and attempt.node != root.node:
-            return attempt
-        at = root.time_ns or attempt.end_ns or attempt.start_ns
-        return replace(attempt, marks=_in_order([*attempt.marks, Mark("root_cause", at, text)]))
-    lanes = []
-    for lane in attempt.lanes:
-        if lane.rank in blamed:
-            at = root.time_ns or (lane.spans[-1].end_ns if lane.spans else attempt.start_ns)
-            mark = Mark("root_cause", at, text, lane.rank)
-            lane = replace(lane, marks=_in_order([*lane.marks, mark]))  # noqa: PLW2901 - the same
-        lanes.append(lane)
-    return replace(attempt, lanes=tuple(lanes))
-
-
-def _with_hang(attempt: AttemptTimeline, outcome: RunResult) -> AttemptTimeline:
-    """Return an attempt with what the watchdog found on all nodes; it knows who only waited."""
-    root = outcome.root_cause
-    hang = None if root is None or root.attempt != attempt.number else root.hang
-    if hang is None or hang.since_ns is None:
-        return attempt
-    texts = {rank: f"only waited for {ranks(hang.hung)}" for rank in hang.waiting if hang.hung}
-    texts |= dict.fromkeys(hang.hung, f"hung: {hang.finding}")
-    named = {*hang.named, *hang.hung, *hang.waiting}
-    lanes = tuple(
-        _hung(lane, hang.since_ns, texts.get(lane.rank, str(hang.finding)))
-        if not named or lane.rank in named
-        else lane
-        for lane in attempt.lanes
-    )
-    return replace(attempt, lanes=lanes)
-
-
-def _hung(lane: Lane, since_ns: int, text: str) -> Lane:
-    run = next((span for span in lane.spans if span.kind == "run"), None)
-    if run is None:
-        return lane
-    grace = next((span for span in lane.spans if span.kind == "grace"), None)
-    until = run.end_ns if grace is None else grace.start_ns
-    start = min(max(since_ns, run.start_ns), until)
-    if start >= until:
-        return lane
-    before = [span for span in lane.spans if span.kind == "hang"]
-    hang = TimeSpan("hang", start, until, _line(text))
-    others = [span for span in lane.spans if span.kind not in ("hang", "grace")]
-    hangs = _apart(sorted([*before, hang], key=_start_of))
-    return replace(lane, spans=(*others, *hangs, *(() if grace is None else (grace,))))
 
 
 # Curves
