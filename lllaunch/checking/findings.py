@@ -13,9 +13,17 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from lllaunch.errors import Code, Diagnostic
-from lllaunch.results.announce import emit, encoded, in_repository, tell_step
 from lllaunch.results.cases import Case, CodeLine, Log, Report
-from lllaunch.results.github import ANNOTATIONS, _code, _escaped, annotation
+from lllaunch.results.github import (
+    ANNOTATIONS,
+    _code,
+    _escaped,
+    annotation,
+    emit,
+    encoded,
+    in_repository,
+    tell_step,
+)
 from lllaunch.results.junit import render_junit
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.text import tidy

@@ -11,9 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import lllaunch.sweep.schedule as v
-from lllaunch.console.slots import extremes_rows, slots_rows
 from lllaunch.console.status import Part, fitted
-from lllaunch.console.table import Column, Row, decoded, rows_of
+from lllaunch.console.table import Column, Row, decoded, extremes_rows, rows_of, slots_rows
 from lllaunch.documents import signal_name
 from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.sweep.policy import Summary, SweepPolicy

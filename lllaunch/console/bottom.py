@@ -7,7 +7,7 @@ import os
 import weakref
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from lllaunch.console.display import showing
+from lllaunch.console.stream import showing
 from lllaunch.workers.terminal import screen_of
 
 if TYPE_CHECKING:

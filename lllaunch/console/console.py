@@ -10,8 +10,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, TextIO
 
-from lllaunch.console.display import display
-from lllaunch.console.stream import Outlet, encodable, same_file
+from lllaunch.console.stream import Outlet, display, encodable, same_file
 from lllaunch.console.table import Painter, is_terminal
 from lllaunch.documents import signal_name
 from lllaunch.run.files import working_directory

@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.console.slots import extremes_rows, slots_rows
 from lllaunch.console.status import Part, fitted
-from lllaunch.console.table import GAP, Column, Row, end_of, rows_of
+from lllaunch.console.table import GAP, Column, Row, end_of, extremes_rows, rows_of, slots_rows
 from lllaunch.results.live import LiveView, count_states
 from lllaunch.results.store import LIVE, ListEntry
 from lllaunch.sweep.objective import Objective, Objectives

@@ -20,8 +20,7 @@ from msgspec.structs import replace
 from lllaunch.console.board import Announcement, Board, heartbeat_text, table_rows
 from lllaunch.console.bottom import Bottom, Size, size_of
 from lllaunch.console.console import Console
-from lllaunch.console.display import display
-from lllaunch.console.stream import KEPT, Outlet, same_file
+from lllaunch.console.stream import KEPT, Outlet, display, same_file
 from lllaunch.console.table import Painter, Row, decoded, is_terminal
 from lllaunch.run.files import working_directory
 from lllaunch.spec import ConsolePolicy

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from lllaunch.console.hang import look_parts
 from lllaunch.console.report import failure_text, fate_groups, root_parts
 from lllaunch.documents import signal_name
-from lllaunch.pages import html, page
+from lllaunch.pages import html
 from lllaunch.pages.run_charts import curves_of, lanes_of, marks_of
 from lllaunch.results.report import message_of
 from lllaunch.results.view import node_state
@@ -69,8 +69,8 @@ def run_page(run: RunView, version: str) -> str:
     ]
     outcome = run.result or _WITHOUT_END
     plan = (run.plan or "").splitlines()
-    own = [("Run id", outcome.run_id), ("Plan hash", page.long(outcome.plan_hash, "code"))]
-    return page.render(
+    own = [("Run id", outcome.run_id), ("Plan hash", html.long(outcome.plan_hash, "code"))]
+    return html.render(
         "run.html.j2",
         kind="Run",
         directory=run.path,
@@ -100,7 +100,7 @@ def run_page(run: RunView, version: str) -> str:
         plan_lines=len(plan),
         plan=[*map(_plan_line, plan[:_MOST_PLAN_LINES])],
         overrides=[html.code(each) for each in run.entry.overrides[:_MOST_VALUES]],
-        environment=page.environment_facts(run.result, own),
+        environment=html.environment_facts(run.result, own),
         nodes=html.table("Nodes", _NODES, outcome.nodes[:_MOST_ROWS]),
     )
 
@@ -200,8 +200,8 @@ def _summary(run: RunView) -> Iterator[tuple[str, str]]:
     yield "Batch job", f"{entry.batch_job} {entry.queue}".strip()
     yield "Starts", "" if entry.batch is None else entry.batch.text
     yield "Not put back", "" if entry.batch is None else entry.batch.reason
-    yield "Commit", page.short_commit(run.result)
-    yield "Command line", page.long(shorten(" ".join(entry.overrides), _LONGEST_COMMAND), "code")
+    yield "Commit", html.short_commit(run.result)
+    yield "Command line", html.long(shorten(" ".join(entry.overrides), _LONGEST_COMMAND), "code")
     if outcome is not None:
         yield "Note", capitalised(run.problem)
 

@@ -15,9 +15,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
-from lllaunch.pages import charts, html, page
-from lllaunch.pages.sweep_facts import BAD, FailureGroup, SweepFacts
-from lllaunch.pages.swept import SweptParameter, spans_decades
+from lllaunch.pages import charts, html
+from lllaunch.pages.sweep_facts import BAD, FailureGroup, SweepFacts, SweptParameter, spans_decades
 from lllaunch.results.tries import JobTry, SweepTimeline, tracks_of
 from lllaunch.sweep.history import SweepResult
 from lllaunch.sweep.objective import Direction, Objective, improvements
@@ -69,7 +68,7 @@ def sweep_page(facts: SweepFacts, version: str, place: str = ".") -> str:
     counts = Counter(entry.counts) or Counter(job.state for job in sweep.jobs)
     good = f"{counts['succeeded']} of {counted(counts.total(), 'job')} succeeded"
     rest = counts_text((counts[state], state_words(state)) for state in _STATES)
-    return page.render(
+    return html.render(
         "sweep.html.j2",
         kind="Sweep",
         directory=sweep.path,
@@ -89,7 +88,7 @@ def sweep_page(facts: SweepFacts, version: str, place: str = ".") -> str:
         not_drawn=[*_not_drawn(facts, found)],
         tracks=_tracks(sweep.timeline),
         jobs=_jobs(facts, place),
-        environment=page.environment_facts(facts.result, own),
+        environment=html.environment_facts(facts.result, own),
     )
 
 
@@ -125,9 +124,9 @@ def _summary(facts: SweepFacts) -> Iterator[tuple[str, str]]:
     yield "Cores", str(len(slots.cpus) or "")
     yield "Resumed", counted(result.resumes, "time") if result.resumes else ""
     yield "In the queue", entry.queue
-    yield "Commit", page.short_commit(facts.result)
-    yield "Command line", page.long(" ".join(result.command), "code")
-    yield "The same in all jobs", page.long(" ".join(facts.common), "code")
+    yield "Commit", html.short_commit(facts.result)
+    yield "Command line", html.long(" ".join(result.command), "code")
+    yield "The same in all jobs", html.long(" ".join(facts.common), "code")
     yield "Note", facts.problem
 
 

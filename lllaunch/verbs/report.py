@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from lllaunch.console.table import is_terminal
 from lllaunch.errors import PackageMissing
-from lllaunch.results.announce import emit, encoded, source_roots, tell_github
+from lllaunch.results.cases import render_json, render_text
+from lllaunch.results.github import emit, encoded, source_roots, tell_github
 from lllaunch.results.junit import render_junit
 from lllaunch.results.report import load
 from lllaunch.results.store import LATEST, locate
-from lllaunch.results.text import render_json, render_text
 from lllaunch.results.view import view_run, view_sweep
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.secret_names import redactor_of

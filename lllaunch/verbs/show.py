@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 from msgspec.structs import replace
 
-from lllaunch.console.lanes import DRAWN, timeline_rows
-from lllaunch.console.live_table import table_rows
-from lllaunch.console.overview import (
+from lllaunch.console.lanes import (
+    DRAWN,
     heading,
     log_rows,
     peak_rows,
     progress_of_ranks,
+    timeline_rows,
 )
+from lllaunch.console.live_table import table_rows
 from lllaunch.console.report import failure_text, fate_text, report_lines
 from lllaunch.console.stream import encodable
 from lllaunch.console.summary import Setting, summary_rows
@@ -29,7 +30,6 @@ from lllaunch.console.table import GAP, Row, aligned, padded
 from lllaunch.documents import Plain, nanoseconds
 from lllaunch.files import within
 from lllaunch.results.live import LiveReader
-from lllaunch.results.peaks import mean_use, peaks_of
 from lllaunch.results.queue import NO_ANSWER, BatchQueue
 from lllaunch.results.report import common_overrides
 from lllaunch.results.store import (
@@ -43,6 +43,7 @@ from lllaunch.results.store import (
     plain,
     sample_of,
 )
+from lllaunch.results.timeline import mean_use, peaks_of
 from lllaunch.results.view import RunView, SweepView, blamed, node_state, view_run, view_sweep
 from lllaunch.run.build import Host
 from lllaunch.run.directory import PLAN

@@ -39,8 +39,8 @@ RUN = [
     "console.console:Console._say",
     "console.status:heartbeat_text",
     REPORT,
-    "results.announce:commands",
-    "results.announce:summary",
+    "results.github:commands",
+    "results.github:summary",
 ]
 SUMMARY = "console.summary:summary_rows"
 SWEEP = [
@@ -49,7 +49,7 @@ SWEEP = [
     "console.sweep:heartbeat_text",
     SUMMARY,
     "console.sweep:Reported.is_new",
-    "results.announce:load",
+    "results.github:load",
 ]
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from lllaunch.pages.html import escaped
-from lllaunch.pages.page import environment
+from lllaunch.pages.html import environment, escaped
 
 _VOID = frozenset({"br", "col", "hr", "input", "link", "meta", "wbr"})
 

@@ -10,16 +10,17 @@ from hypothesis import strategies as st
 from support.ends import placed
 from support.timelines import EVENTS, START, json_lines, node_records, sample
 
-from lllaunch.console.lanes import DRAWN, timeline_rows
-from lllaunch.console.overview import log_rows, peak_rows, progress_of_ranks
+from lllaunch.console.lanes import DRAWN, log_rows, peak_rows, progress_of_ranks, timeline_rows
 from lllaunch.console.table import Row
-from lllaunch.results.peaks import Peak, mean_use, peaks_of
 from lllaunch.results.timeline import (
     AttemptTimeline,
     Lane,
     Mark,
+    Peak,
     RunTimeline,
     TimeSpan,
+    mean_use,
+    peaks_of,
     timeline_of,
 )
 from lllaunch.run.excerpts import Excerpt

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import lllaunch.sweep.schedule as v
 from lllaunch.console.board import Board, table_rows
-from lllaunch.console.slots import slots_row
+from lllaunch.console.table import slots_row
 from lllaunch.sweep.objective import Objectives
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need

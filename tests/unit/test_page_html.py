@@ -18,13 +18,13 @@ from lllaunch.pages.html import (
     Quote,
     badge,
     code,
+    environment,
     escaped,
     fill,
     joined,
     slug,
     table,
 )
-from lllaunch.pages.page import environment
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=\"alert('2')\"> &amp; \x1b[31m\x00\ud800"

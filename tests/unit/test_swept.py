@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.pages.swept import spans_decades, swept_parameters
+from lllaunch.pages.sweep_facts import spans_decades, swept_parameters
 
 
 def named(*jobs: str) -> dict[str, tuple[str | None, ...]]:
