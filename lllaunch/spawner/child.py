@@ -24,6 +24,7 @@ from lllaunch.spawner import forks
 from lllaunch.spawner.evidence import CRASH_FILE, SOCKET
 from lllaunch.spawner.forks import reseed
 from lllaunch.spawner.interpreter import importing
+from lllaunch.spawner.private_names import take_over_multiprocessing, x_options
 from lllaunch.spawner.protocol import (
     Check,
     Forked,
@@ -174,7 +175,7 @@ def _execute_interpreter(request: SpawnRequest, around: ChildDefaults) -> NoRetu
     if (
         CRASH_FILE in request.env
         and isinstance(target, (Script, Module))
-        and not ("PYTHONFAULTHANDLER" in os.environ or "faulthandler" in sys._xoptions)
+        and not ("PYTHONFAULTHANDLER" in os.environ or "faulthandler" in x_options())
     ):
         # None of our code runs in it, so its stacks can only go to its standard error.
         command += ("-X", "faulthandler")
@@ -202,7 +203,7 @@ def _run_here(request: SpawnRequest, around: ChildDefaults) -> NoReturn:
         )
 
         reseed()
-        _take_over_multiprocessing()
+        take_over_multiprocessing()
         target = request.target
         assert not isinstance(target, Program)
         if isinstance(target, Kept):
@@ -227,18 +228,6 @@ def _renew_streams(request: SpawnRequest) -> None:
         if path:
             raw = io.FileIO(number, "w", closefd=False)
             setattr(sys, name, io.TextIOWrapper(raw, "utf-8", errors, write_through=True))
-
-
-def _take_over_multiprocessing() -> None:
-    """Drop what multiprocessing keeps for the process that was forked, where it is imported."""
-    util = sys.modules.get("multiprocessing.util")
-    if util is not None:
-        util._finalizer_registry.clear()
-        util._run_after_forkers()
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None:
-        # Taken when it is imported: what a worker's children start from is its own.
-        vars(process)["ORIGINAL_DIR"] = os.getcwd()
 
 
 # Appended to, so that `echo x > /dev/stdout` in a worker does not truncate what came before.

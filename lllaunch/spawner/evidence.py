@@ -30,6 +30,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from lllaunch.spawner import private_names
+
 # Set for workers that are watched. The others have no descriptor and no handler more than they
 # would have without lllaunch.
 WATCHED = "LLLAUNCH_WATCHED"
@@ -142,8 +144,6 @@ _BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE"
 _SIZES = (_BUFFER_SIZE, "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _ENTRIES = "2000"
 
-# The first that torch.distributed imports once its part in C++ is there.
-_TRIGGER = "torch.distributed.distributed_c10d"
 # Signals that a thread brings on itself: blocked, they would end the process unseen.
 _OWN_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 # Of the levels of torch's own log.
@@ -180,7 +180,7 @@ class _Observer:
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
         """See a module that is about to be imported."""
         del path, target
-        if fullname == _TRIGGER and self._pid == os.getpid() and not _served:
+        if fullname == private_names.TORCH_DISTRIBUTED and self._pid == os.getpid() and not _served:
             _start(self._path)
 
 
@@ -191,18 +191,12 @@ def _start(path: str) -> None:
 
         from lllaunch.linux.process import short_address  # noqa: PLC0415 - few workers need it
 
-        c10d = _c10d()
         with short_address(path) as address, _signals_blocked(), _quiet(ctypes):
-            server = c10d._WorkerServer(address, -1)
+            server = private_names.start_recorder_server(address)
         _served.append(os.getpid())
         # Nobody may end it: a forked process would wait for threads that it does not have.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
-        c10d._register_handler(GROUPS, _tell_groups)
-
-
-def _c10d() -> Any:
-    """Return torch's part in C++."""
-    return sys.modules["torch._C"]._distributed_c10d
+        private_names.answer_at(GROUPS, _tell_groups)
 
 
 @contextlib.contextmanager
@@ -234,8 +228,7 @@ def _quiet(ctypes: Any) -> Iterator[None]:
 
 def _groups() -> dict[str, list[int]]:
     """Return the ranks of this process's groups, by the groups' names."""
-    world = sys.modules[_TRIGGER]._world
-    names, ranks = dict(world.pg_names), dict(world.pg_group_ranks)
+    names, ranks = private_names.process_groups()
     return {name: sorted(ranks[group]) for group, name in names.items() if group in ranks}
 
 
@@ -251,11 +244,10 @@ def save(directory: str) -> None:
     """Write down the collectives of this process, which is about to end by an exception."""
     if os.getpid() not in _served:
         return
-    c10d = _c10d()
     traces = []
-    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+    for dump in private_names.recorder_traces():
         with contextlib.suppress(Exception):
-            traces.append(json.loads(getattr(c10d, name)()))
+            traces.append(json.loads(dump()))
     if not any(trace.get("entries") for trace in traces):
         return
     groups = {}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
 import gc
 import os
 import signal
 import sys
-import weakref
+
+from lllaunch.spawner.private_names import forget_exit_functions, take_over_multiprocessing
 
 # Python ignores these itself, and a Python worker started by exec would have them so.
 _IGNORED_BY_PYTHON = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
@@ -129,18 +129,9 @@ def disown() -> None:
 
     Its objects are frozen, so that its open files are not flushed a second time at the end.
     """
-    atexit._clear()
-    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    forget_exit_functions()
+    take_over_multiprocessing()
     gc.freeze()
-    util = sys.modules.get("multiprocessing.util")
-    if util is not None:
-        util._finalizer_registry.clear()
-        util._run_after_forkers()
-        # What is started here is joined at the end, as ever.
-        atexit.register(util._exit_function)
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None:
-        process._children.clear()
 
 
 def flush_streams() -> None:

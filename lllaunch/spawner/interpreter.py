@@ -19,6 +19,8 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from lllaunch.spawner.private_names import interpreter_flags, x_options
+
 # Read by the interpreter, the dynamic linker or the C library when a process starts.
 _AT_EXEC = re.compile("(PYTHON|LD_|MALLOC_|LC_|LANG|GLIBC_TUNABLES)")
 # Read by native code of numerical libraries, which nobody sees, when they are loaded.
@@ -110,11 +112,8 @@ def exec_part(environ: Mapping[str, str]) -> dict[str, str]:
 
 def interpreter_command() -> tuple[str, ...]:
     """The command line of an interpreter like this one, unbuffered."""
-    # What multiprocessing starts its interpreters with.
-    import subprocess  # noqa: PLC0415 - not for those who only ask which variables matter when
-
-    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    for name, value in sys._xoptions.items():
+    options = interpreter_flags()
+    for name, value in x_options().items():
         option = name if value is True else f"{name}={value}"
         if option not in options:
             # One that it does not know: pycache_prefix, or a program's own.

@@ -13,11 +13,12 @@ import io
 import os
 import pickle
 from collections.abc import Callable
-from multiprocessing import context, process, resource_tracker, spawn
+from multiprocessing import context, spawn
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from lllaunch.errors import NotPicklable
+from lllaunch.spawner import private_names
 from lllaunch.spawner.protocol import Pickled
 
 # Descriptors that came with the payload, in the worker.
@@ -88,7 +89,7 @@ def _preparation(popen: _Spawning, start_method: str) -> dict[str, Any]:
     data["start_method"] = start_method
     # Without the launcher's tracker a worker that attaches shared memory starts one of its own,
     # which unlinks the launcher's memory when the worker ends.
-    tracker = getattr(resource_tracker._resource_tracker, "_fd", None)
+    tracker = private_names.tracker_fd()
     index = -1 if tracker is None else popen.duplicate_for_child(tracker)
     return {"data": data, "tracker": index}
 
@@ -131,15 +132,11 @@ def load(target: Pickled) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """
     _inherited[:] = target.fds
     stream = io.BytesIO(target.payload)
-    process.current_process()._inheriting = True  # type: ignore[attr-defined]
-    try:
+    with private_names.refusing_to_start_processes():
         preparation = pickle.load(stream)  # noqa: S301 - the launcher's own bytes
         if preparation["tracker"] >= 0:
-            tracker = os.dup(_inherited[preparation["tracker"]])
-            resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
+            private_names.use_tracker(os.dup(_inherited[preparation["tracker"]]))
         spawn.prepare(preparation["data"])
         function, args = pickle.load(stream)  # noqa: S301
-    finally:
-        del process.current_process()._inheriting  # type: ignore[attr-defined]
     _close(_inherited)
     return function, args

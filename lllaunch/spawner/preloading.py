@@ -17,14 +17,14 @@ import re
 import sys
 import time
 import traceback
-import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lllaunch.errors import PreloadFailed
 from lllaunch.linux import proc
 from lllaunch.linux.process import open_pidfd, send_signal, wait_readable
+from lllaunch.spawner.private_names import Environ, forget_finalizers_of
 
 _RUNTIME = re.compile(r"/lib(gomp|omp|iomp5)[^/]*\.so[^/]*$")
 _OMP_PAUSE_HARD = 2
@@ -108,7 +108,7 @@ class Preloaded:
     read: frozenset[str] = frozenset()  # names of the variables that were asked for
 
 
-class _Recorder(os._Environ[str]):
+class _Recorder(Environ[str]):
     """What `os.environ` is while modules are imported: it notes the names that are asked for.
 
     A copy of all, which asks for each in turn, asks for none.
@@ -145,10 +145,12 @@ def preload(cwd: str, modules: Sequence[str]) -> Preloaded:
     os.environ.__class__ = _Recorder
     for module in modules:
         _import(module)
-    os.environ.__class__ = os._Environ
+    os.environ.__class__ = Environ  # type: ignore[assignment]
     for module in _OWN_MODULES:
         importlib.import_module(module)
-    _forget_finalizers()
+    # They take operators out of the dispatcher's tables one by one, though all ends with that:
+    # 30 ms, and thousands of pages that a fork must copy for it.
+    forget_finalizers_of("torch.library")
     runtimes = loaded_runtimes() if modules else []
     pause(runtimes)
     fork_safe = not runtimes or canary()
@@ -156,18 +158,6 @@ def preload(cwd: str, modules: Sequence[str]) -> Preloaded:
     gc.freeze()
     read = frozenset(_Recorder.read)
     return Preloaded(time.monotonic() - started, fork_safe, runtimes, read)
-
-
-def _forget_finalizers() -> None:
-    """Drops what torch would undo at the end of every worker, though all of it ends with that.
-
-    They take operators out of the dispatcher's tables one by one: 30 ms, and thousands of pages
-    that a fork must copy for it.
-    """
-    registry: dict[Any, Any] = weakref.finalize._registry  # type: ignore[attr-defined]
-    for finalizer, info in list(registry.items()):
-        if getattr(info.func, "__module__", None) == "torch.library":
-            del registry[finalizer]
 
 
 def _import(module: str) -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from lllaunch.errors import NotPicklable, OutputError
@@ -43,7 +44,7 @@ def dumps(value: object) -> bytes:
     return buffer.getvalue()
 
 
-def return_file(environ: dict[str, str] | os._Environ[str] = os.environ) -> str:
+def return_file(environ: Mapping[str, str] = os.environ) -> str:
     """Where this worker's return value goes, or an empty string."""
     path = environ.get(RETURN_FILE, "")
     if path:

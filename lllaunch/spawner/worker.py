@@ -16,7 +16,6 @@ an interpreter's end that users can see are taken one by one, and only the rest 
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import contextlib
 import gc
@@ -38,6 +37,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from lllaunch.linux.process import flush_c_streams
+from lllaunch.spawner import private_names
 from lllaunch.spawner.evidence import CRASH_FILE, SOCKET, WATCHED, arm, catch_crashes, save, serve
 from lllaunch.spawner.protocol import MAX_PROBLEM, Check, Function, Module, Pickled, Script
 from lllaunch.spawner.values import EXIT_FILE, save_return_value
@@ -141,8 +141,8 @@ def finish(
     ``signum``: end by this signal instead, so that the parent sees why.
     """
     try:
-        _attempt(threading._shutdown)  # type: ignore[attr-defined]
-        _attempt(atexit._run_exitfuncs)
+        _attempt(private_names.join_threads)
+        _attempt(private_names.run_exit_functions)
         if not _flush_standard_streams():
             code = _STREAMS_LOST
         # A daemon thread that lives would fail for want of its globals, where an interpreter's end

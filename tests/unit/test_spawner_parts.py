@@ -23,7 +23,8 @@ from lllaunch.linux.process import signal_group
 from lllaunch.spawner import preloading
 from lllaunch.spawner.forks import fork
 from lllaunch.spawner.orphans import Pauses, end_adopted, signal_process
-from lllaunch.spawner.preloading import _forget_finalizers, canary
+from lllaunch.spawner.preloading import canary
+from lllaunch.spawner.private_names import forget_finalizers_of
 from lllaunch.spawner.protocol import Program, SpawnRequest
 from lllaunch.spawner.server import Wakeups, Workers, _Worker
 from lllaunch.spawner.values import RETURN_FILE, save_return_value
@@ -179,7 +180,7 @@ def test_only_what_torch_takes_apart_at_the_end_is_forgotten() -> None:
     done: list[str] = []
     weakref.finalize(objects[0], function_of("torch.library", done))
     weakref.finalize(objects[1], function_of("users.module", done))
-    _forget_finalizers()
+    forget_finalizers_of("torch.library")
     objects.clear()
     assert done == ["users.module"]
 
