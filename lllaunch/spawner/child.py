@@ -17,8 +17,9 @@ import time
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.process import set_open_files_limit, set_parent_death_signal
 from lllaunch.spawner import forks
 from lllaunch.spawner.evidence import CRASH_FILE, SOCKET
@@ -54,14 +55,12 @@ class ChildDefaults:
     calls: Mapping[int, Forked] = field(default_factory=dict)
 
 
-class _CannotStart(Exception):
-    def __init__(self, path: str, error: OSError) -> None:
-        super().__init__(path)
-        self.report = {
-            "path": path,
-            "reason": error.strerror or str(error),
-            "errno": error.errno or 0,
-        }
+def failure_of(error: BaseException) -> dict[str, Any]:
+    """Return what is told of an error that kept a worker from starting."""
+    if isinstance(error, OSError):
+        reason = shortage(error) or error.strerror or str(error)
+        return {"path": str(error.filename or ""), "reason": reason, "errno": error.errno or 0}
+    return {"path": "", "reason": f"{type(error).__name__}: {error}", "errno": 0}
 
 
 def become_worker(
@@ -77,7 +76,11 @@ def become_worker(
     workers', to be closed.
     """
     try:
-        if _prepare(request, around, streams, report, others):
+        try:
+            _prepare(request, around, streams, others)
+        except BaseException as error:  # noqa: BLE001 - the spawner tells the launcher why
+            os.write(report, json.dumps(failure_of(error)).encode())
+        else:
             # From here on the number of the report pipe may be that of a file of the user's.
             os.close(report)
             _run_here(request, around)
@@ -90,49 +93,21 @@ def _prepare(
     request: SpawnRequest,
     around: ChildDefaults,
     streams: tuple[int, int],
-    report: int,
     others: Iterable[int],
-) -> bool:
-    """Take over or execute what the worker is; whether its Python code is to run here.
-
-    If not, the report pipe holds the reason.
-    """
-    try:
-        _close(others)
-        fresh = request.fresh and not isinstance(request.target, Program)
-        python = not fresh and not isinstance(request.target, Program)
-        _detach(around, python)
-        _set_streams(streams)
-        _close(around.private_fds)
-        _set_environment(request, around)
-        if isinstance(request.target, Program):
-            _execute(request.target.path, (request.target.path, *request.target.argv))
-        elif fresh:
-            _execute_interpreter(request, around)
-    except _CannotStart as failure:
-        os.write(report, json.dumps(failure.report).encode())
-    except BaseException as error:  # noqa: BLE001 - the spawner tells the launcher why
-        reason = {"path": "", "reason": f"{type(error).__name__}: {error}", "errno": 0}
-        os.write(report, json.dumps(reason).encode())
-    else:
-        return True
-    return False
-
-
-def _detach(around: ChildDefaults, python: bool) -> None:
+) -> None:
+    """Take over or execute what the worker is; returns if its Python code is to run here."""
+    program = request.target if isinstance(request.target, Program) else None
+    _close(others)
     os.setsid()
     set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != around.spawner:
         # It died before the signal was set.
         os._exit(127)
-    forks.reset(around.ignored, python)
+    forks.reset(around.ignored, python=program is None and not request.fresh)
     if around.cgroup:
         # Without the cgroup the tree is ended process by process.
         with contextlib.suppress(OSError), open(around.cgroup, "w") as file:
             file.write("0")
-
-
-def _set_streams(streams: tuple[int, int]) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -140,33 +115,30 @@ def _set_streams(streams: tuple[int, int]) -> None:
         if fd != number:
             os.dup2(fd, number)
             os.close(fd)
-
-
-def _close(fds: Iterable[int]) -> None:
-    for fd in fds:
-        try:
-            os.close(fd)
-        except OSError:
-            continue
-
-
-def _set_environment(request: SpawnRequest, around: ChildDefaults) -> None:
+    _close(around.private_fds)
     set_open_files_limit(around.open_files)
     # That of a worker which this launcher runs below.
     os.environ.pop(SOCKET, None)
     os.environ.update(request.env)
     time.tzset()
-    try:
-        os.chdir(request.cwd)
-    except OSError as error:
-        raise _CannotStart(request.cwd, error) from error
+    os.chdir(request.cwd)
+    if program is not None:
+        _execute(program.path, (program.path, *program.argv))
+    elif request.fresh:
+        _execute_interpreter(request, around)
+
+
+def _close(fds: Iterable[int]) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
 
 
 def _execute(program: str, argv: tuple[str, ...]) -> NoReturn:
     try:
         os.execvpe(program, argv, os.environ)
     except OSError as error:
-        raise _CannotStart(program, error) from error
+        raise OSError(error.errno, error.strerror, program) from error
 
 
 def _execute_interpreter(request: SpawnRequest, around: ChildDefaults) -> NoReturn:

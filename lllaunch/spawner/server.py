@@ -29,7 +29,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn
 
 from lllaunch.clock import since_boot_ns
 from lllaunch.errors import PreloadFailed
@@ -45,7 +45,7 @@ from lllaunch.linux.process import (
     wait_readable,
 )
 from lllaunch.spawner import forks
-from lllaunch.spawner.child import ChildDefaults, start
+from lllaunch.spawner.child import ChildDefaults, failure_of, start
 from lllaunch.spawner.interpreter import comes_too_late
 from lllaunch.spawner.orphans import MARK, OrphanCleanup, Pauses, kill_below, kill_with_below
 from lllaunch.spawner.preloading import Preloaded, loaded_runtimes, pause, preload
@@ -93,11 +93,8 @@ class Wakeups:
                 yield fd
 
 
-class Send(Protocol):
-    """Tells the launcher something."""
-
-    def __call__(self, header: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        """Send a message."""
+Send = Callable[..., None]
+"""Sends a message to the launcher, with a header and perhaps descriptors."""
 
 
 @dataclass
@@ -146,12 +143,8 @@ class Workers:
 
     def refuse(self, key: int, error: OSError) -> None:
         """Tell that a worker cannot be started, and why."""
-        failure = {
-            "path": str(error.filename or ""),
-            "reason": shortage(error) or error.strerror or str(error),
-            "errno": error.errno or 0,
-        }
-        self._send({"event": "StartFailed", "key": key, "time_ns": since_boot_ns()} | failure)
+        header = {"event": "StartFailed", "key": key, "time_ns": since_boot_ns()}
+        self._send(header | failure_of(error))
 
     def read_report(self, fd: int) -> None:
         """A report pipe is readable."""
@@ -291,17 +284,6 @@ class Branches:
         with contextlib.suppress(OSError):  # no descriptor is left: they are looked for again
             if self._cleanup is not None and self._cleanup.go_on(orphans()):
                 self._cleanup = None
-
-
-def leave_behind(private: Iterable[int], foreign: Iterable[int]) -> None:
-    """In a fork of a spawner that becomes one itself: drop what is the other's.
-
-    ``private``: descriptors of its own. ``foreign``: descriptors of its workers', and of what was
-    sent along for them.
-    """
-    os.setsid()
-    for fd in (*private, *foreign):
-        os.close(fd)
 
 
 # What does not end although it was killed, and whose launcher is gone, is left after this long.
@@ -495,7 +477,10 @@ class Server:
 
     def _become_branch(self, sock: int, launcher: int, around: ChildDefaults) -> NoReturn:
         try:
-            leave_behind(self._wakeups.private, self._foreign_fds())
+            # of what is the other's nothing stays open
+            os.setsid()
+            for fd in (*self._wakeups.private, *self._foreign_fds()):
+                os.close(fd)
             branch = Server(socket.socket(fileno=sock), launcher, self._ignored, self._preloaded)
             branch.begin(around)
         finally:

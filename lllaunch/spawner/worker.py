@@ -382,11 +382,16 @@ def _status(end: SystemExit) -> int:
     return 1
 
 
+def _beside_error_file(name: str) -> str:
+    """Return the path of a file beside error.json; empty if there is no place for it."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    return "" if path in ("", os.devnull) else os.path.join(os.path.dirname(path), name)
+
+
 def _record_exit(end: SystemExit) -> None:
     """Leave exit.json: what a worker's code exited with, and where."""
-    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-    frames = traceback.extract_tb(_users_part(end))
-    if not error_file or error_file == os.devnull or not frames:
+    path, frames = _beside_error_file(EXIT_FILE), traceback.extract_tb(_users_part(end))
+    if not path or not frames:
         return
     libraries = ("<frozen", *library_directories())
     theirs = [frame for frame in frames if not frame.filename.startswith(libraries)]
@@ -398,7 +403,7 @@ def _record_exit(end: SystemExit) -> None:
         "line": frame.lineno,
         "function": frame.name,
     }
-    with open(os.path.join(os.path.dirname(error_file), EXIT_FILE), "w") as file:
+    with open(path, "w") as file:
         json.dump(called, file)
 
 
@@ -444,11 +449,11 @@ def _record(error: BaseException) -> None:
 
 def _record_collectives() -> None:
     """Leave collectives.json: which collectives it had come to."""
-    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-    if error_file and error_file != os.devnull:
+    directory = os.path.dirname(_beside_error_file(""))
+    if directory:
         # The error itself must not be masked by a full disk, or by another torch's insides.
         with contextlib.suppress(Exception):
-            save(os.path.dirname(error_file))
+            save(directory)
 
 
 def _to_the_end(action: Callable[[], None], clear: bool = True) -> NoReturn:
