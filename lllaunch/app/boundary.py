@@ -184,7 +184,7 @@ def _say(error: LaunchError | str) -> None:
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return
     from lllaunch.results.github import announce_error  # noqa: PLC0415 - in CI only
-    from lllaunch.review.refused import PlanRefused  # noqa: PLC0415 - in CI only
+    from lllaunch.review.lock import PlanRefused  # noqa: PLC0415 - in CI only
 
     found: tuple[Diagnostic, ...] = getattr(error, "problems", ())
     placed = [problem for problem in found if problem.file and "://" not in problem.file]

@@ -48,8 +48,8 @@ from lllaunch.config.plan import SOURCES, hash_of, portable_plan
 from lllaunch.config.secrets import safe_source
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.hydra_compat import BASIC_SWEEPER, Callbacks, create_automatic_config_search_path
+from lllaunch.review.allow import with_hydra
 from lllaunch.review.annotated import OriginAnnotator, streams_of
-from lllaunch.review.hydra_node import with_hydra
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -47,9 +47,8 @@ if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
     from hydra.core.override_parser.types import Override
 
-    from lllaunch.review.lock import Lock
+    from lllaunch.review.lock import Lock, PlanRefused
     from lllaunch.review.policy import Policy
-    from lllaunch.review.refused import PlanRefused
     from lllaunch.spec import LaunchSpec
 
 _SEARCHPATH = "hydra.searchpath"
@@ -85,9 +84,8 @@ def admit(
     if policy is None and not locked:
         return
     # most runs need none of these
-    from lllaunch.review.allow import check  # noqa: PLC0415
-    from lllaunch.review.hydra_node import with_hydra  # noqa: PLC0415
-    from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
+    from lllaunch.review.allow import check, with_hydra  # noqa: PLC0415 - as above
+    from lllaunch.review.lock import PlanRefused  # noqa: PLC0415
 
     spec = with_hydra(spec, config)
     plain: Any = OmegaConf.to_container(config, resolve=False)
@@ -111,8 +109,7 @@ def expect_places(config: DictConfig, *, alone: bool) -> None:
     policy = policy_of(top)
     if policy is None:
         return
-    from lllaunch.review.allow import check_config  # noqa: PLC0415
-    from lllaunch.review.hydra_node import written  # noqa: PLC0415
+    from lllaunch.review.allow import check_config, written  # noqa: PLC0415 - as above
 
     HydraConfig.instance().set_config(config)
     if alone:
@@ -186,8 +183,12 @@ def _against_lock(
     """
     from lllaunch.config.plan import plan_hash  # noqa: PLC0415
     from lllaunch.review.allow import OWN_TARGETS  # noqa: PLC0415
-    from lllaunch.review.lock import compare, lock_path, renew_command  # noqa: PLC0415
-    from lllaunch.review.refused import PlanRefused  # noqa: PLC0415
+    from lllaunch.review.lock import (  # noqa: PLC0415
+        PlanRefused,
+        compare,
+        lock_path,
+        renew_command,
+    )
 
     if users_own:
         message = "is of an app of its own, and locks hold plans of python -m lllaunch"
@@ -461,8 +462,7 @@ class GuardedLoader(WatchedLoader):
 
                 _refuse_if_any([NO_POLICY])
             return
-        from lllaunch.review.allow import check_config  # noqa: PLC0415 - as above
-        from lllaunch.review.hydra_node import written  # noqa: PLC0415 - as above
+        from lllaunch.review.allow import check_config, written  # noqa: PLC0415 - as above
 
         _refuse_if_any(check_config(root, self._policy, tree_top(os.getcwd()), written(config)))
 
@@ -497,7 +497,7 @@ def _foreign_in_primary(repo: Any, name: str | None, policy: Policy) -> list[Dia
 
 def _refuse_if_any(problems: list[Diagnostic]) -> None:
     if problems:
-        from lllaunch.review.refused import PlanRefused  # noqa: PLC0415 - if something is wrong
+        from lllaunch.review.lock import PlanRefused  # noqa: PLC0415 - if something is wrong
 
         raise PlanRefused(problems=tuple(problems))
 

@@ -43,10 +43,9 @@ from lllaunch.config.secrets import literals
 from lllaunch.config.tree import leaf_items, shown_path
 from lllaunch.difference import Change, differences, text_lines
 from lllaunch.errors import ConfigError, Unfit
-from lllaunch.review.lock import Lock, lock_path, read_lock, renew_command, sweep_plan
+from lllaunch.review.lock import Lock, PlanRefused, lock_path, read_lock, renew_command, sweep_plan
 from lllaunch.review.paths import policy_path, tree_top
 from lllaunch.review.policy import Policy, read_policy
-from lllaunch.review.refused import PlanRefused
 from lllaunch.secret_names import Redactor, is_secret_name
 from lllaunch.text import shorten
 

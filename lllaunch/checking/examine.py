@@ -33,8 +33,8 @@ from lllaunch.errors import Code, ConfigError, Diagnostic, LaunchError
 from lllaunch.hydra_compat import HydraMessage
 from lllaunch.launch_settings import KEYS
 from lllaunch.review.allow import check
+from lllaunch.review.lock import PlanRefused
 from lllaunch.review.paths import POLICY_FILE, locks_all
-from lllaunch.review.refused import PlanRefused
 from lllaunch.text import shorten
 
 if TYPE_CHECKING:

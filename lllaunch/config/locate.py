@@ -9,6 +9,7 @@ be unknown, never missing.
 from __future__ import annotations
 
 import ast
+import copy
 import os
 import pkgutil
 import sys
@@ -16,46 +17,32 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from importlib.machinery import ModuleSpec, PathFinder
-from inspect import Parameter, Signature
-from typing import Any
+from inspect import Parameter, Signature, signature
+from typing import NamedTuple
 
 from lllaunch.config.fields import did_you_mean
 
-_SOME_DEFAULT = object()
 _KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 def signature_of(function: ast.FunctionDef) -> Signature:
     """The signature of a function definition, with a stand-in for each default."""
-    arguments = function.args
-    positional = [
-        *((arg, Parameter.POSITIONAL_ONLY) for arg in arguments.posonlyargs),
-        *((arg, Parameter.POSITIONAL_OR_KEYWORD) for arg in arguments.args),
-    ]
-    first_default = len(positional) - len(arguments.defaults)
-    parameters = [
-        _parameter(arg.arg, kind, has_default=index >= first_default)
-        for index, (arg, kind) in enumerate(positional)
-    ]
-    if arguments.vararg:
-        parameters.append(Parameter(arguments.vararg.arg, Parameter.VAR_POSITIONAL))
-    for arg, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        only = _parameter(arg.arg, Parameter.KEYWORD_ONLY, has_default=default is not None)
-        parameters.append(only)
-    if arguments.kwarg:
-        parameters.append(Parameter(arguments.kwarg.arg, Parameter.VAR_KEYWORD))
-    return Signature(parameters)
-
-
-def _parameter(name: str, kind: Any, *, has_default: bool) -> Parameter:
-    return Parameter(name, kind, default=_SOME_DEFAULT if has_default else Parameter.empty)
+    arguments = copy.deepcopy(function.args)
+    for each in ast.walk(arguments):
+        if isinstance(each, ast.arg):
+            each.annotation = None
+    nothing = ast.Constant(None)
+    arguments.defaults = [nothing] * len(arguments.defaults)
+    arguments.kw_defaults = [each and nothing for each in arguments.kw_defaults]
+    alike = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, nothing)))
+    return signature(eval(compile(alike, "", "eval"), {}))  # noqa: S307 - nothing of it is theirs
 
 
 def misfits(
-    signature: Signature, args: Sequence[object], kwargs: Mapping[str, object], function: str
+    takes: Signature, args: Sequence[object], kwargs: Mapping[str, object], function: str
 ) -> Iterator[tuple[str, str, str]]:
     """Yield what is wrong with a call: the keyword (or empty), the problem, a hint."""
-    parameters = signature.parameters.values()
+    parameters = takes.parameters.values()
     kinds = {parameter.kind for parameter in parameters}
     positional = [p for p in parameters if p.kind <= Parameter.POSITIONAL_OR_KEYWORD]
     by_name = {p.name: p for p in parameters if p.kind in _KEYWORD}
@@ -85,17 +72,6 @@ _CONSTANTS = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.JoinedSt
 _BINDERS = frozenset({"exec", "globals", "locals", "setattr", "vars"})
 _SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-
-
-@dataclass(frozen=True)
-class Name:
-    """What the source says about a name."""
-
-    bound: bool = False
-    signature: Signature | None = None  # if it is bound once, as a function without decorators
-    unusable: str = ""  # why it certainly cannot be called, as a predicate, or an empty string
-    dynamic: bool = False  # whether names may be bound that the source does not show
-    others: tuple[str, ...] = field(default=())
 
 
 Binding = tuple[ast.AST, ast.alias | None]
@@ -146,55 +122,6 @@ def _names_bound_by(node: ast.AST) -> Iterator[str]:
         yield node.name
     elif isinstance(node, ast.MatchMapping) and node.rest:
         yield node.rest
-
-
-def look_up(module: ast.Module, qualname: str) -> Name:
-    """Looks for a name."""
-    scope: ast.Module | ast.ClassDef = module
-    dynamic = any(_is_unseen_binding(node) for node in ast.walk(module))
-    *classes, last = qualname.split(".")
-    for name in classes:
-        bound = bindings_in(scope)
-        outer = _only_binding(scope, bound, name)
-        if not isinstance(outer, ast.ClassDef):
-            return Name(dynamic=dynamic or name in bound, others=tuple(bound))
-        # Bases and decorators can add names.
-        dynamic = dynamic or bool(outer.bases or outer.keywords or outer.decorator_list)
-        scope = outer
-    bound = bindings_in(scope)
-    if last not in bound:
-        prefix = "".join(f"{name}." for name in classes)
-        others = tuple(f"{prefix}{other}" for other in bound)
-        return Name(dynamic=dynamic, others=others)
-    binding = _only_binding(scope, bound, last)
-    if isinstance(binding, (ast.FunctionDef, ast.AsyncFunctionDef)) and not binding.decorator_list:
-        if isinstance(binding, ast.AsyncFunctionDef):
-            return Name(bound=True, unusable="is a coroutine function, which nobody would await")
-        return Name(bound=True, signature=signature_of(binding))
-    if isinstance(binding, (ast.Assign, ast.AnnAssign)) and isinstance(binding.value, _CONSTANTS):
-        return Name(bound=True, unusable="is a value, nothing that can be called")
-    return Name(bound=True)
-
-
-def _only_binding(
-    scope: ast.Module | ast.ClassDef, bound: Mapping[str, list[Binding]], name: str
-) -> ast.AST | None:
-    """The statement that binds a name, if there is one only and it always runs."""
-    nodes = [node for node, _ in bound.get(name, [])]
-    return nodes[0] if len(nodes) == 1 and nodes[0] in scope.body else None
-
-
-def _is_unseen_binding(node: ast.AST) -> bool:
-    if isinstance(node, ast.Global):
-        return True
-    if isinstance(node, ast.alias):
-        return node.name == "*"
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return node.name == "__getattr__"
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Name) and node.func.id in _BINDERS
-    # sys.modules[__name__] = something else
-    return isinstance(node, ast.Attribute) and node.attr == "modules"
 
 
 _MOST_MODULES = 5000
@@ -255,20 +182,70 @@ def locate(module: str, qualname: str, path: Sequence[str]) -> Located:
         found = _find(module, path)
         if not qualname:
             return Located(NameStatus.FOUND, found.file)
-        name = look_up(_parse(found), qualname)
+        return _look_up(found.file, _parse(found), qualname)
     except _Undecided as undecided:
         return undecided.located
-    if name.unusable:
-        reason = f"{qualname!r} in {found.file!r} {name.unusable}"
-        return Located(NameStatus.MISSING, found.file, reason=reason)
-    if name.bound:
-        return Located(NameStatus.FOUND, found.file, name.signature)
-    if name.dynamic:
-        return Located(NameStatus.UNKNOWN, found.file, reason="its names are made at run time")
-    reason = f"{found.file!r} defines no {qualname!r}"
-    return Located(
-        NameStatus.MISSING, found.file, reason=reason, hint=did_you_mean(qualname, name.others)
-    )
+
+
+def _look_up(file: str, module: ast.Module, qualname: str) -> Located:
+    """Look for a name in the source of a module."""
+    scope: ast.Module | ast.ClassDef = module
+    dynamic = any(_is_unseen_binding(node) for node in ast.walk(module))
+    *classes, last = qualname.split(".")
+    prefix = ""
+    for name in (*classes, last):
+        bound = bindings_in(scope)
+        if name not in bound:
+            break
+        binding = _only_binding(scope, bound, name)
+        if name == last and prefix.count(".") == len(classes):
+            return _judged(file, qualname, binding)
+        if not isinstance(binding, ast.ClassDef):
+            dynamic = True
+            break
+        # bases and decorators can add names
+        dynamic = dynamic or bool(binding.bases or binding.keywords or binding.decorator_list)
+        scope, prefix = binding, f"{prefix}{name}."
+    if dynamic:
+        return Located(NameStatus.UNKNOWN, file, reason="its names are made at run time")
+    hint = did_you_mean(qualname, [f"{prefix}{other}" for other in bound])
+    reason = f"{file!r} defines no {qualname!r}"
+    return Located(NameStatus.MISSING, file, reason=reason, hint=hint)
+
+
+def _judged(file: str, qualname: str, binding: ast.AST | None) -> Located:
+    """What can be said of a name that a statement binds, or several do."""
+    unusable = ""
+    if isinstance(binding, (ast.FunctionDef, ast.AsyncFunctionDef)) and not binding.decorator_list:
+        if isinstance(binding, ast.FunctionDef):
+            return Located(NameStatus.FOUND, file, signature_of(binding))
+        unusable = "is a coroutine function, which nobody would await"
+    elif isinstance(binding, (ast.Assign, ast.AnnAssign)) and isinstance(binding.value, _CONSTANTS):
+        unusable = "is a value, nothing that can be called"
+    if not unusable:
+        return Located(NameStatus.FOUND, file)
+    return Located(NameStatus.MISSING, file, reason=f"{qualname!r} in {file!r} {unusable}")
+
+
+def _only_binding(
+    scope: ast.Module | ast.ClassDef, bound: Mapping[str, list[Binding]], name: str
+) -> ast.AST | None:
+    """The statement that binds a name, if there is one only and it always runs."""
+    nodes = [node for node, _ in bound.get(name, [])]
+    return nodes[0] if len(nodes) == 1 and nodes[0] in scope.body else None
+
+
+def _is_unseen_binding(node: ast.AST) -> bool:
+    if isinstance(node, ast.Global):
+        return True
+    if isinstance(node, ast.alias):
+        return node.name == "*"
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return node.name == "__getattr__"
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in _BINDERS
+    # sys.modules[__name__] = something else
+    return isinstance(node, ast.Attribute) and node.attr == "modules"
 
 
 def locate_main(module: str, path: Sequence[str]) -> Located:
@@ -385,3 +362,179 @@ def _missing(reason: str, hint: str = "", file: str = "") -> _Undecided:
 
 def _unknown(reason: str) -> _Undecided:
     return _Undecided(Located(NameStatus.UNKNOWN, reason=reason))
+
+
+_MOST_FILES = 300
+_MOST_HOPS = 40
+
+
+class Definition(NamedTuple):
+    """Where something is defined."""
+
+    module: str
+    qualname: str
+    file: str
+
+
+_Seen = frozenset[tuple[str, str]]
+
+
+class _Source(NamedTuple):
+    module: str
+    file: str = ""
+    package: str = ""
+    bindings: Mapping[str, list[Binding]] = {}
+
+
+class Objects:
+    """Tells where names are defined; each file is read once.
+
+    ``examples.train:os.system`` begins with an allowed module and runs something else: the module
+    imports ``os``. So names are followed through imports, stars and plain aliases to the module
+    whose source defines them. What cannot be told that way is said to be unknown, never guessed.
+    """
+
+    def __init__(self, path: Sequence[str]) -> None:
+        self._path = path
+        self._sources: dict[str, _Source] = {}
+
+    def function(self, module: str, qualname: str) -> tuple[Definition, ...]:
+        """Returns where ``module:qualname`` is defined: every place where it may be.
+
+        Nothing if that cannot be told without importing it.
+        """
+        try:
+            found = self._definitions(module, qualname, frozenset())
+        except (_Undecided, RecursionError):
+            return ()
+        return tuple(dict.fromkeys(found))
+
+    def dotted(self, name: str) -> tuple[Definition, ...]:
+        """The same for a dotted name, which Hydra looks up from its first part on."""
+        module, _, rest = name.partition(".")
+        return self.function(module, rest) if rest else ()
+
+    def _definitions(self, module: str, qualname: str, seen: _Seen) -> list[Definition]:
+        if (module, qualname) in seen or len(seen) > _MOST_HOPS:
+            raise _unknown("it leads too far")
+        seen |= {(module, qualname)}
+        source = self._source(module)
+        first, _, rest = qualname.partition(".")
+        bindings = source.bindings.get(first)
+        if bindings is None:
+            return self._not_bound(source, first, rest, seen)
+        return [
+            each
+            for node, alias in bindings
+            for each in self._follow(source, node, alias, first, rest, seen)
+        ]
+
+    def _follow(
+        self,
+        source: _Source,
+        node: ast.AST,
+        alias: ast.alias | None,
+        first: str,
+        rest: str,
+        seen: _Seen,
+    ) -> list[Definition]:
+        if isinstance(node, DEFINITIONS):
+            if rest and not _defines(node, rest):
+                raise _unknown("it leads too far")
+            return [Definition(source.module, _join(first, rest), source.file)]
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            if isinstance(node.value, (ast.Call, ast.Lambda)) and not rest:
+                # a value made by a call
+                return [Definition(source.module, first, source.file)]
+            other = _dotted_name(node.value)
+            if other:
+                return self._definitions(source.module, _join(other, rest), seen)
+        if isinstance(node, ast.ImportFrom) and alias is not None:
+            module = _absolute(node, source.package)
+            if module == source.module:
+                # from . import name: its own submodule
+                return self._submodule(module, alias.name, rest, seen)
+            return self._definitions(module, _join(alias.name, rest), seen)
+        if isinstance(node, ast.Import) and alias is not None and rest:
+            module = alias.name if alias.asname else first
+            return self._definitions(module, rest, seen)
+        raise _unknown("it leads too far")
+
+    def _not_bound(self, source: _Source, first: str, rest: str, seen: _Seen) -> list[Definition]:
+        clear = "__getattr__" not in source.bindings
+        for star, _ in reversed(source.bindings.get("*", [])):  # the last one wins
+            assert isinstance(star, ast.ImportFrom)
+            module = _absolute(star, source.package)
+            try:
+                return self._definitions(module, _join(first, rest), seen)
+            except _Undecided as undecided:
+                if undecided.located.status is NameStatus.UNKNOWN:
+                    clear = False
+                    break
+        try:
+            return self._submodule(source.module, first, rest, seen)
+        except _Undecided:
+            if clear:
+                raise
+            raise _unknown("its names are made at run time") from None
+
+    def _submodule(self, package: str, name: str, rest: str, seen: _Seen) -> list[Definition]:
+        _find(f"{package}.{name}", self._path)
+        if not rest:
+            raise _unknown("it is a module")
+        return self._definitions(f"{package}.{name}", rest, seen)
+
+    def _source(self, module: str) -> _Source:
+        if module not in self._sources:
+            if len(self._sources) >= _MOST_FILES:
+                raise _unknown("it leads too far")
+            self._sources[module] = self._read(module)
+        return self._sources[module]
+
+    def _read(self, module: str) -> _Source:
+        found = _find(module, self._path)
+        if not found.file:
+            # a namespace package has no source, an extension module none that can be read; in
+            # neither is anything bound but submodules
+            return _Source(module)
+        tree = _parse(found)
+        is_package = os.path.basename(found.file).startswith("__init__.")
+        bindings = bindings_in(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Global):
+                for name in node.names:
+                    bindings.setdefault(name, []).append((node, None))
+        package = module if is_package else module.rpartition(".")[0]
+        return _Source(module, found.file, package, bindings)
+
+
+def _join(first: str, rest: str) -> str:
+    return f"{first}.{rest}" if first and rest else first or rest
+
+
+def _defines(node: ast.AST, qualname: str) -> bool:
+    """Whether a class has a function or class of its own by that name, and nothing else."""
+    if not isinstance(node, ast.ClassDef):
+        return False
+    first, _, rest = qualname.partition(".")
+    bindings = bindings_in(node).get(first, [])
+    return bool(bindings) and all(
+        isinstance(binding, DEFINITIONS) and (not rest or _defines(binding, rest))
+        for binding, _ in bindings
+    )
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = package.split(".")
+    base = ".".join(parts[: len(parts) - node.level + 1])
+    return _join(base, node.module or "")
+
+
+def _dotted_name(value: ast.expr | None) -> str:
+    """Return a name or a chain of attributes as text; empty for anything else."""
+    if isinstance(value, ast.Attribute):
+        before = _dotted_name(value.value)
+        return before and f"{before}.{value.attr}"
+    return value.id if isinstance(value, ast.Name) else ""

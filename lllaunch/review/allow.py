@@ -18,21 +18,30 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from lllaunch.cluster.values import parse_endpoint
-from lllaunch.config.locate import import_path, locate_main
+from lllaunch.config.fields import Findings
+from lllaunch.config.interpolation import interpolations
+from lllaunch.config.locate import Objects, import_path, locate_main
+from lllaunch.config.read import Reader, watching
 from lllaunch.config.secrets import mentions_env
-from lllaunch.config.tree import show, value_at
+from lllaunch.config.tree import conceal, show, value_at
 from lllaunch.errors import Diagnostic
 from lllaunch.hydra_compat import BASIC_LAUNCHER, BASIC_SWEEPER
-from lllaunch.review.objects import Objects
 from lllaunch.review.paths import POLICY_FILE, POLICY_VARIABLE
 from lllaunch.review.policy import Forms, Policy, fits, fits_any, is_within
 from lllaunch.run.files import is_below
 from lllaunch.spec import Cluster, Entrypoint, LaunchSpec, Preflight, Written, rank_key
 from lllaunch.text import shorten
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 Path = tuple[Any, ...]
 
@@ -140,12 +149,10 @@ def followed(config: Mapping[Any, Any], value: Any) -> Iterator[Any]:
 _TARGET = "_target_"
 _CALLBACKS = ("hydra", "callbacks")
 _SEARCHPATH = ("hydra", "searchpath")
-# these make nodes, and may make one that no walk over the config sees; of a variable they may
-_MAKERS = re.compile(r"\boc\.(create|decode)\s*:\s*(?!\s*\$\{\s*oc\.env\s*:[^{}]*\}\s*\})")
+_MAKERS = re.compile(r"\boc\.(create|decode)\b")
 # what was typed, for the record
 _TYPED = (("hydra", "overrides", "hydra"), ("hydra", "overrides", "task"))
 _DIRNAME = ("hydra", "job", "override_dirname")
-_LONGEST_NAME = 10_000  # characters of an interpolation up to its colon
 
 
 class Requested(NamedTuple):
@@ -199,25 +206,19 @@ def _is_record(path: tuple[Any, ...], value: Any) -> bool:
 
 
 def _makes_nodes(value: Any) -> bool:
+    """Whether a text may make a node that no walk over the config sees; of a variable it may."""
     if not isinstance(value, str) or "${" not in value:
         return False
-    return bool(_MAKERS.search(value)) or any(
-        _is_unnamed(value, found.end()) for found in re.finditer(r"\$\{", value)
-    )
-
-
-def _is_unnamed(text: str, start: int) -> bool:
-    """Whether the name of the resolver of an interpolation is an interpolation, too."""
-    depth, made_up = 0, False
-    for place in range(start, min(len(text), start + _LONGEST_NAME)):
-        char = text[place]
-        if char == "{":
-            depth, made_up = depth + 1, True
-        elif char == "}":
-            depth -= 1
-        if depth < 0 or (depth == 0 and char == ":"):
-            return made_up and depth == 0
-    return made_up
+    found = interpolations(value)
+    if not found:  # too many to be looked at, or none that OmegaConf can read
+        return _MAKERS.search(value) is not None
+    for each in found:
+        makes = each.resolver in {"oc.create", "oc.decode"}
+        if makes and not (each.words and _HARMLESS.fullmatch(each.words[0])):
+            return True
+        if each.resolver is not None and each.made_up:
+            return True
+    return False
 
 
 def walk(config: Mapping[Any, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -550,3 +551,61 @@ def _not_in(name: str) -> str:
 
 def _only_by(name: str) -> str:
     return f"so only the same text in allow.{name} would do"
+
+
+IN_LOCKS = ("callbacks", *(name for _, name in NODES))
+"""Parts of the node that are in a lock if they name anything that is made."""
+
+
+def with_hydra(spec: LaunchSpec, config: DictConfig) -> LaunchSpec:
+    """Return a run with what a reviewer has to know of Hydra's node.
+
+    Raises:
+        ConfigError: something in it cannot be resolved.
+    """
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    named = {asked.path[1] for asked in asked_for(plain) if asked.path[0] == "hydra"}
+    findings = Findings()
+    made = Reader(findings).read_items(
+        config.hydra, "hydra", [name for name in IN_LOCKS if name in named]
+    )
+    findings.raise_if_any()
+    return replace(spec, hydra=conceal(made), written=written(config))
+
+
+def written(config: DictConfig) -> tuple[Written, ...]:
+    """Return what Hydra writes to, as far as Hydra itself can resolve it."""
+    with watching("oc.env") as reads:
+        found = [*_written(config)]
+    return tuple(each._replace(hidden=bool(reads)) for each in found)
+
+
+def _written(config: DictConfig) -> Iterator[Written]:
+    run, sweep = _resolved(config, "run.dir"), _resolved(config, "sweep.dir")
+    output = str(_resolved(config, "runtime.output_dir") or run or "")
+    directories = {
+        "run.dir": (run, ""),
+        "sweep.dir": (sweep, ""),
+        "sweep.subdir": (_resolved(config, "sweep.subdir"), sweep),
+        "output_subdir": (_resolved(config, "output_subdir"), output),
+        "runtime.output_dir": (output or None, ""),
+    }
+    for key, (path, above) in directories.items():
+        if path is not None:
+            whole = os.path.join(str(above or ""), str(path))
+            yield Written(f"hydra.{key}", os.path.abspath(whole))
+    for _, name in NODES:
+        # as Hydra has changed to it by then
+        base = output if name == "job_logging" and _resolved(config, "job.chdir") else ""
+        for where, value in walk({"hydra": {name: _resolved(config, name)}}):
+            if where[-1:] == ("filename",) and isinstance(value, (str, bytes, os.PathLike)):
+                path = os.path.abspath(os.path.join(base, os.fsdecode(value)))
+                yield Written(".".join(map(str, where)), path, output)
+
+
+def _resolved(config: DictConfig, key: str) -> Any:
+    try:
+        value = OmegaConf.select(config, f"hydra.{key}")
+        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    except (OmegaConfBaseException, RecursionError):
+        return None

@@ -1,4 +1,4 @@
-"""Locks: reviewed plans in ``conf/locks``, one file for each experiment.
+"""Locks: reviewed plans in ``conf/locks``, one file for each experiment; and what is refused.
 
 A lock holds a plan without what differs from place to place and without defaults: exactly what
 `lllaunch.config.plan.plan_hash` hashes. So a plan fits its lock if the hashes are equal, and the
@@ -13,19 +13,51 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from lllaunch.config.document import Lines, parse, read_text
 from lllaunch.config.fields import did_you_mean
 from lllaunch.config.plan import PlanDumper, complete, dump_yaml, essential, hash_of, portable_plan
 from lllaunch.config.tree import show
-from lllaunch.difference import Change, differences
+from lllaunch.difference import Change, differences, text_lines
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
+from lllaunch.exit_codes import ExitCode
 from lllaunch.review.paths import LOCKS
-from lllaunch.review.refused import PlanRefused
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.spec import LaunchSpec
 from lllaunch.text import shorten
+
+_MOST_LINES = 50  # lines of each kind
+
+
+@dataclass(eq=False)
+class PlanRefused(LaunchError):
+    """What would run was not reviewed, or is not allowed; nothing was started.
+
+    ``changes`` are from the lock's plan to the run's. ``renew`` is the command that writes the lock
+    anew, or empty.
+    """
+
+    lock: str = ""
+    changes: tuple[Change, ...] = ()
+    problems: tuple[Diagnostic, ...] = ()
+    renew: str = ""
+    exit_code: ClassVar[int] = ExitCode.REFUSED
+
+    def __str__(self) -> str:
+        lines = []
+        if self.changes:
+            lines.append(f"the plan is not the reviewed one, {self.lock}:")
+            lines += [f"  {line}" for line in text_lines(self.changes, _MOST_LINES)]
+        if self.problems:
+            lines.append("this may not run:")
+            lines += [f"  {problem}" for problem in self.problems[:_MOST_LINES]]
+            more = len(self.problems) - _MOST_LINES
+            lines += [f"  ... and {more} more"] if more > 0 else []
+        if self.renew:
+            lines.append(f"if this is what shall run, have the lock reviewed anew: {self.renew}")
+        return "\n".join(lines) or "the plan is refused"
+
 
 DIRECTORY = f"conf/{LOCKS}"
 """Where locks are, relative to the project."""

@@ -31,9 +31,8 @@ from lllaunch.config.nodes import count_ahead
 from lllaunch.config.plan import plan_node
 from lllaunch.config.read import watching
 from lllaunch.errors import ConfigError, Diagnostic, Unfit
-from lllaunch.review.lock import lock_path, name_problem, renew_command
+from lllaunch.review.lock import PlanRefused, lock_path, name_problem, renew_command
 from lllaunch.review.paths import locks_all
-from lllaunch.review.refused import PlanRefused
 from lllaunch.secret_names import Redactor, redacted_overrides
 from lllaunch.spec import LaunchSpec
 from lllaunch.verbs.printing import print_lines

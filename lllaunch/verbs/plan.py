@@ -36,6 +36,7 @@ from lllaunch.errors import ConfigError, Diagnostic, LaunchError, Unfit
 from lllaunch.review.allow import check
 from lllaunch.review.annotated import AnnotatedLine, annotated, comment_lines, origin_json
 from lllaunch.review.lock import (
+    PlanRefused,
     VisibleDumper,
     lock_path,
     lock_text,
@@ -45,7 +46,6 @@ from lllaunch.review.lock import (
     write_lock,
 )
 from lllaunch.review.paths import tree_top
-from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import Build, BuildQuery
 from lllaunch.secret_names import Redactor, redacted_overrides
 from lllaunch.text import first_line

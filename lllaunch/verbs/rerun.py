@@ -13,8 +13,8 @@ from lllaunch.console.table import is_terminal
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.results.store import LATEST, locate
+from lllaunch.review.lock import PlanRefused
 from lllaunch.review.paths import POLICY_VARIABLE, locks_all, policy_path, tree_top
-from lllaunch.review.refused import PlanRefused
 from lllaunch.run.build import build_facts
 from lllaunch.run.result import RunResult, known_result
 from lllaunch.verbs.printing import Parser, complain
