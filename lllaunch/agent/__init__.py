@@ -1,8 +1,7 @@
 """The agent: takes a worker group through its attempts.
 
-`machine` decides, `api` and `local_elastic_agent` act. Names, signatures and documented behaviour
-are those of ``torch.distributed.elastic.agent.server``; `events` and `metrics` stand for torch's
-packages of the same name.
+Names, signatures and documented behaviour are those of ``torch.distributed.elastic.agent.server``.
+Events and metrics go to torch's modules of them where these are loaded.
 """
 
 from __future__ import annotations

@@ -17,16 +17,16 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
-from lllaunch.agent.events import Event, EventMetadataValue, EventSource, record
-from lllaunch.agent.metrics import prof, put_metric
 from lllaunch.cluster.membership import Share
 from lllaunch.cluster.rendezvous import agree, arrive, await_barrier
 from lllaunch.events import Exited, OrphansGone
@@ -63,6 +63,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 DEFAULT_ROLE = "default"
+_EVENTS = "torch.distributed.elastic.events"
 
 
 @dataclass
@@ -86,7 +87,7 @@ class WorkerSpec:
     master_port: int | None = None  # port of rank 0's store; default: a free one
     master_addr: str | None = None  # its host; default: this one, or group rank 0's
     local_addr: str | None = None  # address of this node, if a rendezvous needs it
-    event_log_handler: str = "null"  # destination of events, see `lllaunch.agent.events`
+    event_log_handler: str = "null"  # destination of torch's events
     numa_options: Any = None
     # teed lines of stdout with one of these also go to another file
     duplicate_stdout_filters: list[str] | None = None
@@ -243,7 +244,6 @@ class SimpleElasticAgent(ElasticAgent):
 
     # Forming a group
 
-    @prof
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Agree with the agents of other nodes on ranks and on the place of rank 0's store."""
         spec = worker_group.spec
@@ -260,7 +260,6 @@ class SimpleElasticAgent(ElasticAgent):
         worker_group.master_addr = spec.master_addr or place.master_addr
         worker_group.master_port = spec.master_port or place.master_port
 
-    @prof
     def _assign_worker_ranks(
         self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[Worker]:
@@ -268,17 +267,15 @@ class SimpleElasticAgent(ElasticAgent):
         share = agree(store, group_rank, group_world_size, spec.role, spec.local_world_size)
         return workers_of(share, spec.local_world_size)
 
-    @prof
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         """Rendezvous and start a fresh set of workers."""
         self._rendezvous(worker_group)
         for local_rank, worker_id in self._start_workers(worker_group).items():
             worker = worker_group.workers[local_rank]
             worker.id = worker_id
-            self._record(self._construct_event("START", EventSource.WORKER, worker))
+            self._record("START", worker)
         worker_group.state = WorkerState.HEALTHY
 
-    @prof
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         """End the workers, if any live, and start a fresh set."""
         self._stop_workers(worker_group)
@@ -287,7 +284,6 @@ class SimpleElasticAgent(ElasticAgent):
 
     # Running
 
-    @prof
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """As `ElasticAgent.run`.
 
@@ -408,17 +404,15 @@ class SimpleElasticAgent(ElasticAgent):
         finally:
             self._in_exit_barrier = False
 
-    # Events and metrics, as torch's agent has them
+    # Events and metrics, as torch's agent has them, for who has loaded torch's modules of them
 
-    def get_event_failed(self) -> Event:
+    def get_event_failed(self) -> Any:
         """The event of an agent that failed; for use where its exception is handled."""
-        return self._construct_event(
-            state="FAILED", source=EventSource.AGENT, raw_error=traceback.format_exc()
-        )
+        return self._construct_event("FAILED", raw_error=traceback.format_exc())
 
-    def get_event_succeeded(self) -> Event:
+    def get_event_succeeded(self) -> Any:
         """The event of an agent that succeeded."""
-        return self._construct_event(state="SUCCEEDED", source=EventSource.AGENT)
+        return self._construct_event("SUCCEEDED")
 
     @contextmanager
     def record_duration(self, state: str) -> Iterator[None]:
@@ -427,24 +421,24 @@ class SimpleElasticAgent(ElasticAgent):
         try:
             yield
         finally:
-            duration = (time.perf_counter() - started) * 1000
-            self._record(
-                self._construct_event(state=state, source=EventSource.AGENT, duration_ms=duration)
-            )
+            self._record(state, duration_ms=(time.perf_counter() - started) * 1000)
 
-    def _record(self, event: Event) -> None:
-        record(event, self._worker_group.spec.event_log_handler)
+    def _record(self, state: str, worker: Worker | None = None, **known: Any) -> None:
+        # not there yet, while another thread imports the module
+        record = getattr(sys.modules.get(_EVENTS), "record", None)
+        if record is not None:
+            event = self._construct_event(state, worker, **known)
+            record(event, self._worker_group.spec.event_log_handler)
 
     def _construct_event(
         self,
         state: str,
-        source: EventSource,
         worker: Worker | None = None,
+        failure: ProcessFailure | None = None,
         raw_error: str | None = None,
         duration_ms: float | None = None,
-        exit_code: int | None = None,
-        worker_pid: int | None = None,
-    ) -> Event:
+    ) -> Any:
+        """An event, of a worker or of the agent itself: torch's, or one that looks like it."""
         group, spec = self._worker_group, self._worker_group.spec
         details: dict[str, Any] = {
             "group_world_size": group.group_world_size,
@@ -455,11 +449,13 @@ class SimpleElasticAgent(ElasticAgent):
                 "local_rank": [worker.local_rank],
                 "role_rank": [worker.role_rank],
                 "role_world_size": [worker.role_world_size],
-                "exit_code": [exit_code],
-                "worker_pid": [worker_pid],
+                "exit_code": [failure.exitcode if failure else None],
+                "worker_pid": [failure.pid if failure else None],
             }
+        if failure is not None:
+            raw_error = json.dumps(failure.error_file_data)
         handler = spec.rdzv_handler
-        metadata: dict[str, EventMetadataValue] = {
+        metadata = {
             "run_id": handler.get_run_id() if handler is not None else "",
             "global_rank": worker.global_rank if worker is not None else None,
             "group_rank": group.group_rank,
@@ -474,21 +470,19 @@ class SimpleElasticAgent(ElasticAgent):
             "agent_restarts": spec.max_restarts - self._remaining_restarts,
             "duration_ms": duration_ms,
         }
-        return Event(f"torchelastic.worker.status.{state}", source=source, metadata=metadata)
+        name, source = (
+            f"torchelastic.worker.status.{state}",
+            "AGENT" if worker is None else "WORKER",
+        )
+        torchs = sys.modules.get(_EVENTS)
+        if torchs is None:
+            return SimpleNamespace(name=name, source=source, timestamp=0, metadata=metadata)
+        return torchs.Event(name, source=torchs.EventSource(source), metadata=metadata)
 
     def _record_worker_events(self, result: RunResult) -> None:
         for worker in self._worker_group.workers:
             failure = result.failures.get(worker.global_rank)
-            self._record(
-                self._construct_event(
-                    state=self._get_worker_state(worker, result),
-                    source=EventSource.WORKER,
-                    worker=worker,
-                    raw_error=json.dumps(failure.error_file_data) if failure else None,
-                    exit_code=failure.exitcode if failure else None,
-                    worker_pid=failure.pid if failure else None,
-                )
-            )
+            self._record(self._get_worker_state(worker, result), worker, failure=failure)
 
     def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
         failed = result.state in (WorkerState.UNHEALTHY, WorkerState.FAILED)
@@ -515,6 +509,13 @@ class SimpleElasticAgent(ElasticAgent):
         put_metric(f"workers.{spec.role}.run_total", 1)
         for name, happened in outcomes.items():
             put_metric(f"workers.{spec.role}.{name}", int(happened))
+
+
+def put_metric(name: str, value: int) -> None:
+    """Publish a number where torch's module of metrics is loaded."""
+    put = getattr(sys.modules.get("torch.distributed.elastic.metrics"), "put_metric", None)
+    if put is not None:
+        put(name, value, "torchelastic")
 
 
 def _end_of(local_rank: int, *, failed: bool) -> Exited:

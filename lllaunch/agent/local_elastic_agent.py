@@ -20,9 +20,7 @@ from lllaunch.agent.api import (
     WorkerSpec,
     workers_of,
 )
-from lllaunch.agent.events import EventSource
 from lllaunch.agent.health_check_server import HealthCheckServer, create_healthcheck_server
-from lllaunch.agent.metrics import prof
 from lllaunch.clock import RunClock
 from lllaunch.cluster.membership import Share
 from lllaunch.events import Started
@@ -188,7 +186,6 @@ class LocalElasticAgent(SimpleElasticAgent):
         assert self._pcontext is not None
         return self._pcontext
 
-    @prof
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         machine, spec = self._machine, worker_group.spec
         places = contexts_of(worker_group, machine.attempt, machine.restart_count)
@@ -271,7 +268,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         if isinstance(item, Started):
             worker = self._worker_group.workers[item.local_rank]
             worker.id = item.pid
-            self._record(self._construct_event("START", EventSource.WORKER, worker))
+            self._record("START", worker)
         return item
 
     def _conclude(self, end: Finish) -> RunResult:
@@ -332,13 +329,11 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     # Torch's hooks
 
-    @prof
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - torch's hook
         if self._pcontext is not None:
             with self._signals.raising():
                 self._pcontext.close(signal.SIGTERM, self._shutdown_timeout)
 
-    @prof
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:  # noqa: ARG002
         """Torch's hook: a look at the workers. The agent itself is woken by their ends."""
         result = self._pcontext.wait(0) if self._pcontext is not None else None

@@ -6,35 +6,17 @@ Names, signatures and documented behaviour are those of torch.distributed.elasti
 Names are loaded when they are first used: workers import `errors` from here and need no more.
 """
 
+# ruff: noqa: F403, F405 - for type checkers, the names in `__all__` of the modules
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lllaunch.multiprocessing.api import (
-        DefaultLogsSpecs,
-        LogsDest,
-        LogsSpecs,
-        MultiprocessContext,
-        PContext,
-        RunProcsResult,
-        SignalException,
-        Std,
-        SubprocessContext,
-        get_std_cm,
-        start_processes,
-        to_map,
-    )
-    from lllaunch.multiprocessing.errors import (
-        ChildFailedError,
-        ErrorHandler,
-        ProcessFailure,
-        get_error_handler,
-        record,
-    )
-    from lllaunch.multiprocessing.redirects import redirect, redirect_stderr, redirect_stdout
-    from lllaunch.multiprocessing.tail_log import TailLog, tail_logfile
+    from lllaunch.multiprocessing.api import *
+    from lllaunch.multiprocessing.errors import *
+    from lllaunch.multiprocessing.redirects import *
+    from lllaunch.multiprocessing.tail_log import *
 
 # Where the names are, the lightest first.
 _MODULES = ("errors", "redirects", "tail_log", "api")

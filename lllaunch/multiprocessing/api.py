@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import errno
 import logging
 import os
 import pickle
@@ -18,9 +19,13 @@ from typing import Any
 from lllaunch.errors import NotPicklable, OutputError, PreloadFailed, SpawnerDied
 from lllaunch.events import Exited, StartFailed
 from lllaunch.failure import ProcessFailure
-from lllaunch.multiprocessing.numa import wrap_command, wrap_function
 from lllaunch.multiprocessing.redirects import get_std_cm
-from lllaunch.multiprocessing.subprocess_handler import SubprocessHandler
+from lllaunch.multiprocessing.subprocess_handler import (
+    ContextProcess,
+    SubprocessHandler,
+    call_bound,
+    wrap_command,
+)
 from lllaunch.signal_source import SignalException, SignalSource
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.protocol import Forked, Pickled, Program
@@ -41,6 +46,7 @@ __all__ = [
     "Std",
     "SubprocessContext",
     "get_std_cm",
+    "start_processes",
     "to_map",
 ]
 
@@ -185,7 +191,6 @@ def _temporary_directory(prefix: str, parent: str | None) -> str:
 
 # Exit codes of a program that could not be executed, as shells have them.
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-_ENOENT = 2
 
 
 @dataclass
@@ -203,32 +208,6 @@ class RunProcsResult:
     def is_failed(self) -> bool:
         """Whether any worker failed."""
         return bool(self.failures)
-
-
-def _judge(
-    exits: Mapping[int, Exited | StartFailed],
-    error_files: Mapping[int, str],
-    terminated_by: Mapping[int, int],
-    at_fault: Mapping[int, str] | None = None,
-) -> dict[int, ProcessFailure]:
-    """The failures among the ends of workers, the root cause first."""
-    found, blamed = {}, at_fault or {}
-    for rank, end in exits.items():
-        error_file = error_files.get(rank, "")
-        if isinstance(end, StartFailed):
-            exitcode = _NOT_FOUND if end.errno == _ENOENT else _NOT_EXECUTABLE
-            failure = ProcessFailure(rank, -1, exitcode, error_file, exit_time_ns=end.time_ns)
-            where = f"{end.path!r}: " if end.path else ""
-            failure.message = f"worker {rank} could not be started: {where}{end.reason}"
-        elif rank not in blamed and end.exitcode in (0, -terminated_by.get(rank, 0)):
-            continue
-        else:
-            failure = ProcessFailure(
-                rank, end.pid, end.exitcode, error_file, exit_time_ns=end.time_ns
-            )
-            failure.message = blamed.get(rank, failure.message)
-        found[rank] = failure
-    return dict(sorted(found.items(), key=lambda item: item[1].timestamp_ns))
 
 
 def _failed(end: Exited | StartFailed) -> bool:
@@ -356,10 +335,32 @@ class PContext(group.WorkerProcesses, abc.ABC):
             raise PreloadFailed(self._broken.module, self._broken.reason, self._broken.traceback)
         if self._gone is not None and len(self.exits) < self.nprocs:
             raise SpawnerDied(self._gone.pid, self._gone.status, self._gone.detail)
-        failures = _judge(self.exits, self.error_files, self._terminated_by, at_fault)
+        failures = {}
+        for rank, end in self.exits.items():
+            found = self._failure(rank, end, (at_fault or {}).get(rank))
+            if found is not None:
+                failures[rank] = found
+        failures = dict(sorted(failures.items(), key=lambda item: item[1].timestamp_ns))
         complete = at_fault is None and len(self.exits) == self.nprocs
         values = self._return_values() if complete and not failures else {}
         return RunProcsResult(values, failures, self.stdouts, self.stderrs)
+
+    def _failure(
+        self, rank: int, end: Exited | StartFailed, blamed: str | None
+    ) -> ProcessFailure | None:
+        """The failure that an end is; None if it is a success, or ours."""
+        error_file = self.error_files.get(rank, "")
+        if isinstance(end, StartFailed):
+            exitcode = _NOT_FOUND if end.errno == errno.ENOENT else _NOT_EXECUTABLE
+            failure = ProcessFailure(rank, -1, exitcode, error_file, exit_time_ns=end.time_ns)
+            where = f"{end.path!r}: " if end.path else ""
+            failure.message = f"worker {rank} could not be started: {where}{end.reason}"
+            return failure
+        if blamed is None and end.exitcode in (0, -self._terminated_by.get(rank, 0)):
+            return None
+        failure = ProcessFailure(rank, end.pid, end.exitcode, error_file, exit_time_ns=end.time_ns)
+        failure.message = failure.message if blamed is None else blamed
+        return failure
 
     def _return_values(self) -> dict[int, Any]:
         """Return values by local rank; programs have none."""
@@ -401,9 +402,10 @@ class SubprocessContext(PContext):
             command = wrap_command(plain, rank, self._numa_options)
             programs[rank] = Program(command[0], command[1:])
         group.start_processes(self, programs, self.envs)
-        self.subprocess_handlers = {
-            rank: SubprocessHandler.of_context(self, rank) for rank in programs
-        }
+        for rank, program in programs.items():
+            process = ContextProcess(self, rank)
+            handler = SubprocessHandler(program.path, (), {}, "", "", rank, proc=process)
+            self.subprocess_handlers[rank] = handler
 
 
 START_METHODS = ("spawn", "forkserver", "fork")
@@ -455,8 +457,11 @@ class MultiprocessContext(PContext):
         for rank, env in self.envs.items():
             env[RETURN_FILE] = self._return_file(rank)
         assert callable(self.entrypoint)
-        calls = {
-            rank: wrap_function(self.entrypoint, args, rank, self._numa_options)
+        numa = self._numa_options
+        calls: dict[int, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+            rank: (self.entrypoint, args)
+            if numa is None
+            else (call_bound, (self.entrypoint, args, rank, numa))
             for rank, args in sorted(self.args.items())
         }
         if self.start_method == "fork":

@@ -7,7 +7,6 @@ makes sure that Python's ``sys.stdout`` follows, also where it is no file (a not
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import functools
 import io
@@ -26,7 +25,7 @@ _DESCRIPTORS = {"stdout": 1, "stderr": 2}
 
 @contextmanager
 def redirect(std: str, to_file: str) -> Iterator[None]:
-    """Redirects a standard stream of this process to a file, as torch's function of this name.
+    """Redirect a standard stream of this process to a file, as torch's function of this name.
 
     Covers Python's stream, C's ``stdio`` and everything that writes to the descriptor. The file is
     emptied first and then appended to, so that several writers do not overwrite each other.
@@ -40,22 +39,37 @@ def redirect(std: str, to_file: str) -> Iterator[None]:
     """
     if std not in _DESCRIPTORS:
         raise ValueError(f"unknown standard stream {std!r}: expected 'stdout' or 'stderr'")
-    target = _DESCRIPTORS[std]
-    opened = _open(to_file)
-    saved = _duplicate(target)
-    try:
+    target, stream = _DESCRIPTORS[std], getattr(sys, std)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+    descriptor = os.open(to_file, flags, 0o666)
+    with contextlib.ExitStack() as stack:
+        # Where a standard stream is closed, its number is the next that is given out.
+        opened = _duplicate(descriptor)
+        os.close(descriptor)
+        assert opened is not None
+        stack.callback(os.close, opened)
+        saved = _duplicate(target)
         with contextlib.suppress(OSError, ValueError):
             _flush(std)
         os.dup2(opened, target)
-        with _python_stream_on(std, target):
+        stack.callback(_restore, saved, target)
+        if not _writes_to(stream, target):
+            replacement = io.TextIOWrapper(
+                io.FileIO(target, "w", closefd=False),
+                encoding=getattr(stream, "encoding", None) or "utf-8",
+                errors="backslashreplace",
+                line_buffering=True,
+                write_through=True,
+            )
+            setattr(sys, std, replacement)
+            stack.callback(setattr, sys, std, stream)
+        try:
             yield
             _flush(std)
-    finally:
-        # The buffers' remains, if the body failed, belong to the file and not to what comes after.
-        with contextlib.suppress(OSError, ValueError):
-            _flush(std)
-        _restore(saved, target)
-        os.close(opened)
+        finally:
+            # The buffers' remains, if the body failed, belong to the file.
+            with contextlib.suppress(OSError, ValueError):
+                _flush(std)
 
 
 redirect_stdout = functools.partial(redirect, "stdout")
@@ -65,39 +79,15 @@ redirect_stderr = functools.partial(redirect, "stderr")
 def get_std_cm(
     std_rd: str, redirect_fn: Callable[[str], AbstractContextManager[None]]
 ) -> AbstractContextManager[None]:
-    """The redirect to a file, or a context that does nothing where there is no file.
-
-    ``std_rd``: path of the file; an empty string for none.
-    """
+    """The redirect to a file, or a context that does nothing where the path is empty."""
     return redirect_fn(std_rd) if std_rd else nullcontext()
 
 
-@contextmanager
-def _python_stream_on(std: str, descriptor: int) -> Iterator[None]:
-    """Sees to it that Python's stream writes to the descriptor, replacing it where it does not."""
-    stream = getattr(sys, std)
-    if _descriptor_of(stream) == descriptor:
-        yield
-        return
-    replacement = io.TextIOWrapper(
-        io.FileIO(descriptor, "w", closefd=False),
-        encoding=getattr(stream, "encoding", None) or "utf-8",
-        errors="backslashreplace",
-        line_buffering=True,
-        write_through=True,
-    )
-    setattr(sys, std, replacement)
+def _writes_to(stream: object, descriptor: int) -> bool:
     try:
-        yield
-    finally:
-        setattr(sys, std, stream)
-
-
-def _descriptor_of(stream: object) -> int | None:
-    try:
-        return stream.fileno()  # type: ignore[attr-defined, no-any-return]
+        return bool(stream.fileno() == descriptor)  # type: ignore[attr-defined]
     except (AttributeError, OSError, ValueError):
-        return None
+        return False
 
 
 def _flush(std: str) -> None:
@@ -109,24 +99,13 @@ def _flush(std: str) -> None:
     ctypes.CDLL(None).fflush(None)
 
 
-def _open(path: str) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o666)
-    # Where a standard stream is closed, its number is the next that is given out.
-    above = _duplicate(descriptor)
-    os.close(descriptor)
-    assert above is not None
-    return above
-
-
 def _duplicate(descriptor: int) -> int | None:
     """A copy of the descriptor beyond the standard three; None where it is closed."""
     try:
-        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
-    except OSError as error:
-        if error.errno == errno.EBADF:
-            return None
-        raise
+        os.fstat(descriptor)
+    except OSError:
+        return None
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
 
 
 def _restore(saved: int | None, descriptor: int) -> None:

@@ -1,4 +1,8 @@
-"""Handles on processes that execute a program; names and signatures of torch's module."""
+"""Handles on processes that execute a program, and torch's NUMA binding of what a worker runs.
+
+Names and signatures are those of torch's modules. Whoever passes NUMA options has imported torch to
+make them; without options nothing here imports it.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,40 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.linux.process import signal_group
-from lllaunch.multiprocessing.numa import wrap_command
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lllaunch.multiprocessing.api import PContext
 
 __all__ = ["SubprocessHandler", "get_subprocess_handler"]
+
+
+def wrap_command(command: tuple[str, ...], gpu: int, options: Any) -> tuple[str, ...]:
+    """The command, bound to the NUMA node of a GPU by torch's rules; unchanged without options.
+
+    Raises:
+        RuntimeError: this torch cannot bind commands.
+    """
+    if options is None:
+        return command
+    bind = _torch_function("_maybe_wrap_command_args_with_numa_binding")
+    return tuple(bind(command, gpu_index=gpu, numa_options=options))
+
+
+def call_bound(function: Callable[..., Any], args: tuple[Any, ...], gpu: int, options: Any) -> Any:
+    """In a worker: bind to the NUMA node of a GPU, then call."""
+    bind = _torch_function("_maybe_wrap_with_numa_binding")
+    return bind(function, gpu_index=gpu, numa_options=options)(*args)
+
+
+def _torch_function(name: str) -> Callable[..., Any]:
+    from torch.numa import binding  # noqa: PLC0415 - on request only: it imports torch
+
+    found = getattr(binding, name, None)
+    if found is None:
+        raise RuntimeError(f"numa_options: this version of torch has no torch.numa.binding.{name}")
+    return found  # type: ignore[no-any-return]
 
 
 class ContextProcess:
@@ -41,17 +73,11 @@ class ContextProcess:
         self._context.dispatch()
         return self.returncode
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Exit status, once it ended.
-
-        Raises:
-            subprocess.TimeoutExpired: it did not end within ``timeout`` seconds.
-        """
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Exit status, once it ended; raises `subprocess.TimeoutExpired` as Popen does."""
         if not self._context._until(lambda: self.poll() is not None, timeout):
             raise subprocess.TimeoutExpired(str(self._context.entrypoint), timeout or 0.0)
-        status = self.returncode
-        assert status is not None
-        return status
+        return self.returncode
 
     def send_signal(self, sig: int) -> None:
         """Send a signal to its process group."""
@@ -74,29 +100,27 @@ class SubprocessHandler:
         stderr: str | None,
         local_rank_id: int,
         numa_options: Any = None,
+        *,
+        proc: ContextProcess | None = None,
     ) -> None:
         self.local_rank_id = local_rank_id
+        self.proc: subprocess.Popen[bytes] | ContextProcess
+        if proc is not None:
+            self.proc = proc
+            return
         command = wrap_command((entrypoint, *map(str, args)), local_rank_id, numa_options)
         with contextlib.ExitStack() as files:
             # The process has its own; ours would only keep the files open.
             out, err = (
                 files.enter_context(open(path, "w")) if path else None for path in (stdout, stderr)
             )
-            self.proc: subprocess.Popen[bytes] | ContextProcess = subprocess.Popen(
+            self.proc = subprocess.Popen(
                 command,
                 env={**os.environ, **env},
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
             )
-
-    @classmethod
-    def of_context(cls, context: PContext, rank: int) -> SubprocessHandler:
-        """The handle of a process that a context started."""
-        handler = cls.__new__(cls)
-        handler.local_rank_id = rank
-        handler.proc = ContextProcess(context, rank)
-        return handler
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
         """Send a signal, SIGTERM if not given, to the process group."""

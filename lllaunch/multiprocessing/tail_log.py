@@ -43,14 +43,8 @@ def tail_logfile(
     else:
         keep = log_line_filter
     follower = Follower("tail_logfile", max(_POLL_S, interval_sec))
-    follower.add(
-        file,
-        _encoded(header),
-        dst,
-        keep,
-        lock=lock,
-        progbar_events=progbar_events,
-    )
+    shown = header.encode("utf-8", "surrogateescape")
+    follower.add(file, shown, dst, keep, lock=lock, progbar_events=progbar_events)
     follower.start()
     try:
         finished.wait()
@@ -64,12 +58,8 @@ class TailLog:
     The files need not exist when it starts. All are followed by one thread, which sleeps until one
     of them changes. Lines of different files come in no particular order, but never mixed.
 
-    ``name``: what the files belong to; the header of a line is ``[<name><key>]:``. ``log_files``:
-    paths, by local rank. ``dst``: where the lines go; None shows nothing. ``interval_sec``: seconds
-    between looks at files that the kernel cannot watch, at least 1. ``log_line_filter``: says of a
-    line, with its newline, whether it is shown; None for all. ``progbar_events``: events
-    ``trigger_clear`` and ``cleared`` of a progress bar that is taken off the screen while lines are
-    written.
+    ``name``: what the files belong to; the header of a line is ``[<name><key>]:``. ``dst``: where
+    the lines go; None shows nothing. The other arguments are those of `tail_logfile`.
     """
 
     def __init__(
@@ -90,9 +80,8 @@ class TailLog:
         self._follower = Follower(f"TailLog_{name}", max(_POLL_S, interval_sec))
         for key, path in log_files.items():
             header = (log_line_prefixes or {}).get(key, f"[{name}{key}]:")
-            self._follower.add(
-                path, _encoded(header), dst, log_line_filter, progbar_events=progbar_events
-            )
+            shown = header.encode("utf-8", "surrogateescape")
+            self._follower.add(path, shown, dst, log_line_filter, progbar_events=progbar_events)
 
     def start(self) -> TailLog:
         """Begins to show lines; returns itself."""
@@ -109,7 +98,3 @@ class TailLog:
     def stopped(self) -> bool:
         """Whether `stop` has returned."""
         return self._stopped
-
-
-def _encoded(header: str) -> bytes:
-    return header.encode("utf-8", "surrogateescape")
