@@ -116,10 +116,7 @@ class Jobs:
         setattr(task_function, _MARK, self)
 
     def run_app(self, app: Callable[[], object]) -> int | None:
-        """Call the Hydra app whose jobs these are, and say why it ended.
-
-        Returns what the process shall exit with; None if the app returned.
-        """
+        """Call the Hydra app whose jobs these are, and say why it ended; as `Ledger.run` does."""
         own: dict[Seam, Callable[[Any], Any]] = {
             Seam.CALLBACKS: self._beginning,
             Seam.RUN_JOB: self._running,
@@ -224,11 +221,7 @@ class Jobs:
         )
 
     def _plan_ahead(self, config: DictConfig) -> None:
-        """Decide what the run is, and claim its directory if that is not Hydra's.
-
-        Raises:
-            LaunchError: it must not run.
-        """
+        """Decide what the run is, or raise, and claim its directory if that is not Hydra's."""
         job = copy.deepcopy(config)
         with read_write(job), open_dict(job):
             del job["hydra"]
@@ -405,10 +398,7 @@ def _delaying(configure: Callable[[dict[str, Any]], None]) -> Callable[[dict[str
 
 
 def run(jobs: Jobs, config_name: str = PRIMARY) -> int:
-    """Run the app of ``python -m lllaunch`` on ``sys.argv`` and return the exit code.
-
-    The caller closes the spawner of the jobs.
-    """
+    """Run the app of ``python -m lllaunch`` on ``sys.argv`` and return the exit code."""
     install_app(config_dir_of(sys.argv[1:]))
 
     def task(cfg: DictConfig) -> object:
@@ -464,8 +454,7 @@ class LaunchedMain(Generic[R]):
     def return_values(self) -> dict[int, Any]:
         """Return what the function returned in the last run, by rank; empty unless it succeeded.
 
-        Raises:
-            OutputError: a value cannot be read from its file.
+        A value that cannot be read from its file is an `OutputError`.
         """
         found = {} if self.outcome is None else self.outcome.return_values
         return {rank: load(value) for rank, value in found.items()}

@@ -86,9 +86,6 @@ def run_in_job(
 
     ``directory``: of the run, absolute. ``submission``: what was submitted; None for what the
     directory says. ``work``: what is done, if that is not one run; returns an exit code.
-
-    Raises:
-        LaunchError: it could not be run.
     """
     work, submission = work or _run, submission or read_submission(directory)
     if submission is None:
@@ -245,8 +242,7 @@ def redirect(path: str) -> None:
 def begin(batch: BatchJob, job: str, requeue: Requeue | None) -> None:
     """Write down that the job starts, and how it ended last, if that was without a word.
 
-    Raises:
-        BatchJobRefused: it has been taken back into the queue too often.
+    One that has been taken back into the queue too often is refused.
     """
     # that of the start before, which is not the end
     forget_result(batch.directory)

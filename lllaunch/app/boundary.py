@@ -252,13 +252,10 @@ class Ledger:
     def run(
         self, app: Callable[[], object], seams: Mapping[Seam, Callable[[Any], Any]] | None = None
     ) -> int | None:
-        """Call a Hydra app and say why it ended, if that has not been said.
+        """Call a Hydra app, with ``seams`` in the place of Hydra's own, and say why it ended.
 
-        Exceptions that are neither ours nor Hydra's pass through; with HYDRA_FULL_ERROR=1 so do
-        Hydra's.
-
-        Returns what the process shall exit with; None if the app returned. While it runs, ``seams``
-        stand in the place of Hydra's own.
+        Returns what the process shall exit with; None if the app returned. Exceptions that are
+        neither ours nor Hydra's pass through; with HYDRA_FULL_ERROR=1 so do Hydra's.
         """
         # variables are noted for what is said after the app has ended, too
         with replaced({**_BOUNDARY, **(seams or {})}), noting_variables():
@@ -318,11 +315,7 @@ def expect_bounded(path: str) -> None:
 
 @contextlib.contextmanager
 def composing_readably() -> Iterator[None]:
-    """Errors of composing in the block are such that Hydra tells, in characters that are seen.
-
-    Raises:
-        ConfigCompositionException: as said.
-    """
+    """Errors of composing in the block are such that Hydra tells, in characters that are seen."""
     with noting_variables():
         try:
             yield
@@ -384,11 +377,7 @@ _BOUNDARY: Mapping[Seam, Callable[[Any], Any]] = {
 def refusing() -> Iterator[None]:
     """Says what is wrong and ends the app with its exit code when the block raises a `LaunchError`.
 
-    Hydra would end every app with 1 and put its own advice below the message; it lets SystemExit
-    pass.
-
-    Raises:
-        AppEnded: as said.
+    Hydra would end every app with 1 and its own advice; it lets `AppEnded`, a SystemExit, pass.
     """
     try:
         yield

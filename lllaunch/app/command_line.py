@@ -189,10 +189,7 @@ def read(
     """Take a command line apart, whose first word is no command.
 
     ``own_app``: the words are for a user's own app, which runs no script. Torchrun's options may
-    stand in ``environ``, too.
-
-    Raises:
-        WrongUsage: there is something in it that is no option, override or script.
+    stand in ``environ``, too. What is no option, override or script is a `WrongUsage`.
     """
     line = _Reader(words, flags)
     script, *arguments = line.left or [""]
@@ -373,10 +370,8 @@ def torchrun_overrides(given: Mapping[str, str], *, alone: bool) -> list[str]:
 
     ``given`` has values by name; any text for a flag. ``alone``: they and a script are the run, and
     torchrun's defaults hold: of several nodes, and of streams if one of ``--redirects`` and
-    ``--tee`` is given. Otherwise they change what an experiment says.
-
-    Raises:
-        WrongUsage: one cannot be obeyed.
+    ``--tee`` is given. Otherwise they change what an experiment says. One that cannot be obeyed is
+    a `WrongUsage`.
     """
     options = dict(given)
     one_node = alone and options.get("nnodes", "1") in _ONE_NODE

@@ -125,9 +125,6 @@ class Composition(contextlib.ExitStack):
 
     Outside of it Hydra's global state is what it was. What Hydra cannot compose is a
     `ComposeFailed`.
-
-    Raises:
-        ComposeFailed: a directory that it names is not there.
     """
 
     def __init__(self, command: ConfigRequest) -> None:
@@ -185,12 +182,7 @@ class Composition(contextlib.ExitStack):
         return config
 
     def plan(self, config: DictConfig, *, entrypoint_required: bool = True) -> LaunchSpec:
-        """Decides what the run of a config would be, on no machine in particular.
-
-        Raises:
-            ConfigError: something is wrong; it holds everything that is.
-            ComposeFailed: ``hydra.job.env_set`` cannot be resolved.
-        """
+        """Decides what the run of a config would be, on no machine in particular."""
         expect_own_environment(config)
         runtime = config.hydra.runtime
         with composing():
@@ -304,12 +296,7 @@ class JobsRefused(LaunchError):
 
 
 def review_run(composed: Composition) -> Reviewed:
-    """Decides what a command line would run.
-
-    Raises:
-        ConfigError: something is wrong; it holds everything that is.
-        ComposeFailed: Hydra cannot compose it.
-    """
+    """Decides what a command line would run; what is wrong is a `ConfigError`."""
     config = composed.compose()
     with locating(composed.loader, config):
         spec = composed.plan(config)
@@ -322,10 +309,7 @@ def review_run(composed: Composition) -> Reviewed:
 def review_sweep(composed: Composition) -> list[Reviewed]:
     """Decides what each job of a command line would run.
 
-    Raises:
-        ConfigError: something is wrong with the sweep.
-        JobsRefused: something is wrong with some of its jobs.
-        ComposeFailed: Hydra cannot compose the sweep.
+    What is wrong with the sweep is a `ConfigError`, with some of its jobs a `JobsRefused`.
     """
     master = composed.master()
     target = OmegaConf.select(master, "hydra.sweeper._target_")

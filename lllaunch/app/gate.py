@@ -121,12 +121,9 @@ def expect_places(config: DictConfig, *, alone: bool) -> None:
 
 
 def expect_own_environment(config: DictConfig) -> None:
-    """Expects that a config leaves alone what lllaunch itself reads of the environment.
+    """Raise `ConfigError` if a config sets what lllaunch itself reads of the environment.
 
     Hydra sets ``hydra.job.env_set`` before a run starts, and so could name another policy.
-
-    Raises:
-        ConfigError: it does not.
     """
     node: Any = OmegaConf.select(config, "hydra.job.env_set", throw_on_resolution_failure=False)
     names = [str(name) for name in node] if isinstance(node, DictConfig) else []
@@ -175,12 +172,7 @@ def _against_lock(
     *,
     users_own: bool,
 ) -> PlanRefused:
-    """Return how a run differs from its lock.
-
-    Raises:
-        PlanRefused: somebody edited the lock, or the run has no name.
-        ConfigError: the lock cannot be read.
-    """
+    """Return how a run differs from its lock; raise if nobody can tell."""
     from lllaunch.config.plan import plan_hash  # noqa: PLC0415
     from lllaunch.review.allow import OWN_TARGETS  # noqa: PLC0415
     from lllaunch.review.lock import (  # noqa: PLC0415
@@ -268,12 +260,7 @@ def _guarding(read: Callable[[str, list[str]], DictConfig]) -> Callable[..., Dic
 
 
 def load_job(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """Composes a job of a sweep.
-
-    Raises:
-        PlanRefused: its project does not allow what it asks for.
-        Exception: whatever Hydra, OmegaConf and resolvers raise.
-    """
+    """Compose a job of a sweep; what its project does not allow is raised as a `PlanRefused`."""
     raises = loader.raises if isinstance(loader, GuardedLoader) else True
     try:
         loader.raises = True  # type: ignore[attr-defined]  # means nothing to others
@@ -339,12 +326,7 @@ class GuardedLoader(WatchedLoader):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
-        """Composes a config; called by Hydra, which has described the arguments.
-
-        Raises:
-            SystemExit: it is not allowed.
-            ConfigCompositionException: Hydra cannot.
-        """
+        """Composes a config; called by Hydra, which has described the arguments."""
         kept, self._kept = self._kept, None
         if validate_sweep_overrides and kept and kept.become(config_name, overrides, run_mode):
             with composing_readably():
@@ -416,10 +398,7 @@ class GuardedLoader(WatchedLoader):
                     node[last] = {"preset": raw_value(found)}
 
     def list_groups(self, parent_name: str) -> list[str]:
-        """Groups that there are to choose from; called by Hydra, for help and completion.
-
-        Locks are beside them, and are none.
-        """
+        """Groups to choose from, without locks; called by Hydra, for help and completion."""
         return [
             name
             for name in super().list_groups(parent_name)

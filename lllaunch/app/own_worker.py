@@ -133,9 +133,6 @@ def end_script_at_launch(function: Any) -> None:
     """In a worker whose script comes to start jobs by a way of its own: ends the script there.
 
     Does nothing elsewhere; a worker's function may run jobs.
-
-    Raises:
-        Reached: it does.
     """
     if _State.task is not None:
         call_in_worker(function)
@@ -177,10 +174,7 @@ def calls_directly(main: ModuleType) -> bool:
 
 
 def original_arguments(script: UserScript, cwd: str) -> tuple[str, ...]:
-    """Returns ``sys.argv`` as it was before the script's own code, which may have changed it.
-
-    Workers run that code again.
-    """
+    """Return ``sys.argv`` as it was before the script's code, which workers run again."""
     module = script.module.removesuffix(".__main__")
     for place, word in enumerate(sys.orig_argv):
         if module:
@@ -341,11 +335,7 @@ class _WorkerHydra(Hydra):
 
 
 def pack(cfg: DictConfig) -> bytes:
-    """Returns a job's config and Hydra's own, as bytes for `unpack`.
-
-    Raises:
-        NotPicklable: the config holds an object that cannot be pickled.
-    """
+    """Return a job's config and Hydra's own, as bytes for `unpack`, or raise `NotPicklable`."""
     # Hydra's node hangs under the whole config of the job, its interpolations reach into it
     node: Any = HydraConfig.get()
     whole = root_of(node)
@@ -414,9 +404,6 @@ def run(
     ``config`` is made by `pack`; it is not unpickled before the script has come to its app, whose
     classes it may hold. ``argv``, ``command``, ``path`` and ``cwd`` are ``sys.argv``,
     ``sys.orig_argv``, ``sys.path`` and the directory of the launcher's script.
-
-    Raises:
-        ConfigError: the function is not found here.
     """
     sys.argv[:] = argv
     sys.orig_argv[:] = command
@@ -520,11 +507,7 @@ class UserFunction(NamedTuple):
 
     @classmethod
     def of(cls, function: Callable[[Any], Any], *, importable: bool = False) -> UserFunction:
-        """A function that workers import if they can, and are forked with otherwise.
-
-        Raises:
-            ConfigError: they cannot, and it must be ``importable``.
-        """
+        """A function that workers import if they can, or must; else they are forked with it."""
         reach = Reach.of(function)
         if reach is None and importable:
             raise _named(function, repr(function)).missing()
@@ -557,11 +540,7 @@ class UserFunction(NamedTuple):
         return () if self.reach is None else (__name__,)
 
     def target(self, cfg: DictConfig) -> Function | Forked:
-        """What each worker runs; Hydra's config is that of the job.
-
-        Raises:
-            NotPicklable: the config cannot be sent.
-        """
+        """Return what each worker runs, or raise `NotPicklable`; Hydra's config is the job's."""
         if self.reach is None:
             return Forked(run_in_worker, (self.function, cfg))
         cwd, path = HydraConfig.get().runtime.cwd, self.script.path

@@ -178,9 +178,6 @@ def expect_quoted(cfg: DictConfig) -> None:
 
     Only the file can tell it from a number that somebody wrote. So where it may be one, the files
     that the config is made of are read again.
-
-    Raises:
-        ConfigError: as said; it names the file and the line.
     """
     for key in ("launch.nnodes", "cluster.time"):
         count = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
@@ -226,10 +223,7 @@ def perform(
 ) -> RunResult:
     """Run a job that `plan_job` planned; its result is on the disk when this returns.
 
-    ``build``, ``directory``, ``ended`` and ``job`` are as for `lllaunch.run.execute.execute`.
-
-    Raises:
-        NotPicklable: the config cannot be sent to workers that run a function of the user's.
+    ``build``, ``directory``, ``ended`` and ``job`` are as for `lllaunch.run.execute.Run`.
     """
     from lllaunch.config.plan import (  # noqa: PLC0415 - see `plan_job`
         group_plan,
@@ -321,11 +315,7 @@ def plain(value: ReturnValue | None) -> Any:
 
 
 def load(value: ReturnValue | None) -> Any:
-    """Returns a worker's value, unpickled where need be; None if it returned nothing.
-
-    Raises:
-        OutputError: its file cannot be read, or holds what cannot be unpickled here.
-    """
+    """Return a worker's value, unpickled where need be, or raise `OutputError`; None for none."""
     if value is None or value.json is not None:
         return plain(value)
     try:

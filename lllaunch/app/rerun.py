@@ -74,20 +74,12 @@ class RerunRequest(NamedTuple):
 
 
 def read_again(directory: str) -> RerunRequest:
-    """Reads what a run has left.
-
-    Raises:
-        ConfigError: it has no plan that could be read, or belongs to a user's own app.
-    """
+    """Return what a run has left; a `ConfigError` if it has no plan, or is of a user's own app."""
     return _read_plan(directory, expect_named=True)
 
 
 def read_submitted(directory: str) -> RerunRequest:
-    """Read what was submitted from a directory, to be run there.
-
-    Raises:
-        ConfigError: there is no plan that could be read.
-    """
+    """Return what was submitted from a directory, to be run there, or raise `ConfigError`."""
     from lllaunch.app.submitting import read_function  # noqa: PLC0415 - of batch jobs only
 
     again, function = _read_plan(directory, expect_named=False), read_function(directory)
@@ -142,13 +134,7 @@ def run_again(
     *,
     quiet: bool = False,
 ) -> int:
-    """Run it, with the overrides of ``sys.argv``, and return the exit code.
-
-    The caller closes ``spawner``; the other arguments are as for `lllaunch.app.app.Jobs`.
-
-    Raises:
-        ConfigError: what the run has left is no config.
-    """
+    """Run it, with the overrides of ``sys.argv``, and return the exit code."""
     try:
         ConfigStore.instance().store(AGAIN, dict(again.config), provider="lllaunch")
     except (OmegaConfBaseException, RecursionError) as error:

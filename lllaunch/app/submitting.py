@@ -76,8 +76,7 @@ class SubmittedFunction(NamedTuple):
 def read_function(directory: str) -> SubmittedFunction | None:
     """Return what workers call in the run of a directory; None if its plan says it.
 
-    Raises:
-        OutputError: it cannot be read, or others than this user could have written it.
+    What cannot be read, or others than this user could have written, is an `OutputError`.
     """
     path = os.path.join(directory, FUNCTION)
     try:
@@ -98,9 +97,7 @@ def read_function(directory: str) -> SubmittedFunction | None:
 def replace_submission(directory: str) -> None:
     """Forget an earlier submission of a directory, where another run is to begin.
 
-    Raises:
-        ConfigError: its batch job is not over, or nobody can tell.
-        OutputError: a file cannot be taken away.
+    One whose batch job is not over, as far as anybody can tell, is a `ConfigError`.
     """
     submission, ended = read_submission(directory), account_of(directory).last
     if submission and not submission.refused and not isinstance(ended, BatchEnded):
@@ -125,12 +122,8 @@ def make_ready(
 ) -> None:
     """Write what a batch job needs to run a run: its plan, and what workers call.
 
-    Hydra's config is that of the job; ``user`` is as for `lllaunch.app.planning.plan_job`.
-
-    Raises:
-        ConfigError: its workers could only be forked from this process.
-        NotPicklable: its config cannot be sent to them.
-        OutputError: a file cannot be written.
+    Hydra's config is that of the job; ``user`` is as for `lllaunch.app.planning.plan_job`. Workers
+    that could only be forked from this process are a `ConfigError`.
     """
     # of an earlier submission, whose end is not this one's
     forget_submission(directory)
@@ -185,11 +178,8 @@ def submit_run(
     """Submit a run whose directory is claimed and has its ``.hydra``, and follow it if asked.
 
     ``cfg`` and ``user`` are as for `make_ready`, ``name`` is for a batch job whose settings have
-    none. ``release`` gives the directory back, before the batch job can start.
-
-    Raises:
-        LaunchError: it cannot be submitted.
-        AppEnded: it was left.
+    none. ``release`` gives the directory back, before the batch job can start. A run that is left
+    alone ends the app.
     """
     cluster, directory, console = spec.cluster, spec.output_dir, Console()
     assert cluster is not None
@@ -267,11 +257,7 @@ def ask(what: str) -> Literal["leave", "cancel", "follow"]:
 
 
 def _follow(directory: str, console: Console) -> RunResult:
-    """Show a submitted run until it is over, or until Ctrl-C; return what became of it.
-
-    Raises:
-        AppEnded: it was left.
-    """
+    """Show a submitted run until it is over, or until Ctrl-C; return what became of it."""
     follower = Follower("follow", elsewhere=True)
     follower.add(os.path.join(directory, LOG), b"", sys.stdout)
     follower.start()
