@@ -16,6 +16,8 @@ from lllaunch.app.command_line import (
     OWN_FLAGS,
     VERBS,
     WrongUsage,
+    choices,
+    help_text,
     only_asks,
     prestarted,
     program,
@@ -114,24 +116,16 @@ def _perform(verb: str, argv: list[str]) -> int:
 
 
 def _complete() -> int:
-    from lllaunch.app.usage import choices  # noqa: PLC0415 - of the shell only
-    from lllaunch.verbs.printing import flags_of  # noqa: PLC0415 - of the shell only
-
-    def flags_of_verb(verb: str) -> dict[str, int | None]:
-        return flags_of(import_module(f"lllaunch.verbs.{verb}")._parser())
-
     # the shell would write it into the prompt
     with open(os.devnull, "wb") as silenced:
         os.dup2(silenced.fileno(), 2)
-    print("\n".join(choices(os.environ["COMP_LINE"], _run, flags_of_verb)))
+    print("\n".join(choices(os.environ["COMP_LINE"], _run)))
     return ExitCode.SUCCESS
 
 
 def _show_help() -> int:
-    from lllaunch.app.usage import help_text  # noqa: PLC0415 - imports OmegaConf
-
     end_quietly_without_reader()
-    print(_USAGE.format(program(), ",".join(VERBS)) + help_text(program()), end="")
+    print(_USAGE.format(program(), ",".join(VERBS)) + help_text(), end="")
     return ExitCode.SUCCESS
 
 

@@ -14,17 +14,19 @@ both: ``-m`` is torchrun's ``--module`` if the name of a module follows, else Hy
 The second form becomes the third: what it says is said by overrides of ``launch``. Hydra's parser
 takes an option between overrides for the end of them, so options are put first.
 
-Nothing here imports Hydra: the spawner's interpreter starts first.
+Nothing here imports Hydra: the spawner's interpreter starts first. Completion in a shell is Hydra's
+with its own scripts; commands are added.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.cluster.values import format_endpoint
@@ -447,3 +449,75 @@ def prestarted(argv: Sequence[str]) -> Spawner | None:
     with contextlib.suppress(OSError):
         return Spawner.prestart()
     return None
+
+
+_HELP_FORMS = """\
+
+A script runs as under torchrun: its options have their names here, spelt with dashes or
+underscores, or PET_NAME in the environment. Everything after the script belongs to the script.
+Overrides and Hydra's options may precede it. -m MODULE runs a module, and any other -m is
+Hydra's --multirun: a sweep. Without --redirects and --tee the output of all workers goes to
+files, and that of rank 0 to the console as well. `{0} plan ... SCRIPT ...` prints the YAML that
+runs the same.
+"""
+_HELP_REST = """\
+
+other options:
+  -q, --quiet              print nothing while all goes well
+  --version                print the versions of lllaunch, torch, Hydra and Python
+  --cfg job                print the composed config, and run nothing
+  --config-name, --config-dir, --info, ...: Hydra's; see {0} --hydra-help
+  -sc install=SHELL        print completion for SHELL (bash, zsh or fish):
+                             bash, zsh: eval "$(lllaunch -sc install=bash)"
+                             fish:      lllaunch -sc install=fish | source
+
+settings (launch.KEY=VALUE, or KEY below launch in a YAML; see docs/reference/config.md):
+{1}
+"""
+
+
+def help_text() -> str:
+    """Return what ``--help`` prints below the usage: commands, options and settings."""
+    import textwrap  # noqa: PLC0415 - of --help only
+
+    from lllaunch.launch_settings import KEYS  # noqa: PLC0415 - the same
+
+    options = {
+        f"--{name}{' X' if each.takes_value else ''}": "; ".join(filter(None, each[:2]))
+        for name, each in OPTIONS.items()
+    }
+    keys = textwrap.fill(", ".join(KEYS), 100, initial_indent="  ", subsequent_indent="  ")
+    lines = [
+        f"\ncommands ({program()} COMMAND --help prints more):",
+        *(f"  {name:<6}  {text}" for name, text in VERBS.items()),
+        _HELP_FORMS.format(program()),
+        "options of torchrun, and the setting that each sets:",
+        *(f"  {name:<28}  {text}" for name, text in options.items()),
+        _HELP_REST.format(program(), keys),
+    ]
+    return "\n".join(lines)
+
+
+def choices(line: str, run: Callable[[list[str]], int]) -> list[str]:
+    """Return what the last word of a line may become: a command, and what Hydra would complete.
+
+    ``run`` is Hydra's app, called with a command line of its own.
+    """
+    # without the program
+    *words, last = line.split(" ")[1:] or [""]
+    words = [word for word in words if word]
+    found = [] if words else [*VERBS]
+    if words[:1] in (["plan"], ["init"]):
+        del words[0]
+    elif words and words[0] in VERBS:
+        return []
+    with contextlib.suppress(WrongUsage):
+        read_line = read(words)
+        if not read_line.has_script:
+            os.environ["COMP_LINE"] = " ".join(["lllaunch", *read_line.words, last])
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed), contextlib.suppress(Exception, SystemExit):
+                run(["-sc", "query=bash"])
+            # no experiment is chosen yet that could be overridden
+            found += ["+exp=" if each == "exp=" else each for each in printed.getvalue().split()]
+    return sorted({choice for choice in found if choice.startswith(last)})

@@ -37,13 +37,9 @@ def test_overrides_and_commands_are_completed_and_nothing_is_written_into_the_pr
         "lllaunch +exp=": "<+exp=toy>",
         "lllaunch -m plan +exp=": "<>",
         "lllaunch sh": "<show>",
-        "lllaunch plan --nproc_p": "<--nproc_per_node>",
-        "lllaunch --nproc 2 tr": "<train.py>",
         "lllaunch train.py +exp=": "<>",
-        "lllaunch show la": "<latest>",
         "lllaunch plan +exp=to": "<+exp=toy>",
         "lllaunch +exp=toy launch.np": "<launch.nproc=>",
-        "lllaunch --config-d": "<--config-dir>",
         "lllaunch foo bar +exp=": "<>",
     }
     tries = "".join(f"try {line!r}\n" for line in expected)
