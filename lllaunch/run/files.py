@@ -66,7 +66,7 @@ class LineFile:
             self._failed(error)
 
     def _open(self) -> None:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         self._fd = os.open(self.path, flags, 0o666)
         size = self.size
         self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
@@ -80,8 +80,11 @@ class LineFile:
             # on a network's file system somebody has removed it
             return 0
 
-    def append(self, line: bytes) -> None:
-        """Append a line, newline included; never raises for the disk's sake."""
+    def append(self, line: bytes, *, sync: bool = False) -> None:
+        """Append a line, newline included; never raises for the disk's sake.
+
+        ``sync``: whether it is on the disk when this returns.
+        """
         if self._closed:
             return
         try:
@@ -95,6 +98,8 @@ class LineFile:
                 written = os.write(self._fd, line)
                 if written < len(line):
                     write_all(self._fd, line[written:])
+                if sync:
+                    os.fsync(self._fd)
             except OSError:
                 self._torn = written > 0
                 raise

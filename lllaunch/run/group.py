@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
 import socket
+import stat
 import time
+from collections import deque
 from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.clock import RunClock, now_ns
@@ -64,13 +67,8 @@ if TYPE_CHECKING:
     Targets = Callable[[Mapping[str, str]], Target | Forked]
     Targeted = Mapping[int, Target | Forked]
     Envs = Mapping[int, Mapping[str, str]]
-
-
-import contextlib
-import stat
-from collections import deque
-from itertools import islice
-from typing import NamedTuple
+    # when it was written, what it is (size, device, inode), and where it leads as a link
+    _File = tuple[int, int, int, int, str]
 
 
 def target_of(spec: LaunchSpec, facts: Mapping[str, str]) -> Target:
@@ -472,9 +470,6 @@ def spawner_environment(spec: LaunchSpec) -> dict[str, str]:
     return {**os.environ, **threads, **in_common(envs)}
 
 
-# The last check of a function
-
-
 def _check(
     spec: LaunchSpec, spawner: Spawner, observer: RunObserver, signals: SignalSource
 ) -> None:
@@ -560,15 +555,6 @@ MOST_ENTRIES = 10_000
 _SECONDS = 0.5
 
 
-class _File(NamedTuple):
-    """What changes when a file is written, replaced, or when a link leads elsewhere."""
-
-    identity: tuple[int, int]
-    size: int
-    mtime_ns: int
-    target: str
-
-
 class Checkpoint:
     """The path that an experiment saves its state under: a file or a directory, or nothing yet."""
 
@@ -587,14 +573,12 @@ class Checkpoint:
 
         What has gone is no change: old checkpoints are removed, and what was left half written.
         """
-        newest = max((each.mtime_ns for each in self._before.values()), default=0)
+        newest = max((file[0] for file in self._before.values()), default=0)
         now, whole = self._now()
         for path, file in now.items():
             known = self._before.get(path)
-            if known is None and not self._whole and file.mtime_ns <= newest:
-                # it may have been there, beyond those that were looked at
-                continue
-            if known != file:
+            # one that is not newer may have been there, beyond those that were looked at
+            if known != file and (known is not None or self._whole or file[0] > newest):
                 return True
         return False if self._whole and whole else None
 
@@ -621,5 +605,5 @@ class Checkpoint:
                 if not target:
                     continue
             size, mtime = (0, 0) if is_directory else (found.st_size, found.st_mtime_ns)
-            files[path] = _File((found.st_dev, found.st_ino), size, mtime, target)
+            files[path] = mtime, size, found.st_dev, found.st_ino, target
         return files, True

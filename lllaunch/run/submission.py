@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from signal import Signals
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
 
 from lllaunch.clock import now_ns
 from lllaunch.documents import (
@@ -27,10 +27,11 @@ from lllaunch.documents import (
     isoformat,
     read_json,
 )
+from lllaunch.errors import OutputError
 from lllaunch.exit_codes import ExitCode
-from lllaunch.files import read_text, write_all
+from lllaunch.files import read_text
 from lllaunch.run.directory import SUBMISSION
-from lllaunch.run.files import naming, write_atomic
+from lllaunch.run.files import LineFile, naming, write_atomic
 from lllaunch.run.snapshot import Snapshot
 from lllaunch.spec import Requeue
 from lllaunch.text import times
@@ -45,8 +46,6 @@ SCRIPT = "submission.sh"
 """The batch file, in the run's directory."""
 FUNCTION = "function.pkl"
 """What workers call in a user's own app, in the run's directory."""
-
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 RequeueCause = Literal["preempted", "timeout", "node_failure", "failed"]
 
@@ -273,18 +272,14 @@ def account_of(directory: str) -> Account:
 
 def append(directory: str, event: QueueEvent) -> None:
     """Write an event down; it is on the disk when this returns."""
-    path, time_ns = os.path.join(directory, HISTORY), now_ns()
+    time_ns = now_ns()
     line = {"time": isoformat(time_ns), "time_ns": time_ns, **Plain()(event)}
-    with naming(path):
-        fd = os.open(path, _FLAGS, 0o666)
-        try:
-            # half a line of a job that was killed: the next begins its own
-            size = os.fstat(fd).st_size
-            broken = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-            write_all(fd, (b"\n" if broken else b"") + json.dumps(line).encode() + b"\n")
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    with contextlib.closing(LineFile(os.path.join(directory, HISTORY), _raise)) as file:
+        file.append(json.dumps(line).encode() + b"\n", sync=True)
+
+
+def _raise(error: OutputError) -> NoReturn:
+    raise error
 
 
 @dataclass
