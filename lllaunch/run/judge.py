@@ -51,13 +51,15 @@ from lllaunch.watchdog.findings import Stalled, is_of_all, lasted, suspects
 from lllaunch.watchdog.stacks.frames import LIBRARY, Waits, crash_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from lllaunch.linux.cgroup import Memory
     from lllaunch.run.observer import AttemptRecord
     from lllaunch.run.result import AnyWorker, Cause
     from lllaunch.supervisor.machine import GroupStacks
     from lllaunch.watchdog.collectives import Disagreement
+    from lllaunch.watchdog.findings import Finding
+    from lllaunch.watchdog.stacks.frames import Blame, RankStack
 
 
 # What a worker says whose peer is gone (gloo, NCCL, TCPStore, plain sockets). Such a failure can
@@ -181,9 +183,7 @@ def judge_attempt(record: AttemptRecord, *, interrupted: bool = False) -> Attemp
         for worker in record.workers
         if (failure := failure_of(worker, record)) is not None
     }
-    hang = None
-    if record.finding is not None and not all(worker.succeeded for worker in record.workers):
-        hang = hang_of(record)
+    hang = None if all(worker.succeeded for worker in record.workers) else record.hang
     root = _root(record, failures, hang)
     workers = tuple(
         _judged(worker, record, failures.get(worker.local_rank), root) for worker in record.workers
@@ -485,17 +485,24 @@ def _failed_alike(worker: WorkerRecord, root: RootCause) -> bool:
 # What the watchdog found, in terms of ranks among all workers
 
 
-def hang_of(record: AttemptRecord) -> Hang | None:
-    """Return what the watchdog found in an attempt, None if it found nothing."""
-    finding = record.finding
-    if finding is None:
-        return None
+def hang_of(
+    record: AttemptRecord,
+    finding: Finding,
+    time_ns: int,
+    looks: Sequence[RankStack] = (),
+    blame: Blame | None = None,
+) -> Hang:
+    """Return what the watchdog has found in an attempt.
+
+    ``looks``: where the workers stand, as far as that could be found out. ``blame``: who hangs and
+    who waits; None if nobody could look.
+    """
     numbers = {worker.local_rank: worker.rank for worker in record.workers}
 
     def among_all(local_ranks: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted(numbers.get(rank, rank) for rank in local_ranks))
 
-    moved = (replace(each, rank=numbers.get(each.rank, each.rank)) for each in record.stacks)
+    moved = (replace(each, rank=numbers.get(each.rank, each.rank)) for each in looks)
     stacks = {stack.rank: stack for stack in moved}
     asleep = {rank for rank, stack in stacks.items() if stack.state == "D"}
     stopped = {rank for rank, stack in stacks.items() if stack.state in ("T", "t")}
@@ -503,18 +510,17 @@ def hang_of(record: AttemptRecord) -> Hang | None:
         asleep.update(among_all(finding.asleep))
         stopped.update(among_all(finding.stopped))
     seconds = lasted(finding)
-    blame = record.blame
-    left = _left(record) if blame is not None and not blame.hung else {}
+    left = _left(record, looks) if blame is not None and not blame.hung else {}
     hung: tuple[int, ...] = ()
     if blame is not None and blame.hung:
         hung = blame.hung
     elif not left and not (is_of_all(finding) and len(suspects(finding)) > 1):
         # Where all had to get nowhere, one may hang and the others wait for it.
         hung = suspects(finding)
-    hang = Hang(
+    return Hang(
         finding=finding,
-        time_ns=record.fired_ns,
-        since_ns=None if seconds is None else record.fired_ns - int(seconds * 1e9),
+        time_ns=time_ns,
+        since_ns=None if seconds is None else time_ns - int(seconds * 1e9),
         named=among_all(suspects(finding)),
         hung=among_all(hung),
         waiting=tuple(stacks) if left else among_all(blame.waiting) if blame is not None else (),
@@ -524,28 +530,29 @@ def hang_of(record: AttemptRecord) -> Hang | None:
         standing=tuple(stack for _, stack in sorted(stacks.items())),
         collectives=blame.collectives if blame is not None else None,
     )
-    return hang if record.group_stacks is None else _of_all_nodes(hang, record.group_stacks)
 
 
-def _of_all_nodes(hang: Hang, group: GroupStacks) -> Hang:
+def of_all_nodes(hang: Hang, group: GroupStacks) -> Hang:
     """Return the same with what is known of the workers of other nodes."""
-    others = {stack.rank: stack for stack in group.stacks}
     blame = group.blame
+    if blame is None:
+        return hang
+    stacks = {**{stack.rank: stack for stack in group.stacks}, **hang.stacks}
     return replace(
         hang,
-        hung=blame.hung if blame is not None else hang.hung,
-        waiting=blame.waiting if blame is not None else hang.waiting,
-        standing=tuple(stack for _, stack in sorted({**others, **hang.stacks}.items())),
+        hung=blame.hung,
+        waiting=blame.waiting,
+        standing=tuple(stack for _, stack in sorted(stacks.items())),
         nodes=dict(group.nodes),
-        collectives=blame.collectives if blame is not None else hang.collectives,
+        collectives=blame.collectives,
     )
 
 
-def _left(record: AttemptRecord) -> dict[int, float]:
+def _left(record: AttemptRecord, looks: Sequence[RankStack]) -> dict[int, float]:
     """Return who had ended with success while all others wait for somebody, and after how long."""
     from lllaunch.watchdog.stacks.blame import waits  # noqa: PLC0415 - only where something was found
 
-    if not record.stacks or any(waits(stack.frames) is not Waits.SURELY for stack in record.stacks):
+    if not looks or any(waits(stack.frames) is not Waits.SURELY for stack in looks):
         return {}
     return {
         worker.rank: record.ran_seconds(worker)

@@ -43,11 +43,10 @@ if TYPE_CHECKING:
     from lllaunch.run.group import Attempt
     from lllaunch.run.result import CalledExit, DiskFull, Hang
     from lllaunch.spec import LaunchSpec
-    from lllaunch.supervisor.machine import GroupEnd, GroupStacks, NoProgress, Reason
+    from lllaunch.supervisor.machine import GroupEnd, NoProgress, Reason
     from lllaunch.watchdog.collectives import RankTrace
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.progress import Progress
-    from lllaunch.watchdog.stacks.frames import Blame, RankStack
 
 # Ends that memory has to do with: SIGBUS by way of a full /dev/shm.
 _MEMORY_SIGNALS = {-signal.SIGKILL, -signal.SIGBUS}
@@ -161,17 +160,12 @@ class AttemptRecord(Struct):
     leftovers: tuple[Orphan, ...] = ()
     stuck: bool = False  # whether workers were found to hang in the kernel
     ending: bool = False  # whether it is being ended: what is found from now on is too late
-    # what the watchdog found first while the attempt ran, at ``fired_ns``
-    finding: Finding | None = None
-    fired_ns: int = 0
-    # where the workers stood then, as far as that could be found out
-    stacks: tuple[RankStack, ...] = ()
-    blame: Blame | None = None  # who hung then and who waited, or None if nobody could look
+    # what the watchdog found first while the attempt ran, and where the workers stood then
+    hang: Hang | None = None
     master_port: str = ""
     group_end: GroupEnd | None = None  # of several nodes, what all have agreed that it ended for
     # of several nodes, one that was found to be gone when it ended
     group_lost: GroupEnd | None = None
-    group_stacks: GroupStacks | None = None  # of several nodes, who of all hung then
     preflight: PreflightRecord | None = None
 
     @property
@@ -515,7 +509,7 @@ class RunObserver:
                 attempt.ending = True
                 self._sent(event.signum)
                 self._tell_signal()
-                if event.reason in _OF_WATCHDOG and attempt.finding is not None:
+                if event.reason in _OF_WATCHDOG and attempt.hang is not None:
                     self.console.ending(event.signum, self.alive, self._spec.grace_period)
                 self.console.doing("ending, SIGKILL in", self._spec.grace_period)
             case machine.StartGrace():
@@ -596,53 +590,45 @@ class RunObserver:
                     self.limit = event.finding
                 # the first finding counts, while the attempt is still well
                 well = attempt.alive and not (attempt.ending or attempt.died or attempt.broken)
-                if well and attempt.finding is None:
+                if well and attempt.hang is None:
                     self._found(attempt, event.finding, now_ns())
             case NotFinite():
                 self.console.warning(f"rank {self.number(event.rank)} {event}")
             case machine.StacksTaken():
                 self._stacks_taken(attempt, event)
             case machine.GroupStacks():
-                attempt.group_stacks = event if event.blame is not None else None
-                hang = self._hang()
-                if hang is not None:
-                    self.console.stacks_taken(hang)
+                if attempt.hang is not None:
+                    from lllaunch.run.judge import of_all_nodes  # noqa: PLC0415 - seldom
+
+                    attempt.hang = of_all_nodes(attempt.hang, event)
+                    self.console.stacks_taken(attempt.hang)
             case machine.NodesAgreed():
                 attempt.group_end = attempt.group_end or event.ended
-                if event.hangs and attempt.finding is None and not attempt.ending:
-                    self._found(attempt, event.ended.finding, event.ended.time_ns)
+                finding = event.ended.finding if event.hangs else None
+                if finding is not None and attempt.hang is None and not attempt.ending:
+                    self._found(attempt, finding, event.ended.time_ns)
             case machine.NodesCounted():
                 attempt.group_lost = event.gone
 
-    def _hang(self) -> Hang | None:
-        record = self.latest()
-        if record is None or record.finding is None:
-            return None
+    def _found(self, attempt: AttemptRecord, finding: Finding, time_ns: int) -> None:
         from lllaunch.run.judge import hang_of  # noqa: PLC0415 - only where something was found
 
-        return hang_of(record)
-
-    def _found(self, attempt: AttemptRecord, finding: Finding | None, time_ns: int) -> None:
-        attempt.finding, attempt.fired_ns = finding, time_ns
-        hang = self._hang()
-        if hang is not None:
-            self.console.fired(hang)
+        attempt.hang = hang_of(attempt, finding, time_ns)
+        self.console.fired(attempt.hang)
 
     def _stacks_taken(self, attempt: AttemptRecord, event: machine.StacksTaken) -> None:
-        from lllaunch.run.judge import hang_of  # noqa: PLC0415 - seldom
+        from lllaunch.run.judge import hang_of  # noqa: PLC0415 - as above
 
-        attempt = self._attempt
         for stack in event.stacks:
             worker = attempt.worker(stack.rank)
             if worker is not None:
                 worker.files = structs.replace(worker.files, stacks=stack.path)
-        ends = attempt.finding == event.finding
-        seen = attempt
-        if not ends:
-            seen = structs.replace(attempt, finding=event.finding, fired_ns=now_ns())
-        seen.stacks, seen.blame = event.stacks, event.blame
-        hang = hang_of(seen)
-        assert hang is not None
+        known = attempt.hang
+        ends = known is not None and known.finding == event.finding
+        at = known.time_ns if known is not None and ends else now_ns()
+        hang = hang_of(attempt, event.finding, at, event.stacks, event.blame)
+        if ends:
+            attempt.hang = hang
         if isinstance(event.finding, Asked) and attempt.ending:
             self.look = hang
         if ends and self._spec.nodes is not None:

@@ -14,7 +14,7 @@ from lllaunch.console.report import failure_text, report_lines
 from lllaunch.events import Exited, Started
 from lllaunch.run.ending import summarize
 from lllaunch.run.excerpts import Excerpt
-from lllaunch.run.judge import hang_of, judge_attempt
+from lllaunch.run.judge import hang_of, judge_attempt, of_all_nodes
 from lllaunch.run.observer import (
     AttemptRecord,
     SentSignal,
@@ -81,18 +81,15 @@ def worker(rank: int, exitcode: int | None = -15, **more) -> WorkerRecord:
 
 def hung(finding: Finding, stacks=(), blame: Blame | None = None, *workers: WorkerRecord):
     workers = workers or tuple(worker(rank) for rank in range(4))
-    return AttemptRecord(
+    record = AttemptRecord(
         number=0,
         restart_count=0,
         path=f"{RUN}/attempt_0",
         started_ns=T0,
         ended_ns=T0 + 603 * S,
         workers=workers,
-        finding=finding,
-        fired_ns=T0 + 600 * S,
-        stacks=tuple(stacks),
-        blame=blame,
     )
+    return replace(record, hang=hang_of(record, finding, T0 + 600 * S, tuple(stacks), blame))
 
 
 def shown(record: AttemptRecord, reason="hang", excerpt: Excerpt | None = None, **more) -> str:
@@ -115,7 +112,7 @@ def expected(text: str) -> str:
 
 
 def hang(record: AttemptRecord) -> Hang:
-    found = hang_of(record)
+    found = record.hang
     assert found is not None
     return found
 
@@ -179,7 +176,7 @@ def test_ranks_of_another_node_have_their_own_numbers_in_the_tree():
     workers = tuple(replace(worker(local), rank=2 + local) for local in (0, 1))
     record = hung(STALL, (stack(0), stack(1, SLEEPS)), Blame((1,), (0,)), *workers)
     group = GroupStacks(Blame((3,), (0, 1, 2)), (stack(0), stack(1), stack(2)), ((3, "node 1"),))
-    text = "\n".join(lines_of(replace(record, group_stacks=group)))
+    text = "\n".join(lines_of(replace(record, hang=of_all_nodes(hang(record), group))))
     assert "[0-3] main (train.py:77)" in text
     assert "[0-2] sync (train.py:41)" in text
     assert "[3] sync (train.py:40)" in text
@@ -333,7 +330,7 @@ def test_one_that_failed_and_then_hung():
 
 
 def test_run_s_time_was_over_between_two_attempts():
-    failed = replace(hung(STALL, (), None, worker(0, 1, sent=())), finding=None)
+    failed = replace(hung(STALL, (), None, worker(0, 1, sent=())), hang=None)
     found = shown(failed, reason="timeout", limit=TimedOut(3600.0, "run"))
     assert "lllaunch: FAILED after 10 min 12 s (exit code 4)\n" in found
     assert "  Root cause: rank 0 (attempt 0) exited with status 1\n" in found

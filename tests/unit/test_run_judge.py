@@ -416,8 +416,10 @@ def asked(rank: int, exitcode: int | None = -15, at: float = FIRED + 2, **more) 
 
 
 def hung(finding: Finding, blame: Blame | None = None, *workers: WorkerRecord, **more):
-    record = attempt(*(workers or map(asked, range(3))), fired_ns=T0 + int(FIRED * S), **more)
-    return replace(record, ended_ns=T0 + 700 * S, finding=finding, blame=blame)
+    stacks = more.pop("stacks", ())
+    record = attempt(*(workers or map(asked, range(3))), **more)
+    hang = hang_of(record, finding, T0 + int(FIRED * S), stacks, blame)
+    return replace(record, ended_ns=T0 + 700 * S, hang=hang)
 
 
 # Who hangs
@@ -443,7 +445,7 @@ def hung(finding: Finding, blame: Blame | None = None, *workers: WorkerRecord, *
     ],
 )
 def test_who_hangs(finding, blame, named, blamed):
-    found = hang_of(hung(finding, blame))
+    found = hung(finding, blame).hang
     assert (found.named, found.blamed) == (named, blamed)
 
 
@@ -457,12 +459,12 @@ def test_who_hangs(finding, blame, named, blamed):
     ],
 )
 def test_since_when(finding, since):
-    assert hang_of(hung(finding)).since_ns == (None if since is None else T0 + int(since * S))
+    assert hung(finding).hang.since_ns == (None if since is None else T0 + int(since * S))
 
 
 def test_who_cannot_run_is_known_from_the_stall_and_from_the_stacks():
     stacks = (RankStack(0, state="D"), RankStack(1, state="t"), RankStack(2, state="S"))
-    found = hang_of(hung(Stalled((0, 1, 2), 9.0, asleep=(2,), stopped=(2,)), None, stacks=stacks))
+    found = hung(Stalled((0, 1, 2), 9.0, asleep=(2,), stopped=(2,)), None, stacks=stacks).hang
     assert (found.asleep, found.stopped) == ((10, 12), (11, 12))
     assert list(found.stacks) == [10, 11, 12]
 
@@ -658,7 +660,7 @@ def test_finding_before_an_attempt_or_while_it_is_being_ended_is_not_its():
     for each in (recorder, before):
         each.observe(WatchdogFired(LIMIT, "hang", whole_run=True))
         assert each.limit == LIMIT
-    assert recorder.latest().finding is None
+    assert recorder.latest().hang is None
     assert before.latest() is None
 
 
@@ -670,8 +672,9 @@ def test_first_finding_and_its_stacks_are_kept_with_their_files():
     stacks = (RankStack(0, "/run/attempt_0/0/stacks.txt"), RankStack(1))
     recorder.observe(StacksTaken(stacks, Blame((1,), (0,)), ALL))
     record = recorder.latest()
-    assert (record.finding, record.stacks, record.blame) == (ALL, stacks, Blame((1,), (0,)))
-    assert record.fired_ns >= record.started_ns
+    assert (record.hang.finding, list(record.hang.stacks)) == (ALL, [10, 11])
+    assert (record.hang.hung, record.hang.waiting) == ((11,), (10,))
+    assert record.hang.time_ns >= record.started_ns
     files = [each.files.stacks for each in record.workers]
     assert files == ["/run/attempt_0/0/stacks.txt", ""]
 
