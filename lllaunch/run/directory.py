@@ -342,25 +342,15 @@ def _refusal(path: str, lock: str, key: str, kind: str, *, ended: bool) -> Diagn
         message = f"is in use by another {kind}{holder}"
         return Diagnostic("in-use", key, repr(path), message, f"wait for it, or {other}")
     message = f"is still in use by {_PARTS[kind]} of a {kind} whose launcher{holder} has ended"
-    pids = ", ".join(map(str, _having_open(lock)))
-    hint = f"wait for them, or end them (pids {pids})" if pids else f"wait for them, or {other}"
-    return Diagnostic("in-use", key, repr(path), message, hint)
-
-
-def _having_open(file: str) -> list[int]:
-    """Return the processes that have a file open, and those below them, as far as can be seen."""
-    try:
-        wanted = os.stat(file)
-    except OSError:
-        return []
-    everything = proc.processes()
-    having = []
+    everything, pids = proc.processes(), set[int]()
     for each in everything:
-        with contextlib.suppress(OSError):
-            if any(_descriptors(each.pid, wanted)):
-                having.append(each.pid)
-    below = [each.pid for pid in having for each in proc.descendants(pid, everything)]
-    return sorted({*having, *below} - {os.getpid()})
+        with contextlib.suppress(OSError):  # it may not be looked at
+            if any(_descriptors(each.pid, os.stat(lock))):
+                pids |= {each.pid, *(one.pid for one in proc.descendants(each.pid, everything))}
+    pids.discard(os.getpid())
+    hint = f"wait for them, or end them (pids {', '.join(map(str, sorted(pids)))})"
+    hint = hint if pids else f"wait for them, or {other}"
+    return Diagnostic("in-use", key, repr(path), message, hint)
 
 
 def _descriptors(pid: int, wanted: os.stat_result) -> Iterator[str]:

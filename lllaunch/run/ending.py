@@ -9,6 +9,7 @@ All that only the end needs is imported by this module, and this module while th
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -22,14 +23,13 @@ from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.files import read_bytes
 from lllaunch.run.excerpts import LINES, tail, without_dump
 from lllaunch.run.judge import judge_attempt
-from lllaunch.run.result import Excerpt, ReturnValue, RunResult, RunState
+from lllaunch.run.result import ReturnValue, RunResult, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lllaunch.errors import LaunchError
-    from lllaunch.run.observer import PreflightRecord, RunObserver
-    from lllaunch.run.result import AttemptResult, RootCause
+    from lllaunch.run.observer import RunObserver
+    from lllaunch.run.result import AttemptResult
     from lllaunch.spec import LaunchSpec
     from lllaunch.supervisor.machine import NoProgress, Reason
     from lllaunch.watchdog.findings import Finding
@@ -46,34 +46,20 @@ INLINE_LIMIT = 64 * 1024
 def find_return_value(directory: str) -> ReturnValue | None:
     """Return what the worker of a directory returned or reported, None if it did neither."""
     path, json_path = (os.path.join(directory, each) for each in (RETURN_PICKLE, RETURN_JSON))
-    pickled, plain = _size(path), _size(json_path)
-    text = _inline(json_path, plain)
-    if pickled is not None:
+    text = None
+    # ``NaN`` and ``Infinity``, which Python writes, are no JSON: others would stumble over them
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        data = read_bytes(json_path, INLINE_LIMIT + 1)
+        if len(data) <= INLINE_LIMIT:
+            msgspec.json.decode(data)
+            text = data.decode()
+    with contextlib.suppress(OSError):
+        size = os.stat(path).st_size
         told = (read_json(os.path.join(directory, RETURN_META)) or {}).get("type")
-        return ReturnValue(path, pickled, told if isinstance(told, str) else "unknown", text)
-    return None if plain is None else ReturnValue(json_path, plain, "json", text)
-
-
-def _size(path: str) -> int | None:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return None
-
-
-def _inline(path: str, size: int | None) -> str | None:
-    """Return the file's text if it is short and strictly JSON, None otherwise.
-
-    ``NaN`` and ``Infinity``, which Python writes, are no JSON: others would stumble over them.
-    """
-    if size is None or size > INLINE_LIMIT:
-        return None
-    try:
-        text = read_bytes(path, INLINE_LIMIT + 1)
-        msgspec.json.decode(text)
-        return text.decode()
-    except (OSError, ValueError, RecursionError):
-        return None
+        return ReturnValue(path, size, told if isinstance(told, str) else "unknown", text)
+    with contextlib.suppress(OSError):
+        return ReturnValue(json_path, os.stat(json_path).st_size, "json", text)
+    return None
 
 
 def summarize(
@@ -116,14 +102,6 @@ def summarize(
     )
 
 
-def failed_early(spec: LaunchSpec, started_ns: int, error: LaunchError) -> RunResult:
-    """Return what became of a run whose directory could not be claimed."""
-    code, now = int(error.exit_code), now_ns()
-    return RunResult(
-        "error", code, spec.log_dir, started_ns=started_ns, ended_ns=now, error=str(error)
-    )
-
-
 def result_of(
     observer: RunObserver,
     spec: LaunchSpec,
@@ -140,6 +118,14 @@ def result_of(
     attempts = [judge_attempt(record) for record in records[:-1]]
     attempts += [judge_attempt(record, interrupted=interrupted) for record in records[-1:]]
     preflight = records[-1].preflight if interrupted and records else None
+    # a signal ended the run while it was running
+    caught = preflight is not None and (
+        preflight.end is None
+        or (
+            any(each.time_ns <= preflight.end.time_ns for each in preflight.sent)
+            and not preflight.timed_out
+        )
+    )
     return summarize(
         attempts,
         directory=spec.log_dir,
@@ -153,21 +139,10 @@ def result_of(
         limit=observer.limit,
         no_progress=observer.no_progress,
         importing=spec.imports if interrupted and observer.is_importing else (),
-        preflight=(preflight.command, preflight.log)
-        if preflight is not None and _has_signal(preflight)
-        else None,
+        preflight=(preflight.command, preflight.log) if preflight is not None and caught else None,
         look=observer.look,
         detected=spec.detected,
     )
-
-
-def _has_signal(preflight: PreflightRecord) -> bool:
-    """Whether a preflight was running when a signal ended the run."""
-    end = preflight.end
-    if end is None:
-        return True
-    told = any(each.time_ns <= end.time_ns for each in preflight.sent)
-    return told and not preflight.timed_out
 
 
 def complete(
@@ -186,7 +161,13 @@ def complete(
         root = replace(root, frames=tuple(frames))
         result = replace(result, root_cause=root)
     if root is not None and root.stderr and not root.traceback:
-        result = replace(result, excerpt=_excerpt(root, hide))
+        excerpt = tail(root.stderr, 20 * LINES if root.frames else LINES, hide)
+        if excerpt is not None and root.frames:
+            # without stacks that the report shows anyway
+            lines = without_dump(excerpt.lines)
+            cut = excerpt.cut or len(lines) > LINES
+            excerpt = replace(excerpt, lines=lines[-LINES:], cut=cut)
+        result = replace(result, excerpt=excerpt)
     if result.state == "succeeded":
         last = result.attempts[-1]
         found = {
@@ -196,14 +177,3 @@ def complete(
         values = {rank: value for rank, value in found.items() if value is not None}
         result = replace(result, return_values=values)
     return result
-
-
-def _excerpt(root: RootCause, hide: Callable[[str], str]) -> Excerpt | None:
-    """Return the end of the root cause's stderr, without stacks that the report shows anyway."""
-    if not root.frames:
-        return tail(root.stderr, hide=hide)
-    excerpt = tail(root.stderr, 20 * LINES, hide)
-    if excerpt is None:
-        return None
-    lines = without_dump(excerpt.lines)
-    return Excerpt(excerpt.path, lines[-LINES:], cut=excerpt.cut or len(lines) > LINES)

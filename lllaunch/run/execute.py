@@ -116,9 +116,10 @@ class Run:
         try:
             claimed = RunDirectory.claim(spec.log_dir, PATIENCE, console.warning)
         except LaunchError as error:
-            from lllaunch.run.ending import failed_early  # noqa: PLC0415 - see `RunObserver`
+            from lllaunch.run.result import RunResult  # noqa: PLC0415 - see `RunObserver`
 
-            outcome = failed_early(spec, self.started_ns, error)
+            outcome = RunResult("error", int(error.exit_code), spec.log_dir, error=str(error))
+            outcome = replace(outcome, started_ns=self.started_ns, ended_ns=now_ns())
             console.finished(outcome)
             return outcome
         with claimed:
