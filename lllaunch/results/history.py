@@ -15,10 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from msgspec import Raw
+from msgspec.structs import replace
+
+from lllaunch.documents import Record, decode_record
 from lllaunch.files import MOST_BYTES, open_file
 from lllaunch.run.directory import EVENTS
-from lllaunch.run.events import EventLine, decode
 from lllaunch.run.result import cause_in
+from lllaunch.supervisor.machine import RestartHistory
 from lllaunch.text import first_line, printable
 from lllaunch.watchdog.findings import lasted, suspects
 from lllaunch.words import BEGAN, counted, exit_text, how_ended, ranks, signal_text
@@ -40,6 +44,50 @@ _LATEST_NS = 1 << 62
 _MOST_NODES = 1024
 _MOST_SKEW_NS = 60 * 10**9  # between the clocks of nodes
 _LONGEST = 1e10  # three centuries, seconds
+
+
+class _Ended(Record, frozen=True):
+    finding: Raw = Raw(b"null")
+
+
+class EventLine(Record, frozen=True):
+    """A line of events.jsonl, as far as anybody looks at it who shows a run.
+
+    The types of the events say what each field is; an event has some of them.
+    """
+
+    time_ns: int | None = None
+    type: str = ""
+    attempt: int | None = None
+    local_rank: int | None = None
+    rank: int | None = None
+    ranks: tuple[int, ...] = ()
+    base_rank: int = 0
+    pid: int | None = None
+    exitcode: int | None = None
+    signum: int | None = None
+    seconds: float | None = None
+    reason: str | None = None
+    state: str | None = None
+    module: str = ""
+    restart: int | None = None
+    restarts: int | None = None
+    preflight: bool = False
+    ends: bool = True
+    stacks: tuple[Raw, ...] = ()
+    finding: Raw = Raw(b"null")
+    ended: _Ended = _Ended()
+    history: RestartHistory | None = None
+
+
+def decode(line: bytes) -> EventLine | None:
+    """Return what a line says, None if it is torn, or is none of ours."""
+    try:
+        event = decode_record(line, EventLine)
+    except (ValueError, RecursionError):
+        return None
+    # a finding that is an event by itself
+    return replace(event, finding=Raw(line)) if event.type == "NotFinite" else event
 
 
 @dataclass(frozen=True)

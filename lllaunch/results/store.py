@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from msgspec import structs
 
-from lllaunch.documents import isoformat, last_record, load_json, read_json
+from lllaunch.documents import isoformat, last_line, last_record, load_json, read_json
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import open_file, own_file, read_text
@@ -436,18 +436,47 @@ class ListEntry:
         return self.state in LIVE or self.state == "starting"
 
 
+# A sample has two hundred bytes a rank, and there are hundreds of ranks at most.
+_SAMPLES_TAIL = 256 << 10
+
+
 def sample_of(path: str) -> RunSample | None:
     """Return the newest sample of the last run in a directory; an older one is of another run.
 
-    Both files have the time of their file system, whatever the clock says here.
+    Of several nodes the newest of each are made one. The files have the time of their file system,
+    whatever the clock says here.
     """
-    from lllaunch.run.events import last_sample  # noqa: PLC0415 - most runs have ended
+    from lllaunch.run.events import RunSample, decode_sample  # noqa: PLC0415 - most runs have ended
 
-    began_ns = _changed_ns(os.path.join(path, PLAN)) or 0
-    parts = [name for name in contents_of(path)[0] if name.startswith("node_")]
-    files = [os.path.join(path, part, SAMPLES) for part in ["", *parts]]
-    changed = max((_changed_ns(file) or 0 for file in files), default=0)
-    return None if changed < began_ns else last_sample(path)
+    parts = ["", *sorted(name for name in contents_of(path)[0] if name.startswith("node_"))]
+    files = {part: os.path.join(path, part, SAMPLES) for part in parts}
+    changed = max(_changed_ns(file) or 0 for file in files.values())
+    if changed < (_changed_ns(os.path.join(path, PLAN)) or 0):
+        return None
+    found = {
+        part: sample
+        for part, file in files.items()
+        if (sample := last_line(file, _SAMPLES_TAIL, decode_sample)) is not None
+    }
+    if not found or "" in found:
+        return found.get("")
+    # those of nodes that are not in the last attempt are old
+    attempt = max(sample.attempt for sample in found.values())
+    latest = {name: sample for name, sample in found.items() if sample.attempt == attempt}
+    return RunSample(
+        max(sample.time for sample in latest.values()),
+        attempt,
+        {
+            rank: structs.replace(worker, gpus=tuple(f"{name}/{gpu}" for gpu in worker.gpus))
+            for name, sample in latest.items()
+            for rank, worker in sample.ranks.items()
+        },
+        {
+            f"{name}/{gpu}": use
+            for name, sample in latest.items()
+            for gpu, use in sample.gpus.items()
+        },
+    )
 
 
 def progress_of(workers: Iterable[RankSample]) -> Progress | None:

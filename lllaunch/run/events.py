@@ -12,21 +12,19 @@ hour on.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Raw
 from msgspec.structs import replace
 
 from lllaunch.clock import now_ns
-from lllaunch.documents import Number, Plain, Record, decode_record, isoformat, last_line
+from lllaunch.documents import Number, Plain, Record, decode_record, isoformat
 from lllaunch.errors import OutputError
 from lllaunch.files import read_text
-from lllaunch.run.directory import SAMPLES
 from lllaunch.run.files import LineFile
 from lllaunch.supervisor.machine import RestartHistory
 
@@ -50,48 +48,8 @@ def encode(event: object, time_ns: int, redact: Callable[[str], str] = str) -> b
     return json.dumps(line, ensure_ascii=False).encode("utf-8", errors="backslashreplace") + b"\n"
 
 
-class _Ended(Record, frozen=True):
-    finding: Raw = Raw(b"null")
-
-
-class EventLine(Record, frozen=True):
-    """A line of events.jsonl, as far as anybody looks at it who shows a run.
-
-    The types of the events say what each field is; an event has some of them.
-    """
-
-    time_ns: int | None = None
-    type: str = ""
-    attempt: int | None = None
-    local_rank: int | None = None
-    rank: int | None = None
-    ranks: tuple[int, ...] = ()
-    base_rank: int = 0
-    pid: int | None = None
-    exitcode: int | None = None
-    signum: int | None = None
-    seconds: float | None = None
-    reason: str | None = None
-    state: str | None = None
-    module: str = ""
-    restart: int | None = None
-    restarts: int | None = None
-    preflight: bool = False
-    ends: bool = True
-    stacks: tuple[Raw, ...] = ()
-    finding: Raw = Raw(b"null")
-    ended: _Ended = _Ended()
+class _Remembered(Record, frozen=True):
     history: RestartHistory | None = None
-
-
-def decode(line: bytes) -> EventLine | None:
-    """Return what a line says, None if it is torn, or is none of ours."""
-    try:
-        event = decode_record(line, EventLine)
-    except (ValueError, RecursionError):
-        return None
-    # a finding that is an event by itself
-    return replace(event, finding=Raw(line)) if event.type == "NotFinite" else event
 
 
 def read_history(path: str) -> RestartHistory | None:
@@ -101,9 +59,12 @@ def read_history(path: str) -> RestartHistory | None:
     in it of when they were.
     """
     for line in reversed((read_text(path) or "").split("\n")):
-        event = decode(line.encode()) if '"history": {' in line else None
-        if event is not None and event.history is not None:
-            return replace(event.history, times_ns=())
+        if '"history": {' in line:
+            # a line may be torn, or not be ours
+            with contextlib.suppress(ValueError, RecursionError):
+                found = decode_record(line.encode(), _Remembered).history
+                if found is not None:
+                    return replace(found, times_ns=())
     return None
 
 
@@ -127,8 +88,6 @@ class EventLog(LineFile):
 MOST_BYTES = 1 << 20
 """How long the file may grow before it is thinned out, to four fifths of that."""
 
-# A line has two hundred bytes a rank, and there are hundreds of ranks at most.
-_TAIL = 256 << 10
 # Distances beyond which nothing is thinned out any more: a line in 2**40 intervals.
 _LEVELS = 40
 # What a number can be that is told of.
@@ -186,41 +145,6 @@ def decode_sample(line: bytes) -> RunSample | None:
     except (ValueError, RecursionError):
         return None
     return sample if abs(sample.time) * 1e9 < _MOST else None
-
-
-def last_sample(directory: str) -> RunSample | None:
-    """Return the newest sample of a run; of several nodes the newest of each are made one."""
-    newest = last_line(os.path.join(directory, SAMPLES), _TAIL, decode_sample)
-    if newest is not None:
-        return newest
-    try:
-        names = sorted(name for name in os.listdir(directory) if name.startswith("node_"))
-    except OSError:
-        return None
-    found = {
-        name: sample
-        for name in names
-        if (sample := last_line(os.path.join(directory, name, SAMPLES), _TAIL, decode_sample))
-    }
-    if not found:
-        return None
-    # those of nodes that are not in the last attempt are old
-    attempt = max(sample.attempt for sample in found.values())
-    latest = {name: sample for name, sample in found.items() if sample.attempt == attempt}
-    return RunSample(
-        max(sample.time for sample in latest.values()),
-        attempt,
-        {
-            rank: replace(worker, gpus=tuple(f"{name}/{gpu}" for gpu in worker.gpus))
-            for name, sample in latest.items()
-            for rank, worker in sample.ranks.items()
-        },
-        {
-            f"{name}/{gpu}": use
-            for name, sample in latest.items()
-            for gpu, use in sample.gpus.items()
-        },
-    )
 
 
 def plain_sample(sample: RunSample) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from lllaunch.linux.gpus import GpuUse
-from lllaunch.run.events import GpuSample, SampleLog, encode_sample, last_sample, thinned
+from lllaunch.results.store import sample_of
+from lllaunch.run.events import GpuSample, SampleLog, encode_sample, thinned
 from lllaunch.watchdog.progress import Progress
 from lllaunch.watchdog.sampling import Sample, WorkerSample
 
@@ -156,7 +157,7 @@ def test_the_file_stays_below_its_bound_and_its_last_line_is_the_newest(tmp_path
     for number in range(500):
         write(log, number)
         assert path.stat().st_size <= 4000
-        newest = last_sample(str(tmp_path))
+        newest = sample_of(str(tmp_path))
         assert newest is not None
         assert newest.ranks["0"].output == number
     log.close()
@@ -169,7 +170,7 @@ def test_the_file_stays_below_its_bound_and_its_last_line_is_the_newest(tmp_path
 def test_a_later_run_in_the_same_directory_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     path.write_bytes(encode_sample(sample(), AT, 3, int) + b'{"time": 17')
-    newest = last_sample(str(tmp_path))
+    newest = sample_of(str(tmp_path))
     assert newest is not None
     assert newest.attempt == 3
     for number in (1, 2):
@@ -197,7 +198,7 @@ def test_a_later_run_in_the_same_directory_goes_on(tmp_path: Path) -> None:
 def test_without_a_whole_sample_there_is_none(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "samples.jsonl").write_text(text)
-    assert last_sample(str(tmp_path)) is None
+    assert sample_of(str(tmp_path)) is None
 
 
 def test_of_several_nodes_the_newest_of_each_are_one(tmp_path: Path) -> None:
@@ -215,7 +216,7 @@ def test_of_several_nodes_the_newest_of_each_are_one(tmp_path: Path) -> None:
         )
         (tmp_path / name / "samples.jsonl").write_bytes(line)
     (tmp_path / "node_3").mkdir()
-    newest = last_sample(str(tmp_path))
+    newest = sample_of(str(tmp_path))
     assert newest is not None
     assert (newest.time, newest.attempt) == (1_700_000_002.123, 2)
     assert set(newest.ranks) == {"0", "1", "2", "3"}

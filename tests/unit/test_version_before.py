@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from lllaunch.errors import ConfigError
+from lllaunch.results.history import decode
 from lllaunch.results.live import LiveReader
 from lllaunch.results.report import load
-from lllaunch.results.store import locate, read_run
+from lllaunch.results.store import locate, read_run, sample_of
 from lllaunch.results.timeline import read_timeline
 from lllaunch.results.view import view_run
-from lllaunch.run.events import decode, last_sample
 from lllaunch.run.submission import account_of, read_history, read_submission
 from lllaunch.spec import Requeue
 
@@ -57,7 +57,7 @@ def test_lists_and_views_say_what_became_of_it(run: Path) -> None:
 
 
 def test_its_samples_and_what_was_submitted(run: Path) -> None:
-    sample = last_sample(str(run))
+    sample = sample_of(str(run))
     assert sample is not None
     assert {rank: each.step for rank, each in sample.by_rank.items()} == {0: 4, 1: 4}
     submission = read_submission(str(GOLDEN))
