@@ -17,7 +17,7 @@ from lllaunch.documents import signal_name
 from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.sweep.policy import Summary, SweepPolicy
 from lllaunch.sweep.pool import Lease
-from lllaunch.sweep.protocol import JobAnswered, JobPrinted, JobProgressed
+from lllaunch.sweep.protocol import JobPrinted, JobProgressed
 from lllaunch.sweep.remaining import Durations, expected_left
 from lllaunch.text import duration, plain, printable, spans
 from lllaunch.words import (
@@ -186,11 +186,11 @@ class Board:
             job = self.jobs[number] = JobView(number, text)
         return job
 
-    def _answered(self, event: JobAnswered, _: float) -> None:
-        self._job(event.number, event.answer.overrides).directory = event.answer.directory
-
-    def _broken(self, event: v.JobBroken, _: float) -> None:
-        self._job(event.number).why = event.why
+    def _composed(self, event: v.JobComposed | v.JobBroken, _: float) -> None:
+        job = self._job(event.number, event.overrides)
+        job.directory = event.directory
+        if isinstance(event, v.JobBroken):
+            job.why = event.why
 
     def _start(self, event: v.StartJob, now: float) -> None:
         job = self._starting[event.number] = self._job(event.number)
@@ -353,8 +353,8 @@ _TOO_EARLY = (
 )
 
 _ACTIONS: dict[type, Callable[[Board, Any, float], None]] = {
-    JobAnswered: Board._answered,
-    v.JobBroken: Board._broken,
+    v.JobComposed: Board._composed,
+    v.JobBroken: Board._composed,
     v.StartJob: Board._start,
     v.LeaseRefused: Board._refused,
     v.SlotsFreed: Board._freed,

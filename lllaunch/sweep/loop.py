@@ -13,7 +13,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -25,18 +25,15 @@ from lllaunch.linux.process import wait
 from lllaunch.signal_source import QUIET, SignalSource
 from lllaunch.spawner.forks import ignored_at_start
 from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, SlotWatch
-from lllaunch.sweep.machine import SweepMachine
 from lllaunch.sweep.policy import SweepPolicy, by_signal
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.processes import ForkFailed, JobProcess, Remains, TooFewFiles, Work
-from lllaunch.sweep.protocol import Answer, Broken, JobAnswered, Prepared, Stopping, Tick
+from lllaunch.sweep.protocol import Broken, Prepared, Stopping, Tick
 from lllaunch.sweep.schedule import Scheduler
 from lllaunch.sweep.session import JobRecords
 
 if TYPE_CHECKING:
-    from lllaunch.spawner.client import Spawner
     from lllaunch.sweep.journal import Journal
-    from lllaunch.sweep.spawner_pool import SpawnerPool
 
 
 # How long a job may take to be gone after SIGKILL, and what it started after its own end.
@@ -58,23 +55,30 @@ class ComposingFailed(LaunchError):
         return f"{_DEATHS} jobs in a row were killed while they were composed"
 
 
+class Onlooker(NamedTuple):
+    """Who looks on while a sweep goes on, and what for.
+
+    ``observe``: gets every event and every action, what the warm spawners tell, the jobs' lines
+    (`lllaunch.sweep.protocol.JobPrinted`), and the ticks. ``tick_in``: asked after each turn in how
+    many seconds another `lllaunch.sweep.protocol.Tick` is wanted at the latest, for a display that
+    shows the time; None for only when something has happened. ``awaited``: descriptors that are to
+    be writable before more is told of what jobs print; nothing if all is taken.
+    """
+
+    observe: Callable[[object], None]
+    tick_in: Callable[[], float | None] = lambda: None
+    awaited: Callable[[], Sequence[int] | None] = tuple
+
+
 class Sweep:
     """A sweep, performed by this process; in its main thread.
 
-    ``observer``: gets every event and every action, what composing yielded
-    (`lllaunch.sweep.protocol.JobAnswered`), what the warm spawners tell, the jobs' lines
-    (`lllaunch.sweep.protocol.JobPrinted`), and the ticks. ``review``: called with a job that has
-    been composed for the first time, without its payload; what it returns counts (its ``warm`` must
-    stay), until the job is composed again for another attempt: that is not reviewed. ``warm``: the
-    spawners that jobs share, or None; they stay the caller's, for another sweep. ``captures``:
-    whether what jobs print goes to the observer, else to where this process's does. ``ticks``:
-    asked after each turn in how many seconds the observer wants another
-    `lllaunch.sweep.protocol.Tick` at the latest, for a display that shows the time; None for only
-    when something has happened. ``label``: gives the overrides of a job, redacted, for one that
-    dies before it can say them. ``full``: descriptors that are to be writable before the observer
-    gets more of what jobs print; nothing if it takes all. ``locks``: descriptors that are kept open
-    as long as anything of a job lives. ``signals``: notes the signals that end the sweep; None for
-    those of a run, while it lasts.
+    ``work``: its warm spawners stay the caller's, for another sweep. ``review``: called with a job
+    that has been composed for the first time, without its payload; what it returns counts (its
+    ``warm`` must stay), until the job is composed again for another attempt: that is not reviewed.
+    ``captures``: whether what jobs print goes to the onlooker, else to where this process's does.
+    ``label``: gives the overrides of a job, redacted, for one that dies before it can say them.
+    ``signals``: notes the signals that end the sweep; None for those of a run, while it lasts.
     """
 
     _remains: Remains
@@ -82,33 +86,26 @@ class Sweep:
 
     def __init__(
         self,
-        machine: SweepMachine,
+        work: Work,
         policy: SweepPolicy,
         leases: Leases,
         journal: Journal | None,
-        prepare: Callable[[int], Answer],
-        execute: Callable[[Prepared, Lease, Spawner | None], int],
-        observer: Callable[[object], None],
+        onlooker: Onlooker,
         numbers: Sequence[int],
         *,
         review: Callable[[int, Prepared], Prepared | Broken] | None = None,
-        warm: SpawnerPool | None = None,
         captures: bool = False,
-        pins: bool = False,
-        ticks: Callable[[], float | None] = lambda: None,
         label: Callable[[int], Sequence[str]] | None = None,
-        full: Callable[[], Sequence[int] | None] = tuple,
-        locks: tuple[int, ...] = (),
         signals: SignalSource | None = None,
     ) -> None:
         self._label = label
-        self._full = full
+        self._full = onlooker.awaited
         self._leases = leases
         self._records = JobRecords(journal)
-        self._warm = warm
-        self._observer = observer
+        self._warm = work.warm
+        self._observer = onlooker.observe
         self._review = review
-        self._ticks = ticks
+        self._ticks = onlooker.tick_in
         self._clock = RunClock()
         self._tick_at: float | None = None
         self._jobs: dict[int, JobProcess] = {}
@@ -126,8 +123,8 @@ class Sweep:
         # What has ended the sweep before its time.
         self._failure: LaunchError | None = None
         self._marks = (os.urandom(8).hex(), os.urandom(8).hex())
-        self._work = Work(prepare, execute, machine, pins, warm, self._marks, locks)
-        self._scheduler = Scheduler(machine.everything, policy)
+        self._work = work._replace(marks=self._marks)
+        self._scheduler = Scheduler(work.machine.everything, policy)
         self._total = len(numbers)
         self._numbers = iter(numbers)
         self._captures = captures
@@ -289,8 +286,7 @@ class Sweep:
         answer = job.answer
         if isinstance(answer, Prepared):
             self._records.composed(job.number, answer)
-            self._observer(JobAnswered(job.number, answer))
-            self._tell(v.JobComposed(job.number, answer.need))
+            self._tell(v.JobComposed(job.number, answer.need, answer.overrides, answer.directory))
             return
         assert answer is not None
         del self._jobs[job.number]
@@ -302,8 +298,9 @@ class Sweep:
             # it came to say nothing
             answer = replace(answer, overrides=tuple(self._label(number)))
         self._records.composed(number, answer)
-        self._observer(JobAnswered(number, answer))
-        self._tell(v.JobBroken(number, answer.exit_code, answer.why))
+        self._tell(
+            v.JobBroken(number, answer.exit_code, answer.why, answer.overrides, answer.directory)
+        )
 
     def _begin(self, job: JobProcess) -> None:
         """The job holds its lease and is composed: it may run."""

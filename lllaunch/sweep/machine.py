@@ -18,6 +18,7 @@ from lllaunch.linux.cgroup import Cores, find_cores
 from lllaunch.linux.gpus import PRETEND, Gpu, GpusUnknown, Nvml, list_gpus, pretended_gpus
 from lllaunch.sweep.pool import Lease
 from lllaunch.text import shorten
+from lllaunch.words import counted
 
 _RANGE = re.compile(r"(\d{1,9})\s*-\s*(\d{1,9})", re.ASCII)
 _MOST_SHOWN = 80
@@ -181,6 +182,10 @@ class SweepMachine(NamedTuple):
     def environment(self, lease: Lease) -> dict[str, str]:
         """Returns the variables that show a job its GPUs and no others."""
         return {VISIBLE: ",".join(lease.gpus)} if self.masks_gpus else {}
+
+    def __str__(self) -> str:
+        gpus = [counted(len(self.gpus), "GPU")] if self.gpus else []
+        return ", ".join([*gpus, counted(len(self.cpus), "core")])
 
 
 def find_machine(

@@ -87,7 +87,7 @@ class Work(NamedTuple):
     # the warm spawners, or None; forgotten in the job, but for what they are made of
     warm: SpawnerPool | None = None
     # by which the launcher knows what jobs leave: of what they start themselves, and of what their
-    # spawners do
+    # spawners do; each sweep has its own
     marks: tuple[str, str] = ("", "")
     # descriptors that a job's spawner keeps open until all that it started has ended, as it does
     # the locks of the lease

@@ -95,13 +95,6 @@ Answer = Prepared | Broken
 """What ``prepare`` returns."""
 
 
-class JobAnswered(NamedTuple):
-    """A job has been composed, or could not be. Told to the observer only, before the fact."""
-
-    number: int
-    answer: Answer
-
-
 class Apart(Record, frozen=True, tag="apart"):
     """The job has closed what it was forked with that is the launcher's."""
 

@@ -54,52 +54,27 @@ class OldJob(NamedTuple):
 
 
 class NewJob(NamedTuple):
-    """A job that the sweep shall have now."""
+    """The config that a finished job would have now."""
 
-    overrides: Sequence[str]
     fingerprint: str | None = None
     config: Mapping[str, Any] | None = None
     former: str | None = None
 
 
 class Match(NamedTuple):
-    """The number that a job has in the resumed sweep."""
+    """What becomes of a job of a resumed sweep.
 
-    number: int  # an old job's, or one that no job in the journal has
+    One that was there before keeps its number and its directory, and does not run if it has
+    finished. A new one has a number that no job in the journal has.
+    """
+
+    number: int
     old: OldJob | None = None
 
     @property
     def finished(self) -> bool:
         """Whether it may be skipped, if its config is what it was."""
         return self.old is not None and self.old.finished
-
-
-class Skip(NamedTuple):
-    """The job has finished."""
-
-    number: int
-    # what is known of it; unless `OldJob.journalled`, its result belongs into the journal
-    old: OldJob
-
-
-class RunAgain(NamedTuple):
-    """The job runs under its old number and in its old directory."""
-
-    number: int
-    old: OldJob
-
-
-class RunNew(NamedTuple):
-    """The job runs under a number of its own."""
-
-    number: int
-
-
-class ResumePlan(NamedTuple):
-    """What a resume does."""
-
-    jobs: tuple[Skip | RunAgain | RunNew, ...]
-    left: tuple[int, ...] = ()
 
 
 def match_jobs(
@@ -166,7 +141,7 @@ def plan_resume(
     first: int = 0,
     config_of: Callable[[int], Mapping[str, Any] | None] = lambda number: None,  # noqa: ARG005
     clusters: bool = False,
-) -> ResumePlan:
+) -> tuple[Match, ...]:
     """Decides what becomes of each job of a sweep that is resumed.
 
     ``compose``: composes those that have finished, one after another; called with the place of each
@@ -177,8 +152,7 @@ def plan_resume(
     Raises:
         ConfigError: the config of a job that has finished is another one now; says in what.
     """
-    jobs = tuple(old)
-    matches = match_jobs(jobs, overrides, taken, first, clusters=clusters)
+    matches = match_jobs(old, overrides, taken, first, clusters=clusters)
     finished = [
         (index, match.old)
         for index, match in enumerate(matches)
@@ -186,9 +160,7 @@ def plan_resume(
     ]
     with contextlib.closing(compose(finished)) as composed:
         _refuse_changes(finished, composed, config_of)
-    numbers = {match.number for match in matches}
-    left = tuple(sorted(job.number for job in jobs if job.number not in numbers))
-    return ResumePlan(tuple(map(_decide, matches)), left)
+    return matches
 
 
 def _refuse_changes(
@@ -228,13 +200,6 @@ def _change_of(
 def _is_known(old: OldJob, job: NewJob) -> bool:
     """Whether a job's fingerprint is that of the journal."""
     return job.fingerprint is not None and old.history.fingerprint in {job.fingerprint, job.former}
-
-
-def _decide(match: Match) -> Skip | RunAgain | RunNew:
-    if match.old is None:
-        return RunNew(match.number)
-    decision = Skip if match.old.finished else RunAgain
-    return decision(match.number, match.old)
 
 
 def _problems(

@@ -76,6 +76,9 @@ class JobComposed:
 
     number: int
     need: Need
+    # for those who look on: its overrides, redacted, and where its result.json will be
+    overrides: tuple[str, ...] = ()
+    directory: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ class JobBroken:
     # that composed it
     exit_code: int
     why: str = ""
+    overrides: tuple[str, ...] = ()  # as those of `JobComposed`
+    directory: str = ""
 
 
 @dataclass(frozen=True)

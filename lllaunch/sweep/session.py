@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import time
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Self
 
 from msgspec.structs import replace
 
@@ -47,7 +47,7 @@ from lllaunch.sweep.journal import (
 )
 from lllaunch.sweep.policy import by_signal, cause_of
 from lllaunch.sweep.protocol import Answer, Broken, Prepared, record_of
-from lllaunch.sweep.resume import OldJob, RunAgain, Skip, plan_resume
+from lllaunch.sweep.resume import OldJob, plan_resume
 from lllaunch.text import first_line
 
 if TYPE_CHECKING:
@@ -59,26 +59,49 @@ if TYPE_CHECKING:
     from lllaunch.sweep.objective import Direction
     from lllaunch.sweep.pool import Lease
     from lllaunch.sweep.processes import JobProcess
-    from lllaunch.sweep.resume import NewJob, ResumePlan
+    from lllaunch.sweep.resume import NewJob
 
 _RESUME = "hydra.launcher.resume"
 # sweep.json of a sweep of many batches takes one part in so many of the time.
 _RATIO = 50
 
 
-JobToCompare: TypeAlias = tuple[int, int, str]
-"""A job that has finished: its place in the batch, its number, its directory."""
+class Batch:
+    """Some jobs of a sweep, in the order in which the sweeper asked for them.
 
+    ``labels``: their overrides, redacted. ``skipped``: those that have finished in an earlier
+    launcher and do not run, by number. ``directories``: by number where the result.json is of those
+    that run again, and later of those that are composed, as the journal has it (relative to the
+    sweep's directory, or absolute). One that never had a directory is not in it.
+    """
 
-class Batch(NamedTuple):
-    """Some jobs of a sweep, in the order in which the sweeper asked for them."""
+    def __init__(
+        self,
+        labels: Sequence[Sequence[str]],
+        numbers: Sequence[int],
+        skipped: Mapping[int, OldJob] | None = None,
+        directories: Mapping[int, str] | None = None,
+    ) -> None:
+        self.labels = labels
+        self.numbers = numbers
+        self.skipped = skipped or {}
+        self.directories = dict(directories or {})
+        self.ends: dict[int, v.Settle] = {}
+        self._places: Mapping[int, int] = {}
+        if not isinstance(numbers, range):
+            self._places = {number: place for place, number in enumerate(numbers)}
 
-    numbers: Sequence[int]
-    # those that have finished in an earlier launcher and do not run, by number
-    skipped: Mapping[int, OldJob]
-    # where the result.json of those is that run again, as the journal has it (relative to the
-    # sweep's directory, or absolute), by number. One that never had a directory is not in it
-    directories: Mapping[int, str]
+    def index(self, number: int) -> int:
+        """Return the place of a job among the others."""
+        return self._places[number] if self._places else self.numbers.index(number)
+
+    def label(self, number: int) -> Sequence[str]:
+        """Return the overrides of a job, redacted."""
+        return self.labels[self.index(number)]
+
+    def to_run(self) -> list[int]:
+        """Return the numbers of the jobs that have not finished in an earlier launcher."""
+        return [number for number in self.numbers if number not in self.skipped]
 
 
 class SweepSession:
@@ -162,7 +185,7 @@ class SweepSession:
         self,
         jobs: Sequence[Sequence[str]],
         first_number: int,
-        compose: Callable[[Sequence[JobToCompare]], Generator[NewJob, None, None]],
+        compose: Callable[[Sequence[tuple[int, OldJob]]], Generator[NewJob, None, None]],
         *,
         clusters: bool = False,
     ) -> Batch:
@@ -170,8 +193,7 @@ class SweepSession:
 
         ``jobs``: the overrides of each job, redacted as the journal's are. They are looked at only
         in a resumed sweep, and then more than once. ``compose``: composes the jobs that have
-        finished, for comparison, one after another; their directories are those that the journal
-        has.
+        finished, for comparison, one after another.
 
         Raises:
             ConfigError: the config of a job that has finished has changed, or what ``compose``
@@ -182,15 +204,15 @@ class SweepSession:
         """
         if not self.resumed:
             self.journal.keep(PlannedRecord(len(jobs)))
-            return Batch(range(first_number, first_number + len(jobs)), {}, {})
+            return Batch(jobs, range(first_number, first_number + len(jobs)))
         if self._resumption is None:
             raise RuntimeError("a sweep is resumed with one batch of jobs")
         histories = self._history.jobs.values()
         results = read_results(self.path, histories)
-        plan = plan_resume(
+        matches = plan_resume(
             [OldJob(history, results.get(history.job)) for history in histories],
             jobs,
-            lambda finished: compose([_to_compare(*each) for each in finished]),
+            compose,
             taken=self._directory.numbers(),
             first=first_number,
             config_of=self.journal.config_of,
@@ -198,16 +220,20 @@ class SweepSession:
         )
         self.journal.append(self._resumption)
         self._resumption = None
-        self.journal.keep(PlannedRecord(len(plan.jobs)))
-        self._note_ends(plan)
-        return _batch_of(plan)
-
-    def _note_ends(self, plan: ResumePlan) -> None:
-        """Writes down what the launcher that ran the jobs had not come to."""
-        for job in plan.jobs:
-            if isinstance(job, Skip) and not job.old.journalled:
-                assert job.old.result is not None
-                self.journal.append(EndedRecord(job.number, job.old.history.retry, job.old.result))
+        self.journal.keep(PlannedRecord(len(matches)))
+        before = {match.number: match.old for match in matches if match.old is not None}
+        skipped = {number: job for number, job in before.items() if job.finished}
+        for number, job in skipped.items():
+            if not job.journalled:
+                # the launcher that ran it had not come to that
+                assert job.result is not None
+                self.journal.append(EndedRecord(number, job.history.retry, job.result))
+        again = {
+            number: job.history.directory
+            for number, job in before.items()
+            if not job.finished and job.history.directory
+        }
+        return Batch(jobs, tuple(match.number for match in matches), skipped, again)
 
     @property
     def locks(self) -> tuple[int, ...]:
@@ -273,22 +299,6 @@ class SweepSession:
         """Closes the journal and gives the directory back; idempotent."""
         self.journal.close()
         self._directory.release()
-
-
-def _to_compare(index: int, old: OldJob) -> JobToCompare:
-    return index, old.number, old.history.directory
-
-
-def _batch_of(plan: ResumePlan) -> Batch:
-    return Batch(
-        tuple(job.number for job in plan.jobs),
-        {job.number: job.old for job in plan.jobs if isinstance(job, Skip)},
-        {
-            job.number: job.old.history.directory
-            for job in plan.jobs
-            if isinstance(job, RunAgain) and job.old.history.directory
-        },
-    )
 
 
 def _expect_sweep(path: str) -> None:

@@ -22,7 +22,7 @@ from support.launching import until
 import lllaunch.sweep.schedule as v
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.protocol import JobAnswered, JobPrinted, Prepared, Tick
+from lllaunch.sweep.protocol import JobPrinted, Tick
 from lllaunch.testing import FakeClock
 
 pytest.importorskip("pyte", reason="it shows what a terminal gets")
@@ -59,9 +59,8 @@ class Sweep:
         self.observe(Tick())
 
     def start(self, number: int) -> None:
-        answer = JobAnswered(number, Prepared(Need(1), (), str(number)))
-        composed = v.JobComposed(number, Need(1))
-        self.observe(answer, composed, v.StartJob(number, Lease((str(number % 2),))))
+        composed = v.JobComposed(number, Need(1), (), str(number))
+        self.observe(composed, v.StartJob(number, Lease((str(number % 2),))))
 
     def end(self, number: int, code: int = 0) -> None:
         state = v.JobState.FAILED if code else v.JobState.SUCCEEDED

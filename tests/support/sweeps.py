@@ -14,10 +14,11 @@ from lllaunch.spawner.client import Spawner
 from lllaunch.sweep.history import SweepHistory
 from lllaunch.sweep.journal import Header, Journal, read_journal
 from lllaunch.sweep.leases import Leases
-from lllaunch.sweep.loop import Sweep
+from lllaunch.sweep.loop import Onlooker, Sweep
 from lllaunch.sweep.machine import SweepMachine, find_machine
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
+from lllaunch.sweep.processes import Work
 from lllaunch.sweep.protocol import Answer, Prepared
 
 # of this process only: tests may run side by side
@@ -61,8 +62,9 @@ class Played:
     ) -> v.FinishSweep:
         numbers = range(numbers) if isinstance(numbers, int) else numbers
         policy = policy or SweepPolicy(retries=NEVER_AGAIN)
-        given = (self.machine, policy, self.leases, self.journal, prepare, execute)
-        return Sweep(*given, self.observe, numbers, **options).run()
+        work = Work(prepare, execute, self.machine, warm=options.pop("warm", None))
+        given = (work, policy, self.leases, self.journal, Onlooker(self.observe))
+        return Sweep(*given, numbers, **options).run()
 
     def close(self) -> None:
         assert not self.leases._locks

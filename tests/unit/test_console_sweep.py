@@ -27,7 +27,7 @@ from lllaunch.sweep.journal import (
 from lllaunch.sweep.objective import Direction
 from lllaunch.sweep.policy import Summary
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.protocol import JobAnswered, JobPrinted, Prepared, Tick
+from lllaunch.sweep.protocol import JobPrinted, Tick
 from lllaunch.testing import FakeClock
 from lllaunch.words import MEANINGS, done_text, jobs_text, objective_text, resume_override
 
@@ -61,9 +61,8 @@ class Sweep:
             self.console.observe(event)
 
     def start(self, number: int) -> None:
-        answer = Prepared(Need(1), (f"a.x={number}", "b=1"), str(number))
-        composed = [JobAnswered(number, answer), v.JobComposed(number, Need(1))]
-        self.observe(*composed, v.StartJob(number, Lease(("0",))), Tick())
+        composed = v.JobComposed(number, Need(1), (f"a.x={number}", "b=1"), str(number))
+        self.observe(composed, v.StartJob(number, Lease(("0",))), Tick())
 
 
 @pytest.fixture

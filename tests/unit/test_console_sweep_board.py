@@ -16,11 +16,8 @@ from lllaunch.sweep.objective import Objectives
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import (
-    Broken,
-    JobAnswered,
     JobPrinted,
     JobProgressed,
-    Prepared,
     Tick,
 )
 from lllaunch.words import short_overrides
@@ -46,8 +43,7 @@ def said(of: Board, *events: object, now: float = 0.0) -> list[str]:
 
 
 def composed(number: int) -> list[object]:
-    answer = Prepared(Need(1), tuple(overrides(number)), str(number))
-    return [JobAnswered(number, answer), v.JobComposed(number, Need(1))]
+    return [v.JobComposed(number, Need(1), tuple(overrides(number)), str(number))]
 
 
 def begun(of: Board, number: int, *, now: float = 0.0, lease: Lease = GPU) -> list[str]:
@@ -101,9 +97,9 @@ def test_a_retry_is_counted_by_cause() -> None:
 def test_a_job_that_cannot_run_says_why_in_all_its_lines() -> None:
     of = board()
     why = "the config is wrong\nlaunch.nproc: -1\nlaunch.tee: \x1b[2J"
-    broken = JobAnswered(1, Broken(2, why, tuple(overrides(1)), "1"))
+    broken = v.JobBroken(1, 2, why, tuple(overrides(1)), "1")
     end = v.Settle(1, J.FAILED, 0, exit_code=2, why=why)
-    assert said(of, broken, v.JobBroken(1, 2, why), end) == [
+    assert said(of, broken, end) == [
         "job 1 (lr=0.01 seed=1) cannot run (exit code 2): the config is wrong",
         "  launch.nproc: -1",
         "  launch.tee: \\x1b[2J",

@@ -26,12 +26,9 @@ from lllaunch.sweep.fingerprint import (
 from lllaunch.sweep.history import JobHistory
 from lllaunch.sweep.journal import Result
 from lllaunch.sweep.resume import (
+    Match,
     NewJob,
     OldJob,
-    ResumePlan,
-    RunAgain,
-    RunNew,
-    Skip,
     match_jobs,
     plan_resume,
 )
@@ -47,20 +44,23 @@ def old(
     return OldJob(JobHistory(number, overrides, str(number), key, **known), result)
 
 
-def new(*overrides: str, config: Any = None) -> NewJob:
+Wanted = tuple[tuple[str, ...], NewJob]
+
+
+def new(*overrides: str, config: Any = None) -> Wanted:
     canonical = job_config({}, config or {})
-    return NewJob(overrides, job_key(canonical), canonical)
+    return overrides, NewJob(job_key(canonical), canonical)
 
 
-def planned(before: list[OldJob], now: list[NewJob], **more: Any) -> ResumePlan:
+def planned(before: list[OldJob], now: list[Wanted], **more: Any) -> tuple[Match, ...]:
     """Plans a resume; only jobs that have finished are composed."""
 
     def compose(finished: Sequence[tuple[int, OldJob]]) -> Generator[NewJob, None, None]:
         for index, job in finished:
             assert job.finished
-            yield now[index]
+            yield now[index][1]
 
-    return plan_resume(before, [job.overrides for job in now], compose, **more)
+    return plan_resume(before, [overrides for overrides, _ in now], compose, **more)
 
 
 @pytest.mark.parametrize("state", ["composed", "failed", "succeeded"])
@@ -68,8 +68,9 @@ def planned(before: list[OldJob], now: list[NewJob], **more: Any) -> ResumePlan:
 def test_only_a_result_of_success_makes_a_job_finished(state: str, result: Result | None) -> None:
     job = old(0, "a=1", result=result, state=state)
     # what has not finished may have another config by now
-    (decision,) = planned([job], [new("a=1", config=None if result is GOOD else {"a": 2})]).jobs
-    assert isinstance(decision, Skip if result is GOOD else RunAgain)
+    (match,) = planned([job], [new("a=1", config=None if result is GOOD else {"a": 2})])
+    assert match.old == job
+    assert match.finished == (result is GOOD)
 
 
 def test_overrides_that_do_not_change_the_outcome_need_not_be_the_same() -> None:
@@ -99,29 +100,27 @@ def sweeps(draw):
 @given(sweeps(), st.lists(jobs, max_size=8), st.frozensets(st.integers(0, 30)), st.integers(0, 9))
 def test_each_job_is_matched_once_and_no_number_is_used_twice(before, wanted, taken, first) -> None:
     plan = planned(before, [new(*texts) for texts in wanted], taken=taken, first=first)
-    assert len(plan.jobs) == len(wanted)
-    numbers = [job.number for job in plan.jobs]
+    assert len(plan) == len(wanted)
+    numbers = [job.number for job in plan]
     assert len(set(numbers)) == len(numbers)
     known = {job.number for job in before}
-    for index, (decision, texts) in enumerate(zip(plan.jobs, wanted, strict=True)):
-        if isinstance(decision, RunNew):
-            assert decision.number not in known | taken
+    for index, (match, texts) in enumerate(zip(plan, wanted, strict=True)):
+        if match.old is None:
+            assert match.number not in known | taken
             place = first + index
             free = place not in known | taken
-            assert decision.number == place if free else decision.number > max(known, default=-1)
+            assert match.number == place if free else match.number > max(known, default=-1)
         else:
-            assert decision.old in before
-            assert decision.number == decision.old.number
-            assert overrides_key(decision.old.history.overrides) == overrides_key(texts)
-            assert isinstance(decision, Skip) == decision.old.finished
-    assert set(plan.left) == known - set(numbers)
+            assert match.old in before
+            assert match.number == match.old.number
+            assert overrides_key(match.old.history.overrides) == overrides_key(texts)
     # as many as can be are matched, and those that have finished first
     there = Counter(overrides_key(job.history.overrides) for job in before)
     done = Counter(overrides_key(job.history.overrides) for job in before if job.finished)
     count = Counter(map(overrides_key, wanted))
-    kept = [job for job in plan.jobs if not isinstance(job, RunNew)]
+    kept = [match for match in plan if match.old is not None]
     assert len(kept) == sum(min(count[key], there[key]) for key in count)
-    skipped = [job for job in kept if isinstance(job, Skip)]
+    skipped = [match for match in kept if match.finished]
     assert len(skipped) == sum(min(count[key], done[key]) for key in count)
 
 
@@ -162,10 +161,10 @@ def test_not_all_jobs_are_composed_to_say_that_all_have_changed() -> None:
     def compose(finished: Sequence[tuple[int, OldJob]]) -> Generator[NewJob, None, None]:
         for index, _ in finished:
             composed.append(index)
-            yield now[index]
+            yield now[index][1]
 
     with pytest.raises(ConfigError) as caught:
-        plan_resume(before, [job.overrides for job in now], compose)
+        plan_resume(before, [overrides for overrides, _ in now], compose)
     (problem,) = caught.value.problems
     assert problem.value == "jobs 10-59"
     assert problem.hint.endswith("(140 more of those that have finished were not compared)")
@@ -178,7 +177,7 @@ def test_a_change_is_refused_also_where_the_old_config_was_not_kept() -> None:
         planned(before, [new(config={"a": 2})])
     assert len(caught.value.problems) == 1
     with pytest.raises(ConfigError, match="is not known"):
-        planned(before, [NewJob(())])
+        planned(before, [((), NewJob())])
 
 
 def test_a_fingerprint_that_is_not_that_of_the_kept_config_is_no_change_of_it() -> None:
@@ -188,7 +187,7 @@ def test_a_fingerprint_that_is_not_that_of_the_kept_config_is_no_change_of_it() 
         job._replace(history=structs.replace(job.history, fingerprint="F" * 64)) for job in before
     ]
     plan = planned(before[:1], [new("lr=0", config={"a": 1})], config_of=kept.get)
-    assert plan.jobs == (Skip(0, before[0]),)
+    assert plan == (Match(0, before[0]),)
     with pytest.raises(ConfigError, match=r"job 1 .* has finished.*\n    a: 1 -> 2"):
         planned(before[1:], [new("lr=1", config={"a": 2})], config_of=kept.get)
 
@@ -209,11 +208,11 @@ def test_there_is_a_difference_exactly_where_the_fingerprints_differ(one, other)
 def test_a_job_of_a_journal_that_named_defaults_is_the_same() -> None:
     complete = job_config({"entrypoint": "env", "nproc": 1}, {"a": 1})
     essential = job_config({"entrypoint": "env"}, {"a": 1})
-    known = NewJob((), job_key(essential), essential, former=job_key(complete))
+    known = NewJob(job_key(essential), essential, former=job_key(complete))
     before = OldJob(JobHistory(0, (), "0", job_key(complete)), GOOD)
-    planned([before], [known])
+    planned([before], [((), known)])
     with pytest.raises(ConfigError, match="has changed"):
-        planned([before], [known._replace(former=None)])
+        planned([before], [((), known._replace(former=None))])
 
 
 # of the keys that there are: those whose change makes another job

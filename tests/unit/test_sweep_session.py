@@ -45,8 +45,8 @@ from lllaunch.sweep.protocol import (
     Prepared,
     SpawnerKey,
 )
-from lllaunch.sweep.resume import NewJob
-from lllaunch.sweep.session import Batch, JobRecords, JobToCompare, SweepSession
+from lllaunch.sweep.resume import NewJob, OldJob
+from lllaunch.sweep.session import JobRecords, SweepSession
 
 COMMAND = ("+exp=resnet", "lr=0,1,2")
 GOOD = Result("succeeded", 0)
@@ -91,18 +91,18 @@ def composed(number: int) -> ComposedRecord:
     return ComposedRecord(number, (f"lr={number}",), str(number), job_key(canonical), canonical)
 
 
-def compose_nothing(finished: Sequence[JobToCompare]) -> Composed:
+def compose_nothing(finished: Sequence[tuple[int, OldJob]]) -> Composed:
     yield from ()
     assert not finished, "need not be composed"
 
 
 def same_config(wanted: Sequence[Sequence[str]], told: list[Any] | None = None) -> Any:
-    def compose(finished: Sequence[JobToCompare]) -> Composed:
-        for index, number, directory in finished:
+    def compose(finished: Sequence[tuple[int, OldJob]]) -> Composed:
+        for index, job in finished:
             if told is not None:
-                told.append((index, number, directory))
+                told.append((index, job.number, job.history.directory))
             canonical = config(wanted[index][0].partition("=")[2])
-            yield NewJob(wanted[index], job_key(canonical), canonical)
+            yield NewJob(job_key(canonical), canonical)
 
     return compose
 
@@ -170,7 +170,7 @@ def test_a_new_sweep_has_a_journal_and_does_not_look_at_its_jobs(
         monkeypatch.chdir("/")
         assert session.path == str(path)
         batch = session.plan(Untouched(10_000), 7, compose_nothing)
-        assert batch == Batch(range(7, 10_007), {}, {})
+        assert (batch.numbers, batch.skipped) == (range(7, 10_007), {})
         assert records(path) == [
             Header("multi_run-12-00-00", "0.1.0", COMMAND, direction="minimize", slots=slots),
             PlannedRecord(10_000),
@@ -281,10 +281,10 @@ def test_a_refused_resume_leaves_everything_as_it_was(tmp_path: Path) -> None:
     before = (tmp_path / JOURNAL).read_bytes()
     wanted = jobs(*range(6))
 
-    def changed(finished: Sequence[JobToCompare]) -> Composed:
-        for index, _, _ in finished:
+    def changed(finished: Sequence[tuple[int, OldJob]]) -> Composed:
+        for index, _ in finished:
             canonical = config(index, epochs=3)
-            yield NewJob(wanted[index], job_key(canonical), canonical)
+            yield NewJob(job_key(canonical), canonical)
 
     with contextlib.closing(resume(tmp_path)) as session:
         with pytest.raises(ConfigError, match=r"jobs 0-1 have finished, and .* have changed"):

@@ -74,12 +74,13 @@ class Labels(Sequence[Sequence[str]]):
             return shown
         return tuple(_marked(*each, self._sweep) for each in zip(written, shown, strict=True))
 
-    def name(self, index: int, number: int | None = None) -> str:
-        """What a message calls a job: by its number, if it is known, and its overrides."""
-        overrides = " ".join(self[index])
-        if number is None:
-            return overrides or "the job"
-        return f"job {number} ({overrides})" if overrides else f"job {number}"
+
+def name_of(overrides: Sequence[str], number: int | None = None) -> str:
+    """Return what a message calls a job: by its number, if it is known, and its overrides."""
+    text = " ".join(overrides)
+    if number is None:
+        return text or "the job"
+    return f"job {number} ({text})" if text else f"job {number}"
 
 
 @functools.lru_cache(maxsize=4096)

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,7 +31,7 @@ from lllaunch.app.gate import load_job
 from lllaunch.app.own_worker import UserFunction, end_script_at_launch
 from lllaunch.app.planning import load, locating
 from lllaunch.app.sweeping.composing import LAUNCHER, Composer, with_launchers_cluster
-from lllaunch.app.sweeping.jobs import Labels, SweepJobs, import_for_jobs
+from lllaunch.app.sweeping.jobs import Labels, SweepJobs, import_for_jobs, name_of
 from lllaunch.app.sweeping.probes import compared, is_group, probe
 from lllaunch.app.sweeping.resume import check, command
 from lllaunch.config.read import asks_for_cluster, register_resolvers
@@ -50,11 +50,12 @@ from lllaunch.signal_source import QUIET, SignalSource
 from lllaunch.sweep.directory import ARRAYS, JOURNAL
 from lllaunch.sweep.history import read_result
 from lllaunch.sweep.leases import Leases
-from lllaunch.sweep.loop import Sweep
+from lllaunch.sweep.loop import Onlooker, Sweep
 from lllaunch.sweep.machine import SweepMachine, find_machine
 from lllaunch.sweep.objective import Objective, Objectives, as_direction
-from lllaunch.sweep.protocol import Broken, JobAnswered, Prepared
-from lllaunch.sweep.schedule import FinishSweep, JobState, Settle
+from lllaunch.sweep.processes import Work
+from lllaunch.sweep.protocol import Broken, Prepared
+from lllaunch.sweep.schedule import FinishSweep, JobComposed, JobState, Settle
 from lllaunch.sweep.session import Batch, SweepSession, id_of
 from lllaunch.sweep.spawner_pool import SpawnerPool
 from lllaunch.words import counted, resume_override, short_overrides, shown_path
@@ -93,47 +94,14 @@ def launch(
             launcher.sweep = HydraSweep.begin(launcher, overrides, first)
         sweep = launcher.sweep
         batch = sweep.number(overrides, first)
-        finish = sweep.run(batch)
+        finish = sweep.run(batch, overrides)
     if sweep.at_once:
         launcher.sweep = None
         sweep.close()
     launcher.exit_code = launcher.exit_code or finish.exit_code
     if finish.signum is not None or sweep.left:
         raise AppEnded(finish.exit_code)
-    return [sweep.returned(batch, index) for index in range(len(overrides))]
-
-
-class JobBatch:
-    """Jobs that a sweeper asked for together."""
-
-    def __init__(
-        self, overrides: Sequence[Sequence[str]], labels: Labels, batch: Batch, place: int
-    ) -> None:
-        self.overrides = overrides
-        self.labels = labels
-        self.numbers = batch.numbers
-        self.skipped = batch.skipped
-        self.place = place
-        self.ends: dict[int, Settle] = {}
-        # where those that were composed have their result.json, by number
-        self.directories = dict(batch.directories)
-        self._indices: Mapping[int, int] | None = None
-        if not isinstance(batch.numbers, range):
-            self._indices = {number: index for index, number in enumerate(batch.numbers)}
-
-    def index(self, number: int) -> int:
-        """Return the place of a job among the others."""
-        if self._indices is not None:
-            return self._indices[number]
-        return self.numbers.index(number)
-
-    def label(self, number: int) -> Sequence[str]:
-        """Return the overrides of a job, redacted."""
-        return self.labels[self.index(number)]
-
-    def to_run(self) -> list[int]:
-        """Return the numbers of the jobs that have not finished in an earlier launcher."""
-        return [number for number in self.numbers if number not in self.skipped]
+    return [sweep.returned(batch, job, index) for index, job in enumerate(overrides)]
 
 
 class HydraSweep:
@@ -165,7 +133,7 @@ class HydraSweep:
         self._batches = 0
         self._objectives: Objectives | None = None
         # the last of several, while the sweep's summary is not written and shown
-        self._open: JobBatch | None = None
+        self._open: Batch | None = None
         # whether jobs are in a cluster's queue that this launcher does not follow
         self.left = False
 
@@ -233,7 +201,7 @@ class HydraSweep:
         """Give everything back; idempotent."""
         self._resources.close()
 
-    def number(self, overrides: Sequence[Sequence[str]], first: int) -> JobBatch:
+    def number(self, overrides: Sequence[Sequence[str]], first: int) -> Batch:
         """Give jobs their numbers; of a resumed sweep, those that they had.
 
         Raises:
@@ -245,18 +213,17 @@ class HydraSweep:
         compose = compared(self._jobs, overrides, labels, self._session.path)
         composer = self._jobs.composer
         clusters = not composer.users_own or asks_for_cluster(composer.master, users_own=True)
-        batch = self._session.plan(labels, first, compose, clusters=clusters)
         self._batches += 1
-        return JobBatch(overrides, labels, batch, self._batches - 1)
+        return self._session.plan(labels, first, compose, clusters=clusters)
 
-    def run(self, batch: JobBatch) -> FinishSweep:
+    def run(self, batch: Batch, overrides: Sequence[Sequence[str]]) -> FinishSweep:
         """Run jobs, and write and say what became of them, however that ended.
 
         Raises:
             LaunchError: the sweep itself failed, or could not be written down.
         """
         self._open = batch
-        where = "Slurm" if self._jobs.composer.for_cluster else _machine_text(self._jobs.machine)
+        where = "Slurm" if self._jobs.composer.for_cluster else str(self._jobs.machine)
         console = SweepConsole(machine=where, policy=self._settings.console)
         failure: LaunchError | None = None
         finish: FinishSweep | None = None
@@ -272,12 +239,12 @@ class HydraSweep:
                 len(batch.skipped),
                 common=self._common(batch),
                 policy=self._settings.policy,
-                batch=None if self.at_once else batch.place,
+                batch=None if self.at_once else self._batches - 1,
                 slots=None if self._jobs.composer.for_cluster else self._jobs.machine.everything,
                 objectives=self._known_objectives(batch),
             )
             try:
-                finish = self._sweep(batch, console, signals)
+                finish = self._sweep(batch, overrides, console, signals)
             except LaunchError as error:
                 failure = error
             if self.left:
@@ -294,9 +261,15 @@ class HydraSweep:
             return replace(finish, signum=late[0], exit_code=for_signal(late[0]))
         return finish
 
-    def _sweep(self, batch: JobBatch, console: SweepConsole, signals: SignalSource) -> FinishSweep:
+    def _sweep(
+        self,
+        batch: Batch,
+        overrides: Sequence[Sequence[str]],
+        console: SweepConsole,
+        signals: SignalSource,
+    ) -> FinishSweep:
         if self._jobs.composer.for_cluster:
-            return self._submit(batch, console, signals)
+            return self._submit(batch, overrides, console, signals)
 
         def prepare(number: int) -> Prepared | Broken:
             """In the process of a job: compose it."""
@@ -305,38 +278,44 @@ class HydraSweep:
             directory = batch.directories.get(number)
             if directory is not None:
                 directory = os.path.join(self._session.path, directory)
-            labels, overrides = batch.labels[index], batch.overrides[index]
-            return self._jobs.prepare(overrides, labels, number, directory)
+            return self._jobs.prepare(overrides[index], batch.labels[index], number, directory)
 
         def observe(event: object) -> None:
             if isinstance(event, Settle):
                 batch.ends[event.number] = event
-            elif isinstance(event, JobAnswered) and isinstance(event.answer, Prepared):
-                batch.directories[event.number] = event.answer.directory
+            elif isinstance(event, JobComposed):
+                batch.directories[event.number] = event.directory
             console.observe(event)
 
-        sweep = Sweep(
+        work = Work(
+            prepare,
+            self._jobs.execute,
             self._jobs.machine,
+            self._settings.pin_cpus,
+            self._spawners,
+            locks=self._session.locks,
+        )
+        sweep = Sweep(
+            work,
             self._settings.policy,
             self._leases,
             self._session.journal,
-            prepare,
-            self._jobs.execute,
-            observe,
+            Onlooker(observe, console.tick_in, console.awaited),
             batch.to_run(),
             review=self._review,
-            warm=self._spawners,
             captures=True,
-            pins=self._settings.pin_cpus,
-            ticks=console.tick_in,
             label=batch.label,
-            full=console.awaited,
-            locks=self._session.locks,
             signals=signals,
         )
         return sweep.run()
 
-    def _submit(self, batch: JobBatch, console: SweepConsole, signals: SignalSource) -> FinishSweep:
+    def _submit(
+        self,
+        batch: Batch,
+        overrides: Sequence[Sequence[str]],
+        console: SweepConsole,
+        signals: SignalSource,
+    ) -> FinishSweep:
         # only of what goes to a cluster
         from lllaunch.app.sweeping.submitted import SubmittedSweep  # noqa: PLC0415
 
@@ -347,7 +326,7 @@ class HydraSweep:
 
         policy = self._settings.policy
         sweep = SubmittedSweep(
-            *(self._session, self._jobs, policy, batch, observe, signals, console.note),
+            *(self._session, self._jobs, policy, batch, overrides, observe, signals, console.note),
             at_once=self.at_once,
         )
         try:
@@ -393,7 +372,7 @@ class HydraSweep:
 
     def _conclude(
         self,
-        batch: JobBatch,
+        batch: Batch,
         console: SweepConsole,
         failure: LaunchError | None,
         *,
@@ -414,7 +393,7 @@ class HydraSweep:
         tell_ci(self._session.path)
         return failure
 
-    def _known_objectives(self, batch: JobBatch) -> Objectives:
+    def _known_objectives(self, batch: Batch) -> Objectives:
         """Return those of earlier batches, and of jobs that had finished in earlier launchers."""
         if self._objectives is None:
             self._objectives = Objectives(self._session.direction)
@@ -427,7 +406,7 @@ class HydraSweep:
                     self._objectives.add(Objective(value, number, name))
         return self._objectives
 
-    def _common(self, batch: JobBatch) -> frozenset[str]:
+    def _common(self, batch: Batch) -> frozenset[str]:
         """Return the overrides that all jobs of the sweep have."""
         labels = batch.labels
         if not len(labels):
@@ -444,16 +423,16 @@ class HydraSweep:
             common.intersection_update(labels[index])
         return frozenset(common)
 
-    def returned(self, batch: JobBatch, index: int) -> JobReturn:
+    def returned(self, batch: Batch, overrides: Sequence[str], index: int) -> JobReturn:
         """Return what became of a job."""
-        overrides, number = batch.overrides[index], batch.numbers[index]
+        number = batch.numbers[index]
         skipped = batch.skipped.get(number)
         failure = None
         if skipped is not None:
             directory = skipped.history.directory
         else:
             directory = batch.directories.get(number, "")
-            failure = _failure(batch.labels.name(index, number), batch.ends.get(number))
+            failure = _failure(name_of(batch.labels[index], number), batch.ends.get(number))
         directory = os.path.join(self._session.path, directory) if directory else ""
         composer = self._jobs.composer
 
@@ -810,8 +789,3 @@ def _failure(name: str, end: Settle | None) -> JobFailed | None:
 
 def _after(why: str) -> str:
     return f": {why}" if why else ""
-
-
-def _machine_text(machine: SweepMachine) -> str:
-    parts = [counted(len(machine.gpus), "GPU")] if machine.gpus else []
-    return ", ".join([*parts, counted(len(machine.cpus), "core")])

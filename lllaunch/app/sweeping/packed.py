@@ -32,14 +32,14 @@ from lllaunch.signal_source import QUIET, SignalSource
 from lllaunch.spawner.forks import NOTICE
 from lllaunch.sweep.arrays import ArrayJob, need_in_task
 from lllaunch.sweep.leases import Leases
-from lllaunch.sweep.loop import Sweep
+from lllaunch.sweep.loop import Onlooker, Sweep
 from lllaunch.sweep.machine import SweepMachine, find_machine
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease
+from lllaunch.sweep.processes import Work
 from lllaunch.sweep.protocol import Prepared, SpawnerKey
 from lllaunch.sweep.spawner_pool import SpawnerPool
 from lllaunch.text import first_line
-from lllaunch.words import counted
 
 if TYPE_CHECKING:
     from lllaunch.app.rerun import RerunRequest
@@ -102,7 +102,7 @@ class _Pack:
         retries = dict.fromkeys(Retries._fields, 0) | dict(self._submission.retries)
         policy = SweepPolicy(retries=Retries(**retries))
         leases, spawners = Leases(self._machine), SpawnerPool(dict(os.environ))
-        console = SweepConsole(live=False, machine=_text(self._machine))
+        console = SweepConsole(live=False, machine=str(self._machine))
         source = SignalSource(quiet=QUIET, notice=NOTICE, noticed=self._batch.signalled, stops=True)
 
         def observe(event: object) -> None:
@@ -115,18 +115,13 @@ class _Pack:
                     signal.raise_signal(self._batch.early)
                 console.began(self._batch.directory, len(self._jobs), self._label, policy=policy)
                 Sweep(
-                    self._machine,
+                    Work(self._prepare, self._execute, self._machine, warm=spawners),
                     policy,
                     leases,
                     None,
-                    self._prepare,
-                    self._execute,
-                    observe,
+                    Onlooker(observe, console.tick_in, console.awaited),
                     [*self._jobs],
-                    warm=spawners,
-                    ticks=console.tick_in,
                     label=self._label,
-                    full=console.awaited,
                     signals=signals,
                 ).run()
         finally:
@@ -221,8 +216,3 @@ def warm_key(
         environ,
         outer,
     )
-
-
-def _text(machine: SweepMachine) -> str:
-    parts = [counted(len(machine.gpus), "GPU")] if machine.gpus else []
-    return ", ".join([*parts, counted(len(machine.cpus), "core")])

@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 from lllaunch.app.boundary import reason_of, without_variables
 from lllaunch.app.configs import job_name
 from lllaunch.app.gate import asks_for_lock
-from lllaunch.app.sweeping.jobs import Labels
+from lllaunch.app.sweeping.jobs import Labels, name_of
 from lllaunch.config.plan import plan_hash
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.exit_codes import ExitCode
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from lllaunch.app.sweeping.jobs import SweepJobs
     from lllaunch.sweep.protocol import SpawnerKey
-    from lllaunch.sweep.session import JobToCompare
+    from lllaunch.sweep.resume import OldJob
     from lllaunch.sweep.spawner_pool import SpawnerPool
 
 MOST_PROBES = 32
@@ -194,7 +194,7 @@ def probe(
     processes = min(len(os.sched_getaffinity(0)), 1 + len(chosen) // _SHARE)
     with contextlib.closing(map_in_forks(look, chosen, processes)) as answers:
         found = dict(zip(chosen, answers, strict=True))
-    faults = {labels.name(index): each.fault for index, each in found.items() if each.fault}
+    faults = {name_of(labels[index]): each.fault for index, each in found.items() if each.fault}
     if faults:
         raise SweepRefused(faults)
     if locked:
@@ -206,24 +206,25 @@ def probe(
 
 def compared(
     jobs: SweepJobs, overrides: Sequence[Sequence[str]], labels: Labels, sweep_dir: str
-) -> Callable[[Sequence[JobToCompare]], Generator[NewJob, None, None]]:
+) -> Callable[[Sequence[tuple[int, OldJob]]], Generator[NewJob, None, None]]:
     """Return what composes jobs that have finished, for comparison: as many at once as cores."""
 
-    def compose(job: JobToCompare) -> NewJob:
-        index, number, directory = job
+    def compose(job: tuple[int, OldJob]) -> NewJob:
+        index, old = job
         try:
-            planned = jobs.plan(overrides[index], number, os.path.join(sweep_dir, directory))
+            directory = os.path.join(sweep_dir, old.history.directory)
+            planned = jobs.plan(overrides[index], old.number, directory)
         except LaunchError:
             raise
         except Exception as error:
-            name = f"job {number} ({' '.join(labels[index])})"
+            name = name_of(labels[index], old.number)
             reason = without_variables(reason_of(error))
             problem = Diagnostic(
                 "interpolation", name, "", f"cannot be composed any more: {reason}"
             )
             raise ConfigError((problem,)) from error
         former = job_key(planned.former())
-        return NewJob(labels[index], job_key(planned.identity), planned.identity, former)
+        return NewJob(job_key(planned.identity), planned.identity, former)
 
     processes = max(1, len(os.sched_getaffinity(0)))
     return lambda finished: map_in_forks(compose, finished, processes)

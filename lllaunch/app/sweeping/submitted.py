@@ -25,7 +25,7 @@ from omegaconf import OmegaConf
 import lllaunch.sweep.schedule as v
 from lllaunch.app.submitting import ask, command_of, follows, make_ready
 from lllaunch.app.sweeping.composing import naming_launchers
-from lllaunch.app.sweeping.jobs import Planned
+from lllaunch.app.sweeping.jobs import Planned, name_of
 from lllaunch.app.sweeping.probes import SweepRefused, map_in_forks
 from lllaunch.clock import now_ns
 from lllaunch.cluster import slurm
@@ -62,19 +62,18 @@ from lllaunch.sweep.history import forget_result
 from lllaunch.sweep.journal import ComposedRecord, OverRecord, Skipped, StartedRecord
 from lllaunch.sweep.policy import Summary
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.protocol import Broken, JobAnswered, Prepared, Tick, record_of
+from lllaunch.sweep.protocol import Broken, Prepared, Tick, record_of
 from lllaunch.text import duration
 from lllaunch.words import counted
 
 if TYPE_CHECKING:
     from lllaunch.app.sweeping.composing import JobConfig
     from lllaunch.app.sweeping.jobs import SweepJobs
-    from lllaunch.app.sweeping.launcher import JobBatch
     from lllaunch.cluster.slurm import QueuedJob
     from lllaunch.signal_source import SignalSource
     from lllaunch.spec import Cluster
     from lllaunch.sweep.policy import SweepPolicy
-    from lllaunch.sweep.session import SweepSession
+    from lllaunch.sweep.session import Batch, SweepSession
 
 # Of a temporary snapshot, until all jobs that need it are in the queue.
 _HOLDER = "launcher"
@@ -146,7 +145,8 @@ class SubmittedSweep:
         session: SweepSession,
         jobs: SweepJobs,
         policy: SweepPolicy,
-        batch: JobBatch,
+        batch: Batch,
+        overrides: Sequence[Sequence[str]],
         observer: Callable[[object], None],
         signals: SignalSource,
         say: Callable[[str], object],
@@ -160,6 +160,7 @@ class SubmittedSweep:
         self._jobs = jobs
         self._policy = policy
         self._batch = batch
+        self._overrides = overrides
         self._observer = observer
         self._signals = signals
         self._in_queue: dict[int, SubmittedJob] = {}
@@ -382,7 +383,7 @@ class SubmittedSweep:
         index, directory = batch.index(number), batch.directories.get(number)
         if directory is not None:
             directory = os.path.join(self._session.path, directory)
-        return self._jobs.prepare(batch.overrides[index], batch.labels[index], number, directory)
+        return self._jobs.prepare(self._overrides[index], batch.labels[index], number, directory)
 
     def _make_ready(self, number: int, snapshot: Snapshot | None) -> ReadyJob:
         """In a fork: compose a job, and write what its batch job needs."""
@@ -404,7 +405,7 @@ class SubmittedSweep:
         try:
             with naming(spec.output_dir):
                 os.makedirs(spec.output_dir, exist_ok=True)
-            self._write_hydra(config, self._batch.overrides[self._batch.index(number)])
+            self._write_hydra(config, self._overrides[self._batch.index(number)])
             with naming_launchers(config.whole, users_own=self._jobs.composer.users_own):
                 make_ready(spec, config.own(), self._jobs.composer.user, snapshot, spec.output_dir)
         except LaunchError as error:
@@ -444,7 +445,7 @@ class SubmittedSweep:
         return faults
 
     def _name(self, number: int) -> str:
-        return self._batch.labels.name(self._batch.index(number), number)
+        return name_of(self._batch.label(number), number)
 
     # Submitting
 
@@ -455,7 +456,7 @@ class SubmittedSweep:
             assert isinstance(answer, Prepared)
             assert job.cluster is not None
             self._batch.directories[number] = answer.directory
-            self._observer(JobAnswered(number, answer))
+            self._observer(v.JobComposed(number, answer.need, answer.overrides, answer.directory))
             directory = os.path.join(self._session.path, answer.directory)
             jobs.append((ArrayJob(number, directory), job.cluster))
         if jobs:
