@@ -507,10 +507,7 @@ class _Look:
 
         self._collector = StackCollector(
             pids,
-            {},
-            "",
             seconds=_LOOK_SECONDS,
-            glance=True,
             parent=view.parent,
             recorders={rank: each for rank, each in view.recorders.items() if rank in pids},
         )

@@ -399,7 +399,10 @@ class WatchdogDriver:
 
         Stacks that are still being taken for something else are given up.
         """
-        from lllaunch.watchdog.stacks.collector import StackCollector  # noqa: PLC0415 - seldom
+        from lllaunch.watchdog.stacks.collector import (  # noqa: PLC0415 - seldom
+            StackCollector,
+            Written,
+        )
 
         assert self._context is not None
         self._end_collection()
@@ -410,7 +413,6 @@ class WatchdogDriver:
         chosen = {rank: pids[rank] for rank in sorted(ranks) if rank in pids}
         found = str(finding) if isinstance(finding, Asked) else f"the watchdog found: {finding}"
         heading = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {found}"
-        parent = self._context.parent
         attempts = [
             place.removesuffix(f"/{rank}/{_STACKS}")
             for rank, place in places.items()
@@ -418,12 +420,8 @@ class WatchdogDriver:
         ]
         self._collector = StackCollector(
             chosen,
-            places,
-            heading,
-            hide=self._hide,
-            directory=min(attempts, default=""),
-            base_rank=base_rank,
-            parent=parent,
+            Written(heading, places, min(attempts, default=""), base_rank, self._hide),
+            parent=self._context.parent,
             recorders=self.recorders(chosen),
         )
         self._collected_for = finding

@@ -54,8 +54,7 @@ if TYPE_CHECKING:
 
     from lllaunch.linux.gpu_meter import GpuMeter, GpuReading
     from lllaunch.timer.service import Rejected
-    from lllaunch.watchdog.output import ProgressReader
-    from lllaunch.watchdog.progress import Progress
+    from lllaunch.watchdog.progress import Progress, ProgressReader
     from lllaunch.watchdog.stacks.collector import StackCollector
 
 
@@ -596,7 +595,7 @@ class AttemptWatch:
 
     def _progress_reader(self) -> ProgressReader:
         if self._progress is None:
-            from lllaunch.watchdog.output import ProgressReader  # noqa: PLC0415 - see its caller
+            from lllaunch.watchdog.progress import ProgressReader  # noqa: PLC0415 - see its caller
 
             limit = self._policy.progress
             pattern = "" if limit is None else limit.pattern
@@ -645,9 +644,7 @@ class AttemptWatch:
         from lllaunch.watchdog.stacks.collector import StackCollector  # noqa: PLC0415 - seldom
 
         live = {rank: pid for rank, pid in self._pids().items() if pid != self._starter}
-        self._frames = StackCollector(
-            live, {}, "", seconds=_FRAMES_SECONDS, parent=self._starter, frames_only=True
-        )
+        self._frames = StackCollector(live, seconds=_FRAMES_SECONDS, parent=self._starter)
         # one that hangs in the kernel tells nothing
         self._frames_until = now + 2 * _FRAMES_SECONDS
         self._frames.start()
@@ -656,10 +653,12 @@ class AttemptWatch:
         """Let the detector of spins know where the workers are, if that is known by now."""
         if not wait_readable(collector, 0) and now < self._frames_until:
             return []
+        from lllaunch.watchdog.stacks.frames import bare  # noqa: PLC0415 - imported by now
+
         stands = {
             stack.rank: Standing(
-                stack.frames,
-                tuple(tuple(thread.frames) for thread in collector.threads(stack.rank)[1:]),
+                bare(stack.frames),
+                tuple(bare(thread.frames) for thread in collector.threads(stack.rank)[1:]),
                 collector.process(stack.rank),
             )
             for stack in collector.result()

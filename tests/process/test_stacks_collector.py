@@ -20,9 +20,9 @@ from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.evidence import WATCHED
 from lllaunch.spawner.protocol import Program, Script, Target
 from lllaunch.watchdog.findings import TimedOut
-from lllaunch.watchdog.stacks import pyspy
+from lllaunch.watchdog.stacks import processes
 from lllaunch.watchdog.stacks.blame import blame
-from lllaunch.watchdog.stacks.collector import StackCollector
+from lllaunch.watchdog.stacks.collector import StackCollector, Written
 from lllaunch.watchdog.stacks.frames import RankStack
 
 
@@ -71,7 +71,7 @@ class Group:
     def collect(self) -> tuple[RankStack, ...]:
         """Take the stacks of all workers."""
         paths = {rank: str(self.directory / f"stacks{rank}.txt") for rank in self.pids}
-        collector = StackCollector(self.pids, paths, "why and when")
+        collector = StackCollector(self.pids, Written("why and when", paths))
         try:
             collector.start()
             assert wait_readable(collector, WAIT)
@@ -93,7 +93,7 @@ def group(tmp_path: Path) -> Iterator[Group]:
 
 @pytest.fixture
 def no_pyspy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pyspy, "find", lambda: "")
+    monkeypatch.setattr(processes, "find_spy", lambda: "")
 
 
 def functions(stack: RankStack) -> list[str]:
@@ -157,7 +157,7 @@ os.wait()
 
 
 def test_a_stopped_worker_is_read_from_outside(group: Group) -> None:
-    if not pyspy.find():
+    if not processes.find_spy():
         pytest.skip("py-spy is not installed")
     group.start(SLEEP, SLEEP)
     os.kill(group.pids[0], signal.SIGSTOP)
@@ -189,7 +189,7 @@ def test_programs_tell_what_the_kernel_knows(group: Group) -> None:
 
 
 def test_a_script_of_the_shell_stands_where_its_python_stands(group: Group) -> None:
-    if not pyspy.find():
+    if not processes.find_spy():
         pytest.skip("py-spy is not installed")
     (group.directory / "inner.py").write_text(
         "import time\ndef inner():\n    open('ready', 'w').close()\n    time.sleep(1000)\ninner()\n"
@@ -227,7 +227,7 @@ START = """
 import os, signal, sys
 from lllaunch.spawner import evidence as dump
 from lllaunch.testing import open_fds
-from lllaunch.watchdog.stacks.kernel import bit, status
+from lllaunch.watchdog.stacks.processes import bit, status
 
 def files():
     return [fd for fd, link in open_fds().items() if link == dump.MEMFD_LINK]
@@ -304,20 +304,20 @@ def test_a_pyspy_that_hangs_fails_or_is_missing(tmp_path: Path) -> None:
     hangs = program(tmp_path / "hangs", "exec sleep 1000")
     # one more than are asked at a time
     pids = [*range(1, (os.cpu_count() or 1) + 2)]
-    told = pyspy.spy(hangs, pids, time.monotonic() + 2.0, lambda: False)
+    told = processes.spy(hangs, pids, time.monotonic() + 2.0, lambda: False)
     assert sorted(told) == pids
     assert {spied.text for spied in told.values()} == {""}
     assert told[1].why_not.startswith("it did not end within")
     assert "no time left" in " ".join(spied.why_not for spied in told.values())
     # A second look may succeed.
     fails = program(tmp_path / "fails", f"echo x >> {tmp_path}/tried; echo 'Error: no' >&2; exit 1")
-    assert pyspy.spy(fails, [7], time.monotonic() + WAIT, lambda: False) == {
-        7: pyspy.Spied("", "Error: no")
+    assert processes.spy(fails, [7], time.monotonic() + WAIT, lambda: False) == {
+        7: processes.Spied("", "Error: no")
     }
     assert (tmp_path / "tried").read_text() == "x\nx\n"
     missing = str(tmp_path / "missing")
-    told = pyspy.spy(missing, [7], time.monotonic() + WAIT, lambda: False)
+    told = processes.spy(missing, [7], time.monotonic() + WAIT, lambda: False)
     assert told[7].text == ""
     # The system says so, or the program that would have become py-spy.
     assert told[7].why_not.endswith(f"{missing}: No such file or directory")
-    assert pyspy.spy(hangs, [7], time.monotonic() + WAIT, lambda: True)[7].text == ""
+    assert processes.spy(hangs, [7], time.monotonic() + WAIT, lambda: True)[7].text == ""

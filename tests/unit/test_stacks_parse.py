@@ -12,8 +12,7 @@ from lllaunch.watchdog.stacks.frames import (
     pyspy_frames,
     users_part,
 )
-from lllaunch.watchdog.stacks.kernel import parse_status, parse_task
-from lllaunch.watchdog.stacks.pyspy import complaint
+from lllaunch.watchdog.stacks.processes import complaint, parse_status, parse_task
 
 # Python 3.10 to 3.12.
 OLDER = """\

@@ -51,8 +51,8 @@ class Collector:
     frames: tuple[Frame, ...] = HERE
     made: list[Collector]
 
-    def __init__(self, workers: Mapping[int, int], *_: object, **options: Any) -> None:
-        self.frames_only = bool(options.get("frames_only"))
+    def __init__(self, workers: Mapping[int, int], written: object = None, **_: object) -> None:
+        self.glance = written is None
         self.workers = dict(workers)
         self.fd = os.eventfd(int(self.done), os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         type(self).made.append(self)
@@ -165,7 +165,7 @@ def test_a_spin_is_found_by_looks_that_nobody_takes_before_half_of_its_time(play
     assert isinstance(finding, Spinning)
     assert finding.seconds >= 600.0
     assert len(Collector.made) == finding.looks > 10
-    assert all(each.frames_only for each in Collector.made)
+    assert all(each.glance for each in Collector.made)
 
 
 def test_the_stacks_that_workers_write_for_a_look_are_no_output_and_no_io(
@@ -233,7 +233,7 @@ def test_who_asks_for_stacks_does_not_wait_for_a_look(
     monkeypatch.setattr(Collector, "done", True)
     played.driver.take_stacks(frozenset({0, 1}), Asked(3))
     assert look.fd < 0
-    assert not Collector.made[-1].frames_only
+    assert not Collector.made[-1].glance
     assert [type(each) for each in played.driver.events(healthy=True)] == [StacksTaken]
     # and the looks go on
     assert len(fired(played.after(340.0, busy=1.0))) == 1

@@ -15,8 +15,13 @@ from lllaunch.heartbeats import HEARTBEAT, ProgressRecord, make_places, place_of
 from lllaunch.spec import ProgressLimit
 from lllaunch.watchdog.bars import Captured, OtherOutput, Shown
 from lllaunch.watchdog.findings import NotFinite, ProgressMissing, Unchanged, is_of_all, limit_of
-from lllaunch.watchdog.output import GrowingFile, ProgressReader
-from lllaunch.watchdog.progress import Progress, ProgressDetector, ProgressTracker
+from lllaunch.watchdog.progress import (
+    GrowingFile,
+    Progress,
+    ProgressDetector,
+    ProgressReader,
+    ProgressTracker,
+)
 from lllaunch.watchdog.stall import WorkerActivity
 
 LIVE = {0: WorkerActivity(0.0)}

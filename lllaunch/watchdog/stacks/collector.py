@@ -5,11 +5,6 @@ asked about the workers, whose handlers interrupt what they wait in; then all ar
 signalled at once, so that the picture is of one moment, and asked for their collectives; then the
 rest, and what runs below them.
 Workers are written down before that: they matter most, and there may be no time for more.
-
-The signal that asks for them ends a process that does not catch it. So it is sent to one process at
-a time, through a pidfd, to a process that was seen below us, and right after the kernel said that
-it catches it, does not block it and is not stopped. A signal that is blocked or waits for a stopped
-process would still be pending when that executes another program, and end it.
 """
 
 from __future__ import annotations
@@ -21,136 +16,33 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from lllaunch.linux import proc
 from lllaunch.linux.proc import ProcessFacts
-from lllaunch.linux.process import open_pidfd, send_signal
-from lllaunch.spawner.evidence import SIGNUM, TRACE_FILE, open_memory
+from lllaunch.spawner.evidence import TRACE_FILE
 from lllaunch.watchdog.collectives import RankTrace, read_trace
 from lllaunch.watchdog.sampling import trees
-from lllaunch.watchdog.stacks import pyspy, recorders
+from lllaunch.watchdog.stacks import processes, recorders
 from lllaunch.watchdog.stacks.frames import (
     Frame,
     RankStack,
     Source,
+    Sources,
     Thread,
     faulthandler_frames,
+    lock_waits,
     named_threads,
     pyspy_frames,
-)
-from lllaunch.watchdog.stacks.kernel import (
-    ProcessLook,
-    ProcStatus,
-    bit,
-    look,
-    runs_python,
-    status,
+    started_at,
+    with_code,
 )
 from lllaunch.watchdog.stacks.merged import FOLDED, TREE, folded_text, whole_text
-from lllaunch.watchdog.stacks.pyspy import Spied
+from lllaunch.watchdog.stacks.processes import Dump, ProcessLook, Spied, look
 from lllaunch.watchdog.stacks.recorders import TraceSource
-from lllaunch.watchdog.stacks.source import Sources, lock_waits, started_at, with_code
-
-# A dump that has not grown for so long is whole, if the handler does not run; seconds.
-_SETTLED = 0.03
-# A handler that has not written anything by then has nowhere to write; seconds.
-_SILENT = 0.2
-# More than a hundred threads of a hundred frames, which is all that faulthandler writes.
-_MAX_BYTES = 4 << 20
-
-
-class Dump:
-    """What one process writes when it is asked for its stacks.
-
-    ``now``: monotonic clock, seconds.
-    """
-
-    def __init__(self, process: proc.ProcessFacts, now: float) -> None:
-        self.why_not = ""  # why it was not asked, or has not answered; empty if it has
-        self.text = ""  # what it wrote, once `look` says that it is done
-        self._pid = process.pid
-        self._memory = -1
-        self._offset = self._size = 0
-        self._asked = self._changed = now
-        pidfd = None
-        try:
-            pidfd = open_pidfd(process.pid)
-            # From here on the number cannot come to mean another process for this pidfd.
-            if pidfd is None or not proc.same_process(process):
-                self.why_not = "it is gone"
-            else:
-                self._ask(pidfd)
-        except OSError as error:
-            self.why_not = error.strerror or str(error)
-        finally:
-            if pidfd is not None:
-                os.close(pidfd)
-        if self.why_not:
-            self.close()
-
-    def _ask(self, pidfd: int) -> None:
-        self._memory = open_memory(self._pid)
-        if self._memory < 0:
-            self.why_not = "it is not prepared for that"
-            return
-        self._offset = self._size = os.fstat(self._memory).st_size
-        self.why_not = objection(status(self._pid))
-        if not self.why_not and not send_signal(pidfd, SIGNUM):
-            self.why_not = "it is gone"
-
-    @property
-    def requested(self) -> bool:
-        """Whether the signal was sent."""
-        return self._memory >= 0
-
-    def look(self, now: float, last: bool = False) -> bool:
-        """Whether there is nothing more to wait for.
-
-        ``now``: monotonic clock, seconds.
-        """
-        if not self.requested:
-            return True
-        size = os.fstat(self._memory).st_size
-        current = status(self._pid)
-        busy = current is not None and bool((current.pending | current.blocked) & bit(SIGNUM))
-        if size != self._size or busy:
-            self._size, self._changed = size, now
-        quiet = now - self._changed
-        empty = size == self._offset
-        if not last and quiet < (_SILENT if empty else _SETTLED) and current is not None:
-            return False
-        if empty:
-            pending = current is not None and current.pending & bit(SIGNUM)
-            self.why_not = "it did not answer in time" if pending else "it wrote nothing"
-        else:
-            data = os.pread(self._memory, min(size - self._offset, _MAX_BYTES), self._offset)
-            self.text = data.decode(errors="replace")
-        self.close()
-        return True
-
-    def close(self) -> None:
-        """Close what is open; idempotent."""
-        if self._memory >= 0:
-            os.close(self._memory)
-            self._memory = -1
-
-
-def objection(current: ProcStatus | None) -> str:
-    """Why a process must not be sent the signal now; empty if it may."""
-    if current is None or current.state in "ZX":
-        return "it is gone"
-    if current.state in "Tt":
-        return "it is stopped"
-    if current.state == "D":
-        return "it sleeps uninterruptibly"
-    if not current.caught & bit(SIGNUM):
-        return "it does not catch the signal for that"
-    if current.blocked & bit(SIGNUM):
-        return "it blocks the signal for that"
-    return ""
-
 
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
@@ -360,46 +252,42 @@ _GLANCE = 0.01
 _JOIN = 1.0
 
 
+class Written(NamedTuple):
+    """What is written of stacks, and where."""
+
+    heading: str  # why and when they are taken
+    paths: Mapping[int, str]  # the stacks.txt of each, by local rank; empty or missing for none
+    directory: str = ""  # where the tree and folded stacks of all ranks are; empty for nowhere
+    base_rank: int = 0
+    hide: Callable[[str], str] = str
+
+
 class StackCollector:
     """Takes the stacks of several workers once.
 
     ``workers``: process ids of live workers, by local rank. Those that are not below this process
-    nor below ``parent``, or lead no session, are not ours and left alone. ``paths``: the stacks.txt
-    of each, by local rank; empty or missing for none. ``directory``: where the tree of all ranks
-    and their folded stacks are written; empty for nowhere. ``parent``: process id of the workers'
-    parent, where that need not be below this process (a spawner that was handed over); 0 for none.
-    ``frames_only``: whether only the workers' frames are wanted, for as little as can be: nothing
-    is written, no line of code is read, and the kernel and py-spy are asked only about those who
-    cannot tell themselves. ``recorders``: how each can be asked for its collectives, by local rank.
+    nor below ``parent``, or lead no session, are not ours and left alone. ``written``: None for a
+    glance, in which a worker of Python stands for all below it. ``parent``: process id of the
+    workers' parent, where that need not be below this process (a spawner that was handed over); 0
+    for none. ``recorders``: how each can be asked for its collectives, by local rank.
     """
 
     def __init__(
         self,
         workers: Mapping[int, int],
-        paths: Mapping[int, str],
-        heading: str,
+        written: Written | None = None,
         *,
         seconds: float = 5.0,
-        hide: Callable[[str], str] = str,
-        directory: str = "",
-        base_rank: int = 0,
-        glance: bool = False,
         parent: int = 0,
-        frames_only: bool = False,
-        recorders: Mapping[int, TraceSource] | None = None,
+        recorders: Mapping[int, TraceSource] = MappingProxyType({}),
     ) -> None:
         self.problem = ""  # what went wrong, in one line; empty if nothing did
-        self._recorders = dict(recorders or {})
+        self._recorders = recorders
         self._workers = dict(workers)
-        self._paths = dict(paths)
-        self._heading = heading
+        self._glance = written is None
+        self._written = written or Written("", {})
         self._seconds = seconds
-        self._hide = hide
-        self._directory = directory
-        self._base_rank = base_rank
-        self._glance = glance
         self._parent = parent
-        self._frames_only = frames_only
         self._threads: dict[int, tuple[Thread, ...]] = {}
         self._chosen: dict[int, int] = {}
         self._deadline = 0.0
@@ -425,10 +313,7 @@ class StackCollector:
             return tuple(self._known[rank] for rank in sorted(self._known))
 
     def threads(self, rank: int) -> tuple[Thread, ...]:
-        """The threads of a rank that run Python, the main one first, once all is done.
-
-        Only at a glance, with their lines, and if the workers' frames alone were asked for.
-        """
+        """The threads of a rank that run Python, the main one first; at a glance, in the end."""
         with self._lock:
             return self._threads.get(rank, ())
 
@@ -455,33 +340,15 @@ class StackCollector:
         # the main thread is to stop for it
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
         try:
-            cases = survey(self._workers, self._paths, parent=self._parent)
-            if self._frames_only:
-                self._collect_frames(cases)
-            else:
-                self._collect(cases)
+            self._collect(survey(self._workers, self._written.paths, parent=self._parent))
         except Exception as error:  # noqa: BLE001 - an attempt must end also without its stacks
             self.problem = self.problem or f"{type(error).__name__}: {error}"
         with self._lock:
             if self._event >= 0:
                 os.eventfd_write(self._event, 1)
 
-    def _collect_frames(self, cases: list[RankCase]) -> None:
-        self._ask([[case.worker] for case in cases], _WORKERS_ANSWER)
-        self._publish(cases, set())
-        # a shell script stands where the first Python program below it does
-        lines = [[case.worker, *case.below] for case in cases if not case.worker.stacks]
-        running = [[each for each in line if runs_python(each.facts.pid)] for line in lines]
-        asked = [python[0] for python in running if python]
-        for process in {*asked, *(line[0] for line in lines)}:
-            process.examine()
-        self._spy(asked)
-        self._publish(cases, set())
-        with self._lock:
-            self._threads = {case.rank: case.chosen.threads for case in cases}
-
     def _collect(self, cases: list[RankCase]) -> None:
-        writer = Writer(self._hide)
+        writer = Writer(self._written.hide)
         written: set[int] = set()
         for case in cases:
             case.worker.examine()
@@ -492,29 +359,30 @@ class StackCollector:
         self._publish(cases, written)
         self._spy([case.worker for case in cases])
         for case in cases:
-            if writer.append(case.path, heading(self._heading) + case.worker_text()):
+            if writer.append(case.path, heading(self._written.heading) + case.worker_text()):
                 written.add(case.rank)
         self._publish(cases, written)
         below = [case.below for case in cases if not (self._glance and case.worker.python)]
-        for process in (each for processes in below for each in processes):
+        for process in (each for line in below for each in line):
             if not self._over():
                 process.examine()
         self._ask(below, _BELOW_ANSWER)
-        self._spy([process for processes in below for process in processes])
+        self._spy([process for line in below for process in line])
         for case in cases:
             writer.append(case.path, case.below_text())
         self._publish(cases, written)
-        if self._directory:
+        if self._written.directory:
             self._write_merged(cases, writer)
         self.problem = writer.problem
         self._quote(cases)
 
     def _write_merged(self, cases: Iterable[RankCase], writer: Writer) -> None:
         """Write down where all ranks stand as one: as a tree, and as folded stacks."""
-        stacks = [replace(each, rank=self._base_rank + each.rank) for each in self.result()]
-        writer.append(f"{self._directory}/{TREE}", heading(self._heading) + whole_text(stacks))
+        _, _, directory, base_rank, _ = self._written
+        stacks = [replace(each, rank=base_rank + each.rank) for each in self.result()]
+        writer.append(f"{directory}/{TREE}", heading(self._written.heading) + whole_text(stacks))
         text = folded_text(thread for case in cases for thread in case.chosen.threads)
-        writer.replace(f"{self._directory}/{FOLDED}", text)
+        writer.replace(f"{directory}/{FOLDED}", text)
 
     def _publish(self, cases: Iterable[RankCase], written: set[int]) -> None:
         found = {case.rank: case.stack(case.path if case.rank in written else "") for case in cases}
@@ -585,25 +453,23 @@ class StackCollector:
                 writer.append(path, text, _FLAGS | os.O_TRUNC)
 
     def _wait(self, dumps: list[Dump], until: float) -> None:
-        open_ones = [dump for dump in dumps if dump.requested]
-        while open_ones:
+        while dumps:
             now = time.monotonic()
             last = now >= until or self._unwanted.is_set()
-            open_ones = [dump for dump in open_ones if not dump.look(now, last)]
-            if open_ones:
+            dumps = [dump for dump in dumps if not dump.look(now, last)]
+            if dumps:
                 self._unwanted.wait(_GLANCE)
 
-    def _spy(self, processes: Iterable[ProcessCase]) -> None:
-        wanted = {process.facts.pid: process for process in processes if process.wants_spy}
+    def _spy(self, cases: Iterable[ProcessCase]) -> None:
+        wanted = {process.facts.pid: process for process in cases if process.wants_spy}
         if not wanted:
             return
-        program = pyspy.find()
-        if not program:
-            missing = pyspy.Spied("", "it is not installed (pip install 'lllaunch[stacks]')")
-            for process in wanted.values():
-                process.spied(missing)
-            return
-        for pid, spied in pyspy.spy(program, wanted, self._deadline, self._unwanted.is_set).items():
+        program = processes.find_spy()
+        missing = Spied("", "it is not installed (pip install 'lllaunch[stacks]')")
+        found = dict.fromkeys(wanted, missing)
+        if program:
+            found = processes.spy(program, wanted, self._deadline, self._unwanted.is_set)
+        for pid, spied in found.items():
             wanted[pid].spied(spied)
 
 

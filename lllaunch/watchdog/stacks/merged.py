@@ -15,7 +15,15 @@ from msgspec.structs import replace
 
 from lllaunch.documents import Record
 from lllaunch.text import printable, spans
-from lllaunch.watchdog.stacks.frames import LIBRARY, WRAPPERS, Frame, RankStack, Thread, is_own
+from lllaunch.watchdog.stacks.frames import (
+    LIBRARY,
+    WRAPPERS,
+    Frame,
+    RankStack,
+    Thread,
+    bare,
+    is_own,
+)
 
 TREE = "stacks.txt"
 """Name of the whole tree's file, in an attempt's directory."""
@@ -94,8 +102,8 @@ def _calls(stack: RankStack) -> tuple[Call, ...]:
         where = f" in {stack.wchan}" if stack.wchan else ""
         state = f" (state {stack.state}{where})" if stack.state else ""
         return (f"no Python frames are known{state}",)
-    # what a line holds does not tell calls apart, and is not read of all
-    return tuple(replace(frame, code="") for frame in reversed(stack.frames))
+    # what a line holds does not tell calls apart
+    return bare(reversed(stack.frames))
 
 
 def short_tree(stacks: Iterable[RankStack], most: int = MOST_LINES) -> tuple[StackBranch, ...]:

@@ -7,9 +7,8 @@ or holds the interpreter's lock; only which ranks are in which group needs that 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
+import re
 import socket
 import stat
 import time
@@ -22,6 +21,7 @@ from lllaunch.spawner.evidence import GROUPS
 # What keeps the last 2000 collectives writes 1 MiB.
 _MAX_BYTES = 16 << 20
 _GLANCE_SECONDS = 0.1
+_LAST_SECONDS = 0.01
 _GOOD = 200
 # Of backends on the CPU, and of NCCL where torch has it.
 _TRACES = ("fr_trace_json", "dump_nccl_trace_json")
@@ -40,45 +40,47 @@ class TraceSource:
     pipe: str = ""
 
 
-class _Question:
-    """One request, and what has come of its answer."""
+def _asked(path: str, handler: str) -> socket.socket | None:
+    """The socket on which an answer comes; None where nobody serves it."""
+    asked = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        asked.setblocking(False)
+        with short_address(path) as address:
+            asked.connect(address)
+        asked.send(_REQUEST.format(handler).encode())
+    except OSError:
+        asked.close()
+        return None
+    return asked
 
-    def __init__(self, path: str, handler: str) -> None:
-        self.data = bytearray()
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+
+def _answer(asked: socket.socket, deadline: float, unwanted: Callable[[], bool]) -> bytes:
+    """What has come until the other side closes it, or the time is over."""
+    data = bytearray()
+    while len(data) <= _MAX_BYTES and not unwanted():
+        # one that has answered is heard also where another has taken all the time
+        asked.settimeout(min(_GLANCE_SECONDS, max(_LAST_SECONDS, deadline - time.monotonic())))
         try:
-            self.socket.setblocking(False)
-            with short_address(path) as address:
-                self.socket.connect(address)
-            self.socket.send(_REQUEST.format(handler).encode())
+            block = asked.recv(1 << 20)
+        except TimeoutError:
+            if time.monotonic() >= deadline:
+                break
+            continue
         except OSError:
-            self.socket.close()
-            raise
+            break
+        if not block:
+            break
+        data += block
+    return bytes(data)
 
-    def read(self) -> bool:
-        """Take what is there; whether that is all."""
-        try:
-            data = self.socket.recv(1 << 20)
-        except BlockingIOError:
-            return False
-        except OSError:
-            data = b""
-        self.data += data
-        return not data or len(self.data) > _MAX_BYTES
 
-    @property
-    def answer(self) -> tuple[int, bytes]:
-        """Status and body of a whole answer; the status is 0 if it is none."""
-        head, _, body = bytes(self.data).partition(b"\r\n\r\n")
-        first, *fields = head.split(b"\r\n")
-        lengths = [
-            value.strip()
-            for name, _, value in (field.partition(b":") for field in fields)
-            if name.lower() == b"content-length"
-        ]
-        status = first.split(b" ")[1:2]
-        whole = lengths == [str(len(body)).encode()] and status and status[0].isdigit()
-        return (int(status[0]), body) if whole else (0, b"")
+def _parsed(answer: bytes) -> tuple[int, bytes]:
+    """Status and body of a whole answer; the status is 0 if it is none."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    length = re.search(rb"(?im)^content-length: *(\d+) *\r?$", head)
+    status = re.match(rb"\S+ (\d+)", head)
+    whole = length is not None and int(length[1]) == len(body)
+    return (int(status[1]), body) if whole and status else (0, b"")
 
 
 def ask(
@@ -90,33 +92,24 @@ def ask(
     `lllaunch.watchdog.collectives.read_trace` reads it, of those that have told all: who keeps one
     of two traces to itself may have called in that what is missing in the other.
     """
-    questions: dict[int, tuple[int, str, _Question]] = {}
-    poll = select.poll()
-    try:
-        for rank, recorder in recorders.items():
-            for handler in (*_TRACES, GROUPS):
-                # Nobody serves it: the worker has not imported torch.distributed.
-                with contextlib.suppress(OSError):
-                    question = _Question(recorder.socket, handler)
-                    questions[question.socket.fileno()] = (rank, handler, question)
-                    poll.register(question.socket, select.POLLIN)
-        left = len(questions)
-        while left and time.monotonic() < deadline and not unwanted():
-            for fd, _ in poll.poll(_GLANCE_SECONDS * 1000):
-                if questions[fd][2].read():
-                    poll.unregister(fd)
-                    left -= 1
-    finally:
-        for _, _, question in questions.values():
-            question.socket.close()
+    questions = {
+        (rank, handler): asked
+        for rank, recorder in recorders.items()
+        for handler in (*_TRACES, GROUPS)
+        if (asked := _asked(recorder.socket, handler)) is not None
+    }
     found: dict[int, dict[str, bytes]] = {}
     silent = set()
-    for rank, handler, question in questions.values():
-        status, body = question.answer
-        if status == _GOOD:
-            found.setdefault(rank, {})[handler] = body
-        elif not status and handler in _TRACES:
-            silent.add(rank)
+    try:
+        for (rank, handler), asked in questions.items():
+            status, body = _parsed(_answer(asked, deadline, unwanted))
+            if status == _GOOD:
+                found.setdefault(rank, {})[handler] = body
+            elif not status and handler in _TRACES:
+                silent.add(rank)
+    finally:
+        for asked in questions.values():
+            asked.close()
     known = {rank for rank, parts in found.items() if not parts.keys() <= {GROUPS}}
     return {rank: _document(found[rank]) for rank in sorted(known - silent)}
 
