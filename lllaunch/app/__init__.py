@@ -2,5 +2,5 @@
 
 `app` has both apps and runs their jobs, `planning` decides what a run is, `gate` judges it,
 `boundary` is how an app ends. `own_worker` carries a composed config into the workers of a user's
-own app; `submitting` and `batch_job` are the two sides of a run on a cluster.
+own app; `batch` has both sides of a run on a cluster.
 """

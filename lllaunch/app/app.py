@@ -39,8 +39,6 @@ from lllaunch.app.configs import (
 )
 from lllaunch.app.gate import GUARDED, JobOf, admit, expect_places, has_rules
 from lllaunch.app.planning import (
-    Whereabouts,
-    chdirs,
     in_node_directory,
     load,
     locating,
@@ -61,8 +59,8 @@ from lllaunch.run.files import link_atomic, naming
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
 
+    from lllaunch.app.batch import SubmittedFunction
     from lllaunch.app.own_worker import UserFunction
-    from lllaunch.app.submitting import SubmittedFunction
     from lllaunch.hydra_compat import Callbacks
     from lllaunch.run.build import Build
     from lllaunch.run.result import RunResult
@@ -226,8 +224,7 @@ class Jobs:
         with read_write(job), open_dict(job):
             del job["hydra"]
         with env_override(config.hydra.job.env_set):
-            output_dir = str(config.hydra.runtime.output_dir)
-            spec = self._decide(job, output_dir if chdirs(config) else os.getcwd())
+            spec = self._decide(job)
         # one moment for both
         OmegaConf.copy_cache(job, config)
         self._expect_allowed(spec)
@@ -236,7 +233,7 @@ class Jobs:
             self._hold(self._taken(log_dir))
         self._planned = spec
 
-    def _decide(self, cfg: DictConfig, cwd: str) -> LaunchSpec:
+    def _decide(self, cfg: DictConfig) -> LaunchSpec:
         """Decide what the run of a job's config is; Hydra's config is that of the job."""
         node: Any = HydraConfig.get()
         resume = OmegaConf.select(node, "launcher.resume")
@@ -247,9 +244,8 @@ class Jobs:
             from lllaunch.app.own_worker import UserFunction  # noqa: PLC0415 - a plain run has none
 
             self._user = UserFunction.of(self.function, importable=True)
-        where = Whereabouts(node.runtime.cwd, node.runtime.output_dir, cwd)
         return plan_job(
-            *(cfg, where, self._user),
+            *(cfg, self._user),
             users_own=self._submitted is not None,
             submitted=self._batch is not None,
             quiet=self.quiet,
@@ -297,19 +293,18 @@ class Jobs:
         from lllaunch.console.console import Console  # noqa: PLC0415
         from lllaunch.run.build import BuildQuery  # noqa: PLC0415
 
-        # where hydra.job.chdir has moved this process, if it is set
         spec = self._planned
         if spec is None:
-            spec = self._decide(cfg, os.getcwd())
+            spec = self._decide(cfg)
             self._expect_allowed(spec)
         log_dir = in_node_directory(spec).log_dir
         if self._batch is None and os.path.lexists(os.path.join(log_dir, SUBMISSION)):
             # of an earlier run in this directory
-            from lllaunch.app.submitting import replace_submission  # noqa: PLC0415
+            from lllaunch.app.batch import replace_submission  # noqa: PLC0415
 
             replace_submission(log_dir)
         if spec.cluster is not None and self._batch is None:
-            from lllaunch.app.submitting import submit_run  # noqa: PLC0415 - for a cluster only
+            from lllaunch.app.batch import submit_run  # noqa: PLC0415 - for a cluster only
 
             node: Any = HydraConfig.get()
             name = experiment_name(root_of(node)) or str(node.job.name)

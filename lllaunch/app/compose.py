@@ -39,7 +39,7 @@ from lllaunch.app.configs import (
     job_name,
 )
 from lllaunch.app.gate import GuardedLoader, expect_own_environment
-from lllaunch.app.planning import Whereabouts, chdirs, locating, plan_job
+from lllaunch.app.planning import locating, plan_job
 from lllaunch.app.sweeping.composing import Composer
 from lllaunch.app.sweeping.sweeper import grid_of
 from lllaunch.config.locate import import_path, locate, locate_main
@@ -184,18 +184,8 @@ class Composition(contextlib.ExitStack):
     def plan(self, config: DictConfig, *, entrypoint_required: bool = True) -> LaunchSpec:
         """Decides what the run of a config would be, on no machine in particular."""
         expect_own_environment(config)
-        runtime = config.hydra.runtime
-        with composing():
-            moves = chdirs(config)
-            env_set = dict(config.hydra.job.env_set)
-        works_in = runtime.output_dir if moves else os.getcwd()
-        where = Whereabouts(runtime.cwd, runtime.output_dir, works_in)
-        with contextlib.ExitStack() as left:
-            with composing():
-                left.enter_context(env_override(env_set))
-            spec = plan_job(
-                config, where, None, here=False, entrypoint_required=entrypoint_required
-            )
+        with composing(), env_override(dict(config.hydra.job.env_set)):
+            spec = plan_job(config, None, here=False, entrypoint_required=entrypoint_required)
         return with_hydra(spec, config)
 
     def master(self) -> DictConfig:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
     from omegaconf import DictConfig
 
+    from lllaunch.app.batch import SubmittedFunction
     from lllaunch.app.own_worker import UserFunction
-    from lllaunch.app.submitting import SubmittedFunction
     from lllaunch.config.document import Sexagesimal
     from lllaunch.console.console import Console
     from lllaunch.run.build import Build
@@ -48,10 +48,14 @@ class Whereabouts(NamedTuple):
     cwd: str
 
 
-def chdirs(config: DictConfig) -> bool:
-    """Return whether Hydra makes a job's output directory the working directory of the job."""
-    moves = OmegaConf.select(config, "hydra.job.chdir")
-    return not version.base_at_least("1.2") if moves is None else bool(moves)
+def whereabouts() -> Whereabouts:
+    """Return where the job is whose config is Hydra's."""
+    node: Any = HydraConfig.get()
+    cwd, output_dir, moves = node.runtime.cwd, node.runtime.output_dir, node.job.chdir
+    if moves is None:
+        # Hydra's rule
+        moves = not version.base_at_least("1.2")
+    return Whereabouts(cwd, output_dir, output_dir if moves else os.getcwd())
 
 
 @contextlib.contextmanager
@@ -79,7 +83,6 @@ def locating(loader: ConfigLoader, config: Any) -> Iterator[None]:
 
 def plan_job(
     cfg: DictConfig,
-    where: Whereabouts,
     user: UserFunction | SubmittedFunction | None,
     *,
     outer: str | None = None,
@@ -102,6 +105,7 @@ def plan_job(
     from lllaunch.config.resolve import resolve  # noqa: PLC0415
 
     environ = os.environ if environ is None else environ
+    where = whereabouts()
     # where Hydra looked for the user's configs, in order
     runtime: Any = HydraConfig.get().runtime
     searched = [source.path for source in runtime.config_sources if source.schema == "file"]

@@ -31,7 +31,7 @@ from lllaunch.exit_codes import ExitCode
 from lllaunch.secret_names import redacted_overrides
 
 if TYPE_CHECKING:
-    from lllaunch.app.submitting import SubmittedFunction
+    from lllaunch.app.batch import SubmittedFunction
     from lllaunch.run.submission import BatchJob
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec
@@ -80,7 +80,7 @@ def read_again(directory: str) -> RerunRequest:
 
 def read_submitted(directory: str) -> RerunRequest:
     """Return what was submitted from a directory, to be run there, or raise `ConfigError`."""
-    from lllaunch.app.submitting import read_function  # noqa: PLC0415 - of batch jobs only
+    from lllaunch.app.batch import read_function  # noqa: PLC0415 - of batch jobs only
 
     again, function = _read_plan(directory, expect_named=False), read_function(directory)
     # what looks like an interpolation in it is none; what of Hydra's the submission has written

@@ -6,7 +6,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from lllaunch.app.batch_job import job_id, run_in_job, run_task
+from lllaunch.app.batch import job_id, run_in_job, run_task
 from lllaunch.errors import LaunchError
 from lllaunch.spawner.forks import BATCH_JOB, NOTICE
 from lllaunch.verbs.printing import Parser, complain

@@ -303,7 +303,7 @@ def _batch_file(run: Reviewed, *, portable: bool) -> dict[str, Any]:
     if spec.cluster is None or portable:
         return {}
     # only of what goes to a cluster
-    from lllaunch.app.submitting import batch_text  # noqa: PLC0415
+    from lllaunch.app.batch import batch_text  # noqa: PLC0415
     from lllaunch.cluster import slurm  # noqa: PLC0415
 
     # of a run that is named after the moment nobody knows the directory yet

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lllaunch.app import batch_job
-from lllaunch.app.batch_job import BatchJobRefused, run_in_job
+from lllaunch.app import batch
+from lllaunch.app.batch import BatchJobRefused, run_in_job
 from lllaunch.cluster import slurm
 from lllaunch.cluster.slurm import JobFacts, SlurmFailed
 from lllaunch.errors import OutputError
@@ -61,7 +61,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSlurm]:
     for name in ("job_facts", "has_down_node", "requeue", "cancel"):
         monkeypatch.setattr(slurm, name, getattr(found, name))
     monkeypatch.setattr(slurm, "TIMEOUT", slurm.TIMEOUT)
-    monkeypatch.setattr(batch_job.time, "sleep", lambda _: None)
+    monkeypatch.setattr(batch.time, "sleep", lambda _: None)
     for name in [each for each in os.environ if each.startswith("SLURM_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[0-1]")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from lllaunch.app import submitting
-from lllaunch.app.submitting import (
+from lllaunch.app import batch
+from lllaunch.app.batch import (
     SubmittedFunction,
     read_function,
     replace_submission,
@@ -123,14 +123,14 @@ def test_what_sbatch_said_of_a_refused_run_is_written_down(
     monkeypatch.setattr(slurm, "expect_available", lambda: None)
     monkeypatch.setattr(slurm, "test_only", lambda _: None)
     monkeypatch.setattr(slurm, "submit", refuse)
-    monkeypatch.setattr(submitting, "batch_text", lambda *_: "")
-    monkeypatch.setattr(submitting, "make_ready", lambda *_: None)
+    monkeypatch.setattr(batch, "batch_text", lambda *_: "")
+    monkeypatch.setattr(batch, "make_ready", lambda *_: None)
     cluster = Cluster(snapshot="none")
     spec: Any = SimpleNamespace(
         cluster=cluster, output_dir=directory, log_dir=directory, runtime_cwd=directory
     )
     with pytest.raises(SubmitFailed):
-        submitting.submit_run(spec, DictConfig({}), None, "a", bool)
+        batch.submit_run(spec, DictConfig({}), None, "a", bool)
     submission = read_submission(directory)
     assert submission is not None
     assert submission.refused == said

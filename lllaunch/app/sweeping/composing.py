@@ -13,7 +13,7 @@ from hydra.core.utils import env_override, setup_globals
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lllaunch.app.gate import expect_own_environment, load_job
-from lllaunch.app.planning import Whereabouts, chdirs, plan_job
+from lllaunch.app.planning import Whereabouts, plan_job, whereabouts
 from lllaunch.cluster.values import format_nnodes
 from lllaunch.config.cluster import launchers_cluster, of_launcher
 from lllaunch.config.read import CLUSTER, asks_for_cluster
@@ -100,7 +100,6 @@ class Composer:
             with naming_launchers(job.whole, users_own=self.users_own):
                 spec = plan_job(
                     with_launchers_cluster(job.whole, users_own=self.users_own),
-                    job.where,
                     self.user,
                     outer=LAUNCHER,
                     users_own=self.users_own,
@@ -164,7 +163,6 @@ def _expect_one_node(spec: LaunchSpec) -> None:
 
 def _placed(config: DictConfig, sweep_dir: str, directory: str | None) -> JobConfig:
     node: Any = config.hydra
-    cwd = node.runtime.cwd
     output_dir = os.path.abspath(os.path.join(sweep_dir, str(node.sweep.subdir)))
     # Hydra's own copy, too: setting it anew would copy all of it, which takes 10 ms
     known: Any = HydraConfig.get()
@@ -176,9 +174,7 @@ def _placed(config: DictConfig, sweep_dir: str, directory: str | None) -> JobCon
                 # a name that is another one each time, such as that of a moment
                 each.sweep.dir, each.sweep.subdir = os.path.split(directory)
             each.runtime.output_dir = directory or output_dir
-    output_dir = directory or output_dir
-    works_in = output_dir if chdirs(config) else os.getcwd()
-    return JobConfig(config, Whereabouts(cwd, output_dir, works_in), sweep_dir)
+    return JobConfig(config, whereabouts(), sweep_dir)
 
 
 def _check_env_set(config: DictConfig) -> None:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import lllaunch.sweep.schedule as v
-from lllaunch.app.batch_job import begin, end_of, enter_code, perform, redirect
+from lllaunch.app.batch import begin, end_of, enter_code, perform, redirect
 from lllaunch.app.rerun import read_submitted
 from lllaunch.config.plan import SOURCES, complete
 from lllaunch.console.sweep import SweepConsole

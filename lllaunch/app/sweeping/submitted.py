@@ -23,7 +23,7 @@ from msgspec import structs
 from omegaconf import OmegaConf
 
 import lllaunch.sweep.schedule as v
-from lllaunch.app.submitting import ask, command_of, follows, make_ready
+from lllaunch.app.batch import ask, command_of, follows, make_ready
 from lllaunch.app.sweeping.composing import naming_launchers
 from lllaunch.app.sweeping.jobs import Planned, name_of
 from lllaunch.app.sweeping.probes import SweepRefused, map_in_forks
