@@ -185,8 +185,8 @@ class Launch:
     - `conf`: further settings of torch's rendezvous, a mapping or torchrun's text
       (`"last_call_timeout=5,k=v"`); `timeout`, `read_timeout` and `join_timeout` in it set the two
       keys below
-    - `interface`: network interface whose address this node uses, such as `ib0`; not part of the
-      plan
+    - `interface`: network interface whose address this node uses, such as `ib0`, and gloo with it
+      (`GLOO_SOCKET_IFNAME`); not part of the plan
     - `timeout`: limit for one operation of the store
     - `join_timeout`: how long to wait until enough nodes have joined
 

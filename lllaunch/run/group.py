@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from lllaunch.linux.gpu_meter import GpuMemoryWait
     from lllaunch.run.directory import RunDirectory
     from lllaunch.run.observer import RunObserver
-    from lllaunch.spec import LaunchSpec, Preflight
+    from lllaunch.spec import LaunchSpec
     from lllaunch.supervisor.control import RunControl
     from lllaunch.supervisor.machine import RestartHistory
     from lllaunch.supervisor.nodes import NodeGroup
@@ -113,10 +113,9 @@ class Attempt:
     number: int
     path: str
     files: LogsDest
-    envs: Envs
-    facts: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    facts: Mapping[int, Mapping[str, str]]
+    envs: Envs = field(default_factory=dict)
     targets: Targeted = field(default_factory=dict)
-    preflight: Preflight | None = None
     preflight_env: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -126,6 +125,7 @@ class Attempt:
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 # Of a watched run, seconds.
 _LONGEST_CHECK = 60.0
 
@@ -258,9 +258,16 @@ class RunGroup:
         try:
             self._attempt = attempt = self._make(places)
             self.observer.begin(attempt)
-            if attempt.preflight is None:
+            preflight = self.spec.preflight
+            if preflight is None:
                 return self._start_workers()
-            return self._start_preflight(attempt, attempt.preflight)
+            log = {PREFLIGHT_RANK: attempt.preflight_log}
+            program = preflight.program(self.spec.runtime_cwd)
+            return self._launch(
+                WorkerProcesses("preflight", 1, LogsDest(log, log), attempt=attempt.number),
+                {PREFLIGHT_RANK: Program(program, tuple(preflight.command[1:]))},
+                {PREFLIGHT_RANK: attempt.preflight_env},
+            )
         except Exception as error:
             if self.nodes is not None:
                 # they have met, and would wait for this one
@@ -302,17 +309,7 @@ class RunGroup:
         redirects, tee = (to_map(masks, spec.nproc) for masks in (spec.redirects, spec.tee))
         shown = None if spec.local_ranks_filter is None else {*chain(*spec.local_ranks_filter)}
         files = destinations(path, redirects, tee, shown)
-        return Attempt(number, path, files, envs, facts, targets, spec.preflight, preflight_env)
-
-    def _start_preflight(self, attempt: Attempt, preflight: Preflight) -> WorkerProcesses:
-        """Start the preflight of an attempt by the spawner that its workers will have."""
-        log = {PREFLIGHT_RANK: attempt.preflight_log}
-        program = preflight.program(self.spec.runtime_cwd)
-        return self._launch(
-            WorkerProcesses("preflight", 1, LogsDest(log, log), attempt=attempt.number),
-            {PREFLIGHT_RANK: Program(program, tuple(preflight.command[1:]))},
-            {PREFLIGHT_RANK: attempt.preflight_env},
-        )
+        return Attempt(number, path, files, facts, envs, targets, preflight_env)
 
     def _start_workers(self) -> WorkerProcesses:
         """Start the workers of the attempt, whose preflight has succeeded if it has one."""
@@ -546,7 +543,12 @@ def worker_environment(spec: LaunchSpec, rank: int) -> dict[str, str]:
 
 
 def _variables(spec: LaunchSpec, place: WorkerContext) -> dict[str, str]:
-    return contract(place, os.environ) | env_of(spec, place.macro_values())
+    env = contract(place, os.environ) | env_of(spec, place.macro_values())
+    # where a host's own name leads to 127.0.1.1, gloo would take that for its address
+    interface = None if spec.nodes is None else spec.nodes.interface
+    if interface is not None and GLOO_INTERFACE not in os.environ:
+        env.setdefault(GLOO_INTERFACE, interface)
+    return env
 
 
 # The launcher waits while it looks, so that there are bounds: of files and directories, and seconds

@@ -192,11 +192,6 @@ class AttemptRecord(Struct):
         return max(0, worker.exited.time_ns - began) / 1e9
 
 
-def _number(env: Mapping[str, str], name: str, default: int) -> int:
-    text = env.get(name, "")
-    return int(text) if text.isdecimal() else default
-
-
 class RunObserver:
     """Sees all of a run: writes it down, and tells the user of the little that matters.
 
@@ -238,14 +233,14 @@ class RunObserver:
 
     def begin(self, attempt: Attempt) -> None:
         """Take note that an attempt's directories were made; its workers are about to start."""
-        files, first, preflight = attempt.files, attempt.envs.get(0, {}), None
-        if attempt.preflight is not None:
-            text, timeout = attempt.preflight.text, attempt.preflight.timeout
+        files, first, preflight = attempt.files, attempt.facts[0], None
+        if self._spec.preflight is not None:
+            text, timeout = self._spec.preflight.text, self._spec.preflight.timeout
             preflight = PreflightRecord(text, timeout, attempt.preflight_log)
         workers = tuple(
             WorkerRecord(
                 rank,
-                _number(env, "RANK", rank),
+                int(facts["rank"]),
                 WorkerFiles(
                     f"{attempt.path}/{rank}",
                     # empty where its stream goes elsewhere
@@ -256,23 +251,23 @@ class RunObserver:
                 ),
                 shown=rank in files.tee_stderrs or files.stderrs.get(rank) == "",
             )
-            for rank, env in sorted(attempt.envs.items())
+            for rank, facts in sorted(attempt.facts.items())
         )
         _, cpu = resource.getrlimit(resource.RLIMIT_CPU)
         self._attempt = AttemptRecord(
             number=attempt.number,
-            restart_count=_number(first, "TORCHELASTIC_RESTART_COUNT", 0),
+            restart_count=int(first.get("restart_count", "0")),
             path=attempt.path,
             started_ns=now_ns(),
             workers=workers,
             memory=self._read(),
             cpu_limit=None if cpu == resource.RLIM_INFINITY else cpu,
-            master_port=first.get("MASTER_PORT", ""),
+            master_port=first.get("master_port", ""),
             preflight=preflight,
         )
         self._attempts.append(self._attempt)
         what = self._spec.entrypoint.text
-        self.console.started(attempt.number, len(attempt.envs), what, attempt.path)
+        self.console.started(attempt.number, len(attempt.facts), what, attempt.path)
         if preflight is not None:
             self.console.doing("preflight")
         else:

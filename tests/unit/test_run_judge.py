@@ -646,8 +646,8 @@ def observer(read=lambda: UNKNOWN) -> RunObserver:
 def noted(nproc: int = 2, read=lambda: UNKNOWN) -> RunObserver:
     recorder = observer(read)
     dest = LogsDest(error_files={0: "", 1: ""})
-    envs = {rank: {"RANK": str(10 + rank)} for rank in range(nproc)}
-    recorder.begin(Attempt(0, "/run/attempt_0", dest, envs))
+    facts = {rank: {"rank": str(10 + rank)} for rank in range(nproc)}
+    recorder.begin(Attempt(0, "/run/attempt_0", dest, facts))
     for rank in range(nproc):
         recorder.observe(Started(rank, 100 + rank, T0))
     return recorder

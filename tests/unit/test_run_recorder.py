@@ -64,10 +64,8 @@ def attempt(path: str = "/run/attempt_3", nproc: int = 2, number: int = 3) -> At
         stderrs={rank: f"{path}/{rank}/stderr.log" for rank in range(nproc)},
         error_files={rank: f"{path}/{rank}/error.json" for rank in range(nproc)},
     )
-    envs = {
-        rank: {"RANK": str(10 + rank), "TORCHELASTIC_RESTART_COUNT": "2"} for rank in range(nproc)
-    }
-    return Attempt(number, path, dest, envs)
+    facts = {rank: {"rank": str(10 + rank), "restart_count": "2"} for rank in range(nproc)}
+    return Attempt(number, path, dest, facts)
 
 
 def observer(hide=str, read=lambda: UNKNOWN) -> RunObserver:
