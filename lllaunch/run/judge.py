@@ -640,12 +640,7 @@ def explain(worker: WorkerRecord, record: AttemptRecord) -> Explanation | None:
     exitcode = worker.exited.exitcode if worker.exited else 0
     said = worker.error.message if worker.error else ""
     if exitcode >= 0:
-        below = _of_processes_below(said, worker, record)
-        if below is None and worker.disk is not None:
-            text = "It could not write down why: the file system of its logs is full."
-            return Explanation("itself", "likely", text)
-        below = below or _of_port(said, record.master_port) or _of_build(said)
-        return below or (None if said else _of_status(exitcode))
+        return _of_exit(exitcode, said, worker, record)
     signum = -exitcode
     if worker.was_asked and any(each.signum == signum for each in worker.sent):
         return Explanation("launcher", "certain", f"The launcher sent it {signal_name(signum)}.")
@@ -680,50 +675,41 @@ def of_misfit(misfit: tuple[int, int], *, whose_known: bool = False) -> Explanat
     return Explanation("itself", "likely", text)
 
 
-def _of_processes_below(
-    said: str, worker: WorkerRecord, record: AttemptRecord
+def _of_exit(
+    status: int, said: str, worker: WorkerRecord, record: AttemptRecord
 ) -> Explanation | None:
-    """A worker that failed when the kernel had killed something for want of memory."""
+    """A worker that ended by itself, with what it raised."""
     killed, _ = _kills(record.memory, worker.memory)
-    if not killed:
-        return None
-    text = f"The kernel's OOM killer struck in this cgroup during the attempt ({times(killed)}): "
-    bound, name = _bound(worker.memory)
-    limit = f" ({name} is {size(bound)})" if bound else ""
-    if _SAYS_KILLED.search(said) and killed > _unexplained(record):
-        return Explanation("oom", "certain", f"{text}it was a process that the worker had{limit}.")
-    return Explanation("oom", "possible", f"{text}perhaps a process that the worker had{limit}.")
-
-
-def _of_port(said: str, master_port: str) -> Explanation | None:
-    """A worker that tried to listen where somebody else listens."""
-    used = _PORT.search(said)
-    if _PORT_TAKEN.search(said) is None or used is None or not master_port:
-        return None
-    given = f"; the launcher had given it MASTER_PORT={master_port}."
-    if used[1] == master_port:
-        given = ", the MASTER_PORT that the launcher gave it."
-    return Explanation("itself", "certain", f"Somebody else listens on port {used[1]}{given}")
-
-
-def _of_build(said: str) -> Explanation | None:
-    """A worker that asked a torch for the CPU for a GPU."""
-    if _NO_CUDA.search(said) is None:
-        return None
-    text = "The torch that is installed is built without CUDA: it computes on the CPU only."
-    return Explanation("itself", "likely", text)
-
-
-def _of_status(status: int) -> Explanation | None:
-    if status in _BY_STATUS:
+    if killed:
+        text = f"The kernel's OOM killer struck in this cgroup during the attempt ({times(killed)})"
+        bound, name = _bound(worker.memory)
+        limit = f" ({name} is {size(bound)})" if bound else ""
+        if _SAYS_KILLED.search(said) and killed > _unexplained(record):
+            text = f"{text}: it was a process that the worker had{limit}."
+            return Explanation("oom", "certain", text)
+        return Explanation(
+            "oom", "possible", f"{text}: perhaps a process that the worker had{limit}."
+        )
+    if worker.disk is not None:
+        text = "It could not write down why: the file system of its logs is full."
+        return Explanation("itself", "likely", text)
+    used, given = _PORT.search(said), record.master_port
+    if _PORT_TAKEN.search(said) and used is not None and given:
+        whose = f"; the launcher had given it MASTER_PORT={given}."
+        if used[1] == given:
+            whose = ", the MASTER_PORT that the launcher gave it."
+        return Explanation("itself", "certain", f"Somebody else listens on port {used[1]}{whose}")
+    if _NO_CUDA.search(said):
+        text = "The torch that is installed is built without CUDA: it computes on the CPU only."
+        return Explanation("itself", "likely", text)
+    if not said and status in _BY_STATUS:
         return Explanation("itself", "possible", _BY_STATUS[status])
     signum = status - 128
-    if 0 < signum < signal.NSIG and signum in set(signal.Signals):
-        text = f"By a shell's convention {status} is 128 + {signum}: a child of it died of "
-        killed = signum == signal.SIGKILL
-        hint = " That alone is no proof of a lack of memory." if killed else ""
-        return Explanation("itself", "possible", f"{text}{signal_name(signum)}.{hint}")
-    return None
+    if said or not 0 < signum < signal.NSIG or signum not in set(signal.Signals):
+        return None
+    text = f"By a shell's convention {status} is 128 + {signum}: a child of it died of "
+    hint = " That alone is no proof of a lack of memory." if signum == signal.SIGKILL else ""
+    return Explanation("itself", "possible", f"{text}{signal_name(signum)}.{hint}")
 
 
 def _of_sigkill(worker: WorkerRecord, record: AttemptRecord) -> Explanation:

@@ -53,7 +53,6 @@ _MEMORY_SIGNALS = {-signal.SIGKILL, -signal.SIGBUS}
 # A file system with less free than this is full, bytes: one traceback may take that.
 _ROOM = 64 * 1024
 _OF_WATCHDOG = frozenset({"hang", "timeout", "oom"})
-_REJECTIONS = 5
 
 
 class SentSignal(Struct, frozen=True):
@@ -228,7 +227,7 @@ class RunObserver:
         self._ready = False
         self._signal: machine.SignalReceived | None = None
         self._pausing = False
-        self._rejections = 0
+        self._told_rejection = False
         self._unclear = False
 
     def begin(self, attempt: Attempt) -> None:
@@ -323,8 +322,14 @@ class RunObserver:
         if isinstance(event, Exited):
             event = self._ended(event)
         self._events.write(event)
-        if name == "Rejected":
-            self._rejected(event)
+        if name == "Rejected" and not self._told_rejection:
+            self._told_rejection = True
+            refused: Any = event
+            pid = "" if refused.pid is None else f" of process {refused.pid}"
+            told = f"a timer request{pid} was refused, {refused.reason}: {refused.text}"
+            # one without a text counts others
+            told = told if refused.text else refused.reason
+            self.console.warning(f"{told} (further ones are in events.jsonl)")
         self._of_workers(self._attempt, event)
         self._of_end(self._attempt, event)
         self._of_restart(event)
@@ -644,16 +649,3 @@ class RunObserver:
         if not event.pids:
             held = "the driver does not say whether GPU memory is free again"
         self.console.warning(f"{held} after {duration(event.seconds)}; going on all the same")
-
-    def _rejected(self, event: Any) -> None:
-        self._rejections += 1
-        if self._rejections > _REJECTIONS + 1:
-            return
-        if self._rejections > _REJECTIONS:
-            self.console.warning("more timer requests were refused, see events.jsonl")
-            return
-        if not event.text:  # it counts others
-            self.console.warning(event.reason)
-            return
-        whose = "" if event.pid is None else f" of process {event.pid}"
-        self.console.warning(f"a timer request{whose} was refused, {event.reason}: {event.text}")

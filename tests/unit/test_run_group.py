@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
 
 from lllaunch.run.group import worker_environment
 from lllaunch.spec import Entrypoint, LaunchSpec, Nodes
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_the_interface_of_the_nodes_is_gloos_unless_somebody_has_said_another(
