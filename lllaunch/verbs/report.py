@@ -44,6 +44,9 @@ formats:
 
 The exit code is 0 if the report was made, whatever the result of the run; 2 if PATH is no run."""
 
+RENDERERS: dict[str, Callable[[Report], str]] = {"text": render_text, "json": render_json}
+"""Formats that are a function of a report alone."""
+
 
 def main(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code."""
@@ -53,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("report", _DESCRIPTION, _EPILOG)
     parser.add_argument("path", metavar="PATH", nargs="?", default=LATEST, help="default: latest")
-    forms = ("text", "json", "junit", "github", "html", "trace")
+    forms = (*RENDERERS, "junit", "github", "html", "trace")
     parser.add_argument("--format", choices=forms, default="text", help="default: text")
     parser.add_argument(
         "--output", metavar="FILE", help="write to a file, completely or not at all"
@@ -84,7 +87,8 @@ def _report(given: argparse.Namespace) -> None:
         if given.format == "github":
             tell_github(report, os.environ, given.output)
             return
-        text = _rendered(report, given.format, given.name)
+        render = RENDERERS.get(given.format)
+        text = render_junit(report, given.name) if render is None else render(report)
     if given.output is None:
         emit(text)
         return
@@ -118,10 +122,3 @@ def _make_directory_of(output: str) -> None:
     if directory := os.path.dirname(output):
         with naming(output):
             os.makedirs(directory, exist_ok=True)
-
-
-def _rendered(report: Report, form: str, name: str) -> str:
-    if form == "junit":
-        return render_junit(report, name)
-
-    return render_json(report) if form == "json" else render_text(report)

@@ -51,7 +51,7 @@ from lllaunch.sweep.journal import (
 )
 from lllaunch.verbs import show
 from lllaunch.verbs.ls import counts_of
-from lllaunch.verbs.report import main
+from lllaunch.verbs.report import RENDERERS, main
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
 from lllaunch.watchdog.stacks.frames import Frame, RankStack
 
@@ -487,6 +487,15 @@ def test_a_wrong_option_is_told_in_one_line(
     told = capsys.readouterr().err
     assert told.startswith("lllaunch: ")
     assert told.count("\n") == 1
+
+
+def test_a_form_is_a_function_and_a_line(
+    run: LeftRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.ends("succeeded", 0, run.attempt(run.worker(0, Succeeded()), state="succeeded"))
+    monkeypatch.setitem(RENDERERS, "csv", lambda report: f"{report.kind},{report.verdict()}\n")
+    assert main([str(run.path), "--format", "csv"]) == 0
+    assert capsys.readouterr().out == "run,succeeded in 5.0 s\n"
 
 
 def test_an_output_is_written_whole_or_named(
