@@ -40,35 +40,160 @@ from lllaunch.errors import Diagnostic, Unfit
 from lllaunch.macros import names_in
 from lllaunch.spec import Cluster, Path, Requeue, Snapshots
 
-OPTIONS: Mapping[str, str] = {
-    "partition": "partition",
-    "account": "account",
-    "qos": "qos",
-    "gres": "gres",
-    "gpus_per_node": "gpus-per-node",
-    "cpus_per_task": "cpus-per-task",
-    "cpus_per_gpu": "cpus-per-gpu",
-    "mem": "mem",
-    "mem_gb": "mem",
-    "mem_per_gpu": "mem-per-gpu",
-    "mem_per_cpu": "mem-per-cpu",
-    "timeout_min": "time",
-    "time": "time",
-    "constraint": "constraint",
-    "exclude": "exclude",
-    "nodelist": "nodelist",
-    "comment": "comment",
-    "dependency": "dependency",
-    "exclusive": "exclusive",
-    "mail_type": "mail-type",
-    "mail_user": "mail-user",
-    "wckey": "wckey",
-    "name": "job-name",
-}
-"""Of the settings that are options of sbatch, what it calls them."""
+_OPTION = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
+_GPUS = re.compile(r"(?:[A-Za-z][\w.-]*:)?\d{1,6}(?:,[A-Za-z][\w.-]*:\d{1,6})*", re.ASCII)
+_MEMORY = re.compile(r"\d{1,12}(?:\.\d+)?\s*(?:[KMGT]B?)?", re.ASCII | re.IGNORECASE)
+_TIME = re.compile(r"\d+(?::\d\d?){0,2}|\d+-\d\d?(?::\d\d?){0,2}|UNLIMITED|INFINITE", re.ASCII)
+_MINUTES = "a number of minutes, 1 or more, or a duration (2h, 1d12h)"
+_LONGEST_DELAY = 65535  # seconds, as sbatch has it
 
-SETTINGS = (*OPTIONS, "setup", "setup_strict", "teardown", "srun_args", "additional_parameters")
+
+def _read_gpus(value: object) -> int | str:
+    if isinstance(value, str) and _GPUS.fullmatch(value) and not value.isdecimal():
+        return value
+    try:
+        return read_count(value)
+    except Unfit:
+        raise Unfit("a number of GPUs (4), or of GPUs of a type ('a100:4')", code=KEY) from None
+
+
+def _read_memory(value: object) -> int | str:
+    if isinstance(value, str) and _MEMORY.fullmatch(value.strip()):
+        return value.strip()
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise Unfit("an amount of memory ('32G'; without a unit, MB)", code=KEY)
+
+
+def _read_gigabytes(value: object) -> float:
+    number = value
+    if isinstance(value, str) and re.fullmatch(r"\d{1,9}(\.\d{1,9})?", value, re.ASCII):
+        number = float(value) if "." in value else int(value)
+    real = isinstance(number, (int, float)) and not isinstance(number, bool)
+    if not real or not 0 < number < math.inf:  # type: ignore[operator]
+        word = value.strip() if isinstance(value, str) else ""
+        hint = f"did you mean mem: {word}?" if _MEMORY.fullmatch(word) else ""
+        raise Unfit("a number of GB, more than 0", hint, code=KEY)
+    return number  # type: ignore[return-value]
+
+
+def _read_minutes(value: object) -> int:
+    if isinstance(value, str) and _TIME.fullmatch(value.strip()) and not value.strip().isdecimal():
+        raise Unfit(_MINUTES, f"for sbatch's own form: time: '{value.strip()}'", code=KEY)
+    if isinstance(value, str) and not value.strip().isdecimal():
+        try:
+            return max(1, math.ceil(parse_duration(value, zero=False) / 60))
+        except Unfit as unfit:
+            raise Unfit(_MINUTES, unfit.hint, code=KEY) from None
+    try:
+        return read_positive(value.strip() if isinstance(value, str) else value)
+    except Unfit:
+        raise Unfit(_MINUTES, code=KEY) from None
+
+
+def _read_time(value: object) -> int | str:
+    if isinstance(value, str) and _TIME.fullmatch(value.strip()):
+        return value.strip()
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    try:
+        parse_duration(value, zero=False)
+        hint = f"write timeout_min: {value}" if isinstance(value, str) else ""
+    except Unfit:
+        hint = ""
+    raise Unfit("a time as sbatch has it (minutes, '12:00:00', '1-12:00:00')", hint, code=KEY)
+
+
+def _read_delay(value: object) -> int:
+    try:
+        seconds = math.ceil(parse_duration(value, zero=False))
+    except Unfit as unfit:
+        raise Unfit("a number of seconds, 1 or more", unfit.hint, code=KEY) from None
+    if seconds > _LONGEST_DELAY:
+        raise Unfit(f"a number of seconds, {_LONGEST_DELAY} at most", code=KEY)
+    return seconds
+
+
+def read_snapshot(value: object) -> Snapshots:
+    """Read whether a run has a snapshot of the code; raises `Unfit` for another word."""
+    if value is False:
+        raise Unfit(one_of(SNAPSHOTS), "did you mean 'none'?", code="choice")
+    return cast("Snapshots", read_choice(value, SNAPSHOTS))
+
+
+SNAPSHOTS = get_args(Snapshots)
+
+
+def _read_option(value: object) -> str:
+    """Return the name of an option of sbatch as it has it."""
+    option = value.replace("_", "-") if isinstance(value, str) else ""
+    name = option.lstrip("-")
+    if name in REFUSED:
+        raise Unfit(message=f"cannot be given: {REFUSED[name]}", code=KEY)
+    if option != name and _OPTION.fullmatch(name):
+        raise Unfit("the name of an option of sbatch", f"write {name}", code=KEY)
+    if not _OPTION.fullmatch(option):
+        raise Unfit("the name of a long option of sbatch (reservation, mem-bind)", code=KEY)
+    return option
+
+
+def _read_parameter(value: object) -> Any:
+    if value is True or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+        return value
+    if not isinstance(value, str):
+        raise Unfit("text, a number, or true for an option without a value", code=KEY)
+    return read_line(value)
+
+
+_MEMORIES = ("mem", "mem_gb", "mem_per_gpu", "mem_per_cpu")
+
+
+class _Setting(NamedTuple):
+    option: str = ""  # what sbatch calls it
+    read: Callable[[Any], Any] = read_word
+    names: bool = False  # whether it may be a list, which sbatch takes with commas
+    lines: str = ""  # what it is a list of
+
+
+_EXCLUSIVE = ("user", "mcs", "topo")
+_BY_NAME: Mapping[str, _Setting] = {
+    "partition": _Setting("partition", names=True),
+    "account": _Setting("account"),
+    "qos": _Setting("qos", names=True),
+    "gres": _Setting("gres"),
+    "gpus_per_node": _Setting("gpus-per-node", _read_gpus),
+    "cpus_per_task": _Setting("cpus-per-task", read_positive),
+    "cpus_per_gpu": _Setting("cpus-per-gpu", read_positive),
+    "mem": _Setting("mem", _read_memory),
+    "mem_gb": _Setting("mem", _read_gigabytes),
+    "mem_per_gpu": _Setting("mem-per-gpu", _read_memory),
+    "mem_per_cpu": _Setting("mem-per-cpu", _read_memory),
+    "timeout_min": _Setting("time", _read_minutes),
+    "time": _Setting("time", _read_time),
+    "constraint": _Setting("constraint", names=True),
+    "exclude": _Setting("exclude", names=True),
+    "nodelist": _Setting("nodelist", names=True),
+    "comment": _Setting("comment"),
+    "dependency": _Setting("dependency"),
+    "exclusive": _Setting(
+        "exclusive", lambda v: (v or None) if isinstance(v, bool) else read_choice(v, _EXCLUSIVE)
+    ),
+    "mail_type": _Setting("mail-type", names=True),
+    "mail_user": _Setting("mail-user"),
+    "wckey": _Setting("wckey"),
+    "name": _Setting("job-name"),
+    "setup": _Setting(lines="shell lines"),
+    "setup_strict": _Setting(read=read_flag),
+    "teardown": _Setting(lines="shell lines"),
+    "srun_args": _Setting(lines="words for srun"),
+    "additional_parameters": _Setting(),
+}
+
+SETTINGS = tuple(_BY_NAME)
 """What goes to the site as it is, under submitit's names."""
+
+OPTIONS: Mapping[str, str] = {name: each.option for name, each in _BY_NAME.items() if each.option}
+"""Of the settings that are options of sbatch, what it calls them."""
 
 OWN_KEYS = ("nodes", "signal_delay_s", "requeue", "array_parallelism", "pack", "snapshot")
 """What a plan says of a cluster beside `SETTINGS`, in its order."""
@@ -88,6 +213,9 @@ _ONLY: Mapping[str, tuple[str, str]] = {
 }
 _KNOWN = ("backend", *SETTINGS, *OWN_KEYS, "max_num_timeout", "detach", "job_name", *_ONLY)
 _REQUEUE_KEYS = tuple(each.name for each in dataclasses.fields(Requeue))
+CLUSTER_KEYS = ("backend", *SETTINGS, *OWN_KEYS, "max_num_timeout", "detach")
+"""All keys that mean something here, each under the one name that docs give it."""
+
 SYNONYMS = {
     "queue": "partition",
     "gpus": "gpus_per_node",
@@ -138,13 +266,6 @@ _OTHER_OPTIONS = frozenset(
         *("tres-per-task", "uid", "use-min-nodes", "wait-all-nodes", "x11"),
     }
 )
-_OPTION = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
-_GPUS = re.compile(r"(?:[A-Za-z][\w.-]*:)?\d{1,6}(?:,[A-Za-z][\w.-]*:\d{1,6})*", re.ASCII)
-_MEMORY = re.compile(r"\d{1,12}(?:\.\d+)?\s*(?:[KMGT]B?)?", re.ASCII | re.IGNORECASE)
-_TIME = re.compile(r"\d+(?::\d\d?){0,2}|\d+-\d\d?(?::\d\d?){0,2}|UNLIMITED|INFINITE", re.ASCII)
-_MEMORIES = ("mem", "mem_gb", "mem_per_gpu", "mem_per_cpu")
-_MINUTES = "a number of minutes, 1 or more, or a duration (2h, 1d12h)"
-_LONGEST_DELAY = 65535  # seconds, as sbatch has it
 _HOW = f"write {KEY}={BACKEND}, or +{KEY}={BACKEND} where no config has chosen one yet"
 
 
@@ -376,14 +497,18 @@ class _Reading:
         return found
 
     def _setting(self, name: str, more: dict[str, Tree]) -> Any:
+        setting, tree = _BY_NAME[name], self._items.get(name)
         if name == "additional_parameters":
             return self._additional(more)
-        tree = self._items[name]
-        if name in _LINES:
-            return self._lines(name, tree)
-        if name in _NAMES and isinstance(tree, list):
-            tree = _joined(tree)
-        return self._value((name,), tree, _READERS.get(name, read_word))
+        if setting.lines:
+            return self._lines(name, tree, setting.lines)
+        if setting.names and isinstance(tree, list):
+            if BROKEN in tree:
+                return None
+            text = ",".join(map(str, reveal(tree)))
+            written = ",".join(map(str, conceal(tree)))
+            tree = Withheld(text, written) if has_secrets(tree) else text
+        return self._value((name,), tree, setting.read)
 
     def _value(self, path: Path, tree: Tree, read: Callable[[Any], Any], where: str = "") -> Any:
         """Return what a tree comes to, and note its source if it must not be written."""
@@ -404,10 +529,10 @@ class _Reading:
         value = self._value((name,), tree, read)
         return None if self._is_unset(tree) else value
 
-    def _lines(self, name: str, tree: Tree) -> list[str] | None:
+    def _lines(self, name: str, tree: Tree, what: str) -> list[str] | None:
         trees = tree if isinstance(tree, list) else [tree]
         if isinstance(tree, dict) or (name == "srun_args" and not isinstance(tree, list)):
-            self._add(name, tree, Unfit(f"a list of {_LINES[name]}", code=KEY))
+            self._add(name, tree, Unfit(f"a list of {what}", code=KEY))
             return None
 
         def read(value: object) -> str:
@@ -498,129 +623,3 @@ def _dotted(path: tuple[Any, ...]) -> str:
 def _twice(other: str) -> Unfit:
     message = f"is said twice: {KEY}.{other} says it as well"
     return Unfit(message=message, hint="leave one of them out", code=KEY)
-
-
-def _joined(trees: list[Tree]) -> Tree:
-    """Return a list of names as sbatch has it."""
-    if BROKEN in trees:
-        return BROKEN
-    text = ",".join(map(str, reveal(trees)))
-    return Withheld(text, ",".join(map(str, conceal(trees)))) if has_secrets(trees) else text
-
-
-def _read_gpus(value: object) -> int | str:
-    if isinstance(value, str) and _GPUS.fullmatch(value) and not value.isdecimal():
-        return value
-    try:
-        return read_count(value)
-    except Unfit:
-        raise Unfit("a number of GPUs (4), or of GPUs of a type ('a100:4')", code=KEY) from None
-
-
-def _read_memory(value: object) -> int | str:
-    if isinstance(value, str) and _MEMORY.fullmatch(value.strip()):
-        return value.strip()
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    raise Unfit("an amount of memory ('32G'; without a unit, MB)", code=KEY)
-
-
-def _read_gigabytes(value: object) -> float:
-    number = value
-    if isinstance(value, str) and re.fullmatch(r"\d{1,9}(\.\d{1,9})?", value, re.ASCII):
-        number = float(value) if "." in value else int(value)
-    real = isinstance(number, (int, float)) and not isinstance(number, bool)
-    if not real or not 0 < number < math.inf:  # type: ignore[operator]
-        word = value.strip() if isinstance(value, str) else ""
-        hint = f"did you mean mem: {word}?" if _MEMORY.fullmatch(word) else ""
-        raise Unfit("a number of GB, more than 0", hint, code=KEY)
-    return number  # type: ignore[return-value]
-
-
-def _read_minutes(value: object) -> int:
-    if isinstance(value, str) and _TIME.fullmatch(value.strip()) and not value.strip().isdecimal():
-        raise Unfit(_MINUTES, f"for sbatch's own form: time: '{value.strip()}'", code=KEY)
-    if isinstance(value, str) and not value.strip().isdecimal():
-        try:
-            return max(1, math.ceil(parse_duration(value, zero=False) / 60))
-        except Unfit as unfit:
-            raise Unfit(_MINUTES, unfit.hint, code=KEY) from None
-    try:
-        return read_positive(value.strip() if isinstance(value, str) else value)
-    except Unfit:
-        raise Unfit(_MINUTES, code=KEY) from None
-
-
-def _read_time(value: object) -> int | str:
-    if isinstance(value, str) and _TIME.fullmatch(value.strip()):
-        return value.strip()
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    try:
-        parse_duration(value, zero=False)
-        hint = f"write timeout_min: {value}" if isinstance(value, str) else ""
-    except Unfit:
-        hint = ""
-    raise Unfit("a time as sbatch has it (minutes, '12:00:00', '1-12:00:00')", hint, code=KEY)
-
-
-def _read_delay(value: object) -> int:
-    try:
-        seconds = math.ceil(parse_duration(value, zero=False))
-    except Unfit as unfit:
-        raise Unfit("a number of seconds, 1 or more", unfit.hint, code=KEY) from None
-    if seconds > _LONGEST_DELAY:
-        raise Unfit(f"a number of seconds, {_LONGEST_DELAY} at most", code=KEY)
-    return seconds
-
-
-def read_snapshot(value: object) -> Snapshots:
-    """Read whether a run has a snapshot of the code; raises `Unfit` for another word."""
-    if value is False:
-        raise Unfit(one_of(SNAPSHOTS), "did you mean 'none'?", code="choice")
-    return cast("Snapshots", read_choice(value, SNAPSHOTS))
-
-
-SNAPSHOTS = get_args(Snapshots)
-
-
-def _read_option(value: object) -> str:
-    """Return the name of an option of sbatch as it has it."""
-    option = value.replace("_", "-") if isinstance(value, str) else ""
-    name = option.lstrip("-")
-    if name in REFUSED:
-        raise Unfit(message=f"cannot be given: {REFUSED[name]}", code=KEY)
-    if option != name and _OPTION.fullmatch(name):
-        raise Unfit("the name of an option of sbatch", f"write {name}", code=KEY)
-    if not _OPTION.fullmatch(option):
-        raise Unfit("the name of a long option of sbatch (reservation, mem-bind)", code=KEY)
-    return option
-
-
-def _read_parameter(value: object) -> Any:
-    if value is True or (isinstance(value, (int, float)) and not isinstance(value, bool)):
-        return value
-    if not isinstance(value, str):
-        raise Unfit("text, a number, or true for an option without a value", code=KEY)
-    return read_line(value)
-
-
-_LINES = {"setup": "shell lines", "teardown": "shell lines", "srun_args": "words for srun"}
-_NAMES = frozenset({"partition", "qos", "constraint", "exclude", "nodelist", "mail_type"})
-_READERS: Mapping[str, Callable[[object], Any]] = {
-    "gpus_per_node": _read_gpus,
-    "cpus_per_task": read_positive,
-    "cpus_per_gpu": read_positive,
-    "mem": _read_memory,
-    "mem_gb": _read_gigabytes,
-    "mem_per_gpu": _read_memory,
-    "mem_per_cpu": _read_memory,
-    "timeout_min": _read_minutes,
-    "time": _read_time,
-    "exclusive": lambda value: (
-        value or None if isinstance(value, bool) else read_choice(value, ("user", "mcs", "topo"))
-    ),
-    "setup_strict": read_flag,
-}
-CLUSTER_KEYS = ("backend", *SETTINGS, *OWN_KEYS, "max_num_timeout", "detach")
-"""All keys that mean something here, each under the one name that docs give it."""

@@ -92,26 +92,16 @@ def check_script(entrypoint: Entrypoint) -> None:
     if os.path.isdir(path):
         raise Unfit(message="is a directory, not a script", code="entrypoint")
     if not os.path.exists(path):
-        message = f"does not exist in {_directory(entrypoint)}"
-        raise Unfit(message=message, hint=_script_hint(entrypoint), code="entrypoint")
+        above, name = os.path.split(path)
+        hint = did_you_mean(name, [each for each in _names_in(above) if each.endswith(".py")])
+        hint = "arguments go under 'args'" if " " in entrypoint.text else hint
+        base = path.removesuffix(entrypoint.text)
+        where = repr(base.rstrip("/") or "/") if base not in ("", path) else "this file system"
+        raise Unfit(message=f"does not exist in {where}", hint=hint, code="entrypoint")
     if not os.path.isfile(path):
         raise Unfit(message="is not a file", code="entrypoint")
     if not os.access(path, os.R_OK):
         raise Unfit(message="cannot be read: permission denied", code="entrypoint")
-
-
-def _directory(entrypoint: Entrypoint) -> str:
-    # What stands before the text that the user wrote, which the message shows already.
-    base = entrypoint.name.removesuffix(entrypoint.text)
-    return repr(base.rstrip("/") or "/") if base and base != entrypoint.name else "this file system"
-
-
-def _script_hint(entrypoint: Entrypoint) -> str:
-    if " " in entrypoint.text:
-        return "arguments go under 'args'"
-    directory, name = os.path.split(entrypoint.name)
-    scripts = (other for other in _names_in(directory) if other.endswith(".py"))
-    return did_you_mean(name, scripts)
 
 
 def check_program(entrypoint: Entrypoint, search_path: str, runtime_cwd: str) -> None:
@@ -362,35 +352,21 @@ def why_empty(root: Mapping[Any, Any], key: str, searched: Sequence[str]) -> Unf
         if name != key and isinstance(value, dict) and key in value:
             hint = "put the line '# @package _global_' at the top of that config file"
             return Unfit(expected, hint, f"there is {name}.{key}", code="entrypoint")
-    groups = [name for name, value in root.items() if _may_be_group(name, value)]
+    # what +exp=resnet becomes where there is no such group: a plain value
+    groups = [
+        name
+        for name, value in root.items()
+        if isinstance(name, str) and isinstance(value, str) and not is_secret_name(name)
+        if re.fullmatch(r"[\w./-]{1,80}", value)
+    ]
     if not groups:
         return Unfit(expected, code="entrypoint")
     groups.sort(key=lambda name: name != "exp")
     choices = one_of([repr(name) for name in groups[:3]])
     looked = f" in {', '.join(searched)}" if searched else ""
     meant = f"{groups[0]}={root[groups[0]]}"
-    near = _near_group(groups[0], str(root[groups[0]]), searched)
-    hint = near or f"{meant!r} was taken for a plain value"
+    hint = f"{meant!r} was taken for a plain value"
     return Unfit(expected, hint, f"there is no config group {choices}{looked}", code="entrypoint")
-
-
-def _near_group(name: str, choice: str, searched: Sequence[str]) -> str:
-    """Return a hint at a group with a similar name that has a config of that name."""
-    groups = {
-        entry
-        for directory in searched
-        if os.path.isdir(directory)
-        for entry in os.listdir(directory)
-        if os.path.isfile(os.path.join(directory, entry, f"{choice}.yaml"))
-    }
-    hint = did_you_mean(name, sorted(groups))
-    return re.sub("'(.*)'", rf"+\1={choice}", hint)
-
-
-def _may_be_group(name: object, value: object) -> bool:
-    # What +exp=resnet becomes where there is no such group: a plain value.
-    plain = isinstance(value, str) and re.fullmatch(r"[\w./-]{1,80}", value)
-    return bool(plain) and isinstance(name, str) and not is_secret_name(name)
 
 
 PREFLIGHT_KEYS = Preflight._fields

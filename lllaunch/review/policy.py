@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, NamedTuple
 
-from lllaunch.config.document import Document, parse, read_text
-from lllaunch.config.fields import MOST_PROBLEMS, did_you_mean, one_of
-from lllaunch.config.tree import show
-from lllaunch.errors import ConfigError, Diagnostic
-from lllaunch.text import shorten
+from lllaunch.config.document import parse, read_text
+from lllaunch.config.fields import Findings, known_items, one_of
+from lllaunch.config.tree import parts_of
+from lllaunch.errors import ConfigError, Unfit
 
 
 class Forms(NamedTuple):
@@ -92,70 +92,52 @@ def read_policy(path: str) -> Policy:
 
 def parse_policy(text: str, path: str) -> Policy:
     """Reads the text of a policy; `read_policy` tells what is raised."""
-    reader = _Reader(parse(text, path), path)
-    lists = reader.lists()
-    if reader.problems:
-        more = len(reader.problems) - MOST_PROBLEMS
-        left_out = [Diagnostic("more", "and", "", f"{more} more problems")] if more > 0 else []
-        raise ConfigError((*reader.problems[:MOST_PROBLEMS], *left_out))
+    document, findings = parse(text, path), Findings()
+    data = document.data
+    lists: dict[str, tuple[str, ...]] = {}
+    if not isinstance(data, dict) or "allow" not in data:
+        hint = "write 'allow: {...}'"
+        findings.add("", data, Unfit("a mapping with the key 'allow'", hint, code="policy"))
+    else:
+        known_items(data, "", ("allow",), {}, findings)
+        allow = data["allow"]
+        if not isinstance(allow, dict):
+            expected = f"a mapping of lists ({one_of(LISTS)})"
+            findings.add("allow", allow, Unfit(expected, code="policy"))
+        else:
+            known = known_items(allow, "allow", LISTS, {}, findings)
+            lists = {name: _read_patterns(name, value, findings) for name, value in known.items()}
+    try:
+        findings.raise_if_any()
+    except ConfigError as error:
+        # where each stands
+        placed = []
+        for each in error.problems:
+            parts = [int(part) if part.isdecimal() else part for part in parts_of(each.key)]
+            line = document.lines.nearest(parts)
+            placed.append(replace(each, key=each.key.lstrip("."), file=path, line=line))
+        raise ConfigError(tuple(placed)) from None
     return Policy(path, **lists)
 
 
-class _Reader:
-    def __init__(self, document: Document, path: str) -> None:
-        self.problems: list[Diagnostic] = []
-        self._document = document
-        self._path = path
-
-    def lists(self) -> dict[str, tuple[str, ...]]:
-        data = self._document.data
-        if not isinstance(data, dict) or "allow" not in data:
-            self._note((), data, "a mapping with the key 'allow'", "write 'allow: {...}'")
-            return {}
-        self._note_unknown((), data, ("allow",))
-        allow = data["allow"]
-        if not isinstance(allow, dict):
-            self._note(("allow",), allow, f"a mapping of lists ({one_of(LISTS)})")
-            return {}
-        self._note_unknown(("allow",), allow, LISTS)
-        return {name: self._patterns(name, allow[name]) for name in LISTS if name in allow}
-
-    def _patterns(self, name: str, value: Any) -> tuple[str, ...]:
-        where = ("allow", name)
-        if isinstance(value, str):
-            self._note(where, value, "a list of patterns", f"write [{value!r}]")
-        elif not isinstance(value, list):
-            hint = "leave it out, or write []" if value is None else ""
-            self._note(where, value, "a list of patterns", hint)
-        else:
-            for place, item in enumerate(value):
-                self._check(name, (*where, place), item)
-            return tuple(item for item in value if isinstance(item, str))
+def _read_patterns(name: str, value: Any, findings: Findings) -> tuple[str, ...]:
+    key = f"allow.{name}"
+    if not isinstance(value, list):
+        hint = f"write [{value!r}]" if isinstance(value, str) else ""
+        hint = "leave it out, or write []" if value is None else hint
+        findings.add(key, value, Unfit("a list of patterns", hint, code="policy"))
         return ()
+    read = partial(_read_pattern, of_paths=name == "paths")
+    found = [findings.attempt(f"{key}[{place}]", item, read) for place, item in enumerate(value)]
+    return tuple(item for item in found if item is not None)
 
-    def _check(self, name: str, where: tuple[Any, ...], item: Any) -> None:
-        if not isinstance(item, str):
-            hint = "" if item is None or isinstance(item, (dict, list)) else "quote it"
-            self._note(where, item, "text", hint)
-        elif not item or item != item.strip():
-            self._note(where, item, "text without blanks around it")
-        elif name == "paths" and not item.startswith("/"):
-            self._note(where, item, "an absolute path", "those in the tree are allowed anyway")
 
-    def _note_unknown(self, where: tuple[Any, ...], node: Any, names: tuple[str, ...]) -> None:
-        for key in node:
-            if key not in names:
-                hint = did_you_mean(str(key), names)
-                self._add(
-                    (*where, key), Diagnostic("unknown-key", "", "", "unknown key", shorten(hint))
-                )
-
-    def _note(self, where: tuple[Any, ...], value: Any, expected: str, hint: str = "") -> None:
-        self._add(
-            where, Diagnostic("policy", "", show(value), "", shorten(hint), expected=expected)
-        )
-
-    def _add(self, where: tuple[Any, ...], problem: Diagnostic) -> None:
-        line = self._document.lines.nearest(where)
-        key = ".".join(str(part) for part in where if not isinstance(part, int))
-        self.problems.append(replace(problem, key=shorten(key), file=self._path, line=line))
+def _read_pattern(item: object, *, of_paths: bool) -> str:
+    if not isinstance(item, str):
+        hint = "" if item is None or isinstance(item, (dict, list)) else "quote it"
+        raise Unfit("text", hint, code="policy")
+    if not item or item != item.strip():
+        raise Unfit("text without blanks around it", code="policy")
+    if of_paths and not item.startswith("/"):
+        raise Unfit("an absolute path", "those in the tree are allowed anyway", code="policy")
+    return item

@@ -9,7 +9,7 @@ from support.nvml import FakeNvml
 
 from lllaunch.config import cluster, nodes
 from lllaunch.config.cluster import CLUSTER_KEYS
-from lllaunch.config.command import FORMS, why_empty
+from lllaunch.config.command import FORMS
 from lllaunch.config.kinds import CONSOLE, PRESETS, RESOURCES, RESTART, WATCHDOG
 from lllaunch.config.nodes import RDZV
 from lllaunch.config.resolve import endless, resolve
@@ -259,15 +259,6 @@ def test_an_empty_entrypoint_says_which_group_was_not_found() -> None:
     ]
     (line,) = complaints({"entrypoint": ""}, {"name": "x", "exp": "resnet", "lr": 0.1})
     assert "there is no config group 'exp' or 'name'; 'exp=resnet' was taken" in line
-
-
-def test_a_group_that_is_nearly_named_is_meant(tmp_path: Path) -> None:
-    (tmp_path / "exp").mkdir()
-    (tmp_path / "exp" / "toy.yaml").touch()
-    searched = [str(tmp_path), "/a/conf (not there)"]
-    assert why_empty({"exps": "toy"}, "launch", searched).hint == "did you mean +exp=toy?"
-    assert "was taken for a plain value" in why_empty({"exps": "toi"}, "launch", searched).hint
-    assert "was taken for a plain value" in why_empty({"zzz": "toy"}, "launch", searched).hint
 
 
 def test_an_empty_entrypoint_says_that_a_package_line_is_missing() -> None:

@@ -62,22 +62,22 @@ allow:
   env: {A: b}
 """
     assert problems_of(text) == [
-        "p.yaml:1: alow: unknown key; did you mean 'allow'? [unknown-key]",
-        "p.yaml:3: allow.entrypoint: unknown key; did you mean 'entrypoints'? [unknown-key]",
+        "p.yaml:1: alow: unknown setting; did you mean 'allow'? [unknown-key]",
+        "p.yaml:3: allow.entrypoint: unknown setting; did you mean 'entrypoints'? [unknown-key]",
         (
             "p.yaml:4: allow.programs: expected a list of patterns, got 'python'; "
             "write ['python'] [policy]"
         ),
-        "p.yaml:7: allow.preload: expected text, got 3.1; quote it [policy]",
-        "p.yaml:8: allow.preload: expected text, got true; quote it [policy]",
-        "p.yaml:9: allow.preload: expected text, got {a: 'b'} [policy]",
-        "p.yaml:10: allow.preload: expected text without blanks around it, got '' [policy]",
+        "p.yaml:7: allow.preload[1]: expected text, got 3.1; quote it [policy]",
+        "p.yaml:8: allow.preload[2]: expected text, got true; quote it [policy]",
+        "p.yaml:9: allow.preload[3]: expected text, got {a: 'b'} [policy]",
+        "p.yaml:10: allow.preload[4]: expected text without blanks around it, got '' [policy]",
         (
             "p.yaml:11: allow.targets: expected a list of patterns, got "
             "null; leave it out, or write [] [policy]"
         ),
+        f"p.yaml:12: allow.paths[0]: expected an absolute path, got 'scratch'; {ANYWAY} [policy]",
         "p.yaml:13: allow.env: expected a list of patterns, got {A: 'b'} [policy]",
-        f"p.yaml:12: allow.paths: expected an absolute path, got 'scratch'; {ANYWAY} [policy]",
     ]
 
 
