@@ -9,7 +9,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from lllaunch.errors import Code, Diagnostic
@@ -56,10 +56,7 @@ class CheckedDiagnostic(Diagnostic):
         cls, diagnostic: Diagnostic, exit_code: int, experiments: tuple[str, ...] = ()
     ) -> CheckedDiagnostic:
         """Return a diagnostic as one of a check."""
-        known: dict[str, Any] = {
-            each.name: getattr(diagnostic, each.name) for each in fields(Diagnostic)
-        }
-        return cls(**known, exit_code=exit_code, experiments=experiments)
+        return cls(**{**vars(diagnostic), "exit_code": exit_code, "experiments": experiments})
 
     @classmethod
     def at(
@@ -73,7 +70,8 @@ class CheckedDiagnostic(Diagnostic):
         experiments: tuple[str, ...] = (),
     ) -> CheckedDiagnostic:
         """Return what is wrong at a line of a file."""
-        return cls.of(Diagnostic(code, key, "", message, "", file, line), exit_code, experiments)
+        known = Diagnostic(code, key, "", message, "", file, line)
+        return cls(**vars(known), exit_code=exit_code, experiments=experiments)
 
     @property
     def level(self) -> Level:
@@ -95,19 +93,6 @@ def exit_code(found: Iterable[CheckedDiagnostic], *, strict: bool = False) -> in
     """Returns the exit code: 2 if something is wrong, else 5 if something is refused, else 0."""
     codes = {WRONG if strict and not each.exit_code else each.exit_code for each in found}
     return next((code for code in (WRONG, REFUSED) if code in codes), 0)
-
-
-def without(
-    found: Iterable[CheckedDiagnostic], hide: Callable[[str], str]
-) -> list[CheckedDiagnostic]:
-    """Returns what was found without the secrets that texts of it may hold."""
-
-    def hidden(each: CheckedDiagnostic) -> CheckedDiagnostic:
-        names = ("key", "value", "message", "hint", "expected")
-        texts: dict[str, Any] = {name: hide(getattr(each, name)) for name in names}
-        return replace(each, **texts)
-
-    return [hidden(each) for each in found]
 
 
 @dataclass(frozen=True)
@@ -152,7 +137,12 @@ class Outcome:
         experiments = tuple(
             replace(each, command=tuple(map(hide, each.command))) for each in self.experiments
         )
-        return replace(self, experiments=experiments, found=tuple(without(self.found, hide)))
+        names = ("key", "value", "message", "hint", "expected")
+        texts: list[dict[str, Any]] = [
+            {name: hide(getattr(each, name)) for name in names} for each in self.found
+        ]
+        found = (replace(each, **text) for each, text in zip(self.found, texts, strict=True))
+        return replace(self, experiments=experiments, found=tuple(found))
 
 
 def counted(number: int, what: str) -> str:
@@ -368,15 +358,11 @@ def tell(
         lines = [*commands(outcome, strict=strict, path=path), outcome.verdict()]
         tell_step(lines, functools.partial(summary, outcome), environ, output)
         return
-    text = _rendered(outcome, form, strict=strict)
+    if form == "text":
+        text = render_text(outcome)
+    else:
+        text = (render_checks if form == "junit" else render_json)(outcome, strict=strict)
     if output is None:
         emit(text)
     else:
         write_atomic(output, encoded(text))
-
-
-def _rendered(outcome: Outcome, form: str, *, strict: bool) -> str:
-    if form == "junit":
-        return render_checks(outcome, strict=strict)
-
-    return render_json(outcome, strict=strict) if form == "json" else render_text(outcome)

@@ -43,28 +43,18 @@ def misfits(
 ) -> Iterator[tuple[str, str, str]]:
     """Yield what is wrong with a call: the keyword (or empty), the problem, a hint."""
     parameters = takes.parameters.values()
-    kinds = {parameter.kind for parameter in parameters}
-    positional = [p for p in parameters if p.kind <= Parameter.POSITIONAL_OR_KEYWORD]
-    by_name = {p.name: p for p in parameters if p.kind in _KEYWORD}
-    if len(args) > len(positional) and Parameter.VAR_POSITIONAL not in kinds:
-        most = len(positional)
-        yield "", f"expected at most {most} for {function}, got {len(args)}", ""
-    taken = {parameter.name for parameter in positional[: len(args)]}
-    for name in kwargs:
-        if name in taken:
-            yield name, f"{function} is given it twice", ""
-        elif name not in by_name and Parameter.VAR_KEYWORD not in kinds:
+    by_name = [each.name for each in parameters if each.kind in _KEYWORD]
+    if all(each.kind is not Parameter.VAR_KEYWORD for each in parameters):
+        for name in [name for name in kwargs if name not in by_name]:
             hint = did_you_mean(name, by_name)
-            if any(parameter.name == name for parameter in positional):
+            if name in takes.parameters:
                 hint = "it is positional only: write 'args' as a list"
             yield name, f"{function} has no such argument", hint
-    required = dict.fromkeys(
-        p.name for p in (*positional, *by_name.values()) if p.default is Parameter.empty
-    )
-    lacking = [name for name in required if name not in {*taken, *kwargs}]
-    if lacking:
-        names = ", ".join(repr(name) for name in lacking)
-        yield "", f"{function} also requires {names}", ""
+        kwargs = {name: value for name, value in kwargs.items() if name in by_name}
+    try:
+        takes.bind(*args, **kwargs)
+    except TypeError as error:
+        yield "", f"{function}: {error}", ""
 
 
 _CONSTANTS = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.JoinedStr)

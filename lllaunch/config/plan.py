@@ -102,7 +102,11 @@ def portable_plan(spec: LaunchSpec, places: PathAliases = MARKS) -> dict[str, An
     launch.pop("node_rank")
     if spec.cluster is None or launch["rdzv"].get("interface") is None:
         launch["rdzv"].pop("interface", None)
-    if _is_derived(launch["run_id"], launch["rdzv"], spec):
+    # a name that follows from the rest
+    known = {default_run_id(spec.output_dir), launch["rdzv"]["id"]}
+    known |= {NO_ID} if spec.nodes is not None else set()
+    known |= {each.value for each in spec.detected if each.setting == "rdzv.id"}
+    if launch["run_id"] in known:
         launch.pop("run_id")
     # One may be within the other, so the longer goes first: the run's is within the user's usually,
     # and the user's, where the run has a snapshot of the code, within the run's.
@@ -117,14 +121,6 @@ def portable_plan(spec: LaunchSpec, places: PathAliases = MARKS) -> dict[str, An
     ]
     portable: dict[str, Any] = _elsewhere(plan, patterns)
     return portable
-
-
-def _is_derived(run_id: object, rdzv: Mapping[str, Any], spec: LaunchSpec) -> bool:
-    """Whether a run's name follows from the rest."""
-    known = {default_run_id(spec.output_dir), rdzv["id"]}
-    known |= {NO_ID} if spec.nodes is not None else set()
-    known |= {each.value for each in spec.detected if each.setting == "rdzv.id"}
-    return run_id in known
 
 
 _OWN = (

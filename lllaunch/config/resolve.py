@@ -197,9 +197,6 @@ def _read_layers(
     return Settings(tree, keys, findings, given=weaker.keys() | own.keys())
 
 
-_STREAMS = ("redirects", "tee")
-
-
 def _build(settings: Settings, around: HostContext, cluster: ClusterNode | None) -> LaunchSpec:
     """Read all settings; the spec is of use only if nothing was found."""
     findings = settings.findings
@@ -217,8 +214,13 @@ def _build(settings: Settings, around: HostContext, cluster: ClusterNode | None)
     call = _read_call(settings, place, around)
     preflight, preflight_command = read_preflight(settings, place)
     preload = settings.each("preload", lambda v: check_preload(v, place.sys_path, here=around.here))
-    masks = {name: _read_mask(settings, name, nproc) for name in _STREAMS}
-    files, tee = (masks[name].by_rank(nproc or 1) for name in _STREAMS)
+    masks: dict[str, Mask] = {}
+    for name in ("redirects", "tee"):
+        mask = parse_mask(settings[name], settings.key_of(name), findings) or Mask()
+        if nproc is not None:
+            check_mask(mask, settings[name], settings.key_of(name), nproc, findings)
+        masks[name] = mask
+    files, tee = (mask.by_rank(nproc or 1) for mask in masks.values())
     read_log_dir = partial(read_new_directory, runtime_cwd=around.runtime_cwd)
     shown = settings.each("local_ranks_filter", partial(_ranks, nproc=nproc))
     derived_id = default_run_id(around.output_dir)
@@ -247,6 +249,15 @@ def _build(settings: Settings, around: HostContext, cluster: ClusterNode | None)
         "env_per_rank": {rank_key(ranks): own for ranks, own in env_per_rank.items()},
         "preflight": {"command": preflight_command},
     }
+    sources = {**nodes.sources, **_sources_of_settings(settings)}
+    # null: the config says nothing, and whatever starts the nodes may
+    word = None if nodes.leaves_nproc else nproc_word(reveal(settings["nproc"]))
+    if word != "":  # the machine decides, and plans are the same on all
+        sources |= {("nproc",): word, **{(name,): mask.text for name, mask in masks.items()}}
+    id_of_group = settings["rdzv"].get("id") if isinstance(settings["rdzv"], dict) else None
+    if has_secrets(id_of_group) and not settings.is_given("run_id"):
+        sources["run_id",] = conceal(id_of_group)
+    sources |= {p: leaf.source for p, leaf in leaf_items(passed) if isinstance(leaf, Withheld)}
     return LaunchSpec(
         **plain,
         entrypoint=call.entrypoint,
@@ -270,16 +281,7 @@ def _build(settings: Settings, around: HostContext, cluster: ClusterNode | None)
         redirects={rank: Std(std | tee[rank]) for rank, std in files.items()},
         tee=tee,
         local_ranks_filter=None if settings["local_ranks_filter"] is None else _joined(shown),
-        sources={
-            **nodes.sources,
-            **_left_to_machine(settings, nodes, masks),
-            **_sources_of_settings(settings),
-            **_source_of_run_id(settings),
-            **{
-                path: leaf.source for path, leaf in leaf_items(passed) if isinstance(leaf, Withheld)
-            },
-            **({} if cluster is None else cluster.sources),
-        },
+        sources=sources if cluster is None else {**sources, **cluster.sources},
     )
 
 
@@ -304,26 +306,6 @@ def _sources_of_settings(settings: Settings) -> dict[Path, Any]:
         else:
             found[(name,)] = conceal(tree)
     return found
-
-
-def _source_of_run_id(settings: Settings) -> dict[Path, Any]:
-    """Return what stands in a plan for a run's name that was made from a secret."""
-    tree = settings["rdzv"]
-    id_of_group = tree.get("id") if isinstance(tree, dict) else None
-    if settings.is_given("run_id") or not has_secrets(id_of_group):
-        return {}
-    return {("run_id",): conceal(id_of_group)}
-
-
-def _left_to_machine(
-    settings: Settings, nodes: NodeSettings, masks: Mapping[str, Mask]
-) -> dict[Path, Any]:
-    """Return what stands in a plan for what the machine decides: plans are the same on all."""
-    # null: the config says nothing, and whatever starts the nodes may
-    word = None if nodes.leaves_nproc else nproc_word(reveal(settings["nproc"]))
-    if word == "":
-        return {}
-    return {("nproc",): word, **{(name,): mask.text for name, mask in masks.items()}}
 
 
 def _read_nproc(
@@ -383,14 +365,6 @@ def _read_call(settings: Settings, place: SearchPlace, around: HostContext) -> E
     elif entrypoint is not BROKEN:
         call = read_call_of(entrypoint, settings["args"], place, around.key, findings)
     return call
-
-
-def _read_mask(settings: Settings, name: str, nproc: int | None) -> Mask:
-    tree, key, findings = settings[name], settings.key_of(name), settings.findings
-    mask = parse_mask(tree, key, findings) or Mask()
-    if nproc is not None:
-        check_mask(mask, tree, key, nproc, findings)
-    return mask
 
 
 def _joined(ranges: Sequence[range]) -> tuple[range, ...]:

@@ -21,7 +21,7 @@ from lllaunch.errors import Unfit
 from lllaunch.linux import gpus as driver
 from lllaunch.linux.gpus import PRETEND, Nvml, pretended_gpus
 from lllaunch.std import Std
-from lllaunch.text import as_ranges, write_range
+from lllaunch.text import write_range
 
 _DURATION = "a duration (90, 90s, 10m, 1h30m, 1d)"
 _MORE_THAN_0 = "a duration of more than 0"
@@ -124,9 +124,7 @@ def _seconds(value: object) -> Decimal:
     if len(text) > _LONGEST_TEXT:
         raise Unfit(_DURATION, code="duration")
     if ":" in text:
-        raise Unfit(
-            _DURATION, _without_colons(text), "colons could mean hours or minutes", code="duration"
-        )
+        raise Unfit(_DURATION, "write 1h30m", "colons could mean hours or minutes", code="duration")
     if _NUMBER.fullmatch(text):
         return Decimal(text)
     parts = _PARTS.fullmatch(text.lower())
@@ -134,20 +132,6 @@ def _seconds(value: object) -> Decimal:
         raise Unfit(_DURATION, code="duration")
     pairs = zip(parts.groups(), _SECONDS.values(), strict=True)
     return sum((Decimal(part) * unit for part, unit in pairs if part), Decimal(0))
-
-
-def _without_colons(text: str) -> str:
-    fields = text.split(":")
-    if not all(re.fullmatch(r"\d{1,9}", field, re.ASCII) for field in fields):
-        return "write 1h30m"
-    numbers = [int(field) for field in fields]
-    if len(numbers) == 3:
-        parts = "".join(f"{n}{unit}" for n, unit in zip(numbers, "hms", strict=True) if n)
-        return f"write {parts or '0s'}"
-    if len(numbers) == 2:
-        first, second = numbers
-        return f"write {first}h{second}m or {first}m{second}s"
-    return "write 1h30m"
 
 
 def format_duration(seconds: float) -> str:
@@ -361,15 +345,9 @@ def write_mask(streams: Mapping[int, Std]) -> str:
     A name if all ranks have the same, else pairs such as ``0:all 1-7:out``, without the ranks that
     have none.
     """
-    used = set(streams.values())
-    if len(used) <= 1:
-        return _name_of(used.pop() if used else Std.NONE)
-    parts = [
-        (ranks.start, f"{write_range(ranks)}:{_name_of(std)}")
-        for std in used - {Std.NONE}
-        for ranks in as_ranges(rank for rank, own in streams.items() if own == std)
-    ]
-    return " ".join(text for _, text in sorted(parts))
+    if len(set(streams.values())) <= 1:
+        return Mask(rest=next(iter(streams.values()), Std.NONE)).text
+    return Mask(tuple((range(rank, rank + 1), std) for rank, std in streams.items())).text
 
 
 def _name_of(streams: Std) -> str:

@@ -85,11 +85,11 @@ POSITIONAL = "it is positional only: write 'args' as a list"
         ("def f(a, b=1): ...", [1], {"b": 2}, []),
         ("def f(a, /, *, c): ...", [1], {"c": 1}, []),
         ("def f(*args, **more): ...", [1, 2], {"x": 1}, []),
-        ("def f(a, *, b): ...", [], {}, [("", "m:f also requires 'a', 'b'", "")]),
+        ("def f(a, *, b): ...", [], {}, [("", "m:f: missing a required argument: 'a'", "")]),
         ("def f(last=1): ...", [], {"lats": 1}, [("lats", NO_SUCH, "did you mean 'last'?")]),
         ("def f(a=1, /): ...", [], {"a": 1}, [("a", NO_SUCH, POSITIONAL)]),
-        ("def f(a): ...", [1, 2], {}, [("", "expected at most 1 for m:f, got 2", "")]),
-        ("def f(a): ...", [1], {"a": 1}, [("a", "m:f is given it twice", "")]),
+        ("def f(a): ...", [1, 2], {}, [("", "m:f: too many positional arguments", "")]),
+        ("def f(a): ...", [1], {"a": 1}, [("", "m:f: multiple values for argument 'a'", "")]),
     ],
 )
 def test_whether_arguments_fit_a_function(

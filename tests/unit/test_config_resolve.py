@@ -285,7 +285,7 @@ def test_arguments_are_tried_on_a_function(tmp_path: Path) -> None:
             "launch.args.epoch: fit_module:train has no such argument; did you mean "
             "'epochs'? [arguments]"
         ),
-        "launch.args: fit_module:train also requires 'lr' [arguments]",
+        "launch.args: fit_module:train: missing a required argument: 'lr' [arguments]",
     ]
     broken = {**launch, "args": "${nope}"}
     assert len(complaints(broken, runtime_cwd=str(tmp_path))) == 1

@@ -65,7 +65,7 @@ def test_what_is_no_duration_says_what_one_looks_like(written: object) -> None:
 def test_a_colon_is_refused_with_what_to_write() -> None:
     with pytest.raises(Unfit) as caught:
         parse_duration("1:30")
-    assert caught.value.hint == "write 1h30m or 1m30s"
+    assert caught.value.hint == "write 1h30m"
 
 
 @given(st.floats(1e-9, 864_000_000))
