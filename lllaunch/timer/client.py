@@ -335,8 +335,7 @@ def expires(after: float, scope: str | None = None, client: TimerClient | None =
         @expires(after=60)
         async def fetch(): ...
 
-    A decorated coroutine or generator has its timer from the first step to the end, suspensions
-    included.
+    A decorated coroutine has its timer from the first step to the end, suspensions included.
 
     As in torch a scope has one timer. Entered again, by recursion, threads or tasks, it replaces
     that timer, and the first to leave releases it. `deadline` gives each entry its own timer.
@@ -440,13 +439,33 @@ class Countdown:
         self.__exit__()
 
     def __call__(self, function: F) -> F:
-        """Decorates a function, so that each call has a timer of its own.
+        """Decorate a function or a coroutine function: each call has a timer of its own.
 
         Raises:
-            TypeError: it is none.
+            TypeError: it is neither. In a generator use a ``with`` block.
         """
-        from lllaunch.timer.decorate import decorate, place_of  # noqa: PLC0415 - imports inspect
+        import functools  # noqa: PLC0415 - few workers decorate
+        import inspect  # noqa: PLC0415 - as above
 
-        scope = self._scope if self._named else place_of(function) or self._scope
-        after, client, named, own = self._after, self._client, self._named, self._own
-        return decorate(function, lambda: Countdown(after, scope, client, named, own))
+        steps = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+        if isinstance(function, type) or not callable(function) or steps:
+            raise TypeError(f"a timer decorates functions, not {function!r}")
+        scope = self._scope
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if not self._named and code is not None:
+            scope = f"{code.co_filename}#{code.co_firstlineno}"
+
+        def countdown() -> Countdown:
+            return Countdown(self._after, scope, self._client, self._named, self._own)
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with countdown():
+                return function(*args, **kwargs)
+
+        @functools.wraps(function)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            with countdown():
+                return await function(*args, **kwargs)
+
+        return awaited if inspect.iscoroutinefunction(function) else wrapper  # type: ignore[return-value]

@@ -8,11 +8,13 @@ an operation is over NCCL says as its state; gloo only retires it, also when it 
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from lllaunch.documents import Record, as_record
@@ -152,9 +154,8 @@ class Disagreement(Record, frozen=True):
         sentence = _SENTENCES[self.kind](self.parties, Wording(shown, so_far, utc))
         if self.instead is None:
             return sentence
-        wait = "waits" if len(self.at_fault) == 1 else "wait"
         other = operation_text(self.instead.collective, self.instead.group)
-        return f"{sentence}; {_named(self.at_fault)} {wait} in {other} instead"
+        return f"{sentence}; {_named(self.at_fault, 'waits', 'wait')} in {other} instead"
 
     @property
     def located(self) -> frozenset[int]:
@@ -187,66 +188,90 @@ def read_trace(document: object, rank: int, *, ended: bool = False) -> RankTrace
     passed over. ``ended``: whether the rank was about to end: what is retired may have failed.
     Returns None if nothing is known of it.
     """
-    if not isinstance(document, Mapping):
-        return None
-    members = _members(document.get("groups"))
+    told = _as(_Document, document)
+    members: dict[str, tuple[int, ...]] = {}
     groups: dict[str, GroupTrace] = {}
-    traces = document.get("traces")
     known = False
-    for trace in traces if isinstance(traces, list) else []:
-        if isinstance(trace, Mapping):
+    for each in [] if told is None else told.traces:
+        trace = _as(_Trace, each)
+        if trace is not None:
             # One without entries is of a rank that has called nothing yet.
-            known = known or "version" in trace
-            members = {**_configured(trace.get("pg_config")), **members}
-            _read_entries(trace.get("entries"), groups, ended=ended)
-    if not known:
+            known = known or trace.version is not None
+            for name, value in (_as(dict[str, Any], trace.pg_config) or {}).items():
+                # as text, or not at all (gloo)
+                text = value.get("ranks") if isinstance(value, dict) else None
+                numbers = re.findall(r"\d{1,9}", text) if isinstance(text, str) else []
+                members[name] = _ranks([*map(int, numbers)])
+            _read_entries(trace.entries, groups, ended=ended)
+    if told is None or not known:
         return None
-    for name in members:
-        groups.setdefault(name, GroupTrace(name, _DEFAULT if name == "0" else ""))
+    of_groups = _as(dict[str, Any], told.groups) or {}
+    members |= {name: ranks for name, value in of_groups.items() if (ranks := _ranks(value))}
+    for name, ranks in members.items():
+        if ranks:
+            groups.setdefault(name, GroupTrace(name, _DEFAULT if name == "0" else ""))
     return RankTrace(
         rank,
         tuple(replace(each, ranks=members.get(each.name, ())) for each in groups.values()),
     )
 
 
-def _members(document: object) -> dict[str, tuple[int, ...]]:
-    if not isinstance(document, Mapping):
-        return {}
-    return {str(name): ranks for name, value in document.items() if (ranks := _ranks(value))}
+class _Document(msgspec.Struct):
+    groups: Any = None
+    traces: list[Any] = []
 
 
-def _configured(document: object) -> dict[str, tuple[int, ...]]:
-    """The ranks of groups as a trace itself has them: as text, or not at all (gloo)."""
-    if not isinstance(document, Mapping):
-        return {}
-    found = {}
-    for name, value in document.items():
-        text = value.get("ranks") if isinstance(value, Mapping) else None
-        numbers = text.strip("[] ").split(",") if isinstance(text, str) else []
-        ranks = _ranks([int(each) for each in numbers if each.strip().isdecimal()])
-        if ranks:
-            found[str(name)] = ranks
-    return found
+class _Trace(msgspec.Struct):
+    version: Any = None
+    pg_config: Any = None
+    entries: Any = None
+
+
+class _Entry(msgspec.Struct):
+    """A call, as the flight recorder has it."""
+
+    process_group: Annotated[list[str], msgspec.Meta(min_length=1)]  # its name and description
+    collective_seq_id: Annotated[int, msgspec.Meta(ge=1)]
+    profiling_name: str
+    state: Any = None
+    retired: Any = False
+    input_sizes: list[list[int]] = []
+    input_dtypes: list[str] = []
+    time_created_ns: int = 0
+    is_p2p: bool = False
+
+
+_T = TypeVar("_T")
+
+
+def _as(kind: type[_T], value: object) -> _T | None:
+    """Plain data as a type; None if it is none."""
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, RecursionError):
+        return None
 
 
 def _ranks(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > _MOST_RANKS:
-        return ()
-    return tuple(sorted(each for each in value if type(each) is int))
+    ranks = _as(list[int], value) or ()
+    return tuple(sorted(ranks)) if len(ranks) <= _MOST_RANKS else ()
 
 
-def _read_entries(entries: object, groups: dict[str, GroupTrace], *, ended: bool) -> None:
+def _read_entries(entries: Any, groups: dict[str, GroupTrace], *, ended: bool) -> None:
     calls: dict[str, list[Call]] = defaultdict(list)
     descriptions: dict[str, str] = {}
     kept: set[str] = set()
-    for entry in entries[-_MOST_ENTRIES:] if isinstance(entries, list) else []:
-        read = _read_entry(entry, ended=ended)
-        if read is None:
+    for each in (_as(list[Any], entries) or [])[-_MOST_ENTRIES:]:
+        entry = _as(_Entry, each)
+        if entry is None or entry.is_p2p:
             continue
-        name, description, knows, call = read
-        descriptions[name] = description
-        if knows:
+        name = entry.process_group[0]
+        descriptions[name] = printable(entry.process_group[-1], _NAME)
+        knows = entry.state in _KEPT
+        over = entry.state == "completed" if knows else entry.retired is True and not ended
+        if knows or over:
             kept.add(name)
+        call = _call(entry, completed=over)
         last = calls[name][-1] if calls[name] else None
         if (
             last is not None
@@ -264,45 +289,18 @@ def _read_entries(entries: object, groups: dict[str, GroupTrace], *, ended: bool
         groups[name] = GroupTrace(name, descriptions[name], (), tuple(found), name in kept)
 
 
-def _read_entry(entry: object, *, ended: bool) -> tuple[str, str, bool, Call] | None:
-    if not isinstance(entry, Mapping) or entry.get("is_p2p"):
-        return None
-    group, number, text = (entry.get(key) for key in _FIELDS)
-    if not isinstance(group, (list, tuple)) or not group or type(number) is not int or number < 1:
-        return None
-    backend, colon, operation = str(text).partition(":")
-    if not colon or backend not in _BACKENDS:
-        operation = str(text)
-    created = entry.get("time_created_ns")
-    state = entry.get("state")
-    knows = state in _KEPT
-    over = state == "completed" if knows else entry.get("retired") is True and not ended
-    call = Call(
-        number,
-        printable(operation, _NAME),
-        _sizes(entry.get("input_sizes")),
-        _dtypes(entry.get("input_dtypes")),
-        created if type(created) is int and created > 0 else 0,
-        over,
+def _call(entry: _Entry, *, completed: bool) -> Call:
+    backend, _, operation = entry.profiling_name.partition(":")
+    tensors = entry.input_sizes[:_MOST_TENSORS]
+    dtypes = entry.input_dtypes[:_MOST_TENSORS]
+    return Call(
+        entry.collective_seq_id,
+        printable(operation if backend in _BACKENDS else entry.profiling_name, _NAME),
+        tuple(tuple(tensor[:_MOST_DIMENSIONS]) for tensor in tensors),
+        tuple(_DTYPES.get(name, printable(name.lower(), _NAME)) for name in dtypes),
+        max(0, entry.time_created_ns),
+        completed,
     )
-    return str(group[0]), printable(str(group[-1]), _NAME), knows or over, call
-
-
-_FIELDS = ("process_group", "collective_seq_id", "profiling_name")
-
-
-def _sizes(value: object) -> tuple[tuple[int, ...], ...]:
-    if not isinstance(value, list):
-        return ()
-    tensors = [each for each in value[:_MOST_TENSORS] if isinstance(each, list)]
-    return tuple(
-        tuple(each for each in tensor[:_MOST_DIMENSIONS] if type(each) is int) for tensor in tensors
-    )
-
-
-def _dtypes(value: object) -> tuple[str, ...]:
-    names = value[:_MOST_TENSORS] if isinstance(value, list) else []
-    return tuple(_DTYPES.get(str(name), printable(str(name).lower(), _NAME)) for name in names)
 
 
 def disagreement_of(document: object) -> Disagreement | None:
@@ -628,9 +626,11 @@ def _together(ranks: Iterable[int], places: Mapping[int, str]) -> tuple[str, ...
 # Saying it
 
 
-def _named(ranks: Iterable[int]) -> str:
+def _named(ranks: Iterable[int], verb: str = "", verbs: str = "") -> str:
+    """``ranks 0-3``, with the form of a verb for one or for several."""
     known = set(ranks)
-    return f"rank{'s' * (len(known) != 1)} {spans(known)}"
+    text = f"rank{'s' * (len(known) != 1)} {spans(known)}"
+    return f"{text} {verb if len(known) == 1 else verbs}" if verb else text
 
 
 def _at(party: Party, shown: Callable[[str], str]) -> str:
@@ -680,30 +680,29 @@ def _since(call: Call, how: Wording) -> str:
 
 def _absent_text(parties: tuple[Party, ...], how: Wording) -> str:
     absent, *came = parties
-    verb = "never came"
-    if how.so_far:
-        verb = "has not come" if len(absent.ranks) == 1 else "have not come"
-    first = f"{_named(absent.ranks)} {verb} to {operation_text(absent.collective, absent.group)}"
-    parts = [(first, absent)]
+    what = operation_text(absent.collective, absent.group)
+    verbs = ("has not come", "have not come") if how.so_far else ("never came", "never came")
+    parts = [(f"{_named(absent.ranks, *verbs)} to {what}", absent)]
     for party in came:
-        wait = "waits" if len(party.ranks) == 1 else "wait"
         call = party.collective
-        what = f"{call.operation} " if call.operation != absent.collective.operation else ""
-        where = "it" if call.number == absent.collective.number else f"{what}#{call.number}"
-        parts.append((f"{_named(party.ranks)} {wait} in {where}{_since(call, how)}", party))
-    beyond = {rank for _, party in parts[_MOST_PARTIES:] for rank in party.ranks}
+        name = f"{call.operation} " if call.operation != absent.collective.operation else ""
+        where = "it" if call.number == absent.collective.number else f"{name}#{call.number}"
+        text = f"{_named(party.ranks, 'waits', 'wait')} in {where}{_since(call, how)}"
+        parts.append((text, party))
     texts = [
         f"{text}, {place}" if (place := _at(party, how.shown)) else text
         for text, party in parts[:_MOST_PARTIES]
     ]
+    beyond = {rank for _, party in parts[_MOST_PARTIES:] for rank in party.ranks}
     if beyond:
-        texts.append(f"{_named(beyond)} {'is' if len(beyond) == 1 else 'are'} further on")
+        texts.append(f"{_named(beyond, 'is', 'are')} further on")
     return "; ".join(texts)
 
 
-def _of(party: Party) -> str:
-    """The group of an operation, where it is not the one of all."""
-    return "" if party.group == _DEFAULT else f" of {party.group}"
+def _title_of(party: Party) -> str:
+    """An operation, with its group where that is not the one of all."""
+    of = "" if party.group == _DEFAULT else f" of {party.group}"
+    return f"{party.collective.operation} #{party.collective.number}{of}"
 
 
 def _listed(parties: tuple[Party, ...], shown: Callable[[str], str], texts: Iterable[str]) -> str:
@@ -723,34 +722,35 @@ def _listed(parties: tuple[Party, ...], shown: Callable[[str], str], texts: Iter
 
 def _arguments_differ(parties: tuple[Party, ...], how: Wording) -> str:
     types = len({party.collective.dtypes for party in parties}) > 1
-    texts = [
-        arguments_text(party.collective, types=types) or "another size or type" for party in parties
-    ]
-    first, *rest = parties
-    what = f"{first.collective.operation} #{first.collective.number}{_of(first)}"
-    said = [f"{_named(first.ranks)} called {what} with {texts[0]}"]
-    for party, text in zip(rest, texts[1:], strict=True):
-        largest = party is rest[-1] and len(party.ranks) > 1 and len(party.ranks) > len(first.ranks)
-        said.append(f"{'the others' if largest else _named(party.ranks)} with {text}")
+    first = parties[0]
+    said = []
+    for party in parties:
+        text = arguments_text(party.collective, types=types) or "another size or type"
+        largest = party is parties[-1] and len(party.ranks) > max(1, len(first.ranks))
+        who = "the others" if largest and party is not first else _named(party.ranks)
+        said.append(f"{who} {f'called {_title_of(first)} ' if party is first else ''}with {text}")
     return _listed(parties, how.shown, said)
 
 
 def _operations_differ(parties: tuple[Party, ...], how: Wording) -> str:
-    said: list[str] = []
-    for party in parties:
-        verb = ("is in " if len(party.ranks) == 1 else "are in ") if not said else "in "
-        name = f"{party.collective.operation} #{party.collective.number}{_of(party)}"
-        said.append(f"{_named(party.ranks)} {verb}{name}")
-    return _listed(parties, how.shown, said)
+    return _listed(
+        parties,
+        how.shown,
+        (
+            f"{_named(party.ranks, 'is', 'are') if party is parties[0] else _named(party.ranks)} "
+            f"in {_title_of(party)}"
+            for party in parties
+        ),
+    )
 
 
 def _waiting_text(parties: tuple[Party, ...], how: Wording) -> str:
     if len(parties) > 1:
         return _operations_differ(parties, how)
     (party,) = parties
-    verb = "waits" if len(party.ranks) == 1 else "wait"
     what = operation_text(party.collective, party.group)
-    text = f"{_named(party.ranks)} {verb} in {what}{_since(party.collective, how)}"
+    since = _since(party.collective, how)
+    text = f"{_named(party.ranks, 'waits', 'wait')} in {what}{since}"
     place = _at(party, how.shown)
     return f"{text}, {place}" if place else text
 

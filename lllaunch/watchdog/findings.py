@@ -185,6 +185,20 @@ Finding: TypeAlias = (
 )
 
 
+# The settings of the watchdog's policy that findings are of.
+_LIMITS: dict[type, str] = {
+    Stalled: "stall",
+    Silent: "silence",
+    Spinning: "spin",
+    HeartbeatLost: "heartbeat",
+    ProgressMissing: "progress",
+    Unchanged: "progress",
+    NotFinite: "progress",
+    OverMemory: "memory",
+    TimerExpired: "timers",
+}
+
+
 def kind_of(finding: Finding) -> Kind:
     """What a finding is to the restart policy."""
     if isinstance(finding, FoundElsewhere):
@@ -198,18 +212,7 @@ def limit_of(finding: Finding) -> str:
     """The setting of the watchdog's policy that a finding is of; empty if it is of none."""
     if isinstance(finding, TimedOut):
         return "timeout" if finding.what == "attempt" else "run_timeout"
-    names: dict[type, str] = {
-        Stalled: "stall",
-        Silent: "silence",
-        Spinning: "spin",
-        HeartbeatLost: "heartbeat",
-        ProgressMissing: "progress",
-        Unchanged: "progress",
-        NotFinite: "progress",
-        OverMemory: "memory",
-        TimerExpired: "timers",
-    }
-    return names.get(type(finding), "")
+    return _LIMITS.get(type(finding), "")
 
 
 def is_of_all(finding: Finding) -> bool:
@@ -224,14 +227,11 @@ def is_of_all(finding: Finding) -> bool:
 
 def lasted(finding: Finding) -> float | None:
     """For how long it had been so, seconds; None where the finding does not tell."""
-    of_time = (Stalled, Silent, Spinning, HeartbeatLost, ProgressMissing, Unchanged)
-    if isinstance(finding, of_time):
-        return finding.seconds
-    return finding.after if isinstance(finding, TimerExpired) else None
+    seconds: float | None = getattr(finding, "seconds", getattr(finding, "after", None))
+    return seconds
 
 
 def suspects(finding: Finding) -> tuple[int, ...]:
     """Local ranks that a finding names; none if it is about all."""
-    if isinstance(finding, (TimerExpired, OverMemory, NotFinite)):
-        return (finding.rank,)
-    return finding.ranks if isinstance(finding, (Stalled, Spinning, HeartbeatLost)) else ()
+    ranks: tuple[int, ...] = getattr(finding, "ranks", ())
+    return (finding.rank,) if hasattr(finding, "rank") else ranks

@@ -30,7 +30,7 @@ from lllaunch.watchdog.bars import (
     Shown,
 )
 from lllaunch.watchdog.findings import NotFinite, ProgressMissing, Unchanged
-from lllaunch.watchdog.stall import WorkerActivity, look_interval
+from lllaunch.watchdog.stall import Detector, WorkerActivity
 
 if TYPE_CHECKING:
     from io import FileIO
@@ -394,31 +394,21 @@ class ProgressTracker:
         return {rank: each for rank, each in found.items() if each is not None}
 
 
-class ProgressDetector:
-    """Finds that no rank gets any further.
-
-    ``starts``: moment from which on it counts.
-    """
+class ProgressDetector(Detector):
+    """Finds that no rank gets any further."""
 
     def __init__(self, limit: ProgressLimit, tracker: ProgressTracker, starts: float) -> None:
-        limits = [each for each in (limit.within, limit.first_within) if each is not None]
-        # seconds between two looks
-        self.interval = look_interval(min(limits, default=0.0)) or _INTERVAL
-        self._limit = limit
+        super().__init__(limit.shortest or 4 * _INTERVAL, starts)
+        self._within, self._first_within = limit.within, limit.first_within
         self._tracker = tracker
-        self._starts = starts
-
-    def forgive(self, until: float) -> None:
-        """Count nothing before a moment, as `Detector.forgive` says."""
-        self._starts = max(self._starts, until)
 
     def look(
         self, now: float, looks: Mapping[int, WorkerActivity]
     ) -> ProgressMissing | Unchanged | None:
-        """Return what is wrong now; arguments as for `Detector.look`."""
+        """Return what is wrong now."""
         if not looks:
             return None
-        moved, first = self._tracker.moved, self._limit.first_within
+        moved, first = self._tracker.moved, self._first_within
         if moved is not None:
             return self._stopped(now, moved)
         waited = now - self._starts
@@ -426,7 +416,7 @@ class ProgressDetector:
         return ProgressMissing(waited, first=True) if late else None
 
     def _stopped(self, now: float, moved: float) -> ProgressMissing | Unchanged | None:
-        tracker, within = self._tracker, self._limit.within
+        tracker, within = self._tracker, self._within
         if within is None or tracker.spoke is None or not tracker.demands_more:
             return None
         idle = now - max(moved, self._starts)

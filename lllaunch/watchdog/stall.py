@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from lllaunch.spec import StallScope
 from lllaunch.watchdog.findings import Finding, HeartbeatLost, Silent, Spinning, Stalled
@@ -71,47 +72,51 @@ class Standing(NamedTuple):
     pid: int = 0
 
 
-class Detector(Protocol):
-    """Finds something in looks that are taken one after another."""
+class Detector(ABC):
+    """Finds something in looks that are taken one after another.
+
+    ``limit``: seconds of it that are too long. ``starts``: moment from which on it counts.
+    """
+
+    def __init__(self, limit: float, starts: float) -> None:
+        self._limit = limit
+        self._starts = starts
 
     @property
     def interval(self) -> float:
-        """Seconds between two looks."""
+        """Seconds between two looks.
+
+        In less a worker has no time to do something, and what its threads do that only wake up may
+        look like work.
+        """
+        return look_interval(self._limit)
 
     def forgive(self, until: float) -> None:
         """Count nothing before a moment: nobody ran, the launcher neither."""
+        self._starts = max(self._starts, until)
 
+    @abstractmethod
     def look(self, now: float, looks: Mapping[int, WorkerActivity]) -> Finding | None:
-        """Take note of a look at all live workers.
+        """Take note of a look at all live workers, by local rank; return what is wrong.
 
-        ``now``: the moment of the look, seconds of the monotonic clock. ``looks``: what was seen,
-        by local rank. Returns what is wrong, as long as it is; None if nothing is.
+        ``now``: the moment of the look, seconds of the monotonic clock.
         """
 
 
-class StallDetector:
+class StallDetector(Detector):
     """Finds workers that do nothing: no output, no CPU use, no heartbeat.
 
-    ``limit``: seconds of that which are too long. ``scope``: ``group``: all workers must do
-    nothing; ``rank``: one is enough. ``starts``: moment from which on idleness counts.
+    ``scope``: ``group``: all workers must do nothing; ``rank``: one is enough.
     """
 
     def __init__(self, limit: float, scope: StallScope, starts: float) -> None:
-        # seconds between two looks. In less a worker has no time to do something, and what its
-        # threads do that only wake up may look like work.
-        self.interval = look_interval(limit)
-        self._limit = limit
+        super().__init__(limit, starts)
         self._scope = scope
-        self._starts = starts
         self._last: dict[int, tuple[float, WorkerActivity]] = {}
         self._active: dict[int, float] = {}
 
-    def forgive(self, until: float) -> None:
-        """Count no idleness before a moment, as `Detector.forgive` says."""
-        self._starts = max(self._starts, until)
-
     def look(self, now: float, looks: Mapping[int, WorkerActivity]) -> Stalled | None:
-        """Take note of a look, as `Detector.look` says; return the stall, if there is one."""
+        """Take note of a look; return the stall, if there is one."""
         for rank, look in looks.items():
             before = self._last.get(rank)
             if (
@@ -135,24 +140,15 @@ class StallDetector:
         )
 
 
-class SilenceDetector:
-    """Finds that nobody writes anything.
-
-    ``limit``: seconds of that which are too long. ``starts``: moment from which on silence counts.
-    """
+class SilenceDetector(Detector):
+    """Finds that nobody writes anything."""
 
     def __init__(self, limit: float, starts: float) -> None:
-        self.interval = look_interval(limit)  # seconds between two looks
-        self._limit = limit
-        self._starts = starts
+        super().__init__(limit, starts)
         self._output: dict[int, int] = {}
 
-    def forgive(self, until: float) -> None:
-        """Count no silence before a moment, as `Detector.forgive` says."""
-        self._starts = max(self._starts, until)
-
     def look(self, now: float, looks: Mapping[int, WorkerActivity]) -> Silent | None:
-        """Take note of a look, as `Detector.look` says; return the silence, if there is one."""
+        """Take note of a look; return the silence, if there is one."""
         # what a process below a worker wrote is not counted any more when that has ended
         if any(look.output > self._output.get(rank, -1) for rank, look in looks.items()):
             self._starts = max(self._starts, now)
@@ -161,7 +157,7 @@ class SilenceDetector:
         return Silent(silent) if looks and silent >= self._limit else None
 
 
-class SpinDetector:
+class SpinDetector(Detector):
     """Finds a group that gets nowhere, however busy it is, as in a collective that hangs on a GPU.
 
     There is no output, no heartbeat and next to no I/O of any worker, and whenever somebody looked
@@ -169,18 +165,13 @@ class SpinDetector:
     always. Looking there costs workers something, so it is asked for only when all else has stood
     still for half of the limit, and not of those who are left to others. Where a worker leaves the
     work to others, a program below it or a thread, and these are busy, nobody can tell.
-
-    ``limit``: seconds of that which are too long. ``starts``: moment from which on it counts.
     """
 
     def __init__(self, limit: float, starts: float, *, idle: bool) -> None:
+        super().__init__(limit, starts)
         # whether it is to be told where the workers are now; `compare` takes it
         self.wants_stacks = False
         self._idle = idle
-        self._limit = limit
-        self._rarely = look_interval(limit)
-        # since when nothing is known to have moved
-        self._since = starts
         self._last: tuple[float, Mapping[int, WorkerActivity]] | None = None
         # The look at which all stood still.
         self._first: tuple[float, Mapping[int, WorkerActivity]] | None = None
@@ -197,23 +188,24 @@ class SpinDetector:
 
         What they repeat with a period would be seen at the same point again and again.
         """
+        rarely = super().interval
         if not self._compared:
-            return self._rarely
+            return rarely
         often = self._limit / 2 / _LOOKS * (0.5 + self._compared * _GOLDEN % 1.0)
-        return min(self._rarely, max(_SHORTEST_PAUSE, often))
+        return min(rarely, max(_SHORTEST_PAUSE, often))
 
     def forgive(self, until: float) -> None:
-        """Count nothing before a moment, as `Detector.forgive` says."""
-        self._since = max(self._since, until)
+        """Count nothing before a moment."""
+        super().forgive(until)
         self._first = self._last
         self._frames, self._others, self._compared = {}, {}, 0
 
     def look(self, now: float, looks: Mapping[int, WorkerActivity]) -> None:
-        """Take note of a look, as `Detector.look` says; only `compare` finds something."""
+        """Take note of a look; only `compare` finds something."""
         before, self._last = self._last, (now, looks)
         if before is None or _moved(before[1], looks, now - before[0]):
             self.forgive(now)
-        still = bool(looks) and now - self._since >= self._limit / 2
+        still = bool(looks) and now - self._starts >= self._limit / 2
         self.wants_stacks = still and (self._idle or self._busy(now, looks))
 
     def compare(self, now: float, stands: Mapping[int, Standing]) -> Spinning | None:
@@ -245,7 +237,7 @@ class SpinDetector:
             self._compared_from = now
         self._frames |= {rank: each.frames for rank, each in known.items()}
         self._compared += 1
-        still, looked = now - self._since, now - self._compared_from
+        still, looked = now - self._starts, now - self._compared_from
         if still < self._limit or looked < _LEAST_SHARE * self._limit:
             return None
         if self._compared < _LEAST_LOOKS or not (self._idle or self._busy(now, looks)):

@@ -131,7 +131,10 @@ def _remove_others(directory: str) -> None:
     """Remove this user's that nobody holds."""
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
-            if entry.name.startswith(_PREFIX) and _is_old(entry):
+            if not entry.name.startswith(_PREFIX) or not entry.is_dir(follow_symlinks=False):
+                continue
+            facts = entry.stat(follow_symlinks=False)
+            if facts.st_uid == os.getuid() and time.time() - facts.st_mtime > _ABANDONED_SECONDS:
                 _remove_unheld(entry.path)
 
 
@@ -154,12 +157,6 @@ def _remove_unheld(path: str) -> None:
         if set(os.listdir(path)) <= set(FILES):
             shutil.rmtree(path)
     os.close(fd)
-
-
-def _is_old(entry: os.DirEntry[str]) -> bool:
-    facts = entry.stat(follow_symlinks=False)
-    ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
-    return ours and time.time() - facts.st_mtime > _ABANDONED_SECONDS
 
 
 def remove_abandoned(path: str) -> None:
@@ -283,10 +280,8 @@ def _is_due(moment: float, now: float, interval: float) -> bool:
 _ENDED = frozenset("ZX")
 # Later than this, seconds, and the launcher was stopped meanwhile.
 _LATE = 1.0
-# Memory is looked at this often, seconds, if nothing else asks for more; and the more often, the
-# sooner it would reach its limit if it went on growing like this.
-_MEMORY_INTERVAL = 5.0
-_SHORTEST_INTERVAL = 0.2
+# Between two looks at memory, seconds.
+_MEMORY_INTERVAL = 1.0
 # Who can say when it last called a collective has done so by then, seconds.
 _ANSWER_SECONDS = 0.5
 # Where the workers are is known by then, or not at all, seconds.
@@ -355,10 +350,6 @@ class AttemptWatch:
         limits = (policy.stall, policy.silence, policy.spin, policy.heartbeat, progress)
         self._tolerance = max(_LATE, min(filter(None, limits), default=0.0) / 4)
         self._next_memory: float | None = None
-        self._memory_lasts = float("inf")
-        self._waited = 0.0
-        # Of each worker, when it was looked at last and what it used then.
-        self._sizes: dict[int, tuple[float, int]] = {}
         # When each worker was last seen below its limit of memory.
         self._below: dict[int, float] = {}
         try:
@@ -614,15 +605,6 @@ class AttemptWatch:
         with contextlib.suppress(ImportError, OSError):
             self._progress_reader().look(now, ranks)
 
-    def _until_next_look(self) -> float:
-        """Seconds until memory is looked at again: half of what it needs to reach its limit.
-
-        Looks begin frequent and become rarer: nobody knows yet how fast it grows.
-        """
-        soon = max(_SHORTEST_INTERVAL, min(self._memory_lasts / 2, 2 * self._waited))
-        self._waited = min(_MEMORY_INTERVAL, soon)
-        return self._waited
-
     def drain(self) -> None:
         """Let no worker wait for room in the FIFO, whatever it wants to say; find nothing."""
         if self._timers is not None:
@@ -688,8 +670,7 @@ class AttemptWatch:
         usage = self._sampler.usage(pids)
         if self._policy.memory is not None:
             found += self._over_memory(now, usage, self._policy.memory)
-            self._memory_lasts = self._estimate(now, usage, self._policy.memory)
-            self._next_memory = now + self._until_next_look()
+            self._next_memory = now + _MEMORY_INTERVAL
         written = self._written()
         self._look_at_progress(now, list(pids), written)
         if self._progress is not None:
@@ -777,16 +758,6 @@ class AttemptWatch:
                 used.own_cpu,
             )
         return found
-
-    def _estimate(self, now: float, usage: Mapping[int, Usage], limit: int) -> float:
-        """Seconds until a worker reaches the limit of memory if it goes on growing as it does."""
-        before, self._sizes = self._sizes, {rank: (now, used.rss) for rank, used in usage.items()}
-        lasts = float("inf")
-        for rank, (_, size) in self._sizes.items():
-            then, smaller = before.get(rank, (now, size))
-            if size > smaller and now > then:
-                lasts = min(lasts, (limit - size) / ((size - smaller) / (now - then)))
-        return max(0.0, lasts)
 
     def _over_memory(self, now: float, usage: Mapping[int, Usage], limit: int) -> list[Finding]:
         for rank, used in sorted(usage.items()):

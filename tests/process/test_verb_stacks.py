@@ -184,11 +184,6 @@ def test_a_run_that_is_over_says_how_and_where_its_stacks_are(
     assert "SignalWorkers" not in [event["type"] for event in ended.events()]
     assert TREE in ended.err
     assert "[0,2] step" in tree.read_text()
-    folded = (launcher.run_dir / "attempt_0" / "stacks.folded").read_text().splitlines()
-    assert sum(int(line.rpartition(" ")[2]) for line in folded) == 6
-    (of_one,) = [line for line in folded if "load_next_shard" in line]
-    assert of_one.startswith(f"MainThread;<module> ({launcher.directory}/work.py:23);step (")
-    assert of_one.endswith(f"load_next_shard ({launcher.directory}/work.py:8) 1")
     text = shown("run", code=2)
     assert "'run' is over: succeeded after" in text
     assert "its stacks are in run/attempt_0/stacks.txt" in text

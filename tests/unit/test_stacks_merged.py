@@ -13,7 +13,6 @@ from lllaunch.watchdog.stacks.merged import (
     Call,
     StackBranch,
     count_calls,
-    folded_text,
     short_tree,
     tree_lines,
     whole_text,
@@ -174,15 +173,6 @@ def test_the_short_tree_has_all_ranks_in_few_lines(stacks: list[RankStack], most
 
 def thread(name: str, *calls: Frame) -> Thread:
     return Thread(name, current=False, frames=[*reversed(calls)])
-
-
-def test_folded_stacks_count_threads() -> None:
-    main = thread("MainThread", own("main"), own("step", 4))
-    text = folded_text([main, main, thread("loader;1", own("run"), own("a b", 2)), thread("no")])
-    assert text == (
-        f"MainThread;main ({HOME}/train.py:1);step ({HOME}/train.py:4) 2\n"
-        f"loader:1;run ({HOME}/train.py:1);a b ({HOME}/train.py:2) 1\n"
-    )
 
 
 DUMP = """\

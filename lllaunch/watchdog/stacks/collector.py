@@ -40,7 +40,7 @@ from lllaunch.watchdog.stacks.frames import (
     started_at,
     with_code,
 )
-from lllaunch.watchdog.stacks.merged import FOLDED, TREE, folded_text, whole_text
+from lllaunch.watchdog.stacks.merged import TREE, whole_text
 from lllaunch.watchdog.stacks.processes import Dump, ProcessLook, Spied, look
 from lllaunch.watchdog.stacks.recorders import TraceSource
 
@@ -75,12 +75,6 @@ class Writer:
             self.problem = self.problem or f"{path}: {error.strerror or error}"
             return False
         return True
-
-    def replace(self, path: str, text: str) -> None:
-        """Write a file anew; `lllaunch.files.replace_file` would wait for the disk."""
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        self.append(path, text)
 
 
 _SPAWNER = "lllaunch.spawner.server"
@@ -257,7 +251,7 @@ class Written(NamedTuple):
 
     heading: str  # why and when they are taken
     paths: Mapping[int, str]  # the stacks.txt of each, by local rank; empty or missing for none
-    directory: str = ""  # where the tree and folded stacks of all ranks are; empty for nowhere
+    directory: str = ""  # where the tree of all ranks is; empty for nowhere
     base_rank: int = 0
     hide: Callable[[str], str] = str
 
@@ -371,18 +365,13 @@ class StackCollector:
         for case in cases:
             writer.append(case.path, case.below_text())
         self._publish(cases, written)
-        if self._written.directory:
-            self._write_merged(cases, writer)
+        _, _, directory, base_rank, _ = self._written
+        if directory:
+            stacks = [replace(each, rank=base_rank + each.rank) for each in self.result()]
+            text = heading(self._written.heading) + whole_text(stacks)
+            writer.append(f"{directory}/{TREE}", text)
         self.problem = writer.problem
         self._quote(cases)
-
-    def _write_merged(self, cases: Iterable[RankCase], writer: Writer) -> None:
-        """Write down where all ranks stand as one: as a tree, and as folded stacks."""
-        _, _, directory, base_rank, _ = self._written
-        stacks = [replace(each, rank=base_rank + each.rank) for each in self.result()]
-        writer.append(f"{directory}/{TREE}", heading(self._written.heading) + whole_text(stacks))
-        text = folded_text(thread for case in cases for thread in case.chosen.threads)
-        writer.replace(f"{directory}/{FOLDED}", text)
 
     def _publish(self, cases: Iterable[RankCase], written: set[int]) -> None:
         found = {case.rank: case.stack(case.path if case.rank in written else "") for case in cases}

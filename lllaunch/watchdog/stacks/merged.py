@@ -1,14 +1,13 @@
 """Where all ranks stand as one tree: the calls that they have in common, and where they part. Pure.
 
-Whole, it holds every call of every main thread, and is written to the run's directory; folded
-stacks hold those of all threads. For the console calls inside libraries are folded, and the tree
-is cut to some lines; what is left out is counted.
+Whole, it holds every call of every main thread, and is written to the run's directory. For the
+console calls inside libraries are folded, and the tree is cut to some lines; what is left out is
+counted.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -20,15 +19,12 @@ from lllaunch.watchdog.stacks.frames import (
     WRAPPERS,
     Frame,
     RankStack,
-    Thread,
     bare,
     is_own,
 )
 
 TREE = "stacks.txt"
 """Name of the whole tree's file, in an attempt's directory."""
-FOLDED = "stacks.folded"
-"""Name of the file of folded stacks, beside it."""
 # One call, or words for what is none: calls left out, a rank without frames.
 Call = Frame | str
 LEFT_OUT = "..."
@@ -227,23 +223,5 @@ def _whole_lines(roots: Iterable[StackBranch]) -> Iterator[str]:
         yield from (f"  {line}" for line in _whole_lines(branch.below))
 
 
-def folded_text(threads: Iterable[Thread]) -> str:
-    """Return folded stacks, as speedscope, flamegraph.pl and inferno read them.
-
-    A line is ``thread;outermost;...;innermost count``: the name of the threads, their calls, and
-    how many threads of all ranks are exactly there.
-    """
-    counts: Counter[str] = Counter()
-    for thread in threads:
-        if thread.frames:
-            calls = map(_text, reversed(thread.frames))
-            counts[";".join(map(_field, (thread.name, *calls)))] += 1
-    return "".join(f"{line} {count}\n" for line, count in sorted(counts.items()))
-
-
 def _text(call: Call) -> str:
     return call if isinstance(call, str) else f"{call.function} ({call.file}:{call.line})"
-
-
-def _field(text: str) -> str:
-    return printable(text.replace(";", ":"), _LONGEST)
