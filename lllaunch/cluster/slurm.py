@@ -571,6 +571,7 @@ def submit(text: str, path: str, *, holding: Collection[int] = ()) -> str:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o700)
         with open(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
+            os.fchmod(fd, 0o700)  # of a file that was there, too
             file.write(text)
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error

@@ -316,6 +316,17 @@ def test_a_setup_line_that_fails_ends_the_job_unless_it_may(
     assert runs(setup=["set -u", "false || true"]) == (3, f"ran\n{after}", "")
 
 
+def test_only_its_user_may_read_a_batch_file_also_one_that_was_there(
+    tool: Tool, tmp_path: Path
+) -> None:
+    tool("sbatch", "echo 7")
+    path = tmp_path / "job.sh"
+    path.write_text("of another submission, and longer")
+    path.chmod(0o644)
+    assert slurm.submit("text", str(path)) == "7"
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("text", 0o700)
+
+
 def test_submitting_is_tried_once(tool: Tool, tmp_path: Path) -> None:
     count = tmp_path / "count"
     path = str(tmp_path / "job.sh")
