@@ -53,8 +53,7 @@ from lllaunch.sweep.journal import (
 )
 from lllaunch.sweep.pool import Lease
 from lllaunch.watchdog.findings import Stalled
-from lllaunch.watchdog.stacks.frames import Frame, RankStack
-from lllaunch.watchdog.stacks.merged import whole_text
+from lllaunch.watchdog.frames import Frame, RankStack, whole_text
 
 SECOND = 10**9
 START = 1_760_000_000 * SECOND

@@ -23,10 +23,12 @@ from lllaunch.watchdog.findings import (
     TimerExpired,
     Unchanged,
 )
-from lllaunch.watchdog.stacks.frames import LIBRARY, WRAPPERS, is_own
-from lllaunch.watchdog.stacks.merged import (
+from lllaunch.watchdog.frames import (
+    LIBRARY,
     TREE,
+    WRAPPERS,
     count_calls,
+    is_own,
     short_tree,
     tree_lines,
     whole_tree,
@@ -38,8 +40,7 @@ if TYPE_CHECKING:
 
     from lllaunch.run.result import Hang, RootCause, WorkerResult
     from lllaunch.watchdog.collectives import Disagreement
-    from lllaunch.watchdog.stacks.frames import Frame, RankStack
-    from lllaunch.watchdog.stacks.merged import Call, StackBranch
+    from lllaunch.watchdog.frames import Call, Frame, RankStack, StackBranch
 
 _SCOPE = 60
 _GROUPS = 8

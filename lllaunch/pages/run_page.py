@@ -21,7 +21,7 @@ from lllaunch.results.view import node_state
 from lllaunch.run.excerpts import folded, users_call
 from lllaunch.run.result import RunResult
 from lllaunch.text import count, duration, shorten, size, spans
-from lllaunch.watchdog.stacks.frames import is_own
+from lllaunch.watchdog.frames import is_own
 from lllaunch.words import (
     StyledText,
     capitalised,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lllaunch.results.queue import BatchFacts
     from lllaunch.run.result import Hang, RootCause, RunResult
     from lllaunch.sweep.history import JobHistory
-    from lllaunch.watchdog.stacks.frames import Frame
+    from lllaunch.watchdog.frames import Frame
 
 _MOST_LINES = 300
 _LONGEST_LINE = 2000

@@ -33,7 +33,7 @@ from lllaunch.run.excerpts import tail
 from lllaunch.run.result import Failed, Victim
 from lllaunch.secret_names import redacted_overrides, redactor_of
 from lllaunch.text import tidy
-from lllaunch.watchdog.stacks.merged import TREE
+from lllaunch.watchdog.frames import TREE
 
 if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory

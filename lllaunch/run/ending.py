@@ -153,7 +153,7 @@ def complete(
         return result.with_error(*failure)
     root = result.root_cause
     if root is not None and root.frames:
-        from lllaunch.watchdog.stacks.frames import Sources  # noqa: PLC0415 - seldom needed
+        from lllaunch.watchdog.frames import Sources  # noqa: PLC0415 - seldom needed
 
         # the text of their lines, where the files are what ran
         sources = Sources(result.started_ns / 1e9)

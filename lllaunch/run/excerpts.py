@@ -19,7 +19,7 @@ from lllaunch.run.result import CalledExit, Excerpt
 from lllaunch.spawner.evidence import CRASH, TRACE_FILE
 from lllaunch.spawner.values import EXIT_FILE
 from lllaunch.text import clean
-from lllaunch.watchdog.stacks.frames import LIBRARY, WRAPPERS
+from lllaunch.watchdog.frames import LIBRARY, WRAPPERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

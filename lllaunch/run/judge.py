@@ -48,7 +48,7 @@ from lllaunch.run.result import (
 )
 from lllaunch.text import duration, size, times
 from lllaunch.watchdog.findings import Stalled, is_of_all, lasted, suspects
-from lllaunch.watchdog.stacks.frames import LIBRARY, Waits, crash_frames
+from lllaunch.watchdog.frames import LIBRARY, Waits, crash_frames
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from lllaunch.supervisor.machine import GroupStacks
     from lllaunch.watchdog.collectives import Disagreement
     from lllaunch.watchdog.findings import Finding
-    from lllaunch.watchdog.stacks.frames import Blame, RankStack
+    from lllaunch.watchdog.frames import Blame, RankStack
 
 
 # What a worker says whose peer is gone (gloo, NCCL, TCPStore, plain sockets). Such a failure can
@@ -550,7 +550,7 @@ def of_all_nodes(hang: Hang, group: GroupStacks) -> Hang:
 
 def _left(record: AttemptRecord, looks: Sequence[RankStack]) -> dict[int, float]:
     """Return who had ended with success while all others wait for somebody, and after how long."""
-    from lllaunch.watchdog.stacks.blame import waits  # noqa: PLC0415 - only where something was found
+    from lllaunch.watchdog.blame import waits  # noqa: PLC0415 - only where something was found
 
     if not looks or any(waits(stack.frames) is not Waits.SURELY for stack in looks):
         return {}

@@ -41,7 +41,7 @@ from lllaunch.supervisor.machine import NoProgress
 from lllaunch.text import duration
 from lllaunch.watchdog.collectives import Disagreement
 from lllaunch.watchdog.findings import Finding, TimedOut, suspects
-from lllaunch.watchdog.stacks.frames import Frame, RankStack
+from lllaunch.watchdog.frames import Frame, RankStack
 
 _BELOW = re.compile(r"\bCaught \w+ in (DataLoader worker process \d+)\.$")
 

@@ -29,7 +29,7 @@ from lllaunch.clock import now_ns
 from lllaunch.documents import Plain, Record, Text, decode_record, encode_record
 from lllaunch.linux.process import short_address, wait_readable
 from lllaunch.supervisor.machine import Logged
-from lllaunch.watchdog.stacks.frames import Frame, LockWait, RankStack
+from lllaunch.watchdog.frames import Frame, LockWait, RankStack
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from lllaunch.cluster.membership import Place
     from lllaunch.supervisor.machine import GroupState
     from lllaunch.supervisor.nodes import NodeGroup
-    from lllaunch.watchdog.stacks.collector import StackCollector
-    from lllaunch.watchdog.stacks.recorders import TraceSource
+    from lllaunch.watchdog.collector import StackCollector, TraceSource
 
 SOCKET = ".lllaunch.sock"
 """Its name in the run's directory."""
@@ -503,7 +502,7 @@ class _Look:
         if not pids:
             self.ranks = tuple(self._of(rank, None) for rank in self._local)
             return
-        from lllaunch.watchdog.stacks.collector import StackCollector  # noqa: PLC0415 - seldom
+        from lllaunch.watchdog.collector import StackCollector  # noqa: PLC0415 - seldom
 
         self._collector = StackCollector(
             pids,

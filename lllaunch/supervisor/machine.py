@@ -27,7 +27,7 @@ from lllaunch.events import (
 )
 from lllaunch.spec import RestartCause, RestartPolicy
 from lllaunch.watchdog.findings import Asked, Finding
-from lllaunch.watchdog.stacks.frames import Blame, RankStack
+from lllaunch.watchdog.frames import Blame, RankStack
 
 if TYPE_CHECKING:
     Moments: TypeAlias = tuple[int, ...]

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from lllaunch.spec import Nodes
     from lllaunch.supervisor.machine import Action, Event
     from lllaunch.watchdog.findings import Finding, Kind
-    from lllaunch.watchdog.stacks.frames import RankStack
+    from lllaunch.watchdog.frames import RankStack
 
 # What is said in the end may take so long, seconds.
 _FAREWELL_SECONDS = 5.0
@@ -837,7 +837,7 @@ def _judged(place: Place, texts: Mapping[int, bytes], finding: Finding) -> dict[
 
     ``texts``: the stacks of nodes, by group rank.
     """
-    from lllaunch.watchdog.stacks.blame import blame  # noqa: PLC0415 - seldom
+    from lllaunch.watchdog.blame import blame  # noqa: PLC0415 - seldom
 
     node_of: dict[int, int] = {}
     stacks: list[RankStack] = []
@@ -868,7 +868,7 @@ def _of_all(finding: Finding, base_rank: int) -> Finding:
 
 def _stack(document: Mapping[str, Any]) -> RankStack:
     from lllaunch.watchdog.collectives import RankTrace  # noqa: PLC0415 - as above
-    from lllaunch.watchdog.stacks.frames import RankStack  # noqa: PLC0415
+    from lllaunch.watchdog.frames import RankStack  # noqa: PLC0415
 
     stack = as_record(document, RankStack)
     trace = document.get("trace")

@@ -35,9 +35,8 @@ from lllaunch.watchdog.findings import (
 )
 
 if TYPE_CHECKING:
+    from lllaunch.watchdog.collector import StackCollector, TraceSource
     from lllaunch.watchdog.progress import Progress
-    from lllaunch.watchdog.stacks.collector import StackCollector
-    from lllaunch.watchdog.stacks.recorders import TraceSource
     from lllaunch.watchdog.watch import AttemptWatch
     from lllaunch.workers.group import WorkerProcesses
 
@@ -208,7 +207,7 @@ class WatchdogDriver:
         """How the workers of local ranks can be asked for their collectives."""
         if self._watch is None:
             return {}
-        from lllaunch.watchdog.stacks.recorders import TraceSource  # noqa: PLC0415 - seldom
+        from lllaunch.watchdog.collector import TraceSource  # noqa: PLC0415 - seldom
 
         found = {}
         for rank in ranks:
@@ -399,7 +398,7 @@ class WatchdogDriver:
 
         Stacks that are still being taken for something else are given up.
         """
-        from lllaunch.watchdog.stacks.collector import (  # noqa: PLC0415 - seldom
+        from lllaunch.watchdog.collector import (  # noqa: PLC0415 - seldom
             StackCollector,
             Written,
         )
@@ -441,7 +440,7 @@ class WatchdogDriver:
         sources = self.recorders(self._context.known_pids())
         if not sources:
             return
-        from lllaunch.watchdog.stacks.recorders import ask  # noqa: PLC0415 - seldom
+        from lllaunch.watchdog.collector import ask  # noqa: PLC0415 - seldom
 
         answers = ask(sources, time.monotonic() + _MOMENT_SECONDS, lambda: False)
         for rank, data in answers.items():
@@ -452,8 +451,8 @@ class WatchdogDriver:
                     file.write(self._hide(data.decode(errors="replace")).encode())
 
     def _stacks_taken(self, collector: StackCollector) -> list[StacksTaken]:
+        from lllaunch.watchdog.blame import blame  # noqa: PLC0415 - as above
         from lllaunch.watchdog.collectives import latest  # noqa: PLC0415 - seldom
-        from lllaunch.watchdog.stacks.blame import blame  # noqa: PLC0415 - as above
 
         if not wait_readable(collector, 0) and self._clock() < self._collect_until:
             return []

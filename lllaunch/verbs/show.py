@@ -54,7 +54,7 @@ from lllaunch.run.submission import LOG
 from lllaunch.text import duration, size
 from lllaunch.verbs.ls import counts_of
 from lllaunch.verbs.printing import Parser, columns, perform, print_json, print_rows
-from lllaunch.watchdog.stacks.merged import TREE
+from lllaunch.watchdog.frames import TREE
 from lllaunch.words import (
     StyledText,
     commit_text,

@@ -45,11 +45,10 @@ from lllaunch.text import duration, printable
 from lllaunch.verbs.logs import parts_of
 from lllaunch.verbs.printing import Parser, complain, perform, print_json, print_rows, rank_list
 from lllaunch.verbs.wait import outcome_text
+from lllaunch.watchdog.blame import blame_now
 from lllaunch.watchdog.collectives import RankTrace
 from lllaunch.watchdog.findings import Asked
-from lllaunch.watchdog.stacks.blame import blame_now
-from lllaunch.watchdog.stacks.frames import RankStack
-from lllaunch.watchdog.stacks.merged import TREE
+from lllaunch.watchdog.frames import TREE, RankStack
 from lllaunch.words import StyledText, capitalised, counted, ranks, shown_path
 
 if TYPE_CHECKING:

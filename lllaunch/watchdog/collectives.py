@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from lllaunch.documents import Record, as_record
 from lllaunch.text import printable, spans
-from lllaunch.watchdog.stacks.frames import Waits
+from lllaunch.watchdog.frames import Waits
 
 _NAME = 60
 _MOST_ENTRIES = 20_000

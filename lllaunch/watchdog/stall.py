@@ -12,7 +12,7 @@ from lllaunch.spec import StallScope
 from lllaunch.watchdog.findings import Finding, HeartbeatLost, Silent, Spinning, Stalled
 
 if TYPE_CHECKING:
-    from lllaunch.watchdog.stacks.frames import Frame
+    from lllaunch.watchdog.frames import Frame
 
     Frames: TypeAlias = tuple[Frame, ...]
 

@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
     from lllaunch.linux.gpu_meter import GpuMeter, GpuReading
     from lllaunch.timer.service import Rejected
+    from lllaunch.watchdog.collector import StackCollector
     from lllaunch.watchdog.progress import Progress, ProgressReader
-    from lllaunch.watchdog.stacks.collector import StackCollector
 
 
 _PREFIX = "lllaunch-watch-"
@@ -623,7 +623,7 @@ class AttemptWatch:
             self._frames = None
 
     def _ask_frames(self, now: float) -> None:
-        from lllaunch.watchdog.stacks.collector import StackCollector  # noqa: PLC0415 - seldom
+        from lllaunch.watchdog.collector import StackCollector  # noqa: PLC0415 - seldom
 
         live = {rank: pid for rank, pid in self._pids().items() if pid != self._starter}
         self._frames = StackCollector(live, seconds=_FRAMES_SECONDS, parent=self._starter)
@@ -635,7 +635,7 @@ class AttemptWatch:
         """Let the detector of spins know where the workers are, if that is known by now."""
         if not wait_readable(collector, 0) and now < self._frames_until:
             return []
-        from lllaunch.watchdog.stacks.frames import bare  # noqa: PLC0415 - imported by now
+        from lllaunch.watchdog.frames import bare  # noqa: PLC0415 - imported by now
 
         stands = {
             stack.rank: Standing(
@@ -710,7 +710,7 @@ class AttemptWatch:
 
     def _last_calls(self, now: float, ranks: Collection[int]) -> dict[int, float]:
         """Ask workers when they last called a collective; by local rank of those that tell."""
-        from lllaunch.watchdog.stacks.recorders import TraceSource, ask  # noqa: PLC0415 - seldom
+        from lllaunch.watchdog.collector import TraceSource, ask  # noqa: PLC0415 - seldom
 
         sources = {
             rank: TraceSource(rank, self._environment[rank][SOCKET])

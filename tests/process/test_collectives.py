@@ -21,7 +21,7 @@ from support.launching import WAIT, Launcher, launch, text_of, until
 
 from lllaunch.spawner.evidence import GROUPS
 from lllaunch.watchdog.collectives import read_trace
-from lllaunch.watchdog.stacks.recorders import TraceSource, ask, poke
+from lllaunch.watchdog.collector import TraceSource, ask, poke
 
 WATCHDOG = 4
 SCHEMA = json.loads(

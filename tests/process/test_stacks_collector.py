@@ -19,11 +19,11 @@ from lllaunch.linux.process import wait_readable
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.evidence import WATCHED
 from lllaunch.spawner.protocol import Program, Script, Target
+from lllaunch.watchdog import processes
+from lllaunch.watchdog.blame import blame
+from lllaunch.watchdog.collector import StackCollector, Written
 from lllaunch.watchdog.findings import TimedOut
-from lllaunch.watchdog.stacks import processes
-from lllaunch.watchdog.stacks.blame import blame
-from lllaunch.watchdog.stacks.collector import StackCollector, Written
-from lllaunch.watchdog.stacks.frames import RankStack
+from lllaunch.watchdog.frames import RankStack
 
 
 class Group:
@@ -227,7 +227,7 @@ START = """
 import os, signal, sys
 from lllaunch.spawner import evidence as dump
 from lllaunch.testing import open_fds
-from lllaunch.watchdog.stacks.processes import bit, status
+from lllaunch.watchdog.processes import bit, status
 
 def files():
     return [fd for fd, link in open_fds().items() if link == dump.MEMFD_LINK]

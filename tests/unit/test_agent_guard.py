@@ -15,8 +15,8 @@ from lllaunch.multiprocessing import DefaultLogsSpecs
 from lllaunch.spec import WatchdogPolicy
 from lllaunch.supervisor import machine as v
 from lllaunch.supervisor.watchdog import STACKS_SECONDS, KernelSleep, WatchdogDriver
-from lllaunch.watchdog.stacks import collector
-from lllaunch.watchdog.stacks.frames import RankStack
+from lllaunch.watchdog import collector
+from lllaunch.watchdog.frames import RankStack
 
 SIGTERM = 15
 
@@ -29,11 +29,11 @@ class Collector:
     made: list[Collector]
 
     def __init__(
-        self, workers: Mapping[int, int], paths: Mapping[int, str], heading: str, **more: object
+        self, workers: Mapping[int, int], written: collector.Written, **more: object
     ) -> None:
         assert more["parent"] == PlayedStarter.pid
         assert more["recorders"] is not None
-        self.workers, self.heading = dict(workers), heading
+        self.workers, self.heading = dict(workers), written.heading
         self.fd = os.eventfd(int(self.done), os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         type(self).made.append(self)
 

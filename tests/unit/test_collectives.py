@@ -13,6 +13,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from lllaunch.documents import as_record
+from lllaunch.watchdog.blame import blame, blame_now
 from lllaunch.watchdog.collectives import (
     Call,
     GroupTrace,
@@ -25,8 +26,7 @@ from lllaunch.watchdog.collectives import (
     with_aborted,
 )
 from lllaunch.watchdog.findings import Stalled, TimerExpired
-from lllaunch.watchdog.stacks.blame import blame, blame_now
-from lllaunch.watchdog.stacks.frames import Frame, LockWait, RankStack, Waits
+from lllaunch.watchdog.frames import Frame, LockWait, RankStack, Waits
 
 T0 = 1_700_000_000 * 10**9
 NO, PERHAPS, SURELY = Waits

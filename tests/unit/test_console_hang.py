@@ -35,7 +35,7 @@ from lllaunch.watchdog.findings import (
     TimerExpired,
     Unchanged,
 )
-from lllaunch.watchdog.stacks.frames import Blame, Frame, RankStack
+from lllaunch.watchdog.frames import Blame, Frame, RankStack
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S  # 22:13:20 in UTC

@@ -30,8 +30,8 @@ from lllaunch.supervisor.control import (
     ask,
 )
 from lllaunch.supervisor.machine import GroupState
-from lllaunch.watchdog.stacks import collector
-from lllaunch.watchdog.stacks.frames import Frame, RankStack
+from lllaunch.watchdog import collector
+from lllaunch.watchdog.frames import Frame, RankStack
 
 
 @given(

@@ -39,7 +39,7 @@ from lllaunch.watchdog.findings import (
     TimedOut,
     TimerExpired,
 )
-from lllaunch.watchdog.stacks.frames import Blame
+from lllaunch.watchdog.frames import Blame
 
 EVENTS: list[type] = list(v.Event.__args__)  # type: ignore[attr-defined]
 SIGINT, SIGHUP, SIGQUIT = 2, 1, 3

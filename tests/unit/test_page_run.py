@@ -38,7 +38,7 @@ from lllaunch.run.result import (
     WorkerResult,
 )
 from lllaunch.watchdog.findings import Asked, Stalled
-from lllaunch.watchdog.stacks.frames import Frame, RankStack
+from lllaunch.watchdog.frames import Frame, RankStack
 
 EVIL = "<script>alert(1)</script>&amp;\"'\x1b[31m\x00\ud800"
 

@@ -53,7 +53,7 @@ from lllaunch.verbs import show
 from lllaunch.verbs.ls import counts_of
 from lllaunch.verbs.report import RENDERERS, main
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
-from lllaunch.watchdog.stacks.frames import Frame, RankStack
+from lllaunch.watchdog.frames import Frame, RankStack
 
 
 def load(path: str, *arguments: Any, **more: Any) -> Report:

@@ -74,7 +74,7 @@ from lllaunch.watchdog.findings import (
     TimedOut,
     TimerExpired,
 )
-from lllaunch.watchdog.stacks.frames import Blame, RankStack
+from lllaunch.watchdog.frames import Blame, RankStack
 from lllaunch.workers.log_files import LogsDest
 
 S = 1_000_000_000

@@ -50,9 +50,9 @@ from lllaunch.supervisor.machine import (
 )
 from lllaunch.timer.service import Rejected
 from lllaunch.watchdog.findings import OverMemory, Stalled, TimerExpired
+from lllaunch.watchdog.frames import Blame, Frame, RankStack
 from lllaunch.watchdog.progress import Progress
 from lllaunch.watchdog.sampling import Sample, WorkerSample
-from lllaunch.watchdog.stacks.frames import Blame, Frame, RankStack
 from lllaunch.workers.log_files import LogsDest
 
 T0 = 1_700_000_000_000_000_000

@@ -36,7 +36,7 @@ from lllaunch.run.result import (
     encode_result,
 )
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
-from lllaunch.watchdog.stacks.frames import Frame, RankStack
+from lllaunch.watchdog.frames import Frame, RankStack
 
 T0 = 1_700_000_000_000_000_000
 

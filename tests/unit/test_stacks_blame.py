@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lllaunch.watchdog.blame import blame, waits
 from lllaunch.watchdog.findings import (
     Finding,
     HeartbeatLost,
@@ -12,8 +13,7 @@ from lllaunch.watchdog.findings import (
     TimedOut,
     TimerExpired,
 )
-from lllaunch.watchdog.stacks.blame import blame, waits
-from lllaunch.watchdog.stacks.frames import Blame, Frame, RankStack, Waits
+from lllaunch.watchdog.frames import Blame, Frame, RankStack, Waits
 
 LIB = "/env/lib/python3.11/site-packages"
 C10D = f"{LIB}/torch/distributed/distributed_c10d.py"

@@ -9,9 +9,9 @@ import pytest
 
 from lllaunch.linux.proc import ProcessFacts
 from lllaunch.spawner.evidence import SIGNUM
-from lllaunch.watchdog.stacks.collector import Writer, heading, section, survey
-from lllaunch.watchdog.stacks.frames import Frame, RankStack, Sources, with_code
-from lllaunch.watchdog.stacks.processes import ProcessLook, ProcStatus, bit, objection
+from lllaunch.watchdog.collector import Writer, heading, section, survey
+from lllaunch.watchdog.frames import Frame, RankStack, Sources, with_code
+from lllaunch.watchdog.processes import ProcessLook, ProcStatus, bit, objection
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,14 @@ from collections.abc import Iterable, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.watchdog.stacks.frames import Frame, RankStack, Thread, named_threads
-from lllaunch.watchdog.stacks.merged import (
+from lllaunch.watchdog.frames import (
     Call,
+    Frame,
+    RankStack,
     StackBranch,
+    Thread,
     count_calls,
+    named_threads,
     short_tree,
     tree_lines,
     whole_text,

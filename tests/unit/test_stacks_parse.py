@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.watchdog.stacks.frames import (
+from lllaunch.watchdog.frames import (
     MAX_FRAMES,
     Frame,
     faulthandler_frames,
     pyspy_frames,
     users_part,
 )
-from lllaunch.watchdog.stacks.processes import complaint, parse_status, parse_task
+from lllaunch.watchdog.processes import complaint, parse_status, parse_task
 
 # Python 3.10 to 3.12.
 OLDER = """\

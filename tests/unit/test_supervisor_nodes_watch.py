@@ -19,7 +19,7 @@ from lllaunch.supervisor import nodes as module
 from lllaunch.supervisor.machine import AttemptProgress
 from lllaunch.supervisor.nodes import _Counted, _Wanted, _Watch
 from lllaunch.watchdog.findings import Silent
-from lllaunch.watchdog.stacks.frames import Frame, RankStack
+from lllaunch.watchdog.frames import Frame, RankStack
 
 INTERVAL, PATIENCE = 1.0, 3.0
 NODES = Nodes(1, 4, 0, "c10d", "host0", 29400)

@@ -16,11 +16,10 @@ from lllaunch.spec import WatchdogPolicy
 from lllaunch.supervisor.machine import StacksTaken, WatchdogFired
 from lllaunch.supervisor.watchdog import WatchdogDriver
 from lllaunch.testing import FakeClock
-from lllaunch.watchdog import watch
+from lllaunch.watchdog import collector, watch
 from lllaunch.watchdog.findings import Asked, Finding, Spinning, Stalled
+from lllaunch.watchdog.frames import Frame, RankStack, Thread
 from lllaunch.watchdog.sampling import Sampler, Usage
-from lllaunch.watchdog.stacks import collector
-from lllaunch.watchdog.stacks.frames import Frame, RankStack, Thread
 
 HERE = (Frame("/a/train.py", 12, "step"),)
 

@@ -21,7 +21,7 @@ from lllaunch.watchdog.findings import (
     limit_of,
     suspects,
 )
-from lllaunch.watchdog.stacks.frames import Frame
+from lllaunch.watchdog.frames import Frame
 from lllaunch.watchdog.stall import (
     IDLE_BYTES,
     IDLE_SHARE,

@@ -24,7 +24,7 @@ from lllaunch.watchdog.findings import (
     TimerExpired,
     suspects,
 )
-from lllaunch.watchdog.stacks.frames import Blame, Frame, RankStack, Waits, is_own
+from lllaunch.watchdog.frames import Blame, Frame, RankStack, Waits, is_own
 from lllaunch.watchdog.stall import CANNOT_RUN
 
 # Libraries whose calls wait for other ranks: what stands in the path of their files.
