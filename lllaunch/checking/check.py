@@ -139,7 +139,7 @@ def _composed_changes(
                 plan = portable_plan(composed.plan(composed.compose()))
         return differences(lock.plan, plan)
     except ComposeFailed as error:
-        reason = in_short(error.reason, ())[1]
+        reason = in_short(error)
     except ConfigError as error:
         if all(each.file for each in error.problems):
             return error
@@ -149,7 +149,7 @@ def _composed_changes(
     except Unfit as unfit:
         return unfit.message
     except Exception as error:  # noqa: BLE001 - one hostile lock must not hide the others
-        reason = shorten(f"{type(error).__name__}: {error}".partition("\n")[0])
+        reason = in_short(error)
     return f"makes no plan any more: {reason}"
 
 

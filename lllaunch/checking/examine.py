@@ -69,97 +69,28 @@ def in_fork(work: Callable[[], T], seconds: float) -> T | None:
         here.close()
 
 
-class ProblemLocator:
-    """Finds the lines of one experiment's problems."""
-
-    def __init__(
-        self, experiment: str, file: ConfigFile, config: Mapping[Any, Any], origins: Origins
-    ) -> None:
-        self._experiment = experiment
-        self._file = file
-        self._config = config
-        self._origins = origins
-
-    def locate(self, problem: Diagnostic, exit_code: int) -> CheckedDiagnostic:
-        """Returns a problem with its place."""
-        missing = self._missing(problem)
-        at = missing[1] if missing else problem.key
-        file, line = self.place(at)
-        if missing and not problem.hint:
-            problem = replace(problem, hint=self._meant(missing[0]))
-        placed = replace(problem, file=file, line=line)
-        return CheckedDiagnostic.of(placed, exit_code, (self._experiment,))
-
-    def place(self, key: str) -> tuple[str, int]:
-        """File and line of a key, of what it refers to, or of what it is in."""
-        origin = self._origins.stands_in(key)
-        if origin is not None and origin.kind == "file":
-            return origin.where, origin.line or 1
-        return self._file.path, self._file.line_of(*parts_of(key)[:1])
-
-    def _missing(self, problem: Diagnostic) -> tuple[str, str] | None:
-        """The key that an interpolation asks for in vain, and the key where it does."""
-        if problem.code != "interpolation":
-            return None
-        told = re.search(HydraMessage.NO_KEY, problem.message)
-        if told is None:
-            return None
-        for link in self._origins.chain(problem.key):
-            path = parts_of(link.key)
-            for each in may_refer_to(value_at(self._config, path), path):
-                if each.endswith(told[1].lstrip(".")):
-                    return each, link.key
-        return told[1], problem.key
-
-    def _meant(self, key: str) -> str:
-        above, _, name = key.rpartition(".")
-        node = value_at(self._config, parts_of(above)) if above else None
-        near = [str(each) for each in node or ()] if isinstance(node, Mapping) else []
-        hint = did_you_mean(name, near[:_MOST_CHOICES])
-        if hint:
-            return hint.replace("'", f"'{above}.", 1)
-        keys = self._origins.keys()  # no mapping: an iterator
-        others = [each for each in keys if not _is_near(each, key, above)]
-        hint = did_you_mean(key, others[:_MOST_CHOICES])
-        if hint or not near:
-            return hint
-        return f"there is {', '.join(f'{above}.{each}' for each in near[:_MOST_OPTIONS])}"
-
-
-def _is_near(other: str, key: str, above: str) -> bool:
-    """Whether a key is above or beside another one, or is one of Hydra's."""
-    beside = bool(above) and other.startswith(f"{above}.")
-    return beside or key.startswith(f"{other}.") or other.startswith("hydra.")
-
-
 def compose_problem(
-    reason: str, experiment: str, file: ConfigFile, files: Mapping[str, ConfigFile], exit_code: int
+    error: Exception, experiment: str, file: ConfigFile, files: Mapping[str, ConfigFile]
 ) -> CheckedDiagnostic:
     """Return why Hydra cannot compose an experiment, at the line that asks for what is missing."""
+    reason = error.reason if isinstance(error, ComposeFailed) else ""
     asked_by = re.search(HydraMessage.INCLUDED_BY, reason)
     asking = files.get(asked_by[1], file) if asked_by else file
-    name, message = in_short(reason, files)
+    missing = re.search(HydraMessage.NO_CONFIG, reason)
+    message = in_short(error).removeprefix(f"{asking.path}: ")
     key, line = "", 1
-    if name:
-        key, line = "defaults", asking.line_of_choice(name)
+    if missing:
+        key, line = "defaults", asking.line_of_choice(missing[1].removesuffix(".yaml"))
     elif full := re.search(HydraMessage.FULL_KEY, reason):
         key, line = full[1], asking.line_of(*parts_of(full[1]))
-    said = message if name else f"cannot be composed: {message}"
-    return CheckedDiagnostic.at(exit_code, "compose", asking.path, line, key, said, (experiment,))
+    said = message if missing else f"cannot be composed: {message}"
+    return CheckedDiagnostic.at(WRONG, "compose", asking.path, line, key, said, (experiment,))
 
 
-def in_short(reason: str, names: Iterable[str]) -> tuple[str, str]:
-    """Return the config that is missing (or empty), and why Hydra cannot compose, on one line."""
-    wanted = re.search(HydraMessage.NO_CONFIG, reason)
-    if wanted is None:
-        return "", shorten(" ".join(re.sub(HydraMessage.FULL_KEY, "", reason).split()), _LONGEST)
-    name = wanted[1].removesuffix(".yaml")
-    group, _, option = name.rpartition("/")
-    options = re.search(HydraMessage.OPTIONS, reason)
-    hint = did_you_mean(option, options[1].split()) if options else did_you_mean(name, names)
-    if options and not hint:
-        hint = f"there are {', '.join(options[1].split()[:_MOST_OPTIONS])} in {group}"
-    return name, f"there is no config {name!r}" + (f"; {hint}" if hint else "")
+def in_short(error: Exception) -> str:
+    """Return why Hydra cannot compose, on one line."""
+    text = str(error) if isinstance(error, ComposeFailed) else f"{type(error).__name__}: {error}"
+    return shorten(" ".join(re.sub(HydraMessage.FULL_KEY, "", text).split()), _LONGEST)
 
 
 @dataclass(frozen=True)
@@ -239,6 +170,8 @@ class _Examination:
         self._composed = composed
         self._around = around
         self._problems: list[tuple[Diagnostic, int]] = []
+        self._config: Any = {}
+        self._origins = Origins({})
         composed.config_name = self._experiment.config_name or PRIMARY
 
     def perform(self) -> Examined:
@@ -279,13 +212,10 @@ class _Examination:
                 for each in error.problems
             ]
         else:
-            reason = f"{type(error).__name__}: {error}"
-            if isinstance(error, ComposeFailed):
-                # Hydra's own words, which name the file that asks
-                reason = error.reason
+            reason = error.reason if isinstance(error, ComposeFailed) else ""
             may_be_given = re.search(HydraMessage.INCOMPLETE, reason)
             found = examined.left_open if may_be_given else examined.found
-            found.append(compose_problem(reason, name, file, around.files, WRONG))
+            found.append(compose_problem(error, name, file, around.files))
 
     def _examine(self) -> None:
         experiment, file = self._experiment, self._experiment.file
@@ -302,22 +232,61 @@ class _Examination:
         locked = self._review(spec, config, users_own=users_own) if spec is not None else False
         unused = frozenset() if users_own else unused_keys(config)
         told = locked or self._problems or unused or may_be_shadowed(file)
-        # to find out where values came from takes as long as to compose them
-        origins = self._composed.origins(experiment.overrides) if told else None
-        known = origins or Origins({})
+        self._config = config
+        if told:  # to find out where values came from takes as long as to compose them
+            self._origins = self._composed.origins(experiment.overrides)
         if not users_own:
             paths = (each.path for each in self._around.files.values())
             made_of = self._examined.made_of
-            self._examined.usage = usage_of(config, unused, made_of, known, paths)
-        places = ProblemLocator(experiment.name, file, config, known)
+            self._examined.usage = usage_of(config, unused, made_of, self._origins, paths)
         for problem, code in self._problems:
-            given = code == WRONG and _may_be_given(problem)
+            # other configs may give what is not there
+            given = code == WRONG and problem.code in {"missing", "interpolation", "entrypoint"}
             found = self._examined.left_open if given else self._examined.found
-            found.append(places.locate(problem, code))
-        if origins is not None:
-            self._examined.found += shadowed(config, origins, file.path, experiment.name)
+            found.append(self._located(problem, code))
+        self._examined.found += shadowed(config, self._origins, file.path, experiment.name)
         if locked and spec is not None:
-            self._ask_for_lock(spec, places, experiment_name(cfg), users_own=users_own)
+            self._ask_for_lock(spec, experiment_name(cfg), users_own=users_own)
+
+    def _located(self, problem: Diagnostic, exit_code: int) -> CheckedDiagnostic:
+        """A problem with its place, and what was meant by a key that is not there."""
+        at, missing = problem.key, ""
+        if problem.code == "interpolation":
+            found = re.search(HydraMessage.NO_KEY, problem.message)
+            missing = found[1].lstrip(".") if found else ""
+        for link in self._origins.chain(problem.key) if missing else ():
+            path = parts_of(link.key)
+            asked = may_refer_to(value_at(self._config, path), path)
+            named = next((each for each in asked if each.endswith(missing)), None)
+            if named is not None:
+                at, missing = link.key, named
+                break
+        if missing and not problem.hint:
+            problem = replace(problem, hint=self._meant(missing))
+        file, line = self._place(at)
+        placed = replace(problem, file=file, line=line)
+        return CheckedDiagnostic.of(placed, exit_code, (self._experiment.name,))
+
+    def _place(self, key: str) -> tuple[str, int]:
+        """File and line of a key, of what it refers to, or of what it is in."""
+        origin = self._origins.stands_in(key)
+        if origin is not None and origin.kind == "file":
+            return origin.where, origin.line or 1
+        file = self._experiment.file
+        return file.path, file.line_of(*parts_of(key)[:1])
+
+    def _meant(self, key: str) -> str:
+        above, _, name = key.rpartition(".")
+        node = value_at(self._config, parts_of(above)) if above else None
+        keys = list(node)[:_MOST_CHOICES] if isinstance(node, dict) else []
+        near = [f"{above}.{each}" for each in keys]
+        own = did_you_mean(name, map(str, keys))
+        if own:
+            return own.replace("'", f"'{above}.", 1)
+        others = [each for each in self._origins.keys() if not each.startswith("hydra.")]  # noqa: SIM118 - no mapping
+        others = [each for each in others if each not in near and not key.startswith(f"{each}.")]
+        hint = did_you_mean(key, others[:_MOST_CHOICES])
+        return hint or (f"there is {', '.join(near[:_MOST_OPTIONS])}" if near else "")
 
     def _planned(self, cfg: DictConfig, *, users_own: bool) -> LaunchSpec | None:
         try:
@@ -350,11 +319,9 @@ class _Examination:
                 self._problems.append((each, REFUSED))
         return locked
 
-    def _ask_for_lock(
-        self, spec: LaunchSpec, places: ProblemLocator, name: str, *, users_own: bool
-    ) -> None:
+    def _ask_for_lock(self, spec: LaunchSpec, name: str, *, users_own: bool) -> None:
         examined = self._examined
-        place = places.place("launch.locked") if spec.locked else (self._experiment.file.path, 1)
+        place = self._place("launch.locked") if spec.locked else (self._experiment.file.path, 1)
         examined.lock = spec.locked if isinstance(spec.locked, str) else name
         examined.lock_place = place
         if users_own:
@@ -364,11 +331,6 @@ class _Examination:
         elif not examined.lock:
             message = "is locked, and has no name that a lock could be found by"
             examined.note("lock-name", f"{message}; set launch.locked=NAME", *place)
-
-
-def _may_be_given(problem: Diagnostic) -> bool:
-    """Whether other configs may give what is not there."""
-    return problem.code in {"missing", "interpolation", "entrypoint"}
 
 
 ROOTS = ("launch", "cluster", "hydra")

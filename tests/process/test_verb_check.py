@@ -114,7 +114,7 @@ def test_all_problems_at_once_by_file_and_line(
         ("conf/exp/shadowed.yaml:7", "shadowed"),
     ]
     for said in (
-        "defaults: there is no config 'model/smal'; did you mean 'small'?",
+        "defaults: no config 'smal' in conf/model; did you mean 'small'?",
         "[yaml] (in broken, uses/it)",
         "Interpolation key 'params.lr' not found; did you mean 'parms.lr'?",
         "has no effect, conf/quick/two.yaml:3 overrides it",
@@ -236,7 +236,7 @@ def test_locks_that_are_none_any_more(
     ]
     lines = ended.out.splitlines()
     assert "the file was edited by hand" in lines[1]
-    assert "makes no plan any more: there is no config 'exp/c'" in lines[3]
+    assert "makes no plan any more: no experiment 'c' in conf/exp" in lines[3]
     assert "makes no plan any more: see conf/exp/d.yaml" in lines[4]
     assert "is no command that makes a plan" in lines[5]
     codes = [each["code"] for each in json.loads(checked("--format", "json").out)["problems"]]
