@@ -97,11 +97,6 @@ def target_of(spec: LaunchSpec, facts: Mapping[str, str]) -> Target:
     return Program(entrypoint.name, argv)
 
 
-def env_of(spec: LaunchSpec, facts: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables of one worker: those of all, then those of its local rank over them."""
-    return dict(substitute(spec.env_of(int(facts["local_rank"])), facts, bare=False))
-
-
 @dataclass(frozen=True)
 class Attempt:
     """A new attempt's place, made before its workers start; mappings are by local rank.
@@ -543,7 +538,8 @@ def worker_environment(spec: LaunchSpec, rank: int) -> dict[str, str]:
 
 
 def _variables(spec: LaunchSpec, place: WorkerContext) -> dict[str, str]:
-    env = contract(place, os.environ) | env_of(spec, place.macro_values())
+    own = substitute(spec.env_of(place.local_rank), place.macro_values(), bare=False)
+    env = contract(place, os.environ) | dict(own)
     # where a host's own name leads to 127.0.1.1, gloo would take that for its address
     interface = None if spec.nodes is None else spec.nodes.interface
     if interface is not None and GLOO_INTERFACE not in os.environ:
