@@ -26,8 +26,8 @@ from launch import table
 from workplace import machine
 
 from lllaunch.console.live_table import view_rows
+from lllaunch.locks import lock_directory
 from lllaunch.results.live import LiveReader, LiveView
-from lllaunch.run.directory import lock_directory
 from lllaunch.sweep.journal import ComposedRecord, EndedRecord, Result, StartedRecord, encode
 from lllaunch.sweep.pool import Lease
 from lllaunch.verbs.top import Watched

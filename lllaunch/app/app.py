@@ -52,8 +52,9 @@ from lllaunch.app.sweeping.resume import completed
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.hydra_compat import Seam, root_of
+from lllaunch.locks import PATIENCE
 from lllaunch.results.index import remember
-from lllaunch.run.directory import PATIENCE, SUBMISSION, RunDirectory
+from lllaunch.run.directory import SUBMISSION, RunDirectory
 from lllaunch.run.files import link_atomic, naming
 
 if TYPE_CHECKING:

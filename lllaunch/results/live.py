@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from lllaunch.documents import isoformat
+from lllaunch.locks import is_held
 from lllaunch.results.history import (
     Note,
     RunHistory,
@@ -29,7 +30,6 @@ from lllaunch.results.store import (
     contents_of,
     entry_of,
     find,
-    is_held,
     is_submitted,
     jobs_of,
     lock_of,

@@ -7,8 +7,6 @@ that there is to read, so nothing is read twice or before it is due.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import functools
 import itertools
 import json
@@ -25,7 +23,8 @@ from msgspec import structs
 from lllaunch.documents import isoformat, last_line, last_record, load_json, read_json
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
-from lllaunch.files import open_file, own_file, read_text
+from lllaunch.files import own_file, read_text
+from lllaunch.locks import is_held
 from lllaunch.results.index import DEFAULT_ROOTS, DEPTH, used_from
 from lllaunch.results.queue import (
     NO_ANSWER,
@@ -40,13 +39,10 @@ from lllaunch.run.directory import (
     ATTEMPT,
     EVENTS,
     LOCK_NAME,
-    LONGEST,
     PLAN,
     RESULT,
     SAMPLES,
-    SIGNED,
     SUBMISSION,
-    launcher_is_dead,
 )
 from lllaunch.run.files import relative_path
 from lllaunch.run.result import RunResult, as_result, read_result
@@ -262,46 +258,11 @@ def contents_of(path: str) -> tuple[frozenset[str], list[str]]:
     return frozenset(names), directories
 
 
-_HELD = {errno.EWOULDBLOCK, errno.EACCES}
-
-
-def is_held(lock: str) -> bool | None:
-    """Whether somebody holds a lock as `lllaunch.run.directory.lock_directory` takes it.
-
-    Who signed it is looked at first: a lock whose launcher is gone is not touched. One that is
-    tried is nearly always held, which changes nothing; else it is given back at once.
-
-    Returns None if that cannot be found out: it is another user's, or the file system has no locks.
-    """
-    if launcher_is_dead(lock):
-        return False
-    try:
-        fd = open_file(lock)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return True if error.errno in _HELD else None
-    else:
-        return False
-    finally:
-        os.close(fd)
-
-
 def lock_of(kind: str, path: str) -> str:
     """Return the file of the lock that is held while a run, a job or a sweep goes on."""
     if kind == "sweep":
         return os.path.join(path, SWEEP_LOCK_NAME)
     return own_file(os.path.join(path, LOCK_NAME))
-
-
-def holder(lock: str) -> str:
-    """Return who holds a lock that is held, as ``pid 1 on host``; an empty string if unknown."""
-    text = read_text(lock, LONGEST) or ""
-    return text.rstrip("\n") if SIGNED.fullmatch(text) else ""
 
 
 def state_of(lock: str) -> str:

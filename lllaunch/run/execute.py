@@ -17,7 +17,8 @@ from lllaunch.clock import now_ns
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.linux.cgroup import Memory, read_memory, shortage
-from lllaunch.run.directory import EVENTS, PATIENCE, PLAN, RESULT, SAMPLES, RunDirectory
+from lllaunch.locks import PATIENCE
+from lllaunch.run.directory import EVENTS, PLAN, RESULT, SAMPLES, RunDirectory
 from lllaunch.run.events import EventLog, read_history
 from lllaunch.run.files import write_atomic
 from lllaunch.run.group import RunGroup

@@ -9,7 +9,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from lllaunch.run.directory import EVENTS, PLAN, RESULT, SUBMISSION, HeldDirectory, lock_directory
+from lllaunch.locks import HeldDirectory, lock_directory
+from lllaunch.run.directory import EVENTS, PLAN, RESULT, SUBMISSION
 from lllaunch.run.files import naming
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ class SweepDirectory(HeldDirectory):
             OutputError: it cannot be made, written to, or locked.
         """
         path = os.path.abspath(path)
-        return cls(path, lock_directory(path, LOCK_NAME, key, "sweep", patience, say))
+        with naming(path):
+            return cls(path, lock_directory(path, LOCK_NAME, key, "sweep", patience, say))
 
     def set_aside(self) -> str | None:
         """Makes room for a new sweep: the journal of one that is here gets a number in its name.

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 import lllaunch.sweep.schedule as v
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
-from lllaunch.run.directory import PATIENCE
+from lllaunch.locks import PATIENCE
 from lllaunch.run.files import naming
 from lllaunch.run.submission import forget_submission
 from lllaunch.sweep.directory import JOURNAL, SUMMARY, SweepDirectory

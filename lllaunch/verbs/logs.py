@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import within
+from lllaunch.locks import is_held
 from lllaunch.results.history import RunHistory
 from lllaunch.results.queue import BatchQueue
-from lllaunch.results.store import LATEST, NoSuchRun, entry_now, is_held, locate, lock_of, read_run
+from lllaunch.results.store import LATEST, NoSuchRun, entry_now, locate, lock_of, read_run
 from lllaunch.run.directory import ATTEMPT, SUBMISSION
 from lllaunch.run.submission import LOG
 from lllaunch.verbs.printing import Parser, complain, perform, rank_list

@@ -29,13 +29,13 @@ from lllaunch.console.summary import Setting, summary_rows
 from lllaunch.console.table import GAP, Row, aligned, padded
 from lllaunch.documents import Plain, nanoseconds
 from lllaunch.files import within
+from lllaunch.locks import holder
 from lllaunch.results.live import LiveReader
 from lllaunch.results.queue import NO_ANSWER, BatchQueue
 from lllaunch.results.report import common_overrides
 from lllaunch.results.store import (
     LATEST,
     ListEntry,
-    holder,
     is_submitted,
     last_event,
     locate,

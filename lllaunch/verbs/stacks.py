@@ -18,6 +18,7 @@ from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import read_text
 from lllaunch.linux import proc
+from lllaunch.locks import signed_by
 from lllaunch.results.store import (
     LATEST,
     NoSuchRun,
@@ -29,7 +30,7 @@ from lllaunch.results.store import (
     roots_of,
 )
 from lllaunch.results.store import look as look_at
-from lllaunch.run.directory import EVENTS, LONGEST, SIGNED
+from lllaunch.run.directory import EVENTS
 from lllaunch.run.result import Hang
 from lllaunch.signal_source import STACKS_ON
 from lllaunch.supervisor.control import (
@@ -231,15 +232,16 @@ def _check_goes_on(entry: ListEntry, where: str) -> None:
 def _launchers_here(directory: str, where: str, entry: ListEntry) -> list[tuple[str, int]]:
     """Return the directories of this machine's launchers of a run, with their process ids."""
     signed = [
-        (part, match)
+        (part, pid, host)
         for part in parts_of(directory)
-        if (match := SIGNED.fullmatch(read_text(lock_of("run", part), LONGEST) or ""))
+        for pid, host in [signed_by(lock_of("run", part))]
+        if pid
     ]
     name = socket.gethostname()
-    here = [(part, int(match[1])) for part, match in signed if match[2] == name]
+    here = [(part, pid) for part, pid, host in signed if host == name]
     if here:
         return here
-    hosts = sorted({match[2] for _, match in signed})
+    hosts = sorted({host for _, _, host in signed})
     if not hosts:
         raise NoStacks(where, "does not say where its launcher is: its lock cannot be read")
     command = f"python -m lllaunch stacks {shlex.quote(os.path.abspath(directory))}"

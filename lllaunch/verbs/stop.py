@@ -8,19 +8,9 @@ import signal
 from typing import TYPE_CHECKING
 
 from lllaunch.linux.process import send_signal, wait_readable
+from lllaunch.locks import holder, is_held, open_launcher
 from lllaunch.results.queue import NO_ANSWER, BatchQueue, cancelled
-from lllaunch.results.store import (
-    LATEST,
-    NoSuchRun,
-    entry_now,
-    entry_of,
-    holder,
-    is_held,
-    jobs_of,
-    locate,
-    lock_of,
-)
-from lllaunch.run.directory import open_launcher
+from lllaunch.results.store import LATEST, NoSuchRun, entry_now, entry_of, jobs_of, locate, lock_of
 from lllaunch.run.submission import BatchEnded, account_of, append, read_history
 from lllaunch.sweep.directory import ARRAYS
 from lllaunch.verbs.printing import Parser, perform, print_lines

@@ -12,16 +12,9 @@ from typing import TYPE_CHECKING
 from lllaunch.errors import OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import open_file
+from lllaunch.locks import is_held
 from lllaunch.results.queue import BatchQueue
-from lllaunch.results.store import (
-    LATEST,
-    ListEntry,
-    entry_now,
-    is_held,
-    jobs_of,
-    locate,
-    lock_of,
-)
+from lllaunch.results.store import LATEST, ListEntry, entry_now, jobs_of, locate, lock_of
 from lllaunch.run.submission import BatchEnded, account_of
 from lllaunch.text import duration
 from lllaunch.verbs.printing import Parser, complain, perform, print_lines

@@ -19,7 +19,7 @@ from support.left import LeftRun, LeftSweep
 
 from lllaunch.app.sweeping import resume
 from lllaunch.errors import LaunchError, OutputError
-from lllaunch.run.directory import lock_directory
+from lllaunch.run.directory import RunDirectory
 from lllaunch.run.result import Succeeded
 from lllaunch.run.submission import BatchStarted, append
 from lllaunch.sweep.journal import ComposedRecord, Header, Journal
@@ -141,7 +141,7 @@ def test_a_run_empties_no_file_that_a_link_leads_to(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("text")
     (tmp_path / ".lllaunch.lock").symlink_to("precious")
     with pytest.raises(OutputError):
-        lock_directory(str(tmp_path), ".lllaunch.lock", "hydra.run.dir", "run")
+        RunDirectory.claim(str(tmp_path))
     (tmp_path / "submission.jsonl").symlink_to("precious")
     with pytest.raises(OutputError):
         append(str(tmp_path), BatchStarted("1"))

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from lllaunch.documents import isoformat
+from lllaunch.locks import is_held
 from lllaunch.results import index
 from lllaunch.results.index import remember, used_from
 from lllaunch.results.report import load
@@ -24,7 +25,6 @@ from lllaunch.results.store import (
     NoSuchRun,
     entry_of,
     find,
-    is_held,
     jobs_of,
     last_event,
     list_entries,

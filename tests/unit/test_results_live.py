@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from support.left import LeftSweep
 
+from lllaunch.locks import lock_directory
 from lllaunch.results import history, live, store
 from lllaunch.results.history import AppendedLines
 from lllaunch.results.live import LiveReader, LiveView, sweep_left
 from lllaunch.results.store import ListEntry
-from lllaunch.run.directory import lock_directory
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,
