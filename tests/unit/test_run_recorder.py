@@ -27,7 +27,7 @@ from lllaunch.events import (
 )
 from lllaunch.linux.cgroup import UNKNOWN, Memory
 from lllaunch.run.events import EventLog
-from lllaunch.run.group import Attempt, _header, env_of, target_of
+from lllaunch.run.group import Attempt, _header, target_of, worker_environment
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.observer import RunObserver
 from lllaunch.run.result import DiskFull, HungInKernel, Lost
@@ -411,7 +411,8 @@ def test_variables_of_a_rank_are_stronger():
         derived_env={"C": "more"},
         env_per_rank={range(1, 3): {"B": "one"}, range(1): {"A": "no"}},
     )
-    assert env_of(made, FACTS) == {"A": "all 5", "B": "one", "C": "more"}
+    found = worker_environment(made, 1)
+    assert (found["A"], found["B"], found["C"]) == ("all 1", "one", "more")
 
 
 @pytest.mark.parametrize(
