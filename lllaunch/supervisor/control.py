@@ -469,23 +469,19 @@ class _Question(NamedTuple):
     pid: int | None = None  # as in `StacksAnswered`; None for a request of another node
     uid: int | None = None
 
-    def is_like(self, other: _Question) -> bool:
-        """Whether what answers one answers both."""
-        return self.request == other.request and (self.pid is None) == (other.pid is None)
-
 
 class _Look:
     """Stacks that are being taken for a request."""
 
     def __init__(
         self,
-        questions: list[_Question],
+        question: _Question,
         view: RunMoment,
         others: Future[Mapping[int, bytes]] | None,
         seconds: float,
     ) -> None:
-        self.questions = questions
-        self.request = questions[0].request
+        self.question = question
+        self.request = question.request
         self.view = view
         # when that was, nanoseconds since the epoch: all that is known was so after that
         self.time_ns = now_ns()
@@ -602,10 +598,8 @@ class RunControl:
         if self._look is not None and self._look.is_done():
             look, self._look = self._look, None
             ranks = tuple(each.rank for each in look.ranks or ())
-            answer = Plain(self._hide)(self._answer(look))
-            for question in look.questions:
-                question.tell(answer)
-                found.append(StacksAnswered(ranks, question.pid, question.uid))
+            look.question.tell(Plain(self._hide)(self._answer(look)))
+            found.append(StacksAnswered(ranks, look.question.pid, look.question.uid))
         if self._look is None and self._waiting:
             self._next(view())
         return found
@@ -633,28 +627,24 @@ class RunControl:
                 text = "the watchdog takes stacks itself: see what it says"
                 question.tell(RequestRefused("busy", text).to_json())
             return
-        first = self._waiting[0]
-        alike = [each for each in self._waiting if each.is_like(first)]
-        self._waiting = [each for each in self._waiting if not each.is_like(first)]
+        question = self._waiting.pop(0)
         others, seconds = None, _LOOK_SECONDS + 1.0
         try:
-            if self._nodes is not None and first.pid is not None:
-                others = self._nodes.ask_stacks(first.request.to_json(), _NODES_SECONDS)
+            if self._nodes is not None and question.pid is not None:
+                others = self._nodes.ask_stacks(question.request.to_json(), _NODES_SECONDS)
                 seconds = max(seconds, _NODES_SECONDS + 1.0)
-            self._look = _Look(alike, view, others, seconds)
+            self._look = _Look(question, view, others, seconds)
         except (OSError, RuntimeError) as error:
             # no descriptor or thread is left; the run may do without
-            refused = RequestRefused("busy", f"nothing can be started: {error}").to_json()
-            for question in alike:
-                question.tell(refused)
+            text = f"nothing can be started: {error}"
+            question.tell(RequestRefused("busy", text).to_json())
 
     def give_way(self) -> None:
         """Let the watchdog take stacks: what is being taken here is taken anew after that."""
         if self._look is not None and self._look.files():
             self._look.close()
             until = time.monotonic() + _BUSY_SECONDS
-            again = [question._replace(until=until) for question in self._look.questions]
-            self._waiting = [*again, *self._waiting]
+            self._waiting.insert(0, self._look.question._replace(until=until))
             self._look = None
 
     def _answer(self, look: _Look) -> Answer:
@@ -671,13 +661,13 @@ class RunControl:
         if place is None:
             return answer
         answer = replace(answer, world_size=place.share.world_size)
-        return answer if look.questions[0].pid is None else _with_nodes(answer, place, look.others)
+        return answer if look.question.pid is None else _with_nodes(answer, place, look.others)
 
     def close(self) -> None:
         """Answer nobody any more, and remove the socket; idempotent."""
         if self._look is not None:
             self._look.close()
-            self._waiting += self._look.questions
+            self._waiting.append(self._look.question)
             self._look = None
         waiting, self._waiting = self._waiting, []
         for question in waiting:

@@ -412,11 +412,7 @@ class WatchdogDriver:
         chosen = {rank: pids[rank] for rank in sorted(ranks) if rank in pids}
         found = str(finding) if isinstance(finding, Asked) else f"the watchdog found: {finding}"
         heading = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {found}"
-        attempts = [
-            place.removesuffix(f"/{rank}/{_STACKS}")
-            for rank, place in places.items()
-            if place.endswith(f"/{rank}/{_STACKS}")
-        ]
+        attempts = {os.path.dirname(os.path.dirname(place)) for place in places.values() if place}
         self._collector = StackCollector(
             chosen,
             Written(heading, places, min(attempts, default=""), base_rank, self._hide),
