@@ -91,24 +91,8 @@ def _upwards(root: str, mount: str, path: str) -> list[str]:
     return directories
 
 
-_MOUNTS = "/proc/self/mounts"
-_OWN = "/proc/self/cgroup"
 # The first part of a cgroup's name; a mark and the maker's process id follow.
 _NAME = "lllaunch"
-
-
-def own_directory(mounts: str, own: str) -> str | None:
-    """The directory of this process's cgroup, from the texts of /proc/self/{mounts,cgroup}.
-
-    Returns None if no version 2 hierarchy is mounted.
-    """
-    roots = [line.split()[1] for line in mounts.splitlines() if line.split()[2:3] == ["cgroup2"]]
-    paths = [line[3:] for line in own.splitlines() if line.startswith("0::")]
-    if not roots or not paths:
-        return None
-    # The mounts file writes blanks as octal escapes.
-    root = roots[0].encode().decode("unicode_escape")
-    return os.path.join(root, paths[0].lstrip("/"))
 
 
 def _remove_left_behind(parent: str) -> None:
@@ -136,12 +120,11 @@ class Cgroup:
         Returns None where it is not allowed, or could not be killed as a whole.
         """
         try:
-            with open(_MOUNTS) as mounts, open(_OWN) as own:
-                parent = own_directory(mounts.read(), own.read())
-            if parent is None:
+            own = [each.directories[0] for each in hierarchies("") if each.version == 2]
+            if not own:
                 return None
-            _remove_left_behind(parent)
-            directory = os.path.join(parent, f"{_NAME}-{mark}-{os.getpid()}")
+            _remove_left_behind(own[0])
+            directory = os.path.join(own[0], f"{_NAME}-{mark}-{os.getpid()}")
             os.mkdir(directory)
         except OSError:
             return None

@@ -40,17 +40,8 @@ def signal_process(known: proc.ProcessFacts, signum: int) -> bool:
         os.close(pidfd)
 
 
-def kill_below(roots: Collection[int]) -> list[proc.ProcessFacts]:
-    """Send SIGKILL to all live descendants of ``roots`` (not to the roots); what was there."""
-    return _kill(roots, itself=False)
-
-
-def kill_with_below(roots: Collection[int]) -> list[proc.ProcessFacts]:
-    """Send SIGKILL to live ``roots`` and all their live descendants; what was there."""
-    return _kill(roots, itself=True)
-
-
-def _kill(roots: Collection[int], *, itself: bool) -> list[proc.ProcessFacts]:
+def kill_below(roots: Collection[int], *, itself: bool = False) -> list[proc.ProcessFacts]:
+    """Send SIGKILL to all live descendants of ``roots``, or to them as well; what was there."""
     if not roots:
         return []
     everything = proc.processes()
@@ -123,7 +114,7 @@ class OrphanCleanup:
         for process in alive:
             self._seen.setdefault(process.pid, proc.command(process.pid))
         if time.monotonic() >= self._deadline:
-            kill_with_below(orphans)
+            kill_below(orphans, itself=True)
             self._killed.update(process.pid for process in alive)
             self._pauses.note([process.pid for process in alive])
         return False

@@ -47,7 +47,7 @@ from lllaunch.linux.process import (
 from lllaunch.spawner import forks
 from lllaunch.spawner.child import ChildDefaults, failure_of, start
 from lllaunch.spawner.interpreter import comes_too_late
-from lllaunch.spawner.orphans import MARK, OrphanCleanup, Pauses, kill_below, kill_with_below
+from lllaunch.spawner.orphans import MARK, OrphanCleanup, Pauses, kill_below
 from lllaunch.spawner.preloading import Preloaded, loaded_runtimes, pause, preload
 from lllaunch.spawner.protocol import Channel, Check, Forked, Kept, Message, Pickled, SpawnRequest
 
@@ -344,23 +344,27 @@ class Server:
         return math.ceil(min(waits) * 1000) if waits else None
 
     def _handle(self, message: Message) -> None:
-        self._OPERATIONS[message.header["op"]](self, message)
-
-    def _signal(self, message: Message) -> None:
-        self._workers.signal(message.header["keys"], message.header["signum"])
-        self._send({"event": "done", "command": message.header["command"]})
-
-    def _notify(self, message: Message) -> None:
-        self._workers.notify(message.header["keys"], message.header["signum"])
-
-    def _kill(self, message: Message) -> None:
-        self._workers.kill(message.header["keys"])
-        with contextlib.suppress(OSError):  # no descriptor is left
-            kill_with_below(self._orphans())
-        self._send({"event": "done", "command": message.header["command"]})
-
-    def _begin_cleanup(self, message: Message) -> None:
-        self._cleanup = OrphanCleanup(message.header["cleanup"], message.header["settle"])
+        header = message.header
+        match header["op"]:
+            case "signal":
+                self._workers.signal(header["keys"], header["signum"])
+                self._send({"event": "done", "command": header["command"]})
+            case "notify":
+                self._workers.notify(header["keys"], header["signum"])
+            case "kill":
+                self._workers.kill(header["keys"])
+                with contextlib.suppress(OSError):  # no descriptor is left
+                    kill_below(self._orphans(), itself=True)
+                self._send({"event": "done", "command": header["command"]})
+            case "clean_up":
+                self._cleanup = OrphanCleanup(header["cleanup"], header["settle"])
+            case "hold":
+                # somebody else may have what locks stand for when all here has ended
+                for fd in self._held:
+                    os.close(fd)
+                self._held = [*message.fds]
+            case operation:
+                self._OPERATIONS[operation](self, message)
 
     def _end_cleanup(self, _: Message) -> None:
         """Let what a cleanup cannot end be: later workers shall not be ended for it, nor wait."""
@@ -382,12 +386,6 @@ class Server:
         for number, fd in enumerate(message.fds, 1):
             os.dup2(fd, number)
             os.close(fd)
-
-    def _hold(self, message: Message) -> None:
-        """Keep locks: somebody else may have what they stand for when all here has ended."""
-        for fd in self._held:
-            os.close(fd)
-        self._held = [*message.fds]
 
     def _send(self, header: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         self._channel.queue(header, fds=fds)
@@ -561,21 +559,16 @@ class Server:
             spared = self._branches.pids if time.monotonic() < patient_until else ()
             with contextlib.suppress(OSError):  # no descriptor is left
                 others = [pid for pid in proc.children(os.getpid()) if pid not in spared]
-                pauses.note([process.pid for process in kill_with_below(others)])
+                pauses.note([process.pid for process in kill_below(others, itself=True)])
             self._wakeups.wait_child(pauses.seconds)
         os._exit(1)
 
     _OPERATIONS: ClassVar[dict[str, Callable[[Server, Message], None]]] = {
         "configure": _configure,
         "spawn": _spawn,
-        "signal": _signal,
-        "notify": _notify,
-        "kill": _kill,
-        "clean_up": _begin_cleanup,
         "end_cleanup": _end_cleanup,
         "branch": _branch,
         "adopt": _adopt,
-        "hold": _hold,
     }
 
 

@@ -346,14 +346,13 @@ class NodeGroup:
         )
 
     def _tell_offset(self, rendezvous: Rendezvous) -> None:
-        offset = rendezvous.clock_offset
-        if offset is None or abs(offset) < CLOCK_TOLERANCE or self._told_offset:
+        offset = rendezvous.clock_offset or 0.0
+        if abs(offset) < CLOCK_TOLERANCE or self._told_offset:
             return
         self._told_offset = True
         way = "ahead of" if offset > 0 else "behind"
         text = f"the clock of this node is {duration(abs(offset))} {way} that of node 0"
-        interval, attempts = torchs_keep_alive(self._nodes)
-        patience = interval * attempts
+        patience = math.prod(torchs_keep_alive(self._nodes))
         if abs(offset) >= patience:
             text += (
                 f"; torch's rendezvous takes a node for dead at {duration(patience)}: set "
@@ -377,12 +376,13 @@ class NodeGroup:
 
         That is the one that has seen most restarts, and of these one that has seen most progress.
         """
-        members = () if self.place is None else self.place.roster.members
-        found = [(each.restarts, _history(each.history)) for each in members if each]
-        known = [(restarts, history) for restarts, history in found if history is not None]
-        if not known:
-            return None
-        return max(known, key=lambda each: (each[0], _progress_in(each[1])))[1]
+        known: list[tuple[tuple[float, ...], RestartHistory]] = []
+        for each in () if self.place is None else self.place.roster.members:
+            if each and each.history:
+                history = decode_record(each.history.encode(), RestartHistory)
+                step = -math.inf if history.step is None else history.step
+                known.append(((each.restarts, step, -len(history.ended_at)), history))
+        return max(known, key=lambda each: each[0])[1] if known else None
 
     # The supervisor's side (`lllaunch.supervisor.supervisor.OtherNodes`)
 
@@ -801,15 +801,6 @@ class _Wanted(NamedTuple):
 
     number: int
     request: bytes
-
-
-def _history(text: str) -> RestartHistory | None:
-    return decode_record(text.encode(), RestartHistory) if text else None
-
-
-def _progress_in(history: RestartHistory) -> tuple[float, int]:
-    step = -math.inf if history.step is None else history.step
-    return step, -len(history.ended_at)
 
 
 def _farthest(texts: Iterable[bytes]) -> AttemptProgress | None:

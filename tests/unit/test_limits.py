@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import resource
 import threading
 
@@ -13,7 +12,8 @@ import pytest
 from lllaunch.errors import OutputError
 from lllaunch.linux.cgroup import shortage
 from lllaunch.run.files import naming
-from lllaunch.workers.tail import Tees
+from lllaunch.workers.log_files import LogsDest
+from lllaunch.workers.tail import Shown, Tees
 
 
 def test_too_many_open_files_of_this_process() -> None:
@@ -55,12 +55,10 @@ def test_workers_run_though_there_is_no_thread_to_show_their_output(
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    tees = Tees("default", None, None, 1.0)
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        tees.show({0: "/there/is/none"}, nowhere)
-        monkeypatch.setattr(threading.Thread, "start", start)
-        with caplog.at_level(logging.ERROR):
-            tees.start()
-        monkeypatch.undo()
-        tees.stop()
+    tees = Tees("default", LogsDest(tee_stdouts={0: "/there/is/none"}), Shown())
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with caplog.at_level(logging.ERROR):
+        tees.start()
+    monkeypatch.undo()
+    tees.stop()
     assert "the output is not shown, it is in the files: no process or thread" in caplog.text
