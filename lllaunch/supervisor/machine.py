@@ -17,6 +17,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
+from msgspec.structs import replace
+
 from lllaunch.documents import Record, Said
 from lllaunch.events import (
     Exited,
@@ -773,6 +775,27 @@ class ImpossibleEvent(Exception):
     """An event came in a state in which it cannot come: an error in the supervisor."""
 
 
+class Known(Record, frozen=True):
+    """What a machine knows beside its state, of the present attempt and of the run."""
+
+    # local ranks of the attempt but for those whose start has failed
+    startable: frozenset[int] = frozenset()
+    preflight: bool = False  # whether its preflight runs, or is about to
+    reason: Reason | None = None  # why the attempt, or the run, ends: the first reason, or a signal
+    fired: WatchdogFired | None = None  # what the watchdog found first in the attempt
+    # whether the other nodes were told why the attempt ends, and what all say
+    told: bool = False
+    agreed: NodesAgreed | None = None
+    counted: NodesCounted | None = None
+    progress: AttemptProgress | None = None
+    stuck_orphans: bool = False
+    wait: float = 0.0  # seconds before the next attempt
+    # of the run
+    signal: SignalReceived | None = None
+    run_is_over: bool = False  # whether its time is
+    end: WorkerState | None = None
+
+
 class Machine:
     """A worker group from its first attempt to its end.
 
@@ -799,24 +822,8 @@ class Machine:
         )
         self._budget.counted = earlier
         self._pauses = pauses
-        self._preflight = False
-        # Local ranks of the present attempt but for those whose start has failed.
-        self._startable: frozenset[int] = frozenset()
-        self._wait = 0.0
-        # Why the attempt, or the run, ends: the first reason, or a signal.
-        self._reason: Reason | None = None
-        self._signal: SignalReceived | None = None
-        # What the watchdog found first in this attempt, and whether the run's time is over.
-        self._fired: WatchdogFired | None = None
-        self._run_is_over = False
-        self._end: WorkerState | None = None
         self._alone = alone
-        # Of the present attempt: whether the other nodes were told why it ends, and what all say.
-        self._told = False
-        self._progress: AttemptProgress | None = None
-        self._agreed: NodesAgreed | None = None
-        self._counted: NodesCounted | None = None
-        self._stuck_orphans = False
+        self._known = Known()
 
     @property
     def restart_count(self) -> int:
@@ -831,17 +838,17 @@ class Machine:
     @property
     def fails(self) -> bool:
         """Whether the attempt, or the run, ends for something that is no success."""
-        return self._reason is not None
+        return self._known.reason is not None
 
     @property
     def in_preflight(self) -> bool:
         """Whether the preflight of the attempt runs, or what it left behind is being ended."""
-        return self._preflight and self.state in (*_LIVE, *_CLEANING)
+        return self._known.preflight and self.state in (*_LIVE, *_CLEANING)
 
     @property
     def ran(self) -> bool:
         """Whether a worker of the present attempt was started, as far as is known."""
-        return bool(self._startable) and not self._preflight
+        return bool(self._known.startable) and not self._known.preflight
 
     @property
     def cleaning_up(self) -> bool:
@@ -856,13 +863,16 @@ class Machine:
     @property
     def worker_state(self) -> WorkerState:
         """What torch calls the state."""
-        if self._end is not None:
-            return self._end
+        if self._known.end is not None:
+            return self._known.end
         if self.state is GroupState.INIT:
             return WorkerState.INIT
         if self.state in _IDLE:
-            return WorkerState.STOPPED if self._reason else WorkerState.SUCCEEDED
+            return WorkerState.STOPPED if self._known.reason else WorkerState.SUCCEEDED
         return WorkerState.HEALTHY if self.healthy else WorkerState.UNHEALTHY
+
+    def _learn(self, **facts: Any) -> None:
+        self._known = replace(self._known, **facts)
 
     def handle(self, event: Event) -> Actions:
         """Take note of an event; the actions that follow, in order.
@@ -885,10 +895,10 @@ class Machine:
 
     def _is_news(self) -> bool:
         """Whether the other nodes are to be told now why the attempt ends."""
-        if self._alone or self._told or self._agreed is not None:
+        if self._alone or self._known.told or self._known.agreed is not None:
             return False
-        self._told = self._reason is not None or self._fired is not None
-        return self._told
+        self._learn(told=self._known.reason is not None or self._known.fired is not None)
+        return self._known.told
 
     # What an event changes beside the state, and which case of it this is
 
@@ -903,17 +913,20 @@ class Machine:
 
     def _begun(self, event: GroupStarted) -> Case:
         self.alive = event.ranks
-        self._startable = event.ranks
-        follows, self._preflight = self._preflight, event.preflight
-        if follows:
+        before = self._known
+        if before.preflight:
             # of the same attempt
+            self._learn(startable=event.ranks, preflight=event.preflight)
             return ""
         if event.attempt is not None:
             # other nodes may have come further in their directories
             self.attempt = event.attempt
-        self._reason, self._fired = None, None
-        self._told, self._agreed, self._counted = False, None, None
-        self._progress = None
+        self._known = Known(
+            startable=event.ranks,
+            preflight=event.preflight,
+            signal=before.signal,
+            run_is_over=before.run_is_over,
+        )
         if event.restarts is not None:
             self._budget.catch_up(event.restarts, event.history)
         self._budget.begin()
@@ -922,116 +935,116 @@ class Machine:
     def _came(self, event: AttemptProgress) -> Case:
         if self.state in (GroupState.AGREEING, GroupState.PAUSED, GroupState.BARRIER):
             return ""
-        self._progress = event
+        self._learn(progress=event)
         if not self._alone:
             return "shared"
         self._budget.note(event)
         return ""
 
     def _stacks_asked(self, _: StacksAsked) -> Case:
-        if self._preflight and self.state in (GroupState.RUNNING, *_ENDING[1:]):
+        if self._known.preflight and self.state in (GroupState.RUNNING, *_ENDING[1:]):
             return "none"
         # Those that something ends for are shown as well.
-        return "taken" if self._fired is not None and self.state in _ENDING[1:] else ""
+        return "taken" if self._known.fired is not None and self.state in _ENDING[1:] else ""
 
     def _blame(self, reason: Reason) -> None:
         """The first reason is the one that the attempt ends for."""
-        self._reason = self._reason or reason
+        self._learn(reason=self._known.reason or reason)
 
     def _ended(self, event: Exited | StartFailed) -> Case:
         self.alive -= {event.local_rank}
         if isinstance(event, StartFailed):
-            self._startable -= {event.local_rank}
+            self._learn(startable=self._known.startable - {event.local_rank})
         fault = fault_of(event)
         if fault is None:
             return "succeeded" if self.alive else "last succeeded"
         if self.healthy:
             # What the watchdog found before is why.
-            reason: Reason = "preflight" if self._preflight else fault
-            self._blame(self._fired.kind if self._fired else reason)
+            reason: Reason = "preflight" if self._known.preflight else fault
+            self._blame(self._known.fired.kind if self._known.fired else reason)
         return "failed" if self.alive else "last failed"
 
     def _all_ended(self, event: OrphansGone | OrphansStuck | SpawnerGone) -> Case:
         if self.state in (GroupState.AGREEING, GroupState.PAUSED, GroupState.BARRIER):
             return ""
-        if self.state is GroupState.CLEANING_UP and self._reason is None:
-            if not self._preflight:
+        if self.state is GroupState.CLEANING_UP and self._known.reason is None:
+            if not self._known.preflight:
                 return "success"
             if isinstance(event, OrphansGone):
                 return "passed"
             self._blame("spawner" if isinstance(event, SpawnerGone) else "preflight")
         if isinstance(event, SpawnerGone):
             self.alive = frozenset()
-            self._blame(self._fired.kind if self._fired else "spawner")
-        self._stuck_orphans = isinstance(event, OrphansStuck)
-        if not self._alone and self._counted is None and self._reason != "signal":
+            self._blame(self._known.fired.kind if self._known.fired else "spawner")
+        self._learn(stuck_orphans=isinstance(event, OrphansStuck))
+        if not self._alone and self._known.counted is None and self._known.reason != "signal":
             return "to be agreed"
         return self._whether_again()
 
     def _whether_again(self) -> Case:
-        reason = self._reason
-        if reason == "node" and self._counted is not None and self._counted.again:
+        reason = self._known.reason
+        if reason == "node" and self._known.counted is not None and self._known.counted.again:
             # Enough nodes are left: that is no failure.
             reason = "membership"
         if not self._alone:
             # what all nodes have agreed on, if they have
-            agreed = None if self._counted is None else self._counted.progress
-            progress = agreed or self._progress
+            agreed = None if self._known.counted is None else self._known.counted.progress
+            progress = agreed or self._known.progress
             if progress is not None:
                 self._budget.note(progress)
-        if reason == "signal" or self._stuck_orphans:
+        if reason == "signal" or self._known.stuck_orphans:
             return "over"
         wait = self._budget.take(reason)
         if self._budget.no_progress is not None:
-            self._reason = "timeout" if self._run_is_over else "no_progress"
+            self._learn(reason="timeout" if self._known.run_is_over else "no_progress")
         if wait is None:
             return "over"
-        if self._run_is_over:
-            self._reason = "timeout"
+        if self._known.run_is_over:
+            self._learn(reason="timeout")
             return "over"
-        self._wait = wait
+        self._learn(wait=wait)
         return "again later" if wait or self._pauses else "again"
 
     def _nodes_agreed(self, event: NodesAgreed) -> Case:
-        if self._agreed is not None:
+        if self._known.agreed is not None:
             # The first word holds; what comes after it is about its consequences.
             return "hangs" if self.state is GroupState.TAKING_STACKS and event.hangs else ""
-        self._agreed = event
-        self._run_is_over = self._run_is_over or event.final
-        if self._reason != "signal":
-            self._reason = event.reason
-        return "hangs" if event.hangs and self.state in _WELL and not self._preflight else ""
+        self._learn(agreed=event, run_is_over=self._known.run_is_over or event.final)
+        if self._known.reason != "signal":
+            self._learn(reason=event.reason)
+        return "hangs" if event.hangs and self.state in _WELL and not self._known.preflight else ""
 
     def _nodes_counted(self, event: NodesCounted) -> Case:
-        self._counted = event
-        if event.gone is not None and self._reason != "signal":
-            self._reason = "node"
+        self._learn(counted=event)
+        if event.gone is not None and self._known.reason != "signal":
+            self._learn(reason="node")
         return self._whether_again() if self.state is GroupState.AGREEING else ""
 
     def _signalled(self, event: SignalReceived) -> Case:
-        first = self._signal is None
+        first = self._known.signal is None
         if first:
-            self._signal = event
+            self._learn(signal=event)
             # Also when the group ends for something else: now it is not started again. What has
             # succeeded stays so, if it need not wait for other nodes.
-            if self._reason or self._preflight or not self._alone or self.state not in _SUCCEEDED:
-                self._reason = "signal"
+            known, succeeds = self._known, self._alone and self.state in _SUCCEEDED
+            if known.reason or known.preflight or not succeeds:
+                self._learn(reason="signal")
         if self.state is GroupState.CLEANING_UP:
-            return "" if first and self._reason else "second"
-        look = event.look is not None and self.state is GroupState.RUNNING and not self._preflight
-        return "look first" if look else ""
+            return "" if first and self._known.reason else "second"
+        looks = self.state is GroupState.RUNNING and not self._known.preflight
+        return "look first" if looks and event.look is not None else ""
 
     def _watchdog_fired(self, event: WatchdogFired) -> Case:
-        self._run_is_over = self._run_is_over or event.whole_run
-        if self.state is GroupState.PAUSED and self._run_is_over:
-            self._reason = "timeout"
+        self._learn(run_is_over=self._known.run_is_over or event.whole_run)
+        if self.state is GroupState.PAUSED and self._known.run_is_over:
+            self._learn(reason="timeout")
             return "over"
         if self.state is not GroupState.RUNNING:
             return ""
         if not event.ends:
-            return "none" if self._preflight else "reported"
-        self._fired = event
-        if self._preflight:
+            return "none" if self._known.preflight else "reported"
+        self._learn(fired=event)
+        if self._known.preflight:
             self._blame(event.kind)
             return "ends at once"
         return "ends"
@@ -1039,7 +1052,7 @@ class Machine:
     def _stacks_taken(self, event: StacksTaken) -> Case:
         if self.state is not GroupState.TAKING_STACKS:
             return ""
-        agreed, fired = self._agreed, self._fired
+        agreed, fired = self._known.agreed, self._known.fired
         if fired is not None and fired.finding == event.finding:
             self._blame(fired.kind)
         elif agreed is None or agreed.ended.finding != event.finding:
@@ -1054,11 +1067,11 @@ class Machine:
         return _ACTIONS[step](self, event)
 
     def _tell(self) -> TellNodes:
-        fired = self._fired
-        reason = self._reason or (fired.kind if fired is not None else "failure")
-        signum = self._signal.signum if self._signal is not None else None
+        fired = self._known.fired
+        reason = self._known.reason or (fired.kind if fired is not None else "failure")
+        signum = self._known.signal.signum if self._known.signal is not None else None
         finding = None if fired is None else fired.finding
-        return TellNodes(reason, signum, finding, final=self._run_is_over)
+        return TellNodes(reason, signum, finding, final=self._known.run_is_over)
 
     def _kill(self, event: Event) -> KillWorkers:
         if isinstance(event, SignalReceived):
@@ -1070,15 +1083,15 @@ class Machine:
         return AbandonWorkers(abandoned)
 
     def _signal_process(self) -> Actions:
-        asked = None if self._fired is None else self._fired.asked
+        asked = None if self._known.fired is None else self._known.fired.asked
         return () if asked is None else (asked,)
 
     def _signal_workers(self, *, forward: bool) -> SignalWorkers:
         if forward:
-            assert self._signal is not None
-            return SignalWorkers(self._signal.signum, "signal")
-        assert self._reason is not None
-        return SignalWorkers(SIGTERM, self._reason)
+            assert self._known.signal is not None
+            return SignalWorkers(self._known.signal.signum, "signal")
+        assert self._known.reason is not None
+        return SignalWorkers(SIGTERM, self._known.reason)
 
     def _start(self, event: Event) -> StartWorkers:
         history = self._budget.history
@@ -1086,18 +1099,19 @@ class Machine:
             return StartWorkers(self.attempt, self.restart_count, history=history)
         self.attempt += 1
         # that of the attempt which follows
-        self._preflight = False
+        self._learn(preflight=False)
         count, restart = self.restart_count, self._budget.restart
-        return StartWorkers(self.attempt, count, self._reason, restart, history)
+        return StartWorkers(self.attempt, count, self._known.reason, restart, history)
 
     def _finish(self, event: Event) -> Finish:
+        known, reason = self._known, self._known.reason
+        end = WorkerState.FAILED if reason else WorkerState.SUCCEEDED
         if isinstance(event, MonitorLost):
-            self._end = WorkerState.UNKNOWN
-        else:
-            self._end = WorkerState.FAILED if self._reason else WorkerState.SUCCEEDED
-        signum = self._signal.signum if self._signal and self._reason == "signal" else None
-        no_progress = self._budget.no_progress if self._reason == "no_progress" else None
-        return Finish(self._end, self._reason, signum, no_progress, self._budget.history)
+            end = WorkerState.UNKNOWN
+        self._learn(end=end)
+        signum = known.signal.signum if known.signal and reason == "signal" else None
+        no_progress = self._budget.no_progress if reason == "no_progress" else None
+        return Finish(end, reason, signum, no_progress, self._budget.history)
 
 
 _NOTES: dict[type, Callable[[Machine, Any], Case]] = {
@@ -1142,7 +1156,7 @@ def fault_of(event: Exited | StartFailed) -> Fault | None:
 _ACTIONS: dict[Step, Callable[[Machine, Any], Actions]] = {
     Step.START: lambda machine, event: (machine._start(event),),
     Step.FINISH: lambda machine, event: (machine._finish(event),),
-    Step.PAUSE: lambda machine, _: (Pause(machine._wait, machine._budget.restart),),
+    Step.PAUSE: lambda machine, _: (Pause(machine._known.wait, machine._budget.restart),),
     Step.TAKE_STACKS: lambda machine, event: (TakeStacks(machine.alive, _finding(event)),),
     Step.TELL_STACKS: lambda _, event: (TellStacks(event.stacks, event.finding),),
     Step.TELL_PROGRESS: lambda _, event: (TellProgress(event),),
