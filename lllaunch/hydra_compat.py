@@ -31,8 +31,6 @@ from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 # the defaults list: all configs, in the order of merging
 from hydra._internal.defaults_list import (
     DefaultsList,
-    _create_result_default,
-    _dfs_walk,
     create_defaults_list,
 )
 
@@ -55,7 +53,6 @@ if TYPE_CHECKING:
     # the sweeper of grids
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.config_search_path import ConfigSearchPath
-    from hydra.core.default_element import DefaultsTreeNode, InputDefault, ResultDefault
     from hydra.core.override_parser.types import Override
     from hydra.plugins.config_source import ConfigResult
     from omegaconf import Container, DictConfig, ListConfig
@@ -267,18 +264,6 @@ def read_defaults(
         skip_missing=sweep,
     )
     return found, repo
-
-
-def walk_defaults(
-    found: DefaultsList, visit: Callable[[DefaultsTreeNode | None, InputDefault], None]
-) -> None:
-    """Visit the tree of a defaults list in the order of merging, each node with its parent."""
-    _dfs_walk(found.defaults_tree, visit)
-
-
-def default_of(parent: DefaultsTreeNode | None, node: InputDefault) -> ResultDefault | None:
-    """Return what a node of the tree becomes in the list; None if it is no config."""
-    return _create_result_default(parent, node)
 
 
 def merge_files(loader: ConfigLoaderImpl, found: DefaultsList, repo: Any) -> DictConfig:

@@ -18,7 +18,7 @@ from enum import Enum
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from hydra.core.default_element import DefaultsTreeNode, GroupDefault, InputDefault, ResultDefault
+from hydra.core.default_element import ResultDefault
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult
 from hydra.types import RunMode
 from omegaconf import Container, OmegaConf
@@ -29,12 +29,10 @@ from lllaunch.config.schema import PRESET_KEYS, PRESETS
 from lllaunch.config.tree import dotted, parts_of, shown_path
 from lllaunch.hydra_compat import (
     apply_overrides,
-    default_of,
     file_name,
     keeps_defaults_list,
     merge_files,
     read_defaults,
-    walk_defaults,
 )
 from lllaunch.secret_names import redacted_overrides
 
@@ -368,31 +366,20 @@ def origins_of_one(repo: IConfigRepository, name: str) -> Origins:
 
 
 def _with_groups(found: DefaultsList) -> Iterator[tuple[ResultDefault, str]]:
-    """The configs in the order of merging, each with the choice that brought it."""
-    groups: list[tuple[ResultDefault, str]] = []
-
-    def note(parent: DefaultsTreeNode | None, node: InputDefault) -> None:
-        if node.is_deleted() or node.is_missing():
-            return
-        default = default_of(parent, node)
-        if default is not None:
-            groups.append((default, _group(node, parent)))
-
-    walk_defaults(found, note)
-    if [default for default, _ in groups] != found.defaults:
-        # not walked as Hydra did; the choices are only for reading
-        return iter([(default, "") for default in found.defaults])
-    return iter(groups)
-
-
-def _group(node: InputDefault, parent: DefaultsTreeNode | None) -> str:
-    """The nearest choice of a group, this one or that of a config which names this one."""
-    current: InputDefault | None = node
-    while current is not None:
-        if isinstance(current, GroupDefault) and not current.is_self():
-            return f"{current.get_override_key()}={current.get_name()}"
-        current, parent = (parent.node, parent.parent) if parent is not None else (None, None)
-    return ""
+    """Yield each config with the nearest choice of a group that brought it."""
+    choices = {
+        f"{key.partition('@')[0]}/{name}": f"{key}={name}"
+        for key, name in found.overrides.known_choices.items()
+    }
+    parents = {each.config_path: each.parent for each in found.defaults}
+    for each in found.defaults:
+        path = each.config_path
+        if each.override_key:
+            yield each, f"{each.override_key}={str(path).rpartition('/')[2]}"
+            continue
+        while path is not None and path not in choices:
+            path = each.parent if path == each.config_path else parents.get(path)
+        yield each, choices.get(path or "", "")
 
 
 def _layers(
