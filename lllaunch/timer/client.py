@@ -77,11 +77,7 @@ this_process = _ThisProcess()
 
 
 class TimerRequest:
-    """A worker's wish to set a timer or to take one back.
-
-    ``expiration_time``: when it ends, seconds since the epoch (``time.time()``); negative takes the
-    timer back.
-    """
+    """A worker's wish to set a timer, or with a negative ``expiration_time`` to take one back."""
 
     __slots__ = ("expiration_time", "scope_id", "worker_id")
 
@@ -108,10 +104,7 @@ class TimerClient(ABC):
 
     @abstractmethod
     def acquire(self, scope_id: str, expiration_time: float) -> None:
-        """Set a timer, replacing one of the same name.
-
-        ``expiration_time``: when it expires, seconds since the epoch.
-        """
+        """Set a timer that ends at a time since the epoch, replacing one of the same name."""
 
     @abstractmethod
     def release(self, scope_id: str) -> None:
@@ -119,10 +112,7 @@ class TimerClient(ABC):
 
 
 class FileTimerRequest(TimerRequest):
-    """A request to a `FileTimerServer`.
-
-    ``expiration_time``: when it ends, seconds since the epoch; negative takes the timer back.
-    """
+    """A request to a `FileTimerServer`."""
 
     __slots__ = ("signal", "version")
 
@@ -166,10 +156,7 @@ def _quoted(text: str) -> str:
 
 
 class LocalTimerClient(TimerClient):
-    """Puts requests into the queue of a `LocalTimerServer`, or of torch's, on this machine.
-
-    ``mp_queue``: the queue; of multiprocessing's, or with its ``put``.
-    """
+    """Puts requests into the queue of a `LocalTimerServer`, or of torch's, on this machine."""
 
     def __init__(self, mp_queue: Any) -> None:
         super().__init__()
@@ -205,10 +192,7 @@ class FileTimerClient(TimerClient):
         self.signal = signal  # what the server shall send
 
     def acquire(self, scope_id: str, expiration_time: float) -> None:
-        """Set a timer; the request has been written when this returns.
-
-        ``expiration_time``: when it ends, seconds since the epoch.
-        """
+        """Set a timer; the request has been written when this returns."""
         if not math.isfinite(expiration_time):
             raise ValueError(f"timer {scope_id!r}: expiration_time is {expiration_time!r}")
         until = float(expiration_time)
@@ -235,10 +219,8 @@ class FileTimerClient(TimerClient):
                 # The server has gone; there may be another by now.
                 self.close()
                 if not left:
-                    reason = error.strerror or str(error)
-                    message = (
-                        f"no timer server reads this FIFO, the request was not sent ({reason})"
-                    )
+                    why = error.strerror or error
+                    message = f"no timer server reads this FIFO, the request was not sent ({why})"
                     raise BrokenPipeError(errno.EPIPE, message, self._file_path) from error
                 time.sleep(_PAUSE)
             else:
@@ -297,10 +279,7 @@ _defaults: dict[str, TimerClient] = {}
 
 
 def configure(timer_client: TimerClient | None) -> None:
-    """Set the default client of `expires` and `deadline`.
-
-    ``timer_client``: the client; None restores the default of a new process.
-    """
+    """Set the default client of `expires` and `deadline`; None restores that of a new process."""
     import logging  # noqa: PLC0415 - once in a process; 10 ms that others need not pay
 
     _configured[:] = [] if timer_client is None else [timer_client]
@@ -335,14 +314,10 @@ def expires(after: float, scope: str | None = None, client: TimerClient | None =
         @expires(after=60)
         async def fetch(): ...
 
-    A decorated coroutine has its timer from the first step to the end, suspensions included.
-
     As in torch a scope has one timer. Entered again, by recursion, threads or tasks, it replaces
     that timer, and the first to leave releases it. `deadline` gives each entry its own timer.
-
-    Setting a timer takes microseconds, or some seconds if the server does not read, before the
-    error below. With ``watchdog.timers`` lllaunch takes the stacks of all workers on expiry and
-    ends the group as hung.
+    With ``watchdog.timers`` lllaunch takes the stacks of all workers on expiry and ends the group
+    as hung.
 
     ``after``: seconds from entering the block; 0 or less expires at once. ``scope``: name of the
     timer, shown in reports; default: ``FILE#LINE`` of the caller or of the decorated function.
@@ -354,7 +329,7 @@ def expires(after: float, scope: str | None = None, client: TimerClient | None =
         RuntimeError: on entering: there is no client.
         OSError: on entering or leaving: the server cannot be reached, see `FileTimerClient`.
     """
-    return _countdown("expires", after, scope, client, own=False)
+    return Countdown(after, scope, client, own=False)
 
 
 def deadline(
@@ -364,43 +339,26 @@ def deadline(
 
     Use it in recursive functions, threads and asyncio tasks. Further entries are named
     ``SCOPE (2)``, ``SCOPE (3)``, ...
-
-    Raises:
-        ValueError: ``after`` is infinite or not a number.
-        RuntimeError: on entering: there is no client.
-        OSError: on entering or leaving: the server cannot be reached.
     """
-    return _countdown("deadline", after, scope, client, own=True)
-
-
-def _countdown(
-    name: str, after: float, scope: str | None, client: TimerClient | None, *, own: bool
-) -> Countdown:
-    if not math.isfinite(after):
-        raise ValueError(f"{name}: after={after!r} is not a number of seconds")
-    chosen = scope
-    if chosen is None:
-        frame = sys._getframe(2)
-        chosen = f"{frame.f_code.co_filename}#{frame.f_lineno}"
-    return Countdown(after, chosen, client, scope is not None, own)
+    return Countdown(after, scope, client, own=True)
 
 
 class Countdown:
-    """What `expires` and `deadline` return. Can be entered again, but not while it is entered.
-
-    ``client``: sends the request, or None for the configured one.
-    """
+    """What `expires` and `deadline` return. Can be entered again, but not while it is entered."""
 
     __slots__ = ("_after", "_client", "_entered", "_name", "_named", "_own", "_pid", "_scope")
 
     def __init__(
-        self, after: float, scope: str, client: TimerClient | None, named: bool, own: bool
+        self, after: float, scope: str | None, client: TimerClient | None, *, own: bool
     ) -> None:
-        self._after = after
-        self._scope = scope
-        self._client = client
-        self._named = named
-        self._own = own
+        if not math.isfinite(after):
+            name = "deadline" if own else "expires"
+            raise ValueError(f"{name}: after={after!r} is not a number of seconds")
+        self._named = scope is not None
+        if scope is None:
+            frame = sys._getframe(2)
+            scope = f"{frame.f_code.co_filename}#{frame.f_lineno}"
+        self._after, self._scope, self._client, self._own = after, scope, client, own
         self._name = ""
         self._entered: TimerClient | None = None
         self._pid = 0
@@ -456,7 +414,7 @@ class Countdown:
             scope = f"{code.co_filename}#{code.co_firstlineno}"
 
         def countdown() -> Countdown:
-            return Countdown(self._after, scope, self._client, self._named, self._own)
+            return Countdown(self._after, scope, self._client, own=self._own)
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import math
 import os
 import select
@@ -33,8 +32,6 @@ from lllaunch.text import printable
 from lllaunch.timer.client import SERVED_BY_US, FileTimerRequest
 
 _TEXT = 120
-
-_START = b'{"version"'
 
 
 class Rejected(NamedTuple):
@@ -89,34 +86,20 @@ class RequestReader:
         requests: list[FileTimerRequest] = []
         wrong: list[tuple[bytes, str]] = []
         if self._overlong and lines:
-            # It was reported when it grew too long. Its end may be another's request.
+            # It was reported when it grew too long.
             self._overlong = False
-            requests += _rescued(lines.pop(0))
+            del lines[0]
         for line in filter(None, lines):
             found = parse(line)
             if isinstance(found, FileTimerRequest):
                 requests.append(found)
             elif found:
                 wrong.append((line, found))
-                requests += _rescued(line)
         if len(self._rest) >= select.PIPE_BUF:
             if not self._overlong:
                 wrong.append((self._rest, _TOO_LONG))
-            self._overlong = True
-            self._rest = self._rest[-select.PIPE_BUF :]
+            self._rest, self._overlong = b"", True
         return requests, wrong
-
-
-def _rescued(line: bytes) -> list[FileTimerRequest]:
-    """The request at the end of a bad line, if there is one.
-
-    Somebody wrote less than a line, or more than the kernel keeps together, and a good request of
-    another process came to stand right behind. ``{"version"`` cannot stand inside of a JSON string.
-    """
-    start = line.rfind(_START)
-    # The whole line has been tried, unless it is too long.
-    found = parse(line[start:]) if start > 0 else None
-    return [found] if isinstance(found, FileTimerRequest) else []
 
 
 def parse(line: bytes) -> FileTimerRequest | str:
@@ -128,30 +111,12 @@ def parse(line: bytes) -> FileTimerRequest | str:
         # Told without a parser, which takes its time.
         return "it is not a JSON object" if text else ""
     try:
-        read = _decoded(text)
+        read = _decode(text)
     except msgspec.ValidationError as error:
         return str(error)
-    except RecursionError:
-        return "it is not JSON (too deeply nested)"
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return f"it is not JSON ({error})"
     return FileTimerRequest(read.pid, read.scope_id, read.expiration_time, read.signal)
-
-
-def _decoded(text: bytes) -> _Fields:
-    try:
-        return _decode(text)
-    except msgspec.DecodeError:
-        if b"\\ud" not in text.lower():
-            raise
-    # torch's client writes lone surrogates, which can neither be written in UTF-8 nor shown.
-    read = msgspec.convert(json.loads(text.decode(), parse_constant=_no_number), _Fields)
-    read.scope_id = read.scope_id.encode(errors="backslashreplace").decode()
-    return read
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number")
 
 
 _TOLD = 20
@@ -167,6 +132,16 @@ class Rejections:
         self._others = 0
         self._period_ends = 0.0
         self._counted = False
+        self._refused: set[tuple[int, str]] = set()
+
+    def refuse(self, pid: int, reason: str) -> None:
+        """Take note of a refusal, told once for a process: it may go on asking while it lives."""
+        if (pid, reason) not in self._refused:
+            if len(self._refused) >= _REFUSED:
+                self._refused.clear()
+            if self.left:
+                self._refused.add((pid, reason))
+            self.add(reason, pid=pid)
 
     def begin(self, now: float) -> None:
         """Note that time has passed; to be called before what is found at ``now`` is added."""
@@ -210,11 +185,7 @@ class Backlog:
         self._left = 0
 
     def note(self, now: float, got: int, waiting: int) -> None:
-        """Takes note of a reading.
-
-        ``now``: when it began, seconds of a clock that never goes back. ``got``: bytes that were
-        read. ``waiting``: bytes that were there after it.
-        """
+        """Take note of a reading that began ``now``: bytes that it got, and that it left."""
         self.behind = waiting > 0
         self._left -= got
         if not waiting:
@@ -311,9 +282,8 @@ class TimerService:
         self._path = path
         self._owner_of, self._clock, self._wall_clock = owner_of, clock, wall_clock
         self._reader = RequestReader()
-        self._backlog = Backlog()
+        self.backlog = Backlog()
         self._rejections = Rejections()
-        self._refused: set[tuple[int, str]] = set()
         self._timers: dict[int, dict[str, Timer]] = {}  # by process and name
         # When the next is over; None where that is to be found out.
         self._next: float | None = None
@@ -330,11 +300,6 @@ class TimerService:
                 raise
             self._epoll.register(self._fifo, select.EPOLLIN)
         _open.add(self)
-
-    @property
-    def read_until(self) -> float:
-        """Until when, by the monotonic clock, all that was written has been read by `dispatch`."""
-        return self._backlog.until
 
     def fileno(self) -> int:
         """The descriptor that is readable when `dispatch` has something to do."""
@@ -354,7 +319,7 @@ class TimerService:
             with contextlib.suppress(BlockingIOError):
                 block = os.read(self._fifo, _READ_BYTES)
             (left,) = struct.unpack("i", fcntl.ioctl(self._fifo, termios.FIONREAD, bytes(4)))
-            self._backlog.note(now, len(block), left)
+            self.backlog.note(now, len(block), left)
             requests, wrong = self._reader.feed(block)
             for line, reason in wrong:
                 self._rejections.add(reason, line)
@@ -397,7 +362,7 @@ class TimerService:
             if refusal is not None:
                 strangers.add(pid)
                 if refusal:
-                    self._refuse(pid, refusal)
+                    self._rejections.refuse(pid, refusal)
                 continue
             timers = self._timers.setdefault(pid, {})
             if len(timers) < _TIMERS_PER_PROCESS or scope in timers:
@@ -429,18 +394,6 @@ class TimerService:
         self._processes[pid] = Process(owner, pidfd)
         return None
 
-    def _refuse(self, pid: int, reason: str) -> None:
-        """Tell a refusal, once for a process: it may go on asking for as long as it lives.
-
-        Another that gets its number later may go untold.
-        """
-        if (pid, reason) not in self._refused:
-            if self._rejections.left:
-                if len(self._refused) >= _REFUSED:
-                    self._refused.clear()
-                self._refused.add((pid, reason))
-            self._rejections.add(reason, pid=pid)
-
     def next_in(self) -> float | None:
         """Seconds until the next timer expires, 0 if one has, None if none is set.
 
@@ -463,7 +416,7 @@ class TimerService:
         a timer is told when all has been read that was there when it expired: its process may have
         taken it back in time.
         """
-        now = self._backlog.until if self._backlog.behind else self._clock()
+        now = self.backlog.until if self.backlog.behind else self._clock()
         expired = []
         over = self._over(now) if self._next_deadline() <= now else {}
         for pid, timers in over.items():

@@ -276,12 +276,12 @@ def test_a_timer_taken_back_in_time_does_not_expire_while_much_is_to_be_read(pla
         turns += 1
     assert turns > 1
     assert [each.pid for each in told] == [hung.pid]
-    assert place.service.read_until == place.clock()
+    assert place.service.backlog.until == place.clock()
 
 
 def test_a_bad_request_hurts_no_other(place: Place) -> None:
     worker = place.worker()
-    place.write(b"rubbish\n", b'{"version": 1, "pid": 3}\n', b"x" * 6000 + b"\n", b"no end")
+    place.write(b"rubbish\n", b'{"version": 1, "pid": 3}\n', b"x" * 6000 + b"\n", b"bad\n")
     place.acquire(worker.pid, "good", 1.0)
     reasons = [each.reason for each in place.service.dispatch()]
     assert len(reasons) == 4
