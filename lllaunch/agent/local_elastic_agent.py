@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +21,6 @@ from lllaunch.agent.api import (
     WorkerSpec,
     workers_of,
 )
-from lllaunch.agent.health_check_server import HealthCheckServer, create_healthcheck_server
 from lllaunch.clock import RunClock
 from lllaunch.cluster.membership import Share
 from lllaunch.events import Started
@@ -62,7 +62,9 @@ __all__ = [
     "TORCHELASTIC_HEALTH_CHECK_PORT",
     "TORCHELASTIC_TIMER_FILE",
     "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT",
+    "HealthCheckServer",
     "LocalElasticAgent",
+    "create_healthcheck_server",
 ]
 
 
@@ -70,6 +72,39 @@ TORCHELASTIC_ENABLE_FILE_TIMER = ENABLE_FILE_TIMER
 TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 TORCHELASTIC_TIMER_FILE = TIMER_FILE
 TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = TIMEOUT_VARIABLE
+
+
+class HealthCheckServer:
+    """Tells a site's monitoring when the agent was last alive; this one, as torch's, does not.
+
+    ``alive_callback`` tells that time, seconds since the epoch; after ``timeout`` seconds without
+    one the agent counts as dead.
+    """
+
+    def __init__(self, alive_callback: Callable[[], int], port: int, timeout: int) -> None:
+        self.alive_callback = alive_callback
+        self._port = port
+        self._timeout = timeout
+
+    def start(self) -> None:
+        """Begin to answer."""
+        logger.info("no health check server is provided: port %d stays closed", self._port)
+
+    def stop(self) -> None:
+        """Answer no more."""
+
+
+def create_healthcheck_server(
+    alive_callback: Callable[[], int], port: int, timeout: int
+) -> HealthCheckServer:
+    """The server that an agent uses when TORCHELASTIC_HEALTH_CHECK_PORT is set.
+
+    A site puts its own here, or where torch's agent is loaded, there.
+    """
+    torchs = sys.modules.get("torch.distributed.elastic.agent.server.health_check_server")
+    create = HealthCheckServer if torchs is None else torchs.create_healthcheck_server
+    server: HealthCheckServer = create(alive_callback, port, timeout)
+    return server
 
 
 def contexts_of(group: WorkerGroup, attempt: int, restart_count: int) -> dict[int, WorkerContext]:

@@ -149,12 +149,9 @@ def _kernel_stack(pid: int) -> tuple[tuple[str, ...], str]:
     try:
         with open(f"/proc/{pid}/stack", encoding="ascii", errors="replace") as file:
             lines = tuple(line.removeprefix("[<0>] ") for line in file.read().splitlines())
-    except PermissionError:
-        return (), "only root may read it"
-    except FileNotFoundError:
-        return (), "this kernel does not tell it"
     except OSError as error:
-        return (), error.strerror or str(error)
+        only_root = isinstance(error, PermissionError)
+        return (), "only root may read it" if only_root else error.strerror or str(error)
     return lines, "" if lines else "it is empty: the process runs"
 
 

@@ -17,7 +17,6 @@ import os
 import re
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.heartbeats import read_progress
@@ -129,10 +128,8 @@ class RankProgress:
         self._main: _Counter | None = None
         # Whether that is full, and something else was printed since.
         self._main_is_over = False
-        # Names of metrics that were finite; when each was told last, counted.
+        # Names of metrics that were finite.
         self._finite: set[str] = set()
-        self._told: dict[str, int] = {}
-        self._tellings = 0
         # What it says itself, or the user's pattern, and which of them.
         self._own: _Counter | None = None
         self._calls = False
@@ -185,15 +182,10 @@ class RankProgress:
         return not self._bars or (stream, bar.name, bar.depth) in self._bars
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Take note of numbers; of too many those go that were not told for the longest."""
-        self._tellings += 1
-        for name, value in islice(metrics.items(), MOST_METRICS):
-            self.metrics[name] = value
-            self._told[name] = self._tellings
-        while len(self.metrics) > MOST_METRICS:
-            oldest = min(self._told, key=self._told.__getitem__)
-            del self.metrics[oldest], self._told[oldest]
-            self._finite.discard(oldest)
+        """Take note of numbers; of too many the first stay."""
+        for name, value in metrics.items():
+            if name in self.metrics or len(self.metrics) < MOST_METRICS:
+                self.metrics[name] = value
 
     def was_finite(self, name: str) -> bool:
         """Whether a metric was finite before; take note of whether it is now."""

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from io import FileIO
 
     from lllaunch.linux.gpu_meter import GpuMeter, GpuReading
-    from lllaunch.timer.service import Rejected
+    from lllaunch.timer.service import Rejected, TimerService
     from lllaunch.watchdog.collector import StackCollector
     from lllaunch.watchdog.progress import Progress, ProgressReader
 
@@ -180,85 +180,6 @@ def remove_abandoned(path: str) -> None:
     raise OSError(errno.EBUSY, "another launcher serves it", path)
 
 
-class WorkerTimers:
-    """Serves timers to workers and all that they start, and to nobody else.
-
-    Raises:
-        OutputError: it cannot be made.
-    """
-
-    def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
-        from lllaunch.timer.service import TimerService  # noqa: PLC0415 - most runs serve no timers
-
-        self._pids: Callable[[], Mapping[int, int]] = dict
-        self._starter = 0
-        try:
-            remove_abandoned(path)
-            self._service = TimerService(path, owner_of=self._owner_of, clock=clock)
-        except OSError as error:
-            what = f"{error.strerror or error} (it shall be the FIFO of {TIMER_FILE})"
-            raise OutputError(path, what) from error
-
-    def begin(self, pids: Callable[[], Mapping[int, int]], starter: int) -> None:
-        """The workers have been ordered; arguments as for `Watch.begin`."""
-        self._pids, self._starter = pids, starter
-
-    def _owner_of(self, pid: int) -> int | None:
-        """The process id of the worker that a process is or descends from.
-
-        Not the rank: a worker may ask for a timer before it is known here to have started.
-        """
-        workers = set(self._pids().values()) - {self._starter}
-        known = proc.facts(pid)
-        while known is not None and known.pid > 1:
-            if known.pid in workers or known.session in workers:
-                return known.pid if known.pid in workers else known.session
-            if self._starter and known.ppid == self._starter:
-                # A worker leads a session, and what it orphaned is still in it.
-                return known.session
-            known = proc.facts(known.ppid)
-        return None
-
-    def fileno(self) -> int:
-        """Readable when `reports` or `drain` has something to do."""
-        return self._service.fileno()
-
-    def next_in(self) -> float | None:
-        """Seconds until a timer runs out, or None."""
-        return self._service.next_in()
-
-    def reports(self) -> list[TimerExpired | Rejected]:
-        """What was wrong with requests, and which timers ran out; waits for nothing."""
-        found: list[TimerExpired | Rejected] = [*self._service.dispatch()]
-        ranks = {pid: rank for rank, pid in self._pids().items()}
-        for each in self._service.expired():
-            # The others are leftovers of an attempt before.
-            if each.owner in ranks:
-                rank = ranks[each.owner]
-                found.append(TimerExpired(rank, each.pid, each.scope, each.after, each.signum))
-        return found
-
-    def drain(self) -> None:
-        """Let no worker wait for room in the FIFO, whatever it wants to say."""
-        self._service.dispatch()
-        self._service.expired()
-
-    def signal(self, pid: int, signum: int) -> bool:
-        """Send a process the signal that its timer asked for.
-
-        Returns False if it is gone, or is not ours to signal.
-        """
-        try:
-            return self._service.signal(pid, signum)
-        except OSError:
-            # It changed its user. The group ends all the same.
-            return False
-
-    def close(self) -> None:
-        """Remove the FIFO; idempotent."""
-        self._service.close()
-
-
 def _with_gpus(sample: Sample, ranks: Sequence[int], reading: GpuReading) -> Sample:
     """Add what was read of GPUs to a sample.
 
@@ -323,7 +244,7 @@ class AttemptWatch:
         self._clock = clock
         self._sampler = sampler or Sampler()
         self._scratch: Scratch | None = None
-        self._timers: WorkerTimers | None = None
+        self._timers: TimerService | None = None
         self._beats: FileIO | None = None
         # who only takes samples leaves workers as they are
         watched = {WATCHED: "1"} if policy.looks else {}
@@ -361,7 +282,14 @@ class AttemptWatch:
     def _prepare(self, timer_file: str | None) -> None:
         if self._policy.timers:
             path = timer_file or self._private("timers")
-            self._timers = WorkerTimers(path, self._clock)
+            from lllaunch.timer.service import TimerService  # noqa: PLC0415 - most need none
+
+            try:
+                remove_abandoned(path)
+                self._timers = TimerService(path, owner_of=self._owner_of, clock=self._clock)
+            except OSError as error:
+                what = f"{error.strerror or error} (it shall be the FIFO of {TIMER_FILE})"
+                raise OutputError(path, what) from error
             for variables in self._environment.values():
                 variables[TIMER_FILE] = path
         if self._policy.looks or self._series is not None or self._steps:
@@ -382,6 +310,33 @@ class AttemptWatch:
                 raise OutputError(path, error.strerror or str(error)) from error
             for rank, variables in self._environment.items():
                 variables[SOCKET] = f"{path}/{rank}"
+
+    def _owner_of(self, pid: int) -> int | None:
+        """The process id of the worker that a process is or descends from; None for others.
+
+        Not the rank: a worker may ask for a timer before it is known here to have started.
+        """
+        workers = set(self._pids().values()) - {self._starter}
+        known = proc.facts(pid)
+        while known is not None and known.pid > 1:
+            if known.pid in workers or known.session in workers:
+                return known.pid if known.pid in workers else known.session
+            if self._starter and known.ppid == self._starter:
+                # A worker leads a session, and what it orphaned is still in it.
+                return known.session
+            known = proc.facts(known.ppid)
+        return None
+
+    def _timer_reports(self, timers: TimerService) -> list[Report]:
+        """What was wrong with requests, and which timers ran out; waits for nothing."""
+        found: list[Report] = [*timers.dispatch()]
+        ranks = {pid: rank for rank, pid in self._pids().items()}
+        for each in timers.expired():
+            # The others are leftovers of an attempt before.
+            if each.owner in ranks:
+                rank = ranks[each.owner]
+                found.append(TimerExpired(rank, each.pid, each.scope, each.after, each.signum))
+        return found
 
     def _private(self, name: str) -> str:
         if self._scratch is None:
@@ -410,8 +365,6 @@ class AttemptWatch:
         now = self._clock()
         self._pids, self._outputs, self._unseen, self._started = pids, outputs, unseen, now
         self._starter, self._visible = starter, visible
-        if self._timers is not None:
-            self._timers.begin(pids, starter)
         policy = self._policy
         starts = now + policy.warmup
         if policy.stall is not None:
@@ -435,7 +388,7 @@ class AttemptWatch:
         if self._series is not None:
             self._series.begin(now)
 
-    def files(self) -> list[WorkerTimers | StackCollector]:
+    def files(self) -> list[TimerService | StackCollector]:
         """Descriptors that are readable when `reports` or `drain` has something to do."""
         return [each for each in (self._timers, self._frames) if each is not None]
 
@@ -471,7 +424,7 @@ class AttemptWatch:
         """What is wrong now, and what was wrong with requests; waits for nothing."""
         found: list[Report] = []
         if self._timers is not None:
-            found += self._timers.reports()
+            found += self._timer_reports(self._timers)
         if self._started is None:
             return found
         now, policy = self._clock(), self._policy
@@ -608,7 +561,8 @@ class AttemptWatch:
     def drain(self) -> None:
         """Let no worker wait for room in the FIFO, whatever it wants to say; find nothing."""
         if self._timers is not None:
-            self._timers.drain()
+            self._timers.dispatch()
+            self._timers.expired()
         self.end_frames()
 
     @property
@@ -773,7 +727,11 @@ class AttemptWatch:
 
         Returns False if it is gone, or is not ours to signal.
         """
-        return self._timers is not None and self._timers.signal(pid, signum)
+        try:
+            return self._timers is not None and self._timers.signal(pid, signum)
+        except OSError:
+            # It changed its user. The group ends all the same.
+            return False
 
     def close(self) -> None:
         """End the watch; idempotent. A signal that interrupts it leaves no directory behind."""
