@@ -23,7 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lllaunch.app.boundary import JobFailed, Ledger, tell_ci
-from lllaunch.app.command_line import WrongUsage, prestarted, read
+from lllaunch.app.command_line import OWN_FLAGS, WrongUsage, prestarted, read
 from lllaunch.app.configs import (
     BASE,
     MODULE,
@@ -110,12 +110,12 @@ class Jobs:
         self._submitted = submitted
         self._batch = batch
 
-    def mark(self, task_function: Callable[..., object]) -> None:
-        """Let `jobs_of` find these, where a launcher has the task function."""
-        setattr(task_function, _MARK, self)
+    def run_app(self, app: Callable[[], object], task: Callable[..., object]) -> int | None:
+        """Call the Hydra app whose jobs these are, and say why it ended; as `Ledger.run` does.
 
-    def run_app(self, app: Callable[[], object]) -> int | None:
-        """Call the Hydra app whose jobs these are, and say why it ended; as `Ledger.run` does."""
+        ``task`` is its task function, by which a launcher finds these with `jobs_of`.
+        """
+        setattr(task, _MARK, self)
         own: dict[Seam, Callable[[Any], Any]] = {
             Seam.CALLBACKS: self._beginning,
             Seam.RUN_JOB: self._running,
@@ -403,10 +403,9 @@ def run(jobs: Jobs, config_name: str = PRIMARY) -> int:
 
     # Hydra names the job after the task's module, and finds relative paths from it
     task.__module__ = MODULE
-    jobs.mark(task)
     sys.argv[1:] = with_config_path(completed(sys.argv[1:]))
     app = hydra.main(config_path=PACKAGED, config_name=config_name, version_base=BASE)(task)
-    return jobs.run_app(app) or 0
+    return jobs.run_app(app, task) or 0
 
 
 class LaunchedMain(Generic[R]):
@@ -458,16 +457,15 @@ class LaunchedMain(Generic[R]):
     def _run_app(self) -> int | None:
         try:
             line = read(sys.argv[1:], own_app=True)
-            sys.argv[1:] = completed(line.words)
         except WrongUsage as wrong:
             print(f"lllaunch: {wrong}", file=sys.stderr)
             return ExitCode.CONFIG
+        sys.argv[1:] = completed(line.words)
         spawner = prestarted(sys.argv[1:])
         try:
             install()
-            self._jobs = Jobs(spawner, function=self._function, quiet=line.asks("--quiet", "-q"))
-            self._jobs.mark(self._task)
-            return self._jobs.run_app(self._app)
+            self._jobs = Jobs(spawner, function=self._function, quiet=line.asks(*OWN_FLAGS))
+            return self._jobs.run_app(self._app, self._task)
         finally:
             if spawner is not None:
                 spawner.close()

@@ -140,29 +140,28 @@ class Composition(contextlib.ExitStack):
         self.callback(setattr, base, "version_base", base.version_base)
         self.callback(setattr, ConfDirectories, "config_dir", ConfDirectories.config_dir)
         try:
-            self.loader = self._new_loader()
+            setup_globals()
+            version.setbase(BASE)
+            runtime.set("name", MODULE)
+            install_app(self.command.config_dir)
+            with composing():
+                self.loader = self._new_loader(self.command)
         except BaseException:
             self.close()
             raise
         return self
 
-    def _new_loader(self) -> GuardedLoader:
-        setup_globals()
-        version.setbase(BASE)
-        JobRuntime.instance().set("name", MODULE)
-        command = self.command
-        install_app(command.config_dir)
+    def _new_loader(self, command: ConfigRequest) -> GuardedLoader:
         path = config_path_of(command.config_path) or PACKAGED
-        with composing():
-            validate_config_path(path)
-            found = create_automatic_config_search_path(None, MODULE, path)
-            if command.config_dir is not None:
-                directory = os.path.abspath(command.config_dir)
-                if not os.path.isdir(directory):
-                    raise ComposeFailed(f"--config-dir: there is no directory {directory!r}")
-                anchor = SearchPathQuery(provider="schema")
-                found.prepend("command-line", f"file://{directory}", anchor=anchor)
-            return GuardedLoader.for_reviewers(found)
+        validate_config_path(path)
+        found = create_automatic_config_search_path(None, MODULE, path)
+        if command.config_dir is not None:
+            directory = os.path.abspath(command.config_dir)
+            if not os.path.isdir(directory):
+                raise ComposeFailed(f"--config-dir: there is no directory {directory!r}")
+            anchor = SearchPathQuery(provider="schema")
+            found.prepend("command-line", f"file://{directory}", anchor=anchor)
+        return GuardedLoader.for_reviewers(found)
 
     def _load(self, mode: RunMode, overrides: Sequence[str] = (), **more: Any) -> DictConfig:
         every = [*self.command.overrides, *overrides]
@@ -207,10 +206,10 @@ class Composition(contextlib.ExitStack):
         with composing():
             return bool(config.hydra.mode == RunMode.MULTIRUN)
 
-    def origins(self, overrides: Sequence[str] = ()) -> Origins:
-        """Return where the values of a composed config came from."""
+    def origins(self, overrides: Sequence[str]) -> Origins:
+        """Return where the values of a config that is composed with overrides came from."""
         with composing():
-            return origins(self.loader, self.config_name, [*self.command.overrides, *overrides])
+            return origins(self.loader, self.config_name, list(overrides))
 
 
 @contextlib.contextmanager
@@ -290,10 +289,8 @@ def review_run(composed: Composition) -> Reviewed:
     config = composed.compose()
     with locating(composed.loader, config):
         spec = composed.plan(config)
-    raw: Any = OmegaConf.to_container(config, resolve=False)
-    origins = composed.origins()
-    told, name = OriginAnnotator(origins, spec), name_of(spec, config)
-    return Reviewed(spec, raw, name, "", _directory(raw, "run"), told, lambda: origins)
+    found = composed.origins(composed.command.overrides)
+    return _reviewed(spec, config, lambda: found, OriginAnnotator(found, spec))
 
 
 def review_sweep(composed: Composition) -> list[Reviewed]:
@@ -302,16 +299,12 @@ def review_sweep(composed: Composition) -> list[Reviewed]:
     What is wrong with the sweep is a `ConfigError`, with some of its jobs a `JobsRefused`.
     """
     master = composed.master()
-    target = OmegaConf.select(master, "hydra.sweeper._target_")
+    key = "hydra.sweeper._target_"
+    target = OmegaConf.select(master, key)
     if target not in _SWEEPERS:
-        problem = Diagnostic(
-            "sweeper",
-            "hydra.sweeper._target_",
-            repr(target),
-            "chooses its jobs while it runs: there is no list of them",
-            "show one job, without -m",
-        )
-        raise ConfigError((problem,))
+        message = "chooses its jobs while it runs: there is no list of them"
+        hint = "show one job, without -m"
+        raise ConfigError((Diagnostic("sweeper", key, repr(target), message, hint),))
     with composing():
         grid = grid_of(master, composed.loader, as_written(master.hydra.overrides.task))
     composer = composed.composer(master)
@@ -328,21 +321,30 @@ def review_sweep(composed: Composition) -> list[Reviewed]:
             reasons[job_name(overrides)] = str(error)
             code = code or error.exit_code
             continue
-        raw: Any = OmegaConf.to_container(job.whole, resolve=False)
+        every = [*as_written(master.hydra.overrides.hydra), *overrides]
+        origins = functools.cache(functools.partial(composed.origins, every))
         # the first one is shown whole, the others by what differs
-        origins = functools.cache(functools.partial(_origins, composed, master, overrides))
         told = OriginAnnotator(Origins({}) if found else origins(), spec, sweeps=True)
-        name, place = name_of(spec, job.whole), _directory(raw, "sweep")
-        found.append(Reviewed(spec, raw, name, job_name(overrides), place, told, origins))
+        found.append(_reviewed(spec, job.whole, origins, told, overrides))
     if reasons:
         raise JobsRefused(reasons, code)
     return found
 
 
-def _origins(composed: Composition, master: DictConfig, overrides: Sequence[str]) -> Origins:
-    every = [*as_written(master.hydra.overrides.hydra), *overrides]
-    with composing():
-        return origins(composed.loader, composed.config_name, every, RunMode.RUN)
+def _reviewed(
+    spec: LaunchSpec,
+    config: DictConfig,
+    origins: Callable[[], Origins],
+    told: OriginAnnotator,
+    overrides: Sequence[str] | None = None,
+) -> Reviewed:
+    """Return a run, or with overrides a job of a sweep."""
+    raw: Any = OmegaConf.to_container(config, resolve=False)
+    node, alone = raw["hydra"], overrides is None
+    texts = [node["run"]["dir"]] if alone else [node["sweep"]["dir"], node["sweep"]["subdir"]]
+    directory = "/".join(safe_source(str(text), "dir") for text in texts)
+    job = job_name(overrides) if overrides is not None else ""
+    return Reviewed(spec, raw, name_of(spec, config), job, directory, told, origins)
 
 
 def located(
@@ -365,13 +367,6 @@ def name_of(spec: LaunchSpec, config: DictConfig) -> str:
     return spec.locked if isinstance(spec.locked, str) else experiment_name(config)
 
 
-def _directory(raw: Mapping[Any, Any], kind: str) -> str:
-    """The output directory as the config says it, which is another one each time."""
-    node = raw["hydra"][kind]
-    texts = [node["dir"], node["subdir"]] if kind == "sweep" else [node["dir"]]
-    return "/".join(safe_source(str(text), "dir") for text in texts)
-
-
 def file_of(spec: LaunchSpec) -> str:
     """Returns the file that an entrypoint comes to, absolute; empty if it cannot be told."""
     entry = spec.entrypoint
@@ -380,11 +375,8 @@ def file_of(spec: LaunchSpec) -> str:
         return entry.name
     if entry.form == "program":
         where = spec.env.get("PATH") or os.environ.get("PATH") or os.defpath
-        found = entry.name if "/" in entry.name else shutil.which(entry.name, path=where)
-        return os.path.abspath(found) if found else ""
-    located = (
-        locate_main(entry.name, path)
-        if entry.form == "module"
-        else locate(entry.name, entry.qualname, path)
-    )
-    return os.path.abspath(located.file) if located.file else ""
+        program = entry.name if "/" in entry.name else shutil.which(entry.name, path=where)
+        return os.path.abspath(program) if program else ""
+    main = entry.form == "module"
+    found = locate_main(entry.name, path) if main else locate(entry.name, entry.qualname, path)
+    return os.path.abspath(found.file) if found.file else ""
