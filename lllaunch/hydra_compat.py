@@ -132,35 +132,38 @@ def _owner(seam: Seam) -> tuple[Any, str]:
     return sys.modules.get(module) or importlib.import_module(module), name
 
 
-def take_over_apps(run: Callable[..., Any], start: Callable[..., Any]) -> None:
-    """Let calls of Hydra apps in this process go to other functions, for good.
+def watch_apps(called: Callable[[Any, bool], bool]) -> None:
+    """Let a function see each call of a Hydra app in this process, for good.
 
-    Each is called with Hydra's own function, its arguments and its keyword arguments.
-
-    ``run`` takes the place of what does what a command line asks for, ``start`` that of `Hydra.run`
-    and `Hydra.multirun`, and of what begins any job.
+    It gets the task function, None if it is not known, and whether that is to run at once: in
+    `Hydra.run`, `Hydra.multirun` and what begins any job, not in what does what a command line asks
+    for. If it returns True, the call does nothing.
     """
+
+    def watch(owner: Any, name: str, runs: bool) -> None:
+        original = getattr(owner, name)
+        if hasattr(original, "__wrapped__"):
+            return
+
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            # of Hydra, and its arguments: the config's name, the function, the overrides
+            given = args[2] if runs and len(args) > 2 else None
+            if called(kwargs.get("task_function", given), runs):
+                return None
+            return original(*args, **kwargs)
+
+        setattr(owner, name, watched)
+
     for seam in (Seam.RUN_APP, Seam.RUN_OTHER_APP):
         # a script that has not imported hydra.main has no app that it would start
         if seam.value[0] in sys.modules:
-            _wrap(*_owner(seam), run)
-    for name in ("run", "multirun"):
-        _wrap(Hydra, name, start)
-    # other libraries (hydra-zen) start jobs without those
-    for name in ("on_run_start", "on_multirun_start"):
-        _wrap(Callbacks, name, start)
-
-
-def _wrap(owner: Any, name: str, instead: Callable[..., Any]) -> None:
-    original = getattr(owner, name)
-    if hasattr(original, "__wrapped__"):
-        return
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return instead(original, args, kwargs)
-
-    setattr(owner, name, wrapper)
+            watch(*_owner(seam), False)
+    # other libraries (hydra-zen) start jobs without `Hydra.run` and `Hydra.multirun`
+    starts = {Hydra: ("run", "multirun"), Callbacks: ("on_run_start", "on_multirun_start")}
+    for owner, names in starts.items():
+        for name in names:
+            watch(owner, name, True)
 
 
 class _Deferred(ConfigNode):

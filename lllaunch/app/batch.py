@@ -21,11 +21,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import structs
 
-from lllaunch.app.boundary import AppEnded
 from lllaunch.app.command_line import prestarted
 from lllaunch.clock import now_ns
 from lllaunch.cluster import slurm
-from lllaunch.config.plan import plan_config
 from lllaunch.console.console import Console
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError, SnapshotFailed
 from lllaunch.exit_codes import ExitCode
@@ -76,6 +74,8 @@ if TYPE_CHECKING:
 _HOLDER = "run"
 # Between two looks at a queue, seconds: at first, and at most.
 _PAUSE, _LONGEST_PAUSE = 1.0, 10.0
+# Seconds that a command to Slurm may take: there are not many more from a signal to SIGKILL.
+_PATIENCE = 10.0
 
 
 class SubmittedFunction(NamedTuple):
@@ -148,6 +148,8 @@ def make_ready(
     Hydra's config is that of the job; ``user`` is as for `lllaunch.app.planning.plan_job`. Workers
     that could only be forked from this process are a `ConfigError`.
     """
+    from lllaunch.config.plan import plan_config  # noqa: PLC0415 - batch jobs begin without Hydra
+
     # of an earlier submission, whose end is not this one's
     forget_submission(directory)
     if user is not None:
@@ -256,9 +258,12 @@ def submit_run(
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
     where = shown_path(directory, os.getcwd())
     console.note(f"submitted job {submission.job}, the run is in {where}")
-    if not follows(cluster):
+    result = _follow(directory, console) if follows(cluster) else None
+    if result is None:
+        from lllaunch.app.boundary import AppEnded  # noqa: PLC0415 - as above
+
         raise AppEnded(ExitCode.SUCCESS)
-    return _follow(directory, console)
+    return result
 
 
 def follows(cluster: Cluster) -> bool:
@@ -279,8 +284,8 @@ def ask(what: str) -> Literal["leave", "cancel", "follow"]:
     return "cancel" if answer[:1] == "c" else "follow" if answer[:1] == "f" else "leave"
 
 
-def _follow(directory: str, console: Console) -> RunResult:
-    """Show a submitted run until it is over, or until Ctrl-C; return what became of it."""
+def _follow(directory: str, console: Console) -> RunResult | None:
+    """Show a submitted run until it is over, and return what became of it; None if it is left."""
     follower = Follower("follow", elsewhere=True)
     follower.add(os.path.join(directory, LOG), b"", sys.stdout)
     follower.start()
@@ -311,7 +316,7 @@ def _follow(directory: str, console: Console) -> RunResult:
                         f"left; 'lllaunch logs -f {where}' follows it, "
                         f"'lllaunch stop {where}' ends it"
                     )
-                    raise AppEnded(ExitCode.SUCCESS) from None
+                    return None
         if entry.exit_code is not None and result is not None:
             return result
         why = f": {entry.root_cause}" if entry.root_cause else ""
@@ -320,10 +325,6 @@ def _follow(directory: str, console: Console) -> RunResult:
         return RunResult("error", code, directory)
     finally:
         follower.stop()
-
-
-# Seconds that a command to Slurm may take: there are not many more from a signal to SIGKILL.
-_PATIENCE = 10.0
 
 
 def job_id() -> str:

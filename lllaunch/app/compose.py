@@ -161,7 +161,7 @@ class Composition(contextlib.ExitStack):
                 raise ComposeFailed(f"--config-dir: there is no directory {directory!r}")
             anchor = SearchPathQuery(provider="schema")
             found.prepend("command-line", f"file://{directory}", anchor=anchor)
-        return GuardedLoader.for_reviewers(found)
+        return GuardedLoader(found, reviewing=True)
 
     def _load(self, mode: RunMode, overrides: Sequence[str] = (), **more: Any) -> DictConfig:
         every = [*self.command.overrides, *overrides]

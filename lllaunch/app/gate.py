@@ -261,12 +261,13 @@ def _guarding(read: Callable[[str, list[str]], DictConfig]) -> Callable[..., Dic
 
 def load_job(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """Compose a job of a sweep; what its project does not allow is raised as a `PlanRefused`."""
-    raises = loader.raises if isinstance(loader, GuardedLoader) else True
+    if not isinstance(loader, GuardedLoader):
+        return loader.load_sweep_config(master, list(overrides))
+    raises, loader.raises = loader.raises, True
     try:
-        loader.raises = True  # type: ignore[attr-defined]  # means nothing to others
         return loader.load_sweep_config(master, list(overrides))
     finally:
-        loader.raises = raises  # type: ignore[attr-defined]
+        loader.raises = raises
 
 
 class _Kept(NamedTuple):
@@ -308,15 +309,19 @@ class GuardedLoader(WatchedLoader):
     for use. Here what the first came to is what the second returns, unless they may differ.
     """
 
-    raises = False
-    """Whether what is not allowed is raised as a `PlanRefused`, and ends nothing."""
-    _looks = True
     _kept: _Kept | None = None
     _parsed: Sequence[Override] = ()
 
-    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+    def __init__(self, config_search_path: ConfigSearchPath, *, reviewing: bool = False) -> None:
+        """``reviewing``: the caller makes nothing of what is composed, though it is not allowed.
+
+        But packages that are not allowed are not looked in.
+        """
         super().__init__(config_search_path)
         self.repository = BoundedRepository(config_search_path, expect_bounded)
+        self._looks = not reviewing
+        # whether what is not allowed is raised as a `PlanRefused`, and ends nothing
+        self.raises = reviewing
 
     def load_configuration(
         self,
@@ -404,16 +409,6 @@ class GuardedLoader(WatchedLoader):
             for name in super().list_groups(parent_name)
             if "/".join(filter(None, (parent_name, name))) != LOCKS
         ]
-
-    @classmethod
-    def for_reviewers(cls, path: ConfigSearchPath) -> GuardedLoader:
-        """Returns a loader that composes what is not allowed, too: its caller makes nothing of it.
-
-        Packages that are not allowed are not looked in: that is raised as a `PlanRefused`.
-        """
-        loader = cls(path)
-        loader._looks, loader.raises = False, True
-        return loader
 
     def look_at_search_path(
         self, config_name: str | None, overrides: Sequence[Override], repo: IConfigRepository

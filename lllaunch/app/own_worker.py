@@ -27,7 +27,7 @@ import pickle
 import re
 import sys
 import traceback
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,7 +45,7 @@ from lllaunch.hydra_compat import (
     ConfigSearchPathImpl,
     Hydra,
     root_of,
-    take_over_apps,
+    watch_apps,
 )
 from lllaunch.spawner.protocol import Forked, Function
 from lllaunch.spawner.worker import execute_module, execute_script, library_directories
@@ -198,7 +198,7 @@ def run_in_script(
     _State.worker = True
     _State.task = task
     # the calls of plain Hydra apps come to `call_in_worker`
-    take_over_apps(_run_hydra, _run_or_multirun)
+    watch_apps(_app_called)
     name = "__mp_main__" if script.guarded else "__main__"
     try:
         if script.module:
@@ -222,17 +222,11 @@ def run_in_script(
     return task.result()
 
 
-def _run_hydra(original: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
-    declined = call_in_worker(kwargs.get("task_function"))
-    return None if declined else original(*args, **kwargs)
-
-
-def _run_or_multirun(
-    original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    # of Hydra, and its arguments: the config's name, the function, the overrides
-    end_script_at_launch(kwargs.get("task_function", args[2] if len(args) > 2 else None))
-    return original(*args, **kwargs)
+def _app_called(function: Any, runs: bool) -> bool:
+    if runs:
+        end_script_at_launch(function)
+        return False
+    return call_in_worker(function)
 
 
 class Reach(NamedTuple):

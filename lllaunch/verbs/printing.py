@@ -84,17 +84,14 @@ def perform(
 
 
 def _without_script(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:
+    # its options, and how many words follow each
+    flags = {flag: int(each.nargs != 0) for each in parser._actions for flag in each.option_strings}
     try:
-        line = read(argv, flags_of(parser))
+        line = read(argv, flags)
     except WrongUsage as wrong:
         parser.exit(ExitCode.CONFIG, f"lllaunch: {visible(str(wrong))}\n")
     parser.set_defaults(has_script=line.has_script)
     return line.words
-
-
-def flags_of(parser: argparse.ArgumentParser) -> dict[str, int | None]:
-    """Return the options of a parser, and how many words follow each."""
-    return {flag: int(each.nargs != 0) for each in parser._actions for flag in each.option_strings}
 
 
 def rank_list(text: str) -> frozenset[int]:

@@ -28,7 +28,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts back what running a script changes."""
     monkeypatch.setattr(own_worker._State, "worker", False)
     monkeypatch.setattr(own_worker._State, "task", None)
-    monkeypatch.setattr(own_worker, "take_over_apps", lambda *_: None)
+    monkeypatch.setattr(own_worker, "watch_apps", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["launcher"])
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules["__main__"])
