@@ -86,14 +86,12 @@ class SubmittedFunction(NamedTuple):
 
     entrypoint: Entrypoint  # what the run's messages and its plan call it
     preload: tuple[str, ...]  # modules that every worker needs
-    module: str
-    qualname: str
-    call: bytes  # the pickled arguments of the function
+    function: Function  # with its arguments
     forked: bool = False
 
     def target(self, cfg: DictConfig) -> Function:  # noqa: ARG002 - it was made of the submitted one
         """Return what each worker runs."""
-        return Function(self.module, self.qualname, self.call)
+        return self.function
 
 
 def read_function(directory: str) -> SubmittedFunction | None:
@@ -162,9 +160,7 @@ def make_ready(
             )
             hint = "put it at the top level of its module"
             raise ConfigError((Diagnostic("cluster", "cluster", "", message, hint),))
-        function = SubmittedFunction(
-            user.entrypoint, user.preload, target.module, target.qualname, target.call
-        )
+        function = SubmittedFunction(user.entrypoint, user.preload, target)
         data = pickle.dumps(function, pickle.HIGHEST_PROTOCOL)
         former = os.umask(0o077)
         try:

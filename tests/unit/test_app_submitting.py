@@ -21,6 +21,7 @@ from lllaunch.cluster import slurm
 from lllaunch.cluster.slurm import QueuedJob, SlurmFailed, SubmitFailed
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.run.submission import BatchEnded, BatchStarted, Submission, append, read_submission
+from lllaunch.spawner.protocol import Function
 from lllaunch.spec import Cluster, Entrypoint
 
 
@@ -84,7 +85,7 @@ def test_nor_is_the_queue_asked_of_one_that_has_said_it_is_over(
 @pytest.mark.usefixtures("queue")
 def test_what_workers_called_goes_with_its_submission(directory: str) -> None:
     entrypoint = Entrypoint("function", "train", "train:main", "main")
-    function = SubmittedFunction(entrypoint, (), "train", "main", b"")
+    function = SubmittedFunction(entrypoint, (), Function("train", "main", b""))
     path = Path(directory, "function.pkl")
     path.write_bytes(pickle.dumps(function))
     path.chmod(0o600)
