@@ -765,7 +765,7 @@ class _Watch(nodes_module._Watch):
     def _next(self) -> None:
         if self._beyond["over"] or self._node.gone:
             return
-        store = self._rendezvous.round
+        store = self._rendezvous._round
         task = _Task(self._node, lambda: self.turn(store), self._turned, keep=(self,))
         self._node.hearing[id(self)] = task
         task.run()

@@ -113,43 +113,31 @@ def _sources(targets: list[_Address]) -> Iterator[str]:
             continue
 
 
-class Unreachable(Exception):
-    """Nothing answers at an endpoint; says which address, for how long it was tried, and why."""
-
-
 def await_endpoint(
     host: str,
     port: int,
     seconds: float,
     say: Callable[[str], object],
     given_up: Callable[[], bool] = lambda: False,
-) -> None:
-    """Wait until something listens at an endpoint.
+) -> str:
+    """Wait until something listens at an endpoint; return why nothing does, else nothing.
 
     ``say``: gets a line for people if that takes longer than a moment. ``given_up``: asked between
     tries; whether nobody waits any more.
-
-    Raises:
-        Unreachable: nothing does.
     """
+    at = format_endpoint(host, port)
     began = time.monotonic()
     said = False
     while True:
         why = _try(host, port)
         if why is None or given_up():
-            return
+            return ""
         waited = time.monotonic() - began
         if waited >= seconds:
-            raise Unreachable(
-                f"nothing answers at {format_endpoint(host, port)}: {why}; tried for "
-                f"{duration(waited)}"
-            )
+            return f"nothing answers at {at}: {why}; tried for {duration(waited)}"
         if not said and waited > _ATTEMPT_SECONDS:
             said = True
-            say(
-                f"waiting for node 0 at {format_endpoint(host, port)}, up to "
-                f"{duration(seconds)}: {why}"
-            )
+            say(f"waiting for node 0 at {at}, up to {duration(seconds)}: {why}")
         time.sleep(min(_PAUSE_SECONDS, max(0.05, seconds - waited)))
 
 

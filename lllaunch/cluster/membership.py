@@ -78,19 +78,21 @@ class Roster(Record, frozen=True):
     plan: str = ""  # of the first node, as text, where there are such; else empty
 
     @classmethod
-    def of(cls, members: Sequence[Member | None]) -> Roster:
-        """Return what a group comes to."""
+    def of(cls, members: Sequence[Member | None], plan: str = "") -> Roster:
+        """Return what a group comes to, whose first node has a plan."""
         known = [member for member in members if member is not None]
         first = next(iter(known), None)
+        differing = tuple(
+            rank
+            for rank, member in enumerate(members)
+            if member is not None and first is not None and member.plan != first.plan
+        )
         return cls(
             members=tuple(members),
             attempt=max((member.attempt for member in known), default=0),
             restarts=max((member.restarts for member in known), default=0),
-            differing=tuple(
-                rank
-                for rank, member in enumerate(members)
-                if member is not None and first is not None and member.plan != first.plan
-            ),
+            differing=differing,
+            plan=plan if differing else "",
         )
 
     @property

@@ -15,15 +15,13 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
 from lllaunch.clock import now_ns
-from lllaunch.cluster.address import Unreachable, await_endpoint
+from lllaunch.cluster.address import await_endpoint
 from lllaunch.cluster.membership import (
     Ending,
     Hello,
@@ -57,6 +55,8 @@ _IDENTICAL = "TORCH_ELASTIC_WORKER_IDENTICAL"
 _MOMENT_SECONDS = 0.5
 # What a read of node 0's clock may take, seconds.
 _CLOCK_SECONDS = 2.0
+# One wait for somebody who may come or not, seconds.
+_LONGEST_WAIT = 60.0
 _LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 # What the workers of all nodes may be idle by, and when those are that have ended.
 _IDLE_KINDS = ("stall", "silence", "spin", "progress")
@@ -66,29 +66,22 @@ _KEEP_ALIVE_INTERVAL = 5
 _KEEP_ALIVE_ATTEMPTS = 3
 
 
-@contextlib.contextmanager
-def _quiet_torch() -> Iterator[None]:
-    """Import torch so that its C++ part does not warn of each wait that times out."""
-    before = os.environ.get(_LOG_LEVEL)
-    os.environ.setdefault(_LOG_LEVEL, "ERROR")
-    try:
-        yield
-    finally:
-        # not for the workers
-        if before is None:
-            os.environ.pop(_LOG_LEVEL, None)
-
-
 def load_torch() -> None:
     """Import what is needed of torch, which takes seconds."""
     # What a rendezvous warns of is said in our words, or is no news: that one is closed already.
     logging.getLogger("torch.distributed.elastic.rendezvous").setLevel(logging.ERROR)
+    before = os.environ.get(_LOG_LEVEL)
+    # its C++ part is not to warn of each wait that times out
+    os.environ.setdefault(_LOG_LEVEL, "ERROR")
     try:
-        with _quiet_torch():
-            import torch.distributed  # noqa: PLC0415 - the launcher of one node does without
-            import torch.distributed.elastic.rendezvous.registry  # noqa: F401, PLC0415 - as above
+        import torch.distributed  # noqa: PLC0415 - the launcher of one node does without
+        import torch.distributed.elastic.rendezvous.registry  # noqa: F401, PLC0415 - as above
     except ModuleNotFoundError:
         raise PackageMissing("torch", "launch.nnodes") from None
+    finally:
+        # not for the workers
+        if before is None:
+            os.environ.pop(_LOG_LEVEL, None)
 
 
 def keep_alive(nodes: Nodes) -> tuple[float, float]:
@@ -195,10 +188,9 @@ class Rendezvous:
         nodes = self._nodes
         load_torch()
         if not self.hosts:
-            try:
-                await_endpoint(nodes.host, nodes.port, nodes.join_timeout, say, given_up)
-            except Unreachable as error:
-                raise RendezvousFailed(str(error), self._what_to_set()) from None
+            why = await_endpoint(nodes.host, nodes.port, nodes.join_timeout, say, given_up)
+            if why:
+                raise RendezvousFailed(why, self._what_to_set())
         try:
             self._make_handler()
         except Exception as error:  # torch raises several types, some of them its own C++ ones
@@ -294,26 +286,21 @@ class Rendezvous:
             return False
         self._greeted = True
         try:
-            self._exchange_greetings()
+            number = self._base.add("hello", 1)
+            said = encode_record(Hello(socket.gethostname(), self._nodes.node_rank)).decode()
+            sent = now_ns()
+            self._base.set(f"hello/{number}", said)
+            if self._nodes.node_rank == 0:
+                self.clock_offset = 0.0
+            elif are_set(self._base, [f"clock/{number}"], _CLOCK_SECONDS):
+                received = now_ns()
+                theirs = int(self._base.get(f"clock/{number}"))
+                self.clock_offset = ((sent + received) // 2 - theirs) / 1e9
         except RuntimeError as error:
             at = format_endpoint(self._nodes.host, self._nodes.port)
             text = f"the rendezvous at {at} failed: {_innermost(error)}"
             raise RendezvousFailed(text, self._what_to_set()) from error
         return True
-
-    def _exchange_greetings(self) -> None:
-        number = self._base.add("hello", 1)
-        said = encode_record(Hello(socket.gethostname(), self._nodes.node_rank)).decode()
-        if self._nodes.node_rank == 0:
-            self._base.set(f"hello/{number}", said)
-            self.clock_offset = 0.0
-            return
-        sent = now_ns()
-        self._base.set(f"hello/{number}", said)
-        if are_set(self._base, [f"clock/{number}"], _CLOCK_SECONDS):
-            received = now_ns()
-            theirs = int(self._base.get(f"clock/{number}"))
-            self.clock_offset = ((sent + received) // 2 - theirs) / 1e9
 
     def answer_greetings(self, stopped: Callable[[], bool]) -> None:
         """Tell whoever comes what time it is here; for node 0, until it is stopped."""
@@ -322,17 +309,18 @@ class Rendezvous:
         while not stopped():
             number += self.answer_greeting(store, number)
 
-    def knock(self) -> None:
-        """Wake who answers greetings, so that it sees that it is over."""
-        self._base.set(f"hello/{self._base.add('hello', 1)}", "{}")
-
     @staticmethod
     def answer_greeting(store: Any, number: int) -> bool:
         """Tell one that comes what time it is here; return False if none has come for a while."""
-        if not are_set(store, [f"hello/{number}"], 1.0):
+        # `knock` ends the wait
+        if not are_set(store, [f"hello/{number}"], _LONGEST_WAIT):
             return False
         store.set(f"clock/{number}", str(now_ns()))
         return True
+
+    def knock(self) -> None:
+        """Wake who answers greetings, so that it sees that it is over."""
+        self._base.set(f"hello/{self._base.add('hello', 1)}", "{}")
 
     def join(self, member: Callable[[], Member], plan: str) -> Place:
         """Meet the other nodes, and agree on ranks.
@@ -363,7 +351,9 @@ class Rendezvous:
         self._torch_store = info.store
         if self._base is None:
             self._base = _below("lllaunch/run", info.store)
-        self._round = self._own(info.store)
+        # a static rendezvous has one store for all rounds
+        static = self._nodes.backend == "static"
+        self._round = _below(f"lllaunch/{self._rounds}" if static else "lllaunch", info.store)
         rank, size = info.rank, info.world_size
         self._round.set(f"alive/{rank}", "0")
         # nobody waits for it that way
@@ -376,8 +366,8 @@ class Rendezvous:
             texts = self._round.multi_get([f"member/{other}" for other in known])
             members = [decode_record(text, Member) for text in texts]
             said = dict(zip(known, members, strict=True))
-            roster = Roster.of([said.get(other) for other in range(len(nodes))])
-            self._round.set("roster", packed(encode_record(_with_plan(roster, plan))))
+            roster = Roster.of([said.get(other) for other in range(len(nodes))], plan)
+            self._round.set("roster", packed(encode_record(roster)))
 
         share = agree(info.store, rank, size, self._role, self._nproc, lay_out)
         bootstrap = info.bootstrap_store_info
@@ -405,11 +395,6 @@ class Rendezvous:
         if self._round.check([f"member/{rank}" for rank in ranks]):
             return list(ranks)
         return [rank for rank in ranks if self._round.check([f"member/{rank}"])]
-
-    def _own(self, store: Any) -> Any:
-        # a static rendezvous has one store for all rounds
-        static = self._nodes.backend == "static"
-        return _below(f"lllaunch/{self._rounds}" if static else "lllaunch", store)
 
     def _rendezvous(self) -> Any:
         nodes, endpoint = self._nodes, format_endpoint(self._nodes.host, self._nodes.port)
@@ -478,7 +463,7 @@ class Rendezvous:
             decode_record(self._round.get(key), Member) if self._round.check([key]) else None
             for key in (f"member/{rank}" for rank in range(size))
         ]
-        return _with_plan(Roster.of(members), plan)
+        return Roster.of(members, plan)
 
     def other_plan(self, mine: str) -> str:
         """Return the first plan that differs from the first node's, where one does."""
@@ -493,11 +478,6 @@ class Rendezvous:
     def round_store(self) -> Any:
         """Return the round's own store, over a connection of its own."""
         return _another(self._round)
-
-    @property
-    def round(self) -> Any:
-        """The round's own store."""
-        return self._round
 
     def are_waiting(self) -> bool:
         """Return whether nodes wait to join."""
@@ -657,27 +637,20 @@ class Rendezvous:
 
     def leave(self, *, over: bool) -> None:
         """Take leave of the other nodes."""
-        if self._handler is None:
-            return
-        with contextlib.suppress(Exception):
-            if over:
-                self._handler.shutdown()
-            else:
-                self._drop_out()
-
-    def _drop_out(self) -> None:
-        """Remove this node, so that the next round need not wait until it counts as dead.
-
-        torch does so only on the way to a next round.
-        """
         handler = self._handler
-        if not hasattr(handler, "_op_executor"):
-            return
-        from torch.distributed.elastic.rendezvous import dynamic_rendezvous  # noqa: PLC0415
+        with contextlib.suppress(Exception):
+            if handler is not None and over:
+                handler.shutdown()
+            elif hasattr(handler, "_op_executor"):
+                # The next round need not wait until this node counts as dead; torch removes it only
+                # on the way to a next round.
+                from torch.distributed.elastic.rendezvous import (  # noqa: PLC0415
+                    dynamic_rendezvous,
+                )
 
-        handler._stop_heartbeats()
-        deadline = handler._get_deadline(timedelta(seconds=2))
-        handler._op_executor.run(dynamic_rendezvous._RendezvousExitOp(), deadline)
+                handler._stop_heartbeats()
+                deadline = handler._get_deadline(timedelta(seconds=2))
+                handler._op_executor.run(dynamic_rendezvous._RendezvousExitOp(), deadline)
 
 
 def are_set(store: Any, keys: Sequence[str], seconds: float) -> bool:
@@ -703,10 +676,6 @@ def _below(prefix: str, store: Any) -> Any:
     from torch.distributed import distributed_c10d  # noqa: PLC0415 - see `load_torch`
 
     return distributed_c10d.PrefixStore(prefix, store)
-
-
-def _with_plan(roster: Roster, plan: str) -> Roster:
-    return replace(roster, plan=plan) if roster.differing else roster
 
 
 def _another(store: Any) -> Any:
