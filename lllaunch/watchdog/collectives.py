@@ -354,86 +354,189 @@ def compare(
     ``traces``: what ranks have recorded, by rank. Returns None if they agree, or too little is
     known.
     """
-    waits, places = waits or {}, places or {}
-    names = sorted({group.name for trace in traces.values() for group in trace.groups})
-    found = [
-        each
-        for name in names
-        if (each := _compare_group(_Group.of(name, traces), waits, places)) is not None
-    ]
-    first = [
-        each
-        for each in found
-        if not any(
-            _waits_in(rank, other, traces, waits)
-            for rank in _odd(each)
-            for other in found
-            if other is not each
+    return _Comparison(traces, waits or {}, places or {}).result()
+
+
+class _Group(NamedTuple):
+    """One process group, as its ranks have recorded it."""
+
+    name: str
+    title: str
+    traces: Mapping[int, GroupTrace]  # of those of its ranks that tell, by rank
+
+
+class _Comparison:
+    """What is compared; arguments as for `compare`."""
+
+    def __init__(
+        self, traces: Mapping[int, RankTrace], waits: Mapping[int, Waits], places: Mapping[int, str]
+    ) -> None:
+        self.traces, self.waits, self.places = traces, waits, places
+        self.newest = {rank: last for rank, trace in traces.items() if (last := _newest(trace))}
+
+    def result(self) -> Disagreement | None:
+        names = sorted({group.name for trace in self.traces.values() for group in trace.groups})
+        groups = map(self.group, names)
+        found = [each for group in groups if (each := self.compared(group)) is not None]
+        first = [
+            each
+            for each in found
+            if not any(
+                self.waits_in(rank, other)
+                for rank in _odd(each)
+                for other in found
+                if other is not each
+            )
+        ]
+        if first:
+            return min(first, key=lambda each: min(map(self.level, _odd(each)), default=Waits.NO))
+        fewest = min((len(_odd(each)) for each in found), default=0)
+        alone = [each for each in found if len(_odd(each)) == fewest]
+        if not fewest or len(alone) != 1 or len(found) == 1:
+            return self.standing()
+        # its absent ranks wait for the others in a call of another group
+        absent = _odd(alone[0])
+        there = (party for each in found if each is not alone[0] for party in each.parties[1:])
+        instead = next((party for party in there if {*absent} <= {*party.ranks}), None)
+        return replace(alone[0], at_fault=absent, instead=instead)
+
+    def level(self, rank: int) -> Waits:
+        """How surely a rank waits: not at all, if nothing is known."""
+        return self.waits.get(rank, Waits.NO)
+
+    def waits_in(self, rank: int, found: Disagreement) -> bool:
+        """Whether a rank's last call of all is one that it waits in, by a disagreement."""
+        newest = self.newest.get(rank)
+        if newest is None or self.waits.get(rank, Waits.PERHAPS) is Waits.NO:
+            return False
+        parties = found.parties[1:] if found.kind == "absent" else found.parties
+        party = next((party for party in parties if rank in party.ranks), None)
+        return party is not None and _title(newest[0].name, self.traces) == party.group
+
+    def party(self, ranks: Iterable[int], calls: Mapping[int, Call], title: str) -> Party:
+        """Ranks, and what others or they have called together, at the time of the first."""
+        times = [call.created_ns for call in calls.values() if call.created_ns]
+        call = replace(min(calls.items())[1], created_ns=min(times, default=0))
+        ordered = tuple(sorted(ranks))
+        return Party(ordered, call, title, self.together(ordered))
+
+    def together(self, ranks: Iterable[int]) -> tuple[str, ...]:
+        """Where ranks stand, as far as that is known; nothing if in more than two places."""
+        different = dict.fromkeys(place for rank in ranks if (place := self.places.get(rank)))
+        return tuple(different) if len(different) <= _MOST_PLACES else ()
+
+    def group(self, name: str) -> _Group:
+        """The traces of one group, of the ranks that belong to it."""
+        groups = {rank: trace.group(name) for rank, trace in self.traces.items()}
+        members = {rank for group in groups.values() for rank in group.ranks}
+        described = {group.description for group in groups.values()}
+        if not members and _DEFAULT not in described:
+            members = {rank for rank, group in groups.items() if group.calls}
+        chosen = {rank: group for rank, group in groups.items() if rank in members or not members}
+        return _Group(name, _title(name, self.traces), chosen)
+
+    def compared(self, group: _Group) -> Disagreement | None:
+        """What the ranks of a group do not agree on."""
+        lasts = {rank: each.last for rank, each in group.traces.items()}
+        if len(lasts) < 2:
+            return None
+        missed = min(lasts.values()) + 1
+        odd = _first_mismatch(group)
+        if odd is not None and odd <= missed:
+            return self.mismatch(group, odd)
+        if max(lasts.values()) < missed:
+            return None
+        return self.absence(group, missed)
+
+    def absence(self, group: _Group, missed: int) -> Disagreement | None:
+        """Who has not come to a call, and who waits there or further on."""
+        absent = {rank for rank, each in group.traces.items() if each.last < missed}
+        came = {
+            rank: call
+            for rank, each in group.traces.items()
+            if (call := each.call(missed)) is not None and not call.completed
+        }
+        if not came:
+            return None
+        # who can have stayed there: it made no later call, or only ordered them
+        here = {
+            rank: call
+            for rank, call in came.items()
+            for each in (group.traces[rank],)
+            if each.last == missed or (each.states and each.open == missed)
+        }
+        further = self.further(group, missed, here)
+        # Who has gone on could do so without the others: the root of a broadcast.
+        beyond = {rank for party in further for rank in party.ranks}
+        waiting = here or {rank: call for rank, call in came.items() if rank not in beyond}
+        first = self.party(absent, waiting or came, group.title)
+        there = [self.party(waiting, waiting, group.title)] if waiting else []
+        # Of absent ranks those are at fault that wait least surely for others; none if all surely
+        # do: who waits in something that is not recorded (a send, a store) would have come.
+        level = min(map(self.level, absent))
+        least = (rank for rank in sorted(absent) if self.level(rank) is level)
+        at_fault = () if level is Waits.SURELY else tuple(least)
+        return Disagreement("absent", (first, *there, *further), at_fault)
+
+    def further(self, group: _Group, missed: int, here: Iterable[int]) -> tuple[Party, ...]:
+        """Who waits in later operations of the group than the one that ranks have not come to."""
+        together: dict[tuple[int, str], dict[int, Call]] = defaultdict(dict)
+        for rank, each in sorted(group.traces.items()):
+            call = each.call(each.open) or (each.calls[-1] if each.calls else None)
+            if call is None or call.completed or call.number <= missed or rank in here:
+                continue
+            if self.newest[rank][0].name == group.name and self.level(rank) is not Waits.NO:
+                together[call.number, call.operation][rank] = call
+        return tuple(self.party(calls, calls, group.title) for _, calls in sorted(together.items()))
+
+    def mismatch(self, group: _Group, number: int) -> Disagreement:
+        """Who has called what, where ranks of a group have called different things."""
+        together: dict[tuple[object, ...], dict[int, Call]] = defaultdict(dict)
+        for rank, each in sorted(group.traces.items()):
+            call = each.call(number)
+            if call is not None:
+                together[_signature(call)][rank] = call
+        names = {call.operation for calls in together.values() for call in calls.values()}
+        # What a rank has called of another operation, or with another size, is told together.
+        by_size = sorted(together.values(), key=lambda calls: (len(calls), [*calls]))
+        alone = len(by_size[-2]) < len(by_size[-1])
+        odd = sorted(rank for calls in by_size[:-1] for rank in calls) if alone else []
+        if not odd or len(names) > 1:
+            by_size.sort(key=list)
+        parties = tuple(
+            replace(
+                self.party(calls, calls, group.title),
+                places=self.together([r for r in calls if group.traces[r].last == number]),
+            )
+            for calls in by_size
         )
-    ]
-    if first:
-        return min(first, key=lambda each: min(_levels(_odd(each), waits), default=Waits.NO))
-    fewest = min((len(_odd(each)) for each in found), default=0)
-    alone = [each for each in found if len(_odd(each)) == fewest]
-    if fewest and len(alone) == 1 < len(found):
-        return _skipped(alone[0], found)
-    return _standing(traces, waits, places)
+        kind: Kind = "operations" if len(names) > 1 else "arguments"
+        return Disagreement(kind, parties, tuple(odd))
 
-
-def _skipped(absence: Disagreement, found: Iterable[Disagreement]) -> Disagreement:
-    """An absence of ranks that wait for the others in a call of another group."""
-    absent = _odd(absence)
-    there = (party for each in found if each is not absence for party in each.parties[1:])
-    instead = next((party for party in there if {*absent} <= {*party.ranks}), None)
-    return replace(absence, at_fault=absent, instead=instead)
-
-
-def _levels(ranks: Iterable[int], waits: Mapping[int, Waits]) -> list[Waits]:
-    """How surely ranks wait: not at all, if nothing is known."""
-    return [waits.get(rank, Waits.NO) for rank in ranks]
+    def standing(self) -> Disagreement | None:
+        """Where ranks wait, if all do of which it is known where they stand."""
+        if not self.traces or any(self.level(rank) is Waits.NO for rank in self.traces):
+            return None
+        together: dict[tuple[str, int, str], dict[int, Call]] = defaultdict(dict)
+        for rank in sorted(self.traces):
+            if rank not in self.newest:
+                return None
+            group, last = self.newest[rank]
+            call = group.call(group.open) or last
+            together[_title(group.name, self.traces), call.number, call.operation][rank] = call
+        items = together.items()
+        parties = tuple(self.party(calls, calls, title) for (title, _, _), calls in items)
+        return Disagreement("waiting", parties)
 
 
 def _odd(found: Disagreement) -> tuple[int, ...]:
     return found.parties[0].ranks if found.kind == "absent" else ()
 
 
-def _waits_in(
-    rank: int, found: Disagreement, traces: Mapping[int, RankTrace], waits: Mapping[int, Waits]
-) -> bool:
-    """Whether a rank's last call of all is one that it waits in, by a disagreement."""
-    if waits.get(rank, Waits.PERHAPS) is Waits.NO:
-        return False
-    for party in found.parties[1:] if found.kind == "absent" else found.parties:
-        if rank in party.ranks:
-            newest = _newest(traces[rank])
-            return newest is not None and _title(newest[0].name, traces) == party.group
-    return False
-
-
 def _newest(trace: RankTrace) -> tuple[GroupTrace, Call] | None:
     """The last call of a rank in any of its groups."""
     calls = [(group, group.calls[-1]) for group in trace.groups if group.calls]
     return max(calls, key=lambda each: each[1].created_ns, default=None)
-
-
-class _Group(Record, frozen=True):
-    """One process group, as its ranks have recorded it."""
-
-    title: str
-    traces: Mapping[int, GroupTrace]  # of those of its ranks that tell, by rank
-    newest: frozenset[int]  # those of them whose last call of all was in it
-
-    @classmethod
-    def of(cls, name: str, traces: Mapping[int, RankTrace]) -> _Group:
-        groups = {rank: trace.group(name) for rank, trace in traces.items()}
-        members = {rank for group in groups.values() for rank in group.ranks}
-        described = {group.description for group in groups.values()}
-        if not members and _DEFAULT not in described:
-            members = {rank for rank, group in groups.items() if group.calls}
-        chosen = {rank: group for rank, group in groups.items() if rank in members or not members}
-        last = {rank: _newest(traces[rank]) for rank in chosen}
-        newest = frozenset(rank for rank, each in last.items() if each and each[0].name == name)
-        return cls(_title(name, traces), chosen, newest)
 
 
 def _title(name: str, traces: Mapping[int, RankTrace]) -> str:
@@ -447,111 +550,15 @@ def _title(name: str, traces: Mapping[int, RankTrace]) -> str:
     return f"{title} of {_named(members)}"
 
 
-def _compare_group(
-    group: _Group, waits: Mapping[int, Waits], places: Mapping[int, str]
-) -> Disagreement | None:
-    lasts = {rank: each.last for rank, each in group.traces.items()}
-    if len(lasts) < 2:
-        return None
-    missed = min(lasts.values()) + 1
-    odd = _first_mismatch(group)
-    if odd is not None and odd <= missed:
-        return _mismatch(group, odd, lasts, places)
-    if max(lasts.values()) < missed:
-        return None
-    return _absence(group, missed, lasts, waits, places)
-
-
-def _absence(
-    group: _Group,
-    missed: int,
-    lasts: Mapping[int, int],
-    waits: Mapping[int, Waits],
-    places: Mapping[int, str],
-) -> Disagreement | None:
-    absent = {rank for rank, last in lasts.items() if last < missed}
-    came = {
-        rank: call
-        for rank, each in group.traces.items()
-        if (call := each.call(missed)) is not None and not call.completed
-    }
-    # who can have stayed there: it made no later call, or only ordered them
-    here = {
-        rank: call
-        for rank, call in came.items()
-        for each in (group.traces[rank],)
-        if each.last == missed or (each.states and each.open == missed)
-    }
-    further = _further(group, missed, here, waits, places)
-    # Who has gone on could do so without the others: the root of a broadcast.
-    beyond = {rank for party in further for rank in party.ranks}
-    waiting = here or {rank: call for rank, call in came.items() if rank not in beyond}
-    if not came:
-        return None
-    call = _called(waiting or came)
-    standing = [_party(waiting, call, group.title, places)] if waiting else []
-    parties = (_party(absent, call, group.title, places), *standing, *further)
-    return Disagreement("absent", parties, _least(absent, waits))
-
-
-def _further(
-    group: _Group,
-    missed: int,
-    here: Iterable[int],
-    waits: Mapping[int, Waits],
-    places: Mapping[int, str],
-) -> tuple[Party, ...]:
-    """Who waits in later operations of the group than the one that ranks have not come to."""
-    together: dict[tuple[int, str], dict[int, Call]] = defaultdict(dict)
-    for rank, each in sorted(group.traces.items()):
-        call = each.call(each.open) or (each.calls[-1] if each.calls else None)
-        if call is None or call.completed or call.number <= missed or rank in here:
-            continue
-        if rank in group.newest and waits.get(rank, Waits.NO) is not Waits.NO:
-            together[call.number, call.operation][rank] = call
-    return tuple(
-        _party(calls, _called(calls), group.title, places) for _, calls in sorted(together.items())
-    )
-
-
-def _called(calls: Mapping[int, Call]) -> Call:
-    """What ranks have called together, at the time of the first of them."""
-    times = [call.created_ns for call in calls.values() if call.created_ns]
-    return replace(min(calls.items())[1], created_ns=min(times, default=0))
-
-
-def _party(ranks: Iterable[int], call: Call, title: str, places: Mapping[int, str]) -> Party:
-    ordered = tuple(sorted(ranks))
-    return Party(ordered, call, title, _together(ordered, places))
-
-
-def _least(absent: Iterable[int], waits: Mapping[int, Waits]) -> tuple[int, ...]:
-    """Of absent ranks those that wait least surely for others; none if all surely do.
-
-    Who waits in something that is not recorded (a send, a store) would have come.
-    """
-    level = min(_levels(absent, waits))
-    if level is Waits.SURELY:
-        return ()
-    return tuple(sorted(rank for rank in absent if waits.get(rank, Waits.NO) is level))
-
-
 def _first_mismatch(group: _Group) -> int | None:
     """The number of the first call that ranks do not agree on and that is not over."""
     opened = min(each.open for each in group.traces.values())
-    calls: dict[int, list[Call]] = defaultdict(list)
+    calls: dict[int, set[tuple[object, ...]]] = defaultdict(set)
     for each in group.traces.values():
         for call in each.calls:
             if call.number >= opened:
-                calls[call.number].append(call)
-    return next(
-        (
-            number
-            for number in sorted(calls)
-            if len({_signature(call) for call in calls[number]}) > 1
-        ),
-        None,
-    )
+                calls[call.number].add(_signature(call))
+    return min((number for number, made in calls.items() if len(made) > 1), default=None)
 
 
 def _signature(call: Call) -> tuple[object, ...]:
@@ -563,64 +570,6 @@ def _signature(call: Call) -> tuple[object, ...]:
         return (name,)
     # Elements are counted: [4] and [2, 2] go together.
     return (name, tuple(math.prod(size) for size in call.sizes), call.dtypes)
-
-
-def _mismatch(
-    group: _Group, number: int, lasts: Mapping[int, int], places: Mapping[int, str]
-) -> Disagreement | None:
-    together: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    calls: dict[int, Call] = {}
-    for rank, each in sorted(group.traces.items()):
-        call = each.call(number)
-        if call is not None:
-            calls[rank] = call
-            together[_signature(call)].append(rank)
-    names = {call.operation for call in calls.values()}
-    # What a rank has called of another operation, or with another size, is told together.
-    by_size = sorted(together.values(), key=lambda ranks: (len(ranks), ranks))
-    largest = by_size[-1]
-    alone = len(by_size[-2]) < len(largest)
-    odd = [rank for ranks in by_size[:-1] for rank in ranks] if alone else []
-    if not odd or len(names) > 1:
-        by_size.sort()
-    parties = tuple(
-        Party(
-            tuple(ranks),
-            replace(calls[ranks[0]], created_ns=min(calls[rank].created_ns for rank in ranks)),
-            group.title,
-            _together([rank for rank in ranks if lasts[rank] == number], places),
-        )
-        for ranks in by_size
-    )
-    return Disagreement(
-        "operations" if len(names) > 1 else "arguments", parties, tuple(sorted(odd))
-    )
-
-
-def _standing(
-    traces: Mapping[int, RankTrace], waits: Mapping[int, Waits], places: Mapping[int, str]
-) -> Disagreement | None:
-    """Where ranks wait, if all do of which it is known where they stand."""
-    if not traces or any(waits.get(rank, Waits.NO) is Waits.NO for rank in traces):
-        return None
-    together: dict[tuple[str, int, str], dict[int, Call]] = defaultdict(dict)
-    for rank, trace in sorted(traces.items()):
-        newest = _newest(trace)
-        if newest is None:
-            return None
-        group, last = newest
-        call = group.call(group.open) or last
-        together[_title(group.name, traces), call.number, call.operation][rank] = call
-    parties = (
-        _party(calls, _called(calls), title, places) for (title, _, _), calls in together.items()
-    )
-    return Disagreement("waiting", tuple(parties))
-
-
-def _together(ranks: Iterable[int], places: Mapping[int, str]) -> tuple[str, ...]:
-    """Where ranks stand, as far as that is known; nothing if that is in more than two places."""
-    different = tuple(dict.fromkeys(place for rank in ranks if (place := places.get(rank))))
-    return different if len(different) <= _MOST_PLACES else ()
 
 
 # Saying it
