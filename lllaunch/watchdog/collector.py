@@ -42,10 +42,9 @@ from lllaunch.watchdog.frames import (
     Source,
     Sources,
     Thread,
-    faulthandler_frames,
     lock_waits,
+    main_frames,
     named_threads,
-    pyspy_frames,
     started_at,
     whole_text,
     with_code,
@@ -215,33 +214,6 @@ def heading(text: str) -> str:
     return f"{_RULE}\n{text.rstrip()}\n{_RULE}\n"
 
 
-def section(look: ProcessLook, role: str, stacks: str, notes: tuple[str, ...] = ()) -> str:
-    """What is known of one process.
-
-    ``stacks``: what faulthandler or py-spy wrote, or an empty string. ``notes``: more lines, about
-    how the stacks were got or why there are none.
-    """
-    # A fork of the spawner's has its command line, which says nothing of what it runs.
-    command = "forked by the launcher's spawner" if _SPAWNER in look.command else look.command
-    lines = [f"{role}: process {look.pid} (parent {look.ppid}): {command}"]
-    lines += [f"  {line}" for line in look.status]
-    lines.append(f"  waits in the kernel in: {look.wchan or '-'}")
-    if look.stack:
-        lines.append("  kernel stack:")
-        lines += [f"    {line}" for line in look.stack]
-    else:
-        lines.append(f"  kernel stack: {look.no_stack}")
-    if look.threads:
-        lines.append("  its other threads (count, state, kernel function, name):")
-        lines += [f"    {line}" for line in look.threads]
-    lines += [f"  {note}" for note in notes]
-    text = "\n".join(lines) + "\n"
-    if stacks.strip():
-        # As it was written, so that other programs can read it.
-        text += f"\n{stacks.strip()}\n"
-    return f"\n{text}"
-
-
 # Processes of one rank that are looked at; the rest is counted.
 MAX_PROCESSES = 32
 
@@ -263,19 +235,18 @@ class ProcessCase:
 
     def answered(self, dump: Dump) -> None:
         """It was asked for its stacks, or could not be."""
-        if dump.text:
-            self.stacks, self.source = dump.text, "faulthandler"
-            self._notes.append("Python stacks, written by itself (faulthandler):")
-        elif self.python:
-            self._notes.append(f"Python stacks, written by itself: none, {dump.why_not}")
+        if dump.text or self.python:
+            how = "written by itself (faulthandler)" if dump.text else "written by itself"
+            self._tell("faulthandler", how, dump.text, dump.why_not)
 
     def spied(self, spied: Spied) -> None:
         """py-spy was asked about it."""
-        if spied.text:
-            self.stacks, self.source = spied.text, "py-spy"
-            self._notes.append("Python stacks, read by py-spy:")
-        else:
-            self._notes.append(f"Python stacks, read by py-spy: none, {spied.why_not}")
+        self._tell("py-spy", "read by py-spy", spied.text, spied.why_not)
+
+    def _tell(self, source: Source, how: str, text: str, why_not: str) -> None:
+        if text:
+            self.stacks, self.source = text, source
+        self._notes.append(f"Python stacks, {how}:" + ("" if text else f" none, {why_not}"))
 
     @property
     def python(self) -> bool:
@@ -295,9 +266,7 @@ class ProcessCase:
     @property
     def frames(self) -> tuple[Frame, ...]:
         """Frames of its main thread."""
-        if self.source == "faulthandler":
-            return faulthandler_frames(self.stacks)
-        return pyspy_frames(self.stacks) if self.source == "py-spy" else ()
+        return main_frames(self.stacks, self.source) if self.source else ()
 
     @property
     def threads(self) -> tuple[Thread, ...]:
@@ -307,15 +276,29 @@ class ProcessCase:
     @property
     def innermost(self) -> list[tuple[str, Frame]]:
         """The call that each of its threads is in, by name, the main thread first."""
-        if self.source != "faulthandler":
-            return []
-        return [(thread.name, thread.frames[0]) for thread in self.threads]
+        threads = self.threads if self.source == "faulthandler" else ()
+        return [(thread.name, thread.frames[0]) for thread in threads]
 
     def section(self, role: str) -> str:
         """Its part of stacks.txt."""
-        if self.seen is None:
+        seen = self.seen
+        if seen is None:
             return f"\n{role}: process {self.facts.pid}: it was gone, or no time was left for it\n"
-        return section(self.seen, role, self.stacks, tuple(self._notes))
+        # A fork of the spawner's has its command line, which says nothing of what it runs.
+        command = "forked by the launcher's spawner" if _SPAWNER in seen.command else seen.command
+        lines = [f"\n{role}: process {seen.pid} (parent {seen.ppid}): {command}"]
+        lines += [f"  {line}" for line in seen.status]
+        lines.append(f"  waits in the kernel in: {seen.wchan or '-'}")
+        lines.append("  kernel stack:" + ("" if seen.stack else f" {seen.no_stack}"))
+        lines += [f"    {line}" for line in seen.stack]
+        if seen.threads:
+            lines.append("  its other threads (count, state, kernel function, name):")
+            lines += [f"    {line}" for line in seen.threads]
+        lines += [f"  {note}" for note in self._notes]
+        if self.stacks.strip():
+            # As it was written, so that other programs can read it.
+            lines.append(f"\n{self.stacks.strip()}")
+        return "\n".join(lines) + "\n"
 
 
 class RankCase:

@@ -179,21 +179,6 @@ def faulthandler_threads(text: str) -> tuple[list[Thread], bool]:
     return threads, cut
 
 
-def faulthandler_frames(text: str) -> tuple[Frame, ...]:
-    """Frames of the main thread in a dump of all threads, innermost first.
-
-    The main thread is the oldest, so it is listed last. Only when there are more than are listed
-    is it taken to be the current one: the kernel has the main thread run a signal's handler if it
-    can.
-    """
-    threads, cut = faulthandler_threads(text)
-    if not threads:
-        return ()
-    if cut:
-        return crash_frames(text)
-    return users_part(threads[-1].frames)
-
-
 def crash_frames(text: str) -> tuple[Frame, ...]:
     """Frames of the thread that wrote a dump, such as the one that a fatal signal struck.
 
@@ -235,23 +220,30 @@ def _pyspy_threads(text: str) -> tuple[Thread | None, list[Thread]]:
     return None if main is None else threads[main], others
 
 
-def pyspy_frames(text: str) -> tuple[Frame, ...]:
-    """Frames of the main thread in a dump of py-spy, innermost first."""
-    main, _ = _pyspy_threads(text)
+def _threads(text: str, source: Source) -> tuple[Thread | None, list[Thread]]:
+    """The main thread in a dump, None where it cannot be told, and all others, the oldest first.
+
+    faulthandler lists the main thread last, for it is the oldest. Only when there are more than are
+    listed is it taken to be the current one: the kernel has the main thread run a signal's handler
+    if it can.
+    """
+    if source == "py-spy":
+        return _pyspy_threads(text)
+    listed, cut = faulthandler_threads(text)
+    others = listed[::-1]
+    main = next((each for each in others if each.current or not cut), None)
+    return main, [each for each in others if each is not main]
+
+
+def main_frames(text: str, source: Source) -> tuple[Frame, ...]:
+    """Frames of the main thread in a dump of all threads, innermost first."""
+    main, _ = _threads(text, source)
     return () if main is None else users_part(main.frames)
 
 
 def named_threads(text: str, source: Source) -> tuple[Thread, ...]:
     """The threads in a dump that have frames, the main one first, each with a name."""
-    main: Thread | None = None
-    if source == "py-spy":
-        main, others = _pyspy_threads(text)
-    else:
-        listed, cut = faulthandler_threads(text)
-        # from the oldest on, as they were started
-        others = listed[::-1]
-        chosen = [index for index, each in enumerate(others) if each.current or not cut][:1]
-        main = others.pop(chosen[0]) if chosen else None
+    main, others = _threads(text, source)
     known = [] if main is None else [main._replace(name=MAIN_THREAD)]
     known += [each._replace(name=each.name or "another thread") for each in others]
     return tuple(

@@ -9,9 +9,9 @@ import pytest
 
 from lllaunch.linux.proc import ProcessFacts
 from lllaunch.spawner.evidence import SIGNUM
-from lllaunch.watchdog.collector import Writer, heading, section, survey
+from lllaunch.watchdog.collector import ProcessCase, Writer, heading, survey
 from lllaunch.watchdog.frames import Frame, RankStack, Sources, with_code
-from lllaunch.watchdog.processes import ProcessLook, ProcStatus, bit, objection
+from lllaunch.watchdog.processes import ProcessLook, ProcStatus, Spied, bit, objection
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,10 @@ LOOK = ProcessLook(
 
 
 def test_a_section_tells_what_is_known_and_what_is_not() -> None:
-    text = section(LOOK, "worker", "Current thread\n  File\n", ("by itself:",))
+    case = ProcessCase(facts(7, 6, 7))
+    case.seen = LOOK
+    case.spied(Spied("Current thread\n  File\n"))
+    text = case.section("worker")
     assert text == (
         "\nworker: process 7 (parent 6): python train.py\n"
         "  State: S (sleeping)\n"
@@ -55,11 +58,12 @@ def test_a_section_tells_what_is_known_and_what_is_not() -> None:
         "    do_syscall_64+0x2\n"
         "  its other threads (count, state, kernel function, name):\n"
         "    2 x S ep_poll (gloo)\n"
-        "  by itself:\n"
+        "  Python stacks, read by py-spy:\n"
         "\nCurrent thread\n  File\n"
     )
-    plain = LOOK._replace(wchan="", stack=(), no_stack="only root may read it", threads=())
-    text = section(plain, "worker", "")
+    case = ProcessCase(facts(7, 6, 7))
+    case.seen = LOOK._replace(wchan="", stack=(), no_stack="only root may read it", threads=())
+    text = case.section("worker")
     assert "  waits in the kernel in: -\n  kernel stack: only root may read it\n" in text
 
 

@@ -8,11 +8,19 @@ from hypothesis import strategies as st
 from lllaunch.watchdog.frames import (
     MAX_FRAMES,
     Frame,
-    faulthandler_frames,
-    pyspy_frames,
+    main_frames,
     users_part,
 )
 from lllaunch.watchdog.processes import complaint, parse_status, parse_task
+
+
+def written(text: str) -> tuple[Frame, ...]:
+    return main_frames(text, "faulthandler")
+
+
+def spied(text: str) -> tuple[Frame, ...]:
+    return main_frames(text, "py-spy")
+
 
 # Python 3.10 to 3.12.
 OLDER = """\
@@ -36,22 +44,22 @@ Current thread 0x00007ff8b8a41b80 [python] (most recent call first):
 
 
 def test_the_main_thread_is_the_last_one() -> None:
-    assert faulthandler_frames(OLDER) == (
+    assert written(OLDER) == (
         Frame("/t/d.py", 5, "main"),
         Frame("/t/d.py", 6, "<module>"),
     )
-    assert faulthandler_frames(NEWER) == (Frame("/t/d.py", 5, "main"),)
+    assert written(NEWER) == (Frame("/t/d.py", 5, "main"),)
     # more frames than are listed do not mean more threads
     text = OLDER.replace('  File "/usr', '  ...\n  File "/usr')
-    assert faulthandler_frames(text)[0].function == "main"
+    assert written(text)[0].function == "main"
     bare = OLDER.partition('  File "/t/d.py", line 5')[0] + "  <no Python frame>\n"
-    assert faulthandler_frames(bare) == ()
+    assert written(bare) == ()
 
 
 def test_the_current_thread_counts_where_not_all_are_listed() -> None:
     other, current = OLDER.split("\n\n")
-    assert faulthandler_frames(f"{current}\n{other}\n\n...\n")[0].function == "main"
-    assert faulthandler_frames(f"{other}\n\n{other}\n\n...\n") == ()
+    assert written(f"{current}\n{other}\n\n...\n")[0].function == "main"
+    assert written(f"{other}\n\n{other}\n\n...\n") == ()
 
 
 def test_the_c_stack_of_newer_versions_is_not_a_thread() -> None:
@@ -60,7 +68,7 @@ Current thread's C stack trace (most recent call first):
   Binary file "/usr/bin/python3.14", at _Py_DumpStack+0x48 [0x6a1c9e]
   <truncated rest of calls>
 """
-    assert faulthandler_frames(text) == (Frame("/t/d.py", 5, "main"),)
+    assert written(text) == (Frame("/t/d.py", 5, "main"),)
 
 
 def test_escapes_and_unknown_lines() -> None:
@@ -68,7 +76,7 @@ def test_escapes_and_unknown_lines() -> None:
         "Current thread 0x1f (most recent call first):\n"
         '  File "/home/jos\\xe9/\\u4f60 "x", line 1 in y.py", line ??? in f\\x0a\n'
     )
-    assert faulthandler_frames(text) == (Frame('/home/josé/你 "x", line 1 in y.py', 0, "f\\x0a"),)
+    assert written(text) == (Frame('/home/josé/你 "x", line 1 in y.py', 0, "f\\x0a"),)
 
 
 SPY = """\
@@ -86,18 +94,18 @@ Thread 0x7FE3 (idle)
 
 
 def test_pyspy() -> None:
-    assert pyspy_frames(SPY) == (
+    assert spied(SPY) == (
         Frame("/t/a (b):c.py", 4, "main"),
         Frame("/t/h.py", 5, "<module>"),
     )
     # In another PID namespace the numbers differ; the name is left.
-    assert pyspy_frames(SPY.replace("Process 5676", "Process 1")) == pyspy_frames(SPY)
-    assert pyspy_frames("Error: Permission Denied\n") == ()
+    assert spied(SPY.replace("Process 5676", "Process 1")) == spied(SPY)
+    assert spied("Error: Permission Denied\n") == ()
     # one that bears no name is the main one if it is the only one
     thread = "Thread 0x7F71B5E80B80 (active)\n    inner (/t/inner.py:4)\n"
     head = "Process 19212: python inner.py\nPython v3.10.13 (python3.10)\n\n"
-    assert pyspy_frames(head + thread) == (Frame("/t/inner.py", 4, "inner"),)
-    assert pyspy_frames(head + thread + thread) == ()
+    assert spied(head + thread) == (Frame("/t/inner.py", 4, "inner"),)
+    assert spied(head + thread + thread) == ()
 
 
 LINES = st.sampled_from([*OLDER.splitlines(), *NEWER.splitlines(), *SPY.splitlines(), "  ..."])
@@ -105,7 +113,7 @@ LINES = st.sampled_from([*OLDER.splitlines(), *NEWER.splitlines(), *SPY.splitlin
 
 @given(st.lists(LINES | st.text(max_size=8)).map("\n".join))
 def test_garbage_hurts_nobody(text: str) -> None:
-    for frames in (faulthandler_frames(text), pyspy_frames(text)):
+    for frames in (written(text), spied(text)):
         assert len(frames) <= MAX_FRAMES
         assert all(isinstance(frame, Frame) for frame in frames)
     parse_status(text)
