@@ -270,38 +270,6 @@ def load_job(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str])
         loader.raises = raises
 
 
-class _Kept(NamedTuple):
-    """A config that was composed to see its mode.
-
-    ``of_sweep``: a run would not take it, since nobody has chosen one of its groups.
-    """
-
-    name: str | None
-    overrides: list[str]
-    parsed: Sequence[Override]
-    config: DictConfig
-    of_sweep: bool
-
-    def become(self, name: str | None, overrides: list[str], mode: RunMode) -> bool:
-        """Make it what a command line comes to; False if it is another one than that before.
-
-        Where no config says the mode Hydra adds it to the command line, behind all that is there.
-        """
-        known = len(self.overrides)
-        if name != self.name or overrides[:known] != self.overrides:
-            return False
-        if self.of_sweep and mode is not RunMode.MULTIRUN:
-            return False
-        match overrides[known:]:
-            case []:
-                return True
-            case [word] if word in _MODES:
-                self.config.hydra.mode = _MODES[word]
-                self.config.hydra.overrides.hydra.append(word)
-                return True
-        return False
-
-
 class GuardedLoader(WatchedLoader):
     """Hydra's config loader, but what is not allowed ends the app with exit code 5.
 
@@ -309,7 +277,9 @@ class GuardedLoader(WatchedLoader):
     for use. Here what the first came to is what the second returns, unless they may differ.
     """
 
-    _kept: _Kept | None = None
+    # what was composed to see its mode: of what, and whether a run would not take it, since nobody
+    # has chosen one of its groups
+    _kept: tuple[str | None, list[str], DictConfig, bool] | None = None
     _parsed: Sequence[Override] = ()
 
     def __init__(self, config_search_path: ConfigSearchPath, *, reviewing: bool = False) -> None:
@@ -332,11 +302,11 @@ class GuardedLoader(WatchedLoader):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         """Composes a config; called by Hydra, which has described the arguments."""
-        kept, self._kept = self._kept, None
-        if validate_sweep_overrides and kept and kept.become(config_name, overrides, run_mode):
+        known = self._again(config_name, overrides, run_mode)
+        if validate_sweep_overrides and known is not None:
             with composing_readably():
-                self.validate_sweep_overrides_legal([*kept.parsed], run_mode, from_shell)
-            return kept.config
+                self.validate_sweep_overrides_legal([*self._parsed], run_mode, from_shell)
+            return known
         with self._refusing():
             # the packages that the command line looks in must be allowed
             paths = [element.path for element in self.config_search_path.get_path()]
@@ -361,7 +331,23 @@ class GuardedLoader(WatchedLoader):
         except ConfigCompositionException:
             of_sweep = True
             config = self._compose(config_name, overrides, run_mode, from_shell, False)
-        self._kept = _Kept(config_name, list(overrides), self._parsed, config, of_sweep)
+        self._kept = config_name, list(overrides), config, of_sweep
+        return config
+
+    def _again(self, name: str | None, overrides: list[str], mode: RunMode) -> DictConfig | None:
+        """Return what was composed before if it is what a command line comes to."""
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return None
+        former, before, config, of_sweep = kept
+        added = overrides[len(before) :]
+        same = name == former and overrides[: len(before)] == before and set(added) <= {*_MODES}
+        if not same or len(added) > 1 or (of_sweep and mode is not RunMode.MULTIRUN):
+            return None
+        for word in added:
+            # where no config says the mode Hydra adds it to the command line
+            config.hydra.mode = _MODES[word]
+            config.hydra.overrides.hydra.append(word)
         return config
 
     def _compose(self, *args: Any) -> DictConfig:
