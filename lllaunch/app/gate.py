@@ -27,7 +27,7 @@ from omegaconf import AnyNode, DictConfig, OmegaConf, open_dict, read_write
 from lllaunch.app.boundary import composing_readably, expect_bounded, refusing
 from lllaunch.app.configs import PACKAGED, experiment_name, job_name, words_of
 from lllaunch.app.planning import locating
-from lllaunch.config.schema import PRESET_KEYS, PRESETS
+from lllaunch.config.schema import PRESET_KEYS, PRESET_NAMES
 from lllaunch.config.secrets import EXPOSED, exposed, literals, not_secret, problems_with
 from lllaunch.config.tree import shown_path, value_at
 from lllaunch.errors import ConfigError, Diagnostic
@@ -384,7 +384,7 @@ class GuardedLoader(WatchedLoader):
             node = OmegaConf.select(config, above)
             # launchers of others have no such key
             found = own_node(node, last) if isinstance(node, DictConfig) else None
-            if isinstance(found, AnyNode) and raw_value(found) in PRESETS:
+            if isinstance(found, AnyNode) and raw_value(found) in PRESET_NAMES:
                 with read_write(node), open_dict(node):
                     node[last] = {"preset": raw_value(found)}
 

@@ -16,7 +16,7 @@ from lllaunch.checking.findings import MOST_ALIKE, WRONG, CheckedDiagnostic
 from lllaunch.config.document import NO_LINES, Document, Sexagesimal, parse, read_text
 from lllaunch.config.secrets import EXPOSED, exposed, not_secret
 from lllaunch.config.tree import dotted, shown_path
-from lllaunch.errors import ConfigError
+from lllaunch.errors import Code, ConfigError
 from lllaunch.secret_names import is_secret_name
 from lllaunch.text import shorten
 
@@ -173,50 +173,35 @@ def found_in(error: ConfigError, file: str = "") -> list[CheckedDiagnostic]:
 
 def _names(directory: str, found: list[CheckedDiagnostic]) -> Iterator[str]:
     """Paths of all files, relative to the directory, in order; hidden ones are left out."""
-    waiting = [""]
+
+    def note(code: Code, path: str, message: str) -> None:
+        found.append(CheckedDiagnostic.at(WRONG, code, shown_path(path), 0, "", message))
+
+    def unreadable(error: OSError) -> None:
+        note("file", str(error.filename), f"cannot be read: {error.strerror}")
+
     # links may lead back to where they are
     seen: set[tuple[int, int]] = set()
     count = 0
-    while waiting:
-        below = waiting.pop()
-        path = os.path.join(directory, below)
-        try:
-            entries = sorted(os.scandir(path), key=lambda entry: entry.name)
-            status = os.stat(path)
-        except OSError as error:
-            message = f"cannot be read: {error.strerror}"
-            found.append(CheckedDiagnostic.at(WRONG, "file", shown_path(path), 0, "", message))
-            continue
+    for path, directories, names in os.walk(directory, followlinks=True, onerror=unreadable):
+        status = os.stat(path)
+        count += len(directories) + len(names)
         if (status.st_dev, status.st_ino) in seen:
+            directories.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
-        directories = []
-        for entry in entries:
-            count += 1
-            if count > MOST_FILES:
-                message = f"holds more than {MOST_FILES} files: the others are not checked"
-                top = shown_path(directory)
-                found.append(CheckedDiagnostic.at(WRONG, "too-large", top, 0, "", message))
-                return
-            if entry.name.startswith(".") or entry.name == "__pycache__":
-                continue
-            name = os.path.join(below, entry.name)
-            if not _is_directory(entry):
-                yield name
-            elif name.count("/") < DEEPEST:
-                directories.append(name)
-            else:
-                message = f"is more than {DEEPEST} directories deep: it is not checked"
-                below = shown_path(os.path.join(directory, name))
-                found.append(CheckedDiagnostic.at(WRONG, "too-large", below, 0, "", message))
-        waiting += reversed(directories)
-
-
-def _is_directory(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
+        if count > MOST_FILES:
+            message = f"holds more than {MOST_FILES} files: the others are not checked"
+            note("too-large", directory, message)
+            return
+        below = os.path.relpath(path, directory)
+        prefix = "" if below == os.curdir else f"{below}/"
+        yield from (f"{prefix}{name}" for name in sorted(names) if not name.startswith("."))
+        shown = [name for name in directories if not name.startswith(".") and name != "__pycache__"]
+        directories[:] = sorted(shown) if prefix.count("/") < DEEPEST else []
+        for name in [] if directories else shown:
+            message = f"is more than {DEEPEST} directories deep: it is not checked"
+            note("too-large", os.path.join(path, name), message)
 
 
 _LAUNCH = "launch"

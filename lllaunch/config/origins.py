@@ -25,7 +25,7 @@ from omegaconf import Container, OmegaConf
 
 from lllaunch.config.document import NO_LINES, Lines, lines_of
 from lllaunch.config.interpolation import references
-from lllaunch.config.schema import PRESET_KEYS, PRESETS
+from lllaunch.config.schema import PRESET_KEYS, PRESET_NAMES
 from lllaunch.config.tree import dotted, parts_of, shown_path
 from lllaunch.hydra_compat import (
     apply_overrides,
@@ -280,7 +280,7 @@ def _put_together(layers: list[Layer], key: str) -> tuple[Any, list[Origin], lis
                 marks.append(layer.origin)
             within.append(layer)
             continue
-        if of_preset and isinstance(given, str) and given in PRESETS:
+        if of_preset and isinstance(given, str) and given in PRESET_NAMES:
             given, lines = {"preset": given}, Lines(lines.line, {"preset": lines})
         if given is _NOTHING:
             value, marks, within = _NOTHING, [], []

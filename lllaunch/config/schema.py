@@ -57,7 +57,7 @@ EXPLAINED = {
 DEFAULT_PRESET = "report"
 """Of a run whose config says nothing of its watchdog."""
 
-PRESETS = ("none", "report", "default", "strict")
+PRESET_NAMES = ("none", "report", "default", "strict")
 """Names of policies of the watchdog; none is a word that YAML takes for a boolean."""
 
 PRESET_KEYS = ("launch.watchdog", "hydra.launcher.watchdog")
