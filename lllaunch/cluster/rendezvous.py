@@ -149,6 +149,7 @@ class Rendezvous:
 
     def __init__(self, nodes: Nodes, address: str, run_id: str, role: str, nproc: int) -> None:
         self._nodes = nodes
+        self._at = format_endpoint(nodes.host, nodes.port)
         self._address = address
         self._run_id = run_id
         self._role = role
@@ -214,7 +215,7 @@ class Rendezvous:
             conf.setdefault("read_timeout", max(1, int(nodes.timeout)))
         parameters = RendezvousParameters(
             backend=nodes.backend,
-            endpoint=format_endpoint(nodes.host, nodes.port),
+            endpoint=self._at,
             run_id=self._run_id,
             min_nodes=nodes.min_nodes,
             max_nodes=nodes.max_nodes,
@@ -249,20 +250,19 @@ class Rendezvous:
         return False
 
     def _why_not(self, error: Exception) -> tuple[str, str]:
-        at = format_endpoint(self._nodes.host, self._nodes.port)
         said = _innermost(error)
         if isinstance(error, ImportError):
             return f"{self._nodes.backend} cannot be used: {said}", "install python-etcd"
         if self.hosts and "EADDRINUSE" in said:
             hint = "another run on this machine may use it; choose another port for all nodes"
-            return f"node 0 cannot listen at {at}: the port is in use", hint
+            return f"node 0 cannot listen at {self._at}: the port is in use", hint
         if self.hosts:
             hint = (
                 "node 0 holds the rendezvous, so launch.rdzv.endpoint must name this machine on "
                 "all nodes"
             )
-            return f"node 0 cannot be reached at its own endpoint {at}: {said}", hint
-        return f"the rendezvous at {at} cannot be joined: {said}", self._what_to_set()
+            return f"node 0 cannot be reached at its own endpoint {self._at}: {said}", hint
+        return f"the rendezvous at {self._at} cannot be joined: {said}", self._what_to_set()
 
     def _what_to_set(self) -> str:
         if self._nodes.node_rank is None:
@@ -297,8 +297,7 @@ class Rendezvous:
                 theirs = int(self._base.get(f"clock/{number}"))
                 self.clock_offset = ((sent + received) // 2 - theirs) / 1e9
         except RuntimeError as error:
-            at = format_endpoint(self._nodes.host, self._nodes.port)
-            text = f"the rendezvous at {at} failed: {_innermost(error)}"
+            text = f"the rendezvous at {self._at} failed: {_innermost(error)}"
             raise RendezvousFailed(text, self._what_to_set()) from error
         return True
 
@@ -342,8 +341,7 @@ class Rendezvous:
                 late = "timeout" in str(error).lower()
                 if late and self._nodes.backend != "static" and time.monotonic() < until:
                     continue
-                at = format_endpoint(self._nodes.host, self._nodes.port)
-                text = f"the nodes have met at {at}, and one was lost: {_innermost(error)}"
+                text = f"the nodes have met at {self._at}, and one was lost: {_innermost(error)}"
                 raise RendezvousFailed(text) from error
 
     def _agree(self, info: Any, member: Callable[[], Member], plan: str) -> Place:
@@ -397,7 +395,7 @@ class Rendezvous:
         return [rank for rank in ranks if self._round.check([f"member/{rank}"])]
 
     def _rendezvous(self) -> Any:
-        nodes, endpoint = self._nodes, format_endpoint(self._nodes.host, self._nodes.port)
+        nodes, endpoint = self._nodes, self._at
         if nodes.backend == "static" and self.place is not None and self._lost_for_good():
             text = "a static rendezvous cannot replace a node that is gone"
             raise RendezvousFailed(text, "launch.rdzv.backend=c10d can")
