@@ -331,7 +331,13 @@ class Rendezvous:
         """
         until = time.monotonic() + self._nodes.join_timeout
         while True:
-            self._forget_last_store()
+            # Each round has a store for the workers of its own. torch keeps the address of the
+            # first, also when the node that had it is gone, and keys of workers that were ended
+            # would meet the next ones (they are told apart by the number of restarts, which a
+            # change of membership does not raise).
+            for name in ("_bootstrap_store_info", "_shared_tcp_store_server"):
+                if getattr(self._handler, name, None) is not None:
+                    setattr(self._handler, name, None)
             info = self._rendezvous()
             try:
                 return self._agree(info, member, plan)
@@ -440,17 +446,6 @@ class Rendezvous:
             return [decode_record(self._base.get(key), Hello) for key in known]
         except RuntimeError:
             return []
-
-    def _forget_last_store(self) -> None:
-        """Let each round have a store for the workers of its own.
-
-        torch keeps the address of the first, also when the node that had it is gone, and keys of
-        workers that were ended would meet the next ones (they are told apart by the number of
-        restarts, which a change of membership does not raise).
-        """
-        for name in ("_bootstrap_store_info", "_shared_tcp_store_server"):
-            if getattr(self._handler, name, None) is not None:
-                setattr(self._handler, name, None)
 
     def _read_roster(self, size: int, plan: str, *, known: bool) -> Roster:
         """Return who is there, as the first node has laid it out, or as can be seen without it."""

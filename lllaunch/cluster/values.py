@@ -161,21 +161,19 @@ def parse_conf(value: object) -> dict[str, str | int | float | bool]:
     Raises:
         Unfit: it is neither, or has a setting that has a place of its own.
     """
-    pairs = value
+    pairs: Any = value
     if value is None or isinstance(value, str):
-        pairs = dict(map(_pair, value.split(","))) if value and value.strip() else {}
+        pairs = {}
+        for text in value.split(",") if value and value.strip() else ():
+            name, equals, item = (part.strip() for part in text.partition("="))
+            if not name or not equals or not item:
+                raise Unfit(_CONF, detail=f"{text!r} is no k=v", code="nodes")
+            pairs[name] = item
     if not isinstance(pairs, dict):
         raise Unfit(_CONF, code="type")
     for name, item in pairs.items():
         _check_setting(name, item)
     return pairs
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, item = (part.strip() for part in text.partition("="))
-    if not name or not equals or not item:
-        raise Unfit(_CONF, detail=f"{text!r} is no k=v", code="nodes")
-    return name, item
 
 
 def _check_setting(name: object, item: object) -> None:

@@ -202,20 +202,14 @@ def thinned(times: Sequence[float], sizes: Sequence[int], limit: int) -> list[in
     interval = gaps[len(gaps) // 2] if gaps else 0.0
     for level in range(1, _LEVELS):
         # half an interval less than 2, 4, 8, ...: lines come a little early or late
-        kept = _spaced(times[:first], (2**level - 0.5) * interval)
+        kept: list[int] = []
+        for place, time in enumerate(times[:first]):
+            # clocks may be set between two runs in one directory
+            if not kept or abs(time - times[kept[-1]]) >= (2**level - 0.5) * interval:
+                kept.append(place)
         if sum(sizes[place] for place in kept) <= room:
             return [*kept, *range(first, len(times))]
     return [*range(first, len(times))]
-
-
-def _spaced(times: Sequence[float], least: float) -> list[int]:
-    """Places of those that have a distance from the one before; the first is one of them."""
-    kept: list[int] = []
-    for place, time in enumerate(times):
-        # clocks may be set between two runs in one directory
-        if not kept or abs(time - times[kept[-1]]) >= least:
-            kept.append(place)
-    return kept
 
 
 class SampleLog(LineFile):

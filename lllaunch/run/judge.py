@@ -227,7 +227,13 @@ def _root(
     if preflight is not None:
         later = elsewhere is None or elsewhere.time_ns > preflight.time_ns
         return preflight if later else elsewhere
-    if elsewhere is not None and _is_earlier(elsewhere, first, by_peer=by_peer):
+    # Clocks differ by some milliseconds, and who lost a peer did not fail first.
+    leeway = LOST_PEER_WINDOW_NS if by_peer else 0
+    if elsewhere is not None and (
+        first is None
+        or isinstance(elsewhere.cause, NodesJoined)
+        or elsewhere.time_ns <= first.time_ns + leeway
+    ):
         return elsewhere
     if first is not None:
         left = _left_early(record, first) if by_peer else None
@@ -288,13 +294,6 @@ def _root_of_nodes(record: AttemptRecord) -> RootCause | None:
     else:
         cause = NodeGone(end.node, end.text)
     return _of_attempt(record, cause, end.time_ns or record.ended_ns, rank=end.rank)
-
-
-def _is_earlier(elsewhere: RootCause, own: RootCause | None, *, by_peer: bool) -> bool:
-    if own is None or isinstance(elsewhere.cause, NodesJoined):
-        return True
-    # Clocks differ by some milliseconds, and who lost a peer did not fail first.
-    return elsewhere.time_ns <= own.time_ns + (LOST_PEER_WINDOW_NS if by_peer else 0)
 
 
 def _with_others(failure: RootCause, record: AttemptRecord, hang: Hang | None) -> RootCause:
