@@ -2,16 +2,17 @@
 
 Each event is made once, where it is seen, and is the same for the state machine, in events.jsonl
 and in the records that result.json is made of. A worker is (attempt, local rank). The spawner makes
-some of them in the user's interpreter, so they need Python's library alone.
+some of them in the user's interpreter, so they need Python's library alone; named tuples are made
+faster than dataclasses are, at every start.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(NamedTuple):
     """The preloads are done; workers start without delay."""
 
     seconds: float
@@ -20,8 +21,7 @@ class Ready:
     time_ns: int = 0  # when, nanoseconds since the epoch
 
 
-@dataclass(frozen=True)
-class PreloadBroken:
+class PreloadBroken(NamedTuple):
     """A preload failed; nothing can be started by this spawner."""
 
     module: str
@@ -29,8 +29,7 @@ class PreloadBroken:
     traceback: str
 
 
-@dataclass(frozen=True)
-class Started:
+class Started(NamedTuple):
     """A worker runs."""
 
     local_rank: int
@@ -39,8 +38,7 @@ class Started:
     attempt: int = 0
 
 
-@dataclass(frozen=True)
-class StartFailed:
+class StartFailed(NamedTuple):
     """A worker could not be started: its program is missing, its log file cannot be opened, ..."""
 
     local_rank: int
@@ -51,8 +49,7 @@ class StartFailed:
     attempt: int = 0
 
 
-@dataclass(frozen=True)
-class Exited:
+class Exited(NamedTuple):
     """A worker ended."""
 
     local_rank: int
@@ -75,15 +72,13 @@ class Orphan:
     killed: bool  # False if it ended by itself within the settling time
 
 
-@dataclass(frozen=True)
-class OrphansGone:
+class OrphansGone(NamedTuple):
     """Nothing that descends from the workers is left."""
 
     orphans: tuple[Orphan, ...] = ()
 
 
-@dataclass(frozen=True)
-class SpawnerGone:
+class SpawnerGone(NamedTuple):
     """The spawner ended, and with it all of its workers."""
 
     pid: int

@@ -11,7 +11,6 @@ import contextlib
 import os
 import resource
 import signal
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, structs
@@ -407,7 +406,7 @@ class RunObserver:
 
             self._read_files(worker)
             if was_out_of_memory(worker, attempt):
-                worker.exited = event = replace(event, out_of_memory=True)
+                worker.exited = event = event._replace(out_of_memory=True)
         return event
 
     def _note_progress(self, *workers: WorkerRecord) -> None:

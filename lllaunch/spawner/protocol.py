@@ -17,7 +17,6 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lllaunch.clock import from_boot
@@ -34,32 +33,28 @@ from lllaunch.events import (
 from lllaunch.linux.process import wait
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """An executable, looked up on the worker's PATH when it holds no slash, and its arguments."""
 
     path: str
     argv: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Script:
+class Script(NamedTuple):
     """A Python file, run as ``python -u path argv...`` would."""
 
     path: str
     argv: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Module:
+class Module(NamedTuple):
     """A Python module, run as ``python -u -m name argv...`` would."""
 
     name: str
     argv: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Function:
+class Function(NamedTuple):
     """An importable function; ``call`` is the pickled ``(args, kwargs)``."""
 
     module: str
@@ -67,8 +62,7 @@ class Function:
     call: bytes
 
 
-@dataclass(frozen=True)
-class Pickled:
+class Pickled(NamedTuple):
     """A callable of the calling process, as `lllaunch.spawner.pickling.dump` makes it."""
 
     payload: bytes  # the pickled ``(preparation, function, args)``
@@ -76,32 +70,33 @@ class Pickled:
     fds: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Check(Function):
+class Check(NamedTuple):
     """A function that is only imported, and its arguments bound.
 
     What is wrong, at most `MAX_PROBLEM` bytes, is written to the descriptor that is sent along.
     """
 
-    fds: tuple[int, ...] = ()
+    module: str
+    qualname: str
+    call: bytes
+    fds: tuple[int, ...]
 
 
 # What a pipe takes without a reader.
 MAX_PROBLEM = 4096
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """A call that the spawner was forked with."""
 
     local_rank: int
 
 
-Target = Program | Script | Module | Function | Pickled | Kept
+PythonTarget = Script | Module | Function | Pickled | Check
+Target = Program | PythonTarget | Kept
 
 
-@dataclass(frozen=True)
-class Forked:
+class Forked(NamedTuple):
     """A callable of the calling process, which is forked to be the spawner: start method ``fork``.
 
     It may be a closure; nothing of it is pickled.
@@ -276,8 +271,7 @@ def _message(data: bytes, fds: list[int]) -> Message:
     return Message(json.loads(data[:header]), data[header:], fds, count - len(fds))
 
 
-@dataclass(frozen=True)
-class SpawnRequest:
+class SpawnRequest(NamedTuple):
     """What to start and how; sent pickled, since the spawner is the launcher's own.
 
     ``key``: number by which the client knows the worker, unique per spawner. ``env``: variables
@@ -288,7 +282,7 @@ class SpawnRequest:
     key: int
     target: Target
     cwd: str
-    env: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str]
     stdout: str = ""
     stderr: str = ""
     fresh: bool = False

@@ -443,11 +443,12 @@ class Server:
         request: SpawnRequest = pickle.loads(message.payload)  # noqa: S301 - the launcher's own
         if isinstance(request.target, (Check, Pickled)):
             # as they are numbered here
-            request = replace(request, target=replace(request.target, fds=tuple(message.fds)))
+            target = request.target._replace(fds=tuple(message.fds))
+            request = request._replace(target=target)
         if isinstance(request.target, Kept):
             self._calls_left.discard(request.target.local_rank)
         elif not self._preloaded.fork_safe or comes_too_late(request.env, self._preloaded.read):
-            request = replace(request, fresh=True)
+            request = request._replace(fresh=True)
         return request
 
     def _foreign_fds(self) -> list[int]:

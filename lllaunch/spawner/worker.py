@@ -39,7 +39,15 @@ from typing import Any, NoReturn
 from lllaunch.linux.process import flush_c_streams
 from lllaunch.spawner import private_names
 from lllaunch.spawner.evidence import CRASH_FILE, SOCKET, WATCHED, arm, catch_crashes, save, serve
-from lllaunch.spawner.protocol import MAX_PROBLEM, Check, Function, Module, Pickled, Script
+from lllaunch.spawner.protocol import (
+    MAX_PROBLEM,
+    Check,
+    Function,
+    Module,
+    Pickled,
+    PythonTarget,
+    Script,
+)
 from lllaunch.spawner.values import EXIT_FILE, save_return_value
 
 
@@ -313,7 +321,7 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     save_return_value(record(function)(*args, **kwargs))
 
 
-def _dispatch(target: Function | Module | Pickled | Script, base_path: list[str]) -> None:
+def _dispatch(target: PythonTarget, base_path: list[str]) -> None:
     if isinstance(target, Script):
         run_script(target.path, target.argv, base_path)
     elif isinstance(target, Module):
@@ -479,7 +487,7 @@ def _to_the_end(action: Callable[[], None], clear: bool = True) -> NoReturn:
         os._exit(1)
 
 
-def run(target: Function | Module | Pickled | Script, base_path: list[str]) -> NoReturn:
+def run(target: PythonTarget, base_path: list[str]) -> NoReturn:
     """Run a target to the end of this process."""
     _to_the_end(lambda: _dispatch(target, base_path))
 

@@ -86,7 +86,7 @@ def test_the_number_of_a_worker_that_was_reaped_is_not_signalled(
     workers = Workers(send, wakeups)
     report, write = os.pipe()
     os.close(write)
-    order = SpawnRequest(7, Program("true"), "/")
+    order = SpawnRequest(7, Program("true"), "/", {})
     # this process's own number stands for one that was given to another
     workers._workers[os.getpid()] = _Worker(order, os.getpid(), report, early=[signal.SIGTERM])
     workers.reaped(os.getpid(), 0, resource.getrusage(resource.RUSAGE_CHILDREN))
