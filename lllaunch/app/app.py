@@ -424,7 +424,11 @@ class LaunchedMain(Generic[R]):
         # Hydra finds the script and its configs through what the task function wraps
         @functools.wraps(function)
         def task(cfg: DictConfig) -> Any:
-            return self._launch(cfg)
+            assert self._jobs is not None
+            self.outcome = None
+            self.outcome = self._jobs.run(cfg)
+            with self._jobs.reporting():
+                return load(self.outcome.return_values.get(0))
 
         self._task = task
         self._app = hydra.main(**hydra_arguments)(task)
@@ -472,14 +476,6 @@ class LaunchedMain(Generic[R]):
             if self._jobs is not None:
                 self._jobs.ledger.restore()
             self._jobs = None
-
-    def _launch(self, cfg: DictConfig) -> Any:
-        """The task function that Hydra calls, once for each job."""
-        assert self._jobs is not None
-        self.outcome = None
-        self.outcome = self._jobs.run(cfg)
-        with self._jobs.reporting():
-            return load(self.outcome.return_values.get(0))
 
 
 def main(
