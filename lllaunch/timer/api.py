@@ -217,11 +217,6 @@ class TimerServer(ServerThread):
         return self._max_interval
 
 
-def _itself_apart(pid: int) -> int | None:
-    """Whose a process is, for the server of a program that starts its workers itself."""
-    return None if pid == os.getpid() else pid
-
-
 def _log(rejected: Any) -> None:
     for _, reason, text in rejected:
         logger.error("a request for a timer was rejected: %s: %s", reason, text)
@@ -312,7 +307,8 @@ class FileTimerServer(ServerThread):
         self._progress = time.monotonic()
         with contextlib.suppress(FileNotFoundError):
             os.remove(file_path)
-        self._service = TimerService(file_path, owner_of=_itself_apart)
+        itself = os.getpid()
+        self._service = TimerService(file_path, owner_of=lambda pid: None if pid == itself else pid)
         super().__init__(max_interval, daemon)
 
     def start(self) -> None:

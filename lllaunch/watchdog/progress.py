@@ -29,13 +29,14 @@ from lllaunch.watchdog.bars import (
     Shown,
 )
 from lllaunch.watchdog.findings import NotFinite, ProgressMissing, Unchanged
-from lllaunch.watchdog.stall import Detector, WorkerActivity
+from lllaunch.watchdog.stall import Detector
 
 if TYPE_CHECKING:
     from io import FileIO
 
     from lllaunch.heartbeats import ProgressRecord
     from lllaunch.spec import ProgressLimit
+    from lllaunch.watchdog.sampling import Usage
 
 # The rate is that of so many seconds, or of the last two steps that were seen if those took longer.
 _WINDOW = 120.0
@@ -394,9 +395,7 @@ class ProgressDetector(Detector):
         self._within, self._first_within = limit.within, limit.first_within
         self._tracker = tracker
 
-    def look(
-        self, now: float, looks: Mapping[int, WorkerActivity]
-    ) -> ProgressMissing | Unchanged | None:
+    def look(self, now: float, looks: Mapping[int, Usage]) -> ProgressMissing | Unchanged | None:
         """Return what is wrong now."""
         if not looks:
             return None

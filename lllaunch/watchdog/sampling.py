@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class Usage(NamedTuple):
-    """What a worker and all below it have used."""
+    """What a worker and all below it have used so far, and what else one look at it showed."""
 
     cpu: float  # CPU seconds
-    rss: int  # resident memory, bytes; what processes share is counted for each
-    state: str
-    pids: tuple[int, ...]
+    rss: int = 0  # resident memory, bytes; what processes share is counted for each
+    state: str = ""  # its state letter in /proc
+    pids: tuple[int, ...] = ()
     written: int = 0  # bytes that they have written, to whatever file
     asleep: bool = False  # whether one of them is in uninterruptible sleep
     # bytes that they have read or written, from and to whatever file; what those of them that have
@@ -30,6 +30,8 @@ class Usage(NamedTuple):
     writes: int = 0
     # CPU seconds of each process itself, without its children, by process id
     own_cpu: Mapping[int, float] = MappingProxyType({})
+    output: int = 0  # bytes in the files that its output goes to
+    beat: int = 0  # moment of its last heartbeat, nanoseconds of the monotonic clock; 0 for none
 
 
 class WorkerSample(NamedTuple):
@@ -77,7 +79,7 @@ class SampleSeries:
         that have any.
         """
         self.due = now + self.interval
-        nothing = self._began, Usage(0.0, 0, "", ())
+        nothing = self._began, Usage(0.0)
         workers = {
             rank: _between(*self._before.get(rank, nothing), now, used, outputs.get(rank))
             for rank, used in usage.items()

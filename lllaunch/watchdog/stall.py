@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from lllaunch.spec import StallScope
@@ -13,6 +12,7 @@ from lllaunch.watchdog.findings import Finding, HeartbeatLost, Silent, Spinning,
 
 if TYPE_CHECKING:
     from lllaunch.watchdog.frames import Frame
+    from lllaunch.watchdog.sampling import Usage
 
     Frames: TypeAlias = tuple[Frame, ...]
 
@@ -49,20 +49,6 @@ _WAITS = (
 )
 
 
-class WorkerActivity(NamedTuple):
-    """What one look at a worker showed."""
-
-    cpu: float  # CPU seconds that it and all below it have used so far
-    output: int = 0  # bytes in the files that its output goes to
-    beat: int = 0  # moment of its last heartbeat, nanoseconds of the monotonic clock; 0 for none
-    state: str = ""  # its state letter in /proc, or an empty string
-    io: int = 0  # bytes that it and all below it have read or written so far
-    written: int = 0
-    writes: int = 0
-    # CPU seconds that each of these processes has used itself, by process id
-    own_cpu: Mapping[int, float] = MappingProxyType({})
-
-
 class Standing(NamedTuple):
     """Where a worker is."""
 
@@ -96,7 +82,7 @@ class Detector(ABC):
         self._starts = max(self._starts, until)
 
     @abstractmethod
-    def look(self, now: float, looks: Mapping[int, WorkerActivity]) -> Finding | None:
+    def look(self, now: float, looks: Mapping[int, Usage]) -> Finding | None:
         """Take note of a look at all live workers, by local rank; return what is wrong.
 
         ``now``: the moment of the look, seconds of the monotonic clock.
@@ -112,10 +98,10 @@ class StallDetector(Detector):
     def __init__(self, limit: float, scope: StallScope, starts: float) -> None:
         super().__init__(limit, starts)
         self._scope = scope
-        self._last: dict[int, tuple[float, WorkerActivity]] = {}
+        self._last: dict[int, tuple[float, Usage]] = {}
         self._active: dict[int, float] = {}
 
-    def look(self, now: float, looks: Mapping[int, WorkerActivity]) -> Stalled | None:
+    def look(self, now: float, looks: Mapping[int, Usage]) -> Stalled | None:
         """Take note of a look; return the stall, if there is one."""
         for rank, look in looks.items():
             before = self._last.get(rank)
@@ -147,7 +133,7 @@ class SilenceDetector(Detector):
         super().__init__(limit, starts)
         self._output: dict[int, int] = {}
 
-    def look(self, now: float, looks: Mapping[int, WorkerActivity]) -> Silent | None:
+    def look(self, now: float, looks: Mapping[int, Usage]) -> Silent | None:
         """Take note of a look; return the silence, if there is one."""
         # what a process below a worker wrote is not counted any more when that has ended
         if any(look.output > self._output.get(rank, -1) for rank, look in looks.items()):
@@ -172,9 +158,9 @@ class SpinDetector(Detector):
         # whether it is to be told where the workers are now; `compare` takes it
         self.wants_stacks = False
         self._idle = idle
-        self._last: tuple[float, Mapping[int, WorkerActivity]] | None = None
+        self._last: tuple[float, Mapping[int, Usage]] | None = None
         # The look at which all stood still.
-        self._first: tuple[float, Mapping[int, WorkerActivity]] | None = None
+        self._first: tuple[float, Mapping[int, Usage]] | None = None
         self._frames: dict[int, Frames] = {}
         # How often the other threads of each were where.
         self._others: dict[int, Counter[tuple[Frames, ...]]] = {}
@@ -200,7 +186,7 @@ class SpinDetector(Detector):
         self._first = self._last
         self._frames, self._others, self._compared = {}, {}, 0
 
-    def look(self, now: float, looks: Mapping[int, WorkerActivity]) -> None:
+    def look(self, now: float, looks: Mapping[int, Usage]) -> None:
         """Take note of a look; only `compare` finds something."""
         before, self._last = self._last, (now, looks)
         if before is None or _moved(before[1], looks, now - before[0]):
@@ -244,7 +230,7 @@ class SpinDetector(Detector):
             return None
         return Spinning(tuple(sorted(looks)), still, self._compared)
 
-    def _leaves_work(self, now: float, look: WorkerActivity, rank: int, stands: Standing) -> bool:
+    def _leaves_work(self, now: float, look: Usage, rank: int, stands: Standing) -> bool:
         """Whether a worker waits for others that have used CPU since all stood still.
 
         These are programs below it, or threads of its own that stand in no wait.
@@ -259,7 +245,7 @@ class SpinDetector(Detector):
             return look.cpu - first.cpu - own > idle
         return _waits(stands.frames) and not all(map(_waits, stands.others))
 
-    def _busy(self, now: float, looks: Mapping[int, WorkerActivity]) -> bool:
+    def _busy(self, now: float, looks: Mapping[int, Usage]) -> bool:
         """Whether one of them has used CPU since all stood still."""
         then, first = self._first or (now, looks)
         return any(
@@ -269,9 +255,7 @@ class SpinDetector(Detector):
         )
 
 
-def _moved(
-    before: Mapping[int, WorkerActivity], now: Mapping[int, WorkerActivity], seconds: float
-) -> bool:
+def _moved(before: Mapping[int, Usage], now: Mapping[int, Usage], seconds: float) -> bool:
     """Whether any worker wrote, read or sent a heartbeat; or one of them came or went."""
     if before.keys() != now.keys():
         return True

@@ -43,7 +43,6 @@ from lllaunch.watchdog.stall import (
     SpinDetector,
     StallDetector,
     Standing,
-    WorkerActivity,
     heartbeats_lost,
     next_silence,
 )
@@ -687,7 +686,7 @@ class AttemptWatch:
 
     def _activities(
         self, usage: Mapping[int, Usage], written: Mapping[int, int]
-    ) -> dict[int, WorkerActivity]:
+    ) -> dict[int, Usage]:
         """What looks at workers show.
 
         ``usage``: of the workers, by local rank. ``written``: bytes in the files of their output.
@@ -701,16 +700,8 @@ class AttemptWatch:
                 asked = dumped(used.pids[0])
                 output += used.written - asked if rank in self._unseen else 0
                 io, wrote = io - asked, wrote - asked
-            found[rank] = WorkerActivity(
-                used.cpu,
-                output,
-                beats.get(rank, 0),
-                used.state,
-                io,
-                wrote,
-                used.writes,
-                used.own_cpu,
-            )
+            beat = beats.get(rank, 0)
+            found[rank] = used._replace(output=output, beat=beat, io=io, written=wrote)
         return found
 
     def _over_memory(self, now: float, usage: Mapping[int, Usage], limit: int) -> list[Finding]:

@@ -22,9 +22,9 @@ from lllaunch.watchdog.progress import (
     ProgressReader,
     ProgressTracker,
 )
-from lllaunch.watchdog.stall import WorkerActivity
+from lllaunch.watchdog.sampling import Usage
 
-LIVE = {0: WorkerActivity(0.0)}
+LIVE = {0: Usage(0.0)}
 
 
 def record(moment: float, step: float, total: float | None = None, **metrics: float) -> Any:

@@ -22,13 +22,13 @@ from lllaunch.watchdog.findings import (
     suspects,
 )
 from lllaunch.watchdog.frames import Frame
+from lllaunch.watchdog.sampling import Usage
 from lllaunch.watchdog.stall import (
     IDLE_BYTES,
     IDLE_SHARE,
     SpinDetector,
     StallDetector,
     Standing,
-    WorkerActivity,
     heartbeats_lost,
     look_interval,
     next_silence,
@@ -38,7 +38,7 @@ SECOND = 1_000_000_000
 
 
 def watched(
-    looks: list[dict[int, WorkerActivity]],
+    looks: list[dict[int, Usage]],
     limit: float = 30.0,
     scope: StallScope = "group",
 ) -> list[Stalled | None]:
@@ -47,7 +47,7 @@ def watched(
     return [detector.look(10.0 * index, look) for index, look in enumerate(looks)]
 
 
-IDLE = {rank: WorkerActivity(cpu=5.0) for rank in (0, 1)}
+IDLE = {rank: Usage(cpu=5.0) for rank in (0, 1)}
 
 
 @pytest.mark.parametrize(
@@ -63,19 +63,19 @@ IDLE = {rank: WorkerActivity(cpu=5.0) for rank in (0, 1)}
 def test_one_sign_of_life_of_one_worker_is_enough_for_the_group(
     change: dict[str, float], rank: int
 ) -> None:
-    alive = IDLE | {rank: WorkerActivity(**change)}  # type: ignore[arg-type]
+    alive = IDLE | {rank: Usage(**change)}  # type: ignore[arg-type]
     # the sign of life comes at 20, and stays as it was then
     found = watched([IDLE, IDLE, alive, alive, alive, alive])
     assert found == [None] * 5 + [Stalled((0, 1), 30.0, "group")]
 
 
 def test_waking_up_now_and_then_is_no_sign_of_life() -> None:
-    looks = [{0: WorkerActivity(cpu=0.9 * IDLE_SHARE * 10 * n)} for n in range(4)]
+    looks = [{0: Usage(cpu=0.9 * IDLE_SHARE * 10 * n)} for n in range(4)]
     assert watched(looks)[-1] == Stalled((0,), 30.0, "group")
 
 
 def test_one_idle_rank_among_busy_ones_is_found_if_it_is_asked_for() -> None:
-    looks = [{0: WorkerActivity(cpu=10.0 * n), 1: WorkerActivity(cpu=0.0)} for n in range(4)]
+    looks = [{0: Usage(cpu=10.0 * n), 1: Usage(cpu=0.0)} for n in range(4)]
     assert watched(looks, scope="rank")[-1] == Stalled((1,), 30.0, "rank")
     assert watched(looks, scope="group")[-1] is None
     # ranks that ended are not waited for
@@ -83,16 +83,16 @@ def test_one_idle_rank_among_busy_ones_is_found_if_it_is_asked_for() -> None:
 
 
 def test_uninterruptible_sleep_and_stopped_workers_are_told_apart() -> None:
-    looks = {rank: WorkerActivity(5.0, state=state) for rank, state in enumerate("SDT")}
+    looks = {rank: Usage(5.0, state=state) for rank, state in enumerate("SDT")}
     found = watched([looks] * 4)[-1]
     assert found == Stalled((0, 1, 2), 30.0, "group", asleep=(1,), stopped=(2,))
 
 
 def test_output_that_shrinks_and_cpu_that_falls() -> None:
     """A truncated log is a sign of life; a child's CPU time that went with it is none."""
-    looks = [{0: WorkerActivity(5.0, output=size)} for size in (9, 9, 1)]
+    looks = [{0: Usage(5.0, output=size)} for size in (9, 9, 1)]
     assert watched(looks, limit=20.0) == [None, None, None]
-    looks = [{0: WorkerActivity(cpu)} for cpu in (5.0, 4.0, 3.0)]
+    looks = [{0: Usage(cpu)} for cpu in (5.0, 4.0, 3.0)]
     assert watched(looks, limit=20.0)[-1] == Stalled((0,), 20.0, "group")
 
 
@@ -100,7 +100,7 @@ def test_output_that_shrinks_and_cpu_that_falls() -> None:
     st.lists(
         st.dictionaries(
             st.integers(0, 3),
-            st.builds(WorkerActivity, st.floats(0, 100), st.integers(0, 3), st.integers(0, 3)),
+            st.builds(Usage, st.floats(0, 100), st.integers(0, 3), st.integers(0, 3)),
             max_size=4,
         ),
         max_size=20,
@@ -108,7 +108,7 @@ def test_output_that_shrinks_and_cpu_that_falls() -> None:
     st.sampled_from(["group", "rank"]),
 )
 def test_a_stall_is_never_shorter_than_the_limit_and_names_live_ranks(
-    looks: list[dict[int, WorkerActivity]], scope: StallScope
+    looks: list[dict[int, Usage]], scope: StallScope
 ) -> None:
     for look, found in zip(looks, watched(looks, limit=25.0, scope=scope), strict=True):
         if found is not None:
@@ -161,9 +161,9 @@ class Spun(NamedTuple):
     asked: list[float]
 
 
-def busy(now: float, **more: object) -> dict[int, WorkerActivity]:
+def busy(now: float, **more: object) -> dict[int, Usage]:
     """Two workers that use all the CPU there is, and do nothing else."""
-    return {rank: WorkerActivity(cpu=now, **more) for rank in (0, 1)}  # type: ignore[arg-type]
+    return {rank: Usage(cpu=now, **more) for rank in (0, 1)}  # type: ignore[arg-type]
 
 
 def standing(frames: Frames) -> Standings:
@@ -172,7 +172,7 @@ def standing(frames: Frames) -> Standings:
 
 
 def spun(
-    looks: Callable[[float], Mapping[int, WorkerActivity]] = busy,
+    looks: Callable[[float], Mapping[int, Usage]] = busy,
     stands: Callable[[float], Standings] = lambda _: standing(STANDS),
     seconds: float = 3 * LIMIT,
     detector: SpinDetector | None = None,
@@ -223,7 +223,7 @@ def test_who_stands_still_for_so_long_spins_however_busy() -> None:
 def test_lines_are_moves_and_what_the_background_reads_and_writes_is_none(
     lines: float, answers: int, read: int, found: bool
 ) -> None:
-    def looks(now: float) -> dict[int, WorkerActivity]:
+    def looks(now: float) -> dict[int, Usage]:
         logged, answered = int(now // lines) if lines else 0, int(answers * now)
         written = 55 * logged + answered
         io = written + int(read * now)
@@ -243,8 +243,8 @@ def lived(cpu: Callable[[float], dict[int, float]], *places: Standing) -> bool:
     """Whether one worker that uses so much CPU, by process, spins; its places come in turn."""
     turns = itertools.cycle(places)
 
-    def looks(now: float) -> dict[int, WorkerActivity]:
-        return {0: WorkerActivity(sum(cpu(now).values()), state="S", own_cpu=cpu(now))}
+    def looks(now: float) -> dict[int, Usage]:
+        return {0: Usage(sum(cpu(now).values()), state="S", own_cpu=cpu(now))}
 
     return spun(looks, lambda _: {0: next(turns)}).found is not None
 
@@ -307,8 +307,8 @@ def test_a_thread_that_moves_is_a_move_and_one_that_only_wakes_up_is_none(
 def test_where_it_is_not_known_nothing_is_found_unless_they_cannot_move(
     states: str, frames: Frames, found: bool
 ) -> None:
-    def looks(now: float) -> dict[int, WorkerActivity]:
-        return {rank: WorkerActivity(now, state=state) for rank, state in enumerate(states)}
+    def looks(now: float) -> dict[int, Usage]:
+        return {rank: Usage(now, state=state) for rank, state in enumerate(states)}
 
     end = spun(looks, lambda _: standing(frames))
     assert (end.found is not None) is found
@@ -321,7 +321,7 @@ def test_where_it_is_not_known_nothing_is_found_unless_they_cannot_move(
 def test_who_does_nothing_at_all_is_left_to_those_who_look_for_stalls(idle: bool) -> None:
     # a thread that wakes up now and then
     end = spun(
-        lambda now: {0: WorkerActivity(0.01 * now), 1: WorkerActivity(5.0)},
+        lambda now: {0: Usage(0.01 * now), 1: Usage(5.0)},
         detector=SpinDetector(LIMIT, 0.0, idle=idle),
     )
     assert (end.found is not None) is idle
@@ -364,9 +364,13 @@ def test_nobody_spins_who_has_moved_within_the_limit(changes: list[tuple[str, fl
     def count(what: str, now: float) -> int:
         return sum(each == what and moment <= now for moment, each in moments)
 
-    def looks(now: float) -> dict[int, WorkerActivity]:
-        one = WorkerActivity(
-            now, count("output", now), count("beat", now), "R", 10**6 * count("io", now)
+    def looks(now: float) -> dict[int, Usage]:
+        one = Usage(
+            now,
+            state="R",
+            io=10**6 * count("io", now),
+            output=count("output", now),
+            beat=count("beat", now),
         )
         return {rank: one for rank in range(20) if rank >= count("rank", now)}
 
