@@ -22,34 +22,17 @@ def tail_logfile(
     dst: TextIO,
     finished: threading.Event,
     interval_sec: float,
-    log_line_filter: Callable[[str], bool] | Any = None,
-    progbar_events: Mapping[str, Any] | None = None,
-    *,
-    lock: Any = None,
+    log_line_filter: Callable[[str], bool] | None = None,
 ) -> None:
-    """Shows the lines of one file until an event is set; blocks the calling thread.
+    """Show the lines of one file until an event is set; blocks the calling thread.
 
-    Takes the older form as well, where a lock stands in the place of the filter.
-
-    ``file``: path of the file; it need not exist yet. ``finished``: when set, what was written
-    before is shown, and the call returns. ``interval_sec``: seconds between looks where the kernel
-    cannot watch the file, at least 1. ``log_line_filter``: says of a line, with its newline,
-    whether it is shown; None for all. ``progbar_events``: events ``trigger_clear`` and ``cleared``
-    of a progress bar.
+    What was written before that is shown. The other arguments are those of `TailLog`.
     """
-    keep = None
-    if hasattr(log_line_filter, "acquire"):
-        lock = log_line_filter
-    else:
-        keep = log_line_filter
-    follower = Follower("tail_logfile", max(_POLL_S, interval_sec))
-    shown = header.encode("utf-8", "surrogateescape")
-    follower.add(file, shown, dst, keep, lock=lock, progbar_events=progbar_events)
-    follower.start()
+    tail = TailLog("", {0: file}, dst, {0: header}, interval_sec, log_line_filter).start()
     try:
         finished.wait()
     finally:
-        follower.stop()
+        tail.stop()
 
 
 class TailLog:
@@ -59,7 +42,10 @@ class TailLog:
     of them changes. Lines of different files come in no particular order, but never mixed.
 
     ``name``: what the files belong to; the header of a line is ``[<name><key>]:``. ``dst``: where
-    the lines go; None shows nothing. The other arguments are those of `tail_logfile`.
+    the lines go; None shows nothing. ``interval_sec``: seconds between looks at files that the
+    kernel cannot watch, at least 1. ``log_line_filter``: says of a line, with its newline, whether
+    it is shown. ``progbar_events``: events ``trigger_clear`` and ``cleared`` of a progress bar that
+    is taken off the screen while lines are written.
     """
 
     def __init__(

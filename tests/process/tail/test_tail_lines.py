@@ -120,7 +120,7 @@ def test_hostile_paths(tmp_path: Path, sink: Sink, name: str) -> None:
     tail.stop()
 
 
-# The older interface: tail_logfile, a lock, and the events of someone else's progress bar
+# tail_logfile, and the events of someone else's progress bar
 
 
 class Bar:
@@ -157,22 +157,16 @@ def test_progress_bar_is_taken_away_before_lines(log: Path, sink: Sink) -> None:
     assert not bar.events["trigger_clear"].is_set()
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_tail_logfile_blocks_until_finished(log: Path, sink: Sink, older: bool) -> None:
-    finished, lock, bar = threading.Event(), threading.Lock(), Bar()
-    # what was given by its place
-    more = (lock, bar.events) if older else ()
-    call = ("[h]:", str(log), sink, finished, 0.01, *more)
+def test_tail_logfile_blocks_until_finished(log: Path, sink: Sink) -> None:
+    finished = threading.Event()
+    call = ("[h]:", str(log), sink, finished, 0.01)
     thread = threading.Thread(target=tail_logfile, args=call)
     thread.start()
     append(log, b"one\n\ntwo")
     finished.set()
     thread.join(WAIT)
     assert not thread.is_alive()
-    bar.close()
     assert sink.getvalue() == "[h]:one\n[h]:\n[h]:two\n"
-    assert bool(bar.cleared) == older
-    assert not lock.locked()
 
 
 def test_tail_logfile_of_a_file_that_never_comes_returns(tmp_path: Path, sink: Sink) -> None:
