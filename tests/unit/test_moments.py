@@ -22,13 +22,14 @@ def test_what_was_asked_before_its_end_was_asked_though_the_clock_was_set_back(
     sent = SentSignal(signal.SIGTERM, clock.now_ns())
     monkeypatch.setattr(time, "time_ns", lambda: 0)
     header = {
+        "key": (0, 0),
         "pid": 7,
         "exitcode": 0,
         "time_ns": clock.since_boot_ns(),
         "max_rss": 0,
         "cpu_seconds": 0.0,
     }
-    exited = event_of({"event": "Exited", "core_dumped": False, **header}, 0)
+    exited = event_of({"event": "Exited", "core_dumped": False, **header}, 0, 0)
     assert isinstance(exited, Exited)
     assert WorkerRecord(0, 0, exited=exited, sent=(sent,)).was_asked
 
