@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from lllaunch.app.configs import DIRECTORY, given_overrides
+from lllaunch.app.configs import DIRECTORY, as_written, given_overrides
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.run.files import is_below, relative_path
 
@@ -185,11 +185,10 @@ def expect_quoted(cfg: DictConfig) -> None:
     """
     for key in ("launch.nnodes", "cluster.time"):
         count = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
-        given = any(
-            text.lstrip("+").startswith(f"{key}=") for text in HydraConfig.get().overrides.task
-        )
+        # Hydra's grammar knows no base 60
+        overrides = as_written(HydraConfig.get().overrides.task)
+        given = any(text.lstrip("+").startswith(f"{key}=") for text in overrides)
         if not isinstance(count, int) or count < _SEXAGESIMAL or given:
-            # Hydra's grammar knows no base 60
             continue
         for path, each in _sexagesimals():
             if each.path[-1:] == (key.rpartition(".")[2],) and each.number == count:
