@@ -186,8 +186,8 @@ def expect_quoted(cfg: DictConfig) -> None:
     for key in ("launch.nnodes", "cluster.time"):
         count = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
         # Hydra's grammar knows no base 60
-        overrides = as_written(HydraConfig.get().overrides.task)
-        given = any(text.lstrip("+").startswith(f"{key}=") for text in overrides)
+        task: Any = HydraConfig.get().overrides.task
+        given = any(text.lstrip("+").startswith(f"{key}=") for text in as_written(task))
         if not isinstance(count, int) or count < _SEXAGESIMAL or given:
             continue
         for path, each in _sexagesimals():
