@@ -16,7 +16,6 @@ Code = Literal[
     "base-60",
     "changed",
     "choice",
-    "circular",
     "cluster",
     "compose",
     "cpus",
