@@ -325,8 +325,7 @@ def _is_locked(reviewed: Reviewed) -> bool:
     if reviewed.spec.locked or locks_all(os.environ):
         return True
     name = reviewed.name
-    known = bool(name) and name_problem(name) is None
-    return known and os.path.lexists(lock_path(os.getcwd(), name))
+    return bool(name) and not name_problem(name) and os.path.lexists(lock_path(os.getcwd(), name))
 
 
 def _admit(composed: Composition, reviewed: Reviewed, *, locked: bool) -> None:

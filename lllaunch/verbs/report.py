@@ -74,8 +74,9 @@ def _report(given: argparse.Namespace) -> None:
     keeps = given.format == "html" and given.output is None and is_terminal(sys.stdout)
     if keeps:
         given.output = os.path.join(found.path, "report.html")
-    if given.output is not None:
-        _make_directory_of(given.output)
+    if given.output is not None and (directory := os.path.dirname(given.output)):
+        with naming(given.output):
+            os.makedirs(directory, exist_ok=True)
     if given.format == "trace":
         from lllaunch.results.trace import trace_text  # noqa: PLC0415 - of one format
 
@@ -116,9 +117,3 @@ def _page(found: FoundDirectory, hide: Callable[[str], str], output: str | None)
     from lllaunch.pages.run_page import run_page  # noqa: PLC0415 - as above
 
     return run_page(view_run(found), lllaunch.__version__)
-
-
-def _make_directory_of(output: str) -> None:
-    if directory := os.path.dirname(output):
-        with naming(output):
-            os.makedirs(directory, exist_ok=True)
