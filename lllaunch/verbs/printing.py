@@ -74,9 +74,14 @@ def perform(
         # nobody reads on, as in "... | head"; what is left must not be written at the end either
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 1)
     except OSError as error:
-        # of these two the system names no file
-        nameless = "the working directory" if error.errno == errno.ENOENT else "standard output"
-        complain(f"{error.filename or nameless}: {error.strerror or error}")
+        # of the last two the system names no file
+        place = error.filename or ("the working directory" if error.errno == errno.ENOENT else "")
+        try:
+            # what could not be written is still there
+            sys.stdout.flush()
+        except OSError:
+            place = place or "standard output"
+        complain(": ".join(filter(None, (place, error.strerror or str(error)))))
         return ExitCode.ERROR
     else:
         return code or ExitCode.SUCCESS

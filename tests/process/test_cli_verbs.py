@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
 import os
 import re
 import shlex
@@ -16,6 +18,7 @@ from support.left import LeftRun
 from support.project import Project
 
 from lllaunch.cli import VERBS
+from lllaunch.verbs.printing import Parser, perform
 
 
 @pytest.fixture
@@ -64,6 +67,16 @@ def test_output_that_nobody_gets_is_told(tmp_path: Path, verb: str, output: str)
     assert expected in ended.stderr
     assert ended.stderr.startswith("lllaunch: ")
     assert ended.stderr.count("\n") == 1
+
+
+def test_an_error_of_the_system_is_not_that_of_standard_output(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(_: argparse.Namespace) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    assert perform(Parser("show", ""), [], fail) == 1
+    assert capsys.readouterr().err == "lllaunch: Input/output error\n"
 
 
 @pytest.mark.parametrize("files", [5, 6, 7, 8, 9])
