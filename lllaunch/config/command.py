@@ -365,8 +365,22 @@ def why_empty(root: Mapping[Any, Any], key: str, searched: Sequence[str]) -> Unf
     choices = one_of([repr(name) for name in groups[:3]])
     looked = f" in {', '.join(searched)}" if searched else ""
     meant = f"{groups[0]}={root[groups[0]]}"
-    hint = f"{meant!r} was taken for a plain value"
+    near = _near_group(groups[0], str(root[groups[0]]), searched)
+    hint = near or f"{meant!r} was taken for a plain value"
     return Unfit(expected, hint, f"there is no config group {choices}{looked}", code="entrypoint")
+
+
+def _near_group(name: str, choice: str, searched: Sequence[str]) -> str:
+    """Return a hint at a group with a similar name that has a config of that name."""
+    groups = {
+        entry
+        for directory in searched
+        if os.path.isdir(directory)
+        for entry in os.listdir(directory)
+        if os.path.isfile(os.path.join(directory, entry, f"{choice}.yaml"))
+    }
+    hint = did_you_mean(name, sorted(groups))
+    return re.sub("'(.*)'", rf"+\1={choice}", hint)
 
 
 PREFLIGHT_KEYS = Preflight._fields

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from support.launching import WAIT, Launcher, until
 
+from lllaunch import locks
 from lllaunch.errors import OutputError
-from lllaunch.run import directory as run_directory
 from lllaunch.verbs import stop, wait
 
 SCRIPT = """\
@@ -106,23 +106,23 @@ def test_who_only_has_the_number_of_a_launcher_is_left_alone(tmp_path: Path) -> 
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         file = signed(tmp_path, f"pid {other.pid} on {host}\n")
-        assert run_directory.open_launcher(file) is None
+        assert locks.open_launcher(file) is None
         # one that holds it is the launcher; to have it open is not enough
         signed(tmp_path, f"pid {os.getpid()} on {host}\n")
         held = os.open(file, os.O_RDONLY)
-        assert run_directory.open_launcher(file) is None
+        assert locks.open_launcher(file) is None
         fcntl.flock(held, fcntl.LOCK_EX)
-        mine = run_directory.open_launcher(file)
+        mine = locks.open_launcher(file)
         (tmp_path / "link").symlink_to(file)
-        assert run_directory.open_launcher(str(tmp_path / "link")) is None
+        assert locks.open_launcher(str(tmp_path / "link")) is None
         os.close(held)
         assert mine is not None
         os.close(mine)
     finally:
         other.kill()
         other.wait()
-    assert run_directory.open_launcher(signed(tmp_path, f"pid {other.pid} on {host}\n")) is None
-    assert run_directory.open_launcher(signed(tmp_path, "")) is None
+    assert locks.open_launcher(signed(tmp_path, f"pid {other.pid} on {host}\n")) is None
+    assert locks.open_launcher(signed(tmp_path, "")) is None
 
 
 def test_what_runs_elsewhere_is_told(tmp_path: Path, stopped: Stopped) -> None:
@@ -148,7 +148,7 @@ def test_another_users_run_is_told() -> None:
         if child == 0:
             try:
                 os.setuid(65534)
-                run_directory.open_launcher(file)
+                locks.open_launcher(file)
             except OutputError as error:
                 os._exit("another user's" not in str(error))
             finally:

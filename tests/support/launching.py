@@ -25,12 +25,12 @@ import os, sys, time
 if any("lllaunch.spawner.server" in word for word in sys.orig_argv):
     from lllaunch.spawner import orphans
 
-    def kill(*args, _real=orphans._kill, **options):
+    def kill(*args, _real=orphans.kill_below, **options):
         while not os.path.exists(os.environ["LET_DIE"]):
             time.sleep(0.01)
         return _real(*args, **options)
 
-    orphans._kill = kill
+    orphans.kill_below = kill
 elif "COLD" in os.environ:
     from lllaunch.sweep.spawner_pool import SpawnerPool
 
