@@ -117,7 +117,7 @@ class SweepFacts:
 
     def _group(self, members: list[ListEntry]) -> FailureGroup:
         known = [job for job in members if job.number in self.cases]
-        telling = (job for job in known if _is_telling(self.cases[job.number]))
+        telling = (job for job in known if self.cases[job.number].explanation)
         example = next(telling, known[0] if known else members[0])
         cause = self.cause(example) or _WITHOUT_CAUSE.get(example.state, "no result")
         if len({tuple(_RANK.findall(self.cause(job))) for job in members}) > 1:
@@ -125,10 +125,6 @@ class SweepFacts:
             cause = _RANK.sub("", cause)
         numbers = tuple(job.number or 0 for job in members)
         return FailureGroup(cause, numbers, self.cases.get(example.number))
-
-
-def _is_telling(case: Case) -> bool:
-    return bool(case.traceback or case.logs)
 
 
 def sweep_facts(sweep: SweepView, roots: Iterable[str] = ()) -> SweepFacts:

@@ -53,7 +53,7 @@ _LARGEST = 1e100  # objective: places of larger ones cannot be computed
 _LONGEST_VALUE = 60
 _LONGEST_NUMBER = 12
 _LONGEST_NAME = 160
-_LOG_LINES = 30
+_REPORT_LINES = 80
 
 
 def sweep_page(facts: SweepFacts, version: str, place: str = ".") -> str:
@@ -138,15 +138,11 @@ def _failure(group: FailureGroup) -> Iterator[str | html.Quote]:
     case = group.example
     if case is None:
         return
-    yield from case.explanation[:8]
     of = "" if case.job is None or len(group.jobs) == 1 else f" of job {case.job}"
     if case.place is not None:
         yield html.fill("At {}{}.", html.code(f"{case.place.file}:{case.place.line}"), of)
-    logs = sorted((log for log in case.logs if log.lines), key=lambda log: log.stream)
-    if case.traceback:
-        yield html.Quote(f"Traceback{of}", case.traceback[-_LOG_LINES:], heading=False)
-    elif logs:
-        yield html.Quote(f"The end of {logs[0].path}", logs[0].lines[-_LOG_LINES:])
+    if case.explanation:
+        yield html.Quote(f"The report{of}", case.explanation[:_REPORT_LINES], heading=False)
 
 
 def _links(numbers: Sequence[int]) -> Markup:

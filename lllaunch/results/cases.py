@@ -144,10 +144,14 @@ class Case:
     run_id: str = ""
     attempts: int | None = None
     tries: int | None = None
-    explanation: tuple[str, ...] = ()
-    traceback: tuple[str, ...] = ()
+    explanation: tuple[str, ...] = ()  # lines that tell why it failed
     place: CodeLine | None = None
     logs: tuple[Log, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """All that is to be told of it."""
+        return "\n".join(self.explanation) or self.message
 
     @property
     def bad(self) -> bool:
@@ -209,27 +213,6 @@ class Report:
         return f"{text} (exit code {self.exit_code})" if self.exit_code else text
 
 
-def details(case: Case, log_lines: int = 20) -> Iterator[str]:
-    """Yields the lines that tell why a case failed: explanation, traceback, the end of a log."""
-    yield from case.explanation
-    if case.traceback:
-        yield from ("", *case.traceback)
-    written = {log.stream: log for log in case.logs if log.lines}
-    log = written.get("stderr") or written.get("stdout")
-    if log is None:
-        return
-    before, end = log.lines, case.traceback
-    if end and before[-len(end) :] == end:
-        # the traceback is told already
-        before = before[: -len(end)]
-    lines = [*without_ours(before)]
-    shown = lines[-log_lines:]
-    if shown:
-        cut = log.cut or len(shown) < len(lines)
-        what = f"{'The last lines' if cut else 'All'} of {log.path}"
-        yield from ("", f"{what}{' before that' if len(before) < len(log.lines) else ''}:", *shown)
-
-
 VERSION = 1
 """Version of the JSON form; grows when a field changes its meaning."""
 
@@ -246,14 +229,10 @@ def render_text(report: Report) -> str:
 def _case(report: Report, case: Case) -> Iterator[str]:
     took = f" after {duration(case.seconds)}" if case.seconds is not None else ""
     yield f"  {report.title(case)} {report.word(case)}{took if case.bad else ''}: {case.message}"
-    if not case.bad:
-        return
-    if case.place:
-        yield f"    at {case.place.file}:{case.place.line}"
-    for line in details(case):
-        yield f"    {line}".rstrip()
-    where = f"{report.directory}/{case.logs_in or case.directory}".removesuffix("/.")
-    yield f"    Logs: {where}"
+    if case.bad:
+        if case.place:
+            yield f"    at {case.place.file}:{case.place.line}"
+        yield from (f"    {line}".rstrip() for line in ("", *case.explanation))
 
 
 def render_json(report: Report) -> str:
@@ -286,6 +265,5 @@ def _plain(case: Case) -> dict[str, Any]:
         "file": file,
         "line": line,
         "explanation": "\n".join(case.explanation) or None,
-        "traceback": "\n".join(case.traceback) or None,
         "logs": logs,
     }

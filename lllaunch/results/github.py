@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lllaunch.console.stream import showing
 from lllaunch.files import write_all
-from lllaunch.results.cases import Case, Report, details
+from lllaunch.results.cases import Case, Report
 from lllaunch.results.report import load
 from lllaunch.results.store import locate
 from lllaunch.run.files import naming, write_atomic
@@ -81,7 +81,7 @@ def commands(report: Report) -> list[str]:
 
 
 def _failure(report: Report, case: Case) -> str:
-    text = "\n".join([case.message, *details(case)]).rstrip()
+    text = case.text
     if len(text) > _MESSAGE:
         # what happened is at the beginning, the innermost frames and the exception are at the end
         text = f"{case.message}\n...\n{text[-(_MESSAGE - len(case.message)) :]}"
@@ -151,20 +151,15 @@ def _table(report: Report) -> Iterator[str]:
 
 def _section(report: Report, case: Case) -> str:
     """Returns what is told of a failure; it can be folded away."""
-    lines = list(details(case, log_lines=40))
-    while lines and not lines[0]:
-        lines.pop(0)
-    where = f"{report.directory}/{case.logs_in or case.directory}".removesuffix("/.")
+    place = f"Failed at {_code(f'{case.place.file}:{case.place.line}')}" if case.place else ""
     parts = [
         f"<details{' open' if report.kind == 'run' else ''}>",
         f"<summary>{_escaped(report.title(case))}: {_escaped(case.message)}</summary>",
         "",
-        *(_fenced(lines) if lines else ()),
+        *_fenced(case.text.splitlines()),
         "",
-        f"Logs: {_code(where)}",
+        place,
     ]
-    if case.place:
-        parts[-1] += f", failed at {_code(f'{case.place.file}:{case.place.line}')}"
     return "\n".join([*parts, "", "</details>", ""])
 
 

@@ -11,7 +11,6 @@ import re
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from lllaunch.results.cases import details
 from lllaunch.text import shorten
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def _suite(report: Report, case: Case, index: int, group: str, name: str) -> Ele
     if case.outcome != "succeeded":
         told = {"type": _one_line(case.kind) or case.outcome, "message": _one_line(case.message)}
         what = SubElement(test, _TAGS[case.outcome], told)
-        what.text = _text([case.message, *details(case)])
+        what.text = _text(case.text.splitlines())
     logs = {log.stream: log for log in case.logs}
     SubElement(suite, "system-out").text = _log(logs.get("stdout"))
     SubElement(suite, "system-err").text = _log(logs.get("stderr"))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from lllaunch.console.report import report_lines
 from lllaunch.documents import isoformat, signal_name
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import within
@@ -20,24 +21,23 @@ from lllaunch.results.view import RunView, SweepView, blamed, view_run, view_swe
 from lllaunch.run.directory import RESULT
 from lllaunch.secret_names import redactor_of
 from lllaunch.text import first_line, tidy
-from lllaunch.words import UNFINISHED, whose
+from lllaunch.words import UNFINISHED
 
 if TYPE_CHECKING:
     from lllaunch.results.queue import BatchFacts
-    from lllaunch.run.result import Hang, RootCause, RunResult
+    from lllaunch.run.result import RunResult
     from lllaunch.sweep.history import JobHistory
     from lllaunch.watchdog.frames import Frame
 
-_MOST_LINES = 300
-_LONGEST_LINE = 2000
 _OUTCOMES: dict[str, Outcome] = {"succeeded": "succeeded", "failed": "failed"}
 _UNKNOWN = "no result.json: still running, or its launcher was killed"
 
 
-def run_case(result: RunResult, tree: Tree, logs: Sequence[Log] = (), name: str = "") -> Case:
-    """Return what a result.json says."""
+def run_case(result: RunResult, tree: Tree, logs: Sequence[Log] = (), cwd: str = os.sep) -> Case:
+    """Return what a result.json says; what is told of a failure is the report on the terminal."""
+    last = result.attempts[-1].path if result.attempts else ""
     case = Case(
-        name=name,
+        name="run",
         outcome=_OUTCOMES.get(result.state, "error"),
         state=result.state,
         exit_code=result.exit_code,
@@ -47,21 +47,19 @@ def run_case(result: RunResult, tree: Tree, logs: Sequence[Log] = (), name: str 
         plan_hash=tidy(result.plan_hash),
         run_id=tidy(result.run_id),
         attempts=len(result.attempts),
+        logs_in=tidy(os.path.relpath(last, result.directory)) if last else "",
     )
-    logs_in = result.attempts[-1].path if result.attempts else ""
-    if logs_in:
-        case = replace(case, logs_in=tidy(os.path.relpath(logs_in, result.directory)))
     if case.outcome == "succeeded":
-        return replace(case, message=tidy(", ".join(_silent(result))))
+        silent = (node.name for node in result.nodes if node.state == "lost")
+        told = ", ".join(f"{name} was not heard of: it left no result" for name in silent)
+        return replace(case, message=tidy(told))
     kind = _kind_of_state(result.state, result.exit_code)
-    kind = (tidy(result.cause_type) or "failed") if result.state == "failed" else kind
-    root = result.root_cause
+    told = "\n".join(line.text.removeprefix("  ") for line in report_lines(result, cwd)[1:])
     return replace(
         case,
-        kind=kind,
-        message=tidy(first_line(_message(result))),
-        explanation=tuple(map(tidy, _explanation(result))),
-        traceback=bounded(tidy(root.traceback)) if root is not None else (),
+        kind=(tidy(result.cause_type) or "failed") if result.state == "failed" else kind,
+        message=_message(result),
+        explanation=tuple(tidy(told).strip("\n").splitlines()),
         place=_place(result, tree, logs),
         logs=tuple(logs),
     )
@@ -111,18 +109,6 @@ def _ended(state: str, exit_code: int | None) -> str:
     return f"{'ended by a signal' if state == 'signalled' else 'failed'}{code}"
 
 
-def bounded(words: str) -> tuple[str, ...]:
-    """Returns the lines of a text; where they are very many, the last ones."""
-    lines = [
-        line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
-        for line in words.splitlines()
-    ]
-    left = len(lines) - _MOST_LINES
-    if left > 0:
-        lines = [f"... ({left} more lines)", *lines[left:]]
-    return tuple(lines)
-
-
 def _kind_of_state(state: str, exit_code: int | None) -> str:
     if state == "signalled":
         return "signal"
@@ -131,73 +117,11 @@ def _kind_of_state(state: str, exit_code: int | None) -> str:
     return {"started": "unfinished"}.get(state, state)
 
 
-def _message(outcome: RunResult) -> str:
-    if outcome.state == "signalled":
-        signum = outcome.signum
+def _message(result: RunResult) -> str:
+    if result.state == "signalled":
+        signum = result.signum
         return f"ended by {'a signal' if signum is None else signal_name(signum)}"
-    if outcome.state == "error":
-        return outcome.error or "lllaunch failed"
-    root = outcome.root_cause
-    if root is not None:
-        said = f"{_who(root)}: {root.cause}"
-        return said if outcome.no_progress is None else f"{outcome.no_progress}; {said}"
-    return "workers failed" if outcome.limit is None else str(outcome.limit)
-
-
-def _who(root: RootCause) -> str:
-    if root.rank is not None:
-        return whose([root.rank])
-    # when time is over, all have taken it
-    return whose(root.hang.hung if root.hang is not None and root.hang.blamed else ())
-
-
-def _explanation(outcome: RunResult) -> Iterator[str]:
-    """Yield what is to be said beyond the message and the traceback."""
-    yield from _silent(outcome)
-    yield from bounded(outcome.error)[1:]
-    root = outcome.root_cause
-    if root is not None:
-        if root.explanation is not None:
-            yield f"Why ({root.explanation.sure}): {root.explanation.text}"
-        if not root.traceback:
-            yield from bounded(getattr(root.cause, "message", ""))[1:]
-        if outcome.state != "failed":
-            yield f"Before that, {_who(root)}: {root.cause}"
-        if outcome.limit is not None:
-            yield f"Then the run {outcome.limit}"
-        if root.collectives is not None:
-            yield f"{root.collectives.sentence()}."
-        if root.hang is not None:
-            yield from _hang(root.hang)
-    for attempt in outcome.attempts[:-1][-10:]:
-        earlier = attempt.root_cause
-        if earlier is not None:
-            yield f"Attempt {attempt.number}: {_who(earlier)}: {first_line(str(earlier.cause))}"
-
-
-def _silent(result: RunResult) -> Iterator[str]:
-    for node in result.nodes:
-        if node.state == "lost":
-            yield f"{node.name} was not heard of: it left no result"
-
-
-def _hang(hang: Hang) -> Iterator[str]:
-    if hang.collectives is not None:
-        yield f"{hang.collectives.sentence()}."
-    if hang.waiting:
-        yield f"Only waited for that: {whose(hang.waiting)}"
-    for rank, stack in list(hang.stacks.items())[:16]:
-        state = " ".join(filter(None, (stack.state, stack.wchan)))
-        if stack.frames:
-            yield f"Rank {rank} stood at (innermost first):"
-            yield from (f"  {_frame(frame)}" for frame in stack.frames)
-        elif state:
-            yield f"Rank {rank} stood in the kernel: {state}"
-
-
-def _frame(frame: Frame) -> str:
-    code = frame.code.strip()
-    return first_line(f"{frame}: {code}" if code else str(frame))
+    return tidy(first_line(result.failure)) or "workers failed"
 
 
 def _place(outcome: RunResult, tree: Tree, logs: Sequence[Log]) -> CodeLine | None:
@@ -249,14 +173,14 @@ def load(
 
 def run_report(run: RunView, tree: Tree) -> Report:
     """Return what is told of a run; raises as `load` does."""
-    entry, result = run.entry, run.result
+    entry, result = run.entry, run.outcome
     if entry.error is not None:
         raise entry.error
     known = within(run.path, os.path.join(run.path, _OVERRIDES)) is not None
     overrides = tuple(map(tidy, read_overrides(run.path))) if known else ()
     name = " ".join(overrides) or "run"
     if result is not None:
-        case = run_case(result, tree, _logs(run), name)
+        case = replace(run_case(result, tree, _logs(run), run.cwd), name=name)
         if case.bad and entry.batch is not None:
             case = replace(case, explanation=(*case.explanation, *batch_lines(entry.batch)))
     else:
@@ -276,7 +200,7 @@ def run_report(run: RunView, tree: Tree) -> Report:
 def message_of(entry: ListEntry, result: RunResult | None = None) -> str:
     """Return what became of a run in a line."""
     if result is not None:
-        return tidy(first_line(_message(result)))
+        return _message(result)
     return tidy(entry.root_cause) or UNFINISHED.get(entry.state, _UNKNOWN)
 
 
@@ -334,7 +258,7 @@ def _runs(
         logs = tuple(
             log._replace(path=os.path.join(tidy(job.directory), log.path)) for log in _logs(run)
         )
-        case = run_case(run.result, tree, logs)
+        case = run_case(run.outcome or run.result, tree, logs, run.cwd)
         yield owner, replace(case, logs_in=os.path.join(tidy(job.directory), case.logs_in))
 
 

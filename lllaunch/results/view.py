@@ -29,7 +29,7 @@ from lllaunch.results.store import (
 )
 from lllaunch.results.timeline import RunTimeline, read_timeline
 from lllaunch.run.directory import PLAN, RESULT
-from lllaunch.run.excerpts import tail
+from lllaunch.run.excerpts import LINES, tail
 from lllaunch.run.result import Failed, Victim
 from lllaunch.secret_names import redacted_overrides, redactor_of
 from lllaunch.text import tidy
@@ -107,6 +107,15 @@ class RunView:
         if isinstance(error, ConfigError):
             why = "; ".join(each.message for each in error.problems)
         return tidy(self.hide(f"its {RESULT} {why}"))
+
+    @cached_property
+    def outcome(self) -> RunResult | None:
+        """Its result as its own end told it: with the end of the log."""
+        root = self.root
+        if self.result is None or root is None or root.traceback:
+            return self.result
+        excerpt = self.end(root.stderr, LINES)
+        return self.result if excerpt is None else structs.replace(self.result, excerpt=excerpt)
 
     @cached_property
     def cwd(self) -> str:

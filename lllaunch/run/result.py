@@ -38,7 +38,7 @@ from lllaunch.run.build import Build, Host
 from lllaunch.run.directory import RESULT
 from lllaunch.spec import Detected
 from lllaunch.supervisor.machine import NoProgress
-from lllaunch.text import duration
+from lllaunch.text import duration, spans
 from lllaunch.watchdog.collectives import Disagreement
 from lllaunch.watchdog.findings import Finding, TimedOut, suspects
 from lllaunch.watchdog.frames import Frame, RankStack
@@ -647,11 +647,12 @@ class RunResult(Record, frozen=True):
         if root is None:
             signal = "" if self.signum is None else signal_name(self.signum)
             first = str(self.limit or "") or self.error or signal
-        elif root.rank is None:
-            first = f"{root.subject} {root.cause}".strip()
-        else:
+        elif root.ranks:
             node = f" on {root.node}" if root.node else ""
-            first = f"rank {root.rank}{node}: {root.cause}"
+            who = f"rank{'s' * (len(root.ranks) > 1)} {spans(root.ranks)}"
+            first = f"{who}{node}: {root.cause}"
+        else:
+            first = f"{root.subject} {root.cause}".strip()
         return "; ".join(filter(None, (str(self.no_progress or ""), first)))
 
     def with_error(self, text: str, exit_code: int) -> RunResult:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msgspec import structs
 from msgspec.structs import replace
 
 from lllaunch.console.lanes import (
@@ -28,7 +27,6 @@ from lllaunch.console.stream import encodable
 from lllaunch.console.summary import Setting, summary_rows
 from lllaunch.console.table import GAP, Row, aligned, padded
 from lllaunch.documents import Plain, nanoseconds
-from lllaunch.files import within
 from lllaunch.locks import holder
 from lllaunch.results.live import LiveReader
 from lllaunch.results.queue import NO_ANSWER, BatchQueue
@@ -48,7 +46,6 @@ from lllaunch.results.view import RunView, SweepView, blamed, node_state, view_r
 from lllaunch.run.build import Host
 from lllaunch.run.directory import PLAN
 from lllaunch.run.events import plain_sample
-from lllaunch.run.excerpts import tail
 from lllaunch.run.result import Excerpt, plain_result
 from lllaunch.run.submission import LOG
 from lllaunch.text import duration, size
@@ -133,16 +130,6 @@ def _json(run: RunView) -> dict[str, Any]:
 # A run
 
 
-def _with_excerpt(run: RunView) -> RunResult | None:
-    """Return what became of a run as its own end told it, with the end of the log."""
-    root = run.root
-    if run.result is None or root is None or root.traceback:
-        return run.result
-    if within(run.path, root.stderr) is None:
-        return run.result
-    return structs.replace(run.result, excerpt=tail(root.stderr, hide=run.hide))
-
-
 def _logs(run: RunView, outcome: RunResult | None) -> Iterator[Excerpt]:
     """Yield the ends of what the worker wrote that tells most; the report may have its stderr."""
     if outcome is None:
@@ -176,7 +163,7 @@ def _quoted(lines: Iterable[str], style: str = "") -> Iterator[Row]:
 
 def run_rows(run: RunView, cwd: str, width: int, *, ascii_only: bool = False) -> list[Row]:
     """Return what is shown of a run: first what became of it, then when, then what it was."""
-    outcome = _with_excerpt(run)
+    outcome = run.outcome
     now = LiveReader().run(run.path) if run.entry.state == "running" else None
     if outcome is not None:
         rows: list[Row] = [(line,) for line in report_lines(outcome, cwd)]

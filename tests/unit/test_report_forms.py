@@ -20,7 +20,6 @@ from lllaunch.results.cases import (
     Log,
     Report,
     Tree,
-    details,
     frames_of,
     without_ours,
 )
@@ -62,14 +61,14 @@ def test_a_command_is_one_line_that_reads_back(message: str, title: str, file: s
 
 def test_a_failure_is_annotated_where_it_happened() -> None:
     lines = ("Traceback (most recent call last):", "ValueError: no")
-    case = job(1, place=CodeLine("src/train.py", 12), traceback=lines)
+    case = job(1, place=CodeLine("src/train.py", 12), explanation=lines)
     (told,) = commands(sweep(job(0, "succeeded"), case))
     assert told == (
         "::error file=src/train.py,line=12,title=lllaunch%3A job 1 (x=1) failed"
-        "::rank 0: no 1%0A%0ATraceback (most recent call last):%0AValueError: no"
+        "::Traceback (most recent call last):%0AValueError: no"
     )
     # a long one keeps its message and its end
-    (told,) = commands(sweep(job(0, traceback=tuple(f"line {each}" for each in range(3000)))))
+    (told,) = commands(sweep(job(0, explanation=tuple(f"line {each}" for each in range(3000)))))
     assert len(told) < 8000
     assert "::rank 0: no 0%0A...%0A" in told
     assert told.endswith("line 2999")
@@ -96,7 +95,7 @@ def test_a_summary_tells_the_jobs_and_why_they_failed() -> None:
         tries=3,
         logs_in="1/attempt_2",
         place=CodeLine("train.py", 12),
-        logs=(Log("stderr", "1/attempt_2/0/stderr.log", ("one", "two")),),
+        explanation=("Root cause: x", "  two"),
     )
     text = summary(sweep(job(0, "succeeded", message="", tries=1), failed, seconds=4.0))
     assert text.startswith("### lllaunch: 1 of 2 jobs succeeded, 1 failed in 4.0 s")
@@ -105,25 +104,24 @@ def test_a_summary_tells_the_jobs_and_why_they_failed() -> None:
     assert "| 1 | <code>x=1</code> | **failed** | 3 | 2.5 s | rank 0&#58; no 1 |" in lines
     assert "<summary>job 1 (x=1): rank 0&#58; no 1</summary>" in lines
     at = lines.index("```text")
-    assert lines[at : at + 5] == [
-        *("```text", "All of 1/attempt_2/0/stderr.log:", "one", "two", "```")
-    ]
-    told = html.unescape(next(line for line in lines if line.startswith("Logs: ")))
-    assert told == "Logs: <code>multirun/s/1/attempt_2</code>, failed at <code>train.py:12</code>"
+    assert lines[at : at + 4] == ["```text", "Root cause: x", "  two", "```"]
+    assert "Failed at <code>train.py:12</code>" in html.unescape(text)
 
 
 def test_a_run_that_failed_is_shown_unfolded() -> None:
-    case = Case("run", "failed", state="failed", message="rank 0: died", logs_in="attempt_0")
+    case = Case("run", "failed", state="failed", message="rank 0: died")
     text = summary(Report("run", "out", (case,), exit_code=3, seconds=1.0))
     assert text.startswith("### lllaunch: failed after 1.0 s")
     assert "<details open>" in text
     assert "| job |" not in text
-    assert "Logs: <code>out/attempt_0</code>" in html.unescape(text)
+    assert "```text\nrank 0: died\n```" in text
 
 
 def test_text_of_workers_cannot_end_its_block_or_become_markdown() -> None:
     fences = ("```", "````", "</details>", "# no")
-    text = summary(sweep(job(0, message="<img src=x> **a** _b_ [b](c) @me | d", traceback=fences)))
+    text = summary(
+        sweep(job(0, message="<img src=x> **a** _b_ [b](c) @me | d", explanation=fences))
+    )
     assert "<img" not in text
     assert "**a**" not in text
     assert "@me" not in text
@@ -138,7 +136,7 @@ def test_text_of_workers_cannot_end_its_block_or_become_markdown() -> None:
 def test_a_summary_is_never_longer_than_github_takes() -> None:
     lines = tuple("<" * 1000 for _ in range(300))
     big = [
-        job(number, overrides=("<" * 3000,), message="&" * 300, traceback=lines)
+        job(number, overrides=("<" * 3000,), message="&" * 300, explanation=lines)
         for number in range(2000)
     ]
     for limit in (0, 20_000, SUMMARY_BYTES):
@@ -212,15 +210,6 @@ def test_frames_of_lllaunch_in_a_crash_are_counted() -> None:
     # in a traceback of Python's they may be what it is about
     python = frame.replace(" in f", ", in f")
     assert list(without_ours([python])) == [python]
-
-
-def test_a_log_that_ends_with_the_traceback_does_not_tell_it_twice() -> None:
-    trace = ("Traceback (most recent call last):", "ValueError: no")
-    log = Log("stderr", "e.log", ("warning", *trace))
-    case = Case("x", "failed", traceback=trace, logs=(log,))
-    assert list(details(case)) == ["", *trace, "", "All of e.log before that:", "warning"]
-    alone = Case("x", "failed", traceback=trace, logs=(Log("stderr", "e.log", trace),))
-    assert list(details(alone)) == ["", *trace]
 
 
 # JUnit XML
@@ -307,8 +296,7 @@ FAILED = Case(
     plan_hash="ab12",
     run_id="night-1",
     attempts=2,
-    explanation=("Why (likely): A bug.",),
-    traceback=("Traceback (most recent call last):", "ValueError: no"),
+    explanation=("Root cause: rank 1", "  Why (likely): A bug."),
     place=CodeLine("train.py", 12),
     logs=(
         Log("stdout", "attempt_0/1/stdout.log", ("epoch 1", "epoch 2"), cut=True),
@@ -329,11 +317,7 @@ def test_a_failed_run_is_a_test_case_with_its_root_cause_and_its_logs() -> None:
     (failure,) = test
     assert failure.tag == "failure"
     assert failure.attrib == {"type": "Raised", "message": "rank 1: raised ValueError: no"}
-    assert failure.text == (
-        "rank 1: raised ValueError: no\nWhy (likely): A bug.\n\n"
-        "Traceback (most recent call last):\nValueError: no\n\n"
-        "All of attempt_0/1/stderr.log:\nwarning\nTraceback\nValueError: no\n"
-    )
+    assert failure.text == "Root cause: rank 1\n  Why (likely): A bug.\n"
     found = {each.get("name"): each.get("value") for each in suite.iter("property")}
     assert found == {
         "state": "failed",
@@ -392,7 +376,6 @@ CASES = st.builds(
     hostname=ANY_TEXT,
     overrides=st.tuples(ANY_TEXT),
     explanation=st.tuples(ANY_TEXT),
-    traceback=st.tuples(ANY_TEXT),
     logs=st.tuples(LOGS, LOGS),
 )
 

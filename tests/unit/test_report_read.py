@@ -171,8 +171,10 @@ def test_a_failed_run_is_told_with_its_place_and_its_logs(run: LeftRun) -> None:
     assert (case.outcome, case.kind) == ("failed", "Raised")
     assert case.message == "rank 1: raised ValueError: no"
     assert case.place == ("src/train.py", 12)
-    assert case.explanation == ("Why (likely): A bug.",)
-    assert case.traceback == tuple(trace.split("\n"))
+    # what the terminal says
+    assert case.explanation[0] == "Root cause: rank 1 (attempt 0) raised ValueError: no"
+    assert {"  Why (likely): A bug.", "  ValueError: no"} < {*case.explanation}
+    assert "rank 0  ended by the launcher (SIGTERM)" in case.text
     assert (case.plan_hash, case.run_id, case.hostname) == ("ab12", "id", "node7")
     out, err = case.logs
     assert (out.path, len(out.lines), out.cut) == ("attempt_0/1/stdout.log", LOG_LINES, True)
@@ -202,20 +204,15 @@ def test_a_hang_is_told_with_where_the_ranks_stood(run: LeftRun) -> None:
     case = only(load(ended(run, "failed", 4, hung(run)), [str(run.path)]))
     assert (case.kind, case.place) == ("TimerExpired", ("t.py", 40))
     assert case.message == "rank 1: hung: its timer 'sync' ran out after 10 s"
-    assert case.explanation == (
-        "Only waited for that: rank 0",
-        "Rank 0 stood in the kernel: S futex",
-        "Rank 1 stood at (innermost first):",
-        "  /lib/python3.11/x.py:1 in wait",
-        f"  {run.path}/t.py:40 in sync: x",
-    )
+    assert "  Rank 0 waited for it in the kernel (futex)" in case.explanation
+    assert "t.py:40 in sync: x" in case.text
     assert case.logs[-1].lines == ("of the one that hung",)
 
 
 def test_a_run_out_of_time_before_its_next_attempt_tells_both(run: LeftRun) -> None:
     case = only(load(ended(run, "failed", 4, raised(), limit=TimedOut(3.0, "run"))))
     assert (case.kind, case.message) == ("TimedOut", "rank 1: raised ValueError: no")
-    assert "Then the run took too long: the run is limited to 3.0 s" in case.explanation
+    assert "The run's time limit (3.0 s) was over before the next attempt." in case.explanation
 
 
 @pytest.mark.parametrize(
@@ -436,7 +433,7 @@ def test_secrets_of_a_job_are_taken_out_of_its_logs_wherever_it_is(
     summary = tmp_path / "summary.md"
     told = capsys.readouterr().out + (summary.read_text() if summary.exists() else "")
     assert "s3cret" not in told
-    assert ("${oc.env:HF_TOKEN}" in told) or form in {"html", "text"}
+    assert ("${oc.env:HF_TOKEN}" in told) or form != "junit"
 
 
 def test_a_result_from_before_the_job_was_started_is_not_its_own(sweep: LeftSweep) -> None:
@@ -531,7 +528,9 @@ def test_in_github_actions_a_run_is_announced(
     }
     announce(path, environ)
     out = capsys.readouterr().out
-    assert out.startswith("::error file=src/t.py,line=12,title=lllaunch%3A run failed::rank 1")
+    assert out.startswith(
+        "::error file=src/t.py,line=12,title=lllaunch%3A run failed::Root cause: rank 1"
+    )
     assert summary.read_text().startswith("before\n### lllaunch: failed after 5.0 s")
     announce_error("launch.nproc: 0\nis wrong", environ)
     assert capsys.readouterr().out == "::error title=lllaunch::launch.nproc: 0%0Ais wrong\n"

@@ -205,7 +205,7 @@ def test_failures_of_one_cause_stand_together_with_the_end_of_a_log() -> None:
     jobs.append(job(5, "x=5", state="signalled", exit_code=143))
     case = Case(
         *("x=1", "failed", 1),
-        explanation=("Why (likely): it was so",),
+        explanation=("Why (likely): it was so", "the last words"),
         place=CodeLine("train.py", 12),
         logs=(
             Log("stdout", "1/0/stdout.log", ("not this",)),
@@ -217,7 +217,6 @@ def test_failures_of_one_cause_stand_together_with_the_end_of_a_log() -> None:
     assert "5 jobs: rank 0: bad seed 1" in text
     assert "1 job: ended by a signal" in text
     assert "At train.py:12 of job 1." in text
-    assert "The end of 1/0/stderr.log" in text
     assert "the last words" in text
     assert "not this" not in text
     assert "Why (likely): it was so" in text
@@ -494,7 +493,7 @@ def test_failures_of_one_cause_stand_together_and_the_most_first() -> None:
         failing(4, "", "signalled"),
         failing(5, "ranks 0-3, 7: raised ValueError: bad seed 1e-5"),
     ]
-    case = Case("x", "failed", job=3, logs=(Log("stderr", "3/stderr.log", ("why",)),))
+    case = Case("x", "failed", job=3, explanation=("why",))
     first, *others = swept(*jobs, cases=[Case("y", "failed", job=1), case]).failures
     # that of which something is known is the example
     assert first.jobs == (1, 3, 5)
