@@ -261,13 +261,14 @@ def _case(
         return case
     first = bad[0]
     lines = [line for each in bad for line in tidy(f"{each.place}: {each.said}").splitlines()]
+    rest = ("", "All of the warnings:", *told) if told else ()
     return Case(
         **{
             **vars(case),
             "outcome": "failed",
             "kind": _kind(first),
             "message": lines[0],
-            "explanation": tuple(lines[1:]),
+            "explanation": (*lines, *rest),
             "place": CodeLine(tidy(first.file), first.line or 1),
             "logs": warnings,
         }

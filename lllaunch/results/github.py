@@ -97,7 +97,7 @@ def summary(report: Report, limit: int = SUMMARY_BYTES) -> str:
     """
     parts = [f"### lllaunch: {_escaped(report.verdict())}", "", f"{_code(report.directory)}", ""]
     if report.kind == "sweep":
-        parts += _within(_table(report), limit // 2, "(more jobs are in sweep.json)")
+        parts += _table(report)
         parts.append("")
     used = _size(parts)
     failures = [case for case in report.cases if case.bad]
@@ -116,16 +116,6 @@ def _size(parts: Iterable[str]) -> int:
     return sum(len(part.encode(errors="replace")) + 1 for part in parts)
 
 
-def _within(lines: Iterable[str], limit: int, rest: str) -> Iterator[str]:
-    used = 0
-    for line in lines:
-        used += _size([line])
-        if used > limit:
-            yield f"\n{rest}"
-            return
-        yield line
-
-
 def _table(report: Report) -> Iterator[str]:
     few = len(report.cases) <= _ALONE
     shown = [case for case in report.cases if few or case.outcome != "succeeded"]
@@ -142,7 +132,7 @@ def _table(report: Report) -> Iterator[str]:
             f"**{case.outcome}**" if case.bad else case.outcome,
             "" if case.tries is None else str(case.tries),
             seconds,
-            _escaped(case.message),
+            _escaped(shorten(case.message, 200)),
         )
         yield f"| {' | '.join(cells)} |"
     if len(shown) > _ROWS:

@@ -61,19 +61,14 @@ class BatchQueue:
             job = self._find(submission, own=own)
         return job
 
-    def with_id(self, job: str) -> list[QueuedJob]:
-        """Return the jobs of this user that an id names: one, or the tasks of an array."""
-        jobs = self._ask()
-        return [each for id_, each in jobs.items() if id_ == job or id_.startswith(f"{job}_")]
-
     def array_in(self, directory: str) -> str:
         """Return the id of this user's array with a working directory; empty if it is over."""
         found = (job.id for job in self._ask().values() if job.directory == directory)
         return next(found, "").partition("_")[0]
 
-    def holds(self, job: str) -> bool:
-        """Return whether a job of this user's is in the queue."""
-        return job in self._ask()
+    def with_id(self, job: str) -> QueuedJob | None:
+        """Return a job of this user's, None if it is not in the queue."""
+        return self._ask().get(job)
 
     def ending(self, job: str) -> str:
         """Return the state that a batch job ended in, ``CANCELLED``; empty if nobody knows it.

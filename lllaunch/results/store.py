@@ -7,7 +7,6 @@ that there is to read, so nothing is read twice or before it is due.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import os
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from msgspec import structs
 
-from lllaunch.documents import isoformat, last_line, last_record, load_json, read_json
+from lllaunch.documents import isoformat, last_line, last_record, load_json
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import own_file, read_text
@@ -45,7 +44,7 @@ from lllaunch.run.directory import (
     SUBMISSION,
 )
 from lllaunch.run.files import relative_path
-from lllaunch.run.result import RunResult, as_result, read_result
+from lllaunch.run.result import RunResult, as_result
 from lllaunch.run.submission import (
     LOG,
     BatchEnded,
@@ -124,13 +123,6 @@ class FoundDirectory(NamedTuple):
     path: str
     kind: Literal["run", "sweep"]
     names: frozenset[str]
-    file: str = ""  # its result.json or sweep.json where that has another name, else empty
-
-    @property
-    def document(self) -> str:
-        """Path of its result.json or sweep.json; it may not be there."""
-        name = RESULT if self.kind == "run" else SUMMARY
-        return self.file or os.path.normpath(os.path.join(self.path, name))
 
 
 def find(
@@ -148,7 +140,7 @@ def find(
     while left:
         path, levels = left.pop()
         names, directories = contents(path)
-        kind = _kind(path, names)
+        kind = _kind(names)
         if kind is not None:
             yield FoundDirectory(path, kind, names)
         if levels > 0 and (kind is None or (kind == "run" and path == root)):
@@ -162,30 +154,18 @@ def find(
 def look(path: str, contents: Contents | None = None) -> FoundDirectory | None:
     """Return what a directory that was named is, None if it is neither a run nor a sweep."""
     names, _ = (contents or contents_of)(path)
-    kind = _kind(path, names)
+    kind = _kind(names)
     if kind is None and any(name in _OF_A_RUN or ATTEMPT.fullmatch(name) for name in names):
         kind = "run"
     return None if kind is None else FoundDirectory(path, kind, names)
 
 
-def _kind(path: str, names: frozenset[str]) -> Literal["run", "sweep"] | None:
+def _kind(names: frozenset[str]) -> Literal["run", "sweep"] | None:
     """Return what a directory is for sure."""
     if names & _OF_A_SWEEP:
         return "sweep"
     # other programs write a result.json or a plan.yaml, too: one name alone says little
-    if len(names & _OF_A_RUN) >= 2:
-        return "run"
-    file = os.path.join(path, RESULT)
-    return "run" if RESULT in names and _is_result(file, signature(file)) else None
-
-
-@functools.lru_cache(4096)
-def _is_result(path: str, _: Signature | None) -> bool:
-    """Return whether a file is the result.json of a run; one that has not changed is read once."""
-    try:
-        return read_result(path, os.path.dirname(path)) is not None
-    except (OSError, ValueError):
-        return False
+    return "run" if len(names & _OF_A_RUN) >= 2 else None
 
 
 Signature: TypeAlias = tuple[int, int, int]
@@ -220,7 +200,7 @@ def _result(
     found: FoundDirectory, hide: Callable[[str], str] = str
 ) -> tuple[RunResult | None, LaunchError | None]:
     """Return what the result.json of a run says; None, and why, if it makes no sense."""
-    path = found.document
+    path = os.path.normpath(os.path.join(found.path, RESULT))
     try:
         document = load_json(path)
         result = as_result(document if hide is str else hidden(document, hide), found.path)
@@ -520,7 +500,7 @@ def read_run(
     `hide` takes secrets out of all that its result.json says.
     """
     submission = None
-    if SUBMISSION in found.names and not found.file:
+    if SUBMISSION in found.names:
         submission = read_submission(found.path)
     if submission is not None:
         return _read_submitted(found, submission, queue or BatchQueue(), hide)
@@ -531,9 +511,9 @@ def _read_local(
     found: FoundDirectory, hide: Callable[[str], str] = str
 ) -> tuple[ListEntry, RunResult | None]:
     path = found.path
-    is_there = bool(found.file) or RESULT in found.names
+    is_there = RESULT in found.names
     result, error = _result(found, hide) if is_there else (None, None)
-    if result is not None and (found.file or not _is_of_former(result, path)):
+    if result is not None and not _is_of_former(result, path):
         return _ended(result), result
     state = "unknown"
     if not is_there or result is not None:
@@ -844,12 +824,12 @@ def _with_submitted(sweep: ListEntry, jobs: Sequence[ListEntry]) -> ListEntry:
     return replace(sweep, state=state, exit_code=int(code))
 
 
-def sweep_files(path: str, document: str = "") -> SweepFiles:
+def sweep_files(path: str) -> SweepFiles:
     """Return the files of a sweep, as they were at a first look."""
     # not every list has one
     from lllaunch.results.tries import SweepFiles  # noqa: PLC0415
 
-    files = SweepFiles(path, document)
+    files = SweepFiles(path)
     files.look()
     return files
 
@@ -935,7 +915,7 @@ def _submission_of(
     array, index = task
     of_array = array.job or queue.array_in(array.directory)
     known = f"{of_array}_{index}" if of_array else account_of(directory).job
-    if not (known and queue.holds(known)) and not read_history(directory):
+    if not (known and queue.with_id(known)) and not read_history(directory):
         return None
     return structs.replace(array, job=known, directory="")
 
@@ -975,8 +955,8 @@ class NoSuchRun(LaunchError):
 def locate(name: str, cwd: str | None = None) -> FoundDirectory:
     """Finds a run or a sweep.
 
-    ``name``: its directory, or something in it: its result.json (under whatever name), the
-    directory of an attempt or a worker; the end of its path; the id of its batch job; or
+    ``name``: its directory, or something in it: its result.json, the directory of an
+    attempt or a worker; the end of its path; the id of its batch job; or
     ``latest``, for the newest of this directory.
 
     Raises:
@@ -991,27 +971,12 @@ def locate(name: str, cwd: str | None = None) -> FoundDirectory:
     inside = _WITHIN.fullmatch(directory)
     if inside is not None:
         directory = inside[1] or "."
-    elif os.path.isfile(directory):
-        file, directory = directory, os.path.dirname(directory) or "."
-        kind = None if os.path.basename(file) in _OF_A_RUN | _OF_A_SWEEP else _kind_of_file(file)
-        if kind is not None:
-            return FoundDirectory(directory, kind, contents_of(directory)[0], file)
+    elif os.path.basename(directory) in _OF_A_RUN | _OF_A_SWEEP:
+        directory = os.path.dirname(directory) or "."
     found = look(directory)
     if found is None:
         raise _none_at(name, directory, is_directory=os.path.isdir(path))
     return found
-
-
-def _kind_of_file(path: str) -> Literal["run", "sweep"] | None:
-    """Return what a file of any name is the result of, None if that is neither run nor sweep."""
-    document = read_json(path)
-    try:
-        if as_result(document, "") is not None:
-            return "run"
-    except ValueError:
-        # of another version: its own reader says so
-        return "run"
-    return "sweep" if isinstance((document or {}).get("jobs"), list) else None
 
 
 def _none_at(name: str, directory: str, *, is_directory: bool) -> NoSuchRun:
@@ -1057,7 +1022,9 @@ def _named(name: str, cwd: str | None) -> FoundDirectory:
         if each.path.endswith(f"/{name.rstrip('/')}")
     }
     if not found and _JOB_ID.fullmatch(name):
-        found = {os.path.realpath(each.path): each for each in _of_batch_job(name, cwd)}
+        places = (place for root in roots_of(cwd) for place in find(root))
+        runs = (each for place in places for each in _having(place, name))
+        found = {os.path.realpath(each.path): each for each in runs}
         if not found:
             reason = "does not exist, and is the batch job of no run that was started here"
             raise NoSuchRun(name, reason, _hint(""))
@@ -1072,26 +1039,6 @@ def _named(name: str, cwd: str | None) -> FoundDirectory:
 
 # 123, or 123_4 of an array's task
 _JOB_ID = re.compile(r"\d+(?:_\d+)?", re.ASCII)
-
-
-def _of_batch_job(job: str, cwd: str | None) -> list[FoundDirectory]:
-    """Return the runs that a batch job has, or the sweep whose array has its id.
-
-    What is in the queue is found by its directory, wherever it was started; all else is looked for
-    where runs were started from here.
-    """
-    places = {each.directory for each in BatchQueue().with_id(job)}
-    queued = [each for each in map(_submitted_in, places) if each is not None]
-    found = [each for place in queued for each in _having(place, job)]
-    if found:
-        return found
-    return [each for root in roots_of(cwd) for place in find(root) for each in _having(place, job)]
-
-
-def _submitted_in(path: str) -> FoundDirectory | None:
-    """Return the run or the sweep whose batch job has a working directory."""
-    sweep, separator, _ = path.rpartition(f"/{ARRAYS}/")
-    return look(sweep if separator and is_submitted(sweep) else path)
 
 
 def _having(found: FoundDirectory, job: str) -> list[FoundDirectory]:

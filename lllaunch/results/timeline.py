@@ -122,8 +122,6 @@ def read_timeline(
     is without secrets.
     """
     entry, outcome = known or read_run(found, hide=hide)
-    if found.file:
-        return timeline_of((), outcome)
     nodes = (
         {}
         if outcome is None

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.documents import isoformat
@@ -25,7 +24,7 @@ from lllaunch.results.timeline import (
     Series,
     read_timeline,
 )
-from lllaunch.results.tries import SweepTimeline, place, read_sweep_timeline, tracks_of
+from lllaunch.results.tries import SweepFiles, SweepTimeline, place, tracks_of
 from lllaunch.text import printable
 
 if TYPE_CHECKING:
@@ -35,16 +34,13 @@ if TYPE_CHECKING:
 
 TraceEvent = dict[str, Any]
 
-MOST_VALUES = 100_000
-"""How many values of counters a trace has at most: some 10 MB."""
-
 _LONGEST = 300
 
 
 def trace_text(found: FoundDirectory, hide: Callable[[str], str] = str) -> str:
     """Read a run or a sweep, finished or not, and return its trace."""
     if found.kind == "sweep":
-        sweep = read_sweep_timeline(found.path, found.file, hide)
+        sweep = SweepFiles(found.path).timeline(hide)
         return rendered(sweep_events(sweep), "sweep", sweep.start_ns)
     run = read_timeline(found, hide)
     return rendered(run_events(run), "run", run.start_ns)
@@ -127,11 +123,8 @@ class _Tracks:
 # A run
 
 
-def run_events(run: RunTimeline, most_values: int = MOST_VALUES) -> list[TraceEvent]:
-    """Return the trace of a run: a process for each attempt on each node, a thread for each rank.
-
-    Of more values of counters than `most_values` those between go first.
-    """
+def run_events(run: RunTimeline) -> list[TraceEvent]:
+    """Return the trace of a run: a process for each node's attempts, a thread for each rank."""
     tracks = _Tracks(run.start_ns)
     of_attempt: dict[tuple[int, str], int] = {}
     ends: dict[tuple[int, str], int | None] = {}
@@ -143,13 +136,11 @@ def run_events(run: RunTimeline, most_values: int = MOST_VALUES) -> list[TraceEv
         _add_group(tracks, pid, attempt)
         for lane in attempt.lanes:
             _add_lane(tracks, pid, lane)
-    # the least that shows where a curve begins and ends
-    most = max(2, most_values // max(1, len(run.series)))
     for series in run.series:
         key = series.attempt, series.node
         if key not in of_attempt:
             of_attempt[key] = tracks.process(f"attempt {series.attempt}")
-        _add_series(tracks, of_attempt[key], series, most, ends.get(key))
+        _add_series(tracks, of_attempt[key], series, ends.get(key))
     return list(tracks.events())
 
 
@@ -211,32 +202,18 @@ _SHOWN: dict[str, tuple[str, float]] = {
 _GONE = frozenset({"cpu", "rss", "read", "written"})
 
 
-def _add_series(tracks: _Tracks, pid: int, series: Series, most: int, end_ns: int | None) -> None:
+def _add_series(tracks: _Tracks, pid: int, series: Series, end_ns: int | None) -> None:
     name, divisor = (f"metric {series.name}", 1.0) if series.metric else _SHOWN[series.name]
     of = f"GPU {series.of}" if series.name in _GPU and not series.metric else f"rank {series.of}"
-    points = thinned(series.points, most)
+    points = series.points
     if not series.metric and series.name in _GONE and end_ns and points[-1][0] < end_ns:
         # else a viewer draws the last value to the end of the run
-        points = [*points, (end_ns, 0.0)]
+        points = (*points, (end_ns, 0.0))
     for at, value in points:
         tracks.counter(pid, at, name, of, round(value / divisor, 4))
 
 
 _GPU = frozenset({"gpu_use", "gpu_memory", "gpu_power"})
-
-
-def thinned(points: Sequence[tuple[int, float]], most: int) -> list[tuple[int, float]]:
-    """Return at most so many points, 2 or more: the first, the last, and extremes. Pure."""
-    if len(points) <= most:
-        return list(points)
-    buckets = max(0, (most - 2) // 2)
-    inner = points[1:-1]
-    kept = [points[0]]
-    for bucket in range(buckets):
-        part = inner[bucket * len(inner) // buckets : (bucket + 1) * len(inner) // buckets]
-        lowest, highest = (choose(part, key=lambda point: point[1]) for choose in (min, max))
-        kept += sorted({lowest, highest})
-    return [*kept, points[-1]]
 
 
 # A sweep
@@ -263,8 +240,6 @@ def sweep_events(sweep: SweepTimeline) -> list[TraceEvent]:
         where = pid, tracks.thread(pid, name)
         for each in track.tries:
             _add_try(tracks, where, each)
-    for at, running in _running(sweep.tries):
-        tracks.counter(whole, at, "jobs", "running", running)
     return list(tracks.events())
 
 
@@ -281,16 +256,3 @@ def _add_try(tracks: _Tracks, where: tuple[int, int], each: JobTry) -> None:
     }
     name = f"job {each.job}: {fate}"
     tracks.span(where, (each.start_ns, each.end_ns), name, fate, args)
-
-
-def _running(tries: Iterable[JobTry]) -> Iterator[tuple[int, int]]:
-    """Yield how many tries go on, whenever that changes."""
-    changes: Counter[int] = Counter()
-    for each in tries:
-        changes[each.start_ns] += 1
-        changes[each.end_ns] -= 1
-    running = 0
-    for at, change in sorted(changes.items()):
-        running += change
-        if change:
-            yield at, running

@@ -152,13 +152,13 @@ class SweepFiles:
     """The journal and the sweep.json of a sweep, each read as far as it has changed.
 
     sweep.json counts unless the journal is younger, which it is after a crash or during a resume:
-    here alone it is decided. `document` is a sweep.json under another name, which then tells all.
+    here alone it is decided.
     """
 
-    def __init__(self, path: str, document: str = "") -> None:
-        self._journal = "" if document else os.path.join(path, JOURNAL)
+    def __init__(self, path: str) -> None:
+        self._journal = os.path.join(path, JOURNAL)
         self._lock = lock_of("sweep", path)
-        self._summary = document or os.path.join(path, SUMMARY)
+        self._summary = os.path.join(path, SUMMARY)
         self._file = AppendedLines(self._journal, _MOST_BYTES, _LONGEST_RECORD)
         self._tries = SweepTries()
         self._problem: LaunchError | None = None
@@ -191,7 +191,7 @@ class SweepFiles:
         """Return what happened when: each try, or of sweep.json alone the last one of each job."""
         self.look()
         self._grow()
-        live = self._journal and state_of(self._lock) == "running"
+        live = state_of(self._lock) == "running"
         found = self._tries.timeline(time.time_ns() if live else None, hide)
         result = self.result
         if found.tries or result is None:
@@ -239,13 +239,6 @@ class SweepFiles:
                 pass
         except LaunchError as problem:
             self._problem = problem
-
-
-def read_sweep_timeline(
-    directory: str, document: str = "", hide: Callable[[str], str] = str
-) -> SweepTimeline:
-    """Read what happened when in a sweep; `document` as of `SweepFiles`."""
-    return SweepFiles(directory, document).timeline(hide)
 
 
 _KINDS: tuple[SlotKind, ...] = ("gpu", "cpu", "job")

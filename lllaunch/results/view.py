@@ -304,7 +304,7 @@ def view_sweep(found: FoundDirectory, hide: Callable[[str], str] | None = None) 
     """Read what became of a sweep; `hide` is what takes secrets out, if that is known already."""
     hide = hide or redactor_of(found.path, os.environ)
     queue = BatchQueue()
-    files = sweep_files(found.path, found.file)
+    files = sweep_files(found.path)
     result = files.result
     if result is not None:
         command = tuple(map(hide, redacted_overrides(result.command)))

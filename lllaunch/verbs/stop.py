@@ -161,8 +161,8 @@ def _others_of(entry: ListEntry, queue: BatchQueue) -> int:
     _, separator, index = entry.batch_job.rpartition("_")
     if not separator:
         return 0
-    directory = next((job.directory for job in queue.with_id(entry.batch_job)), "")
-    tasks = read_tasks(directory) if directory else ()
+    job = queue.with_id(entry.batch_job)
+    tasks = read_tasks(job.directory) if job is not None else ()
     task = tasks[int(index)] if int(index) < len(tasks) else ()
     own = os.path.realpath(entry.path)
     others = (job.directory for job in task if os.path.realpath(job.directory) != own)

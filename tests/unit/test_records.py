@@ -135,13 +135,12 @@ def test_runs_and_sweeps_are_found_and_nothing_else(tmp_path: Path):
     run(tmp_path / "outputs" / "day" / "one" / "attempt_0" / "in it", result())
     sweep(tmp_path / "multirun" / "day" / "two")
     run(tmp_path / "multirun" / "day" / "two" / "0", result())
-    write(tmp_path / "only a result" / "result.json", result())
     write(tmp_path / "not ours" / "result.json", '{"state": "fine"}')
     write(tmp_path / "terraform" / "plan.yaml", "a: 1")
     write(tmp_path / "claimed" / LOCK_NAME)
     (tmp_path / "link").symlink_to(tmp_path / "outputs")
     found = {os.path.relpath(each.path, tmp_path): each.kind for each in find(str(tmp_path))}
-    assert found == {"outputs/day/one": "run", "multirun/day/two": "sweep", "only a result": "run"}
+    assert found == {"outputs/day/one": "run", "multirun/day/two": "sweep"}
 
 
 def test_the_walk_is_bounded(tmp_path: Path):

@@ -284,16 +284,6 @@ def test_of_events_only_what_was_added_is_read(run: Path, monkeypatch: pytest.Mo
 # Below directories
 
 
-def test_a_result_of_another_program_is_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "result.json").write_text("{}")
-    reader = LiveReader()
-    assert reader.everything([str(tmp_path)]).rows == ()
-    monkeypatch.setattr(store, "read_result", lambda *_: pytest.fail("read it again"))
-    assert reader.everything([str(tmp_path)]).rows == ()
-
-
 def test_what_lives_and_what_has_ended_of_late(tmp_path: Path, run: Path) -> None:
     end(begun(tmp_path / "a" / "just"), ago=400)
     end(begun(tmp_path / "a" / "failed"), "failed", 3, ago=300)
@@ -335,11 +325,11 @@ def test_what_has_not_changed_is_not_read_again(
     first = reader.everything([str(tmp_path)])
     read: list[str] = []
 
-    def noted(path: str, tail: int = 0, real: Any = store.read_json) -> Any:
+    def noted(path: str, real: Any = store.load_json) -> Any:
         read.append(path)
         return real(path)
 
-    monkeypatch.setattr(store, "read_json", noted)
+    monkeypatch.setattr(store, "load_json", noted)
     monkeypatch.setattr(live, "contents_of", lambda path: pytest.fail(f"looked into {path}"))
     monkeypatch.setattr(live, "sample_of", lambda path: pytest.fail("read a sample again"))
     again = reader.everything([str(tmp_path)])

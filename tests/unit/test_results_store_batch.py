@@ -314,10 +314,8 @@ def test_jobs_of_a_sweep_tell_their_own_states(fake: FakeSlurm, tmp_path: Path) 
     page = sweep_page(facts, "0.1")
     assert "1 of 4 jobs succeeded, 1 running, 1 in the queue" in page
     assert "1 PENDING, 1 RUNNING" in page
-    # by id: from the queue, from files, and all of an array
-    assert locate("7_1").path == str(path / "1")
+    # by id: one, and all of an array
     assert os.path.realpath(locate("7_0").path) == str(path / "0")
-    assert locate("7").path == str(path)
     fake.jobs.clear()
     assert os.path.realpath(locate("7").path) == str(path)
     fake.ended = {"7_1": "CANCELLED", "7_2": "CANCELLED"}
@@ -410,13 +408,12 @@ def test_a_run_by_the_id_of_its_batch_job(fake: FakeSlurm, tmp_path: Path) -> No
     path = submitted("outputs/a", STARTED, BatchEnded(0), job="123")
     ended(path)
     assert locate("123").path == "outputs/a"
-    elsewhere = submitted(str(tmp_path / "far" / "away"), job="124")
+    submitted(str(tmp_path / "far" / "away"), job="124")
     with pytest.raises(NoSuchRun, match="is the batch job of no run that was started here"):
         locate("124")
-    fake.add("124", "PENDING", where=elsewhere)
-    assert locate("124").path == elsewhere
     # what is called so comes first
     os.makedirs("outputs/124")
+    Path("outputs/124/plan.yaml").touch()
     ended("outputs/124")
     assert locate("124").path == "outputs/124"
     with pytest.raises(NoSuchRun, match="does not exist"):

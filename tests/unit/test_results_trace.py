@@ -15,7 +15,7 @@ from support.traces import ruled as ruled_text
 
 from lllaunch.results.timeline import RunTimeline, timeline_of
 from lllaunch.results.trace import TraceEvent, rendered, run_events, sweep_events
-from lllaunch.results.tries import SweepTimeline, SweepTries, read_sweep_timeline, tracks_of
+from lllaunch.results.tries import SweepFiles, SweepTimeline, SweepTries, tracks_of
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,
@@ -144,8 +144,6 @@ def test_a_sweep_has_a_thread_for_each_gpu_and_a_span_for_each_try() -> None:
         "exit code": 0,
         "objective": 0.5,
     }
-    running = [each["args"]["running"] for each in timed if each["ph"] == "C"]
-    assert running == [1, 0, 1, 0]
 
 
 @given(st.lists(EVENTS, max_size=25), st.lists(SAMPLES, max_size=6), st.lists(EVENTS, max_size=10))
@@ -273,7 +271,7 @@ def test_a_journal_that_is_damaged_tells_what_stands_before_that(tmp_path: Path)
     sweep.add(StartedRecord(0))
     with sweep.journal.open("a") as file:
         file.write("nonsense\n{}\n")
-    assert [each.job for each in read_sweep_timeline(str(tmp_path)).tries] == [0]
+    assert [each.job for each in SweepFiles(str(tmp_path)).timeline().tries] == [0]
 
 
 def test_without_a_journal_the_summary_tells_of_the_last_tries(tmp_path: Path) -> None:
@@ -283,9 +281,6 @@ def test_without_a_journal_the_summary_tells_of_the_last_tries(tmp_path: Path) -
         ' "state": "failed", "tries": 2, "exit_code": 3, "root_cause": "no",'
         ' "started": "2023-11-14T22:13:25Z", "ended": "2023-11-14T22:13:35Z"}]}'
     )
-    timeline = read_sweep_timeline(str(tmp_path))
+    timeline = SweepFiles(str(tmp_path)).timeline()
     assert told(timeline) == [(3, 1, 5.0, 15.0, "failed")]
-    # and so it does under another name, wherever it is
-    (tmp_path / "sweep.json").rename(tmp_path / "mine.json")
-    assert read_sweep_timeline(str(tmp_path), str(tmp_path / "mine.json")) == timeline
     assert (timeline.start_ns, timeline.end_ns) == (START, START + 20 * 10**9)
