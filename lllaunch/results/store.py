@@ -558,30 +558,39 @@ def _read_submitted(
     result = _result(found, hide)[0] if RESULT in names else None
     last_ns = (last_event(path) or {}).get("time_ns")
     batch = batch_facts(submission, history, last_ns if isinstance(last_ns, int) else 0)
-    if result is None or not batch.started_ns or result.ended_ns < batch.started_ns:
-        if is_held(lock_of("run", path)):
-            # another run in its directory, of this machine
-            return _read_local(found, hide)
-        return _without_result(found, submission, history, queue, batch), None
-    if _is_of_former(result, path):
+    if not batch.started_ns or (result is not None and result.ended_ns < batch.started_ns):
+        result = None
+    if is_held(lock_of("run", path)) if result is None else _is_of_former(result, path):
+        # another run in its directory, of this machine
         return _read_local(found, hide)
-    ended = _ended(result)
-    # that it was cancelled says more than which node that has ended
-    causes = [ended.root_cause, first_line(batch.reason)]
-    if result.state == "signalled" and batch.reason:
-        del causes[0]
-    # those of earlier starts, too
-    last_attempt = result.attempts[-1:]
-    attempts = last_attempt[0].number + 1 if last_attempt else _count_attempts(found)
+    if result is None:
+        state, code, cause = _end_of_job(submission, history, queue)
+        entry = ListEntry(
+            "run",
+            path,
+            state,
+            exit_code=code,
+            started_ns=submission.time_ns or None,
+            root_cause=first_line(cause),
+            attempts=_count_attempts(found),
+        )
+    else:
+        entry = _ended(result)
+        # that it was cancelled says more than which node that has ended
+        causes = [entry.root_cause, first_line(batch.reason)]
+        if result.state == "signalled" and batch.reason:
+            del causes[0]
+        cause = "; ".join(filter(None, causes))
+        # those of earlier starts, too
+        attempts = result.attempts[-1].number + 1 if result.attempts else _count_attempts(found)
+        entry = replace(entry, root_cause=cause, attempts=attempts)
     return replace(
-        ended,
+        entry,
         batch_job=submission.job,
-        root_cause="; ".join(filter(None, causes)),
-        attempts=attempts,
         batch=batch,
-        started_ns=batch.first_ns or ended.started_ns,
+        started_ns=batch.first_ns or entry.started_ns,
         # of all starts: of the last one alone it would become less
-        seconds=batch.ran if batch.starts > 1 else ended.seconds,
+        seconds=batch.ran if batch.starts > (result is not None) else entry.seconds,
     ), result
 
 
@@ -610,10 +619,10 @@ def _in_queue(
         state, said = "queued", "being submitted"
     else:
         return None
-    batch = batch_facts(submission, history, time.time_ns())
-    began_ns = batch.first_ns if state == "running" else None
-    began_ns = began_ns or submission.time_ns or None
-    seconds = None if began_ns is None else max(0, time.time_ns() - began_ns) / 1e9
+    now_ns = time.time_ns()
+    batch = batch_facts(submission, history, now_ns)
+    began_ns = (batch.first_ns if state == "running" else 0) or submission.time_ns or None
+    seconds = None if began_ns is None else max(0, now_ns - began_ns) / 1e9
     return ListEntry(
         "run",
         found.path,
@@ -636,38 +645,14 @@ def _is_own(found: FoundDirectory) -> bool:
         return True
 
 
-def _without_result(
-    found: FoundDirectory,
-    submission: Submission,
-    history: Sequence[tuple[int, QueueEvent]],
-    queue: BatchQueue,
-    batch: BatchFacts,
-) -> ListEntry:
-    """Return what became of a run whose batch job is over, and has left no result."""
-    state, code, cause = _end_of_job(submission, history, queue)
-    return ListEntry(
-        "run",
-        found.path,
-        state,
-        exit_code=code,
-        started_ns=batch.first_ns or submission.time_ns or None,
-        seconds=batch.ran if batch.starts else None,
-        attempts=_count_attempts(found),
-        root_cause=first_line(cause),
-        batch_job=submission.job,
-        batch=batch,
-    )
-
-
 def _end_of_job(
     submission: Submission, history: Sequence[tuple[int, QueueEvent]], queue: BatchQueue
 ) -> tuple[str, int | None, str]:
     """Return a state, an exit code and why, of a batch job that has left no result."""
     last = history[-1][1] if history else None
-    if submission.refused:
-        return "not_submitted", int(ExitCode.ERROR), submission.refused
-    if not submission.job and last is None:
-        return "not_submitted", int(ExitCode.ERROR), "its submission failed, or was broken off"
+    if submission.refused or not (submission.job or last):
+        why = submission.refused or "its submission failed, or was broken off"
+        return "not_submitted", int(ExitCode.ERROR), why
     said = (
         "" if isinstance(last, BatchEnded) or not submission.job else queue.ending(submission.job)
     )
@@ -680,9 +665,8 @@ def _end_of_job(
         return state, last.exit_code, last.reason
     if said:
         return "died", None, f"Slurm says of its batch job: {said}"
-    if last is None or not isinstance(last, (BatchStarted, BatchSignalled)):
-        return "died", None, "its batch job ended before the run started in it"
-    return "died", None, ""
+    started = isinstance(last, (BatchStarted, BatchSignalled))
+    return "died", None, "" if started else "its batch job ended before the run started in it"
 
 
 def _state_of_code(code: int) -> str:
