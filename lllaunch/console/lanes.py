@@ -24,7 +24,7 @@ from lllaunch.workers.terminal import cells
 
 if TYPE_CHECKING:
     from lllaunch.results.history import Mark, TimeSpan
-    from lllaunch.results.timeline import AttemptTimeline, Lane, Peak, RunTimeline
+    from lllaunch.results.timeline import AttemptTimeline, Lane, RunTimeline, Series
     from lllaunch.run.result import Excerpt, Reached
     from lllaunch.watchdog.progress import Progress
 
@@ -253,21 +253,20 @@ _PEAKS: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-def peak_rows(peaks: Sequence[Peak], gpu_use: float | None, *, attempts: int) -> list[Row]:
-    """Return the most that a run used of each thing."""
+def peak_rows(measured: Sequence[Series], *, attempts: int) -> list[Row]:
+    """Return the most that a run used of each thing that was measured."""
     table = []
-    for peak in peaks:
-        name, shown = _PEAKS[peak.name]
-        of_gpu = peak.name.startswith("gpu_")
-        of = f"GPU {peak.of}" if of_gpu else f"rank {peak.of}"
-        where = f"{of} in attempt {peak.attempt}" if attempts > 1 else of
-        more = []
-        if peak.together is not None and peak.together > peak.value:
-            all_of = "all GPUs" if of_gpu else "all ranks"
-            more.append(f"{shown(peak.together)} of {all_of} together")
-        if peak.name == "gpu_use" and gpu_use is not None:
-            more.append(f"{100 * gpu_use:.0f} % on average")
-        table.append((name, shown(peak.value), where, ", ".join(more)))
+    for name, (title, shown) in _PEAKS.items():
+        known = (each for each in measured if each.name == name)
+        found = [(value, each) for each in known for _, value in each.points]
+        if not found:
+            continue
+        most, of = max(found, key=lambda pair: pair[0])
+        where = f"{'GPU' if name.startswith('gpu_') else 'rank'} {of.of}"
+        where += f" in attempt {of.attempt}" if attempts > 1 else ""
+        mean = shown(sum(value for value, _ in found) / len(found))
+        more = f"{mean} on average" if name == "gpu_use" else ""
+        table.append((title, shown(most), where, more))
     return [(StyledText(f"{GAP}{line}"),) for line in aligned(table)] if table else []
 
 

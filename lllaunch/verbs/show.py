@@ -41,7 +41,6 @@ from lllaunch.results.store import (
     plain,
     sample_of,
 )
-from lllaunch.results.timeline import mean_use, peaks_of
 from lllaunch.results.view import RunView, SweepView, blamed, node_state, view_run, view_sweep
 from lllaunch.run.build import Host
 from lllaunch.run.directory import PLAN
@@ -207,8 +206,8 @@ def _parts_in_time(
             rows.append((StyledText(text, "faint"),))
         yield [heading("Now:"), *rows]
     attempts = len({attempt.number for attempt in timeline.attempts})
-    peaks = peaks_of(timeline, run.result)
-    if rows := peak_rows(peaks, mean_use(timeline.series), attempts=attempts):
+    measured = [series for series in timeline.series if not series.metric]
+    if rows := peak_rows(measured, attempts=attempts):
         yield [heading("The most that was used:"), *rows]
 
 

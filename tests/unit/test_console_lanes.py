@@ -7,7 +7,6 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.ends import placed
 from support.timelines import EVENTS, START, json_lines, node_records, sample
 
 from lllaunch.console.lanes import DRAWN, log_rows, peak_rows, progress_of_ranks, timeline_rows
@@ -16,15 +15,11 @@ from lllaunch.results.timeline import (
     AttemptTimeline,
     Lane,
     Mark,
-    Peak,
     RunTimeline,
     TimeSpan,
-    mean_use,
-    peaks_of,
     timeline_of,
 )
 from lllaunch.run.excerpts import Excerpt
-from lllaunch.run.result import AttemptResult, RunResult, Succeeded, WorkerResult
 from lllaunch.watchdog.progress import Progress
 from lllaunch.workers.terminal import cells
 
@@ -123,49 +118,19 @@ def test_the_slowest_ranks_are_named_beside_the_furthest() -> None:
     )
 
 
-def worker(rank: int, max_rss: int) -> WorkerResult:
-    return placed(rank, Succeeded(), max_rss=max_rss)
-
-
-def outcome(*workers: WorkerResult) -> RunResult:
-    attempt = AttemptResult(3, 0, "/run/attempt_3", "succeeded", START, START, workers)
-    return RunResult("succeeded", 0, "/run", "run", START, START, (attempt,))
-
-
 def test_the_most_of_everything_is_found_with_whose_it_was() -> None:
     run = measured(
         sample(1, {"0": {"cpu": 0.5, "rss": 10}, "1": {"cpu": 2, "rss": 5}}),
         sample(2, {"0": {"cpu": 1, "rss": 11}, "1": {"cpu": 0, "rss": 5}}),
         sample(3, {"0": {"metrics": {"cpu": 99}}}, gpus={"0": {"use": 0.5}, "1": {"use": 1.0}}),
     )
-    assert peaks_of(run) == (
-        Peak("rss", 11, "0", 0, START + 2 * 10**9, 16),
-        Peak("cpu", 2, "1", 0, START + 10**9, 2.5),
-        Peak("gpu_use", 1.0, "1", 0, START + 3 * 10**9, None),
-    )
-    assert mean_use(run.series) == 0.75
-    # the kernel saw what no sample did
-    first, *_ = peaks_of(run, outcome(worker(0, 7), worker(1, 99)))
-    assert first == Peak("rss", 99, "1", 3, None, 16)
-    first, *_ = peaks_of(run, outcome(worker(0, 7)))
-    assert first.value == 11
-    assert peaks_of(measured()) == ()
-    assert mean_use(()) is None
-
-
-def test_peaks_have_units_and_say_whose_they_are() -> None:
-    peaks = [
-        Peak("rss", 3 << 30, "7", 1, None, 5 << 30),
-        Peak("cpu", 1.0, "0", 0),
-        Peak("gpu_use", 0.98, "3", 1),
+    assert lines(peak_rows([*run.series], attempts=1)) == [
+        "  memory   11 B     rank 0",
+        "  CPU      2 cores  rank 1",
+        "  GPU use  100 %    GPU 1  75 % on average",
     ]
-    assert lines(peak_rows(peaks, 0.5, attempts=2)) == [
-        "  memory   3.0 GiB  rank 7 in attempt 1  5.0 GiB of all ranks together",
-        "  CPU      1 core   rank 0 in attempt 0",
-        "  GPU use  98 %     GPU 3 in attempt 1   50 % on average",
-    ]
-    assert lines(peak_rows(peaks[1:2], None, attempts=1)) == ["  CPU  1 core  rank 0"]
-    assert peak_rows([], None, attempts=1) == []
+    assert lines(peak_rows([*run.series][:1], attempts=2))[0].endswith("in attempt 0")
+    assert peak_rows([], attempts=1) == []
 
 
 def test_the_ends_of_logs_say_whether_there_is_more() -> None:
