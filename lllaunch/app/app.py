@@ -37,7 +37,7 @@ from lllaunch.app.configs import (
     is_of_a_moment,
     with_config_path,
 )
-from lllaunch.app.gate import GUARDED, JobOf, admit, expect_places, has_rules
+from lllaunch.app.gate import GUARDED, JobOf, admit, has_rules
 from lllaunch.app.planning import (
     in_node_directory,
     load,
@@ -134,14 +134,12 @@ class Jobs:
         """
 
         def begin_and_make(config: DictConfig, *args: Any, **kwargs: Any) -> Callbacks:
-            ruled, alone = has_rules(), config.hydra.mode == RunMode.RUN
+            alone = config.hydra.mode == RunMode.RUN
             with self.reporting(), locating(GlobalHydra.instance().config_loader(), config):
                 try:
-                    if ruled:
-                        expect_places(config, alone=alone)
                     if alone:
                         self._claim(config)
-                    if alone and (ruled or not config.hydra.callbacks):
+                    if alone and (has_rules() or not config.hydra.callbacks):
                         self._plan_ahead(config)
                 except BaseException:
                     for directory in reversed(self._claimed):

@@ -236,7 +236,7 @@ class Reviewed:
     """One run, as a command line would start it."""
 
     spec: LaunchSpec
-    config: Mapping[Any, Any]  # that it was decided from: whole, plain data, unresolved
+    config: dict[Any, Any]  # that it was decided from: whole, plain data, unresolved
     name: str  # what its lock is called; empty if nothing says
     job: str  # its overrides, if it is a job of a sweep
     directory: str  # where its files would go, as the config says it

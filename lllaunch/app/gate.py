@@ -15,7 +15,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import AnyNode, DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
 from lllaunch.app.boundary import composing_readably, expect_bounded, refusing
 from lllaunch.app.configs import PACKAGED, experiment_name, job_name, words_of
@@ -88,8 +89,7 @@ def admit(
     from lllaunch.review.lock import PlanRefused  # noqa: PLC0415
 
     spec = with_hydra(spec, config)
-    plain: Any = OmegaConf.to_container(config, resolve=False)
-    problems = check(spec, plain, policy, top, locked=locked)
+    problems = check(spec, config, policy, top, locked=locked)
     refused = (
         _against_lock(spec, config, job, problems, users_own=users_own)
         if locked
@@ -97,27 +97,6 @@ def admit(
     )
     if refused.problems or refused.changes:
         raise refused
-
-
-def expect_places(config: DictConfig, *, alone: bool) -> None:
-    """Raise `PlanRefused` if Hydra would write where the project does not allow it.
-
-    ``alone``: whether it is a run, and no sweep. Interpolations keep what they come to: the moment
-    of ``${now:}`` may choose between paths.
-    """
-    top = tree_top(os.getcwd())
-    policy = policy_of(top)
-    if policy is None:
-        return
-    from lllaunch.review.allow import check_config, written  # noqa: PLC0415 - as above
-
-    HydraConfig.instance().set_config(config)
-    if alone:
-        runtime: Any = config.hydra.runtime
-        with read_write(config.hydra), open_dict(runtime):
-            runtime.output_dir = os.path.abspath(str(config.hydra.run.dir))
-        HydraConfig.instance().set_config(config)
-    _refuse_if_any(check_config({}, policy, top, written(config)))
 
 
 def expect_own_environment(config: DictConfig) -> None:
@@ -368,7 +347,7 @@ class GuardedLoader(WatchedLoader):
                 for key in ("hydra.job.env_set", "hydra.launcher"):
                     found += literals(value_at(root, key.split(".")), key, allowed=allowed)
                 _refuse_literals(found)
-                self._judge(config, root)
+                self._judge(config)
             for key in exposed(own, allowed=allowed):
                 print(f"lllaunch: warning: {key}: {EXPOSED}", file=sys.stderr)
         return config
@@ -413,8 +392,11 @@ class GuardedLoader(WatchedLoader):
     def _refusing(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.raises else refusing()
 
-    def _judge(self, config: DictConfig, root: Mapping[Any, Any]) -> None:
-        """Raise unless a config, ``root`` as plain data, is allowed."""
+    def _judge(self, config: DictConfig) -> None:
+        """Raise unless a config is allowed, and where Hydra would write to.
+
+        Interpolations keep what they come to: the moment of ``${now:}`` may choose between paths.
+        """
         expect_own_environment(config)
         if self._policy is None:
             if asks_for_lock(config):
@@ -422,9 +404,10 @@ class GuardedLoader(WatchedLoader):
 
                 _refuse_if_any([NO_POLICY])
             return
-        from lllaunch.review.allow import check_config, written  # noqa: PLC0415 - as above
+        from lllaunch.review.allow import check_config  # noqa: PLC0415 - as above
 
-        _refuse_if_any(check_config(root, self._policy, tree_top(os.getcwd()), written(config)))
+        with _as_hydras(config):
+            _refuse_if_any(check_config(config, self._policy, tree_top(os.getcwd())))
 
     @functools.cached_property
     def _policy(self) -> Policy | None:
@@ -432,12 +415,37 @@ class GuardedLoader(WatchedLoader):
         return policy_of(tree_top(os.getcwd()))
 
 
+@contextlib.contextmanager
+def _as_hydras(config: DictConfig) -> Iterator[None]:
+    """Let a config be Hydra's own in the block, as that of a run in its directory."""
+    instance, hydra = HydraConfig.instance(), config.hydra
+    # what Hydra fills in when a job begins
+    later: Any = {"output_dir": hydra.runtime, "num": hydra.job, "id": hydra.job}
+    former, before = instance.cfg, {key: raw_value(own_node(later[key], key)) for key in later}
+    try:
+        instance.set_config(config)
+        with read_write(hydra), contextlib.suppress(OmegaConfBaseException):
+            hydra.job.num = hydra.job.id = 0
+            hydra.runtime.output_dir = os.path.abspath(str(hydra.run.dir))
+        instance.set_config(config)
+        yield
+    finally:
+        OmegaConf.set_readonly(hydra, None)
+        for key, node in later.items():
+            node[key] = before[key]
+        instance.cfg = former
+
+
 def _foreign(entries: object, policy: Policy) -> list[Diagnostic]:
-    """Return which entries of a search path are not allowed."""
-    from lllaunch.review.allow import check_searchpath  # noqa: PLC0415 - if there is a policy
+    """Return which entries of a search path are not allowed.
+
+    Hydra imports packages that it looks in, so they are judged before anything is composed.
+    """
+    from lllaunch.review.allow import check_config  # noqa: PLC0415 - if there is a policy
 
     given = entries if isinstance(entries, list) else []
-    return check_searchpath(given, policy, tree_top(os.getcwd()))
+    config = OmegaConf.create({"hydra": {"searchpath": given}})
+    return check_config(config, policy, tree_top(os.getcwd()))
 
 
 def _foreign_in_primary(repo: Any, name: str | None, policy: Policy) -> list[Diagnostic]:

@@ -229,7 +229,7 @@ class _Examination:
         if not self._examined.is_one:
             return
         spec = self._planned(cfg, users_own=users_own)
-        locked = self._review(spec, config, users_own=users_own) if spec is not None else False
+        locked = self._review(spec, cfg, users_own=users_own) if spec is not None else False
         unused = frozenset() if users_own else unused_keys(config)
         told = locked or self._problems or unused or may_be_shadowed(file)
         self._config = config
@@ -299,7 +299,7 @@ class _Examination:
             self._examined.plan_hash = hash_of(plan) if spec.entrypoint.text else ""
         return spec
 
-    def _review(self, spec: LaunchSpec, config: Mapping[Any, Any], *, users_own: bool) -> bool:
+    def _review(self, spec: LaunchSpec, config: DictConfig, *, users_own: bool) -> bool:
         """Notes what is not allowed, and returns whether only a reviewed plan may run."""
         around = self._around
         everywhere = locks_all(around.environ) and not self._experiment.is_preset

@@ -5,9 +5,7 @@ program on PATH. What cannot be told without importing it, or is an interpolatio
 by a pattern that is the very same text.
 
 Python's `logging.config` calls factories, makes classes, and imports whatever a text of the form
-``ext://`` names, anywhere in what it is given. That is Hydra's node with all its references
-followed, so here they are followed too: a node elsewhere in the config is looked at as if it stood
-in their place.
+``ext://`` names, anywhere in what it is given. That is Hydra's node, resolved, so that is judged.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from lllaunch.config.read import Reader, watching
 from lllaunch.config.secrets import mentions_env
 from lllaunch.config.tree import conceal, show, value_at
 from lllaunch.errors import Diagnostic
-from lllaunch.hydra_compat import BASIC_LAUNCHER, BASIC_SWEEPER
+from lllaunch.hydra_compat import BASIC_LAUNCHER, BASIC_SWEEPER, own_node, raw_value
 from lllaunch.review.paths import POLICY_FILE, POLICY_VARIABLE
 from lllaunch.review.policy import Forms, Policy, fits, fits_any, is_within
 from lllaunch.run.files import is_below
@@ -45,8 +43,7 @@ if TYPE_CHECKING:
 
 Path = tuple[Any, ...]
 
-NODES = (("hydra", "job_logging"), ("hydra", "hydra_logging"))
-"""Where Hydra keeps them."""
+_LOGGING = ("job_logging", "hydra_logging")  # where Hydra keeps it
 
 # the last two of handlers that are looked at only where a policy has allowed them
 _MAKING = frozenset({"()", "class", "queue", "listener"})
@@ -60,79 +57,40 @@ _STANDARD = re.compile(r"ext://sys\.std(out|err)")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")
 # of the environment: what the config says cannot make it a name to import
 _HARMLESS = re.compile(r"\$\{\s*oc\.env\s*:\s*\w+\s*(?:,[^{}:]*)?\}")
-# a moment that begins with a digit, whatever follows
-_MOMENT = re.compile(r"\$\{\s*now\s*:\s*%[YymdHMSj]")
-# absolute paths, whatever the config says
-_PATHS = frozenset({"hydra.runtime.output_dir", "hydra.runtime.cwd"})
 _MOST_HOPS = 10
-_MOST_VALUES = 20_000
+_MOST_VALUES, _DEEPEST = 20_000, 50
 
 
-def made_by_logging(config: Mapping[Any, Any]) -> Iterator[tuple[Path, Any, bool]]:
-    """Yield what logging is asked to import.
+def made_by_logging(config: DictConfig) -> Iterator[tuple[Path, Any, bool]]:
+    """Yield what logging is asked to import: where it stands, its text, and whether that is clear.
 
-    Where it stands, its text (or what stands there instead of one), and whether that is what it
-    says, rather than an interpolation that may come to anything.
+    It is not if it cannot be resolved, or if variables were read for it: workers may have others.
     """
+    hydra = OmegaConf.select(config, "hydra")
+    waiting: list[tuple[Path, Any, Any]]
+    waiting = [(("hydra",), hydra, name) for name in reversed(_LOGGING) if name in (hydra or ())]
     left = _MOST_VALUES
-    waiting: list[tuple[Path, Any, int]] = [(path, value_at(config, path), 0) for path in NODES]
     while waiting:
-        path, value, hops = waiting.pop()
-        left -= 1
-        if path[-1] == _ATTRIBUTES:
-            yield path, value, False
+        above, node, key = waiting.pop()
+        path, left = (*above, key), left - 1
+        raw = raw_value(own_node(node, key))
+        try:
+            with watching("oc.env") as reads:
+                value: Any = None if OmegaConf.is_missing(node, key) else node[key]
+        except Exception:  # noqa: BLE001 - of a resolver, too
+            yield path, raw, False
             continue
-        *_, target = followed(config, value)
-        if isinstance(target, (Mapping, list)):
-            if hops >= _MOST_HOPS or left < 0:
-                yield path, value, False
-                continue
-            value, hops = target, hops + (target is not value)
-        if isinstance(value, (Mapping, list)):
-            items = value.items() if isinstance(value, Mapping) else enumerate(value)
-            waiting.extend(reversed([((*path, key), item, hops) for key, item in items]))
-        elif path[-1] in _MAKING:
-            clear = not (isinstance(target, str) and "${" in target)
-            if not (clear and _is_of_logging(path[-1], target)):
-                yield path, target, clear
-        elif isinstance(value, str):
-            yield from _imported(config, path, value)
-
-
-def _is_of_logging(key: str, value: Any) -> bool:
-    return value is None or (key == "class" and value in _HARMLESS_CLASSES)
-
-
-def _imported(config: Mapping[Any, Any], path: Path, text: str) -> Iterator[tuple[Path, Any, bool]]:
-    known = _beginning(config, text)
-    if known is None:
-        yield path, text, False
-    elif "${" not in known:
-        if known.startswith(_SCHEMES) and not _STANDARD.fullmatch(known):
-            yield path, known, True
-    else:
-        start = known.partition("${")[0]
-        if any(start.startswith(scheme) or scheme.startswith(start) for scheme in _SCHEMES):
-            yield path, text, False
-
-
-def _beginning(config: Mapping[Any, Any], text: str) -> str | None:
-    """A text whose first characters are plain, for as far as they matter; None if none can tell."""
-    for _ in range(_MOST_HOPS):
-        if _HARMLESS.fullmatch(text) or _MOMENT.match(text):
-            return ""
-        if not text.startswith("${"):
-            return text
-        found = _REFERENCE.match(text)
-        if found is None:
-            return None
-        if found[1] in _PATHS:
-            return "/"
-        value = value_at(config, found[1].split("."))
-        if value is None or isinstance(value, (Mapping, list)):
-            return None
-        text = f"{value}{text[found.end() :]}"
-    return None
+        if key == _ATTRIBUTES:
+            yield path, None, False
+        elif OmegaConf.is_config(value) and left > 0 and len(path) < _DEEPEST:
+            keys = range(len(value)) if OmegaConf.is_list(value) else list(value)
+            waiting.extend((path, value, each) for each in reversed(keys))
+        elif key in _MAKING or OmegaConf.is_config(value):
+            ours = value is None or (key == "class" and value in _HARMLESS_CLASSES)
+            if reads or not ours:
+                yield path, raw if reads else value, not reads
+        elif str(value).startswith(_SCHEMES) and not _STANDARD.fullmatch(value):
+            yield path, raw if reads else value, not reads
 
 
 def followed(config: Mapping[Any, Any], value: Any) -> Iterator[Any]:
@@ -170,19 +128,20 @@ class Requested(NamedTuple):
         return shorten(text.removeprefix("."))
 
 
-def asked_for(config: Mapping[Any, Any]) -> Iterator[Requested]:
+def asked_for(whole: DictConfig) -> Iterator[Requested]:
     """Returns everything that a config asks for by name.
 
     That is each ``_target_``, wherever it is; callbacks and search path of Hydra; the factories and
     classes of its logging; and texts that make nodes with a ``_target_`` in them.
     """
+    config: Any = OmegaConf.to_container(whole, resolve=False)
     for path, value in walk(config):
         lists = _lists_of(path, value)
         if not lists:
             continue
         told = _text_referred(config, value) if path[-1] == _TARGET else value
         yield Requested(path, told, lists, not (isinstance(told, str) and "${" in told))
-    for path, value, clear in made_by_logging(config):
+    for path, value, clear in made_by_logging(whole):
         yield Requested(path, value, ("targets",), clear)
 
 
@@ -290,7 +249,7 @@ def variables_set(env_set: object) -> dict[str, Any]:
 
 def check(
     spec: LaunchSpec,
-    config: Mapping[Any, Any],
+    config: DictConfig,
     policy: Policy | None,
     root: str,
     *,
@@ -301,8 +260,8 @@ def check(
 ) -> list[Diagnostic]:
     """Return what the project does not allow of a run; exit code 5 as a `PlanRefused`.
 
-    ``config`` is the whole composed config, Hydra's node included: plain data, unresolved. Without
-    a policy everything is allowed unless ``locked``: the run must be a reviewed one.
+    ``config`` is the whole composed config, Hydra's node included. Without a policy everything is
+    allowed unless ``locked``: the run must be a reviewed one.
     ``entrypoint``: what the workers run is known, and judged.
     """
     if policy is None:
@@ -329,25 +288,12 @@ def check(
     return judge.problems
 
 
-def check_config(
-    config: Mapping[Any, Any], policy: Policy, root: str, written: Iterable[Written] = ()
-) -> list[Diagnostic]:
-    """Return what the project does not allow of a config, before Hydra makes anything of it.
-
-    It is the whole of it: plain data, unresolved. ``written`` is what Hydra would write to.
-    """
+def check_config(config: DictConfig, policy: Policy, root: str) -> list[Diagnostic]:
+    """Return what the project does not allow of a whole config, before Hydra acts on it."""
     judge = _Judge(policy, root, os.environ, (os.getcwd(), *sys.path))
     judge.config(config)
-    judge.written(written)
+    judge.written(written(config))
     return judge.problems
-
-
-def check_searchpath(entries: Iterable[object], policy: Policy, root: str) -> list[Diagnostic]:
-    """Tells which entries of ``hydra.searchpath`` a project does not allow.
-
-    Hydra imports packages that it looks in, so they are judged before anything is composed.
-    """
-    return check_config({"hydra": {"searchpath": list(entries)}}, policy, root)
 
 
 def _in_batch_jobs(cluster: Cluster) -> Iterator[tuple[str, str]]:
@@ -480,8 +426,10 @@ class _Judge:
         shown, wanted = ("", "") if hidden else (repr(host), host)
         self._refuse(f"launch.{name}", shown, _not_in("hosts"), "hosts", wanted)
 
-    def config(self, config: Mapping[Any, Any]) -> None:
-        env_set = value_at(config, _ENV_SET.split("."))
+    def config(self, config: DictConfig) -> None:
+        job = OmegaConf.select(config, "hydra.job")
+        plain: Any = OmegaConf.to_container(job, resolve=False) if job else {}
+        env_set = plain.get("env_set")
         self.variables({_ENV_SET: env_set if isinstance(env_set, str) else variables_set(env_set)})
         for asked in asked_for(config):
             self.expect(asked)
@@ -553,7 +501,7 @@ def _only_by(name: str) -> str:
     return f"so only the same text in allow.{name} would do"
 
 
-IN_LOCKS = ("callbacks", *(name for _, name in NODES))
+IN_LOCKS = ("callbacks", *_LOGGING)
 """Parts of the node that are in a lock if they name anything that is made."""
 
 
@@ -563,8 +511,7 @@ def with_hydra(spec: LaunchSpec, config: DictConfig) -> LaunchSpec:
     Raises:
         ConfigError: something in it cannot be resolved.
     """
-    plain: Any = OmegaConf.to_container(config, resolve=False)
-    named = {asked.path[1] for asked in asked_for(plain) if asked.path[0] == "hydra"}
+    named = {asked.path[1] for asked in asked_for(config) if asked.path[0] == "hydra"}
     findings = Findings()
     made = Reader(findings).read_items(
         config.hydra, "hydra", [name for name in IN_LOCKS if name in named]
@@ -594,7 +541,7 @@ def _written(config: DictConfig) -> Iterator[Written]:
         if path is not None:
             whole = os.path.join(str(above or ""), str(path))
             yield Written(f"hydra.{key}", os.path.abspath(whole))
-    for _, name in NODES:
+    for name in _LOGGING:
         # as Hydra has changed to it by then
         base = output if name == "job_logging" and _resolved(config, "job.chdir") else ""
         for where, value in walk({"hydra": {name: _resolved(config, name)}}):

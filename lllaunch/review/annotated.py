@@ -16,8 +16,6 @@ from lllaunch.review.lock import VisibleDumper
 from lllaunch.spec import LaunchSpec
 from lllaunch.std import Std
 
-_NAMES = {"stdout": Std.OUT, "stderr": Std.ERR}
-
 
 def streams_of(launch: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Returns where the streams of each rank go.
@@ -26,55 +24,38 @@ def streams_of(launch: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     and ``stderr`` as ``file``, ``file and console`` or ``launcher`` (where the launcher's own
     goes).
     """
-    files, shown = _mask(launch["redirects"]), _mask(launch["tee"])
-    asked = launch["local_ranks_filter"]
+    # of a plan: nothing is wrong with them
+    files, shown = (
+        parse_mask(launch[name], "", Findings()) or Mask() for name in ("redirects", "tee")
+    )
+    asked, nproc = launch["local_ranks_filter"], launch["nproc"]
     heard = None if asked is None else [parse_ranks(each) for each in asked]
-    nproc = launch["nproc"] if isinstance(launch["nproc"], int) else None
-    found: dict[str, dict[str, str]] = {}
-    before: tuple[int, dict[str, str]] | None = None
+    last = nproc if isinstance(nproc, int) else None
+
+    def goes(rank: int) -> dict[str, str]:
+        in_file, on_console = (
+            next((std for ranks, std in mask.parts if rank in ranks), mask.rest)
+            for mask in (files, shown)
+        )
+        audible = heard is None or any(rank in ranks for ranks in heard)
+        teed = "file and console" if audible else "file"
+        return {
+            name: teed if on_console & std else "file" if in_file & std else "launcher"
+            for name, std in (("stdout", Std.OUT), ("stderr", Std.ERR))
+        }
+
+    # ranks at which something may change
     ranges = [*(ranks for ranks, _ in (*files.parts, *shown.parts)), *(heard or ())]
-    for first in _cuts(ranges, nproc):
-        goes = _goes(first, files, shown, heard)
-        if before is not None and goes != before[1]:
-            found[_written(before[0], first)] = before[1]
-        if before is None or goes != before[1]:
-            before = (first, goes)
-    assert before is not None
-    found[_written(before[0], nproc)] = before[1]
-    return found
-
-
-def _mask(text: Any) -> Mask:
-    # of a plan: nothing is wrong with it
-    return parse_mask(text, "", Findings()) or Mask()
-
-
-def _cuts(ranges: Iterable[range], nproc: int | None) -> list[int]:
-    """The ranks at which something may change."""
     places = {0} | {place for ranks in ranges for place in (ranks.start, ranks.stop)}
-    return sorted(place for place in places if nproc is None or place < nproc)
-
-
-def _goes(rank: int, files: Mask, shown: Mask, heard: list[range] | None) -> dict[str, str]:
-    in_file, on_console = _streams(files, rank), _streams(shown, rank)
-    audible = heard is None or any(rank in ranks for ranks in heard)
-    found = {}
-    for name, std in _NAMES.items():
-        told = bool(on_console & std)
-        kept = told or bool(in_file & std)
-        where = "file and console" if told and audible else "file"
-        found[name] = where if kept else "launcher"
+    found: dict[str, dict[str, str]] = {}
+    first = 0
+    for place in [*sorted(place for place in places if last is None or place < last), last]:
+        if place is None or place == last or goes(place) != goes(first):
+            single = place == first + 1
+            end = "" if place is None else place - 1
+            found[f"{first}" if single else f"{first}-{end}"] = goes(first)
+            first = place or 0
     return found
-
-
-def _streams(mask: Mask, rank: int) -> Std:
-    return next((std for ranks, std in mask.parts if rank in ranks), mask.rest)
-
-
-def _written(first: int, stop: int | None) -> str:
-    if stop is None:
-        return f"{first}-"
-    return str(first) if stop == first + 1 else f"{first}-{stop - 1}"
 
 
 Path = tuple[Any, ...]
@@ -90,8 +71,6 @@ _SAID_BY: Mapping[Path, tuple[Path, ...]] = {
     (_CLUSTER, "requeue", "timeout"): ((_CLUSTER, "max_num_timeout"),),
     (_CLUSTER, "name"): ((_CLUSTER, "job_name"),),
 }
-# Of these a loser is worth telling: what a schema or a preset says is there to be overridden.
-_TOLD = ("file", "override")
 
 
 class AnnotatedLine(NamedTuple):
@@ -218,7 +197,8 @@ def _place(origin: Origin) -> str:
     # conf/exp/a.yaml says exp=a already
     told = os.path.splitext(origin.where)[0].endswith(origin.group.replace("=", "/"))
     group = f" ({origin.group})" if origin.group and not told else ""
-    losers = [loser.place for loser in origin.overridden if loser.kind in _TOLD]
+    # what a schema or a preset says is there to be overridden
+    losers = [loser.place for loser in origin.overridden if loser.kind in {"file", "override"}]
     over = f", over {', '.join(losers)}" if losers else ""
     return f"{prefix}{origin.place}{group}{over}"
 

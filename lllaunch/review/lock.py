@@ -13,13 +13,13 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from lllaunch.config.document import Lines, parse, read_text
-from lllaunch.config.fields import did_you_mean
+from lllaunch.config.document import parse, read_text, wrong
 from lllaunch.config.plan import PlanDumper, complete, dump_yaml, essential, hash_of, portable_plan
 from lllaunch.config.tree import show
 from lllaunch.difference import Change, differences, text_lines
+from lllaunch.documents import Record, as_record
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.review.paths import LOCKS
@@ -89,18 +89,14 @@ def lock_path(root: str, name: str) -> str:
 
 def name_problem(name: str) -> Diagnostic | None:
     """Tells what is wrong with the name of a lock, None if nothing is."""
-    expected, hint = "", ""
-    if len(name) > _LONGEST_NAME:
-        expected = f"{_LONGEST_NAME} characters at most"
-    elif name.endswith((".yaml", ".yml")):
-        expected, hint = "a name without a suffix", f"did you mean {name.rpartition('.')[0]!r}?"
-    elif not all(_PART.fullmatch(part) for part in name.split("/")):
-        expected = (
-            "words of letters, digits, _ . + and -, each beginning with one of the first three"
-        )
-        hint = "separate them by /"
-    if not expected:
+    fits = all(_PART.fullmatch(part) for part in name.split("/"))
+    if fits and len(name) <= _LONGEST_NAME and not name.endswith((".yaml", ".yml")):
         return None
+    expected = (
+        f"at most {_LONGEST_NAME} characters, without a suffix: words of letters, digits, _ . + "
+        "and -, each beginning with one of the first three"
+    )
+    hint = "separate them by /"
     return Diagnostic("lock-name", "the lock's name", show(name), "", hint, expected=expected)
 
 
@@ -109,8 +105,27 @@ FORMAT = 2
 
 _JOBS = "jobs"
 _MOST_LIKE = 50  # jobs that one which was not reviewed is compared with
-_KEYS = ("lock", "command", "plan_hash", "plan")
-_HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+class _Plan(Record, frozen=True, forbid_unknown_fields=True):
+    launch: Mapping[Any, Any]
+    cluster: Mapping[Any, Any] = {}
+    hydra: Mapping[Any, Any] = {}
+
+
+class _Sweep(Record, frozen=True, forbid_unknown_fields=True):
+    jobs: Mapping[str, _Plan]
+
+
+class _LockFile(Record, frozen=True, forbid_unknown_fields=True):
+    lock: Literal[2]
+    command: list[str]
+    plan_hash: str
+    plan: _Plan
+
+
+class _LockOfSweep(_LockFile, frozen=True, forbid_unknown_fields=True):
+    plan: _Sweep  # type: ignore[assignment]
 
 
 class VisibleDumper(PlanDumper):
@@ -175,7 +190,15 @@ def lock_text(name: str, command: Sequence[str], plan: Mapping[str, Any]) -> str
         "plan": essential(plan),
     }
     text = _header(name, command) + dump_yaml(content, VisibleDumper)
-    _read_back(text, content)
+    try:
+        read = parse_lock(text, "the lock")
+        changed = differences(read.plan, complete(plan)) or list(read.command) != list(command)
+        reason = "it does not read back" if changed else ""
+    except LaunchError as error:
+        reason = str(error)
+    if reason:
+        message = f"cannot be written as a lock: {shorten(reason)}"
+        raise ConfigError((Diagnostic("lock", "", "the plan", message),))
     return text
 
 
@@ -192,10 +215,16 @@ def read_lock(path: str) -> Lock:
 def parse_lock(text: str, path: str) -> Lock:
     """Reads the text of a lock; `read_lock` tells what is raised."""
     document = parse(text, path)
-    problems = _misfits(document.data, document.lines, path)
-    if problems:
-        raise ConfigError(tuple(problems))
     data = document.data
+    plan = data.get("plan") if isinstance(data, dict) else None
+    of_sweep = isinstance(plan, dict) and _JOBS in plan
+    try:
+        as_record(data, _LockOfSweep if of_sweep else _LockFile)
+    except ValueError as error:
+        place = re.search(r"\$((?:\.\w+)+)", str(error))
+        line = document.lines.nearest(place[1][1:].split(".") if place else [])
+        hint = "renew it, or use a newer lllaunch"
+        raise wrong(path, line, f"is no lock: {error}", hint, code="lock") from None
     plan = complete(data["plan"])
     lock = Lock(path, tuple(data["command"]), hash_of(plan), plan)
     if data["plan_hash"] != lock.plan_hash:
@@ -262,75 +291,3 @@ def _header(name: str, command: Sequence[str]) -> str:
         f"  {renewal}" if renewal.isprintable() else "  python -m lllaunch plan --lock ...",
     ]
     return "".join(f"# {line}\n" for line in lines)
-
-
-def _read_back(text: str, content: Mapping[str, Any]) -> None:
-    """Raises if a lock would not be read as what it was written from."""
-    try:
-        read = parse_lock(text, "the lock")
-        same = not differences(read.plan, complete(content["plan"]))
-        same = same and list(read.command) == content["command"]
-        reason = "it does not read back"
-    except LaunchError as error:
-        same, reason = False, str(error)
-    if not same:
-        problem = Diagnostic(
-            "lock", "", "the plan", f"cannot be written as a lock: {shorten(reason)}"
-        )
-        raise ConfigError((problem,))
-
-
-def _misfits(data: Any, lines: Lines, path: str) -> list[Diagnostic]:
-    def problem(key: str, shown: str, expected: str, hint: str = "renew it") -> Diagnostic:
-        line = lines.nearest([key])
-        return Diagnostic("lock", key, shown, "", hint, path, line, expected)
-
-    if not isinstance(data, dict) or "lock" not in data:
-        shown = "no key 'lock'" if isinstance(data, dict) else show(data)
-        return [problem("", shown, f"a lock (a mapping of {', '.join(_KEYS)})")]
-    found = data["lock"]
-    if found != FORMAT:
-        expected = f"a format that this lllaunch reads ({FORMAT})"
-        return [problem("lock", show(found), expected, "renew it, or use a newer lllaunch")]
-    problems = []
-    for key in data:
-        if key not in _KEYS:
-            hint, line = did_you_mean(str(key), _KEYS), lines.nearest([key])
-            problems.append(Diagnostic("lock", str(key), "", "unknown key", hint, path, line))
-    shapes = {
-        "command": (_is_texts, "a list of texts"),
-        "plan_hash": (_is_hash, "a SHA-256 in hexadecimal"),
-        "plan": (_is_plan, "a plan (launch: {...}, or jobs: {...} of a sweep)"),
-    }
-    for key, (fits, expected) in shapes.items():
-        if key not in data:
-            problems.append(problem(key, "nothing", expected))
-        elif not fits(data[key]):
-            problems.append(problem(key, show(data[key]), expected))
-    return problems
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def _is_hash(value: Any) -> bool:
-    return isinstance(value, str) and _HASH.fullmatch(value) is not None
-
-
-def _is_plan(value: Any) -> bool:
-    if isinstance(value, dict) and set(value) == {_JOBS}:
-        jobs = value[_JOBS]
-        return isinstance(jobs, dict) and all(
-            isinstance(name, str) and _is_of_run(plan) for name, plan in jobs.items()
-        )
-    return _is_of_run(value)
-
-
-def _is_of_run(value: Any) -> bool:
-    nodes = {"launch", "cluster", "hydra"}
-    return (
-        isinstance(value, dict)
-        and {"launch"} <= set(value) <= nodes
-        and all(isinstance(node, dict) for node in value.values())
-    )

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from omegaconf import OmegaConf
+
 from lllaunch.app.compose import (
     Composition,
     ConfigRequest,
@@ -399,6 +401,6 @@ def _refuse_what_is_not_allowed(runs: Sequence[Reviewed]) -> None:
     policy = policy_of(top)
     if policy is None:
         return
-    problems = located(runs, lambda run: check(run.spec, run.config, policy, top))
+    problems = located(runs, lambda run: check(run.spec, OmegaConf.create(run.config), policy, top))
     if problems:
         raise PlanRefused(problems=problems)

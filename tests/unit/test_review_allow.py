@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.utils import setup_globals
 from omegaconf import OmegaConf
 
 from lllaunch.app.compose import file_of
@@ -63,7 +64,9 @@ def refusals(tree: Path) -> Refusals:
         cfg = OmegaConf.create({"launch": launch})
         spec = resolve(cfg, runtime_cwd=str(tree), output_dir=f"{tree}/out")
         policy = Policy("conf/lllaunch.yaml", **{k: tuple(v) for k, v in lists.items()})
-        return check(spec, {"launch": launch, **(config or {})}, policy, str(tree))
+        return check(
+            spec, OmegaConf.create({"launch": launch, **(config or {})}), policy, str(tree)
+        )
 
     return ask
 
@@ -78,7 +81,7 @@ def test_all_look_for_modules_where_workers_do(tree: Path) -> None:
     spec = resolve(cfg, runtime_cwd=str(tree), output_dir=f"{tree}/out")
     assert file_of(spec) == str(tree / "work" / "both.py")
     policy = Policy("conf/lllaunch.yaml", entrypoints=("work/*.py",))
-    assert check(spec, {"launch": launch}, policy, str(tree)) == []
+    assert check(spec, cfg, policy, str(tree)) == []
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ def test_the_function_of_an_own_app_is_allowed_by_the_file_of_its_script(
     spec = LaunchSpec(entry, 1, f"{tree}/out", str(tree), output_dir=f"{tree}/out")
     for pattern, refused in (("scripts/ok.py", 0), ("ok.py:train", 0), ("scripts/no.py", 1)):
         policy = Policy("conf/lllaunch.yaml", entrypoints=(pattern,))
-        assert len(check(spec, {}, policy, str(tree))) == refused
+        assert len(check(spec, OmegaConf.create(), policy, str(tree))) == refused
 
 
 def test_a_link_is_what_it_leads_to(tree: Path, tmp_path: Path, refusals: Refusals) -> None:
@@ -210,7 +213,7 @@ def test_what_runs_in_a_batch_job_beside_the_run(tree: Path) -> None:
     # no pattern: a star would take in what follows a semicolon
     allowed = ("module load cuda/12.4", "--prefer=fast", "*", "module load *")
     policy = Policy("p.yaml", entrypoints=("pkg.train:main",), cluster=allowed)
-    problems = check(spec, {"launch": launch, "cluster": cluster}, policy, str(tree))
+    problems = check(spec, cfg, policy, str(tree))
     assert [problem.key for problem in problems] == [
         "cluster.setup",
         "cluster.teardown",
@@ -383,17 +386,18 @@ def test_the_lines_that_are_shown_where_no_policy_is_make_one(tree: Path) -> Non
     cfg = OmegaConf.create({"launch": {"entrypoint": "train.py", "preload": ["torch"]}})
     (tree / "train.py").write_text("")
     spec = resolve(cfg, runtime_cwd=str(tree), output_dir=f"{tree}/out")
-    (problem,) = check(spec, {}, None, str(tree), locked=True)
+    (problem,) = check(spec, OmegaConf.create(), None, str(tree), locked=True)
     _, *lines = str(problem).splitlines()
     policy = parse_policy("\n".join(lines), "conf/lllaunch.yaml")
-    assert check(spec, {}, policy, str(tree), locked=True) == []
+    assert check(spec, OmegaConf.create(), policy, str(tree), locked=True) == []
 
 
 # ---- what logging would import
 
 
 def asked(node: Any, **rest: Any) -> list[tuple[Any, bool]]:
-    config = {"hydra": {"job_logging": node, "hydra_logging": None}, **rest}
+    setup_globals()
+    config = OmegaConf.create({"hydra": {"job_logging": node, "hydra_logging": None}, **rest})
     return [(value, clear) for _, value, clear in made_by_logging(config)]
 
 
@@ -407,9 +411,9 @@ def asked(node: Any, **rest: Any) -> list[tuple[Any, bool]]:
         ({"handlers": "${e.handlers}"}, ("evil.Far", True)),
         ("${e.node}", ("evil.Farther", True)),
         ({"handlers": {"h": {"stream": "ex${e.unknown}"}}}, ("ex${e.unknown}", False)),
-        ({"handlers": {"h": {"class": "${oc.select:e.name}"}}}, ("${oc.select:e.name}", False)),
+        ({"handlers": {"h": {"class": "${oc.select:e.name}"}}}, ("evil.main", True)),
         ({"handlers": {"h": {"level": "${f:1}"}}}, ("${f:1}", False)),
-        ({"a": "${now:ext://evil.main}"}, ("${now:ext://evil.main}", False)),
+        ({"a": "${now:ext://evil.main}"}, ("ext://evil.main", True)),
         ({"a": "${oc.env:X}evil.main"}, ("${oc.env:X}evil.main", False)),
     ],
 )

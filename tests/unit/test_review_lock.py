@@ -176,10 +176,10 @@ def test_a_lock_that_somebody_edited_is_refused() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("lock: 2", "lock: 3", r"a.yaml:4: lock: expected a format .* reads \(2\), got 3"),
-        ("lock: 2\n", "", "got no key 'lock'"),
-        ("plan_hash: ", "plan_hsh: ", "a.yaml:7: plan_hsh: unknown key; did you mean"),
-        ("  launch:", "  lunch:", "a.yaml:8: plan: expected a plan"),
+        ("lock: 2", "lock: 3", r"a.yaml:4: is no lock: invalid enum value 3 at \$.lock; renew"),
+        ("lock: 2\n", "", "is no lock: object missing required field lock"),
+        ("plan_hash: ", "plan_hsh: ", "object contains unknown field plan_hsh"),
+        ("  launch:", "  lunch:", "a.yaml:8: is no lock: object contains unknown field lunch at"),
         ("nproc: 2", "nproc: !!python/object:os.system {}", "has a tag"),
         ("nproc: 2", "<<<<<<< HEAD\n    nproc: 2", "is not valid YAML"),
     ],
