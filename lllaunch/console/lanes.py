@@ -257,7 +257,7 @@ def peak_rows(measured: Sequence[Series], *, attempts: int) -> list[Row]:
     """Return the most that a run used of each thing that was measured."""
     table = []
     for name, (title, shown) in _PEAKS.items():
-        known = (each for each in measured if each.name == name)
+        known = (each for each in measured if each.name == name and not each.metric)
         found = [(value, each) for each in known for _, value in each.points]
         if not found:
             continue

@@ -206,8 +206,7 @@ def _parts_in_time(
             rows.append((StyledText(text, "faint"),))
         yield [heading("Now:"), *rows]
     attempts = len({attempt.number for attempt in timeline.attempts})
-    measured = [series for series in timeline.series if not series.metric]
-    if rows := peak_rows(measured, attempts=attempts):
+    if rows := peak_rows(timeline.series, attempts=attempts):
         yield [heading("The most that was used:"), *rows]
 
 

@@ -127,7 +127,7 @@ def test_the_most_of_everything_is_found_with_whose_it_was() -> None:
     assert lines(peak_rows([*run.series], attempts=1)) == [
         "  memory   11 B     rank 0",
         "  CPU      2 cores  rank 1",
-        "  GPU use  100 %    GPU 1  75 % on average",
+        "  GPU use  100 %    GPU 1   75 % on average",
     ]
     assert lines(peak_rows([*run.series][:1], attempts=2))[0].endswith("in attempt 0")
     assert peak_rows([], attempts=1) == []
