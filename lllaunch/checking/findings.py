@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from lllaunch.errors import Code, Diagnostic
-from lllaunch.results.cases import Case, CodeLine, Log, Report
 from lllaunch.results.github import (
     ANNOTATIONS,
     _code,
@@ -25,6 +24,8 @@ from lllaunch.results.github import (
     tell_step,
 )
 from lllaunch.results.junit import render_junit
+from lllaunch.results.report import Case, CodeLine, Report
+from lllaunch.results.view import Log
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.text import tidy
 

@@ -13,14 +13,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.errors import ConfigError, OutputError
-from lllaunch.results.cases import Tree
-from lllaunch.results.report import common_overrides, sweep_report
+from lllaunch.results.report import Tree, common_overrides, sweep_report
 from lllaunch.run.result import known_result
 from lllaunch.sweep.objective import Objective, Objectives, objective_of
 from lllaunch.words import cause_line, objective_text, progress_text, short_overrides
 
 if TYPE_CHECKING:
-    from lllaunch.results.cases import Case
+    from lllaunch.results.report import Case
     from lllaunch.results.store import ListEntry
     from lllaunch.results.view import SweepView
     from lllaunch.run.result import RunResult

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lllaunch.console.stream import showing
 from lllaunch.files import write_all
-from lllaunch.results.cases import Case, Report
-from lllaunch.results.report import load
+from lllaunch.results.report import Case, Report, load
 from lllaunch.results.store import locate
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.text import duration, shorten, tidy
@@ -24,7 +23,7 @@ from lllaunch.text import duration, shorten, tidy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from lllaunch.results.cases import Report
+    from lllaunch.results.report import Report
 
 
 ANNOTATIONS = 10

@@ -16,7 +16,8 @@ from lllaunch.text import shorten
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lllaunch.results.cases import Case, Log, Report
+    from lllaunch.results.report import Case, Report
+    from lllaunch.results.view import Log
 
 
 # All that XML 1.0 has no place for; a carriage return would be read as a newline.

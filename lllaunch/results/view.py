@@ -6,18 +6,19 @@ what takes secrets out where it is read. Nothing here raises for what files hold
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import structs
 
 from lllaunch.errors import ConfigError
 from lllaunch.files import read_text, within
-from lllaunch.results.cases import Log, without_ours
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
     ListEntry,
@@ -55,6 +56,30 @@ _MOST_ATTEMPTS = 6
 _MOST_NODES = 8
 _TREE_LINES = 300
 _STREAMS: tuple[Literal["stderr", "stdout"], ...] = ("stderr", "stdout")
+
+
+class Log(NamedTuple):
+    """The end of a worker's log; `path` is relative to the directory of the report."""
+
+    stream: Literal["stdout", "stderr"]
+    path: str
+    lines: tuple[str, ...]
+    cut: bool = False  # whether there is more before them
+    attempt: int = 0
+    rank: int = 0
+    blamed: bool = False
+
+
+# A frame of ours in what faulthandler writes; in a traceback it may be what that is about.
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OUR_FRAME = re.compile(rf'\s*File "(?:{re.escape(_OURS)}/[^"]+|<string>)", line \d+ in ')
+
+
+def without_ours(lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines of a log, those together in which faulthandler shows frames of lllaunch."""
+    for ours, found in itertools.groupby(lines, lambda line: bool(_OUR_FRAME.match(line))):
+        members = [*found]
+        yield from [f"  ... (frames of lllaunch: {len(members)})"] if ours else members
 
 
 @dataclass(frozen=True)

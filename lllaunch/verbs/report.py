@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from lllaunch.console.table import is_terminal
 from lllaunch.errors import PackageMissing
-from lllaunch.results.cases import render_json, render_text
 from lllaunch.results.github import emit, encoded, source_roots, tell_github
 from lllaunch.results.junit import render_junit
-from lllaunch.results.report import load
+from lllaunch.results.report import load, render_json, render_text
 from lllaunch.results.store import LATEST, locate
 from lllaunch.results.view import view_run, view_sweep
 from lllaunch.run.files import naming, write_atomic
@@ -23,7 +22,7 @@ from lllaunch.verbs.printing import Parser, perform, print_lines
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lllaunch.results.cases import Report
+    from lllaunch.results.report import Report
     from lllaunch.results.store import FoundDirectory
 
 _DESCRIPTION = """\

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from lllaunch.linux import proc
-from lllaunch.results.cases import Tree
-from lllaunch.results.report import run_case
+from lllaunch.results.report import Tree, run_case
 from lllaunch.run.result import PreflightFailure, RunResult, as_result
 from lllaunch.run.submission import BatchJob
 from lllaunch.spec import Preflight, RestartPolicy

@@ -13,18 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lllaunch.results import cases
-from lllaunch.results.cases import (
+from lllaunch.results import view
+from lllaunch.results.github import SUMMARY_BYTES, annotation, commands, summary
+from lllaunch.results.junit import render_junit
+from lllaunch.results.report import (
     Case,
     CodeLine,
-    Log,
     Report,
     Tree,
     frames_of,
-    without_ours,
 )
-from lllaunch.results.github import SUMMARY_BYTES, annotation, commands, summary
-from lllaunch.results.junit import render_junit
+from lllaunch.results.view import Log, without_ours
 
 TEXT = st.text(max_size=30) | st.sampled_from(["::error::x", "%0A", "a:b,c", "\r\n", "```", "|"])
 
@@ -204,9 +203,9 @@ def test_the_innermost_frame_in_the_users_tree_is_found(text: str, place: Any) -
 
 
 def test_frames_of_lllaunch_in_a_crash_are_counted() -> None:
-    frame = f'  File "{cases.__file__}", line 3 in f'
+    frame = f'  File "{view.__file__}", line 3 in f'
     lines = ['  File "/repo/x.py", line 1 in g', frame, frame, '  File "<string>", line 1 in h']
-    assert list(without_ours(lines)) == [lines[0], "  ... (3 frames of lllaunch)"]
+    assert list(without_ours(lines)) == [lines[0], "  ... (frames of lllaunch: 3)"]
     # in a traceback of Python's they may be what it is about
     python = frame.replace(" in f", ", in f")
     assert list(without_ours([python])) == [python]

@@ -21,10 +21,9 @@ from lllaunch.console.report import report_lines
 from lllaunch.console.summary import Setting, summary_rows
 from lllaunch.errors import ConfigError
 from lllaunch.pages.run_page import run_page
-from lllaunch.results.cases import Report, Tree, render_json, render_text
 from lllaunch.results.github import announce, announce_error, commands, summary
 from lllaunch.results.junit import render_junit
-from lllaunch.results.report import LOG_LINES, run_case
+from lllaunch.results.report import LOG_LINES, Report, Tree, render_json, render_text, run_case
 from lllaunch.results.report import load as load_found
 from lllaunch.results.store import NoSuchRun, locate
 from lllaunch.results.view import blamed, view_run, view_sweep

@@ -17,10 +17,10 @@ from support.pages import Seen
 
 from lllaunch.pages.sweep_facts import SweepFacts, sweep_facts
 from lllaunch.pages.sweep_page import sweep_page
-from lllaunch.results.cases import Case, CodeLine, Log
+from lllaunch.results.report import Case, CodeLine
 from lllaunch.results.store import FoundDirectory, ListEntry, look
 from lllaunch.results.tries import JobTry, SweepFiles, SweepTimeline
-from lllaunch.results.view import SweepView, view_sweep
+from lllaunch.results.view import Log, SweepView, view_sweep
 from lllaunch.sweep.directory import SweepDirectory
 from lllaunch.sweep.history import JobHistory, SweepResult
 from lllaunch.sweep.journal import (
