@@ -6,15 +6,18 @@ and `tracks_of`, which lays tries out on the GPUs or cores that they held, are p
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
+
+from msgspec import structs
 
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.results.history import AppendedLines
-from lllaunch.results.store import Signature, lock_of, signature, state_of, unreadable
+from lllaunch.results.store import Signature, hidden, lock_of, signature, state_of, unreadable
 from lllaunch.secret_names import redacted_overrides
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.history import (
@@ -40,27 +43,25 @@ if TYPE_CHECKING:
 # all of it: its header stands first
 _MOST_BYTES, _LONGEST_RECORD = 1 << 62, 64 << 20
 
-NOTHING = Lease()
-"""What a job holds that needs neither GPUs nor cores of its own."""
-
 SlotKind = Literal["gpu", "cpu", "job"]
 """What tries are laid out on: GPUs, cores, or places for jobs that held neither."""
 
 
-@dataclass(frozen=True)
-class JobTry:
-    """One try of one job."""
+class JobTry(JobHistory, frozen=True):
+    """One try of one job: what was known of the job by then, without secrets."""
 
-    job: int
-    number: int
-    start_ns: int
-    end_ns: int  # when it had ended; of one that still goes on, the last moment that is known of
-    fate: str  # the `state` of its result; ``running`` while it goes on, ``lost`` if nobody knows
-    lease: Lease = NOTHING
-    overrides: tuple[str, ...] = ()
-    exit_code: int | None = None
-    objective: float | None = None
-    root_cause: str = ""
+    end_ns: int = 0  # when it had ended; of one that goes on, the last moment that is known of
+    fate: str = ""  # the `state` of its result; ``running`` while it goes on, ``lost`` if unknown
+
+    @property
+    def start_ns(self) -> int:
+        """When it began."""
+        return self.started_ns
+
+    @property
+    def number(self) -> int:
+        """Which try of the job it is, from 0."""
+        return max(0, self.tries - 1)
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,14 @@ class SlotTrack:
     tries: tuple[JobTry, ...] = ()
 
 
-@dataclass(frozen=True)
-class SweepTimeline:
+class SweepTimeline(NamedTuple):
     """A sweep in time."""
 
     start_ns: int
     end_ns: int  # when it was over; of one that goes on, now; else the last moment that is known of
     over: bool
     tries: tuple[JobTry, ...] = ()
-    slots: Lease = NOTHING
+    slots: Lease = Lease()
     resumed_ns: tuple[int, ...] = ()
 
 
@@ -126,22 +126,27 @@ class SweepTries:
         )
 
 
+def without_secrets(job: JobHistory, hide: Callable[[str], str]) -> JobHistory:
+    """Return what is known of a job without secrets."""
+    value = job.return_value
+    return structs.replace(
+        job,
+        overrides=tuple(map(hide, redacted_overrides(job.overrides))),
+        reason=hide(job.reason),
+        root_cause=hide(job.root_cause),
+        return_value=None if value is None else json.dumps(hidden(json.loads(value), hide)),
+    )
+
+
 def _tries(
     found: Iterable[tuple[JobHistory, int, str]], hide: Callable[[str], str]
 ) -> tuple[JobTry, ...]:
     """Return tries of what is known of a job by then, when each ended, and its fate."""
     tries = (
         JobTry(
-            job.job,
-            max(0, job.tries - 1),
-            job.started_ns,
-            max(job.started_ns, end_ns),
-            fate,
-            job.lease,
-            tuple(map(hide, redacted_overrides(job.overrides))),
-            None if job.result is None else job.result.exit_code,
-            job.objective,
-            "" if job.result is None else hide(job.result.root_cause),
+            **structs.asdict(without_secrets(job, hide)),
+            end_ns=max(job.started_ns, end_ns),
+            fate=fate,
         )
         for job, end_ns, fate in found
     )

@@ -7,7 +7,6 @@ what takes secrets out where it is read. Nothing here raises for what files hold
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,6 @@ from lllaunch.files import read_text, within
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
     ListEntry,
-    hidden,
     jobs_of,
     read_run,
     read_sweep,
@@ -47,7 +45,7 @@ if TYPE_CHECKING:
         RunResult,
         WorkerResult,
     )
-    from lllaunch.sweep.history import JobHistory, SweepResult
+    from lllaunch.sweep.history import SweepResult
 
 _LONGEST_PLAN = 256 * 1024
 _LOG_LINES = 80
@@ -327,24 +325,15 @@ class SweepView:
 
 def view_sweep(found: FoundDirectory, hide: Callable[[str], str] | None = None) -> SweepView:
     """Read what became of a sweep; `hide` is what takes secrets out, if that is known already."""
+    from lllaunch.results.tries import without_secrets  # noqa: PLC0415 - most views are of a run
+
     hide = hide or redactor_of(found.path, os.environ)
     queue = BatchQueue()
     files = sweep_files(found.path)
     result = files.result
     if result is not None:
         command = tuple(map(hide, redacted_overrides(result.command)))
-        jobs = tuple(_without_secrets(job, hide) for job in result.jobs)
+        jobs = tuple(without_secrets(job, hide) for job in result.jobs)
         result = structs.replace(result, jobs=jobs, command=command)
     entry, _ = read_sweep(found.path, queue, result)
     return SweepView(found, replace(entry, error=files.error), result, files, hide, queue)
-
-
-def _without_secrets(job: JobHistory, hide: Callable[[str], str]) -> JobHistory:
-    value = job.return_value
-    return structs.replace(
-        job,
-        overrides=tuple(map(hide, redacted_overrides(job.overrides))),
-        reason=hide(job.reason),
-        root_cause=hide(job.root_cause),
-        return_value=None if value is None else json.dumps(hidden(json.loads(value), hide)),
-    )

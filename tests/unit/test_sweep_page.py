@@ -226,7 +226,16 @@ def tried(
     number: int, gpus: Sequence[str], begin: float, end: float, fate: str = "succeeded"
 ) -> JobTry:
     start, stop = (T0 + int(at * SECOND) for at in (begin, end))
-    return JobTry(number, 0, start, stop, fate, Lease(tuple(gpus)), objective=0.5)
+    return JobTry(
+        number,
+        state="succeeded",
+        exit_code=0,
+        return_value="0.5",
+        started_ns=start,
+        lease=Lease(tuple(gpus)),
+        end_ns=stop,
+        fate=fate,
+    )
 
 
 def test_what_ran_when_on_which_gpu_and_what_was_idle() -> None:
