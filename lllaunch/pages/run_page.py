@@ -18,10 +18,9 @@ from lllaunch.pages import html
 from lllaunch.pages.run_charts import curves_of, lanes_of, marks_of
 from lllaunch.results.report import message_of
 from lllaunch.results.view import node_state
-from lllaunch.run.excerpts import folded, users_call
+from lllaunch.run.excerpts import folded, place_of
 from lllaunch.run.result import RunResult
 from lllaunch.text import count, duration, shorten, size, spans
-from lllaunch.watchdog.frames import is_own
 from lllaunch.words import (
     StyledText,
     capitalised,
@@ -154,7 +153,9 @@ def _where(run: RunView) -> Iterator[str]:
     """Yield where in the code that was, in which attempt, and what the launcher exited with."""
     outcome, root = run.result, run.root
     if root is not None and run.entry.state != "succeeded":
-        yield from _place(root, run.cwd)
+        if (call := place_of(root)) is not None:
+            where = html.code(f"{shown_path(call.file, run.cwd)}:{call.line}")
+            yield html.fill("at {} in {}", where, html.code(call.function))
         if len(run.attempts) > 1:
             yield f"attempt {root.attempt}, the last of {len(run.attempts)}"
     seconds = run.entry.seconds
@@ -164,17 +165,6 @@ def _where(run: RunView) -> Iterator[str]:
         yield f"after {duration(outcome.seconds)}"
     if run.entry.exit_code:
         yield f"exit code {run.entry.exit_code}"
-
-
-def _place(root: RootCause, cwd: str) -> Iterator[str]:
-    """Yield the line of the user's code that a run failed in, if it is known."""
-    stack = None if root.hang is None else root.hang.stacks.get(next(iter(root.hang.blamed), -1))
-    frames = root.frames if stack is None else stack.frames
-    call = users_call(root.traceback) if root.traceback else None
-    own = call or next((frame for frame in frames if is_own(frame)), None)
-    if own is not None:
-        where = f"{shown_path(own.file, cwd)}:{own.line}"
-        yield html.fill("at {} in {}", html.code(where), html.code(own.function))
 
 
 def _summary(run: RunView) -> Iterator[tuple[str, str]]:

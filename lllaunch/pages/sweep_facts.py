@@ -7,13 +7,13 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.errors import ConfigError, OutputError
-from lllaunch.results.report import Tree, common_overrides, sweep_report
+from lllaunch.results.report import common_overrides, sweep_report
 from lllaunch.run.result import known_result
 from lllaunch.sweep.objective import Objective, Objectives, objective_of
 from lllaunch.words import cause_line, objective_text, progress_text, short_overrides
@@ -126,13 +126,13 @@ class SweepFacts:
         return FailureGroup(cause, numbers, self.cases.get(example.number))
 
 
-def sweep_facts(sweep: SweepView, roots: Iterable[str] = ()) -> SweepFacts:
+def sweep_facts(sweep: SweepView, roots: Sequence[str] = ()) -> SweepFacts:
     """Read what a page needs of a sweep; never raises for what its files hold.
 
     `roots` are directories of the user's own source files, absolute.
     """
     try:
-        cases, problem = {case.job: case for case in sweep_report(sweep, Tree(roots)).cases}, ""
+        cases, problem = {case.job: case for case in sweep_report(sweep, roots).cases}, ""
     except (ConfigError, OutputError) as error:
         cases, problem = {}, sweep.hide(str(error))
     return SweepFacts(sweep, cases, next(_results(sweep), None), problem)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,8 +18,9 @@ from lllaunch.documents import isoformat, signal_name
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import within
 from lllaunch.results.store import FoundDirectory, ListEntry, read_overrides, unreadable
-from lllaunch.results.view import Log, RunView, SweepView, blamed, view_run, view_sweep
+from lllaunch.results.view import Log, RunView, SweepView, view_run, view_sweep
 from lllaunch.run.directory import RESULT
+from lllaunch.run.excerpts import place_of
 from lllaunch.secret_names import redactor_of
 from lllaunch.text import duration, first_line, plain, shorten, tidy
 from lllaunch.words import UNFINISHED, counted
@@ -29,67 +29,13 @@ if TYPE_CHECKING:
     from lllaunch.results.queue import BatchFacts
     from lllaunch.run.result import RunResult
     from lllaunch.sweep.history import JobHistory
-    from lllaunch.watchdog.frames import Frame
-
-
-# Python's tracebacks (of exception groups, too), and what faulthandler writes
-_FRAME = re.compile(r'^[ |+]*File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?P<python>,|$)?', re.M)
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[^/]*/|/\.(?:venv|tox|nox)/")
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class CodeLine(NamedTuple):
     """A line of a source file."""
 
-    file: str  # its path, relative to one of the tree's roots
+    file: str  # its path, relative to one of the roots of the user's source files
     line: int
-
-
-class Tree:
-    """The user's own source files: all below some directories, but for installed libraries.
-
-    ``roots``: the directories, absolute; the first one that a file is below of counts.
-    """
-
-    def __init__(self, roots: Iterable[str], not_below: Iterable[str] = (_OURS,)) -> None:
-        self._roots = [_prefix(root) for root in roots if os.path.isabs(root)]
-        self._others = tuple(map(_prefix, not_below))
-
-    def relative(self, file: str) -> str | None:
-        """Returns the path of a file relative to its root, None if it is not the user's."""
-        if file.startswith("<") or not file.isprintable() or _LIBRARY.search(file):
-            return None
-        path = os.path.normpath(file)
-        if not os.path.isabs(path):
-            return None if path.split(os.sep)[0] == os.pardir else path
-        if path.startswith(self._others):
-            return None
-        return next((path[len(root) :] for root in self._roots if path.startswith(root)), None)
-
-    def place(self, frames: Iterable[CodeLine]) -> CodeLine | None:
-        """Returns the first of the frames that is in the user's code, None if none is."""
-        for file, line in frames:
-            known = self.relative(file)
-            if known is not None and line > 0:
-                return CodeLine(known, line)
-        return None
-
-
-def _prefix(directory: str) -> str:
-    return os.path.normpath(directory).rstrip("/") + "/"
-
-
-def frames_of(text: str) -> Iterator[CodeLine]:
-    """Yields the frames of a traceback, innermost first; their files as they stand there.
-
-    ``text``: what Python wrote for an exception (the innermost frame last), or faulthandler for a
-    crash (``File "x.py", line 3 in f``, the innermost frame first).
-    """
-    found = list(_FRAME.finditer(text))
-    if found and found[0]["python"] is not None:
-        found.reverse()
-    for frame in found:
-        yield CodeLine(frame["file"], int(frame["line"][-9:]))
 
 
 Outcome = Literal["succeeded", "failed", "error", "skipped"]
@@ -203,7 +149,9 @@ _OUTCOMES: dict[str, Outcome] = {"succeeded": "succeeded", "failed": "failed"}
 _UNKNOWN = "no result.json: still running, or its launcher was killed"
 
 
-def run_case(result: RunResult, tree: Tree, logs: Sequence[Log] = (), cwd: str = os.sep) -> Case:
+def run_case(
+    result: RunResult, roots: Sequence[str], logs: Sequence[Log] = (), cwd: str = os.sep
+) -> Case:
     """Return what a result.json says; what is told of a failure is the report on the terminal."""
     last = result.attempts[-1].path if result.attempts else ""
     case = Case(
@@ -230,7 +178,7 @@ def run_case(result: RunResult, tree: Tree, logs: Sequence[Log] = (), cwd: str =
         kind=(tidy(result.cause_type) or "failed") if result.state == "failed" else kind,
         message=_message(result),
         explanation=tuple(tidy(told).strip("\n").splitlines()),
-        place=_place(result, tree, logs),
+        place=_place(result, roots),
         logs=tuple(logs),
     )
 
@@ -294,27 +242,15 @@ def _message(result: RunResult) -> str:
     return tidy(first_line(result.failure)) or "workers failed"
 
 
-def _place(outcome: RunResult, tree: Tree, logs: Sequence[Log]) -> CodeLine | None:
-    """Returns the line of the user's code that a run failed in, as far as that is known."""
-    root, worker = outcome.root_cause, blamed(outcome)
-    texts: list[str] = []
-    standing: tuple[Frame, ...] = ()
-    if root is not None:
-        texts = [root.traceback, getattr(root.cause, "message", "")]
-        stack = root.hang.stacks.get(worker.rank) if root.hang is not None and worker else None
-        # the root cause itself has those of a crash of native code
-        standing = (*(stack.frames if stack is not None else ()), *root.frames)
-    # where the user's own faulthandler writes
-    stderr = ["\n".join(log.lines) for log in logs if log.stream == "stderr"]
-    for frames in (
-        *(frames_of(tidy(text)) for text in texts),
-        (CodeLine(tidy(frame.file), frame.line) for frame in standing),
-        *map(frames_of, stderr),
-    ):
-        place = tree.place(frames)
-        if place is not None:
-            return place
-    return None
+def _place(result: RunResult, roots: Sequence[str]) -> CodeLine | None:
+    """Return the line that a run failed in, if it is in a file below one of the roots."""
+    frame = None if result.root_cause is None else place_of(result.root_cause)
+    if frame is None or not frame.file.isprintable():
+        return None
+    path = os.path.normpath(frame.file)
+    below = (path.removeprefix(f"{root.rstrip('/')}/") for root in roots)
+    known = (each for each in (path, *below) if not each.startswith(("/", "../")))
+    return next((CodeLine(each, frame.line) for each in known), None)
 
 
 LOG_LINES = 100
@@ -324,7 +260,7 @@ _OVERRIDES = os.path.join(".hydra", "overrides.yaml")
 
 
 def load(
-    found: FoundDirectory, roots: Iterable[str] = (), environ: Mapping[str, str] | None = None
+    found: FoundDirectory, roots: Sequence[str] = (), environ: Mapping[str, str] | None = None
 ) -> Report:
     """Read what became of a run or a sweep.
 
@@ -336,12 +272,12 @@ def load(
         OutputError: a file cannot be read.
     """
     if found.kind == "run":
-        return run_report(view_run(found, environ), Tree(roots))
+        return run_report(view_run(found, environ), roots)
     hide = redactor_of(found.path, os.environ if environ is None else environ)
-    return sweep_report(view_sweep(found, hide), Tree(roots), environ)
+    return sweep_report(view_sweep(found, hide), roots, environ)
 
 
-def run_report(run: RunView, tree: Tree) -> Report:
+def run_report(run: RunView, roots: Sequence[str]) -> Report:
     """Return what is told of a run; raises as `load` does."""
     entry, result = run.entry, run.outcome
     if entry.error is not None:
@@ -350,7 +286,7 @@ def run_report(run: RunView, tree: Tree) -> Report:
     overrides = tuple(map(tidy, read_overrides(run.path))) if known else ()
     name = " ".join(overrides) or "run"
     if result is not None:
-        case = replace(run_case(result, tree, _logs(run), run.cwd), name=name)
+        case = replace(run_case(result, roots, _logs(run), run.cwd), name=name)
         if case.bad and entry.batch is not None:
             case = replace(case, explanation=(*case.explanation, *batch_lines(entry.batch)))
     else:
@@ -382,7 +318,9 @@ def batch_lines(batch: BatchFacts) -> Iterator[str]:
         yield f"Not put back into the queue: {batch.reason}"
 
 
-def sweep_report(sweep: SweepView, tree: Tree, environ: Mapping[str, str] | None = None) -> Report:
+def sweep_report(
+    sweep: SweepView, roots: Sequence[str], environ: Mapping[str, str] | None = None
+) -> Report:
     """Return what is told of a sweep; raises as `load` does."""
     result = sweep.result
     if sweep.entry.error is not None or result is None:
@@ -390,7 +328,7 @@ def sweep_report(sweep: SweepView, tree: Tree, environ: Mapping[str, str] | None
     over = result.exit_code is not None
     jobs = result.jobs
     common = common_overrides([tuple(map(tidy, job.overrides)) for job in jobs])
-    runs = dict(_runs(sweep.path, jobs, tree, environ))
+    runs = dict(_runs(sweep.path, jobs, roots, environ))
     state = "" if over else sweep.entry.state
     return Report(
         kind="sweep",
@@ -407,7 +345,7 @@ def sweep_report(sweep: SweepView, tree: Tree, environ: Mapping[str, str] | None
 
 
 def _runs(
-    sweep: str, jobs: Iterable[JobHistory], tree: Tree, environ: Mapping[str, str] | None
+    sweep: str, jobs: Iterable[JobHistory], roots: Sequence[str], environ: Mapping[str, str] | None
 ) -> Iterator[tuple[int, Case]]:
     """Yield what the result.json of each job tells, where there is one of its own."""
     last: dict[str, tuple[int, int]] = {}
@@ -428,7 +366,7 @@ def _runs(
         logs = tuple(
             log._replace(path=os.path.join(tidy(job.directory), log.path)) for log in _logs(run)
         )
-        case = run_case(run.outcome or run.result, tree, logs, run.cwd)
+        case = run_case(run.outcome or run.result, roots, logs, run.cwd)
         yield owner, replace(case, logs_in=os.path.join(tidy(job.directory), case.logs_in))
 
 

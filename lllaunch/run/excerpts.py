@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from lllaunch.error_file import read_error_file
 from lllaunch.files import read_bytes
 from lllaunch.run.observer import WorkerError
-from lllaunch.run.result import CalledExit, Excerpt
+from lllaunch.run.result import CalledExit, Excerpt, RootCause
 from lllaunch.spawner.evidence import CRASH, TRACE_FILE
 from lllaunch.spawner.values import EXIT_FILE
 from lllaunch.text import clean
-from lllaunch.watchdog.frames import LIBRARY, WRAPPERS
+from lllaunch.watchdog.frames import LIBRARY, WRAPPERS, Frame, is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -106,6 +106,16 @@ def _innermost_own(text: str) -> list[TracebackFrame]:
 def users_call(text: str) -> TracebackFrame | None:
     """Returns the innermost frame of the user's code in a traceback, None if there is none."""
     return next(iter(_innermost_own(text)), None)
+
+
+def place_of(root: RootCause) -> TracebackFrame | Frame | None:
+    """Return the call in the user's code that a run failed in, None if that is not known."""
+    if isinstance(root.cause, CalledExit):
+        return Frame(root.cause.file, root.cause.line, root.cause.function)
+    hang = root.hang
+    stack = None if hang is None else hang.stacks.get(next(iter(hang.blamed), -1))
+    frames = root.frames if stack is None else stack.frames
+    return users_call(root.traceback) or next((frame for frame in frames if is_own(frame)), None)
 
 
 def called(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lllaunch.linux import proc
-from lllaunch.results.report import Tree, run_case
+from lllaunch.results.report import run_case
 from lllaunch.run.result import PreflightFailure, RunResult, as_result
 from lllaunch.run.submission import BatchJob
 from lllaunch.spec import Preflight, RestartPolicy
@@ -76,7 +76,7 @@ def test_a_run_that_gets_no_further_ends_though_restarts_are_left(run: Run) -> N
     assert file.cause_type == "NoProgress"
     assert file.failure == f"{text}; rank 0: called sys.exit(5)"
     assert file.no_progress == outcome.no_progress
-    case = run_case(file, Tree([str(run.root)]))
+    case = run_case(file, [str(run.root)])
     assert (case.outcome, case.kind) == ("failed", "NoProgress")
     assert case.message == f"{text}; rank 0: called sys.exit(5)"
     assert cause_of(7, file.cause_type) is None

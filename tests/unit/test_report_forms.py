@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree as ET
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,8 +19,6 @@ from lllaunch.results.report import (
     Case,
     CodeLine,
     Report,
-    Tree,
-    frames_of,
 )
 from lllaunch.results.view import Log, without_ours
 
@@ -147,59 +144,6 @@ def test_a_summary_is_never_longer_than_github_takes() -> None:
     text = summary(sweep(*(job(number, "succeeded") for number in range(30)), job(30)))
     assert len([line for line in text.splitlines() if line.startswith("| ")]) == 2
     assert "30 of 31 jobs succeeded, 1 failed" in text
-
-
-# Places
-
-
-TRACE = """Traceback (most recent call last):
-  File "/repo/src/train.py", line 40, in main
-    step()
-  File "/repo/src/model.py", line 7, in step
-    layer(x)
-  File "/usr/lib/python3.11/json/decoder.py", line 9, in decode
-  File "/venv/lib/python3.11/site-packages/torch/nn.py", line 3, in forward
-  File "<frozen importlib>", line 1, in x
-ValueError: no
-"""
-CRASH = """Fatal Python error: Segmentation fault
-
-Current thread 0x00007fa32bc76b80 (most recent call first):
-  File "/venv/lib/python3.11/site-packages/torch/nn.py", line 3 in forward
-  File "/repo/src/model.py", line 7 in step
-  File "/repo/src/train.py", line 40 in main
-"""
-SYNTAX = """  File "/repo/a.py", line 3, in <module>
-    import b
-  File "/repo/b.py", line 9
-    x = = 1
-"""
-GROUP = """  | Traceback (most recent call last):
-  |   File "/repo/a.py", line 3, in f
-  +-+---------------- 1 ----------------
-    |   File "/repo/b.py", line 4, in g
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        (TRACE, ("src/model.py", 7)),
-        (CRASH, ("src/model.py", 7)),
-        (SYNTAX, ("b.py", 9)),
-        (GROUP, ("b.py", 4)),
-        ('  File "train.py", line 3, in f', ("train.py", 3)),
-        ('  File "../x.py", line 3, in f', None),
-        ('  File "/repository/x.py", line 3, in f', None),
-        ('  File "/repo/.venv/x.py", line 3, in f', None),
-        ('  File "/repo/x.py", line 0, in f', None),
-        ('  File "/repo/lll/x.py", line 2, in f', None),
-        ("nothing", None),
-    ],
-)
-def test_the_innermost_frame_in_the_users_tree_is_found(text: str, place: Any) -> None:
-    tree = Tree(["/repo", "relative"], not_below=["/repo/lll"])
-    assert tree.place(frames_of(text)) == place
 
 
 def test_frames_of_lllaunch_in_a_crash_are_counted() -> None:

@@ -23,7 +23,7 @@ from lllaunch.errors import ConfigError
 from lllaunch.pages.run_page import run_page
 from lllaunch.results.github import announce, announce_error, commands, summary
 from lllaunch.results.junit import render_junit
-from lllaunch.results.report import LOG_LINES, Report, Tree, render_json, render_text, run_case
+from lllaunch.results.report import LOG_LINES, Report, render_json, render_text, run_case
 from lllaunch.results.report import load as load_found
 from lllaunch.results.store import NoSuchRun, locate
 from lllaunch.results.view import blamed, view_run, view_sweep
@@ -57,6 +57,9 @@ from lllaunch.watchdog.frames import Frame, RankStack
 
 def load(path: str, *arguments: Any, **more: Any) -> Report:
     return load_found(locate(path), *arguments, **more)
+
+
+HEADER = "Traceback (most recent call last):"
 
 
 def raised(trace: str = "", rank: int = 1) -> RootCause:
@@ -156,7 +159,7 @@ def test_a_failed_run_is_told_with_its_place_and_its_logs(run: LeftRun) -> None:
     run.log(1, "stderr", "warning\nTrace\n")
     run.log(0, "stderr", "of another rank")
     why = Explanation("itself", "likely", "A bug.")
-    trace = f'Trace\n  File "{run.path}/src/train.py", line 12, in f\nValueError: no\nmore'
+    trace = f'{HEADER}\n  File "{run.path}/src/train.py", line 12, in f\nValueError: no\nmore'
     root = replace(raised(trace), explanation=why)
     report = load(ended(run, "failed", 3, root), [str(run.path)])
     case = only(report)
@@ -177,8 +180,11 @@ def test_a_failed_run_is_told_with_its_place_and_its_logs(run: LeftRun) -> None:
 
 
 def test_a_crash_is_placed_by_what_faulthandler_wrote(run: LeftRun) -> None:
-    run.log(1, "stderr", f'Fatal Python error\n  File "{run.path}/a.py", line 3 in f\n')
-    root = RootCause(0, 1, 1, KilledBySignal(11), T0)
+    crashed = (
+        Frame("/lib/python3.11/site-packages/x.py", 1, "g"),
+        Frame(f"{run.path}/a.py", 3, "f"),
+    )
+    root = RootCause(0, 1, 1, KilledBySignal(11), T0, frames=crashed)
     case = only(load(ended(run, "failed", 3, root), [str(run.path)]))
     assert (case.message, case.place) == ("rank 1: died of SIGSEGV", ("a.py", 3))
 
@@ -349,7 +355,7 @@ def test_no_document_of_another_make_is_an_error_of_ours(run: LeftRun) -> None:
             assert result is not None
             blamed(result)
             "".join(line.text for line in report_lines(result, "/"))
-            report = Report("run", "x", (run_case(result, Tree(["/"])),))
+            report = Report("run", "x", (run_case(result, ["/"]),))
             for render in (render_text, render_json, render_junit, summary):
                 render(report).encode()
             commands(report)
@@ -511,7 +517,7 @@ def test_an_output_is_written_whole_or_named(
 def test_in_github_actions_a_run_is_announced(
     run: LeftRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trace = f'  File "{run.path}/src/t.py", line 12, in f'
+    trace = f'{HEADER}\n  File "{run.path}/src/t.py", line 12, in f'
     path = ended(run, "failed", 3, raised(trace))
     summary = tmp_path / "summary.md"
     summary.write_text("before")
