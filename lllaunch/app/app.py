@@ -380,13 +380,11 @@ def _delaying(configure: Callable[[dict[str, Any]], None]) -> Callable[[dict[str
     def delayed(conf: dict[str, Any]) -> None:
         for handler in (conf.get("handlers") or {}).values():
             if handler.get("class") == "logging.FileHandler":
-                handler.setdefault("delay", True)
+                # not named in the config, where a policy might have to know it
+                handler["()"] = _LateFile
+                handler |= {"delay": handler.pop("delay", True)}
+                del handler["class"]
         configure(conf)
-        for logger in (logging.getLogger(), *map(logging.getLogger, conf.get("loggers") or {})):
-            for made in logger.handlers:
-                if type(made) is logging.FileHandler:
-                    # not named in the config, where a policy might have to know it
-                    made.__class__ = _LateFile
 
     return delayed
 

@@ -198,7 +198,14 @@ def read(
     if not line.left:
         overrides = torchrun_overrides(line.options, alone=False)
     elif own_app:
-        raise _of_own_app(script)
+        text = f"{script!r}: expected an override (KEY=VALUE), got no '='"
+        if script in VERBS:
+            own = relative_path(sys.argv[0], working_directory())
+            text = f"{script!r} is a command of lllaunch, and {own} is an app of its own"
+            composes = script in {"plan", "check"}
+            meant = f"python {shlex.quote(own)} --cfg job" if composes else f"lllaunch {script}"
+            text = f"{text}; did you mean '{meant}'?"
+        raise WrongUsage(text)
     else:
         options = {**_from_environment(environ), **line.options}
         entrypoint = _entrypoint(script, options)
@@ -311,44 +318,18 @@ def _of_word(word: str, words: Sequence[str], line: _Reader) -> str:
     """Return what to write in place of the first word that is neither option nor override."""
     from lllaunch.config.fields import did_you_mean  # noqa: PLC0415 - only if something is wrong
 
-    rest = [*line.overrides, *line.left[1:]]
-    experiment = word.lstrip("+").removeprefix("exp/").removesuffix(".yaml")
-    directory, name = os.path.split(os.path.normpath(word))
-    group = os.path.relpath(directory or ".", "conf")
+    experiment = word.lstrip("+").removeprefix("conf/").removeprefix("exp/").removesuffix(".yaml")
     if word in VERBS:
         others = [each for each in words if each != word]
         return f"{word!r} is a command, and comes first: {_command(word, *others)}"
-    if word.endswith(".yaml") and not os.path.isfile(word):
-        return f"{word}: no such file"
-    if name == "plan.yaml":
-        return f"{word}: to run that plan again: {_command('rerun', directory or '.')}"
-    if os.path.isfile(word) and word.endswith(".yaml"):
-        choice = [f"+{group}={name.removesuffix('.yaml')}"]
-        if group == "." or group.startswith(os.pardir):
-            choice = ["--config-dir", directory or ".", "--config-name", name[:-5]]
-        return f"{word}: to run it: {_command(*line.found, *choice, *rest)}"
     if os.path.isfile(os.path.join("conf", "exp", f"{experiment}.yaml")):
-        command = _command(*line.found, f"+exp={experiment}", *rest)
+        command = _command(*line.found, f"+exp={experiment}", *line.overrides, *line.left[1:])
         return f"{word!r} is not an override; to run that experiment: {command}"
-    if os.path.isdir(word):
-        return f"{word} is a directory; write a script in it, or -m PACKAGE"
-    if os.path.isfile(word):
-        return f"{word!r} does not end in .py; to run it as a program: --no-python ./{word}"
-    if word in words[:1] and re.fullmatch(r"[A-Za-z][\w-]*", word):
+    if word in words[:1] and re.fullmatch(r"[A-Za-z][\w-]*", word) and not os.path.exists(word):
         text = f"unknown command {word!r} (choose from {', '.join(VERBS)})"
         hint = did_you_mean(word, VERBS)
         return f"{text}; {hint}" if hint else text
     return f"{word!r}: expected a script (a path ending in .py) or an override (KEY=VALUE)"
-
-
-def _of_own_app(word: str) -> WrongUsage:
-    if word not in VERBS:
-        return WrongUsage(f"{word!r}: expected an override (KEY=VALUE), got no '='")
-    script = relative_path(sys.argv[0], working_directory())
-    composes = word in {"plan", "check"}
-    command = shlex.join(["python", script, "--cfg", "job"] if composes else ["lllaunch", word])
-    text = f"{word!r} is a command of lllaunch, and {script} is an app of its own"
-    return WrongUsage(f"{text}; did you mean '{command}'?")
 
 
 def _command(*words: str) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import json
 import os
 import pickle
+import re
 import shlex
 import socket
 import sys
@@ -333,22 +333,20 @@ def load(value: ReturnValue | None) -> Any:
         raise OutputError(value.path, f"{reason}{type(error).__name__}: {error}") from error
 
 
+_DECORATED = re.compile(
+    rb"^\s*@lllaunch\.main\b|^from lllaunch import [^#\n]*?\bmain(?: as (?P<name>\w+))?\b",
+    re.MULTILINE,
+)
+
+
 def is_own_app(path: str) -> bool:
-    """Return whether a script decorates a function with `lllaunch.main`; it is not imported."""
+    """Return whether a script decorates a function with `lllaunch.main`, by its text."""
     try:
         with open(path, "rb") as file:
             data = file.read(_LONGEST_SCRIPT)
-        tree = ast.parse(data if b"lllaunch" in data else b"")
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+    except OSError:
         return False
-    names, decorators = set(), set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found = (each for each in node.names if each.name == "lllaunch")
-            names |= {f"{each.asname or each.name}.main" for each in found}
-        elif isinstance(node, ast.ImportFrom) and node.module == "lllaunch" and not node.level:
-            names |= {each.asname or each.name for each in node.names if each.name == "main"}
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            calls = (getattr(each, "func", each) for each in node.decorator_list)
-            decorators |= set(map(ast.unparse, calls))
-    return not names.isdisjoint(decorators)
+    found = _DECORATED.search(data)
+    if found is None or found[0].lstrip().startswith(b"@"):
+        return found is not None
+    return re.search(rb"^\s*@" + (found["name"] or b"main") + rb"\b", data, re.M) is not None

@@ -148,18 +148,13 @@ def _read(path: str) -> Any:
     if not os.path.lexists(path):
         return {}
     text = read_text(path)
+    # OmegaConf writes paths and bytes with tags, which its own reader knows
+    parse(text, path, as_hydra=True)
     try:
-        data: Any = parse(text, path).data
-    except ConfigError:
-        if "!!" not in text:
-            raise
-        # OmegaConf writes paths and bytes with tags, which only its own reader knows
-        try:
-            data = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-        except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
-            known = isinstance(error, OmegaConfBaseException)
-            message = f"cannot be read: {reason_of(error) if known else 'of its tags'}"
-            raise ConfigError((Diagnostic("plan", path, "", message),)) from None
+        data: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+        message = f"cannot be read: {reason_of(error)}"
+        raise ConfigError((Diagnostic("plan", path, "", message),)) from None
     return data if isinstance(data, dict) else {}
 
 

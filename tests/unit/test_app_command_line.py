@@ -139,13 +139,9 @@ def test_what_torchrun_reads_from_the_environment_counts_for_scripts_alone() -> 
 @pytest.mark.parametrize(
     ("line", "command"),
     [
-        ("conf/exp/big/net.yaml", "lllaunch +exp/big=net"),
-        ("conf/config.yaml", "lllaunch --config-dir conf --config-name config"),
-        ("other/exp/toy.yaml", "lllaunch --config-dir other/exp --config-name toy"),
-        ("outputs/1/plan.yaml", "lllaunch rerun outputs/1"),
+        ("conf/exp/big/net.yaml", "lllaunch +exp=big/net"),
         ("+exp=toy plan", "lllaunch plan +exp=toy"),
         ("-q toy lr=1", "lllaunch -q +exp=toy lr=1"),
-        ("script", "--no-python ./script"),
     ],
 )
 def test_the_command_that_was_meant_is_given(line: str, command: str) -> None:
@@ -159,7 +155,6 @@ def test_the_command_that_was_meant_is_given(line: str, command: str) -> None:
     [
         ("foo", f"unknown command 'foo' (choose from {', '.join(VERBS)})"),
         ("shwo", f"unknown command 'shwo' (choose from {', '.join(VERBS)}); did you mean 'show'?"),
-        ("bin", "bin is a directory; write a script in it, or -m PACKAGE"),
         (
             "+exp=toy lr",
             "'lr': expected a script (a path ending in .py) or an override (KEY=VALUE)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import logging.config
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ def configured(path: str) -> logging.Logger:
     """Return a logger that an app of ours has set up to write to a file."""
 
     def configure(conf: dict[str, Any]) -> None:
-        settings = {key: each for key, each in conf["handlers"]["file"].items() if key != "class"}
-        logging.getLogger("of.a.test").addHandler(logging.FileHandler(**settings))
+        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, **conf})
 
     file = {"class": "logging.FileHandler", "filename": path}
-    _delaying(configure)({"handlers": {"file": file}, "loggers": {"of.a.test": {}}})
+    _delaying(configure)(
+        {"handlers": {"file": file}, "loggers": {"of.a.test": {"handlers": ["file"]}}}
+    )
     return logging.getLogger("of.a.test")
 
 
