@@ -202,14 +202,24 @@ def root_defaults() -> Any:
 
 
 class BoundedRepository(ConfigRepository):
-    """Where a loader finds configs, but ``expect`` sees the path of each file before it is read."""
+    """Where a loader finds configs.
 
-    def __init__(self, search_path: ConfigSearchPath, expect: Callable[[str], None]) -> None:
+    ``look`` sees each search path before it is used, ``expect`` the path of each file before it is
+    read.
+    """
+
+    def __init__(
+        self,
+        search_path: ConfigSearchPath,
+        expect: Callable[[str], None],
+        look: Callable[[ConfigSearchPath], None],
+    ) -> None:
+        self.expect, self.look = expect, look
         super().__init__(search_path)
-        self.expect = expect
 
     def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
         """Look in other places; called by Hydra."""
+        self.look(config_search_path)
         super().initialize_sources(config_search_path)
         self._read: dict[str, ConfigResult | None] = {}
 
@@ -229,12 +239,10 @@ class BoundedRepository(ConfigRepository):
 
 
 class WatchedLoader(ConfigLoaderImpl):
-    """Hydra's config loader, with two moments of composing that a subclass may use."""
+    """Hydra's config loader, with a moment of composing that a subclass may use."""
 
-    def look_at_search_path(
-        self, config_name: str | None, overrides: Sequence[Override], repo: IConfigRepository
-    ) -> None:
-        """Look at what is about to be added to the search path."""
+    parsed: Sequence[Override] = ()
+    """The overrides that were composed last."""
 
     def complete(self, config: DictConfig) -> None:
         """Change what the files come to, before overrides are applied."""
@@ -242,7 +250,7 @@ class WatchedLoader(ConfigLoaderImpl):
     def _process_config_searchpath(
         self, config_name: str | None, parsed_overrides: Any, repo: Any
     ) -> None:
-        self.look_at_search_path(config_name, parsed_overrides, repo)
+        self.parsed = parsed_overrides
         super()._process_config_searchpath(config_name, parsed_overrides, repo)
 
     def _compose_config_from_defaults_list(self, *args: Any, **kwargs: Any) -> DictConfig:

@@ -16,12 +16,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
+from msgspec import structs
 from omegaconf import AnyNode, DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
@@ -34,7 +34,6 @@ from lllaunch.config.tree import shown_path, value_at
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.hydra_compat import (
     BoundedRepository,
-    IConfigRepository,
     Seam,
     WatchedLoader,
     own_node,
@@ -46,7 +45,6 @@ from lllaunch.secret_names import literals_in
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
     from hydra.core.config_search_path import ConfigSearchPath
-    from hydra.core.override_parser.types import Override
 
     from lllaunch.review.lock import Lock, PlanRefused
     from lllaunch.review.policy import Policy
@@ -124,7 +122,7 @@ def policy_of(top: str) -> Policy | None:
     from lllaunch.review.policy import read_policy  # noqa: PLC0415 - as above
 
     policy = read_policy(shown_path(path))
-    return replace(policy, paths=(*policy.paths, *_admitted))
+    return structs.replace(policy, paths=(*policy.paths, *_admitted))
 
 
 _admitted: list[str] = []
@@ -259,7 +257,6 @@ class GuardedLoader(WatchedLoader):
     # what was composed to see its mode: of what, and whether a run would not take it, since nobody
     # has chosen one of its groups
     _kept: tuple[str | None, list[str], DictConfig, bool] | None = None
-    _parsed: Sequence[Override] = ()
 
     def __init__(self, config_search_path: ConfigSearchPath, *, reviewing: bool = False) -> None:
         """``reviewing``: the caller makes nothing of what is composed, though it is not allowed.
@@ -267,10 +264,12 @@ class GuardedLoader(WatchedLoader):
         But packages that are not allowed are not looked in.
         """
         super().__init__(config_search_path)
-        self.repository = BoundedRepository(config_search_path, expect_bounded)
         self._looks = not reviewing
         # whether what is not allowed is raised as a `PlanRefused`, and ends nothing
         self.raises = reviewing
+        self.repository = BoundedRepository(
+            config_search_path, expect_bounded, self.look_at_search_path
+        )
 
     def load_configuration(
         self,
@@ -284,14 +283,9 @@ class GuardedLoader(WatchedLoader):
         known = self._again(config_name, overrides, run_mode)
         if validate_sweep_overrides and known is not None:
             with composing_readably():
-                self.validate_sweep_overrides_legal([*self._parsed], run_mode, from_shell)
+                self.validate_sweep_overrides_legal([*self.parsed], run_mode, from_shell)
             return known
         with self._refusing():
-            # the packages that the command line looks in must be allowed
-            paths = [element.path for element in self.config_search_path.get_path()]
-            foreign = [path for path in paths if path.startswith("pkg:") and path not in _PACKAGES]
-            if self._policy is not None and foreign:
-                _refuse_if_any(_foreign(foreign, self._policy))
             # Hydra quotes what is wrong with an override
             if any(literals_in(overrides)):
                 settings = [
@@ -375,19 +369,20 @@ class GuardedLoader(WatchedLoader):
             if "/".join(filter(None, (parent_name, name))) != LOCKS
         ]
 
-    def look_at_search_path(
-        self, config_name: str | None, overrides: Sequence[Override], repo: IConfigRepository
-    ) -> None:
-        """Refuse packages that the project does not allow to look in."""
-        self._parsed = overrides
-        with self._refusing():
-            if self._policy is None:
-                return
-            found = _foreign_in_primary(repo, config_name, self._policy)
-            for override in overrides:
-                if override.get_key_element() == _SEARCHPATH:
-                    found += _foreign(override.value(), self._policy)
-            _refuse_if_any(found)
+    def look_at_search_path(self, path: ConfigSearchPath) -> None:
+        """Refuse packages that the project does not allow to look in: Hydra imports them."""
+        found = [
+            each.path
+            for each in path.get_path()
+            if each.provider.startswith(_SEARCHPATH)
+            or (each.path.startswith("pkg:") and each.path not in _PACKAGES)
+        ]
+        if found and self._policy is not None:
+            from lllaunch.review.allow import check_config  # noqa: PLC0415 - as above
+
+            config = OmegaConf.create({"hydra": {"searchpath": found}})
+            with self._refusing():
+                _refuse_if_any(check_config(config, self._policy, tree_top(os.getcwd())))
 
     def _refusing(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.raises else refusing()
@@ -434,33 +429,6 @@ def _as_hydras(config: DictConfig) -> Iterator[None]:
         for key, node in later.items():
             node[key] = before[key]
         instance.cfg = former
-
-
-def _foreign(entries: object, policy: Policy) -> list[Diagnostic]:
-    """Return which entries of a search path are not allowed.
-
-    Hydra imports packages that it looks in, so they are judged before anything is composed.
-    """
-    from lllaunch.review.allow import check_config  # noqa: PLC0415 - if there is a policy
-
-    given = entries if isinstance(entries, list) else []
-    config = OmegaConf.create({"hydra": {"searchpath": given}})
-    return check_config(config, policy, tree_top(os.getcwd()))
-
-
-def _foreign_in_primary(repo: Any, name: str | None, policy: Policy) -> list[Diagnostic]:
-    """Return the same of the primary config, with its file and the line."""
-    loaded: Any = repo.load_config(config_path=name) if name else None
-    is_dict = loaded is not None and OmegaConf.is_dict(loaded.config)
-    entries = OmegaConf.select(loaded.config, _SEARCHPATH) if is_dict else None
-    if not OmegaConf.is_list(entries):
-        return []
-    found = _foreign(OmegaConf.to_container(entries, resolve=True), policy)
-    if not found:
-        return []
-    from lllaunch.config.origins import origins_of_one  # noqa: PLC0415 - if something is wrong
-
-    return [*map(origins_of_one(repo, str(name)).locate, found)]
 
 
 def _refuse_if_any(problems: list[Diagnostic]) -> None:

@@ -71,36 +71,13 @@ class AppReached(BaseException):
     """Ends the user's script in a worker: its app has been called, the rest is the launcher's."""
 
 
-class _Task:
-    """What a worker of a user's own app does in its place: ``action`` on its function."""
-
-    def __init__(self, reach: Reach, action: Callable[[Callable[[Any], Any]], Any]) -> None:
-        self.reach = reach
-        self._action = action
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self.started = False
-
-    def run(self, function: Callable[[Any], Any] | None = None) -> None:
-        """Run it, and keep what it returns or raises: the script's own code must not see that."""
-        self.started = True
-        try:
-            self._value = self._action(function or self.reach.find())
-        except BaseException as error:  # noqa: BLE001 - `result` raises it
-            self._error = error
-
-    def result(self) -> Any:
-        """Returns or raises what the function has."""
-        if self._error is not None:
-            raise self._error
-        return self._value
-
-
 class _State:
     """Whether this process is a worker of a user's own app, and what it has still to do."""
 
     worker = False
-    task: _Task | None = None
+    # called with the function of the app that ``reach`` finds
+    task: Callable[[Callable[[Any], Any]], None] | None = None
+    reach: Reach
 
 
 def call_in_worker(function: Any) -> bool:
@@ -122,9 +99,8 @@ def call_in_worker(function: Any) -> bool:
             f"workers; call {name}(cfg) to run the function itself"
         )
     # where it is called from an import of its own module, that is not complete yet
-    if task.reach.layer() is function:
-        _State.task = None
-        task.run(function)
+    if _State.reach.layer() is function:
+        task(function)
         raise AppReached
     return True
 
@@ -194,9 +170,17 @@ def run_in_script(
     An empty script is passed over. If the script ends without having called its app, the action
     follows. Returns what that returned.
     """
-    task = _Task(reach, action)
-    _State.worker = True
-    _State.task = task
+    # what the function returned or raised, which the script's own code must not see
+    verdict: list[tuple[Any, BaseException | None]] = []
+
+    def task(function: Callable[[Any], Any] | None = None) -> None:
+        _State.task = None
+        try:
+            verdict.append((action(function or reach.find()), None))
+        except BaseException as error:  # noqa: BLE001 - raised below
+            verdict.append((None, error))
+
+    _State.worker, _State.task, _State.reach = True, task, reach
     # the calls of plain Hydra apps come to `call_in_worker`
     watch_apps(_app_called)
     name = "__mp_main__" if script.guarded else "__main__"
@@ -209,17 +193,20 @@ def run_in_script(
         # what stands below the call runs in the launcher, after all workers
         pass
     except SystemExit as end:
-        if not task.started and end.code not in {None, 0}:
+        if not verdict and end.code not in {None, 0}:
             raise
     except BaseException:
-        # the task's own verdict is what counts, if there is one
-        if not task.started:
+        # the function's own verdict is what counts, if there is one
+        if not verdict:
             raise
     finally:
         _State.task = None
-    if not task.started:
-        task.run()
-    return task.result()
+    if not verdict:
+        task()
+    value, error = verdict[0]
+    if error is not None:
+        raise error
+    return value
 
 
 def _app_called(function: Any, runs: bool) -> bool:

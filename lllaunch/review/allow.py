@@ -486,7 +486,7 @@ class _Judge:
         return os.path.relpath(real, self._root) if inside else real
 
     def _refuse(self, key: str, value: str, message: str, name: str, wanted: str) -> None:
-        path = self._policy.path
+        path = self._policy.file
         hint = f"to allow it, add {wanted!r} to allow.{name} in {path}" if wanted else ""
         self.problems.append(
             Diagnostic("not-allowed", shorten(key), value, shorten(message), shorten(hint))

@@ -15,14 +15,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from lllaunch.config.document import parse, read_text, wrong
+from lllaunch.config.document import parse, read_text
 from lllaunch.config.plan import PlanDumper, complete, dump_yaml, essential, hash_of, portable_plan
 from lllaunch.config.tree import show
 from lllaunch.difference import Change, differences, text_lines
-from lllaunch.documents import Record, as_record
+from lllaunch.documents import Record
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.review.paths import LOCKS
+from lllaunch.review.policy import expect_record
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.spec import LaunchSpec
 from lllaunch.text import shorten
@@ -218,13 +219,8 @@ def parse_lock(text: str, path: str) -> Lock:
     data = document.data
     plan = data.get("plan") if isinstance(data, dict) else None
     of_sweep = isinstance(plan, dict) and _JOBS in plan
-    try:
-        as_record(data, _LockOfSweep if of_sweep else _LockFile)
-    except ValueError as error:
-        place = re.search(r"\$((?:\.\w+)+)", str(error))
-        line = document.lines.nearest(place[1][1:].split(".") if place else [])
-        hint = "renew it, or use a newer lllaunch"
-        raise wrong(path, line, f"is no lock: {error}", hint, code="lock") from None
+    hint = "renew it, or use a newer lllaunch"
+    expect_record(document, _LockOfSweep if of_sweep else _LockFile, path, "lock", hint)
     plan = complete(data["plan"])
     lock = Lock(path, tuple(data["command"]), hash_of(plan), plan)
     if data["plan_hash"] != lock.plan_hash:

@@ -6,16 +6,19 @@ or from the file that LLLAUNCH_POLICY names.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
-from lllaunch.config.document import parse, read_text
-from lllaunch.config.fields import Findings, known_items, one_of
-from lllaunch.config.tree import parts_of
-from lllaunch.errors import ConfigError, Unfit
+from msgspec.structs import replace
+
+from lllaunch.config.document import Document, parse, read_text, wrong
+from lllaunch.documents import Record, as_record
+from lllaunch.errors import Code
+from lllaunch.review.paths import POLICY_FILE
+
+T = TypeVar("T")
 
 
 class Forms(NamedTuple):
@@ -55,18 +58,9 @@ def _fits_forms(pattern: str, forms: Forms) -> bool:
     return fits(pattern, forms.file)
 
 
-LISTS: tuple[str, ...] = (
-    *("entrypoints", "programs", "preload", "callbacks", "targets"),
-    *("searchpath", "env", "paths", "hosts", "cluster"),
-)
-"""Lists of patterns under ``allow``."""
+class Policy(Record, frozen=True, forbid_unknown_fields=True):
+    """What may be run: lists of patterns. What no pattern fits may not."""
 
-
-@dataclass(frozen=True)
-class Policy:
-    """What may be run; what no pattern fits may not."""
-
-    path: str
     # functions (``package.module:name``), modules (``-m package.module``) and scripts (paths)
     entrypoints: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()  # names on PATH, or paths
@@ -83,61 +77,40 @@ class Policy:
     # lines that run in batch jobs (``cluster.setup``, ``cluster.teardown``), and words for srun and
     # sbatch (``cluster.srun_args``, ``cluster.additional_parameters``)
     cluster: tuple[str, ...] = ()
+    file: str = POLICY_FILE
+
+
+class _PolicyFile(Record, frozen=True, forbid_unknown_fields=True):
+    allow: Policy
 
 
 def read_policy(path: str) -> Policy:
-    """Read a policy; raises a `ConfigError` with everything that is wrong."""
+    """Read a policy; raises a `ConfigError` if something is wrong with it."""
     return parse_policy(read_text(path), path)
 
 
 def parse_policy(text: str, path: str) -> Policy:
     """Reads the text of a policy; `read_policy` tells what is raised."""
-    document, findings = parse(text, path), Findings()
-    data = document.data
-    lists: dict[str, tuple[str, ...]] = {}
-    if not isinstance(data, dict) or "allow" not in data:
-        hint = "write 'allow: {...}'"
-        findings.add("", data, Unfit("a mapping with the key 'allow'", hint, code="policy"))
-    else:
-        known_items(data, "", ("allow",), {}, findings)
-        allow = data["allow"]
-        if not isinstance(allow, dict):
-            expected = f"a mapping of lists ({one_of(LISTS)})"
-            findings.add("allow", allow, Unfit(expected, code="policy"))
-        else:
-            known = known_items(allow, "allow", LISTS, {}, findings)
-            lists = {name: _read_patterns(name, value, findings) for name, value in known.items()}
+    document = parse(text, path)
+    policy = expect_record(document, _PolicyFile, path, "policy", POLICY_HINT).allow
+    for place, each in enumerate(policy.paths):
+        if not each.startswith("/"):
+            line = document.lines.nearest(["allow", "paths", place])
+            message = f"allow.paths: expected an absolute path, got {each!r}"
+            hint = "those in the tree are allowed anyway"
+            raise wrong(path, line, message, hint, code="policy")
+    return replace(policy, file=path)
+
+
+POLICY_HINT = "an allowlist is 'allow: {...}', a mapping of lists of patterns"
+
+
+def expect_record(document: Document, kind: type[T], path: str, code: Code, hint: str) -> T:
+    """Return the record that a file is, or raise a `ConfigError` with the line that is wrong."""
     try:
-        findings.raise_if_any()
-    except ConfigError as error:
-        # where each stands
-        placed = []
-        for each in error.problems:
-            parts = [int(part) if part.isdecimal() else part for part in parts_of(each.key)]
-            line = document.lines.nearest(parts)
-            placed.append(replace(each, key=each.key.lstrip("."), file=path, line=line))
-        raise ConfigError(tuple(placed)) from None
-    return Policy(path, **lists)
-
-
-def _read_patterns(name: str, value: Any, findings: Findings) -> tuple[str, ...]:
-    key = f"allow.{name}"
-    if not isinstance(value, list):
-        hint = f"write [{value!r}]" if isinstance(value, str) else ""
-        hint = "leave it out, or write []" if value is None else hint
-        findings.add(key, value, Unfit("a list of patterns", hint, code="policy"))
-        return ()
-    read = partial(_read_pattern, of_paths=name == "paths")
-    found = [findings.attempt(f"{key}[{place}]", item, read) for place, item in enumerate(value)]
-    return tuple(item for item in found if item is not None)
-
-
-def _read_pattern(item: object, *, of_paths: bool) -> str:
-    if not isinstance(item, str):
-        hint = "" if item is None or isinstance(item, (dict, list)) else "quote it"
-        raise Unfit("text", hint, code="policy")
-    if not item or item != item.strip():
-        raise Unfit("text without blanks around it", code="policy")
-    if of_paths and not item.startswith("/"):
-        raise Unfit("an absolute path", "those in the tree are allowed anyway", code="policy")
-    return item
+        return as_record(document.data, kind)
+    except ValueError as error:
+        found = re.search(r"\$([\w.\[\]]*)", str(error))
+        parts = re.findall(r"\w+", found[1]) if found else []
+        line = document.lines.nearest([int(part) if part.isdecimal() else part for part in parts])
+        raise wrong(path, line, f"is no {code}: {error}", hint, code=code) from None

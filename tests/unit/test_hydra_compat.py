@@ -144,7 +144,7 @@ def test_jobs_are_composed_of_what_was_read_first(tmp_path: Path) -> None:
     search = ConfigSearchPathImpl()
     search.append("test", f"file://{tmp_path}")
     read: list[str] = []
-    first = hydra_compat.BoundedRepository(search, read.append)
+    first = hydra_compat.BoundedRepository(search, read.append, lambda _: None)
     for repository in (first, copy.deepcopy(first)):
         found = repository.load_config("main")
         assert found is not None

@@ -63,7 +63,7 @@ def refusals(tree: Path) -> Refusals:
             lists = {"entrypoints": ["pkg.train:main"], **lists}
         cfg = OmegaConf.create({"launch": launch})
         spec = resolve(cfg, runtime_cwd=str(tree), output_dir=f"{tree}/out")
-        policy = Policy("conf/lllaunch.yaml", **{k: tuple(v) for k, v in lists.items()})
+        policy = Policy(**{k: tuple(v) for k, v in lists.items()})
         return check(
             spec, OmegaConf.create({"launch": launch, **(config or {})}), policy, str(tree)
         )
@@ -80,7 +80,7 @@ def test_all_look_for_modules_where_workers_do(tree: Path) -> None:
     cfg = OmegaConf.create({"launch": launch})
     spec = resolve(cfg, runtime_cwd=str(tree), output_dir=f"{tree}/out")
     assert file_of(spec) == str(tree / "work" / "both.py")
-    policy = Policy("conf/lllaunch.yaml", entrypoints=("work/*.py",))
+    policy = Policy(entrypoints=("work/*.py",))
     assert check(spec, cfg, policy, str(tree)) == []
 
 
@@ -135,7 +135,7 @@ def test_the_function_of_an_own_app_is_allowed_by_the_file_of_its_script(
     entry = Entrypoint("function", "__main__", "ok.py:train", "train")
     spec = LaunchSpec(entry, 1, f"{tree}/out", str(tree), output_dir=f"{tree}/out")
     for pattern, refused in (("scripts/ok.py", 0), ("ok.py:train", 0), ("scripts/no.py", 1)):
-        policy = Policy("conf/lllaunch.yaml", entrypoints=(pattern,))
+        policy = Policy(entrypoints=(pattern,))
         assert len(check(spec, OmegaConf.create(), policy, str(tree))) == refused
 
 
@@ -212,7 +212,7 @@ def test_what_runs_in_a_batch_job_beside_the_run(tree: Path) -> None:
     spec = resolve(cfg, runtime_cwd=str(tree), output_dir=f"{tree}/out")
     # no pattern: a star would take in what follows a semicolon
     allowed = ("module load cuda/12.4", "--prefer=fast", "*", "module load *")
-    policy = Policy("p.yaml", entrypoints=("pkg.train:main",), cluster=allowed)
+    policy = Policy(entrypoints=("pkg.train:main",), cluster=allowed, file="p.yaml")
     problems = check(spec, cfg, policy, str(tree))
     assert [problem.key for problem in problems] == [
         "cluster.setup",
