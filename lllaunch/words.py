@@ -111,21 +111,11 @@ _TITLES = {
     "queued": "Waiting in the queue",
     "unknown": "Not known to be over",
 }
-_DESCRIPTIONS = {
-    "error": "ended with an error",
-    "signalled": "ended by a signal",
-    "queued": "in the queue",
-}
 
 
 def state_title(state: str) -> str:
     """Return a state as the title of a page has it: ``Not submitted``."""
     return _TITLES.get(state, capitalised(state.replace("_", " ")))
-
-
-def state_words(state: str) -> str:
-    """Return a state as a sentence has it: ``ended with an error``, ``not run``."""
-    return _DESCRIPTIONS.get(state, state.replace("_", " "))
 
 
 # What the journal calls the states of jobs, and what people are told.
@@ -424,26 +414,23 @@ def counts_text(counts: Iterable[tuple[int, str]]) -> str:
     return ", ".join(f"{number} {what}" for number, what in counts if number)
 
 
-def done_text(counts: Mapping[str, int], states: Iterable[str]) -> str:
-    """Return ``12/200 done, 3 failed, 8 running, 177 waiting`` for a sweep that is running.
-
-    ``counts``: the number of its jobs by state. ``states``: the order in which they are named.
-    """
-    done = f"{counts.get('succeeded', 0)}/{sum(counts.values())} done"
-    others = jobs_text(counts, (state for state in states if state != "succeeded"))
-    return ", ".join(filter(None, (done, others)))
+def done_text(counts: Mapping[str, int]) -> str:
+    """Return ``12/200 done, 3 failed, 8 running, 177 waiting`` of a sweep's jobs by state."""
+    return _jobs(counts, f"{counts.get('succeeded', 0)}/{sum(counts.values())} done")
 
 
-def jobs_text(counts: Mapping[str, int], states: Iterable[str]) -> str:
-    """Return ``3 succeeded, 1 failed``: the jobs of a sweep by state, without zeros.
+def jobs_text(counts: Mapping[str, int]) -> str:
+    """Return ``3 of 5 jobs succeeded, 1 failed, 1 not run`` of a sweep's jobs by state."""
+    jobs = counted(sum(counts.values()), "job")
+    return _jobs(counts, f"{counts.get('succeeded', 0)} of {jobs} succeeded")
 
-    ``counts``: their number by state, as the journal has it. ``states``: the order in which they
-    are named.
-    """
+
+def _jobs(counts: Mapping[str, int], good: str) -> str:
     told: Counter[str] = Counter()
-    for state in states:
-        told[job_state(state)] += counts.get(state, 0)
-    return counts_text((number, state) for state, number in told.items())
+    for state in dict.fromkeys((*MEANINGS, *counts)):
+        if state != "succeeded":
+            told[job_state(state).replace("_", " ")] += counts.get(state, 0)
+    return ", ".join(filter(None, (good, counts_text((n, state) for state, n in told.items()))))
 
 
 def resume_override(directory: str) -> str:

@@ -159,7 +159,7 @@ def what_text(row: ListEntry) -> str:
     said = plain(cause_line(row.text)) if row.text else ""
     own = "" if row.kind == "rank" else plain(short_overrides(row.overrides))
     if row.kind == "sweep":
-        own = GAP.join(filter(None, (done_text(row.counts, MEANINGS), own)))
+        own = GAP.join(filter(None, (done_text(row.counts), own)))
     return f"{said}; {own}" if said and own else said or own
 
 
@@ -220,7 +220,7 @@ def _facts(view: LiveView, subject: ListEntry) -> Iterable[Part]:
     code = f" (exit code {subject.exit_code})" if subject.exit_code else ""
     yield Part(f"{state}{code}", 10, state_style(subject.state))
     if view.kind == "sweep":
-        done, _, others = done_text(subject.counts, MEANINGS).partition(", ")
+        done, _, others = done_text(subject.counts).partition(", ")
         yield Part(done, 9, "title")
         if others:
             yield Part(others, 5, "")

@@ -64,30 +64,32 @@ _LONG_BEFORE = 10.0
 
 def report_lines(outcome: RunResult, cwd: str) -> list[StyledText]:
     """Return the report of a run that is over; paths below ``cwd`` are relative to it."""
+    title = f"lllaunch: {title_text(outcome)}"
     if outcome.state != "succeeded":
-        return [_title(outcome), *_body(outcome, cwd)]
-    text = f"lllaunch: succeeded in {duration(outcome.seconds)}"
-    if outcome.restarts:
-        text += f" after {counted(outcome.restarts, 'restart')}"
-    text += f"; results in {shown_path(outcome.directory, cwd)}"
-    return [StyledText(text, "good"), *_leftovers(outcome)]
+        return [StyledText(title, "error"), *_body(outcome, cwd)]
+    where = f"results in {shown_path(outcome.directory, cwd)}"
+    return [StyledText(f"{title}; {where}", "good"), *_leftovers(outcome)]
 
 
-def _title(outcome: RunResult) -> StyledText:
+def title_text(outcome: RunResult) -> str:
+    """Return ``succeeded in 5.0 s`` or ``FAILED after 5.0 s (exit code 3)``."""
     if outcome.state == "error":
         # the first of its lines is the title, the others follow
-        return StyledText(f"lllaunch: {outcome.error.partition(chr(10))[0]}", "error")
-    after = f"after {duration(outcome.seconds)}"
+        return outcome.error.partition("\n")[0]
+    took = duration(outcome.seconds)
+    if outcome.state == "succeeded":
+        restarts = f" after {counted(outcome.restarts, 'restart')}" if outcome.restarts else ""
+        return f"succeeded in {took}{restarts}"
+    after = f"after {took}"
     if outcome.restarts:
         after += f" and {counted(len(outcome.attempts), 'attempt')}"
-    what = "FAILED"
-    if outcome.signum is not None:
-        what = f"ended by {signal_name(outcome.signum)}"
     if outcome.importing:
         modules = ", ".join(outcome.importing)
         verb = "was" if len(outcome.importing) == 1 else "were"
         after += f", while {modules} {verb} being imported"
-    return StyledText(f"lllaunch: {what} {after} (exit code {outcome.exit_code})", "error")
+    signum = outcome.signum
+    what = "FAILED" if signum is None else f"ended by {signal_name(signum)}"
+    return f"{what} {after} (exit code {outcome.exit_code})"
 
 
 def _body(outcome: RunResult, cwd: str) -> Iterator[StyledText]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.console.table import Column, Row, rows_of
@@ -17,6 +17,7 @@ from lllaunch.words import (
     ending,
     extremes_text,
     job_state,
+    jobs_text,
     named_jobs,
     objective_text,
     resume_override,
@@ -159,17 +160,16 @@ def _why(job: JobHistory) -> str:
     return ending(job.result.exit_code, job.result.root_cause)
 
 
+def verdict_text(result: SweepResult, counts: Mapping[str, int]) -> str:
+    """Return ``1 of 3 jobs succeeded, 2 failed in 0.8 s (exit code 6)`` of jobs by state."""
+    text = jobs_text(counts)
+    text += "" if result.seconds is None else f" in {duration(result.seconds)}"
+    return f"{text} (exit code {result.exit_code})" if result.exit_code else text
+
+
 def _verdict(result: SweepResult, counts: Summary, setting: Setting) -> Iterator[Row]:
     good, total, code = counts.succeeded + counts.skipped, sum(counts), result.exit_code
-    text = f"{good} of {counted(total, 'job')} succeeded"
-    for number, what in (
-        (counts.failed, "failed"),
-        (counts.cancelled, "cancelled"),
-        (counts.not_run, "not run"),
-    ):
-        text += f", {number} {what}" if number else ""
-    text += "" if result.seconds is None else f" in {duration(result.seconds)}"
-    text += f" (exit code {code})" if code else ""
+    text = verdict_text(result, {**counts._asdict(), "succeeded": good, "skipped": 0})
     path = shown_path(os.path.join(setting.directory, "sweep.json"), setting.cwd)
     style = "good" if good == total and not code else "error"
     yield (StyledText(f"lllaunch: {text}; {path}", style),)

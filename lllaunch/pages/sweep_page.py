@@ -25,12 +25,11 @@ from lllaunch.words import (
     STATES,
     capitalised,
     counted,
-    counts_text,
     extremes_text,
+    jobs_text,
     named_jobs,
     objective_text,
     state_title,
-    state_words,
 )
 
 if TYPE_CHECKING:
@@ -66,8 +65,6 @@ def sweep_page(facts: SweepFacts, version: str, place: str = ".") -> str:
     ]
     # jobs that are not composed yet count, too
     counts = Counter(entry.counts) or Counter(job.state for job in sweep.jobs)
-    good = f"{counts['succeeded']} of {counted(counts.total(), 'job')} succeeded"
-    rest = counts_text((counts[state], state_words(state)) for state in _STATES)
     return html.render(
         "sweep.html.j2",
         kind="Sweep",
@@ -75,7 +72,7 @@ def sweep_page(facts: SweepFacts, version: str, place: str = ".") -> str:
         state=entry.state,
         # a signal to its launcher ends a sweep before its end
         word="Interrupted" if entry.state == "signalled" else state_title(entry.state),
-        sentence=f"{good}, {rest}" if rest else good,
+        sentence=jobs_text(counts),
         more=html.joined(_more(facts), " · "),
         summary=[*_summary(facts)],
         version=version,
@@ -95,10 +92,6 @@ def sweep_page(facts: SweepFacts, version: str, place: str = ".") -> str:
 # Above all
 
 _BETTER = {"minimize": "lower is better", "maximize": "higher is better"}
-_STATES = (
-    *("failed", "error", "signalled", "died", "cancelled", "running", "queued", "waiting"),
-    *("not_run", "not_submitted", "unknown"),
-)
 
 
 def _more(facts: SweepFacts) -> Iterator[str]:
@@ -462,7 +455,7 @@ def _jobs(facts: SweepFacts, place: str) -> html.PageTable:
         ),
         *map(column, parameters),
         html.PageColumn("Others", others, "wide"),
-        html.PageColumn("State", lambda job: html.badge(job.state, state_words(job.state))),
+        html.PageColumn("State", lambda job: html.badge(job.state, job.state.replace("_", " "))),
         html.PageColumn(
             "Objective",
             lambda job: html.Cell(facts.returned(job), facts.values[places[job.number]]),

@@ -85,7 +85,7 @@ def _failure(report: Report, case: Case) -> str:
         # what happened is at the beginning, the innermost frames and the exception are at the end
         text = f"{case.message}\n...\n{text[-(_MESSAGE - len(case.message)) :]}"
     file, line = case.place or ("", None)
-    title = f"lllaunch: {report.title(case)} {report.word(case)}"
+    title = f"lllaunch: {report.title(case)} {case.word}"
     return annotation("error", text, title=shorten(title, _TITLE), file=file, line=line)
 
 
@@ -94,7 +94,7 @@ def summary(report: Report, limit: int = SUMMARY_BYTES) -> str:
 
     ``limit``: how long it may be, bytes in UTF-8.
     """
-    parts = [f"### lllaunch: {_escaped(report.verdict())}", "", f"{_code(report.directory)}", ""]
+    parts = [f"### lllaunch: {_escaped(report.verdict)}", "", f"{_code(report.directory)}", ""]
     if report.kind == "sweep":
         parts += _table(report)
         parts.append("")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lllaunch.console.report import report_lines
+from lllaunch.console.report import report_lines, title_text
+from lllaunch.console.summary import verdict_text
 from lllaunch.documents import isoformat, signal_name
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import within
@@ -23,7 +23,7 @@ from lllaunch.run.directory import RESULT
 from lllaunch.run.excerpts import place_of
 from lllaunch.secret_names import redactor_of
 from lllaunch.text import duration, first_line, plain, shorten, tidy
-from lllaunch.words import UNFINISHED, counted
+from lllaunch.words import UNFINISHED, jobs_text, state_title
 
 if TYPE_CHECKING:
     from lllaunch.results.queue import BatchFacts
@@ -39,9 +39,6 @@ class CodeLine(NamedTuple):
 
 
 Outcome = Literal["succeeded", "failed", "error", "skipped"]
-
-_WORDS = {"error": "failed", "skipped": "not run"}
-_UNFINISHED = {"running": "still running", "died": "died"}
 
 
 @dataclass(frozen=True)
@@ -79,6 +76,12 @@ class Case:
     logs: tuple[Log, ...] = ()
 
     @property
+    def word(self) -> str:
+        """What it did, as everything says it that shows a sweep."""
+        words = {"error": "running" if self.kind == "running" else "failed", "skipped": "not run"}
+        return words.get(self.outcome, self.outcome)
+
+    @property
     def text(self) -> str:
         """All that is to be told of it."""
         return "\n".join(self.explanation) or self.message
@@ -96,23 +99,18 @@ class Report:
     kind: Literal["run", "sweep"]
     directory: str
     cases: tuple[Case, ...]
+    # one line, as the terminal has it: ``1 of 3 jobs succeeded, 2 failed in 0.8 s (exit code 6)``
+    verdict: str = ""
     finished: bool = True
     exit_code: int | None = None
     seconds: float | None = None
     started: str = ""
     version: str = ""
     common: tuple[str, ...] = ()
-    state: str = ""  # of one that is not over: ``running``, ``died`` or ``unknown``
 
     def count(self, outcome: Outcome) -> int:
         """How many cases have an outcome."""
         return sum(case.outcome == outcome for case in self.cases)
-
-    def word(self, case: Case) -> str:
-        """Return what a case did, as everything says it that shows a sweep."""
-        if case.state == "started":
-            return "running" if self.state == "running" else "failed"
-        return _WORDS.get(case.outcome, case.outcome)
 
     def title(self, case: Case, longest: int = 120) -> str:
         """Returns what a case is called: ``job 1 (params.lr=0.1)``, or ``run``."""
@@ -120,27 +118,6 @@ class Report:
             return "run"
         own = " ".join(each for each in case.overrides if each not in self.common)
         return f"job {case.job} ({shorten(own, longest)})" if own else f"job {case.job}"
-
-    def verdict(self) -> str:
-        """Return one line: ``1 of 3 jobs succeeded, 2 failed in 0.8 s (exit code 6)``."""
-        first = self.cases[0] if self.kind == "run" else None
-        if first is None:
-            jobs = counted(len(self.cases), "job")
-            words = Counter(map(self.word, self.cases))
-            others = ("failed", "running", "not run")
-            text = f"{words['succeeded']} of {jobs} succeeded"
-            text = ", ".join([text, *(f"{words[each]} {each}" for each in others if words[each])])
-            if not self.finished:
-                text = f"{_UNFINISHED.get(self.state, 'not over')}: {text}"
-        else:
-            text = first.state if first.state in {"succeeded", "failed"} else first.message
-        if self.seconds is not None and self.finished:
-            bad_run = first is not None and first.bad
-            text += f" {'after' if bad_run else 'in'} {duration(self.seconds)}"
-        if first is not None and first.state == "succeeded" and first.message:
-            # of several nodes one left no result
-            text += f"; {first.message}"
-        return f"{text} (exit code {self.exit_code})" if self.exit_code else text
 
 
 # Reading
@@ -208,7 +185,7 @@ def _bare(job: JobHistory, state: str, sweep: str) -> Case:
         outcome, kind = "skipped", "not_run"
         message = job.reason or "it was not started"
     elif state == "started":
-        message = UNFINISHED.get(sweep, _UNKNOWN)
+        message, kind = UNFINISHED.get(sweep, _UNKNOWN), "running" if sweep == "running" else kind
     message = tidy(first_line(message))
     return Case(
         name="",
@@ -299,8 +276,20 @@ def run_report(run: RunView, roots: Sequence[str]) -> Report:
             explanation=() if entry.batch is None else tuple(batch_lines(entry.batch)),
         )
     case = replace(case, overrides=overrides)
-    over = result is not None
-    return Report("run", tidy(run.path), (case,), over, case.exit_code, case.seconds, case.started)
+    verdict = case.message if result is None else tidy(title_text(result))
+    if case.outcome == "succeeded" and case.message:
+        # of several nodes one left no result
+        verdict += f"; {case.message}"
+    return Report(
+        "run",
+        tidy(run.path),
+        (case,),
+        verdict,
+        finished=result is not None,
+        exit_code=case.exit_code,
+        seconds=case.seconds,
+        started=case.started,
+    )
 
 
 def message_of(entry: ListEntry, result: RunResult | None = None) -> str:
@@ -330,12 +319,15 @@ def sweep_report(
     common = common_overrides([tuple(map(tidy, job.overrides)) for job in jobs])
     runs = dict(_runs(sweep.path, jobs, roots, environ))
     state = "" if over else sweep.entry.state
+    verdict = verdict_text(result, sweep.entry.counts)
+    if not over:
+        verdict = f"{state_title(state).lower()}: {jobs_text(sweep.entry.counts)}"
     return Report(
         kind="sweep",
         directory=tidy(sweep.path),
+        verdict=verdict,
         cases=tuple(_job_case(job, runs.get(job.job), common, state) for job in jobs),
         finished=over,
-        state=state,
         exit_code=result.exit_code,
         seconds=result.seconds if result.started_ns and over else None,
         started=isoformat(result.started_ns) if result.started_ns else "",
@@ -395,7 +387,7 @@ VERSION = 1
 
 def render_text(report: Report) -> str:
     """Returns a report as lines for people: the verdict, and what is to be told of each failure."""
-    lines = [f"lllaunch: {report.directory}: {report.verdict()}"]
+    lines = [f"lllaunch: {report.directory}: {report.verdict}"]
     for case in report.cases:
         if case.outcome != "succeeded":
             lines += ["", *_case(report, case)]
@@ -404,7 +396,7 @@ def render_text(report: Report) -> str:
 
 def _case(report: Report, case: Case) -> Iterator[str]:
     took = f" after {duration(case.seconds)}" if case.seconds is not None else ""
-    yield f"  {report.title(case)} {report.word(case)}{took if case.bad else ''}: {case.message}"
+    yield f"  {report.title(case)} {case.word}{took if case.bad else ''}: {case.message}"
     if case.bad:
         if case.place:
             yield f"    at {case.place.file}:{case.place.line}"
@@ -418,7 +410,7 @@ def render_json(report: Report) -> str:
         "kind": report.kind,
         "directory": report.directory,
         "finished": report.finished,
-        "verdict": report.verdict(),
+        "verdict": report.verdict,
         "exit_code": report.exit_code,
         "started": report.started or None,
         "seconds": report.seconds,

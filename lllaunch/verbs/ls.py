@@ -24,7 +24,6 @@ from lllaunch.text import plain as one_line
 from lllaunch.verbs.printing import Parser, columns, complain, perform, print_json, print_rows
 from lllaunch.words import (
     MEANINGS,
-    counted,
     done_text,
     jobs_text,
     objective_text,
@@ -188,12 +187,5 @@ def _overrides(entry: ListEntry) -> str:
     text = one_line(short_overrides(entry.overrides))
     if entry.kind != "sweep":
         return text
-    told = done_text(entry.counts, MEANINGS) if entry.state == "running" else counts_of(entry)
+    told = (done_text if entry.state == "running" else jobs_text)(entry.counts)
     return f"{told}; {text}" if text else told
-
-
-def counts_of(sweep: ListEntry) -> str:
-    """Return ``4 jobs: 3 succeeded, 1 failed``."""
-    parts = jobs_text(sweep.counts, MEANINGS)
-    told = counted(sum(sweep.counts.values()), "job")
-    return f"{told}: {parts}" if parts else told

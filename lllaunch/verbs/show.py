@@ -48,13 +48,13 @@ from lllaunch.run.events import plain_sample
 from lllaunch.run.result import Excerpt, plain_result
 from lllaunch.run.submission import LOG
 from lllaunch.text import duration, size
-from lllaunch.verbs.ls import counts_of
 from lllaunch.verbs.printing import Parser, columns, perform, print_json, print_rows
 from lllaunch.watchdog.frames import TREE
 from lllaunch.words import (
     StyledText,
     commit_text,
     counted,
+    jobs_text,
     shown_path,
     step_text,
     time_left,
@@ -261,7 +261,7 @@ def _head(entry: ListEntry, cwd: str) -> Iterator[tuple[str, str]]:
     if entry.state == "running" and not entry.queue:
         yield "launcher", holder(lock_of(entry.kind, entry.path))
     if entry.kind == "sweep":
-        yield "jobs", counts_of(entry).partition(": ")[2]
+        yield "jobs", jobs_text(entry.counts)
     elif entry.attempts is not None:
         yield "attempts", str(entry.attempts)
     yield "overrides", shlex.join(entry.overrides)

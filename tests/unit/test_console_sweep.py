@@ -29,7 +29,7 @@ from lllaunch.sweep.policy import Summary
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import JobPrinted, Tick
 from lllaunch.testing import FakeClock
-from lllaunch.words import MEANINGS, done_text, jobs_text, objective_text, resume_override
+from lllaunch.words import done_text, jobs_text, objective_text, resume_override
 
 
 class Sweep:
@@ -225,8 +225,8 @@ def test_a_job_that_a_signal_ended_is_one_that_failed_and_the_signal_is_named_on
     assert "0 of 2 jobs succeeded, 2 failed" in found
     # as ls and top have it
     counts = {"signalled": 1, "error": 1, "succeeded": 3}
-    assert jobs_text(counts, MEANINGS) == "3 succeeded, 2 failed"
-    assert done_text(counts, MEANINGS) == "3/5 done, 2 failed"
+    assert jobs_text(counts) == "3 of 5 jobs succeeded, 2 failed"
+    assert done_text(counts) == "3/5 done, 2 failed"
 
 
 def test_of_a_large_sweep_the_failures_are_shown() -> None:

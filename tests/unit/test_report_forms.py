@@ -93,8 +93,9 @@ def test_a_summary_tells_the_jobs_and_why_they_failed() -> None:
         place=CodeLine("train.py", 12),
         explanation=("Root cause: x", "  two"),
     )
-    text = summary(sweep(job(0, "succeeded", message="", tries=1), failed, seconds=4.0))
-    assert text.startswith("### lllaunch: 1 of 2 jobs succeeded, 1 failed in 4.0 s")
+    jobs = job(0, "succeeded", message="", tries=1), failed
+    text = summary(sweep(*jobs, verdict="1 of 2 jobs succeeded"))
+    assert text.startswith("### lllaunch: 1 of 2 jobs succeeded\n")
     lines = text.splitlines()
     assert "| 0 | <code>x=0</code> | succeeded | 1 |  |  |" in lines
     assert "| 1 | <code>x=1</code> | **failed** | 3 | 2.5 s | rank 0&#58; no 1 |" in lines
@@ -106,8 +107,7 @@ def test_a_summary_tells_the_jobs_and_why_they_failed() -> None:
 
 def test_a_run_that_failed_is_shown_unfolded() -> None:
     case = Case("run", "failed", state="failed", message="rank 0: died")
-    text = summary(Report("run", "out", (case,), exit_code=3, seconds=1.0))
-    assert text.startswith("### lllaunch: failed after 1.0 s")
+    text = summary(Report("run", "out", (case,), exit_code=3))
     assert "<details open>" in text
     assert "| job |" not in text
     assert "```text\nrank 0: died\n```" in text
@@ -143,7 +143,6 @@ def test_a_summary_is_never_longer_than_github_takes() -> None:
     # jobs that succeeded need no row
     text = summary(sweep(*(job(number, "succeeded") for number in range(30)), job(30)))
     assert len([line for line in text.splitlines() if line.startswith("| ")]) == 2
-    assert "30 of 31 jobs succeeded, 1 failed" in text
 
 
 def test_frames_of_lllaunch_in_a_crash_are_counted() -> None:

@@ -49,10 +49,10 @@ from lllaunch.sweep.journal import (
     StartedRecord,
 )
 from lllaunch.verbs import show
-from lllaunch.verbs.ls import counts_of
 from lllaunch.verbs.report import RENDERERS, main
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
 from lllaunch.watchdog.frames import Frame, RankStack
+from lllaunch.words import jobs_text
 
 
 def load(path: str, *arguments: Any, **more: Any) -> Report:
@@ -164,7 +164,7 @@ def test_a_failed_run_is_told_with_its_place_and_its_logs(run: LeftRun) -> None:
     report = load(ended(run, "failed", 3, root), [str(run.path)])
     case = only(report)
     assert (report.kind, report.finished, report.exit_code) == ("run", True, 3)
-    assert report.verdict() == "failed after 5.0 s (exit code 3)"
+    assert report.verdict == "FAILED after 5.0 s (exit code 3)"
     assert (case.outcome, case.kind) == ("failed", "Raised")
     assert case.message == "rank 1: raised ValueError: no"
     assert case.place == ("src/train.py", 12)
@@ -240,7 +240,7 @@ def test_a_run_that_succeeded_tells_no_failure(run: LeftRun) -> None:
     case = only(report)
     assert (case.outcome, case.kind, case.message, case.logs) == ("succeeded", "", "", ())
     assert (case.attempts, case.explanation) == (2, ())
-    assert report.verdict() == "succeeded in 5.0 s"
+    assert report.verdict == "succeeded in 5.0 s after 1 restart"
 
 
 def test_a_node_that_was_not_heard_of_is_told(
@@ -251,7 +251,7 @@ def test_a_node_that_was_not_heard_of_is_told(
     run.ends("succeeded", 0, done, nodes=nodes)
     path = str(run.path)
     said = "node 1 was not heard of: it left no result"
-    assert load(path).verdict() == f"succeeded in 5.0 s; {said}"
+    assert load(path).verdict == f"succeeded in 5.0 s; {said}"
     assert show.main([path]) == 0
     assert re.search("^node 1 +not heard of", capsys.readouterr().out, re.MULTILINE)
     page = run_page(view_run(locate(path)), "0.1")
@@ -273,7 +273,7 @@ def test_a_run_without_a_result_or_with_that_of_an_earlier_one_is_not_over(run: 
     report = load(str(run.path))
     assert (report.finished, report.exit_code) == (False, None)
     died = "no result.json: its launcher was killed, or the machine went down"
-    assert (report.verdict(), only(report).outcome) == (died, "error")
+    assert (report.verdict, only(report).outcome) == (died, "error")
     assert died in render_text(report)
     ended(run, "succeeded", 0)
     events = run.path / "events.jsonl"
@@ -407,7 +407,7 @@ def test_jobs_are_told_by_their_own_results_and_by_the_sweep_where_there_is_none
     document = json.loads(render_json(report))
     assert document["counts"] == {"succeeded": 1, "failed": 1, "error": 2, "skipped": 1}
     assert document["cases"][0]["logs"] == {"stderr": "0/attempt_0/1/stderr.log"}
-    assert report.verdict().startswith("1 of 5 jobs succeeded, 3 failed, 1 not run in ")
+    assert report.verdict.startswith("1 of 5 jobs succeeded, 3 failed, 1 not run in ")
 
 
 @pytest.mark.parametrize("subdir", ["0", "m/0", "../elsewhere/a/b/0"])
@@ -451,7 +451,7 @@ def test_a_sweep_that_goes_on_is_told_as_its_journal_has_it(sweep: LeftSweep) ->
     failed_job(sweep, 0, "why")
     report = load(str(sweep.path))
     assert (report.finished, report.exit_code, report.seconds) == (False, None, None)
-    assert report.verdict() == ("died: 0 of 5 jobs succeeded, 1 failed, 4 not run")
+    assert report.verdict == ("died: 0 of 5 jobs succeeded, 1 failed, 4 not run")
     sweep.over(6)
     assert load(str(sweep.path)).finished
     # of an hour ago, whatever the clock of the file system can tell apart
@@ -490,7 +490,7 @@ def test_a_form_is_a_function_and_a_line(
     run: LeftRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.ends("succeeded", 0, run.attempt(run.worker(0, Succeeded()), state="succeeded"))
-    monkeypatch.setitem(RENDERERS, "csv", lambda report: f"{report.kind},{report.verdict()}\n")
+    monkeypatch.setitem(RENDERERS, "csv", lambda report: f"{report.kind},{report.verdict}\n")
     assert main([str(run.path), "--format", "csv"]) == 0
     assert capsys.readouterr().out == "run,succeeded in 5.0 s\n"
 
@@ -531,7 +531,7 @@ def test_in_github_actions_a_run_is_announced(
     assert out.startswith(
         "::error file=src/t.py,line=12,title=lllaunch%3A run failed::Root cause: rank 1"
     )
-    assert summary.read_text().startswith("before\n### lllaunch: failed after 5.0 s")
+    assert summary.read_text().startswith("before\n### lllaunch: FAILED after 5.0 s")
     announce_error("launch.nproc: 0\nis wrong", environ)
     assert capsys.readouterr().out == "::error title=lllaunch::launch.nproc: 0%0Ais wrong\n"
     summary.write_bytes(b"x" * 1024 * 1024)
@@ -573,11 +573,11 @@ def test_one_failed_sweep_is_told_in_the_same_words(sweep: LeftSweep) -> None:
     sweep.add(Skipped(3, "cancelled"), StartedRecord(4))
     sweep.over(6)
     view = view_sweep(locate(str(sweep.path)))
-    assert counts_of(view.entry) == "5 jobs: 4 failed, 1 not run"
+    assert jobs_text(view.entry.counts) == "0 of 5 jobs succeeded, 4 failed, 1 not run"
     setting = Setting(view.path, "/", 5, frozenset())
     assert view.result is not None
     said = "".join(part.text for row in summary_rows(view.result, setting) for part in row)
-    verdict = load(str(sweep.path)).verdict()
+    verdict = load(str(sweep.path)).verdict
     for told in (said, verdict, render_text(load(str(sweep.path)))):
         assert "0 of 5 jobs succeeded, 4 failed, 1 not run" in told
     assert "SIGTERM (exit code 143): SIGTERM" not in said

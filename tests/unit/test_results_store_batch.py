@@ -312,7 +312,7 @@ def test_jobs_of_a_sweep_tell_their_own_states(fake: FakeSlurm, tmp_path: Path) 
     facts = sweep_facts(view_sweep(locate(str(path))))
     assert list(facts.values) == [0.5, None, None, None]
     page = sweep_page(facts, "0.1")
-    assert "1 of 4 jobs succeeded, 1 running, 1 in the queue" in page
+    assert "1 of 4 jobs succeeded, 1 running, 1 queued, 1 not run" in page
     assert "1 PENDING, 1 RUNNING" in page
     # by id: one, and all of an array
     assert os.path.realpath(locate("7_0").path) == str(path / "0")
