@@ -164,8 +164,7 @@ def _against_lock(
         hint = "name the function as launch.entrypoint, or do not lock it"
         own = Diagnostic("own-app", "the function", repr(spec.entrypoint.text), message, hint)
         return PlanRefused(problems=(*problems, own))
-    plain: Any = OmegaConf.to_container(config.hydra.job.env_set, resolve=False)
-    problems = [*problems, *variables_of_hydra(plain)]
+    problems = [*problems, *variables_of_hydra(config)]
     # launchers and sweepers of others: no lock has what they are given
     for parts, allowed in OWN_TARGETS.items() if job is not None else ():
         key = ".".join(parts)
@@ -201,14 +200,14 @@ def _read_once(path: str, *changed: int) -> Lock:  # noqa: ARG001 - part of the 
     return read_lock(path)
 
 
-def variables_of_hydra(env_set: object) -> list[Diagnostic]:
+def variables_of_hydra(config: DictConfig) -> list[Diagnostic]:
     """Tells which variables Hydra sets for a run; no lock has them."""
     from lllaunch.review.allow import variables_set  # noqa: PLC0415
 
     message, hint = "is in no lock, and workers see it", "set it in launch.env"
     return [
         Diagnostic("unlocked-variable", f"hydra.job.env_set.{name}", "", message, hint)
-        for name in variables_set(env_set)
+        for name in variables_set(config)
     ]
 
 

@@ -17,7 +17,6 @@ import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import OmegaConf
@@ -35,7 +34,7 @@ from lllaunch.hydra_compat import BASIC_LAUNCHER, BASIC_SWEEPER, own_node, raw_v
 from lllaunch.review.paths import POLICY_FILE, POLICY_VARIABLE
 from lllaunch.review.policy import Forms, Policy, fits, fits_any, is_within
 from lllaunch.run.files import is_below
-from lllaunch.spec import Cluster, Entrypoint, LaunchSpec, Preflight, Written, rank_key
+from lllaunch.spec import Entrypoint, LaunchSpec, Written, rank_key
 from lllaunch.text import shorten
 
 if TYPE_CHECKING:
@@ -213,7 +212,6 @@ HARMLESS_VARIABLES = (
     *("PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG"),
     *("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "WANDB_MODE"),
 )
-_ENV_SET = "hydra.job.env_set"
 OWN_TARGETS = {
     ("hydra", "launcher", "_target_"): (
         BASIC_LAUNCHER,
@@ -239,12 +237,11 @@ NO_POLICY = Diagnostic(
 """What is wrong with a locked run where no policy is."""
 
 
-def variables_set(env_set: object) -> dict[str, Any]:
+def variables_set(config: DictConfig) -> list[str]:
     """Return what ``hydra.job.env_set`` sets, without ``env_copy``, which workers have anyway."""
-    if not isinstance(env_set, Mapping):
-        return {}
-    copied = {name: f"${{oc.env:{name}}}" for name in env_set}
-    return {name: value for name, value in env_set.items() if value != copied[name]}
+    node = OmegaConf.select(config, "hydra.job.env_set", throw_on_resolution_failure=False)
+    env: Any = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_dict(node) else {}
+    return [name for name, value in env.items() if value != f"${{oc.env:{name}}}"]
 
 
 def check(
@@ -272,17 +269,7 @@ def check(
     judge = _Judge(policy, root, environ, path)
     if entrypoint:
         judge.runs("launch.entrypoint", spec.entrypoint)
-    if spec.preflight is not None:
-        judge.preflight(spec, spec.preflight)
-    judge.directories(spec)
-    judge.preload(spec)
-    per_rank = spec.env_per_rank.items()
-    named = {f"launch.env_per_rank.{rank_key(ranks)}": env for ranks, env in per_rank}
-    judge.variables({"launch.env": spec.env, **named})
-    if spec.nodes is not None:
-        judge.host(spec, spec.nodes.host)
-    if spec.cluster is not None:
-        judge.cluster(spec.cluster)
+    judge.run(spec)
     judge.config(config)
     judge.written(spec.written)
     return judge.problems
@@ -294,17 +281,6 @@ def check_config(config: DictConfig, policy: Policy, root: str) -> list[Diagnost
     judge.config(config)
     judge.written(written(config))
     return judge.problems
-
-
-def _in_batch_jobs(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Yield what runs in batch jobs beside the run, or says how: its key, and a line."""
-    for name in ("setup", "teardown", "srun_args"):
-        lines = cluster.settings.get(name) or ()
-        for line in [lines] if isinstance(lines, str) else lines:
-            yield f"cluster.{name}", str(line)
-    for name, value in (cluster.settings.get("additional_parameters") or {}).items():
-        text = f"--{name}" if value is True else f"--{name}={value}"
-        yield f"cluster.additional_parameters.{name}", text
 
 
 class _Judge:
@@ -339,18 +315,60 @@ class _Judge:
             message = _not_in(name) if same else f"is {shorten(wanted)!r}, which {_not_in(name)}"
         self._refuse(key, repr(shorten(entry.text)), message, name, wanted)
 
-    def preflight(self, spec: LaunchSpec, preflight: Preflight) -> None:
-        name, path = preflight.command[0], ("preflight", "command")
-        text = spec.sources.get((*path, 0), spec.sources.get(path, name))
-        program = Entrypoint("program", preflight.program(spec.runtime_cwd), str(text))
-        self.runs("launch.preflight", program)
+    def run(self, spec: LaunchSpec) -> None:
+        """Judge what runs beside the entrypoint, where, and with what.
 
-    def cluster(self, cluster: Cluster) -> None:
-        for key, text in _in_batch_jobs(cluster):
+        What comes from the environment is not shown.
+        """
+        if spec.preflight is not None:
+            name, path = spec.preflight.command[0], ("preflight", "command")
+            text = spec.sources.get((*path, 0), spec.sources.get(path, name))
+            program = Entrypoint("program", spec.preflight.program(spec.runtime_cwd), str(text))
+            self.runs("launch.preflight", program)
+        for name, path_ in (("log_dir", spec.log_dir), ("cwd", spec.cwd)):
+            if path_ != spec.output_dir:
+                self.directory(f"launch.{name}", path_, hidden=(name,) in spec.sources)
+        for module in spec.preload:
+            if not module.startswith("lllaunch."):
+                hidden = ("preload",) in spec.sources
+                self.ask("launch.preload", "preload", module, hidden=hidden)
+        per_rank = spec.env_per_rank.items()
+        named = {f"launch.env_per_rank.{rank_key(ranks)}": env for ranks, env in per_rank}
+        for key, env in {"launch.env": spec.env, **named}.items():
+            self.variables(key, env)
+        if spec.nodes is not None:
+            # who answers there runs code here: what it stores is unpickled
+            name = "rdzv.endpoint"
+            found = [each.value for each in spec.detected if each.setting == name]
+            known = {"", *_HERE, socket.gethostname(), *(parse_endpoint(each)[0] for each in found)}
+            if spec.nodes.host not in known:
+                hidden = ("rdzv", "endpoint") in spec.sources
+                self.ask(f"launch.{name}", "hosts", spec.nodes.host, hidden=hidden)
+        if spec.cluster is not None:
+            self.cluster(spec.cluster.settings)
+
+    def cluster(self, settings: Mapping[str, Any]) -> None:
+        """Judge what runs in batch jobs beside the run, or says how."""
+        asked = []
+        for name in ("setup", "teardown", "srun_args"):
+            lines = settings.get(name) or ()
+            given = [lines] if isinstance(lines, str) else lines
+            asked += [(f"cluster.{name}", str(line)) for line in given]
+        for name, value in (settings.get("additional_parameters") or {}).items():
+            text = f"--{name}" if value is True else f"--{name}={value}"
+            asked.append((f"cluster.additional_parameters.{name}", text))
+        for key, text in asked:
             # a star would take in whatever else stands on the line
-            if text not in self._policy.cluster:
-                name = "cluster"
-                self._refuse(key, repr(shorten(text)), _not_in(name), name, text)
+            self.ask(key, "cluster", text, exact=True)
+
+    def ask(
+        self, key: str, name: str, value: str, *, hidden: bool = False, exact: bool = False
+    ) -> None:
+        """Refuse what no pattern of a list allows."""
+        patterns = getattr(self._policy, name)
+        if value not in patterns and (exact or not any(fits(each, value) for each in patterns)):
+            shown = "" if hidden or key.endswith(f".{value}") else repr(shorten(value))
+            self._refuse(key, shown, _not_in(name), name, "" if hidden else value)
 
     def _forms(self, entry: Entrypoint) -> list[Forms]:
         if entry.form == "program":
@@ -372,16 +390,6 @@ class _Judge:
         told = self._objects.function(entry.name, entry.qualname) if entry.name else ()
         forms = [Forms((f"{t.module}:{t.qualname}",), self._place(t.file), exact) for t in told]
         return forms or [Forms(exact=exact)]
-
-    def directories(self, spec: LaunchSpec) -> None:
-        named = {}
-        if spec.log_dir != spec.output_dir:
-            named["launch.log_dir"] = spec.log_dir
-        if spec.cwd != spec.output_dir:
-            named["launch.cwd"] = spec.cwd
-        for key, path in named.items():
-            # of a directory that the environment names, the name is not shown
-            self.directory(key, path, hidden=(key.partition(".")[2],) in spec.sources)
 
     def directory(self, key: str, path: str, *, hidden: bool) -> None:
         place = self._place(path) if path else ""
@@ -407,44 +415,15 @@ class _Judge:
                 shown, wanted = ("", "") if hidden else (repr(path), real)
                 self._refuse(key, shown, message, "paths", wanted)
 
-    def preload(self, spec: LaunchSpec) -> None:
-        hidden = ("preload",) in spec.sources
-        for module in spec.preload:
-            ours = module.startswith("lllaunch.")
-            if not ours and not any(fits(each, module) for each in self._policy.preload):
-                shown, wanted = ("", "") if hidden else (repr(module), module)
-                self._refuse("launch.preload", shown, _not_in("preload"), "preload", wanted)
-
-    def host(self, spec: LaunchSpec, host: str) -> None:
-        # who answers there runs code here: what it stores is unpickled
-        name = "rdzv.endpoint"
-        found = [each.value for each in spec.detected if each.setting == name]
-        known = {"", *_HERE, socket.gethostname(), *(parse_endpoint(each)[0] for each in found)}
-        if host in known or any(fits(each, host) for each in self._policy.hosts):
-            return
-        hidden = ("rdzv", "endpoint") in spec.sources
-        shown, wanted = ("", "") if hidden else (repr(host), host)
-        self._refuse(f"launch.{name}", shown, _not_in("hosts"), "hosts", wanted)
-
     def config(self, config: DictConfig) -> None:
-        job = OmegaConf.select(config, "hydra.job")
-        plain: Any = OmegaConf.to_container(job, resolve=False) if job else {}
-        env_set = plain.get("env_set")
-        self.variables({_ENV_SET: env_set if isinstance(env_set, str) else variables_set(env_set)})
+        self.variables("hydra.job.env_set", variables_set(config))
         for asked in asked_for(config):
             self.expect(asked)
 
-    def variables(self, nodes: Mapping[str, Any]) -> None:
-        for key, env in nodes.items():
-            if isinstance(env, str):
-                told = "comes from elsewhere in the config, so nothing tells which variables it has"
-                self.problems.append(
-                    Diagnostic("not-allowed", key, show(env), told, "write them out")
-                )
-            for name in map(str, env if isinstance(env, Mapping) else ()):
-                allowed = (*HARMLESS_VARIABLES, *self._policy.env)
-                if not any(fnmatchcase(name, each) for each in allowed):
-                    self._refuse(f"{key}.{name}", "", _not_in("env"), "env", name)
+    def variables(self, key: str, env: Iterable[str]) -> None:
+        for name in map(str, env):
+            if name not in HARMLESS_VARIABLES:
+                self.ask(f"{key}.{name}", "env", name)
 
     def expect(self, asked: Requested) -> None:
         value, name = asked.value, asked.lists[0]

@@ -78,7 +78,7 @@ def write_locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | No
         ConfigError: a lock has no name that it can have, or would leave out what workers see.
         OutputError: it cannot be written.
     """
-    problems = located(runs, lambda run: variables_of_hydra(run.config["hydra"]["job"]["env_set"]))
+    problems = located(runs, lambda run: variables_of_hydra(OmegaConf.create(run.config)))
     if problems:
         raise ConfigError(problems)
     for lock in _locks(runs, command, name):
