@@ -243,6 +243,8 @@ class WatchedLoader(ConfigLoaderImpl):
 
     parsed: Sequence[Override] = ()
     """The overrides that were composed last."""
+    primary: tuple[Any, str] = None, ""
+    """Where the primary config is found, and its name."""
 
     def complete(self, config: DictConfig) -> None:
         """Change what the files come to, before overrides are applied."""
@@ -250,7 +252,7 @@ class WatchedLoader(ConfigLoaderImpl):
     def _process_config_searchpath(
         self, config_name: str | None, parsed_overrides: Any, repo: Any
     ) -> None:
-        self.parsed = parsed_overrides
+        self.parsed, self.primary = parsed_overrides, (repo, config_name or "")
         super()._process_config_searchpath(config_name, parsed_overrides, repo)
 
     def _compose_config_from_defaults_list(self, *args: Any, **kwargs: Any) -> DictConfig:

@@ -197,6 +197,11 @@ def _say(error: LaunchError | str) -> None:
     announce_error(without_variables(rest), os.environ, lines)
 
 
+# What may come of composing.
+_TOLD = (
+    *(CompactHydraException, OmegaConfBaseException, yaml.YAMLError),
+    *(OSError, ValueError, LookupError, RecursionError),
+)
 # What argparse exits with when a flag is wrong; ours says with it that the launch config is.
 _ARGPARSE_ERROR = 2
 
@@ -271,10 +276,10 @@ class Ledger:
                     # before all that came since
                     _say(str(ended).removeprefix("lllaunch: "))
                 return self._first.exit_code if self._first else int(ExitCode.ERROR)
-            except CompactHydraException as error:
+            except _TOLD as error:
                 if _wants_full_errors():
                     raise
-                _say(message_of(error))
+                _say(visible(message_of(error)))
                 return int(ExitCode.ERROR)
             except KeyboardInterrupt:
                 return for_signal(signal.SIGINT)
@@ -291,9 +296,6 @@ class Ledger:
 def _wants_full_errors() -> bool:
     """Return whether the user asks Hydra for tracebacks."""
     return os.environ.get("HYDRA_FULL_ERROR") == "1"
-
-
-_TOLD = (OmegaConfBaseException, OSError, ValueError, LookupError, RecursionError, yaml.YAMLError)
 
 
 def expect_bounded(path: str) -> None:
@@ -313,34 +315,8 @@ def expect_bounded(path: str) -> None:
         raise ConfigCompositionException(visible(str(error))) from None
 
 
-@contextlib.contextmanager
-def composing_readably() -> Iterator[None]:
-    """Errors of composing in the block are such that Hydra tells, in characters that are seen."""
-    with noting_variables():
-        try:
-            yield
-        except (LaunchError, JobFailed):
-            raise
-        except (CompactHydraException, *_TOLD) as error:
-            reason = reason_of(error)
-            told = visible(without_variables(reason))
-            if isinstance(error, CompactHydraException) and told == reason:
-                raise
-            raise ConfigCompositionException(told) from None
-
-
-def _running_quietly(run_app: Callable[..., None]) -> Callable[..., None]:
-    """Return Hydra's function, but errors of help, --info and wrong flags are raised in short."""
-
-    def run(*args: Any, **kwargs: Any) -> None:
-        with contextlib.nullcontext() if _wants_full_errors() else composing_readably():
-            run_app(*args, **kwargs)
-
-    return run
-
-
 def _reporting_quietly(report: Callable[[Callable[[], Any]], Any]) -> Callable[..., Any]:
-    """Return Hydra's function, but why an app ends is raised in short, and nothing is printed.
+    """Return Hydra's function, but why an app ends is raised, and nothing is printed.
 
     What is neither ours nor comes of composing it still reports as it does.
     """
@@ -348,26 +324,23 @@ def _reporting_quietly(report: Callable[[Callable[[], Any]], Any]) -> Callable[.
     def run_and_report(func: Callable[[], Any]) -> Any:
         if _wants_full_errors():
             return func()
-        error: CompactHydraException | None = None
+        ended: list[Exception] = []
 
         def call() -> Any:
-            nonlocal error
             try:
-                with composing_readably():
-                    return func()
-            except CompactHydraException as ended:
-                error = ended
+                return func()
+            except _TOLD as error:
+                ended.append(error)
 
         value = report(call)
-        if error is not None:
-            raise error
+        if ended:
+            raise ended[0]
         return value
 
     return run_and_report
 
 
 _BOUNDARY: Mapping[Seam, Callable[[Any], Any]] = {
-    Seam.RUN_APP: _running_quietly,
     Seam.REPORT: _reporting_quietly,
     Seam.RETURN: lambda _: QuietReturn,
 }

@@ -25,7 +25,7 @@ from msgspec import structs
 from omegaconf import AnyNode, DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from lllaunch.app.boundary import composing_readably, expect_bounded, refusing
+from lllaunch.app.boundary import expect_bounded, refusing
 from lllaunch.app.configs import PACKAGED, experiment_name, job_name, words_of
 from lllaunch.app.planning import locating
 from lllaunch.config.schema import PRESET_KEYS, PRESET_NAMES
@@ -281,8 +281,7 @@ class GuardedLoader(WatchedLoader):
         """Composes a config; called by Hydra, which has described the arguments."""
         known = self._again(config_name, overrides, run_mode)
         if validate_sweep_overrides and known is not None:
-            with composing_readably():
-                self.validate_sweep_overrides_legal([*self.parsed], run_mode, from_shell)
+            self.validate_sweep_overrides_legal([*self.parsed], run_mode, from_shell)
             return known
         with self._refusing():
             # Hydra quotes what is wrong with an override
@@ -323,8 +322,7 @@ class GuardedLoader(WatchedLoader):
         return config
 
     def _compose(self, *args: Any) -> DictConfig:
-        with composing_readably():
-            config = super().load_configuration(*args)
+        config = super().load_configuration(*args)
         # of variables that are copied, which Hydra writes to files, names stand there and no values
         job: Any = config.hydra.job
         if job.env_copy:
@@ -371,17 +369,23 @@ class GuardedLoader(WatchedLoader):
     def look_at_search_path(self, path: ConfigSearchPath) -> None:
         """Refuse packages that the project does not allow to look in: Hydra imports them."""
         found = [
-            each.path
+            each
             for each in path.get_path()
             if each.provider.startswith(_SEARCHPATH)
             or (each.path.startswith("pkg:") and each.path not in _PACKAGES)
         ]
-        if found and self._policy is not None:
-            from lllaunch.review.allow import check_config  # noqa: PLC0415 - as above
+        if not found or self._policy is None:
+            return
+        from lllaunch.review.allow import check_config  # noqa: PLC0415 - as above
 
-            config = OmegaConf.create({"hydra": {"searchpath": found}})
-            with self._refusing():
-                _refuse_if_any(check_config(config, self._policy, tree_top(os.getcwd())))
+        config = OmegaConf.create({"hydra": {"searchpath": [each.path for each in found]}})
+        problems = check_config(config, self._policy, tree_top(os.getcwd()))
+        if problems and found[0].provider == f"{_SEARCHPATH} in main":
+            from lllaunch.config.origins import origins_of_one  # noqa: PLC0415 - as above
+
+            problems = [*map(origins_of_one(*self.primary).locate, problems)]
+        with self._refusing():
+            _refuse_if_any(problems)
 
     def _refusing(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.raises else refusing()

@@ -123,9 +123,10 @@ def test_a_directory_or_package_that_is_not_allowed_is_told_with_its_line(
     project.write("conf/main.yaml", "hydra:\n  searchpath:\n  - pkg://mine\n")
     ended = run("--config-name=main", "hydra.searchpath=[pkg://yours]")
     assert ended.code == 5
+    assert " hydra.searchpath[0]: 'pkg://yours' is not in" in ended.err
+    ended = run("--config-name=main")
+    assert ended.code == 5
     assert "conf/main.yaml:3: hydra.searchpath[0]: 'pkg://mine' is not in" in ended.err
-    # on the command line
-    assert "\n    hydra.searchpath[0]: 'pkg://yours' is not in" in ended.err
 
 
 @pytest.mark.parametrize("more", [(), ("-m", "+lr=1,2")])
