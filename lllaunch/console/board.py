@@ -1,4 +1,4 @@
-"""A sweep while it runs: what is known of it, what is said of each change, and its table. Pure.
+"""A sweep while it runs: what is known of it, and what is said of each change. Pure.
 
 Only jobs that wait, run or ended recently are kept: a sweep of many jobs takes no more memory than
 one of few.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lllaunch.sweep.schedule as v
-from lllaunch.console.status import Part, fitted
-from lllaunch.console.table import Column, Row, decoded, extremes_rows, rows_of, slots_rows
+from lllaunch.console.table import decoded
 from lllaunch.documents import signal_name
 from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.sweep.policy import Summary, SweepPolicy
@@ -23,18 +23,17 @@ from lllaunch.text import duration, plain, printable, spans
 from lllaunch.words import (
     FAILED,
     StyledText,
-    cause_line,
     counted,
-    counts_text,
+    done_text,
     ending,
-    objective_text,
     passed,
     short_extremes,
     short_overrides,
-    short_step,
-    state_style,
 )
 from lllaunch.workers.terminal import cut
+
+if TYPE_CHECKING:
+    from lllaunch.results.live import LiveView
 
 # More than fit a terminal.
 _RECENT = 100
@@ -51,9 +50,10 @@ class JobView:
     one line, or why it cannot run.
     """
 
-    def __init__(self, number: int, overrides: str) -> None:
+    def __init__(self, number: int, own: tuple[str, ...]) -> None:
         self.number = number
-        self.overrides = overrides  # those that other jobs do not have
+        self.own = own  # the overrides that other jobs do not have
+        self.overrides = short_overrides(own)
         self.directory = ""  # where its files are; empty until it is composed
         self.state = J.WAITING
         self.attempt = self.tries = 0  # number of the attempt that runs or ran, from 0
@@ -116,8 +116,6 @@ class Board:
         self.succeeded: deque[JobView] = deque(maxlen=_RECENT)
         # numbers of the jobs that were ended by a signal to the launcher
         self.cancelled: set[int] = set()
-        # slots that other launchers hold, as far as that was noticed
-        self.held: set[str | int] = set()
         self.ending = False  # whether nothing is started any more
         self._overrides, self._common = overrides, common
         self._policy = policy
@@ -166,6 +164,12 @@ class Board:
         running = [(now - job.since, job.left(now)) for job in self.of_state(J.RUNNING)]
         return expected_left(running, self.waiting, self._good, self._all)
 
+    def by_state(self) -> dict[str, int]:
+        """Return how many jobs there are by state; those that wait for another try do so."""
+        counts = {state.value: number for state, number in self.counts.items()}
+        counts["succeeded"] = self.counts[J.SUCCEEDED] + counts.pop("skipped", 0)
+        return {**counts, "running": self.running, "waiting": self.waiting}
+
     def summary(self) -> Summary | None:
         """Return the counts of a sweep that is over; None if nothing is known."""
         ends = self.counts
@@ -182,8 +186,10 @@ class Board:
     def _job(self, number: int, overrides: Sequence[str] = ()) -> JobView:
         job = self.jobs.get(number)
         if job is None:
-            text = short_overrides(overrides or self._overrides(number), self._common)
-            job = self.jobs[number] = JobView(number, text)
+            known = overrides or self._overrides(number)
+            job = self.jobs[number] = JobView(
+                number, tuple(each for each in known if each not in self._common)
+            )
         return job
 
     def _composed(self, event: v.JobComposed | v.JobBroken, _: float) -> None:
@@ -198,7 +204,6 @@ class Board:
         job.tries = event.attempt + 1
         job.line = job.why = ""
         job.progress = job.objective = None
-        self.held.difference_update(event.lease.gpus, event.lease.cpus)
 
     def _began(self, job: JobView) -> None:
         text = f"job {job.number} started"
@@ -215,15 +220,11 @@ class Board:
 
     def _refused(self, event: v.LeaseRefused, now: float) -> None:
         self._not_started(event, now)
-        self.held.update(event.gpus, event.cpus)
         job = self._job(event.number)
         if not job.held:
             job.held = True
             slots = lease_text(Lease(event.gpus, event.cpus))
             self._say(f"job {job.number} waits for {slots}: held by another launcher")
-
-    def _freed(self, event: v.SlotsFreed, _: float) -> None:
-        self.held.difference_update(event.gpus, event.cpus)
 
     def _printed(self, event: JobPrinted, _: float) -> None:
         job = self.jobs.get(event.number)
@@ -357,7 +358,6 @@ _ACTIONS: dict[type, Callable[[Board, Any, float], None]] = {
     v.JobBroken: Board._composed,
     v.StartJob: Board._start,
     v.LeaseRefused: Board._refused,
-    v.SlotsFreed: Board._freed,
     v.JobNotStarted: Board._not_started,
     JobPrinted: Board._printed,
     JobProgressed: Board._progressed,
@@ -371,13 +371,9 @@ _ACTIONS: dict[type, Callable[[Board, Any, float], None]] = {
 }
 
 
-# The table
+# How it is shown
 
-# Lines of the terminal for what concerns the sweep as a whole, and columns for leases beside that.
-_ROOM_FOR_MORE, _ROOM_FOR_LEASES = 10, 120
 _LONGEST_SLOT = 19  # columns of a GPU's name
-_WIDEST = 18
-_LEAST_WIDTH = 10
 
 
 def lease_text(lease: Lease) -> str:
@@ -388,123 +384,73 @@ def lease_text(lease: Lease) -> str:
     return ", ".join(filter(None, (gpus and f"GPU {gpus}", cores and f"{noun} {cores}")))
 
 
-def table_rows(board: Board, columns: int, lines: int, now: float) -> list[Row]:
-    """Return the header and the jobs, each in less than ``columns`` columns.
-
-    Running jobs come first, then those that failed last, those that wait, and those that succeeded
-    last. Jobs that do not run fill half of the terminal at most, since what jobs print scrolls
-    above. Fewer than ``lines`` rows are returned.
-    """
-    width, room = columns - 1, lines - 3
-    name = Part(f"{passed(now - board.began)}: ", 10)
-    header = "".join(part.text for part in fitted(_parts(board, now, "done"), width, name))
-    rows: list[Row] = [(StyledText(header, "title"),)]
-    if room < 1 or width < _LEAST_WIDTH:
-        return rows[: max(0, lines - 1)]
-    held: list[Row] = []
-    if lines >= _ROOM_FOR_MORE:
-        leases = [(str(job.number), job.lease) for job in board.of_state(J.RUNNING)]
-        held = slots_rows(board.slots, leases, width, map(str, board.held))
-        above = [*extremes_rows(board.objectives, width), *held]
-        rows += above
-        room -= len(above)
-    shown, rest = _chosen(board, room, lines // 2)
-    if shown:
-        # what each job holds is shown again where there is much room
-        wanted = _columns(now, on=not held or width >= _ROOM_FOR_LEASES)
-        rows += rows_of(wanted, shown, [state_style(job.state.value) for job in shown], width)
-    if rest:
-        rows.append((StyledText(cut(f"and {rest}", width), "faint"),))
-    return rows
-
-
 def heartbeat_text(board: Board, now: float) -> str:
     """Return how far a sweep is in one line, for where there is no table.
 
-    ``10 min: 12/200 jobs done, 1 failed, 8 running, about 3 h left, best 0.0123 (job 4)``
+    ``10 min: 12/200 done, 1 failed, 8 running, 179 waiting, about 3 h left, best 0.0123 (job 4)``
     """
-    parts = [part.text for part in _parts(board, now, "jobs done") if part.weight]
-    best = short_extremes(board.objectives)
-    return f"{passed(now - board.began)}: {', '.join(filter(None, [*parts, best]))}"
+    parts = [done_text(board.by_state()), _left(board, now), short_extremes(board.objectives)]
+    return f"{passed(now - board.began)}: {', '.join(filter(None, parts))}"
 
 
-def _parts(board: Board, now: float, what: str) -> list[Part]:
-    counts = board.counts
-    parts = [Part(f"{counts[J.SUCCEEDED] + counts[J.SKIPPED]}/{board.total} {what}", 9)]
-    for weight, number, state in (
-        (7, counts[J.FAILED], "failed"),
-        (3, counts[J.CANCELLED], "cancelled"),
-        (2, board.running, "running"),
-        (1, counts[J.NOT_RUN], "not run"),
-        (0, board.waiting, "waiting"),
-    ):
-        if number:
-            parts.append(Part(f"{number} {state}", weight))
-    left = None if board.ending else board.left(now)
+def _left(board: Board, now: float) -> str:
     if board.ending:
-        parts.append(Part("no new jobs", 8))
-    elif left:
-        parts.append(Part(f"about {passed(left)} left", 8))
-    return parts
+        return "no new jobs start"
+    left = board.left(now)
+    return f"about {passed(left)} left" if left else ""
 
 
-def _chosen(board: Board, room: int, half: int) -> tuple[list[JobView], str]:
-    """Return the jobs that get a row, and the counts of the rest."""
-    running = board.of_state(J.RUNNING)
-    waiting = board.of_state(J.PAUSED, J.WAITING)
+def view_of(board: Board, path: str, now: float) -> LiveView:
+    """Return a sweep as ``top`` shows it.
+
+    Running jobs come first, then those that failed last, those that wait, and those that succeeded
+    last.
+    """
+    from lllaunch.results.live import LiveView  # noqa: PLC0415 - of terminals
+    from lllaunch.results.store import ListEntry  # noqa: PLC0415 - as above
+
+    counts = board.by_state()
+    running, waiting = board.of_state(J.RUNNING), board.of_state(J.PAUSED, J.WAITING)
     order = [*running, *reversed(board.failed), *waiting, *reversed(board.succeeded)]
-    size = min(room, max(len(running) + 1, half))
-    rest = _rest(board, order[:size])
-    if rest and len(order) >= size:
-        # its line takes room, too
-        size -= 1
-        rest = _rest(board, order[:size])
-    return order[:size], rest
-
-
-def _rest(board: Board, shown: Sequence[JobView]) -> str:
-    seen = Counter(job.state for job in shown)
-    over = (J.FAILED, J.CANCELLED)
-    return counts_text(
-        (
-            (board.running - seen[J.RUNNING], "more running"),
-            (sum(board.counts[state] - seen[state] for state in over), "more failed"),
-            (board.waiting - seen[J.WAITING] - seen[J.PAUSED], "more waiting"),
+    rows = []
+    for job in order:
+        runs, over = job.state is J.RUNNING, job.state not in {J.WAITING, J.PAUSED}
+        progress = job.progress if runs else None
+        rows.append(
+            ListEntry(
+                "job",
+                job.directory,
+                job.state.value,
+                seconds=now - job.since if runs else job.seconds if over else None,
+                attempts=job.tries,
+                number=job.number,
+                value=job.objective,
+                # what it printed last, or what it failed of
+                note=job.line if runs else job.why or job.line,
+                step=None if progress is None else progress.step,
+                total=None if progress is None else progress.total,
+                eta=job.left(now) if runs else None,
+                gpus=job.lease.gpus if runs else (),
+                cpus=job.lease.cpus if runs else (),
+                load_overrides=partial(tuple, job.own),
+            )
         )
+    unseen = Counter(counts)
+    unseen.subtract(job.state for job in rows)
+    subject = ListEntry(
+        "sweep",
+        path,
+        "running",
+        seconds=now - board.began,
+        eta=None if board.ending else board.left(now),
+        counts=counts,
+        note=_left(board, now) if board.ending else "",
     )
-
-
-def _columns(now: float, *, on: bool) -> list[Column]:
-    def running(text: Callable[[JobView], str]) -> Callable[[JobView], str]:
-        return lambda job: text(job) if job.state is J.RUNNING else ""
-
-    def time(job: JobView) -> str:
-        if job.state is J.RUNNING:
-            return passed(now - job.since)
-        over = job.state not in {J.WAITING, J.PAUSED}
-        return duration(job.seconds) if over and job.seconds else ""
-
-    def step(job: JobView) -> str:
-        return "" if job.progress is None else short_step(job.progress.step, job.progress.total)
-
-    def line(job: JobView) -> str:
-        """Return what it printed last, or what it failed of."""
-        return job.line if job.state is J.RUNNING else plain(cause_line(job.why)) or job.line
-
-    def state(job: JobView) -> str:
-        return "retry" if job.state is J.PAUSED else job.state.value
-
-    leases = running(lambda job: lease_text(job.lease))
-    columns = [
-        Column("job", lambda job: job.number),
-        Column("overrides", lambda job: job.overrides, right=False, cut=cut),
-        Column("state", state, right=False, least=9),
-        Column("tries", lambda job: job.tries),
-        Column("on", leases, right=False, most=_WIDEST),
-        Column("time", time, most=_WIDEST, least=8),
-        Column("step", running(step), most=_WIDEST),
-        Column("left", running(lambda job: passed(job.left(now)))),
-        Column("objective", lambda job: objective_text(job.objective), most=_WIDEST),
-        Column("last line", line, right=False, cut=cut),
-    ]
-    return [column for column in columns if on or column.title != "on"]
+    return LiveView(
+        0,
+        tuple(rows),
+        subject=subject,
+        objectives=board.objectives,
+        slots=board.slots,
+        unseen={state: number for state, number in unseen.items() if number > 0},
+    )

@@ -11,11 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.console.status import Part, fitted
-from lllaunch.console.table import GAP, Column, Row, end_of, extremes_rows, rows_of, slots_rows
+from lllaunch.console.table import GAP, Column, Row, end_of, extremes_rows, rows_of
 from lllaunch.results.live import LiveView, count_states
 from lllaunch.results.store import LIVE, ListEntry
-from lllaunch.sweep.objective import Objective, Objectives
-from lllaunch.sweep.pool import Lease
 from lllaunch.text import count, plain, printable, size, spans
 from lllaunch.words import (
     MEANINGS,
@@ -39,8 +37,6 @@ from lllaunch.workers.terminal import cut
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from lllaunch.sweep.history import SweepResult
-
 
 _MOST_METRICS = 3
 _IDLE = 10.0  # seconds; a worker that takes some for a step is no news
@@ -61,8 +57,10 @@ def columns_of(view: LiveView, cwd: str) -> list[Column]:
             "rank", lambda row: row.number, of=lambda row: f"{row.number} {plain(row.node)}".strip()
         ),
     }[view.kind]
+    own = Column("overrides", _own, right=False, cut=cut)
     return [
         name,
+        *([own] if view.kind == "sweep" else []),
         # those that ls has, too, stand in its order
         Column("state", lambda row: row.state, state_text, right=False),
         Column("time", lambda row: row.seconds, passed),
@@ -89,7 +87,7 @@ def columns_of(view: LiveView, cwd: str) -> list[Column]:
         Column("pid", lambda row: row.pid),
         Column("metrics", _first_metric, of=_metrics, right=False, most=40),
         Column("value", _objective, of=lambda row: objective_text(row.value)),
-        Column("what", what_text, right=False, cut=cut),
+        Column("what", _said if view.kind == "sweep" else what_text, right=False, cut=cut),
     ]
 
 
@@ -154,10 +152,17 @@ def _objective(row: ListEntry) -> float | str | None:
     return float(value) if number else objective_text(value)
 
 
+def _said(row: ListEntry) -> str:
+    return plain(cause_line(row.text)) if row.text else ""
+
+
+def _own(row: ListEntry) -> str:
+    return plain(short_overrides(row.overrides))
+
+
 def what_text(row: ListEntry) -> str:
     """Return what is to be said of a row: what went wrong, else what it is."""
-    said = plain(cause_line(row.text)) if row.text else ""
-    own = "" if row.kind == "rank" else plain(short_overrides(row.overrides))
+    said, own = _said(row), "" if row.kind == "rank" else _own(row)
     if row.kind == "sweep":
         own = GAP.join(filter(None, (done_text(row.counts), own)))
     return f"{said}; {own}" if said and own else said or own
@@ -181,25 +186,7 @@ def head_rows(view: LiveView, width: int, cwd: str) -> list[Row]:
     overrides = plain(short_overrides(subject.overrides))
     if overrides:
         rows.append((StyledText(cut(overrides, width), "faint"),))
-    return rows + (_of_sweep(view, view.result, width) if view.result is not None else [])
-
-
-def _of_sweep(view: LiveView, result: SweepResult, width: int) -> list[Row]:
-    """Return the best objective, and who holds which GPU or core."""
-    jobs = {job.job: job for job in result.jobs}
-    known = [Objective(job.objective, job.job) for job in result.jobs if job.objective is not None]
-    common = frozenset(() if view.subject is None else view.subject.overrides)
-    # only these are named
-    named = [
-        found._replace(name=short_overrides(jobs[found.job].overrides, common))
-        for _, found in Objectives(result.direction, known).extremes
-    ]
-    rows = extremes_rows(Objectives(result.direction, named), width)
-    running = [row for row in view.rows if row.state == "running"]
-    if result.slots is not None and running:
-        leases = [(str(row.number), Lease(row.gpus, row.cpus)) for row in running]
-        rows += slots_rows(result.slots, leases, width)
-    return rows
+    return rows if view.objectives is None else [*rows, *extremes_rows(view.objectives, width)]
 
 
 _FINDINGS = 3
@@ -224,6 +211,9 @@ def _facts(view: LiveView, subject: ListEntry) -> Iterable[Part]:
         yield Part(done, 9, "title")
         if others:
             yield Part(others, 5, "")
+        if gpus := view.slots.gpus:
+            idle = {*gpus}.difference(*(row.gpus for row in view.rows if row.state == "running"))
+            yield Part(f"{len(idle)} of {counted(len(gpus), 'GPU')} idle", 3, "")
     elif subject.attempt is not None:
         yield Part(f"attempt {subject.attempt}", 6 if subject.attempt else 2, "")
     if subject.seconds is not None:

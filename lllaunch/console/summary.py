@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.console.table import Column, Row, rows_of
-from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.sweep.policy import Summary
 from lllaunch.text import duration
 from lllaunch.words import (
@@ -79,12 +78,7 @@ def summary_rows(result: SweepResult, setting: Setting) -> list[Row]:
             rows.append((StyledText(text, "faint"),))
     if failed:
         rows += [(), *_failures(failed, setting)]
-    best = (
-        Objective(job.objective, job.job, _name(job, setting))
-        for job in jobs
-        if job.objective is not None
-    )
-    objectives = extremes_text(Objectives(result.direction, best))
+    objectives = extremes_text(result.objectives(setting.common))
     rows += [(), *([(StyledText(f"lllaunch: objective: {objectives}"),)] if objectives else [])]
     return [*rows, *_verdict(result, counts, setting)]
 

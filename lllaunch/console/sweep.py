@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from msgspec.structs import replace
 
-from lllaunch.console.board import Announcement, Board, heartbeat_text, table_rows
+from lllaunch.console.board import Announcement, Board, heartbeat_text, view_of
 from lllaunch.console.bottom import Bottom, Size, size_of
 from lllaunch.console.console import Console
 from lllaunch.console.stream import KEPT, Outlet, display, same_file
@@ -48,6 +48,8 @@ _FRAME_S = 0.1
 # It shows times, and what a burst of changes has left undrawn.
 _TICK_S = 0.25
 _LEAST = Size(columns=40, lines=6)
+# Rows of the table that are no jobs.
+_AROUND = 6
 
 
 @display("more messages of this sweep", "finished", "close")
@@ -147,12 +149,16 @@ class SweepConsole:
         if not batch and not self._quiet:
             self.note(text)
         if self._live and self._flow is not None:
-            self._table = Bottom(
-                self._flow,
-                self._paint,
-                lambda columns, lines: table_rows(self._board, columns, lines, self._clock()),
-            )
+            self._table = Bottom(self._flow, self._paint, self._rows)
             self._draw(now)
+
+    def _rows(self, columns: int, lines: int) -> list[Row]:
+        from lllaunch.console.live_table import view_rows  # noqa: PLC0415 - of terminals
+
+        view = view_of(self._board, self._directory, self._clock())
+        # what jobs print scrolls above
+        most = max(lines // 2, self._board.running + _AROUND)
+        return view_rows(view, columns, min(lines, most), self._cwd)
 
     def awaited(self) -> tuple[int, ...]:
         """Return descriptors that are writable when what is kept can be shown."""

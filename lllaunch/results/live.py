@@ -43,12 +43,15 @@ from lllaunch.results.store import (
 from lllaunch.run.directory import ATTEMPT, PLAN, RESULT, SAMPLES, SUBMISSION
 from lllaunch.run.events import RankSample, RunSample, finite
 from lllaunch.sweep.directory import JOURNAL, SUMMARY
+from lllaunch.sweep.history import SweepResult
+from lllaunch.sweep.objective import Objectives
+from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.remaining import Durations, expected_left
 from lllaunch.words import STATES, State, how_ended
 
 if TYPE_CHECKING:
     from lllaunch.results.tries import SweepFiles
-    from lllaunch.sweep.history import JobHistory, SweepResult
+    from lllaunch.sweep.history import JobHistory
 
 RECENT_SECONDS = 600.0
 """For how long what has ended is shown among what lives."""
@@ -66,7 +69,8 @@ class LiveView:
     subject: ListEntry | None = None
     roots: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
-    result: SweepResult | None = None
+    objectives: Objectives | None = None
+    slots: Lease = field(default_factory=Lease)  # what a sweep may lease
     # of a sweep, the number of jobs by state that are in no row: not composed yet
     unseen: Mapping[str, int] = field(default_factory=dict)
 
@@ -386,11 +390,13 @@ class LiveReader:
         rows = tuple(sorted(self._sweeps[path].shown, key=by_urgency))
         unseen = Counter(row.counts)
         unseen.subtract(job.state for job in rows)
+        result = self._sweeps[path].result or SweepResult()
         return LiveView(
             time.time_ns(),
             rows,
             subject=row,
-            result=self._sweeps[path].result,
+            objectives=result.objectives(row.overrides),
+            slots=result.slots or Lease(),
             unseen={state: number for state, number in unseen.items() if number > 0},
         )
 

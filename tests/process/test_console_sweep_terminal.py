@@ -99,9 +99,9 @@ def test_the_table_stays_below_what_jobs_print(sweep: Sweep) -> None:
     assert sweep.shown() == [
         "lllaunch: sweep of 3 jobs in /m, 2 GPUs",
         *steps,
-        "20 s: 0/3 done, 1 running, 2 waiting",
-        "job  overrides  state      tries  on         time  last line",
-        "  0  x=0        running        1  GPU 0      20 s  step 39",
+        "/m: running, 0/3 done, 1 running, 2 waiting, 20 s",
+        "job  overrides  state    time  gpu  what",
+        "  0  x=0        running  20 s  0    step 39",
         "and 2 more waiting",
     ]
 
@@ -116,9 +116,10 @@ def test_a_table_that_shrinks_leaves_nothing_behind(sweep: Sweep) -> None:
     held = [f"lllaunch: job {n} waits for GPU {n}: held by another launcher" for n in range(5)]
     assert sweep.shown()[1:] == [
         *held,
-        "2 s: 0/6 done, 1 running, 5 not run",
-        "job  overrides  state      tries  on         time",
-        "  5  x=5        running        1  GPU 1       2 s",
+        "/m: running, 0/6 done, 1 running, 5 not run, 2 s",
+        "job  overrides  state    time  gpu",
+        "  5  x=5        running   2 s  1",
+        "and 5 more not-run",
     ]
 
 
@@ -131,7 +132,9 @@ def test_wide_letters_and_long_lines_do_not_move_the_table(sweep: Sweep) -> None
     rows = sweep.shown()
     joined = "".join(rows)
     assert all("漢" * 100 + f"{number} red" in joined for number in range(5))
-    assert [row for row in rows if "done" in row] == ["5 s: 0/2 done, 1 running, 1 waiting"]
+    assert [row for row in rows if "done" in row] == [
+        "/m: running, 0/2 done, 1 running, 1 waiting, 5 s"
+    ]
     assert rows[-1] == "and 1 more waiting"
     assert sum(row.startswith("job ") for row in rows) == 1
 
@@ -196,7 +199,7 @@ def test_a_table_that_cannot_be_drawn_ends_nothing(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep.began(2, running=1)
-    monkeypatch.setattr("lllaunch.console.sweep.table_rows", lambda *_: 1 / 0)
+    monkeypatch.setattr("lllaunch.console.sweep.view_of", lambda *_: 1 / 0)
     sweep.tick()
     sweep.end(0)
     sweep.console.note("as ever")

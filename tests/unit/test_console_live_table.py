@@ -87,9 +87,9 @@ def test_everything_has_room_where_there_is_no_terminal() -> None:
 def test_nothing_is_wider_or_longer_than_the_terminal(columns: int, lines: int) -> None:
     jobs = tuple(ListEntry("job", "/w/s", "waiting", number=number) for number in range(30))
     sweep = ListEntry("sweep", "/w/s", "running", seconds=1.0, counts={"waiting": 30})
-    result = SweepResult(slots=Lease(tuple(map(str, range(8))), tuple(range(64))))
+    slots = Lease(tuple(map(str, range(8))), tuple(range(64)))
     run = LiveView(0, (ListEntry("rank", "/w", "running", number=0),), subject=BUSY)
-    for view in (ALL, run, LiveView(0, jobs, subject=sweep, result=result)):
+    for view in (ALL, run, LiveView(0, jobs, subject=sweep, slots=slots)):
         rows = shown(view, columns, lines)
         assert len(rows) < lines
         assert max(map(cells, rows)) < max(columns, 2)
@@ -145,12 +145,13 @@ def test_the_head_of_a_sweep_has_its_best_job_and_who_holds_what() -> None:
         "sweep", "/w/s", "running", eta=90.0, counts=counts, load_overrides=lambda: ("+exp=x",)
     )
     job = ListEntry("job", "/w/s/7", "running", number=7, gpus=("1", "2"))
-    rows = texts(head_rows(LiveView(0, (job,), subject=sweep, result=result), 0, "/w"))
+    slots, objectives = result.slots or Lease(), result.objectives({"+exp=x"})
+    view = LiveView(0, (job,), subject=sweep, objectives=objectives, slots=slots)
+    rows = texts(head_rows(view, 0, "/w"))
     assert rows == [
-        "s: running, 3/10 done, 1 failed, 1 running, 5 waiting, about 2 min left",
+        "s: running, 3/10 done, 1 failed, 1 running, 5 waiting, 1 of 3 GPUs idle, about 2 min left",
         "exp=x",
         "best 0.25 of job 1 (lr=1)",
-        "GPU 0:- 1:7 2:7",
     ]
 
 
@@ -189,7 +190,7 @@ def test_nothing_from_outside_can_move_the_cursor() -> None:
     for view in (
         LiveView(0, (job,), roots=(bad,)),
         LiveView(0, (rank,), subject=job, findings=(bad,)),
-        LiveView(0, (job,), subject=sweep, result=SweepResult(slots=Lease((bad,), ()))),
+        LiveView(0, (job,), subject=sweep, slots=Lease((bad,), ())),
     ):
         assert all(line.isprintable() for line in [*shown(view), *shown(view, 80, 20)])
 

@@ -102,13 +102,13 @@ def test_now_and_then_a_line_says_how_far_the_sweep_is(tmp_path: Path) -> None:
     sweep.observe(Tick(), Tick())
     assert sweep.new().splitlines() == [
         "lllaunch: job 0 succeeded in 5 min",
-        "lllaunch: 5 min: 1/3 jobs done, objective 0.5 (job 0)",
+        "lllaunch: 5 min: 1/3 done, 2 waiting, objective 0.5 (job 0)",
     ]
     # the launcher had something else to do
     sweep.clock.advance(1000.0)
     assert sweep.console.tick_in() == 0.0
     sweep.observe(Tick(), Tick())
-    assert sweep.new().count("jobs done") == 1
+    assert sweep.new().count("1/3 done") == 1
     assert Sweep(tmp_path, ConsolePolicy(interval=None)).console.tick_in() is None
 
 

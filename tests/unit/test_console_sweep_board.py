@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lllaunch.sweep.schedule as v
-from lllaunch.console.board import Board, table_rows
-from lllaunch.console.table import slots_row
+from lllaunch.console.board import Board, view_of
+from lllaunch.console.live_table import view_rows
 from lllaunch.sweep.objective import Objectives
 from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
@@ -57,7 +57,8 @@ def ends(number: int, code: int = 0, attempts: int = 1, **more: Any) -> list[obj
 
 
 def shown(of: Board, columns: int = 100, lines: int = 30, now: float = 0.0) -> list[str]:
-    return ["".join(part.text for part in row) for row in table_rows(of, columns, lines, now)]
+    rows = view_rows(view_of(of, "multirun/1", now), columns, lines, "/")
+    return ["".join(part.text for part in row).rstrip() for row in rows]
 
 
 # What is said
@@ -139,7 +140,10 @@ def test_a_cancelled_job_is_known_as_such() -> None:
     of = board()
     begun(of, 0)
     of.take(v.SweepSignalled(2), 1.0)
-    assert shown(of)[0] == "0 s: 0/3 done, 1 running, 2 waiting, no new jobs"
+    assert shown(of)[:2] == [
+        "multirun/1: running, 0/3 done, 1 running, 2 waiting, 0 s",
+        "no new jobs start",
+    ]
     cancelled = [v.JobEnded(0, 130, "signal"), v.Settle(0, J.CANCELLED, 1, exit_code=130)]
     assert said(of, *cancelled, now=2.0) == ["job 0 was cancelled after 2.0 s"]
     assert of.cancelled == {0}
@@ -215,13 +219,13 @@ def test_the_table_of_a_sweep_in_the_middle() -> None:
     said(of, *ends(1), *composed(4), now=8.0)
     of.take(JobPrinted(0, 1, b"\rstep 1\rstep 2 \x1b[31mred\x1b[0m\r"), 8.0)
     assert shown(of, now=70.2) == [
-        "1 min 10 s: 1/9 done, 1 failed, 2 running, 5 waiting, about 24 s left",
-        "job  overrides        state      tries  on           time  last line",
-        "  0  lr=0.1 seed=0    running        1  GPU 0  1 min 10 s  step 2 red",
-        "  3  lr=0.1 seed=3    running        1  GPU 3  1 min 10 s",
-        "  2  lr=0.001 seed=2  failed         1              7.0 s  rank 0: ValueError: no",
-        "  4  lr=0.01 seed=4   waiting        0",
-        "  1  lr=0.01 seed=1   succeeded      1              8.0 s",
+        "multirun/1: running, 1/9 done, 1 failed, 2 running, 5 waiting, 1 min 10 s, about 24 s left",
+        "job  overrides        state            time  gpu  what",
+        "  0  lr=0.1 seed=0    running    1 min 10 s  0    step 2 red",
+        "  3  lr=0.1 seed=3    running    1 min 10 s  3",
+        "  2  lr=0.001 seed=2  failed            7 s       rank 0: ValueError: no",
+        "  4  lr=0.01 seed=4   waiting",
+        "  1  lr=0.01 seed=1   succeeded         8 s",
         "and 4 more waiting",
     ]
 
@@ -231,7 +235,7 @@ texts = st.text(st.sampled_from("ab=.é漢🙂\u0301\x1b\t"), max_size=40)
 
 @settings(max_examples=300)
 @given(
-    columns=st.integers(1, 160),
+    columns=st.integers(2, 160),
     lines=st.integers(1, 40),
     names=st.lists(texts, max_size=30),
     ends=st.lists(st.sampled_from([None, J.SUCCEEDED, J.FAILED, J.CANCELLED]), max_size=30),
@@ -322,44 +326,10 @@ def test_the_best_objective_stands_below_the_header_with_its_job() -> None:
         said(of, *ends(number, objective=value))
     rows = shown(of, lines=20)
     assert rows[1] == "best 0.25 of job 1 (lr=0.01 seed=1)"
-    assert rows[2].split()[-1] == "objective"
+    assert rows[2].split()[-1] == "value"
     assert [row.split()[-1] for row in rows[3:6]] == ["0.75", "0.25", "0.5"]
     assert shown(of, columns=34, lines=20)[1] == "best 0.25 (job 1)"
     # without a direction nobody knows which is better
     of.objectives.direction = None
     row = shown(of, columns=110, lines=20)[1]
     assert row == "lowest 0.25 of job 1 (lr=0.01 seed=1), highest 0.75 of job 2 (lr=0.001 seed=2)"
-    # where there is no room for jobs they are what is shown
-    assert "best" not in "".join(shown(of, lines=9))
-
-
-def test_who_holds_which_gpu() -> None:
-    of = Board(9, overrides, slots=Lease(("0", "1", "2", "3"), (0, 1)))
-    assert shown(of)[1] == "GPU 0:- 1:- 2:- 3:-"
-    begun(of, 0, lease=Lease(("0", "1")))
-    begun(of, 7, lease=Lease(("3",)))
-    said(of, v.StartJob(8, Lease(("2",))), v.LeaseRefused(8, ("2",)))
-    assert shown(of)[1] == "GPU 0:0 1:0 2:other 3:7"
-    said(of, v.SlotsFreed(("2",)), *ends(7))
-    assert shown(of)[1] == "GPU 0:0 1:0 2:- 3:-"
-
-
-def test_slots_share_a_cell_or_are_counted_where_there_is_less_room() -> None:
-    names = [str(number) for number in range(8)]
-
-    def row_of(width: int, holders: dict[str, str]) -> str:
-        return "".join(part.text for part in slots_row("GPU", names, holders, width))
-
-    assert row_of(30, {"0": "12", "1": "12", "2": "12", "5": "7"}) == "GPU 0-2:12 3-4:- 5:7 6-7:-"
-    busy = {name: name for name in names[:7]}
-    assert row_of(30, busy) == "GPU 0:0 1:1 ... 1 of 8 idle"
-    assert row_of(10, busy) == ""
-
-
-def test_cores_are_shown_where_jobs_lease_them() -> None:
-    of = Board(9, overrides, slots=Lease(("0",), (0, 1, 2, 3)))
-    begun(of, 3, lease=Lease(("0",), (1, 2)))
-    assert shown(of)[1:3] == ["GPU 0:3", "core 0:- 1:3 2:3 3:-"]
-    of = Board(9, overrides, slots=Lease((), tuple(range(96))))
-    begun(of, 3, lease=Lease((), tuple(range(8, 40))))
-    assert shown(of)[1] == "core 0-7:- 8-39:3 40-95:-"
