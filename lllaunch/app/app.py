@@ -12,7 +12,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import hydra
@@ -55,11 +55,9 @@ from lllaunch.hydra_compat import Seam, root_of
 from lllaunch.locks import PATIENCE
 from lllaunch.results.index import remember
 from lllaunch.run.directory import SUBMISSION, RunDirectory
-from lllaunch.run.files import link_atomic, naming
+from lllaunch.run.files import link_atomic
 
 if TYPE_CHECKING:
-    from hydra.core.utils import JobReturn
-
     from lllaunch.app.batch import SubmittedFunction
     from lllaunch.app.own_worker import UserFunction
     from lllaunch.hydra_compat import Callbacks
@@ -118,7 +116,6 @@ class Jobs:
         setattr(task, _MARK, self)
         own: dict[Seam, Callable[[Any], Any]] = {
             Seam.CALLBACKS: self._beginning,
-            Seam.RUN_JOB: self._running,
             Seam.LOGGING: _delaying,
         }
         with self.at_end:
@@ -135,7 +132,7 @@ class Jobs:
 
         def begin_and_make(config: DictConfig, *args: Any, **kwargs: Any) -> Callbacks:
             alone = config.hydra.mode == RunMode.RUN
-            with self.reporting(), locating(GlobalHydra.instance().config_loader(), config):
+            with locating(GlobalHydra.instance().config_loader(), config):
                 try:
                     if alone:
                         self._claim(config)
@@ -148,21 +145,6 @@ class Jobs:
             return make(config, *args, **kwargs)
 
         return begin_and_make
-
-    def _running(self, run_job: Callable[..., JobReturn]) -> Callable[..., JobReturn]:
-        """Return Hydra's function, but what of its own files cannot be written is told."""
-
-        def link_and_run(*args: Any, **kwargs: Any) -> JobReturn:
-            link, path = self._latest
-            if link and (os.path.islink(link) or not os.path.lexists(link)):
-                # a convenience: what is in its way stays, and no run fails for it
-                with contextlib.suppress(OutputError):
-                    link_atomic(link, os.path.relpath(path, os.path.dirname(link)))
-            # an error of the job is in what it returns, others are of Hydra's own files
-            with self.reporting(), naming(path):
-                return run_job(*args, **kwargs)
-
-        return link_and_run
 
     def _claim(self, config: DictConfig) -> None:
         """Take the directory that a run's config names; of a name for the moment, a free one.
@@ -264,12 +246,15 @@ class Jobs:
         """Runs one job; to be called by the task function, while Hydra's config of the job is set.
 
         Raises:
+            LaunchError: it could not be run.
             JobFailed: it did not succeed.
             SystemExit: a signal ended it; a sweep ends with it, as with Ctrl-C in any Hydra app.
         """
-        loader, node = GlobalHydra.instance().config_loader(), cast("Any", HydraConfig.get())
-        with self.reporting(), locating(loader, root_of(node)):
-            outcome = self._execute(cfg)
+        try:
+            with locating(GlobalHydra.instance().config_loader(), root_of(HydraConfig.get())):
+                outcome = self._execute(cfg)
+        except LaunchError as error:
+            raise self.ledger.note(error) from error.__cause__
         if outcome.state == "signalled":
             raise SystemExit(outcome.exit_code)
         if outcome.exit_code:
@@ -278,14 +263,6 @@ class Jobs:
             )
             raise self.ledger.note(JobFailed(outcome.exit_code, text))
         return outcome
-
-    @contextlib.contextmanager
-    def reporting(self) -> Iterator[None]:
-        """Ends the job with a `JobFailed` when the block raises a `LaunchError`."""
-        try:
-            yield
-        except LaunchError as error:
-            raise self.ledger.note(JobFailed(error.exit_code, str(error), error)) from error
 
     def _execute(self, cfg: DictConfig) -> RunResult:
         # --cfg and --help say nothing
@@ -296,6 +273,11 @@ class Jobs:
         if spec is None:
             spec = self._decide(cfg)
             self._expect_allowed(spec)
+        link, path = self._latest
+        if link and (os.path.islink(link) or not os.path.lexists(link)):
+            # a convenience: what is in its way stays, and no run fails for it
+            with contextlib.suppress(OutputError):
+                link_atomic(link, os.path.relpath(path, os.path.dirname(link)))
         log_dir = in_node_directory(spec).log_dir
         if self._batch is None and os.path.lexists(os.path.join(log_dir, SUBMISSION)):
             # of an earlier run in this directory
@@ -423,8 +405,7 @@ class LaunchedMain(Generic[R]):
             assert self._jobs is not None
             self.outcome = None
             self.outcome = self._jobs.run(cfg)
-            with self._jobs.reporting():
-                return load(self.outcome.return_values.get(0))
+            return load(self.outcome.return_values.get(0))
 
         self._task = task
         self._app = hydra.main(**hydra_arguments)(task)

@@ -24,7 +24,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 from hydra.errors import (
@@ -199,7 +199,7 @@ def _say(error: LaunchError | str) -> None:
 
 # What may come of composing.
 _TOLD = (
-    *(CompactHydraException, OmegaConfBaseException, yaml.YAMLError),
+    *(LaunchError, CompactHydraException, OmegaConfBaseException, yaml.YAMLError),
     *(OSError, ValueError, LookupError, RecursionError),
 )
 # What argparse exits with when a flag is wrong; ours says with it that the launch config is.
@@ -211,23 +211,25 @@ class AppEnded(SystemExit):
 
 
 class JobFailed(CompactHydraException):
-    """Ends a Hydra job that did not succeed; ``error`` is None if the report has told it."""
+    """Ends a Hydra job whose run, as has been reported, did not succeed."""
 
-    def __init__(self, exit_code: int, text: str, error: LaunchError | None = None) -> None:
+    def __init__(self, exit_code: int, text: str) -> None:
         super().__init__(text)
         self.exit_code = exit_code
-        self.error = error
+
+
+E = TypeVar("E", JobFailed, LaunchError)
 
 
 class Ledger:
     """What the jobs of one Hydra app ended with."""
 
     def __init__(self) -> None:
-        self._first: JobFailed | None = None
+        self._first: JobFailed | LaunchError | None = None
         self._handlers = {signum: signal.getsignal(signum) for signum in ENDING}
         self._over = False
 
-    def note(self, ended: JobFailed) -> JobFailed:
+    def note(self, ended: E) -> E:
         """Note what a failed job is about to raise; the first one decides the exit code."""
         self._first = self._first or ended
         return ended
@@ -266,16 +268,17 @@ class Ledger:
         with replaced({**_BOUNDARY, **(seams or {})}), noting_variables():
             try:
                 app()
-            except JobFailed as ended:
-                if ended.error is not None and _wants_full_errors():
-                    traceback.print_exception(ended.error)
-                elif ended.error is not None:
-                    _say(ended.error)
+            except (JobFailed, LaunchError) as ended:
+                if isinstance(ended, LaunchError):
+                    _say(ended)
                 elif ended is not self._first:
                     # a sweeper of Hydra's gives up for a job of lllaunch's launcher, which said so
                     # before all that came since
                     _say(str(ended).removeprefix("lllaunch: "))
-                return self._first.exit_code if self._first else int(ExitCode.ERROR)
+                if _wants_full_errors() and isinstance(ended, LaunchError):
+                    traceback.print_exception(ended)
+                first = self._first or (ended if isinstance(ended, LaunchError) else None)
+                return int(ExitCode.ERROR if first is None else first.exit_code)
             except _TOLD as error:
                 if _wants_full_errors():
                     raise
@@ -290,7 +293,7 @@ class Ledger:
                 argparses = end.code == _ARGPARSE_ERROR and not isinstance(end, AppEnded)
                 return int(ExitCode.ERROR) if argparses else end.code or 0
             # a sweeper that tolerates failed jobs returns as if there were none
-            return self._first.exit_code if self._first else None
+            return int(self._first.exit_code) if self._first else None
 
 
 def _wants_full_errors() -> bool:

@@ -67,12 +67,8 @@ def test_a_failed_job_ends_the_app_with_its_code_and_its_message(
     if full:
         monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     ledger = Ledger()
-    try:
-        raise WRONG
-    except ConfigError as error:
-        ended = ledger.note(JobFailed(2, str(error), error))
     assert ("HYDRA_FULL_ERROR" in os.environ) is full
-    assert ends(ledger, ended) == 2
+    assert ends(ledger, ledger.note(WRONG)) == 2
     said = capsys.readouterr().err
     if full:
         assert "Traceback" in said
