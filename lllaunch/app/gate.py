@@ -25,7 +25,7 @@ from msgspec import structs
 from omegaconf import AnyNode, DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from lllaunch.app.boundary import expect_bounded, refusing
+from lllaunch.app.boundary import expect_bounded
 from lllaunch.app.configs import PACKAGED, experiment_name, job_name, words_of
 from lllaunch.app.planning import locating
 from lllaunch.config.schema import PRESET_KEYS, PRESET_NAMES
@@ -43,7 +43,6 @@ from lllaunch.review.paths import LOCKS, locks_all, policy_path, tree_top
 from lllaunch.secret_names import literals_in
 
 if TYPE_CHECKING:
-    from hydra.core.config_loader import ConfigLoader
     from hydra.core.config_search_path import ConfigSearchPath
 
     from lllaunch.review.lock import Lock, PlanRefused
@@ -228,26 +227,14 @@ def _guarding(read: Callable[[str, list[str]], DictConfig]) -> Callable[..., Dic
         message = "holds code that nobody can review"
         hint = "'python -m lllaunch rerun RUN' runs a plan again"
         found = Diagnostic("pickle", "--experimental-rerun", repr(path), message, hint)
-        with refusing():
-            _refuse_if_any([found] if has_rules() else [])
+        _refuse_if_any([found] if has_rules() else [])
         return read(path, overrides)
 
     return read_pickle
 
 
-def load_job(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """Compose a job of a sweep; what its project does not allow is raised as a `PlanRefused`."""
-    if not isinstance(loader, GuardedLoader):
-        return loader.load_sweep_config(master, list(overrides))
-    raises, loader.raises = loader.raises, True
-    try:
-        return loader.load_sweep_config(master, list(overrides))
-    finally:
-        loader.raises = raises
-
-
 class GuardedLoader(WatchedLoader):
-    """Hydra's config loader, but what is not allowed ends the app with exit code 5.
+    """Hydra's config loader, but what is not allowed is raised as a `PlanRefused`.
 
     Hydra composes every command line twice: first to see whether its configs ask for a sweep, then
     for use. Here what the first came to is what the second returns, unless they may differ.
@@ -264,8 +251,6 @@ class GuardedLoader(WatchedLoader):
         """
         super().__init__(config_search_path)
         self._looks = not reviewing
-        # whether what is not allowed is raised as a `PlanRefused`, and ends nothing
-        self.raises = reviewing
         self.repository = BoundedRepository(
             config_search_path, expect_bounded, self.look_at_search_path
         )
@@ -283,16 +268,15 @@ class GuardedLoader(WatchedLoader):
         if validate_sweep_overrides and known is not None:
             self.validate_sweep_overrides_legal([*self.parsed], run_mode, from_shell)
             return known
-        with self._refusing():
-            # Hydra quotes what is wrong with an override
-            if any(literals_in(overrides)):
-                settings = [
-                    text
-                    for text in overrides
-                    # `+db/credentials=prod` is a file's name
-                    if not self.repository.group_exists(re.split("[=@:]", text.lstrip("+~"))[0])
-                ]
-                _refuse_literals(literals_in(settings))
+        # Hydra quotes what is wrong with an override
+        if any(literals_in(overrides)):
+            settings = [
+                text
+                for text in overrides
+                # `+db/credentials=prod` is a file's name
+                if not self.repository.group_exists(re.split("[=@:]", text.lstrip("+~"))[0])
+            ]
+            _refuse_literals(literals_in(settings))
         if validate_sweep_overrides:
             return self._compose(config_name, overrides, run_mode, from_shell, True)
         of_sweep = False
@@ -332,7 +316,7 @@ class GuardedLoader(WatchedLoader):
         if self._looks:
             root: Any = OmegaConf.to_container(config, resolve=False)
             own, allowed = {name: root[name] for name in root if name != "hydra"}, not_secret(root)
-            with self._refusing(), locating(self, config):
+            with locating(self, config):
                 found = [*literals(own, allowed=allowed)]
                 # of Hydra's own, what somebody sets
                 for key in ("hydra.job.env_set", "hydra.launcher"):
@@ -384,11 +368,7 @@ class GuardedLoader(WatchedLoader):
             from lllaunch.config.origins import origins_of_one  # noqa: PLC0415 - as above
 
             problems = [*map(origins_of_one(*self.primary).locate, problems)]
-        with self._refusing():
-            _refuse_if_any(problems)
-
-    def _refusing(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.raises else refusing()
+        _refuse_if_any(problems)
 
     def _judge(self, config: DictConfig) -> None:
         """Raise unless a config is allowed, and where Hydra would write to.

@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override, setup_globals
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from lllaunch.app.gate import expect_own_environment, load_job
+from lllaunch.app.gate import expect_own_environment
 from lllaunch.app.planning import Whereabouts, plan_job, whereabouts
 from lllaunch.cluster.values import format_nnodes
 from lllaunch.config.cluster import launchers_cluster, of_launcher
@@ -77,7 +77,7 @@ class Composer:
         """
         setup_globals()
         loader = self.context.config_loader
-        config = load_job(loader, self.master, overrides)
+        config = loader.load_sweep_config(self.master, list(overrides))
         with open_dict(config):
             config.hydra.job.id = config.hydra.job.num = number
         HydraConfig.instance().set_config(config)

@@ -27,7 +27,6 @@ from lllaunch import __version__
 from lllaunch.app.app import jobs_of
 from lllaunch.app.boundary import AppEnded, JobFailed, refusing, tell_ci
 from lllaunch.app.configs import as_written, is_of_a_moment
-from lllaunch.app.gate import load_job
 from lllaunch.app.own_worker import UserFunction, end_script_at_launch
 from lllaunch.app.planning import load, locating
 from lllaunch.app.sweeping.composing import LAUNCHER, Composer, with_launchers_cluster
@@ -606,7 +605,7 @@ def goes_to_cluster(
     if not any(key.startswith("cluster.") or is_group(loader, key) for key in keys):
         return False
     try:
-        return goes(load_job(loader, config, overrides[0]))
+        return goes(loader.load_sweep_config(config, list(overrides[0])))
     except Exception:  # noqa: BLE001 - of Hydra; it is told where jobs are tried
         return False
 
