@@ -104,8 +104,10 @@ def _page(found: FoundDirectory, hide: Callable[[str], str], output: str | None)
     if find_spec("jinja2") is None:
         raise PackageMissing("jinja2", "--format html")
     if found.kind == "sweep":
-        from lllaunch.pages.sweep_facts import sweep_facts  # noqa: PLC0415 - of one format
-        from lllaunch.pages.sweep_page import sweep_page  # noqa: PLC0415 - as above
+        from lllaunch.pages.sweep_page import (  # noqa: PLC0415 - of one format
+            sweep_facts,
+            sweep_page,
+        )
 
         facts = sweep_facts(view_sweep(found, hide), source_roots(os.environ))
         place = (

@@ -15,8 +15,7 @@ from lllaunch.cluster import slurm
 from lllaunch.cluster.slurm import JobFacts, QueuedJob, SlurmFailed
 from lllaunch.documents import isoformat
 from lllaunch.pages.run_page import run_page
-from lllaunch.pages.sweep_facts import sweep_facts
-from lllaunch.pages.sweep_page import sweep_page
+from lllaunch.pages.sweep_page import sweep_facts, sweep_page
 from lllaunch.results.report import load
 from lllaunch.results.store import (
     ListEntry,
