@@ -87,14 +87,12 @@ def _left_text(hang: Hang, cwd: str) -> str:
     return f"ended with success{after}{joined}; {them} {verb}{where}"
 
 
-def disagreement_text(
-    found: Disagreement, cwd: str, *, so_far: bool = False, utc: bool = False
-) -> str:
+def disagreement_text(found: Disagreement, cwd: str, *, so_far: bool = False) -> str:
     """Return which collective operation ranks do not agree on, in one sentence.
 
-    Ranks that are missing may still come if it is `so_far`. Times are this machine's, or UTC's.
+    Ranks that are missing may still come if it is `so_far`.
     """
-    return found.sentence(lambda path: _file(path, cwd), so_far=so_far, utc=utc)
+    return found.sentence(lambda path: _file(path, cwd), so_far=so_far)
 
 
 def _by(
@@ -193,9 +191,7 @@ Part: TypeAlias = "str | StyledText"
 """A paragraph, or a line as it is; lines whose style is ``quote`` follow their title."""
 
 
-def hang_parts(
-    root: RootCause, workers: Sequence[WorkerResult], cwd: str, *, utc: bool = False
-) -> Iterator[Part]:
+def hang_parts(root: RootCause, workers: Sequence[WorkerResult], cwd: str) -> Iterator[Part]:
     """Yield what is known of a hang beyond its root cause; `workers` are those of its attempt."""
     hang = root.hang
     assert hang is not None
@@ -210,7 +206,7 @@ def hang_parts(
     elif isinstance(finding, OverMemory):
         whole = "for a worker and all processes below it together"
         yield f"The limit is launch.watchdog.memory, {whole}."
-    yield from _collectives(hang, cwd, dated=root.of_watchdog, utc=utc)
+    yield from _collectives(hang, cwd, dated=root.of_watchdog)
     yield from _conditions(hang, workers)
     yield from _locks(hang, cwd)
     if hang.stacks:
@@ -218,20 +214,15 @@ def hang_parts(
         yield from _stack_lines(hang, cwd)
 
 
-def look_parts(look: Hang, cwd: str, *, utc: bool = False) -> Iterator[Part]:
+def look_lines(look: Hang, cwd: str) -> Iterator[StyledText]:
     """Yield where the workers were when a signal came or somebody asked."""
-    yield from _collectives(look, cwd, utc=utc)
+    yield from wrapped(_collectives(look, cwd))
     yield from _locks(look, cwd)
-    yield from _conditions(look, ())
+    yield from wrapped(_conditions(look, ()))
     yield from _stack_lines(look, cwd)
 
 
-def look_lines(look: Hang, cwd: str) -> Iterator[StyledText]:
-    """Yield the same as lines for a terminal."""
-    return wrapped(look_parts(look, cwd))
-
-
-def _collectives(hang: Hang, cwd: str, *, dated: bool = False, utc: bool = False) -> Iterator[Part]:
+def _collectives(hang: Hang, cwd: str, *, dated: bool = False) -> Iterator[Part]:
     """Yield which collective operation ranks do not agree on.
 
     `dated` is whether the line of the root cause shows since when it hangs.
@@ -241,7 +232,7 @@ def _collectives(hang: Hang, cwd: str, *, dated: bool = False, utc: bool = False
         if dated and hang.since_ns is not None:
             found = found.beside(hang.since_ns)
         so_far = isinstance(hang.finding, Asked)
-        yield f"{capitalised(disagreement_text(found, cwd, so_far=so_far, utc=utc))}."
+        yield f"{capitalised(disagreement_text(found, cwd, so_far=so_far))}."
 
 
 def _locks(hang: Hang, cwd: str) -> Iterator[StyledText]:

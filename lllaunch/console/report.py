@@ -42,7 +42,7 @@ from lllaunch.words import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from lllaunch.console.hang import Part
     from lllaunch.run.result import (
@@ -68,7 +68,7 @@ def report_lines(outcome: RunResult, cwd: str) -> list[StyledText]:
     if outcome.state != "succeeded":
         return [StyledText(title, "error"), *_body(outcome, cwd)]
     where = f"results in {shown_path(outcome.directory, cwd)}"
-    return [StyledText(f"{title}; {where}", "good"), *_leftovers(outcome)]
+    return [StyledText(f"{title}; {where}", "good"), *_leftovers(outcome), *_lost(outcome)]
 
 
 def title_text(outcome: RunResult) -> str:
@@ -129,11 +129,15 @@ def _body(outcome: RunResult, cwd: str) -> Iterator[StyledText]:
         yield from _history(outcome.attempts[:-1], cwd)
         yield from _ended_at(outcome, cwd)
         yield from _leftovers(outcome)
-        for node in outcome.nodes:
-            if node.state == "lost":
-                said = f": it {node.said}" if node.said else ""
-                yield StyledText(f"  {capitalised(node.name)} left no result{said}")
+        yield from _lost(outcome)
         yield StyledText(f"  Logs: {_logs(outcome, last, cwd)}")
+
+
+def _lost(outcome: RunResult) -> Iterator[StyledText]:
+    for node in outcome.nodes:
+        if node.state == "lost":
+            said = f": it {node.said}" if node.said else ""
+            yield StyledText(f"  {capitalised(node.name)} left no result{said}")
 
 
 def _logs(outcome: RunResult, last: AttemptResult, cwd: str) -> str:
@@ -177,46 +181,30 @@ def _ended_at(outcome: RunResult, cwd: str) -> Iterator[StyledText]:
 
 
 def _root(root: RootCause, outcome: RunResult, cwd: str) -> Iterator[Part]:
-    yield StyledText(
-        f"  Root cause: {_who(root)} (attempt {root.attempt}) {_verb(root, cwd, when=True)}",
-        "cause",
-    )
-    yield from root_parts(root, outcome, cwd, _raised(root, cwd))
-    if not _says_all(root):
-        yield from _excerpt(root, outcome.excerpt, cwd)
-
-
-def root_parts(
-    root: RootCause,
-    outcome: RunResult,
-    cwd: str,
-    raised: Iterable[StyledText] = (),
-    *,
-    utc: bool = False,
-) -> Iterator[Part]:
-    """Yield what is known of a root cause: the terminal and the page of a run show it.
-
-    `raised` is its traceback; times are this machine's, or UTC's.
-    """
     from lllaunch.console.hang import (  # noqa: PLC0415 - few runs hang
         disagreement_text,
         frame_text,
         hang_parts,
     )
 
+    yield StyledText(
+        f"  Root cause: {_who(root)} (attempt {root.attempt}) {_verb(root, cwd, when=True)}",
+        "cause",
+    )
     if root.explanation is not None:
         yield f"Why ({root.explanation.sure}): {capitalised(root.explanation.text)}"
     yield _furthest(outcome)
     if root.collectives is not None:
-        yield f"{capitalised(disagreement_text(root.collectives, cwd, utc=utc))}."
-    yield from raised
+        yield f"{capitalised(disagreement_text(root.collectives, cwd))}."
+    yield from _raised(root, cwd)
     if root.frames:
         yield StyledText("")
         yield StyledText(f"    {capitalised(_who(root))} was here (innermost call first):")
         yield from (StyledText(f"      {frame_text(frame, cwd)}", "quote") for frame in root.frames)
     if root.hang is not None:
-        workers = outcome.attempts[-1].workers if outcome.attempts else ()
-        yield from hang_parts(root, workers, cwd, utc=utc)
+        yield from hang_parts(root, outcome.attempts[-1].workers if outcome.attempts else (), cwd)
+    if not _says_all(root):
+        yield from _excerpt(root, outcome.excerpt, cwd)
 
 
 def _raised(root: RootCause, cwd: str) -> Iterator[StyledText]:
@@ -336,34 +324,23 @@ def _excerpt(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[Par
         yield from (StyledText(f"    | {text}".rstrip(), "quote") for text in excerpt.lines)
 
 
-def fate_groups(
-    workers: Sequence[WorkerResult], root: RootCause | None, *, after_root: bool
-) -> list[tuple[list[WorkerResult], str]]:
-    """Return workers of one attempt with the same fate together, and that fate.
-
-    `after_root` is whether there is a root cause that these workers are not.
-    """
-    groups: dict[tuple[object, ...], list[WorkerResult]] = {}
-    for worker in workers:
-        groups.setdefault(fate_key(worker), []).append(worker)
-    found = []
-    for group in groups.values():
-        first = group[0]
-        if _is_alike(first, root):
-            fate = "failed alike"
-        elif len(group) > 1 and isinstance(first, Victim):
-            fate = victim_text(first.cause)
-        else:
-            fate = fate_text(first, after_root=after_root)
-        found.append((group, fate))
-    return found
+def _fate_of(group: Sequence[WorkerResult], root: RootCause | None, *, after_root: bool) -> str:
+    first = group[0]
+    if _is_alike(first, root):
+        return "failed alike"
+    if len(group) > 1 and isinstance(first, Victim):
+        return victim_text(first.cause)
+    return fate_text(first, after_root=after_root)
 
 
 def _groups(
     workers: Sequence[WorkerResult], root: RootCause | None, *, after_root: bool
 ) -> Iterator[StyledText]:
     """Report the fates of workers, those with the same fate in one line."""
-    groups = fate_groups(workers, root, after_root=after_root)
+    alike: dict[tuple[object, ...], list[WorkerResult]] = {}
+    for worker in workers:
+        alike.setdefault(fate_key(worker), []).append(worker)
+    groups = [(group, _fate_of(group, root, after_root=after_root)) for group in alike.values()]
     named = [(ranks(worker.rank for worker in group), fate) for group, fate in groups]
     width = min(30, max(len(name) for name, _ in named[:_GROUPS]))
     for name, fate in named[:_GROUPS]:

@@ -8,39 +8,30 @@ the lowest, the highest and the middle one, logs and tables are cut. Every such 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lllaunch.console.hang import look_parts
-from lllaunch.console.report import failure_text, fate_groups, root_parts
+from lllaunch.console.report import failure_text, report_lines, title_text
 from lllaunch.documents import signal_name
 from lllaunch.pages import html
 from lllaunch.pages.run_charts import curves_of, lanes_of, marks_of
 from lllaunch.results.report import message_of
 from lllaunch.results.view import node_state
-from lllaunch.run.excerpts import folded, place_of
+from lllaunch.run.excerpts import place_of
 from lllaunch.run.result import RunResult
-from lllaunch.text import count, duration, shorten, size, spans
+from lllaunch.text import count, duration, shorten, size
 from lllaunch.words import (
-    StyledText,
     capitalised,
-    counted,
     progress_text,
     shown_path,
     state_title,
-    step_text,
 )
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from lllaunch.console.hang import Part
     from lllaunch.results.timeline import Lane, RunTimeline
     from lllaunch.results.view import RunView
-    from lllaunch.run.result import (
-        AttemptResult,
-        RootCause,
-    )
 
 _SECOND = 1e9
 _EXCERPT = 20  # lines
@@ -60,12 +51,6 @@ _KEY = re.compile(r"(?P<before>\s*(?:- )*)(?P<key>[^\s#'\"][^:#]*:)(?P<rest>\s.*
 def run_page(run: RunView, version: str) -> str:
     """Return the page of a run, made by this version of lllaunch."""
     timeline, root = run.timeline, run.root
-    left = [
-        f"Attempt {attempt.number} left process {each.pid} behind ({each.command})"
-        f"{'; it was killed' if each.killed else ''}"
-        for attempt in run.attempts
-        for each in attempt.leftovers
-    ]
     outcome = run.result or _WITHOUT_END
     plan = (run.plan or "").splitlines()
     own = [("Run id", outcome.run_id), ("Plan hash", html.long(outcome.plan_hash, "code"))]
@@ -80,11 +65,9 @@ def run_page(run: RunView, version: str) -> str:
         summary=[*_summary(run)],
         version=version,
         run=run,
-        cause=[*_cause(run)],
-        aside=[*_aside(run)],
+        report=_report(run),
         findings=[] if run.result is not None else _findings(timeline),
         lanes=lanes_of(timeline) if timeline.attempts else "",
-        attempts=_attempts(run) if len(run.attempts) > 1 else None,
         attempts_in_all=len({attempt.number for attempt in timeline.attempts}),
         workers=_workers(run),
         workers_in_all=sum(len(attempt.lanes) for attempt in timeline.attempts),
@@ -95,9 +78,8 @@ def run_page(run: RunView, version: str) -> str:
         returned=html.table(
             "Return values", _VALUES, [*outcome.return_values.items()][:_MOST_VALUES]
         ),
-        leftovers=left[:_MOST_VALUES],
         plan_lines=len(plan),
-        plan=[*map(_plan_line, plan[:_MOST_PLAN_LINES])],
+        plan=plan[:_MOST_PLAN_LINES],
         overrides=[html.code(each) for each in run.entry.overrides[:_MOST_VALUES]],
         environment=html.environment_facts(run.result, own),
         nodes=html.table("Nodes", _NODES, outcome.nodes[:_MOST_ROWS]),
@@ -123,30 +105,10 @@ def _verdict(run: RunView) -> str:
         if progress is not None and progress.eta:
             far += f", about {duration(progress.eta)} left"
         return capitalised(far or run.problem or message_of(run.entry))
-    if outcome.state == "error":
-        return outcome.error.partition("\n")[0] or "lllaunch could not do its part"
-    if outcome.state == "succeeded":
-        workers = counted(sum(len(last.workers) for last in outcome.attempts[-1:]), "worker")
-        restarts = f", after {counted(outcome.restarts, 'restart')}" if outcome.restarts else ""
-        return f"{workers} in {duration(outcome.seconds)}{restarts}"
-    if outcome.root_cause is None:
-        return capitalised(_without_cause(outcome) or message_of(run.entry, outcome))
+    if outcome.root_cause is None or outcome.state == "succeeded":
+        return capitalised(str(outcome.limit or title_text(outcome)))
     text = capitalised(failure_text(outcome.root_cause, run.cwd))
     return text if outcome.no_progress is None else f"{outcome.no_progress}: {text}"
-
-
-def _without_cause(outcome: RunResult) -> str:
-    """Return what is known of a run that a signal or a limit ended, and no failure."""
-    if outcome.limit is not None:
-        return f"the run {outcome.limit}"
-    if outcome.importing:
-        return f"while {', '.join(outcome.importing)} was imported"
-    silent = getattr(None if outcome.look is None else outcome.look.finding, "silent", 0.0)
-    if silent:
-        return f"no output for {duration(silent)} before that"
-    furthest = outcome.attempts[-1].furthest if outcome.attempts else None
-    progress = None if furthest is None else furthest.progress
-    return "" if progress is None else f"at {progress_text(progress)}"
 
 
 def _where(run: RunView) -> Iterator[str]:
@@ -199,33 +161,12 @@ def _summary(run: RunView) -> Iterator[tuple[str, str]]:
 # What happened
 
 
-def _cause(run: RunView) -> Iterator[str | html.Quote]:
-    outcome = run.result
-    if outcome is None:
-        return
-    yield from (line for line in outcome.error.split("\n")[1:] if line.strip())
-    if outcome.no_progress is not None:
-        yield f"{capitalised(str(outcome.no_progress))}."
-    if outcome.root_cause is not None and outcome.state != "succeeded":
-        yield from _of_root(outcome.root_cause, outcome, run)
-    if outcome.limit is not None:
-        yield f"Then the run {outcome.limit}."
-    if outcome.look is not None:
-        yield f"{capitalised(str(outcome.look.finding))}."
-        yield from _prose(look_parts(outcome.look, run.cwd, utc=True))
-
-
-def _aside(run: RunView) -> Iterator[str | html.PageTable]:
-    """Yield what became of the workers and the nodes that are not to blame."""
-    outcome = run.result
-    if outcome is None:
-        return
-    if outcome.attempts and outcome.state != "succeeded":
-        yield from _others(outcome.attempts[-1], outcome.root_cause)
-    for node in outcome.nodes:
-        if node.state == "lost":
-            said = f": it {node.said}" if node.said else ""
-            yield f"{capitalised(node.name)} was not heard of: it left no result{said}."
+def _report(run: RunView) -> list[Markup]:
+    """Return the report of the terminal, of which the first line is above all; causes stand out."""
+    outcome = run.outcome
+    lines = [] if outcome is None else report_lines(outcome, run.cwd)[1:]
+    shown = '<span class="hot">{}</span>'
+    return [html.fill(shown if line.style == "cause" else "{}", line.text) for line in lines]
 
 
 def _findings(timeline: RunTimeline) -> list[Markup]:
@@ -238,91 +179,7 @@ def _findings(timeline: RunTimeline) -> list[Markup]:
     ]
 
 
-def _of_root(root: RootCause, outcome: RunResult, run: RunView) -> Iterator[str | html.Quote]:
-    of_rank = "" if root.rank is None else f" of rank {root.rank}"
-    yield from _prose(root_parts(root, outcome, run.cwd, utc=True))
-    if root.traceback:
-        yield html.Quote(f"Traceback{of_rank}", _traceback(root.traceback))
-    elif "\n" in (message := str(getattr(root.cause, "message", ""))):
-        yield html.Quote("Message", message.split("\n"), heading=False)
-    logs = {log.stream: log for log in run.logs if log.blamed}
-    log = logs.get("stderr") or logs.get("stdout")
-    if log is not None and not root.traceback:
-        what = "The last lines" if log.cut or len(log.lines) > _EXCERPT else "All"
-        yield html.Quote(f"{what} of {log.path}", log.lines[-_EXCERPT:])
-
-
-def _prose(parts: Iterable[Part]) -> Iterator[str | html.Quote]:
-    """Yield what a report says as paragraphs and quotes; a quote follows its title."""
-    title, quoted = "", []
-    for part in (*parts, ""):
-        if isinstance(part, StyledText) and part.style == "quote":
-            quoted.append(part.text.removeprefix(" " * 6))
-            continue
-        if quoted:
-            yield html.Quote(title.removesuffix(":"), list(map(_call, quoted)))
-        elif title:
-            yield title
-        title, quoted = (part.text if isinstance(part, StyledText) else part).strip(), []
-
-
-def _call(text: str) -> str:
-    """Return a line of a stack; calls of the user's own code have the code, and stand out."""
-    return html.fill("<strong>{}</strong>", text) if _OWN.match(text) else text
-
-
-def _traceback(text: str) -> Iterator[str]:
-    """Yield the lines of a traceback; what was raised stands out."""
-    lines = folded(text)
-    for at, line in enumerate(lines, 1):
-        is_error = line[:1].strip() and not line.startswith("Traceback") and ":" in line
-        hot = is_error or at == len(lines)
-        yield html.fill('<span class="hot">{}</span>', line) if hot else line
-
-
-_OTHERS = (
-    html.PageColumn("Ranks", lambda group: shorten(spans(worker.rank for worker in group[0]), 80)),
-    html.numbers("Number", lambda group: len(group[0])),
-    html.PageColumn("What became of them", lambda group: capitalised(group[1]), "wide"),
-)
-
-
-def _others(attempt: AttemptResult, root: RootCause | None) -> Iterator[html.PageTable]:
-    """Yield what became of the workers that are not to blame, those with one fate in one row."""
-    named = () if root is None else root.ranks
-    others = [worker for worker in attempt.workers if worker.rank not in named]
-    known = root is not None and bool(root.ranks or root.subject)
-    groups = fate_groups(others, root, after_root=known)
-    if groups:
-        yield html.table(
-            "The other workers" if known else "The workers", _OTHERS, groups[:_MOST_GROUPS]
-        )
-
-
 # In time
-
-
-def _attempts(run: RunView) -> html.PageTable:
-    """Return a table of the attempts."""
-
-    def seconds(attempt: AttemptResult) -> float:
-        return max(0, attempt.ended_ns - attempt.started_ns) / _SECOND
-
-    def cause(attempt: AttemptResult) -> str:
-        root = attempt.root_cause
-        at = None if attempt.furthest is None else attempt.furthest.progress
-        text = "" if root is None else capitalised(failure_text(root, run.cwd))
-        step = "" if at is None else step_text(at.step, at.total)
-        return ", at ".join(filter(None, (text, step)))
-
-    columns = (
-        html.numbers("Attempt", lambda attempt: attempt.number),
-        html.PageColumn("State", lambda attempt: html.badge(attempt.state, attempt.state)),
-        html.PageColumn("Began", lambda attempt: html.moment(attempt.started_ns), "minor"),
-        html.numbers("Took", seconds, duration),
-        html.PageColumn("Root cause", cause, "wide"),
-    )
-    return html.table("Attempts", columns, run.attempts[-_MOST_ROWS:])
 
 
 def _workers(run: RunView) -> html.PageTable:
@@ -396,15 +253,6 @@ _VALUES = (
     html.PageColumn("Type", lambda pair: pair[1].type_name),
     html.numbers("Size", lambda pair: pair[1].size, _bytes),
 )
-
-
-def _plan_line(line: str) -> str:
-    found = _KEY.fullmatch(line)
-    if not found:
-        return line
-    return html.fill(
-        '{}<span class="key">{}</span>{}', found["before"], found["key"], found["rest"]
-    )
 
 
 _NODES = (

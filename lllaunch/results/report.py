@@ -145,9 +145,8 @@ def run_case(
         logs_in=tidy(os.path.relpath(last, result.directory)) if last else "",
     )
     if case.outcome == "succeeded":
-        silent = (node.name for node in result.nodes if node.state == "lost")
-        told = ", ".join(f"{name} was not heard of: it left no result" for name in silent)
-        return replace(case, message=tidy(told))
+        lost = (node.name for node in result.nodes if node.state == "lost")
+        return replace(case, message=tidy("; ".join(f"{name} left no result" for name in lost)))
     kind = _kind_of_state(result.state, result.exit_code)
     told = "\n".join(line.text.removeprefix("  ") for line in report_lines(result, cwd)[1:])
     return replace(

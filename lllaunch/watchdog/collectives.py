@@ -126,7 +126,6 @@ class Wording(NamedTuple):
 
     shown: Callable[[str], str]  # applied to the paths of files
     so_far: bool  # whether who has not come may still do so
-    utc: bool  # whether times are UTC's, not this machine's
 
 
 class Disagreement(Record, frozen=True):
@@ -147,11 +146,9 @@ class Disagreement(Record, frozen=True):
         """The sentence."""
         return self.sentence()
 
-    def sentence(
-        self, shown: Callable[[str], str] = str, *, so_far: bool = False, utc: bool = False
-    ) -> str:
-        """One sentence for people, with times of this machine's zone or of UTC."""
-        sentence = _SENTENCES[self.kind](self.parties, Wording(shown, so_far, utc))
+    def sentence(self, shown: Callable[[str], str] = str, *, so_far: bool = False) -> str:
+        """One sentence for people, with times of this machine's zone."""
+        sentence = _SENTENCES[self.kind](self.parties, Wording(shown, so_far))
         if self.instead is None:
             return sentence
         other = operation_text(self.instead.collective, self.instead.group)
@@ -620,11 +617,10 @@ def last_operation(trace: RankTrace) -> str:
     return operation_text(call, _title(group.name, {trace.rank: trace}))
 
 
-def _since(call: Call, how: Wording) -> str:
+def _since(call: Call) -> str:
     if not call.created_ns:
         return ""
-    zone = time.gmtime if how.utc else time.localtime
-    return time.strftime(" since %H:%M:%S", zone(call.created_ns / 1e9))
+    return time.strftime(" since %H:%M:%S", time.localtime(call.created_ns / 1e9))
 
 
 def _absent_text(parties: tuple[Party, ...], how: Wording) -> str:
@@ -636,7 +632,7 @@ def _absent_text(parties: tuple[Party, ...], how: Wording) -> str:
         call = party.collective
         name = f"{call.operation} " if call.operation != absent.collective.operation else ""
         where = "it" if call.number == absent.collective.number else f"{name}#{call.number}"
-        text = f"{_named(party.ranks, 'waits', 'wait')} in {where}{_since(call, how)}"
+        text = f"{_named(party.ranks, 'waits', 'wait')} in {where}{_since(call)}"
         parts.append((text, party))
     texts = [
         f"{text}, {place}" if (place := _at(party, how.shown)) else text
@@ -698,7 +694,7 @@ def _waiting_text(parties: tuple[Party, ...], how: Wording) -> str:
         return _operations_differ(parties, how)
     (party,) = parties
     what = operation_text(party.collective, party.group)
-    since = _since(party.collective, how)
+    since = _since(party.collective)
     text = f"{_named(party.ranks, 'waits', 'wait')} in {what}{since}"
     place = _at(party, how.shown)
     return f"{text}, {place}" if place else text

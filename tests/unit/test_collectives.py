@@ -197,20 +197,6 @@ def test_who_leaves_out_a_call_of_its_subgroup_is_told_from_those_who_wait_for_i
     assert at_fault(traces, dict.fromkeys(range(4), SURELY)) == (2,)
 
 
-def test_a_page_has_times_of_utc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "Etc/GMT-5")
-    time.tzset()
-    try:
-        traces = {rank: trace(rank, *calls(4)) for rank in range(3)}
-        found = compare(traces, dict.fromkeys(range(3), SURELY))
-        assert found is not None
-        assert found.sentence(utc=True).endswith(" since 22:13:24")
-        assert found.sentence().endswith(" since 03:13:24")
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-
-
 def test_that_all_wait_is_told_if_they_surely_do() -> None:
     traces = [trace(rank, *calls(4)) for rank in range(3)]
     assert said(traces) == ""

@@ -124,7 +124,7 @@ def test_what_failed_and_where_stands_first(left: LeftRun) -> None:
     assert ids == ["cause", "time", "logs", "plan", "environment"]
     assert [f"#{id_}" for id_ in ids] == re.findall('<a href="(#[a-z]+)">', page)
     assert page.index("Rank 1 raised") < page.index("<main")
-    assert '<span class="hot">ValueError: no</span>' in page
+    assert '<span class="hot">  Root cause: rank 1 (attempt 0) raised ValueError: no</span>' in page
     assert "careful" in page
 
 
@@ -269,7 +269,7 @@ def test_a_run_that_succeeded_has_its_values(left: LeftRun) -> None:
     attempt = left.attempt(left.worker(0, Succeeded(), exitcode=0), state="succeeded")
     left.ends("succeeded", 0, attempt, return_values={0: value})
     seen = Seen(page_of(left.path))
-    assert "1 worker in 5.0 s" in seen.text
+    assert "Succeeded in 5.0 s" in seen.text
     assert "What happened" not in seen.text
     (row,) = seen.tables["Return values"]
     assert [text for text, _ in row] == ["0", '{"loss": 0.5}', "json", "14 B"]

@@ -250,12 +250,12 @@ def test_a_node_that_was_not_heard_of_is_told(
     nodes = (NodeResult("node 0", state="succeeded", exit_code=0), NodeResult("node 1"))
     run.ends("succeeded", 0, done, nodes=nodes)
     path = str(run.path)
-    said = "node 1 was not heard of: it left no result"
+    said = "node 1 left no result"
     assert load(path).verdict == f"succeeded in 5.0 s; {said}"
     assert show.main([path]) == 0
     assert re.search("^node 1 +not heard of", capsys.readouterr().out, re.MULTILINE)
     page = run_page(view_run(locate(path)), "0.1")
-    assert "Node 1 was not heard of: it left no result." in page
+    assert "Node 1 left no result" in page
 
 
 def test_what_turns_the_direction_of_text_is_escaped_in_every_form(run: LeftRun) -> None:
