@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from lllaunch.pages import charts, html
+from lllaunch.pages import charts
 from lllaunch.pages.charts import Point
 from lllaunch.text import duration, shorten, spans
 from lllaunch.words import counted
@@ -180,23 +180,14 @@ _TRAFFIC = (
 _MOST_METRICS = 12
 _COLUMNS = 240
 _MOST_EVENTS = 50
-_MOST_ROWS = 24
-
-
-class Panel(NamedTuple):
-    """A chart of what was measured, and the least, the greatest and the last of it."""
-
-    chart: Markup
-    numbers: html.PageTable
-    is_whole: bool
 
 
 class Measured(NamedTuple):
     """What was measured in a run, and how many metrics have no chart; traffic is I/O."""
 
-    panels: Sequence[Panel]
+    panels: Sequence[Markup]
     more: int
-    traffic: Sequence[Panel]
+    traffic: Sequence[Markup]
 
 
 def curves_of(timeline: RunTimeline, blamed: Sequence[int] = ()) -> Measured:
@@ -213,7 +204,7 @@ def curves_of(timeline: RunTimeline, blamed: Sequence[int] = ()) -> Measured:
     # names may be anything
     numbers = {key: number for number, key in enumerate(known)}
 
-    def drawn(kinds: Iterable[_Kind], *, metric: bool = False) -> list[Panel]:
+    def drawn(kinds: Iterable[_Kind], *, metric: bool = False) -> list[Markup]:
         return [
             _panel(kind, f"curve-{numbers[metric, kind.name]}", found, timeline, blamed)
             for kind in kinds
@@ -226,7 +217,7 @@ def curves_of(timeline: RunTimeline, blamed: Sequence[int] = ()) -> Measured:
 
 def _panel(
     kind: _Kind, id_: str, given: Sequence[Series], timeline: RunTimeline, blamed: Sequence[int]
-) -> Panel:
+) -> Markup:
     by_name: dict[str, list[Series]] = {}
     what = "GPU" if kind.name.startswith("gpu_") else "rank"
     for series in given:
@@ -234,13 +225,12 @@ def _panel(
     lines = {name: _line(each, timeline.start_ns) for name, each in by_name.items()}
     seconds = (timeline.end_ns - timeline.start_ns) / _SECOND
     guilty = {f"rank {rank}" for rank in blamed}
-    found = [_extremes(name, points) for name, points in lines.items()]
-    top = max(found, key=lambda each: each.highest)
-    low = min(found, key=lambda each: each.lowest)
+    values = [(value, name) for name, points in lines.items() for _, value in points]
+    known = [pair for pair in values if math.isfinite(pair[0])]
     show = functools.partial(charts.tick_text, unit=kind.unit)
-    most, least = f"{show(top.highest)} ({top.name})", f"{show(low.lowest)} ({low.name})"
-    said = f"Of {len(found)}: at most {most}, at least {least}."
-    chart = charts.line_chart(
+    (low, lowest), (high, highest) = min(known), max(known)
+    said = f"Of {len(lines)}: at most {show(high)} ({highest}), at least {show(low)} ({lowest})."
+    return charts.line_chart(
         charts.Words(id_, kind.title, said),
         _curves(lines, guilty, seconds),
         charts.Axis(unit="duration", low=0.0, high=seconds),
@@ -249,18 +239,6 @@ def _panel(
         height=130,
         budget=_COLUMNS,
     )
-
-    caption, is_whole = kind.title, len(found) <= _MOST_ROWS
-    if not is_whole:
-        caption = f"{kind.title}: of {len(found)} those with the highest values"
-        found.sort(key=lambda each: (each.name not in guilty, -each.highest))
-    columns = (
-        html.PageColumn("Of", lambda each: each.name),
-        html.numbers("Lowest", lambda each: each.lowest, show),
-        html.numbers("Highest", lambda each: each.highest, show),
-        html.numbers("Last", lambda each: each.last, show),
-    )
-    return Panel(chart, html.table(caption, columns, found[:_MOST_ROWS]), is_whole)
 
 
 def _line(given: Sequence[Series], start_ns: int) -> list[Point]:
@@ -295,18 +273,6 @@ def _curves(
     ]
     named = [name for name in lines if name in guilty][: charts.STYLES - 1]
     return curves + [charts.Curve(name, lines[name], at) for at, name in enumerate(named, start=1)]
-
-
-class _Extremes(NamedTuple):
-    name: str
-    lowest: float
-    highest: float
-    last: float
-
-
-def _extremes(name: str, points: Sequence[Point]) -> _Extremes:
-    values = [value for _, value in points if math.isfinite(value)]
-    return _Extremes(name, min(values), max(values), values[-1])
 
 
 def _events(timeline: RunTimeline) -> Iterator[charts.ChartMark]:

@@ -30,41 +30,6 @@ def samples(run: Played) -> list[Any]:
     return [json.loads(line) for line in (run.directory / "samples.jsonl").open()]
 
 
-@pytest.mark.parametrize(("name", "rows_shown", "blamed"), [("hung", 3, 2), ("large run", 24, 77)])
-@pytest.mark.parametrize(
-    ("caption", "field"),
-    [
-        ("Memory", "rss"),
-        ("CPU, cores", "cpu"),
-        ("Progress, steps", "step"),
-    ],
-)
-def test_curves_have_the_least_greatest_and_last_of_the_samples(
-    played: Play,
-    opened: Open,
-    name: str,
-    rows_shown: int,
-    blamed: int,
-    caption: str,
-    field: str,
-) -> None:
-    run = played(name)
-    rows = table(opened(run.page), caption)
-    values: dict[str, list[float]] = {}
-    for sample in samples(run):
-        for rank, worker in sample["ranks"].items():
-            if field in worker:
-                values.setdefault(f"rank {rank}", []).append(worker[field])
-
-    assert len({row["Of"].text for row in rows}) == len(rows) == rows_shown
-    assert f"rank {blamed}" in {row["Of"].text for row in rows}
-    for row in rows:
-        of = values[row["Of"].text]
-        assert [row[column].value for column in ("Lowest", "Highest", "Last")] == pytest.approx(
-            [min(of), max(of), of[-1]], rel=1e-9
-        )
-
-
 def reading(window: Window, *texts: str) -> list[int]:
     """Where texts stand in what is read out, in the order in which they are asked for."""
     body = window.page.inner_text("body").lower()

@@ -352,10 +352,10 @@ def test_of_many_curves_there_are_a_band_and_who_is_to_blame() -> None:
         Series("cpu", "cores", str(rank), 0, tuple((T0 + at * SECOND, rank) for at in range(5)))
         for rank in range(30)
     )
-    drawn = curves_of(replace(timeline, series=many), blamed=[7]).panels[0].chart
+    drawn = curves_of(replace(timeline, series=many), blamed=[7]).panels[0]
     assert drawn.count('class="band s0"><title>') == 1
     legend = re.findall("</svg> ([^<]*)</li>", drawn)
     assert legend == ["from the lowest to the highest", "the middle of 30", "rank 7"]
     assert "at most 29 (rank 29), at least 0 (rank 0)" in drawn
     (few,) = curves_of(replace(timeline, series=many[:3])).panels
-    assert "band" not in few.chart
+    assert "band" not in few
