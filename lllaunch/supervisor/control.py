@@ -13,12 +13,14 @@ import errno
 import functools
 import json
 import os
-import select
+import queue
+import signal
 import socket
 import struct
+import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -32,8 +34,6 @@ from lllaunch.supervisor.machine import Logged
 from lllaunch.watchdog.frames import Frame, LockWait, RankStack
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from lllaunch.cluster.membership import Place
     from lllaunch.supervisor.machine import GroupState
     from lllaunch.supervisor.nodes import NodeGroup
@@ -61,6 +61,8 @@ _NODES_SECONDS = 10.0
 _CHUNK = 1 << 17
 # After an error of the listening socket's own (no descriptors are left), seconds.
 _PAUSE = 1.0
+# Answers that are being taken when the run ends may take so long, seconds.
+_LAST_SECONDS = 0.5
 
 
 # What is asked and answered
@@ -202,16 +204,34 @@ def ask(directory: str, request: Request, seconds: float = ANSWER_SECONDS) -> An
         if _peer(connection)[1] not in {_ROOT, os.geteuid(), owner}:
             raise PermissionError(errno.EPERM, "somebody else's process listens there")
         connection.sendall(request.to_json())
-        data = bytearray()
-        while not data.endswith(b"\n"):
-            connection.settimeout(max(0.01, until - time.monotonic()))
-            read = connection.recv(_CHUNK)
-            if not read:
-                raise ConnectionResetError("the launcher closed the connection")
-            data += read
-            if len(data) > _MOST_ANSWER:
-                raise ValueError("the answer is too long")
-    return read_answer(bytes(data))
+        try:
+            line = _line(connection, until, _MOST_ANSWER)
+        except EOFError:
+            raise ConnectionResetError("the launcher closed the connection") from None
+    return read_answer(line)
+
+
+def _line(connection: socket.socket, until: float, most: int) -> bytes:
+    """Read one line, without its end.
+
+    Raises:
+        EOFError: the other side has closed it.
+        OSError: it is gone; ``TimeoutError`` if the line is not there in time.
+        ValueError: the line is too long.
+    """
+    data, block = bytearray(), b""
+    while b"\n" not in block:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        connection.settimeout(left)
+        block = connection.recv(_CHUNK)
+        if not block:
+            raise EOFError
+        data += block
+        if len(data) > most:
+            raise ValueError(f"is longer than {most} bytes")
+    return bytes(data.partition(b"\n")[0])
 
 
 # Clients
@@ -221,45 +241,33 @@ class Client:
     """One connection."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+        self.connection = connection
         # of the other end, as the kernel knows it
         self.pid, self.uid = _peer(connection)
-        self._read = bytearray()
-        self.unsent = memoryview(b"")  # what is left of its answer
-        self.until = time.monotonic() + _REQUEST_SECONDS
-        self.fileno, self.close = connection.fileno, connection.close
+        self.answer: Future[Mapping[str, Any]] = Future()
 
-    def request(self) -> Request | None:
-        """Return what it asks for; None if it has not said all of it.
+    def request(self) -> Request:
+        """Wait for what it asks for; also raises what `_line` does.
 
         Raises:
             RequestRefused: it asks for nothing that there is, or may not ask.
-            OSError: it is gone.
         """
-        # more than is allowed: what is left unread would break off the answer to it
-        data = self._connection.recv(_CHUNK)
-        self._read += data
+        try:
+            line = _line(self.connection, time.monotonic() + _REQUEST_SECONDS, _MOST_REQUEST)
+        except ValueError as error:
+            raise RequestRefused("request", str(error)) from None
         if self.uid not in {_ROOT, os.geteuid()}:
             raise RequestRefused("permission", f"user {self.uid} may not look into this run")
-        line, end, _ = self._read.partition(b"\n")
-        if len(line) > _MOST_REQUEST:
-            raise RequestRefused("request", f"is longer than {_MOST_REQUEST} bytes")
-        if end:
-            return Request.from_json(bytes(line))
-        if not data:
-            raise ConnectionResetError
-        return None
+        return Request.from_json(line)
 
-    def send(self) -> bool:
-        """Send what it takes now of its answer; return whether that was the rest.
+    def send(self, document: Mapping[str, Any]) -> None:
+        """Send its answer.
 
         Raises:
-            OSError: it is gone.
+            OSError: it is gone, or does not take it.
         """
-        with contextlib.suppress(BlockingIOError):
-            while self.unsent:
-                self.unsent = self.unsent[self._connection.send(self.unsent) :]
-        return not self.unsent
+        self.connection.settimeout(_TAKE_SECONDS)
+        self.connection.sendall(json.dumps(document).encode() + b"\n")
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
@@ -271,7 +279,7 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
 
 
 class ControlSocket:
-    """Where clients connect, and those that have.
+    """Where clients connect, each of which has a thread as long as it is there.
 
     Raises:
         OSError: the file system knows no sockets, or it cannot be made.
@@ -280,11 +288,15 @@ class ControlSocket:
     def __init__(self, directory: str) -> None:
         self._path = os.path.join(os.path.abspath(directory), SOCKET)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        self._epoll = select.epoll()
-        self._clients: dict[int, Client] = {}
-        self._resumes: float | None = 0.0  # when it listens again; None while it does
+        self._resumes = 0.0  # nobody is let in before this moment
+        self._clients: dict[Client, threading.Thread] = {}
+        self._asked: queue.SimpleQueue[tuple[Client, Request]] = queue.SimpleQueue()
         self._inode = 0
+        self._event = -1
+        self._lock = threading.Lock()  # held by who uses the event
         try:
+            # readable when somebody has asked, or is gone
+            self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             # the file gets these bits, so nobody else can connect at any moment
             os.fchmod(self._listener.fileno(), 0o600)
             with contextlib.suppress(FileNotFoundError):
@@ -293,135 +305,84 @@ class ControlSocket:
                 self._listener.bind(address)
             self._inode = os.lstat(self._path).st_ino
             self._listener.listen(_MOST_CLIENTS)
-            self._listen(0.0)
-            _open_sockets.add(self)
         except BaseException:
             self.close()
             raise
 
-    def fileno(self) -> int:
-        """A descriptor that is readable when `dispatch` has something to do."""
-        return self._epoll.fileno()
+    def files(self) -> list[Any]:
+        """Descriptors that are readable when `dispatch` has something to do."""
+        listens = len(self._clients) < _MOST_CLIENTS and self.next_in() is None
+        return [self._event, *([self._listener] if listens else [])]
 
     def next_in(self) -> float | None:
-        """Seconds until `dispatch` has something to do though nothing is readable, or None."""
-        moments = [client.until for client in self._clients.values()]
-        if self._resumes is not None and len(self._clients) < _MOST_CLIENTS:
-            moments.append(self._resumes)
-        return max(0.0, min(moments) - time.monotonic()) if moments else None
+        """Seconds until somebody can connect again, or None if that is so now."""
+        left = self._resumes - time.monotonic()
+        return left if left > 0 else None
 
     def dispatch(self) -> list[tuple[Client, Request]]:
-        """Take care of the clients, without waiting; return what they have asked for since."""
-        found: list[tuple[Client, Request]] = []
-        for fd, events in self._epoll.poll(0):
-            if fd == self._listener.fileno():
-                self._accept()
-            elif fd in self._clients:
-                client = self._clients[fd]
-                request = self._serve(client, events)
-                found += [] if request is None else [(client, request)]
-        now = time.monotonic()
-        for client in [each for each in self._clients.values() if each.until <= now]:
-            self._drop(client)
-        self._listen(now)
+        """Let clients in, without waiting; return what they have asked for since."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._event)
+        while len(self._clients) < _MOST_CLIENTS and self.next_in() is None:
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                break
+            except OSError:
+                self._resumes = time.monotonic() + _PAUSE
+                break
+            client = Client(connection)
+            thread = threading.Thread(target=self._serve, args=(client,), daemon=True)
+            self._clients[client] = thread
+            try:
+                thread.start()
+            except RuntimeError:
+                # there are too many threads
+                del self._clients[client]
+                connection.close()
+        found = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._asked.get_nowait())
         return found
 
-    def _listen(self, now: float) -> None:
-        """Listen, unless there are enough clients, or it is too early."""
-        full = len(self._clients) >= _MOST_CLIENTS
-        if self._resumes is None and full:
-            self._pause(now)
-        elif self._resumes is not None and not full and now >= self._resumes:
-            self._epoll.register(self._listener, select.EPOLLIN)
-            self._resumes = None
+    def _serve(self, client: Client) -> None:
+        # the main thread is to get them, and to stop for SIGTSTP
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        # it is gone, or slow, or the run is ending
+        with client.connection, contextlib.suppress(OSError, EOFError, CancelledError):
+            try:
+                self._asked.put((client, client.request()))
+                self._wake()
+                document = client.answer.result(ANSWER_SECONDS)
+            except RequestRefused as refused:
+                document = refused.to_json()
+            client.send(document)
+        self._clients.pop(client, None)
+        self._wake()
 
-    def _pause(self, until: float) -> None:
-        self._epoll.unregister(self._listener)
-        self._resumes = until
-
-    def _accept(self) -> None:
-        """Let one in: others get their turn before the next."""
-        try:
-            connection, _ = self._listener.accept()
-        except BlockingIOError:
-            return
-        except OSError:
-            self._pause(time.monotonic() + _PAUSE)
-            return
-        connection.setblocking(False)
-        try:
-            client = Client(connection)
-            self._epoll.register(connection, select.EPOLLIN)
-        except OSError:
-            connection.close()
-            return
-        self._clients[connection.fileno()] = client
-
-    def _serve(self, client: Client, events: int) -> Request | None:
-        try:
-            if events & select.EPOLLOUT:
-                if client.send():
-                    self._drop(client)
-            elif events & select.EPOLLIN:
-                request = client.request()
-                if request is not None:
-                    # only its end is of interest until there is an answer
-                    self._epoll.modify(client, 0)
-                    client.until = time.monotonic() + ANSWER_SECONDS
-                return request
-            else:
-                self._drop(client)
-        except RequestRefused as refused:
-            self.answer(client, refused.to_json())
-        except OSError:
-            self._drop(client)
-        return None
-
-    def answer(self, client: Client, document: Mapping[str, Any]) -> None:
-        """Let a client have its answer; one that is gone gets none."""
-        if client.fileno() < 0:
-            return
-        client.unsent = memoryview(json.dumps(document).encode() + b"\n")
-        client.until = time.monotonic() + _TAKE_SECONDS
-        try:
-            if client.send():
-                self._drop(client)
-            else:
-                self._epoll.modify(client, select.EPOLLOUT)
-        except OSError:
-            self._drop(client)
-
-    def _drop(self, client: Client) -> None:
-        del self._clients[client.fileno()]
-        client.close()
+    def _wake(self) -> None:
+        with self._lock:
+            if self._event >= 0:
+                os.eventfd_write(self._event, 1)
 
     def close(self) -> None:
         """Hang up, and remove the socket; idempotent."""
         with contextlib.suppress(OSError):
             if self._listener.fileno() >= 0 and os.lstat(self._path).st_ino == self._inode:
                 os.unlink(self._path)
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Close what is open here, and leave all else to the process that this was forked from."""
-        for client in self._clients.values():
-            client.close()
-        self._clients.clear()
-        self._epoll.close()
         self._listener.close()
-
-
-_open_sockets: weakref.WeakSet[ControlSocket] = weakref.WeakSet()
-
-
-def _abandon_all() -> None:
-    """Let a worker that was forked from the launcher hold nothing: who connects would wait."""
-    for each in [*_open_sockets]:
-        each.abandon()
-    _open_sockets.clear()
-
-
-os.register_at_fork(after_in_child=_abandon_all)
+        until = time.monotonic() + _LAST_SECONDS
+        for client, thread in [*self._clients.items()]:
+            # who has its answer takes it; nobody asks any more
+            client.answer.cancel()
+            with contextlib.suppress(OSError):
+                client.connection.shutdown(socket.SHUT_RD)
+            thread.join(max(0.0, until - time.monotonic()))
+        with self._lock:
+            if self._event >= 0:
+                os.close(self._event)
+                self._event = -1
 
 
 # What is answered
@@ -579,7 +540,7 @@ class RunControl:
 
     def files(self) -> list[Any]:
         """Descriptors that are readable when `turn` has something to do."""
-        return [self._socket, *([] if self._look is None else self._look.files())]
+        return [*self._socket.files(), *([] if self._look is None else self._look.files())]
 
     def next_in(self) -> float | None:
         """Seconds until `turn` has something to do though nothing is readable, or None."""
@@ -607,7 +568,7 @@ class RunControl:
     def _take_requests(self) -> None:
         until = time.monotonic() + _BUSY_SECONDS
         for client, request in self._socket.dispatch():
-            tell = functools.partial(self._socket.answer, client)
+            tell = client.answer.set_result
             self._waiting.append(_Question(request, tell, until, client.pid, client.uid))
         nodes = self._nodes
         for number, text in () if nodes is None else nodes.stacks_wanted():

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.launching import WAIT
 
-from lllaunch.linux.process import wait_readable
+from lllaunch.linux.process import wait, wait_readable
 from lllaunch.supervisor import control
 from lllaunch.supervisor.control import (
     SOCKET,
@@ -86,7 +86,7 @@ def served(server: ControlSocket, until: Callable[[Asked], object]) -> Asked:
     """Let a socket work until something holds of what it was asked; return that."""
     found: Asked = []
     while not until(found):
-        assert wait_readable(server, WAIT)
+        wait(server.files(), seconds=0.01)
         found += server.dispatch()
     return found
 
@@ -109,7 +109,7 @@ def test_who_asks_is_known_and_gets_the_answer_in_directories_of_any_length(tmp_
     ((client, asked),) = served(server, bool)
     assert asked == request
     assert (client.pid, client.uid) == (os.getpid(), os.geteuid())
-    server.answer(client, {"version": VERSION, "ranks": []})
+    client.answer.set_result({"version": VERSION, "ranks": []})
     assert line_of(peer) == {"version": VERSION, "ranks": []}
     server.close()
     assert not (directory / SOCKET).exists()
@@ -120,17 +120,14 @@ def test_a_request_may_come_in_pieces_and_end_what_is_written(
 ) -> None:
     line = Request().to_json()
     peer = connected(tmp_path, line[:7])
-    # accepted, and the piece read
-    while not (server._clients and next(iter(server._clients.values()))._read):
-        assert wait_readable(server, WAIT)
-        assert server.dispatch() == []
+    assert served(server, lambda _: server._clients) == []
     peer.sendall(line[7:])
     peer.shutdown(socket.SHUT_WR)
     ((client, asked),) = served(server, bool)
     assert asked == Request()
     # it waits for its answer, and wakes nobody meanwhile
-    assert not wait_readable(server, 0)
-    server.answer(client, {"version": VERSION})
+    assert not wait(server.files(), seconds=0)
+    client.answer.set_result({"version": VERSION})
     assert line_of(peer) == {"version": VERSION}
 
 
@@ -140,13 +137,9 @@ def test_an_answer_that_is_longer_than_what_the_kernel_keeps(
     peer = connected(tmp_path, Request().to_json())
     ((client, _),) = served(server, bool)
     text = "x" * 3_000_000
-    server.answer(client, {"version": VERSION, "text": text})
-    got: list[Any] = []
-    reader = threading.Thread(target=lambda: got.append(line_of(peer)))
-    reader.start()
-    served(server, lambda _: client.fileno() < 0)
-    reader.join(WAIT)
-    assert got == [{"version": VERSION, "text": text}]
+    client.answer.set_result({"version": VERSION, "text": text})
+    assert line_of(peer) == {"version": VERSION, "text": text}
+    served(server, lambda _: not server._clients)
 
 
 @pytest.mark.parametrize("sent", [b"\x00\xff\n", b"x" * 70_000, b'{"ask": 1}\n'])
@@ -166,27 +159,35 @@ def test_who_hangs_up_is_forgotten(server: ControlSocket, tmp_path: Path) -> Non
     early.close()
     ((client, _),) = served(server, bool)
     late.close()
-    served(server, lambda _: not server._clients)
     # its answer goes nowhere
-    server.answer(client, {"version": VERSION})
-    assert not wait_readable(server, 0)
+    client.answer.set_result({"version": VERSION})
+    assert served(server, lambda _: not server._clients) == []
+    assert not wait(server.files(), seconds=0)
 
 
 def test_who_says_nothing_is_hung_up_on_in_time(
     server: ControlSocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peer = connected(tmp_path)
+    monkeypatch.setattr(control, "_REQUEST_SECONDS", 0.1)
+    peer = connected(tmp_path, b"{")
     served(server, lambda _: server._clients)
-    left = server.next_in()
-    assert left is not None
-    assert 0 < left <= 5.0
-    later = control.time.monotonic() + 5.0
-    monkeypatch.setattr(control.time, "monotonic", lambda: later)
-    server.dispatch()
-    assert not server._clients
-    assert server.next_in() is None
+    assert served(server, lambda _: not server._clients) == []
     assert peer.recv(1) == b""
     peer.close()
+
+
+def test_more_clients_than_there_is_room_for_wait_for_it(
+    server: ControlSocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_MOST_CLIENTS", 1)
+    first, second = (connected(tmp_path, Request().to_json()) for _ in range(2))
+    ((client, _),) = served(server, bool)
+    assert not wait(server.files(), seconds=0)
+    client.answer.set_result({"version": VERSION})
+    assert line_of(first) == {"version": VERSION}
+    ((client, _),) = served(server, bool)
+    client.answer.set_result({"version": VERSION})
+    assert line_of(second) == {"version": VERSION}
 
 
 def test_another_user_is_refused(
@@ -279,7 +280,7 @@ def turns(run: RunControl, seen: RunMoment, until: Callable[[], bool]) -> list[o
         found += run.turn(lambda: seen)
         if until():
             return found
-        wait_readable(run.files()[0], 0.01)
+        wait(run.files(), seconds=0.01)
 
 
 @pytest.fixture
