@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from markupsafe import Markup
@@ -83,30 +85,17 @@ def tick_text(value: float, unit: Unit = "number") -> str:
 
 def thinned(points: Sequence[Point], budget: int = 300) -> list[Point]:
     """Return the points that make the same line: the ends and extremes of `budget` columns."""
-    if len(points) <= 4 * budget or budget < 1:
+    if len(points) <= 4 * budget:
         return list(points)
     low, high = points[0][0], points[-1][0]
     wide = (high - low) / budget or 1.0
     kept: list[Point] = []
-    column: list[Point] = []
-    number = 0
-    for point in points:
-        at = min(budget - 1, int((point[0] - low) / wide))
-        if at != number and column:
-            kept += _extremes(column)
-            column = []
-        number = at
-        column.append(point)
-    return kept + _extremes(column)
-
-
-def _extremes(column: Sequence[Point]) -> list[Point]:
-    """Return the first, the lowest, the highest and the last of some points, in their order."""
-    numbers = range(len(column))
-    finite = [at for at in numbers if math.isfinite(column[at][1])] or [0]
-    lowest = min(finite, key=lambda at: column[at][1])
-    highest = max(finite, key=lambda at: column[at][1])
-    return [column[at] for at in sorted({0, lowest, highest, len(column) - 1})]
+    for _, group in groupby(points, lambda point: min(budget - 1, int((point[0] - low) / wide))):
+        column = list(group)
+        finite = [point for point in column if math.isfinite(point[1])] or column
+        ends = column[0], column[-1]
+        kept += sorted({*ends, *(extreme(finite, key=itemgetter(1)) for extreme in (min, max))})
+    return kept
 
 
 # Axes
@@ -272,15 +261,6 @@ def _y_axis(scale: Scale, height: float) -> Iterator[Markup]:
         )
 
 
-def _stretched(drawn: Iterable[Markup], height: float) -> Markup:
-    """Return what is drawn in a box that is as wide as the chart."""
-    return fill(
-        '<svg viewBox="0 0 {} {}" preserveAspectRatio="none" width="100%" height="{}"'
-        ' class="stretched">{}</svg>',
-        *(_px(_WIDE), _px(height), _px(height), joined(drawn)),
-    )
-
-
 def _line(kind: str, text: str, d: str) -> Markup:
     return fill('<path d="{}" class="{}">{}</path>', d, kind.strip(), _title(text))
 
@@ -332,19 +312,19 @@ def line_chart(
             yield (left * _WIDE, height * (1 - share)) if known else None  # type: ignore[operator]
 
     lines: list[Markup] = []
-    dots: list[Markup] = []
     legend: list[Entry] = []
     for number, curve in enumerate(curves):
         kind = f"s{(number if curve.style is None else curve.style) % STYLES}"
-        placed = list(place(curve.points))
         if curve.low:
-            there = [point for point in placed if point is not None]
-            back = [point for point in place(curve.low) if point is not None][::-1]
-            lines.append(_line(f"band {kind}", curve.name, f"{_path([*there, *back])}Z"))
+            there, back = (
+                [point for point in place(line) if point is not None]
+                for line in (curve.points, curve.low)
+            )
+            lines.append(_line(f"band {kind}", curve.name, f"{_path([*there, *back[::-1]])}Z"))
             legend.append(Entry(f"band {kind}", "area", curve.name))
         else:
-            lines.append(_line(f"curve {kind}", curve.name, _path(placed, stepped=curve.stepped)))
-            dots += _alone(placed, kind)
+            path = _path(place(curve.points), stepped=curve.stepped)
+            lines.append(_line(f"curve {kind}", curve.name, path))
             legend.append(Entry(kind, "line", curve.name))
     for name in dict.fromkeys(event.kind for event in events):
         legend.append(Entry(f"event {slug(name)}", "line", name.replace("_", " ")))
@@ -354,30 +334,24 @@ def line_chart(
             upright = '<line x1="{0}" x2="{0}" y1="0" y2="{1}" class="event {2}">{3}</line>'
             where = _percent(at), _px(height)
             drawn.append(fill(upright, *where, slug(event.kind), _title(event.text)))
-    return _figure(words, [*drawn, _stretched(lines, height), *dots], height, "curves", legend, x)
+    # in a box that is as wide as the chart
+    stretched = (
+        '<svg viewBox="0 0 {0} {1}" preserveAspectRatio="none" width="100%" height="{1}"'
+        ' class="stretched">{2}</svg>'
+    )
+    drawn.append(fill(stretched, _px(_WIDE), _px(height), joined(lines)))
+    return _figure(words, drawn, height, "curves", legend, x)
 
 
 def _path(points: Iterable[Point | None], *, stepped: bool = False) -> str:
+    """Return lines through points; one that no line leads to is a short line of its own."""
     parts: list[str] = []
-    is_open = False
-    for point in points:
-        if point is not None:
-            x, y = map(_px, point)
-            parts.append(f"M{x} {y}" if not is_open else f"H{x}V{y}" if stepped else f"L{x} {y}")
-        is_open = point is not None
+    for is_known, group in groupby(points, lambda point: point is not None):
+        if is_known:
+            first, *rest = [tuple(map(_px, point)) for point in group if point is not None]
+            parts.append("M{} {}".format(*first))
+            parts += [f"H{x}V{y}" if stepped else f"L{x} {y}" for x, y in rest] or ["h3"]
     return "".join(parts) or "M0 0"
-
-
-def _alone(points: Sequence[Point | None], kind: str) -> Iterator[Markup]:
-    """Yield a dot for each point that no line leads to: a path through it would not be seen."""
-    for before, point, after in zip([None, *points], points, [*points[1:], None], strict=False):
-        if point is not None and before is None and after is None:
-            yield _dot(_percent(point[0] / _WIDE), point[1], 2.5, kind)
-
-
-def _dot(x: str, y: float, radius: float, kind: str, text: str = "") -> Markup:
-    dot = '<circle cx="{}" cy="{}" r="{}" class="{}">{}</circle>'
-    return fill(dot, x, _px(y), radius, f"point {kind}".strip(), _title(text))
 
 
 # Lanes
@@ -501,6 +475,7 @@ def scatter(
     for point in points:
         left, share = across.at(point.x), up.at(point.y)
         if left is not None and share is not None:
-            y_ = height * (1 - share)
-            drawn.append(_dot(_percent(left), y_, 4, point.kind, point.text))
+            dot = '<circle cx="{}" cy="{}" r="4" class="{}">{}</circle>'
+            where = _percent(left), _px(height * (1 - share))
+            drawn.append(fill(dot, *where, f"point {point.kind}".strip(), _title(point.text)))
     return _figure(words, drawn, height, "scatter", legend, x)
