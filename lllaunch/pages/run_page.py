@@ -7,7 +7,6 @@ the lowest, the highest and the middle one, logs and tables are cut. Every such 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -20,12 +19,7 @@ from lllaunch.results.view import node_state
 from lllaunch.run.excerpts import place_of
 from lllaunch.run.result import RunResult
 from lllaunch.text import count, duration, shorten, size
-from lllaunch.words import (
-    capitalised,
-    progress_text,
-    shown_path,
-    state_title,
-)
+from lllaunch.words import capitalised, progress_text, shown_path, state_title
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -34,18 +28,14 @@ if TYPE_CHECKING:
     from lllaunch.results.view import RunView
 
 _SECOND = 1e9
-_EXCERPT = 20  # lines
 _LONGEST_COMMAND = 240
 _LONGEST_VALUE = 2000
 _MOST_FINDINGS = 20
 _MOST_FOLDED = 12  # rows of a table that is shown at first
-_MOST_GROUPS = 40
 _MOST_PLAN_LINES = 1500
 _MOST_ROWS = 2000
 _MOST_VALUES = 64
 _WITHOUT_END = RunResult("error", 1, "")
-_OWN = re.compile(r"\S+:\d+ in [^:]+: ")
-_KEY = re.compile(r"(?P<before>\s*(?:- )*)(?P<key>[^\s#'\"][^:#]*:)(?P<rest>\s.*|)", re.DOTALL)
 
 
 def run_page(run: RunView, version: str) -> str:
