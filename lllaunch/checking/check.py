@@ -242,7 +242,7 @@ def check_tree(directory: str, environ: Mapping[str, str]) -> Outcome:
         tuple(merged(found)),
     )
     hide, literal = _redactors(tree.files.values(), environ)
-    return outcome.hiding(lambda text: hide(literal(text)))
+    return outcome.cleaned(lambda text: hide(literal(text)))
 
 
 def superseded(

@@ -5,28 +5,16 @@ The writing is that of the reports of runs: here an experiment, a lock or a file
 
 from __future__ import annotations
 
-import functools
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from lllaunch.errors import Code, Diagnostic
-from lllaunch.results.github import (
-    ANNOTATIONS,
-    _code,
-    _escaped,
-    annotation,
-    emit,
-    encoded,
-    in_repository,
-    tell_step,
-)
+from lllaunch.results.github import ANNOTATIONS, annotation, fenced
 from lllaunch.results.junit import render_junit
 from lllaunch.results.report import Case, CodeLine, Report
 from lllaunch.results.view import Log
-from lllaunch.run.files import naming, write_atomic
 from lllaunch.text import tidy
 
 Level = Literal["error", "warning"]
@@ -90,12 +78,6 @@ def merged(found: Iterable[CheckedDiagnostic]) -> list[CheckedDiagnostic]:
     return sorted(whole, key=lambda each: (each.file, each.line, each.level))
 
 
-def exit_code(found: Iterable[CheckedDiagnostic], *, strict: bool = False) -> int:
-    """Returns the exit code: 2 if something is wrong, else 5 if something is refused, else 0."""
-    codes = {WRONG if strict and not each.exit_code else each.exit_code for each in found}
-    return next((code for code in (WRONG, REFUSED) if code in codes), 0)
-
-
 @dataclass(frozen=True)
 class Checked:
     """One experiment; ``plan_hash`` is empty if it has no plan."""
@@ -118,32 +100,50 @@ class Outcome:
     found: tuple[CheckedDiagnostic, ...]
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """Returns what the verb ends with."""
-        return exit_code(self.found, strict=strict)
+        """Returns 2 if something is wrong, else 5 if something is refused, else 0."""
+        codes = {WRONG if strict and not each.exit_code else each.exit_code for each in self.found}
+        return next((code for code in (WRONG, REFUSED) if code in codes), 0)
 
     def verdict(self) -> str:
         """Returns one line: ``12 experiments, 3 problems, 1 warning``."""
         count = len(self.experiments)
-        problems = sum(bool(each.exit_code) for each in self.found)
-        warnings = len(self.found) - problems
         if not self.found:
             return f"{counted(count, 'experiment')}, no problems" if count else "no experiments"
-        parts = [counted(count, "experiment")]
-        parts += [counted(problems, "problem")] if problems else []
-        parts += [counted(warnings, "warning")] if warnings else []
-        return ", ".join(parts)
+        problems = sum(bool(each.exit_code) for each in self.found)
+        rest = {"problem": problems, "warning": len(self.found) - problems}
+        told = [counted(number, what) for what, number in rest.items() if number]
+        return ", ".join([counted(count, "experiment"), *told])
 
-    def hiding(self, hide: Callable[[str], str]) -> Outcome:
-        """Returns the same without the secrets that texts may hold."""
-        experiments = tuple(
-            replace(each, command=tuple(map(hide, each.command))) for each in self.experiments
+    def cleaned(self, hide: Callable[[str], str]) -> Outcome:
+        """Returns the same for all who read it: without secrets, and with tidy texts only."""
+
+        def clean(found: CheckedDiagnostic) -> CheckedDiagnostic:
+            names = ("key", "value", "message", "hint", "expected")
+            texts: dict[str, Any] = {name: tidy(hide(getattr(found, name))) for name in names}
+            known = tuple(map(tidy, found.experiments))
+            return replace(found, **texts, file=_on_one_line(found.file), experiments=known)
+
+        experiments = (
+            Checked(
+                tidy(each.name),
+                _on_one_line(each.file),
+                tuple(tidy(hide(word)) for word in each.command),
+                each.plan_hash,
+                each.locked,
+            )
+            for each in self.experiments
         )
-        names = ("key", "value", "message", "hint", "expected")
-        texts: list[dict[str, Any]] = [
-            {name: hide(getattr(each, name)) for name in names} for each in self.found
-        ]
-        found = (replace(each, **text) for each, text in zip(self.found, texts, strict=True))
-        return replace(self, experiments=experiments, found=tuple(found))
+        return Outcome(
+            tidy(self.directory),
+            tuple(experiments),
+            tuple(map(_on_one_line, self.locks)),
+            tuple(map(_on_one_line, self.files)),
+            tuple(map(clean, self.found)),
+        )
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(tidy(text).split("\n"))
 
 
 def counted(number: int, what: str) -> str:
@@ -159,127 +159,96 @@ _NAMED = 4  # experiments in a line
 
 def render_text(outcome: Outcome) -> str:
     """Returns what was found as compilers tell it, and the verdict."""
-    lines = [_line(each, outcome) for each in outcome.found]
+    lines = []
+    for each in outcome.found:
+        first, *more = _said(each, outcome).split("\n")
+        level = "" if each.exit_code else "warning: "
+        lines += [f"{each.place}: {level}{first}", *(f"    {line}" for line in more)]
     return "".join(f"{line}\n" for line in [*lines, outcome.verdict()])
 
 
-def _line(found: CheckedDiagnostic, outcome: Outcome) -> str:
-    warning = "" if found.exit_code else "warning: "
-    first, *more = tidy(found.said).splitlines() or [""]
-    hits = hit_text(found, outcome)
-    place = " ".join(tidy(found.place).split("\n"))
-    end = f" ({hits})" if hits and not more else ""
-    return "\n".join([f"{place}: {warning}{first}{end}", *(f"    {line}" for line in more)])
-
-
-def hit_text(found: CheckedDiagnostic, outcome: Outcome) -> str:
-    """Return which experiments something hits; nothing if its file is that of the only one."""
+def _said(found: CheckedDiagnostic, outcome: Outcome) -> str:
+    """What is wrong, and which experiments it hits where that is not clear."""
     names = found.experiments
     own = {each.name for each in outcome.experiments if each.file == found.file}
-    if not names or (len(names) == 1 and names[0] in own):
-        return ""
-    shown = ", ".join(map(tidy, names[:_NAMED]))
-    more = len(names) - _NAMED
-    return f"in {shown} and {more} more" if more > 0 else f"in {shown}"
+    if not names or "\n" in found.said or (len(names) == 1 and names[0] in own):
+        return found.said
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{found.said} (in {', '.join(names[:_NAMED])}{more})"
 
 
 def render_json(outcome: Outcome, *, strict: bool = False) -> str:
     """Returns what was found as JSON."""
-    document: dict[str, Any] = {
+    experiments = [
+        {**vars(each), "plan_hash": each.plan_hash or None} for each in outcome.experiments
+    ]
+    problems = [
+        {
+            "level": each.level,
+            "code": each.exit_code,
+            "kind": each.code,
+            "file": each.file,
+            "line": each.line or None,
+            "key": each.key or None,
+            "message": each.text,
+            "experiments": each.experiments,
+        }
+        for each in outcome.found
+    ]
+    document = {
         "version": VERSION,
         "exit_code": outcome.exit_code(strict=strict),
-        "directory": tidy(outcome.directory),
+        "directory": outcome.directory,
         "verdict": outcome.verdict(),
-        "experiments": [
-            {
-                "name": tidy(each.name),
-                "file": tidy(each.file),
-                "command": [tidy(word) for word in each.command],
-                "plan_hash": each.plan_hash or None,
-                "locked": each.locked,
-            }
-            for each in outcome.experiments
-        ],
-        "problems": [
-            {
-                "level": each.level,
-                "code": each.exit_code,
-                "kind": each.code,
-                "file": tidy(each.file),
-                "line": each.line or None,
-                "key": tidy(each.key) or None,
-                "message": tidy(each.text),
-                "experiments": [tidy(name) for name in each.experiments],
-            }
-            for each in outcome.found
-        ],
+        "experiments": experiments,
+        "problems": problems,
     }
-    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + os.linesep
-
-
-_ROWS = 200
-_MESSAGE = 4000  # characters of an annotation
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def render_checks(outcome: Outcome, *, strict: bool = False) -> str:
     """Returns the text of a JUnit XML file: each experiment, lock and file is a test case."""
-    cases = tuple(_cases(outcome, strict=strict))
-    return render_junit(Report("sweep", outcome.directory, cases), "lllaunch.check")
-
-
-def _cases(outcome: Outcome, *, strict: bool) -> Iterator[Case]:
-    by_file: dict[str, list[CheckedDiagnostic]] = {}
-    by_experiment: dict[str, list[CheckedDiagnostic]] = {}
+    about: dict[str, list[CheckedDiagnostic]] = {}
+    cases = []
+    for path in (*outcome.locks, *outcome.files):
+        about[path] = []
     for each in outcome.found:
-        by_file.setdefault(each.file, []).append(each)
-        for name in each.experiments:
-            by_experiment.setdefault(name, []).append(each)
-    for experiment in outcome.experiments:
-        own = by_experiment.get(experiment.name, [])
-        name = f"experiment {experiment.name}"
-        command = tuple(map(tidy, experiment.command))
-        yield _case(name, own, strict, command, experiment.plan_hash)
-    for path in outcome.locks:
-        yield _case(f"lock {path}", by_file.pop(path, []), strict)
-    for path in outcome.files:
-        yield _case(f"file {path}", by_file.pop(path, []), strict)
-    for path, found in by_file.items():
-        yield _case(f"file {path}", found, strict)
+        about.setdefault(each.file, []).append(each)
+    for one in outcome.experiments:
+        own = [each for each in outcome.found if one.name in each.experiments]
+        case = _case(f"experiment {one.name}", own, strict=strict)
+        cases.append(replace(case, overrides=one.command, plan_hash=one.plan_hash))
+    for path, found in about.items():
+        kind = "lock" if path in outcome.locks else "file"
+        cases.append(_case(f"{kind} {path}", found, strict=strict))
+    return render_junit(Report("sweep", outcome.directory, tuple(cases)), "lllaunch.check")
 
 
-def _case(
-    name: str,
-    found: Sequence[CheckedDiagnostic],
-    strict: bool,
-    command: tuple[str, ...] = (),
-    plan_hash: str = "",
-) -> Case:
-    bad = [each for each in found if each.exit_code or strict]
-    told = [tidy(f"{each.place}: {each.said}") for each in found if each not in bad]
-    warnings = (Log("stdout", "the warnings", tuple(told)),) if told else ()
-    case = Case(tidy(name), "succeeded", overrides=command, plan_hash=plan_hash, logs=warnings)
+_KINDS = {0: "warning", WRONG: "config", REFUSED: "review"}
+
+
+def _case(name: str, found: Iterable[CheckedDiagnostic], *, strict: bool) -> Case:
+    bad: list[CheckedDiagnostic] = []
+    warnings: list[CheckedDiagnostic] = []
+    for each in found:
+        (bad if each.exit_code or strict else warnings).append(each)
+    told = [f"{each.place}: {each.said}" for each in warnings]
+    logs = (Log("stdout", "the warnings", tuple(told)),) if told else ()
     if not bad:
-        return case
-    first = bad[0]
-    lines = [line for each in bad for line in tidy(f"{each.place}: {each.said}").splitlines()]
-    rest = ("", "All of the warnings:", *told) if told else ()
+        return Case(name, "succeeded", logs=logs)
+    lines = [line for each in bad for line in f"{each.place}: {each.said}".split("\n")]
     return Case(
-        **{
-            **vars(case),
-            "outcome": "failed",
-            "kind": _kind(first),
-            "message": lines[0],
-            "explanation": (*lines, *rest),
-            "place": CodeLine(tidy(first.file), first.line or 1),
-            "logs": warnings,
-        }
+        name,
+        "failed",
+        kind=_KINDS[bad[0].exit_code],
+        message=lines[0],
+        explanation=(*lines, *(("", "All of the warnings:", *told) if told else ())),
+        place=CodeLine(bad[0].file, bad[0].line or 1),
+        logs=logs,
     )
 
 
-def _kind(found: CheckedDiagnostic) -> str:
-    if not found.exit_code:
-        return "warning"
-    return "review" if found.exit_code == REFUSED else "config"
+_MESSAGE = 4000  # characters of an annotation
 
 
 def commands(
@@ -290,81 +259,28 @@ def commands(
     Of more than ten errors, or warnings, the tenth command says how many are left out: a step shows
     no more. ``path`` returns the path of a file from the top of the checkout.
     """
-    errors = [each for each in outcome.found if each.exit_code or strict]
-    warnings = [each for each in outcome.found if not each.exit_code and not strict]
-    return [
-        *_annotations("error", errors, outcome, path),
-        *_annotations("warning", warnings, outcome, path),
-    ]
-
-
-def _annotations(
-    level: Level, found: Sequence[CheckedDiagnostic], outcome: Outcome, path: Callable[[str], str]
-) -> Iterator[str]:
-    room = ANNOTATIONS if len(found) <= ANNOTATIONS else ANNOTATIONS - 1
-    for each in found[:room]:
-        hits = hit_text(each, outcome)
-        text = tidy(f"{each.said} ({hits})" if hits else each.said)[:_MESSAGE]
-        file = tidy(path(each.file)).replace("\n", " ")
-        yield annotation(level, text, title="lllaunch check", file=file, line=each.line or 1)
-    if len(found) > room:
-        more = f"{len(found) - room} more {level}s are in the summary and the log"
-        yield annotation(level, more, title="lllaunch check")
+    lines: dict[Level, list[str]] = {"error": [], "warning": []}
+    for each in outcome.found:
+        level: Level = "error" if strict else each.level
+        text, line = _said(each, outcome)[:_MESSAGE], each.line or 1
+        told = annotation(level, text, title="lllaunch check", file=path(each.file), line=line)
+        lines[level].append(told)
+    for level, some in lines.items():
+        if len(some) > ANNOTATIONS:
+            more = f"{len(some) - ANNOTATIONS + 1} more {level}s are in the summary and the log"
+            some[ANNOTATIONS - 1 :] = [annotation(level, more, title="lllaunch check")]
+    return [*lines["error"], *lines["warning"]]
 
 
 def summary(outcome: Outcome, limit: int) -> str:
-    """Returns the summary of a step, in GitHub's Markdown.
+    """Returns the summary of a step, in GitHub's Markdown: what the text form says.
 
     ``limit`` is in bytes of UTF-8.
     """
-    parts = [f"### lllaunch check: {_escaped(outcome.verdict())}", "", _code(outcome.directory), ""]
-    rows = list(_table(outcome))
-    text = "\n".join([*parts, *rows]).rstrip() + "\n"
-    while rows and len(text.encode(errors="replace")) > limit:
-        rows = rows[: len(rows) // 2]
-        text = "\n".join([*parts, *rows, "", "More is in the log."]) + "\n"
+    lines = render_text(outcome).splitlines()[:-1]
+    head = f"### lllaunch check: {outcome.verdict()}"
+    text = "\n".join([head, *(("", *fenced(lines)) if lines else ())]) + "\n"
+    while lines and len(text.encode(errors="replace")) > limit:
+        lines = lines[: len(lines) // 2]
+        text = "\n".join([head, "", *fenced([*lines, "More is in the log."])]) + "\n"
     return text if len(text.encode(errors="replace")) <= limit else ""
-
-
-def _table(outcome: Outcome) -> Iterator[str]:
-    if not outcome.found:
-        return
-    yield "| | where | what | experiments |"
-    yield "|---|---|---|---|"
-    for each in outcome.found[:_ROWS]:
-        level = f"**{each.level}**" if each.exit_code else each.level
-        names = ", ".join(each.experiments[:10])
-        cells = (level, _code(tidy(each.place)), _escaped(tidy(each.said)), _escaped(tidy(names)))
-        yield f"| {' | '.join(cells)} |"
-    if len(outcome.found) > _ROWS:
-        yield f"\n{len(outcome.found) - _ROWS} more are in the log."
-
-
-def tell(
-    outcome: Outcome, form: str, output: str | None, environ: Mapping[str, str], *, strict: bool
-) -> None:
-    """Writes what was found.
-
-    ``form`` is ``text``, ``json``, ``junit`` or ``github``; ``output`` a file, or None for standard
-    output.
-
-    Raises:
-        OutputError: a file cannot be written.
-        OSError: standard output cannot be written.
-    """
-    if output is not None and (directory := os.path.dirname(output)):
-        with naming(output):
-            os.makedirs(directory, exist_ok=True)
-    if form == "github":
-        path = functools.partial(in_repository, environ=environ)
-        lines = [*commands(outcome, strict=strict, path=path), outcome.verdict()]
-        tell_step(lines, functools.partial(summary, outcome), environ, output)
-        return
-    if form == "text":
-        text = render_text(outcome)
-    else:
-        text = (render_checks if form == "junit" else render_json)(outcome, strict=strict)
-    if output is None:
-        emit(text)
-    else:
-        write_atomic(output, encoded(text))

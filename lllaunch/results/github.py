@@ -145,14 +145,15 @@ def _section(report: Report, case: Case) -> str:
         f"<details{' open' if report.kind == 'run' else ''}>",
         f"<summary>{_escaped(report.title(case))}: {_escaped(case.message)}</summary>",
         "",
-        *_fenced(case.text.splitlines()),
+        *fenced(case.text.splitlines()),
         "",
         place,
     ]
     return "\n".join([*parts, "", "</details>", ""])
 
 
-def _fenced(lines: list[str]) -> list[str]:
+def fenced(lines: list[str]) -> list[str]:
+    """Returns lines as a block of Markdown that none of them can end."""
     longest = max((len(run) for run in re.findall("`+", "\n".join(lines))), default=0)
     fence = "`" * max(3, longest + 1)
     return [f"{fence}text", *lines, fence]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
+import functools
 import os
 from typing import TYPE_CHECKING
 
 from lllaunch.errors import ConfigError, Diagnostic
-from lllaunch.verbs.printing import Parser, perform
+from lllaunch.verbs.printing import Parser, hand_over, make_way, perform
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from lllaunch.checking.findings import Outcome
@@ -35,18 +36,7 @@ were not reviewed or are not allowed. Warnings count with --strict only."""
 
 def main(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code."""
-    codes: list[int] = []
-
-    def check(given: argparse.Namespace) -> None:
-        # --help does without
-        from lllaunch.checking.check import check_tree  # noqa: PLC0415
-
-        outcome = check_tree(_directory(given), os.environ)
-        codes.append(outcome.exit_code(strict=given.strict))
-        _tell(outcome, given)
-
-    ended = perform(_parser(), argv, check)
-    return ended or (codes[0] if codes else 0)
+    return perform(_parser(), argv, _check)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,7 +54,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _directory(given: argparse.Namespace) -> str:
+def _check(given: argparse.Namespace) -> int:
+    # --help does without
+    from lllaunch.checking.check import check_tree  # noqa: PLC0415
+
     named = [each for each in (given.directory, given.config_dir) if each is not None]
     if len({*map(os.path.abspath, named)}) > 1:
         message = f"is another tree than {given.directory!r}"
@@ -72,10 +65,28 @@ def _directory(given: argparse.Namespace) -> str:
         raise ConfigError(
             (Diagnostic("directory", "--config-dir", repr(given.config_dir), message, hint),)
         )
-    return str(named[0]) if named else _CONF
+    outcome = check_tree(named[0] if named else _CONF, os.environ)
+    tell(outcome, given.format, given.output, strict=given.strict)
+    return outcome.exit_code(strict=given.strict)
 
 
-def _tell(outcome: Outcome, given: argparse.Namespace) -> None:
-    from lllaunch.checking.findings import tell  # noqa: PLC0415 - as above
+def tell(outcome: Outcome, form: str, output: str | None, *, strict: bool) -> None:
+    """Writes what was found, to a file or, without one, to standard output.
 
-    tell(outcome, given.format, given.output, os.environ, strict=given.strict)
+    Raises:
+        OutputError: a file cannot be written.
+        OSError: standard output cannot be written.
+    """
+    from lllaunch.checking import findings  # noqa: PLC0415 - as above
+    from lllaunch.results.github import in_repository, tell_step  # noqa: PLC0415 - as above
+
+    make_way(output)
+    if form == "github":
+        path = functools.partial(in_repository, environ=os.environ)
+        lines = [*findings.commands(outcome, strict=strict, path=path), outcome.verdict()]
+        tell_step(lines, functools.partial(findings.summary, outcome), os.environ, output)
+    elif form == "text":
+        hand_over(findings.render_text(outcome), output)
+    else:
+        render = findings.render_checks if form == "junit" else findings.render_json
+        hand_over(render(outcome, strict=strict), output)

@@ -16,6 +16,7 @@ from lllaunch.console.stream import encodable
 from lllaunch.console.table import Painter, Row, is_terminal
 from lllaunch.errors import LaunchError, Unfit
 from lllaunch.exit_codes import ExitCode
+from lllaunch.run.files import naming, write_atomic
 from lllaunch.text import plain, visible
 from lllaunch.words import StyledText
 
@@ -135,6 +136,27 @@ def print_rows(rows: Iterable[Row]) -> None:
 def print_lines(lines: Iterable[str]) -> None:
     """Print lines as `print_rows` does."""
     print_rows((StyledText(line),) for line in lines)
+
+
+def hand_over(text: str, output: str | None) -> None:
+    """Print a text in UTF-8, or write it to a file: completely or not at all.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    from lllaunch.results.github import emit, encoded  # noqa: PLC0415 - of few verbs
+
+    if output is None:
+        emit(text)
+    else:
+        write_atomic(output, encoded(text))
+
+
+def make_way(output: str | None) -> None:
+    """Make the directory that a file of this name will be in."""
+    if output is not None and (directory := os.path.dirname(output)):
+        with naming(output):
+            os.makedirs(directory, exist_ok=True)
 
 
 def print_json(value: Any) -> None:

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from lllaunch.console.table import is_terminal
 from lllaunch.errors import PackageMissing
-from lllaunch.results.github import emit, encoded, source_roots, tell_github
+from lllaunch.results.github import source_roots, tell_github
 from lllaunch.results.junit import render_junit
 from lllaunch.results.report import load, render_json, render_text
 from lllaunch.results.store import LATEST, locate
 from lllaunch.results.view import view_run, view_sweep
-from lllaunch.run.files import naming, write_atomic
 from lllaunch.secret_names import redactor_of
-from lllaunch.verbs.printing import Parser, perform, print_lines
+from lllaunch.verbs.printing import Parser, hand_over, make_way, perform, print_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,9 +72,7 @@ def _report(given: argparse.Namespace) -> None:
     keeps = given.format == "html" and given.output is None and is_terminal(sys.stdout)
     if keeps:
         given.output = os.path.join(found.path, "report.html")
-    if given.output is not None and (directory := os.path.dirname(given.output)):
-        with naming(given.output):
-            os.makedirs(directory, exist_ok=True)
+    make_way(given.output)
     if given.format == "trace":
         from lllaunch.results.trace import trace_text  # noqa: PLC0415 - of one format
 
@@ -89,11 +86,7 @@ def _report(given: argparse.Namespace) -> None:
             return
         render = RENDERERS.get(given.format)
         text = render_junit(report, given.name) if render is None else render(report)
-    if given.output is None:
-        emit(text)
-        return
-
-    write_atomic(given.output, encoded(text))
+    hand_over(text, given.output)
     if keeps:
         print_lines([given.output])
 

@@ -6,7 +6,7 @@ import pytest
 
 from lllaunch.app.compose import ComposeFailed
 from lllaunch.checking.examine import compose_problem, in_short
-from lllaunch.checking.findings import CheckedDiagnostic, exit_code
+from lllaunch.checking.findings import CheckedDiagnostic, Outcome
 from lllaunch.checking.tree import ConfigFile, lint
 from lllaunch.errors import Diagnostic
 
@@ -118,4 +118,4 @@ def test_files_that_are_put_elsewhere_than_they_seem_to_say() -> None:
 )
 def test_exit_codes(codes: list[int], strict: bool, code: int) -> None:
     found = [CheckedDiagnostic.at(each, "type", "f", 1, "", "m") for each in codes]
-    assert exit_code(found, strict=strict) == code
+    assert Outcome("", (), (), (), tuple(found)).exit_code(strict=strict) == code
