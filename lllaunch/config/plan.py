@@ -26,13 +26,22 @@ _FLOAT = re.compile(r"[-+]?(?:\d[\d_]*\.?[\d_]*|\.[\d_]+)(?:[eE][-+]?\d+)?$")
 
 
 class PlanDumper(yaml.SafeDumper):  # type: ignore[misc]
-    """Quotes what OmegaConf would read as a number, which is more than PyYAML would."""
+    """Quotes what OmegaConf would read as a number, which is more than PyYAML would.
+
+    It escapes all that is not seen: PyYAML reads some line breaks back as others.
+    """
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the signature is PyYAML's
         """Anchors and aliases are hard to read and depend on object identity."""
         return True
 
 
+def _represent_text(dumper: Any, text: str) -> Any:
+    style = None if text.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+PlanDumper.add_representer(str, _represent_text)
 PlanDumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
@@ -318,11 +327,11 @@ def _named(name: str, found: re.Match[str]) -> str:
     return found[1] * (2 if name.startswith("$") else 1) + name
 
 
-def dump_yaml(plan: Mapping[str, Any], dumper: Any = None) -> str:
+def dump_yaml(plan: Mapping[str, Any]) -> str:
     """Returns plain data as YAML in a fixed layout."""
     text: str = yaml.dump(
         plan,
-        Dumper=dumper or PlanDumper,
+        Dumper=PlanDumper,
         sort_keys=False,
         default_flow_style=False,
         allow_unicode=True,

@@ -12,7 +12,6 @@ from lllaunch.config.origins import Link, Origin, Origins
 from lllaunch.config.plan import dump_yaml
 from lllaunch.config.tree import leaf_items
 from lllaunch.config.values import Mask, parse_mask, parse_ranks
-from lllaunch.review.lock import VisibleDumper
 from lllaunch.spec import LaunchSpec
 from lllaunch.std import Std
 
@@ -82,7 +81,7 @@ class AnnotatedLine(NamedTuple):
 
 def annotated(plan: Mapping[str, Any], comment: Callable[[Path], str]) -> list[AnnotatedLine]:
     """Return plain data as YAML, with a comment (which may be empty) behind each value."""
-    lines = [AnnotatedLine(text) for text in dump_yaml(plan, VisibleDumper).splitlines()]
+    lines = [AnnotatedLine(text) for text in dump_yaml(plan).splitlines()]
     found = lines_of("\n".join(line.text for line in lines))
     for path, _ in leaf_items(plan):
         number = found.at(path)

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from lllaunch.config.document import parse, read_text
-from lllaunch.config.plan import PlanDumper, complete, dump_yaml, essential, hash_of, portable_plan
+from lllaunch.config.plan import complete, dump_yaml, essential, hash_of, portable_plan
 from lllaunch.config.tree import show
 from lllaunch.difference import Change, differences, text_lines
 from lllaunch.documents import Record
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
-from lllaunch.review.paths import LOCKS
+from lllaunch.review.paths import LOCKS, expect_within
 from lllaunch.review.policy import expect_record
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.spec import LaunchSpec
@@ -68,23 +68,15 @@ _LONGEST_NAME = 200
 
 
 def lock_path(root: str, name: str) -> str:
-    """Returns where the lock of an experiment is, or would be.
+    """Returns where the lock of an experiment is, or would be; with slashes, in a directory below.
 
-    The lock of a name with slashes is in a directory below.
-
-    Raises:
-        ConfigError: the name is none that a lock can have, or a symbolic link leads out of the
-            project: what is there was not reviewed with it.
+    A name that no lock can have, or a link out of the project, is a `ConfigError`.
     """
     problem = name_problem(name)
-    path = os.path.join(root, DIRECTORY, f"{name}.yaml")
-    if problem is None:
-        top, real = os.path.realpath(root), os.path.realpath(path)
-        if os.path.commonpath((top, real)) != top:
-            message = f"leads out of {root!r}, to {shorten(repr(real))}"
-            problem = Diagnostic("outside", path, "", message, "a lock is a file of the project")
     if problem is not None:
         raise ConfigError((problem,))
+    path = os.path.join(root, DIRECTORY, f"{name}.yaml")
+    expect_within(path, root, "a lock is a file of the project")
     return path
 
 
@@ -127,18 +119,6 @@ class _LockFile(Record, frozen=True, forbid_unknown_fields=True):
 
 class _LockOfSweep(_LockFile, frozen=True, forbid_unknown_fields=True):
     plan: _Sweep  # type: ignore[assignment]
-
-
-class VisibleDumper(PlanDumper):
-    """Escapes all that is not seen: PyYAML reads some line breaks back as others."""
-
-
-def _represent_text(dumper: Any, text: str) -> Any:
-    style = None if text.isprintable() else '"'
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-VisibleDumper.add_representer(str, _represent_text)
 
 
 @dataclass(frozen=True)
@@ -190,7 +170,7 @@ def lock_text(name: str, command: Sequence[str], plan: Mapping[str, Any]) -> str
         "plan_hash": hash_of(plan),
         "plan": essential(plan),
     }
-    text = _header(name, command) + dump_yaml(content, VisibleDumper)
+    text = _header(name, command) + dump_yaml(content)
     try:
         read = parse_lock(text, "the lock")
         changed = differences(read.plan, complete(plan)) or list(read.command) != list(command)

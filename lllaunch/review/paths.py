@@ -40,10 +40,8 @@ def tree_top(directory: str) -> str:
 def policy_path(top: str, environ: Mapping[str, str]) -> str | None:
     """Returns the policy file that counts, None if there is none.
 
-    A file that the environment names counts, whether it exists or not.
-
-    Raises:
-        ConfigError: a symbolic link leads out of the tree: what is there was not reviewed with it.
+    A file that the environment names counts, whether it exists or not. A link out of the tree is a
+    `ConfigError`.
     """
     named = environ.get(POLICY_VARIABLE)
     if named:
@@ -51,12 +49,18 @@ def policy_path(top: str, environ: Mapping[str, str]) -> str | None:
     path = os.path.join(top, POLICY_FILE)
     if not os.path.lexists(path):
         return None
+    expect_within(
+        path, top, f"an allowlist is a file of the project; {POLICY_VARIABLE} names another"
+    )
+    return path
+
+
+def expect_within(path: str, top: str, hint: str) -> None:
+    """Raise `ConfigError` if a symbolic link leads out of a directory: that was not reviewed."""
     tree, real = os.path.realpath(top), os.path.realpath(path)
     if os.path.commonpath((tree, real)) != tree:
         message = f"leads out of {top!r}, to {real!r}"
-        hint = f"an allowlist is a file of the project; {POLICY_VARIABLE} names another one"
         raise ConfigError((Diagnostic("outside", path, "", message, hint),))
-    return path
 
 
 def locks_all(environ: Mapping[str, str]) -> bool:

@@ -39,7 +39,6 @@ from lllaunch.review.allow import check
 from lllaunch.review.annotated import AnnotatedLine, annotated, comment_lines, origin_json
 from lllaunch.review.lock import (
     PlanRefused,
-    VisibleDumper,
     lock_path,
     lock_text,
     read_lock,
@@ -264,7 +263,7 @@ def experiment_text(run: Reviewed) -> str:
     nodes = run.spec.nodes
     ranked = nodes is not None and nodes.node_rank is not None
     comment = "# give each node its own launch.node_rank=N on the command line\n" if ranked else ""
-    text = dump_yaml(essential(run.readable), VisibleDumper)
+    text = dump_yaml(essential(run.readable))
     return f"# @package _global_\n{comment}{text}"
 
 
@@ -286,7 +285,7 @@ def _show(
     rest: dict[str, Any] = {"resolved": first.resolved, "plan_hash": first.plan_hash}
     if sweep:
         rest["jobs"] = list(_jobs(runs, lambda changes: text_lines(changes) if changes else None))
-    lines += [AnnotatedLine(text) for text in dump_yaml(rest, VisibleDumper).splitlines()]
+    lines += [AnnotatedLine(text) for text in dump_yaml(rest).splitlines()]
     if build is not None:
         lines += comment_lines(_HERE, _of_this_machine(first, build))
     if batch:
