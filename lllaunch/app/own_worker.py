@@ -1,17 +1,12 @@
 """A worker of a user's own Hydra app: runs the script, becomes the job, calls the function.
 
-Where workers find the function by its module and name they run the script and find it there: they
-are forks of a spawner, or fresh interpreters. What they cannot find, a closure or an object with a
-``__call__``, is called in forks of the job's launcher, which has it.
+A worker runs the script as Python would, up to the call that starts the app; there it runs the
+app's function, and the script ends. What workers cannot find by module and name, such as a closure,
+is called in forks of the job's launcher. docs/design/own-app.md says why.
 
-A worker runs the user's script as Python would, as ``__main__`` and with what stands behind its
-guard, up to the call that starts the app. There it runs the app's function instead, and afterwards
-the script ends. docs/design/own-app.md says why.
-
-The composed config travels as it is, with its interpolations, so that ``${oc.env:LOCAL_RANK}`` is
-resolved where it means something. What must be equal in all ranks is settled before: every
-interpolation is resolved once in the launcher, so that resolvers with a cache (``${now:...}`` is
-one) put their values into the config's own cache, which travels with it.
+The composed config travels with its interpolations, so that ``${oc.env:LOCAL_RANK}`` is resolved
+where it means something. Each is resolved once in the launcher before, so that resolvers with a
+cache, as ``${now:...}``, put values into the config's own, which travels with it.
 """
 
 from __future__ import annotations
@@ -56,15 +51,11 @@ if TYPE_CHECKING:
 
 
 class UserScript(NamedTuple):
-    """How this process was started, and so what workers run first.
+    """How this process was started, and so what workers run first; empty in a session."""
 
-    An absolute ``path``, or the ``module`` of ``python -m``; both are empty in a session.
-    ``guarded``: workers leave out what stands behind its guard.
-    """
-
-    path: str = ""
-    module: str = ""
-    guarded: bool = False
+    path: str = ""  # absolute
+    module: str = ""  # of ``python -m``
+    guarded: bool = False  # whether workers leave out what stands behind its guard
 
 
 class AppReached(BaseException):
@@ -83,12 +74,8 @@ class _State:
 def call_in_worker(function: Any) -> bool:
     """In a worker, where the user's script calls an app: runs what the worker is there for.
 
-    Returns whether this is a worker, and another app than the one that it belongs to: the call does
-    nothing. False elsewhere.
-
-    Raises:
-        AppReached: the worker's task has been run; its script ends here.
-        RuntimeError: the app was called by its own function, or after it.
+    `AppReached` then ends the script. Returns whether this is a worker, and another app than its
+    own, whose call does nothing. One that its own function calls is a `RuntimeError`.
     """
     if not _State.worker:
         return False
@@ -106,10 +93,7 @@ def call_in_worker(function: Any) -> bool:
 
 
 def end_script_at_launch(function: Any) -> None:
-    """In a worker whose script comes to start jobs by a way of its own: ends the script there.
-
-    Does nothing elsewhere; a worker's function may run jobs.
-    """
+    """Ends the script of a worker that comes to start jobs by a way of its own."""
     if _State.task is not None:
         call_in_worker(function)
         # whoever has called this uses what it returns
@@ -117,11 +101,10 @@ def end_script_at_launch(function: Any) -> None:
 
 
 def started_as(main: ModuleType, needed: bool, direct: bool = True) -> UserScript:
-    """Returns how a process was started.
+    """Returns how a process was started; ``needed``: the function that workers run is in ``main``.
 
-    ``needed``: the function that workers run lives in ``main``. ``direct`` is what `calls_directly`
-    says. Where a library calls the function of another module, a test runner say, that is not to
-    run in workers; nor is a package's ``__main__.py``, which often has no guard.
+    Without ``direct``, as `calls_directly` says, a library such as a test runner is not to run in
+    workers; nor is a package's ``__main__.py``, which often has no guard.
     """
     guarded = not needed and not direct
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
@@ -165,10 +148,9 @@ def original_arguments(script: UserScript, cwd: str) -> tuple[str, ...]:
 def run_in_script(
     script: UserScript, reach: Reach, action: Callable[[Callable[[Any], Any]], Any]
 ) -> Any:
-    """Run the user's script in this worker, and an action where it calls its app.
+    """Run the user's script in this worker, and an action where it calls its app, or at its end.
 
-    An empty script is passed over. If the script ends without having called its app, the action
-    follows. Returns what that returned.
+    Returns what the action returned.
     """
     # what the function returned or raised, which the script's own code must not see
     verdict: list[tuple[Any, BaseException | None]] = []
@@ -217,14 +199,11 @@ def _app_called(function: Any, runs: bool) -> bool:
 
 
 class Reach(NamedTuple):
-    """How workers find a function.
-
-    ``depth`` decorators lie around it: so often `__wrapped__` is taken.
-    """
+    """How workers find a function."""
 
     module: str
     qualname: str
-    depth: int = 0
+    depth: int = 0  # decorators around it: so often `__wrapped__` is taken
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Reach | None:
@@ -264,10 +243,7 @@ _CALL = re.compile(r"\$\{[^${}:]+:[^${}]*\}")
 
 
 def settle(cfg: DictConfig) -> None:
-    """Resolves every interpolation of a config once, and forgets the values.
-
-    What cannot be resolved here, such as a variable that only workers have, is left to the workers.
-    """
+    """Resolves every interpolation once, for the caches; what only workers can resolve is left."""
     for node, key, text in _texts(cfg, OmegaConf.to_container(cfg, resolve=False)):
         if _resolves(node, key):
             continue
@@ -295,10 +271,7 @@ def _resolves(node: Any, key: Any) -> bool:
 
 
 class _WorkerHydra(Hydra):
-    """Hydra's state of a worker, for `hydra.compose`; loads nothing before that is called.
-
-    ``search_path`` is the app's, from `ConfigSearchPath.get_path`.
-    """
+    """Hydra's state of a worker, for `hydra.compose`; loads nothing before that is called."""
 
     def __init__(self, name: str, search_path: list[SearchPathElement]) -> None:
         self._search_path = search_path
@@ -355,10 +328,7 @@ def pack(cfg: DictConfig) -> bytes:
 
 
 def unpack(data: bytes) -> DictConfig:
-    """Sets Hydra's state in this process as it was where `pack` was called.
-
-    Resolvers cannot be pickled: those of the user's script are there because it has run.
-    """
+    """Sets Hydra's state in this process as it was where `pack` was called."""
     setup_globals()
     register_resolvers()
     state = pickle.loads(data)  # noqa: S301 - made by `pack`
@@ -382,9 +352,8 @@ def run(
 ) -> Any:
     """Runs a user's script and function in this worker; called by the spawner.
 
-    ``config`` is made by `pack`; it is not unpickled before the script has come to its app, whose
-    classes it may hold. ``argv``, ``command``, ``path`` and ``cwd`` are ``sys.argv``,
-    ``sys.orig_argv``, ``sys.path`` and the directory of the launcher's script.
+    ``config`` is made by `pack`, and not unpickled before the script has come to its app: it may
+    hold classes of that, and resolvers. The others are as in the launcher's process.
     """
     sys.argv[:] = argv
     sys.orig_argv[:] = command
@@ -402,20 +371,15 @@ def run(
 def run_in_worker(function: Callable[[Any], Any], cfg: DictConfig) -> Any:
     """Runs a function with its config in this worker, where Hydra's state is that of the job."""
     _configure_logging()
-    _take_out_launch(cfg)
-    return function(cfg)
-
-
-def _take_out_launch(cfg: DictConfig) -> None:
-    """Takes out the node ``launch``, unless a config of the user's has or reads one."""
+    # the node ``launch`` is taken out, unless a config of the user's has or reads one
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     overrides = HydraConfig.get().overrides.task
     given = {word.lstrip("+~").partition("=")[0].replace("/", ".") for word in overrides}
     read = any("launch" in text for _, _, text in _texts(cfg, plain))
-    if read or _says_more(plain.get("launch"), schema_node(), "launch", given):
-        return
-    with read_write(cfg), open_dict(cfg):
-        cfg.pop("launch", None)
+    if not read and not _says_more(plain.get("launch"), schema_node(), "launch", given):
+        with read_write(cfg), open_dict(cfg):
+            cfg.pop("launch", None)
+    return function(cfg)
 
 
 def _says_more(node: Any, default: Any, key: str, given: Container[str]) -> bool:
@@ -431,11 +395,7 @@ def _says_more(node: Any, default: Any, key: str, given: Container[str]) -> bool
 
 
 def _configure_logging() -> None:
-    """Sets up logging as Hydra does for a job.
-
-    Rank 0 writes where the job itself would, which has opened its files by now; the other ranks
-    each write in their own directories.
-    """
+    """Sets up logging as Hydra does for a job; ranks but 0 write in their own directories."""
     hydra = HydraConfig.get()
     app: Any = OmegaConf.to_container(hydra.hydra_logging, resolve=True)
     job: Any = OmegaConf.to_container(hydra.job_logging, resolve=True)
@@ -465,10 +425,7 @@ def _configure_logging() -> None:
 
 
 def moved(file: str, output_dir: str, directory: str) -> str:
-    """Return where a log file of the job goes for one worker, and make its directory.
-
-    A file within the job's output directory keeps its place relative to it.
-    """
+    """Return where a log file of the job goes for one worker, and make its directory."""
     within = os.path.relpath(os.path.abspath(file), output_dir)
     if within.startswith(os.pardir):
         within = os.path.basename(file)
