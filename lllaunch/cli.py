@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from lllaunch.app.command_line import (
     HIDDEN_VERBS,
@@ -24,10 +23,6 @@ from lllaunch.app.command_line import (
     read,
 )
 from lllaunch.exit_codes import ExitCode, for_signal
-from lllaunch.interrupts import ENDING
-
-if TYPE_CHECKING:
-    from lllaunch.spawner.client import Spawner
 
 _MOST_NAMES = 30
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
@@ -83,27 +78,19 @@ def _main(words: list[str]) -> int:
 def _run(words: list[str], *, quiet: bool = False) -> int:
     """Run the Hydra app."""
     sys.argv[1:] = words
-    spawner: Spawner | None = None
     if only_asks(words):
         end_quietly_without_reader()
     # imports and composing make next to no garbage, and looking for it takes a twentieth of their
     # time; the app enables collection again before it runs anything
     gc.disable()
     try:
-        spawner = prestarted(words)
-        # imports Hydra, while the spawner's interpreter starts
-        from lllaunch.app.app import Jobs, run  # noqa: PLC0415
+        with prestarted(words) as spawner:
+            # imports Hydra, while the spawner's interpreter starts
+            from lllaunch.app.app import Jobs, run  # noqa: PLC0415
 
-        return run(Jobs(spawner, quiet=quiet))
+            return run(Jobs(spawner, quiet=quiet))
     except KeyboardInterrupt:
         return for_signal(signal.SIGINT)
-    finally:
-        # a further signal would only break off what ends the spawner
-        former = {signum: signal.signal(signum, signal.SIG_IGN) for signum in ENDING}
-        if spawner is not None:
-            spawner.close()
-        for signum, handler in former.items():
-            signal.signal(signum, handler or signal.SIG_DFL)
 
 
 def _perform(verb: str, argv: list[str]) -> int:

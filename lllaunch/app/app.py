@@ -442,14 +442,12 @@ class LaunchedMain(Generic[R]):
             print(f"lllaunch: {wrong}", file=sys.stderr)
             return ExitCode.CONFIG
         sys.argv[1:] = completed(line.words)
-        spawner = prestarted(sys.argv[1:])
         try:
-            install()
-            self._jobs = Jobs(spawner, function=self._function, quiet=line.asks(*OWN_FLAGS))
-            return self._jobs.run_app(self._app, self._task)
+            with prestarted(sys.argv[1:]) as spawner:
+                install()
+                self._jobs = Jobs(spawner, function=self._function, quiet=line.asks(*OWN_FLAGS))
+                return self._jobs.run_app(self._app, self._task)
         finally:
-            if spawner is not None:
-                spawner.close()
             if self._jobs is not None:
                 self._jobs.ledger.restore()
             self._jobs = None

@@ -403,12 +403,8 @@ def _run(batch: BatchJob, _: Submission) -> int:
 
     again = read_submitted(batch.directory)
     enter_code(again.cwd, batch.snapshot)
-    spawner = prestarted(())
-    try:
+    with prestarted(()) as spawner:
         return perform(batch, again, spawner)
-    finally:
-        if spawner is not None:
-            spawner.close()
 
 
 def perform(batch: BatchJob, again: RerunRequest, spawner: Spawner | None) -> int:

@@ -25,12 +25,14 @@ import io
 import os
 import re
 import shlex
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.cluster.values import format_endpoint
-from lllaunch.interrupts import remember_interrupts
+from lllaunch.interrupts import ENDING, remember_interrupts
 from lllaunch.run.files import relative_path, working_directory
 
 if TYPE_CHECKING:
@@ -416,20 +418,30 @@ def only_asks(argv: Sequence[str]) -> bool:
     return any(argument.partition("=")[0] in _ASKING for argument in argv)
 
 
-def prestarted(argv: Sequence[str]) -> Spawner | None:
-    """Return a spawner whose interpreter is starting; None if ``argv`` asks for no run.
+@contextlib.contextmanager
+def prestarted(argv: Sequence[str]) -> Iterator[Spawner | None]:
+    """Have a spawner in the block whose interpreter is starting; None if ``argv`` asks for no run.
 
     None, too, without room for another process; what is in the way is reported when the run needs
     it.
     """
     remember_interrupts()
-    if only_asks(argv):
-        return None
-    from lllaunch.spawner.client import Spawner  # noqa: PLC0415 - not needed by --cfg and the like
+    spawner = None
+    if not only_asks(argv):
+        from lllaunch.spawner.client import Spawner  # noqa: PLC0415 - not needed by --cfg and such
 
-    with contextlib.suppress(OSError):
-        return Spawner.prestart()
-    return None
+        with contextlib.suppress(OSError):
+            spawner = Spawner.prestart()
+    try:
+        yield spawner
+    finally:
+        if spawner is not None:
+            # a further signal would only break off what ends it
+            main = threading.current_thread() is threading.main_thread()
+            former = {each: signal.signal(each, signal.SIG_IGN) for each in ENDING if main}
+            spawner.close()
+            for each, handler in former.items():
+                signal.signal(each, handler or signal.SIG_DFL)
 
 
 _HELP_FORMS = """\

@@ -48,15 +48,12 @@ def main(argv: Sequence[str]) -> int:
         return ExitCode.ERROR
     # what Hydra reads
     sys.argv[1:] = given.overrides
-    spawner = prestarted(given.overrides)
     try:
-        return run_again(again, spawner, quiet=given.quiet)
+        with prestarted(given.overrides) as spawner:
+            return run_again(again, spawner, quiet=given.quiet)
     except LaunchError as error:
         complain(str(error))
         return error.exit_code
-    finally:
-        if spawner is not None:
-            spawner.close()
 
 
 def _parser() -> argparse.ArgumentParser:
