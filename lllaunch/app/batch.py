@@ -369,13 +369,6 @@ def run_in_job(
     )
     signal.signal(signal.SIGTERM, batch.remember)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    # of ``srun`` without its own ``--cpus-per-task`` versions of Slurm make one core
-    asked = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    allowed = len(os.sched_getaffinity(0))
-    if asked.isdecimal() and allowed < min(int(asked), os.cpu_count() or 1):
-        _say(
-            f"cluster.cpus_per_task is {asked}, and Slurm lets this job use {allowed} of them here"
-        )
     if not first:
         return work(batch, submission)
     try:

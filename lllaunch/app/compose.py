@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -270,20 +270,6 @@ class Reviewed:
         return {"entrypoint": entry, "streams": streams_of(launch), "directories": directories}
 
 
-@dataclass(eq=False)
-class JobsRefused(LaunchError):
-    """Some jobs of a sweep cannot run: why, by job, and the exit code of the first."""
-
-    reasons: Mapping[str, str]
-    exit_code: int  # type: ignore[misc]
-
-    def __str__(self) -> str:
-        lines = []
-        for job, reason in self.reasons.items():
-            lines += [f"{job}:", *(f"  {line}" for line in reason.splitlines())]
-        return "\n".join(lines)
-
-
 def review_run(composed: Composition) -> Reviewed:
     """Decides what a command line would run; what is wrong is a `ConfigError`."""
     config = composed.compose()
@@ -296,7 +282,7 @@ def review_run(composed: Composition) -> Reviewed:
 def review_sweep(composed: Composition) -> list[Reviewed]:
     """Decides what each job of a command line would run.
 
-    What is wrong with the sweep is a `ConfigError`, with some of its jobs a `JobsRefused`.
+    What is wrong with the sweep is a `ConfigError`, and so it is with the first such job.
     """
     master = composed.master()
     key = "hydra.sweeper._target_"
@@ -309,25 +295,16 @@ def review_sweep(composed: Composition) -> list[Reviewed]:
         grid = grid_of(master, composed.loader, as_written(master.hydra.overrides.task))
     composer = composed.composer(master)
     found: list[Reviewed] = []
-    reasons: dict[str, str] = {}
-    code = 0
     for number, overrides in enumerate(grid):
-        try:
-            with composing():
-                job = composer.compose(overrides, number)
-                with locating(composed.loader, job.whole):
-                    spec = composer.plan(job, here=False)
-        except LaunchError as error:
-            reasons[job_name(overrides)] = str(error)
-            code = code or error.exit_code
-            continue
+        with composing():
+            job = composer.compose(overrides, number)
+            with locating(composed.loader, job.whole):
+                spec = composer.plan(job, here=False)
         every = [*as_written(master.hydra.overrides.hydra), *overrides]
         origins = functools.cache(functools.partial(composed.origins, every))
         # the first one is shown whole, the others by what differs
         told = OriginAnnotator(Origins({}) if found else origins(), spec, sweeps=True)
         found.append(_reviewed(spec, job.whole, origins, told, overrides))
-    if reasons:
-        raise JobsRefused(reasons, code)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pickle
@@ -14,13 +15,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 from hydra import version
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from lllaunch.app.configs import DIRECTORY, as_written, given_overrides
+from lllaunch.app.configs import DIRECTORY, given_overrides
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
+from lllaunch.files import read_text
 from lllaunch.run.files import is_below, relative_path
 
 if TYPE_CHECKING:
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
 
     from lllaunch.app.batch import SubmittedFunction
     from lllaunch.app.own_worker import UserFunction
-    from lllaunch.config.document import Sexagesimal
     from lllaunch.console.console import Console
     from lllaunch.run.build import Build
     from lllaunch.run.directory import RunDirectory
@@ -180,37 +182,25 @@ _SEXAGESIMAL = 61
 def expect_quoted(cfg: DictConfig) -> None:
     """Raise if YAML took text for a number of base 60: ``nnodes: 1:4`` for 64.
 
-    Only the file can tell it from a number that somebody wrote. So where it may be one, the files
-    that the config is made of are read again.
+    Only the files that the config is made of can tell it from a number that somebody wrote.
     """
-    for key in ("launch.nnodes", "cluster.time"):
-        count = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
-        # Hydra's grammar knows no base 60
-        task: Any = HydraConfig.get().overrides.task
-        given = any(text.lstrip("+").startswith(f"{key}=") for text in as_written(task))
-        if not isinstance(count, int) or count < _SEXAGESIMAL or given:
-            continue
-        for path, each in _sexagesimals():
-            if each.path[-1:] == (key.rpartition(".")[2],) and each.number == count:
-                message = f"is {each.text} as YAML reads it without quotes"
-                place = (relative_path(path, os.getcwd()), each.line)
-                problem = Diagnostic("base-60", key, str(count), message, "quote it", *place)
-                raise ConfigError((problem,))
-
-
-def _sexagesimals() -> Iterator[tuple[str, Sexagesimal]]:
-    """Yield numbers of base 60 in the files of Hydra's config, each with its file."""
-    from lllaunch.config.document import parse, read_text  # noqa: PLC0415 - if there may be some
-
     node: Any = HydraConfig.get()
     groups = [f"{group.partition('@')[0]}/{name}" for group, name in node.runtime.choices.items()]
-    for source in node.runtime.config_sources:
-        for name in [str(node.job.config_name), *groups]:
-            path = os.path.join(source.path, f"{name.removesuffix('.yaml')}.yaml")
-            # whatever is wrong with a file, Hydra has taken it
-            with contextlib.suppress(ConfigError):
-                for each in parse(read_text(path), path, as_hydra=True).sexagesimals:
-                    yield path, each
+    names = [f"{str(name).removesuffix('.yaml')}.yaml" for name in (node.job.config_name, *groups)]
+    for key in ("launch.nnodes", "cluster.time"):
+        count = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
+        if not isinstance(count, int) or count < _SEXAGESIMAL:
+            continue
+        written = re.compile(rf"\b{key.rpartition('.')[2]}: *(\d+(?::\d+)+)")
+        for source, name in itertools.product(node.runtime.config_sources, names):
+            path = os.path.join(source.path, name)
+            for number, line in enumerate((read_text(path) or "").splitlines(), start=1):
+                found = written.search(line)
+                if found is not None and yaml.safe_load(found[1]) == count:
+                    message = f"is {found[1]} as YAML reads it without quotes"
+                    place = (relative_path(path, os.getcwd()), number)
+                    problem = Diagnostic("base-60", key, str(count), message, "quote it", *place)
+                    raise ConfigError((problem,))
 
 
 def perform(
