@@ -10,6 +10,7 @@ Python's `logging.config` calls factories, makes classes, and imports whatever a
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -28,7 +29,7 @@ from lllaunch.config.interpolation import interpolations
 from lllaunch.config.locate import Objects, import_path, locate_main
 from lllaunch.config.read import Reader, watching
 from lllaunch.config.secrets import mentions_env
-from lllaunch.config.tree import conceal, show, value_at
+from lllaunch.config.tree import conceal, show
 from lllaunch.errors import Diagnostic
 from lllaunch.hydra_compat import BASIC_LAUNCHER, BASIC_SWEEPER, own_node, raw_value
 from lllaunch.review.paths import POLICY_FILE, POLICY_VARIABLE
@@ -53,10 +54,8 @@ _HARMLESS_CLASSES = (
 _ATTRIBUTES = "."  # of what was made: set after all else, such as the path of a file
 _SCHEMES = ("ext://", "cfg://")
 _STANDARD = re.compile(r"ext://sys\.std(out|err)")
-_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")
 # of the environment: what the config says cannot make it a name to import
 _HARMLESS = re.compile(r"\$\{\s*oc\.env\s*:\s*\w+\s*(?:,[^{}:]*)?\}")
-_MOST_HOPS = 10
 _MOST_VALUES, _DEEPEST = 20_000, 50
 
 
@@ -72,35 +71,31 @@ def made_by_logging(config: DictConfig) -> Iterator[tuple[Path, Any, bool]]:
     while waiting:
         above, node, key = waiting.pop()
         path, left = (*above, key), left - 1
-        raw = raw_value(own_node(node, key))
-        try:
-            with watching("oc.env") as reads:
-                value: Any = None if OmegaConf.is_missing(node, key) else node[key]
-        except Exception:  # noqa: BLE001 - of a resolver, too
-            yield path, raw, False
-            continue
+        value, told, clear = _resolved_at(node, key)
         if key == _ATTRIBUTES:
             yield path, None, False
         elif OmegaConf.is_config(value) and left > 0 and len(path) < _DEEPEST:
             keys = range(len(value)) if OmegaConf.is_list(value) else list(value)
             waiting.extend((path, value, each) for each in reversed(keys))
-        elif key in _MAKING or OmegaConf.is_config(value):
+        elif key in _MAKING:
             ours = value is None or (key == "class" and value in _HARMLESS_CLASSES)
-            if reads or not ours:
-                yield path, raw if reads else value, not reads
+            if not (clear and ours):
+                yield path, told, clear
+        elif OmegaConf.is_config(value) or isinstance(value, Exception):
+            yield path, told, False
         elif str(value).startswith(_SCHEMES) and not _STANDARD.fullmatch(value):
-            yield path, raw if reads else value, not reads
+            yield path, told, clear
 
 
-def followed(config: Mapping[Any, Any], value: Any) -> Iterator[Any]:
-    """A value, what it refers to if it is a reference and nothing else, and so on."""
-    yield value
-    for _ in range(_MOST_HOPS):
-        found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-        value = None if found is None else value_at(config, found[1].split("."))
-        if value is None:
-            return
-        yield value
+def _resolved_at(node: Any, key: Any) -> tuple[Any, Any, bool]:
+    """Return what is at a key, resolved; what to show of it; and whether that is clear."""
+    raw = raw_value(own_node(node, key))
+    try:
+        with watching("oc.env") as reads:
+            value = None if OmegaConf.is_missing(node, key) else node[key]
+    except Exception as error:  # noqa: BLE001 - of a resolver, too
+        return error, raw, False
+    return value, raw if reads else value, not reads
 
 
 _TARGET = "_target_"
@@ -138,8 +133,10 @@ def asked_for(whole: DictConfig) -> Iterator[Requested]:
         lists = _lists_of(path, value)
         if not lists:
             continue
-        told = _text_referred(config, value) if path[-1] == _TARGET else value
-        yield Requested(path, told, lists, not (isinstance(told, str) and "${" in told))
+        told, clear = value, not (isinstance(value, str) and "${" in value)
+        if path[-1] == _TARGET and not clear:
+            _, told, clear = _resolved_at(functools.reduce(own_node, path[:-1], whole), _TARGET)
+        yield Requested(path, told, lists, clear)
     for path, value, clear in made_by_logging(whole):
         yield Requested(path, value, ("targets",), clear)
 
@@ -191,14 +188,6 @@ def walk(config: Mapping[Any, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
         seen.add(id(value))
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         waiting.extend(reversed([((*path, key), item) for key, item in items]))
-
-
-def _text_referred(config: Mapping[Any, Any], value: Any) -> Any:
-    """The text that a value such as ``${model.cls}`` refers to; other values as they are."""
-    if not isinstance(value, str):
-        return value
-    *_, last = (each for each in followed(config, value) if isinstance(each, str))
-    return last
 
 
 # These make nothing load or run anything: how much, on what, and what is said of it.
