@@ -34,6 +34,7 @@ from lllaunch.results.store import (
     jobs_of,
     lock_of,
     look,
+    plain,
     progress_of,
     read_sweep,
     sample_of,
@@ -213,39 +214,17 @@ def _took(jobs: Iterable[ListEntry], state: str) -> Durations:
     return Durations(len(known), sum(known))
 
 
-def plain_row(row: ListEntry) -> dict[str, Any]:
-    """Return a row as data for JSON; what is not known is left out."""
-    fields: dict[str, Any] = {
-        "kind": row.kind,
-        "path": os.path.abspath(row.path),
-        "state": row.state,
-        **{name: getattr(row, name) for name in _NAMES},
-        "ended": None if row.ended_ns is None else isoformat(row.ended_ns),
-    }
-    if row.number is not None:
-        fields["rank" if row.kind == "rank" else "job"] = row.number
-    return {name: value for name, value in fields.items() if value not in _UNKNOWN}
-
-
-_UNKNOWN: tuple[object, ...] = (None, "", (), {})
-_NAMES = (
-    *("attempt", "seconds", "step", "total", "rate", "eta", "idle", "slowest", "cpu", "memory"),
-    *("gpus", "gpu_use", "gpu_memory", "metrics", "text", "overrides", "value", "exit_code"),
-    *("pid", "node", "counts", "cpus"),
-)
-
-
 def plain_view(view: LiveView) -> dict[str, Any]:
     """Return a view as data for JSON."""
     document: dict[str, Any] = {"time": isoformat(view.time_ns), "kind": view.kind}
     if view.subject is not None:
-        document |= {view.kind: plain_row(view.subject)}
+        document |= {view.kind: plain(view.subject)}
     else:
         document["roots"] = [os.path.abspath(root) for root in view.roots]
     if view.findings:
         document["findings"] = list(view.findings)
     name = {"run": "ranks", "sweep": "jobs", "all": "rows"}[view.kind]
-    return {**document, name: [plain_row(row) for row in view.rows]}
+    return {**document, name: [plain(row) for row in view.rows]}
 
 
 # What is read, and kept

@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lllaunch.documents import isoformat
+from msgspec import field
+
+from lllaunch.documents import Record, Time
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import for_signal
 from lllaunch.run.submission import BatchEnded, BatchSignalled, BatchStarted, Requeued
@@ -140,16 +141,17 @@ def cancelled(history: Sequence[tuple[int, QueueEvent]]) -> BatchEnded:
     return BatchEnded(_CANCELLED, f"its batch job was cancelled before it started{again}")
 
 
-@dataclass(frozen=True)
-class BatchFacts:
+class BatchFacts(Record, frozen=True):
     """The way of a run through a cluster's queue."""
 
-    submitted_ns: int
+    BESIDE = frozenset({"first_ns", "started_ns"})
+
+    submitted_ns: Time = field(name="submitted")
     first_ns: int  # when it started first; 0 if it has not. The same holds for the last start
     started_ns: int
     starts: int
     nodes: tuple[str, ...]
-    requeues: tuple[tuple[int, Requeued], ...]
+    requeues: tuple[Requeued, ...]
     waited: float
     # for how long it ran in all, seconds. Of a start that was lost with its node nobody knows the
     # end; what it waited then is in it
@@ -161,25 +163,10 @@ class BatchFacts:
         """How often it started and why, if more than once: ``3; put back: preempted (2 times)``."""
         if self.starts < 2 and not self.requeues:
             return ""
-        causes = Counter(PUT_BACK[back.cause] for _, back in self.requeues)
+        causes = Counter(PUT_BACK[back.cause] for back in self.requeues)
         parts = [why if times == 1 else f"{why} ({times} times)" for why, times in causes.items()]
         back = f"; put back into the queue: {', '.join(parts)}" if parts else ""
         return f"{self.starts}{back}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the same for programs."""
-        return {
-            "submitted": isoformat(self.submitted_ns) if self.submitted_ns else None,
-            "starts": self.starts,
-            "nodes": list(self.nodes),
-            "requeues": [
-                {"time": isoformat(time_ns), "cause": back.cause, "detail": back.detail or None}
-                for time_ns, back in self.requeues
-            ],
-            "waited": self.waited,
-            "ran": self.ran,
-            "reason": self.reason or None,
-        }
 
 
 def batch_facts(
@@ -203,7 +190,7 @@ def batch_facts(
         starts[-1][0] if starts else 0,
         len(starts),
         starts[-1][1].nodes if starts else (),
-        tuple((time_ns, event) for time_ns, event in history if isinstance(event, Requeued)),
+        tuple(event for _, event in history if isinstance(event, Requeued)),
         waited / 1e9,
         ran / 1e9,
         last.reason if isinstance(last, BatchEnded) else "",

@@ -291,10 +291,8 @@ def run_report(run: RunView, roots: Sequence[str]) -> Report:
     )
 
 
-def message_of(entry: ListEntry, result: RunResult | None = None) -> str:
-    """Return what became of a run in a line."""
-    if result is not None:
-        return _message(result)
+def message_of(entry: ListEntry) -> str:
+    """Return in a line what became of a run that has no result."""
     return tidy(entry.root_cause) or UNFINISHED.get(entry.state, _UNKNOWN)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from msgspec import structs
 
-from lllaunch.documents import isoformat, last_line, last_record, load_json
+from lllaunch.documents import Plain, isoformat, last_line, last_record, load_json
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import own_file, read_text
@@ -250,11 +250,14 @@ def state_of(lock: str) -> str:
     return {True: "running", False: "died", None: "unknown"}[is_held(lock)]
 
 
-def plain(entry: ListEntry, path: str) -> dict[str, Any]:
-    """Returns what is known of a run, a sweep or a job, as data for JSON."""
+def plain(entry: ListEntry, path: str = "") -> dict[str, Any]:
+    """Return what is known of a run, a sweep, a job or a rank as data for JSON.
+
+    What is measured is there as far as it is known.
+    """
     found = {
         "kind": entry.kind,
-        "path": path,
+        "path": path or os.path.abspath(entry.path),
         "state": entry.state,
         "exit_code": entry.exit_code,
         "started": None if entry.started_ns is None else isoformat(entry.started_ns),
@@ -262,21 +265,28 @@ def plain(entry: ListEntry, path: str) -> dict[str, Any]:
         "overrides": list(entry.overrides),
         "batch_job": entry.batch_job or None,
         "queue": entry.queue or None,
-        **({} if entry.batch is None else {"submission": entry.batch.to_json()}),
+        **{name: value for name in _MEASURED if (value := getattr(entry, name)) or value == 0},
     }
+    if entry.number is not None:
+        found["rank" if entry.kind == "rank" else "job"] = entry.number
+    if entry.batch is not None:
+        found["submission"] = Plain()(entry.batch)
     if entry.kind == "sweep":
         return {**found, "counts": dict(sorted(entry.counts.items()))}
-    if entry.kind == "job":
-        found["job"] = entry.number
+    if entry.step is None and entry.kind != "rank":
+        found["progress"] = None if entry.progress is None else entry.progress._asdict()
     return {
         **found,
         "attempts": entry.attempts,
         "root_cause": entry.root_cause,
         "return_value": entry.value,
-        "progress": None if entry.progress is None else entry.progress._asdict(),
     }
 
 
+_MEASURED = (
+    *("step", "total", "rate", "eta", "idle", "slowest", "cpu", "memory", "gpus", "gpu_use"),
+    *("gpu_memory", "metrics", "note", "pid", "node", "cpus"),
+)
 # After which a batch job's launcher should have said that it is there, seconds.
 _SILENT = 60.0
 # Hydra's, of the sweep itself.
