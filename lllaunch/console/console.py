@@ -8,8 +8,10 @@ import sys
 import threading
 import time
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
+from lllaunch.console.bottom import Bottom, RunStatus, heartbeat_text, status_rows
 from lllaunch.console.stream import Outlet, display, encodable, same_file
 from lllaunch.console.table import Painter, is_terminal
 from lllaunch.documents import signal_name
@@ -23,7 +25,6 @@ from lllaunch.workers.terminal import moves_cursor
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from lllaunch.console.bottom import Bottom
     from lllaunch.console.table import Row
     from lllaunch.errors import LaunchError
     from lllaunch.run.result import AttemptResult, Hang, RunResult
@@ -35,22 +36,6 @@ _PATIENCE_S = 0.2
 _LAST_PATIENCE_S = 10.0
 # The line below the output is drawn anew so often, seconds.
 _FRAME_S = 1.0
-
-
-class RunStatus:
-    """How far a run is, for whatever shows that.
-
-    ``seen``: when these two were seen, seconds.
-    """
-
-    def __init__(self, began: float) -> None:
-        self.began = self.seen = began  # when it began, seconds
-        self.attempt: int | None = None  # number of the present one; None before the first
-        self.doing = ""  # what goes on while no workers run, such as ``importing torch``; or empty
-        self.until: float | None = None  # when that is over, seconds; None if unknown
-        self.progress: dict[int, Progress] = {}  # how far the ranks are, of those that show it
-        self.memory = 0  # of all workers of this node, bytes; 0 if it is not known yet
-        self.findings: list[str] = []  # the settings of the watchdog that something was found by
 
 
 @display("more messages of this launcher", "error", "refused", "finished")
@@ -66,8 +51,8 @@ class Console:
     in a line now and then. The loop that waits for events asks when that is due (`next_in`), and
     calls `tick` then.
 
-    Without a `stream` messages go to standard error of the moment. Paths are relative to `cwd`, or
-    to the working directory of now. A message waits at most `patience` seconds to be taken, the
+    Without a `stream` messages go to standard error. Paths are relative to `cwd`, or to the working
+    directory of now. A message waits at most `patience` seconds to be taken, the
     last one `last_patience`.
     """
 
@@ -80,11 +65,12 @@ class Console:
         last_patience: float = _LAST_PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stream = stream
+        stream = sys.stderr if stream is None else stream
+        # None where the launcher was started without it (pythonw, a closed descriptor 2)
+        self._outlet = None if stream is None else Outlet(stream)
         self._cwd = working_directory() if cwd is None else cwd
         self._patience = patience
         self._last_patience = last_patience
-        self._outlet: Outlet | None = None
         # of the outlet; a signal may come while it is held
         self._speaks = threading.RLock()
         self._hide: Callable[[str], str] = str
@@ -245,25 +231,18 @@ class Console:
         self._due = run.began + every * (math.floor((now - run.began) / every) + 1)
         if progress := look():
             run.progress, run.seen = dict(progress), now
-        if self._live:
-            if (bottom := self._bottom_of(self._target())) is not None:
-                self._draw(bottom)
-            return
-        # not at a start
-        from lllaunch.console.status import heartbeat_text  # noqa: PLC0415
-
-        self._say(heartbeat_text(run, now))
+        if not self._live:
+            self._say(heartbeat_text(run, now))
+        elif (bottom := self._below()) is not None:
+            self._draw(bottom)
 
     def give_way(self) -> None:
         """Take away what is drawn below the output, as long as nobody calls `tick`."""
-        stream = self._target()
-        bottom = self._bottom_of(stream) if stream is not None and is_terminal(stream) else None
-        if bottom is None:
-            return
-        with self._speaks:
-            bottom.hide(self._patience)
-        if self._live:
-            self._due = self._clock()
+        if (bottom := self._below()) is not None:
+            with self._speaks:
+                bottom.hide(self._patience)
+            if self._live:
+                self._due = self._clock()
 
     def _follow(self) -> RunStatus:
         """Return what is known of the run; begin to show it if there is nothing yet."""
@@ -278,36 +257,30 @@ class Console:
 
     def _may_stay(self) -> bool:
         """Whether there is a line that stays below the output."""
-        stream, live = self._target(), self._policy.live
-        if live is False or stream is None:
+        live = self._policy.live
+        if live is False or self._outlet is None:
             return False
+        stream = self._outlet.stream
         if not (moves_cursor() and is_terminal(stream)):
             return False
         shared = any(other is not None and same_file(stream, other) for other in self._beside)
         return live or not (self._policy.quiet or shared)
 
-    def _bottom_of(self, stream: TextIO | None) -> Bottom | None:
-        if self._bottom is None and stream is not None:
-            # not at a start
-            from lllaunch.console.bottom import Bottom  # noqa: PLC0415
-
-            painter = Painter(stream, self._policy.color)
-
-            def paint(rows: list[Row]) -> list[str]:
-                return [encodable(text, stream) for text in painter.paint(rows)]
-
+    def _below(self) -> Bottom | None:
+        """Return what is drawn below the output; None where that is no terminal."""
+        if self._outlet is None or not is_terminal(self._outlet.stream):
+            return None
+        if self._bottom is None:
             # it keeps no console alive, and so no screen
             asked = weakref.WeakMethod(self._rows)
             self._bottom = Bottom(
-                self._outlet_of(stream),
-                paint,
+                self._outlet,
+                partial(_painted, self._outlet.stream, self._policy),
                 lambda *size: rows(*size) if (rows := asked()) else [],
             )
         return self._bottom
 
     def _rows(self, columns: int, lines: int) -> list[Row]:
-        from lllaunch.console.status import status_rows  # noqa: PLC0415 - as above
-
         run = self._run if self._live else None
         return [] if run is None else status_rows(run, self._clock(), columns, lines)
 
@@ -364,27 +337,21 @@ class Console:
         self._write([StyledText(f"lllaunch: {text}")])
 
     def _write(self, lines: Sequence[StyledText], *, last: bool = False) -> None:
-        stream = self._target()
-        if stream is None:
+        if self._outlet is None:
             return
         # what workers wrote cannot turn the direction of text either, or hide some
-        lines = [StyledText(visible(self._hide(line.text)), line.style) for line in lines]
+        rows = [(StyledText(visible(self._hide(line.text)), line.style),) for line in lines]
         # closed by its reader, by us, or full: there is nowhere left to say so
         with self._speaks, contextlib.suppress(OSError, ValueError):
-            texts = Painter(stream, self._policy.color).paint([(line,) for line in lines])
-            text = encodable("".join(f"{text}\n" for text in texts), stream)
+            painted = _painted(self._outlet.stream, self._policy, rows)
+            text = "".join(f"{text}\n" for text in painted)
             patience = self._last_patience if last else self._patience
-            self._outlet_of(stream).write(text, patience, last=last)
-
-    def _target(self) -> TextIO | None:
-        """The stream; None if it was started without one (pythonw, a closed descriptor 2)."""
-        return sys.stderr if self._stream is None else self._stream
-
-    def _outlet_of(self, stream: TextIO) -> Outlet:
-        if self._outlet is None or self._outlet.stream is not stream:
-            self._outlet = Outlet(stream)
-        return self._outlet
+            self._outlet.write(text, patience, last=last)
 
 
 def _whom(workers: int | None) -> str:
     return "the preflight" if workers is None else counted(workers, "worker")
+
+
+def _painted(stream: TextIO, policy: ConsolePolicy, rows: Sequence[Row]) -> list[str]:
+    return [encodable(text, stream) for text in Painter(stream, policy.color).paint(rows)]

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.console.status import Part, fitted
+from lllaunch.console.bottom import Part, fitted
 from lllaunch.console.table import GAP, Column, Row, end_of, extremes_rows, rows_of
 from lllaunch.results.live import LiveView, count_states
 from lllaunch.results.store import LIVE, ListEntry

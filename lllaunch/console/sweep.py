@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 from msgspec.structs import replace
 
 from lllaunch.console.board import Announcement, Board, heartbeat_text, view_of
-from lllaunch.console.bottom import Bottom, Size, size_of
+from lllaunch.console.bottom import Bottom, size_of
 from lllaunch.console.console import Console
 from lllaunch.console.stream import KEPT, Outlet, display, same_file
 from lllaunch.console.table import Painter, Row, decoded, is_terminal
@@ -47,7 +47,7 @@ _LAST_PATIENCE_S = 10.0
 _FRAME_S = 0.1
 # It shows times, and what a burst of changes has left undrawn.
 _TICK_S = 0.25
-_LEAST = Size(columns=40, lines=6)
+_LEAST_COLUMNS, _LEAST_LINES = 40, 6
 # Rows of the table that are no jobs.
 _AROUND = 6
 
@@ -290,7 +290,7 @@ def _shows_table(stream: TextIO | None, policy: ConsolePolicy) -> bool:
     if policy.live is not None:
         return policy.live
     size = size_of(stream)
-    return not policy.quiet and size.columns >= _LEAST.columns and size.lines >= _LEAST.lines
+    return not policy.quiet and size.columns >= _LEAST_COLUMNS and size.lines >= _LEAST_LINES
 
 
 # Bytes of the digest of a failure, and how many there may be: later ones are all reported.

@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.console.console import RunStatus
-from lllaunch.console.status import Part, fitted, heartbeat_text, line_of
+from lllaunch.console.bottom import (
+    Part,
+    RunStatus,
+    fitted,
+    heartbeat_text,
+    status_rows,
+)
 from lllaunch.watchdog.progress import Progress
 from lllaunch.words import StyledText
 from lllaunch.workers.terminal import cells
@@ -33,7 +38,8 @@ def known() -> RunStatus:
 
 
 def text_of(run: RunStatus, now: float, columns: int = 200) -> str:
-    return "".join(each.text for each in fitted(line_of(run, now), columns))
+    ((*parts,),) = status_rows(run, now, columns + 1, 24)
+    return "".join(each.text for each in parts)
 
 
 def test_all_that_is_known_stands_in_the_line() -> None:
@@ -55,7 +61,6 @@ def test_before_the_first_attempt_there_is_none_in_the_line() -> None:
         (80, "10 min, step 1200/5000, about 42 min left, rank 3 is slowest (step 1180), 12 GiB"),
         (52, "attempt 0, 10 min, step 1200/5000, about 42 min left"),
         (39, "attempt 0, 10 min, step 1200/5000"),
-        (15, "step 1200/5000"),
     ],
 )
 def test_what_matters_least_goes_first(columns: int, text: str) -> None:
@@ -68,7 +73,9 @@ def test_findings_and_later_attempts_stay_longest() -> None:
     assert text_of(run, 1600.0, 60) == (
         "10 min, step 1200/5000, about 42 min left, 2 findings (spin)"
     )
-    assert fitted(line_of(run, 1600.0), 19) == [StyledText("2 findings (spin)", "bad")]
+    assert fitted([Part("a", 1), Part("2 findings", 10, "bad")], 12) == [
+        StyledText("2 findings", "bad")
+    ]
 
 
 def test_what_goes_on_beside_the_workers_is_said_with_its_end() -> None:
