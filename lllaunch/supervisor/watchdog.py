@@ -53,8 +53,6 @@ ASKED_SECONDS = 3.0
 SILENT_SECONDS = 2.0
 
 _STACKS = "stacks.txt"
-# torch's variable: where NCCL's recorder makes a FIFO, but for the rank and an ending.
-_NCCL_PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 # How long workers that are about to be ended may take to tell of their collectives, which is
 # milliseconds where the machine is not overloaded.
 _MOMENT_SECONDS = 1.0
@@ -156,8 +154,7 @@ class WatchdogDriver:
         self._run_ends: float | None = None
         self._run_over_told = False
         self._watch: AttemptWatch | None = None
-        # Variables of the workers, by local rank.
-        self._environ: dict[int, Mapping[str, str]] = {}
+        self._recorders: dict[int, TraceSource] = {}
         self._context: WorkerProcesses | None = None
         self._began_at = 0.0
         self._finding: Finding | None = None
@@ -183,7 +180,7 @@ class WatchdogDriver:
             self._run_began = self._clock()
         if self._policy.run_timeout is not None and not self._run_over_told:
             self._run_ends = self._run_began + self._policy.run_timeout
-        self._environ.clear()
+        self._recorders.clear()
         self._watch = AttemptWatch(
             self._policy,
             ranks,
@@ -200,24 +197,15 @@ class WatchdogDriver:
         """Variables that a worker of the attempt needs to be watched."""
         if self._watch is None:
             return {}
-        self._environ[rank] = others
-        return self._watch.environment(rank)
+        own = self._watch.environment(rank)
+        number = others.get("RANK") or os.environ.get("RANK", "")
+        if SOCKET in own and number.isdecimal():
+            self._recorders[rank] = int(number), own[SOCKET]
+        return own
 
     def recorders(self, ranks: Iterable[int]) -> dict[int, TraceSource]:
         """How the workers of local ranks can be asked for their collectives."""
-        if self._watch is None:
-            return {}
-        from lllaunch.watchdog.collector import TraceSource  # noqa: PLC0415 - seldom
-
-        found = {}
-        for rank in ranks:
-            env = {**os.environ, **self._environ.get(rank, {})}
-            number = env.get("RANK", "")
-            path = self._watch.environment(rank).get(SOCKET, "")
-            if path and number.isdecimal():
-                pipe = env.get(_NCCL_PIPE, "")
-                found[rank] = TraceSource(int(number), path, f"{pipe}{number}.pipe" if pipe else "")
-        return found
+        return {rank: self._recorders[rank] for rank in ranks if rank in self._recorders}
 
     def begin(self, context: WorkerProcesses) -> None:
         """The workers of the attempt have been ordered."""

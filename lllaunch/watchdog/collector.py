@@ -19,13 +19,11 @@ import os
 import re
 import signal
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
@@ -64,14 +62,8 @@ _REQUEST = (
 )
 
 
-@dataclass(frozen=True)
-class TraceSource:
-    """How a worker can be asked for its collectives."""
-
-    rank: int
-    socket: str = ""  # path of the socket that it serves, if it does
-    # path of the FIFO that makes NCCL's own recorder write its files; empty for none
-    pipe: str = ""
+TraceSource: TypeAlias = tuple[int, str]
+"""How a worker can be asked: its rank among all, and the path of the socket that it serves."""
 
 
 def _asked(path: str, handler: str) -> socket.socket | None:
@@ -128,9 +120,9 @@ def ask(
     """
     questions = {
         (rank, handler): asked
-        for rank, recorder in recorders.items()
+        for rank, (_, path) in recorders.items()
         for handler in (*_TRACES, GROUPS)
-        if (asked := _asked(recorder.socket, handler)) is not None
+        if (asked := _asked(path, handler)) is not None
     }
     found: dict[int, dict[str, bytes]] = {}
     silent = set()
@@ -152,24 +144,6 @@ def _document(parts: Mapping[str, bytes]) -> bytes:
     """What a worker has answered, as one object: each answer as it came."""
     traces = b", ".join(parts[name] for name in _TRACES if name in parts)
     return b'{"groups": %b, "traces": [%b]}\n' % (parts.get(GROUPS, b"{}"), traces)
-
-
-def poke(path: str) -> bool:
-    """Make NCCL's recorder of a worker write its files, by its FIFO; whether somebody reads that.
-
-    torch makes it if TORCH_NCCL_DEBUG_INFO_PIPE_FILE is set; any byte makes it write.
-    """
-    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        if not stat.S_ISFIFO(os.lstat(path).st_mode):
-            return False
-        fd = os.open(path, flags)
-        try:
-            return os.write(fd, b"1\n") > 0
-        finally:
-            os.close(fd)
-    except OSError:
-        return False
 
 
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -540,15 +514,13 @@ class StackCollector:
             for case in cases
             if case.rank in self._recorders and case.worker.can_answer
         }
-        for each in () if self._glance else asked.values():
-            poke(each.pipe)
         until = min(self._deadline, time.monotonic() + _RECORDERS_ANSWER)
         answers = ask(asked, until, self._unwanted.is_set)
         for case in cases:
             text = answers.get(case.rank, b"").decode(errors="replace")
             # What is no JSON is worth a look, too.
             with contextlib.suppress(ValueError, RecursionError):
-                case.trace = read_trace(json.loads(text), asked[case.rank].rank) if text else None
+                case.trace = read_trace(json.loads(text), asked[case.rank][0]) if text else None
             if case.path:
                 path = os.path.join(os.path.dirname(case.path), TRACE_FILE)
                 writer.append(path, text, _FLAGS | os.O_TRUNC)

@@ -11,7 +11,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 import stat
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -48,20 +47,15 @@ from lllaunch.watchdog.stall import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from io import FileIO
 
-    from lllaunch.linux.gpu_meter import GpuMeter, GpuReading
+    from lllaunch.linux.gpu_meter import GpuMeter
     from lllaunch.timer.service import Rejected, TimerService
     from lllaunch.watchdog.collector import StackCollector
     from lllaunch.watchdog.progress import Progress, ProgressReader
 
 
 _PREFIX = "lllaunch-watch-"
-# The directory of the workers' sockets.
-_SOCKETS = "collectives"
-# What a launcher makes in one. Nothing else is ever removed from a directory that was only found.
-FILES = ("timers", "heartbeats", _SOCKETS)
 # Younger ones may be about to be locked.
 _ABANDONED_SECONDS = 60.0
 
@@ -80,36 +74,27 @@ class Scratch:
     def __init__(self) -> None:
         import tempfile  # noqa: PLC0415 - only a watched run needs it
 
-        self._lock = -1
         try:
             self.path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
         except OSError as error:
             where = error.filename or "the directory for temporary files"
             raise OutputError(str(where), error.strerror or str(error)) from error
         self._lock = _locked(self.path)
-        _remove_others(os.path.dirname(self.path))
+        remove_left()
 
     def file(self, name: str) -> str:
-        """The path of a file in it."""
+        """The path of a file in it: ``timers``, ``heartbeats``, or the number of a worker."""
         return os.path.join(self.path, name)
 
     def remove(self) -> None:
         """Remove it with all that is in it; idempotent.
 
-        Where no descriptor is left, that of the lock is the one that a list of the sockets needs.
+        Where no descriptor is left, that of the lock is the one that a list of the files needs.
         """
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-        sockets = self.file(_SOCKETS)
-        with contextlib.suppress(OSError):
-            for name in os.listdir(sockets):
-                os.unlink(os.path.join(sockets, name))
-        for name in FILES:
-            with contextlib.suppress(OSError):
-                (os.rmdir if name == _SOCKETS else os.unlink)(self.file(name))
-        with contextlib.suppress(OSError):
-            os.rmdir(self.path)
+        _remove(self.path)
 
 
 def _locked(path: str) -> int:
@@ -126,36 +111,34 @@ def _locked(path: str) -> int:
     return fd
 
 
-def _remove_others(directory: str) -> None:
-    """Remove this user's that nobody holds."""
-    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+def _remove(path: str) -> None:
+    """Remove a directory, unless there is something in it that no launcher has made."""
+    with contextlib.suppress(OSError):
+        names = os.listdir(path)
+        if all(name in ("timers", "heartbeats") or name.isdecimal() for name in names):
+            for name in names:
+                os.unlink(os.path.join(path, name))
+            os.rmdir(path)
+
+
+def remove_left(pid: int | None = None) -> None:
+    """Remove what this user's launchers have left behind that were killed.
+
+    ``pid``: of one that has been waited for; None for all that were killed a while ago.
+    """
+    import tempfile  # noqa: PLC0415 - as above
+
+    prefix = _PREFIX if pid is None else f"{_PREFIX}{pid}-"
+    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
-            if not entry.name.startswith(_PREFIX) or not entry.is_dir(follow_symlinks=False):
+            if not entry.name.startswith(prefix):
                 continue
             facts = entry.stat(follow_symlinks=False)
-            if facts.st_uid == os.getuid() and time.time() - facts.st_mtime > _ABANDONED_SECONDS:
-                _remove_unheld(entry.path)
-
-
-def remove_left_by(pid: int) -> None:
-    """Remove what a process has left behind that was killed and has been waited for."""
-    import tempfile  # noqa: PLC0415 - seldom
-
-    directory = tempfile.gettempdir()
-    with contextlib.suppress(OSError):
-        for name in os.listdir(directory):
-            if name.startswith(f"{_PREFIX}{pid}-"):
-                _remove_unheld(os.path.join(directory, name))
-
-
-def _remove_unheld(path: str) -> None:
-    fd = _locked(path)
-    if fd < 0:
-        return
-    with contextlib.suppress(OSError):
-        if set(os.listdir(path)) <= set(FILES):
-            shutil.rmtree(path)
-    os.close(fd)
+            old = pid is not None or time.time() - facts.st_mtime > _ABANDONED_SECONDS
+            fd = _locked(entry.path) if old and facts.st_uid == os.getuid() else -1
+            if fd >= 0:
+                _remove(entry.path)
+                os.close(fd)
 
 
 def remove_abandoned(path: str) -> None:
@@ -177,18 +160,6 @@ def remove_abandoned(path: str) -> None:
         os.unlink(path)
         return
     raise OSError(errno.EBUSY, "another launcher serves it", path)
-
-
-def _with_gpus(sample: Sample, ranks: Sequence[int], reading: GpuReading) -> Sample:
-    """Add what was read of GPUs to a sample.
-
-    ``ranks``: local ranks, in the order in which it was asked what they see.
-    """
-    seen = dict(zip(ranks, reading.seen, strict=True))
-    workers = {
-        rank: worker._replace(gpus=seen.get(rank, ())) for rank, worker in sample.workers.items()
-    }
-    return sample._replace(workers=workers, gpus=reading.gpus)
 
 
 def _is_due(moment: float, now: float, interval: float) -> bool:
@@ -300,15 +271,9 @@ class AttemptWatch:
                 raise OutputError(path, why) from error
             for rank, variables in self._environment.items():
                 variables[HEARTBEAT] = place_of(path, rank)
-
         if self._policy.collectives and self._policy.looks:
-            path = self._private(_SOCKETS)
-            try:
-                os.mkdir(path, 0o700)
-            except OSError as error:
-                raise OutputError(path, error.strerror or str(error)) from error
             for rank, variables in self._environment.items():
-                variables[SOCKET] = f"{path}/{rank}"
+                variables[SOCKET] = self._private(str(rank))
 
     def _owner_of(self, pid: int) -> int | None:
         """The process id of the worker that a process is or descends from; None for others.
@@ -499,21 +464,21 @@ class AttemptWatch:
             return []
         if self._progress is not None:
             sample = sample._replace(progress=self._progress.tracker.at(now))
-        reading = self._read_gpus(self._series.interval)
-        return [sample if reading is None else _with_gpus(sample, [*self._visible], reading)]
-
-    def _read_gpus(self, wanted_in: float) -> GpuReading | None:
-        if self._meter is None and self._visible:
-            try:
+        if self._meter is None and self._visible and proc.has_gpu_driver():
+            # no descriptor is left for the import: there are other samples
+            with contextlib.suppress(ImportError, OSError):
                 from lllaunch.linux.gpu_meter import GpuMeter  # noqa: PLC0415 - seldom
-            except (ImportError, OSError):
-                # no descriptor is left
-                return None
-            if not proc.has_gpu_driver():
-                self._visible = {}
-                return None
-            self._meter = GpuMeter([*self._visible.values()])
-        return None if self._meter is None else self._meter.take(wanted_in)
+
+                self._meter = GpuMeter([*self._visible.values()])
+        reading = None if self._meter is None else self._meter.take(self._series.interval)
+        if reading is not None:
+            seen = dict(zip(self._visible, reading.seen, strict=True))
+            workers = {
+                rank: worker._replace(gpus=seen.get(rank, ()))
+                for rank, worker in sample.workers.items()
+            }
+            sample = sample._replace(workers=workers, gpus=reading.gpus)
+        return [sample]
 
     def _written(self) -> dict[int, int]:
         """Bytes in the files of workers' output, by local rank of those that have any."""
@@ -663,10 +628,10 @@ class AttemptWatch:
 
     def _last_calls(self, now: float, ranks: Collection[int]) -> dict[int, float]:
         """Ask workers when they last called a collective; by local rank of those that tell."""
-        from lllaunch.watchdog.collector import TraceSource, ask  # noqa: PLC0415 - seldom
+        from lllaunch.watchdog.collector import ask  # noqa: PLC0415 - seldom
 
         sources = {
-            rank: TraceSource(rank, self._environment[rank][SOCKET])
+            rank: (rank, self._environment[rank][SOCKET])
             for rank in ranks
             if SOCKET in self._environment[rank]
         }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import socketserver
 import subprocess
@@ -21,7 +20,7 @@ from support.launching import WAIT, Launcher, launch, text_of, until
 
 from lllaunch.spawner.evidence import GROUPS
 from lllaunch.watchdog.collectives import read_trace
-from lllaunch.watchdog.collector import TraceSource, ask, poke
+from lllaunch.watchdog.collector import ask
 
 WATCHDOG = 4
 SCHEMA = json.loads(
@@ -174,13 +173,6 @@ import os, sys, threading, time
 RANK = int(os.environ["RANK"])
 if RANK == 2 and len(sys.argv) == 1:
     os.execv(sys.executable, [sys.executable, "late.py", "again"])
-if RANK == 0:
-    pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + "0.pipe"
-    os.mkfifo(pipe)
-    fifo = open(pipe, "rb+", buffering=0)
-    threading.Thread(
-        target=lambda: open("poked", "wb").write(fifo.read(2)), daemon=True
-    ).start()
 
 import torch
 import torch.distributed as dist
@@ -209,9 +201,8 @@ def test_torch_imported_late_a_fork_and_a_worker_executed_anew(tmp_path: Path) -
     # longer than the address of a socket may be
     long = tmp_path / ("x" * 120)
     long.mkdir()
-    environ = {"TMPDIR": str(long), "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "pipe")}
     # else the workers stand still while the store's process imports torch
-    environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    environ = {"TMPDIR": str(long), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     node = {"entrypoint": "late.py", "nproc": 3, "watchdog": {"stall": "4s"}, "grace_period": "2s"}
     ended = launch(tmp_path, node | {"tee": "none"}, environ=environ)
     assert ended.code == WATCHDOG, ended.err
@@ -221,7 +212,6 @@ def test_torch_imported_late_a_fork_and_a_worker_executed_anew(tmp_path: Path) -
     assert "Ranks 0-1 wait in all_reduce #2 of default_pg" in ended.err
     traces = [(ended.run_dir / f"attempt_0/{rank}/collectives.json").exists() for rank in range(3)]
     assert traces == [True, True, False], "who was executed anew is not asked"
-    assert (tmp_path / "poked").read_bytes() == b"1\n"
     assert (tmp_path / "child").read_text() == "1", "no thread of the server's is in a fork"
     assert list(long.iterdir()) == [], "the sockets are gone"
     assert b"Server" not in b"".join(ended.log(rank, "stderr") for rank in range(3))
@@ -286,14 +276,14 @@ class Recorder(socketserver.StreamRequestHandler):
 def served(tmp_path: Path) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
 
-        def serve(rank: int, **answers: bytes) -> TraceSource:
+        def serve(rank: int, **answers: bytes) -> tuple[int, str]:
             path = str(tmp_path / str(rank))
             server: Any = socketserver.ThreadingUnixStreamServer(path, Recorder)
             stack.enter_context(server)
             server.answers = answers
             threading.Thread(target=server.serve_forever).start()
             stack.callback(server.shutdown)
-            return TraceSource(rank, path)
+            return rank, path
 
         yield serve
 
@@ -314,7 +304,7 @@ def test_all_are_asked_and_who_does_not_answer_is_left_out(tmp_path: Path, serve
         1: served(1, fr_trace_json=answer(TRACE), dump_nccl_trace_json=answer(TRACE)),
         2: served(2),
         3: served(3, fr_trace_json=answer(TRACE)[:-4], dump_nccl_trace_json=b"nonsense"),
-        4: TraceSource(4, str(tmp_path / "nobody")),
+        4: (4, str(tmp_path / "nobody")),
         # it may have called all that it has called by NCCL
         5: served(5, fr_trace_json=answer(TRACE)),
     }
@@ -328,21 +318,3 @@ def test_all_are_asked_and_who_does_not_answer_is_left_out(tmp_path: Path, serve
     assert read.group("0").ranks == (0, 1)
     # nobody wants to know any more
     assert ask(sources, time.monotonic() + WAIT, lambda: True) == {}
-
-
-def test_nccl_is_poked_where_it_listens_and_nowhere_else(tmp_path: Path) -> None:
-    fifo, link, plain = (tmp_path / name for name in ("0.pipe", "1.pipe", "2.pipe"))
-    os.mkfifo(fifo)
-    link.symlink_to(fifo)
-    plain.touch()
-    assert not poke(str(fifo)), "nobody reads"
-    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        assert poke(str(fifo))
-        assert os.read(reader, 16) == b"1\n"
-        assert not poke(str(link))
-        assert not poke(str(plain))
-        assert not poke("")
-    finally:
-        os.close(reader)
-    assert plain.read_bytes() == b""

@@ -22,7 +22,7 @@ from lllaunch.spec import WatchdogPolicy
 from lllaunch.testing import FakeClock
 from lllaunch.watchdog.findings import HeartbeatLost, OverMemory, Silent, Stalled, TimedOut
 from lllaunch.watchdog.sampling import Sample, Sampler, Usage
-from lllaunch.watchdog.watch import TIMER_FILE, AttemptWatch, Scratch, remove_left_by
+from lllaunch.watchdog.watch import TIMER_FILE, AttemptWatch, Scratch, remove_left
 
 MIB = 1 << 20
 
@@ -303,7 +303,8 @@ def test_places_that_killed_launchers_left_are_removed_by_the_next(
     used = AttemptWatch(policy, 1)
     left, users, young = (tmp_path / f"lllaunch-watch-{name}" for name in ("a", "users", "young"))
     for path in (left, users, young):
-        (path / "collectives").mkdir(parents=True)
+        path.mkdir()
+        (path / "0").touch()
         (path / "heartbeats").touch()
     (users / "notes.txt").write_text("precious")
     for path in {*tmp_path.iterdir()} - {young}:
@@ -321,8 +322,7 @@ def test_its_directory_goes_without_a_descriptor(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     scratch = Scratch()
     Path(scratch.file("heartbeats")).touch()
-    Path(scratch.file("collectives")).mkdir()
-    Path(scratch.file("collectives"), "0").touch()
+    Path(scratch.file("0")).touch()
     taken = [os.open(os.devnull, os.O_RDONLY)]
     while taken[-1] < scratch._lock:
         taken.append(os.open(os.devnull, os.O_RDONLY))
@@ -349,7 +349,7 @@ def test_what_a_killed_process_leaves_is_removed(
     with subprocess.Popen([sys.executable, "-c", text], env=environ) as process:
         pass
     assert len(os.listdir(tmp_path)) == 1
-    remove_left_by(process.pid + 1)
+    remove_left(process.pid + 1)
     assert len(os.listdir(tmp_path)) == 1
-    remove_left_by(process.pid)
+    remove_left(process.pid)
     assert os.listdir(tmp_path) == []
