@@ -31,7 +31,7 @@ from lllaunch.clock import now_ns
 from lllaunch.documents import Plain, Record, Text, decode_record, encode_record
 from lllaunch.linux.process import short_address, wait_readable
 from lllaunch.supervisor.machine import Logged
-from lllaunch.watchdog.frames import Frame, LockWait, RankStack
+from lllaunch.watchdog.frames import Frame, LockWait, RankStack, Thread
 
 if TYPE_CHECKING:
     from lllaunch.cluster.membership import Place
@@ -99,13 +99,6 @@ class Request(Record, frozen=True):
         return request
 
 
-class ThreadAnswer(Record, frozen=True):
-    """Where a thread of a worker stands."""
-
-    name: str = ""
-    frames: tuple[Frame, ...] = ()
-
-
 class RankAnswer(Record, frozen=True):
     """Where a worker stands; as of a `RankStack`."""
 
@@ -119,7 +112,7 @@ class RankAnswer(Record, frozen=True):
     wchan: Text = ""
     frames: tuple[Frame, ...] = ()
     locks: tuple[LockWait, ...] = ()
-    threads: tuple[ThreadAnswer, ...] | None = None  # None unless they are asked for
+    threads: tuple[Thread, ...] | None = None  # None unless they are asked for
     # its last collectives, as JSON of a `RankTrace`, which who asks compares with those of others
     trace: Any = None
 
@@ -506,15 +499,9 @@ class _Look:
             wchan=stack.wchan,
             frames=stack.frames,
             locks=stack.locks,
-            threads=self._threads(rank),
+            threads=stack.threads if self.request.threads else None,
             trace=trace,
         )
-
-    def _threads(self, rank: int) -> tuple[ThreadAnswer, ...] | None:
-        if not self.request.threads:
-            return None
-        threads = () if self._collector is None else self._collector.threads(rank)
-        return tuple(ThreadAnswer(each.name, tuple(each.frames)) for each in threads)
 
 
 class RunControl:

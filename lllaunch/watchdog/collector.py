@@ -42,12 +42,12 @@ from lllaunch.watchdog.frames import (
     Thread,
     lock_waits,
     main_frames,
-    named_threads,
     started_at,
+    threads_of,
     whole_text,
     with_code,
 )
-from lllaunch.watchdog.processes import Dump, ProcessLook, Spied, look
+from lllaunch.watchdog.processes import Dump, ProcessLook, look
 from lllaunch.watchdog.sampling import trees
 
 # What keeps the last 2000 collectives writes 1 MiB.
@@ -201,26 +201,22 @@ class ProcessCase:
         self.seen: ProcessLook | None = None
         self.stacks = ""
         self.source: Source = ""
+        self.threads: tuple[Thread, ...] = ()
         self._notes: list[str] = []
 
     def examine(self) -> None:
         """Ask the kernel."""
         self.seen = look(self.facts)
 
-    def answered(self, dump: Dump) -> None:
-        """It was asked for its stacks, or could not be."""
-        if dump.text or self.python:
-            how = "written by itself (faulthandler)" if dump.text else "written by itself"
-            self._tell("faulthandler", how, dump.text, dump.why_not)
-
-    def spied(self, spied: Spied) -> None:
-        """py-spy was asked about it."""
-        self._tell("py-spy", "read by py-spy", spied.text, spied.why_not)
-
-    def _tell(self, source: Source, how: str, text: str, why_not: str) -> None:
-        if text:
-            self.stacks, self.source = text, source
-        self._notes.append(f"Python stacks, {how}:" + ("" if text else f" none, {why_not}"))
+    def tell(self, source: Source, text: str, why_not: str = "") -> None:
+        """Take note of its stacks as they were written, or why they were not."""
+        how = "read by py-spy" if source == "py-spy" else "written by itself"
+        if not text:
+            self._notes.append(f"Python stacks, {how}: none, {why_not}")
+            return
+        self.stacks, self.source, self.threads = text, source, threads_of(text, source)
+        by = " (faulthandler)" if source == "faulthandler" else ""
+        self._notes.append(f"Python stacks, {how}{by}:")
 
     @property
     def python(self) -> bool:
@@ -240,18 +236,7 @@ class ProcessCase:
     @property
     def frames(self) -> tuple[Frame, ...]:
         """Frames of its main thread."""
-        return main_frames(self.stacks, self.source) if self.source else ()
-
-    @property
-    def threads(self) -> tuple[Thread, ...]:
-        """All its threads that run Python, the main one first, with names."""
-        return named_threads(self.stacks, self.source) if self.source else ()
-
-    @property
-    def innermost(self) -> list[tuple[str, Frame]]:
-        """The call that each of its threads is in, by name, the main thread first."""
-        threads = self.threads if self.source == "faulthandler" else ()
-        return [(thread.name, thread.frames[0]) for thread in threads]
+        return main_frames(self.threads)
 
     def section(self, role: str) -> str:
         """Its part of stacks.txt."""
@@ -314,11 +299,17 @@ class RankCase:
     def stack(self, path: str) -> RankStack:
         """What is known by now."""
         seen, chosen = self.worker.seen, self.chosen
-        if seen is None:
-            return RankStack(self.rank, path, chosen.frames, source=chosen.source)
-        frames = chosen.frames
-        source = chosen.source if frames else "kernel"
-        return RankStack(self.rank, path, frames, seen.state, seen.wchan, source, trace=self.trace)
+        return RankStack(
+            self.rank,
+            path,
+            chosen.frames,
+            state=seen.state if seen else "",
+            wchan=seen.wchan if seen else "",
+            source=chosen.source if chosen.frames or not seen else "kernel",
+            trace=self.trace,
+            threads=chosen.threads,
+            process=chosen.facts.pid,
+        )
 
 
 # How long asked processes may take to answer, seconds.
@@ -368,8 +359,6 @@ class StackCollector:
         self._written = written or Written("", {})
         self._seconds = seconds
         self._parent = parent
-        self._threads: dict[int, tuple[Thread, ...]] = {}
-        self._chosen: dict[int, int] = {}
         self._deadline = 0.0
         self._known = {rank: RankStack(rank) for rank in self._workers}
         self._lock = threading.Lock()
@@ -391,16 +380,6 @@ class StackCollector:
         """What is known by now, in order of rank; a rank of which nothing is known has no state."""
         with self._lock:
             return tuple(self._known[rank] for rank in sorted(self._known))
-
-    def threads(self, rank: int) -> tuple[Thread, ...]:
-        """The threads of a rank that run Python, the main one first; at a glance, in the end."""
-        with self._lock:
-            return self._threads.get(rank, ())
-
-    def process(self, rank: int) -> int:
-        """Process id of the one whose frames those of a rank are; 0 if that is not known."""
-        with self._lock:
-            return self._chosen.get(rank, 0)
 
     def close(self) -> None:
         """Give up what is not done, and close the descriptor; idempotent.
@@ -461,32 +440,28 @@ class StackCollector:
 
     def _publish(self, cases: Iterable[RankCase], written: set[int]) -> None:
         found = {case.rank: case.stack(case.path if case.rank in written else "") for case in cases}
+        if not self._glance:
+            # they are in the files
+            found = {rank: replace(stack, threads=()) for rank, stack in found.items()}
         with self._lock:
             self._known.update(found)
-            self._chosen.update({case.rank: case.chosen.facts.pid for case in cases})
 
     def _quote(self, cases: list[RankCase]) -> None:
         """Read the lines that the workers are at, last: the files may be where a worker hangs."""
         known = self.result()
         if not cases or self._over() or any(stack.state == "D" for stack in known):
-            with self._lock:
-                self._threads = {case.rank: case.chosen.threads for case in cases if self._glance}
             return
         oldest = min(case.worker.facts.start for case in cases)
         sources = Sources(started_at(oldest))
-        locks = {case.rank: lock_waits(case.worker.innermost, sources) for case in cases}
+        locks = {
+            case.rank: lock_waits(case.worker.threads, sources)
+            for case in cases
+            if case.worker.source == "faulthandler"
+        }
         known = tuple(replace(stack, locks=locks.get(stack.rank, ())) for stack in known)
         quoted = with_code(known, sources)
-        threads = {
-            case.rank: tuple(
-                thread._replace(frames=[*map(sources.filled, thread.frames)])
-                for thread in case.chosen.threads
-            )
-            for case in (cases if self._glance else ())
-        }
         with self._lock:
             self._known.update({stack.rank: stack for stack in quoted})
-            self._threads = threads
 
     def _over(self) -> bool:
         return self._unwanted.is_set() or time.monotonic() >= self._deadline
@@ -505,7 +480,8 @@ class StackCollector:
             finally:
                 for process, dump in dumps.items():
                     dump.close()
-                    process.answered(dump)
+                    if dump.text or process.python:
+                        process.tell("faulthandler", dump.text, dump.why_not)
 
     def _ask_recorders(self, cases: Iterable[RankCase], writer: Writer) -> None:
         """Ask workers that run for their collectives, and write down what they say."""
@@ -538,12 +514,11 @@ class StackCollector:
         if not wanted:
             return
         program = processes.find_spy()
-        missing = Spied("", "it is not installed (pip install 'lllaunch[stacks]')")
-        found = dict.fromkeys(wanted, missing)
+        found = dict.fromkeys(wanted, ("", "it is not installed (pip install 'lllaunch[stacks]')"))
         if program:
             found = processes.spy(program, wanted, self._deadline, self._unwanted.is_set)
-        for pid, spied in found.items():
-            wanted[pid].spied(spied)
+        for pid, (text, why_not) in found.items():
+            wanted[pid].tell("py-spy", text, why_not)
 
 
 def survey(

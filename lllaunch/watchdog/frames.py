@@ -54,10 +54,17 @@ class LockWait(Record, frozen=True):
     frame: Frame  # the call of the user's code that waits, with its line
 
 
+class Thread(Record, frozen=True):
+    """A thread that runs Python."""
+
+    name: str = ""
+    frames: tuple[Frame, ...] = ()  # innermost first
+
+
 class RankStack(Record, frozen=True):
     """Where one worker stands."""
 
-    BESIDE = frozenset({"trace"})
+    BESIDE = frozenset({"trace", "threads", "process"})
 
     rank: int  # its local rank; in what is told of a run, its rank among all workers
     path: RunPath = ""  # its stacks.txt, or an empty string if there is none
@@ -71,6 +78,8 @@ class RankStack(Record, frozen=True):
     # its threads that wait for locks, if there are two or more: perhaps for each other
     locks: tuple[LockWait, ...] = ()
     trace: RankTrace | None = None  # which collectives it has come to, or None if that is not known
+    threads: tuple[Thread, ...] = ()  # the main one first; only at a glance
+    process: int = 0  # the process that these are of, which may be one below the worker; 0 for none
 
 
 class Waits(IntEnum):
@@ -147,7 +156,7 @@ def _unescaped(text: str) -> str:
     return _ESCAPE.sub(letter, text)
 
 
-class Thread(NamedTuple):
+class _Dumped(NamedTuple):
     """One thread in a dump."""
 
     name: str
@@ -155,19 +164,19 @@ class Thread(NamedTuple):
     frames: list[Frame]
 
 
-def faulthandler_threads(text: str) -> tuple[list[Thread], bool]:
+def _faulthandler_threads(text: str) -> tuple[list[_Dumped], bool]:
     """The threads in a dump in the order in which they are listed, and whether more were left out.
 
     That is from the newest to the oldest.
     """
-    threads: list[Thread] = []
+    threads: list[_Dumped] = []
     cut = False
     inside = False
     for line in text.splitlines():
         header = _THREAD.match(line)
         if header is not None:
             inside = True
-            threads.append(Thread(header[2] or "", header[1] == "Current thread", []))
+            threads.append(_Dumped(header[2] or "", header[1] == "Current thread", []))
             continue
         cut = cut or line == _MORE_THREADS
         found = _FRAME.match(line)
@@ -185,19 +194,19 @@ def crash_frames(text: str) -> tuple[Frame, ...]:
     A thread of native code is not listed: then they are the main thread's, which may have waited
     for it.
     """
-    threads, cut = faulthandler_threads(text)
+    threads, cut = _faulthandler_threads(text)
     main = [] if cut or not threads else threads[-1].frames
     return users_part(next((thread.frames for thread in threads if thread.current), main))
 
 
-def _pyspy_threads(text: str) -> tuple[Thread | None, list[Thread]]:
+def _pyspy_threads(text: str) -> tuple[_Dumped | None, list[_Dumped]]:
     """The main thread in a dump of py-spy, None where it cannot be told, and all others.
 
     The main thread is the one that bears the process's number, or else that name. Of Python 3.10
     py-spy knows neither: then it is the only one, or it cannot be told.
     """
     pid = ""
-    threads: list[Thread] = []
+    threads: list[_Dumped] = []
     numbers: list[str] = []
     for line in text.splitlines():
         process = _SPY_PROCESS.match(line)
@@ -205,7 +214,7 @@ def _pyspy_threads(text: str) -> tuple[Thread | None, list[Thread]]:
             pid = process[1]
         thread = _SPY_THREAD.match(line)
         if thread is not None:
-            threads.append(Thread(thread[2] or "", current=False, frames=[]))
+            threads.append(_Dumped(thread[2] or "", current=False, frames=[]))
             numbers.append(thread[1])
             continue
         found = _SPY_FRAME.match(line)
@@ -220,35 +229,27 @@ def _pyspy_threads(text: str) -> tuple[Thread | None, list[Thread]]:
     return None if main is None else threads[main], others
 
 
-def _threads(text: str, source: Source) -> tuple[Thread | None, list[Thread]]:
-    """The main thread in a dump, None where it cannot be told, and all others, the oldest first.
+def threads_of(text: str, source: Source) -> tuple[Thread, ...]:
+    """The threads in a dump that have frames, the main one first, each with a name.
 
     faulthandler lists the main thread last, for it is the oldest. Only when there are more than are
     listed is it taken to be the current one: the kernel has the main thread run a signal's handler
-    if it can.
+    if it can. Where the main thread cannot be told, none is called so.
     """
     if source == "py-spy":
-        return _pyspy_threads(text)
-    listed, cut = faulthandler_threads(text)
-    others = listed[::-1]
-    main = next((each for each in others if each.current or not cut), None)
-    return main, [each for each in others if each is not main]
-
-
-def main_frames(text: str, source: Source) -> tuple[Frame, ...]:
-    """Frames of the main thread in a dump of all threads, innermost first."""
-    main, _ = _threads(text, source)
-    return () if main is None else users_part(main.frames)
-
-
-def named_threads(text: str, source: Source) -> tuple[Thread, ...]:
-    """The threads in a dump that have frames, the main one first, each with a name."""
-    main, others = _threads(text, source)
+        main, others = _pyspy_threads(text)
+    else:
+        listed, cut = _faulthandler_threads(text)
+        main = next((each for each in listed[::-1] if each.current or not cut), None)
+        others = [each for each in listed[::-1] if each is not main]
     known = [] if main is None else [main._replace(name=MAIN_THREAD)]
     known += [each._replace(name=each.name or "another thread") for each in others]
-    return tuple(
-        each._replace(frames=list(users_part(each.frames))) for each in known if each.frames
-    )
+    return tuple(Thread(each.name, users_part(each.frames)) for each in known if each.frames)
+
+
+def main_frames(threads: Sequence[Thread]) -> tuple[Frame, ...]:
+    """Frames of the main thread, innermost first; none if it cannot be told."""
+    return threads[0].frames if threads and threads[0].name == MAIN_THREAD else ()
 
 
 _MAX_BYTES = 4 << 20
@@ -307,24 +308,30 @@ class Sources:
 _TAKES_LOCK = re.compile(r"(?:async )?with [^()]+:|.*\.acquire\(")
 
 
-def lock_waits(threads: Iterable[tuple[str, Frame]], sources: Sources) -> tuple[LockWait, ...]:
+def lock_waits(threads: Iterable[Thread], sources: Sources) -> tuple[LockWait, ...]:
     """Which threads of a process wait for locks; none if fewer than two do."""
     found = []
-    for name, frame in threads:
-        code = sources.line(frame.file, frame.line)
-        if _TAKES_LOCK.match(code) and not LIBRARY.match(frame.file):
-            found.append(LockWait(name, replace(frame, code=code)))
+    for thread in threads:
+        frame = sources.filled(thread.frames[0])
+        if _TAKES_LOCK.match(frame.code) and not LIBRARY.match(frame.file):
+            found.append(LockWait(thread.name, frame))
     return tuple(found) if len(found) > 1 else ()
 
 
 def with_code(stacks: Iterable[RankStack], sources: Sources) -> tuple[RankStack, ...]:
-    """The same stacks, the innermost of their frames and the user's own with the text of lines."""
+    """The same stacks with the text of lines: of the innermost frames and the user's own."""
 
     def quoted(number: int, frame: Frame) -> Frame:
         return sources.filled(frame) if number < _INNERMOST or is_own(frame) else frame
 
     return tuple(
-        replace(stack, frames=tuple(itertools.starmap(quoted, enumerate(stack.frames))))
+        replace(
+            stack,
+            frames=tuple(itertools.starmap(quoted, enumerate(stack.frames))),
+            threads=tuple(
+                Thread(each.name, tuple(map(sources.filled, each.frames))) for each in stack.threads
+            ),
+        )
         for stack in stacks
     )
 

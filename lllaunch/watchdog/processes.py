@@ -283,13 +283,6 @@ _SPY_SECONDS = 3.0
 _TRIES = 2
 
 
-class Spied(NamedTuple):
-    """What py-spy told of a process."""
-
-    text: str  # its dump, or an empty string
-    why_not: str = ""  # one line on why there is none, or an empty string
-
-
 def find_spy() -> str:
     """The path of py-spy: beside the interpreter, or on PATH; empty if it is not installed."""
     directories = [os.path.dirname(sys.executable), *os.get_exec_path()]
@@ -298,8 +291,10 @@ def find_spy() -> str:
 
 def spy(
     program: str, pids: Collection[int], deadline: float, unwanted: Callable[[], bool]
-) -> dict[int, Spied]:
-    """Read the stacks of several processes, one a core at a time; what it told, by process id.
+) -> dict[int, tuple[str, str]]:
+    """Read the stacks of several processes, one a core at a time.
+
+    Returns by process id its dump, or an empty text and one line on why there is none.
 
     None may be in uninterruptible sleep, for py-spy could hang as well.
     """
@@ -309,8 +304,8 @@ def spy(
     setpriv = shutil.which("setpriv")
     command = [*([setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []), program, "dump"]
 
-    def one(pid: int) -> Spied:
-        told = Spied("", "there was no time left for it")
+    def one(pid: int) -> tuple[str, str]:
+        why_not = "there was no time left for it"
         options = ["--pid", str(pid), "--nonblocking", "--full-filenames"]
         for _ in range(_TRIES):
             seconds = min(_SPY_SECONDS, deadline - time.monotonic())
@@ -325,14 +320,14 @@ def spy(
                     check=False,
                 )
             except subprocess.TimeoutExpired:
-                return Spied("", f"it did not end within {seconds:.1f} s")
+                return "", f"it did not end within {seconds:.1f} s"
             except OSError as error:
-                return Spied("", f"{program}: {error.strerror}")
+                return "", f"{program}: {error.strerror}"
             out = done.stdout.decode(errors="replace")
             if done.returncode == 0 and out.strip():
-                return Spied(out)
-            told = Spied("", complaint(done.stderr.decode(errors="replace"), done.returncode))
-        return told
+                return out, ""
+            why_not = complaint(done.stderr.decode(errors="replace"), done.returncode)
+        return "", why_not
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return dict(zip(pids, pool.map(one, pids), strict=True))

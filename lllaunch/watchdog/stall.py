@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from lllaunch.spec import StallScope
 from lllaunch.watchdog.findings import Finding, HeartbeatLost, Silent, Spinning, Stalled
+from lllaunch.watchdog.frames import bare
 
 if TYPE_CHECKING:
-    from lllaunch.watchdog.frames import Frame
+    from lllaunch.watchdog.frames import Frame, RankStack
     from lllaunch.watchdog.sampling import Usage
 
     Frames: TypeAlias = tuple[Frame, ...]
@@ -47,15 +48,6 @@ _WAITS = (
     "/socket.py",
     "/multiprocessing/connection.py",
 )
-
-
-class Standing(NamedTuple):
-    """Where a worker is."""
-
-    frames: Frames  # of its main thread, innermost first; none if they are not known
-    others: tuple[Frames, ...] = ()
-    # process that these are of, which may be one below the worker; 0 if that is not known
-    pid: int = 0
 
 
 class Detector(ABC):
@@ -194,7 +186,7 @@ class SpinDetector(Detector):
         still = bool(looks) and now - self._starts >= self._limit / 2
         self.wants_stacks = still and (self._idle or self._busy(now, looks))
 
-    def compare(self, now: float, stands: Mapping[int, Standing]) -> Spinning | None:
+    def compare(self, now: float, stands: Mapping[int, RankStack]) -> Spinning | None:
         """Take note of where the workers are.
 
         ``now``: a moment right after the last `look`. ``stands``: where each is, by local rank.
@@ -203,25 +195,28 @@ class SpinDetector(Detector):
         """
         self.wants_stacks = False
         looks = {} if self._last is None else self._last[1]
-        known = {rank: stands[rank] for rank in looks if rank in stands and stands[rank].frames}
+        # of its main thread, and of all that run Python
+        known = {
+            rank: (bare(stands[rank].frames), [bare(each.frames) for each in stands[rank].threads])
+            for rank in looks
+            if rank in stands and stands[rank].frames
+        }
         dark = [rank for rank in looks.keys() - known if looks[rank].state not in CANNOT_RUN]
-        same = all(
-            self._frames.get(rank, each.frames) == each.frames for rank, each in known.items()
-        )
-        for rank, each in known.items():
-            self._others.setdefault(rank, Counter())[each.others] += 1
+        same = all(self._frames.get(rank, frames) == frames for rank, (frames, _) in known.items())
+        for rank, (_, threads) in known.items():
+            self._others.setdefault(rank, Counter())[(*threads[1:],)] += 1
         if (
             not known
             or dark
             or not same
             or any(map(_varies, self._others.values()))
-            or any(self._leaves_work(now, looks[rank], rank, each) for rank, each in known.items())
+            or any(self._leaves_work(now, looks[rank], stands[rank]) for rank in known)
         ):
             self.forgive(now)
             return None
         if not self._compared:
             self._compared_from = now
-        self._frames |= {rank: each.frames for rank, each in known.items()}
+        self._frames |= {rank: frames for rank, (frames, _) in known.items()}
         self._compared += 1
         still, looked = now - self._starts, now - self._compared_from
         if still < self._limit or looked < _LEAST_SHARE * self._limit:
@@ -230,20 +225,20 @@ class SpinDetector(Detector):
             return None
         return Spinning(tuple(sorted(looks)), still, self._compared)
 
-    def _leaves_work(self, now: float, look: Usage, rank: int, stands: Standing) -> bool:
+    def _leaves_work(self, now: float, look: Usage, stands: RankStack) -> bool:
         """Whether a worker waits for others that have used CPU since all stood still.
 
         These are programs below it, or threads of its own that stand in no wait.
         """
         then, looks = self._first or (now, {})
-        first = looks.get(rank)
-        if first is None or stands.pid not in look.own_cpu:
+        first = looks.get(stands.rank)
+        if first is None or stands.process not in look.own_cpu:
             return False
         idle = IDLE_SHARE * (now - then)
-        own = look.own_cpu[stands.pid] - first.own_cpu.get(stands.pid, 0.0)
+        own = look.own_cpu[stands.process] - first.own_cpu.get(stands.process, 0.0)
         if own <= idle:
             return look.cpu - first.cpu - own > idle
-        return _waits(stands.frames) and not all(map(_waits, stands.others))
+        return _waits(stands.frames) and not all(_waits(each.frames) for each in stands.threads[1:])
 
     def _busy(self, now: float, looks: Mapping[int, Usage]) -> bool:
         """Whether one of them has used CPU since all stood still."""

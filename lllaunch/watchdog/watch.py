@@ -41,7 +41,6 @@ from lllaunch.watchdog.stall import (
     SilenceDetector,
     SpinDetector,
     StallDetector,
-    Standing,
     heartbeats_lost,
     next_silence,
 )
@@ -553,16 +552,7 @@ class AttemptWatch:
         """Let the detector of spins know where the workers are, if that is known by now."""
         if not wait_readable(collector, 0) and now < self._frames_until:
             return []
-        from lllaunch.watchdog.frames import bare  # noqa: PLC0415 - imported by now
-
-        stands = {
-            stack.rank: Standing(
-                bare(stack.frames),
-                tuple(bare(thread.frames) for thread in collector.threads(stack.rank)[1:]),
-                collector.process(stack.rank),
-            )
-            for stack in collector.result()
-        }
+        stands = {stack.rank: stack for stack in collector.result()}
         self.end_frames()
         if self._spin is None:
             return []

@@ -306,18 +306,18 @@ def test_a_pyspy_that_hangs_fails_or_is_missing(tmp_path: Path) -> None:
     pids = [*range(1, (os.cpu_count() or 1) + 2)]
     told = processes.spy(hangs, pids, time.monotonic() + 2.0, lambda: False)
     assert sorted(told) == pids
-    assert {spied.text for spied in told.values()} == {""}
-    assert told[1].why_not.startswith("it did not end within")
-    assert "no time left" in " ".join(spied.why_not for spied in told.values())
+    assert {text for text, _ in told.values()} == {""}
+    assert told[1][1].startswith("it did not end within")
+    assert "no time left" in " ".join(why_not for _, why_not in told.values())
     # A second look may succeed.
     fails = program(tmp_path / "fails", f"echo x >> {tmp_path}/tried; echo 'Error: no' >&2; exit 1")
     assert processes.spy(fails, [7], time.monotonic() + WAIT, lambda: False) == {
-        7: processes.Spied("", "Error: no")
+        7: ("", "Error: no")
     }
     assert (tmp_path / "tried").read_text() == "x\nx\n"
     missing = str(tmp_path / "missing")
     told = processes.spy(missing, [7], time.monotonic() + WAIT, lambda: False)
-    assert told[7].text == ""
+    assert told[7][0] == ""
     # The system says so, or the program that would have become py-spy.
-    assert told[7].why_not.endswith(f"{missing}: No such file or directory")
-    assert processes.spy(hangs, [7], time.monotonic() + WAIT, lambda: True)[7].text == ""
+    assert told[7][1].endswith(f"{missing}: No such file or directory")
+    assert processes.spy(hangs, [7], time.monotonic() + WAIT, lambda: True)[7][0] == ""

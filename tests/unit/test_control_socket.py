@@ -338,9 +338,6 @@ class Collector:
         frame = Frame("/t.py", 3, "step", "login('hunter2')")
         return tuple(RankStack(rank, frames=(frame,)) for rank in self.workers)
 
-    def threads(self, rank: int) -> tuple[Any, ...]:
-        return ()
-
     def close(self) -> None:
         os.close(self._fd)
         type(self).closed += 1

@@ -11,7 +11,7 @@ from lllaunch.linux.proc import ProcessFacts
 from lllaunch.spawner.evidence import SIGNUM
 from lllaunch.watchdog.collector import ProcessCase, Writer, heading, survey
 from lllaunch.watchdog.frames import Frame, RankStack, Sources, with_code
-from lllaunch.watchdog.processes import ProcessLook, ProcStatus, Spied, bit, objection
+from lllaunch.watchdog.processes import ProcessLook, ProcStatus, bit, objection
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ LOOK = ProcessLook(
 def test_a_section_tells_what_is_known_and_what_is_not() -> None:
     case = ProcessCase(facts(7, 6, 7))
     case.seen = LOOK
-    case.spied(Spied("Current thread\n  File\n"))
+    case.tell("py-spy", "Current thread\n  File\n")
     text = case.section("worker")
     assert text == (
         "\nworker: process 7 (parent 6): python train.py\n"

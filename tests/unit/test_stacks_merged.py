@@ -15,8 +15,8 @@ from lllaunch.watchdog.frames import (
     StackBranch,
     Thread,
     count_calls,
-    named_threads,
     short_tree,
+    threads_of,
     tree_lines,
     whole_text,
     whole_tree,
@@ -199,13 +199,13 @@ Thread 5 (active): "MainThread"
 
 
 def test_threads_of_a_dump_have_names_and_the_main_one_is_first() -> None:
-    found = named_threads(DUMP, "faulthandler")
+    found = threads_of(DUMP, "faulthandler")
     assert [(each.name, each.frames[0].function) for each in found] == [
         ("MainThread", "main"),
         ("loader", "deep"),
     ]
-    found = named_threads(SPY, "py-spy")
+    found = threads_of(SPY, "py-spy")
     assert [(each.name, each.frames[0].line) for each in found] == [("MainThread", 4), ("other", 2)]
     # of Python 3.10 py-spy does not know which one it is
     nameless = re.sub(r"Thread (\d).*", r"Thread 1\1 (idle)", SPY)
-    assert [each.name for each in named_threads(nameless, "py-spy")] == ["another thread"] * 2
+    assert [each.name for each in threads_of(nameless, "py-spy")] == ["another thread"] * 2

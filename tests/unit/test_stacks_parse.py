@@ -9,17 +9,18 @@ from lllaunch.watchdog.frames import (
     MAX_FRAMES,
     Frame,
     main_frames,
+    threads_of,
     users_part,
 )
 from lllaunch.watchdog.processes import complaint, parse_status, parse_task
 
 
 def written(text: str) -> tuple[Frame, ...]:
-    return main_frames(text, "faulthandler")
+    return main_frames(threads_of(text, "faulthandler"))
 
 
 def spied(text: str) -> tuple[Frame, ...]:
-    return main_frames(text, "py-spy")
+    return main_frames(threads_of(text, "py-spy"))
 
 
 # Python 3.10 to 3.12.

@@ -63,13 +63,11 @@ class Collector:
         return self.fd
 
     def result(self) -> tuple[RankStack, ...]:
-        return tuple(RankStack(rank, frames=self.frames) for rank in self.workers)
-
-    def threads(self, rank: int) -> tuple[Thread, ...]:
-        return (Thread("MainThread", current=True, frames=[*self.frames]),)
-
-    def process(self, rank: int) -> int:
-        return self.workers[rank]
+        threads = (Thread("MainThread", self.frames),)
+        return tuple(
+            RankStack(rank, frames=self.frames, threads=threads, process=pid)
+            for rank, pid in self.workers.items()
+        )
 
     def close(self) -> None:
         assert self.fd >= 0

@@ -21,14 +21,13 @@ from lllaunch.watchdog.findings import (
     limit_of,
     suspects,
 )
-from lllaunch.watchdog.frames import Frame
+from lllaunch.watchdog.frames import Frame, RankStack, Thread
 from lllaunch.watchdog.sampling import Usage
 from lllaunch.watchdog.stall import (
     IDLE_BYTES,
     IDLE_SHARE,
     SpinDetector,
     StallDetector,
-    Standing,
     heartbeats_lost,
     look_interval,
     next_silence,
@@ -146,7 +145,7 @@ THERE = (Frame("/a/train.py", 13, "step"), Frame("/a/train.py", 30, "<module>"))
 STANDS = {0: HERE, 1: THERE}
 
 Frames = Mapping[int, tuple[Frame, ...]]
-Standings = Mapping[int, Standing]
+Standings = Mapping[int, RankStack]
 
 
 class Spun(NamedTuple):
@@ -166,9 +165,20 @@ def busy(now: float, **more: object) -> dict[int, Usage]:
     return {rank: Usage(cpu=now, **more) for rank in (0, 1)}  # type: ignore[arg-type]
 
 
+def stands_at(
+    frames: tuple[Frame, ...],
+    others: tuple[tuple[Frame, ...], ...] = (),
+    pid: int = 0,
+    rank: int = 0,
+) -> RankStack:
+    """Where a worker is: its main thread, and its others."""
+    threads = (Thread("MainThread", frames), *(Thread("loader", each) for each in others))
+    return RankStack(rank, frames=frames, threads=threads, process=pid)
+
+
 def standing(frames: Frames) -> Standings:
     """Workers without other threads."""
-    return {rank: Standing(each) for rank, each in frames.items()}
+    return {rank: stands_at(each, rank=rank) for rank, each in frames.items()}
 
 
 def spun(
@@ -239,7 +249,7 @@ SLEEPS = (Frame("/usr/lib/python3.12/threading.py", 359, "wait"), *THERE)
 ME, CHILD = 100, 101
 
 
-def lived(cpu: Callable[[float], dict[int, float]], *places: Standing) -> bool:
+def lived(cpu: Callable[[float], dict[int, float]], *places: RankStack) -> bool:
     """Whether one worker that uses so much CPU, by process, spins; its places come in turn."""
     turns = itertools.cycle(places)
 
@@ -262,7 +272,7 @@ def lived(cpu: Callable[[float], dict[int, float]], *places: Standing) -> bool:
 def test_what_a_program_below_a_worker_does_nobody_can_tell(
     own: float, below: float, asked: int, found: bool
 ) -> None:
-    spins = lived(lambda now: {ME: own * now, CHILD: below * now}, Standing(HERE, (), asked))
+    spins = lived(lambda now: {ME: own * now, CHILD: below * now}, stands_at(HERE, (), asked))
     assert spins is found
 
 
@@ -281,14 +291,14 @@ def test_what_a_program_below_a_worker_does_nobody_can_tell(
 def test_who_waits_for_a_thread_that_works_gets_somewhere(
     main: tuple[Frame, ...], others: tuple[tuple[Frame, ...], ...], found: bool
 ) -> None:
-    assert lived(lambda now: {ME: now}, Standing(main, others, ME)) is found
+    assert lived(lambda now: {ME: now}, stands_at(main, others, ME)) is found
 
 
 @pytest.mark.parametrize(("every", "found"), [(10, True), (2, False)], ids=str)
 def test_a_thread_that_moves_is_a_move_and_one_that_only_wakes_up_is_none(
     every: int, found: bool
 ) -> None:
-    works, sleeps = (Standing(HERE, (place,), ME) for place in (THERE, SLEEPS))
+    works, sleeps = (stands_at(HERE, (place,), ME) for place in (THERE, SLEEPS))
     assert lived(lambda now: {ME: now}, works, *[sleeps] * (every - 1)) is found
 
 
@@ -376,7 +386,7 @@ def test_nobody_spins_who_has_moved_within_the_limit(changes: list[tuple[str, fl
 
     def stands(now: float) -> Standings:
         where = (Frame("/a/b.py", count("line", now), "f"),)
-        return dict.fromkeys(range(20), Standing(where))
+        return dict.fromkeys(range(20), stands_at(where))
 
     end = spun(looks, stands, seconds=10 * LIMIT)
     assert end.found is not None
