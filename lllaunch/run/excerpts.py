@@ -305,12 +305,12 @@ def read_exit_call(
 def read_collectives(directory: str, rank: int) -> RankTrace | None:
     """Reads which collectives a worker had come to at last; None if that is not known."""
     try:
-        document = json.loads(read_bytes(os.path.join(directory, TRACE_FILE), _FILE_BYTES))
-    except (OSError, ValueError, RecursionError):
+        data = read_bytes(os.path.join(directory, TRACE_FILE), _FILE_BYTES)
+    except OSError:
         return None
     from lllaunch.watchdog.collectives import read_trace  # noqa: PLC0415 - seldom there
 
-    return read_trace(document, rank, ended=True)
+    return read_trace(data, rank, ended=True)
 
 
 def clean_text(text: str) -> str:

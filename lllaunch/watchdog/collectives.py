@@ -7,6 +7,7 @@ an operation is over NCCL says as its state; gloo only retires it, also when it 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import time
@@ -177,19 +178,22 @@ class Disagreement(Record, frozen=True):
 # Reading
 
 
-def read_trace(document: object, rank: int, *, ended: bool = False) -> RankTrace | None:
+def read_trace(data: bytes, rank: int, *, ended: bool = False) -> RankTrace | None:
     """Read what torch tells of a rank's collectives.
 
-    ``document``: ``{"groups": {name: ranks}, "traces": [...]}``, each trace one of the flight
-    recorder's as JSON (versions 2.1 to 2.10 have what is needed here). What is not understood is
+    ``data``: JSON of ``{"groups": {name: ranks}, "traces": [...]}``, each trace one of the flight
+    recorder's (versions 2.1 to 2.10 have what is needed here). What is not understood is
     passed over. ``ended``: whether the rank was about to end: what is retired may have failed.
     Returns None if nothing is known of it.
     """
-    told = _as(_Document, document)
+    try:
+        told = msgspec.convert(json.loads(data), _Document)
+    except (ValueError, RecursionError):
+        return None
     members: dict[str, tuple[int, ...]] = {}
     groups: dict[str, GroupTrace] = {}
     known = False
-    for each in [] if told is None else told.traces:
+    for each in told.traces:
         trace = _as(_Trace, each)
         if trace is not None:
             # One without entries is of a rank that has called nothing yet.
@@ -200,7 +204,7 @@ def read_trace(document: object, rank: int, *, ended: bool = False) -> RankTrace
                 numbers = re.findall(r"\d{1,9}", text) if isinstance(text, str) else []
                 members[name] = _ranks([*map(int, numbers)])
             _read_entries(trace.entries, groups, ended=ended)
-    if told is None or not known:
+    if not known:
         return None
     of_groups = _as(dict[str, Any], told.groups) or {}
     members |= {name: ranks for name, value in of_groups.items() if (ranks := _ranks(value))}

@@ -14,14 +14,13 @@ collective, sleeps, or holds the interpreter's lock; only which ranks are in whi
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
@@ -52,61 +51,13 @@ from lllaunch.watchdog.sampling import trees
 
 # What keeps the last 2000 collectives writes 1 MiB.
 _MOST_TRACES = 16 << 20
-_READ_SECONDS = 0.1
 _LAST_SECONDS = 0.01
-_GOOD = 200
 # Of backends on the CPU, and of NCCL where torch has it.
 _TRACES = ("fr_trace_json", "dump_nccl_trace_json")
-_REQUEST = (
-    "POST /handler/{} HTTP/1.1\r\nHost: worker\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-)
-
+_ONCE = {"Connection": "close"}
 
 TraceSource: TypeAlias = tuple[int, str]
 """How a worker can be asked: its rank among all, and the path of the socket that it serves."""
-
-
-def _asked(path: str, handler: str) -> socket.socket | None:
-    """The socket on which an answer comes; None where nobody serves it."""
-    asked = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        asked.setblocking(False)
-        with short_address(path) as address:
-            asked.connect(address)
-        asked.send(_REQUEST.format(handler).encode())
-    except OSError:
-        asked.close()
-        return None
-    return asked
-
-
-def _answer(asked: socket.socket, deadline: float, unwanted: Callable[[], bool]) -> bytes:
-    """What has come until the other side closes it, or the time is over."""
-    data = bytearray()
-    while len(data) <= _MOST_TRACES and not unwanted():
-        # one that has answered is heard also where another has taken all the time
-        asked.settimeout(min(_READ_SECONDS, max(_LAST_SECONDS, deadline - time.monotonic())))
-        try:
-            block = asked.recv(1 << 20)
-        except TimeoutError:
-            if time.monotonic() >= deadline:
-                break
-            continue
-        except OSError:
-            break
-        if not block:
-            break
-        data += block
-    return bytes(data)
-
-
-def _parsed(answer: bytes) -> tuple[int, bytes]:
-    """Status and body of a whole answer; the status is 0 if it is none."""
-    head, _, body = answer.partition(b"\r\n\r\n")
-    length = re.search(rb"(?im)^content-length: *(\d+) *\r?$", head)
-    status = re.match(rb"\S+ (\d+)", head)
-    whole = length is not None and int(length[1]) == len(body)
-    return (int(status[1]), body) if whole and status else (0, b"")
 
 
 def ask(
@@ -118,32 +69,42 @@ def ask(
     `lllaunch.watchdog.collectives.read_trace` reads it, of those that have told all: who keeps one
     of two traces to itself may have called in that what is missing in the other.
     """
-    questions = {
-        (rank, handler): asked
-        for rank, (_, path) in recorders.items()
-        for handler in (*_TRACES, GROUPS)
-        if (asked := _asked(path, handler)) is not None
-    }
+    from http.client import HTTPConnection, HTTPException  # noqa: PLC0415 - seldom
+
+    asked = {}
     found: dict[int, dict[str, bytes]] = {}
     silent = set()
-    try:
-        for (rank, handler), asked in questions.items():
-            status, body = _parsed(_answer(asked, deadline, unwanted))
-            if status == _GOOD:
-                found.setdefault(rank, {})[handler] = body
-            elif not status and handler in _TRACES:
+    with contextlib.ExitStack() as stack:
+        for rank, (_, path) in recorders.items():
+            for handler in (*_TRACES, GROUPS):
+                with contextlib.suppress(OSError):  # nobody serves it
+                    connection = HTTPConnection("worker")
+                    connection.sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+                    connection.sock.setblocking(False)
+                    with short_address(path) as address:
+                        connection.sock.connect(address)
+                    connection.request("POST", f"/handler/{handler}", headers=_ONCE)
+                    asked[rank, handler] = connection
+        for (rank, handler), connection in asked.items():
+            whole = False
+            # one that has answered is heard also where another has taken all the time
+            connection.sock.settimeout(max(_LAST_SECONDS, deadline - time.monotonic()))
+            with contextlib.suppress(OSError, HTTPException):
+                if not unwanted() and (answer := connection.getresponse()):
+                    body = answer.read(_MOST_TRACES)
+                    whole = answer.length == 0
+                    if whole and answer.status == HTTPStatus.OK:
+                        found.setdefault(rank, {})[handler] = body
+            if not whole and handler in _TRACES:
                 silent.add(rank)
-    finally:
-        for asked in questions.values():
-            asked.close()
     known = {rank for rank, parts in found.items() if not parts.keys() <= {GROUPS}}
-    return {rank: _document(found[rank]) for rank in sorted(known - silent)}
-
-
-def _document(parts: Mapping[str, bytes]) -> bytes:
-    """What a worker has answered, as one object: each answer as it came."""
-    traces = b", ".join(parts[name] for name in _TRACES if name in parts)
-    return b'{"groups": %b, "traces": [%b]}\n' % (parts.get(GROUPS, b"{}"), traces)
+    documents = {}
+    for rank in sorted(known - silent):
+        parts = found[rank]
+        # as one object, each answer as it came
+        traces = b", ".join(parts[name] for name in _TRACES if name in parts)
+        documents[rank] = b'{"groups": %b, "traces": [%b]}\n' % (parts.get(GROUPS, b"{}"), traces)
+    return documents
 
 
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -493,13 +454,13 @@ class StackCollector:
         until = min(self._deadline, time.monotonic() + _RECORDERS_ANSWER)
         answers = ask(asked, until, self._unwanted.is_set)
         for case in cases:
-            text = answers.get(case.rank, b"").decode(errors="replace")
-            # What is no JSON is worth a look, too.
-            with contextlib.suppress(ValueError, RecursionError):
-                case.trace = read_trace(json.loads(text), asked[case.rank][0]) if text else None
+            answer = answers.get(case.rank, b"")
+            if answer:
+                case.trace = read_trace(answer, asked[case.rank][0])
             if case.path:
+                # what is no JSON is worth a look, too
                 path = os.path.join(os.path.dirname(case.path), TRACE_FILE)
-                writer.append(path, text, _FLAGS | os.O_TRUNC)
+                writer.append(path, answer.decode(errors="replace"), _FLAGS | os.O_TRUNC)
 
     def _wait(self, dumps: list[Dump], until: float) -> None:
         while dumps:

@@ -313,7 +313,7 @@ def test_all_are_asked_and_who_does_not_answer_is_left_out(tmp_path: Path, serve
         0: b'{"groups": {"0": [0, 1]}, "traces": [%b]}\n' % TRACE,
         1: b'{"groups": {}, "traces": [%b, %b]}\n' % (TRACE, TRACE),
     }
-    read = read_trace(json.loads(found[0]), 0)
+    read = read_trace(found[0], 0)
     assert read is not None
     assert read.group("0").ranks == (0, 1)
     # nobody wants to know any more

@@ -240,6 +240,10 @@ def entry(number: int, name: str = "gloo:all_reduce", **more: Any) -> dict[str, 
     }
 
 
+def read_of(document: object, rank: int, *, ended: bool = False) -> RankTrace | None:
+    return read_trace(json.dumps(document).encode(), rank, ended=ended)
+
+
 def document(*entries: Any, **more: Any) -> dict[str, Any]:
     return {
         "groups": {"0": [0, 1]},
@@ -249,7 +253,7 @@ def document(*entries: Any, **more: Any) -> dict[str, Any]:
 
 def test_a_trace_of_gloo_is_read() -> None:
     last = entry(2, "gloo:broadcast", input_dtypes=["Long"], retired=False)
-    read = read_trace(document(entry(1), last), 1)
+    read = read_of(document(entry(1), last), 1)
     made = (
         Call(1, "all_reduce", ((128, 10),), ("float32",), T0 + 1, completed=True),
         Call(2, "broadcast", ((128, 10),), ("int64",), T0 + 2),
@@ -261,7 +265,7 @@ def test_a_trace_of_gloo_is_read() -> None:
 def test_what_gloo_has_retired_is_over_unless_the_worker_was_ending() -> None:
     retired = document(entry(1))
     for ended in (False, True):
-        read = read_trace(retired, 1, ended=ended)
+        read = read_of(retired, 1, ended=ended)
         assert read is not None
         (group,) = read.groups
         assert (group.states, group.calls[0].completed) == (not ended, not ended)
@@ -273,7 +277,7 @@ def test_who_has_finished_a_broadcast_does_not_wait_in_it() -> None:
 
     def rank(number: int, *made: Any) -> RankTrace:
         groups = {"groups": {"0": [0, 1, 2, 3]} | ({"1": some} if number else {})}
-        read = read_trace(document(entry(1), *made) | groups, number)
+        read = read_of(document(entry(1), *made) | groups, number)
         assert read is not None
         return read
 
@@ -305,7 +309,7 @@ def test_a_trace_of_nccl_is_read_after_that_of_gloo() -> None:
             entry(1, "nccl:send 2->3", is_p2p=True, p2p_seq_id=1, collective_seq_id=0),
         ],
     }
-    read = read_trace({"groups": {}, "traces": [document()["traces"][0], nccl]}, 2)
+    read = read_of({"groups": {}, "traces": [document()["traces"][0], nccl]}, 2)
     assert read is not None
     world, tensor = read.groups
     assert world.ranks == (0, 1, 2, 3)
@@ -315,14 +319,14 @@ def test_a_trace_of_nccl_is_read_after_that_of_gloo() -> None:
 
 
 def test_a_rank_that_has_called_nothing_has_a_trace_without_entries() -> None:
-    read = read_trace({"groups": {"0": [0, 1]}, "traces": [{"version": "2.10"}]}, 1)
+    read = read_of({"groups": {"0": [0, 1]}, "traces": [{"version": "2.10"}]}, 1)
     assert read == RankTrace(1, (GroupTrace("0", "default_pg", (0, 1)),))
     assert said([trace(0, call(1), ranks=2), read]).startswith("rank 1 never came to all_reduce #1")
 
 
 def test_of_several_groups_that_had_one_name_the_last_counts() -> None:
     def made(*entries: Any) -> list[list[tuple[int, str]]]:
-        read = read_trace(document(*entries), 0)
+        read = read_of(document(*entries), 0)
         assert read is not None
         return [[(each.number, each.operation) for each in group.calls] for group in read.groups]
 
@@ -341,7 +345,7 @@ def test_of_several_groups_that_had_one_name_the_last_counts() -> None:
 
 @pytest.mark.parametrize("made", [None, {"traces": 3}, {"traces": [None, {"entries": []}]}])
 def test_of_what_is_no_trace_nothing_is_known(made: object) -> None:
-    assert read_trace(made, 0) is None
+    assert read_of(made, 0) is None
 
 
 anything = st.recursive(
@@ -356,9 +360,9 @@ def test_whatever_a_trace_holds_it_is_read_and_compared(
     changes: dict[str, Any], groups: Any, config: Any
 ) -> None:
     made = document(entry(1), entry(2) | changes, changes, pg_config=config) | {"groups": groups}
-    read = read_trace(made, 0)
+    read = read_of(made, 0)
     assert read is not None
-    good = read_trace(document(entry(1)), 1)
+    good = read_of(document(entry(1)), 1)
     assert good is not None
     found = compare({0: read, 1: good})
     assert found is None or found.sentence().isprintable()
