@@ -216,18 +216,7 @@ _REQUEUE_KEYS = tuple(each.name for each in dataclasses.fields(Requeue))
 CLUSTER_KEYS = ("backend", *SETTINGS, *OWN_KEYS, "max_num_timeout", "detach")
 """All keys that mean something here, each under the one name that docs give it."""
 
-SYNONYMS = {
-    "queue": "partition",
-    "gpus": "gpus_per_node",
-    "num_gpus": "gpus_per_node",
-    "cpus": "cpus_per_task",
-    "memory": "mem_gb",
-    "timeout": "timeout_min",
-    "time_limit": "timeout_min",
-    "nnodes": "nodes",
-    "num_nodes": "nodes",
-    "max_parallel": "array_parallelism",
-}
+SYNONYMS = dict.fromkeys(("gpus", "num_gpus"), "gpus_per_node") | {"nnodes": "nodes"}
 
 _BY_TASKS = "a job has one task on each node; launch.nproc says how many workers it starts there"
 REFUSED: Mapping[str, str] = {
@@ -251,21 +240,6 @@ REFUSED: Mapping[str, str] = {
 }
 """Options that cannot be given, and why; those of sbatch, and names within submitit."""
 
-# Options of sbatch that have no key here: not taken for misspelt keys.
-_OTHER_OPTIONS = frozenset(
-    {
-        *("acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "clusters"),
-        *("container", "container-id", "contiguous", "core-spec", "cores-per-socket"),
-        *("cpu-freq", "deadline", "delay-boot", "distribution", "export", "export-file"),
-        *("extra", "extra-node-info", "get-user-env", "gid", "gpu-bind", "gpu-freq"),
-        *("gpus-per-socket", "hint", "kill-on-invalid-dep", "licenses", "mcs-label"),
-        *("mem-bind", "mincpus", "network", "nice", "no-kill", "nodefile", "oom-kill-step"),
-        *("overcommit", "oversubscribe", "power", "prefer", "priority", "profile", "propagate"),
-        *("reboot", "reservation", "resv-ports", "segment", "sockets-per-node", "spread-job"),
-        *("stepmgr", "switches", "thread-spec", "threads-per-core", "tmp", "tres-bind"),
-        *("tres-per-task", "uid", "use-min-nodes", "wait-all-nodes", "x11"),
-    }
-)
 _HOW = f"write {KEY}={BACKEND}, or +{KEY}={BACKEND} where no config has chosen one yet"
 
 
@@ -446,7 +420,12 @@ class _Reading:
         if tree is not BROKEN and reveal(tree) != BACKEND:
             hint = did_you_mean(tree, [BACKEND]) if isinstance(tree, str) else _HOW
             self._add("backend", tree, Unfit(repr(BACKEND), hint, code=KEY))
-        more = self._unknown()
+        for name in [name for name in self._items if name not in _KNOWN]:
+            meant = SYNONYMS.get(name, "")
+            hint = f"did you mean {meant!r}?" if meant else did_you_mean(name, CLUSTER_KEYS)
+            hint = hint or f"options of sbatch belong below {KEY}.additional_parameters"
+            self._findings.add_about(f"{KEY}.{name}", "unknown setting", hint, code=KEY)
+            del self._items[name]
         for name, (only, hint) in _ONLY.items():
             tree = self._items.pop(name, None)
             # text: what ${oc.env:N} gives is always text
@@ -459,8 +438,8 @@ class _Reading:
             self._items["name"] = job_name
         settings: dict[str, Any] = {}
         for name in SETTINGS:
-            if name in self._items or (more and name == "additional_parameters"):
-                value = self._setting(name, more)
+            if name in self._items:
+                value = self._setting(name)
                 settings.update({} if value is None else {name: value})
         self._check_twice(settings)
         own = {
@@ -479,27 +458,10 @@ class _Reading:
     def _add(self, name: str, tree: Tree, unfit: Unfit) -> None:
         self._findings.add(f"{KEY}.{name}", tree, unfit)
 
-    def _unknown(self) -> dict[str, Tree]:
-        """Take out what has no key here: options of sbatch."""
-        found: dict[str, Tree] = {}
-        for name in [name for name in self._items if name not in _KNOWN]:
-            tree = self._items.pop(name)
-            word = str(name).lower().replace("-", "_")
-            option = word.replace("_", "-")
-            meant = word if word in _KNOWN else SYNONYMS.get(word, "")
-            hint = f"did you mean {meant!r}?" if meant else ""
-            if not meant and option not in {*REFUSED, *_OTHER_OPTIONS}:
-                hint = did_you_mean(word, CLUSTER_KEYS)
-            if hint:
-                self._findings.add_about(f"{KEY}.{name}", "unknown setting", hint, code=KEY)
-            else:
-                found[str(name)] = tree
-        return found
-
-    def _setting(self, name: str, more: dict[str, Tree]) -> Any:
-        setting, tree = _BY_NAME[name], self._items.get(name)
+    def _setting(self, name: str) -> Any:
+        setting, tree = _BY_NAME[name], self._items[name]
         if name == "additional_parameters":
-            return self._additional(more)
+            return self._additional(name, tree)
         if setting.lines:
             return self._lines(name, tree, setting.lines)
         if setting.names and isinstance(tree, list):
@@ -542,19 +504,16 @@ class _Reading:
         values = [self._value((name, index), each, read) for index, each in enumerate(trees)]
         return [value for value in values if value is not None] or None
 
-    def _additional(self, more: dict[str, Tree]) -> dict[str, Any] | None:
-        name = "additional_parameters"
-        tree = self._items.get(name)
-        if tree is not None and not isinstance(tree, dict):
+    def _additional(self, name: str, tree: Tree) -> dict[str, Any] | None:
+        if not isinstance(tree, dict):
             if tree is not BROKEN:
                 self._add(name, tree, Unfit("a mapping of options of sbatch", code=KEY))
-            tree = None
-        given = [(f"{name}.{key}", key, item) for key, item in (tree or {}).items()]
-        given += [(key, key, item) for key, item in more.items()]
+            return None
         found: dict[str, Any] = {}
-        for where, key, item in given:
+        for key, item in tree.items():
             if _is_null(item) or reveal(item) is False:
                 continue
+            where = f"{name}.{key}"
             option = self._findings.attempt(f"{KEY}.{where}", key, _read_option)
             if option in found:
                 self._add(where, item, _twice(f"{name}.{option}"))
