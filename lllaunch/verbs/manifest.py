@@ -4,14 +4,13 @@ Fields are those of ``trainer.kubeflow.org/v1alpha1``. Its controller starts one
 in which it sets what ``launch.nnodes=auto`` reads (`lllaunch.cluster.detect`): PET_NNODES,
 PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT and PET_NPROC_PER_NODE. A TrainJob that names one of
 these five itself is refused, another PET_* is not. ``numProcPerNode`` is a number; older versions
-took words, too, which the runtime's own default stands for. Kubernetes itself checks names and
-images.
+took words, too, which the runtime's own default stands for. Kubernetes itself checks names, images
+and numbers.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import re
 import shlex
@@ -25,12 +24,12 @@ from lllaunch.app.compose import Composition, ConfigRequest, Reviewed, located, 
 from lllaunch.app.configs import experiment_name, unlocked
 from lllaunch.app.gate import admit
 from lllaunch.app.planning import expect_quoted, locating
-from lllaunch.cluster.values import MOST_NODES, format_nnodes
+from lllaunch.cluster.values import format_nnodes
 from lllaunch.config.fields import Findings
 from lllaunch.config.nodes import count_ahead
 from lllaunch.config.plan import plan_node
 from lllaunch.config.read import watching
-from lllaunch.errors import ConfigError, Diagnostic, Unfit
+from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.review.lock import PlanRefused, lock_path, name_problem, renew_command
 from lllaunch.review.paths import locks_all
 from lllaunch.secret_names import Redactor, redacted_overrides
@@ -38,87 +37,13 @@ from lllaunch.spec import LaunchSpec
 from lllaunch.verbs.printing import print_lines
 
 _AUTO = "launch.nnodes=auto"
-_KINDS = ("ClusterTrainingRuntime", "TrainingRuntime")
+_KIND = "ClusterTrainingRuntime"
 _RUNTIME = "torch-distributed"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 # Kubernetes makes the names of pods, labels of DNS, from that of the job.
 _LONGEST_LABEL = 63
 # What Kubernetes would take for a variable of its own, or for an escape of one.
 _EXPANDED = re.compile(r"\$(?=[$(])")
-
-_MANIFEST = """\
-{% if made_by %}
-# Made by: {{ made_by }}
-{% endif %}
-{% if not image %}
-# No --image: the runtime's must have lllaunch, and the project as working directory.
-{% endif %}
-{% if nproc is none %}
-# launch.nproc is no number: the pods decide how many workers each has.
-{% endif %}
-{% if not gpus and not cpus %}
-# launch.resources says nothing: the runtime decides what a pod gets.
-{% endif %}
-apiVersion: trainer.kubeflow.org/v1alpha1
-kind: TrainJob
-metadata:
-  name: {{ name }}
-spec:
-  runtimeRef:
-    apiGroup: trainer.kubeflow.org
-    kind: {{ kind }}
-    name: {{ runtime | plain }}
-  trainer:
-{% if image %}
-    image: {{ image | quoted }}
-{% endif %}
-    command:
-    - "python"
-    - "-m"
-    - "lllaunch"
-    args:
-{% for word in args %}
-    - {{ word | quoted }}
-{% endfor %}
-    numNodes: {{ nodes }}
-{% if nproc is not none %}
-    numProcPerNode: {{ nproc }}
-{% endif %}
-{% if gpus or cpus %}
-    resourcesPerNode:
-{% endif %}
-{# a GPU's request is its limit; a limit of CPU would only slow a pod #}
-{% if cpus %}
-      requests:
-        cpu: "{{ cpus }}"
-{% endif %}
-{% if gpus %}
-      limits:
-        nvidia.com/gpu: "{{ gpus }}"
-{% endif %}
-{% if rdzv_id or locked %}
-    env:
-{% endif %}
-{% if rdzv_id %}
-    - name: PET_RDZV_ID
-      value: {{ rdzv_id | quoted }}
-{% endif %}
-{% if locked %}
-    - name: LLLAUNCH_LOCKED
-      value: "1"
-{% endif %}
-{% if variables %}
-# The config takes these from the environment of the pods. If neither image nor runtime
-# gives them, a Secret may: take the # away.
-{% if not rdzv_id and not locked %}
-#    env:
-{% endif %}
-{% endif %}
-{% for variable in variables %}
-#    - name: {{ variable }}
-#      valueFrom: {secretKeyRef: {name: {{ name }}, key: {{ variable }}}}
-{% endfor %}
-"""
 
 
 def add_manifest_flags(parser: argparse.ArgumentParser) -> None:
@@ -131,20 +56,24 @@ def add_manifest_flags(parser: argparse.ArgumentParser) -> None:
         help=f"the training runtime; default: {_RUNTIME}. KIND is ClusterTrainingRuntime, or"
         " TrainingRuntime for one of the namespace",
     )
-    group.add_argument("--nodes", metavar="N", help="the number of nodes; default: launch.nnodes")
+    group.add_argument(
+        "--nodes", metavar="N", type=int, help="the number of nodes; default: launch.nnodes"
+    )
 
 
 def manifest_flags(given: argparse.Namespace) -> dict[str, str]:
     """Returns those of a manifest's options that were given."""
     names = ("image", "runtime", "nodes")
-    return {f"--{name}": value for name in names if (value := getattr(given, name)) is not None}
+    return {
+        f"--{name}": str(value) for name in names if (value := getattr(given, name)) is not None
+    }
 
 
 def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
     """Prints a TrainJob that runs a plan.
 
     Raises:
-        ConfigError: something is wrong; it holds everything that is.
+        ConfigError: something is wrong.
         PlanRefused: the plan is locked, or has a lock, and is not the reviewed one; or its project
             does not allow it.
         ComposeFailed: Hydra cannot compose it.
@@ -153,126 +82,124 @@ def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
     for flag, wrong in (("--lock", given.lock), ("--diff", given.diff)):
         if wrong:
             findings.add_about(flag, "is not for --format trainjob", code="trainjob")
-    kind, runtime = findings.attempt(
-        "--runtime", flags.get("--runtime", _RUNTIME), parse_runtime
-    ) or ("", "")
-    asked = findings.attempt("--nodes", given.nodes, _parse_nodes) if given.nodes else None
-    experiment, nodes = _look_ahead(command, asked, findings)
+    findings.raise_if_any()
+    experiment, nodes = _look_ahead(command, given.nodes)
     others = (
         text for text in command.overrides if text.lstrip("+~").partition("=")[0] != "launch.nnodes"
     )
     auto = command._replace(overrides=(*others, _AUTO))
     with Composition(auto) as composed:
-        with _collecting(findings), watching("oc.env") as variables:
+        with watching("oc.env") as variables:
             reviewed = review_run(composed)
-            for problem in located([reviewed], _misfits):
-                findings.note(problem)
-            name = _name(given.name, experiment or reviewed.name, nodes, findings)
-        findings.raise_if_any()
-        locked = _is_locked(reviewed)
-        _admit(composed, reviewed, locked=locked)
+        problems = located([reviewed], _misfits)
+        name = given.name or name_for(experiment or reviewed.name, nodes)
+        if not name:
+            message = "has no name that it could be made from"
+            nameless = Diagnostic("trainjob", "", "the TrainJob", message, "give --name NAME")
+            problems = (*problems, nameless)
+        if problems:
+            raise ConfigError(problems)
+        locked = _admit(composed, reviewed)
     spec = reviewed.spec
-    nproc, rdzv = _nproc(spec), plan_node(spec)["launch"]["rdzv"]
-    gpus, cpus = ((each or 0) * (nproc or 0) for each in spec.resources)
     own = reviewed.config["hydra"]["job"]["env_set"]
     options = [word for option in flags.items() for word in option]
     options += [] if given.name is None else ["--name", given.name]
     words = ("python", "-m", "lllaunch", "plan", "--format", "trainjob", *options)
     told = shlex.join([*words, *_words(command, spec)])
+    # a line break in it would end the comment
+    made_by = f"Made by: {told}" if told.isprintable() and told.isascii() else ""
+    trainer = _trainer(spec, given.image, nodes, _words(auto, spec))
+    env = []
+    if nodes > 1 and plan_node(spec)["launch"]["rdzv"]["id"] is None:
+        env.append({"name": "PET_RDZV_ID", "value": name})
+    if locked:
+        env.append({"name": "LLLAUNCH_LOCKED", "value": "1"})
+    if env:
+        trainer["env"] = env
+    kind, _, runtime = (given.runtime or _RUNTIME).rpartition("/")
+    reference = {"apiGroup": "trainer.kubeflow.org", "kind": kind or _KIND, "name": runtime}
+    manifest = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": name},
+        "spec": {"runtimeRef": reference, "trainer": trainer},
+    }
+    lacking = {
+        "No --image: the runtime's must have lllaunch, and the project as working directory.": (
+            "image" not in trainer
+        ),
+        "launch.nproc is no number: the pods decide how many workers each has.": (
+            "numProcPerNode" not in trainer
+        ),
+        "launch.resources says nothing: the runtime decides what a pod gets.": (
+            "resourcesPerNode" not in trainer
+        ),
+    }
+    comments = [made_by, *(text for text, lacks in lacking.items() if lacks)]
+    print_lines(f"# {text}" for text in comments if text)
+    print_lines(yaml.safe_dump(manifest, sort_keys=False, width=1_000_000).splitlines())
     names = (each for each in dict.fromkeys(variables) if each not in own)
-    text = _rendered(
-        name=name,
-        # a line break in it would end the comment
-        made_by=told if told.isprintable() and told.isascii() else "",
-        args=[_EXPANDED.sub("$$", word) for word in _words(auto, spec)],
-        nodes=nodes,
-        nproc=nproc,
-        gpus=gpus,
-        cpus=cpus,
-        image=given.image,
-        kind=kind,
-        runtime=runtime,
-        locked=locked,
-        rdzv_id="" if nodes == 1 or rdzv["id"] is not None else name,
-        variables=[each for each in names if _VARIABLE.fullmatch(each)],
+    asked = [each for each in names if _VARIABLE.fullmatch(each)]
+    print_lines(_hints(asked, name, has_env=bool(env)))
+
+
+def _trainer(
+    spec: LaunchSpec, image: str | None, nodes: int, words: tuple[str, ...]
+) -> dict[str, Any]:
+    nproc = _nproc(spec)
+    trainer: dict[str, Any] = {} if image is None else {"image": image}
+    trainer |= {
+        "command": ["python", "-m", "lllaunch"],
+        "args": [_EXPANDED.sub("$$", word) for word in words],
+        "numNodes": nodes,
+    }
+    if nproc is None:
+        return trainer
+    gpus, cpus = ((each or 0) * nproc for each in spec.resources)
+    # a GPU's request is its limit; a limit of CPU would only slow a pod
+    resources = {"requests": {"cpu": str(cpus)}} if cpus else {}
+    resources |= {"limits": {"nvidia.com/gpu": str(gpus)}} if gpus else {}
+    return (
+        trainer | {"numProcPerNode": nproc} | ({"resourcesPerNode": resources} if resources else {})
     )
-    print_lines(text.splitlines())
 
 
-def _rendered(**values: Any) -> str:
-    import jinja2  # noqa: PLC0415 - only manifests and pages need it
-
-    environment = jinja2.Environment(
-        trim_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,  # noqa: S701 - it is no HTML
-    )
-    environment.filters.update(plain=_yaml_text, quoted=lambda text: _yaml_text(text, '"'))
-    return environment.from_string(_MANIFEST).render(values)
-
-
-def _yaml_text(text: str, style: str | None = None) -> str:
-    written: str = yaml.safe_dump(text, default_style=style, width=1_000_000)
-    return written.removesuffix("...\n").rstrip()
+def _hints(variables: list[str], name: str, *, has_env: bool) -> Iterator[str]:
+    """Yield comments that become the end of the trainer's environment."""
+    if not variables:
+        return
+    yield "# The config takes these from the environment of the pods. If neither image nor"
+    yield "# runtime gives them, a Secret may: take the # away."
+    if not has_env:
+        yield "#    env:"
+    for variable in variables:
+        yield f"#    - name: {variable}"
+        yield f"#      valueFrom: {{secretKeyRef: {{name: {name}, key: {variable}}}}}"
 
 
-@contextlib.contextmanager
-def _collecting(findings: Findings) -> Iterator[None]:
-    """What is wrong with a config is told with all the rest."""
-    try:
-        yield
-    except ConfigError as error:
-        for problem in error.problems:
-            if problem not in findings.problems:
-                findings.note(problem)
-
-
-def parse_runtime(text: str) -> tuple[str, str]:
-    """Return kind and name of ``NAME`` or ``KIND/NAME``, as kubectl writes it, or raise `Unfit`."""
-    before, slash, name = text.rpartition("/")
-    kinds = [kind for kind in _KINDS if not slash or kind.lower() == before.lower()]
-    if not kinds or not name:
-        forms = " or ".join(f"{kind}/NAME" for kind in _KINDS)
-        raise Unfit(f"a runtime (NAME, or {forms})", code="trainjob")
-    return kinds[0], name
-
-
-def _parse_nodes(text: str) -> int:
-    is_number = text.isascii() and text.isdecimal() and len(text) < 10
-    if not is_number or not 1 <= int(text) <= MOST_NODES:
-        raise Unfit("a number of nodes (1, 2, ...)", code="trainjob")
-    return int(text)
-
-
-def _look_ahead(command: ConfigRequest, nodes: int | None, findings: Findings) -> tuple[str, int]:
-    """Return the experiment, and the nodes before they are left to the pods, 1 if not known."""
+def _look_ahead(command: ConfigRequest, nodes: int | None) -> tuple[str, int]:
+    """Return the experiment, and the nodes before they are left to the pods."""
+    findings = Findings()
     with Composition(command) as composed:
         if composed.is_sweep():
             message = "is for sweeps, and a TrainJob is one run"
             findings.add_about("-m", message, code="trainjob")
             findings.raise_if_any()
         config = composed.compose()
-        with _collecting(findings), locating(composed.loader, config):
-            expect_quoted(config)
-            own = Findings()
-            count = count_ahead(config, own)
-            if count is not None and nodes is None:
-                text = count if isinstance(count, str) else format_nnodes(*count)
-                nodes = own.attempt("launch.nnodes", text, lambda _: _fixed_count(count))
-            own.raise_if_any()
-        return experiment_name(config), nodes or 1
-
-
-def _fixed_count(counts: str | tuple[int, int]) -> int:
-    """Return the one number of nodes that a config says, or raise `Unfit`."""
-    if isinstance(counts, str):
-        expected = "a number of nodes, as the TrainJob is what says it to the others"
-        raise Unfit(expected, "give --nodes N", code="trainjob")
-    least, most = counts
-    if least != most:
-        hint = f"give --nodes N, such as {most}"
-        raise Unfit("one number of nodes, as a TrainJob has no range", hint, code="trainjob")
-    return most
+        if nodes is None:
+            with locating(composed.loader, config):
+                expect_quoted(config)
+                count = count_ahead(config, findings)
+                if isinstance(count, str) or (count and count[0] != count[1]):
+                    shown = count if isinstance(count, str) else format_nnodes(*count)
+                    message = "is no one number, which a TrainJob needs"
+                    hint = "give --nodes N"
+                    findings.note(
+                        Diagnostic("trainjob", "launch.nnodes", repr(shown), message, hint)
+                    )
+                findings.raise_if_any()
+                nodes = count[1] if isinstance(count, tuple) else 1
+        return experiment_name(config), nodes
 
 
 def name_for(experiment: str, nodes: int) -> str:
@@ -281,19 +208,6 @@ def name_for(experiment: str, nodes: int) -> str:
     if name and not name[0].isalpha():
         name = f"run-{name}"
     return name[: _LONGEST_LABEL - len(f"-node-0-{nodes - 1}-abcde")].rstrip("-")
-
-
-def _name(asked: str | None, default: str, nodes: int, findings: Findings) -> str:
-    """Return the name of the TrainJob; notes what is wrong with it."""
-    found = name_for(default if asked is None else asked, nodes)
-    if asked is not None and found != asked:
-        hint = f"did you mean {found!r}?" if found else ""
-        expected = "a name for a TrainJob (small letters, digits and -, the first a letter)"
-        findings.note(Diagnostic("trainjob", "--name", asked, "", hint, expected=expected))
-    elif not found:
-        message = "has no name that it could be made from"
-        findings.note(Diagnostic("trainjob", "", "the TrainJob", message, "give --name NAME"))
-    return found
 
 
 def _misfits(reviewed: Reviewed) -> Iterator[Diagnostic]:
@@ -320,29 +234,25 @@ def _nproc(spec: LaunchSpec) -> int | None:
     return None if ("nproc",) in spec.sources else spec.nproc
 
 
-def _is_locked(reviewed: Reviewed) -> bool:
-    """Whether pods shall run the reviewed plan alone: if it is asked for, or if there is one."""
-    if reviewed.spec.locked or locks_all(os.environ):
-        return True
-    name = reviewed.name
-    return bool(name) and not name_problem(name) and os.path.lexists(lock_path(os.getcwd(), name))
-
-
-def _admit(composed: Composition, reviewed: Reviewed, *, locked: bool) -> None:
-    """Let a manifest be made of what may run in the pods."""
+def _admit(composed: Composition, reviewed: Reviewed) -> bool:
+    """Let a manifest be made of what may run in the pods; return whether that is locked."""
+    spec, name = reviewed.spec, reviewed.name
+    locked = bool(spec.locked) or locks_all(os.environ)
+    if not locked and name and not name_problem(name):
+        locked = os.path.lexists(lock_path(os.getcwd(), name))
     config = composed.compose()
-    spec = replace(reviewed.spec, locked=reviewed.spec.locked or locked)
     try:
         with locating(composed.loader, config):
-            admit(spec, config)
+            admit(replace(spec, locked=spec.locked or locked), config)
     except PlanRefused as refused:
         if not refused.renew:
             raise
         # the lock itself knows the command that it was made with, which may be for one node
-        name = ["--name", spec.locked] if isinstance(spec.locked, str) else []
+        named = ["--name", spec.locked] if isinstance(spec.locked, str) else []
         clean = unlocked(redacted_overrides(composed.command.overrides))
         words = composed.command._replace(overrides=clean).words
-        raise replace(refused, renew=renew_command([*name, *words])) from None
+        raise replace(refused, renew=renew_command([*named, *words])) from None
+    return locked
 
 
 def _words(command: ConfigRequest, spec: LaunchSpec) -> tuple[str, ...]:
