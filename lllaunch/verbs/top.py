@@ -23,7 +23,7 @@ from lllaunch.verbs.printing import Parser, columns, perform, print_lines, print
 from lllaunch.workers.terminal import moves_cursor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from lllaunch.console.table import Row
 
@@ -128,20 +128,18 @@ def _top(given: argparse.Namespace) -> None:
         else:
             _redraw(what, reader, each)
         return
-    first = True
     while True:
         view = what.view(reader)
         if given.json:
             sys.stdout.write(json.dumps(plain_view(view)) + "\n")
         else:
-            if not first:
-                print_lines([""])
             print_rows(view_rows(view, columns(), 0, os.getcwd()))
         sys.stdout.flush()
-        first = False
         if not again or view.is_over:
             return
         wait(seconds=each)
+        if not given.json:
+            print_lines([""])
 
 
 def _redraw(what: Watched, reader: LiveReader, each: float) -> None:
@@ -153,43 +151,20 @@ def _redraw(what: Watched, reader: LiveReader, each: float) -> None:
         return view_rows(view, columns, lines, cwd)
 
     table = Bottom(Outlet(sys.stdout, room=KEPT), Painter(sys.stdout).paint, rows)
-    with _signals() as signals, contextlib.ExitStack() as end:
+    # blocked, they are there for whoever waits for them
+    signals = {signal.SIGWINCH, signal.SIGTSTP}
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    with contextlib.ExitStack() as end:
+        end.callback(signal.pthread_sigmask, signal.SIG_SETMASK, former)
         # the shell writes below it
         end.callback(table.end, _PATIENCE, leave=True)
         table.draw(_PATIENCE)
         while not view.is_over:
-            while wait(readable=(signals,), seconds=each):
-                if signal.SIGTSTP in _read(signals):
+            # what is there is shown in its new size, and the next look comes a little later
+            while came := signal.sigtimedwait(signals, each):
+                if came.si_signo == signal.SIGTSTP:
                     table.end(_PATIENCE, leave=True)
                     os.kill(os.getpid(), signal.SIGSTOP)
-                # what is there is shown in its new size, and the next look comes a little later
                 table.draw(_PATIENCE)
             view = what.view(reader)
             table.draw(_PATIENCE)
-
-
-def _read(signals: int) -> bytes:
-    """Return the numbers of signals that have come."""
-    try:
-        return os.read(signals, 512)
-    except BlockingIOError:
-        return b""
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[int]:
-    """Give a descriptor that reports the signals for another size, and for a stop by Ctrl-Z."""
-    readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    former = {
-        signum: signal.signal(signum, lambda *_: None)
-        for signum in (signal.SIGWINCH, signal.SIGTSTP)
-    }
-    former_fd = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-    try:
-        yield readable
-    finally:
-        signal.set_wakeup_fd(former_fd)
-        for signum, handler in former.items():
-            signal.signal(signum, handler)
-        os.close(readable)
-        os.close(writable)

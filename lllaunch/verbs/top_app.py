@@ -18,7 +18,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen, Screen
-from textual.widgets import DataTable, Footer, Input, RichLog, Static
+from textual.widgets import DataTable, Footer, HelpPanel, Input, RichLog, Static
 
 from lllaunch.console.live_table import (
     columns_of,
@@ -31,7 +31,7 @@ from lllaunch.console.table import RICH_STYLES, Column, Row, decoded, fitting
 from lllaunch.errors import LaunchError
 from lllaunch.results.history import AppendedLines
 from lllaunch.results.live import LiveReader, LiveView
-from lllaunch.results.store import ListEntry, look
+from lllaunch.results.store import ListEntry, locate
 from lllaunch.text import plain
 from lllaunch.verbs.logs import last_attempt, worker_logs
 from lllaunch.verbs.stacks import stack_lines
@@ -43,17 +43,6 @@ from lllaunch.workers.terminal import cells, cut
 if TYPE_CHECKING:
     from lllaunch.verbs.logs import WorkerLog
 
-_HELP = """\
-q       quit
-Enter   into a sweep, a run, a rank's log
-Escape  back
-s       sort by the next column, then as at first
-r       the other way round
-/       only what has these words; empty for all
-l       the log of a rank, or of a run's first one
-k       where workers stand; of a rank all threads
-x       stop a run, a job or a sweep: it asks first
-?       this"""
 _STOP = "Its workers get SIGTERM and the grace period, as with Ctrl-C."
 # Of a log when it is opened, bytes; and what is kept of it, lines.
 _LOG_WINDOW, _LOG_LINES = 64 << 10, 5000
@@ -114,30 +103,26 @@ class TopApp(App[None]):
         self.push_screen(ListScreen(self._what, first=True))
 
     def action_help(self) -> None:
-        """Show the keys."""
-        if not isinstance(self.screen, ModalScreen):
-            self.push_screen(Help())
+        """Show what keys do, or hide it."""
+        if self.screen.query(HelpPanel):
+            self.action_hide_help_panel()
+        else:
+            self.action_show_help_panel()
 
-    def beside(
-        self,
-        work: Callable[[], Callable[[], object]],
-        failed: Callable[[str], object] | None = None,
-    ) -> None:
-        """Do something in a thread, and what it returns in the app.
+    def beside(self, work: Callable[[], Callable[[], object]]) -> None:
+        """Do something in a thread, and what it returns in the app; say why it could not be done.
 
         The thread is a daemon: who quits does not wait for it.
-
-        ``failed``: gets why it could not be done; None to say that in the status.
         """
 
         def do() -> None:
             try:
                 then = work()
             except (LaunchError, OSError) as error:
-                then = partial(failed or self.complain, str(error))
+                then = partial(self.say, str(error), bad=True)
             except Exception as error:  # noqa: BLE001 - a thread's would be lost
-                then = partial(failed or self.complain, f"{type(error).__name__}: {error}")
-            # the app may be gone by now
+                then = partial(self.say, f"{type(error).__name__}: {error}", bad=True)
+            # the app, or what was to be shown, may be gone by now
             with contextlib.suppress(Exception):
                 self.call_from_thread(then)
 
@@ -160,10 +145,6 @@ class TopApp(App[None]):
                 text.append(plain(span.text), self.style(span.style))
         return text
 
-    def complain(self, text: str) -> None:
-        """Say what could not be done."""
-        self.say(text, bad=True)
-
     def say(self, text: str, *, bad: bool = False) -> None:
         """Show a message above the keys of what is shown, until the next one."""
         for screen in reversed(self.screen_stack):
@@ -173,7 +154,9 @@ class TopApp(App[None]):
 
 
 class StatusScreen(Screen[None]):
-    """A screen with a line for messages above its keys."""
+    """A screen with a line for messages above its keys, which looks at something in a thread."""
+
+    _looking = False
 
     @property
     def top(self) -> TopApp:
@@ -186,6 +169,24 @@ class StatusScreen(Screen[None]):
         line = plain(text.partition("\n")[0])
         style = self.top.style("bad" if bad else "")
         self.query_one("#status", Static).update(Text(line, style, no_wrap=True))
+
+    def look(self) -> Callable[[], object]:
+        """Look, in a thread; return what shows that."""
+        raise NotImplementedError
+
+    def look_again(self) -> None:
+        """Look at what is shown, unless that is being done, or nobody sees it."""
+        if self._looking or not self.is_current:
+            return
+        self._looking = True
+
+        def work() -> Callable[[], object]:
+            try:
+                return self.look()
+            finally:
+                self._looking = False
+
+        self.top.beside(work)
 
 
 class ListScreen(StatusScreen):
@@ -210,7 +211,6 @@ class ListScreen(StatusScreen):
         self._sorted_by = ""
         self._reversed = False
         self._wanted = ""
-        self._looking = False
         # What the table shows: titles, and the texts of each row by its key.
         self._titles: tuple[str, ...] = ()
         self._widths: tuple[int, ...] = ()
@@ -242,27 +242,11 @@ class ListScreen(StatusScreen):
         """Show what has room now."""
         self._show()
 
-    def look_again(self) -> None:
-        """Look at what is shown, unless that is being done, or nobody sees it."""
-        if self._looking or not self.is_current:
-            return
-        self._looking = True
-        app, what = self.top, self._what
-
-        def work() -> Callable[[], object]:
-            with app.reading:
-                view = what.view(app.reader)
-            return lambda: self._looked(view)
-
-        app.beside(work, lambda message: self._looked(None, message))
-
-    def _looked(self, view: LiveView | None, error: str = "") -> None:
-        self._looking = False
-        if error:
-            self.say(error, bad=True)
-        if view is not None and self.is_attached:
-            self._view = view
-            self._show()
+    def look(self) -> Callable[[], object]:
+        """Read what goes on."""
+        with self.top.reading:
+            self._view = self._what.view(self.top.reader)
+        return self._show
 
     def _show(self) -> None:
         """Show what was seen last."""
@@ -298,37 +282,25 @@ class ListScreen(StatusScreen):
         # columns that move are hard to read: they grow as long as there is room
         grown = tuple(map(max, widths, self._widths)) if titles == self._titles else widths
         fits = sum(grown) + 2 * _PADDING * len(grown) <= self.size.width
-        steady = titles == self._titles and fits and grown == self._widths
-        if not steady or [*shown] != [*self._cells]:
-            if steady:
-                table.clear()
-            else:
-                self._widths = grown if fits else widths
-                table.clear(columns=True)
-                # measured here once: textual would measure each cell again
-                for (column, _), title, width in zip(columns, titles, self._widths, strict=True):
-                    label = Text(title, justify="right" if column.right else "left")
-                    table.add_column(label, key=column.title, width=width)
+        if fits and (titles, grown, [*shown]) == (self._titles, self._widths, [*self._cells]):
+            for row in self._rows:
+                old, new = self._cells[row.key], shown[row.key]
+                values = self._painted(row, new, columns) if old != new else ()
+                for (column, _), value in zip(columns, values, strict=False):
+                    table.update_cell(row.key, column.title, value)
+        else:
+            self._widths = grown if fits else widths
+            table.clear(columns=True)
+            # measured here once: textual would measure each cell again
+            for (column, _), title, width in zip(columns, titles, self._widths, strict=True):
+                label = Text(title, justify="right" if column.right else "left")
+                table.add_column(label, key=column.title, width=width)
             for row in self._rows:
                 table.add_row(*self._painted(row, shown[row.key], columns), key=row.key)
             keys = [*shown]
             place = keys.index(selected) if selected in shown else min(at, len(keys) - 1)
             table.move_cursor(row=max(0, place), animate=False)
-        else:
-            for row in self._rows:
-                if self._cells[row.key] != shown[row.key]:
-                    self._update(row, shown[row.key], columns)
         self._titles, self._cells = titles, shown
-
-    def _update(
-        self, row: ListEntry, texts: tuple[str, ...], columns: list[tuple[Column, list[str]]]
-    ) -> None:
-        values = self._painted(row, texts, columns)
-        for (column, _), old, new, value in zip(
-            columns, self._cells[row.key], texts, values, strict=True
-        ):
-            if old != new:
-                self.table.update_cell(row.key, column.title, value)
 
     def _painted(
         self, row: ListEntry, texts: tuple[str, ...], columns: list[tuple[Column, list[str]]]
@@ -419,23 +391,18 @@ class ListScreen(StatusScreen):
 
     def action_log(self) -> None:
         """Show what a rank writes."""
-        row = self._selected()
-        if row is None:
-            return
-        if row.kind == "sweep":
-            self.say("a sweep has no log of its own: choose one of its jobs", bad=True)
-            return
-        self.app.push_screen(LogScreen(row))
+        self._open(LogScreen, "log")
 
     def action_stacks(self) -> None:
         """Show where workers stand."""
+        self._open(StacksScreen, "workers")
+
+    def _open(self, screen: Callable[[ListEntry], Screen[None]], what: str) -> None:
         row = self._selected()
-        if row is None:
-            return
-        if row.kind == "sweep":
-            self.say("a sweep has no workers of its own: choose one of its jobs", bad=True)
-            return
-        self.app.push_screen(StacksScreen(row))
+        if row is not None and row.kind == "sweep":
+            self.say(f"a sweep has no {what} of its own: choose one of its jobs", bad=True)
+        elif row is not None:
+            self.app.push_screen(screen(row))
 
     def action_stop(self) -> None:
         """Ask whether something is to be stopped, and do that."""
@@ -451,22 +418,16 @@ class ListScreen(StatusScreen):
             return
         path, app = row.path, self.top
 
+        def work() -> Callable[[], object]:
+            text = stopped(locate(path))
+            with app.reading:
+                app.reader.forget(path)
+            return partial(app.say, text)
+
         def answered(stop: bool | None) -> None:
-            if not stop:
-                self.say(f"{where} was not stopped")
-                return
-            self.say(f"stopping {where} ...")
-
-            def work() -> Callable[[], object]:
-                found = look(path)
-                if found is None:
-                    return lambda: app.say(f"{where} is gone", bad=True)
-                text = stopped(found)
-                with app.reading:
-                    app.reader.forget(path)
-                return lambda: app.say(text)
-
-            app.beside(work)
+            self.say(f"stopping {where} ..." if stop else f"{where} was not stopped")
+            if stop:
+                app.beside(work)
 
         app.push_screen(Question(f"Stop the {row.kind} {where}?"), answered)
 
@@ -494,19 +455,6 @@ class Question(ModalScreen[bool]):
         self.dismiss(yes)
 
 
-class Help(ModalScreen[None]):
-    """What keys do."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,question_mark,enter,space", "dismiss", "back")
-    ]
-
-    def compose(self) -> ComposeResult:
-        """Return the parts."""
-        with Vertical(), VerticalScroll():
-            yield Static(Text(_HELP))
-
-
 class LogScreen(StatusScreen):
     """What a rank has written of late, and writes.
 
@@ -521,7 +469,6 @@ class LogScreen(StatusScreen):
         self._rank = row.number if row.kind == "rank" else None
         self._attempt = -1
         self._files: dict[WorkerLog, AppendedLines] = {}
-        self._looking = False
 
     def compose(self) -> ComposeResult:
         """Return the parts."""
@@ -537,19 +484,10 @@ class LogScreen(StatusScreen):
         self.query_one(RichLog).focus()
         self.look_again()
 
-    def look_again(self) -> None:
-        """Read what was added, unless that is being done."""
-        if self._looking:
-            return
-        self._looking = True
-        app = self.top
-
-        def work() -> Callable[[], object]:
-            lines: list[Text] = []
-            rest = self._read(lines)
-            return lambda: self._show(lines, rest)
-
-        app.beside(work, lambda message: self._show([], "", message))
+    def look(self) -> Callable[[], object]:
+        """Read what was added."""
+        lines: list[Text] = []
+        return partial(self._show, lines, self._read(lines))
 
     def _read(self, lines: list[Text]) -> str:
         """Read what was added; return what stands in the last line, which is not whole."""
@@ -573,27 +511,17 @@ class LogScreen(StatusScreen):
             rest = _shown(file.rest[-_LOG_WINDOW:]) or rest
         return rest
 
-    def _show(self, lines: list[Text], rest: str, error: str = "") -> None:
-        self._looking = False
-        if not self.is_attached:
-            return
-        app = self.top
+    def _show(self, lines: list[Text], rest: str) -> None:
         rank = "" if self._rank is None else f", rank {self._rank}"
-        head = f"{path_text(self._row, app.cwd)}{rank}, attempt {max(0, self._attempt)}"
+        head = f"{path_text(self._row, self.top.cwd)}{rank}, attempt {max(0, self._attempt)}"
         self.query_one("#head", Static).update(Text(head, "bold", no_wrap=True))
         pane = self.query_one(RichLog)
-        if len(lines) > _LOG_LINES:
-            lines = lines[-_LOG_LINES:]
-        for line in lines:
+        for line in lines[-_LOG_LINES:]:
             pane.write(line)
         width = max(1, self.size.width - 2)
         self.query_one("#rest", Static).update(Text(cut(rest, width), no_wrap=True))
-        if error:
-            self.say(error, bad=True)
-        elif not self._files:
-            self.say("nothing is kept of its output in files; launch.redirects keeps it", bad=True)
-        else:
-            self.say("")
+        nothing = "nothing is kept of its output in files; launch.redirects keeps it"
+        self.say("" if self._files else nothing, bad=True)
 
 
 def _shown(line: bytes) -> str:
@@ -628,20 +556,16 @@ class StacksScreen(StatusScreen):
 
     def action_take(self) -> None:
         """Ask where the workers stand."""
-        row, app = self._row, self.top
-        chosen = None if row.kind != "rank" or row.number is None else frozenset({row.number})
         self.say("asking ...")
+        self.look_again()
 
-        def work() -> Callable[[], object]:
-            found = look(row.path)
-            if found is None:
-                return lambda: app.say(f"{path_text(row, app.cwd)} is gone", bad=True)
-            lines = stack_lines(found, chosen)
-            return lambda: self._show(lines)
-
-        app.beside(work)
+    def look(self) -> Callable[[], object]:
+        """Ask where the workers stand."""
+        row = self._row
+        chosen = None if row.kind != "rank" or row.number is None else frozenset({row.number})
+        lines = stack_lines(locate(row.path), chosen)
+        return partial(self._show, lines)
 
     def _show(self, lines: list[StyledText]) -> None:
-        if self.is_attached:
-            self.query_one("#stacks", Static).update(self.top.painted((line,) for line in lines))
-            self.say("")
+        self.query_one("#stacks", Static).update(self.top.painted((line,) for line in lines))
+        self.say("")
