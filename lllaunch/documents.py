@@ -15,6 +15,7 @@ import math
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, overload
@@ -316,6 +317,7 @@ def as_record(value: object, kind: Any, root: str = "") -> Any:
         ValueError: it is none; says what was expected, and where.
     """
     hook = functools.partial(_read, root=root)
+    _known(kind)
     try:
         return msgspec.convert(value, kind, dec_hook=hook, str_keys=True)
     except msgspec.ValidationError as error:
@@ -336,10 +338,21 @@ def decode_record(line: bytes, kind: Any) -> Any:
     """
     # a half of a pair, which Python writes of what is no Unicode
     text = _LONE.sub(rb"\\ufffd", line) if b"\\ud" in line else line
+    _known(kind)
     try:
         return msgspec.json.decode(text, type=kind, dec_hook=_read)
     except msgspec.DecodeError as error:
         raise ValueError(_worded(str(error))) from None
+
+
+_LEARNING = threading.Lock()
+
+
+@functools.cache
+def _known(kind: Any) -> None:
+    """Let msgspec look at a kind of records, in one thread: others crash at what is half known."""
+    with _LEARNING:
+        msgspec.json.Decoder(kind)
 
 
 def _worded(message: str) -> str:

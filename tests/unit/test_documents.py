@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import tracemalloc
 from pathlib import Path
@@ -71,3 +73,35 @@ def test_a_file_that_cannot_be_replaced_leaves_nothing_beside_it(
         replace_file(str(path), b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a"]
+
+
+_IN_THREADS = """\
+import sys, threading
+from lllaunch.documents import as_record
+from lllaunch.run.result import RunResult
+sys.setswitchinterval(1e-6)
+document = {
+    "state": "failed",
+    "exit_code": 1,
+    "host": {"hostname": "a"},
+    "attempts": [{"path": "x"}],
+    "root_cause": {"rank": 0},
+}
+start = threading.Barrier(4)
+def read():
+    start.wait()
+    try:
+        as_record(document, RunResult)
+    except ValueError:
+        pass
+threads = [threading.Thread(target=read) for _ in range(4)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+"""
+
+
+def test_records_are_first_read_in_several_threads() -> None:
+    for _ in range(3):
+        assert subprocess.run([sys.executable, "-c", _IN_THREADS], check=False).returncode == 0
