@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -39,9 +39,6 @@ from lllaunch.config.values import HostContext, format_duration, parse_duration
 from lllaunch.errors import Unfit
 from lllaunch.launch_settings import KEYS
 from lllaunch.spec import RDZV_BACKENDS, Detected, Nodes, Path, RdzvBackend
-
-if TYPE_CHECKING:
-    from lllaunch.cluster.detect import Placement
 
 AUTO: Final = "auto"
 NO_ID = "none"
@@ -86,46 +83,25 @@ class NodeSettings(NamedTuple):
     sources: Mapping[Path, Any] = {}
 
 
-class _Rdzv(NamedTuple):
-    """What ``rdzv`` says; None where it says nothing."""
+_Said = Mapping[str, Any]
+"""What ``rdzv`` says, by the names of `RDZV`; the endpoint as a host and a port or None."""
 
-    backend: RdzvBackend | None = None
-    endpoint: tuple[str, int | None] | None = None
-    id: str | None = None
-    conf: Mapping[str, _Value] | None = None
-    interface: str | None = None
-    timeout: float | None = None
-    join_timeout: float | None = None
 
-    def beside(self, placement: Placement) -> _Rdzv:
-        """Return what it and the environment say together: it is stronger, setting by setting."""
-        conf, times = _split(placement.conf) if self.conf is None else (self.conf, {})
-        host = placement.host
-        more: dict[str, Any] = {n: times.get(n) for n in _TIMES if getattr(self, n) is None}
-        return self._replace(
-            backend=self.backend or placement.backend,
-            endpoint=self.endpoint or ((host, placement.port) if host else None),
-            id=self.id or placement.rdzv_id or None,
-            conf=conf,
-            **more,
-        )
-
-    def nodes(self, counts: tuple[int, int], rank: int | None) -> Nodes:
-        """Return the nodes of a run; without an endpoint they have no host."""
-        backend = self.backend or _DEFAULTS.backend
-        host, port = self.endpoint or ("", None)
-        times = {name: getattr(self, name) for name in _TIMES}
-        return Nodes(
-            *counts,
-            node_rank=rank,
-            backend=backend,
-            host=host,
-            port=PORTS[backend] if port is None else port,
-            rdzv_id=self.id or "",
-            conf=self.conf or {},
-            interface=self.interface,
-            **{name: seconds for name, seconds in times.items() if seconds is not None},
-        )
+def _nodes(counts: tuple[int, int], rank: int | None, said: _Said) -> Nodes:
+    """Return the nodes of a run; without an endpoint they have no host."""
+    backend = said.get("backend", _DEFAULTS.backend)
+    host, port = said.get("endpoint", ("", None))
+    return Nodes(
+        *counts,
+        node_rank=rank,
+        backend=backend,
+        host=host,
+        port=PORTS[backend] if port is None else port,
+        rdzv_id=said.get("id", ""),
+        conf=said.get("conf", {}),
+        interface=said.get("interface"),
+        **{name: said[name] for name in _TIMES if name in said},
+    )
 
 
 def read_nodes(settings: Settings, around: HostContext) -> NodeSettings:
@@ -134,19 +110,15 @@ def read_nodes(settings: Settings, around: HostContext) -> NodeSettings:
     before = findings.count
     counts = settings.scalar("nnodes", read_nnodes, None)
     rank = settings.scalar("node_rank", read_count, None)
-    rdzv = _read_rdzv(settings)
+    said = _read_rdzv(settings)
     if counts is None or findings.count > before:
         return NodeSettings()
-    sources = _sources(settings, rdzv, rank, auto=counts == AUTO)
+    sources = _sources(settings, said, rank, auto=counts == AUTO)
+    found = NodeSettings(rdzv_id=said.get("id", ""), sources=sources)
     if counts != AUTO:
-        nodes = _checked(settings, rdzv.nodes(counts, rank))
-        return NodeSettings(nodes, rdzv_id=rdzv.id or "", sources=sources)
-    left = NodeSettings(
-        leaves_nproc=not settings.is_given("nproc"), rdzv_id=rdzv.id or "", sources=sources
-    )
-    if not around.here:
-        return left
-    return _placed(settings, rdzv, rank, left, around.environ)
+        return found._replace(nodes=_checked(settings, _nodes(counts, rank, said)))
+    found = found._replace(leaves_nproc=not settings.is_given("nproc"))
+    return _placed(settings, said, rank, found, around.environ) if around.here else found
 
 
 def nodes_ahead(cfg: DictConfig, environ: Mapping[str, str], key: str = "launch") -> Nodes | None:
@@ -155,30 +127,20 @@ def nodes_ahead(cfg: DictConfig, environ: Mapping[str, str], key: str = "launch"
     None if it has one node, or if something is wrong, which is reported when all is read.
     """
     findings = Findings()
-    settings = _settings_of(cfg, key, ("nnodes", "node_rank", "rdzv"), findings)
-    around = HostContext("", "", key, {}, environ=environ)
-    found = read_nodes(settings, around).nodes
-    return None if findings.count else found
-
-
-def count_ahead(
-    cfg: DictConfig, findings: Findings, key: str = "launch"
-) -> Literal["auto"] | tuple[int, int] | None:
-    """Return the least and the most of ``nnodes``, or ``auto``; None if it is wrong."""
-    return _settings_of(cfg, key, ("nnodes",), findings).scalar("nnodes", read_nnodes, None)
-
-
-def _settings_of(cfg: DictConfig, key: str, names: tuple[str, ...], findings: Findings) -> Settings:
-    items = Reader(findings).read_items(OmegaConf.select(cfg, key), key, names)
-    keys = {name: f"{key}.{name}" for name in KEYS}
+    items = Reader(findings).read_items(
+        OmegaConf.select(cfg, key), key, ("nnodes", "node_rank", "rdzv")
+    )
     # a key that is null is one that nobody has set
     given = {name: item for name, item in items.items() if item is not None}
-    return Settings({**defaults(), **given}, keys, findings, given)
+    keys = {name: f"{key}.{name}" for name in KEYS}
+    settings = Settings({**defaults(), **given}, keys, findings, given)
+    found = read_nodes(settings, HostContext("", "", key, {}, environ=environ)).nodes
+    return None if findings.count else found
 
 
 def _placed(
     settings: Settings,
-    rdzv: _Rdzv,
+    said: _Said,
     rank: int | None,
     left: NodeSettings,
     environ: Mapping[str, str],
@@ -192,19 +154,29 @@ def _placed(
     if placement is None:
         return left
     try:
-        merged = rdzv.beside(placement)
+        conf, times = ({}, {}) if "conf" in said else _split(placement.conf)
     except Unfit as unfit:
         wrong = unfit.expected and f"expected {unfit.expected}"
         detail = f"PET_RDZV_CONF: {wrong or unfit.message}"
         message = "cannot be told from the environment"
         settings.findings.add(key, word, Unfit(message=message, detail=detail, code="nodes"))
         return left
+    # setting by setting, what the config says is stronger
+    around = {
+        **times,
+        "backend": placement.backend,
+        "endpoint": (placement.host, placement.port) if placement.host else None,
+        "id": placement.rdzv_id or None,
+        "conf": conf,
+    }
+    merged = {**{name: value for name, value in around.items() if value is not None}, **said}
     counts = placement.min_nodes, placement.max_nodes
-    nodes = _checked(settings, merged.nodes(counts, placement.node_rank if rank is None else rank))
+    own_rank = placement.node_rank if rank is None else rank
+    nodes = _checked(settings, _nodes(counts, own_rank, merged))
     if nodes is not None and nodes.node_rank is None and nodes.backend == "c10d":
         expected = "this node's number, as nothing in the environment says it"
         _refuse(settings, "node_rank", expected, "set it on each node; node 0 holds the rendezvous")
-    given = {f"rdzv.{name}" for name, value in rdzv._asdict().items() if value is not None}
+    given = {f"rdzv.{name}" for name in said}
     given |= {"node_rank"} if rank is not None else set()
     given |= set() if left.leaves_nproc else {"nproc"}
     detected = [
@@ -268,19 +240,19 @@ def read_nnodes(value: object) -> Literal["auto"] | tuple[int, int]:
         raise Unfit(expected, unfit.hint, unfit.detail, code=unfit.code) from None
 
 
-def _read_rdzv(settings: Settings) -> _Rdzv:
+def _read_rdzv(settings: Settings) -> _Said:
     tree, key, findings = _tree(settings), settings.key_of("rdzv"), settings.findings
     items = mapping_items(*(tree, key, RDZV, SYNONYMS, findings), hint=_meant, explained=_EXPLAINED)
     values = read_fields(RDZV, items, key, findings)
-    if values.get("conf") is None:
-        return _Rdzv(**values)
+    if "conf" not in values:
+        return values
     conf, times = values["conf"]
     for name, seconds in times.items():
         if values.get(name, seconds) != seconds:
             message = f"says another {name} than {key}.{name}"
             unfit = Unfit(message=message, hint="leave one of them out", code="nodes")
             findings.add(f"{key}.conf", items["conf"], unfit)
-    return _Rdzv(**{**times, **values, "conf": conf})
+    return {**times, **values, "conf": conf}
 
 
 def _tree(settings: Settings) -> Tree:
@@ -350,17 +322,17 @@ RDZV_DEFAULTS: Mapping[str, Any] = written_rdzv(_DEFAULTS)
 """What a plan has where nothing is said."""
 
 
-def _sources(settings: Settings, rdzv: _Rdzv, rank: int | None, *, auto: bool) -> dict[Path, Any]:
+def _sources(settings: Settings, said: _Said, rank: int | None, *, auto: bool) -> dict[Path, Any]:
     """Return what stands in a plan: what the config says, whatever it comes to on a machine."""
-    written = written_rdzv(rdzv.nodes((1, 2), None))
+    written = written_rdzv(_nodes((1, 2), None, said))
     tree = _tree(settings)
     items = tree if isinstance(tree, dict) else {}
     if auto:
         # null is what the environment may say: no default, which is what the config says
-        written |= dict.fromkeys(name for name in RDZV if getattr(rdzv, name) is None)
-        if rdzv.endpoint is not None:
+        written |= dict.fromkeys(name for name in RDZV if name not in said)
+        if "endpoint" in said:
             # its port may depend on the backend
-            written["endpoint"] = format_endpoint(*rdzv.endpoint)
+            written["endpoint"] = format_endpoint(*said["endpoint"])
     if has_secrets(items.get("conf")):
         # where these may stand as well
         written |= dict.fromkeys(name for name in _TIMES if reveal(items.get(name)) is None)

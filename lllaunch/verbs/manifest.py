@@ -26,9 +26,9 @@ from lllaunch.app.gate import admit
 from lllaunch.app.planning import expect_quoted, locating
 from lllaunch.cluster.values import format_nnodes
 from lllaunch.config.fields import Findings
-from lllaunch.config.nodes import count_ahead
+from lllaunch.config.nodes import read_nnodes
 from lllaunch.config.plan import plan_node
-from lllaunch.config.read import watching
+from lllaunch.config.read import Reader, watching
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.review.lock import PlanRefused, lock_path, name_problem, renew_command
 from lllaunch.review.paths import locks_all
@@ -189,7 +189,12 @@ def _look_ahead(command: ConfigRequest, nodes: int | None) -> tuple[str, int]:
         if nodes is None:
             with locating(composed.loader, config):
                 expect_quoted(config)
-                count = count_ahead(config, findings)
+                written = Reader(findings).read_items(config.launch, "launch", ["nnodes"])
+                count = findings.attempt(
+                    "launch.nnodes",
+                    written.get("nnodes"),
+                    lambda n: read_nnodes(1 if n is None else n),
+                )
                 if isinstance(count, str) or (count and count[0] != count[1]):
                     shown = count if isinstance(count, str) else format_nnodes(*count)
                     message = "is no one number, which a TrainJob needs"
