@@ -23,9 +23,9 @@ from lllaunch.files import MOST_BYTES, open_file
 from lllaunch.run.directory import EVENTS
 from lllaunch.run.result import cause_in
 from lllaunch.supervisor.machine import RestartHistory
-from lllaunch.text import first_line, printable
+from lllaunch.text import printable
 from lllaunch.watchdog.findings import lasted, suspects
-from lllaunch.words import BEGAN, counted, exit_text, how_ended, ranks, signal_text
+from lllaunch.words import BEGAN, counted, exit_text, ranks, signal_text
 
 SpanKind = Literal["preload", "rendezvous", "preflight", "spawn", "run", "hang", "grace", "pause"]
 """What lasts. Of a worker group: modules are imported for its workers, nodes meet, the preflight
@@ -134,15 +134,6 @@ class SeenHang:
     ends: bool
 
 
-@dataclass(frozen=True)
-class Note:
-    """What went wrong, in a line; `ends` says whether the attempt failed for it."""
-
-    time_ns: int
-    text: str
-    ends: bool
-
-
 @dataclass
 class SeenAttempt:
     """An attempt on one node as its events tell of it; no worker was started before `spawn_ns`."""
@@ -157,7 +148,7 @@ class SeenAttempt:
     hangs: list[SeenHang] = field(default_factory=list)
     spans: list[TimeSpan] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
+    fails: bool = False  # a worker failed, or the watchdog ended it
 
     def worker(self, local_rank: int | None) -> SeenWorker | None:
         """Return a worker, which may be new; None for the preflight and what is no rank."""
@@ -179,10 +170,6 @@ class SeenAttempt:
         self.spans.append(TimeSpan(kind, start_ns, max(start_ns, end_ns), text))
         if len(self.spans) > _MOST_PARTS:
             del self.spans[_FIRST_PARTS]
-
-    def note(self, at: int, text: str, *, ends: bool) -> None:
-        """Add what went wrong."""
-        self.notes = [*self.notes, Note(at, text, ends)][-_MOST_PARTS:]
 
 
 class NodeHistory:
@@ -318,9 +305,10 @@ class NodeHistory:
             worker.ended_ns, worker.exitcode = at, code
             worker.pid = event.pid if worker.pid is None else worker.pid
             # what follows from a failure, or from what the watchdog ended, is no news
-            if has_failed(worker) and not any(note.ends for note in attempt.notes):
-                who = ranks([attempt.base_rank + worker.local_rank])
-                attempt.note(at, f"{who}: {how_ended(code)}", ends=True)
+            if has_failed(worker) and not attempt.fails:
+                attempt.fails = True
+                rank = attempt.base_rank + worker.local_rank
+                attempt.mark("root_cause", at, exit_text(code), rank)
 
     def _on_start_failed(self, event: EventLine, at: int) -> None:
         attempt = self._attempt_of(event, at)
@@ -379,7 +367,7 @@ class NodeHistory:
         who = f"{ranks(named)}: " if named else ""
         rank = named[0] if len(named) == 1 else None
         attempt.mark("finding", at, self.line(said if rank is not None else f"{who}{said}"), rank)
-        attempt.note(at, self.line(f"{who}{first_line(said, 200)}"), ends=ends)
+        attempt.fails = attempt.fails or ends
         self._hang(attempt, finding, at, local_ranks, ends=ends)
 
     def _on_nodes_agreed(self, event: EventLine, at: int) -> None:

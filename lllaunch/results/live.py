@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lllaunch.documents import isoformat
 from lllaunch.locks import is_held
 from lllaunch.results.history import (
-    Note,
+    Mark,
     RunHistory,
     SeenWorker,
     has_failed,
@@ -48,7 +48,8 @@ from lllaunch.sweep.history import SweepResult
 from lllaunch.sweep.objective import Objectives
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.remaining import Durations, expected_left
-from lllaunch.words import STATES, State, how_ended
+from lllaunch.text import first_line
+from lllaunch.words import STATES, State, how_ended, ranks
 
 if TYPE_CHECKING:
     from lllaunch.results.tries import SweepFiles
@@ -247,7 +248,7 @@ class _RunFiles:
         # those of the attempt by rank, each with the name of its node's directory
         self.workers: Mapping[int, tuple[str, SeenWorker]] = {}
         # what the watchdog found, and how attempts failed, each with its attempt
-        self.notes: Sequence[tuple[int, Note]] = ()
+        self.notes: Sequence[tuple[int, Mark]] = ()
         self.sample: RunSample | None = None  # the last one of the attempt
         self.age = 0.0  # of the last sample, seconds
 
@@ -262,10 +263,11 @@ class _RunFiles:
             numbers = (int(match[1]) for name in names if (match := ATTEMPT.fullmatch(name)))
             self.attempt = max(numbers, default=None)
         notes = [
-            (each.number, note)
+            (each.number, mark)
             for _, node in self._history.current
             for each in node.attempts.values()
-            for note in each.notes
+            for mark in each.marks
+            if mark.kind in {"finding", "root_cause"}
         ]
         self.notes = sorted(notes, key=lambda pair: (pair[0], pair[1].time_ns))[-_MOST_FINDINGS:]
         self.workers = {
@@ -277,15 +279,13 @@ class _RunFiles:
         self.age = 0.0 if sample is None else max(0.0, time.time() - sample.time)
         return self
 
-    def said(self, *, over: bool = False) -> tuple[str, ...]:
-        """Return the notes in words; those of former attempts say which.
-
-        Of what is over the root cause says what ended the last attempt.
-        """
+    def said(self) -> tuple[str, ...]:
+        """Return what went wrong in words; of former attempts with their numbers."""
         return tuple(
-            note.text if of == self.attempt else f"attempt {of}: {note.text}"
-            for of, note in self.notes
-            if not (over and note.ends and of == self.attempt)
+            ("" if of == self.attempt else f"attempt {of}: ")
+            + ("" if mark.rank is None else f"{ranks([mark.rank])}: ")
+            + first_line(mark.text, 200)
+            for of, mark in self.notes
         )
 
 
@@ -357,7 +357,8 @@ class LiveReader:
         now = self._run_now(path, found.names)
         row = with_now(entry, now)
         rows = tuple(rank_rows(row, now))
-        said = now.said(over=not row.is_live and bool(entry.root_cause))
+        # of what is over its root cause tells
+        said = now.said() if row.is_live or not entry.root_cause else ()
         return LiveView(time.time_ns(), rows, subject=row, findings=said)
 
     def sweep(self, path: str) -> LiveView | None:

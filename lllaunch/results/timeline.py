@@ -332,10 +332,9 @@ def _lanes(
         result = results.get(rank)
         if result is not None:
             # which knows for sure who failed first
+            marks = [mark for mark in marks if mark.kind != "root_cause"]
             after = told is not None and told.root_cause is not None
             fate, text = result.fate, _line(fate_text(result, after_root=after))
-        elif worker is first:
-            marks.append(Mark("root_cause", worker.ended_ns or end_ns, text, rank))
         if root is not None and rank in root.ranks:
             marks.append(
                 Mark("root_cause", root.time_ns or spans[-1].end_ns, _line(str(root.cause)), rank)

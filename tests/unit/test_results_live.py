@@ -185,7 +185,7 @@ def test_findings_and_failures_are_told_with_their_attempt(run: Path) -> None:
     # in the next attempt a worker fails, the other is its victim
     events(run, *attempt(1), exited(1, 7), exited(0, 1))
     view = look()
-    assert view.findings == (f"attempt 0: {finding}", "rank 1: exit code 7")
+    assert view.findings == (f"attempt 0: {finding}", "rank 1: ended with exit status 7")
     assert [row.state for row in view.rows] == ["failed", "failed"]
     events(run, *attempt(2))
     assert look().findings[-1] == "attempt 1: rank 1: exit code 7"
@@ -526,7 +526,7 @@ def test_attempts_are_counted_on_from_those_of_an_earlier_run(run: Path) -> None
     events(run, {"type": "StartWorkers", "attempt": 3})
     view, row = look()
     assert row.attempt == 3
-    assert view.findings == ("attempt 2: rank 1: exit code 1",)
+    assert view.findings == ("attempt 2: rank 1: ended with exit status 1",)
     # a later run in the directory begins anew
     events(run, {"type": "Begin"}, *attempt(1))
     assert look()[0].findings == ()
