@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.app.compose import ComposeFailed, Composition, ConfigRequest, composing, name_of
+from lllaunch.app.compose import Composition, ConfigRequest, composing, name_of
 from lllaunch.app.configs import DIRECTORY, as_written, job_name
 from lllaunch.app.sweeping.sweeper import grid_of
 from lllaunch.checking.examine import (
@@ -25,7 +25,6 @@ from lllaunch.checking.findings import (
     Checked,
     CheckedDiagnostic,
     Outcome,
-    counted,
     merged,
 )
 from lllaunch.checking.tree import (
@@ -56,41 +55,27 @@ if TYPE_CHECKING:
 LONGEST_OF_LOCKS = 300.0
 """How long composing what a lock holds may take, seconds."""
 
-MOST_JOBS = 1_000
-"""Jobs of a locked sweep that are composed."""
-
 _MOST_LINES = 20
 _JOBS = "jobs"
 
 
-class Locks:
-    """Compares the locks of a tree."""
-
-    def __init__(self, examined: Iterable[Examined]) -> None:
-        self._examined = {each.command: each for each in examined}
-
-    def compare(self, name: str, path: str) -> Iterator[CheckedDiagnostic]:
-        """Tells what is wrong with a lock, or differs from it."""
-        try:
-            lock = read_lock(path)
-        except ConfigError as error:
-            yield from found_in(error)
-            return
-        except PlanRefused as refused:
-            for each in refused.problems:
-                line = each.line if each.file else 1
-                message = f"{each.text}: {refused.renew}"
-                yield CheckedDiagnostic.at(REFUSED, each.code, path, line, each.key, message)
-            return
-        try:
-            experiment, changes = self._changes(lock, name)
-        except Unfit as unfit:
-            wrong = replace(unfit.at("command", ""), file=path, line=1)
-            yield CheckedDiagnostic.of(wrong, WRONG)
-            return
-        except ConfigError as error:  # of the policy
-            yield from found_in(error)
-            return
+def compare_lock(
+    name: str, path: str, examined: Mapping[ConfigRequest, Examined]
+) -> Iterator[CheckedDiagnostic]:
+    """Tells what is wrong with a lock, or differs from it; ``examined`` are known by command."""
+    try:
+        lock = read_lock(path)
+        experiment, changes = _changes(lock, name, examined)
+    except ConfigError as error:
+        yield from found_in(error)
+    except PlanRefused as refused:
+        for each in refused.problems:
+            line = each.line if each.file else 1
+            message = f"{each.text}: {refused.renew}"
+            yield CheckedDiagnostic.at(REFUSED, each.code, path, line, each.key, message)
+    except Unfit as unfit:
+        yield CheckedDiagnostic.of(replace(unfit.at("command", ""), file=path, line=1), WRONG)
+    else:
         if changes:
             lines = [f"  {line}" for line in text_lines(changes, _MOST_LINES)]
             advice = f"if this is what shall run, have it reviewed anew: {lock.renew}"
@@ -99,37 +84,36 @@ class Locks:
             names = (experiment,) if experiment else ()
             yield CheckedDiagnostic.at(REFUSED, "not-reviewed", path, 1, "", message, names)
 
-    def _changes(self, lock: Lock, name: str) -> tuple[str, tuple[Change, ...]]:
-        """The experiment of a lock, if it is one of the tree, and what differs."""
-        try:
-            named = lock.command[:1] == ("--name",)
-            command = ConfigRequest.parse(lock.command[2:] if named else lock.command)
-        except ValueError as error:
-            raise Unfit(
-                message=f"is no command that makes a plan: {shorten(str(error))}", code="lock"
-            ) from None
-        known = self._examined.get(command)
-        if known is not None and _JOBS not in lock.plan:
-            if known.plan is None:
-                raise Unfit(
-                    message=f"makes no plan any more: see {known.experiment.file.path}", code="lock"
-                )
-            return known.experiment.name, differences(lock.plan, known.plan)
-        whose = None if named else name
-        changes = in_fork(lambda: _composed_changes(lock, command, whose), LONGEST_OF_LOCKS)
-        if isinstance(changes, ConfigError):
-            raise changes
-        if changes is None:
-            changes = f"cannot be composed within {LONGEST_OF_LOCKS:g} s"
-        if isinstance(changes, str):
-            raise Unfit(message=changes, code="lock")
-        return "", changes
+
+def _changes(
+    lock: Lock, name: str, examined: Mapping[ConfigRequest, Examined]
+) -> tuple[str, tuple[Change, ...]]:
+    """The experiment of a lock, if it is one of the tree, and what differs."""
+    try:
+        named = lock.command[:1] == ("--name",)
+        command = ConfigRequest.parse(lock.command[2:] if named else lock.command)
+    except ValueError as error:
+        message = f"is no command that makes a plan: {shorten(str(error))}"
+        raise Unfit(message=message, code="lock") from None
+    known = examined.get(command)
+    if known is not None and _JOBS not in lock.plan:
+        if known.plan is None:
+            message = f"makes no plan any more: see {known.experiment.file.path}"
+            raise Unfit(message=message, code="lock")
+        return known.experiment.name, differences(lock.plan, known.plan)
+    whose = None if named else name
+    changes = in_fork(lambda: _composed_changes(lock, command, whose), LONGEST_OF_LOCKS)
+    if changes is None:
+        changes = f"cannot be composed within {LONGEST_OF_LOCKS:g} s"
+    if isinstance(changes, str):
+        raise Unfit(message=changes, code="lock")
+    return "", changes
 
 
 def _composed_changes(
     lock: Lock, command: ConfigRequest, name: str | None
-) -> tuple[Change, ...] | str | ConfigError:
-    """What differs from a lock; or why that is not known, or what is wrong with a policy."""
+) -> tuple[Change, ...] | str:
+    """What differs from a lock, or why that is not known."""
     plan: Mapping[str, Any]
     try:
         with Composition(command) as composed:
@@ -138,19 +122,8 @@ def _composed_changes(
             else:
                 plan = portable_plan(composed.plan(composed.compose()))
         return differences(lock.plan, plan)
-    except ComposeFailed as error:
-        reason = in_short(error)
-    except ConfigError as error:
-        if all(each.file for each in error.problems):
-            return error
-        more = len(error.problems) - 1
-        first = error.problems[0]
-        reason = f"{first.key}: {first.text}" + (f" (and {more} more)" if more else "")
-    except Unfit as unfit:
-        return unfit.message
     except Exception as error:  # noqa: BLE001 - one hostile lock must not hide the others
-        reason = in_short(error)
-    return f"makes no plan any more: {reason}"
+        return f"makes no plan any more: {in_short(error)}"
 
 
 def _jobs(composed: Composition, name: str | None) -> Iterator[tuple[str, LaunchSpec]]:
@@ -158,11 +131,6 @@ def _jobs(composed: Composition, name: str | None) -> Iterator[tuple[str, Launch
     master = composed.master()
     with composing():
         grid = grid_of(master, composed.loader, as_written(master.hydra.overrides.task))
-        if len(grid) > MOST_JOBS:
-            raise Unfit(
-                message=f"is a sweep of more than {counted(MOST_JOBS, 'job')}: not compared",
-                code="lock",
-            )
         composer = composed.composer(master)
         for number, overrides in enumerate(grid):
             job = composer.compose(overrides, number)
@@ -217,12 +185,12 @@ def check_tree(directory: str, environ: Mapping[str, str]) -> Outcome:
         included = any(file in other.made_of for other in every if other is not each)
         each.found += [] if each.experiment.is_preset or included else each.left_open
     examined = [each for each in every if each.is_one]
-    locks = Locks(examined)
+    by_command = {each.command: each for each in examined}
     found = [
         *(*tree.found, *about_policies, *linted),
         *superseded([each for one in examined for each in one.found], linted),
-        *told_unused({each.experiment.name: each.usage for each in examined if each.usage}),
-        *(each for lock in tree.locks.items() for each in locks.compare(*lock)),
+        *told_unused(examined),
+        *(each for lock in tree.locks.items() for each in compare_lock(*lock, by_command)),
         *not_locked(examined),
     ]
     outcome = Outcome(

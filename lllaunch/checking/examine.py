@@ -10,22 +10,23 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import multiprocessing
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.app.compose import ComposeFailed, Composition, ConfigRequest
 from lllaunch.app.configs import PRIMARY, experiment_name
-from lllaunch.checking.findings import MOST_ALIKE, REFUSED, WRONG, CheckedDiagnostic
+from lllaunch.checking.findings import REFUSED, WRONG, CheckedDiagnostic
 from lllaunch.checking.tree import ConfigFile, Experiment, found_in, misplaced
 from lllaunch.config.fields import did_you_mean
 from lllaunch.config.interpolation import may_refer_to
-from lllaunch.config.origins import Origin, Origins
+from lllaunch.config.origins import Origins
 from lllaunch.config.plan import hash_of, portable_plan
 from lllaunch.config.schema import is_set
 from lllaunch.config.tree import dotted, leaf_items, parts_of, shown_path, value_at
@@ -88,8 +89,8 @@ def compose_problem(
 
 
 def in_short(error: Exception) -> str:
-    """Return why Hydra cannot compose, on one line."""
-    text = str(error) if isinstance(error, ComposeFailed) else f"{type(error).__name__}: {error}"
+    """Return why something cannot be composed, on one line."""
+    text = str(error) if isinstance(error, LaunchError) else f"{type(error).__name__}: {error}"
     return shorten(" ".join(re.sub(HydraMessage.FULL_KEY, "", text).split()), _LONGEST)
 
 
@@ -129,8 +130,9 @@ class Examined:
     plan_hash: str = ""  # empty if it has none
     lock: str = ""  # name of the lock that it must have; empty if it need not have one
     lock_place: tuple[str, int] = ("", 0)  # file and line that ask for the lock
-    # what it makes of its values, None if that does not count or is not known
-    usage: KeyUsage | None = None
+    used: frozenset[str] = frozenset()  # its top-level keys that something refers to
+    # and the others, where a file of the tree gives them
+    unused: list[CheckedDiagnostic] = field(default_factory=list)
 
     def note(self, code: Code, message: str, file: str, line: int) -> None:
         """Notes why it may not run."""
@@ -231,19 +233,25 @@ class _Examination:
         spec = self._planned(cfg, users_own=users_own)
         locked = self._review(spec, cfg, users_own=users_own) if spec is not None else False
         unused = frozenset() if users_own else unused_keys(config)
-        told = locked or self._problems or unused or may_be_shadowed(file)
+        entries = file.data.get("defaults")
+        # without _self_ a config comes after all that it includes
+        shadows = isinstance(entries, list) and any(
+            str(each).partition("@")[0] == "_self_" for each in entries[:-1]
+        )
+        told = locked or self._problems or unused or shadows
         self._config = config
         if told:  # to find out where values came from takes as long as to compose them
             self._origins = self._composed.origins(experiment.overrides)
         if not users_own:
-            paths = (each.path for each in self._around.files.values())
-            made_of = self._examined.made_of
-            self._examined.usage = usage_of(config, unused, made_of, self._origins, paths)
+            self._examined.used = frozenset(map(str, config)) - unused
+            paths = {each.path for each in self._around.files.values()}
+            found = about_unused(unused, self._origins, paths, experiment.name)
+            self._examined.unused = [*found]
         for problem, code in self._problems:
             # other configs may give what is not there
             given = code == WRONG and problem.code in {"missing", "interpolation", "entrypoint"}
-            found = self._examined.left_open if given else self._examined.found
-            found.append(self._located(problem, code))
+            noted = self._examined.left_open if given else self._examined.found
+            noted.append(self._located(problem, code))
         self._examined.found += shadowed(config, self._origins, file.path, experiment.name)
         if locked and spec is not None:
             self._ask_for_lock(spec, experiment_name(cfg), users_own=users_own)
@@ -342,22 +350,6 @@ _ALIKE = 0.75
 _GIVEN_BY_CONFIGS = frozenset({"file", "package", "schema"})
 
 
-class Spot(NamedTuple):
-    """A key at its place in a file."""
-
-    file: str
-    line: int
-    key: str
-
-
-class KeyUsage(NamedTuple):
-    """Which top-level keys one experiment uses, and where a file of the tree gives the others."""
-
-    files: frozenset[str]
-    used: frozenset[str]
-    unused: tuple[Spot, ...] = ()
-
-
 def unused_keys(config: Mapping[Any, Any]) -> frozenset[str]:
     """Return the top-level keys beside `ROOTS` that nothing outside of them refers to."""
     referred: set[str] = set()
@@ -370,37 +362,22 @@ def unused_keys(config: Mapping[Any, Any]) -> frozenset[str]:
     return frozenset(map(str, config)) - referred - {*ROOTS}
 
 
-def usage_of(
-    config: Mapping[Any, Any],
-    unused: frozenset[str],
-    made_of: Iterable[str],
-    origins: Origins,
-    files: Iterable[str],
-) -> KeyUsage:
-    """Return which files give what an experiment does not use."""
-    known = frozenset(files)
-    spots = []
+def about_unused(
+    unused: Iterable[str], origins: Origins, files: Collection[str], experiment: str
+) -> Iterator[CheckedDiagnostic]:
+    """Tells which files give top-level keys that an experiment does not use."""
     for key in sorted(unused):
         origin = origins.of(dotted([key]))
-        if origin is not None and origin.kind == "file" and origin.where in known:
-            spots.append(Spot(origin.where, origin.line or 1, key))
-    return KeyUsage(frozenset(made_of), frozenset(map(str, config)) - unused, tuple(spots))
+        if origin is not None and origin.kind == "file" and origin.where in files:
+            place = (origin.where, origin.line or 1, key, _message(key), (experiment,))
+            yield CheckedDiagnostic.at(0, "unused-key", *place)
 
 
-def told_unused(usages: Mapping[str, KeyUsage]) -> Iterator[CheckedDiagnostic]:
+def told_unused(examined: Collection[Examined]) -> Iterator[CheckedDiagnostic]:
     """Tells which top-level keys no experiment uses."""
-    used = {(key, file) for usage in usages.values() for key in usage.used for file in usage.files}
-    hit: dict[Spot, list[str]] = {}
-    for name, usage in usages.items():
-        for spot in usage.unused:
-            if (spot.key, spot.file) not in used:
-                hit.setdefault(spot, []).append(name)
-    yield from _few(
-        CheckedDiagnostic.at(
-            0, "unused-key", spot.file, spot.line, spot.key, _message(spot.key), tuple(names)
-        )
-        for spot, names in sorted(hit.items())
-    )
+    used = {(key, file) for each in examined for key in each.used for file in each.made_of}
+    for each in examined:
+        yield from (found for found in each.unused if (found.key, found.file) not in used)
 
 
 def _message(key: str) -> str:
@@ -411,60 +388,24 @@ def _message(key: str) -> str:
     return f"{text}; did you mean 'launch.{key}'?" if key in KEYS else text
 
 
-def may_be_shadowed(file: ConfigFile) -> bool:
-    """Whether something that a config includes comes after what it says itself."""
-    defaults = file.data.get("defaults")
-    entries = defaults if isinstance(defaults, list) else []
-    # without _self_ a config comes after all that it includes
-    return any(str(each).partition("@")[0] == "_self_" for each in entries[:-1])
-
-
 def shadowed(
     config: Mapping[Any, Any], origins: Origins, own: str, experiment: str
 ) -> Iterator[CheckedDiagnostic]:
     """Tells what an experiment's own file says in vain, since what it includes comes later."""
-    yield from _few(_shadowed(config, origins, own, experiment))
-
-
-def _shadowed(
-    config: Mapping[Any, Any], origins: Origins, own: str, experiment: str
-) -> Iterator[CheckedDiagnostic]:
-    for key, origin in _leaf_origins(config, origins):
-        if origin.kind not in _GIVEN_BY_CONFIGS or origin.where == own:
+    # a list is one value
+    paths = ([*itertools.takewhile(_is_key, path)] for path, _ in leaf_items(config))
+    for key in dict.fromkeys(map(dotted, paths)):
+        origin = origins.of(key)
+        if origin is None or origin.kind not in _GIVEN_BY_CONFIGS or origin.where == own:
             continue
         lost = [each for each in origin.overridden if each.kind == "file" and each.where == own]
         if lost:
             message = (
                 f"has no effect, {origin.place} overrides it; put _self_ last in the defaults list"
             )
-            yield CheckedDiagnostic.at(
-                0, "shadowed", own, lost[-1].line or 1, key, message, (experiment,)
-            )
+            line = lost[-1].line or 1
+            yield CheckedDiagnostic.at(0, "shadowed", own, line, key, message, (experiment,))
 
 
-def _leaf_origins(config: Mapping[Any, Any], origins: Origins) -> Iterator[tuple[str, Origin]]:
-    """The origins of all values; a list is one value."""
-    waiting: list[tuple[tuple[Any, ...], Any]] = [((), config)]
-    while waiting:
-        path, node = waiting.pop()
-        if isinstance(node, Mapping):
-            waiting += reversed([((*path, key), item) for key, item in node.items()])
-            continue
-        key = dotted(path)
-        origin = origins.of(key)
-        if origin is not None:
-            yield key, origin
-
-
-def _few(found: Iterable[CheckedDiagnostic]) -> Iterator[CheckedDiagnostic]:
-    """As many as somebody may read of each file; the others are counted."""
-    by_file: dict[str, list[CheckedDiagnostic]] = {}
-    for each in found:
-        by_file.setdefault(each.file, []).append(each)
-    for file, some in by_file.items():
-        yield from some[:MOST_ALIKE]
-        more = some[MOST_ALIKE:]
-        if more:
-            names = tuple(dict.fromkeys(name for each in more for name in each.experiments))
-            message = f"has {len(more)} more keys without effect"
-            yield CheckedDiagnostic.at(0, more[0].code, file, 0, "", message, names)
+def _is_key(part: object) -> bool:
+    return not isinstance(part, int)

@@ -6,6 +6,7 @@ The writing is that of the reports of runs: here an experiment, a lock or a file
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -69,13 +70,27 @@ class CheckedDiagnostic(Diagnostic):
 
 
 def merged(found: Iterable[CheckedDiagnostic]) -> list[CheckedDiagnostic]:
-    """Returns what was found, each thing once with all experiments that it hits, in order."""
+    """Returns what was found, each thing once with all experiments that it hits, in order.
+
+    Of warnings that are alike in a file, those that nobody would read are counted.
+    """
     experiments: dict[CheckedDiagnostic, dict[str, None]] = {}
     for each in found:
         alone = replace(each, experiments=())
         experiments.setdefault(alone, {}).update(dict.fromkeys(each.experiments))
     whole = [replace(each, experiments=tuple(names)) for each, names in experiments.items()]
-    return sorted(whole, key=lambda each: (each.file, each.line, each.level))
+    alike: Counter[tuple[str, Code]] = Counter()
+    shown = []
+    for each in sorted(whole, key=lambda each: (each.file, each.line, each.level)):
+        if not each.exit_code:
+            alike[each.file, each.code] += 1
+        if each.exit_code or alike[each.file, each.code] <= MOST_ALIKE:
+            shown.append(each)
+    for (file, code), number in alike.items():
+        if number > MOST_ALIKE:
+            message = f"has {number - MOST_ALIKE} more such lines"
+            shown.append(CheckedDiagnostic.at(0, code, file, 0, "", message))
+    return shown
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lllaunch.checking.findings import MOST_ALIKE, WRONG, CheckedDiagnostic
-from lllaunch.config.document import NO_LINES, Document, Sexagesimal, parse, read_text
+from lllaunch.checking.findings import WRONG, CheckedDiagnostic
+from lllaunch.config.document import NO_LINES, Document, parse, read_text
 from lllaunch.config.secrets import EXPOSED, exposed, not_secret
 from lllaunch.config.tree import dotted, shown_path
 from lllaunch.errors import Code, ConfigError
@@ -264,25 +264,14 @@ def lint(file: ConfigFile) -> Iterator[CheckedDiagnostic]:
     for key in exposed(file.data, file.package, not_secret(file.data)):
         line = file.line_of(*key.removeprefix(f"{file.package}.").split("."))
         yield CheckedDiagnostic.at(0, "secret", file.path, line, key, EXPOSED)
-    for number, each in enumerate(file.document.sexagesimals):
-        if number == MOST_ALIKE:
-            more = len(file.document.sexagesimals) - MOST_ALIKE
-            message = f"has {more} more numbers of base 60: quote them"
-            yield CheckedDiagnostic.at(0, "base-60", file.path, 0, "", message)
-            return
-        yield _sexagesimal(file, each)
-
-
-def _sexagesimal(file: ConfigFile, each: Sexagesimal) -> CheckedDiagnostic:
-    key = dotted([*file.package.split("."), *each.path] if file.package else each.path)
-    never = any(is_in(key, name) for name in _NEVER_NUMBERS)
-    if any(map(is_secret_name, each.path)):
-        message = "YAML reads it as a number of base 60: quote it"
-    else:
+    for each in file.document.sexagesimals:
+        key = dotted([*file.package.split("."), *each.path] if file.package else each.path)
         text, number = shorten(each.text, 40), shorten(repr(each.number), 40)
+        if any(map(is_secret_name, each.path)):
+            text, number = "it", "a number of base 60"
         message = f"YAML reads {text} as {number}: quote it"
-    code = WRONG if never else 0
-    return CheckedDiagnostic.at(code, "base-60", file.path, each.line, shorten(key), message)
+        code = WRONG if any(is_in(key, name) for name in _NEVER_NUMBERS) else 0
+        yield CheckedDiagnostic.at(code, "base-60", file.path, each.line, shorten(key), message)
 
 
 def is_in(key: str, name: str) -> bool:

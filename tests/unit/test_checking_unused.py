@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lllaunch.app.compose import ConfigRequest
 from lllaunch.checking.examine import (
-    KeyUsage,
+    Examined,
+    about_unused,
     shadowed,
     told_unused,
     unused_keys,
-    usage_of,
 )
-from lllaunch.checking.findings import MOST_ALIKE
+from lllaunch.checking.findings import MOST_ALIKE, merged
+from lllaunch.checking.tree import ConfigFile, Experiment
 from lllaunch.config.document import lines_of
 from lllaunch.config.interpolation import may_refer_to
 from lllaunch.config.origins import Layer, Origin, origins_of
@@ -106,16 +108,23 @@ class Composition:
         self.origins = origins_of(given, self.config)
         self.files = [file for file, _ in layers]
 
-    def usage(self) -> KeyUsage:
+    def examined(self, name: str) -> Examined:
         files = [file for file in self.files if "://" not in file]
         unused = unused_keys(self.config)
-        return usage_of(self.config, unused, files, self.origins, files)
+        return Examined(
+            Experiment(name, ConfigFile("", "")),
+            ConfigRequest(),
+            made_of={*files},
+            used=frozenset(self.config) - unused,
+            unused=[*about_unused(unused, self.origins, files, name)],
+        )
 
 
 def told(**compositions: Composition) -> list[str]:
-    usages = {name: each.usage() for name, each in compositions.items()}
+    examined = [each.examined(name) for name, each in compositions.items()]
     return [
-        f"{each.place} {each.said} [{' '.join(each.experiments)}]" for each in told_unused(usages)
+        f"{each.place} {each.said} [{' '.join(each.experiments)}]"
+        for each in merged(told_unused(examined))
     ]
 
 
@@ -158,7 +167,7 @@ def test_no_more_is_told_than_anybody_reads() -> None:
     text = LAUNCH + "".join(f"k{number}: {number}\n" for number in range(1_000))
     lines = told(a=Composition(("a.yaml", text)))
     assert len(lines) == MOST_ALIKE + 1
-    assert lines[-1] == f"a.yaml has {1_000 - MOST_ALIKE} more keys without effect [unused-key] [a]"
+    assert lines[-1] == f"a.yaml has {1_000 - MOST_ALIKE} more such lines [unused-key] []"
 
 
 def shadows(own: str, *layers: tuple[str, str]) -> list[str]:
