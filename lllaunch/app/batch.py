@@ -11,7 +11,6 @@ import contextlib
 import os
 import pickle
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from msgspec import structs
 
 from lllaunch.app.command_line import prestarted
-from lllaunch.clock import now_ns
 from lllaunch.cluster import slurm
 from lllaunch.console.console import Console
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError, SnapshotFailed
@@ -219,15 +217,7 @@ def submit_run(
     if cluster.snapshot != "none":
         snapshot = take(spec.runtime_cwd, free_place(directory), os.environ, console.note)
     make_ready(spec, cfg, user, snapshot, directory)
-    submission = Submission(
-        directory=directory,
-        time_ns=now_ns(),
-        host=socket.gethostname(),
-        requeue=cluster.requeue,
-        signal_delay=cluster.signal_delay,
-        snapshot=snapshot,
-        holder=_HOLDER,
-    )
+    submission = Submission.of(cluster, directory, snapshot, holder=_HOLDER)
     if snapshot is not None and cluster.snapshot == "temporary":
         hold(snapshot, [_HOLDER])
     # its id may be lost with this process; the directory then tells which it is

@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from signal import Signals
-from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, Self
 
 from lllaunch.clock import now_ns
 from lllaunch.documents import (
@@ -38,6 +39,7 @@ from lllaunch.text import times
 
 if TYPE_CHECKING:
     from lllaunch.run.result import RunResult
+    from lllaunch.spec import Cluster
 
 HISTORY = "submission.jsonl"
 LOG = "launcher.log"
@@ -72,6 +74,28 @@ class Submission(Record, frozen=True):
     snapshot: Snapshot | None = None
     holder: str = ""  # how this job holds the snapshot, if that is temporary; else empty
     refused: Text = ""  # what the cluster said if it did not take the job; else empty
+
+    @classmethod
+    def of(
+        cls,
+        cluster: Cluster,
+        directory: str,
+        snapshot: Snapshot | None,
+        *,
+        retries: Mapping[str, int] | None = None,
+        holder: str = "",
+    ) -> Self:
+        """Return what is about to be submitted from this machine."""
+        return cls(
+            directory=directory,
+            time_ns=now_ns(),
+            host=socket.gethostname(),
+            requeue=cluster.requeue,
+            signal_delay=cluster.signal_delay,
+            retries=retries or {},
+            snapshot=snapshot,
+            holder=holder,
+        )
 
     @property
     def time(self) -> str:

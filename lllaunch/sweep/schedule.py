@@ -125,6 +125,15 @@ class JobNotStarted:
 
 
 @dataclass(frozen=True)
+class JobDropped:
+    """A job that was started is gone from a queue: somebody has cancelled it before it ran."""
+
+    number: int
+    exit_code: int | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Blocked:
     """The journal cannot be written, or no process can be made: no job can be started."""
 
@@ -155,6 +164,8 @@ class JobEnded:
     seconds: float | None = None
     # what it returned, if it succeeded and that is a number; else None
     objective: float | None = None
+    # whether somebody has cancelled it, where that is not a signal to the launcher
+    cancelled: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,6 +190,7 @@ SweepEvent = (
     | LeaseRefused
     | SlotsFreed
     | JobNotStarted
+    | JobDropped
     | Blocked
     | Unblocked
     | Abandoned
@@ -422,7 +434,7 @@ class Scheduler:
                 raise ImpossibleSweepEvent(
                     f"{event} is about another job than the one of that number"
                 )
-        elif isinstance(event, (JobEnded, LeaseRefused, JobNotStarted)):
+        elif isinstance(event, (JobEnded, LeaseRefused, JobNotStarted, JobDropped)):
             if event.number not in self.running:
                 raise ImpossibleSweepEvent(f"{event}, which does not run")
         elif isinstance(event, RetryDue) and event.number not in self.paused:
@@ -493,6 +505,12 @@ class Scheduler:
         """A job could not be started, and is not any more."""
         return (self._leave(self._unlease(event)), *self._go_on())
 
+    def dropped(self, event: JobDropped) -> SweepActions:
+        """A job has left a queue without a start."""
+        job = self._unlease(event)
+        job.exit_code, job.why = event.exit_code, event.why
+        return (self._over(job, J.NOT_RUN), *self._go_on())
+
     def unblock(self, _: Unblocked) -> SweepActions:
         """Jobs are started again."""
         return self._go_on()
@@ -511,6 +529,8 @@ class Scheduler:
         job = self._end(event)
         if event.exit_code == 0:
             return (self._over(job, J.SUCCEEDED), *self._go_on())
+        if event.cancelled:
+            return (self._over(job, J.CANCELLED), *self._go_on())
         if event.cause is None or not job.take_chance(event.cause):
             return self._failed(self._end_of(job, J.FAILED))
         at = None
@@ -524,7 +544,8 @@ class Scheduler:
     def ended_while_draining(self, event: JobEnded) -> SweepActions:
         """A job ended, and is not tried again."""
         job = self._end(event)
-        state = J.FAILED if event.exit_code else J.SUCCEEDED
+        failed = J.CANCELLED if event.cancelled else J.FAILED
+        state = failed if event.exit_code else J.SUCCEEDED
         return (self._over(job, state), *self._go_on())
 
     def ended_while_cancelled(self, event: JobEnded) -> SweepActions:
@@ -599,7 +620,7 @@ class Scheduler:
         self.pool.give(job.lease, Lease(event.gpus, event.cpus))
         return job
 
-    def _unlease(self, event: JobNotStarted) -> Job:
+    def _unlease(self, event: JobNotStarted | JobDropped) -> Job:
         job = self.running.pop(event.number)
         self.pool.give(job.lease)
         return job
@@ -681,6 +702,7 @@ _ROWS: tuple[_Row, ...] = (
     (_ENDING, (LeaseRefused,), None, Scheduler.refused_too_late),
     ((_S.BLOCKED,), (JobNotStarted,), None, Scheduler.not_started),
     (_ENDING, (JobNotStarted,), None, Scheduler.not_started_too_late),
+    (_BEGUN, (JobDropped,), None, Scheduler.dropped),
     # What may be started then: nothing of it is while the sweep is blocked (`Scheduler._go_on`).
     (_OPEN, (SlotsFreed,), None, Scheduler.freed),
     (_OPEN, (RetryDue,), None, Scheduler.retry),

@@ -46,19 +46,17 @@ from lllaunch.sweep.journal import (
     StartedRecord,
 )
 from lllaunch.sweep.policy import by_signal, cause_of
-from lllaunch.sweep.protocol import Answer, Broken, Prepared, record_of
+from lllaunch.sweep.protocol import Answer, Prepared, record_of
 from lllaunch.sweep.resume import OldJob, plan_resume
 from lllaunch.text import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
-    from lllaunch.run.submission import BatchEnded
     from lllaunch.sweep.history import SweepResult
     from lllaunch.sweep.journal import JournalEntry
     from lllaunch.sweep.objective import Direction
     from lllaunch.sweep.pool import Lease
-    from lllaunch.sweep.processes import JobProcess
     from lllaunch.sweep.resume import NewJob
 
 _RESUME = "hydra.launcher.resume"
@@ -277,24 +275,6 @@ class SweepSession:
         now = time.monotonic()
         self._write_at = now + _RATIO * (now - began)
 
-    def end_in_queue(self, number: int, directory: str, said: BatchEnded | None) -> v.JobEnded:
-        """Write down what became of a job that a cluster has had, and that is over."""
-        try:
-            run, unreadable = read_result(directory), ""
-        except OutputError as error:
-            run, unreadable = None, f"its result cannot be read: {error}"
-        result = result_of(run)
-        code = believed(0 if said is None else said.exit_code, result)
-        if result is None or result.exit_code != code:
-            reason = "" if said is None else said.reason
-            why = unreadable or reason or "its batch job ended without a result"
-            result = Result(_state(code), code, first_line(why))
-        self.journal.keep(EndedRecord(number, 0, result))
-        kind = run.cause_type if run is not None and code else ""
-        why = result.root_cause if code else ""
-        cause = cause_of(code, kind)
-        return v.JobEnded(number, code, cause, why, result.seconds, result.objective)
-
     def close(self) -> None:
         """Closes the journal and gives the directory back; idempotent."""
         self.journal.close()
@@ -324,9 +304,6 @@ def id_of(path: str) -> str:
     return re.sub(r"[^\w.-]", "_", "-".join(parts)) or "sweep"
 
 
-_NEVER_STARTED = frozenset({v.JobState.NOT_RUN, v.JobState.CANCELLED})
-
-
 class JobRecords:
     """What of each job that is not settled goes into the journal."""
 
@@ -342,71 +319,78 @@ class JobRecords:
         """A job was composed; the journal gets that when the job starts, or is settled."""
         self._ahead[number] = record_of(number, answer, self._relative(answer.directory))
 
-    def starts(self, job: JobProcess, answer: Prepared) -> None:
-        """A job is let begin as soon as this returns.
+    def starts(
+        self,
+        number: int,
+        answer: Prepared,
+        attempt: int,
+        lease: Lease,
+        pid: int | None,
+    ) -> None:
+        """A job is let begin, or put into a queue, as soon as this returns.
+
+        ``pid``: of its process; None if it is not on this machine.
 
         Raises:
             OutputError: the journal cannot be written; this can be tried again.
         """
-        assert job.lease is not None
-        self.composed(job.number, answer)
-        self._keep_composed(job.number)
+        self.composed(number, answer)
+        self._keep_composed(number)
         if answer.directory:
             directory = os.path.join(self._base, answer.directory)
             forget_result(directory)
-            if self._journal is not None:
+            if self._journal is not None and pid is not None:
                 # in a batch job, where there is no journal, it is this one's
                 forget_submission(directory)
         if self._journal is not None:
-            self._journal.append(StartedRecord(job.number, job.attempt, job.lease, job.pid))
+            self._journal.append(StartedRecord(number, attempt, lease, pid))
 
-    def ended(self, job: JobProcess, exit_code: int) -> v.JobEnded:
-        """A job that held a lease ended."""
-        if not job.begun:
-            return self._never_began(job, exit_code)
-        assert isinstance(job.answer, Prepared)
-        result, kind, unreadable = None, "", ""
-        if job.answer.directory:
+    def ended(
+        self, number: int, attempt: int, directory: str, exit_code: int, why: str
+    ) -> v.JobEnded:
+        """A job that has begun ended.
+
+        ``why``: what is known of it beside its result.json; counts where that says nothing.
+        """
+        result, kind = None, ""
+        if directory:
             try:
-                run = read_result(os.path.join(self._base, job.answer.directory))
+                run = read_result(os.path.join(self._base, directory))
             except OutputError as error:
                 # This job's affair: the others go on.
-                run, unreadable = None, f"its result cannot be read: {error}"
+                run, why = None, f"its result cannot be read: {error}"
             result = result_of(run)
             exit_code = believed(exit_code, result)
             kind = run.cause_type if run is not None and exit_code else ""
         cause = cause_of(exit_code, kind)
         if result is None or result.exit_code != exit_code:
-            text = first_line(unreadable or job.why) if result is None else result.root_cause
-            result = Result(_state(exit_code), exit_code, text or _said_nothing(job, exit_code))
+            text = (result.root_cause if result else "") or first_line(why)
+            result = Result(_state(exit_code), exit_code, text if exit_code else "")
         elif result.state == "signalled" and self._journal is not None:
             # Somebody has told this job to end. In a batch job all are told at once.
             cause = None
-        self._keep(EndedRecord(job.number, job.attempt, result))
+        self._keep(EndedRecord(number, attempt, result))
         why = result.root_cause if exit_code else ""
-        return v.JobEnded(job.number, exit_code, cause, why, objective=result.objective)
+        return v.JobEnded(number, exit_code, cause, why, result.seconds, result.objective)
 
-    def _never_began(self, job: JobProcess, exit_code: int) -> v.JobEnded:
-        """It was not composed for another attempt, or was killed then."""
-        why = f"its process ended (exit code {exit_code}) while it was composed again"
-        cause = cause_of(exit_code)
-        if isinstance(job.answer, Broken):
-            exit_code, why, cause = job.answer.exit_code, job.answer.why, None
-        self._keep(
-            EndedRecord(job.number, job.attempt, Result("error", exit_code, first_line(why)))
-        )
-        return v.JobEnded(job.number, exit_code, cause, why)
+    def never_began(self, number: int, attempt: int, end: v.JobEnded) -> v.JobEnded:
+        """A job ended while it was composed for another attempt."""
+        result = Result("error", end.exit_code, first_line(end.why))
+        self._keep(EndedRecord(number, attempt, result))
+        return end
 
     def settled(self, end: v.Settle) -> None:
         """What became of a job is known."""
-        if end.number in self._ahead and end.state is v.JobState.FAILED:
+        ahead = end.number in self._ahead
+        if ahead and end.state is v.JobState.FAILED:
             # It cannot run.
             self._keep_composed(end.number)
             self._keep(
                 EndedRecord(end.number, 0, Result("error", end.exit_code, first_line(end.why)))
             )
-        elif end.number in self._ahead and end.state in _NEVER_STARTED:
-            self._keep_composed(end.number)
+        elif end.state is v.JobState.NOT_RUN or (ahead and end.state is v.JobState.CANCELLED):
+            if ahead:
+                self._keep_composed(end.number)
             self._keep(Skipped(end.number, first_line(end.why) or end.state.value))
         self._ahead.pop(end.number, None)
         self._known.pop(end.number, None)
@@ -456,11 +440,6 @@ class JobRecords:
             return directory
         relative = os.path.relpath(directory, self._base)
         return directory if relative.split(os.sep)[0] == os.pardir else relative
-
-
-def _said_nothing(job: JobProcess, exit_code: int) -> str:
-    """The cause of a job that failed though its process ended well."""
-    return "its process ended without a result" if job.exit_code == 0 and exit_code else ""
 
 
 def _state(exit_code: int) -> str:

@@ -257,7 +257,7 @@ def test_one_job_that_cannot_run_keeps_all_from_being_submitted(
     said = refused("+exp=test,here", python=("-m", "lllaunch", "-m"))
     assert "cluster: is such that the job runs here, and the first one" in said
     said = refused("x=1,2", "hydra.sweep.subdir=same")
-    assert "the directory is that of job 0" in said
+    assert "would run in the directory of job 0" in said
 
 
 def test_each_job_may_ask_for_something_else(slurm: Slurm, sweeps: Sweeps) -> None:

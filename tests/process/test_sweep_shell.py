@@ -24,7 +24,7 @@ import lllaunch.sweep.schedule as v
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.forks import STOP_AND_CONTINUE
-from lllaunch.sweep.loop import ComposingFailed
+from lllaunch.sweep.local import ComposingFailed
 from lllaunch.sweep.policy import Retries, Summary, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.processes import JobProcess, TooFewFiles
@@ -240,7 +240,7 @@ def test_a_job_that_cannot_be_killed_is_given_up(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played.machine = machine(1)
-    monkeypatch.setattr("lllaunch.sweep.loop.KILL_SECONDS", 0.05)
+    monkeypatch.setattr("lllaunch.sweep.local.KILL_SECONDS", 0.05)
     send, spared = JobProcess.signal, []
 
     def spare(job: JobProcess, signum: int) -> None:

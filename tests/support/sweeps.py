@@ -10,10 +10,12 @@ from typing import Any
 from msgspec import structs
 
 import lllaunch.sweep.schedule as v
+from lllaunch.signal_source import QUIET, SignalSource
 from lllaunch.spawner.client import Spawner
 from lllaunch.sweep.history import SweepHistory
 from lllaunch.sweep.journal import Header, Journal, read_journal
 from lllaunch.sweep.leases import Leases
+from lllaunch.sweep.local import LocalExecutor
 from lllaunch.sweep.loop import Onlooker, Sweep
 from lllaunch.sweep.machine import SweepMachine, find_machine
 from lllaunch.sweep.policy import Retries, SweepPolicy
@@ -63,8 +65,10 @@ class Played:
         numbers = range(numbers) if isinstance(numbers, int) else numbers
         policy = policy or SweepPolicy(retries=NEVER_AGAIN)
         work = Work(prepare, execute, self.machine, warm=options.pop("warm", None))
-        given = (work, policy, self.leases, self.journal, Onlooker(self.observe))
-        return Sweep(*given, numbers, **options).run()
+        executor = LocalExecutor(work, self.leases, **options)
+        with SignalSource(quiet=QUIET, stops=True) as signals:
+            onlooker = Onlooker(self.observe)
+            return Sweep(executor, policy, self.journal, onlooker, numbers, signals).run()
 
     def close(self) -> None:
         assert not self.leases._locks

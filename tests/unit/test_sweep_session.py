@@ -37,7 +37,6 @@ from lllaunch.sweep.journal import (
     read_journal,
 )
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.processes import JobProcess
 from lllaunch.sweep.protocol import (
     LONGEST,
     JobPrinted,
@@ -420,14 +419,10 @@ def written(tmp_path: Path) -> Iterator[Written]:
     found.journal.close()
 
 
-def begun(written: Written, directory: str = "", attempt: int = 0) -> JobProcess:
-    """A job that the journal takes for one that runs."""
-    job = JobProcess(5)
-    job.answer = Prepared(Need(1), ("a=1",), directory, "f", {"a": 1})
-    job.answered = job.begun = True
-    job.lease, job.pid, job.attempt = Lease(("g",)), 77, attempt
-    written.writer.starts(job, job.answer)
-    return job
+def begun(written: Written, directory: str = "", attempt: int = 0) -> None:
+    """Let the journal know of a job that runs."""
+    answer = Prepared(Need(1), ("a=1",), directory, "f", {"a": 1})
+    written.writer.starts(5, answer, attempt, Lease(("g",)), 77)
 
 
 def test_a_job_is_composed_and_started_once_an_attempt(written: Written) -> None:
@@ -491,17 +486,18 @@ OVER = Result("failed", 4, "memory")
 def test_what_a_jobs_end_is_to_the_sweep(
     written: Written, found: dict[str, Any] | None, code: int, end: v.JobEnded, result: Result
 ) -> None:
-    job = begun(written, "" if found is None else "5")
+    directory = "" if found is None else "5"
+    begun(written, directory)
     if found is not None:
         written.result("5", **found)
-    assert written.writer.ended(job, code) == end
+    assert written.writer.ended(5, 0, directory, code, "") == end
     assert written.records()[-1] == EndedRecord(5, 0, result)
 
 
 def test_the_result_of_an_earlier_attempt_does_not_count(written: Written) -> None:
     written.result("5", state="succeeded", exit_code=0)
-    job = begun(written, "5", attempt=1)
-    assert written.writer.ended(job, 1) == v.JobEnded(5, 1, "failure")
+    begun(written, "5", attempt=1)
+    assert written.writer.ended(5, 1, "5", 1, "") == v.JobEnded(5, 1, "failure")
     assert written.records()[-1] == EndedRecord(5, 1, Result("error", 1))
 
 

@@ -49,7 +49,8 @@ from lllaunch.signal_source import QUIET, SignalSource
 from lllaunch.sweep.directory import ARRAYS, JOURNAL
 from lllaunch.sweep.history import read_result
 from lllaunch.sweep.leases import Leases
-from lllaunch.sweep.loop import Onlooker, Sweep
+from lllaunch.sweep.local import LocalExecutor
+from lllaunch.sweep.loop import Executor, Onlooker, Sweep
 from lllaunch.sweep.machine import SweepMachine, find_machine
 from lllaunch.sweep.objective import Objective, Objectives, as_direction
 from lllaunch.sweep.processes import Work
@@ -267,9 +268,6 @@ class HydraSweep:
         console: SweepConsole,
         signals: SignalSource,
     ) -> FinishSweep:
-        if self._jobs.composer.for_cluster:
-            return self._submit(batch, overrides, console, signals)
-
         def prepare(number: int) -> Prepared | Broken:
             """In the process of a job: compose it."""
             index = batch.index(number)
@@ -286,52 +284,35 @@ class HydraSweep:
                 batch.directories[event.number] = event.directory
             console.observe(event)
 
-        work = Work(
-            prepare,
-            self._jobs.execute,
-            self._jobs.machine,
-            self._settings.pin_cpus,
-            self._spawners,
-            locks=self._session.locks,
-        )
-        sweep = Sweep(
-            work,
-            self._settings.policy,
-            self._leases,
-            self._session.journal,
-            Onlooker(observe, console.tick_in, console.awaited),
-            batch.to_run(),
-            review=self._review,
-            captures=True,
-            label=batch.label,
-            signals=signals,
-        )
-        return sweep.run()
-
-    def _submit(
-        self,
-        batch: Batch,
-        overrides: Sequence[Sequence[str]],
-        console: SweepConsole,
-        signals: SignalSource,
-    ) -> FinishSweep:
-        # only of what goes to a cluster
-        from lllaunch.app.sweeping.submitted import SubmittedSweep  # noqa: PLC0415
-
-        def observe(event: object) -> None:
-            if isinstance(event, Settle):
-                batch.ends[event.number] = event
-            console.observe(event)
-
-        policy = self._settings.policy
-        sweep = SubmittedSweep(
-            *(self._session, self._jobs, policy, batch, overrides, observe, signals, console.note),
-            at_once=self.at_once,
-        )
+        policy, executor = self._settings.policy, self._executor(batch, prepare, console.note)
+        if executor.queues:
+            # of the cluster: it limits what runs at the same time
+            policy = policy._replace(max_parallel=None)
+        onlooker = Onlooker(observe, console.tick_in, console.awaited)
+        sweep = Sweep(executor, policy, self._session.journal, onlooker, batch.to_run(), signals)
         try:
             return sweep.run()
         finally:
-            self.left = sweep.left
+            self.left = executor.left
+
+    def _executor(
+        self,
+        batch: Batch,
+        prepare: Callable[[int], Prepared | Broken],
+        say: Callable[[str], object],
+    ) -> Executor:
+        jobs, session = self._jobs, self._session
+        if jobs.composer.for_cluster:
+            # only of what goes to a cluster
+            from lllaunch.app.sweeping.submitted import SlurmExecutor  # noqa: PLC0415
+
+            given = (session, jobs.composer, self._settings.policy, batch, prepare, self._review)
+            return SlurmExecutor(*given, say, at_once=self.at_once)
+        pins, spawners = self._settings.pin_cpus, self._spawners
+        work = Work(prepare, jobs.execute, jobs.machine, pins, spawners, locks=session.locks)
+        return LocalExecutor(
+            work, self._leases, review=self._review, captures=True, label=batch.label
+        )
 
     def _tell_left(self) -> None:
         """Say that the jobs go on without this launcher, and what looks after them."""

@@ -32,6 +32,7 @@ from lllaunch.signal_source import QUIET, SignalSource
 from lllaunch.spawner.forks import NOTICE
 from lllaunch.sweep.arrays import ArrayJob, need_in_task
 from lllaunch.sweep.leases import Leases
+from lllaunch.sweep.local import LocalExecutor
 from lllaunch.sweep.loop import Onlooker, Sweep
 from lllaunch.sweep.machine import SweepMachine, find_machine
 from lllaunch.sweep.policy import Retries, SweepPolicy
@@ -114,16 +115,10 @@ class _Pack:
                 if self._batch.early is not None:
                     signal.raise_signal(self._batch.early)
                 console.began(self._batch.directory, len(self._jobs), self._label, policy=policy)
-                Sweep(
-                    Work(self._prepare, self._execute, self._machine, warm=spawners),
-                    policy,
-                    leases,
-                    None,
-                    Onlooker(observe, console.tick_in, console.awaited),
-                    [*self._jobs],
-                    label=self._label,
-                    signals=signals,
-                ).run()
+                work = Work(self._prepare, self._execute, self._machine, warm=spawners)
+                executor = LocalExecutor(work, leases, label=self._label)
+                onlooker = Onlooker(observe, console.tick_in, console.awaited)
+                Sweep(executor, policy, None, onlooker, [*self._jobs], signals).run()
         finally:
             console.close()
             leases.close()

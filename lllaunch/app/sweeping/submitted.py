@@ -10,24 +10,21 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from hydra.core.utils import filter_overrides
 from msgspec import structs
 from omegaconf import OmegaConf
 
 import lllaunch.sweep.schedule as v
 from lllaunch.app.batch import ask, command_of, follows, make_ready
 from lllaunch.app.sweeping.composing import naming_launchers
-from lllaunch.app.sweeping.jobs import Planned, name_of
+from lllaunch.app.sweeping.jobs import name_of
 from lllaunch.app.sweeping.probes import SweepRefused, map_in_forks
-from lllaunch.clock import now_ns
 from lllaunch.cluster import slurm
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode, for_signal
@@ -58,21 +55,19 @@ from lllaunch.sweep.arrays import (
     write_tasks,
 )
 from lllaunch.sweep.directory import ARRAYS
-from lllaunch.sweep.history import forget_result
-from lllaunch.sweep.journal import ComposedRecord, OverRecord, Skipped, StartedRecord
+from lllaunch.sweep.loop import Executor, JobsLeft
 from lllaunch.sweep.policy import Summary
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.protocol import Broken, Prepared, Tick, record_of
+from lllaunch.sweep.protocol import Broken, Prepared
 from lllaunch.text import duration
 from lllaunch.words import counted
 
 if TYPE_CHECKING:
-    from lllaunch.app.sweeping.composing import JobConfig
-    from lllaunch.app.sweeping.jobs import SweepJobs
+    from lllaunch.app.sweeping.composing import Composer, JobConfig
     from lllaunch.cluster.slurm import QueuedJob
-    from lllaunch.signal_source import SignalSource
     from lllaunch.spec import Cluster
     from lllaunch.sweep.policy import SweepPolicy
+    from lllaunch.sweep.protocol import Answer
     from lllaunch.sweep.session import Batch, SweepSession
 
 # Of a temporary snapshot, until all jobs that need it are in the queue.
@@ -97,13 +92,6 @@ class ClusterSilent(LaunchError):
         return f"{silence}, so its jobs are left: {self.said}"
 
 
-class ReadyJob(NamedTuple):
-    """A job whose directory is ready, or why it is not."""
-
-    answer: Prepared | Broken
-    cluster: Cluster | None = None
-
-
 @dataclass(slots=True)
 class SubmittedJob:
     """A job that is in a queue."""
@@ -112,7 +100,7 @@ class SubmittedJob:
     directory: str
     id: str
     shares: bool  # whether other jobs are in the same batch job, which may run when this is over
-    running: bool = False
+    running: bool = False  # whether the observer knows that it has started
     gone: int = 0  # at how many looks in a row it was not in the queue
     cancelled: bool = False  # whether this launcher has cancelled it, if it had not started
     ended: bool = False  # whether it has, started or not
@@ -126,96 +114,145 @@ class ReadyArray(NamedTuple):
 
 
 class _ToldToEnd(Exception):
-    """A signal has ended the launcher before all is submitted."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__()
-        self.signum = signum
+    """A signal ends the sweep before all jobs are composed."""
 
 
-class SubmittedSweep:
-    """A batch of jobs of a sweep, on a cluster.
+class SlurmExecutor(Executor):
+    """The jobs of a sweep on a cluster: to start one is to submit it, several of them as an array.
 
-    ``signals``: notes the signals that end this launcher, and not the jobs. ``at_once``: whether
-    these are all jobs of the sweep.
+    What is asked for with one start, and what may go back into the queue after a failure, is up to
+    the batch jobs: of each the scheduler sees one attempt.
+
+    ``prepare``: composes a job, in a fork. ``review``: what it returns of that counts.
+    ``at_once``: whether these are all jobs of the sweep.
     """
+
+    queues = True
 
     def __init__(
         self,
         session: SweepSession,
-        jobs: SweepJobs,
+        composer: Composer,
         policy: SweepPolicy,
         batch: Batch,
-        overrides: Sequence[Sequence[str]],
-        observer: Callable[[object], None],
-        signals: SignalSource,
+        prepare: Callable[[int], Answer],
+        review: Callable[[int, Prepared], Answer],
         say: Callable[[str], object],
         *,
         at_once: bool,
     ) -> None:
-        self.left = False  # whether the launcher has left jobs in the queue
         self._at_once = at_once
         self._say = say
         self._session = session
-        self._jobs = jobs
+        self._composer = composer
         self._policy = policy
         self._batch = batch
-        self._overrides = overrides
-        self._observer = observer
-        self._signals = signals
+        self._prepare = prepare
+        self._review = review
         self._in_queue: dict[int, SubmittedJob] = {}
+        # what was composed and is not in the queue, once all of it is
+        self._answers: dict[int, Prepared] | None = None
+        self._starts: list[int] = []
         self._to_submit: deque[Array] = deque()
-        self._ends: Counter[v.JobState] = Counter()
         self._detached = False
-        # of what is to be submitted
-        self._answers: dict[int, Prepared] = {}
         self._snapshot_of_jobs: Snapshot | None = None
         self._taken: Snapshot | None = None
         # who holds it, if it is temporary
         self._holders: list[str] = []
-        # the first of those, if the cluster had no room for it
-        self._ready: ReadyArray | None = None
+        # directory and submission of the first of those, if the cluster had no room for it
+        self._ready: tuple[str, Submission] | None = None
         # whether that, or what an earlier launcher had, may be in the queue
         self._unsure = False
         # what was submitted, with its id
         self._arrays: list[tuple[Array, str]] = []
         # of those by an earlier launcher
         self._known: list[tuple[KnownArray, str]] = []
-        self._has_submitted = False
         self._waits_for_room = False
-        self._stops = False
-        # since when the cluster has not answered, by the monotonic clock
+        # since when the cluster has not answered, and when it is asked next, by the sweep's clock
         self._silent: float | None = None
+        self._ask_at, self._pause = 0.0, _PAUSE
 
-    def run(self) -> v.FinishSweep:
-        """Submit what is not in the queue, and follow all jobs to their ends, or leave them.
+    # What the scheduler decides
+
+    def compose(self, number: int) -> None:
+        """Compose all jobs, if that has not been done, so that what cannot run stops the sweep.
 
         Raises:
             SweepRefused: some cannot run; nothing was submitted.
             LaunchError: they could not be submitted.
         """
-        numbers = self._batch.to_run()
-        self._observer(v.BeginSweep(len(numbers)))
-        try:
-            self._take_up(numbers)
-            known = len(self._in_queue)
-            self._plan_arrays(self._compose(numbers))
-            if self._stops:
-                self._drop_arrays()
-            if known:
+        if self._answers is None:
+            numbers = self._batch.to_run()
+            try:
+                self._take_up(numbers)
+                self._answers = self._compose_all(numbers)
+            except _ToldToEnd:
+                return
+            if self._answers:
+                slurm.expect_available()
+                self._expect_accepted()
+            if self._in_queue:
                 text = "that an earlier launcher has submitted are followed"
-                self._say(f"{counted(known, 'job')} {text}")
+                self._say(f"{counted(len(self._in_queue), 'job')} {text}")
+        answer, label = self._answers.get(number), tuple(self._batch.label(number))
+        directory = self._batch.directories.get(number, "")
+        if answer is not None:
+            self.sweep.records.composed(number, answer)
+            label, directory = answer.overrides, answer.directory
+        self.sweep.tell(v.JobComposed(number, Need(), label, directory))
+
+    def start(self, start: v.StartJob) -> None:
+        """Submit a job with the next turn, if it is not in the queue."""
+        if start.number not in self._in_queue:
+            self._starts.append(start.number)
+
+    def goes_on(self, signum: int) -> bool:
+        """Return whether somebody on the terminal wants jobs to be followed on, or cancelled."""
+        if not (self._in_queue or self._arrays or self._unsure):
+            return False
+        answer = "leave"
+        if signum == signal.SIGINT and sys.stdin.isatty() and sys.stderr.isatty():
+            answer = ask("the jobs")
+        if answer == "leave":
+            raise self._leave(signum)
+        if answer == "cancel":
+            slurm.cancel({job.id for job in self._in_queue.values()})
+            for job in self._in_queue.values():
+                job.cancelled = job.ended = True
+            self.sweep.tell(v.Abandoned())
+        return True
+
+    def deadline(self) -> float:
+        """Return when the cluster is asked next."""
+        return self._ask_at
+
+    def look(self, ready: frozenset[int]) -> None:  # noqa: ARG002 - nothing of Slurm's is waited for
+        """Submit what is to be started, and ask what has become of the rest.
+
+        Raises:
+            ClusterSilent: the cluster has not answered for long.
+            LaunchError: another reason.
+        """
+        if self.sweep.clock() < self._ask_at:
+            return
+        if self._starts:
+            jobs = [(self._job_of(number), self._cluster(number)) for number in self._starts]
+            self._to_submit.extend(arrays_of(jobs, slurm.max_array_size()))
+            self._starts = []
             self._submit()
-            return self._follow()
-        except _ToldToEnd as told:
-            return self._leave(told.signum) if self._has_any() else self._end_by(told.signum)
-        except LaunchError:
-            # what is in the queue goes on
-            self.left = self._unsure or bool(self._in_queue)
-            raise
-        finally:
-            # what was not submitted is so with another one
-            self._release_snapshot()
+            self._leave_detached()
+        answers = self._ask()
+        self._pause = min(1.1 * self._pause, _LONGEST_PAUSE) if answers else _LONGEST_PAUSE
+        self._ask_at = self.sweep.clock() + self._pause
+        self._leave_detached()
+
+    def abandon(self) -> None:
+        """What is in the queue goes on."""
+        self.left = self._unsure or bool(self._in_queue)
+
+    def close(self) -> None:
+        """Let go of the code; what was not submitted is so with another snapshot."""
+        self._release_snapshot()
 
     # What is in the queue already
 
@@ -283,25 +320,28 @@ class SubmittedSweep:
                 return slurm.queued()
             except slurm.SlurmFailed as error:
                 self._note_silence(str(error))
-            wait([self._signals], seconds=_LONGEST_PAUSE)
+            wait([self.sweep.source], seconds=_LONGEST_PAUSE)
+
+    def _heed(self) -> None:
+        """Raise `_ToldToEnd` if a signal ends the sweep."""
+        if self.sweep.heed():
+            raise _ToldToEnd
 
     # Composing
 
-    def _compose(self, all_numbers: Sequence[int]) -> dict[int, ReadyJob]:
+    def _compose_all(self, all_numbers: Sequence[int]) -> dict[int, Prepared]:
         """Make the directories of the jobs ready that are not in the queue.
 
         Raises:
             SweepRefused: some cannot run.
         """
-        if not all_numbers:
-            return {}
         with contextlib.closing(map_in_forks(self._cluster_of, all_numbers[:1], 1)) as answers:
             first = next(answers)
         self._heed()
         if first is not None:
             # a sweeper that asks for one batch after another wants to know what became of each, and
             # what waits for a user's own app takes its end for that of the jobs, as with submitit
-            stays = self._jobs.composer.users_own or not self._at_once
+            stays = self._composer.users_own or not self._at_once
             self._detached = first.detach is True if stays else not follows(first)
         numbers = [number for number in all_numbers if number not in self._in_queue]
         if not numbers:
@@ -313,20 +353,20 @@ class SubmittedSweep:
         snapshot = None if first is None else self._snapshot(first)
         cores = len(os.sched_getaffinity(0))
 
-        def ready(number: int) -> ReadyJob:
+        def ready(number: int) -> Answer:
             return self._make_ready(number, snapshot)
 
+        found, faults = {}, {}
         with contextlib.closing(map_in_forks(ready, numbers, cores)) as made:
-            found = {}
             for number in numbers:
-                found[number] = next(made)
+                answer = next(made)
+                if isinstance(answer, Prepared):
+                    answer = self._review(number, answer)
+                if isinstance(answer, Prepared):
+                    found[number] = answer
+                else:
+                    faults[name_of(self._batch.label(number), number)] = answer
                 self._heed()
-        faults = {
-            self._name(number): job.answer
-            for number, job in found.items()
-            if isinstance(job.answer, Broken)
-        }
-        faults |= self._in_one_directory(found)
         if faults:
             raise SweepRefused(faults)
         self._snapshot_of_jobs = snapshot
@@ -335,7 +375,7 @@ class SubmittedSweep:
     def _snapshot(self, cluster: Cluster) -> Snapshot | None:
         if cluster.snapshot == "none":
             return None
-        cwd = str(self._jobs.composer.master.hydra.runtime.cwd)
+        cwd = str(self._composer.master.hydra.runtime.cwd)
         snapshot = take(cwd, free_place(self._session.path), os.environ, self._say)
         self._taken = snapshot
         if snapshot is not None and cluster.snapshot == "temporary":
@@ -352,7 +392,7 @@ class SubmittedSweep:
         snapshot, self._taken = self._taken, None
         if snapshot is None:
             return
-        unused = not (self._has_submitted or self._unsure)
+        unused = not (self._arrays or self._unsure)
         with contextlib.suppress(LaunchError):
             for holder in self._holders:
                 if unused or holder == _HOLDER:
@@ -374,110 +414,56 @@ class SubmittedSweep:
     def _cluster_of(self, number: int) -> Cluster | None:
         """In a fork: where a job goes, None if it cannot run."""
         answer = self._prepare(number)
-        if isinstance(answer, Broken):
-            return None
-        return _planned(answer).spec.cluster
+        return None if isinstance(answer, Broken) else answer.payload.spec.cluster
 
-    def _prepare(self, number: int) -> Prepared | Broken:
-        batch = self._batch
-        index, directory = batch.index(number), batch.directories.get(number)
-        if directory is not None:
-            directory = os.path.join(self._session.path, directory)
-        return self._jobs.prepare(self._overrides[index], batch.labels[index], number, directory)
-
-    def _make_ready(self, number: int, snapshot: Snapshot | None) -> ReadyJob:
-        """In a fork: compose a job, and write what its batch job needs."""
+    def _make_ready(self, number: int, snapshot: Snapshot | None) -> Answer:
+        """In a fork: compose a job, and write what its batch job needs; return its cluster, too."""
         answer = self._prepare(number)
         if isinstance(answer, Broken):
-            return ReadyJob(answer)
-        planned = _planned(answer)
-        spec, config = planned.spec, planned.config
+            return answer
+        spec, config = answer.payload.spec, answer.payload.config
+        cluster = spec.cluster
+        why = ""
         if spec.log_dir != spec.output_dir:
             why = "launch.log_dir: a job of a cluster keeps its files in Hydra's directory"
-            return ReadyJob(Broken(int(ExitCode.CONFIG), why, answer.overrides, answer.directory))
-        cluster = spec.cluster
-        assert cluster is not None
-        if cluster.pack > 1 and cluster.nodes > 1:
+        elif cluster.pack > 1 and cluster.nodes > 1:
             why = (
                 f"cluster.pack: expected 1, as a job has {cluster.nodes} nodes, got {cluster.pack}"
             )
-            return ReadyJob(Broken(int(ExitCode.CONFIG), why, answer.overrides, answer.directory))
+        if why:
+            return Broken(int(ExitCode.CONFIG), why, answer.overrides, answer.directory)
         try:
             with naming(spec.output_dir):
                 os.makedirs(spec.output_dir, exist_ok=True)
-            self._write_hydra(config, self._overrides[self._batch.index(number)])
-            with naming_launchers(config.whole, users_own=self._jobs.composer.users_own):
-                make_ready(spec, config.own(), self._jobs.composer.user, snapshot, spec.output_dir)
+            _write_hydra(config)
+            with naming_launchers(config.whole, users_own=self._composer.users_own):
+                make_ready(spec, config.own(), self._composer.user, snapshot, spec.output_dir)
         except LaunchError as error:
-            return ReadyJob(Broken(error.exit_code, str(error), answer.overrides))
-        return ReadyJob(structs.replace(answer, payload=None, need=Need()), spec.cluster)
-
-    def _write_hydra(self, config: JobConfig, overrides: Sequence[str]) -> None:
-        """Write what Hydra leaves in the directory of a job that it runs."""
-        subdir = config.whole.hydra.output_subdir
-        if subdir is None:
-            return
-        directory = os.path.join(config.where.output_dir, str(subdir))
-        hydra = OmegaConf.masked_copy(config.whole, "hydra")
-        written = {
-            "config.yaml": config.own(),
-            "hydra.yaml": hydra,
-            "overrides.yaml": OmegaConf.create([*filter_overrides(overrides)]),
-        }
-        with naming(directory):
-            os.makedirs(directory, exist_ok=True)
-            for name, each in written.items():
-                OmegaConf.save(each, os.path.join(directory, name))
-
-    def _in_one_directory(self, jobs: Mapping[int, ReadyJob]) -> dict[str, Broken]:
-        """Return which jobs would run in the directory of another one."""
-        taken: dict[str, int] = {}
-        faults = {}
-        for number, job in jobs.items():
-            directory = job.answer.directory
-            other = taken.setdefault(directory, number)
-            if other != number:
-                why = (
-                    f"hydra.sweep.subdir: the directory is that of job {other} ({directory}); make "
-                    "it depend on the job, as ${hydra:job.num} does"
-                )
-                faults[self._name(number)] = Broken(int(ExitCode.CONFIG), why)
-        return faults
-
-    def _name(self, number: int) -> str:
-        return name_of(self._batch.label(number), number)
+            return Broken(error.exit_code, str(error), answer.overrides)
+        return structs.replace(answer, payload=cluster, need=Need(), warm=None)
 
     # Submitting
 
-    def _plan_arrays(self, ready: Mapping[int, ReadyJob]) -> None:
-        jobs = []
-        for number, job in ready.items():
-            answer = job.answer
-            assert isinstance(answer, Prepared)
-            assert job.cluster is not None
-            self._batch.directories[number] = answer.directory
-            self._observer(v.JobComposed(number, answer.need, answer.overrides, answer.directory))
-            directory = os.path.join(self._session.path, answer.directory)
-            jobs.append((ArrayJob(number, directory), job.cluster))
-        if jobs:
-            slurm.expect_available()
-            arrays = arrays_of(jobs, slurm.max_array_size())
-            self._expect_accepted(arrays)
-            self._to_submit = deque(arrays)
-            self._answers = {
-                number: job.answer
-                for number, job in ready.items()
-                if isinstance(job.answer, Prepared)
-            }
+    def _job_of(self, number: int) -> ArrayJob:
+        assert self._answers is not None
+        directory = self._answers[number].directory
+        return ArrayJob(number, os.path.join(self._session.path, directory))
 
-    def _expect_accepted(self, arrays: Sequence[Array]) -> None:
+    def _cluster(self, number: int) -> Cluster:
+        assert self._answers is not None
+        cluster: Cluster = self._answers[number].payload
+        return cluster
+
+    def _expect_accepted(self) -> None:
         """Raise if the cluster would not accept an array: none is submitted then.
 
         Raises:
             SubmitFailed: it would not.
         """
+        assert self._answers is not None
+        jobs = [(self._job_of(number), self._cluster(number)) for number in self._answers]
         asked: list[Cluster] = []
-        for array in arrays:
+        for array in arrays_of(jobs, slurm.max_array_size()):
             if array.cluster in asked:
                 continue
             asked.append(array.cluster)
@@ -493,9 +479,8 @@ class SubmittedSweep:
             LaunchError: it takes none, and had none of this sweep; or another reason.
         """
         while self._to_submit:
-            self._heed()
-            if not self._to_submit:
-                break
+            if self.sweep.heed() or self.sweep.ends:
+                return
             try:
                 self._submit_one(self._to_submit[0])
             except slurm.SubmitFailed as error:
@@ -529,7 +514,6 @@ class SubmittedSweep:
                     raise
         self._ready, self._unsure = None, False
         self._arrays.append((array, id_))
-        self._has_submitted = True
         submission = structs.replace(submission, job=id_)
         submission.write(directory)
         for index, job in array.jobs:
@@ -539,29 +523,22 @@ class SubmittedSweep:
                 job.number, job.directory, known, shares=len(array.tasks[index]) > 1
             )
 
-    def _ready_array(self, array: Array) -> ReadyArray:
+    def _ready_array(self, array: Array) -> tuple[str, Submission]:
         """Write down that jobs go to the queue, and what the tasks of their array run."""
+        assert self._answers is not None
         for _, job in array.jobs:
-            self._write_down(job)
+            answer = self._answers[job.number]
+            self.sweep.records.starts(job.number, answer, 0, Lease(), None)
         directory = new_directory(self._session.path)
         write_tasks(directory, array)
-        cluster = array.cluster
+        cluster, snapshot = array.cluster, self._snapshot_of_jobs
         retries = {cause: n for cause, n in self._policy.retries._asdict().items() if n}
-        snapshot = self._snapshot_of_jobs
-        submission = Submission(
-            directory=directory,
-            time_ns=now_ns(),
-            host=socket.gethostname(),
-            requeue=cluster.requeue,
-            signal_delay=cluster.signal_delay,
-            retries=retries,
-            snapshot=snapshot,
-        )
+        submission = Submission.of(cluster, directory, snapshot, retries=retries)
         submission.write(directory)
         if snapshot is not None and cluster.snapshot == "temporary":
             holders = [holder_of(directory, index) for index in range(len(array.tasks))]
             self._hold(snapshot, holders)
-        return ReadyArray(directory, submission)
+        return directory, submission
 
     def _batch_text(self, array: Array, cluster: Cluster, directory: str) -> str:
         return slurm.batch_text(
@@ -569,7 +546,7 @@ class SubmittedSweep:
             command=command_of("--array", directory),
             directory=directory,
             output=os.path.join(directory, OUTPUT),
-            name=str(self._jobs.composer.master.hydra.job.name),
+            name=str(self._composer.master.hydra.job.name),
             array=(len(array.tasks), self._parallel(cluster)),
             retries=any(self._policy.retries),
         )
@@ -598,44 +575,7 @@ class SubmittedSweep:
         after = ",".join(filter(None, [given, f"afterany:{others[-1][1]}"]))
         return replace(cluster, settings={**cluster.settings, "dependency": after})
 
-    def _write_down(self, job: ArrayJob) -> None:
-        """Write into the journal that a job goes to the queue, and forget what was before."""
-        journal = self._session.journal
-        journal.append(self._composed(job))
-        forget_result(job.directory)
-        journal.append(StartedRecord(job.number))
-
-    def _composed(self, job: ArrayJob) -> ComposedRecord:
-        relative = os.path.relpath(job.directory, self._session.path)
-        inside = not relative.startswith(os.pardir)
-        answer = self._answers[job.number]
-        return record_of(job.number, answer, relative if inside else job.directory)
-
     # Following
-
-    def _follow(self) -> v.FinishSweep:
-        pause = _PAUSE
-        while self._in_queue or self._to_submit:
-            if self._detached and not self._to_submit:
-                return self._leave(None)
-            if not self._ask():
-                pause = _LONGEST_PAUSE
-            if not self._in_queue and not self._to_submit:
-                break
-            wait([self._signals], seconds=pause)
-            pause = min(1.1 * pause, _LONGEST_PAUSE)
-            self._heed()
-        ends = self._ends
-        summary = Summary(
-            succeeded=ends[v.JobState.SUCCEEDED],
-            failed=ends[v.JobState.FAILED],
-            cancelled=ends[v.JobState.CANCELLED],
-            not_run=ends[v.JobState.NOT_RUN],
-        )
-        finish = v.FinishSweep(summary, summary.exit_code(None))
-        self._observer(finish)
-        self._session.journal.keep(OverRecord(finish.exit_code))
-        return finish
 
     def _ask(self) -> bool:
         """Look what has become of jobs, and submit more; return whether the cluster answers.
@@ -645,7 +585,7 @@ class SubmittedSweep:
             LaunchError: another reason.
         """
         try:
-            self._look()
+            self._look_at_queue()
             self._submit()
         except (slurm.SlurmFailed, slurm.SubmitFailed) as error:
             if isinstance(error, slurm.SubmitFailed) and not slurm.is_silent(error.said):
@@ -658,7 +598,7 @@ class SubmittedSweep:
         return True
 
     def _note_silence(self, said: str) -> None:
-        now = time.monotonic()
+        now = self.sweep.clock()
         if self._silent is None:
             self._silent = now
             text = f"it is asked again for {duration(_PATIENCE)}; jobs go on meanwhile"
@@ -666,32 +606,35 @@ class SubmittedSweep:
         elif now - self._silent >= _PATIENCE:
             raise ClusterSilent(_PATIENCE, said)
 
-    def _look(self) -> None:
+    def _look_at_queue(self) -> None:
         """Ask the cluster, and take note of what has changed."""
-        queued = slurm.queued()
+        queued = slurm.queued() if self._in_queue else {}
         for job in [*self._in_queue.values()]:
             found = queued.get(job.id)
-            if found is None:
-                job.gone += 1
-            else:
-                job.gone = 0
-                self._note_start(job, found)
+            job.gone = job.gone + 1 if found is None else 0
+            if found is not None and found.state == "PENDING":
+                job.running = False
+            elif found is not None and not job.running and _runs(job.directory):
+                self._tell_start(job)
             if found is None or job.shares:
                 self._look_for_end(job)
-        if self._stops:
-            self._cancel_waiting()
-        self._observer(Tick())
-
-    def _note_start(self, job: SubmittedJob, found: QueuedJob) -> None:
-        if found.state == "PENDING":
-            job.running = False
-        elif not job.running and _runs(job.directory):
-            self._tell_start(job)
+        if not self.sweep.ends:
+            return
+        # nothing starts any more, what runs goes on
+        for array in self._to_submit:
+            for _, each in array.jobs:
+                self.sweep.tell(v.JobNotStarted(each.number))
+        self._to_submit.clear()
+        waiting = [job for job in self._in_queue.values() if not (job.running or job.cancelled)]
+        if waiting:
+            slurm.cancel({job.id for job in waiting}, pending_only=True)
+        for job in waiting:
+            job.cancelled = True
 
     def _tell_start(self, job: SubmittedJob) -> None:
         job.running = True
         starts = account_of(job.directory).starts
-        self._observer(v.StartJob(job.number, Lease(), max(0, starts - 1)))
+        self.sweep.observe(v.StartJob(job.number, Lease(), max(0, starts - 1)))
 
     def _look_for_end(self, job: SubmittedJob) -> None:
         """See whether a job is over: it has said so, or is gone without a word."""
@@ -707,101 +650,48 @@ class SubmittedSweep:
         del self._in_queue[job.number]
         if was_cancelled and not started:
             assert isinstance(said, BatchEnded)
-            self._not_run(job.number, said.reason, said.exit_code)
+            self.sweep.tell(v.JobDropped(job.number, said.exit_code, said.reason))
             return
         if not job.running:
             # it was short
             self._tell_start(job)
-        end = self._session.end_in_queue(
-            job.number, job.directory, said if isinstance(said, BatchEnded) else None
-        )
-        self._observer(end)
-        state = v.JobState.FAILED if end.exit_code else v.JobState.SUCCEEDED
-        if end.exit_code and was_cancelled:
-            state = v.JobState.CANCELLED
-        self._ends[state] += 1
-        self._observer(v.Settle(job.number, state, 1, end.exit_code, end.why))
-        limit = self._policy.max_failures
-        if limit is not None and self._ends[v.JobState.FAILED] >= limit:
-            self._stop_submitting()
-
-    def _not_run(self, number: int, why: str = "", exit_code: int | None = None) -> None:
-        """A job has not been started, and is not going to be."""
-        self._session.journal.keep(Skipped(number, why or v.JobState.NOT_RUN.value))
-        self._ends[v.JobState.NOT_RUN] += 1
-        self._observer(v.Settle(number, v.JobState.NOT_RUN, 0, exit_code, why))
-
-    def _stop_submitting(self) -> None:
-        """Enough have failed: nothing starts any more, what runs goes on."""
-        self._stops = True
-        self._drop_arrays()
-
-    def _drop_arrays(self) -> None:
-        """Leave what was not submitted."""
-        for array in self._to_submit:
-            for _, job in array.jobs:
-                self._session.journal.keep(self._composed(job))
-                self._not_run(job.number)
-        self._to_submit.clear()
-
-    def _cancel_waiting(self) -> None:
-        waiting = [job for job in self._in_queue.values() if not (job.running or job.cancelled)]
-        if waiting:
-            slurm.cancel({job.id for job in waiting}, pending_only=True)
-        for each in waiting:
-            each.cancelled = True
+        code, why = (said.exit_code, said.reason) if isinstance(said, BatchEnded) else (0, "")
+        why = why or "its batch job ended without a result"
+        end = self.sweep.records.ended(job.number, 0, job.directory, code, why)
+        self.sweep.tell(replace(end, cause=None, cancelled=was_cancelled))
 
     # Leaving
 
-    def _has_any(self) -> bool:
-        """Return whether there is, or may be, a job in the queue."""
-        return bool(self._in_queue or self._has_submitted or self._unsure)
+    def _leave_detached(self) -> None:
+        """Raise `JobsLeft` if nobody is to follow what is in the queue."""
+        if self._detached and self._in_queue and not self._to_submit:
+            raise self._leave(None)
 
-    def _heed(self) -> None:
-        """Look whether a signal has come that ends this launcher.
-
-        Raises:
-            _ToldToEnd: one has.
-        """
-        for signum in self._signals.received():
-            if signum in self._signals.quiet:
-                continue
-            if not (self._has_any() and self._follows_on(signum)):
-                raise _ToldToEnd(signum)
-
-    def _end_by(self, signum: int) -> v.FinishSweep:
-        """A signal ends the sweep, of which nothing is in the queue."""
-        summary = Summary(not_run=len(self._batch.to_run()))
-        finish = v.FinishSweep(summary, for_signal(signum), signum)
-        self._observer(finish)
-        self._session.journal.keep(OverRecord(finish.exit_code))
-        return finish
-
-    def _follows_on(self, signum: int) -> bool:
-        """Ask what a signal is to mean; return whether to follow on."""
-        if signum != signal.SIGINT or not (sys.stdin.isatty() and sys.stderr.isatty()):
-            return False
-        answer = ask("the jobs")
-        if answer == "cancel":
-            slurm.cancel({job.id for job in self._in_queue.values()})
-            for job in self._in_queue.values():
-                job.cancelled = job.ended = True
-            self._stop_submitting()
-        return answer != "leave"
-
-    def _leave(self, signum: int | None) -> v.FinishSweep:
+    def _leave(self, signum: int | None) -> JobsLeft:
         self.left = True
-        waiting = sum(1 for array in self._to_submit for _ in array.jobs)
+        waiting = len(self._starts) + sum(1 for array in self._to_submit for _ in array.jobs)
         if waiting:
             text = "not submitted: only a launcher that goes on with the sweep does that"
             self._say(f"{counted(waiting, 'job')} {text}")
         code = ExitCode.SUCCESS if signum in {None, signal.SIGINT} else for_signal(int(signum or 0))
-        return v.FinishSweep(Summary(), int(code), signum)
+        return JobsLeft(v.FinishSweep(Summary(), int(code), signum))
 
 
-def _planned(answer: Prepared) -> Planned:
-    assert isinstance(answer.payload, Planned)
-    return answer.payload
+def _write_hydra(config: JobConfig) -> None:
+    """Write what Hydra leaves in the directory of a job that it runs."""
+    node = config.whole.hydra
+    if node.output_subdir is None:
+        return
+    directory = os.path.join(config.where.output_dir, str(node.output_subdir))
+    written = {
+        "config.yaml": config.own(),
+        "hydra.yaml": OmegaConf.masked_copy(config.whole, "hydra"),
+        "overrides.yaml": node.overrides.task,
+    }
+    with naming(directory):
+        os.makedirs(directory, exist_ok=True)
+        for name, each in written.items():
+            OmegaConf.save(each, os.path.join(directory, name))
 
 
 def _id_of(queued: Mapping[str, QueuedJob], directory: str) -> str:

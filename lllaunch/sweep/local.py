@@ -1,0 +1,410 @@
+"""The executor of this machine: each job is a fork of the launcher, and leases what it runs on.
+
+docs/design/sweep-shell.md says why it is as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+import lllaunch.sweep.schedule as v
+from lllaunch.errors import LaunchError, OutputError
+from lllaunch.exit_codes import for_signal
+from lllaunch.linux.process import wait
+from lllaunch.spawner.forks import STOP_AND_CONTINUE, ignored_at_start
+from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, SlotWatch
+from lllaunch.sweep.loop import Executor
+from lllaunch.sweep.policy import by_signal, cause_of
+from lllaunch.sweep.pool import Lease
+from lllaunch.sweep.processes import ForkFailed, JobProcess, Remains, TooFewFiles, Work
+from lllaunch.sweep.protocol import Broken, Prepared
+
+if TYPE_CHECKING:
+    from lllaunch.linux.process import HasFileno
+
+# How long a job may take to be gone after SIGKILL, and what it started after its own end.
+KILL_SECONDS = 15.0
+# How long jobs may take to end when the sweep itself fails.
+_ABANDON_SECONDS = 30.0
+# So many jobs in a row that died while they were composed: the next would, too.
+_DEATHS = 3
+
+
+class ComposingFailed(LaunchError):
+    """The processes of several jobs in a row were killed while the jobs were composed."""
+
+    def __str__(self) -> str:
+        return f"{_DEATHS} jobs in a row were killed while they were composed"
+
+
+class LocalExecutor(Executor):
+    """The jobs of a sweep in processes of this machine; in the main thread.
+
+    ``work``: its warm spawners stay the caller's, for another sweep. ``review``: called with a job
+    that has been composed for the first time, without its payload; what it returns counts (its
+    ``warm`` must stay), until the job is composed again for another attempt: that is not reviewed.
+    ``captures``: whether what jobs print goes to the onlooker, else to where this process's does.
+    ``label``: gives the overrides of a job, redacted, for one that dies before it can say them.
+    """
+
+    _remains: Remains
+
+    def __init__(
+        self,
+        work: Work,
+        leases: Leases,
+        *,
+        review: Callable[[int, Prepared], Prepared | Broken] | None = None,
+        captures: bool = False,
+        label: Callable[[int], Sequence[str]] | None = None,
+    ) -> None:
+        self.slots = work.machine.everything
+        self._marks = (os.urandom(8).hex(), os.urandom(8).hex())
+        self._work = work._replace(marks=self._marks)
+        self._warm = work.warm
+        self._leases = leases
+        self._review = review
+        self._captures = captures
+        self._label = label
+        self._ignored = ignored_at_start()
+        self._jobs: dict[int, JobProcess] = {}
+        # One that has been asked for; others are composed again, for another attempt.
+        self._composing: JobProcess | None = None
+        self._deaths = 0
+        # The number of a job that is to be composed, and has no process yet.
+        self._unforked: int | None = None
+        self._watches: dict[Slot, SlotWatch] = {}
+
+    def open(self) -> None:
+        """Adopt what jobs leave from now on.
+
+        Raises:
+            RuntimeError: this is not the main thread.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            # Jobs die with the thread that forked them.
+            raise RuntimeError("a sweep runs in the main thread")
+        self._remains = Remains(self._all_marks)
+
+    # What the scheduler decides
+
+    def compose(self, number: int) -> None:
+        """Fork a job, which composes itself."""
+        self._unforked = number
+        try:
+            self.again()
+        except ForkFailed as error:
+            self.sweep.block(error)
+
+    def again(self) -> None:
+        """Fork the job that could not be forked."""
+        if self._unforked is not None:
+            self._composing = self._fork(self._unforked)
+            self._unforked = None
+
+    def is_hopeless(self, error: LaunchError) -> bool:
+        """Return whether no job has descriptors that it will give back."""
+        return isinstance(error, TooFewFiles) and not self._jobs
+
+    def start(self, start: v.StartJob) -> None:
+        """Lock the slots of a lease, and let a job run with them."""
+        try:
+            busy = self._acquire(start.lease)
+            if busy:
+                self._refused(start, busy)
+                return
+            job = self._process_of(start)
+        except (LeaseFailed, ForkFailed) as error:
+            self._take_back(start.number, start.lease, error)
+            return
+        job.lease, job.attempt = start.lease, start.attempt
+        if job.answered:
+            self._begin(job)
+
+    def settled(self, end: v.Settle) -> None:
+        """End the process of a job that waits for a lease, which it will not get."""
+        job = self._jobs.get(end.number)
+        if job is not None:
+            self._drop(job)
+
+    def signal(self, signum: int) -> None:
+        """Pass a signal on to the jobs that run; those that wait stop and continue, too."""
+        everyone = signum in STOP_AND_CONTINUE
+        for job in [*self._jobs.values()] if everyone else self._running():
+            job.signal(signum)
+
+    def kill(self) -> None:
+        """SIGKILL all running jobs and what they started."""
+        for job in self._running():
+            job.signal(signal.SIGKILL)
+            if job.deadline is None:
+                job.deadline = self.sweep.clock() + KILL_SECONDS
+
+    def _acquire(self, lease: Lease) -> Sequence[Slot]:
+        busy = self._leases.acquire(lease)
+        if busy and not all(job.apart for job in self._jobs.values()):
+            # What was just released may still be open in a job that was just forked.
+            for job in self._jobs.values():
+                job.await_apart()
+            busy = self._leases.acquire(lease)
+        return busy
+
+    def _refused(self, start: v.StartJob, busy: Sequence[Slot]) -> None:
+        for slot in busy:
+            self._watches[slot] = self._leases.watch(slot)
+        gpus = tuple(name for slot in busy for name in slot.lease.gpus)
+        cpus = tuple(core for slot in busy for core in slot.lease.cpus)
+        self.sweep.tell(v.LeaseRefused(start.number, gpus, cpus))
+
+    def _process_of(self, start: v.StartJob) -> JobProcess:
+        """The process of a job, forked anew if it is tried again or was killed while it waited."""
+        job = self._jobs.get(start.number)
+        if job is not None:
+            if not job.reap():
+                return job
+            self._drop(job)
+        return self._fork(start.number)
+
+    def _fork(self, number: int) -> JobProcess:
+        job = JobProcess.fork(
+            number, self._work, self._leave, captures=self._captures, ignored=self._ignored
+        )
+        self._jobs[number] = job
+        return job
+
+    def _leave(self) -> None:
+        """In a forked job: closes what is the launcher's."""
+        self.sweep.source.leave()
+        self._leases.close()
+        self.sweep.records.leave()
+        for job in self._jobs.values():
+            job.close()
+        self._remains.leave()
+        if self._warm is not None:
+            self._warm.leave()
+
+    def _take_back(self, number: int, lease: Lease, error: LaunchError) -> None:
+        """A job that was to start does not."""
+        self._leases.release(lease)
+        job = self._jobs.get(number)
+        if job is not None:
+            job.lease = None
+        self.sweep.block(error)
+        self.sweep.tell(v.JobNotStarted(number))
+
+    def _begin(self, job: JobProcess) -> None:
+        """The job holds its lease and is composed: it may run."""
+        if not isinstance(job.answer, Prepared):
+            return  # It could not be composed again, and ends by itself.
+        assert job.lease is not None
+        try:
+            self.sweep.records.starts(job.number, job.answer, job.attempt, job.lease, job.pid)
+        except OutputError as error:
+            self._take_back(job.number, job.lease, error)
+            return
+        self.sweep.works()
+        job.begin(self._leases, self._warm)
+
+    # What is waited for
+
+    def awaited(self, *, prints: bool) -> Sequence[HasFileno | int]:
+        """Return what spawners, slots, and jobs with what they have left have to say."""
+        return [
+            *(() if self._warm is None else self._warm.spawners()),
+            *self._watches.values(),
+            *self._remains.pidfds.values(),
+            *(fd for job in self._jobs.values() for fd in job.awaited(prints=prints)),
+        ]
+
+    def deadline(self) -> float | None:
+        """Return when a job is to be gone, or now, if an answer came by another way."""
+        if any(job.answered and not job.handled for job in self._jobs.values()):
+            return 0.0
+        deadlines = [job.deadline for job in self._jobs.values() if job.deadline is not None]
+        return min(deadlines, default=None)
+
+    def look(self, ready: frozenset[int]) -> None:
+        """Tell what spawners and jobs say, and which slots others have given back."""
+        if self._warm is not None:
+            self._warm.dispatch(ready, self.sweep.observe)
+        for job in list(self._jobs.values()):
+            self._look_at(job, ready)
+        for slot, watch in list(self._watches.items()):
+            if watch.fileno() in ready:
+                watch.close()
+                del self._watches[slot]
+                self.sweep.tell(v.SlotsFreed(slot.lease.gpus, slot.lease.cpus))
+
+    def _look_at(self, job: JobProcess, ready: frozenset[int]) -> None:
+        """Reads what a job says and prints, and notices its end."""
+        if self._jobs.get(job.number) is not job:
+            return  # an earlier event of this turn was its end
+        for pipe in job.pipes:
+            if pipe.fileno() in ready:
+                pipe.read(self.sweep.observe)
+        if job.channel is not None and job.channel.fileno() in ready:
+            job.receive()
+            if job.progress is not None:
+                self.sweep.observe(job.progress)
+                job.progress = None
+        # Not one that ended after the wait: a signal to the launcher may have come before.
+        ended = job.exit_code is not None or (job.pidfd in ready and job.reap())
+        if job.answered and not job.handled:
+            job.handled = True
+            self._answered(job)
+        if self._jobs.get(job.number) is not job:
+            return
+        if ended:
+            self._ended(job)
+        elif job.deadline is not None and job.deadline <= self.sweep.clock():
+            self._remains.leave_alone(job.pid)
+            self._over(job, for_signal(signal.SIGKILL))
+
+    def _answered(self, job: JobProcess) -> None:
+        """A job has been composed, or could not be."""
+        if self._composing is not job:
+            if job.lease is not None:
+                self._begin(job)
+            return
+        self._composing, self._deaths = None, 0
+        refused = isinstance(job.answer, Broken)
+        if isinstance(job.answer, Prepared) and self._review is not None:
+            job.answer = self._review(job.number, job.answer)
+        answer = job.answer
+        if isinstance(answer, Prepared):
+            self.sweep.records.composed(job.number, answer)
+            self.sweep.tell(
+                v.JobComposed(job.number, answer.need, answer.overrides, answer.directory)
+            )
+            return
+        assert answer is not None
+        del self._jobs[job.number]
+        job.end(self.sweep.observe, by_itself=refused)
+        self._broken(job.number, answer)
+
+    def _broken(self, number: int, answer: Broken) -> None:
+        if self._label is not None and not answer.overrides:
+            # it came to say nothing
+            answer = structs.replace(answer, overrides=tuple(self._label(number)))
+        self.sweep.records.composed(number, answer)
+        self.sweep.tell(
+            v.JobBroken(number, answer.exit_code, answer.why, answer.overrides, answer.directory)
+        )
+
+    def _ended(self, job: JobProcess) -> None:
+        """The process of a job has ended."""
+        assert job.exit_code is not None
+        if job is self._composing:
+            self._died_composing(job)
+        elif job.lease is None:
+            # Killed while it waited. It is forked again when it is its turn.
+            self._drop(job)
+        elif self._leaves_nothing(job):
+            self._over(job, job.exit_code)
+        elif job.deadline is not None and job.deadline <= self.sweep.clock():
+            job.kill_branch()
+            self._remains.kill(self._pids())
+            self._over(job, job.exit_code)
+
+    def _died_composing(self, job: JobProcess) -> None:
+        self._composing = None
+        self._drop(job)
+        self._deaths += 1
+        if self._deaths >= _DEATHS:
+            self.sweep.give_up(ComposingFailed())
+        assert job.exit_code is not None
+        code = job.exit_code if by_signal(job.exit_code) else 1
+        self._broken(job.number, Broken(code, "its process ended while it was composed"))
+
+    def _leaves_nothing(self, job: JobProcess) -> bool:
+        """Whether what a job started has ended, too; gives that a deadline otherwise."""
+        alive = self._remains.look(self._pids())
+        if job.branch_ended() and not alive:
+            return True
+        if not job.lingers:
+            job.lingers, job.deadline = True, self.sweep.clock() + KILL_SECONDS
+        return False
+
+    def _over(self, job: JobProcess, exit_code: int) -> None:
+        """A running job is over, or given up."""
+        del self._jobs[job.number]
+        lease = job.lease
+        assert lease is not None
+        job.close(self.sweep.observe)
+        self._leases.release(lease)
+        event = self._end_of(job, exit_code)
+        self.sweep.look_at_records()
+        self.sweep.tell(event)
+
+    def _end_of(self, job: JobProcess, exit_code: int) -> v.JobEnded:
+        """Write down how a job that held a lease has ended."""
+        records, answer = self.sweep.records, job.answer
+        if job.begun:
+            assert isinstance(answer, Prepared)
+            silent = "" if exit_code else "its process ended without a result"
+            why = job.why or silent
+            end = records.ended(job.number, job.attempt, answer.directory, exit_code, why)
+            # the observer knows how long it held its lease
+            return replace(end, seconds=None)
+        why = f"its process ended (exit code {exit_code}) while it was composed again"
+        end = v.JobEnded(job.number, exit_code, cause_of(exit_code), why)
+        if isinstance(answer, Broken):
+            end = v.JobEnded(job.number, answer.exit_code, None, answer.why)
+        return records.never_began(job.number, job.attempt, end)
+
+    def _running(self) -> list[JobProcess]:
+        return [job for job in self._jobs.values() if job.lease is not None]
+
+    def _drop(self, job: JobProcess) -> None:
+        del self._jobs[job.number]
+        job.end()
+
+    def _pids(self) -> frozenset[int]:
+        """Children that nobody left behind."""
+        return frozenset(job.pid for job in self._jobs.values()) | self._warm_pids()
+
+    def _warm_pids(self) -> frozenset[int]:
+        return frozenset() if self._warm is None else self._warm.pids()
+
+    def _all_marks(self) -> Sequence[str]:
+        return self._marks if self._warm is None else (*self._marks, *self._warm.marks())
+
+    # When the sweep is over
+
+    def abandon(self) -> None:
+        """The sweep itself failed: ends what runs, gently first."""
+        for job in self._running():
+            job.signal(signal.SIGTERM)
+        until = self.sweep.clock() + _ABANDON_SECONDS
+        for job in self._running():
+            while not job.reap() and self.sweep.clock() < until:
+                # it can print meanwhile
+                left = until - self.sweep.clock()
+                wait((self.sweep.source, *job.awaited()), seconds=left)
+                for pipe in job.pipes:
+                    pipe.read(lambda _: None)
+                job.receive()
+                if {*self.sweep.received()} - self.sweep.source.quiet:
+                    until = 0.0
+        for job in self._running():
+            job.end()
+            if job.exit_code is not None and job.begun:
+                self._end_of(job, job.exit_code)
+
+    def close(self) -> None:
+        """No process and no descriptor is left."""
+        for job in list(self._jobs.values()):
+            self._drop(job)
+            if job.lease is not None:
+                self._leases.release(job.lease)
+        for watch in self._watches.values():
+            watch.close()
+        self._remains.kill(self._warm_pids())
+        self._remains.close()

@@ -1,0 +1,89 @@
+"""An executor of a few lines, with which a sweep runs: its jobs are numbers of this process."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import lllaunch.sweep.schedule as v
+from lllaunch.signal_source import QUIET, SignalSource
+from lllaunch.sweep.history import SweepHistory
+from lllaunch.sweep.journal import Header, Journal, read_journal
+from lllaunch.sweep.loop import Executor, JobsLeft, Onlooker, Sweep
+from lllaunch.sweep.policy import Summary, SweepPolicy
+from lllaunch.sweep.pool import Lease, Need
+from lllaunch.sweep.protocol import Prepared
+
+
+class Queue(Executor):
+    """Two jobs at a time, which end in turns; job 1 fails once.
+
+    ``signum``: a signal that comes in the first turn, 0 for none; ``leaves``: what it means.
+    """
+
+    slots = Lease(cpus=(0, 1))
+
+    def __init__(self, signum: int = 0, *, leaves: bool = False) -> None:
+        self.started: list[v.StartJob] = []
+        self.most = 0
+        self._signum, self._leaves = signum, leaves
+
+    def compose(self, number: int) -> None:
+        self.sweep.records.composed(number, Prepared(overrides=(f"x={number}",)))
+        self.sweep.tell(v.JobComposed(number, Need(cpus=1)))
+
+    def start(self, start: v.StartJob) -> None:
+        self.sweep.records.starts(start.number, Prepared(), start.attempt, start.lease, None)
+        self.started.append(start)
+        self.most = max(self.most, len(self.started))
+
+    def goes_on(self, signum: int) -> bool:
+        if self._leaves:
+            raise JobsLeft(v.FinishSweep(Summary(), 0, signum))
+        return False
+
+    def deadline(self) -> float:
+        return 0.0
+
+    def look(self, ready: frozenset[int]) -> None:
+        if self._signum:
+            signal.raise_signal(self._signum)
+            self._signum = 0
+            return
+        job = self.started.pop(0)
+        code = int(job.number == 1 and job.attempt == 0)
+        self.sweep.tell(self.sweep.records.ended(job.number, job.attempt, "", code, ""))
+
+
+def swept(place: Path, queue: Queue) -> tuple[v.FinishSweep, dict[int, tuple[str, int]]]:
+    """What a sweep of four jobs comes to, and state and tries of each."""
+    journal = Journal.create(str(place / "sweep.jsonl"), Header("id", "0"))
+    policy = SweepPolicy()
+    policy = policy._replace(retries=policy.retries._replace(failure=1))
+    with SignalSource(quiet=QUIET, stops=True) as signals:
+        onlooker = Onlooker(lambda _: None)
+        finish = Sweep(queue, policy, journal, onlooker, range(4), signals).run()
+    journal.close()
+    known = SweepHistory(read_journal(journal.path)).jobs
+    return finish, {job.job: (job.state, job.tries) for job in known.values()}
+
+
+def test_an_executor_of_a_few_lines_runs_a_sweep(tmp_path: Path) -> None:
+    queue = Queue()
+    finish, jobs = swept(tmp_path, queue)
+    assert finish == v.FinishSweep(Summary(succeeded=4), 0)
+    tries = {0: 1, 1: 2, 2: 1, 3: 1}
+    assert jobs == {number: ("succeeded", count) for number, count in tries.items()}
+    assert queue.most == 2
+
+
+def test_a_signal_ends_what_an_executor_runs_or_leaves_it(tmp_path: Path) -> None:
+    finish, jobs = swept(tmp_path, Queue(signal.SIGTERM))
+    assert finish == v.FinishSweep(Summary(succeeded=1, failed=1, not_run=2), 143, signal.SIGTERM)
+    assert jobs[2] == ("skipped", 0)
+    (tmp_path / "sweep.jsonl").unlink()
+    queue = Queue(signal.SIGTERM, leaves=True)
+    finish, jobs = swept(tmp_path, queue)
+    assert finish == v.FinishSweep(Summary(), 0, signal.SIGTERM)
+    assert [job.number for job in queue.started] == [0, 1]
+    assert jobs[0] == ("started", 1)
