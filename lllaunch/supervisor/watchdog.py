@@ -1,21 +1,29 @@
-"""The watchdog of a run: it makes events of findings, and takes stacks."""
+"""The watchdog of a run: it looks at workers, makes events of what it finds, and takes stacks.
+
+It waits for nothing itself: the supervisor waits for `files` and for `next_in` seconds at most, and
+asks for the events then.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from lllaunch.errors import OutputError
+from lllaunch.heartbeats import HEARTBEAT, make_places, place_of, read_heartbeats
 from lllaunch.linux import proc
+from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.process import wait_readable
-from lllaunch.spawner.evidence import SOCKET, TRACE_FILE
-from lllaunch.spec import WatchdogPolicy
+from lllaunch.spawner.evidence import SOCKET, TRACE_FILE, WATCHED, dumped
+from lllaunch.spec import TIMER_FILE, WatchdogPolicy
 from lllaunch.supervisor.machine import (
     SignalProcess,
     StacksTaken,
@@ -26,6 +34,9 @@ from lllaunch.watchdog.findings import (
     Asked,
     Finding,
     NotFinite,
+    OverMemory,
+    Spinning,
+    Stalled,
     TimedOut,
     TimerExpired,
     is_of_all,
@@ -33,11 +44,24 @@ from lllaunch.watchdog.findings import (
     limit_of,
     suspects,
 )
+from lllaunch.watchdog.sampling import Sample, Sampler, SampleSeries, Usage, size_of
+from lllaunch.watchdog.stall import (
+    Detector,
+    SilenceDetector,
+    SpinDetector,
+    StallDetector,
+    heartbeats_lost,
+    next_silence,
+)
 
 if TYPE_CHECKING:
+    from io import FileIO
+
+    from lllaunch.linux.gpu_meter import GpuMeter
+    from lllaunch.timer.service import TimerService
     from lllaunch.watchdog.collector import StackCollector, TraceSource
-    from lllaunch.watchdog.progress import Progress
-    from lllaunch.watchdog.watch import AttemptWatch
+    from lllaunch.watchdog.progress import Progress, ProgressReader
+    from lllaunch.watchdog.scratch import Scratch
     from lllaunch.workers.group import WorkerProcesses
 
 
@@ -58,6 +82,19 @@ _STACKS = "stacks.txt"
 _MOMENT_SECONDS = 1.0
 # Between two looks at who sleeps in the kernel, seconds.
 _LONGEST_INTERVAL = 5.0
+# State letters of processes that have ended, and are yet to be reaped.
+_ENDED = frozenset("ZX")
+# Later than this, seconds, and the launcher was stopped meanwhile.
+_LATE = 1.0
+# Between two looks at memory, seconds.
+_MEMORY_INTERVAL = 1.0
+# Who can say when it last called a collective has done so by then, seconds.
+_ANSWER_SECONDS = 0.5
+# Where the workers are is known by then, or not at all, seconds.
+_FRAMES_SECONDS = 4.0
+
+# What is due within this part of its interval is done with a look that is taken anyway.
+_EARLY = 0.1
 
 
 def _state(pid: int) -> str:
@@ -112,6 +149,19 @@ class KernelSleep:
         }
 
 
+def _is_due(moment: float, now: float, interval: float) -> bool:
+    """Whether something is done with a look that is taken now, if not for its own sake."""
+    return moment - now <= _EARLY * interval
+
+
+class _Taking(NamedTuple):
+    """Stacks that are being taken."""
+
+    collector: StackCollector
+    until: float  # moment by which it must be done
+    finding: Finding | None = None  # what for; None for a glance of the detector of spins
+
+
 class WatchdogDriver:
     """Watches a run, one attempt after another.
 
@@ -143,25 +193,58 @@ class WatchdogDriver:
         self._confirm = confirm
         self._timer_file = timer_file
         self._samples = samples
-        self._visible = visible
+        self._visible_now = visible
         self._steps = steps
         self._on = self._policy.looks or samples is not None or steps
         self._clock = clock
         self._kernel_sleep = kernel_sleep
-        self._next_kernel_look: float | None = None
         self._run_began = run_began
         self._hide = hide
         self._run_ends: float | None = None
         self._run_over_told = False
-        self._watch: AttemptWatch | None = None
+        self._sampler = Sampler()
+        limits = (self._policy.stall, self._policy.silence, self._policy.spin)
+        progress = None if self._policy.progress is None else self._policy.progress.shortest
+        known = filter(None, (*limits, self._policy.heartbeat, progress))
+        self._tolerance = max(_LATE, min(known, default=0.0) / 4)
+        self._reset(0)
+
+    def _reset(self, ranks: int) -> None:
+        """Forget the attempt before."""
+        self._ranks = ranks
+        # what it is watched for: all but what was reported
+        self._limits = self._policy
+        # Variables of the workers; who only takes samples leaves them as they are.
+        watched = {WATCHED: "1"} if self._policy.looks else {}
+        self._environment = {rank: {**watched} for rank in range(ranks)}
         self._recorders: dict[int, TraceSource] = {}
+        self._scratch: Scratch | None = None
+        self._timers: TimerService | None = None
+        self._beats: FileIO | None = None
         self._context: WorkerProcesses | None = None
         self._began_at = 0.0
+        self._started: float | None = None
+        # CUDA_VISIBLE_DEVICES by local rank; of those that are not named no GPUs are looked at.
+        self._visible: Mapping[int, str | None] = {}
+        self._meter: GpuMeter | None = None
+        # Files of the workers' output, and those whose output is not all in such.
+        self._outputs: Mapping[int, tuple[str, ...]] = {}
+        self._unseen: frozenset[int] = frozenset()
+        self._due: float | None = None
+        self._thawed = 0.0
+        # By the limits that they are for, and the moments of their next looks.
+        self._detectors: dict[str, Detector] = {}
+        self._due_looks: dict[str, float] = {}
+        self._spin: SpinDetector | None = None
+        self._series = None if self._samples is None else SampleSeries(self._samples)
+        self._progress: ProgressReader | None = None
+        self._next_memory: float | None = None
+        # When each worker was last seen below its limit of memory.
+        self._below: dict[int, float] = {}
+        self._next_kernel_look: float | None = None
         self._finding: Finding | None = None
         self._hung: tuple[int, ...] = ()
-        self._collector: StackCollector | None = None
-        self._collected_for: Finding | None = None
-        self._collect_until = 0.0
+        self._taking: _Taking | None = None
 
     # One attempt after another
 
@@ -171,33 +254,95 @@ class WatchdogDriver:
         Raises:
             OutputError: the FIFO, or the place for it, cannot be made.
         """
+        self.close()
         if not self._on:
             return
-        from lllaunch.watchdog.watch import AttemptWatch  # noqa: PLC0415 - only for a watched run
-
-        self._end_attempt()
         if self._run_began is None:
             self._run_began = self._clock()
         if self._policy.run_timeout is not None and not self._run_over_told:
             self._run_ends = self._run_began + self._policy.run_timeout
-        self._recorders.clear()
-        self._watch = AttemptWatch(
-            self._policy,
-            ranks,
-            self._timer_file,
-            self._clock,
-            samples=self._samples,
-            alone=self._confirm is None,
-            steps=self._steps,
-        )
+        self._reset(ranks)
+        try:
+            self._make_places()
+        except BaseException:
+            self.close()
+            raise
+
+    def _make_places(self) -> None:
+        if self._policy.timers:
+            path = self._timer_file or self._private("timers")
+            from lllaunch.timer.service import TimerService  # noqa: PLC0415 - most need none
+            from lllaunch.watchdog.scratch import remove_abandoned  # noqa: PLC0415 - as above
+
+            try:
+                remove_abandoned(path)
+                self._timers = TimerService(path, owner_of=self._owner_of, clock=self._clock)
+            except OSError as error:
+                what = f"{error.strerror or error} (it shall be the FIFO of {TIMER_FILE})"
+                raise OutputError(path, what) from error
+            for variables in self._environment.values():
+                variables[TIMER_FILE] = path
+        if self._policy.looks or self._series is not None or self._steps:
+            path = self._private("heartbeats")
+            try:
+                self._beats = make_places(path, self._ranks)
+            except OSError as error:
+                why = shortage(error) or error.strerror or str(error)
+                raise OutputError(path, why) from error
+            for rank, variables in self._environment.items():
+                variables[HEARTBEAT] = place_of(path, rank)
+        if self._policy.collectives and self._policy.looks:
+            for rank, variables in self._environment.items():
+                variables[SOCKET] = self._private(str(rank))
+
+    def _owner_of(self, pid: int) -> int | None:
+        """The process id of the worker that a process is or descends from; None for others.
+
+        Not the rank: a worker may ask for a timer before it is known here to have started.
+        """
+        workers = set(self._pids.values()) - {self._starter}
+        known = proc.facts(pid)
+        while known is not None and known.pid > 1:
+            if known.pid in workers or known.session in workers:
+                return known.pid if known.pid in workers else known.session
+            if self._starter and known.ppid == self._starter:
+                # A worker leads a session, and what it orphaned is still in it.
+                return known.session
+            known = proc.facts(known.ppid)
+        return None
+
+    def _timer_reports(self, timers: TimerService) -> list[object]:
+        """What was wrong with requests, and which timers ran out; waits for nothing."""
+        found: list[object] = [*timers.dispatch()]
+        ranks = {pid: rank for rank, pid in self._pids.items()}
+        for each in timers.expired():
+            # The others are leftovers of an attempt before.
+            if each.owner in ranks:
+                rank = ranks[each.owner]
+                found.append(TimerExpired(rank, each.pid, each.scope, each.after, each.signum))
+        return found
+
+    def _private(self, name: str) -> str:
+        if self._scratch is None:
+            from lllaunch.watchdog.scratch import Scratch  # noqa: PLC0415 - only for a watched run
+
+            self._scratch = Scratch()
+        return self._scratch.file(name)
+
+    @property
+    def _pids(self) -> Mapping[int, int]:
+        """Process ids of live workers; of those to come, that of the process that starts them."""
+        return {} if self._started is None or not self._context else self._context.watched_pids()
+
+    @property
+    def _starter(self) -> int:
+        return 0 if self._context is None else self._context.parent
 
     def environment(
         self, rank: int, others: Mapping[str, str] = MappingProxyType({})
     ) -> Mapping[str, str]:
         """Variables that a worker of the attempt needs to be watched."""
-        if self._watch is None:
-            return {}
-        own = self._watch.environment(rank)
+        own = self._environment.get(rank, {})
         number = others.get("RANK") or os.environ.get("RANK", "")
         if SOCKET in own and number.isdecimal():
             self._recorders[rank] = int(number), own[SOCKET]
@@ -208,59 +353,114 @@ class WatchdogDriver:
         return {rank: self._recorders[rank] for rank in ranks if rank in self._recorders}
 
     def begin(self, context: WorkerProcesses) -> None:
-        """The workers of the attempt have been ordered."""
+        """The workers of the attempt have been ordered: the clocks run."""
         self._context = context
         self._began_at = time.time()
+        now, policy = self._clock(), self._policy
         if self._kernel_sleep is not None:
-            self._next_kernel_look = self._clock() + self._kernel_sleep.interval
-        if self._watch is not None:
-            files = (context.stdouts, context.stderrs)
-            outputs = {
-                rank: tuple(paths[rank] for paths in files if paths[rank] not in ("", os.devnull))
-                for rank in range(context.nprocs)
-            }
-            unseen = frozenset(rank for rank, paths in outputs.items() if len(paths) < len(files))
-            self._watch.begin(
-                context.watched_pids, outputs, unseen, context.parent, self._visible()
-            )
+            self._next_kernel_look = now + self._kernel_sleep.interval
+        if not self._on:
+            return
+        self._started, self._visible = now, self._visible_now()
+        files = (context.stdouts, context.stderrs)
+        self._outputs = {
+            rank: tuple(paths[rank] for paths in files if paths[rank] not in ("", os.devnull))
+            for rank in range(context.nprocs)
+        }
+        self._unseen = frozenset(
+            rank for rank, paths in self._outputs.items() if len(paths) < len(files)
+        )
+        starts = now + policy.warmup
+        if policy.stall is not None:
+            self._detectors["stall"] = StallDetector(policy.stall, policy.stall_scope, starts)
+        if policy.silence is not None:
+            self._detectors["silence"] = SilenceDetector(policy.silence, starts)
+        if policy.spin is not None:
+            # A group that does nothing at all is told as a stall, and told once; but those of
+            # another node may be busy.
+            idle = self._confirm is not None or policy.stall is None or policy.stall > policy.spin
+            self._detectors["spin"] = self._spin = SpinDetector(policy.spin, starts, idle=idle)
+        if policy.progress is not None:
+            from lllaunch.watchdog.progress import ProgressDetector  # noqa: PLC0415 - most need none
 
-    def _end_attempt(self) -> None:
-        self._end_collection()
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
-        self._context = self._finding = self._next_kernel_look = None
-        self._hung = ()
-
-    def _end_collection(self) -> None:
-        if self._collector is not None:
-            self._collector.close()
-            self._collector = self._collected_for = None
+            tracker = self._progress_reader().tracker
+            # imports and compilers have no time of their own: `first_within` has theirs in it
+            self._detectors["progress"] = ProgressDetector(policy.progress, tracker, now)
+        self._due_looks = dict.fromkeys(self._detectors, now)
+        if policy.memory is not None:
+            self._next_memory = now
+        if self._series is not None:
+            self._series.begin(now)
 
     def close(self) -> None:
-        """Watch no more; idempotent."""
-        self._end_attempt()
+        """Watch no more; idempotent. A signal that interrupts it leaves no directory behind."""
+        try:
+            self._end_taking()
+            for each in (self._timers, self._meter, self._beats):
+                if each is not None:
+                    each.close()
+        finally:
+            if self._scratch is not None:
+                self._scratch.remove()
+            self._reset(0)
 
     # For the agent's loop
 
     def files(self) -> list[Any]:
         """Descriptors that are readable when `events` has something to tell."""
-        files: list[Any] = self._watch.files() if self._watch is not None else []
-        return files if self._collector is None else [*files, self._collector]
+        taking = None if self._taking is None else self._taking.collector
+        return [each for each in (self._timers, taking) if each is not None]
 
     def next_in(self, *, healthy: bool) -> float | None:
         """Seconds until `events` has something to tell though no file is readable, or None."""
         now = self._clock()
-        moments = [self._run_ends, self._next_kernel_look if healthy else None]
-        waits = [None if moment is None else moment - now for moment in moments]
-        if self._collector is not None:
-            waits.append(self._collect_until - now)
-        elif healthy and self._watch is not None and self._finding is None:
-            waits.append(self._watch.next_in())
-        elif self._watch is not None:
-            waits.append(self._watch.next_sample_in())
+        waits = [None if self._run_ends is None else self._run_ends - now]
+        if healthy and self._next_kernel_look is not None:
+            waits.append(self._next_kernel_look - now)
+        if self._taking is not None:
+            waits.append(self._taking.until - now)
+        if self._watches(healthy=healthy):
+            waits.append(self._finds_in(now))
+        elif not self._takes_all:
+            due = self._next_sample()
+            waits.append(None if due is None else due - now)
         known = [max(0.0, wait) for wait in waits if wait is not None]
         return min(known, default=None)
+
+    @property
+    def _takes_all(self) -> bool:
+        """Whether stacks are being taken for more than a glance."""
+        return self._taking is not None and self._taking.finding is not None
+
+    def _watches(self, *, healthy: bool) -> bool:
+        """Whether something may be found in the attempt."""
+        return healthy and self._finding is None and not self._takes_all
+
+    def _finds_in(self, now: float) -> float | None:
+        """Seconds until the attempt is to be looked at, None for never."""
+        policy = self._limits
+        self._notice_freeze(now)
+        waits = [None if self._timers is None else self._timers.next_in()]
+        if self._started is not None and policy.timeout is not None:
+            waits.append(self._started + policy.timeout - now)
+        waits += [moment - now for moment in self._moments()]
+        if policy.heartbeat is not None and self._started is not None:
+            waits.append(next_silence(policy.heartbeat, now, self._live_beats(), self._counts_from))
+        known = [max(0.0, wait) for wait in waits if wait is not None]
+        wait = min(known, default=None)
+        self._due = None if wait is None else now + wait
+        return wait
+
+    @property
+    def _counts_from(self) -> float:
+        return max((self._started or 0.0) + self._policy.warmup, self._thawed)
+
+    def _notice_freeze(self, now: float) -> None:
+        """Forgive the workers time in which nobody ran: suspended machines, stopped containers."""
+        if self._due is not None and now > self._due + self._tolerance:
+            self._thawed = now
+            for detector in self._detectors.values():
+                detector.forgive(now)
 
     def events(self, *, healthy: bool) -> list[object]:
         """What happened since the last call, without waiting.
@@ -271,17 +471,20 @@ class WatchdogDriver:
         found: list[object] = []
         if self._run_ends is not None and self._clock() >= self._run_ends:
             found.append(self._run_over())
-        if self._collector is not None:
-            found += self._stacks_taken(self._collector)
+        if self._taking is not None and self._taking.finding is not None:
+            found += self._stacks_taken(self._taking, self._taking.finding)
         if healthy and self._kernel_sleep is not None:
             found += self._stuck(self._kernel_sleep)
-        if self._watch is not None:
-            if healthy and self._finding is None and self._collector is None:
-                found += self._findings(self._watch)
-            else:
-                self._watch.drain()
-                found += self._watch.samples()
-        return found
+        if self._watches(healthy=healthy):
+            found += self._findings()
+            return found
+        if self._timers is not None:
+            # let no worker wait for room in the FIFO, whatever it wants to say
+            self._timers.dispatch()
+            self._timers.expired()
+        if self._taking is not None and self._taking.finding is None:
+            self._end_taking()
+        return found + self._due_sample()
 
     def _run_over(self) -> WatchdogFired:
         self._run_ends, self._run_over_told = None, True
@@ -292,9 +495,9 @@ class WatchdogDriver:
         self._finding = self._finding or finding
         return WatchdogFired(finding, "timeout", whole_run=True)
 
-    def _findings(self, watch: AttemptWatch) -> list[object]:
+    def _findings(self) -> list[object]:
         found: list[object] = []
-        for finding in watch.reports():
+        for finding in self._reports():
             if not isinstance(finding, Finding):
                 found.append(finding)
                 continue
@@ -309,7 +512,7 @@ class WatchdogDriver:
                 continue
             if reported:
                 found.append(WatchdogFired(finding, kind_of(finding), ends=False))
-                watch.settle(name)
+                self._settle(name)
                 continue
             self._finding = self._finding or finding
             asked = None
@@ -317,6 +520,267 @@ class WatchdogDriver:
                 asked = SignalProcess(finding.rank, finding.pid, finding.signum)
             found.append(WatchdogFired(finding, kind_of(finding), asked=asked))
         return found
+
+    def _reports(self) -> list[object]:
+        """What is wrong now, and what was wrong with requests; waits for nothing."""
+        found: list[object] = []
+        if self._timers is not None:
+            found += self._timer_reports(self._timers)
+        if self._started is None:
+            return found
+        now, policy = self._clock(), self._limits
+        self._notice_freeze(now)
+        if policy.timeout is not None and now >= self._started + policy.timeout:
+            found.append(TimedOut(policy.timeout))
+        if policy.heartbeat is not None:
+            beats = self._live_beats()
+            lost = heartbeats_lost(policy.heartbeat, now, beats, self._counts_from)
+            found += [lost] if lost is not None else []
+        if self._taking is not None:
+            found += self._compare(now, self._taking)
+        if any(now >= moment for moment in self._moments()):
+            found += self._look(now)
+        if self._spin is not None and self._spin.wants_stacks and self._taking is None:
+            self._ask_frames(now)
+        return found
+
+    def _settle(self, limit: str) -> None:
+        """Watch for a limit no more in this attempt."""
+        off: dict[str, Any] = {limit: None}
+        self._limits = dataclasses.replace(self._limits, **off)
+        self._detectors.pop(limit, None)
+        if limit == "memory":
+            self._next_memory = None
+        elif limit == "spin":
+            self._spin = None
+            self._end_taking()
+
+    def _moments(self) -> list[float]:
+        """Moments of the next looks."""
+        detectors = [self._due_looks[name] for name in self._detectors]
+        moments = [*detectors, self._next_memory, self._next_sample()]
+        return [moment for moment in moments if moment is not None]
+
+    def _due_sample(self) -> list[object]:
+        """The sample that is due, for a time in which nothing may be found."""
+        now, due = self._clock(), self._next_sample()
+        if due is None or now < due:
+            return []
+        pids, written = self._pids, self._written()
+        self._look_at_progress(now, list(pids), written)
+        return [*self._sample(now, pids, self._sampler.usage(pids), written)]
+
+    def _next_sample(self) -> float | None:
+        """Moment of the next sample, None if there is nobody of whom to take one."""
+        if self._series is None or self._started is None or not self._pids:
+            return None
+        return self._series.due
+
+    def _sample(
+        self,
+        now: float,
+        pids: Mapping[int, int],
+        usage: Mapping[int, Usage],
+        written: Mapping[int, int],
+    ) -> list[Sample]:
+        if self._series is None:
+            return []
+        # where one has not started yet, its parent stands for it; what has just ended has no memory
+        started = {
+            rank: used
+            for rank, used in usage.items()
+            if pids[rank] != self._starter and used.state not in _ENDED
+        }
+        sample = self._series.take(now, started, written)
+        if not started:
+            return []
+        if self._progress is not None:
+            sample = sample._replace(progress=self._progress.tracker.at(now))
+        if self._meter is None and self._visible and proc.has_gpu_driver():
+            # no descriptor is left for the import: there are other samples
+            with contextlib.suppress(ImportError, OSError):
+                from lllaunch.linux.gpu_meter import GpuMeter  # noqa: PLC0415 - seldom
+
+                self._meter = GpuMeter([*self._visible.values()])
+        reading = None if self._meter is None else self._meter.take(self._series.interval)
+        if reading is not None:
+            seen = dict(zip(self._visible, reading.seen, strict=True))
+            workers = {
+                rank: worker._replace(gpus=seen.get(rank, ()))
+                for rank, worker in sample.workers.items()
+            }
+            sample = sample._replace(workers=workers, gpus=reading.gpus)
+        return [sample]
+
+    def _written(self) -> dict[int, int]:
+        """Bytes in the files of workers' output, by local rank of those that have any."""
+        return {rank: size_of(paths) for rank, paths in self._outputs.items() if paths}
+
+    # How far they are
+
+    def progress(self, ranks: Collection[int] | None = None) -> dict[int, Progress]:
+        """Look how far the workers are.
+
+        ``ranks``: local ranks to look at; None for all. Of the others it is known what was seen
+        last. Returns by local rank; those that have not said are left out.
+        """
+        now = self._clock()
+        self._look_at_progress(now, range(self._ranks) if ranks is None else ranks)
+        return {} if self._progress is None else self._progress.tracker.at(now)
+
+    def furthest_step(self) -> float | None:
+        """Return the highest step that any worker has shown by now; None if none has shown any."""
+        self._look_at_progress(self._clock(), range(self._ranks))
+        return None if self._progress is None else self._progress.tracker.furthest()
+
+    def _progress_reader(self) -> ProgressReader:
+        if self._progress is None:
+            from lllaunch.watchdog.progress import ProgressReader  # noqa: PLC0415 - see its caller
+
+            limit = self._policy.progress
+            pattern = "" if limit is None else limit.pattern
+            self._progress = ProgressReader(self._beats, self._outputs, pattern)
+        return self._progress
+
+    def _look_at_progress(
+        self, now: float, ranks: Collection[int], written: Mapping[int, int] | None = None
+    ) -> None:
+        # what reads it is imported when there is something to read
+        if self._progress is None and not self._last_heartbeat():
+            written = self._written() if written is None else written
+            if not any(written.values()):
+                return
+        # no descriptor is left for the import, or for a file: there are other looks
+        with contextlib.suppress(ImportError, OSError):
+            self._progress_reader().look(now, ranks)
+
+    def _ask_frames(self, now: float) -> None:
+        from lllaunch.watchdog.collector import StackCollector  # noqa: PLC0415 - seldom
+
+        live = {rank: pid for rank, pid in self._pids.items() if pid != self._starter}
+        collector = StackCollector(live, seconds=_FRAMES_SECONDS, parent=self._starter)
+        # one that hangs in the kernel tells nothing
+        self._taking = _Taking(collector, now + 2 * _FRAMES_SECONDS)
+        collector.start()
+
+    def _compare(self, now: float, glance: _Taking) -> list[Finding]:
+        """Let the detector of spins know where the workers are, if that is known by now."""
+        if not wait_readable(glance.collector, 0) and now < glance.until:
+            return []
+        stands = {stack.rank: stack for stack in glance.collector.result()}
+        self._end_taking()
+        if self._spin is None:
+            return []
+        # they may have gone on meanwhile
+        usage = self._sampler.usage(self._pids)
+        self._spin.look(now, self._activities(usage, self._written()))
+        return self._without_moving(now, self._spin, self._spin.compare(now, stands))
+
+    def _last_heartbeat(self) -> float | None:
+        """Return when a worker last said that it gets on, monotonic seconds; None if none has."""
+        beats = [] if self._beats is None else read_heartbeats(self._beats, self._ranks)
+        return max(beats) / 1e9 if any(beats) else None
+
+    def _live_beats(self) -> dict[int, int]:
+        if self._beats is None:
+            return {}
+        beats = read_heartbeats(self._beats, self._ranks)
+        return {rank: beats[rank] for rank in self._pids}
+
+    def _look(self, now: float) -> list[object]:
+        found: list[object] = []
+        pids = self._pids
+        usage = self._sampler.usage(pids)
+        if self._limits.memory is not None:
+            found += self._over_memory(now, usage, self._limits.memory)
+            self._next_memory = now + _MEMORY_INTERVAL
+        written = self._written()
+        self._look_at_progress(now, list(pids), written)
+        if self._progress is not None:
+            found += self._progress.tracker.not_finite()
+        if self._series is not None and _is_due(self._series.due, now, self._series.interval):
+            found += self._sample(now, pids, usage, written)
+        due = [
+            name
+            for name, detector in self._detectors.items()
+            if _is_due(self._due_looks[name], now, detector.interval)
+        ]
+        looks = self._activities(usage, written) if due else {}
+        for name in due:
+            detector = self._detectors[name]
+            self._due_looks[name] = now + detector.interval
+            found += self._without_moving(now, detector, detector.look(now, looks))
+        return found
+
+    def _without_moving(
+        self, now: float, detector: Detector, finding: Finding | None
+    ) -> list[Finding]:
+        """A finding, if what it says of workers is so for those that call collectives, too.
+
+        One that sleeps between them, or waits in each for a straggler, gets on.
+        """
+        if not isinstance(finding, (Stalled, Spinning)):
+            return [] if finding is None else [finding]
+        called = self._last_calls(now, finding.ranks)
+        since = now - finding.seconds
+        still = tuple(rank for rank in finding.ranks if called.get(rank, since) <= since)
+        if still == finding.ranks:
+            return [finding]
+        if still and isinstance(finding, Stalled) and finding.scope == "rank":
+            return [replace(finding, ranks=still)]
+        detector.forgive(max(called.values()))
+        return []
+
+    def _last_calls(self, now: float, ranks: Collection[int]) -> dict[int, float]:
+        """Ask workers when they last called a collective; by local rank of those that tell."""
+        from lllaunch.watchdog.collector import ask  # noqa: PLC0415 - seldom
+
+        sources = {
+            rank: (rank, self._environment[rank][SOCKET])
+            for rank in ranks
+            if SOCKET in self._environment[rank]
+        }
+        if not sources:
+            return {}
+        from lllaunch.watchdog.collectives import last_call_ns, read_trace  # noqa: PLC0415 - seldom
+
+        answers = ask(sources, time.monotonic() + _ANSWER_SECONDS, lambda: False)
+        at = time.time_ns()
+        found = {}
+        for rank, text in answers.items():
+            trace = read_trace(text, rank)
+            if trace is not None and (moment := last_call_ns(trace)):
+                found[rank] = now - max(0, at - moment) / 1e9
+        return found
+
+    def _activities(
+        self, usage: Mapping[int, Usage], written: Mapping[int, int]
+    ) -> dict[int, Usage]:
+        """What looks at workers show.
+
+        ``usage``: of the workers, by local rank. ``written``: bytes in the files of their output.
+        """
+        beats = self._live_beats()
+        found = {}
+        for rank, used in usage.items():
+            output, io, wrote = written.get(rank, 0), used.io, used.written
+            if self._spin is not None or rank in self._unseen:
+                # its stacks, which it wrote when it was asked, are nothing that it did by itself
+                asked = dumped(used.pids[0])
+                output += used.written - asked if rank in self._unseen else 0
+                io, wrote = io - asked, wrote - asked
+            beat = beats.get(rank, 0)
+            found[rank] = used._replace(output=output, beat=beat, io=io, written=wrote)
+        return found
+
+    def _over_memory(self, now: float, usage: Mapping[int, Usage], limit: int) -> list[Finding]:
+        for rank, used in sorted(usage.items()):
+            exact = self._sampler.shared_out(used) if used.rss > limit else 0
+            if exact > limit:
+                below = self._below.get(rank)
+                return [OverMemory(rank, exact, limit, None if below is None else now - below)]
+            self._below[rank] = now
+        return []
 
     def _stuck(self, kernel_sleep: KernelSleep) -> list[WorkersStuck]:
         if self._next_kernel_look is None or self._clock() < self._next_kernel_look:
@@ -339,24 +803,13 @@ class WatchdogDriver:
         ranks = self._hung or suspects(self._finding) or range(self._context.nprocs)
         return {rank: f"worker {rank} {self._finding}" for rank in ranks}
 
-    def progress(self, ranks: Collection[int] | None = None) -> dict[int, Progress]:
-        """Look how far the workers of the present attempt are; as `AttemptWatch.progress`."""
-        return {} if self._watch is None else self._watch.progress(ranks)
-
-    def furthest_step(self) -> float | None:
-        """Return the highest step that a worker of the present attempt has shown, if one has.
-
-        After their end, too, until the next attempt is prepared.
-        """
-        return None if self._watch is None else self._watch.furthest_step()
-
     def interrupted(self, signum: int) -> Asked | None:
         """What to take the stacks of all ranks for when a signal ends the run; None to end it.
 
         They are worth the wait if nothing was written, and no heartbeat came, for some seconds:
         then perhaps it hangs.
         """
-        busy = self._finding is not None or self._collector is not None
+        busy = not self._watches(healthy=True)
         if busy or self._context is None or not self._context.known_pids():
             return None
         files = {*self._context.stdouts.values(), *self._context.stderrs.values()}
@@ -365,7 +818,7 @@ class WatchdogDriver:
             with contextlib.suppress(OSError):
                 moments.append(os.stat(path).st_mtime)
         silent = time.time() - max(moments)
-        beat = None if self._watch is None else self._watch.last_heartbeat()
+        beat = self._last_heartbeat()
         beats = beat is not None and time.monotonic() - beat < SILENT_SECONDS
         if silent < SILENT_SECONDS or beats:
             return None
@@ -378,8 +831,13 @@ class WatchdogDriver:
     @property
     def taking_stacks(self) -> bool:
         """Whether workers are just being asked where they stand."""
-        looks = self._watch is not None and self._watch.asks_frames
-        return looks or self._collector is not None
+        return self._taking is not None
+
+    def _end_taking(self) -> None:
+        """Ask nobody any more where the workers are, so that somebody else may; idempotent."""
+        if self._taking is not None:
+            self._taking.collector.close()
+            self._taking = None
 
     def take_stacks(self, ranks: frozenset[int], finding: Finding, base_rank: int = 0) -> None:
         """Begin to write down where workers stand; `events` tells when that is done.
@@ -392,26 +850,23 @@ class WatchdogDriver:
         )
 
         assert self._context is not None
-        self._end_collection()
-        if self._watch is not None:
-            self._watch.end_frames()
+        self._end_taking()
         pids, errors = self._context.known_pids(), self._context.error_files
         places = {rank: _beside(errors.get(rank, ""), _STACKS) for rank in ranks}
         chosen = {rank: pids[rank] for rank in sorted(ranks) if rank in pids}
         found = str(finding) if isinstance(finding, Asked) else f"the watchdog found: {finding}"
         heading = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {found}"
         attempts = {os.path.dirname(os.path.dirname(place)) for place in places.values() if place}
-        self._collector = StackCollector(
+        collector = StackCollector(
             chosen,
             Written(heading, places, min(attempts, default=""), base_rank, self._hide),
             parent=self._context.parent,
             recorders=self.recorders(chosen),
         )
-        self._collected_for = finding
         # Who pressed Ctrl-C waits for it.
         seconds = ASKED_SECONDS if isinstance(finding, Asked) else STACKS_SECONDS
-        self._collect_until = self._clock() + seconds
-        self._collector.start()
+        self._taking = _Taking(collector, self._clock() + seconds, finding)
+        collector.start()
 
     def record_collectives(self) -> None:
         """Write down which collectives the live workers have come to, before they are ended.
@@ -419,7 +874,7 @@ class WatchdogDriver:
         For a worker that aborted itself: so do gloo, where another one's call does not fit, and
         NCCL's watchdog. The others would soon be gone, too. Waits a moment at most.
         """
-        if self._context is None or self._collector is not None:
+        if self._context is None or self._takes_all:
             return
         sources = self.recorders(self._context.known_pids())
         if not sources:
@@ -434,18 +889,16 @@ class WatchdogDriver:
                 with contextlib.suppress(OSError), open(path, "xb") as file:
                     file.write(self._hide(data.decode(errors="replace")).encode())
 
-    def _stacks_taken(self, collector: StackCollector) -> list[StacksTaken]:
+    def _stacks_taken(self, taking: _Taking, finding: Finding) -> list[StacksTaken]:
         from lllaunch.watchdog.blame import blame  # noqa: PLC0415 - as above
         from lllaunch.watchdog.collectives import latest  # noqa: PLC0415 - seldom
 
-        if not wait_readable(collector, 0) and self._clock() < self._collect_until:
+        if not wait_readable(taking.collector, 0) and self._clock() < taking.until:
             return []
-        stacks = collector.result()
-        if collector.problem:
-            logger.warning("not all stacks could be written: %s", collector.problem)
-        finding = self._collected_for
-        self._end_collection()
-        assert finding is not None
+        stacks = taking.collector.result()
+        if taking.collector.problem:
+            logger.warning("not all stacks could be written: %s", taking.collector.problem)
+        self._end_taking()
         judged = blame(stacks, finding)
         stacks = tuple(replace(each, trace=each.trace and latest(each.trace)) for each in stacks)
         if finding is self._finding:
@@ -453,9 +906,11 @@ class WatchdogDriver:
         return [StacksTaken(stacks, judged, finding)]
 
     def signal(self, action: SignalProcess) -> None:
-        """Send a process the signal that its timer asked for."""
-        if self._watch is not None:
-            self._watch.signal(action.pid, action.signum)
+        """Send a process the signal that its timer asked for, unless it is gone."""
+        # one that has changed its user is not ours to signal; the group ends all the same
+        with contextlib.suppress(OSError):
+            if self._timers is not None:
+                self._timers.signal(action.pid, action.signum)
 
 
 def _beside(error_file: str, name: str) -> str:

@@ -571,7 +571,7 @@ class JobProcess:
             code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             self._killed = code < 0
             if self._killed:
-                from lllaunch.watchdog.watch import remove_left  # noqa: PLC0415 - seldom
+                from lllaunch.watchdog.scratch import remove_left  # noqa: PLC0415 - seldom
 
                 remove_left(self.pid)
             self.exit_code = code if code >= 0 else 128 - code

@@ -60,7 +60,7 @@ def test_what_the_launcher_imports_is_light(module: str) -> None:
 
 
 def test_a_run_without_timers_loads_no_server_of_timers() -> None:
-    assert "lllaunch.timer.service" not in imported_by("import lllaunch.watchdog.watch")
+    assert "lllaunch.timer.service" not in imported_by("import lllaunch.supervisor.watchdog")
 
 
 @pytest.mark.parametrize("module", ["lllaunch.run.execute", "lllaunch.spawner.server"])

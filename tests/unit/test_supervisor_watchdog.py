@@ -13,10 +13,11 @@ import pytest
 
 from lllaunch.heartbeats import HEARTBEAT
 from lllaunch.spec import WatchdogPolicy
+from lllaunch.supervisor import watchdog
 from lllaunch.supervisor.machine import StacksTaken, WatchdogFired
 from lllaunch.supervisor.watchdog import WatchdogDriver
 from lllaunch.testing import FakeClock
-from lllaunch.watchdog import collector, watch
+from lllaunch.watchdog import collector
 from lllaunch.watchdog.findings import Asked, Finding, Spinning, Stalled
 from lllaunch.watchdog.frames import Frame, RankStack, Thread
 from lllaunch.watchdog.sampling import Sampler, Usage
@@ -138,7 +139,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
         monkeypatch.setattr(Sampler, "usage", usage)
         monkeypatch.setattr(Sampler, "shared_out", lambda _, used: used.rss)
-        monkeypatch.setattr(watch, "dumped", lambda _: played.written)
+        monkeypatch.setattr(watchdog, "dumped", lambda _: played.written)
         played.begin()
         made.append(played)
         return played
@@ -242,7 +243,7 @@ def test_who_says_that_it_gets_on_does_not_hang_when_ctrl_c_comes(
     driver = play(stall=600.0).driver
     # it has run, and written nothing, for long
     monkeypatch.setattr(driver, "_began_at", time.time() - 100)
-    offset, _, path = driver._watch.environment(1)[HEARTBEAT].partition(":")
+    offset, _, path = driver.environment(1)[HEARTBEAT].partition(":")
 
     def beat(seconds_ago: float) -> None:
         with open(path, "r+b") as file:

@@ -18,13 +18,16 @@ import pytest
 from lllaunch.errors import OutputError
 from lllaunch.heartbeats import HEARTBEAT
 from lllaunch.spawner.evidence import WATCHED
-from lllaunch.spec import WatchdogPolicy
+from lllaunch.spec import TIMER_FILE, WatchdogPolicy
+from lllaunch.supervisor.machine import WatchdogFired
+from lllaunch.supervisor.watchdog import WatchdogDriver
 from lllaunch.testing import FakeClock
 from lllaunch.watchdog.findings import HeartbeatLost, OverMemory, Silent, Stalled, TimedOut
 from lllaunch.watchdog.sampling import Sample, Sampler, Usage
-from lllaunch.watchdog.watch import TIMER_FILE, AttemptWatch, Scratch, remove_left
+from lllaunch.watchdog.scratch import Scratch, remove_left
 
 MIB = 1 << 20
+FILES = {0: "/no/stdout", 1: "/no/stdout"}
 
 
 @dataclass
@@ -44,33 +47,56 @@ class PlayedSampler(Sampler):
         return self.shared or usage.rss
 
 
+@dataclass
+class Workers:
+    """What is asked of a group of two workers."""
+
+    stdouts: dict[int, str] = field(default_factory=lambda: {0: "", 1: ""})
+    stderrs: dict[int, str] = field(default_factory=lambda: {0: "", 1: ""})
+    nprocs: int = 2
+    parent: int = 0
+    pids: dict[int, int] = field(default_factory=lambda: {0: 100, 1: 101})
+
+    def watched_pids(self) -> dict[int, int]:
+        return dict(self.pids)
+
+
 class Played:
     """A watch with its surroundings."""
 
     def __init__(self, policy: WatchdogPolicy, samples: float | None = None) -> None:
         self.clock = FakeClock(1000.0)
         self.sampler = PlayedSampler()
-        self.watch = AttemptWatch(
-            policy, 2, clock=self.clock, sampler=self.sampler, samples=samples
-        )
-        self.pids = {0: 100, 1: 101}
+        self.watch = WatchdogDriver(policy, clock=self.clock, samples=samples)
+        self.watch._sampler = self.sampler
+        self.watch.prepare(2)
+        self.workers = Workers()
+        self.pids = self.workers.pids
 
-    def begin(self, outputs: dict[int, tuple[str, ...]] | None = None, **more: Any) -> None:
-        self.watch.begin(lambda: self.pids, outputs or {}, **more)
+    def begin(self, **more: Any) -> None:
+        vars(self.workers).update(more)
+        self.watch.begin(self.workers)  # type: ignore[arg-type]
+
+    def next_in(self) -> float | None:
+        return self.watch.next_in(healthy=True)
 
     def after(self, seconds: float) -> list[object]:
         """What is reported after so long, if the loop wakes up as it is asked to."""
         until, found = self.clock() + seconds, []
         while True:
-            wait = self.watch.next_in()
+            wait = self.next_in()
             if wait is None or self.clock() + wait > until:
                 break
             self.clock.advance(max(wait, 0.001))
-            found += self.watch.reports()
+            found += self.reports()
             if found:
                 return found
         self.clock.advance(max(0.0, until - self.clock()))
-        return found + list(self.watch.reports())
+        return found + self.reports()
+
+    def reports(self) -> list[object]:
+        events = self.watch.events(healthy=True)
+        return [each.finding if isinstance(each, WatchdogFired) else each for each in events]
 
     def sample(self, seconds: float) -> Sample:
         """The only report after so long."""
@@ -110,7 +136,7 @@ def test_nothing_is_watched_by_default(play: Play) -> None:
     watch = play(WatchdogPolicy())
     assert watch.watch.environment(0) == {}
     assert watch.watch.files() == []
-    assert watch.watch.next_in() is None
+    assert watch.next_in() is None
     assert watch.after(10**6) == []
     assert watch.sampler.asked == 0
 
@@ -119,7 +145,7 @@ def test_an_attempt_has_its_time_and_no_look_is_taken_for_that(play: Play) -> No
     watch = play(WatchdogPolicy(timeout=3600.0), begun=False)
     assert watch.after(3000.0) == []
     watch.begin()
-    assert watch.watch.next_in() == 3600.0
+    assert watch.next_in() == 3600.0
     assert watch.after(3599.0) == []
     assert watch.after(1.0) == [TimedOut(3600.0)]
     assert watch.sampler.asked == 0
@@ -138,7 +164,7 @@ def test_a_stall_is_found_one_look_after_the_limit_at_the_latest(play: Play) -> 
 
 def test_output_and_heartbeats_count_as_life(play: Play, tmp_path: Path) -> None:
     log = tmp_path / "stdout.log"
-    watch = play(WatchdogPolicy(stall=60.0), outputs={0: (str(log),)})
+    watch = play(WatchdogPolicy(stall=60.0), stdouts={0: str(log), 1: ""})
     assert watch.after(50.0) == []
     log.write_text("step 1\n")
     assert watch.after(50.0) == []
@@ -156,10 +182,10 @@ def test_time_in_which_the_launcher_itself_stood_still_is_forgiven(
     watch.beat(0)
     assert watch.after(30.0) == []
     if waiting:
-        watch.watch.next_in()
+        watch.next_in()
     watch.clock.advance(10_000.0)
-    watch.watch.next_in()
-    assert list(watch.watch.reports()) == []
+    watch.next_in()
+    assert watch.reports() == []
     watch.beat(1)
     assert watch.after(59.0) == []
     assert watch.after(80.0) != []
@@ -184,7 +210,9 @@ def test_a_heartbeat_must_go_on_once_it_has_begun(play: Play) -> None:
 
 
 def test_silence_is_that_of_all_workers_however_busy(play: Play) -> None:
-    watch = play(WatchdogPolicy(silence=300.0, warmup=100.0), unseen=frozenset({0}))
+    watch = play(
+        WatchdogPolicy(silence=300.0, warmup=100.0), stdouts=FILES, stderrs={**FILES, 0: ""}
+    )
     for second in range(10):
         watch.sampler.usages = {
             0: Usage(10**6, 100.0 * second, "R", (100,), written=second),
@@ -225,9 +253,9 @@ def test_memory_is_measured_exactly_before_anybody_is_accused(play: Play) -> Non
 def test_samples_are_taken_where_nothing_is_watched(play: Play) -> None:
     watch = play(WatchdogPolicy(), samples=5.0, begun=False)
     assert watch.watch.environment(0).keys() == {HEARTBEAT}
-    assert watch.watch.next_in() is None
+    assert watch.next_in() is None
     watch.begin()
-    assert watch.watch.next_in() == 5.0
+    assert watch.next_in() == 5.0
     assert watch.after(4.9) == []
     assert set(watch.sample(0.2).workers) == {0, 1}
     assert watch.sampler.asked == 1
@@ -236,7 +264,7 @@ def test_samples_are_taken_where_nothing_is_watched(play: Play) -> None:
 
 
 def test_of_a_worker_that_has_not_started_or_has_ended_there_is_no_sample(play: Play) -> None:
-    watch = play(WatchdogPolicy(), samples=5.0, starter=100)
+    watch = play(WatchdogPolicy(), samples=5.0, parent=100)
     assert set(watch.sample(5.0).workers) == {1}
     # not reaped yet
     watch.sampler.usages = {1: Usage(3.0, 0, "Z", (101,))}
@@ -246,19 +274,25 @@ def test_of_a_worker_that_has_not_started_or_has_ended_there_is_no_sample(play: 
 def test_while_the_group_ends_there_are_samples_and_nothing_else(play: Play) -> None:
     watch = play(WatchdogPolicy(stall=10.0, timeout=20.0), samples=5.0)
     for taken in range(1, 11):
-        watch.clock.advance(watch.watch.next_sample_in() or 0.0)
-        (sample,) = watch.watch.samples()
+        watch.clock.advance(watch.watch.next_in(healthy=False) or 0.0)
+        (sample,) = watch.watch.events(healthy=False)
         assert isinstance(sample, Sample)
-        assert watch.watch.samples() == []
+        assert watch.watch.events(healthy=False) == []
         assert watch.sampler.asked == taken
     watch.pids.clear()
     # nobody is left who could start
-    assert watch.watch.next_sample_in() is None
-    assert watch.watch.samples() == []
+    assert watch.watch.next_in(healthy=False) is None
+    assert watch.watch.events(healthy=False) == []
+
+
+def prepared(policy: WatchdogPolicy, ranks: int, timer_file: str | None = None) -> WatchdogDriver:
+    driver = WatchdogDriver(policy, timer_file=timer_file)
+    driver.prepare(ranks)
+    return driver
 
 
 def test_the_private_place_goes_with_the_watch() -> None:
-    watch = AttemptWatch(WatchdogPolicy(timers=True, stall=60.0), 3)
+    watch = prepared(WatchdogPolicy(timers=True, stall=60.0), 3)
     environments = [watch.environment(rank) for rank in range(3)]
     (fifo,) = {environment[TIMER_FILE] for environment in environments}
     directory = os.path.dirname(fifo)
@@ -276,7 +310,7 @@ def test_the_timer_file_may_be_chosen_and_what_an_agent_left_there_is_replaced(
 ) -> None:
     path = str(tmp_path / "timers")
     os.mkfifo(path)
-    watch = AttemptWatch(WatchdogPolicy(timers=True, collectives=False), 1, path)
+    watch = prepared(WatchdogPolicy(timers=True, collectives=False), 1, path)
     assert watch.environment(0)[WATCHED] == "1"
     assert watch.environment(0)[TIMER_FILE] == path
     watch.close()
@@ -289,10 +323,10 @@ def test_a_file_of_the_users_is_not_replaced_and_where_no_fifo_can_be_made_that_
     path = tmp_path / "timers"
     path.write_text("precious")
     with pytest.raises(OutputError, match="timers"):
-        AttemptWatch(WatchdogPolicy(timers=True), 1, str(path))
+        prepared(WatchdogPolicy(timers=True), 1, str(path))
     assert path.read_text() == "precious"
     with pytest.raises(OutputError, match="missing/timers"):
-        AttemptWatch(WatchdogPolicy(timers=True), 1, str(tmp_path / "missing" / "timers"))
+        prepared(WatchdogPolicy(timers=True), 1, str(tmp_path / "missing" / "timers"))
 
 
 def test_places_that_killed_launchers_left_are_removed_by_the_next(
@@ -300,7 +334,7 @@ def test_places_that_killed_launchers_left_are_removed_by_the_next(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     policy = WatchdogPolicy(timers=True)
-    used = AttemptWatch(policy, 1)
+    used = prepared(policy, 1)
     left, users, young = (tmp_path / f"lllaunch-watch-{name}" for name in ("a", "users", "young"))
     for path in (left, users, young):
         path.mkdir()
@@ -310,7 +344,7 @@ def test_places_that_killed_launchers_left_are_removed_by_the_next(
     for path in {*tmp_path.iterdir()} - {young}:
         os.utime(path, (1, 1))
     before = {*tmp_path.iterdir()}
-    AttemptWatch(policy, 1).close()
+    prepared(policy, 1).close()
     assert {*tmp_path.iterdir()} == before - {left}
     used.close()
     assert {*tmp_path.iterdir()} == {users, young}
@@ -342,7 +376,7 @@ def test_what_a_killed_process_leaves_is_removed(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     text = (
-        "import os, signal; from lllaunch.watchdog.watch import Scratch; s = Scratch(); "
+        "import os, signal; from lllaunch.watchdog.scratch import Scratch; s = Scratch(); "
         "open(s.file('timers'), 'w').close(); os.kill(os.getpid(), signal.SIGKILL)"
     )
     environ = {**os.environ, "TMPDIR": str(tmp_path)}
