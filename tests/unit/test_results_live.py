@@ -188,7 +188,7 @@ def test_findings_and_failures_are_told_with_their_attempt(run: Path) -> None:
     assert view.findings == (f"attempt 0: {finding}", "rank 1: ended with exit status 7")
     assert [row.state for row in view.rows] == ["failed", "failed"]
     events(run, *attempt(2))
-    assert look().findings[-1] == "attempt 1: rank 1: exit code 7"
+    assert look().findings[-1] == "attempt 1: rank 1: ended with exit status 7"
 
 
 def test_ranks_of_several_nodes_are_told_by_their_node(tmp_path: Path, hold: Locks) -> None:
