@@ -127,12 +127,10 @@ def run_events(run: RunTimeline) -> list[TraceEvent]:
     """Return the trace of a run: a process for each node's attempts, a thread for each rank."""
     tracks = _Tracks(run.start_ns)
     of_attempt: dict[tuple[int, str], int] = {}
-    ends: dict[tuple[int, str], int | None] = {}
     for attempt in run.attempts:
         key = attempt.number, attempt.node
         name = f"attempt {attempt.number}" + (f", {attempt.node}" if attempt.node else "")
         pid = of_attempt[key] = tracks.process(name)
-        ends[key] = attempt.end_ns
         _add_group(tracks, pid, attempt)
         for lane in attempt.lanes:
             _add_lane(tracks, pid, lane)
@@ -140,7 +138,7 @@ def run_events(run: RunTimeline) -> list[TraceEvent]:
         key = series.attempt, series.node
         if key not in of_attempt:
             of_attempt[key] = tracks.process(f"attempt {series.attempt}")
-        _add_series(tracks, of_attempt[key], series, ends.get(key))
+        _add_series(tracks, of_attempt[key], series)
     return list(tracks.events())
 
 
@@ -198,18 +196,12 @@ _SHOWN: dict[str, tuple[str, float]] = {
     "gpu_memory": ("GPU memory (MiB)", 1 << 20),
     "gpu_power": ("GPU power (W)", 1),
 }
-# Of these nothing is left when workers have ended.
-_GONE = frozenset({"cpu", "rss", "read", "written"})
 
 
-def _add_series(tracks: _Tracks, pid: int, series: Series, end_ns: int | None) -> None:
+def _add_series(tracks: _Tracks, pid: int, series: Series) -> None:
     name, divisor = (f"metric {series.name}", 1.0) if series.metric else _SHOWN[series.name]
     of = f"GPU {series.of}" if series.name in _GPU and not series.metric else f"rank {series.of}"
-    points = series.points
-    if not series.metric and series.name in _GONE and end_ns and points[-1][0] < end_ns:
-        # else a viewer draws the last value to the end of the run
-        points = (*points, (end_ns, 0.0))
-    for at, value in points:
+    for at, value in series.points:
         tracks.counter(pid, at, name, of, round(value / divisor, 4))
 
 

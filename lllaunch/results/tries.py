@@ -193,24 +193,11 @@ class SweepFiles:
         return self.result
 
     def timeline(self, hide: Callable[[str], str] = str) -> SweepTimeline:
-        """Return what happened when: each try, or of sweep.json alone the last one of each job."""
+        """Return what happened when, as far as there is a journal."""
         self.look()
         self._grow()
         live = state_of(self._lock) == "running"
-        found = self._tries.timeline(time.time_ns() if live else None, hide)
-        result = self.result
-        if found.tries or result is None:
-            return found
-        last = [
-            (job, job.ended_ns, job.state if job.result is not None else "lost")
-            for job in result.jobs
-            if job.started_ns
-        ]
-        tries = _tries(last, hide)
-        starts = [*(each.start_ns for each in tries[:1]), result.started_ns]
-        start = min((each for each in starts if each), default=0)
-        end = max([start, result.ended_ns, *(each.end_ns for each in tries)])
-        return SweepTimeline(start, end, over=True, tries=tries)
+        return self._tries.timeline(time.time_ns() if live else None, hide)
 
     def _read_summary(self) -> tuple[SweepResult | None, LaunchError | None]:
         try:
