@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
+from inspect import Signature
 from typing import Any
 
 from lllaunch.config.fields import Findings, Settings, did_you_mean, known_items, nearest, one_of
-from lllaunch.config.locate import Located, NameStatus, locate, locate_main, misfits
+from lllaunch.config.kinds import Kind, read_fields
+from lllaunch.config.locate import NameStatus, locate, locate_main, misfits
 from lllaunch.config.tree import BROKEN, Tree, Withheld, has_secrets, reveal
 from lllaunch.config.values import format_duration, parse_duration
 from lllaunch.errors import Code, Unfit
@@ -83,6 +86,15 @@ def _function(text: str) -> Entrypoint:
     return Entrypoint("function", module, text, qualname)
 
 
+@dataclass(frozen=True)
+class SearchPlace:
+    """Where things are looked for: ``search_paths`` is each ``PATH`` that some worker has."""
+
+    runtime_cwd: str
+    sys_path: tuple[str, ...] = ()
+    search_paths: tuple[str, ...] = ()
+
+
 _MOST_NAMES = 2000
 
 
@@ -104,52 +116,38 @@ def check_script(entrypoint: Entrypoint) -> None:
         raise Unfit(message="cannot be read: permission denied", code="entrypoint")
 
 
-def check_program(entrypoint: Entrypoint, search_path: str, runtime_cwd: str) -> None:
-    """Raise `Unfit` without such a file or, for a name without a slash, on no PATH."""
+def check_program(entrypoint: Entrypoint, place: SearchPlace, code: Code = "entrypoint") -> None:
+    """Raise `Unfit` without such a file or, for a name without a slash, if a PATH lacks it."""
     name = entrypoint.name
     if "/" in name:
         if os.path.isdir(name):
-            raise Unfit(message="is a directory, not a program", code="entrypoint")
+            raise Unfit(message="is a directory, not a program", code=code)
         if not os.path.exists(name):
             directory, base = os.path.split(name)
             hint = did_you_mean(base, _names_in(directory))
-            raise Unfit(message="does not exist", hint=hint, code="entrypoint")
+            raise Unfit(message="does not exist", hint=hint, code=code)
         if not os.access(name, os.X_OK):
             hint = f"chmod +x {entrypoint.text}"
-            raise Unfit(message="is not executable", hint=hint, code="entrypoint")
+            raise Unfit(message="is not executable", hint=hint, code=code)
         return
-    found = [os.path.join(directory or ".", name) for directory in search_path.split(os.pathsep)]
-    files = [path for path in found if os.path.isfile(path)]
-    if any(os.access(path, os.X_OK) for path in files):
-        return
-    if files:
-        hint, detail = f"chmod +x {files[0]}", f"found only {files[0]!r}"
-        raise Unfit(message="is not executable", hint=hint, detail=detail, code="entrypoint")
-    hint = _program_hint(name, search_path, runtime_cwd)
-    raise Unfit(message="is not a program on PATH", hint=hint, code="entrypoint")
-
-
-def _program_hint(name: str, search_path: str, runtime_cwd: str) -> str:
-    if " " in name:
-        return "arguments go under 'args'"
-    for candidate in (f"{name}.py", f"./{name}"):
-        if os.path.isfile(os.path.join(runtime_cwd, candidate)):
-            return f"did you mean {candidate!r}?"
-    if "." in name and os.path.isfile(os.path.join(runtime_cwd, f"{name.replace('.', '/')}.py")):
-        return f"did you mean '-m {name}'?"
-    # the scripts and programs beside the user as entrypoints, by their names alone
-    own = {}
-    for other in _names_in(runtime_cwd):
-        path = os.path.join(runtime_cwd, other)
-        if other.endswith(".py"):
-            own[other.removesuffix(".py")] = other
-        elif os.access(path, os.X_OK) and os.path.isfile(path):
-            own[other] = f"./{other}"
-    programs = (
-        other for directory in search_path.split(os.pathsep) for other in _names_in(directory)
-    )
-    near = nearest(name, (*own, *programs))
-    return f"did you mean {own.get(near, near)!r}?" if near else ""
+    for path in place.search_paths:
+        if shutil.which(name, path=path):
+            continue
+        file = shutil.which(name, os.F_OK, path)
+        if file:
+            hint, detail = f"chmod +x {file}", f"found only {file!r}"
+            raise Unfit(message="is not executable", hint=hint, detail=detail, code=code)
+        scripts = [each for each in _names_in(place.runtime_cwd) if each.endswith(".py")]
+        programs = (each for directory in path.split(os.pathsep) for each in _names_in(directory))
+        if " " in name:
+            hint = "arguments go under 'args'"
+        elif f"{name}.py" in scripts:
+            hint = f"did you mean '{name}.py'?"
+        elif os.path.isfile(os.path.join(place.runtime_cwd, name)):
+            hint = f"did you mean './{name}'?"
+        else:
+            hint = did_you_mean(name, scripts) or did_you_mean(name, programs)
+        raise Unfit(message="is not a program on PATH", hint=hint, code=code)
 
 
 def _names_in(directory: str) -> Iterator[str]:
@@ -163,25 +161,12 @@ def _names_in(directory: str) -> Iterator[str]:
         return
 
 
-def read_call(tree: Tree, key: str, findings: Findings) -> tuple[list[Tree], dict[str, Tree]]:
-    """Return positional and keyword arguments of a function: a list or a mapping."""
-    if isinstance(tree, list):
-        return tree, {}
-    if not _is_mapping_or_none(tree, key, findings):
-        return [], {}
-    for name in tree or {}:
-        if not isinstance(name, str) or not name.isidentifier():
-            unfit = Unfit("the name of an argument of a function", code="arguments")
-            findings.add(f"{key}.{name}", name, unfit)
-    return [], dict(tree or {})
-
-
 Word = tuple[Tree, Path]
 """A word of a command line, and the path below ``args`` of what it was made from."""
 
 
 def read_command_line(
-    tree: Tree, key: str, findings: Findings, code: Code = "arguments"
+    tree: list[Tree] | dict[Any, Tree], key: str, findings: Findings, code: Code = "arguments"
 ) -> list[Word]:
     """Return the words of a script, module or program; texts that are secrets are withheld.
 
@@ -190,49 +175,29 @@ def read_command_line(
     nothing. A key that begins with ``-`` is taken as it is.
     """
     if isinstance(tree, list):
-        return _words(tree, (), key, findings, code)
-    if not _is_mapping_or_none(tree, key, findings):
-        return []
+        return [
+            (_text(item, f"{key}[{index}]", findings, code), (index,))
+            for index, item in enumerate(tree)
+        ]
     words: list[Word] = []
-    for name, value in (tree or {}).items():
-        words += _option(name, value, f"{key}.{name}", findings)
+    for name, value in tree.items():
+        where, plain = f"{key}.{name}", reveal(value)
+        if not isinstance(name, str) or not name or any(c.isspace() or c in "=\0" for c in name):
+            expected = "the name of an option, text without blanks and '='"
+            findings.add(where, name, Unfit(expected, "quote it", code=code))
+            continue
+        if plain is None or plain is False or plain == []:
+            continue
+        words.append((name if name.startswith("-") else f"--{name}", (name,)))
+        if isinstance(value, list):
+            below = read_command_line(value, where, findings, code)
+            words += [(text, (name, *path)) for text, path in below]
+        elif plain is not True:
+            words.append((_text(value, where, findings, code), (name,)))
     return words
 
 
-def _is_mapping_or_none(tree: Tree, key: str, findings: Findings) -> bool:
-    if tree is None or isinstance(tree, dict):
-        return True
-    findings.add(key, tree, Unfit("a list or a mapping of arguments", code="type"))
-    return False
-
-
-def _option(name: object, value: Tree, key: str, findings: Findings) -> list[Word]:
-    if not isinstance(name, str) or not name or any(c.isspace() or c in "=\0" for c in name):
-        unfit = Unfit(
-            "the name of an option, text without blanks and '='", "quote it", code="arguments"
-        )
-        findings.add(key, name, unfit)
-        return []
-    plain = reveal(value)
-    if plain is None or plain is False or plain == []:
-        return []
-    flag: Word = (name if name.startswith("-") else f"--{name}", (name,))
-    if plain is True:
-        return [flag]
-    if isinstance(value, list):
-        return [flag, *_words(value, (name,), key, findings)]
-    text = _text(value, key, findings)
-    return [flag] if text is None else [flag, (text, (name,))]
-
-
-def _words(
-    items: list[Tree], path: Path, key: str, findings: Findings, code: Code = "arguments"
-) -> list[Word]:
-    texts = [_text(item, f"{key}[{index}]", findings, code) for index, item in enumerate(items)]
-    return [(text, (*path, index)) for index, text in enumerate(texts) if text is not None]
-
-
-def _text(value: Tree, key: str, findings: Findings, code: Code = "arguments") -> Tree:
+def _text(value: Tree, key: str, findings: Findings, code: Code) -> Tree:
     text = findings.attempt(key, value, lambda plain: _as_text(plain, code))
     return Withheld(text, value.source) if isinstance(value, Withheld) else text
 
@@ -252,15 +217,6 @@ def _as_text(value: Any, code: Code) -> str:
 
 
 NO_ENTRYPOINT = Entrypoint("function", "", "")
-
-
-@dataclass(frozen=True)
-class SearchPlace:
-    """Where things are looked for: ``search_paths`` is each ``PATH`` that some worker has."""
-
-    runtime_cwd: str
-    sys_path: tuple[str, ...] = ()
-    search_paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -288,44 +244,48 @@ def read_call_of(
     if parsed is None:
         return EntrypointCall()
     named = replace(parsed, text=entrypoint.source) if has_secrets(entrypoint) else parsed
-    located = findings.attempt(where, entrypoint, lambda _: _look_for(parsed, place))
+    signature = findings.attempt(where, entrypoint, lambda _: _look_for(parsed, place))
     if args is BROKEN:
+        return EntrypointCall(named)
+    args = {} if args is None else args
+    if not isinstance(args, (list, dict)):
+        findings.add(args_key, args, Unfit("a list or a mapping of arguments", code="type"))
         return EntrypointCall(named)
     if parsed.form != "function":
         words = read_command_line(args, args_key, findings)
         texts, keys = (tuple(word[part] for word in words) for part in (0, 1))
         return EntrypointCall(named, texts, keys)
-    positional, keywords = read_call(args, args_key, findings)
-    named = replace(named, decided=located is not None and located.signature is not None)
+    positional, keywords = (args, {}) if isinstance(args, list) else ([], args)
+    for name in keywords:
+        if not isinstance(name, str) or not name.isidentifier():
+            unfit = Unfit("the name of an argument of a function", code="arguments")
+            findings.add(f"{args_key}.{name}", name, unfit)
+    named = replace(named, decided=signature is not None)
     places = tuple((place,) for place in range(len(positional)))
-    call = EntrypointCall(named, tuple(positional), places, keywords)
-    signature = None if located is None else located.signature
     if signature is not None:
-        for name, message, hint in misfits(signature, call.args, call.kwargs, named.text):
+        for name, message, hint in misfits(signature, positional, keywords, named.text):
             where = f"{args_key}.{name}" if name else args_key
             findings.add_about(where, message, hint, code="arguments")
-    return call
+    return EntrypointCall(named, tuple(positional), places, keywords)
 
 
-def _look_for(entrypoint: Entrypoint, place: SearchPlace) -> Located:
+def _look_for(entrypoint: Entrypoint, place: SearchPlace) -> Signature | None:
+    """Raise `Unfit` if it is certainly not there; return the signature of a function if known."""
     if entrypoint.form == "script":
         check_script(entrypoint)
-    elif entrypoint.form == "module":
-        return _callable_in(locate_main(entrypoint.name, place.sys_path))
-    elif entrypoint.form == "function":
-        return _callable_in(locate(entrypoint.name, entrypoint.qualname, place.sys_path))
+        return None
+    if entrypoint.form == "program":
+        check_program(entrypoint, place)
+        return None
+    if entrypoint.form == "module":
+        located = locate_main(entrypoint.name, place.sys_path)
     else:
-        for search_path in place.search_paths:
-            check_program(entrypoint, search_path, place.runtime_cwd)
-    return Located(NameStatus.FOUND, entrypoint.name)
-
-
-def _callable_in(located: Located) -> Located:
+        located = locate(entrypoint.name, entrypoint.qualname, place.sys_path)
     if located.status is NameStatus.MISSING:
         raise Unfit(
             message="cannot be run", hint=located.hint, detail=located.reason, code="entrypoint"
         )
-    return located
+    return located.signature
 
 
 def check_preload(module: object, sys_path: Sequence[str], *, here: bool = True) -> str:
@@ -364,26 +324,23 @@ def why_empty(root: Mapping[Any, Any], key: str, searched: Sequence[str]) -> Unf
     groups.sort(key=lambda name: name != "exp")
     choices = one_of([repr(name) for name in groups[:3]])
     looked = f" in {', '.join(searched)}" if searched else ""
-    meant = f"{groups[0]}={root[groups[0]]}"
-    near = _near_group(groups[0], str(root[groups[0]]), searched)
-    hint = near or f"{meant!r} was taken for a plain value"
+    name, choice = groups[0], root[groups[0]]
+    near = nearest(
+        name,
+        [
+            group
+            for directory in searched
+            for group in _names_in(directory)
+            if os.path.isfile(os.path.join(directory, group, f"{choice}.yaml"))
+        ],
+    )
+    meant = f"did you mean +{near}={choice}?"
+    hint = meant if near else f"'{name}={choice}' was taken for a plain value"
     return Unfit(expected, hint, f"there is no config group {choices}{looked}", code="entrypoint")
 
 
-def _near_group(name: str, choice: str, searched: Sequence[str]) -> str:
-    """Return a hint at a group with a similar name that has a config of that name."""
-    groups = {
-        entry
-        for directory in searched
-        if os.path.isdir(directory)
-        for entry in os.listdir(directory)
-        if os.path.isfile(os.path.join(directory, entry, f"{choice}.yaml"))
-    }
-    hint = did_you_mean(name, sorted(groups))
-    return re.sub("'(.*)'", rf"+\1={choice}", hint)
-
-
 PREFLIGHT_KEYS = Preflight._fields
+_TIMEOUT = Kind(partial(parse_duration, zero=False), format_duration)
 _PREFLIGHT = "a program and its arguments ([nvidia-smi, -L]), or {command: [...], timeout: 5m}"
 
 
@@ -392,29 +349,27 @@ def read_preflight(settings: Settings, place: SearchPlace) -> tuple[Preflight | 
     tree, key, findings = settings["preflight"], settings.key_of("preflight"), settings.findings
     if reveal(tree) is None or tree is BROKEN:
         return None, None
-    items: Mapping[str, Tree] = {"command": tree}
+    items, where = {"command": tree}, key
     if isinstance(tree, dict):
-        items = known_items(tree, key, PREFLIGHT_KEYS, {}, findings)
-        key = f"{key}.command"
-    timeout: float | None = Preflight(()).timeout
-    if reveal(items.get("timeout")) is not None:
-        where = f"{settings.key_of('preflight')}.timeout"
-        timeout = findings.attempt(where, items["timeout"], partial(parse_duration, zero=False))
-    command = items.get("command")
+        items, where = known_items(tree, key, PREFLIGHT_KEYS, {}, findings), f"{key}.command"
     before = findings.count
-    words: tuple[str, ...] = ()
+    times = read_fields({"timeout": _TIMEOUT}, items, key, findings)
+    command = first = items.get("command")
     if isinstance(command, list):
-        read = [word for word, _ in read_command_line(command, key, findings, "preflight")]
-        words = tuple(str(reveal(word)) for word in read) if len(read) == len(command) else ()
+        read = read_command_line(command, where, findings, "preflight")
+        words = tuple(str(reveal(word)) for word, _ in read)
     else:
-        words = findings.attempt(key, command, _split_words) or ()
-    if not words:
-        if findings.count == before:
-            findings.add(key, command, Unfit(_PREFLIGHT, code="preflight"))
+        words = findings.attempt(where, command, _split_words) or ()
+    if not words and findings.count == before:
+        findings.add(where, command, Unfit(_PREFLIGHT, code="preflight"))
+    if not words or findings.count > before:
         return None, None
-    first, where = (command[0], f"{key}[0]") if isinstance(command, list) else (command, key)
-    findings.attempt(where, first, lambda _: _look_for_program(words[0], place))
-    return None if timeout is None else Preflight(words, timeout), command
+    preflight = Preflight(words, **times)
+    program = Entrypoint("program", preflight.program(place.runtime_cwd), words[0])
+    if isinstance(command, list):
+        first, where = command[0], f"{where}[0]"
+    findings.attempt(where, first, lambda _: check_program(program, place, "preflight"))
+    return preflight, command
 
 
 def _split_words(value: object) -> tuple[str, ...]:
@@ -428,17 +383,6 @@ def _split_words(value: object) -> tuple[str, ...]:
         return tuple(shlex.split(value))
     except ValueError as error:
         raise Unfit("a command line", "", str(error), code="preflight") from None
-
-
-def _look_for_program(name: str, place: SearchPlace) -> None:
-    """Look for the program."""
-    path = Preflight((name,)).program(place.runtime_cwd)
-    for search_path in place.search_paths:
-        try:
-            check_program(Entrypoint("program", path, name), search_path, place.runtime_cwd)
-        except Unfit as unfit:
-            hint, detail = unfit.hint, unfit.detail
-            raise Unfit("", hint, detail, message=unfit.message, code="preflight") from None
 
 
 def written_preflight(preflight: Preflight | None) -> dict[str, Any] | None:

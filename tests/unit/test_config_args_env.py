@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lllaunch.config.command import read_call, read_command_line
+from lllaunch.config.command import SearchPlace, read_call_of, read_command_line
 from lllaunch.config.fields import Findings
 from lllaunch.config.locate import misfits, signature_of
 from lllaunch.config.resolve import read_env, read_env_per_rank
@@ -33,7 +33,7 @@ def complaints(read: Any, tree: Any, *more: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("tree", "words"),
     [
-        (None, []),
+        ({}, []),
         (["a", 1, 0.5, "--x=${worker:rank}"], ["a", "1", "0.5", "--x=${worker:rank}"]),
         ({"amp": True, "off": False, "no": None, "none": []}, ["--amp"]),
         ({"shift": -1, "empty": ""}, ["--shift", "-1", "--empty", ""]),
@@ -45,8 +45,6 @@ def test_a_command_line(tree: Any, words: list[str]) -> None:
 
 
 NO_COMMAND_LINE = """
-x: --lr 1
-    launch.x: expected a list or a mapping of arguments, got '--lr 1' [type]
 x: [true]
     launch.x[0]: expected text or a number, got true; quote it, or leave it out [arguments]
 x: {a: {b: 1}}
@@ -62,15 +60,22 @@ def test_what_cannot_be_a_command_line(node: Any, told: str) -> None:
     assert complaints(read_command_line, node["x"]) == [told]
 
 
+def call(args: Any, findings: Findings) -> tuple[Any, Any]:
+    found = read_call_of("sys:exit", args, SearchPlace("/"), "launch", findings)
+    return found.args, dict(found.kwargs)
+
+
 def test_a_call_is_positional_or_by_keyword() -> None:
-    assert read(read_call, [1, {"a": 2}]) == ([1, {"a": 2}], {})
-    assert read(read_call, {"a": [1]}) == ([], {"a": [1]})
-    assert read(read_call, None) == ([], {})
-    assert complaints(read_call, {"a-b": 1}) == [
-        "launch.x.a-b: expected the name of an argument of a function, got 'a-b' [arguments]"
-    ]
-    assert complaints(read_call, 3) == [
-        "launch.x: expected a list or a mapping of arguments, got 3 [type]"
+    findings = Findings()
+    assert call([1, {"a": 2}], findings) == ((1, {"a": 2}), {})
+    assert call({"a": [1]}, findings) == ((), {"a": [1]})
+    assert call(None, findings) == ((), {})
+    assert findings.count == 0
+    call({"a-b": 1}, findings)
+    call(3, findings)
+    assert [str(problem) for problem in findings.problems] == [
+        "launch.args.a-b: expected the name of an argument of a function, got 'a-b' [arguments]",
+        "launch.args: expected a list or a mapping of arguments, got 3 [type]",
     ]
 
 
