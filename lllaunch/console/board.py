@@ -15,7 +15,7 @@ import lllaunch.sweep.schedule as v
 from lllaunch.console.table import decoded
 from lllaunch.documents import signal_name
 from lllaunch.sweep.objective import Objective, Objectives
-from lllaunch.sweep.policy import Summary, SweepPolicy
+from lllaunch.sweep.policy import SweepPolicy
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.protocol import JobPrinted, JobProgressed
 from lllaunch.sweep.remaining import Durations, expected_left
@@ -169,19 +169,6 @@ class Board:
         counts = {state.value: number for state, number in self.counts.items()}
         counts["succeeded"] = self.counts[J.SUCCEEDED] + counts.pop("skipped", 0)
         return {**counts, "running": self.running, "waiting": self.waiting}
-
-    def summary(self) -> Summary | None:
-        """Return the counts of a sweep that is over; None if nothing is known."""
-        ends = self.counts
-        if not ends:
-            return None
-        return Summary(
-            succeeded=ends[J.SUCCEEDED],
-            failed=ends[J.FAILED],
-            cancelled=ends[J.CANCELLED],
-            not_run=ends[J.NOT_RUN] + self.waiting + self.running,
-            skipped=ends[J.SKIPPED],
-        )
 
     def _job(self, number: int, overrides: Sequence[str] = ()) -> JobView:
         job = self.jobs.get(number)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.console.table import Column, Row, rows_of
-from lllaunch.sweep.policy import Summary
 from lllaunch.text import duration
 from lllaunch.words import (
     StyledText,
@@ -48,7 +48,6 @@ class Setting(NamedTuple):
     cwd: str
     total: int = 0  # number of jobs
     common: Collection[str] = ()  # overrides that all jobs share
-    counts: Summary | None = None  # of the jobs by end, if the sweep knows them
     cancelled: Collection[int] = ()  # numbers of the jobs that a signal to the launcher ended
     columns: int = 0  # of the terminal; 0 where there is none
     # how the app was called, where that and the directory are all that a resume needs; empty where
@@ -60,9 +59,11 @@ def summary_rows(result: SweepResult, setting: Setting) -> list[Row]:
     """Return what is shown of a sweep that is over."""
     jobs = result.jobs
     states = {job.job: _state(job, setting) for job in jobs}
-    failed = [job for job in jobs if states[job.job] in {"failed", "unknown"}]
+    failed = [job for job in jobs if states[job.job] == "failed"]
     ran = [job for job in jobs if states[job.job] != "not run"]
-    counts = setting.counts or _counted(list(states.values()), setting.total)
+    counts = Counter(states.values())
+    # some of them are known by now, and others were not even composed
+    counts["not run"] += max(0, setting.total - len(jobs))
     chosen = ran if len(ran) <= _MOST_ROWS else failed[:_MOST_ROWS]
     rows: list[Row] = []
     if chosen:
@@ -71,30 +72,31 @@ def summary_rows(result: SweepResult, setting: Setting) -> list[Row]:
         more = len(failed) - len(chosen)
         if len(ran) > _MOST_ROWS and more > 0:
             rows.append((StyledText(f"  and {more} more failed, see sweep.json", "faint"),))
-        # some of them are known by now, and others were not even composed
-        if counts.not_run:
-            were = "was" if counts.not_run == 1 else "were"
-            text = f"  and {counted(counts.not_run, 'job')} that {were} not run"
+        if not_run := counts["not run"]:
+            were = "was" if not_run == 1 else "were"
+            text = f"  and {counted(not_run, 'job')} that {were} not run"
             rows.append((StyledText(text, "faint"),))
     if failed:
         rows += [(), *_failures(failed, setting)]
     objectives = extremes_text(result.objectives(setting.common))
     rows += [(), *([(StyledText(f"lllaunch: objective: {objectives}"),)] if objectives else [])]
-    return [*rows, *_verdict(result, counts, setting)]
+    all_good = counts["succeeded"] == counts.total()
+    path = shown_path(os.path.join(setting.directory, "sweep.json"), setting.cwd)
+    style = "good" if all_good and not result.exit_code else "error"
+    rows.append((StyledText(f"lllaunch: {verdict_text(result, counts)}; {path}", style),))
+    if not all_good and setting.resume is not None:
+        again = resume_override(shown_path(setting.directory, setting.cwd))
+        how = f": {setting.resume}" if setting.resume else ", add to the same command:"
+        rows.append((StyledText(f"lllaunch: to run the rest{how} {again}"),))
+    return rows
 
 
 def _state(job: JobHistory, setting: Setting) -> str:
-    cancelled = job.job in setting.cancelled and job.state != "succeeded"
-    return "cancelled" if cancelled else job_state(job.state)
-
-
-def _counted(states: Sequence[str], total: int) -> Summary:
-    return Summary(
-        succeeded=states.count("succeeded"),
-        failed=states.count("failed") + states.count("unknown"),
-        cancelled=states.count("cancelled"),
-        not_run=states.count("not run") + max(0, total - len(states)),
-    )
+    if job.job in setting.cancelled and job.state != "succeeded":
+        return "cancelled"
+    state = job_state(job.state)
+    # one whose end is not known is no success
+    return "failed" if state == "unknown" else state
 
 
 def _name(job: JobHistory, setting: Setting) -> str:
@@ -121,7 +123,7 @@ def _table(
         columns.append(Column("objective", lambda job: objective_text(job.value)))
     styles = [state_style(states[job.job]) for job in jobs]
     width = setting.columns and setting.columns - 1 - len(_INDENT)
-    rows = rows_of(columns, jobs, styles, width, styled="", spare=())
+    rows = rows_of(columns, jobs, styles, width, spare=())
     return [(StyledText(_INDENT), *row) for row in rows]
 
 
@@ -159,15 +161,3 @@ def verdict_text(result: SweepResult, counts: Mapping[str, int]) -> str:
     text = jobs_text(counts)
     text += "" if result.seconds is None else f" in {duration(result.seconds)}"
     return f"{text} (exit code {result.exit_code})" if result.exit_code else text
-
-
-def _verdict(result: SweepResult, counts: Summary, setting: Setting) -> Iterator[Row]:
-    good, total, code = counts.succeeded + counts.skipped, sum(counts), result.exit_code
-    text = verdict_text(result, {**counts._asdict(), "succeeded": good, "skipped": 0})
-    path = shown_path(os.path.join(setting.directory, "sweep.json"), setting.cwd)
-    style = "good" if good == total and not code else "error"
-    yield (StyledText(f"lllaunch: {text}; {path}", style),)
-    if good != total and setting.resume is not None:
-        again = resume_override(shown_path(setting.directory, setting.cwd))
-        how = f": {setting.resume}" if setting.resume else ", add to the same command:"
-        yield (StyledText(f"lllaunch: to run the rest{how} {again}"),)

@@ -211,8 +211,6 @@ class SweepConsole:
             cwd=self._cwd,
             total=0 if numbers is None else self._board.total,
             common=self._common,
-            # a board that is off does not know how the jobs ended
-            counts=None if numbers is None or self.is_off else self._board.summary(),
             cancelled=self._board.cancelled,
             columns=size_of(stream).columns if stream is not None and is_terminal(stream) else 0,
             resume=resume,

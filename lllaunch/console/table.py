@@ -124,13 +124,12 @@ def rows_of(
     styles: Sequence[str],
     width: int,
     *,
-    styled: str = "state",
     spare: Sequence[str] = _SPARE,
 ) -> list[Row]:
     """Return the titles and a row of the terminal for each row.
 
     `width` is that of the terminal; 0 if nothing is to be cut or left out. The style of a row is
-    that of its column `styled`, or without one of all of it.
+    that of its column ``state``.
     """
     chosen = fitting(columns, rows, width, spare)
     told = [
@@ -138,21 +137,13 @@ def rows_of(
         for column, texts in chosen
         for wide in [max(_least(column, width), *map(cells, [column.title, *texts]))]
     ]
-    found: list[Row] = []
-    titles = [column.title for column, _ in chosen]
-    first, last = (titles.index(styled), titles.index(styled) + 1) if styled else (0, len(titles))
-    for texts, style in zip(zip(*told, strict=True), ["faint", *styles], strict=True):
-        if not found:
-            found.append((StyledText(GAP.join(texts).rstrip(), style),))
-            continue
-        before = "".join(text + GAP for text in texts[:first])
-        after = "".join(GAP + text for text in texts[last:]).rstrip()
-        middle = GAP.join(texts[first:last])
-        parts = (
-            StyledText(before),
-            StyledText(middle if styled else middle.rstrip(), style),
-            StyledText(after),
-        )
+    at = [column.title for column, _ in chosen].index("state")
+    titles, *told_rows = zip(*told, strict=True)
+    found: list[Row] = [(StyledText(GAP.join(titles).rstrip(), "faint"),)]
+    for texts, style in zip(told_rows, styles, strict=True):
+        before = "".join(text + GAP for text in texts[:at])
+        after = "".join(GAP + text for text in texts[at + 1 :]).rstrip()
+        parts = StyledText(before), StyledText(texts[at], style), StyledText(after)
         found.append(tuple(part for part in parts if part.text))
     return [_cut_row(row, width) for row in found] if width else found
 

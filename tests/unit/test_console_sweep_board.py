@@ -174,18 +174,6 @@ def test_what_keeps_jobs_from_starting_is_said_and_that_it_is_over() -> None:
     assert said(of, v.Unblocked()) == ["what failed works again: jobs are started"]
 
 
-def test_what_is_left_when_the_sweep_is_over_was_not_run() -> None:
-    assert board().summary() is None
-    of = Board(9, overrides, resumed=2)
-    assert (of.counts[J.SKIPPED], of.waiting) == (2, 7)
-    begun(of, 4)
-    said(of, *ends(4), v.Settle(5, J.NOT_RUN))
-    summary = of.summary()
-    assert summary is not None
-    assert (summary.succeeded, summary.skipped, summary.not_run) == (1, 2, 6)
-    assert sum(summary) == 9
-
-
 # Names
 
 
