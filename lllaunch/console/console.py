@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 from lllaunch.console.bottom import Bottom, RunStatus, heartbeat_text, status_rows
-from lllaunch.console.stream import Outlet, display, encodable, same_file
+from lllaunch.console.stream import Outlet, display, encodable, given_or_nowhere, same_file
 from lllaunch.console.table import Painter, is_terminal
 from lllaunch.documents import signal_name
 from lllaunch.run.files import working_directory
@@ -65,9 +65,7 @@ class Console:
         last_patience: float = _LAST_PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        stream = sys.stderr if stream is None else stream
-        # None where the launcher was started without it (pythonw, a closed descriptor 2)
-        self._outlet = None if stream is None else Outlet(stream)
+        self._outlet = Outlet(given_or_nowhere(sys.stderr if stream is None else stream))
         self._cwd = working_directory() if cwd is None else cwd
         self._patience = patience
         self._last_patience = last_patience
@@ -258,17 +256,15 @@ class Console:
     def _may_stay(self) -> bool:
         """Whether there is a line that stays below the output."""
         live = self._policy.live
-        if live is False or self._outlet is None:
-            return False
         stream = self._outlet.stream
-        if not (moves_cursor() and is_terminal(stream)):
+        if live is False or not (moves_cursor() and is_terminal(stream)):
             return False
         shared = any(other is not None and same_file(stream, other) for other in self._beside)
         return live or not (self._policy.quiet or shared)
 
     def _below(self) -> Bottom | None:
         """Return what is drawn below the output; None where that is no terminal."""
-        if self._outlet is None or not is_terminal(self._outlet.stream):
+        if not is_terminal(self._outlet.stream):
             return None
         if self._bottom is None:
             # it keeps no console alive, and so no screen
@@ -337,8 +333,6 @@ class Console:
         self._write([StyledText(f"lllaunch: {text}")])
 
     def _write(self, lines: Sequence[StyledText], *, last: bool = False) -> None:
-        if self._outlet is None:
-            return
         # what workers wrote cannot turn the direction of text either, or hide some
         rows = [(StyledText(visible(self._hide(line.text)), line.style),) for line in lines]
         # closed by its reader, by us, or full: there is nowhere left to say so

@@ -304,6 +304,11 @@ class Outlet:
         return bool(wait(writable=(channel.descriptor,), seconds=deadline - self._clock()))
 
 
+def given_or_nowhere(stream: TextIO | None) -> TextIO:
+    """Return a stream; what is written goes nowhere where there is none (pythonw, ``2>&-``)."""
+    return open(os.devnull, "w", encoding="utf-8") if stream is None else stream
+
+
 def same_file(one: TextIO, other: TextIO) -> bool:
     """Return whether two streams write to one file, pipe or terminal."""
     with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 from msgspec.structs import replace
@@ -20,7 +21,7 @@ from msgspec.structs import replace
 from lllaunch.console.board import Announcement, Board, heartbeat_text, view_of
 from lllaunch.console.bottom import Bottom, size_of
 from lllaunch.console.console import Console
-from lllaunch.console.stream import KEPT, Outlet, display, same_file
+from lllaunch.console.stream import KEPT, Outlet, display, given_or_nowhere, same_file
 from lllaunch.console.table import Painter, Row, decoded, is_terminal
 from lllaunch.run.files import working_directory
 from lllaunch.spec import ConsolePolicy
@@ -79,19 +80,18 @@ class SweepConsole:
         policy: ConsolePolicy | None = None,
     ) -> None:
         policy = ConsolePolicy() if policy is None else policy
-        stream = sys.stderr if stream is None else stream
-        out = sys.stdout if out is None else out
+        stream = given_or_nowhere(sys.stderr if stream is None else stream)
+        out = given_or_nowhere(sys.stdout if out is None else out)
         self._cwd = working_directory() if cwd is None else cwd
         self._machine = machine
         self._clock = clock
-        # None where the launcher was started without that stream
-        self._flow = None if stream is None else _outlet(stream, clock)
-        joint = stream is not None and out is not None and same_file(stream, out)
-        self._out = self._flow if joint else None if out is None else _outlet(out, clock)
-        self._live = _shows_table(stream, policy) if live is None else live and stream is not None
+        outlet = partial(Outlet, clock=clock, room=KEPT, elsewhere="the jobs' logs")
+        self._flow = outlet(stream)
+        self._out = self._flow if same_file(stream, out) else outlet(out)
+        self._live = _shows_table(stream, policy) if live is None else live
         self._quiet = policy.quiet
         self._interval = None if self._live or policy.quiet else policy.interval
-        self._paint = (lambda _: []) if stream is None else Painter(stream, policy.color).paint
+        self._paint = Painter(stream, policy.color).paint
         self._table: Bottom | None = None
         self._board = Board()
         self._begun: float | None = None
@@ -148,7 +148,7 @@ class SweepConsole:
             text += f"; {resumed} of them had succeeded before"
         if not batch and not self._quiet:
             self.note(text)
-        if self._live and self._flow is not None:
+        if self._live:
             self._table = Bottom(self._flow, self._paint, self._rows)
             self._draw(now)
 
@@ -162,8 +162,7 @@ class SweepConsole:
 
     def awaited(self) -> tuple[int, ...]:
         """Return descriptors that are writable when what is kept can be shown."""
-        flows = [flow for flow in (self._flow, self._out) if flow is not None]
-        return tuple({flow.awaited() for flow in flows} - {-1})
+        return tuple({flow.awaited() for flow in (self._flow, self._out)} - {-1})
 
     def observe(self, event: object) -> None:
         """Take note of whatever a sweep tells its observer."""
@@ -205,14 +204,14 @@ class SweepConsole:
         from lllaunch.console.summary import Setting, summary_rows  # noqa: PLC0415
 
         self.close()
-        stream = None if self._flow is None else self._flow.stream
+        stream = self._flow.stream
         setting = Setting(
             directory=self._directory,
             cwd=self._cwd,
             total=0 if numbers is None else self._board.total,
             common=self._common,
             cancelled=self._board.cancelled,
-            columns=size_of(stream).columns if stream is not None and is_terminal(stream) else 0,
+            columns=size_of(stream).columns if is_terminal(stream) else 0,
             resume=resume,
         )
         if numbers is not None:
@@ -229,8 +228,7 @@ class SweepConsole:
             self._table.end(_LAST_PATIENCE_S)
             self._table = None
         for flow in (self._flow, self._out):
-            if flow is not None:
-                flow.push(_LAST_PATIENCE_S, last=True)
+            flow.push(_LAST_PATIENCE_S, last=True)
 
     def _report(self, message: Announcement) -> None:
         if message.routine and (self._quiet or self._table is not None):
@@ -241,8 +239,6 @@ class SweepConsole:
 
     def _printed(self, event: JobPrinted) -> None:
         flow = self._out if event.stream == 1 else self._flow
-        if flow is None:
-            return
         text = f"[{event.number}] {decoded(event.line)}"
         if self._table is not None and flow is self._flow:
             self._table.say(coloured(text))
@@ -251,8 +247,6 @@ class SweepConsole:
 
     def _say(self, rows: Sequence[Row], *, last: bool = False) -> None:
         """Write rows at once, or above the table with its next drawing."""
-        if self._flow is None:
-            return
         lines = self._paint(rows)
         if self._table is not None:
             for line in lines:
@@ -264,8 +258,7 @@ class SweepConsole:
     def _tick(self, now: float) -> None:
         """Show what is due: time has passed."""
         for flow in (self._flow, self._out):
-            if flow is not None:
-                flow.push()
+            flow.push()
         if self._table is not None and (now - self._drawn >= 1 or self._table.resized):
             self._changed = True
         if self._interval is not None and now >= self._beat:
@@ -278,12 +271,8 @@ class SweepConsole:
         self._changed = not self._table.draw()
 
 
-def _outlet(stream: TextIO, clock: Callable[[], float]) -> Outlet:
-    return Outlet(stream, clock, room=KEPT, elsewhere="the jobs' logs")
-
-
-def _shows_table(stream: TextIO | None, policy: ConsolePolicy) -> bool:
-    if stream is None or not (moves_cursor() and is_terminal(stream)):
+def _shows_table(stream: TextIO, policy: ConsolePolicy) -> bool:
+    if not (moves_cursor() and is_terminal(stream)):
         return False
     if policy.live is not None:
         return policy.live
