@@ -42,7 +42,7 @@ from lllaunch.config.secrets import literals
 from lllaunch.config.tree import leaf_items, shown_path
 from lllaunch.difference import Change, differences, text_lines
 from lllaunch.errors import ConfigError, Unfit
-from lllaunch.review.lock import Lock, PlanRefused, lock_path, read_lock, renew_command, sweep_plan
+from lllaunch.review.lock import Lock, PlanRefused, read_lock, sweep_plan
 from lllaunch.review.paths import policy_path, tree_top
 from lllaunch.review.policy import Policy, read_policy
 from lllaunch.secret_names import Redactor, is_secret_name
@@ -139,30 +139,6 @@ def _jobs(composed: Composition, name: str | None) -> Iterator[tuple[str, Launch
                 yield job_name(overrides), spec
 
 
-def not_locked(examined: Iterable[Examined]) -> Iterator[CheckedDiagnostic]:
-    """Tells which experiments must have a lock and have none where runs look for it."""
-    for each in examined:
-        if not each.lock:
-            continue
-        file, line = each.lock_place
-        try:
-            path = lock_path(os.getcwd(), each.lock)
-        except ConfigError as error:
-            problem = error.problems[0]
-            code = problem.code
-            message = f"is locked, but {problem.key}: {problem.text}"
-        else:
-            if os.path.lexists(path):
-                continue
-            code = "no-lock"
-            command = renew_command(each.command.words)
-            message = (
-                f"is locked, and there is no {shown_path(path)}: "
-                f"its plan has not been reviewed\n  to write it: {command}"
-            )
-        yield CheckedDiagnostic.at(REFUSED, code, file, line, "", message, (each.experiment.name,))
-
-
 _VARIABLE = re.compile(r"oc\.env\s*:\s*(\w+)")
 
 
@@ -191,7 +167,6 @@ def check_tree(directory: str, environ: Mapping[str, str]) -> Outcome:
         *superseded([each for one in examined for each in one.found], linted),
         *told_unused(examined),
         *(each for lock in tree.locks.items() for each in compare_lock(*lock, by_command)),
-        *not_locked(examined),
     ]
     outcome = Outcome(
         tree.directory,
@@ -201,7 +176,7 @@ def check_tree(directory: str, environ: Mapping[str, str]) -> Outcome:
                 each.experiment.file.path,
                 each.command.words,
                 each.plan_hash,
-                bool(each.lock),
+                each.locked,
             )
             for each in examined
         ),

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.app.compose import ComposeFailed, Composition, ConfigRequest
-from lllaunch.app.configs import PRIMARY, experiment_name
+from lllaunch.app.compose import ComposeFailed, Composition, ConfigRequest, name_of
+from lllaunch.app.configs import PRIMARY
 from lllaunch.checking.findings import REFUSED, WRONG, CheckedDiagnostic
 from lllaunch.checking.tree import ConfigFile, Experiment, found_in, misplaced
 from lllaunch.config.fields import did_you_mean
@@ -34,7 +34,7 @@ from lllaunch.errors import Code, ConfigError, Diagnostic, LaunchError
 from lllaunch.hydra_compat import HydraMessage
 from lllaunch.launch_settings import KEYS
 from lllaunch.review.allow import check
-from lllaunch.review.lock import PlanRefused
+from lllaunch.review.lock import PlanRefused, lock_path, renew_command
 from lllaunch.review.paths import POLICY_FILE, locks_all
 from lllaunch.text import shorten
 
@@ -128,16 +128,10 @@ class Examined:
     # its plan as it is compared; None if there is something wrong with it, or if it is not whole
     plan: Mapping[str, Any] | None = None
     plan_hash: str = ""  # empty if it has none
-    lock: str = ""  # name of the lock that it must have; empty if it need not have one
-    lock_place: tuple[str, int] = ("", 0)  # file and line that ask for the lock
+    locked: bool = False  # whether it may only run with a lock, and can have one
     used: frozenset[str] = frozenset()  # its top-level keys that something refers to
     # and the others, where a file of the tree gives them
     unused: list[CheckedDiagnostic] = field(default_factory=list)
-
-    def note(self, code: Code, message: str, file: str, line: int) -> None:
-        """Notes why it may not run."""
-        names = (self.experiment.name,)
-        self.found.append(CheckedDiagnostic.at(REFUSED, code, file, line, "", message, names))
 
 
 def examine(experiments: Iterable[Experiment], around: CheckContext) -> Iterator[Examined]:
@@ -154,8 +148,7 @@ def examine(experiments: Iterable[Experiment], around: CheckContext) -> Iterator
                 examined.found = [replace(one, experiments=(each.name,)) for one in broken]
                 yield examined
                 continue
-            work = _Examination(examined, composed, around).perform
-            done = in_fork(work, LONGEST)
+            done = in_fork(_Examination(examined, composed, around).perform, LONGEST)
             if done is None:
                 message = f"cannot be composed within {LONGEST:g} s"
                 place = (each.file.path, each.file.line_of("defaults"), "", message, (each.name,))
@@ -171,9 +164,10 @@ class _Examination:
         self._experiment = examined.experiment
         self._composed = composed
         self._around = around
-        self._problems: list[tuple[Diagnostic, int]] = []
         self._config: Any = {}
         self._origins = Origins({})
+        # an app of the user's own names what workers run, and may use all of the config
+        self._users_own = False
         composed.config_name = self._experiment.config_name or PRIMARY
 
     def perform(self) -> Examined:
@@ -220,41 +214,40 @@ class _Examination:
             found.append(compose_problem(error, name, file, around.files))
 
     def _examine(self) -> None:
-        experiment, file = self._experiment, self._experiment.file
+        experiment, examined = self._experiment, self._examined
+        path = experiment.file.path
         cfg = self._composed.compose(experiment.overrides)
         config: Any = OmegaConf.to_container(cfg, resolve=False)
+        self._config = config
         launch = config.get("launch")
         whole = isinstance(launch, dict) and launch.get("entrypoint") is not None
-        users_own = experiment.config_name is not None and not whole
+        self._users_own = users_own = experiment.config_name is not None and not whole
         given = any(map(is_set, launch.values())) if isinstance(launch, dict) else is_set(launch)
-        self._examined.is_one = experiment.certain or given
-        if not self._examined.is_one:
+        examined.is_one = experiment.certain or given
+        if not examined.is_one:
             return
-        spec = self._planned(cfg, users_own=users_own)
-        locked = self._review(spec, cfg, users_own=users_own) if spec is not None else False
-        unused = frozenset() if users_own else unused_keys(config)
-        entries = file.data.get("defaults")
+        problems, locked = self._planned(cfg)
+        entries = experiment.file.data.get("defaults")
         # without _self_ a config comes after all that it includes
         shadows = isinstance(entries, list) and any(
             str(each).partition("@")[0] == "_self_" for each in entries[:-1]
         )
-        told = locked or self._problems or unused or shadows
-        self._config = config
-        if told:  # to find out where values came from takes as long as to compose them
+        unused = frozenset() if users_own else unused_keys(config)
+        if locked or problems or unused or shadows:
+            # it takes as long as to compose them
             self._origins = self._composed.origins(experiment.overrides)
         if not users_own:
-            self._examined.used = frozenset(map(str, config)) - unused
+            examined.used = frozenset(map(str, config)) - unused
             paths = {each.path for each in self._around.files.values()}
-            found = about_unused(unused, self._origins, paths, experiment.name)
-            self._examined.unused = [*found]
-        for problem, code in self._problems:
+            examined.unused += about_unused(unused, self._origins, paths, experiment.name)
+        for problem, code in problems:
             # other configs may give what is not there
-            given = code == WRONG and problem.code in {"missing", "interpolation", "entrypoint"}
-            noted = self._examined.left_open if given else self._examined.found
-            noted.append(self._located(problem, code))
-        self._examined.found += shadowed(config, self._origins, file.path, experiment.name)
-        if locked and spec is not None:
-            self._ask_for_lock(spec, experiment_name(cfg), users_own=users_own)
+            may_come = code == WRONG and problem.code in {"missing", "interpolation", "entrypoint"}
+            found = examined.left_open if may_come else examined.found
+            found.append(self._located(problem, code))
+        examined.found += shadowed(config, self._origins, path, experiment.name)
+        if locked is not None:
+            self._expect_lock(locked, name_of(locked, cfg))
 
     def _located(self, problem: Diagnostic, exit_code: int) -> CheckedDiagnostic:
         """A problem with its place, and what was meant by a key that is not there."""
@@ -272,6 +265,9 @@ class _Examination:
         if missing and not problem.hint:
             problem = replace(problem, hint=self._meant(missing))
         file, line = self._place(at)
+        if problem.code == "no-policy":
+            problem = replace(problem, key="")
+            file, line = shown_path(os.path.join(self._around.top, POLICY_FILE)), 0
         placed = replace(problem, file=file, line=line)
         return CheckedDiagnostic.of(placed, exit_code, (self._experiment.name,))
 
@@ -296,49 +292,55 @@ class _Examination:
         hint = did_you_mean(key, others[:_MOST_CHOICES])
         return hint or (f"there is {', '.join(near[:_MOST_OPTIONS])}" if near else "")
 
-    def _planned(self, cfg: DictConfig, *, users_own: bool) -> LaunchSpec | None:
+    def _planned(self, cfg: DictConfig) -> tuple[list[tuple[Diagnostic, int]], LaunchSpec | None]:
+        """Return what is wrong or not allowed, and what runs if that needs a reviewed plan."""
+        examined, around, users_own = self._examined, self._around, self._users_own
         try:
             spec = self._composed.plan(cfg, entrypoint_required=not users_own)
         except ConfigError as error:
-            self._problems += [(each, WRONG) for each in error.problems]
-            return None
+            return [(each, WRONG) for each in error.problems], None
         if not users_own:
-            plan = self._examined.plan = portable_plan(spec)
-            self._examined.plan_hash = hash_of(plan) if spec.entrypoint.text else ""
-        return spec
-
-    def _review(self, spec: LaunchSpec, config: DictConfig, *, users_own: bool) -> bool:
-        """Notes what is not allowed, and returns whether only a reviewed plan may run."""
-        around = self._around
+            plan = examined.plan = portable_plan(spec)
+            examined.plan_hash = hash_of(plan) if spec.entrypoint.text else ""
         everywhere = locks_all(around.environ) and not self._experiment.is_preset
         locked = bool(spec.locked) or (everywhere and not users_own)
-        # the app itself names a function
-        problems = check(
-            *(spec, config, around.policy, around.top),
+        refused = check(
+            *(spec, cfg, around.policy, around.top),
             locked=locked,
             environ=around.environ,
             entrypoint=not users_own,
         )
-        for each in problems:
-            if each.code == "no-policy":
-                path = shown_path(os.path.join(around.top, POLICY_FILE))
-                self._examined.note(each.code, each.text, path, 0)
-            else:
-                self._problems.append((each, REFUSED))
-        return locked
+        return [(each, REFUSED) for each in refused], spec if locked else None
 
-    def _ask_for_lock(self, spec: LaunchSpec, name: str, *, users_own: bool) -> None:
+    def _expect_lock(self, spec: LaunchSpec, name: str) -> None:
+        """Note if an experiment has no lock where runs look for it."""
         examined = self._examined
-        place = self._place("launch.locked") if spec.locked else (self._experiment.file.path, 1)
-        examined.lock = spec.locked if isinstance(spec.locked, str) else name
-        examined.lock_place = place
-        if users_own:
-            message = "is locked, and is an app of its own: locks hold plans of python -m lllaunch"
-            examined.note("own-app", message, *place)
-            examined.lock = ""
-        elif not examined.lock:
-            message = "is locked, and has no name that a lock could be found by"
-            examined.note("lock-name", f"{message}; set launch.locked=NAME", *place)
+        path = examined.experiment.file.path
+        file, line = self._place("launch.locked") if spec.locked else (path, 1)
+        examined.locked = bool(name) and not self._users_own
+        code: Code
+        if self._users_own:
+            code = "own-app"
+            message = "and is an app of its own: locks hold plans of python -m lllaunch"
+        elif not name:
+            code = "lock-name"
+            message = "and has no name that a lock could be found by; set launch.locked=NAME"
+        else:
+            try:
+                lock = lock_path(os.getcwd(), name)
+            except ConfigError as error:
+                problem = error.problems[0]
+                code, message = problem.code, f"but {problem.key}: {problem.text}"
+            else:
+                if os.path.lexists(lock):
+                    return
+                code = "no-lock"
+                message = (
+                    f"and there is no {shown_path(lock)}: its plan has not been reviewed\n"
+                    f"  to write it: {renew_command(examined.command.words)}"
+                )
+        text, names = f"is locked, {message}", (examined.experiment.name,)
+        examined.found.append(CheckedDiagnostic.at(REFUSED, code, file, line, "", text, names))
 
 
 ROOTS = ("launch", "cluster", "hydra")

@@ -17,6 +17,7 @@ from lllaunch.results.junit import render_junit
 from lllaunch.results.report import Case, CodeLine, Report
 from lllaunch.results.view import Log
 from lllaunch.text import tidy
+from lllaunch.words import counted
 
 Level = Literal["error", "warning"]
 
@@ -133,24 +134,20 @@ class Outcome:
         """Returns the same for all who read it: without secrets, and with tidy texts only."""
 
         def clean(found: CheckedDiagnostic) -> CheckedDiagnostic:
-            names = ("key", "value", "message", "hint", "expected")
-            texts: dict[str, Any] = {name: tidy(hide(getattr(found, name))) for name in names}
-            known = tuple(map(tidy, found.experiments))
-            return replace(found, **texts, file=_on_one_line(found.file), experiments=known)
+            told = ("key", "value", "message", "hint", "expected")
+            texts: dict[str, Any] = {name: tidy(hide(getattr(found, name))) for name in told}
+            names = tuple(map(tidy, found.experiments))
+            return replace(found, **texts, file=_on_one_line(found.file), experiments=names)
 
-        experiments = (
-            Checked(
-                tidy(each.name),
-                _on_one_line(each.file),
-                tuple(tidy(hide(word)) for word in each.command),
-                each.plan_hash,
-                each.locked,
+        def known(each: Checked) -> Checked:
+            command = tuple(tidy(hide(word)) for word in each.command)
+            return replace(
+                each, name=tidy(each.name), file=_on_one_line(each.file), command=command
             )
-            for each in self.experiments
-        )
+
         return Outcome(
             tidy(self.directory),
-            tuple(experiments),
+            tuple(map(known, self.experiments)),
             tuple(map(_on_one_line, self.locks)),
             tuple(map(_on_one_line, self.files)),
             tuple(map(clean, self.found)),
@@ -159,11 +156,6 @@ class Outcome:
 
 def _on_one_line(text: str) -> str:
     return " ".join(tidy(text).split("\n"))
-
-
-def counted(number: int, what: str) -> str:
-    """Returns a number with its noun."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 VERSION = 1

@@ -16,7 +16,7 @@ from lllaunch.checking.findings import WRONG, CheckedDiagnostic
 from lllaunch.config.document import NO_LINES, Document, parse, read_text
 from lllaunch.config.secrets import EXPOSED, exposed, not_secret
 from lllaunch.config.tree import dotted, shown_path
-from lllaunch.errors import Code, ConfigError
+from lllaunch.errors import ConfigError
 from lllaunch.secret_names import is_secret_name
 from lllaunch.text import shorten
 
@@ -25,9 +25,6 @@ _PACKAGE = re.compile(r"\s*#\s*@package\s+(\S+)\s*")
 
 MOST_FILES = 20_000
 """Entries of all directories of a tree."""
-
-DEEPEST = 30
-"""Directories within each other."""
 
 EXPERIMENTS = "exp"
 """The group whose configs are experiments, whatever they say."""
@@ -174,11 +171,9 @@ def found_in(error: ConfigError, file: str = "") -> list[CheckedDiagnostic]:
 def _names(directory: str, found: list[CheckedDiagnostic]) -> Iterator[str]:
     """Paths of all files, relative to the directory, in order; hidden ones are left out."""
 
-    def note(code: Code, path: str, message: str) -> None:
-        found.append(CheckedDiagnostic.at(WRONG, code, shown_path(path), 0, "", message))
-
     def unreadable(error: OSError) -> None:
-        note("file", str(error.filename), f"cannot be read: {error.strerror}")
+        path, message = shown_path(str(error.filename)), f"cannot be read: {error.strerror}"
+        found.append(CheckedDiagnostic.at(WRONG, "file", path, 0, "", message))
 
     # links may lead back to where they are
     seen: set[tuple[int, int]] = set()
@@ -192,16 +187,14 @@ def _names(directory: str, found: list[CheckedDiagnostic]) -> Iterator[str]:
         seen.add((status.st_dev, status.st_ino))
         if count > MOST_FILES:
             message = f"holds more than {MOST_FILES} files: the others are not checked"
-            note("too-large", directory, message)
+            place = (shown_path(directory), 0, "", message)
+            found.append(CheckedDiagnostic.at(WRONG, "too-large", *place))
             return
         below = os.path.relpath(path, directory)
         prefix = "" if below == os.curdir else f"{below}/"
         yield from (f"{prefix}{name}" for name in sorted(names) if not name.startswith("."))
-        shown = [name for name in directories if not name.startswith(".") and name != "__pycache__"]
-        directories[:] = sorted(shown) if prefix.count("/") < DEEPEST else []
-        for name in [] if directories else shown:
-            message = f"is more than {DEEPEST} directories deep: it is not checked"
-            note("too-large", os.path.join(path, name), message)
+        shown = {name for name in directories if not name.startswith(".")} - {"__pycache__"}
+        directories[:] = sorted(shown)
 
 
 _LAUNCH = "launch"
