@@ -15,10 +15,10 @@ from lllaunch.files import within
 from lllaunch.locks import is_held
 from lllaunch.results.history import RunHistory
 from lllaunch.results.queue import BatchQueue
-from lllaunch.results.store import LATEST, NoSuchRun, entry_now, locate, lock_of, read_run
+from lllaunch.results.store import NoSuchRun, entry_now, locate, lock_of, read_run
 from lllaunch.run.directory import ATTEMPT, SUBMISSION
 from lllaunch.run.submission import LOG
-from lllaunch.verbs.printing import Parser, complain, perform, rank_list
+from lllaunch.verbs.printing import Parser, complain, perform, rank_list, whole_number
 from lllaunch.workers.tail import Follower, Report
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("logs", _DESCRIPTION)
-    parser.add_argument("run", metavar="RUN", nargs="?", default=LATEST, help="default: latest")
+    parser.add_run()
     parser.add_argument(
         "-f", "--follow", action="store_true", help="show new output until the run is over"
     )
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         )
     parser.set_defaults(streams=_STREAMS)
     parser.add_argument(
-        "--attempt", metavar="N", type=_number, help="attempt to show; default: the last one"
+        "--attempt", metavar="N", type=whole_number, help="attempt to show; default: the last one"
     )
     parser.add_argument(
         "--launcher",
@@ -76,12 +76,6 @@ def _parser() -> argparse.ArgumentParser:
         help="show what the launcher printed in the batch job of a run on a cluster",
     )
     return parser
-
-
-def _number(text: str) -> int:
-    if not text.isascii() or not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected the number of an attempt, got {text!r}")
-    return int(text)
 
 
 def _show(given: argparse.Namespace) -> int:
@@ -270,24 +264,23 @@ def _logs_of_part(part: str, attempt: int, base_rank: int) -> Iterator[WorkerLog
 
 def _why_none(found: FoundDirectory, given: argparse.Namespace) -> NoSuchRun:
     there = sorted(set(_attempts(found.path)))
+    attempt = max(there, default=0) if given.attempt is None else given.attempt
+    known = {log.rank for log in worker_logs(found.path, attempt)}
     if not there:
-        hint = ""
-        if os.path.exists(os.path.join(found.path, LOG)):
-            hint = "'logs --launcher' shows what its launcher said in the batch job"
-        elif SUBMISSION in found.names and (said := entry_now(found).queue):
+        reason = "has begun no attempt"
+        hint = "'logs --launcher' shows what its launcher said in a batch job"
+        if SUBMISSION not in found.names:
+            hint = ""
+        elif said := entry_now(found).queue:
             hint = f"its batch job: {said}; 'logs -f' waits for it"
-        return NoSuchRun(found.path, "has begun no attempt", hint)
-    if given.attempt is not None and given.attempt not in there:
-        reason = f"has no attempt {given.attempt}, only {_listed(there)}"
-        return NoSuchRun(found.path, reason)
-    attempt = there[-1] if given.attempt is None else given.attempt
-    ranks = {log.rank for log in worker_logs(found.path, attempt)}
-    if ranks and given.rank is not None and not given.rank & ranks:
-        reason = f"has no logs of rank {_listed(given.rank)}, only of {_listed(ranks)}"
-        return NoSuchRun(found.path, reason)
-    what = " or ".join(given.streams)
-    hint = "it went where the launcher's own went; launch.redirects and launch.tee keep it"
-    return NoSuchRun(found.path, f"has not kept {what} in files", hint)
+    elif attempt not in there:
+        reason, hint = f"has no attempt {attempt}, only {_listed(there)}", ""
+    elif known and given.rank is not None and not given.rank & known:
+        reason, hint = f"has no logs of rank {_listed(given.rank)}, only of {_listed(known)}", ""
+    else:
+        reason = f"has not kept {' or '.join(given.streams)} in files"
+        hint = "it went where the launcher's own went; launch.redirects and launch.tee keep it"
+    return NoSuchRun(found.path, reason, hint)
 
 
 def _listed(numbers: Collection[int]) -> str:

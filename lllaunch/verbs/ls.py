@@ -21,7 +21,15 @@ from lllaunch.results.store import (
     roots_of,
 )
 from lllaunch.text import plain as one_line
-from lllaunch.verbs.printing import Parser, columns, complain, perform, print_json, print_rows
+from lllaunch.verbs.printing import (
+    Parser,
+    columns,
+    complain,
+    perform,
+    print_json,
+    print_rows,
+    whole_number,
+)
 from lllaunch.words import (
     MEANINGS,
     done_text,
@@ -68,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_states,
         help="only these states",
     )
-    parser.add_argument("--limit", metavar="N", type=_count, help="only the first N")
+    parser.add_argument("--limit", metavar="N", type=whole_number, help="only the first N")
     parser.add_argument("--sweeps", action="store_true", help="only sweeps")
     parser.add_argument("--jobs", action="store_true", help="also list the jobs of sweeps")
     return parser
@@ -81,12 +89,6 @@ def _states(text: str) -> frozenset[str]:
         states = ", ".join(map(state_text, MEANINGS))
         raise argparse.ArgumentTypeError(f"unknown state {unknown[0]!r} (choose from {states})")
     return names
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
-    return int(text)
 
 
 def _list(given: argparse.Namespace) -> None:

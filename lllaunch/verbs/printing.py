@@ -36,6 +36,10 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
+    def add_run(self) -> None:
+        """Take the name of a run or a sweep, as `lllaunch.results.store.locate` reads it."""
+        self.add_argument("run", metavar="RUN", nargs="?", default="latest", help="default: latest")
+
     def error(self, message: str) -> NoReturn:
         """Exit with what is wrong with the arguments."""
         self.exit(ExitCode.CONFIG, f"lllaunch: {message}; see {self.prog} --help\n")
@@ -113,6 +117,17 @@ def rank_list(text: str) -> frozenset[int]:
     except Unfit as error:
         expected = "expected ranks (0, 1-3, or 0,2-3)"
         raise argparse.ArgumentTypeError(f"{expected}, got {text!r}") from error
+
+
+def whole_number(text: str) -> int:
+    """Return the whole number, 0 or more, that an argument is.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    if not text.isascii() or not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
+    return int(text)
 
 
 def complain(message: str) -> None:

@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("rerun", _DESCRIPTION, _EPILOG)
-    parser.add_argument("run", metavar="RUN", nargs="?", default=LATEST, help="default: latest")
+    parser.add_run()
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="an override of hydra.*")
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="print nothing while all goes well"

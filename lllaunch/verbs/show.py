@@ -32,7 +32,6 @@ from lllaunch.results.live import LiveReader
 from lllaunch.results.queue import NO_ANSWER, BatchQueue
 from lllaunch.results.report import common_overrides
 from lllaunch.results.store import (
-    LATEST,
     ListEntry,
     is_submitted,
     last_event,
@@ -93,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("show", _DESCRIPTION)
-    parser.add_argument("run", metavar="RUN", nargs="?", default=LATEST, help="default: latest")
+    parser.add_run()
     parser.add_argument("--json", action="store_true", help="print an object")
     return parser
 

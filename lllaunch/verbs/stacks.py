@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import glob
 import os
 import shlex
@@ -13,10 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lllaunch.console.hang import frame_text, look_lines
-from lllaunch.documents import Plain, as_record, decode_record
+from lllaunch.documents import Plain, as_record
 from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
-from lllaunch.files import read_text
 from lllaunch.linux import proc
 from lllaunch.locks import signed_by
 from lllaunch.results.store import (
@@ -30,19 +28,16 @@ from lllaunch.results.store import (
     roots_of,
 )
 from lllaunch.results.store import look as look_at
-from lllaunch.run.directory import EVENTS
 from lllaunch.run.result import Hang
 from lllaunch.signal_source import STACKS_ON
 from lllaunch.supervisor.control import (
-    ANSWER_SECONDS,
     Answer,
-    ControlUnavailable,
     RankAnswer,
     Request,
     RequestRefused,
     ask,
 )
-from lllaunch.text import duration, printable
+from lllaunch.text import printable
 from lllaunch.verbs.logs import parts_of
 from lllaunch.verbs.printing import Parser, complain, perform, print_json, print_rows, rank_list
 from lllaunch.verbs.wait import outcome_text
@@ -90,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("stacks", _DESCRIPTION)
-    parser.add_argument("run", metavar="RUN", nargs="?", default=LATEST, help="default: latest")
+    parser.add_run()
     parser.add_argument(
         "--rank",
         metavar="RANKS",
@@ -109,8 +104,8 @@ def _show(given: argparse.Namespace) -> None:
             complain(f"{node.name} {node.why_not}: its workers are not shown")
     if given.json:
         print_json(_document(answer, look, os.path.abspath(found.path)))
-        return
-    print_rows((line,) for line in _lines(answer, look, _shown(found), given.rank))
+    else:
+        print_rows((line,) for line in _lines(answer, look, _shown(found), given.rank))
 
 
 def stack_lines(found: FoundDirectory, chosen: frozenset[int] | None = None) -> list[StyledText]:
@@ -121,8 +116,7 @@ def stack_lines(found: FoundDirectory, chosen: frozenset[int] | None = None) -> 
     Raises:
         LaunchError: it is over, has no such rank, or does not answer; says which.
     """
-    answer, look = _taken(found, chosen)
-    return _lines(answer, look, _shown(found), chosen)
+    return _lines(*_taken(found, chosen), _shown(found), chosen)
 
 
 def _shown(found: FoundDirectory) -> str:
@@ -138,18 +132,6 @@ def _taken(found: FoundDirectory, chosen: frozenset[int] | None) -> tuple[Answer
         missing = ranks(rank for rank in chosen if rank >= known)
         raise NoSuchRun(where, f"has no {missing}, only {ranks(range(known))}")
     return answer, _look(answer)
-
-
-def _lines(
-    answer: Answer, look: Hang, where: str, chosen: frozenset[int] | None
-) -> list[StyledText]:
-    cwd = os.getcwd()
-    lines = [StyledText(line) for line in _head(answer, where)]
-    if chosen is not None:
-        lines += _threads(answer, cwd)
-    elif look.stacks:
-        lines += look_lines(look, cwd)
-    return lines
 
 
 # Whose stacks
@@ -190,21 +172,33 @@ def _ask(found: FoundDirectory, where: str, request: Request) -> Answer:
     while True:
         entry = entry_now(found)
         _check_goes_on(entry, where)
-        here = _launchers_here(found.path, where, entry)
-        error: OSError | None = None
-        for directory, pid in here:
+        for directory, pid in _launchers_here(found.path, where, entry):
+            facts = proc.facts(pid)
+            if facts is not None and facts.state in "Tt":
+                hint = f"'kill -CONT {pid}' lets it go on"
+                raise NoStacks(
+                    where, f"its launcher (pid {pid}) is stopped (SIGSTOP, Ctrl-Z)", hint
+                )
             try:
-                return _ask_launcher(directory, pid, where, request)
-            except (FileNotFoundError, ConnectionRefusedError) as refused:
+                return ask(directory, request)
+            except (FileNotFoundError, ConnectionRefusedError):
                 # it may come, and another node of this machine may have one
-                error = error or refused
+                continue
+            except PermissionError:
+                reason = "is another user's, who alone may look into it"
+            except RequestRefused as refused:
+                reason = f"its launcher refuses to answer: {refused.text}"
+            except (OSError, ValueError) as error:
+                reason = f"its launcher (pid {pid}) gave no answer: {error}"
+            raise NoStacks(where, reason)
         if time.monotonic() >= until:
-            pid = here[0][1]
-            if isinstance(error, ConnectionRefusedError):
-                hint = "it was killed, or is on another machine (in another container) of the "
-                hint += "same name"
-                raise NoStacks(where, f"its launcher (pid {pid}) does not listen", hint)
-            raise _why_no_socket(found.path, where, pid)
+            reason = (
+                f"has no socket to ask at: its launcher (pid {pid}) is starting, busy or ending"
+            )
+            hint = (
+                f"ask again in a moment; 'kill -QUIT {pid}' lets it show them in its own terminal"
+            )
+            raise NoStacks(where, reason, hint)
         time.sleep(_PAUSE)
 
 
@@ -215,13 +209,10 @@ def _check_goes_on(entry: ListEntry, where: str) -> None:
         raise NoSuchRun(where, f"has not begun: {entry.queue}")
     if entry.state == "unknown":
         raise NoSuchRun(where, "may be running or not: its lock cannot be looked at")
-    left = [
-        path
-        for part in parts_of(entry.path)
-        # that of all ranks, or what an older version has left
-        for name in (TREE, f"*/{TREE}")
-        for path in glob.iglob(f"{glob.escape(part)}/attempt_*/{name}")
-    ]
+    # that of all ranks, or what an older version has left
+    names = [f"attempt_*/{TREE}", f"attempt_*/*/{TREE}"]
+    parts = map(glob.escape, parts_of(entry.path))
+    left = [path for part in parts for name in names for path in glob.iglob(f"{part}/{name}")]
     hint = "it has left no stacks"
     if left:
         newest_of_all = max(left, key=lambda path: (os.stat(path).st_mtime, -len(path)))
@@ -252,57 +243,6 @@ def _launchers_here(directory: str, where: str, entry: ListEntry) -> list[tuple[
     more = ", ..." if len(hosts) > _MOST_NAMED else ""
     reason = f"runs on {', '.join(hosts[:_MOST_NAMED])}{more}, and this is {name}"
     raise NoStacks(where, reason, f"ask there: {command}")
-
-
-def _ask_launcher(directory: str, pid: int, where: str, request: Request) -> Answer:
-    """Ask one launcher."""
-    _check_not_stopped(pid, where)
-    try:
-        return ask(directory, request)
-    except (FileNotFoundError, ConnectionRefusedError):
-        raise
-    except PermissionError:
-        owner = _owner_of(directory)
-        raise NoStacks(where, f"is another user's{owner}, who alone may look into it") from None
-    except TimeoutError:
-        _check_not_stopped(pid, where)
-        reason = f"its launcher (pid {pid}) did not answer within {duration(ANSWER_SECONDS)}"
-        hint = "it may be waiting for other nodes, or for a file system"
-        raise NoStacks(where, reason, hint) from None
-    except RequestRefused as refused:
-        raise NoStacks(where, f"its launcher refuses to answer: {refused.text}") from None
-    except (OSError, ValueError) as error:
-        raise NoStacks(where, f"its launcher (pid {pid}) gave no answer: {error}") from None
-
-
-def _check_not_stopped(pid: int, where: str) -> None:
-    facts = proc.facts(pid)
-    if facts is not None and facts.state in "Tt":
-        hint = f"'kill -CONT {pid}' lets it go on"
-        raise NoStacks(where, f"its launcher (pid {pid}) is stopped (SIGSTOP, Ctrl-Z)", hint)
-
-
-def _owner_of(path: str) -> str:
-    import pwd  # noqa: PLC0415 - of an error only
-
-    with contextlib.suppress(OSError, KeyError):
-        return f" ({pwd.getpwuid(os.stat(path).st_uid).pw_name})"
-    return ""
-
-
-def _why_no_socket(directory: str, where: str, pid: int) -> NoStacks:
-    quit_ = f"'kill -QUIT {pid}' lets its launcher show them in its own terminal"
-    for part in parts_of(directory):
-        for line in (read_text(os.path.join(part, EVENTS)) or "").splitlines():
-            if '"ControlUnavailable"' in line:
-                with contextlib.suppress(ValueError, RecursionError):  # it is being written
-                    reason = decode_record(line.encode(), ControlUnavailable).reason
-                    return NoStacks(where, f"has no socket to ask at: {reason}", quit_)
-    if not any(glob.glob(f"{glob.escape(part)}/attempt_*") for part in parts_of(directory)):
-        reason = "has not started any worker: it imports modules, or waits for other nodes"
-        return NoStacks(where, reason)
-    reason = f"has no socket to ask at now: its launcher (pid {pid}) is starting, busy or ending"
-    return NoStacks(where, reason, "ask again in a moment")
 
 
 # What is shown
@@ -362,19 +302,24 @@ def _trace(worker: RankAnswer) -> RankTrace | None:
         return None
 
 
-def _head(answer: Answer, where: str) -> Iterator[str]:
-    """Yield what run it is, and whose stacks there are none of."""
+def _lines(
+    answer: Answer, look: Hang, where: str, chosen: frozenset[int] | None
+) -> list[StyledText]:
+    """Return what run it is, whose stacks there are none of, and the others."""
     size = counted(answer.world_size, "worker")
     on = f" on {counted(len(answer.nodes), 'node')}" if answer.nodes else ""
     state = "" if answer.state == "RUNNING" else f": {answer.text}"
-    yield f"{where}: attempt {answer.attempt}, {size}{on}{state}"
-    by_status: dict[str, list[int]] = {}
-    for each in answer.ranks:
-        by_status.setdefault(each.status, []).append(each.rank)
-    for status, members in by_status.items():
-        if status in _STATUS:
+    lines = [StyledText(f"{where}: attempt {answer.attempt}, {size}{on}{state}")]
+    for status, what in _STATUS.items():
+        members = [each.rank for each in answer.ranks if each.status == status]
+        if members:
             has = "has" if len(members) == 1 else "have"
-            yield f"    {capitalised(ranks(members))} {has} {_STATUS[status]}"
+            lines.append(StyledText(f"    {capitalised(ranks(members))} {has} {what}"))
+    if chosen is not None:
+        lines += _threads(answer, os.getcwd())
+    elif look.stacks:
+        lines += look_lines(look, os.getcwd())
+    return lines
 
 
 _STATUS = {"starting": "not started yet: imports, or the preflight, come first", "ended": "ended"}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lllaunch.linux.process import send_signal, wait_readable
 from lllaunch.locks import holder, is_held, open_launcher
 from lllaunch.results.queue import NO_ANSWER, BatchQueue, cancelled
-from lllaunch.results.store import LATEST, NoSuchRun, entry_now, entry_of, jobs_of, locate, lock_of
+from lllaunch.results.store import NoSuchRun, entry_now, entry_of, jobs_of, locate, lock_of
 from lllaunch.run.submission import BatchEnded, account_of, append, read_history
 from lllaunch.sweep.directory import ARRAYS
 from lllaunch.verbs.printing import Parser, perform, print_lines
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("stop", _DESCRIPTION)
-    parser.add_argument("run", metavar="RUN", nargs="?", default=LATEST, help="default: latest")
+    parser.add_run()
     parser.add_argument(
         "--now", action="store_true", help="kill the workers without a grace period"
     )

@@ -14,7 +14,7 @@ from lllaunch.exit_codes import ExitCode
 from lllaunch.files import open_file
 from lllaunch.locks import is_held
 from lllaunch.results.queue import BatchQueue
-from lllaunch.results.store import LATEST, ListEntry, entry_now, jobs_of, locate, lock_of
+from lllaunch.results.store import ListEntry, entry_now, jobs_of, locate, lock_of
 from lllaunch.run.submission import BatchEnded, account_of
 from lllaunch.text import duration
 from lllaunch.verbs.printing import Parser, complain, perform, print_lines
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("wait", _DESCRIPTION)
-    parser.add_argument("run", metavar="RUN", nargs="?", default=LATEST, help="default: latest")
+    parser.add_run()
     return parser
 
 

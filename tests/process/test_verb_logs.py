@@ -72,7 +72,7 @@ def test_all_ranks_of_the_last_attempt_are_shown_one_after_the_other(
         (["run", "--rank", "2"], "'run' has no logs of rank 2, only of 0, 1"),
         (["run", "--attempt", "5"], "'run' has no attempt 5, only 0, 1"),
         (["run", "--rank", "x"], "expected ranks (0, 1-3, or 0,2-3), got 'x'"),
-        (["run", "--attempt", "-1"], "expected the number of an attempt, got '-1'"),
+        (["run", "--attempt", "-1"], "expected a whole number, got '-1'"),
         (["nowhere"], "nowhere"),
     ],
 )
