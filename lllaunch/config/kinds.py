@@ -337,60 +337,29 @@ def _changed(
     changes: dict[str, Any] = {}
     report = set(base.report)
     for name, item in items.items():
-        where, limit, action = f"{key}.{name}", item, "end"
-        if name == "progress":
-            changes[name], action = _read_progress(item, where, findings)
-            action = "end" if changes[name] is None else action
-        elif WATCHDOG.fields[name].off and isinstance(item, dict):
-            limit, action = _parts(item, where, findings, getattr(base, name))
-        if name != "progress":
-            changes |= read_fields({name: WATCHDOG.fields[name]}, {name: limit}, key, findings)
-        if WATCHDOG.fields[name].off and reveal(limit) in (None, False):
-            action = "end"
-        report = report - {name} | ({name} if action == "report" else set())
+        kind, where, action = WATCHDOG.fields[name], f"{key}.{name}", "end"
+        if kind.off and isinstance(item, dict):
+            # {after: 30m, action: report}; progress has other parts in place of after
+            fields = _OF_PROGRESS if name == "progress" else {"after": kind}
+            parts = known_items(item, where, (*fields, "action"), {}, findings)
+            values = read_fields({**fields, "action": _ACTION}, parts, where, findings)
+            action = values.pop("action", "end")
+            if not fields.keys() & parts and (getattr(base, name) is None or "action" not in parts):
+                hint = f"add {'within' if name == 'progress' else 'after'}: 30m"
+                unfit = Unfit(message="names no limit", hint=hint, code="duration")
+                findings.add(where, item, unfit)
+            elif name == "progress":
+                given = {part: value for part, value in values.items() if value is not None}
+                changes[name] = ProgressLimit(**given) if given else None
+            elif "after" in values:
+                changes[name] = values["after"]
+        else:
+            changes |= read_fields({name: kind}, {name: item}, key, findings)
+        limit = changes.get(name, getattr(base, name))
+        report -= {name}
+        report |= {name} if action == "report" and limit is not None else set()
     policy = replace(base, **changes, report=frozenset(report))
     return policy if "spin" in items else with_spin(policy)
-
-
-def _parts(
-    item: dict[str, Tree], key: str, findings: Findings, limit: float | None
-) -> tuple[Tree, str]:
-    """Return limit (the preset's by default) and action of ``{after: 30m, action: report}``."""
-    parts = known_items(item, key, ("after", "action"), {}, findings)
-    if "after" not in parts and (limit is None or "action" not in parts):
-        hint = "the preset has none: add after: 30m" if limit is None else "add after: 30m"
-        findings.add(key, item, Unfit(message="names no limit", hint=hint, code="duration"))
-    return parts.get("after", limit), _action(parts, key, findings)
-
-
-def _action(parts: dict[str, Tree], key: str, findings: Findings) -> str:
-    read = partial(read_choice, choices=("end", "report"))
-    return findings.attempt(f"{key}.action", parts.get("action", "end"), read) or "end"
-
-
-def _read_progress(item: Tree, key: str, findings: Findings) -> tuple[ProgressLimit | None, str]:
-    """Return the limit and the action of ``{pattern: ..., within: 5m, action: report}``, or 5m."""
-    if not isinstance(item, dict):
-        if reveal(item) is None or reveal(item) is False:
-            return None, "end"
-        within = findings.attempt(key, item, _read_within)
-        return (None if within is None else ProgressLimit(within=within)), "end"
-    parts = known_items(item, key, (*_OF_PROGRESS, "action"), {}, findings)
-    if "action" in parts and len(parts) == 1:
-        message = "says what follows, and not what for"
-        hint = "add within, first_within or pattern"
-        findings.add(key, item, Unfit(message=message, hint=hint, code="missing"))
-    found = read_fields(_OF_PROGRESS, parts, key, findings)
-    found = {name: value for name, value in found.items() if value is not None}
-    return (ProgressLimit(**found) if found else None), _action(parts, key, findings)
-
-
-def _read_within(value: object) -> float:
-    try:
-        return _read_limit(value, _SHORTEST)
-    except Unfit as unfit:
-        expected = f"{unfit.expected} or a mapping of {one_of((*_OF_PROGRESS, 'action'))}"
-        raise Unfit(expected, unfit.hint, unfit.detail, code=unfit.code) from None
 
 
 def _read_pattern(value: object) -> str:
@@ -428,6 +397,12 @@ _OF_PROGRESS: Mapping[str, Kind] = {
     "within": _LIMIT,
     "first_within": _LIMIT,
 }
+_ACTION = Kind(partial(read_choice, choices=("end", "report")))
+_PROGRESS = f"a duration (5m) or a mapping of {one_of((*_OF_PROGRESS, 'action'))}"
+
+
+def _read_progress(value: object) -> ProgressLimit:
+    return ProgressLimit(within=_LIMIT.read(value))
 
 
 def _write_progress(limit: ProgressLimit) -> dict[str, Any]:
@@ -449,7 +424,7 @@ WATCHDOG = Node(
         "heartbeat": _LIMIT,
         "memory": Kind(_read_memory, format_size, off=True),
         "collectives": Kind(read_flag),
-        "progress": Kind(_read_progress, _write_progress, whole=True),
+        "progress": Kind(hinted(_read_progress, "", _PROGRESS), _write_progress, off=True),
     },
     {
         "grace_period": "launch.grace_period",

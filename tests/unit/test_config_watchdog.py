@@ -42,6 +42,12 @@ def test_a_limit_says_what_follows() -> None:
     assert policy_of({"preset": "default", "stall": {"action": "report"}}) == WatchdogPolicy(
         timers=True, stall=1800, spin=1800, warmup=300, report=SPIN | {"stall"}
     )
+    for progress in ({"within": "5m", "action": "report"}, {"within": 300}):
+        policy = policy_of({"preset": "none", "progress": progress})
+        assert policy.progress == policy_of({"progress": "5m"}).progress
+        assert policy.report == ({"progress"} if "action" in progress else set())
+    off = {"within": None, "action": "report"}
+    assert policy_of({"preset": "none", "progress": off}) == WatchdogPolicy()
     written = written_policy(policy_of(said))
     assert written["stall"] == {"after": "10m", "action": "report"}
     assert policy_of(written) == policy_of(said)
@@ -140,10 +146,14 @@ watchdog: 30m
 watchdog: {stal: 3}
     launch.watchdog.stal: unknown setting; did you mean 'stall'? [unknown-key]
 watchdog: {silence: {action: report}}
-    launch.watchdog.silence: {action: 'report'} names no limit; the preset has none: add after: 30m
-    [duration]
+    launch.watchdog.silence: {action: 'report'} names no limit; add after: 30m [duration]
 watchdog: {spin: {after: 1h, action: stop}}
     launch.watchdog.spin.action: expected end or report, got 'stop' [choice]
+watchdog: {progress: {action: report}}
+    launch.watchdog.progress: {action: 'report'} names no limit; add within: 30m [duration]
+watchdog: {progress: often}
+    launch.watchdog.progress: expected a duration (5m) or a mapping of pattern, within, first_within
+    or action, got 'often' [duration]
 watchdog: {stall: "0.5"}
     launch.watchdog.stall: expected a duration of at least 1s, got '0.5'; a shorter time is no more
     than a pause [duration]
