@@ -6,6 +6,7 @@ Ranks that look alike share a line, so that hundreds of them fit on a screen.
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -35,16 +36,17 @@ _LONGEST_LABEL = 24
 _MOST_LINES = 12
 # Of a run with more attempts the first ones and the last ones are shown.
 _FIRST, _LAST = 2, 6
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 class Sign(NamedTuple):
-    """What stands in a bar: a character of one column, and what it says."""
+    """What stands in a bar: a character of one column, and what it says, also on a page."""
 
     drawn: str
     meaning: str
 
 
-_SPANS = {
+SPANS = {
     "preload": Sign("i", "imports"),
     "rendezvous": Sign("m", "nodes meet"),
     "preflight": Sign("p", "preflight"),
@@ -55,14 +57,14 @@ _SPANS = {
     "grace": Sign("\N{MEDIUM SHADE}", "grace period"),
 }
 # The later ones hide the earlier ones.
-_MARKS = {
+MARKS = {
     "stacks": Sign("s", "stacks taken"),
     "restart": Sign("r", "restart"),
     "signal": Sign("\N{DOWNWARDS ARROW}", "signal"),
     "finding": Sign("!", "finding"),
     "root_cause": Sign("\N{MULTIPLICATION SIGN}", "root cause"),
 }
-_SIGNS = {**_SPANS, **_MARKS}
+_SIGNS = {**SPANS, **MARKS}
 _STARTS = {"preload", "spawn"}
 _STYLES = {
     "succeeded": "good",
@@ -110,47 +112,35 @@ def timeline_rows(run: RunTimeline, width: int, *, ascii_only: bool = False) -> 
 
     A `width` of the terminal (columns) that is very narrow is exceeded.
     """
-    groups = [*_shown(run)]
-    if not groups:
+    attempts = [list(each) for _, each in itertools.groupby(run.attempts, lambda at: at.number)]
+    if not attempts:
         return []
+    left = len(attempts) - _FIRST - _LAST
+    if left > 1:
+        del attempts[_FIRST:-_LAST]
     guess = _Scale(run.start_ns, run.end_ns, _LEAST_BAR)
-    lines = [line for group in groups for line in _lines(group, guess)]
-    label = max([cells(line.label) for line in lines], default=0) + len(GAP)
-    fate = max([cells(line.text) for line in lines], default=0)
+    lines = [line for attempt in attempts for line in _lines(attempt, guess)]
+    label = max(cells(line.label) for line in lines) + len(GAP)
+    fate = max(cells(line.text) for line in lines)
     columns = min(_MOST_BAR, max(_LEAST_BAR, width - label - len(GAP) - fate))
-    scale = guess._replace(columns=columns)
-    rows = [_axis(scale, label)]
+    scale, indent = guess._replace(columns=columns), " " * label
+    end = duration((scale.end_ns - scale.start_ns) / 1e9)
+    rows: list[Row] = [(StyledText(f"{indent}0{end.rjust(columns - 1)}", "faint"),)]
     used: set[str] = set()
-    for group in groups:
-        if isinstance(group, int):
-            rows.append((StyledText(f"... {counted(group, 'more attempt')} ...", "faint"),))
-            continue
-        for line in _lines(group, scale):
+    for place, attempt in enumerate(attempts):
+        if place == _FIRST and left > 1:
+            rows.append((StyledText(f"... {counted(left, 'more attempt')} ...", "faint"),))
+        for line in _lines(attempt, scale):
             used.update(line.bar)
             rows.append(_row(line, label))
-    rows += _legend(used, label, max(width, label + columns))
+    signs = (f"{sign.drawn} {sign.meaning}" for kind, sign in _SIGNS.items() if kind in used)
+    # a sign and its meaning stay together
+    legend = "   ".join(each.replace(" ", _NO_BREAK) for each in signs)
+    for text in textwrap.wrap(legend, max(width - label, columns), break_long_words=False):
+        rows.append((StyledText(f"{indent}{text.replace(_NO_BREAK, ' ')}", "faint"),))
     if not ascii_only:
         return rows
     return [tuple(part._replace(text=part.text.translate(_ASCII)) for part in row) for row in rows]
-
-
-def _shown(run: RunTimeline) -> Iterator[list[AttemptTimeline] | int]:
-    """Yield the attempts that are shown, each with those of all nodes, and how many are not."""
-    attempts = [
-        list(each) for _, each in itertools.groupby(run.attempts, key=lambda each: each.number)
-    ]
-    left = len(attempts) - _FIRST - _LAST
-    if left <= 1:
-        yield from attempts
-        return
-    yield from attempts[:_FIRST]
-    yield left
-    yield from attempts[-_LAST:]
-
-
-def _axis(scale: _Scale, label: int) -> Row:
-    end = duration((scale.end_ns - scale.start_ns) / 1e9)
-    return (StyledText(f"{' ' * label}0{end.rjust(scale.columns - 1)}", "faint"),)
 
 
 def _row(line: _Line, label: int) -> Row:
@@ -164,23 +154,8 @@ def _row(line: _Line, label: int) -> Row:
     return (*parts, StyledText(f"{GAP}{line.text}" if line.text else "", line.style))
 
 
-def _legend(used: set[str], label: int, width: int) -> Iterator[Row]:
-    signs = [sign for kind, sign in _SIGNS.items() if kind in used]
-    text = " " * label
-    for sign in signs:
-        part = f"{sign.drawn} {sign.meaning}   "
-        if cells(text + part.rstrip()) > width and text.strip():
-            yield (StyledText(text.rstrip(), "faint"),)
-            text = " " * label
-        text += part
-    if text.strip():
-        yield (StyledText(text.rstrip(), "faint"),)
-
-
-def _lines(group: Sequence[AttemptTimeline] | int, scale: _Scale) -> Iterator[_Line]:
-    """Yield the lines of one attempt: one for all of its workers, then those of ranks."""
-    if isinstance(group, int):
-        return
+def _lines(group: Sequence[AttemptTimeline], scale: _Scale) -> Iterator[_Line]:
+    """Yield the lines of an attempt, of all nodes: one for all its workers, then those of ranks."""
     states = {attempt.state for attempt in group}
     state = next((each for each in ("failed", "stopped", "lost") if each in states), group[0].state)
     spans = [span for attempt in group for span in attempt.spans]
@@ -211,13 +186,13 @@ _IMPORTANT = {"failed": 0, "victim": 1, "lost": 1, "not_started": 1}
 def _bar(spans: Iterable[TimeSpan], marks: Iterable[Mark], scale: _Scale) -> Bar:
     """Return what is seen of spans and marks; what lies within another is above it."""
     kinds = [""] * scale.columns
-    order = list(_SPANS)
+    order = list(SPANS)
     for span in sorted(spans, key=lambda span: order.index(span.kind)):
         first, last = scale.at(span.start_ns), scale.at(span.end_ns)
         # of what is short one column is seen; but some milliseconds are taken by any start
         if span.end_ns > span.start_ns and (last > first or span.kind not in _STARTS):
             kinds[first : last + 1] = [span.kind] * (last + 1 - first)
-    order = list(_MARKS)
+    order = list(MARKS)
     for mark in sorted(marks, key=lambda mark: order.index(mark.kind)):
         kinds[scale.at(mark.time_ns)] = mark.kind
     return tuple(kinds)

@@ -298,15 +298,14 @@ def line_chart(
     *,
     events: Sequence[ChartMark] = (),
     height: float = 140,
-    budget: int = 300,
 ) -> Markup:
-    """Return lines over one x axis. `budget` is as for `thinned`."""
+    """Return lines over one x axis."""
     every = [line for curve in curves for line in (curve.points, curve.low)]
     across = Scale(x, (px for line in every for px, _ in line))
     up = Scale(y, (py for line in every for _, py in line), room=0.05)
 
     def place(points: Sequence[Point]) -> Iterator[Point | None]:
-        for px, py in thinned(points, budget):
+        for px, py in thinned(points):
             left, share = across.at(px), up.at(py)
             known = left is not None and share is not None
             yield (left * _WIDE, height * (1 - share)) if known else None  # type: ignore[operator]

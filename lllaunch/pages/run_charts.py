@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from lllaunch.console.lanes import MARKS, SPANS
 from lllaunch.pages import charts
 from lllaunch.pages.charts import Point
 from lllaunch.text import duration, shorten, spans
@@ -49,22 +50,8 @@ _FATES = {
     "lost": "nobody knows how it ended",
     "running": "running",
 }
-_SPANS = {
-    "spawn": "being started",
-    "hang": "hung",
-    "waited": "waited, for one that hung or in vain",
-    "grace": "asked to end",
-    "preload": "modules are imported",
-    "rendezvous": "nodes meet",
-    "preflight": "preflight",
-    "pause": "pause before a restart",
-}
-_MARKS = {
-    "root_cause": "root cause",
-    "finding": "finding of the watchdog",
-    "signal": "signal",
-    "restart": "restart",
-    "stacks": "stacks taken",
+_SPANS = {kind: sign.meaning for kind, sign in SPANS.items() if kind != "run"} | {
+    "waited": "waits, for one that hangs or in vain",
 }
 
 
@@ -83,7 +70,9 @@ def lanes_of(timeline: RunTimeline) -> Markup:
     marks = {mark.kind for row in rows for mark in row.marks}
     named = {f"run {kind}": text for kind, text in _FATES.items()} | _SPANS
     legend = [charts.Entry(f"span {kind}", "area", named[kind]) for kind in named if kind in areas]
-    legend += [charts.Entry(kind, "mark", _MARKS[kind]) for kind in _MARKS if kind in marks]
+    legend += [
+        charts.Entry(kind, "mark", sign.meaning) for kind, sign in MARKS.items() if kind in marks
+    ]
     seconds = (end - start) / _SECOND
     attempts = len({attempt.number for attempt in timeline.attempts})
     description = (
@@ -236,8 +225,6 @@ def _panel(
         charts.Axis(unit="duration", low=0.0, high=seconds),
         charts.Axis(unit=kind.unit, low=0.0 if kind.from_zero else None),
         events=[*_events(timeline)],
-        height=130,
-        budget=_COLUMNS,
     )
 
 
