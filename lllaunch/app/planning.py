@@ -11,7 +11,7 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,11 +33,8 @@ if TYPE_CHECKING:
     from lllaunch.app.batch import SubmittedFunction
     from lllaunch.app.own_worker import UserFunction
     from lllaunch.console.console import Console
-    from lllaunch.run.build import Build
-    from lllaunch.run.directory import RunDirectory
     from lllaunch.run.result import ReturnValue, RunResult
     from lllaunch.run.snapshot import Snapshot
-    from lllaunch.run.submission import BatchJob
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec
 
@@ -87,26 +84,19 @@ def plan_job(
     cfg: DictConfig,
     user: UserFunction | SubmittedFunction | None,
     *,
-    outer: str | None = None,
-    users_own: bool = False,
-    environ: Mapping[str, str] | None = None,
-    here: bool = True,
+    environ: Mapping[str, str] = os.environ,
     entrypoint_required: bool = True,
-    submitted: bool = False,
     quiet: bool = False,
+    **options: Any,
 ) -> LaunchSpec:
-    """Decide what the run of a job is; Hydra's config is that of the job.
+    """Decide what the run of a job is, or raise `ConfigError`; Hydra's config is that of the job.
 
     ``user`` is what the workers run instead of the configured entrypoint; ``quiet`` is as for
     `lllaunch.app.app.Jobs`. The other arguments are as for `lllaunch.config.resolve.resolve`.
-
-    Raises:
-        ConfigError: something is wrong; it holds everything that is.
     """
     # what only a run needs; --cfg and --help do without
     from lllaunch.config.resolve import resolve  # noqa: PLC0415
 
-    environ = os.environ if environ is None else environ
     where = whereabouts()
     # where Hydra looked for the user's configs, in order
     runtime: Any = HydraConfig.get().runtime
@@ -119,17 +109,14 @@ def plan_job(
         searched=searched if conf in searched else [*searched, f"{conf} (not there)"],
         entrypoint_required=entrypoint_required and user is None,
         environ=environ,
-        outer=outer,
-        users_own=users_own,
-        here=here,
-        submitted=submitted,
+        **options,
     )
     expect_quoted(cfg)
     known: dict[str, Any] = {}
     if quiet:
         known["console"] = replace(spec.console, quiet=True)
+    cwd, outer = spec.cwd, options.get("outer")
     nodes = ("launch",) if outer is None else ("launch", outer)
-    cwd = spec.cwd
     if all(OmegaConf.select(cfg, f"{node}.cwd") is None for node in nodes):
         # not the working directory of one job, so that all jobs of a sweep share a spawner
         known |= {"cwd": where.cwd, "spawner_cwd": cwd}
@@ -209,14 +196,11 @@ def perform(
     user: UserFunction | SubmittedFunction | None,
     console: Console,
     spawner: Spawner | None,
-    build: Callable[[], Build] | None = None,
-    directory: RunDirectory | None = None,
-    ended: Callable[[int], None] | None = None,
-    job: BatchJob | None = None,
+    **options: Any,
 ) -> RunResult:
     """Run a job that `plan_job` planned; its result is on the disk when this returns.
 
-    ``build``, ``directory``, ``ended`` and ``job`` are as for `lllaunch.run.execute.Run`.
+    The other arguments are as for `lllaunch.run.execute.Run`.
     """
     from lllaunch.config.plan import (  # noqa: PLC0415 - see `plan_job`
         group_plan,
@@ -238,11 +222,8 @@ def perform(
         console=console,
         spawner=spawner,
         targets=targets,
-        build=build,
-        directory=directory,
-        ended=ended,
         shared_plan=shared_plan,
-        job=job,
+        **options,
     )
     return run.execute()
 

@@ -131,7 +131,9 @@ class JobTask:
             user = user._replace(place=self._snapshot.place)
         known = self._build
         build = None if known is None else lambda: known
-        outcome = perform(self._spec, cfg, user, JobConsole(self._reported), self._spawner, build)
+        outcome = perform(
+            self._spec, cfg, user, JobConsole(self._reported), self._spawner, build=build
+        )
         self.outcome = outcome
         if outcome.exit_code:
             raise JobFailed(outcome.exit_code, f"the run in {outcome.directory} failed")
