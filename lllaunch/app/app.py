@@ -363,9 +363,9 @@ def _delaying(configure: Callable[[dict[str, Any]], None]) -> Callable[[dict[str
         for handler in (conf.get("handlers") or {}).values():
             if handler.get("class") == "logging.FileHandler":
                 # not named in the config, where a policy might have to know it
-                handler["()"] = _LateFile
-                handler |= {"delay": handler.pop("delay", True)}
                 del handler["class"]
+                handler.setdefault("delay", True)
+                handler["()"] = _LateFile
         configure(conf)
 
     return delayed
