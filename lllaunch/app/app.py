@@ -60,6 +60,7 @@ from lllaunch.run.files import link_atomic
 if TYPE_CHECKING:
     from lllaunch.app.batch import SubmittedFunction
     from lllaunch.app.own_worker import UserFunction
+    from lllaunch.app.rerun import RerunRequest
     from lllaunch.hydra_compat import Callbacks
     from lllaunch.run.build import Build
     from lllaunch.run.result import RunResult
@@ -77,20 +78,17 @@ _LOST_NODE_PATIENCE = 120.0
 class Jobs:
     """Runs the jobs of one Hydra app, one after another, with one spawner.
 
-    ``spawner`` was started early. ``expect`` is called with each run before it starts, and raises
-    `LaunchError` if it must not. ``function`` is what the workers run instead of the configured
-    entrypoint. ``batch`` is the batch job that this is, for a run that was submitted, and
-    ``submitted`` what its workers call in place of ``function``. ``quiet``: nothing is said of what
-    goes well, whatever the config says.
+    ``spawner`` was started early. ``function`` is what the workers run instead of the configured
+    entrypoint, ``again`` the run that is repeated, and ``batch`` the batch job that this is.
+    ``quiet``: nothing is said of what goes well, whatever the config says.
     """
 
     def __init__(
         self,
         spawner: Spawner | None,
-        expect: Callable[[LaunchSpec], None] | None = None,
         function: Callable[[Any], Any] | None = None,
+        again: RerunRequest | None = None,
         batch: BatchJob | None = None,
-        submitted: SubmittedFunction | None = None,
         *,
         quiet: bool = False,
     ) -> None:
@@ -98,14 +96,13 @@ class Jobs:
         self.at_end = contextlib.ExitStack()
         self.quiet = quiet
         self.spawner = spawner
-        self._expect = expect
         self.function = function
+        self._again = again
         # claimed and decided before Hydra writes anything; the last one is the run's own
         self._claimed: list[RunDirectory] = []
         self._latest = "", ""  # a link, or none, and the directory that it is to lead to
         self._planned: LaunchSpec | None = None
-        self._user: UserFunction | SubmittedFunction | None = submitted
-        self._submitted = submitted
+        self._user: UserFunction | SubmittedFunction | None = again.function if again else None
         self._batch = batch
 
     def run_app(self, app: Callable[[], object], task: Callable[..., object]) -> int | None:
@@ -227,20 +224,19 @@ class Jobs:
             self._user = UserFunction.of(self.function, importable=True)
         return plan_job(
             *(cfg, self._user),
-            users_own=self._submitted is not None,
+            users_own=self.function is None and self._user is not None,
             submitted=self._batch is not None,
             quiet=self.quiet,
         )
 
     def _expect_allowed(self, spec: LaunchSpec) -> None:
         """Raise `LaunchError` unless a run may start; Hydra's config is that of the job."""
-        if self._expect is not None:
-            self._expect(spec)
+        if self._again is not None:
+            self._again.expect(spec)
         config = root_of(HydraConfig.get())
         overrides = None if self._batch is None else self._batch.overrides
         job = None if overrides is None else JobOf(overrides, config)
-        users_own = self.function is not None or self._submitted is not None
-        admit(spec, config, job, users_own=users_own)
+        admit(spec, config, job, users_own=self._user is not None)
 
     def run(self, cfg: DictConfig) -> RunResult:
         """Runs one job; to be called by the task function, while Hydra's config of the job is set.

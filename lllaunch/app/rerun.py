@@ -140,8 +140,7 @@ def run_again(
     except (OmegaConfBaseException, RecursionError) as error:
         message = f"or what is beside it is no config: {reason_of(error)}"
         raise ConfigError((Diagnostic("plan", again.path, "", message),)) from None
-    jobs = Jobs(spawner, again.expect, batch=batch, submitted=again.function, quiet=quiet)
-    return run(jobs, AGAIN)
+    return run(Jobs(spawner, again=again, batch=batch, quiet=quiet), AGAIN)
 
 
 def _read(path: str) -> Any:
