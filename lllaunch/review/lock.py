@@ -12,10 +12,12 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from lllaunch.config.document import parse, read_text
+from msgspec.structs import replace
+
+from lllaunch.config.document import parse, read_text, wrong
 from lllaunch.config.plan import complete, dump_yaml, essential, hash_of, portable_plan
 from lllaunch.config.tree import show
 from lllaunch.difference import Change, differences, text_lines
@@ -100,29 +102,7 @@ _JOBS = "jobs"
 _MOST_LIKE = 50  # jobs that one which was not reviewed is compared with
 
 
-class _Plan(Record, frozen=True, forbid_unknown_fields=True):
-    launch: Mapping[Any, Any]
-    cluster: Mapping[Any, Any] = {}
-    hydra: Mapping[Any, Any] = {}
-
-
-class _Sweep(Record, frozen=True, forbid_unknown_fields=True):
-    jobs: Mapping[str, _Plan]
-
-
-class _LockFile(Record, frozen=True, forbid_unknown_fields=True):
-    lock: Literal[2]
-    command: list[str]
-    plan_hash: str
-    plan: _Plan
-
-
-class _LockOfSweep(_LockFile, frozen=True, forbid_unknown_fields=True):
-    plan: _Sweep  # type: ignore[assignment]
-
-
-@dataclass(frozen=True)
-class Lock:
+class Lock(Record, frozen=True, forbid_unknown_fields=True, dict=True):
     """A reviewed plan, with the overrides and flags that it was made with.
 
     ``plan`` is plain data, complete: ``launch`` with the node under it, ``cluster`` if it goes to
@@ -130,10 +110,10 @@ class Lock:
     such a plan under its overrides.
     """
 
-    path: str
+    lock: Literal[2]
     command: tuple[str, ...]
     plan_hash: str
-    plan: Mapping[str, Any] = field(repr=False)
+    plan: Mapping[str, Mapping[Any, Any]]
 
     @property
     def renew(self) -> str:
@@ -196,20 +176,21 @@ def read_lock(path: str) -> Lock:
 def parse_lock(text: str, path: str) -> Lock:
     """Reads the text of a lock; `read_lock` tells what is raised."""
     document = parse(text, path)
-    data = document.data
-    plan = data.get("plan") if isinstance(data, dict) else None
-    of_sweep = isinstance(plan, dict) and _JOBS in plan
     hint = "renew it, or use a newer lllaunch"
-    expect_record(document, _LockOfSweep if of_sweep else _LockFile, path, "lock", hint)
-    plan = complete(data["plan"])
-    lock = Lock(path, tuple(data["command"]), hash_of(plan), plan)
-    if data["plan_hash"] != lock.plan_hash:
+    lock = expect_record(document, Lock, path, "lock", hint)
+    try:
+        plan = complete(lock.plan)
+    except (LookupError, AttributeError, TypeError):
+        line = document.lines.nearest(["plan"])
+        message = "is no lock: expected a plan (launch: {...}, or jobs: {...} of a sweep)"
+        raise wrong(path, line, message, hint, code="lock") from None
+    if lock.plan_hash != hash_of(plan):
         message = "does not fit the plan below it: the file was edited by hand"
         line = document.lines.nearest(["plan_hash"])
-        shown = f"{data['plan_hash'][:12]}..."
+        shown = f"{lock.plan_hash[:12]}..."
         edited = Diagnostic("lock-edited", "plan_hash", shown, message, "renew it", path, line)
         raise PlanRefused(path, problems=(edited,), renew=lock.renew)
-    return lock
+    return replace(lock, plan=plan)
 
 
 def write_lock(root: str, name: str, text: str) -> str:
