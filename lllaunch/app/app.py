@@ -144,12 +144,7 @@ class Jobs:
         return begin_and_make
 
     def _claim(self, config: DictConfig) -> None:
-        """Take the directory that a run's config names; of a name for the moment, a free one.
-
-        Raises:
-            ConfigError: it was named, and another run holds it.
-            OutputError: it cannot be made or written to.
-        """
+        """Take the directory that a run's config names; of a name for the moment, a free one."""
         node: Any = config.hydra.run
         fresh = is_of_a_moment(node)
         HydraConfig.instance().set_config(config)
@@ -407,11 +402,7 @@ class LaunchedMain(Generic[R]):
         self._app = hydra.main(**hydra_arguments)(task)
 
     def __call__(self, cfg_passthrough: DictConfig | None = None) -> R | None:
-        """Run the app, or the function itself with a config.
-
-        Raises:
-            SystemExit: the app failed; docs/reference/exit-codes.md lists the codes.
-        """
+        """Run the app, or the function itself with a config; `SystemExit` if the app failed."""
         if cfg_passthrough is not None:
             return self._function(cfg_passthrough)
         from lllaunch.app.own_worker import call_in_worker  # noqa: PLC0415 - a plain run needs none
@@ -461,10 +452,8 @@ def main(
     directories. The node ``launch`` exists whatever the primary config is. The Hydra job returns
     what rank 0 returned; `LaunchedMain.return_values` has the values of all ranks.
 
-    Every worker runs the script as ``__main__`` up to the call of the function. The function must
-    be found by its name.
-
-    ``config_path`` is relative to the file of the function.
+    Every worker runs the script as ``__main__`` up to the call of the function, which must be found
+    by its name.
     """
     arguments: dict[str, Any] = {"config_name": config_name, "version_base": version_base}
     if config_path is not _UNSPECIFIED:

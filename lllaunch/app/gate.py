@@ -67,13 +67,9 @@ class JobOf(NamedTuple):
 def admit(
     spec: LaunchSpec, config: DictConfig, job: JobOf | None = None, *, users_own: bool = False
 ) -> None:
-    """Lets a run start, or does not.
+    """Raise `PlanRefused` unless a run is what was reviewed, and what its project allows.
 
     ``users_own``: workers run a function of the user's own, which no lock knows.
-
-    Raises:
-        PlanRefused: it is not what was reviewed, or not what its project allows.
-        ConfigError: a policy or a lock cannot be read.
     """
     expect_own_environment(config)
     locked = bool(spec.locked) or locks_all(os.environ)

@@ -474,11 +474,7 @@ IN_LOCKS = ("callbacks", *_LOGGING)
 
 
 def with_hydra(spec: LaunchSpec, config: DictConfig) -> LaunchSpec:
-    """Return a run with what a reviewer has to know of Hydra's node.
-
-    Raises:
-        ConfigError: something in it cannot be resolved.
-    """
+    """Return a run with what a reviewer has to know of Hydra's node, or raise `ConfigError`."""
     named = {asked.path[1] for asked in asked_for(config) if asked.path[0] == "hydra"}
     findings = Findings()
     made = Reader(findings).read_items(

@@ -135,11 +135,7 @@ def lock_text(name: str, command: Sequence[str], plan: Mapping[str, Any]) -> str
     """Returns the text of a lock; the same for the same arguments, on every machine.
 
     ``command`` is redacted; ``plan`` is of a run (`lllaunch.config.plan.portable_plan`) or of a
-    sweep (`sweep_plan`).
-
-    Raises:
-        ConfigError: the name is none that a lock can have, or the plan holds what YAML's plain
-            data cannot say.
+    sweep (`sweep_plan`). A wrong name, or a plan that YAML cannot hold, is a `ConfigError`.
     """
     problem = name_problem(name)
     if problem is not None:
@@ -164,12 +160,7 @@ def lock_text(name: str, command: Sequence[str], plan: Mapping[str, Any]) -> str
 
 
 def read_lock(path: str) -> Lock:
-    """Reads a lock.
-
-    Raises:
-        ConfigError: there is none, or it is no lock of this format; problems name their lines.
-        PlanRefused: the plan in it is not the one that it was made with: somebody edited it.
-    """
+    """Reads a lock, or raises `ConfigError`; `PlanRefused` if somebody edited the plan in it."""
     return parse_lock(read_text(path), path)
 
 
@@ -194,13 +185,7 @@ def parse_lock(text: str, path: str) -> Lock:
 
 
 def write_lock(root: str, name: str, text: str) -> str:
-    """Writes a lock so that a reader sees the old one or the new.
-
-    Raises:
-        ConfigError: the name is none that a lock can have, or a symbolic link leads out of the
-            project.
-        OutputError: it cannot be written.
-    """
+    """Writes a lock, or raises what `lock_path` does, or `OutputError`."""
     path = lock_path(root, name)
     directory = os.path.dirname(path)
     with naming(directory):
