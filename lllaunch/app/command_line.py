@@ -324,8 +324,12 @@ def _of_word(word: str, words: Sequence[str], line: _Reader) -> str:
     if word in VERBS:
         others = [each for each in words if each != word]
         return f"{word!r} is a command, and comes first: {_command(word, *others)}"
+    if word.endswith(".yaml") and not os.path.isfile(word):
+        return f"{word}: no such file"
     if os.path.isfile(os.path.join("conf", "exp", f"{experiment}.yaml")):
         command = _command(*line.found, f"+exp={experiment}", *line.overrides, *line.left[1:])
+        if word.endswith(".yaml"):
+            return f"{word}: to run it: {command}"
         return f"{word!r} is not an override; to run that experiment: {command}"
     if word in words[:1] and re.fullmatch(r"[A-Za-z][\w-]*", word) and not os.path.exists(word):
         text = f"unknown command {word!r} (choose from {', '.join(VERBS)})"
