@@ -363,7 +363,7 @@ def _logs(run: RunView) -> tuple[Log, ...]:
     """Return the ends of the logs of the worker that a run failed because of."""
     return tuple(
         log._replace(path=tidy(log.path), lines=tuple(map(tidy, log.lines)))
-        for log in run.logs_of(run.blamed, LOG_LINES)
+        for log in (() if run.blamed is None else run.logs_of(run.blamed, LOG_LINES))
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -29,7 +29,7 @@ from lllaunch.results.store import (
 from lllaunch.results.timeline import RunTimeline, read_timeline
 from lllaunch.run.directory import PLAN, RESULT
 from lllaunch.run.excerpts import LINES, tail
-from lllaunch.run.result import Failed, Victim
+from lllaunch.run.result import Failed, Victim, WorkerResult
 from lllaunch.secret_names import redacted_overrides, redactor_of
 from lllaunch.text import tidy
 from lllaunch.watchdog.frames import TREE
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
         NodeResult,
         RootCause,
         RunResult,
-        WorkerResult,
     )
     from lllaunch.sweep.history import SweepResult
 
@@ -165,23 +164,16 @@ class RunView:
         found = within(self.path, path) if path else None
         return None if found is None else tail(path, lines, self.hide)
 
-    def log(
-        self, path: str, lines: int, stream: Literal["stdout", "stderr"], **of: int | bool
-    ) -> Log | None:
-        """Return the end of a worker's log; None if there is none."""
-        excerpt = self.end(path, lines)
-        if excerpt is None:
-            return None
-        shown = self.hide(os.path.relpath(path, self.path))
-        return Log(stream, shown, excerpt.lines, excerpt.cut, **of)  # type: ignore[arg-type]
-
-    def logs_of(self, worker: WorkerResult | None, lines: int) -> tuple[Log, ...]:
-        """Return the ends of what a worker has written."""
-        known = (
-            self.log(getattr(worker, stream), lines, stream)
-            for stream in (reversed(_STREAMS) if worker is not None else ())
-        )
-        return tuple(log for log in known if log is not None)
+    def logs_of(self, worker: WorkerResult, lines: int, attempt: int = 0) -> tuple[Log, ...]:
+        """Return the ends of what a worker has written, the most telling first."""
+        found = []
+        for stream in _STREAMS:
+            path = getattr(worker, stream)
+            if (excerpt := self.end(path, lines)) is not None:
+                shown = self.hide(os.path.relpath(path, self.path))
+                of = attempt, worker.rank, worker is self.blamed
+                found.append(Log(stream, shown, excerpt.lines, excerpt.cut, *of))
+        return tuple(found)
 
     @cached_property
     def logs(self) -> tuple[Log, ...]:
@@ -189,26 +181,20 @@ class RunView:
 
         Of a run without a result those of its newest attempt.
         """
-        guilty = self.blamed
-        found: list[tuple[int, int, bool, Mapping[str, str]]] = []
-        if self.result is None:
-            number, place = max(_numbered(self.path, "attempt_"), default=(0, ""))
-            for rank, path in sorted(_numbered(place, ""))[:_MOST_WORKERS] if place else ():
-                paths = {name: os.path.join(path, f"{name}.log") for name in ("stderr", "stdout")}
-                found.append((number, rank, False, paths))
+        if self.result is not None:
+            found = telling(self.result, self.blamed)
         else:
-            for attempt, worker in telling(self.result, guilty):
-                paths = {"stderr": worker.stderr, "stdout": worker.stdout}
-                found.append((attempt.number, worker.rank, worker is guilty, paths))
-        logs = (
-            self.log(paths[stream], _LOG_LINES, stream, attempt=number, rank=rank, blamed=bad)
-            for number, rank, bad, paths in found
-            for stream in _STREAMS
-        )
+            number, place = max(_numbered(self.path, "attempt_"), default=(0, ""))
+            ranks = sorted(_numbered(place, ""))[:_MOST_WORKERS] if place else ()
+            logs = [(rank, f"{path}/stdout.log", f"{path}/stderr.log") for rank, path in ranks]
+            found = [
+                (number, WorkerResult(rank=rank, stdout=out, stderr=err)) for rank, out, err in logs
+            ]
         return tuple(
             log._replace(lines=tuple(without_ours(log.lines)))
-            for log in logs
-            if log is not None and log.lines
+            for number, worker in found
+            for log in self.logs_of(worker, _LOG_LINES, number)
+            if log.lines
         )
 
     @cached_property
@@ -261,9 +247,7 @@ def blamed(result: RunResult) -> WorkerResult | None:
     return next(named, next(iter(workers.values()), None))
 
 
-def telling(
-    result: RunResult, guilty: WorkerResult | None
-) -> Sequence[tuple[AttemptResult, WorkerResult]]:
+def telling(result: RunResult, guilty: WorkerResult | None) -> list[tuple[int, WorkerResult]]:
     """Return the workers whose logs are worth showing, those that tell most first. Pure.
 
     Of the last attempt that is the guilty one, those that failed, those that failed after it, rank
@@ -278,10 +262,13 @@ def telling(
         failed, victim = isinstance(worker, Failed), isinstance(worker, Victim)
         return worker is not guilty, not failed, not victim, worker.rank != 0, worker.rank
 
-    found = [(last, worker) for worker in sorted(last.workers, key=order)[:_MOST_WORKERS]]
+    found: list[tuple[int, WorkerResult]]
+    found = [(last.number, worker) for worker in sorted(last.workers, key=order)[:_MOST_WORKERS]]
     for attempt in result.attempts[-2 : -2 - _MOST_ATTEMPTS : -1]:
         named = () if attempt.root_cause is None else attempt.root_cause.ranks
-        found += [(attempt, worker) for worker in attempt.workers if worker.rank in named[:1]]
+        found += [
+            (attempt.number, worker) for worker in attempt.workers if worker.rank in named[:1]
+        ]
     return found
 
 

@@ -329,7 +329,7 @@ def test_the_logs_that_tell_most_come_first() -> None:
     )
     outcome = RunResult("failed", 3, "/r", attempts=attempts)
     found = telling(outcome, workers[41])
-    order = [(attempt.number, worker.rank) for attempt, worker in found]
+    order = [(number, worker.rank) for number, worker in found]
     assert order[:4] == [(1, 41), (1, 40), (1, 0), (1, 1)]
     assert order[-1] == (0, 3)
     assert len(order) == 13

@@ -173,7 +173,7 @@ def test_a_failed_run_is_told_with_its_place_and_its_logs(run: LeftRun) -> None:
     assert {"  Why (likely): A bug.", "  ValueError: no"} < {*case.explanation}
     assert "rank 0  ended by the launcher (SIGTERM)" in case.text
     assert (case.plan_hash, case.run_id, case.hostname) == ("ab12", "id", "node7")
-    out, err = case.logs
+    err, out = case.logs
     assert (out.path, len(out.lines), out.cut) == ("attempt_0/1/stdout.log", LOG_LINES, True)
     assert out.lines[-1] == f"line {LOG_LINES + 49}"
     assert (err.lines, err.cut) == (("warning", "Trace"), False)
@@ -206,7 +206,7 @@ def test_a_hang_is_told_with_where_the_ranks_stood(run: LeftRun) -> None:
     assert case.message == "rank 1: hung: its timer 'sync' ran out after 10 s"
     assert "  Rank 0 waited for it in the kernel (futex)" in case.explanation
     assert "t.py:40 in sync: x" in case.text
-    assert case.logs[-1].lines == ("of the one that hung",)
+    assert case.logs[0].lines == ("of the one that hung",)
 
 
 def test_a_run_out_of_time_before_its_next_attempt_tells_both(run: LeftRun) -> None:
@@ -401,8 +401,8 @@ def test_jobs_are_told_by_their_own_results_and_by_the_sweep_where_there_is_none
     ]
     first = report.cases[0]
     assert (first.directory, first.logs_in, first.plan_hash) == ("0", "0/attempt_0", "ab12")
-    assert first.logs[-1].path == "0/attempt_0/1/stderr.log"
-    assert first.logs[-1].lines == ("why",)
+    assert first.logs[0].path == "0/attempt_0/1/stderr.log"
+    assert first.logs[0].lines == ("why",)
     assert report.title(first) == "job 0 (x=0)"
     document = json.loads(render_json(report))
     assert document["counts"] == {"succeeded": 1, "failed": 1, "error": 2, "skipped": 1}
