@@ -206,7 +206,7 @@ def hang_parts(root: RootCause, workers: Sequence[WorkerResult], cwd: str) -> It
     elif isinstance(finding, OverMemory):
         whole = "for a worker and all processes below it together"
         yield f"The limit is launch.watchdog.memory, {whole}."
-    yield from _collectives(hang, cwd, dated=root.of_watchdog)
+    yield from _collectives(hang, cwd)
     yield from _conditions(hang, workers)
     yield from _locks(hang, cwd)
     if hang.stacks:
@@ -222,15 +222,10 @@ def look_lines(look: Hang, cwd: str) -> Iterator[StyledText]:
     yield from _stack_lines(look, cwd)
 
 
-def _collectives(hang: Hang, cwd: str, *, dated: bool = False) -> Iterator[Part]:
-    """Yield which collective operation ranks do not agree on.
-
-    `dated` is whether the line of the root cause shows since when it hangs.
-    """
+def _collectives(hang: Hang, cwd: str) -> Iterator[Part]:
+    """Yield which collective operation ranks do not agree on."""
     found = hang.collectives
     if found is not None and not hang.left:
-        if dated and hang.since_ns is not None:
-            found = found.beside(hang.since_ns)
         so_far = isinstance(hang.finding, Asked)
         yield f"{capitalised(disagreement_text(found, cwd, so_far=so_far))}."
 

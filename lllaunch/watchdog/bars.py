@@ -24,10 +24,8 @@ from lllaunch.text import plain
 LONGEST = 4096
 # Characters of a bar, and what a pattern is searched in.
 LONGEST_BAR = 1024
-# Segments of a block that are parsed, and that a pattern is searched in; the last ones are.
-MOST_BARS = 1024
-MOST_LINES = 4096
-_MOST_SEGMENTS = 16384
+# Segments of a block that are looked at, the last ones.
+MOST_SEGMENTS = 4096
 MOST_METRICS = 32
 # Characters of a number.
 _LONGEST_NUMBER = 60
@@ -59,28 +57,6 @@ class OtherOutput(NamedTuple):
 Printed: TypeAlias = Shown | Captured | OtherOutput
 
 
-class SegmentSplitter:
-    """Splits a stream at carriage returns and newlines."""
-
-    def __init__(self) -> None:
-        self.pending = b""  # what came after the last of these, its first `LONGEST` bytes
-        # whether the last block had more segments than are returned of one: its last ones
-        self.skipped = False
-
-    def feed(self, block: bytes) -> list[tuple[bytes, bytes]]:
-        """Take the next bytes; return the segments that have ended, with what ended each."""
-        parts = _ENDS.split(block)
-        found = []
-        self.skipped = len(parts) > 2 * _MOST_SEGMENTS + 1
-        if self.skipped:
-            parts, self.pending = parts[-2 * _MOST_SEGMENTS - 1 :], b""
-        for segment, end in zip(parts[::2], parts[1::2], strict=False):
-            found.append(((self.pending + segment)[:LONGEST], end))
-            self.pending = b""
-        self.pending = (self.pending + parts[-1])[:LONGEST]
-        return found
-
-
 class OutputParser:
     """Reads bars and lines of numbers from one stream.
 
@@ -89,36 +65,36 @@ class OutputParser:
 
     def __init__(self, pattern: re.Pattern[str] | None = None) -> None:
         self._pattern = pattern
-        self._splitter = SegmentSplitter()
+        self._pending = b""  # what came after the last segment, its first `LONGEST` bytes
         # Names of the rows of rich that stand above the present line.
         self._rows: tuple[str, ...] = ()
-        self.skipped = False  # whether the last block had more than is parsed of one
+        self.skipped = False  # whether the last block had more than is looked at of one
 
     def feed(self, block: bytes) -> list[Printed]:
         """Take the next bytes of the stream; return what they show, in order."""
         found: list[Printed] = []
-        segments = self._splitter.feed(block)
-        candidates = [at for at, (segment, _) in enumerate(segments) if _may_show(segment)]
-        bars, left_out = set(candidates[-MOST_BARS:]), set(candidates[:-MOST_BARS])
-        lines = len(segments) - MOST_LINES if self._pattern else 0
-        self.skipped = self._splitter.skipped or bool(left_out) or lines > 0
-        for at, (segment, end) in enumerate(segments):
-            shown = self._parse(segment) if at in bars else None
+        parts = _ENDS.split(self._pending + block)
+        self._pending = parts[-1][:LONGEST]
+        self.skipped = len(parts) > 2 * MOST_SEGMENTS + 1
+        parts = parts[-2 * MOST_SEGMENTS - 1 :]
+        for whole, end in zip(parts[::2], parts[1::2], strict=False):
+            segment = whole[:LONGEST]
+            shown = self._parse(segment) if _may_show(segment) else None
             if shown is not None:
                 found.append(shown)
             drawn = shown is not None and _is_rich(segment)
             above = self._rows[: shown.depth] if shown is not None else ()
             self._rows = (*above, shown.name) if drawn and shown and end == b"\n" else ()
-            numbers = captured(self._pattern, segment) if self._pattern and at >= lines else None
+            numbers = captured(self._pattern, segment) if self._pattern else None
             if numbers is not None:
                 found.append(Captured(numbers))
-            elif shown is None and at not in left_out and not _BLANK.fullmatch(segment):
+            elif shown is None and not _BLANK.fullmatch(segment):
                 found.append(OtherOutput())
         return found
 
     def pending(self) -> Shown | None:
         """Return what a bar of tqdm was redrawn to last, which nothing has ended yet."""
-        segment = self._splitter.pending
+        segment = self._pending
         # what may be cut in the middle of a number says nothing
         return None if _is_rich(segment) or not _may_show(segment) else self._parse(segment)
 

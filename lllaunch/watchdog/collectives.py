@@ -31,7 +31,6 @@ _MOST_RANKS = 100_000
 _MOST_PARTIES = 4
 _MOST_PLACES = 2
 _SHOWN_TENSORS = 3
-_SAME_MOMENT_NS = 2 * 10**9
 MOST_TOLD = 128
 """Calls of a rank that are kept, and that others get: ranks that do not agree are not far apart."""
 
@@ -160,19 +159,6 @@ class Disagreement(Record, frozen=True):
         """Ranks of which the sentence tells where they stand."""
         told = (party for party in self.parties[:_MOST_PARTIES] if party.places)
         return frozenset(rank for party in told for rank in party.ranks)
-
-    def beside(self, moment_ns: int) -> Disagreement:
-        """The same for a text that names a moment: what began within two seconds began then.
-
-        ``moment_ns``: nanoseconds since the epoch.
-        """
-
-        def timed(party: Party) -> Party:
-            if abs(party.collective.created_ns - moment_ns) > _SAME_MOMENT_NS:
-                return party
-            return replace(party, collective=replace(party.collective, created_ns=moment_ns))
-
-        return replace(self, parties=tuple(map(timed, self.parties)))
 
 
 # Reading

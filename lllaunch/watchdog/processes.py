@@ -300,20 +300,16 @@ def spy(
     """
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - where one must be read
 
-    # It ends with the thread that started it; a function in the child could deadlock here.
-    setpriv = shutil.which("setpriv")
-    command = [*([setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []), program, "dump"]
-
     def one(pid: int) -> tuple[str, str]:
         why_not = "there was no time left for it"
-        options = ["--pid", str(pid), "--nonblocking", "--full-filenames"]
+        command = [program, "dump", "--pid", str(pid), "--nonblocking", "--full-filenames"]
         for _ in range(_TRIES):
             seconds = min(_SPY_SECONDS, deadline - time.monotonic())
             if seconds <= 0 or unwanted():
                 break
             try:
                 done = subprocess.run(
-                    [*command, *options],
+                    command,
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
                     timeout=seconds,

@@ -299,12 +299,9 @@ class ProgressTracker:
             elif not self._captures:
                 self._note(now, moved=moved)
 
-    def redrawn(
-        self, rank: int, stream: int, bar: Shown | None, now: float, *, complete: bool = True
-    ) -> None:
-        """Take note of a bar that was drawn last, and perhaps not to its end."""
-        if bar is not None and self._rank(rank).knows(stream, bar):
-            self.show(rank, stream, [bar], now, complete=complete)
+    def knows(self, rank: int, stream: int, bar: Shown) -> bool:
+        """Whether a bar of a rank's stream is one of those that were drawn, or the first one."""
+        return self._rank(rank).knows(stream, bar)
 
     def skip(self, now: float) -> None:
         """Take note that a rank printed more than was read: nobody knows what."""
@@ -502,4 +499,7 @@ class ProgressReader:
                 if not complete:
                     self.tracker.skip(now)
                 self.tracker.show(rank, stream, printed, now, complete=complete)
-                self.tracker.redrawn(rank, stream, parser.pending(), now, complete=complete)
+                # perhaps it was not drawn to its end
+                bar = parser.pending()
+                if bar is not None and self.tracker.knows(rank, stream, bar):
+                    self.tracker.show(rank, stream, [bar], now, complete=complete)

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from lllaunch.watchdog.bars import (
     LONGEST,
-    MOST_BARS,
+    MOST_SEGMENTS,
     Captured,
     OtherOutput,
     OutputParser,
@@ -226,7 +226,7 @@ def test_a_line_without_an_end_takes_no_memory() -> None:
     parser = OutputParser()
     for _ in range(100):
         assert parser.feed(b"x" * 10_000) == []
-    assert len(parser._splitter.pending) == LONGEST
+    assert len(parser._pending) == LONGEST
 
 
 @pytest.mark.parametrize(
@@ -292,11 +292,11 @@ def test_no_line_holds_up_who_reads_it(name: str) -> None:
 
 def test_of_many_bars_the_last_are_parsed() -> None:
     parser = OutputParser()
-    bars = "".join(f"\r{step}/9999 [00:01<00:01, 4.99it/s]\r" for step in range(MOST_BARS + 500))
+    bars = "".join(f"\r{step}/9999 [00:01<00:01, 4.99it/s]\r" for step in range(MOST_SEGMENTS))
     found = parser.feed(bars.encode())
     assert parser.skipped
-    assert found[-1] == Shown("", MOST_BARS + 499.0, 9999.0)
-    assert len(found) == MOST_BARS
+    assert found[-1] == Shown("", MOST_SEGMENTS - 1.0, 9999.0)
+    assert len(found) == MOST_SEGMENTS // 2
     assert parser.feed(b"1/2 [00:01<00:01, 4.99it/s]\n")
     assert not parser.skipped
 
