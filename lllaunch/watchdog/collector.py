@@ -140,7 +140,6 @@ class Writer:
         return True
 
 
-_SPAWNER = "lllaunch.spawner.server"
 _RULE = "=" * 72
 
 
@@ -204,17 +203,8 @@ class ProcessCase:
         seen = self.seen
         if seen is None:
             return f"\n{role}: process {self.facts.pid}: it was gone, or no time was left for it\n"
-        # A fork of the spawner's has its command line, which says nothing of what it runs.
-        command = "forked by the launcher's spawner" if _SPAWNER in seen.command else seen.command
-        lines = [f"\n{role}: process {seen.pid} (parent {seen.ppid}): {command}"]
-        lines += [f"  {line}" for line in seen.status]
-        lines.append(f"  waits in the kernel in: {seen.wchan or '-'}")
-        lines.append("  kernel stack:" + ("" if seen.stack else f" {seen.no_stack}"))
-        lines += [f"    {line}" for line in seen.stack]
-        if seen.threads:
-            lines.append("  its other threads (count, state, kernel function, name):")
-            lines += [f"    {line}" for line in seen.threads]
-        lines += [f"  {note}" for note in self._notes]
+        first, *others = seen.lines
+        lines = [f"\n{role}: {first}", *others, *(f"  {note}" for note in self._notes)]
         if self.stacks.strip():
             # As it was written, so that other programs can read it.
             lines.append(f"\n{self.stacks.strip()}")

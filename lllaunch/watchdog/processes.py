@@ -34,6 +34,7 @@ _MAX_THREADS = 256
 # Lines of /proc/PID/status that are told.
 _TOLD = ("State", "Threads", "VmRSS", "SigBlk", "SigCgt")
 _ASLEEP = "D"
+_SPAWNER = "lllaunch.spawner.server"
 _COMMAND_WIDTH = 200
 
 
@@ -51,17 +52,10 @@ class ProcStatus(NamedTuple):
 class ProcessLook(NamedTuple):
     """One process at one moment."""
 
-    pid: int
-    ppid: int
-    command: str  # its command line, or its name in parentheses if that could not be asked
     state: str
     wchan: str  # kernel function that its main thread waits in, or an empty string
-    status: tuple[str, ...]
-    stack: tuple[str, ...]
-    no_stack: str  # why there are none, or an empty string
-    # where its other threads are, a line for all that are in the same place
-    threads: tuple[str, ...]
     python: bool
+    lines: tuple[str, ...]  # all that the kernel tells of it, for people
 
 
 def bit(signum: int) -> int:
@@ -110,19 +104,17 @@ def look(process: proc.ProcessFacts) -> ProcessLook | None:
     now = status(pid)
     if now is None:
         return None
-    stack, no_stack = _kernel_stack(pid)
-    return ProcessLook(
-        pid=pid,
-        ppid=process.ppid,
-        command=_command(pid, now.state),
-        state=now.state,
-        wchan=_wchan(f"/proc/{pid}/wchan"),
-        status=now.lines,
-        stack=stack,
-        no_stack=no_stack,
-        threads=_threads(pid) if now.threads > 1 else (),
-        python=runs_python(pid),
-    )
+    wchan = _wchan(f"/proc/{pid}/wchan")
+    lines = [
+        f"process {pid} (parent {process.ppid}): {_command(pid, now.state)}",
+        *(f"  {line}" for line in now.lines),
+        f"  waits in the kernel in: {wchan or '-'}",
+        *_kernel_stack(pid),
+    ]
+    if now.threads > 1 and (threads := _threads(pid)):
+        lines.append("  its other threads (count, state, kernel function, name):")
+        lines += [f"    {line}" for line in threads]
+    return ProcessLook(now.state, wchan, runs_python(pid), tuple(lines))
 
 
 def runs_python(pid: int) -> bool:
@@ -134,9 +126,11 @@ def runs_python(pid: int) -> bool:
 
 
 def _command(pid: int, state: str) -> str:
-    if state != _ASLEEP:
-        return proc.command(pid, _COMMAND_WIDTH)
-    return f"({proc.read_text(f'/proc/{pid}/comm').strip() or '?'})"
+    if state == _ASLEEP:
+        return f"({proc.read_text(f'/proc/{pid}/comm').strip() or '?'})"
+    command = proc.command(pid, _COMMAND_WIDTH)
+    # A fork of the spawner's has its command line, which says nothing of what it runs.
+    return "forked by the launcher's spawner" if _SPAWNER in command else command
 
 
 def _wchan(path: str) -> str:
@@ -145,14 +139,15 @@ def _wchan(path: str) -> str:
     return "" if name == "0" else name
 
 
-def _kernel_stack(pid: int) -> tuple[tuple[str, ...], str]:
+def _kernel_stack(pid: int) -> list[str]:
     try:
         with open(f"/proc/{pid}/stack", encoding="ascii", errors="replace") as file:
-            lines = tuple(line.removeprefix("[<0>] ") for line in file.read().splitlines())
+            lines = [f"    {line.removeprefix('[<0>] ')}" for line in file.read().splitlines()]
+    except PermissionError:
+        return ["  kernel stack: only root may read it"]
     except OSError as error:
-        only_root = isinstance(error, PermissionError)
-        return (), "only root may read it" if only_root else error.strerror or str(error)
-    return lines, "" if lines else "it is empty: the process runs"
+        return [f"  kernel stack: {error.strerror or error}"]
+    return ["  kernel stack:" + ("" if lines else " it is empty: the process runs"), *lines]
 
 
 def _threads(pid: int) -> tuple[str, ...]:
