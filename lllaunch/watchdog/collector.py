@@ -174,7 +174,7 @@ class ProcessCase:
         if not text:
             self._notes.append(f"Python stacks, {how}: none, {why_not}")
             return
-        self.stacks, self.source, self.threads = text, source, threads_of(text, source)
+        self.stacks, self.source, self.threads = text, source, threads_of(text)
         by = " (faulthandler)" if source == "faulthandler" else ""
         self._notes.append(f"Python stacks, {how}{by}:")
 

@@ -1,7 +1,7 @@
 """Where workers stand: frames, how they are read from dumps, the text of their lines, the tree.
 
-What faulthandler and py-spy write is read as far as it can be understood: it is for people, and
-changes from version to version. What is not understood is passed over, so the worst is that no
+What faulthandler writes is read as far as it can be understood: it is for people, and changes from
+version to version. What is not understood is passed over, so the worst is that no
 frames are found.
 """
 
@@ -111,12 +111,6 @@ MAIN_THREAD = "MainThread"
 """What Python calls the main thread."""
 _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
-# `Thread 5676 (idle): "MainThread"`
-_SPY_THREAD = re.compile(r'Thread (\w+)\b.*?(?::\s*"(.*)")?$')
-_SPY_FRAME = re.compile(r"    (\S.*?) \((.+):(\d{1,9})\)$")
-_SPY_PROCESS = re.compile(r"Process (\d+)\b")
-
-
 # How every worker of ours begins, from the innermost of our own frames on; that of a Hydra app has
 # its user's script around it. Functions are recorded.
 _BEGINNING = ("/lllaunch/spawner/", "/lllaunch/app/own_worker.py")
@@ -164,7 +158,7 @@ class _Dumped(NamedTuple):
     frames: list[Frame]
 
 
-def _faulthandler_threads(text: str) -> tuple[list[_Dumped], bool]:
+def _dumped_threads(text: str) -> tuple[list[_Dumped], bool]:
     """The threads in a dump in the order in which they are listed, and whether more were left out.
 
     That is from the newest to the oldest.
@@ -194,56 +188,26 @@ def crash_frames(text: str) -> tuple[Frame, ...]:
     A thread of native code is not listed: then they are the main thread's, which may have waited
     for it.
     """
-    threads, cut = _faulthandler_threads(text)
+    threads, cut = _dumped_threads(text)
     main = [] if cut or not threads else threads[-1].frames
     return users_part(next((thread.frames for thread in threads if thread.current), main))
 
 
-def _pyspy_threads(text: str) -> tuple[_Dumped | None, list[_Dumped]]:
-    """The main thread in a dump of py-spy, None where it cannot be told, and all others.
-
-    The main thread is the one that bears the process's number, or else that name. Of Python 3.10
-    py-spy knows neither: then it is the only one, or it cannot be told.
-    """
-    pid = ""
-    threads: list[_Dumped] = []
-    numbers: list[str] = []
-    for line in text.splitlines():
-        process = _SPY_PROCESS.match(line)
-        if process is not None and not pid:
-            pid = process[1]
-        thread = _SPY_THREAD.match(line)
-        if thread is not None:
-            threads.append(_Dumped(thread[2] or "", current=False, frames=[]))
-            numbers.append(thread[1])
-            continue
-        found = _SPY_FRAME.match(line)
-        if found is not None and threads:
-            threads[-1].frames.append(Frame(found[2], int(found[3]), found[1]))
-    with_frames = [index for index, thread in enumerate(threads) if thread.frames]
-    by_number = [index for index in with_frames if numbers[index] == pid]
-    by_name = [index for index in with_frames if threads[index].name == MAIN_THREAD]
-    only = [0] if len(threads) == 1 else []
-    main = next(iter(by_number or by_name or only), None)
-    others = [thread for index, thread in enumerate(threads) if index != main]
-    return None if main is None else threads[main], others
-
-
-def threads_of(text: str, source: Source) -> tuple[Thread, ...]:
+def threads_of(text: str) -> tuple[Thread, ...]:
     """The threads in a dump that have frames, the main one first, each with a name.
 
     faulthandler lists the main thread last, for it is the oldest. Only when there are more than are
     listed is it taken to be the current one: the kernel has the main thread run a signal's handler
     if it can. Where the main thread cannot be told, none is called so.
     """
-    if source == "py-spy":
-        main, others = _pyspy_threads(text)
-    else:
-        listed, cut = _faulthandler_threads(text)
-        main = next((each for each in listed[::-1] if each.current or not cut), None)
-        others = [each for each in listed[::-1] if each is not main]
+    listed, cut = _dumped_threads(text)
+    main = next((each for each in listed[::-1] if each.current or not cut), None)
     known = [] if main is None else [main._replace(name=MAIN_THREAD)]
-    known += [each._replace(name=each.name or "another thread") for each in others]
+    known += [
+        each._replace(name=each.name or "another thread")
+        for each in listed[::-1]
+        if each is not main
+    ]
     return tuple(Thread(each.name, users_part(each.frames)) for each in known if each.frames)
 
 

@@ -15,6 +15,7 @@ and one that a signal has stopped cannot be stopped again (py-spy fails).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -25,9 +26,12 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+import msgspec
+
 from lllaunch.linux import proc
 from lllaunch.linux.process import open_pidfd, send_signal
 from lllaunch.spawner.evidence import SIGNUM, open_memory
+from lllaunch.watchdog.frames import MAIN_THREAD
 
 # Threads that are looked at one by one.
 _MAX_THREADS = 256
@@ -278,6 +282,42 @@ _SPY_SECONDS = 3.0
 _TRIES = 2
 
 
+class _SpiedFrame(msgspec.Struct):
+    name: str
+    filename: str
+    line: int = 0
+
+
+class _SpiedThread(msgspec.Struct):
+    pid: int
+    os_thread_id: int | None = None
+    thread_name: str | None = None
+    frames: list[_SpiedFrame] = []
+
+
+def as_dump(data: bytes) -> str:
+    """What py-spy tells as JSON, in the words of faulthandler, the main thread last.
+
+    The main thread is the one that bears the process's number, or else that name. Of Python 3.10
+    py-spy knows neither: then it is the only one, or more are said to follow than are listed.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    threads = msgspec.json.decode(data, type=list[_SpiedThread])
+    known = [each for each in threads if each.frames]
+    by_number = [each for each in known if each.os_thread_id == each.pid]
+    by_name = [each for each in known if each.thread_name == MAIN_THREAD]
+    main = (by_number or by_name or (known if len(threads) == 1 else []))[:1]
+    lines = []
+    for thread in [*(each for each in known[::-1] if each not in main), *main]:
+        name = f" [{thread.thread_name}]" if thread.thread_name else ""
+        lines.append(f"Thread 0x{thread.os_thread_id or 0:x}{name} (most recent call first):")
+        lines += [f'  File "{f.filename}", line {f.line} in {f.name}' for f in thread.frames]
+        lines.append("")
+    return "\n".join([*lines, *([] if main else ["..."])])
+
+
 def find_spy() -> str:
     """The path of py-spy: beside the interpreter, or on PATH; empty if it is not installed."""
     directories = [os.path.dirname(sys.executable), *os.get_exec_path()]
@@ -297,7 +337,7 @@ def spy(
 
     def one(pid: int) -> tuple[str, str]:
         why_not = "there was no time left for it"
-        command = [program, "dump", "--pid", str(pid), "--nonblocking", "--full-filenames"]
+        command = [program, "dump", "--pid", str(pid), "--nonblocking", "--json"]
         for _ in range(_TRIES):
             seconds = min(_SPY_SECONDS, deadline - time.monotonic())
             if seconds <= 0 or unwanted():
@@ -314,9 +354,9 @@ def spy(
                 return "", f"it did not end within {seconds:.1f} s"
             except OSError as error:
                 return "", f"{program}: {error.strerror}"
-            out = done.stdout.decode(errors="replace")
-            if done.returncode == 0 and out.strip():
-                return out, ""
+            with contextlib.suppress(ValueError):
+                if done.returncode == 0:
+                    return as_dump(done.stdout), ""
             why_not = complaint(done.stderr.decode(errors="replace"), done.returncode)
         return "", why_not
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,15 +15,28 @@ from lllaunch.watchdog.frames import (
     threads_of,
     users_part,
 )
-from lllaunch.watchdog.processes import complaint, parse_status, parse_task
+from lllaunch.watchdog.processes import as_dump, complaint, parse_status, parse_task
 
 
 def written(text: str) -> tuple[Frame, ...]:
-    return main_frames(threads_of(text, "faulthandler"))
+    return main_frames(threads_of(text))
 
 
-def spied(text: str) -> tuple[Frame, ...]:
-    return main_frames(threads_of(text, "py-spy"))
+def spied(*threads: tuple[int, str | None, list[tuple[str, str, int]]]) -> tuple[Frame, ...]:
+    """The main thread of what py-spy tells of process 5676: numbers, names, frames."""
+    told = [
+        {
+            "pid": 5676,
+            "os_thread_id": number,
+            "thread_name": name,
+            "frames": [
+                {"name": function, "filename": file, "line": line, "is_entry": False}
+                for function, file, line in frames
+            ],
+        }
+        for number, name, frames in threads
+    ]
+    return main_frames(threads_of(as_dump(json.dumps(told).encode())))
 
 
 # Python 3.10 to 3.12.
@@ -80,43 +96,29 @@ def test_escapes_and_unknown_lines() -> None:
     assert written(text) == (Frame('/home/josé/你 "x", line 1 in y.py', 0, "f\\x0a"),)
 
 
-SPY = """\
-Process 5676: /usr/bin/python h.py
-Python v3.11.7 (/usr/bin/python3.11)
-
-Thread 5679 (idle): "my (odd): thread"
-    deep (/t/h.py:2)
-Thread 5676 (active+gil): "MainThread"
-    main (/t/a (b):c.py:4)
-    <module> (/t/h.py:5)
-Thread 0x7FE3 (idle)
-    other (/t/h.py:9)
-"""
-
-
 def test_pyspy() -> None:
-    assert spied(SPY) == (
-        Frame("/t/a (b):c.py", 4, "main"),
-        Frame("/t/h.py", 5, "<module>"),
-    )
+    deep, inner = [("deep", "/t/h.py", 2)], [("inner", "/t/inner.py", 4)]
+    main = [("main", "/t/a (b):c.py", 4), ("<module>", "/t/h.py", 5)]
+    found = (Frame("/t/a (b):c.py", 4, "main"), Frame("/t/h.py", 5, "<module>"))
+    assert spied((5679, "my (odd): thread", deep), (5676, "MainThread", main)) == found
     # In another PID namespace the numbers differ; the name is left.
-    assert spied(SPY.replace("Process 5676", "Process 1")) == spied(SPY)
-    assert spied("Error: Permission Denied\n") == ()
+    assert spied((7, "other", deep), (5, "MainThread", main), (9, None, deep)) == found
     # one that bears no name is the main one if it is the only one
-    thread = "Thread 0x7F71B5E80B80 (active)\n    inner (/t/inner.py:4)\n"
-    head = "Process 19212: python inner.py\nPython v3.10.13 (python3.10)\n\n"
-    assert spied(head + thread) == (Frame("/t/inner.py", 4, "inner"),)
-    assert spied(head + thread + thread) == ()
+    assert spied((1, None, inner)) == (Frame("/t/inner.py", 4, "inner"),)
+    assert spied((1, None, inner), (2, None, inner)) == ()
+    assert spied() == ()
+    with pytest.raises(ValueError, match="malformed"):
+        as_dump(b"Error: Permission Denied")
 
 
-LINES = st.sampled_from([*OLDER.splitlines(), *NEWER.splitlines(), *SPY.splitlines(), "  ..."])
+LINES = st.sampled_from([*OLDER.splitlines(), *NEWER.splitlines(), "  ..."])
 
 
 @given(st.lists(LINES | st.text(max_size=8)).map("\n".join))
 def test_garbage_hurts_nobody(text: str) -> None:
-    for frames in (written(text), spied(text)):
-        assert len(frames) <= MAX_FRAMES
-        assert all(isinstance(frame, Frame) for frame in frames)
+    frames = written(text)
+    assert len(frames) <= MAX_FRAMES
+    assert all(isinstance(frame, Frame) for frame in frames)
     parse_status(text)
     parse_task(text)
 
