@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import re
@@ -19,10 +20,10 @@ from lllaunch.results.store import NoSuchRun, entry_now, locate, lock_of, read_r
 from lllaunch.run.directory import ATTEMPT, SUBMISSION
 from lllaunch.run.submission import LOG
 from lllaunch.verbs.printing import Parser, complain, perform, rank_list, whole_number
-from lllaunch.workers.tail import Follower, Report
+from lllaunch.workers.tail import Follower
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from lllaunch.results.store import FoundDirectory
 
@@ -105,15 +106,42 @@ def _show(given: argparse.Namespace) -> int:
         ]
 
     one = given.rank is not None and len(given.rank) == 1
-    if given.follow:
-        shown = _follow(found, follower, chosen, given.attempt, one=one)
-    else:
-        attempt = last_attempt(found.path) if given.attempt is None else given.attempt
-        shown = _print(chosen(attempt), report, one=one)
+    first = last_attempt(found.path)
+    shown: set[WorkerLog] = set()
+    with _started(follower):
+        for _ in _until_over(found) if given.follow else (None,):
+            # all that follow the first: one may have been short
+            later = range(first, last_attempt(found.path) + 1) if given.follow else (first,)
+            numbers = later if given.attempt is None else (given.attempt,)
+            logs = [log for number in numbers for log in chosen(number)]
+            plain = one or len({log.rank for log in logs}) < 2
+            for log in logs:
+                if log in shown:
+                    continue
+                shown.add(log)
+                prefix = b"" if plain else b"[rank%d]:" % log.rank
+                if given.follow:
+                    follower.add(log.path, prefix, sys.stdout)
+                    continue
+                # one after the other; a line that is not ended is ended here
+                with _started(Follower("logs", report=report)) as alone:
+                    alone.add(log.path, prefix, sys.stdout)
     if not shown:
         raise _why_none(found, given)
-    _tell_of_elsewhere(found)
+    # of nodes whose files cannot be seen from here
+    _, result = read_run(found)
+    for node in () if result is None else result.nodes:
+        if not node.shared and not os.path.isdir(node.directory):
+            complain(f"the logs of {node.name} are in {node.hostname}:{node.directory}")
     return ExitCode.ERROR if failed else ExitCode.SUCCESS
+
+
+@contextlib.contextmanager
+def _started(follower: Follower) -> Iterator[Follower]:
+    try:
+        yield follower.start()
+    finally:
+        follower.stop()
 
 
 def _show_launcher(found: FoundDirectory, follower: Follower, *, follow: bool) -> None:
@@ -125,86 +153,36 @@ def _show_launcher(found: FoundDirectory, follower: Follower, *, follow: bool) -
     path = os.path.join(found.path, LOG)
     if SUBMISSION not in found.names and not os.path.exists(path):
         raise NoSuchRun(found.path, "was run here: its launcher wrote to its terminal")
-    goes_on = _GoesOn(found)
     follower.add(path, b"", sys.stdout)
-    follower.start()
-    try:
-        while follow and goes_on():
-            time.sleep(_PAUSE)
-    finally:
-        follower.stop()
+    with _started(follower):
+        for _ in _until_over(found) if follow else ():
+            pass
     if not os.path.exists(path):
         raise NoSuchRun(found.path, "has not started in its batch job")
 
 
-class _GoesOn:
-    """Says whether a run goes on, and what it waits for."""
+def _until_over(found: FoundDirectory) -> Iterator[None]:
+    """Yield while a run goes on, and once more when it is over; says that it waits in a queue.
 
-    def __init__(self, found: FoundDirectory) -> None:
-        self._found = found
-        self._queue, self._asked = BatchQueue(), time.monotonic()
-        self._waits = False
-
-    def __call__(self) -> bool:
-        if SUBMISSION not in self._found.names:
-            return bool(is_held(lock_of("run", self._found.path)))
-        if time.monotonic() - self._asked > _CLUSTER_PAUSE:
-            self._queue.forget()
-            self._asked = time.monotonic()
-        entry = entry_now(self._found, self._queue)
-        if entry.state == "queued" and not self._waits:
-            complain(f"job {entry.batch_job}: {entry.queue}")
-        self._waits = entry.state == "queued"
-        # a run of this machine in the same directory is in no queue
-        return bool(entry.queue) or entry.state == "running"
-
-
-def _print(logs: Sequence[WorkerLog], report: Report, *, one: bool) -> bool:
-    """Show files one after the other; return whether there were any."""
-    several = len({log.rank for log in logs}) > 1
-    for log in logs:
-        # each line by itself, as when it was shown: a line that is not ended is ended here
-        follower = Follower("logs", report=report)
-        follower.add(log.path, _prefix(log, one=one or not several), sys.stdout)
-        follower.start().stop()
-    return bool(logs)
-
-
-def _follow(
-    found: FoundDirectory,
-    follower: Follower,
-    chosen: Callable[[int], list[WorkerLog]],
-    attempt: int | None,
-    *,
-    one: bool,
-) -> bool:
-    """Show files as they grow until the run is over; return whether there were any."""
-    known: set[WorkerLog] = set()
-    goes_on = _GoesOn(found)
-    first = last_attempt(found.path)
-    follower.start()
-    try:
-        while True:
-            # before the files: what was written until then is shown
-            more = goes_on()
-            # all that follow the first: one may have been short
-            later = range(first, last_attempt(found.path) + 1)
-            numbers = later if attempt is None else (attempt,)
-            logs = [log for number in numbers for log in chosen(number)]
-            several = len({log.rank for log in logs}) > 1
-            for log in logs:
-                if log not in known:
-                    known.add(log)
-                    follower.add(log.path, _prefix(log, one=one or not several), sys.stdout)
-            if not more:
-                return bool(known)
+    Between two times it sleeps: what was written until a look is there when this yields.
+    """
+    queue, asked, waits, more = BatchQueue(), time.monotonic(), False, True
+    while more:
+        if SUBMISSION not in found.names:
+            more = bool(is_held(lock_of("run", found.path)))
+        else:
+            if time.monotonic() - asked > _CLUSTER_PAUSE:
+                queue.forget()
+                asked = time.monotonic()
+            entry = entry_now(found, queue)
+            if entry.state == "queued" and not waits:
+                complain(f"job {entry.batch_job}: {entry.queue}")
+            waits = entry.state == "queued"
+            # a run of this machine in the same directory is in no queue
+            more = bool(entry.queue) or entry.state == "running"
+        yield
+        if more:
             time.sleep(_PAUSE)
-    finally:
-        follower.stop()
-
-
-def _prefix(log: WorkerLog, *, one: bool) -> bytes:
-    return b"" if one else b"[rank%d]:" % log.rank
 
 
 def worker_logs(directory: str, attempt: int, history: RunHistory | None = None) -> list[WorkerLog]:
@@ -232,11 +210,9 @@ def last_attempt(directory: str) -> int:
     return max(_attempts(directory), default=0)
 
 
-def _attempts(directory: str) -> Iterator[int]:
-    for part in parts_of(directory):
-        for name in _names(part):
-            if match := ATTEMPT.fullmatch(name):
-                yield int(match[1])
+def _attempts(directory: str) -> set[int]:
+    names = (ATTEMPT.fullmatch(name) for part in parts_of(directory) for name in _names(part))
+    return {int(match[1]) for match in names if match}
 
 
 def parts_of(directory: str) -> list[str]:
@@ -263,7 +239,7 @@ def _logs_of_part(part: str, attempt: int, base_rank: int) -> Iterator[WorkerLog
 
 
 def _why_none(found: FoundDirectory, given: argparse.Namespace) -> NoSuchRun:
-    there = sorted(set(_attempts(found.path)))
+    there = _attempts(found.path)
     attempt = max(there, default=0) if given.attempt is None else given.attempt
     known = {log.rank for log in worker_logs(found.path, attempt)}
     if not there:
@@ -285,11 +261,3 @@ def _why_none(found: FoundDirectory, given: argparse.Namespace) -> NoSuchRun:
 
 def _listed(numbers: Collection[int]) -> str:
     return ", ".join(map(str, sorted(numbers)))
-
-
-def _tell_of_elsewhere(found: FoundDirectory) -> None:
-    """Say where the logs of nodes are whose files cannot be seen from here."""
-    _, result = read_run(found)
-    for node in () if result is None else result.nodes:
-        if not node.shared and not os.path.isdir(node.directory):
-            complain(f"the logs of {node.name} are in {node.hostname}:{node.directory}")
