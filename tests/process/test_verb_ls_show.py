@@ -99,7 +99,7 @@ def test_a_list_of_all(told: Told) -> None:
     assert [line[1] for line in found] == ["multirun/1", "outputs/3", "outputs/2", "outputs/1"]
     assert [line[2] for line in found] == ["failed", "failed", "failed", "succeeded"]
     assert [line[3] for line in found] == ["6", "3", "3", "0"]
-    assert found[0][-1] == "4 jobs: 2 succeeded, 2 failed; exp=toy how=work,exit lr=1,2"
+    assert found[0][-1] == "2 of 4 jobs succeeded, 2 failed; exp=toy how=work,exit lr=1,2"
     assert found[1][-1] == "exp=toy how=exit"
     assert found[3][-2:] == ["0.5", "exp=toy"]
     assert told.err == ""
