@@ -35,6 +35,7 @@ from lllaunch.difference import Change, differences, jsonable, text_lines
 from lllaunch.difference import as_json as changes_as_json
 from lllaunch.documents import Plain
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, Unfit
+from lllaunch.exit_codes import ExitCode
 from lllaunch.review.allow import check
 from lllaunch.review.annotated import AnnotatedLine, annotated, comment_lines, origin_json
 from lllaunch.review.lock import (
@@ -95,68 +96,48 @@ def write_locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | No
 
 def show_difference(
     runs: Sequence[Reviewed], command: ConfigRequest, name: str | None, *, as_json: bool
-) -> None:
-    """Prints how plans differ from their locks.
+) -> int:
+    """Prints how plans differ from their locks; returns the exit code.
 
     Raises:
-        PlanRefused: they do, or there is no lock.
+        PlanRefused: there is no lock.
         ConfigError: a lock cannot be read, or has no name that it can have.
     """
     found = []
-    differs = False
     for wanted in _locks(runs, command, name):
         path = os.path.relpath(lock_path(os.getcwd(), wanted.name))
         if not os.path.lexists(path):
-            missing = Diagnostic(
-                "no-lock", path, "", "does not exist: this plan has not been reviewed"
-            )
+            message = "does not exist: this plan has not been reviewed"
+            missing = Diagnostic("no-lock", path, "", message)
             raise PlanRefused(problems=(missing,), renew=renew_command(wanted.command))
-        lock = read_lock(path)
-        changes = differences(lock.plan, wanted.plan)
-        differs = differs or bool(changes)
+        changes = differences(read_lock(path).plan, wanted.plan)
         found.append({"lock": path, "changes": changes_as_json(changes)})
         if not as_json:
-            same = [f"{path}: the plan is the reviewed one"]
-            print_lines(text_lines(changes) if changes else same)
+            print_lines(text_lines(changes) or [f"{path}: the plan is the reviewed one"])
+    differs = any(each["changes"] for each in found)
     if as_json:
         print_json({"differs": differs, "locks": found})
-    if differs:
-        raise Differs
-
-
-class Differs(LaunchError):
-    """A plan differs from its lock, as has been printed."""
-
-    exit_code = PlanRefused.exit_code
-
-    def __str__(self) -> str:
-        return ""
+    return ExitCode.REFUSED if differs else ExitCode.SUCCESS
 
 
 def _locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | None) -> Iterator[Locked]:
     """One lock for each name: of a run, or of all jobs of a sweep that have it."""
-
-    def clean(command: ConfigRequest) -> tuple[str, ...]:
-        overrides = unlocked(redacted_overrides(command.overrides))
-        return (*given, *command._replace(overrides=overrides).words)
-
+    given = () if name is None else ("--name", name)
     by_name: dict[str, list[Reviewed]] = {}
     for run in runs:
-        own = run.name if name is None else name
-        if not own:
-            hint = "give one with --name NAME, and to runs with launch.locked=NAME"
-            raise ConfigError((Diagnostic("lock-name", "", "the lock", "has no name", hint),))
-        by_name.setdefault(own, []).append(run)
-    given = ["--name", name] if name is not None else []
+        by_name.setdefault(run.name if name is None else name, []).append(run)
+    if "" in by_name:
+        hint = "give one with --name NAME, and to runs with launch.locked=NAME"
+        raise ConfigError((Diagnostic("lock-name", "", "the lock", "has no name", hint),))
     for own, members in by_name.items():
-        if len(members) == 1 and command.multirun:
-            alone = command._replace(multirun=False, overrides=tuple(shlex.split(members[0].job)))
-            yield Locked(own, clean(alone), members[0].plan)
+        plan, made_by = members[0].plan, command
+        if command.multirun and len(members) == 1:
+            overrides = tuple(shlex.split(members[0].job))
+            made_by = command._replace(multirun=False, overrides=overrides)
         elif command.multirun:
             plan = sweep_plan({run.job: run.spec for run in members})
-            yield Locked(own, clean(command), plan)
-        else:
-            yield Locked(own, clean(command), members[0].plan)
+        clean = unlocked(redacted_overrides(made_by.overrides))
+        yield Locked(own, (*given, *made_by._replace(overrides=clean).words), plan)
 
 
 _DESCRIPTION = """\
@@ -187,7 +168,9 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("plan", _DESCRIPTION, _EPILOG)
     forms = parser.add_mutually_exclusive_group()
-    forms.add_argument("--json", action="store_true", help="same as --format json")
+    forms.add_argument(
+        "--json", dest="format", action="store_const", const="json", help="same as --format json"
+    )
     forms.add_argument(
         "--format",
         choices=("text", "json", "trainjob"),
@@ -215,47 +198,40 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _plan(given: argparse.Namespace) -> None:
+def _plan(given: argparse.Namespace) -> int:
     command = ConfigRequest.of(given)
     if given.format == "trainjob":
         show_trainjob(command, given)
-        return
+        return ExitCode.SUCCESS
     findings = Findings()
     for flag in manifest_flags(given):
         findings.add_about(flag, "is for --format trainjob alone", code="trainjob")
     findings.raise_if_any()
-    as_json = given.json or given.format == "json"
-    query = BuildQuery(os.getcwd())
-    try:
-        with Composition(command) as composed:
-            if composed.is_sweep():
-                runs = review_sweep(composed)
-                command = command._replace(multirun=True)
-            else:
-                runs = [review_run(composed)]
-            if given.lock:
-                # what may not run is not for review
-                _refuse_what_is_not_allowed(runs)
-                write_locks(runs, command, given.name)
-                return
-            if given.diff:
-                show_difference(runs, command, given.name, as_json=as_json)
-            elif given.has_script and not (command.multirun or as_json):
-                print_lines(experiment_text(runs[0]).splitlines())
-            else:
-                spec = runs[0].spec
-                build = None
-                if not given.portable:
-                    build = query.result(modules=modules_of(spec), own=[spec.log_dir])
-                _show(
-                    *(runs, build),
-                    sweep=command.multirun,
-                    as_json=as_json,
-                    changed=given.changed,
-                )
-            _refuse_what_is_not_allowed(runs)
-    finally:
-        query.close()
+    as_json, code = given.format == "json", 0
+    with contextlib.closing(BuildQuery(os.getcwd())) as query, Composition(command) as composed:
+        if composed.is_sweep():
+            runs = review_sweep(composed)
+            command = command._replace(multirun=True)
+        else:
+            runs = [review_run(composed)]
+        # what may not run is not for review, but may be looked at
+        refused = PlanRefused(problems=_not_allowed(runs))
+        if given.lock and not refused.problems:
+            write_locks(runs, command, given.name)
+        elif given.diff:
+            code = show_difference(runs, command, given.name, as_json=as_json)
+        elif given.has_script and not (command.multirun or as_json):
+            print_lines(experiment_text(runs[0]).splitlines())
+        elif not given.lock:
+            spec = runs[0].spec
+            build = None
+            if not given.portable:
+                build = query.result(modules=modules_of(spec), own=[spec.log_dir])
+            sweep, changed = command.multirun, given.changed
+            _show(runs, build, sweep=sweep, as_json=as_json, changed=changed)
+        if refused.problems:
+            raise refused
+    return code
 
 
 def experiment_text(run: Reviewed) -> str:
@@ -376,30 +352,27 @@ def _count(run: Reviewed, word: str) -> str:
 
 def _document(runs: Sequence[Reviewed], build: Build | None, *, sweep: bool) -> dict[str, Any]:
     first = runs[0]
-    plan = first.readable
-    here = {} if build is None else {"here": dict(_of_this_machine(first, build))}
-    fingerprint = {
-        "plan_hash": first.plan_hash,
-        **({} if build is None else {"build": Plain()(build)}),
-    }
-    return {
-        **jsonable(plan),
+    fingerprint: dict[str, Any] = {"plan_hash": first.plan_hash}
+    document = {
+        **jsonable(first.readable),
         "resolved": first.resolved,
         "origins": {
             ".".join(map(str, path)): origin_json(first.told.chain(path))
-            for path, _ in leaf_items(plan)
+            for path, _ in leaf_items(first.readable)
         },
         "fingerprint": fingerprint,
-        **here,
-        **({"jobs": list(_jobs(runs, changes_as_json))} if sweep else {}),
     }
+    if build is not None:
+        fingerprint["build"] = Plain()(build)
+        document["here"] = dict(_of_this_machine(first, build))
+    if sweep:
+        document["jobs"] = list(_jobs(runs, changes_as_json))
+    return document
 
 
-def _refuse_what_is_not_allowed(runs: Sequence[Reviewed]) -> None:
+def _not_allowed(runs: Sequence[Reviewed]) -> tuple[Diagnostic, ...]:
     top = tree_top(os.getcwd())
     policy = policy_of(top)
     if policy is None:
-        return
-    problems = located(runs, lambda run: check(run.spec, OmegaConf.create(run.config), policy, top))
-    if problems:
-        raise PlanRefused(problems=problems)
+        return ()
+    return located(runs, lambda run: check(run.spec, OmegaConf.create(run.config), policy, top))
