@@ -133,6 +133,11 @@ class Composition(contextlib.ExitStack):
         self.config_name = command.config_name or PRIMARY
 
     def __enter__(self) -> Self:
+        path, directory = config_path_of(self.command.config_path), self.command.config_dir
+        if directory is not None:
+            directory = os.path.abspath(directory)
+            if not os.path.isdir(directory):
+                raise ComposeFailed(f"--config-dir: there is no directory {directory!r}")
         config, runtime = HydraConfig.instance(), JobRuntime.instance()
         base = version.VersionBase.instance()
         self.callback(setattr, config, "cfg", config.cfg)
@@ -145,23 +150,16 @@ class Composition(contextlib.ExitStack):
             runtime.set("name", MODULE)
             install_app(self.command.config_dir)
             with composing():
-                self.loader = self._new_loader(self.command)
+                validate_config_path(path or PACKAGED)
+                found = create_automatic_config_search_path(None, MODULE, path or PACKAGED)
+                if directory is not None:
+                    anchor = SearchPathQuery(provider="schema")
+                    found.prepend("command-line", f"file://{directory}", anchor=anchor)
+                self.loader = GuardedLoader(found, reviewing=True)
         except BaseException:
             self.close()
             raise
         return self
-
-    def _new_loader(self, command: ConfigRequest) -> GuardedLoader:
-        path = config_path_of(command.config_path) or PACKAGED
-        validate_config_path(path)
-        found = create_automatic_config_search_path(None, MODULE, path)
-        if command.config_dir is not None:
-            directory = os.path.abspath(command.config_dir)
-            if not os.path.isdir(directory):
-                raise ComposeFailed(f"--config-dir: there is no directory {directory!r}")
-            anchor = SearchPathQuery(provider="schema")
-            found.prepend("command-line", f"file://{directory}", anchor=anchor)
-        return GuardedLoader(found, reviewing=True)
 
     def _load(self, mode: RunMode, overrides: Sequence[str] = (), **more: Any) -> DictConfig:
         every = [*self.command.overrides, *overrides]

@@ -127,9 +127,18 @@ def plan_job(
         known |= {"entrypoint": user.entrypoint, "derived_preload": user.preload}
         if user.forked:
             known["start_method"] = "fork"
-            _expect_fork(spec, user)
+            if spec.start_method == "spawn":
+                function = f"{user.entrypoint.name}:{user.entrypoint.qualname}"
+                key, message = "launch.start_method", "needs a function that workers can import"
+                hint = f"put {function} at the top level of its module, or leave start_method out"
+                raise ConfigError((Diagnostic("start-method", key, "'spawn'", message, hint),))
     elif spec.entrypoint.form == "script" and is_own_app(spec.entrypoint.name):
-        raise _of_own_app(spec)
+        # each worker would be a launcher
+        settings = [f"launch.nproc={spec.nproc}"] if spec.nproc > 1 else []
+        command = shlex.join(["python", spec.entrypoint.text, *settings, *map(str, spec.args)])
+        key, text = "launch.entrypoint", repr(spec.entrypoint.text)
+        message = "is an lllaunch.main app, which launches its workers itself"
+        raise ConfigError((Diagnostic("own-app", key, text, message, f"\n  run: {command}"),))
     return replace(spec, **known)
 
 
@@ -140,25 +149,6 @@ def variables_elsewhere(spec: LaunchSpec, cwd: str, environ: Mapping[str, str]) 
         return {}
     paths = [spec.runtime_cwd, spec.env.get("PYTHONPATH") or environ.get("PYTHONPATH", "")]
     return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-
-def _expect_fork(spec: LaunchSpec, user: UserFunction | SubmittedFunction) -> None:
-    if spec.start_method != "spawn":
-        return
-    function = f"{user.entrypoint.name}:{user.entrypoint.qualname}"
-    message = f"needs a function that workers can import, and {function} is none"
-    hint = "put it at the top level of its module, or leave start_method out"
-    problem = Diagnostic("start-method", "launch.start_method", "'spawn'", message, hint)
-    raise ConfigError((problem,))
-
-
-def _of_own_app(spec: LaunchSpec) -> ConfigError:
-    """Return why a script is refused that launches workers itself: each would be a launcher."""
-    settings = [f"launch.nproc={spec.nproc}"] if spec.nproc > 1 else []
-    command = shlex.join(["python", spec.entrypoint.text, *settings, *map(str, spec.args)])
-    message = "is an lllaunch.main app, which launches its workers itself"
-    text, hint = repr(spec.entrypoint.text), f"\n  run: {command}"
-    return ConfigError((Diagnostic("own-app", "launch.entrypoint", text, message, hint),))
 
 
 _LONGEST_SCRIPT = 4 * 1024 * 1024  # bytes
