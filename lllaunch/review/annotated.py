@@ -133,14 +133,12 @@ class OriginAnnotator:
     def _of_cluster(self, path: Path) -> tuple[Link, ...]:
         """The chain of a value that another key may have said."""
         own = self._longest(path, 2)
-        if own and own[0].key == ".".join(map(str, path)) and own[0].origin.where != _PACKAGED:
-            return own
-        others = list(_SAID_BY.get(path, ()))
+        others = _SAID_BY.get(path, ())
         if path[1:2] == ("additional_parameters",) and len(path) == 3:
             name = str(path[2])
-            others = [(_CLUSTER, name), (_CLUSTER, name.replace("-", "_"))]
-        for other in others:
-            found = self._origins.chain(".".join(other))
+            others = ((_CLUSTER, name), (_CLUSTER, name.replace("-", "_")))
+        for other in (path, *others):
+            found = self._origins.chain(".".join(map(str, other)))
             if found and found[0].origin.where != _PACKAGED and found[0].origin.kind != "schema":
                 return found
         return own

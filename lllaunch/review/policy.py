@@ -41,21 +41,16 @@ def fits(pattern: str, text: str) -> bool:
 
 def fits_any(patterns: Iterable[str], forms: Forms) -> bool:
     """Whether one of the forms of something fits one of some patterns."""
-    return any(
-        (forms.exact and each == forms.exact) or _fits_forms(each, forms) for each in patterns
-    )
-
-
-def _fits_forms(pattern: str, forms: Forms) -> bool:
-    of_files = not pattern.startswith("-m ") and ("/" in pattern or pattern.endswith(".py"))
-    if not of_files and any(fits(pattern, name) for name in forms.names):
-        return True
-    if not of_files and pattern != "*":
-        return False
-    # a star that begins a pattern does not lead out of the tree
-    if not forms.file or pattern.startswith("/") != forms.file.startswith("/"):
-        return False
-    return fits(pattern, forms.file)
+    for each in patterns:
+        of_files = not each.startswith("-m ") and ("/" in each or each.endswith(".py"))
+        named = not of_files and any(fits(each, name) for name in forms.names)
+        if named or (forms.exact and each == forms.exact):
+            return True
+        # a star that begins a pattern does not lead out of the tree
+        here = forms.file and each.startswith("/") == forms.file.startswith("/")
+        if (of_files or each == "*") and here and fits(each, forms.file):
+            return True
+    return False
 
 
 class Policy(Record, frozen=True, forbid_unknown_fields=True):
