@@ -6,6 +6,8 @@ terminal and plainly elsewhere. Imported only at the end, or when a failure is t
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from lllaunch.documents import signal_name
@@ -26,7 +28,7 @@ from lllaunch.run.result import (
     alike,
     letters,
 )
-from lllaunch.text import duration, size
+from lllaunch.text import duration, size, spans
 from lllaunch.watchdog.findings import TimedOut
 from lllaunch.words import (
     StyledText,
@@ -215,7 +217,11 @@ def _raised(root: RootCause, cwd: str) -> Iterator[StyledText]:
         yield StyledText(f"    at {where}; its traceback stands above")
     elif root.traceback:
         yield StyledText("")
-        yield from _traceback(root.traceback)
+        lines = folded(root.traceback)
+        if (left := len(lines) - _TRACEBACK_LINES) > 0:
+            # the innermost frames and the exception are at the end
+            lines = [lines[0], f"  ... ({left} more lines in error.json)", *lines[left + 1 :]]
+        yield from (StyledText(f"    {line}".rstrip(), "quote") for line in lines)
     elif isinstance(root.cause, Raised) and "\n" in root.cause.message:
         yield from (StyledText(f"    {text}".rstrip()) for text in root.cause.message.split("\n"))
 
@@ -263,10 +269,8 @@ def _left_early(cause: LeftEarly, cwd: str) -> str:
     if cause.before_ns >= _MILLISECOND:
         when = f"{duration(cause.before_ns / 1e9)} before the connections of {others} broke"
     where = f"in {cause.operation or cause.call or 'a collective operation'}"
-    if cause.operation and cause.file:
+    if cause.file:
         where += f", at {shown_path(cause.file, cwd)}:{cause.line}"
-    elif cause.file:
-        where += f" ({shown_path(cause.file, cwd)}:{cause.line})"
     ran = duration(cause.ran_seconds)
     return f"ended with success after {ran}, {when}: it left while they were {where}"
 
@@ -287,15 +291,6 @@ def _says_all(root: RootCause) -> bool:
     return isinstance(root.cause, Raised) and "\n" in root.cause.message
 
 
-def _traceback(text: str) -> Iterator[StyledText]:
-    lines = folded(text)
-    if len(lines) > _TRACEBACK_LINES:
-        # the innermost frames and the exception are at the end
-        left = len(lines) - _TRACEBACK_LINES
-        lines = [lines[0], f"  ... ({left} more lines in error.json)", *lines[left + 1 :]]
-    yield from (StyledText(f"    {line}".rstrip(), "quote") for line in lines)
-
-
 def _excerpt(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[Part]:
     if not root.stderr:
         yield (
@@ -313,9 +308,7 @@ def _excerpt(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[Par
     elif root.shown and excerpt.lines:
         yield StyledText(f"    Its stderr stands above, and in {path}")
     elif not excerpt.lines:
-        who = "The preflight" if isinstance(root.cause, PreflightFailure) else "It"
-        stream = "" if who != "It" else " to stderr"
-        yield StyledText(f"    {who} wrote nothing{stream}: {path}")
+        yield StyledText(f"    {capitalised(whose)} is empty: {path}")
     else:
         number = len(excerpt.lines)
         what = f"The last {counted(number, 'line')}" if excerpt.cut else "All"
@@ -324,47 +317,46 @@ def _excerpt(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[Par
         yield from (StyledText(f"    | {text}".rstrip(), "quote") for text in excerpt.lines)
 
 
-def _fate_of(group: Sequence[WorkerResult], root: RootCause | None, *, after_root: bool) -> str:
-    first = group[0]
-    if _is_alike(first, root):
-        return "failed alike"
-    if len(group) > 1 and isinstance(first, Victim):
-        return victim_text(first.cause)
-    return fate_text(first, after_root=after_root)
-
-
 def _groups(
     workers: Sequence[WorkerResult], root: RootCause | None, *, after_root: bool
 ) -> Iterator[StyledText]:
-    """Report the fates of workers, those with the same fate in one line."""
-    alike: dict[tuple[object, ...], list[WorkerResult]] = {}
+    """Report the fates of workers, those with the same fate in one line.
+
+    Messages that differ in numbers only (ports, addresses, ranks) count as the same.
+    """
+    groups: dict[tuple[object, ...], list[WorkerResult]] = {}
     for worker in workers:
-        alike.setdefault(fate_key(worker), []).append(worker)
-    groups = [(group, _fate_of(group, root, after_root=after_root)) for group in alike.values()]
-    named = [(ranks(worker.rank for worker in group), fate) for group, fate in groups]
-    width = min(30, max(len(name) for name, _ in named[:_GROUPS]))
-    for name, fate in named[:_GROUPS]:
+        cause = worker.cause if isinstance(worker, (Victim, Failed)) else None
+        fate = cause_text(cause) if cause else fate_text(worker, after_root=False)
+        key = letters(fate) if isinstance(cause, Raised) else fate
+        groups.setdefault((type(worker), key), []).append(worker)
+    named = []
+    for first, *more in list(groups.values())[:_GROUPS]:
+        if _is_alike(first, root):
+            fate = "failed alike"
+        elif more and isinstance(first, Victim):
+            fate = victim_text(first.cause)
+        else:
+            fate = fate_text(first, after_root=after_root)
+        named.append((ranks(worker.rank for worker in (first, *more)), fate))
+    width = min(30, max(len(name) for name, _ in named))
+    for name, fate in named:
         yield StyledText(f"    {name:<{width}}  {fate}")
-    rest = sum(len(group) for group, _ in groups[_GROUPS:])
+    rest = sum(len(group) for group in list(groups.values())[_GROUPS:])
     if rest:
         yield StyledText(f"    and {counted(rest, 'more worker')}, see result.json")
 
 
 def _history(attempts: Sequence[AttemptResult], cwd: str) -> Iterator[StyledText]:
     """Report in one line each how the attempts before the last one failed."""
-    told: list[tuple[str, list[int]]] = []
-    for attempt in attempts:
-        text = f"{failure_text(attempt.root_cause, cwd)}{at_step(attempt)}"
-        if attempt.state == "stopped":
-            yield StyledText(f"  Attempt {attempt.number}: {text}")
-            continue
-        if told and told[-1][0] == text:
-            told[-1][1].append(attempt.number)
-        else:
-            told.append((text, [attempt.number]))
-    for text, numbers in told:
-        span = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
-        yield StyledText(f"  Attempt{'' if len(numbers) == 1 else 's'} {span} failed: {text}")
+    texts = (
+        (f"{failure_text(attempt.root_cause, cwd)}{at_step(attempt)}", attempt.state)
+        for attempt in attempts
+    )
+    for (text, state), same in groupby(zip(texts, attempts, strict=True), itemgetter(0)):
+        numbers = spans(attempt.number for _, attempt in same)
+        word = "Attempt" if numbers.isdecimal() else "Attempts"
+        yield StyledText(f"  {word} {numbers}{'' if state == 'stopped' else ' failed'}: {text}")
 
 
 def failure_text(root: RootCause | None, cwd: str) -> str:
@@ -448,18 +440,3 @@ def _ended(worker: Ended) -> str:
     if worker.exitcode == 0:
         return f"{text}, cleanly"
     return f"{text}, status {worker.exitcode}" if worker.exitcode > 0 else text
-
-
-def fate_key(worker: WorkerResult) -> tuple[object, ...]:
-    """Return what is equal for workers that share a line of the report.
-
-    Messages that differ in numbers only (ports, addresses, ranks) count as the same.
-    """
-    if isinstance(worker, (Victim, Failed)):
-        cause = worker.cause
-        if isinstance(cause, Raised):
-            return type(worker), Raised, letters(cause.message)
-        return type(worker), cause_text(cause)
-    if isinstance(worker, Ended):
-        return Ended, _ended(worker)
-    return type(worker), fate_text(worker, after_root=False)

@@ -152,7 +152,7 @@ def test_out_of_memory_with_two_victims():
           Root cause: rank 0 (attempt 0) died of SIGKILL: out of memory
             Why (certain): The kernel's OOM killer struck in this cgroup during the
             attempt (once). Its peak memory was 5.0 GiB; the cgroup's limit is 8.0 GiB.
-            It wrote nothing to stderr: outputs/2024-05-01/12-00-00/attempt_0/0/stderr.log
+            Its stderr is empty: outputs/2024-05-01/12-00-00/attempt_0/0/stderr.log
 
           The other workers:
             ranks 1-2  failed after the root cause: OSError: broken pipe to port 4001
