@@ -49,9 +49,66 @@ _SHOWN = 12
 _UNKNOWN = "at an unknown place"
 
 
-def _scope(finding: TimerExpired, cwd: str) -> str:
-    """Return the name of a timer, which by default is the place that set it."""
-    return shorten_middle(finding.scope.removeprefix(cwd.rstrip("/") + "/"), _SCOPE)
+# Where a worker is
+
+_NAME = 80
+_PATH = 100
+_CODE = 80
+_STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "R": "running"}
+
+
+def _file(path: str, cwd: str) -> str:
+    """Return a source file as it is shown: a library's from the library's name on."""
+    library = LIBRARY.match(path)
+    return printable(path[library.end() :] if library else shown_path(path, cwd), _PATH)
+
+
+def frame_text(frame: Frame, cwd: str) -> str:
+    """Return ``train.py:40 in sync: all_reduce(x)``; the code is shown where it is the user's."""
+    text = f"{_file(frame.file, cwd)}:{frame.line} in {printable(frame.function, _NAME)}"
+    code = printable(frame.code.strip(), _CODE) if is_own(frame) else ""
+    return f"{text}: {code}" if code else text
+
+
+def tree_call(call: Call, cwd: str) -> str:
+    """Return a call of the tree: ``sync (train.py:40)``."""
+    if isinstance(call, str):
+        return printable(call, _NAME)
+    line = f":{call.line}" if call.line else ""
+    return f"{printable(call.function, _NAME)} ({_file(call.file, cwd)}{line})"
+
+
+def call_text(stack: RankStack, cwd: str) -> str:
+    """Return what the user's code called and where: ``in all_reduce (train.py:40)``."""
+    own = next((at for at, frame in enumerate(stack.frames) if is_own(frame)), 0)
+    below = [frame for frame in stack.frames[:own] if not frame.file.endswith(WRAPPERS)]
+    if not below:
+        return place_text(stack, cwd)
+    caller = stack.frames[own]
+    called = printable(below[-1].function.rpartition(".")[2], _NAME)
+    return f"in {called} ({_file(caller.file, cwd)}:{caller.line})"
+
+
+def place_text(stack: RankStack, cwd: str) -> str:
+    """Return ``in wait (threading.py:320), called at train.py:40``.
+
+    Without Python's frames, the state in the kernel; an empty string if nothing is known.
+    """
+    if not stack.frames:
+        wchan = f" ({printable(stack.wchan, _NAME)})" if stack.wchan else ""
+        if stack.state == "D":
+            return f"in uninterruptible sleep{wchan}"
+        return _STATES.get(stack.state) or (f"in the kernel{wchan}" if wchan else "")
+    innermost = stack.frames[0]
+    where = f"{_file(innermost.file, cwd)}:{innermost.line}"
+    text = f"in {printable(innermost.function, _NAME)} ({where})"
+    caller = next((frame for frame in stack.frames if is_own(frame)), None)
+    if caller is None or caller is innermost:
+        return text
+    return f"{text}, called at {_file(caller.file, cwd)}:{caller.line}"
+
+
+# What was found
 
 
 def hang_text(hang: Hang, cwd: str, *, when: bool = False) -> str:
@@ -77,14 +134,13 @@ def _left_text(hang: Hang, cwd: str) -> str:
     after = f" after {duration(times[0])}" if len(times) == 1 else ""
     if hang.collectives is not None:
         return f"ended with success{after}; {disagreement_text(hang.collectives, cwd)}"
-    (place, members), *more = _largest(_by(call_text, hang, hang.waiting, cwd))
-    them = ranks(member for _, each in [(place, members), *more] for member in each)
+    place, *more = _by_place(hang, hang.waiting, cwd, call_text)
     verb = "waits" if len(hang.waiting) == 1 else "wait"
     joined = ""
     if not more and place.startswith("in init_process_group"):
         joined = " and never joined"
     where = f" {place}" if place and not more else ""
-    return f"ended with success{after}{joined}; {them} {verb}{where}"
+    return f"ended with success{after}{joined}; {ranks(hang.waiting)} {verb}{where}"
 
 
 def disagreement_text(found: Disagreement, cwd: str, *, so_far: bool = False) -> str:
@@ -95,10 +151,13 @@ def disagreement_text(found: Disagreement, cwd: str, *, so_far: bool = False) ->
     return found.sentence(lambda path: _file(path, cwd), so_far=so_far)
 
 
-def _by(
-    text: Callable[[RankStack, str], str], hang: Hang, members: Iterable[int], cwd: str
+def _by_place(
+    hang: Hang,
+    members: Iterable[int],
+    cwd: str,
+    text: Callable[[RankStack, str], str] = place_text,
 ) -> dict[str, list[int]]:
-    """Return ranks by a text about their stacks, in order; an empty text if there is none."""
+    """Return ranks by where they are, in order; an empty text if that is unknown."""
     groups: dict[str, list[int]] = {}
     for rank in members:
         stack = hang.stacks.get(rank)
@@ -106,14 +165,12 @@ def _by(
     return groups
 
 
-def _by_place(hang: Hang, members: Iterable[int], cwd: str) -> dict[str, list[int]]:
-    return _by(place_text, hang, members, cwd)
-
-
 def _predicate(hang: Hang, cwd: str) -> str:
     finding = hang.finding
     if isinstance(finding, TimerExpired):
-        finding = replace(finding, scope=_scope(finding, cwd))
+        # by default a timer is called by the place that set it
+        scope = finding.scope.removeprefix(cwd.rstrip("/") + "/")
+        finding = replace(finding, scope=shorten_middle(scope, _SCOPE))
     found_alike = not hang.blamed or set(hang.blamed) <= set(hang.named)
     # these notice no rank in particular
     if found_alike or isinstance(finding, (ProgressMissing, Unchanged)):
@@ -167,21 +224,15 @@ def _them(members: Sequence[int]) -> str:
 
 
 def _files(hang: Hang, cwd: str) -> str:
-    paths = [stack.path for stack in hang.stacks.values() if stack.path]
-    if len(paths) < 2:
-        return shown_path(paths[0], cwd) if paths else ""
-    parts = [path.split("/") for path in paths]
-    if len({len(each) for each in parts}) > 1:
-        # of nodes that have different file systems
-        parts = parts[:1]
-    return shown_path("/".join(map(_alike, zip(*parts, strict=True))), cwd)
-
-
-def _alike(parts: Sequence[str]) -> str:
-    """Return a part of several paths as one: ``*`` for ranks, ``node_*`` for nodes."""
-    if len(set(parts)) == 1:
-        return parts[0]
-    return "node_*" if all(part.startswith("node_") for part in parts) else "*"
+    """Return the paths of stacks as one: ``*`` for ranks, ``node_*`` for nodes."""
+    paths = [stack.path.split("/") for stack in hang.stacks.values() if stack.path]
+    # of nodes that have different file systems those of the first one
+    alike = [path for path in paths if len(path) == len(paths[0])]
+    parts = [
+        first if {first} == {*others} else "node_*" if first.startswith("node_") else "*"
+        for first, *others in zip(*alike, alike[0] if alike else (), strict=True)
+    ]
+    return shown_path("/".join(parts), cwd) if parts else ""
 
 
 # In the report
@@ -354,62 +405,3 @@ def _capital(members: Sequence[int]) -> str:
 
 def _was(members: Sequence[int]) -> str:
     return "was" if len(members) == 1 else "were"
-
-
-# Where a worker is
-
-_NAME = 80
-_PATH = 100
-_CODE = 80
-_STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "R": "running"}
-
-
-def _file(path: str, cwd: str) -> str:
-    """Return a source file as it is shown: a library's from the library's name on."""
-    library = LIBRARY.match(path)
-    return printable(path[library.end() :] if library else shown_path(path, cwd), _PATH)
-
-
-def frame_text(frame: Frame, cwd: str) -> str:
-    """Return ``train.py:40 in sync: all_reduce(x)``; the code is shown where it is the user's."""
-    text = f"{_file(frame.file, cwd)}:{frame.line} in {printable(frame.function, _NAME)}"
-    code = printable(frame.code.strip(), _CODE) if is_own(frame) else ""
-    return f"{text}: {code}" if code else text
-
-
-def tree_call(call: Call, cwd: str) -> str:
-    """Return a call of the tree: ``sync (train.py:40)``."""
-    if isinstance(call, str):
-        return printable(call, _NAME)
-    line = f":{call.line}" if call.line else ""
-    return f"{printable(call.function, _NAME)} ({_file(call.file, cwd)}{line})"
-
-
-def call_text(stack: RankStack, cwd: str) -> str:
-    """Return what the user's code called and where: ``in all_reduce (train.py:40)``."""
-    own = next((at for at, frame in enumerate(stack.frames) if is_own(frame)), 0)
-    below = [frame for frame in stack.frames[:own] if not frame.file.endswith(WRAPPERS)]
-    if not below:
-        return place_text(stack, cwd)
-    caller = stack.frames[own]
-    called = printable(below[-1].function.rpartition(".")[2], _NAME)
-    return f"in {called} ({_file(caller.file, cwd)}:{caller.line})"
-
-
-def place_text(stack: RankStack, cwd: str) -> str:
-    """Return ``in wait (threading.py:320), called at train.py:40``.
-
-    Without Python's frames, the state in the kernel; an empty string if nothing is known.
-    """
-    if not stack.frames:
-        wchan = f" ({printable(stack.wchan, _NAME)})" if stack.wchan else ""
-        if stack.state == "D":
-            return f"in uninterruptible sleep{wchan}"
-        return _STATES.get(stack.state) or (f"in the kernel{wchan}" if wchan else "")
-    innermost = stack.frames[0]
-    where = f"{_file(innermost.file, cwd)}:{innermost.line}"
-    text = f"in {printable(innermost.function, _NAME)} ({where})"
-    caller = next((frame for frame in stack.frames if is_own(frame)), None)
-    if caller is None or caller is innermost:
-        return text
-    return f"{text}, called at {_file(caller.file, cwd)}:{caller.line}"
