@@ -297,11 +297,8 @@ class Board:
         self.ending = True
         if self.total <= self.counts.total():
             return
-        have = "has" if failed == 1 else "have"
-        text = f"{counted(failed, 'job')} {have} failed: no more are started"
-        if self.running:
-            goes = "goes" if self.running == 1 else "go"
-            text += f"; {counted(self.running, 'running job')} {goes} on"
+        text = f"{counted(failed, 'failed job')}: no more are started"
+        text += f", {self.running} still running" if self.running else ""
         self._say(text, "cause")
 
     def _blocked(self, event: v.Blocked, _: float) -> None:

@@ -52,8 +52,6 @@ class Column(NamedTuple):
     of: Callable[[Any], str] | None = None
     right: bool = True
     most: int = 0  # how wide it is at most; 0 for as wide as it needs
-    # how wide it is at least where there is room: columns that move are hard to read
-    least: int = 0
     cut: Callable[[str, int], str] | None = None
 
     def text(self, row: object) -> str:
@@ -66,12 +64,11 @@ class Column(NamedTuple):
 
 # What is left out first where a terminal is narrow.
 _SPARE = (
-    *("on", "cores", "pid", "gpu mem", "rate", "objective", "tries", "metrics", "slow", "mem"),
-    *("gpu", "cpu", "idle", "time"),
+    *("cores", "pid", "gpu mem", "rate", "tries", "metrics", "slow", "mem", "gpu", "cpu", "idle"),
+    "time",
 )
 _LEAST_TEXT, _WANTED_TEXT = 10, 24
 _LEAST_NAME, _WANTED_NAME = 12, 24
-_STEADY = 70
 
 
 def fitting(
@@ -91,8 +88,7 @@ def fitting(
         return [*found.values()]
     last = found.pop(columns[-1].title, None) if columns[-1].cut is not None else None
     widths = {
-        title: max(_least(column, width), *map(cells, [title, *texts])) + len(GAP)
-        for title, (column, texts) in found.items()
+        title: max(map(cells, [title, *texts])) + len(GAP) for title, (_, texts) in found.items()
     }
     longest = 0 if last is None else max(map(cells, last[1]))
     wanted = min(_WANTED_TEXT, longest)
@@ -114,10 +110,6 @@ def fitting(
     return [*found.values()]
 
 
-def _least(column: Column, width: int) -> int:
-    return column.least if width >= _STEADY else 0
-
-
 def rows_of(
     columns: Sequence[Column],
     rows: Sequence[object],
@@ -135,7 +127,7 @@ def rows_of(
     told = [
         [padded(text, wide, right=column.right) for text in (column.title, *texts)]
         for column, texts in chosen
-        for wide in [max(_least(column, width), *map(cells, [column.title, *texts]))]
+        for wide in [max(map(cells, [column.title, *texts]))]
     ]
     at = [column.title for column, _ in chosen].index("state")
     titles, *told_rows = zip(*told, strict=True)
@@ -168,16 +160,18 @@ def _cut_row(row: Row, width: int) -> Row:
 
 
 def aligned(
-    rows: Sequence[Sequence[str]], *, room: int | None = None, shrinks: int = 0, least: int = 24
+    rows: Sequence[Sequence[str]], *, room: int | None = None, shrinks: int = 0
 ) -> list[str]:
     """Return the lines of a table without titles; without `room` it is as wide as it needs.
 
-    Column `shrinks` gets narrower, down to `least`, where there is no room for all.
+    Column `shrinks` gets narrower where there is no room for all.
     """
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
     if widths and room is not None:
         too_wide = sum(widths) + len(GAP) * (len(widths) - 1) - room
-        widths[shrinks] = min(widths[shrinks], max(least, widths[shrinks] - max(0, too_wide)))
+        widths[shrinks] = min(
+            widths[shrinks], max(_WANTED_TEXT, widths[shrinks] - max(0, too_wide))
+        )
     return [GAP.join(map(padded, texts, widths)).rstrip() for texts in rows]
 
 

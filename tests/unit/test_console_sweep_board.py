@@ -155,7 +155,7 @@ def test_enough_failures_stop_the_sweep() -> None:
         begun(of, number)
     first, second, third = (said(of, *ends(number, 3)) for number in range(3))
     assert len(first) == len(third) == 1
-    assert second[1:] == ["2 jobs have failed: no more are started; 2 running jobs go on"]
+    assert second[1:] == ["2 failed jobs: no more are started, 2 still running"]
     # that of the last job stops nothing
     of = board(1, max_failures=1)
     begun(of, 0)
