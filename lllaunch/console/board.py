@@ -18,7 +18,7 @@ from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.sweep.policy import SweepPolicy
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.protocol import JobPrinted, JobProgressed
-from lllaunch.sweep.remaining import Durations, expected_left
+from lllaunch.sweep.schedule import Durations, expected_left
 from lllaunch.text import duration, plain, printable, spans
 from lllaunch.words import (
     FAILED,

@@ -43,11 +43,11 @@ from lllaunch.results.store import (
 )
 from lllaunch.run.directory import ATTEMPT, PLAN, RESULT, SAMPLES, SUBMISSION
 from lllaunch.run.events import RankSample, RunSample, finite
-from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.history import SweepResult
+from lllaunch.sweep.journal import JOURNAL, SUMMARY
 from lllaunch.sweep.objective import Objectives
 from lllaunch.sweep.pool import Lease
-from lllaunch.sweep.remaining import Durations, expected_left
+from lllaunch.sweep.schedule import Durations, expected_left
 from lllaunch.text import first_line
 from lllaunch.words import STATES, State, how_ended, ranks
 

@@ -55,8 +55,8 @@ from lllaunch.run.submission import (
     read_submission,
 )
 from lllaunch.secret_names import redacted_overrides
-from lllaunch.sweep.directory import ARRAYS, JOURNAL, SUMMARY
-from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
+from lllaunch.sweep.journal import ARRAYS, JOURNAL, SUMMARY
+from lllaunch.sweep.journal import LOCK_NAME as SWEEP_LOCK_NAME
 from lllaunch.text import first_line
 from lllaunch.words import MEANINGS
 

@@ -19,7 +19,6 @@ from lllaunch.errors import LaunchError, OutputError
 from lllaunch.results.history import AppendedLines
 from lllaunch.results.store import Signature, hidden, lock_of, signature, state_of, unreadable
 from lllaunch.secret_names import redacted_overrides
-from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.history import (
     JobHistory,
     SweepHistory,
@@ -28,6 +27,8 @@ from lllaunch.sweep.history import (
     summary_of,
 )
 from lllaunch.sweep.journal import (
+    JOURNAL,
+    SUMMARY,
     EndedRecord,
     OverRecord,
     Resumed,

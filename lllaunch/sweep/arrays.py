@@ -19,7 +19,7 @@ from lllaunch.files import read_bytes
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.run.submission import Submission, read_submission
 from lllaunch.spec import Cluster
-from lllaunch.sweep.directory import ARRAYS
+from lllaunch.sweep.journal import ARRAYS
 from lllaunch.sweep.pool import Need, need_of
 
 TASKS = "tasks.json"

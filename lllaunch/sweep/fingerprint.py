@@ -178,24 +178,11 @@ def _path(override: str) -> tuple[str, ...]:
 
 
 def _ordered(texts: Sequence[str]) -> list[str]:
-    """Returns the smallest of all orders that keep each key's own overrides in theirs."""
-    left = [(text, _path(text)) for text in texts]
-    known = {path for _, path in left}
+    """Returns an order that keeps each key's own overrides in theirs."""
+    paths = [_path(text) for text in texts]
+    known = {*paths}
     above = (path[:length] for path in known for length in range(1, len(path)))
-    if len(known) == len(left) and known.isdisjoint(above):
+    if len(known) == len(paths) and known.isdisjoint(above):
         return sorted(texts)  # the usual case: no two are related
-    ordered = []
-    while left:
-        free = [
-            index
-            for index, (_, path) in enumerate(left)
-            if not any(_related(path, earlier) for _, earlier in left[:index])
-        ]
-        first = min(free, key=lambda index: left[index][0])
-        ordered.append(left.pop(first)[0])
-    return ordered
-
-
-def _related(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    shorter = min(len(one), len(other))
-    return one[:shorter] == other[:shorter]
+    # those that are related begin alike
+    return sorted(texts, key=lambda text: _path(text)[0])

@@ -146,20 +146,13 @@ def _with(
 ) -> JobHistory:
     if isinstance(record, ComposedRecord):
         return JobHistory(
-            known.job,
-            record.overrides,
-            record.directory,
-            record.fingerprint,
+            *(known.job, record.overrides, record.directory, record.fingerprint),
             tries=known.tries,
             composed_ns=time_ns,
         )
     if isinstance(record, StartedRecord):
         return JobHistory(
-            known.job,
-            known.overrides,
-            known.directory,
-            known.fingerprint,
-            state="started",
+            *(known.job, known.overrides, known.directory, known.fingerprint, "started"),
             tries=known.tries + 1,
             started_ns=time_ns,
             retry=record.retry,

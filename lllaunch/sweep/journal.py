@@ -32,6 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
+# not the name of a run's: a job whose directory is the sweep's own takes that one
+LOCK_NAME = ".lllaunch-sweep.lock"
+JOURNAL = "sweep.jsonl"
+SUMMARY = "sweep.json"
+ARRAYS = "submitted"
+"""Where the directories of what went to a cluster are."""
+
 VERSION = 1
 """Version of the journal and of its fingerprints; grows when either changes its meaning."""
 

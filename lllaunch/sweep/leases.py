@@ -27,7 +27,7 @@ import errno
 import os
 import socket
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from lllaunch.errors import LaunchError
 from lllaunch.linux.process import Alarm
@@ -66,22 +66,11 @@ class Slot(NamedTuple):
         return f"GPU {self.name}" if self.kind == "gpu" else f"core {self.name}"
 
 
-class SlotWatch:
-    """Waits until a slot may be free: a descriptor that is readable then; try `Leases.acquire`.
+SlotWatch: TypeAlias = socket.socket | Alarm
+"""Waits until a slot may be free: its descriptor is readable then; try `Leases.acquire`.
 
-    It may be readable although somebody holds the slot, never the other way round. Close it then.
-    """
-
-    def __init__(self, source: socket.socket | Alarm) -> None:
-        self._source = source
-
-    def fileno(self) -> int:
-        """The descriptor, for select and its kin; -1 if it was closed."""
-        return self._source.fileno()
-
-    def close(self) -> None:
-        """Waits no more; idempotent."""
-        self._source.close()
+It may be readable although somebody holds the slot, never the other way round. Close it then.
+"""
 
 
 class Leases:
@@ -100,7 +89,6 @@ class Leases:
                 self._addresses[Slot("cpu", str(core))] = _address("cpu", f"{user}/{core}")
         self._lock_cpus = lock_cpus
         self._locks: dict[Slot, socket.socket] = {}
-        self._watches: dict[Slot, SlotWatch] = {}
 
     def acquire(self, lease: Lease) -> tuple[Slot, ...]:
         """Takes all slots of a lease, or none.
@@ -118,15 +106,16 @@ class Leases:
         taken: dict[Slot, socket.socket] = {}
         try:
             for slot in slots:
-                lock = self._lock(slot)
-                if lock is None:
+                found = self._lock(slot)
+                if found is None:
                     return (slot,)
-                taken[slot] = lock
+                taken[slot] = found
             self._locks.update(taken)
             taken = {}
             return ()
         finally:
-            _close_all(taken)
+            for lock in taken.values():
+                lock.close()
 
     def release(self, lease: Lease) -> None:
         """Gives the slots of a lease back, at once unless a forked job keeps them; idempotent."""
@@ -148,16 +137,22 @@ class Leases:
         """
         if slot not in self._addresses or slot in self._locks:
             raise ValueError(f"{slot} is not held by another launcher")
-        watch = self._watches.get(slot)
-        if watch is None or watch.fileno() < 0:
-            watch = self._watches[slot] = self._connect(slot)
-        return watch
+        connection = _open_socket(slot)
+        try:
+            # Where too many wait already, this fails instead of waiting.
+            connection.setblocking(False)
+            connection.connect(self._addresses[slot])
+        except OSError:
+            connection.close()
+            return self._look_again(slot)
+        # Nobody accepts: the kernel keeps the connection until the listening socket is gone.
+        return connection
 
     def close(self) -> None:
-        """Gives all slots back and ends all watches; idempotent."""
-        _close_all(self._locks)
-        _close_all(self._watches)
-        self._locks, self._watches = {}, {}
+        """Gives all slots back; idempotent."""
+        for lock in self._locks.values():
+            lock.close()
+        self._locks = {}
 
     def _slots(self, lease: Lease) -> list[Slot]:
         slots = [Slot("gpu", name) for name in lease.gpus]
@@ -180,18 +175,6 @@ class Leases:
             raise _failed(slot, error) from error
         return lock
 
-    def _connect(self, slot: Slot) -> SlotWatch:
-        connection = _open_socket(slot)
-        try:
-            # Where too many wait already, this fails instead of waiting.
-            connection.setblocking(False)
-            connection.connect(self._addresses[slot])
-        except OSError:
-            connection.close()
-            return self._look_again(slot)
-        # Nobody accepts: the kernel keeps the connection until the listening socket is gone.
-        return SlotWatch(connection)
-
     def _look_again(self, slot: Slot) -> SlotWatch:
         """Waits without a connection: not at all if the slot is free by now, else a little.
 
@@ -205,7 +188,7 @@ class Leases:
         except OSError as error:
             raise _failed(slot, error) from error
         alarm.set(RETRY_AFTER if probe is None else 0.0)
-        return SlotWatch(alarm)
+        return alarm
 
 
 def _open_socket(slot: Slot) -> socket.socket:
@@ -221,8 +204,3 @@ def _address(kind: str, name: str) -> bytes:
 
 def _failed(slot: Slot, error: OSError) -> LeaseFailed:
     return LeaseFailed(str(slot), error.strerror or str(error))
-
-
-def _close_all(things: dict[Slot, socket.socket] | dict[Slot, SlotWatch]) -> None:
-    for thing in things.values():
-        thing.close()

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lllaunch.errors import ConfigError, Diagnostic, Unfit
 from lllaunch.linux.cgroup import Cores, find_cores
 from lllaunch.linux.gpus import PRETEND, Gpu, GpusUnknown, Nvml, list_gpus, pretended_gpus
 from lllaunch.sweep.pool import Lease
-from lllaunch.text import shorten
+from lllaunch.text import shorten, spans
 from lllaunch.words import counted
 
 _RANGE = re.compile(r"(\d{1,9})\s*-\s*(\d{1,9})", re.ASCII)
@@ -87,7 +87,7 @@ def choose_cpus(limit: object, cores: Cores) -> tuple[int, ...]:
         within = [core for core in cores.numbers if low <= core <= high]
         if len(within) != high - low + 1:
             which = str(low) if low == high else f"{low}-{high}"
-            expected = f"cores that may be used ({_written(cores)})"
+            expected = f"cores that may be used ({spans(cores.numbers)})"
             raise Unfit(expected, f"{which} may not be used", code="cpus")
         if chosen.intersection(within):
             twice = min(chosen.intersection(within))
@@ -145,21 +145,6 @@ def _range(entry: object) -> tuple[int, int]:
             "cores and ranges of them (0, 3, '0-3')", f"{shown(entry)} is neither", code="cpus"
         )
     return int(match[1]), int(match[2])
-
-
-def _written(cores: Cores) -> str:
-    """The numbers as ranges, such as ``0-3, 8``."""
-    return ", ".join(
-        str(low) if low == high else f"{low}-{high}" for low, high in _runs(cores.numbers)
-    )
-
-
-def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    low = 0
-    for place, number in enumerate(numbers):
-        if place + 1 == len(numbers) or numbers[place + 1] != number + 1:
-            yield numbers[low], number
-            low = place + 1
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

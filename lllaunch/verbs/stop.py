@@ -12,7 +12,7 @@ from lllaunch.locks import holder, is_held, open_launcher
 from lllaunch.results.queue import NO_ANSWER, BatchQueue, cancelled
 from lllaunch.results.store import NoSuchRun, entry_now, entry_of, jobs_of, locate, lock_of
 from lllaunch.run.submission import BatchEnded, account_of, append, read_history
-from lllaunch.sweep.directory import ARRAYS
+from lllaunch.sweep.journal import ARRAYS
 from lllaunch.verbs.printing import Parser, perform, print_lines
 from lllaunch.verbs.wait import outcome_text, until_over, until_released
 from lllaunch.words import counted, shown_path

@@ -39,8 +39,8 @@ from lllaunch.results.store import (
 )
 from lllaunch.results.view import view_run
 from lllaunch.run.directory import LOCK_NAME
-from lllaunch.sweep.directory import LOCK_NAME as SWEEP_LOCK_NAME
 from lllaunch.sweep.history import SweepResult
+from lllaunch.sweep.journal import LOCK_NAME as SWEEP_LOCK_NAME
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,

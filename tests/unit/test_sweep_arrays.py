@@ -23,7 +23,7 @@ from lllaunch.sweep.arrays import (
     read_tasks,
     write_tasks,
 )
-from lllaunch.sweep.directory import ARRAYS
+from lllaunch.sweep.journal import ARRAYS
 from lllaunch.sweep.pool import Need
 
 

@@ -16,7 +16,6 @@ from msgspec import structs
 
 from lllaunch.documents import Plain, as_record, isoformat
 from lllaunch.errors import ConfigError, OutputError
-from lllaunch.sweep.directory import JOURNAL, SweepDirectory
 from lllaunch.sweep.history import (
     RETURN_LIMIT,
     JobHistory,
@@ -30,6 +29,7 @@ from lllaunch.sweep.history import (
     summary_of,
 )
 from lllaunch.sweep.journal import (
+    JOURNAL,
     ComposedRecord,
     EndedRecord,
     Header,
@@ -53,6 +53,7 @@ from lllaunch.sweep.objective import (
     objective_of,
 )
 from lllaunch.sweep.pool import Lease
+from lllaunch.sweep.session import SweepDirectory
 
 HEADER = Header("day-time", "0.1.0", ("+exp=resnet", "params.lr=0.1,0.01"))
 COMPOSED = ComposedRecord(

@@ -20,7 +20,6 @@ from lllaunch.results.report import Case, CodeLine
 from lllaunch.results.store import FoundDirectory, ListEntry, look
 from lllaunch.results.tries import JobTry, SweepFiles, SweepTimeline
 from lllaunch.results.view import Log, SweepView, view_sweep
-from lllaunch.sweep.directory import SweepDirectory
 from lllaunch.sweep.history import JobHistory, SweepResult
 from lllaunch.sweep.journal import (
     ComposedRecord,
@@ -35,6 +34,7 @@ from lllaunch.sweep.journal import (
 )
 from lllaunch.sweep.objective import Direction
 from lllaunch.sweep.pool import Lease
+from lllaunch.sweep.session import SweepDirectory
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=\"alert('2')\"> &amp; \x1b[31m\x00\ud800"

@@ -20,9 +20,10 @@ import lllaunch.sweep.schedule as v
 import lllaunch.sweep.session as session_module
 from lllaunch.documents import Plain
 from lllaunch.errors import ConfigError, OutputError
-from lllaunch.sweep.directory import JOURNAL, SUMMARY
 from lllaunch.sweep.fingerprint import job_config, job_key
 from lllaunch.sweep.journal import (
+    JOURNAL,
+    SUMMARY,
     ComposedRecord,
     EndedRecord,
     Header,

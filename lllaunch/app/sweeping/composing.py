@@ -81,7 +81,22 @@ class Composer:
         with open_dict(config):
             config.hydra.job.id = config.hydra.job.num = number
         HydraConfig.instance().set_config(config)
-        return self._placed(config, directory)
+        # a run that says itself where its files go has other directories than Hydra
+        if OmegaConf.select(config, "launch.log_dir") is not None:
+            directory = None
+        sweep_dir = self.sweep_dir or os.path.abspath(str(config.hydra.sweep.dir))
+        output_dir = os.path.abspath(os.path.join(sweep_dir, str(config.hydra.sweep.subdir)))
+        # Hydra's own copy, too: setting it anew would copy all of it, which takes 10 ms
+        known: Any = HydraConfig.get()
+        for each in (config.hydra, known):
+            with read_write(each), open_dict(each):
+                if sweep_dir != os.path.abspath(str(each.sweep.dir)):
+                    each.sweep.dir = sweep_dir
+                if directory and directory != output_dir:
+                    # a name that is another one each time, such as that of a moment
+                    each.sweep.dir, each.sweep.subdir = os.path.split(directory)
+                each.runtime.output_dir = directory or output_dir
+        return JobConfig(config, whereabouts(), sweep_dir)
 
     def plan(
         self, job: JobConfig, environ: Mapping[str, str] | None = None, *, here: bool = True
@@ -113,14 +128,6 @@ class Composer:
         from lllaunch.review.allow import with_hydra  # noqa: PLC0415 - for reviewers
 
         return with_hydra(spec, job.whole)
-
-    def _placed(self, config: DictConfig, directory: str | None) -> JobConfig:
-        """Finds the job's directories, and tells Hydra."""
-        # a run that says itself where its files go has other directories than Hydra
-        if OmegaConf.select(config, "launch.log_dir") is not None:
-            directory = None
-        sweep_dir = self.sweep_dir or os.path.abspath(str(config.hydra.sweep.dir))
-        return _placed(config, sweep_dir, directory)
 
 
 def with_launchers_cluster(config: DictConfig, *, users_own: bool) -> DictConfig:
@@ -159,22 +166,6 @@ def _expect_one_node(spec: LaunchSpec) -> None:
     message = "asks for several machines, and the jobs of a sweep run on this one"
     hint = "start it by itself, without -m"
     raise ConfigError((Diagnostic("nodes", "launch.nnodes", repr(written), message, hint),))
-
-
-def _placed(config: DictConfig, sweep_dir: str, directory: str | None) -> JobConfig:
-    node: Any = config.hydra
-    output_dir = os.path.abspath(os.path.join(sweep_dir, str(node.sweep.subdir)))
-    # Hydra's own copy, too: setting it anew would copy all of it, which takes 10 ms
-    known: Any = HydraConfig.get()
-    for each in (node, known):
-        with read_write(each), open_dict(each):
-            if sweep_dir != os.path.abspath(str(each.sweep.dir)):
-                each.sweep.dir = sweep_dir
-            if directory and directory != output_dir:
-                # a name that is another one each time, such as that of a moment
-                each.sweep.dir, each.sweep.subdir = os.path.split(directory)
-            each.runtime.output_dir = directory or output_dir
-    return JobConfig(config, whereabouts(), sweep_dir)
 
 
 def _check_env_set(config: DictConfig) -> None:

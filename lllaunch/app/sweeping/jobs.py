@@ -99,54 +99,11 @@ def _marked(written: str, shown: str, sweep: str) -> str:
     return f"{written.partition('=')[0]}={mark(written, sweep)}"
 
 
-class JobTask:
-    """The task function that Hydra calls for a job: launches its workers and waits for them."""
-
-    def __init__(
-        self,
-        spec: LaunchSpec,
-        composer: Composer,
-        spawner: Spawner | None,
-        build: Build | None,
-        reported: Reported,
-        snapshot: Snapshot | None,
-    ) -> None:
-        self._reported = reported
-        self._snapshot = snapshot
-        self._spec = spec
-        self._build = build
-        self._composer = composer
-        self._spawner = spawner
-        # what became of the run; None if it could not be started
-        self.outcome: RunResult | None = None
-
-    def __call__(self, cfg: DictConfig) -> Any:
-        """Runs the job, and returns what rank 0 returned.
-
-        Raises:
-            JobEnded: it did not succeed.
-        """
-        user = self._composer.user
-        if user is not None and self._snapshot is not None:
-            user = user._replace(place=self._snapshot.place)
-        known = self._build
-        build = None if known is None else lambda: known
-        outcome = perform(
-            self._spec, cfg, user, JobConsole(self._reported), self._spawner, build=build
-        )
-        self.outcome = outcome
-        if outcome.exit_code:
-            raise JobFailed(outcome.exit_code, f"the run in {outcome.directory} failed")
-        value = outcome.return_values.get(0)
-        return plain(value) if user is None else load(value)
-
-
 THREADS = "OMP_NUM_THREADS"
 
 # What every job needs and imports lazily: here it is imported once, and not in each fork.
 _FOR_JOBS = (
     "lllaunch.config.resolve",
-    "lllaunch.run.ending",
     "lllaunch.run.execute",
     "lllaunch.run.ending",
 )
@@ -296,10 +253,23 @@ class SweepJobs:
         """
         planned = prepared.payload
         assert isinstance(planned, Planned)
-        task = JobTask(
-            planned.spec, self.composer, spawner, self.build, self._reported, self.snapshot
-        )
-        functools.update_wrapper(task, self._task_function)
+        user, build, snapshot = self.composer.user, self.build, self.snapshot
+        if user is not None and snapshot is not None:
+            user = user._replace(place=snapshot.place)
+        outcomes: list[RunResult] = []  # empty if the run could not be started
+
+        @functools.wraps(self._task_function)
+        def task(cfg: DictConfig) -> Any:
+            """Launch the job's workers; return what rank 0 returned, or raise `JobFailed`."""
+            known = None if build is None else lambda: build
+            console = JobConsole(self._reported)
+            outcome = perform(planned.spec, cfg, user, console, spawner, build=known)
+            outcomes.append(outcome)
+            if outcome.exit_code:
+                raise JobFailed(outcome.exit_code, f"the run in {outcome.directory} failed")
+            value = outcome.return_values.get(0)
+            return plain(value) if user is None else load(value)
+
         try:
             done = run_job(
                 hydra_context=self.composer.context,
@@ -310,17 +280,17 @@ class SweepJobs:
             )
         except SystemExit as end:
             # a callback's, or a library's; what it says of the run is not true
-            if task.outcome is None:
+            if not outcomes:
                 raise NotRun(f"it was ended by SystemExit({end.code!r})") from end
-            return task.outcome.exit_code
+            return outcomes[0].exit_code
         except Exception as error:
             if os.environ.get("HYDRA_FULL_ERROR") == "1":
                 traceback.print_exc()
             raise NotRun(without_variables(message_of(error))) from error
-        if task.outcome is None:
+        if not outcomes:
             # what it raised: the run could not be started
             return int(done.return_value or 0)
-        return task.outcome.exit_code
+        return outcomes[0].exit_code
 
     def _expect_same_place(self, spec: LaunchSpec) -> None:
         """Raises if the job goes to a cluster and others run here, or the other way round."""

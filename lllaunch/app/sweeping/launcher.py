@@ -46,8 +46,8 @@ from lllaunch.run.directory import RESULT
 from lllaunch.run.result import ReturnValue
 from lllaunch.secret_names import redacted_overrides
 from lllaunch.signal_source import QUIET, SignalSource
-from lllaunch.sweep.directory import ARRAYS, JOURNAL
 from lllaunch.sweep.history import read_result
+from lllaunch.sweep.journal import ARRAYS, JOURNAL
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.local import LocalExecutor
 from lllaunch.sweep.loop import Executor, Onlooker, Sweep

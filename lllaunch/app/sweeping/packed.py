@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -63,7 +62,7 @@ def run_pack(task: Sequence[ArrayJob], batch: BatchJob, submission: Submission) 
     if left:
         enter_code(read_submitted(left[0].directory).cwd, batch.snapshot)
         machine = find_machine(os.environ, None, _cores())
-        _Pack(left, machine, batch, submission).run()
+        _run(left, machine, batch, submission)
     batch.ran = True
     codes = [_code_of(job.directory) for job in task]
     if None in codes:
@@ -85,93 +84,77 @@ def _cores() -> int | None:
     return next((min(allowed, int(text)) for text in texts if text.isdecimal()), None)
 
 
-class _Pack:
-    def __init__(
-        self,
-        jobs: Sequence[ArrayJob],
-        machine: SweepMachine,
-        batch: BatchJob,
-        submission: Submission,
-    ) -> None:
-        self._jobs = {job.number: job for job in jobs}
-        self._machine = machine
-        self._batch = batch
-        self._submission = submission
+def _run(
+    task: Sequence[ArrayJob], machine: SweepMachine, batch: BatchJob, submission: Submission
+) -> None:
+    """Run all of them, or until a signal comes."""
+    jobs = {job.number: job for job in task}
 
-    def run(self) -> None:
-        """Run all of them, or until a signal comes."""
-        retries = dict.fromkeys(Retries._fields, 0) | dict(self._submission.retries)
-        policy = SweepPolicy(retries=Retries(**retries))
-        leases, spawners = Leases(self._machine), SpawnerPool(dict(os.environ))
-        console = SweepConsole(live=False, machine=str(self._machine))
-        source = SignalSource(quiet=QUIET, notice=NOTICE, noticed=self._batch.signalled, stops=True)
+    def label(number: int) -> Sequence[str]:
+        return read_overrides(jobs[number].directory)
 
-        def observe(event: object) -> None:
-            self._note(event)
-            console.observe(event)
-
-        try:
-            with source as signals:
-                if self._batch.early is not None:
-                    signal.raise_signal(self._batch.early)
-                console.began(self._batch.directory, len(self._jobs), self._label, policy=policy)
-                work = Work(self._prepare, self._execute, self._machine, warm=spawners)
-                executor = LocalExecutor(work, leases, label=self._label)
-                onlooker = Onlooker(observe, console.tick_in, console.awaited)
-                Sweep(executor, policy, None, onlooker, [*self._jobs], signals).run()
-        finally:
-            console.close()
-            leases.close()
-            spawners.close()
-
-    def _note(self, event: object) -> None:
-        """Write down of a job that it has failed, and whether it is tried again."""
-        if isinstance(event, v.Retry) and event.cause is not None:
-            append(self._jobs[event.number].directory, Requeued("failed", "lllaunch", event.cause))
-        elif isinstance(event, v.Settle) and event.state is v.JobState.FAILED:
-            code = event.exit_code or int(ExitCode.ERROR)
-            append(self._jobs[event.number].directory, BatchEnded(code, first_line(event.why)))
-
-    def _label(self, number: int) -> Sequence[str]:
-        return read_overrides(self._jobs[number].directory)
-
-    def _prepare(self, number: int) -> Prepared:
+    def prepare(number: int) -> Prepared:
         """In the process of a job: read what it is."""
-        job = self._jobs[number]
-        again = read_submitted(job.directory)
+        directory = jobs[number].directory
+        again, outer = read_submitted(directory), dict(os.environ)
         launch = complete(again.plan)["launch"]
-        gpus, cpus = len(self._machine.gpus), len(self._machine.cpus)
-        need, outer = need_in_task(launch, gpus, cpus), dict(os.environ)
+        need = need_in_task(launch, len(machine.gpus), len(machine.cpus))
         if need.cpus:
             _share_cores(need.cpus, launch["nproc"])
-        return Prepared(
-            need=need,
-            overrides=tuple(self._label(number)),
-            directory=job.directory,
-            payload=again,
-            warm=warm_key(again, self._batch.snapshot, outer),
-        )
+        warm = warm_key(again, batch.snapshot, outer)
+        return Prepared(need, tuple(label(number)), directory, payload=again, warm=warm)
 
-    def _execute(self, prepared: Prepared, lease: Lease, spawner: Spawner | None) -> int:
+    def execute(prepared: Prepared, lease: Lease, spawner: Spawner | None) -> int:
         """In the process of a job: run it; return its exit code."""
-        directory, again = prepared.directory, cast("RerunRequest", prepared.payload)
+        directory = prepared.directory
         redirect(os.path.join(directory, LOG))
         if lease.cpus:
-            _share_cores(len(lease.cpus), complete(again.plan)["launch"]["nproc"])
-        batch = BatchJob(
+            launch = complete(prepared.payload.plan)["launch"]
+            _share_cores(len(lease.cpus), launch["nproc"])
+        account = account_of(directory)
+        own = BatchJob(
             directory,
-            account_of(directory),
-            self._batch.end_time,
-            continues=account_of(directory).starts > 0,
-            snapshot=self._batch.snapshot,
+            account,
+            batch.end_time,
+            continues=account.starts > 0,
+            snapshot=batch.snapshot,
             overrides=read_overrides(directory),
         )
-        begin(batch, self._submission.job, None)
-        code = perform(batch, again, spawner)
+        begin(own, submission.job, None)
+        code = perform(own, cast("RerunRequest", prepared.payload), spawner)
         if code == 0:
-            batch.note(BatchEnded(code))
-        sys.stdout.flush()
+            own.note(BatchEnded(code))
         return code
+
+    def observe(event: object) -> None:
+        """Write down of a job that it has failed, and whether it is tried again."""
+        if isinstance(event, v.Retry) and event.cause is not None:
+            append(jobs[event.number].directory, Requeued("failed", "lllaunch", event.cause))
+        elif isinstance(event, v.Settle) and event.state is v.JobState.FAILED:
+            code = event.exit_code or int(ExitCode.ERROR)
+            append(jobs[event.number].directory, BatchEnded(code, first_line(event.why)))
+        console.observe(event)
+
+    none = dict.fromkeys(Retries._fields, 0)
+    policy = SweepPolicy(retries=Retries(**{**none, **submission.retries}))
+    leases, spawners = Leases(machine), SpawnerPool(dict(os.environ))
+    console = SweepConsole(live=False, machine=str(machine))
+    try:
+        with SignalSource(
+            quiet=QUIET, notice=NOTICE, noticed=batch.signalled, stops=True
+        ) as signals:
+            if batch.early is not None:
+                signal.raise_signal(batch.early)
+            console.began(batch.directory, len(jobs), label, policy=policy)
+            executor = LocalExecutor(
+                Work(prepare, execute, machine, warm=spawners), leases, label=label
+            )
+            onlooker = Onlooker(observe, console.tick_in, console.awaited)
+            Sweep(executor, policy, None, onlooker, [*jobs], signals).run()
+    finally:
+        console.close()
+        leases.close()
+        spawners.close()
 
 
 def _share_cores(cores: int, nproc: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import yaml  # type: ignore[import-untyped]
 
@@ -71,42 +71,21 @@ def _names_a_job(word: str) -> bool:
 def _former(directory: str, argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the options and overrides that a sweep was begun with; none if they cannot be read."""
     try:
-        # values of any type may be in it, and none of them is needed
-        root = yaml.compose(read_bytes(os.path.join(directory, MULTIRUN)), yaml.SafeLoader)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        # values of any type may be in it, and of none more than the text is needed
+        text = read_bytes(os.path.join(directory, MULTIRUN))
+        node = yaml.load(text, yaml.BaseLoader)["hydra"]  # noqa: S506 - it makes texts only
+        overrides, name = node["overrides"], node["job"]["config_name"]
+        words = [word for part in ("hydra", "task") for word in overrides[part]]
+        sources = node["runtime"]["config_sources"]
+        dirs = [each["path"] for each in sources if each["provider"] == "command-line"]
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, yaml.YAMLError):
         return [], []
-    own, task = (_texts(_at(root, f"hydra.overrides.{part}")) for part in ("hydra", "task"))
-    overrides = [word for word in (*own, *task) if _key(word) not in _SAID_ANEW]
     options = []
-    name = _texts(_at(root, "hydra.job.config_name"))
-    if name and not any(word.startswith(_CONFIG_NAME) for word in argv):
-        options.append(f"--config-name={name[0]}")
+    if name not in {"", "null"} and not any(word.startswith(_CONFIG_NAME) for word in argv):
+        options.append(f"--config-name={name}")
     if not any(word.startswith(_CONFIG_DIR) for word in argv):
-        options += [f"--config-dir={path}" for path in _config_dirs(root)]
-    return options, overrides
-
-
-def _config_dirs(root: yaml.Node | None) -> Iterable[str]:
-    sources = _at(root, "hydra.runtime.config_sources")
-    for source in sources.value if isinstance(sources, yaml.SequenceNode) else ():
-        if _texts(_at(source, "provider")) == ["command-line"]:
-            yield from _texts(_at(source, "path"))
-
-
-def _at(node: yaml.Node | None, path: str) -> yaml.Node | None:
-    for part in path.split("."):
-        items = node.value if isinstance(node, yaml.MappingNode) else ()
-        node = next((value for key, value in items if key.value == part), None)
-    return node
-
-
-def _texts(node: yaml.Node | None) -> list[str]:
-    """Return a text, or a list of texts, as a list."""
-    if isinstance(node, yaml.SequenceNode):
-        return [item.value for item in node.value if isinstance(item, yaml.ScalarNode)]
-    if isinstance(node, yaml.ScalarNode) and node.tag != "tag:yaml.org,2002:null":
-        return [node.value]
-    return []
+        options += [f"--config-dir={path}" for path in dirs]
+    return options, [word for word in words if _key(word) not in _SAID_ANEW]
 
 
 def check(resume: str | None, sweep_dir: str, cwd: str) -> None:

@@ -54,7 +54,7 @@ from lllaunch.sweep.arrays import (
     new_directory,
     write_tasks,
 )
-from lllaunch.sweep.directory import ARRAYS
+from lllaunch.sweep.journal import ARRAYS
 from lllaunch.sweep.loop import Executor, JobsLeft
 from lllaunch.sweep.policy import Summary
 from lllaunch.sweep.pool import Lease, Need
@@ -163,10 +163,8 @@ class SlurmExecutor(Executor):
         self._ready: tuple[str, Submission] | None = None
         # whether that, or what an earlier launcher had, may be in the queue
         self._unsure = False
-        # what was submitted, with its id
-        self._arrays: list[tuple[Array, str]] = []
-        # of those by an earlier launcher
-        self._known: list[tuple[KnownArray, str]] = []
+        # what was submitted: what for, how many tasks, its id; None for an earlier launcher's
+        self._arrays: list[tuple[Cluster | None, int, str]] = []
         self._waits_for_room = False
         # since when the cluster has not answered, and when it is asked next, by the sweep's clock
         self._silent: float | None = None
@@ -286,7 +284,7 @@ class SlurmExecutor(Executor):
                         job.number, job.directory, known, shares=len(task) > 1
                     )
             if len(self._in_queue) > before:
-                self._known.append((array, of_array))
+                self._arrays.append((None, len(array.tasks), of_array))
 
     def _queued_by_now(
         self, arrays: Sequence[KnownArray], wanted: Collection[int]
@@ -346,7 +344,6 @@ class SlurmExecutor(Executor):
         numbers = [number for number in all_numbers if number not in self._in_queue]
         if not numbers:
             return {}
-        self._take_up_arrays()
         with naming(self._session.path):
             # from now on this is a sweep of a cluster for whoever finds it
             os.makedirs(os.path.join(self._session.path, ARRAYS), exist_ok=True)
@@ -392,24 +389,13 @@ class SlurmExecutor(Executor):
         snapshot, self._taken = self._taken, None
         if snapshot is None:
             return
-        unused = not (self._arrays or self._unsure)
+        unused = not (self._unsure or any(cluster for cluster, *_ in self._arrays))
         with contextlib.suppress(LaunchError):
             for holder in self._holders:
                 if unused or holder == _HOLDER:
                     let_go(snapshot, holder)
             if unused:
                 remove(snapshot)
-
-    def _take_up_arrays(self) -> None:
-        """Find out what the arrays of an earlier launcher asked for, which count with new ones."""
-        firsts = [
-            next(job.number for task in array.tasks for job in task if job.number in self._in_queue)
-            for array, _ in self._known
-        ]
-        with contextlib.closing(map_in_forks(self._cluster_of, firsts, 1)) as answers:
-            for (array, id_), cluster in zip(self._known, answers, strict=True):
-                if cluster is not None:
-                    self._arrays.append((Array(cluster, array.tasks), id_))
 
     def _cluster_of(self, number: int) -> Cluster | None:
         """In a fork: where a job goes, None if it cannot run."""
@@ -513,7 +499,7 @@ class SlurmExecutor(Executor):
                 if not id_:
                     raise
         self._ready, self._unsure = None, False
-        self._arrays.append((array, id_))
+        self._arrays.append((array.cluster, len(array.tasks), id_))
         submission = structs.replace(submission, job=id_)
         submission.write(directory)
         for index, job in array.jobs:
@@ -564,9 +550,12 @@ class SlurmExecutor(Executor):
         Slurm counts what runs at the same time in each array by itself.
         """
         cluster = array.cluster
-        alike = [(other, id_) for other, id_ in self._arrays if other.cluster == cluster]
         known = {job.id.partition("_")[0] for job in self._in_queue.values()}
-        others = [(len(other.tasks), id_) for other, id_ in alike if id_ in known]
+        others = [
+            (tasks, id_)
+            for other, tasks, id_ in self._arrays
+            if (other is None or other == cluster) and id_ in known
+        ]
         count = len(array.tasks) + sum(tasks for tasks, _ in others)
         given = str(cluster.settings.get("dependency", ""))
         # its parts stand for each other where there is a question mark
