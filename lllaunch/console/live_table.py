@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lllaunch.console.bottom import Part, fitted
 from lllaunch.console.table import GAP, Column, Row, end_of, extremes_rows, rows_of
-from lllaunch.results.live import LiveView, count_states
+from lllaunch.results.live import LiveView
 from lllaunch.results.store import LIVE, ListEntry
 from lllaunch.text import count, plain, printable, size, spans
 from lllaunch.words import (
@@ -193,7 +193,7 @@ _FINDINGS = 3
 
 
 def _of_all(view: LiveView) -> str:
-    counts = count_states(view.rows)
+    counts = Counter(row.state for row in view.rows if row.kind in {"run", "sweep"})
     live = counts_text((counts[state], state_text(state)) for state in MEANINGS if state in LIVE)
     over = sum(number for state, number in counts.items() if state not in LIVE)
     parts = [live or "nothing runs", f"{over} ended of late" if over else ""]

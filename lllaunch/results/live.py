@@ -27,6 +27,7 @@ from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
     FoundDirectory,
     ListEntry,
+    changed_ns,
     contents_of,
     entry_of,
     find,
@@ -309,8 +310,7 @@ class _KnownSweep:
 class LiveReader:
     """Reads what goes on, as often as somebody looks."""
 
-    def __init__(self, recent: float = RECENT_SECONDS) -> None:
-        self._recent = recent
+    def __init__(self) -> None:
         self._queue = BatchQueue()
         self._asked = time.monotonic()
         self._contents: dict[str, tuple[int, tuple[frozenset[str], list[str]]]] = {}
@@ -334,7 +334,7 @@ class LiveReader:
         rows = [row for each in found.values() if (row := self._row(each, now_ns)) is not None]
         live = [row for row in rows if row.is_live]
         over = sorted(
-            (row for row in rows if not row.is_live and self._is_recent(row, now_ns)),
+            (row for row in rows if now_ns - (row.ended_ns or 0) < RECENT_SECONDS * 1e9),
             key=lambda row: row.ended_ns or 0,
             reverse=True,
         )
@@ -394,7 +394,7 @@ class LiveReader:
 
     def _contents_of(self, path: str) -> tuple[frozenset[str], list[str]]:
         """Return what is in a directory, as long as its time stays the same from memory."""
-        changed = _changed_ns(path)
+        changed = changed_ns(path)
         known = self._contents.get(path)
         if known is not None and known[0] == changed:
             return known[1]
@@ -407,15 +407,14 @@ class LiveReader:
 
     def _row(self, found: FoundDirectory, now_ns: int) -> ListEntry | None:
         """Return what is to be known of a run or a sweep in a list; None if it is long over."""
-        changed = _changed_ns(found.path)
+        changed = changed_ns(found.path)
         known = self._over.get(found.path)
         if known is not None and known[0] == changed:
             return known[1]
-        if found.kind == "sweep":
-            row = self._sweep_row(found.path) if not self._is_long_over(found, now_ns) else None
-        elif self._is_long_over(found, now_ns):
-            row = None
-        else:
+        row = None
+        if found.kind == "sweep" and not self._is_long_over(found, now_ns):
+            row = self._sweep_row(found.path)
+        elif not self._is_long_over(found, now_ns):
             row = entry_of(found, self._queue)
             if row.state == "running":
                 row = with_now(row, self._run_now(found.path, found.names))
@@ -432,16 +431,13 @@ class LiveReader:
         # what was submitted may have gone back into the queue since
         if last not in found.names or SUBMISSION in found.names:
             return False
-        ended = _changed_ns(os.path.join(found.path, last)) or 0
-        began = _changed_ns(os.path.join(found.path, first)) or 0
-        if now_ns - ended < self._recent * 1e9 or began > ended:
+        ended = changed_ns(os.path.join(found.path, last)) or 0
+        began = changed_ns(os.path.join(found.path, first)) or 0
+        if now_ns - ended < RECENT_SECONDS * 1e9 or began > ended:
             return False
         if found.kind == "sweep" and is_submitted(found.path):
             return False
         return is_held(lock_of(found.kind, found.path)) is False
-
-    def _is_recent(self, row: ListEntry, now_ns: int) -> bool:
-        return row.ended_ns is not None and now_ns - row.ended_ns < self._recent * 1e9
 
     def _run_now(self, path: str, names: Collection[str]) -> _RunFiles:
         return self._runs.setdefault(path, _RunFiles(path)).look(names)
@@ -507,15 +503,3 @@ class LiveReader:
 def _unescaped(override: str) -> str:
     """Return an override without what Hydra puts before ``:`` and others in those of jobs."""
     return override.replace("\\", "")
-
-
-def _changed_ns(path: str) -> int | None:
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return None
-
-
-def count_states(rows: Iterable[ListEntry]) -> Counter[str]:
-    """Return how many rows there are of each state, without jobs and ranks."""
-    return Counter(row.state for row in rows if row.kind in {"run", "sweep"})

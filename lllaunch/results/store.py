@@ -401,8 +401,8 @@ def sample_of(path: str) -> RunSample | None:
 
     parts = ["", *sorted(name for name in contents_of(path)[0] if name.startswith("node_"))]
     files = {part: os.path.join(path, part, SAMPLES) for part in parts}
-    changed = max(_changed_ns(file) or 0 for file in files.values())
-    if changed < (_changed_ns(os.path.join(path, PLAN)) or 0):
+    changed = max(changed_ns(file) or 0 for file in files.values())
+    if changed < (changed_ns(os.path.join(path, PLAN)) or 0):
         return None
     found = {
         part: sample
@@ -481,10 +481,10 @@ def began_ns(found: FoundDirectory) -> int:
     """Return when a run or a sweep began, as its files tell without being read; 0 if unknown."""
     # written once at the start
     for name in (_MULTIRUN, JOURNAL, SUMMARY) if found.kind == "sweep" else (PLAN, RESULT):
-        changed = _changed_ns(os.path.join(found.path, name)) if name in found.names else None
+        changed = changed_ns(os.path.join(found.path, name)) if name in found.names else None
         if changed is not None:
             return changed
-    return _changed_ns(found.path) or 0
+    return changed_ns(found.path) or 0
 
 
 def entry_of(found: FoundDirectory, queue: BatchQueue | None = None) -> ListEntry:
@@ -528,7 +528,7 @@ def _read_local(
     state = "unknown"
     if not is_there or result is not None:
         state = state_of(lock_of("run", path)) if LOCK_NAME in found.names else "died"
-    started_ns = _changed_ns(os.path.join(path, PLAN))
+    started_ns = changed_ns(os.path.join(path, PLAN))
     entry = ListEntry(
         "run",
         path,
@@ -709,8 +709,8 @@ def _is_of_former(result: RunResult, path: str) -> bool:
     system. They also are where files were copied, so somebody else has to confirm it: whoever holds
     the directory, or the time of the last event.
     """
-    written = _changed_ns(os.path.join(path, RESULT)) or 0
-    if all((_changed_ns(os.path.join(path, name)) or 0) <= written for name in (PLAN, EVENTS)):
+    written = changed_ns(os.path.join(path, RESULT)) or 0
+    if all((changed_ns(os.path.join(path, name)) or 0) <= written for name in (PLAN, EVENTS)):
         return False
     if is_held(lock_of("run", path)):
         return True
@@ -735,7 +735,8 @@ def _until(began_ns: int | None, path: str, state: str) -> float | None:
 _LATEST = 2.0**33  # seconds since the epoch; whatever is later is no time
 
 
-def _changed_ns(path: str) -> int | None:
+def changed_ns(path: str) -> int | None:
+    """Return when a file or a directory changed, by its file system; None if it is not there."""
     try:
         return os.lstat(path).st_mtime_ns
     except OSError:
@@ -759,12 +760,12 @@ def read_sweep(
         files = sweep_files(path)
         result, error = files.result, files.error
     if result is None:
-        began = _changed_ns(os.path.join(path, JOURNAL))
+        began = changed_ns(os.path.join(path, JOURNAL))
         return ListEntry("sweep", path, "unknown", started_ns=began, error=error), None
     state = _state_of_sweep(path, result.exit_code)
     started_ns, seconds = result.started_ns or None, result.seconds
     if state in {"running", "died"} and started_ns is not None:
-        last = time.time_ns() if state == "running" else _changed_ns(os.path.join(path, JOURNAL))
+        last = time.time_ns() if state == "running" else changed_ns(os.path.join(path, JOURNAL))
         seconds = max(0, (last or started_ns) - started_ns) / 1e9
     entry = ListEntry(
         "sweep",
