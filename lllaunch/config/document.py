@@ -139,12 +139,9 @@ def parse(text: str, file: str, *, as_hydra: bool = False) -> Document:
     Raises:
         ConfigError: it is no YAML, or more than is taken; the problem names its line.
     """
-    return _read(text, file, as_hydra=as_hydra, bounded=True)
 
-
-def _read(text: str, file: str, *, as_hydra: bool, bounded: bool) -> Document:
     def read(loader: Any) -> Document:
-        return _Builder(file, as_hydra, bounded).build(yaml.parse(text, Loader=loader))
+        return _Builder(file, as_hydra).build(yaml.parse(text, Loader=loader))
 
     with _telling(text, file):
         # libyaml is ten times as fast, and knows no lone surrogates: parts of names that are not
@@ -160,9 +157,9 @@ def _read(text: str, file: str, *, as_hydra: bool, bounded: bool) -> Document:
 
 
 def lines_of(text: str) -> Lines:
-    """The lines of a config's text, which may be of any size; none if it cannot be read."""
+    """The lines of a config's text; none if it cannot be read."""
     try:
-        return _read(text, "", as_hydra=True, bounded=False).lines
+        return parse(text, "", as_hydra=True).lines
     except (ConfigError, RecursionError):
         return NO_LINES
 
@@ -209,12 +206,11 @@ class _Anchored(NamedTuple):
 
 
 class _Builder:
-    """Makes a document of a YAML parser's events; ``bounded`` limits depth and number of values."""
+    """Makes a document of a YAML parser's events."""
 
-    def __init__(self, file: str, as_hydra: bool, bounded: bool) -> None:
+    def __init__(self, file: str, as_hydra: bool) -> None:
         self._file = file
         self._as_hydra = as_hydra
-        self._bounded = bounded
         self._count = 0
         self._anchors: dict[str, _Anchored | None] = {}
         self._sexagesimals: list[Sexagesimal] = []
@@ -237,7 +233,7 @@ class _Builder:
 
     def _value(self, event: Any, path: tuple[Any, ...]) -> tuple[Any, dict[object, Lines]]:
         """Return a value, and the lines of what is in it."""
-        if self._bounded and len(path) > DEEPEST:
+        if len(path) > DEEPEST:
             raise self._wrong(event, f"is nested more than {DEEPEST} deep")
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event)
@@ -270,7 +266,7 @@ class _Builder:
 
     def _add(self, event: Any, count: int) -> None:
         self._count += count
-        if self._bounded and self._count > MOST_VALUES:
+        if self._count > MOST_VALUES:
             raise self._wrong(event, f"comes to more than {MOST_VALUES} values")
 
     def _list(self, path: tuple[Any, ...], lines: dict[object, Lines]) -> list[Any]:

@@ -151,8 +151,6 @@ def mapping_items(
     return known_items(tree or {}, key, names, synonyms, findings, explained or {})
 
 
-# As many as somebody may read; looking for what was meant takes time.
-_MOST_UNKNOWN = 20
 _NONE: Mapping[str, str] = {}
 
 
@@ -169,15 +167,14 @@ def known_items(
     ``explained`` says, for names that exist elsewhere but not here, what to do instead.
     """
     unknown = [name for name in node if name not in names]
-    for name in unknown[:_MOST_UNKNOWN]:
+    # looking for what was meant takes time
+    for name in unknown[:MOST_PROBLEMS]:
         word = str(name).lower().replace("-", "_")
         known = word if word in names else synonyms.get(word)
         hint = f"did you mean {known!r}?" if known else did_you_mean(word, names)
         hint = explained.get(str(name)) or hint
         findings.add_about(f"{key}.{name}", "unknown setting", hint, code="unknown-key")
-    if len(unknown) > _MOST_UNKNOWN:
-        more = len(unknown) - _MOST_UNKNOWN
-        findings.add_about(key, f"{more} more unknown settings", code="unknown-key")
+    findings.count += len(unknown[MOST_PROBLEMS:])
     return {name: item for name, item in node.items() if name in names}
 
 

@@ -17,13 +17,9 @@ from omegaconf.errors import GrammarParseError
 from omegaconf.grammar.gen.OmegaConfGrammarParser import OmegaConfGrammarParser
 from omegaconf.grammar_parser import parse
 
-from lllaunch.config.tree import dotted, leaf_items, value_at
-
-MOST_STEPS = 20_000
-"""References that one value may come to, those within references counted each time."""
+from lllaunch.config.tree import MOST_VALUES, dotted, leaf_items, value_at
 
 _MOST_IN_ONE = 1_000  # in one text; parsing takes its time
-_MOST_KNOWN = 10_000
 # their arguments are no keys
 _NO_KEYS = frozenset({"worker", "oc.env", "now", "oc.deprecated"})
 _KEY = re.compile(r"\.*[^\s.,:{}'\"\[\]$][^\s,:{}'\"$]*")
@@ -48,7 +44,7 @@ class Interpolation(NamedTuple):
         return _absolute(f"{prefix}{self.words[0]}", path)
 
 
-@functools.lru_cache(maxsize=_MOST_KNOWN)
+@functools.lru_cache(maxsize=10_000)
 def interpolations(text: str) -> tuple[Interpolation, ...]:
     """Return those of a text; none of one that OmegaConf could not read, or that has too many."""
     if "${" not in text or text.count("${") > _MOST_IN_ONE:
@@ -150,8 +146,8 @@ def endless(root: Mapping[Any, Any]) -> Iterator[str]:
                 waiting.append(unknown[0])
                 continue
             many = text.count("${") > _MOST_IN_ONE
-            total = MOST_STEPS + 1 if many else 1 + sum(steps[to] for to, _ in found)
-            steps[path] = min(total, MOST_STEPS + 1)
+            total = MOST_VALUES + 1 if many else 1 + sum(steps[to] for to, _ in found)
+            steps[path] = min(total, MOST_VALUES + 1)
             waiting.pop()
-        if steps.get(first, 0) > MOST_STEPS:
+        if steps.get(first, 0) > MOST_VALUES:
             yield ".".join(first)

@@ -11,7 +11,7 @@ import enum
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -26,14 +26,10 @@ from lllaunch.config.secrets import (
     safe_source,
     without_defaults,
 )
-from lllaunch.config.tree import BROKEN, Tree, Withheld, parts_of, value_at
+from lllaunch.config.tree import BROKEN, DEEPEST, MOST_VALUES, Tree, Withheld, parts_of, value_at
 from lllaunch.errors import ConfigError, Diagnostic, Unfit
 from lllaunch.hydra_compat import is_unset, resolvers
 from lllaunch.secret_names import is_secret_name, source_for
-
-# Aliases (${a} beside ${a} beside ...) can make a small file expand without end.
-MOST_LEAVES = 20_000
-_DEEPEST = 50
 
 
 def register_resolvers() -> None:
@@ -86,6 +82,14 @@ def watching(*names: str) -> Iterator[list[str]]:
         table.update(previous)
 
 
+class _At(NamedTuple):
+    """Where a value stands: its dotted key, its name, and what to write in place of a secret."""
+
+    key: str
+    name: Any
+    source: str = ""
+
+
 class Reader:
     """Reads nodes of one config.
 
@@ -101,8 +105,10 @@ class Reader:
         self._findings = findings
         self._unset = tuple(unset)
         self._literals = tuple(literals)
-        self._left = MOST_LEAVES
+        # aliases (${a} beside ${a} beside ...) can make a small file expand without end
+        self._left = MOST_VALUES
         self._open: list[int] = []
+        self._reads: list[str] = []
 
     def read(self, cfg: DictConfig, key: str) -> Tree:
         """Return the tree below a key; leaves that cannot be read are `BROKEN`, and a problem."""
@@ -117,35 +123,27 @@ class Reader:
         """
         raw = _raw(node) if isinstance(node, DictConfig) else node
         return {
-            name: self._read(node, name, raw[name], f"{key}.{name}" if key else name)
+            name: self._read(node, raw[name], _At(f"{key}.{name}" if key else name, name))
             for name in names
             if name in raw
         }
 
-    def _read(self, node: Mapping[Any, Any], name: str, raw: Any, key: str) -> Tree:
+    def _read(self, node: Mapping[Any, Any], raw: Any, at: _At) -> Tree:
         try:
-            with watching(*self._watched) as reads:
+            with watching(*self._watched) as self._reads:
                 if isinstance(node, DictConfig):
-                    return self._item(node, name, raw, key, name, reads, "")
+                    return self._item(node, at.name, raw, at)
                 if isinstance(raw, (DictConfig, ListConfig)):
-                    return self._container(raw, _raw(raw), key, name, reads, "")
+                    return self._container(raw, _raw(raw), at)
                 return raw
         except _TooMuchError:
-            self._findings.add_about(
-                key, f"it expands to more than {MOST_LEAVES} values", code="too-large"
-            )
+            text = f"it expands to more than {MOST_VALUES} values"
+            self._findings.add_about(at.key, text, code="too-large")
             return BROKEN
 
-    def _item(
-        self,
-        parent: DictConfig | ListConfig,
-        index: Any,
-        raw: Any,
-        key: str,
-        name: Any,
-        reads: list[str],
-        source: str,
-    ) -> Tree:
+    def _item(self, parent: DictConfig | ListConfig, index: Any, raw: Any, at: _At) -> Tree:
+        key, name, source = at
+        reads = self._reads
         del reads[:]
         try:
             value = parent[index]
@@ -156,12 +154,12 @@ class Reader:
             if _is_unset(error, reads) and key.startswith(self._unset):
                 return Withheld("", source or _source_of(raw, name, reads))
             text = without_defaults(safe_source(raw, name)) if isinstance(raw, str) else None
-            self._note_failure(key, text, error, reads)
+            self._note_failure(key, text, error)
             return BROKEN
         if reads and not source:
             source = _source_of(raw, name, reads)
         if isinstance(value, (DictConfig, ListConfig)):
-            if id(value) in self._open or len(self._open) >= _DEEPEST:
+            if id(value) in self._open or len(self._open) >= DEEPEST:
                 itself = id(value) in self._open
                 why = "it contains itself" if itself else "it is nested too deeply"
                 self._findings.add_about(key, why, code="too-large")
@@ -171,7 +169,7 @@ class Reader:
                 self._left -= _size(raw)
                 if self._left < 0:
                     raise _TooMuchError
-            return self._container(value, raw, key, name, reads, source)
+            return self._container(value, raw, _At(key, name, source))
         if not source and holds_env(raw):
             source = safe_source(raw, name)
         if not source and isinstance(value, str) and self._holds_literal(value):
@@ -179,24 +177,20 @@ class Reader:
             source = safe_source(raw, name) if written else source_for(str(name))
         return Withheld(value, source) if source else value
 
-    def _container(
-        self,
-        node: DictConfig | ListConfig,
-        raw: Any,
-        key: str,
-        name: Any,
-        reads: list[str],
-        source: str,
-    ) -> Tree:
+    def _container(self, node: DictConfig | ListConfig, raw: Any, at: _At) -> Tree:
+        key, name, source = at
         self._open.append(id(node))
         try:
             if isinstance(raw, list):
                 return [
-                    self._item(node, index, item, f"{key}[{index}]", name, reads, source)
+                    self._item(node, index, item, _At(f"{key}[{index}]", name, source))
                     for index, item in enumerate(raw)
                 ]
             return {
-                own: self._item(node, own, item, f"{key}.{_said(own)}", own, reads, source)
+                # restart's ``on`` is true for YAML
+                own: self._item(
+                    node, own, item, _At(f"{key}.{'on' if own is True else own}", own, source)
+                )
                 for own, item in raw.items()
             }
         finally:
@@ -205,8 +199,8 @@ class Reader:
     def _holds_literal(self, text: str) -> bool:
         return any(literal in text for literal in self._literals)
 
-    def _note_failure(self, key: str, text: str | None, error: Exception, reads: list[str]) -> None:
-        shown = Withheld(None, text) if text else None
+    def _note_failure(self, key: str, text: str | None, error: Exception) -> None:
+        reads = self._reads
         if isinstance(error, RecursionError):
             message = "cannot be resolved: its references form too long a chain"
         elif reads or self._holds_literal(str(error)):
@@ -218,20 +212,16 @@ class Reader:
         else:
             first, *_ = str(error).splitlines() or [type(error).__name__]
             message = f"cannot be resolved: {first.strip()}"
-        if shown is None:
-            self._findings.add_about(key, message, code="interpolation")
+        if text:
+            unfit = Unfit(message=message, code="interpolation")
+            self._findings.add(key, Withheld(None, text), unfit)
         else:
-            self._findings.add(key, shown, Unfit(message=message, code="interpolation"))
+            self._findings.add_about(key, message, code="interpolation")
 
 
 def _is_unset(error: Exception, reads: Sequence[str]) -> bool:
     """Whether a leaf cannot be resolved since a variable of the environment is not set."""
     return bool(reads) and is_unset(error, reads[-1])
-
-
-def _said(name: Any) -> Any:
-    # restart's ``on``, which YAML reads as true
-    return "on" if name is True else name
 
 
 def _raw(node: DictConfig | ListConfig) -> Any:
@@ -348,41 +338,22 @@ class _PublicReader(Reader):
         super().__init__(Findings(), [text for _, _, text in found])
         self._root = root
 
-    def _item(
-        self,
-        parent: DictConfig | ListConfig,
-        index: Any,
-        raw: Any,
-        key: str,
-        name: Any,
-        reads: list[str],
-        source: str,
-    ) -> Tree:
+    def _item(self, parent: DictConfig | ListConfig, index: Any, raw: Any, at: _At) -> Tree:
         if isinstance(raw, (dict, list)):
-            return self._container(parent[index], raw, key, name, reads, source)
+            return self._container(parent[index], raw, at)
         if not isinstance(raw, str) or "${" not in raw:
             if isinstance(raw, str) and self._holds_literal(raw):
-                return source_for(str(name))
+                return source_for(str(at.name))
             return raw if raw is None or isinstance(raw, _PLAIN) else f"<{type(raw).__qualname__}>"
         tree: Tree = BROKEN
-        if not is_secret_name(name) and not self._stays(raw):
+        if not is_secret_name(at.name) and not self._stays(raw):
             with suppress(_TooMuchError):
-                tree = super()._item(parent, index, raw, key, name, reads, source)
+                tree = super()._item(parent, index, raw, at)
         plain = tree is None or isinstance(tree, (*_PLAIN, dict, list))
-        return tree if plain else safe_source(raw, name)
+        return tree if plain else safe_source(raw, at.name)
 
-    def _container(
-        self,
-        node: DictConfig | ListConfig,
-        raw: Any,
-        key: str,
-        name: Any,
-        reads: list[str],
-        source: str,
-    ) -> Tree:
-        if source:
-            return BROKEN
-        return super()._container(node, raw, key, name, reads, source)
+    def _container(self, node: DictConfig | ListConfig, raw: Any, at: _At) -> Tree:
+        return BROKEN if at.source else super()._container(node, raw, at)
 
     def _stays(self, raw: str, follow: int = 10) -> bool:
         """Whether a leaf's text says that its value may not be written, as far as one can tell."""

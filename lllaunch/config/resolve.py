@@ -34,7 +34,7 @@ from lllaunch.config.fields import (
     read_line,
     read_new_directory,
 )
-from lllaunch.config.interpolation import MOST_STEPS, endless
+from lllaunch.config.interpolation import endless
 from lllaunch.config.kinds import KINDS, check_replaced, with_on
 from lllaunch.config.locate import import_path
 from lllaunch.config.nodes import NO_ID, NodeSettings, read_nodes
@@ -50,6 +50,7 @@ from lllaunch.config.schema import EXPLAINED, SYNONYMS, defaults, is_set
 from lllaunch.config.secrets import literals, not_secret, problems_with
 from lllaunch.config.tree import (
     BROKEN,
+    MOST_VALUES,
     Tree,
     Withheld,
     conceal,
@@ -467,7 +468,7 @@ def _plain(cfg: DictConfig, outer: str | None) -> tuple[dict[Any, Any], list[tup
         root: Any = OmegaConf.to_container(cfg, resolve=False)
         own = {name: item for name, item in root.items() if name != "hydra"}
         # resolving them would take hours, or all memory
-        message = f"it comes to more than {MOST_STEPS} references"
+        message = f"it comes to more than {MOST_VALUES} references"
         problems = [Diagnostic("too-large", shorten(key), "", message) for key in endless(own)]
         if problems:
             raise ConfigError(tuple(problems[:_MOST_ENDLESS]))

@@ -16,6 +16,11 @@ from typing import Any
 from lllaunch.run.files import relative_path
 from lllaunch.text import shorten
 
+MOST_VALUES = 20_000
+"""Values that a config may expand to, and references that one of them may come to."""
+DEEPEST = 50
+"""Lists and mappings of a config within each other."""
+
 _LONGEST_SHOWN = 100
 _MOST_BITS = 3400
 

@@ -29,7 +29,7 @@ from lllaunch.config.interpolation import interpolations
 from lllaunch.config.locate import Objects, import_path, locate_main
 from lllaunch.config.read import Reader, watching
 from lllaunch.config.secrets import mentions_env
-from lllaunch.config.tree import conceal, show
+from lllaunch.config.tree import DEEPEST, MOST_VALUES, conceal, show
 from lllaunch.errors import Diagnostic
 from lllaunch.hydra_compat import BASIC_LAUNCHER, BASIC_SWEEPER, own_node, raw_value
 from lllaunch.review.paths import POLICY_FILE, POLICY_VARIABLE
@@ -56,7 +56,6 @@ _SCHEMES = ("ext://", "cfg://")
 _STANDARD = re.compile(r"ext://sys\.std(out|err)")
 # of the environment: what the config says cannot make it a name to import
 _HARMLESS = re.compile(r"\$\{\s*oc\.env\s*:\s*\w+\s*(?:,[^{}:]*)?\}")
-_MOST_VALUES, _DEEPEST = 20_000, 50
 
 
 def made_by_logging(config: DictConfig) -> Iterator[tuple[Path, Any, bool]]:
@@ -67,14 +66,14 @@ def made_by_logging(config: DictConfig) -> Iterator[tuple[Path, Any, bool]]:
     hydra = OmegaConf.select(config, "hydra")
     waiting: list[tuple[Path, Any, Any]]
     waiting = [(("hydra",), hydra, name) for name in reversed(_LOGGING) if name in (hydra or ())]
-    left = _MOST_VALUES
+    left = MOST_VALUES
     while waiting:
         above, node, key = waiting.pop()
         path, left = (*above, key), left - 1
         value, told, clear = _resolved_at(node, key)
         if key == _ATTRIBUTES:
             yield path, None, False
-        elif OmegaConf.is_config(value) and left > 0 and len(path) < _DEEPEST:
+        elif OmegaConf.is_config(value) and left > 0 and len(path) < DEEPEST:
             keys = range(len(value)) if OmegaConf.is_list(value) else list(value)
             waiting.extend((path, value, each) for each in reversed(keys))
         elif key in _MAKING:

@@ -111,7 +111,7 @@ def test_a_config_that_contains_itself_has_an_end() -> None:
 
 
 def test_aliases_that_expand_without_measure_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lllaunch.config.read.MOST_LEAVES", 2_000)
+    monkeypatch.setattr("lllaunch.config.read.MOST_VALUES", 2_000)
     levels = {f"l{n}": [f"${{l{n + 1}}}"] * 10 for n in range(9)}
     found = public_config(OmegaConf.create({**levels, "l9": 1}))
     assert "${l" in repr(found["l0"])
