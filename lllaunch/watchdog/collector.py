@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -107,17 +107,30 @@ def ask(
     return documents
 
 
+_RULE = "=" * 72
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
-class Writer:
-    """Appends to files; the first error is kept, and no more is written to that file.
+class Written:
+    """What is written of stacks, and where.
 
-    What an earlier finding of the same attempt left there stays.
+    ``heading``: why and when they are taken. ``paths``: the stacks.txt of each, by local rank;
+    empty or missing for none. ``directory``: where the tree of all ranks is; empty for nowhere.
+    What an earlier finding of the same attempt left in a file stays; the first error is kept, and
+    no more is written to that file.
     """
 
-    def __init__(self, hide: Callable[[str], str] = str) -> None:
+    def __init__(
+        self,
+        heading: str = "",
+        paths: Mapping[int, str] = MappingProxyType({}),
+        directory: str = "",
+        base_rank: int = 0,
+        hide: Callable[[str], str] = str,
+    ) -> None:
         self.problem = ""  # the first error, as ``path: reason``; empty if there was none
+        self.heading = f"{_RULE}\n{heading.rstrip()}\n{_RULE}\n"
+        self.paths, self.directory, self.base_rank = paths, directory, base_rank
         self._hide = hide
         self._bad: set[str] = set()
 
@@ -138,14 +151,6 @@ class Writer:
             self.problem = self.problem or f"{path}: {error.strerror or error}"
             return False
         return True
-
-
-_RULE = "=" * 72
-
-
-def heading(text: str) -> str:
-    """The beginning of what is written at one finding: why and when."""
-    return f"{_RULE}\n{text.rstrip()}\n{_RULE}\n"
 
 
 # Processes of one rank that are looked at; the rest is counted.
@@ -274,16 +279,6 @@ _GLANCE = 0.01
 _JOIN = 1.0
 
 
-class Written(NamedTuple):
-    """What is written of stacks, and where."""
-
-    heading: str  # why and when they are taken
-    paths: Mapping[int, str]  # the stacks.txt of each, by local rank; empty or missing for none
-    directory: str = ""  # where the tree of all ranks is; empty for nowhere
-    base_rank: int = 0
-    hide: Callable[[str], str] = str
-
-
 class StackCollector:
     """Takes the stacks of several workers once.
 
@@ -307,7 +302,7 @@ class StackCollector:
         self._recorders = recorders
         self._workers = dict(workers)
         self._glance = written is None
-        self._written = written or Written("", {})
+        self._written = written or Written()
         self._seconds = seconds
         self._parent = parent
         self._deadline = 0.0
@@ -358,18 +353,18 @@ class StackCollector:
                 os.eventfd_write(self._event, 1)
 
     def _collect(self, cases: list[RankCase]) -> None:
-        writer = Writer(self._written.hide)
+        writer = self._written
         written: set[int] = set()
         for case in cases:
             case.worker.examine()
         self._publish(cases, written)
         self._ask([[case.worker] for case in cases], _WORKERS_ANSWER)
         self._publish(cases, written)
-        self._ask_recorders(cases, writer)
+        self._ask_recorders(cases)
         self._publish(cases, written)
         self._spy([case.worker for case in cases])
         for case in cases:
-            if writer.append(case.path, heading(self._written.heading) + case.worker_text()):
+            if writer.append(case.path, writer.heading + case.worker_text()):
                 written.add(case.rank)
         self._publish(cases, written)
         below = [case.below for case in cases if not (self._glance and case.worker.python)]
@@ -381,11 +376,9 @@ class StackCollector:
         for case in cases:
             writer.append(case.path, case.below_text())
         self._publish(cases, written)
-        _, _, directory, base_rank, _ = self._written
-        if directory:
-            stacks = [replace(each, rank=base_rank + each.rank) for each in self.result()]
-            text = heading(self._written.heading) + whole_text(stacks)
-            writer.append(f"{directory}/{TREE}", text)
+        if writer.directory:
+            stacks = [replace(each, rank=writer.base_rank + each.rank) for each in self.result()]
+            writer.append(f"{writer.directory}/{TREE}", writer.heading + whole_text(stacks))
         self.problem = writer.problem
         self._quote(cases)
 
@@ -434,7 +427,7 @@ class StackCollector:
                     if dump.text or process.python:
                         process.tell("faulthandler", dump.text, dump.why_not)
 
-    def _ask_recorders(self, cases: Iterable[RankCase], writer: Writer) -> None:
+    def _ask_recorders(self, cases: Iterable[RankCase]) -> None:
         """Ask workers that run for their collectives, and write down what they say."""
         asked = {
             case.rank: self._recorders[case.rank]
@@ -450,7 +443,7 @@ class StackCollector:
             if case.path:
                 # what is no JSON is worth a look, too
                 path = os.path.join(os.path.dirname(case.path), TRACE_FILE)
-                writer.append(path, answer.decode(errors="replace"), _FLAGS | os.O_TRUNC)
+                self._written.append(path, answer.decode(errors="replace"), _FLAGS | os.O_TRUNC)
 
     def _wait(self, dumps: list[Dump], until: float) -> None:
         while dumps:

@@ -333,35 +333,25 @@ class StackBranch(Record, frozen=True):
         return sum(1 + bool(each.below and each.ends) for each in self.walk())
 
 
-def merged(chains: Mapping[int, Sequence[Call]]) -> tuple[StackBranch, ...]:
+def merged(chains: Mapping[int, Sequence[Call]], at: int = 0) -> tuple[StackBranch, ...]:
     """Merge the calls of several ranks into a tree, or several if they begin differently.
 
-    ``chains``: calls by rank, outermost first; not empty. Returns the outermost branches, in order
-    of their first ranks. Each rank is in one of them, and ends in one branch.
+    ``chains``: calls by rank, outermost first; not empty from the position ``at`` on. Returns the
+    outermost branches, in order of their first ranks. Each rank is in one of them, and ends in one.
     """
-    return _parted(sorted(chains), chains, 0)
-
-
-def _parted(
-    ranks: Iterable[int], chains: Mapping[int, Sequence[Call]], at: int
-) -> tuple[StackBranch, ...]:
-    """Return the branches of ranks that have the same calls before a position."""
-    together: dict[Call, list[int]] = {}
-    for rank in ranks:
-        together.setdefault(chains[rank][at], []).append(rank)
-    return tuple(_branch(members, chains, at) for members in together.values())
-
-
-def _branch(ranks: Sequence[int], chains: Mapping[int, Sequence[Call]], at: int) -> StackBranch:
-    first = chains[ranks[0]]
-    end = at + 1
-    while all(len(chains[rank]) > end and chains[rank][end] == first[end] for rank in ranks):
-        end += 1
-        if end == len(first):
-            break
-    ends = tuple(rank for rank in ranks if len(chains[rank]) == end)
-    others = (rank for rank in ranks if len(chains[rank]) > end)
-    return StackBranch(tuple(first[at:end]), tuple(ranks), ends, _parted(others, chains, end))
+    together: dict[Call, dict[int, Sequence[Call]]] = {}
+    for rank, chain in sorted(chains.items()):
+        together.setdefault(chain[at], {})[rank] = chain
+    branches = []
+    for members in together.values():
+        levels = zip(*(chain[at:] for chain in members.values()), strict=False)
+        same = itertools.takewhile(lambda calls: len({*calls}) == 1, levels)
+        calls = tuple(level[0] for level in same)
+        end = at + len(calls)
+        ends = tuple(rank for rank, chain in members.items() if len(chain) == end)
+        others = {rank: chain for rank, chain in members.items() if len(chain) > end}
+        branches.append(StackBranch(calls, (*members,), ends, merged(others, end)))
+    return tuple(branches)
 
 
 def whole_tree(stacks: Iterable[RankStack]) -> tuple[StackBranch, ...]:

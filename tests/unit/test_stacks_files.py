@@ -9,7 +9,7 @@ import pytest
 
 from lllaunch.linux.proc import ProcessFacts
 from lllaunch.spawner.evidence import SIGNUM
-from lllaunch.watchdog.collector import ProcessCase, Writer, heading, survey
+from lllaunch.watchdog.collector import ProcessCase, Written, survey
 from lllaunch.watchdog.frames import Frame, RankStack, Sources, with_code
 from lllaunch.watchdog.processes import ProcessLook, ProcStatus, bit, objection
 
@@ -42,11 +42,11 @@ def test_a_section_tells_what_is_known_and_what_is_not() -> None:
 
 
 def test_a_full_disk_is_one_problem_of_its_file_alone(tmp_path: Path) -> None:
-    writer = Writer()
+    writer = Written("why\n")
     good = tmp_path / "stacks.txt"
     assert not writer.append("/dev/full", "text")
     assert not writer.append(str(tmp_path / "no" / "directory"), "text")
-    assert writer.append(str(good), heading("why\n") + "one\n")
+    assert writer.append(str(good), writer.heading + "one\n")
     assert writer.append(str(good), "\udcff two\n")
     assert not writer.append("", "text")
     assert writer.problem == "/dev/full: No space left on device"
