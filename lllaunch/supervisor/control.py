@@ -19,7 +19,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -408,11 +408,6 @@ class RunMoment(NamedTuple):
     busy: bool
     recorders: Mapping[int, TraceSource] = MappingProxyType({})
 
-    @property
-    def running(self) -> frozenset[int]:
-        """Local ranks of workers that live."""
-        return self.alive & self.pids.keys()
-
 
 class _Question(NamedTuple):
     """A request that is to be answered."""
@@ -424,67 +419,40 @@ class _Question(NamedTuple):
     uid: int | None = None
 
 
-class _Look:
+class _Look(NamedTuple):
     """Stacks that are being taken for a request."""
 
-    def __init__(
-        self,
-        question: _Question,
-        view: RunMoment,
-        others: Future[Mapping[int, bytes]] | None,
-        seconds: float,
-    ) -> None:
-        self.question = question
-        self.request = question.request
-        self.view = view
-        # when that was, nanoseconds since the epoch: all that is known was so after that
-        self.time_ns = now_ns()
-        self.others = others
-        # moment of the monotonic clock by which all must be done
-        self.until = time.monotonic() + seconds
-        self.ranks: tuple[RankAnswer, ...] | None = None
-        wanted = self.request.ranks
-        self._local = [
-            rank for rank in range(view.nproc) if wanted is None or view.base_rank + rank in wanted
-        ]
-        self._collector: StackCollector | None = None
-        pids = {rank: view.pids[rank] for rank in self._local if rank in view.running}
-        if not pids:
-            self.ranks = tuple(self._of(rank, None) for rank in self._local)
-            return
-        from lllaunch.watchdog.collector import StackCollector  # noqa: PLC0415 - seldom
+    question: _Question
+    view: RunMoment
+    time_ns: int  # since the epoch: all that is known was so after that
+    until: float  # moment of the monotonic clock by which all must be done
+    ranks: Sequence[int]  # local ranks of whom is asked
+    collector: StackCollector | None  # None if none of them lives
+    others: Future[Mapping[int, bytes]] | None  # what other nodes answer
 
-        self._collector = StackCollector(
-            pids,
-            seconds=_LOOK_SECONDS,
-            parent=view.parent,
-            recorders={rank: each for rank, each in view.recorders.items() if rank in pids},
-        )
-        self._collector.start()
+    @property
+    def takes(self) -> list[StackCollector]:
+        """Who still takes stacks here, if somebody does."""
+        collector = self.collector
+        return [] if collector is None or wait_readable(collector, 0) else [collector]
 
-    def files(self) -> list[Any]:
-        """Descriptors that are readable when there is something to do."""
-        return [] if self._collector is None else [self._collector]
-
+    @property
     def is_done(self) -> bool:
-        """Whether all that can be known is known; takes what is there."""
-        late = time.monotonic() >= self.until
-        if self._collector is not None and (late or wait_readable(self._collector, 0)):
-            stacks = {stack.rank: stack for stack in self._collector.result()}
-            self.ranks = tuple(self._of(rank, stacks.get(rank)) for rank in self._local)
-            self.close()
-        return self.ranks is not None and (late or self.others is None or self.others.done())
+        """Whether all that can be known is known."""
+        over = not self.takes and (self.others is None or self.others.done())
+        return over or time.monotonic() >= self.until
 
-    def close(self) -> None:
-        """Take no stacks any more; idempotent."""
-        if self._collector is not None:
-            self._collector.close()
-            self._collector = None
+    def end(self) -> tuple[RankAnswer, ...]:
+        """Take no stacks any more; return what is known."""
+        stacks = {}
+        if self.collector is not None:
+            stacks = {stack.rank: stack for stack in self.collector.result()}
+            self.collector.close()
+        return tuple(self._of(rank, stacks.get(rank, RankStack(rank))) for rank in self.ranks)
 
-    def _of(self, rank: int, stack: RankStack | None) -> RankAnswer:
-        view, stack = self.view, stack or RankStack(rank)
+    def _of(self, rank: int, stack: RankStack) -> RankAnswer:
+        view, trace = self.view, None
         status = "running" if rank in view.pids else "starting"
-        trace = None
         if stack.trace is not None:
             from lllaunch.watchdog.collectives import latest  # noqa: PLC0415 - seldom
 
@@ -499,7 +467,7 @@ class _Look:
             wchan=stack.wchan,
             frames=stack.frames,
             locks=stack.locks,
-            threads=stack.threads if self.request.threads else None,
+            threads=stack.threads if self.question.request.threads else None,
             trace=trace,
         )
 
@@ -527,7 +495,7 @@ class RunControl:
 
     def files(self) -> list[Any]:
         """Descriptors that are readable when `turn` has something to do."""
-        return [*self._socket.files(), *([] if self._look is None else self._look.files())]
+        return [*self._socket.files(), *([] if self._look is None else self._look.takes)]
 
     def next_in(self) -> float | None:
         """Seconds until `turn` has something to do though nothing is readable, or None."""
@@ -543,9 +511,9 @@ class RunControl:
         """Do what is to be done, without waiting."""
         self._take_requests()
         found: list[object] = []
-        if self._look is not None and self._look.is_done():
+        if self._look is not None and self._look.is_done:
             look, self._look = self._look, None
-            ranks = tuple(each.rank for each in look.ranks or ())
+            ranks = tuple(look.view.base_rank + rank for rank in look.ranks)
             look.question.tell(Plain(self._hide)(self._answer(look)))
             found.append(StacksAnswered(ranks, look.question.pid, look.question.uid))
         if self._look is None and self._waiting:
@@ -576,21 +544,36 @@ class RunControl:
                 question.tell(RequestRefused("busy", text).to_json())
             return
         question = self._waiting.pop(0)
-        others, seconds = None, _LOOK_SECONDS + 1.0
         try:
-            if self._nodes is not None and question.pid is not None:
-                others = self._nodes.ask_stacks(question.request.to_json(), _NODES_SECONDS)
-                seconds = max(seconds, _NODES_SECONDS + 1.0)
-            self._look = _Look(question, view, others, seconds)
+            self._look = self._begun(question, view)
         except (OSError, RuntimeError) as error:
             # no descriptor or thread is left; the run may do without
             text = f"nothing can be started: {error}"
             question.tell(RequestRefused("busy", text).to_json())
 
+    def _begun(self, question: _Question, view: RunMoment) -> _Look:
+        others, collector, seconds, now = None, None, _LOOK_SECONDS + 1.0, now_ns()
+        if self._nodes is not None and question.pid is not None:
+            others = self._nodes.ask_stacks(question.request.to_json(), _NODES_SECONDS)
+            seconds = max(seconds, _NODES_SECONDS + 1.0)
+        wanted, ranks = question.request.ranks, range(view.nproc)
+        asked = [rank for rank in ranks if wanted is None or view.base_rank + rank in wanted]
+        pids = {rank: view.pids[rank] for rank in asked if rank in view.alive & view.pids.keys()}
+        if pids:
+            from lllaunch.watchdog.collector import StackCollector  # noqa: PLC0415 - seldom
+
+            recorders = {rank: each for rank, each in view.recorders.items() if rank in pids}
+            collector = StackCollector(
+                pids, seconds=_LOOK_SECONDS, parent=view.parent, recorders=recorders
+            )
+            collector.start()
+        until = time.monotonic() + seconds
+        return _Look(question, view, now, until, asked, collector, others)
+
     def give_way(self) -> None:
         """Let the watchdog take stacks: what is being taken here is taken anew after that."""
-        if self._look is not None and self._look.files():
-            self._look.close()
+        if self._look is not None and self._look.takes:
+            self._look.end()
             until = time.monotonic() + _BUSY_SECONDS
             self._waiting.insert(0, self._look.question._replace(until=until))
             self._look = None
@@ -603,7 +586,7 @@ class RunControl:
             state=view.state.name,
             text=view.state.value,
             world_size=view.nproc,
-            ranks=look.ranks or (),
+            ranks=look.end(),
         )
         place = None if self._nodes is None else self._nodes.place
         if place is None:
@@ -614,7 +597,7 @@ class RunControl:
     def close(self) -> None:
         """Answer nobody any more, and remove the socket; idempotent."""
         if self._look is not None:
-            self._look.close()
+            self._look.end()
             self._waiting.append(self._look.question)
             self._look = None
         waiting, self._waiting = self._waiting, []
