@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from lllaunch.linux.process import send_signal, wait_readable
 from lllaunch.locks import holder, is_held, open_launcher
 from lllaunch.results.queue import NO_ANSWER, BatchQueue, cancelled
-from lllaunch.results.store import NoSuchRun, entry_now, entry_of, jobs_of, locate, lock_of
+from lllaunch.results.store import NoSuchRun, entry_now, jobs_of, locate, lock_of
 from lllaunch.run.submission import BatchEnded, account_of, append, read_history
 from lllaunch.sweep.journal import ARRAYS
 from lllaunch.verbs.printing import Parser, perform, print_lines
@@ -64,26 +65,34 @@ def stopped(found: FoundDirectory, *, now: bool = False) -> str:
     lock = lock_of(found.kind, found.path)
     where = shown_path(os.path.abspath(found.path), os.getcwd())
     queue = BatchQueue()
-    entry = entry_now(found, queue)
-    held = is_held(lock)
-    if held and found.kind == "sweep" and os.path.isdir(os.path.join(found.path, ARRAYS)):
-        # it would submit more
-        _end_submitting(lock)
+    entry, held = entry_now(found, queue), is_held(lock)
+    arrays = found.kind == "sweep" and os.path.isdir(os.path.join(found.path, ARRAYS))
+    submits = held and arrays
+    if not entry.queue and not submits and (entry.batch_job or held is False):
+        return f"{where}: is over: {outcome_text(entry_now(found, queue))}"
+    if submits:
+        # it would submit more; one of another machine is followed while it does
+        with contextlib.suppress(NoSuchRun):
+            _end_launcher(found, lock, where, now=False)
+    elif not entry.queue:
+        _end_launcher(found, lock, where, now=now)
+    if not entry.queue or submits:
+        # it may have been submitted meanwhile
         queue.forget()
-        entry, held = entry_now(found, queue), is_held(lock)
+        entry = entry_now(found, queue)
     if entry.queue:
         _cancel(found, where, queue, now=now)
-        return f"{where}: {outcome_text(until_over(found))}"
-    if entry.batch_job:
-        return f"{where}: is over: {outcome_text(entry)}"
-    if held is False:
-        return f"{where}: is over: {outcome_text(entry_of(found))}"
+        entry = until_over(found)
+    return f"{where}: {outcome_text(entry)}"
+
+
+def _end_launcher(found: FoundDirectory, lock: str, where: str, *, now: bool) -> None:
+    """End the launcher of a run or a sweep, and wait until it is gone; `now` without grace."""
     pidfd = open_launcher(lock)
-    if pidfd is None and held is None:
-        raise NoSuchRun(where, "may be running or not: its lock cannot be looked at")
     if pidfd is None:
-        known = holder(lock)
-        reason = f"is held by {known}" if known else "is held by an unknown process"
+        if is_held(lock) is None:
+            raise NoSuchRun(where, "may be running or not: its lock cannot be looked at")
+        reason = f"is held by {holder(lock) or 'an unknown process'}"
         raise NoSuchRun(where, reason, "that is none of this machine; stop it there")
     try:
         send_signal(pidfd, signal.SIGTERM)
@@ -91,25 +100,6 @@ def stopped(found: FoundDirectory, *, now: bool = False) -> str:
         while now and not wait_readable(pidfd, _PAUSE):
             if entry_now(found).exit_code is None:
                 send_signal(pidfd, signal.SIGTERM)
-    finally:
-        os.close(pidfd)
-    until_released(lock)
-    queue.forget()
-    entry = entry_now(found, queue)
-    if entry.queue:
-        # it was submitted meanwhile
-        _cancel(found, where, queue, now=now)
-        entry = entry_now(found)
-    return f"{where}: {outcome_text(entry)}"
-
-
-def _end_submitting(lock: str) -> None:
-    """End the launcher of a sweep, which leaves its jobs in the queue, if it is of this machine."""
-    pidfd = open_launcher(lock)
-    if pidfd is None:
-        return
-    try:
-        send_signal(pidfd, signal.SIGTERM)
     finally:
         os.close(pidfd)
     until_released(lock)
