@@ -44,12 +44,12 @@ from lllaunch.results.view import RunView, SweepView, blamed, node_state, view_r
 from lllaunch.run.build import Host
 from lllaunch.run.directory import PLAN
 from lllaunch.run.events import plain_sample
-from lllaunch.run.result import Excerpt, plain_result
+from lllaunch.run.result import Excerpt, Reached, plain_result
 from lllaunch.run.submission import LOG
 from lllaunch.text import duration, size
 from lllaunch.verbs.printing import Parser, columns, perform, print_json, print_rows
-from lllaunch.watchdog.frames import TREE
 from lllaunch.words import (
+    MEANINGS,
     StyledText,
     commit_text,
     counted,
@@ -64,9 +64,8 @@ from lllaunch.workers.terminal import cells
 if TYPE_CHECKING:
     from lllaunch.results.live import LiveView
     from lllaunch.results.queue import BatchFacts
-    from lllaunch.run.result import AttemptResult, RunResult, WorkerResult
+    from lllaunch.run.result import AttemptResult, RunResult
     from lllaunch.sweep.history import JobHistory, SweepResult
-    from lllaunch.watchdog.progress import Progress
 
 _DESCRIPTION = """\
 Show a run or a sweep from its files: result, timeline, workers, logs and plan. For a live run,
@@ -144,15 +143,11 @@ def _logs(run: RunView, outcome: RunResult | None) -> Iterator[Excerpt]:
 def _stacks(run: RunView, cwd: str) -> list[Row]:
     """Return where all ranks stood when somebody looked, unless the report tells that."""
     told = run.result is not None and run.result.look is not None
-    if told or (run.root is not None and run.root.hang is not None):
+    if told or (run.root is not None and run.root.hang is not None) or not run.stacks:
         return []
-    latest = run.attempts[-1].path if run.attempts else os.path.join(run.path, _LAST_ATTEMPT)
-    path = os.path.join(latest, TREE)
-    found = run.end(path, _STACK_LINES)
-    if found is None or not found.lines:
-        return []
-    title = heading(f"Where all ranks stood ({shown_path(path, cwd)}):")
-    return [title, *_quoted(found.lines, "quote")]
+    path = shown_path(os.path.join(run.path, run.stacks[0].path), cwd)
+    title = heading(f"Where all ranks stood ({path}):")
+    return [title, *_quoted(run.stacks[0].lines[:_STACK_LINES], "quote")]
 
 
 def _quoted(lines: Iterable[str], style: str = "") -> Iterator[Row]:
@@ -171,8 +166,9 @@ def run_rows(run: RunView, cwd: str, width: int, *, ascii_only: bool = False) ->
     facts += [] if run.entry.batch is None else _of_batch(run.entry, run.entry.batch)
     parts = [_facts(facts), *_parts_in_time(run, now, cwd, width, ascii_only=ascii_only)]
     if outcome is not None:
-        parts.append(_nodes(outcome, cwd))
-        parts += [[*_attempt(attempt, cwd)] for attempt in outcome.attempts]
+        terminal = columns() or None
+        parts.append(_nodes(outcome, cwd, terminal))
+        parts += [_attempt(attempt, cwd, terminal) for attempt in outcome.attempts]
         parts.append(_values(outcome, cwd))
     parts.append(_stacks(run, cwd))
     if logs := log_rows([*_logs(run, outcome)], cwd):
@@ -211,20 +207,14 @@ def _parts_in_time(
 
 def _progress(run: RunView, now: LiveView | None) -> str:
     """Return how far the ranks of the last attempt are, or were."""
-    if run.result is not None:
-        workers = [worker for attempt in run.attempts[-1:] for worker in attempt.workers]
-        return progress_of_ranks(
-            {each.rank: each.progress for each in workers if each.progress is not None}
-        )
-    from lllaunch.watchdog.progress import Progress  # noqa: PLC0415 - of live runs
-
-    return progress_of_ranks(
-        {
-            row.number: Progress(row.step, row.total, metrics=row.metrics)
-            for row in (() if now is None else now.rows)
-            if row.number is not None and row.step is not None
-        }
-    )
+    known = {
+        row.number: Reached(row.step, row.total, metrics=row.metrics)
+        for row in (() if now is None else now.rows)
+        if row.number is not None and row.step is not None
+    }
+    for attempt in run.attempts[-1:]:
+        known = {each.rank: each.progress for each in attempt.workers if each.progress is not None}
+    return progress_of_ranks(known)
 
 
 def _of_batch(entry: ListEntry, batch: BatchFacts) -> Iterator[tuple[str, str]]:
@@ -285,13 +275,15 @@ def _origin(run: RunResult) -> Iterator[tuple[str, str]]:
     yield "host", ", ".join(filter(None, parts))
 
 
-def _room(taken: int = 0) -> int | None:
-    """Returns how many columns of the terminal are left; None where there is none to fit into."""
-    width = columns()
-    return width - taken if width else None
+def _table(
+    rows: Sequence[Sequence[str]], width: int | None, shrinks: int, gap: str = ""
+) -> list[Row]:
+    room = width and width - len(gap)
+    lines = aligned(rows, room=room, shrinks=shrinks)
+    return [(StyledText(f"{gap}{line}".rstrip()),) for line in lines]
 
 
-def _nodes(outcome: RunResult, cwd: str) -> list[Row]:
+def _nodes(outcome: RunResult, cwd: str, width: int | None) -> list[Row]:
     """Returns what became of the nodes of a run that has several."""
     table = [
         (
@@ -303,34 +295,31 @@ def _nodes(outcome: RunResult, cwd: str) -> list[Row]:
         )
         for node in outcome.nodes
     ]
-    rows: list[Row] = [(StyledText(line),) for line in aligned(table, room=_room(), shrinks=3)]
-    return [*rows, ()] if rows else []
+    return [*_table(table, width, shrinks=3), ()] if table else []
 
 
-def _attempt(attempt: AttemptResult, cwd: str) -> Iterator[Row]:
-    took = duration(max(0, attempt.ended_ns - attempt.started_ns) / 1e9)
-    text = f"attempt {attempt.number} {attempt.state} after {took}"
+def _attempt(attempt: AttemptResult, cwd: str, width: int | None) -> list[Row]:
+    def lasted(began: int | None, ended: int | None) -> str:
+        return duration(max(0, ended - began) / 1e9) if began and ended else ""
+
+    took = lasted(attempt.started_ns, attempt.ended_ns)
+    text = " after ".join(filter(None, (f"attempt {attempt.number} {attempt.state}", took)))
     if attempt.root_cause is not None:
         text += f": {failure_text(attempt.root_cause, cwd)}"
-    yield (StyledText(text, "cause"),)
-    known = attempt.root_cause is not None
-    table = [_worker(worker, cwd, after_root=known) for worker in attempt.workers]
-    for line in aligned(table, room=_room(len(GAP)), shrinks=1):
-        yield (StyledText(f"{GAP}{line}".rstrip()),)
-
-
-def _worker(worker: WorkerResult, cwd: str, *, after_root: bool) -> tuple[str, ...]:
-    began, ended = worker.started_ns, worker.ended_ns
-    took = duration(max(0, ended - began) / 1e9) if began and ended else ""
-    log = worker.stderr or worker.stdout or worker.error_file or worker.stacks
-    return (
-        f"rank {worker.rank}",
-        fate_text(worker, after_root=after_root),
-        "" if worker.pid is None else f"pid {worker.pid}",
-        took,
-        size(worker.max_rss) if worker.max_rss else "",
-        shown_path(os.path.dirname(log), cwd) if log else "",
-    )
+    table = []
+    for worker in attempt.workers:
+        log = worker.stderr or worker.stdout or worker.error_file or worker.stacks
+        table.append(
+            (
+                f"rank {worker.rank}",
+                fate_text(worker, after_root=attempt.root_cause is not None),
+                "" if worker.pid is None else f"pid {worker.pid}",
+                lasted(worker.started_ns, worker.ended_ns),
+                size(worker.max_rss) if worker.max_rss else "",
+                shown_path(os.path.dirname(log), cwd) if log else "",
+            )
+        )
+    return [(StyledText(text, "cause"),), *_table(table, width, shrinks=1, gap=GAP)]
 
 
 def _values(outcome: RunResult, cwd: str) -> list[Row]:
@@ -349,12 +338,16 @@ def _without_outcome(entry: ListEntry, cwd: str) -> Iterator[Row]:
     """Tells of a run that has no result, or one that cannot be understood."""
     if entry.root_cause:
         yield (StyledText(f"lllaunch: root cause: {entry.root_cause}", "error"),)
-    told = entry.batch_job and entry.root_cause
-    why = _WHY.get(entry.state, "" if told else _WHY["unknown"])
+    why = MEANINGS.get(entry.state, MEANINGS["unknown"])
     if entry.queue == NO_ANSWER:
         why = "Slurm cannot be asked, and its files do not say that it is over"
     elif entry.state == "running":
-        why = ", ".join(filter(None, (why, *_how_far(entry.progress))))
+        far = entry.progress
+        step = "" if far is None else step_text(far.step, far.total)
+        left = "" if far is None or far.eta is None else time_left(far.eta)
+        why = ", ".join(filter(None, ("running", step, left)))
+    elif entry.batch_job and entry.root_cause:
+        why = ""  # that is it
     style = "busy" if entry.state in {"queued", "running"} else "error"
     yield from [(StyledText(f"lllaunch: {why}", style),)] if why else ()
     event = last_event(entry.path) or {}
@@ -365,22 +358,6 @@ def _without_outcome(entry: ListEntry, cwd: str) -> Iterator[Row]:
     logs = log if os.path.exists(log) else os.path.join(entry.path, _LAST_ATTEMPT)
     if entry.attempts or entry.state not in {"queued", "not_submitted"}:
         yield (StyledText(f"{GAP}Logs: {shown_path(logs, cwd)}"),)
-
-
-def _how_far(progress: Progress | None) -> Iterator[str]:
-    if progress is not None:
-        yield step_text(progress.step, progress.total)
-        if progress.eta is not None:
-            yield time_left(progress.eta)
-
-
-_WHY = {
-    "running": "running",
-    "queued": "waiting in the queue of its cluster",
-    "not_submitted": "its cluster did not take it, as sbatch said",
-    "died": "its launcher ended without a result: it was killed, or the machine went down",
-    "unknown": "its result.json cannot be understood, or it cannot be determined whether it runs",
-}
 
 
 # A sweep
@@ -421,13 +398,9 @@ def _by_now(job: JobHistory, entry: ListEntry | None) -> JobHistory:
     """Return what is known of a job whose batch job may say more than the journal."""
     if entry is None:
         return job
-    if entry.exit_code is None or job.result is not None:
-        return replace(job, state=entry.state)
-    return replace(
-        job,
-        state=entry.state,
-        exit_code=entry.exit_code,
-        root_cause=entry.root_cause,
-        seconds=entry.seconds,
-        return_value=None if entry.value is None else json.dumps(entry.value),
-    )
+    now: dict[str, Any] = {"state": entry.state}
+    if entry.exit_code is not None and job.result is None:
+        value = None if entry.value is None else json.dumps(entry.value)
+        now |= {name: getattr(entry, name) for name in ("exit_code", "root_cause", "seconds")}
+        now["return_value"] = value
+    return replace(job, **now)

@@ -220,7 +220,7 @@ def test_results_that_cannot_be_understood_are_shown_as_far_as_they_go(
     (tmp_path / "result.json").write_text(json.dumps(document))
     text = told("show", str(tmp_path))
     assert "result.json: expected array, got str at $.attempts" in text
-    assert "cannot be understood" in text
+    assert "its files cannot be read or are incomplete" in text
     (tmp_path / "sweep.json").write_text('{"jobs": [{"job": 0}, 7]}')
     text = told("show", str(tmp_path))
     assert re.search("^state +unknown$", text, re.MULTILINE)
