@@ -797,17 +797,13 @@ def _with_submitted(sweep: ListEntry, jobs: Sequence[ListEntry]) -> ListEntry:
     said = Counter(job.queue.partition(" (")[0] for job in jobs if job.queue)
     queue = ", ".join(f"{number} {state}" for state, number in sorted(said.items()))
     sweep = replace(sweep, counts=counts, queue=queue)
-    if not queue and counts.keys() <= {"waiting", "not_run"}:
-        # it was refused, or ended, before anything was submitted
-        return sweep
-    if sweep.state in {"running", "signalled"} and not queue:
-        return sweep
     if queue:
         goes_on = sweep.state == "running" or counts["running"]
         seconds = None if sweep.started_ns is None else (time.time_ns() - sweep.started_ns) / 1e9
         state = "running" if goes_on else "queued"
         return replace(sweep, state=state, exit_code=None, seconds=seconds)
-    if sweep.exit_code is None and counts["not_run"]:
+    broken_off = sweep.state == "signalled" or (sweep.exit_code is None and counts["not_run"])
+    if sweep.state == "running" or broken_off or counts.keys() <= {"waiting", "not_run"}:
         return sweep
     # its jobs went on without the launcher, which has written the last line long before
     ends = [job.started_ns + job.seconds * 1e9 for job in jobs if job.started_ns and job.seconds]
