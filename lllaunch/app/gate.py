@@ -404,7 +404,7 @@ def _as_hydras(config: DictConfig) -> Iterator[None]:
         instance.set_config(config)
         yield
     finally:
-        OmegaConf.set_readonly(hydra, None)
+        OmegaConf.set_readonly(hydra, False)
         for key, node in later.items():
             node[key] = before[key]
         instance.cfg = former
