@@ -91,6 +91,8 @@ class Seam(Enum):
     """The class of the config loader of an app."""
     CALLBACKS = "hydra._internal.hydra", "Callbacks"
     """The class of what makes and calls the callbacks of a run or sweep."""
+    RUN_JOB = "hydra._internal.hydra", "run_job"
+    """Run the only job of a run."""
     READ_PICKLE = "hydra.main", "_get_rerun_conf"
     """Read the config of ``--experimental-rerun``."""
     RUN_APP = "hydra.main", "_run_hydra"

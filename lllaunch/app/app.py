@@ -55,9 +55,11 @@ from lllaunch.hydra_compat import Seam, root_of
 from lllaunch.locks import PATIENCE
 from lllaunch.results.index import remember
 from lllaunch.run.directory import SUBMISSION, RunDirectory
-from lllaunch.run.files import link_atomic
+from lllaunch.run.files import link_atomic, naming
 
 if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+
     from lllaunch.app.batch import SubmittedFunction
     from lllaunch.app.own_worker import UserFunction
     from lllaunch.app.rerun import RerunRequest
@@ -114,6 +116,7 @@ class Jobs:
         own: dict[Seam, Callable[[Any], Any]] = {
             Seam.CALLBACKS: self._beginning,
             Seam.LOGGING: _delaying,
+            Seam.RUN_JOB: self._naming,
         }
         with self.at_end:
             return self.ledger.run(app, {**GUARDED, **own})
@@ -142,6 +145,16 @@ class Jobs:
             return make(config, *args, **kwargs)
 
         return begin_and_make
+
+    def _naming(self, run_job: Callable[..., JobReturn]) -> Callable[..., JobReturn]:
+        """Return Hydra's function, but what it cannot write names the run's directory."""
+
+        def run_named(*args: Any, **kwargs: Any) -> JobReturn:
+            # an error of the job is in what it returns, others are of Hydra's own files
+            with naming(self._latest[1]):
+                return run_job(*args, **kwargs)
+
+        return run_named
 
     def _claim(self, config: DictConfig) -> None:
         """Take the directory that a run's config names; of a name for the moment, a free one."""

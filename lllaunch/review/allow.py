@@ -485,32 +485,29 @@ def with_hydra(spec: LaunchSpec, config: DictConfig) -> LaunchSpec:
 
 def written(config: DictConfig) -> tuple[Written, ...]:
     """Return what Hydra writes to, as far as Hydra itself can resolve it."""
+    found: list[Written] = []
     with watching("oc.env") as reads:
-        found = [*_written(config)]
+        run, sweep = _resolved(config, "run.dir"), _resolved(config, "sweep.dir")
+        output = str(_resolved(config, "runtime.output_dir") or run or "")
+        directories = {
+            "run.dir": (run, ""),
+            "sweep.dir": (sweep, ""),
+            "sweep.subdir": (_resolved(config, "sweep.subdir"), sweep),
+            "output_subdir": (_resolved(config, "output_subdir"), output),
+            "runtime.output_dir": (output or None, ""),
+        }
+        for key, (path, above) in directories.items():
+            if path is not None:
+                whole = os.path.abspath(os.path.join(str(above or ""), str(path)))
+                found.append(Written(f"hydra.{key}", whole))
+        for name in _LOGGING:
+            # as Hydra has changed to it by then
+            base = output if name == "job_logging" and _resolved(config, "job.chdir") else ""
+            for where, value in walk({"hydra": {name: _resolved(config, name)}}):
+                if where[-1:] == ("filename",) and isinstance(value, (str, bytes, os.PathLike)):
+                    file = os.path.abspath(os.path.join(base, os.fsdecode(value)))
+                    found.append(Written(".".join(map(str, where)), file, output))
     return tuple(each._replace(hidden=bool(reads)) for each in found)
-
-
-def _written(config: DictConfig) -> Iterator[Written]:
-    run, sweep = _resolved(config, "run.dir"), _resolved(config, "sweep.dir")
-    output = str(_resolved(config, "runtime.output_dir") or run or "")
-    directories = {
-        "run.dir": (run, ""),
-        "sweep.dir": (sweep, ""),
-        "sweep.subdir": (_resolved(config, "sweep.subdir"), sweep),
-        "output_subdir": (_resolved(config, "output_subdir"), output),
-        "runtime.output_dir": (output or None, ""),
-    }
-    for key, (path, above) in directories.items():
-        if path is not None:
-            whole = os.path.join(str(above or ""), str(path))
-            yield Written(f"hydra.{key}", os.path.abspath(whole))
-    for name in _LOGGING:
-        # as Hydra has changed to it by then
-        base = output if name == "job_logging" and _resolved(config, "job.chdir") else ""
-        for where, value in walk({"hydra": {name: _resolved(config, name)}}):
-            if where[-1:] == ("filename",) and isinstance(value, (str, bytes, os.PathLike)):
-                path = os.path.abspath(os.path.join(base, os.fsdecode(value)))
-                yield Written(".".join(map(str, where)), path, output)
 
 
 def _resolved(config: DictConfig, key: str) -> Any:
