@@ -178,51 +178,36 @@ def locate(module: str, qualname: str, path: Sequence[str]) -> Located:
 
 
 def _look_up(file: str, module: ast.Module, qualname: str) -> Located:
-    """Look for a name in the source of a module."""
-    scope: ast.Module | ast.ClassDef = module
-    dynamic = any(_is_unseen_binding(node) for node in ast.walk(module))
-    *classes, last = qualname.split(".")
+    """Look for a name in the source of a module, or in that of classes within it."""
+    node: ast.AST | None = module
+    dynamic = any(map(_is_unseen_binding, ast.walk(module)))
     prefix = ""
-    for name in (*classes, last):
-        bound = bindings_in(scope)
-        if name not in bound:
-            break
-        binding = _only_binding(scope, bound, name)
-        if name == last and prefix.count(".") == len(classes):
-            return _judged(file, qualname, binding)
-        if not isinstance(binding, ast.ClassDef):
-            dynamic = True
-            break
-        # bases and decorators can add names
-        dynamic = dynamic or bool(binding.bases or binding.keywords or binding.decorator_list)
-        scope, prefix = binding, f"{prefix}{name}."
-    if dynamic:
-        return Located(NameStatus.UNKNOWN, file, reason="its names are made at run time")
-    hint = did_you_mean(qualname, [f"{prefix}{other}" for other in bound])
-    reason = f"{file!r} defines no {qualname!r}"
-    return Located(NameStatus.MISSING, file, reason=reason, hint=hint)
-
-
-def _judged(file: str, qualname: str, binding: ast.AST | None) -> Located:
-    """What can be said of a name that a statement binds, or several do."""
+    for name in qualname.split("."):
+        scope = node if isinstance(node, (ast.Module, ast.ClassDef)) else None
+        bound = {} if scope is None else bindings_in(scope)
+        if scope is None or name not in bound:
+            if dynamic or scope is None:
+                return Located(NameStatus.UNKNOWN, file, reason="its names are made at run time")
+            hint = did_you_mean(qualname, [f"{prefix}{other}" for other in bound])
+            reason = f"{file!r} defines no {qualname!r}"
+            return Located(NameStatus.MISSING, file, reason=reason, hint=hint)
+        nodes = [each for each, _ in bound[name]]
+        # the statement that binds it, if there is one only and it always runs
+        node = nodes[0] if len(nodes) == 1 and nodes[0] in scope.body else None
+        prefix += f"{name}."
+        if isinstance(node, ast.ClassDef):
+            # bases and decorators can add names
+            dynamic = dynamic or bool(node.bases or node.keywords or node.decorator_list)
     unusable = ""
-    if isinstance(binding, (ast.FunctionDef, ast.AsyncFunctionDef)) and not binding.decorator_list:
-        if isinstance(binding, ast.FunctionDef):
-            return Located(NameStatus.FOUND, file, signature_of(binding))
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.decorator_list:
+        if isinstance(node, ast.FunctionDef):
+            return Located(NameStatus.FOUND, file, signature_of(node))
         unusable = "is a coroutine function, which nobody would await"
-    elif isinstance(binding, (ast.Assign, ast.AnnAssign)) and isinstance(binding.value, _CONSTANTS):
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, _CONSTANTS):
         unusable = "is a value, nothing that can be called"
     if not unusable:
         return Located(NameStatus.FOUND, file)
     return Located(NameStatus.MISSING, file, reason=f"{qualname!r} in {file!r} {unusable}")
-
-
-def _only_binding(
-    scope: ast.Module | ast.ClassDef, bound: Mapping[str, list[Binding]], name: str
-) -> ast.AST | None:
-    """The statement that binds a name, if there is one only and it always runs."""
-    nodes = [node for node, _ in bound.get(name, [])]
-    return nodes[0] if len(nodes) == 1 and nodes[0] in scope.body else None
 
 
 def _is_unseen_binding(node: ast.AST) -> bool:
@@ -475,27 +460,25 @@ class Objects:
         return self._definitions(f"{package}.{name}", rest, seen)
 
     def _source(self, module: str) -> _Source:
-        if module not in self._sources:
-            if len(self._sources) >= _MOST_FILES:
-                raise _unknown("it leads too far")
-            self._sources[module] = self._read(module)
-        return self._sources[module]
-
-    def _read(self, module: str) -> _Source:
+        if module in self._sources:
+            return self._sources[module]
+        if len(self._sources) >= _MOST_FILES:
+            raise _unknown("it leads too far")
         found = _find(module, self._path)
-        if not found.file:
-            # a namespace package has no source, an extension module none that can be read; in
-            # neither is anything bound but submodules
-            return _Source(module)
-        tree = _parse(found)
-        is_package = os.path.basename(found.file).startswith("__init__.")
-        bindings = bindings_in(tree)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Global):
-                for name in node.names:
+        # a namespace package has no source, an extension module none that can be read; in neither
+        # is anything bound but submodules
+        source = _Source(module)
+        if found.file:
+            tree = _parse(found)
+            bindings = bindings_in(tree)
+            for node in ast.walk(tree):
+                for name in node.names if isinstance(node, ast.Global) else ():
                     bindings.setdefault(name, []).append((node, None))
-        package = module if is_package else module.rpartition(".")[0]
-        return _Source(module, found.file, package, bindings)
+            is_package = os.path.basename(found.file).startswith("__init__.")
+            package = module if is_package else module.rpartition(".")[0]
+            source = _Source(module, found.file, package, bindings)
+        self._sources[module] = source
+        return source
 
 
 def _join(first: str, rest: str) -> str:
