@@ -213,6 +213,6 @@ def test_a_column_gives_way_where_there_is_no_room_for_all() -> None:
     assert second.startswith("rank 1  succeeded   ")
     assert second.endswith("  pid 22  logs/1")
     # it stays as wide as it can be read
-    _, second = aligned(ALIGNED, room=10, shrinks=1, least=24)
+    _, second = aligned(ALIGNED, room=10, shrinks=1)
     assert second == "rank 1  succeeded" + " " * 15 + "  pid 22  logs/1"
     assert aligned(ALIGNED, room=1000, shrinks=1) == aligned(ALIGNED)
