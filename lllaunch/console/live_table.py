@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lllaunch.console.bottom import Part, fitted
 from lllaunch.console.table import GAP, Column, Row, end_of, extremes_rows, rows_of
@@ -34,11 +34,9 @@ from lllaunch.words import (
 )
 from lllaunch.workers.terminal import cut
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-
 _MOST_METRICS = 3
+_FINDINGS = 3
+_ANY = 1_000_000  # columns or lines where there is no terminal
 _IDLE = 10.0  # seconds; a worker that takes some for a step is no news
 
 
@@ -173,7 +171,7 @@ def what_text(row: ListEntry) -> str:
 
 def head_rows(view: LiveView, width: int, cwd: str) -> list[Row]:
     """Return what stands above the table, each row in at most so many columns."""
-    width = width or 10_000
+    width = width or _ANY
     if view.subject is None:
         return [(StyledText(cut(_of_all(view), width), "title"),)]
     subject = view.subject
@@ -187,9 +185,6 @@ def head_rows(view: LiveView, width: int, cwd: str) -> list[Row]:
     if overrides:
         rows.append((StyledText(cut(overrides, width), "faint"),))
     return rows if view.objectives is None else [*rows, *extremes_rows(view.objectives, width)]
-
-
-_FINDINGS = 3
 
 
 def _of_all(view: LiveView) -> str:
@@ -236,27 +231,19 @@ def view_rows(view: LiveView, columns: int, lines: int, cwd: str) -> list[Row]:
 
     Without a terminal both are 0, and nothing is cut or left out.
     """
-    width = max(1, columns - 1) if columns else 0
-    rows = head_rows(view, width, cwd)
-    if lines:
-        rows = rows[: max(1, lines - 4)]
-    shown = view.rows
-    room = lines - len(rows) - 2 if lines else len(shown)
-    if lines and len(shown) + bool(view.unseen) > room:
+    width, lines = max(1, columns - 1) if columns else 0, lines or _ANY
+    rows = head_rows(view, width, cwd)[: max(1, lines - 4)]
+    shown, room = view.rows, lines - len(rows) - 2
+    if len(shown) + bool(view.unseen) > room:
         shown = shown[: max(0, room - 1)]
     if shown:
         rows += table_rows(view, shown, width, cwd)
-    left = counts_text(_left_out(view.rows[len(shown) :], view.unseen))
-    if left and (not lines or len(rows) < lines - 1):
-        rows.append((StyledText(cut(f"and {left}", width) if width else f"and {left}", "faint"),))
+    rest = Counter(row.state for row in view.rows[len(shown) :])
+    rest.update(view.unseen)
+    left = counts_text((number, f"more {state_text(state)}") for state, number in rest.items())
+    if left and len(rows) < lines - 1:
+        rows.append((StyledText(cut(f"and {left}", width or _ANY), "faint"),))
     return rows
-
-
-def _left_out(rows: Sequence[ListEntry], unseen: Mapping[str, int]) -> Iterable[tuple[int, str]]:
-    counts = Counter(row.state for row in rows)
-    counts.update(unseen)
-    for state, number in counts.items():
-        yield number, f"more {state_text(state)}"
 
 
 def table_rows(view: LiveView, shown: Sequence[ListEntry], width: int, cwd: str) -> list[Row]:

@@ -87,23 +87,14 @@ def took(seconds: float) -> Markup:
     return fill('<span title="{} s">{}</span>', str(seconds), duration(seconds))
 
 
-class Quote(NamedTuple):
-    """Lines as they are, and what they are."""
-
-    title: str
-    lines: Iterable[str]
-    heading: bool = True
-
-
 # Tables
 
 
 class Cell(NamedTuple):
-    """A cell of a table: a text or `Markup`, the number that it is sorted by, and its classes."""
+    """A cell of a table: a text or `Markup`, and the number that it is sorted by."""
 
     text: str
     value: float | None = None
-    kind: str = ""
 
 
 class PageColumn(NamedTuple):
@@ -158,17 +149,16 @@ def table(
     id_: Callable[[T], str] = lambda _: "",
 ) -> PageTable:
     """Return a table with a row for each thing, without columns that are empty in all rows."""
-    given = tuple(columns)
-    rows = []
-    for thing in things:
-        cells = []
-        for column in given:
-            text, value, _ = made if isinstance(made := column.of(thing), Cell) else Cell(made)
-            cells.append(Cell(text, value, column.kind))
-        rows.append(Row(cells, kind(thing), id_(thing)))
-    kept = [at for at in range(len(given)) if any(row.cells[at].text for row in rows)]
-    if len(kept) < len(given):
-        rows = [row._replace(cells=[row.cells[at] for at in kept]) for row in rows]
+    given, known = tuple(columns), list(things)
+    cells = [
+        [made if isinstance(made := column.of(thing), Cell) else Cell(made) for column in given]
+        for thing in known
+    ]
+    kept = [at for at in range(len(given)) if any(row[at].text for row in cells)]
+    rows = [
+        Row([row[at] for at in kept], kind(thing), id_(thing))
+        for thing, row in zip(known, cells, strict=True)
+    ]
     return PageTable(caption, [given[at] for at in kept], rows)
 
 

@@ -277,7 +277,8 @@ def sweep_page(facts: SweepFacts, version: str, place: str = ".") -> str:
         version=version,
         causes_in_all=len(facts.failures),
         failed=sum(len(group.jobs) for group in facts.failures),
-        failures=[(group, [*_failure(group)]) for group in facts.failures[:_MOST_GROUPS]],
+        failures=[(group, _links(group.jobs)) for group in facts.failures[:_MOST_GROUPS]],
+        report_lines=_REPORT_LINES,
         objective=f"{objective}, some too large to be drawn" if too_large else objective,
         so_far=_so_far(facts, found) if is_drawn else "",
         against=[*_against_all(facts, parameters, found)] if is_drawn else [],
@@ -327,22 +328,14 @@ def _summary(facts: SweepFacts) -> Iterator[tuple[str, str]]:
 # What failed
 
 
-def _failure(group: FailureGroup) -> Iterator[str | html.Quote]:
-    # ``jobs 0-2, 5``, each range a link to its first job
-    ranges = as_ranges(group.jobs)
+def _links(numbers: Sequence[int]) -> Markup:
+    """Return ``job 3`` or ``jobs 0-2, 5``, each range a link to its first job."""
+    ranges = as_ranges(numbers)
     link = '<a href="#job-{}">{}</a>'
     links = [html.fill(link, each.start, spans(each)) for each in ranges[:_MOST_LINKS]]
-    word = "job" if len(group.jobs) == 1 else "jobs"
+    word = "job" if len(numbers) == 1 else "jobs"
     more = f" and {len(ranges) - len(links)} more" if len(ranges) > len(links) else ""
-    yield html.fill("{} {}{}", word, html.joined(links, ", "), more)
-    case = group.example
-    if case is None:
-        return
-    of = "" if case.job is None or len(group.jobs) == 1 else f" of job {case.job}"
-    if case.place is not None:
-        yield html.fill("At {}{}.", html.code(f"{case.place.file}:{case.place.line}"), of)
-    if case.explanation:
-        yield html.Quote(f"The report{of}", case.explanation[:_REPORT_LINES], heading=False)
+    return html.fill("{} {}{}", word, html.joined(links, ", "), more)
 
 
 # Objectives, each by the place of its job among all jobs

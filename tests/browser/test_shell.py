@@ -19,7 +19,7 @@ HOSTILE = "</script><script>throw 1</script><b onclick='x'>&amp; \"'\u202e\x1b[3
 VALUES: tuple[float | None, ...] = (3, 10, -1, None, 0.5, 1e-7, 200, 7, 8, 9)
 # a table of ten rows, one of which has no number, and something that is folded away
 SECTIONS = """[
-  ("what", "What it is", prose([link])),
+  ("what", "What it is", link),
   ("things", "A table", table(things)),
   ("logs", "Logs", log),
 ]"""

@@ -94,7 +94,7 @@ def page_of(sections: str, text: str = "a text", **values: object) -> str:
         text: what is everywhere.
         values: what that template uses.
     """
-    imported = "{% from 'parts.html.j2' import fold, prose, table %}"
+    imported = "{% from 'parts.html.j2' import fold, pre, table %}"
     source = f"{{% extends 'page.html.j2' %}}{imported}{{% set sections = {sections} %}}"
     head = dict.fromkeys(("kind", "directory", "word", "sentence", "version", "title"), text)
     template = environment().from_string(source)

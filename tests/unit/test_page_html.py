@@ -6,6 +6,7 @@ import base64
 import hashlib
 import html
 import re
+from collections.abc import Sequence
 
 import pytest
 from jinja2 import UndefinedError
@@ -15,7 +16,6 @@ from support.pages import Seen, page_of
 from lllaunch.pages.html import (
     Cell,
     PageColumn,
-    Quote,
     badge,
     code,
     environment,
@@ -56,8 +56,11 @@ def test_a_template_that_uses_an_unknown_name_fails() -> None:
         environment().from_string("{{ unknown }}").render()
 
 
-def _parts(*parts: object, text: str = "a text") -> str:
-    return page_of("[('s', text, prose(parts))]", text, parts=parts)
+SECTIONS = "[('a', text, pre(lines, text)), ('b', text, table(rows) if rows else text)]"
+
+
+def _page(rows: object, lines: Sequence[str] = (), text: str = "a text") -> str:
+    return page_of(SECTIONS, text, rows=rows, lines=lines)
 
 
 def _whole() -> str:
@@ -66,7 +69,7 @@ def _whole() -> str:
         PageColumn("what", lambda _: badge(HOSTILE, HOSTILE), "wide"),
     ]
     rows = table(HOSTILE, columns, [1, 2], kind=lambda _: HOSTILE)
-    return _parts(HOSTILE, Quote(HOSTILE, [HOSTILE]), rows, text=HOSTILE)
+    return _page(rows, [HOSTILE], text=HOSTILE)
 
 
 def test_hostile_texts_stay_texts() -> None:
@@ -96,7 +99,7 @@ def test_the_policy_allows_the_style_and_the_script_and_nothing_else() -> None:
 
 def test_lines_are_shown_as_they_are() -> None:
     # the first line break in <pre> does not count
-    page = _parts(Quote("log", ["", "a", "", "b"]))
+    page = _page(None, ["", "a", "", "b"], "log")
     assert 'aria-label="log">\n\na\n\nb</pre>' in page
 
 
@@ -106,7 +109,7 @@ def test_rows_are_named_and_columns_have_headings() -> None:
         PageColumn("memory", lambda rank: Cell(f"{rank} B", float(rank)), "minor"),
         PageColumn("nothing", lambda _: ""),
     ]
-    made = _parts(table("All", columns, [2]))
+    made = _page(table("All", columns, [2]))
     assert '<th scope="col" class="numeric">rank</th>' in made
     assert '<th scope="row" class="numeric" data-v="2">2</th>' in made
     assert '<td class="minor" data-v="2">2 B</td>' in made
@@ -114,4 +117,4 @@ def test_rows_are_named_and_columns_have_headings() -> None:
     assert "nothing</th>" not in made
     assert "<table" in made
     assert "data-filter>" not in made
-    assert "data-sort data-filter>" in _parts(table("All", columns, range(8)))
+    assert "data-sort data-filter>" in _page(table("All", columns, range(8)))
