@@ -69,6 +69,7 @@ def perform(
         given = parser.parse_intermixed_args(argv)
     except SystemExit as end:  # --help, or a wrong option
         return end.code if isinstance(end.code, int) else ExitCode.ERROR
+    code: int | None = None
     try:
         code = verb(given)
         sys.stdout.flush()
@@ -88,9 +89,7 @@ def perform(
             place = place or "standard output"
         complain(": ".join(filter(None, (place, error.strerror or str(error)))))
         return ExitCode.ERROR
-    else:
-        return code or ExitCode.SUCCESS
-    return ExitCode.SUCCESS
+    return code or ExitCode.SUCCESS
 
 
 def _without_script(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:

@@ -8,16 +8,16 @@ import sys
 from collections.abc import Sequence
 
 from lllaunch.app.command_line import prestarted, program
-from lllaunch.app.rerun import RerunRequest, read_again, run_again
+from lllaunch.app.rerun import read_again, run_again
 from lllaunch.console.table import is_terminal
-from lllaunch.errors import ConfigError, Diagnostic, LaunchError
+from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.exit_codes import ExitCode
 from lllaunch.results.store import LATEST, locate
 from lllaunch.review.lock import PlanRefused
 from lllaunch.review.paths import POLICY_VARIABLE, locks_all, policy_path, tree_top
 from lllaunch.run.build import build_facts
 from lllaunch.run.result import RunResult, known_result
-from lllaunch.verbs.printing import Parser, complain
+from lllaunch.verbs.printing import Parser, complain, perform
 from lllaunch.words import commit_text, ending, resume_override, shown_path
 
 _DESCRIPTION = """\
@@ -35,25 +35,7 @@ exit codes: those of a run; 5 if the plan is now another one."""
 
 def main(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code."""
-    try:
-        given = _read(argv)
-    except SystemExit as end:  # --help, or a wrong option
-        return end.code if isinstance(end.code, int) else 1
-    try:
-        again = _prepare(given)
-    except LaunchError as error:
-        complain(str(error))
-        return error.exit_code
-    if again is None:
-        return ExitCode.ERROR
-    # what Hydra reads
-    sys.argv[1:] = given.overrides
-    try:
-        with prestarted(given.overrides) as spawner:
-            return run_again(again, spawner, quiet=given.quiet)
-    except LaunchError as error:
-        complain(str(error))
-        return error.exit_code
+    return perform(_parser(), argv, _rerun)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,15 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _read(argv: Sequence[str]) -> argparse.Namespace:
-    given = _parser().parse_intermixed_args(argv)
+def _rerun(given: argparse.Namespace) -> int:
     if "=" in given.run and not os.path.exists(given.run):
         given.run, given.overrides = LATEST, [given.run, *given.overrides]
-    return given
-
-
-def _prepare(given: argparse.Namespace) -> RerunRequest | None:
-    """Return what is run again, None if the user does not want that."""
     found = locate(given.run)
     problems = [
         Diagnostic(
@@ -90,22 +66,28 @@ def _prepare(given: argparse.Namespace) -> RerunRequest | None:
     if found.kind == "sweep":
         resume = resume_override(found.path)
         hint = f"\n  to run the rest of the sweep: {program()} -m {resume}"
-        problems.insert(
-            0,
-            Diagnostic("rerun", "RUN", repr(found.path), "is a sweep; name one of its jobs", hint),
-        )
+        message = "is a sweep; name one of its jobs"
+        problems.insert(0, Diagnostic("rerun", "RUN", repr(found.path), message, hint))
     if problems:
         raise ConfigError(tuple(problems))
     directory = os.path.abspath(found.path)
     again = read_again(directory)
     result = known_result(directory)
     if not _agreed(result, shown_path(directory, os.getcwd()), quiet=given.quiet):
-        return None
-    _tell_of_other_code(result, directory)
+        return ExitCode.ERROR
+    build = None if result is None else result.build
+    if build is not None and build.commit:
+        now = build_facts(os.getcwd(), own=[directory])
+        if now.commit != build.commit or now.dirty or build.dirty:
+            complain(f"the plan is the same, the code may be another: now {commit_text(now)}")
+            complain(f"then {commit_text(build)}")
     if os.path.isdir(again.cwd):
         _expect_same_rules(directory, again.cwd)
         os.chdir(again.cwd)
-    return again
+    # what Hydra reads
+    sys.argv[1:] = given.overrides
+    with prestarted(given.overrides) as spawner:
+        return run_again(again, spawner, quiet=given.quiet)
 
 
 def _expect_same_rules(run: str, cwd: str) -> None:
@@ -136,14 +118,3 @@ def _agreed(result: RunResult | None, path: str, *, quiet: bool) -> bool:
         return True
     print("lllaunch: repeat it although it failed? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
-
-
-def _tell_of_other_code(result: RunResult | None, directory: str) -> None:
-    """Says if what is run was another commit then."""
-    build = None if result is None else result.build
-    if build is None or not build.commit:
-        return
-    now = build_facts(os.getcwd(), own=[directory])
-    if now.commit != build.commit or now.dirty or build.dirty:
-        complain(f"the plan is the same, the code may be another: now {commit_text(now)}")
-        complain(f"then {commit_text(build)}")
