@@ -44,7 +44,7 @@ from lllaunch.watchdog.findings import (
     limit_of,
     suspects,
 )
-from lllaunch.watchdog.sampling import Sample, Sampler, SampleSeries, Usage, size_of
+from lllaunch.watchdog.sampling import Sample, Sampler, Usage, between, size_of
 from lllaunch.watchdog.stall import (
     Detector,
     SilenceDetector,
@@ -236,7 +236,9 @@ class WatchdogDriver:
         self._detectors: dict[str, Detector] = {}
         self._due_looks: dict[str, float] = {}
         self._spin: SpinDetector | None = None
-        self._series = None if self._samples is None else SampleSeries(self._samples)
+        # The moment of the next sample, and of what the last one was made, by local rank.
+        self._sample_due: float | None = None
+        self._sampled: dict[int, tuple[float, Usage]] = {}
         self._progress: ProgressReader | None = None
         self._next_memory: float | None = None
         # When each worker was last seen below its limit of memory.
@@ -282,7 +284,7 @@ class WatchdogDriver:
                 raise OutputError(path, what) from error
             for variables in self._environment.values():
                 variables[TIMER_FILE] = path
-        if self._policy.looks or self._series is not None or self._steps:
+        if self._policy.looks or self._samples is not None or self._steps:
             path = self._private("heartbeats")
             try:
                 self._beats = make_places(path, self._ranks)
@@ -389,8 +391,8 @@ class WatchdogDriver:
         self._due_looks = dict.fromkeys(self._detectors, now)
         if policy.memory is not None:
             self._next_memory = now
-        if self._series is not None:
-            self._series.begin(now)
+        if self._samples is not None:
+            self._sample_due = now + self._samples
 
     def close(self) -> None:
         """Watch no more; idempotent. A signal that interrupts it leaves no directory behind."""
@@ -572,9 +574,7 @@ class WatchdogDriver:
 
     def _next_sample(self) -> float | None:
         """Moment of the next sample, None if there is nobody of whom to take one."""
-        if self._series is None or self._started is None or not self._pids:
-            return None
-        return self._series.due
+        return self._sample_due if self._pids else None
 
     def _sample(
         self,
@@ -583,17 +583,24 @@ class WatchdogDriver:
         usage: Mapping[int, Usage],
         written: Mapping[int, int],
     ) -> list[Sample]:
-        if self._series is None:
+        if self._samples is None or self._started is None:
             return []
+        self._sample_due = now + self._samples
         # where one has not started yet, its parent stands for it; what has just ended has no memory
         started = {
             rank: used
             for rank, used in usage.items()
             if pids[rank] != self._starter and used.state not in _ENDED
         }
-        sample = self._series.take(now, started, written)
         if not started:
             return []
+        nothing = self._started, Usage(0.0)
+        workers = {
+            rank: between(*self._sampled.get(rank, nothing), now, used, written.get(rank))
+            for rank, used in started.items()
+        }
+        self._sampled |= {rank: (now, used) for rank, used in started.items()}
+        sample = Sample(workers)
         if self._progress is not None:
             sample = sample._replace(progress=self._progress.tracker.at(now))
         if self._meter is None and self._visible and proc.has_gpu_driver():
@@ -602,7 +609,7 @@ class WatchdogDriver:
                 from lllaunch.linux.gpu_meter import GpuMeter  # noqa: PLC0415 - seldom
 
                 self._meter = GpuMeter([*self._visible.values()])
-        reading = None if self._meter is None else self._meter.take(self._series.interval)
+        reading = None if self._meter is None else self._meter.take(self._samples)
         if reading is not None:
             seen = dict(zip(self._visible, reading.seen, strict=True))
             workers = {
@@ -698,7 +705,8 @@ class WatchdogDriver:
         self._look_at_progress(now, list(pids), written)
         if self._progress is not None:
             found += self._progress.tracker.not_finite()
-        if self._series is not None and _is_due(self._series.due, now, self._series.interval):
+        moment = self._sample_due
+        if moment is not None and _is_due(moment, now, self._samples or 0.0):
             found += self._sample(now, pids, usage, written)
         due = [
             name

@@ -54,43 +54,11 @@ class Sample(NamedTuple):
     progress: Mapping[int, Progress] = MappingProxyType({})
 
 
-class SampleSeries:
-    """Makes samples of what workers have used so far. Pure.
-
-    ``interval``: seconds between two samples.
-    """
-
-    def __init__(self, interval: float) -> None:
-        self.interval = interval
-        self.due = 0.0  # moment of the next one
-        self._began = 0.0
-        self._before: dict[int, tuple[float, Usage]] = {}
-
-    def begin(self, now: float) -> None:
-        """The attempt begins; the first sample is due an interval later."""
-        self._began = now
-        self.due = now + self.interval
-
-    def take(self, now: float, usage: Mapping[int, Usage], outputs: Mapping[int, int]) -> Sample:
-        """Make a sample.
-
-        ``now``: moment at which the usage was read, seconds. ``usage``: of the workers that have
-        started and live, by local rank. ``outputs``: bytes in the files of their output, of those
-        that have any.
-        """
-        self.due = now + self.interval
-        nothing = self._began, Usage(0.0)
-        workers = {
-            rank: _between(*self._before.get(rank, nothing), now, used, outputs.get(rank))
-            for rank, used in usage.items()
-        }
-        self._before |= {rank: (now, used) for rank, used in usage.items()}
-        return Sample(workers)
-
-
-def _between(
+def between(
     then: float, before: Usage, now: float, used: Usage, output: int | None
 ) -> WorkerSample:
+    """What a worker did between two looks, with the bytes in the files of its output."""
+
     # what an orphan had used is counted no more when it has ended
     def rate(first: float, second: float) -> float:
         return max(0.0, second - first) / max(now - then, 0.001)

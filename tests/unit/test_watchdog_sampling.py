@@ -12,7 +12,7 @@ import pytest
 
 from lllaunch.linux import proc
 from lllaunch.linux.proc import ProcessFacts, ProcessTable
-from lllaunch.watchdog.sampling import Sampler, SampleSeries, Usage, WorkerSample, size_of, trees
+from lllaunch.watchdog.sampling import Sampler, Usage, WorkerSample, between, size_of, trees
 
 WORKER, CHILD, GRANDCHILD, ORPHAN, OTHER = 100, 101, 102, 103, 200
 
@@ -110,22 +110,13 @@ def test_files_that_are_not_there_are_empty(tmp_path: Path) -> None:
 
 
 def test_a_sample_has_rates_since_the_one_before() -> None:
-    series = SampleSeries(5.0)
-    series.begin(100.0)
-    assert series.due == 105.0
-    first = series.take(105.0, {0: Usage(5.0, 70, "R", (1,), written=50, io=150)}, {0: 10})
-    # since the attempt began
-    assert first.workers == {0: WorkerSample(1.0, 70, 20.0, 10.0, 10)}
-    assert series.due == 110.0
-    used = {0: Usage(6.0, 80, "R", (1,), written=50, io=1150), 1: Usage(10.0, 1, "S", (2,))}
-    second = series.take(115.0, used, {0: 30})
-    assert second.workers[0] == WorkerSample(0.1, 80, 100.0, 0.0, 30)
-    # one that started late, and writes to no file
-    assert second.workers[1].cpu == pytest.approx(10.0 / 15.0)
-    assert second.workers[1].output is None
+    used = Usage(5.0, 70, "R", (1,), written=50, io=150)
+    assert between(100.0, Usage(0.0), 105.0, used, 10) == WorkerSample(1.0, 70, 20.0, 10.0, 10)
+    more = Usage(6.0, 80, "R", (1,), written=50, io=1150)
+    assert between(105.0, used, 115.0, more, 30) == WorkerSample(0.1, 80, 100.0, 0.0, 30)
     # what an orphan had used, which is gone, makes no rate negative
-    gone = {0: Usage(1.0, 1, "S", (1,), written=10, io=20)}
-    assert series.take(125.0, gone, {}).workers[0] == WorkerSample(0.0, 1, 0.0, 0.0, None)
+    gone = Usage(1.0, 1, "S", (1,), written=10, io=20)
+    assert between(115.0, more, 125.0, gone, None) == WorkerSample(0.0, 1, 0.0, 0.0, None)
 
 
 # The table itself, on a /proc that a test invents, and on the real one
