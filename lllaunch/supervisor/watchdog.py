@@ -313,17 +313,6 @@ class WatchdogDriver:
             known = proc.facts(known.ppid)
         return None
 
-    def _timer_reports(self, timers: TimerService) -> list[object]:
-        """What was wrong with requests, and which timers ran out; waits for nothing."""
-        found: list[object] = [*timers.dispatch()]
-        ranks = {pid: rank for rank, pid in self._pids.items()}
-        for each in timers.expired():
-            # The others are leftovers of an attempt before.
-            if each.owner in ranks:
-                rank = ranks[each.owner]
-                found.append(TimerExpired(rank, each.pid, each.scope, each.after, each.signum))
-        return found
-
     def _private(self, name: str) -> str:
         if self._scratch is None:
             from lllaunch.watchdog.scratch import Scratch  # noqa: PLC0415 - only for a watched run
@@ -527,7 +516,14 @@ class WatchdogDriver:
         """What is wrong now, and what was wrong with requests; waits for nothing."""
         found: list[object] = []
         if self._timers is not None:
-            found += self._timer_reports(self._timers)
+            found += self._timers.dispatch()
+            ranks = {pid: rank for rank, pid in self._pids.items()}
+            # the others are leftovers of an attempt before
+            found += [
+                TimerExpired(ranks[each.owner], each.pid, each.scope, each.after, each.signum)
+                for each in self._timers.expired()
+                if each.owner in ranks
+            ]
         if self._started is None:
             return found
         now, policy = self._clock(), self._limits

@@ -216,21 +216,16 @@ def _tqdm(text: str) -> Shown | None:
         return None
     groups = match.groupdict()
     total = groups.get("total")
+    before = text[: match.start()].rstrip()
+    if before.endswith("|") and "|" in before[:-1]:
+        before = before[: before.rindex("|", 0, -1)].rstrip()
     _, _, postfix = text[match.end() : end].partition(",")
     return _shown(
-        _before_bar(text[: match.start()]),
+        _PERCENT_BEFORE.sub("", before),
         float(match["step"]) * _SCALES[match["scale"]],
         float(total) * _SCALES[groups["scale2"]] if total else None,
         _metrics(_PAIR.finditer(postfix)),
     )
-
-
-def _before_bar(text: str) -> str:
-    """Return what stands before ``50%|##  |``."""
-    text = text.rstrip()
-    if text.endswith("|") and "|" in text[:-1]:
-        text = text[: text.rindex("|", 0, -1)].rstrip()
-    return _PERCENT_BEFORE.sub("", text)
 
 
 def _is_rich(segment: bytes) -> bool:

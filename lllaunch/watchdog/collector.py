@@ -189,16 +189,6 @@ class ProcessCase:
         return self.seen is not None and self.seen.python
 
     @property
-    def can_answer(self) -> bool:
-        """Whether its threads run: it is not stopped, and not asleep in the kernel."""
-        return self.seen is not None and self.seen.state not in ("D", "T", "t", "Z", "X")
-
-    @property
-    def wants_spy(self) -> bool:
-        """Whether only py-spy may tell its stacks, and can be let near it."""
-        return self.python and not self.stacks and self.seen is not None and self.seen.state != "D"
-
-    @property
     def frames(self) -> tuple[Frame, ...]:
         """Frames of its main thread."""
         return main_frames(self.threads)
@@ -225,21 +215,11 @@ class RankCase:
     def __init__(self, rank: int, path: str, processes: tuple[ProcessFacts, ...]) -> None:
         self.rank = rank
         self.path = path
+        self.written = False
         self.worker = ProcessCase(processes[0])
         self.trace: RankTrace | None = None
         self.below = [ProcessCase(facts) for facts in processes[1:MAX_PROCESSES]]
         self.unseen = len(processes) - 1 - len(self.below)
-
-    def worker_text(self) -> str:
-        """The worker's part of stacks.txt."""
-        return self.worker.section(f"worker of local rank {self.rank}")
-
-    def below_text(self) -> str:
-        """The part about the processes below the worker; may be empty."""
-        parts = [process.section("below it") for process in self.below]
-        if self.unseen:
-            parts.append(f"\nand {self.unseen} more processes below it\n")
-        return "".join(parts)
 
     @property
     def chosen(self) -> ProcessCase:
@@ -252,12 +232,12 @@ class RankCase:
             return self.worker
         return next((process for process in self.below if process.frames), self.worker)
 
-    def stack(self, path: str) -> RankStack:
+    def stack(self) -> RankStack:
         """What is known by now."""
         seen, chosen = self.worker.seen, self.chosen
         return RankStack(
             self.rank,
-            path,
+            self.path if self.written else "",
             chosen.frames,
             state=seen.state if seen else "",
             wchan=seen.wchan if seen else "",
@@ -354,19 +334,18 @@ class StackCollector:
 
     def _collect(self, cases: list[RankCase]) -> None:
         writer = self._written
-        written: set[int] = set()
         for case in cases:
             case.worker.examine()
-        self._publish(cases, written)
+        self._publish(cases)
         self._ask([[case.worker] for case in cases], _WORKERS_ANSWER)
-        self._publish(cases, written)
+        self._publish(cases)
         self._ask_recorders(cases)
-        self._publish(cases, written)
+        self._publish(cases)
         self._spy([case.worker for case in cases])
         for case in cases:
-            if writer.append(case.path, writer.heading + case.worker_text()):
-                written.add(case.rank)
-        self._publish(cases, written)
+            text = case.worker.section(f"worker of local rank {case.rank}")
+            case.written = writer.append(case.path, writer.heading + text)
+        self._publish(cases)
         below = [case.below for case in cases if not (self._glance and case.worker.python)]
         for process in (each for line in below for each in line):
             if not self._over():
@@ -374,16 +353,18 @@ class StackCollector:
         self._ask(below, _BELOW_ANSWER)
         self._spy([process for line in below for process in line])
         for case in cases:
-            writer.append(case.path, case.below_text())
-        self._publish(cases, written)
+            text = "".join(process.section("below it") for process in case.below)
+            more = f"\nand {case.unseen} more processes below it\n" if case.unseen else ""
+            writer.append(case.path, text + more)
+        self._publish(cases)
         if writer.directory:
             stacks = [replace(each, rank=writer.base_rank + each.rank) for each in self.result()]
             writer.append(f"{writer.directory}/{TREE}", writer.heading + whole_text(stacks))
         self.problem = writer.problem
         self._quote(cases)
 
-    def _publish(self, cases: Iterable[RankCase], written: set[int]) -> None:
-        found = {case.rank: case.stack(case.path if case.rank in written else "") for case in cases}
+    def _publish(self, cases: Iterable[RankCase]) -> None:
+        found = {case.rank: case.stack() for case in cases}
         if not self._glance:
             # they are in the files
             found = {rank: replace(stack, threads=()) for rank, stack in found.items()}
@@ -432,7 +413,10 @@ class StackCollector:
         asked = {
             case.rank: self._recorders[case.rank]
             for case in cases
-            if case.rank in self._recorders and case.worker.can_answer
+            # one that is stopped, or asleep in the kernel, cannot answer
+            if case.rank in self._recorders
+            and case.worker.seen is not None
+            and case.worker.seen.state not in ("D", "T", "t", "Z", "X")
         }
         until = min(self._deadline, time.monotonic() + _RECORDERS_ANSWER)
         answers = ask(asked, until, self._unwanted.is_set)
@@ -454,7 +438,12 @@ class StackCollector:
                 self._unwanted.wait(_GLANCE)
 
     def _spy(self, cases: Iterable[ProcessCase]) -> None:
-        wanted = {process.facts.pid: process for process in cases if process.wants_spy}
+        # py-spy would hang with one that sleeps in the kernel
+        wanted = {
+            process.facts.pid: process
+            for process in cases
+            if process.seen and process.python and not process.stacks and process.seen.state != "D"
+        }
         if not wanted:
             return
         program = processes.find_spy()

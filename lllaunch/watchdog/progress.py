@@ -132,7 +132,7 @@ class RankProgress:
         # Names of metrics that were finite.
         self._finite: set[str] = set()
         # What it says itself, or the user's pattern, and which of them.
-        self._own: _Counter | None = None
+        self.own: _Counter | None = None
         self._calls = False
         self._moment = 0
 
@@ -144,19 +144,19 @@ class RankProgress:
         if record.moment == self._moment:
             return False, False
         self._moment = record.moment
-        if self._own is None or not self._calls:
-            self._own, self._calls = _Counter(now), True
+        if self.own is None or not self._calls:
+            self.own, self._calls = _Counter(now), True
         self.add(record.metrics)
         # it may have been a while ago
-        return True, self._own.count(record.step, record.total, min(now, record.moment / 1e9))
+        return True, self.own.count(record.step, record.total, min(now, record.moment / 1e9))
 
     def capture(self, numbers: Mapping[str, float], now: float) -> None:
         """Take note of what the user's pattern captured."""
         self.add({name: numbers[name] for name in numbers if name not in {"step", "total"}})
         step, total = numbers.get("step", math.nan), numbers.get("total", math.nan)
         if math.isfinite(step) and not self._calls:
-            self._own = self._own or _Counter(now)
-            self._own.count(step, total if math.isfinite(total) else None, now)
+            self.own = self.own or _Counter(now)
+            self.own.count(step, total if math.isfinite(total) else None, now)
 
     def draw(self, stream: int, bar: Shown, now: float) -> bool:
         """Take note of a bar, or of a line of numbers, on a stream; return whether it has moved."""
@@ -198,15 +198,10 @@ class RankProgress:
     @property
     def demands_more(self) -> bool:
         """Whether it has shown some progress and not the end of it."""
-        return self._own is not None or (self._main is not None and not self._main.is_full)
-
-    @property
-    def has_own(self) -> bool:
-        """Whether calls or the user's pattern tell the step, not bars."""
-        return self._own is not None
+        return self.own is not None or (self._main is not None and not self._main.is_full)
 
     def _counter(self) -> _Counter | None:
-        return self._own or (None if self._main_is_over else self._main)
+        return self.own or (None if self._main_is_over else self._main)
 
     @property
     def step(self) -> float | None:
@@ -224,7 +219,7 @@ class RankProgress:
         longest = max(bars, key=lambda bar: bar.seen - bar.began, default=self._main)
         if longest is self._main and self._main_is_over:
             longest = None
-        counter = self._own or longest
+        counter = self.own or longest
         return None if counter is None else counter.step
 
     def at(self, now: float) -> Progress | None:
@@ -289,7 +284,7 @@ class ProgressTracker:
                 known.print_other()
                 continue
             moved, is_bar = known.draw(stream, each, now), each.step is not None
-            exact = complete and is_bar and not known.has_own
+            exact = complete and is_bar and known.own is None
             # placeholders stand in a bar until there is a number
             self._check(
                 rank, each.metrics, known.step, exact=exact, chosen=False, placeholders=is_bar
