@@ -30,12 +30,11 @@ from lllaunch.app.configs import (
     PACKAGED,
     PRIMARY,
     as_file_name,
-    config_dir_of,
     experiment_name,
+    hydra_words,
     install,
     install_app,
     is_of_a_moment,
-    with_config_path,
 )
 from lllaunch.app.gate import GUARDED, JobOf, admit, has_rules
 from lllaunch.app.planning import (
@@ -377,7 +376,8 @@ def _delaying(configure: Callable[[dict[str, Any]], None]) -> Callable[[dict[str
 
 def run(jobs: Jobs, config_name: str = PRIMARY) -> int:
     """Run the app of ``python -m lllaunch`` on ``sys.argv`` and return the exit code."""
-    install_app(config_dir_of(sys.argv[1:]))
+    sys.argv[1:], directory = hydra_words(completed(sys.argv[1:]))
+    install_app(directory)
 
     def task(cfg: DictConfig) -> object:
         gc.enable()
@@ -385,7 +385,6 @@ def run(jobs: Jobs, config_name: str = PRIMARY) -> int:
 
     # Hydra names the job after the task's module, and finds relative paths from it
     task.__module__ = MODULE
-    sys.argv[1:] = with_config_path(completed(sys.argv[1:]))
     app = hydra.main(config_path=PACKAGED, config_name=config_name, version_base=BASE)(task)
     return jobs.run_app(app, task) or 0
 

@@ -47,12 +47,6 @@ _HYDRA, _MAIN = "hydra", "main"
 _SCHEMA = "_lllaunch_schema"
 
 
-def config_dir_of(argv: Sequence[str]) -> str | None:
-    """Return the value of ``--config-dir`` among words for Hydra, which would search it last."""
-    found = [value for flag, value in itertools.pairwise(argv) if flag in {"--config-dir", "-cd"}]
-    return found[-1] if found else None
-
-
 def config_path_of(path: str | None) -> str | None:
     """Return the value of ``--config-path`` for Hydra, which counts it from the app's own file.
 
@@ -61,13 +55,18 @@ def config_path_of(path: str | None) -> str | None:
     return os.path.abspath(path) if path and os.path.isdir(path) else path
 
 
-def with_config_path(argv: Sequence[str]) -> list[str]:
-    """Return words for Hydra with what it takes ``--config-path`` for."""
-    words = list(argv)
+def hydra_words(argv: Sequence[str]) -> tuple[list[str], str | None]:
+    """Return words for Hydra with what it takes ``--config-path`` for, and ``--config-dir``.
+
+    Hydra itself would search that directory last.
+    """
+    words, directory = list(argv), None
     for index, (flag, value) in enumerate(itertools.pairwise(argv), start=1):
         if flag in {"--config-path", "-cp"}:
             words[index] = str(config_path_of(value))
-    return words
+        elif flag in {"--config-dir", "-cd"}:
+            directory = value
+    return words, directory
 
 
 class ConfDirectories(SearchPathPlugin):

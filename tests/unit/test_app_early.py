@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lllaunch.app.command_line import only_asks, prestarted
-from lllaunch.app.configs import config_dir_of, with_config_path
+from lllaunch.app.configs import hydra_words
 
 
 @pytest.mark.parametrize("words", ["--cfg job", "--info", "--help", "-sc install=bash"])
@@ -24,14 +24,14 @@ def test_without_room_for_a_process_it_is_started_later(monkeypatch: pytest.Monk
 
 
 def test_the_config_dir_is_read_from_the_command_line() -> None:
-    assert config_dir_of(["--config-dir", "a b"]) == "a b"
-    assert config_dir_of(["-cd", "x", "--config-dir", "y", "+exp=x"]) == "y"
-    assert config_dir_of(["--config-dir"]) is None
+    assert hydra_words(["--config-dir", "a b"])[1] == "a b"
+    assert hydra_words(["-cd", "x", "--config-dir", "y", "+exp=x"])[1] == "y"
+    assert hydra_words(["--config-dir"])[1] is None
 
 
 def test_config_path_counts_from_where_the_command_was_given() -> None:
     Path("mine").mkdir()
     mine = str(Path.cwd() / "mine")
-    assert with_config_path(["--config-path", "mine", "a=1"]) == ["--config-path", mine, "a=1"]
+    assert hydra_words(["--config-path", "mine", "a=1"])[0] == ["--config-path", mine, "a=1"]
     for other in ("pkg://mine", "nowhere", "a=1"):
-        assert with_config_path(["-cp", other]) == ["-cp", other]
+        assert hydra_words(["-cp", other])[0] == ["-cp", other]
