@@ -11,7 +11,8 @@ from lllaunch.app.configs import hydra_words
 @pytest.mark.parametrize("words", ["--cfg job", "--info", "--help", "-sc install=bash"])
 def test_a_command_line_that_only_asks_starts_no_spawner(words: str) -> None:
     assert only_asks(words.split())
-    assert prestarted(words.split()) is None
+    with prestarted(words.split()) as spawner:
+        assert spawner is None
     assert not only_asks(["-m", "a=1,2", "--config-name", "c"])
 
 
@@ -20,7 +21,8 @@ def test_without_room_for_a_process_it_is_started_later(monkeypatch: pytest.Monk
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr("lllaunch.spawner.client.Spawner.prestart", full)
-    assert prestarted([]) is None
+    with prestarted([]) as spawner:
+        assert spawner is None
 
 
 def test_the_config_dir_is_read_from_the_command_line() -> None:
