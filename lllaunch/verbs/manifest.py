@@ -107,7 +107,7 @@ def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
     words = ("python", "-m", "lllaunch", "plan", "--format", "trainjob", *options)
     told = shlex.join([*words, *_words(command, spec)])
     # a line break in it would end the comment
-    made_by = f"Made by: {told}" if told.isprintable() and told.isascii() else ""
+    made_by = f"# Made by: {told}" if told.isprintable() and told.isascii() else ""
     trainer = _trainer(spec, given.image, nodes, _words(auto, spec))
     env = []
     if nodes > 1 and plan_node(spec)["launch"]["rdzv"]["id"] is None:
@@ -124,19 +124,11 @@ def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
         "metadata": {"name": name},
         "spec": {"runtimeRef": reference, "trainer": trainer},
     }
-    lacking = {
-        "No --image: the runtime's must have lllaunch, and the project as working directory.": (
-            "image" not in trainer
-        ),
-        "launch.nproc is no number: the pods decide how many workers each has.": (
-            "numProcPerNode" not in trainer
-        ),
-        "launch.resources says nothing: the runtime decides what a pod gets.": (
-            "resourcesPerNode" not in trainer
-        ),
-    }
-    comments = [made_by, *(text for text, lacks in lacking.items() if lacks)]
-    print_lines(f"# {text}" for text in comments if text)
+    if made_by:
+        print_lines([made_by])
+    if given.image is None:
+        needs = "lllaunch, and the project as working directory"
+        print_lines([f"# No --image: the runtime's must have {needs}."])
     print_lines(yaml.safe_dump(manifest, sort_keys=False, width=1_000_000).splitlines())
     names = (each for each in dict.fromkeys(variables) if each not in own)
     asked = [each for each in names if _VARIABLE.fullmatch(each)]

@@ -100,7 +100,7 @@ class TopApp(App[None]):
 
     def on_mount(self) -> None:
         """Show what was asked for."""
-        self.push_screen(ListScreen(self._what, first=True))
+        self.push_screen(ListScreen(self._what))
 
     def action_help(self) -> None:
         """Show what keys do, or hide it."""
@@ -128,29 +128,22 @@ class TopApp(App[None]):
 
         threading.Thread(target=do, daemon=True).start()
 
-    def style(self, name: str) -> str:
-        """Return what rich calls a style of `StyledText`."""
-        style = RICH_STYLES[name]
-        if not self.no_color:
-            return style
-        # grey of red would be hard to read
-        return " ".join(word for word in style.split() if word in {"bold", "dim"})
-
-    def painted(self, rows: Iterable[Row]) -> Text:
-        """Return rows as text of rich's."""
-        text = Text(no_wrap=True)
-        for place, row in enumerate(rows):
-            text.append("\n" if place else "")
-            for span in row:
-                text.append(plain(span.text), self.style(span.style))
-        return text
-
     def say(self, text: str, *, bad: bool = False) -> None:
         """Show a message above the keys of what is shown, until the next one."""
         for screen in reversed(self.screen_stack):
             if isinstance(screen, StatusScreen):
                 screen.say(text, bad=bad)
                 return
+
+
+def _painted(rows: Iterable[Row]) -> Text:
+    """Return rows as text of rich's."""
+    text = Text(no_wrap=True)
+    for place, row in enumerate(rows):
+        text.append("\n" if place else "")
+        for span in row:
+            text.append(plain(span.text), RICH_STYLES[span.style])
+    return text
 
 
 class StatusScreen(Screen[None]):
@@ -167,7 +160,7 @@ class StatusScreen(Screen[None]):
     def say(self, text: str, *, bad: bool = False) -> None:
         """Show a message."""
         line = plain(text.partition("\n")[0])
-        style = self.top.style("bad" if bad else "")
+        style = RICH_STYLES["bad" if bad else ""]
         self.query_one("#status", Static).update(Text(line, style, no_wrap=True))
 
     def look(self) -> Callable[[], object]:
@@ -202,10 +195,9 @@ class ListScreen(StatusScreen):
         Binding("x", "stop", "stop"),
     ]
 
-    def __init__(self, what: Watched, *, first: bool = False) -> None:
+    def __init__(self, what: Watched) -> None:
         super().__init__()
         self._what = what
-        self._first = first
         self._view: LiveView | None = None
         self._rows: list[ListEntry] = []
         self._sorted_by = ""
@@ -260,7 +252,7 @@ class ListScreen(StatusScreen):
         self._rows = sorted_rows(rows, by, reverse=self._reversed)
         width = self.size.width
         self.query_one("#head", Static).update(
-            app.painted(head_rows(view, width - 2, app.cwd)[: max(1, self.size.height // 3)])
+            _painted(head_rows(view, width - 2, app.cwd)[: max(1, self.size.height // 3)])
         )
         # with room for the mark of the column that it is sorted by
         self._fill(fitting(columns, self._rows, width - 2 * _PADDING - 1), by)
@@ -285,7 +277,7 @@ class ListScreen(StatusScreen):
         if fits and (titles, grown, [*shown]) == (self._titles, self._widths, [*self._cells]):
             for row in self._rows:
                 old, new = self._cells[row.key], shown[row.key]
-                values = self._painted(row, new, columns) if old != new else ()
+                values = self._texts(row, new, columns) if old != new else ()
                 for (column, _), value in zip(columns, values, strict=False):
                     table.update_cell(row.key, column.title, value)
         else:
@@ -296,16 +288,16 @@ class ListScreen(StatusScreen):
                 label = Text(title, justify="right" if column.right else "left")
                 table.add_column(label, key=column.title, width=width)
             for row in self._rows:
-                table.add_row(*self._painted(row, shown[row.key], columns), key=row.key)
+                table.add_row(*self._texts(row, shown[row.key], columns), key=row.key)
             keys = [*shown]
             place = keys.index(selected) if selected in shown else min(at, len(keys) - 1)
             table.move_cursor(row=max(0, place), animate=False)
         self._titles, self._cells = titles, shown
 
-    def _painted(
+    def _texts(
         self, row: ListEntry, texts: tuple[str, ...], columns: list[tuple[Column, list[str]]]
     ) -> list[Text]:
-        style = self.top.style(state_style(row.state))
+        style = RICH_STYLES[state_style(row.state)]
         return [
             Text(
                 text,
@@ -342,7 +334,7 @@ class ListScreen(StatusScreen):
             self.table.focus()
             self.say("")
             self._show()
-        elif not self._first:
+        elif len(self.app.screen_stack) > 2:  # textual's own, and the first one
             self.dismiss()
 
     def action_sort(self) -> None:
@@ -506,7 +498,7 @@ class LogScreen(StatusScreen):
             if log.rank != self._rank:
                 continue
             file = self._files.setdefault(log, AppendedLines(log.path, _LOG_WINDOW))
-            style = self.top.style("bad" if log.stream == "stderr" else "")
+            style = RICH_STYLES["bad" if log.stream == "stderr" else ""]
             lines += [Text(_shown(line), style) for _, line in file.added()]
             rest = _shown(file.rest[-_LOG_WINDOW:]) or rest
         return rest
@@ -567,5 +559,5 @@ class StacksScreen(StatusScreen):
         return partial(self._show, lines)
 
     def _show(self, lines: list[StyledText]) -> None:
-        self.query_one("#stacks", Static).update(self.top.painted((line,) for line in lines))
+        self.query_one("#stacks", Static).update(_painted((line,) for line in lines))
         self.say("")
