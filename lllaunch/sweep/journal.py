@@ -241,16 +241,13 @@ def parse(
         except UnknownVersion:
             raise
         except ValueError as error:
-            raise Damaged(number, _reason(error)) from None
+            # those of the decoders say at length where in the line they stopped
+            reason = "it is not JSON" if type(error) is not ValueError else str(error)
+            raise Damaged(number, reason) from None
         if (number == 1) != (entry is not None and isinstance(entry.record, Header)):
             raise Damaged(number, "a sweep begins with its header, and only there")
         end += len(line)
         yield end, entry
-
-
-def _reason(error: ValueError) -> str:
-    # those of the decoders say at length where in the line they stopped
-    return "it is not JSON" if type(error) is not ValueError else str(error)
 
 
 _RESUME = "hydra.launcher.resume"
@@ -326,7 +323,10 @@ class Journal:
         """
         header, end = None, 0
         for end, entry in _entries(path):  # noqa: B007 - the last one is what counts
-            header = header or _checked_header(path, entry)
+            if header is None:
+                assert entry is not None, path
+                assert isinstance(entry.record, Header), path
+                header = entry.record
             if tell is not None and entry is not None:
                 tell(entry)
         if header is None:
@@ -465,7 +465,10 @@ def _entries(path: str) -> Iterator[tuple[int, JournalEntry | None]]:
             # A launcher may just have cut a torn line off, and written on in its place.
             suspected = start
         except UnknownVersion as unknown:
-            raise _unknown(path, unknown) from None
+            author = f" (lllaunch {unknown.lllaunch})" if unknown.lllaunch else ""
+            message = f"is a journal of version {unknown.version}{author}; this one reads {VERSION}"
+            hint = "resume it with the lllaunch that began it"
+            raise _problem(path, message, hint) from None
         else:
             return
 
@@ -502,12 +505,6 @@ def _find_composed(path: str) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _checked_header(path: str, entry: JournalEntry | None) -> Header:
-    assert entry is not None, path
-    assert isinstance(entry.record, Header), path
-    return entry.record
-
-
 def _sync_directory(path: str) -> None:
     """Makes the name of a new file survive a power failure."""
     directory = os.path.dirname(path) or "."
@@ -517,12 +514,6 @@ def _sync_directory(path: str) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
-
-
-def _unknown(path: str, unknown: UnknownVersion) -> ConfigError:
-    author = f" (lllaunch {unknown.lllaunch})" if unknown.lllaunch else ""
-    message = f"is a journal of version {unknown.version}{author}; this one reads {VERSION}"
-    return _problem(path, message, "resume it with the lllaunch that began it")
 
 
 def _problem(path: str, message: str, hint: str) -> ConfigError:

@@ -119,7 +119,8 @@ def become(work: Work, place: ForkInheritance, leave: Callable[[], None]) -> NoR
                 os._exit(_ALONE)
             _disown()
             leave()
-            _mark(*work.marks)
+            own, Inherited.lineage = work.marks
+            set_lineage(own)
             _set_streams(place.streams)
             # lifts the mask, too; a run takes SIGTSTP when it has something to stop
             forks.reset(place.ignored, python=True, blocked=forks.STOP_AND_CONTINUE)
@@ -133,12 +134,6 @@ def become(work: Work, place: ForkInheritance, leave: Callable[[], None]) -> NoR
         _flush()
     finally:
         os._exit(code)
-
-
-def _mark(own: str, spawners: str) -> None:
-    if own:
-        set_lineage(own)
-        Inherited.lineage = spawners
 
 
 def _work(work: Work, place: ForkInheritance) -> int:
@@ -447,59 +442,44 @@ class JobProcess:
         Raises:
             ForkFailed: the system has no process or no descriptor left.
         """
+        job: JobProcess | None = None
+        pipes: list[OutputPipe] = []
+
+        def leave_all() -> None:
+            ours.close()
+            for pipe in pipes:
+                os.close(pipe.fileno())
+            leave()
+
         with contextlib.ExitStack() as undo:
             try:
-                job = cls._make(number, captures, undo)
+                for stream in (1, 2) if captures else ():
+                    pipes.append(OutputPipe(number, stream))
+                    undo.callback(pipes[-1].close)
                 ours, theirs = connected()
                 undo.callback(ours.close)
                 undo.callback(theirs.close)
-                job._fork(work, leave, ours, theirs, ignored)
+                job = cls(number, pipes)
+                ends = tuple(pipe.write_end for pipe in pipes)
+                place = ForkInheritance(number, theirs, os.getpid(), ends, ignored)
+                flush_streams()
+                job.pid = fork()
+                if job.pid == 0:
+                    become(work, place, leave_all)
+                pidfd = open_pidfd(job.pid)
             except OSError as error:
+                if job is not None and job.pid > 0:
+                    os.kill(job.pid, signal.SIGKILL)
+                    os.waitpid(job.pid, 0)
                 kind = TooFewFiles if error.errno == errno.EMFILE else ForkFailed
                 raise kind(number, shortage(error) or error.strerror or str(error)) from error
             undo.pop_all()
+        assert pidfd is not None  # our own child, not waited for
+        job.pidfd, job.channel = pidfd, Channel(ours)
         theirs.close()
-        for pipe in job.pipes:
+        for pipe in pipes:
             pipe.close_write_end()
         return job
-
-    @classmethod
-    def _make(cls, number: int, captures: bool, undo: contextlib.ExitStack) -> JobProcess:
-        pipes = []
-        for stream in (1, 2) if captures else ():
-            pipes.append(OutputPipe(number, stream))
-            undo.callback(pipes[-1].close)
-        return cls(number, pipes)
-
-    def _fork(
-        self,
-        work: Work,
-        leave: Callable[[], None],
-        ours: socket.socket,
-        theirs: socket.socket,
-        ignored: frozenset[signal.Signals],
-    ) -> None:
-        ends = tuple(pipe.write_end for pipe in self.pipes)
-        place = ForkInheritance(self.number, theirs, os.getpid(), ends, ignored)
-        flush_streams()
-        self.pid = fork()
-        if self.pid == 0:
-            become(work, place, lambda: self._leave(ours, leave))
-        try:
-            pidfd = open_pidfd(self.pid)
-        except OSError:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            raise
-        assert pidfd is not None  # our own child, not waited for
-        self.pidfd = pidfd
-        self.channel = Channel(ours)
-
-    def _leave(self, ours: socket.socket, leave: Callable[[], None]) -> None:
-        ours.close()
-        for pipe in self.pipes:
-            os.close(pipe.fileno())
-        leave()
 
     def receive(self) -> None:
         """Take note of what the job says; `answered` and `branch_pidfd` tell."""

@@ -174,32 +174,22 @@ def _refuse_changes(
     count = looked_at = 0
     for (_, job), new in zip(finished, composed, strict=True):
         looked_at += 1
-        if not _is_known(job, new):
+        known = job.history.fingerprint in {new.fingerprint, new.former}
+        if new.fingerprint is None or not known:
             before = config_of(job.number)
             if before is not None and job_key(before) == new.fingerprint:
                 continue  # damage to the journal's fingerprint; its config tells more
-            lines = text_lines(_change_of(before, new.config), _MOST_LINES, _WIDEST)
+            change: tuple[Change, ...] = ()  # not known, if one of them is not
+            if before is not None and new.config is not None:
+                # the journal does not keep the order of keys
+                change = differences(before, new.config, ordered=False)
+            lines = text_lines(change, _MOST_LINES, _WIDEST)
             changed.setdefault(tuple(lines), []).append(job)
             count += 1
             if count >= _ENOUGH:
                 break
     if changed:
         raise ConfigError(_problems(changed, len(finished) - looked_at))
-
-
-def _change_of(
-    before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
-) -> tuple[Change, ...]:
-    """Returns in what a job's config differs; nothing if that is not known."""
-    if before is None or after is None:
-        return ()
-    # the journal does not keep the order of keys
-    return differences(before, after, ordered=False)
-
-
-def _is_known(old: OldJob, job: NewJob) -> bool:
-    """Whether a job's fingerprint is that of the journal."""
-    return job.fingerprint is not None and old.history.fingerprint in {job.fingerprint, job.former}
 
 
 def _problems(

@@ -487,27 +487,18 @@ class Scheduler:
         self.composing, self.exhausted = False, True
         return self._go_on()
 
-    def refused(self, event: LeaseRefused) -> SweepActions:
-        """A job did not start after all: it waits again, for other slots."""
+    def put_back(self, event: LeaseRefused | JobNotStarted) -> SweepActions:
+        """A job did not start after all: it waits again, for other slots or until that works."""
         self.waiting.add(self._take_back(event))
         return self._go_on()
 
-    def refused_too_late(self, event: LeaseRefused) -> SweepActions:
+    def put_back_too_late(self, event: LeaseRefused | JobNotStarted) -> SweepActions:
         """A job did not start, and does not any more."""
         return (self._leave(self._take_back(event)), *self._go_on())
 
-    def not_started(self, event: JobNotStarted) -> SweepActions:
-        """A job could not be started: it waits until that can be tried again."""
-        self.waiting.add(self._unlease(event))
-        return self._go_on()
-
-    def not_started_too_late(self, event: JobNotStarted) -> SweepActions:
-        """A job could not be started, and is not any more."""
-        return (self._leave(self._unlease(event)), *self._go_on())
-
     def dropped(self, event: JobDropped) -> SweepActions:
         """A job has left a queue without a start."""
-        job = self._unlease(event)
+        job = self._take_back(event)
         job.exit_code, job.why = event.exit_code, event.why
         return (self._over(job, J.NOT_RUN), *self._go_on())
 
@@ -615,19 +606,16 @@ class Scheduler:
         room = self.waiting.room(self.pool.free, self.pool.ours)
         return self._may_start() and any(fits(need, room) for need in self._smallest)
 
-    def _take_back(self, event: LeaseRefused) -> Job:
+    def _take_back(self, event: LeaseRefused | JobNotStarted | JobDropped | JobEnded) -> Job:
         job = self.running.pop(event.number)
-        self.pool.give(job.lease, Lease(event.gpus, event.cpus))
-        return job
-
-    def _unlease(self, event: JobNotStarted | JobDropped) -> Job:
-        job = self.running.pop(event.number)
-        self.pool.give(job.lease)
+        if isinstance(event, LeaseRefused):
+            self.pool.give(job.lease, Lease(event.gpus, event.cpus))
+        else:
+            self.pool.give(job.lease)
         return job
 
     def _end(self, event: JobEnded) -> Job:
-        job = self.running.pop(event.number)
-        self.pool.give(job.lease)
+        job = self._take_back(event)
         job.attempts += 1
         job.exit_code, job.why = event.exit_code, event.why
         job.overtaken = 0
@@ -698,10 +686,9 @@ _ROWS: tuple[_Row, ...] = (
     (_STOPPED, (JobBroken,), None, Scheduler.broken_while_cancelled),
     (_BEGUN, (NoMoreJobs,), None, Scheduler.no_more),
     # Jobs that do not start. One that a failure kept from it would start again at once.
-    (_OPEN, (LeaseRefused,), None, Scheduler.refused),
-    (_ENDING, (LeaseRefused,), None, Scheduler.refused_too_late),
-    ((_S.BLOCKED,), (JobNotStarted,), None, Scheduler.not_started),
-    (_ENDING, (JobNotStarted,), None, Scheduler.not_started_too_late),
+    (_OPEN, (LeaseRefused,), None, Scheduler.put_back),
+    ((_S.BLOCKED,), (JobNotStarted,), None, Scheduler.put_back),
+    (_ENDING, (LeaseRefused, JobNotStarted), None, Scheduler.put_back_too_late),
     (_BEGUN, (JobDropped,), None, Scheduler.dropped),
     # What may be started then: nothing of it is while the sweep is blocked (`Scheduler._go_on`).
     (_OPEN, (SlotsFreed,), None, Scheduler.freed),

@@ -16,7 +16,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hydra.core.hydra_config import HydraConfig
@@ -613,8 +612,23 @@ def begin_session(
     Raises:
         ConfigError, OutputError: as `SweepSession.begin` has it.
     """
+
+    def begin(place: str) -> SweepSession:
+        if not resume and os.path.isdir(os.path.join(place, ARRAYS)):
+            _expect_none_queued(place)
+        session = SweepSession.begin(
+            place,
+            command=redacted_overrides(as_written(config.hydra.overrides.task)),
+            version=__version__,
+            direction=direction,
+            slots=slots,
+            resume=resume,
+            say=_say,
+        )
+        remember(session.path, config.hydra.runtime.cwd, os.environ)
+        return session
+
     stated = os.path.join(config.hydra.runtime.cwd, str(config.hydra.sweep.dir))
-    begin = partial(_begin, config, resume=resume, direction=direction, slots=slots)
     if resume or not moves or not is_of_a_moment(config.hydra.sweep):
         return begin(stated)
     for number in itertools.count():
@@ -634,29 +648,6 @@ def begin_session(
                 node.dir = f"{node.dir}-{number}"
         return session
     raise AssertionError("unreachable")
-
-
-def _begin(
-    config: DictConfig,
-    place: str,
-    *,
-    resume: bool,
-    direction: Direction | None,
-    slots: Lease | None,
-) -> SweepSession:
-    if not resume and os.path.isdir(os.path.join(place, ARRAYS)):
-        _expect_none_queued(place)
-    session = SweepSession.begin(
-        place,
-        command=redacted_overrides(as_written(config.hydra.overrides.task)),
-        version=__version__,
-        direction=direction,
-        slots=slots,
-        resume=resume,
-        say=_say,
-    )
-    remember(session.path, config.hydra.runtime.cwd, os.environ)
-    return session
 
 
 def _say(text: str) -> None:
@@ -762,10 +753,5 @@ def _failure(name: str, end: Settle | None) -> JobFailed | None:
     if end.state is JobState.SUCCEEDED:
         return None
     code = ExitCode.ERROR if end.exit_code is None else end.exit_code
-    if end.state is JobState.NOT_RUN:
-        return JobFailed(code, f"lllaunch: {name} was not run{_after(end.why)}")
-    return JobFailed(code, f"lllaunch: {name} failed (exit code {code}){_after(end.why)}")
-
-
-def _after(why: str) -> str:
-    return f": {why}" if why else ""
+    said = "was not run" if end.state is JobState.NOT_RUN else f"failed (exit code {code})"
+    return JobFailed(code, f"lllaunch: {name} {said}{f': {end.why}' if end.why else ''}")

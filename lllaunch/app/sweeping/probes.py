@@ -19,8 +19,9 @@ import signal
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from msgspec import structs
 from omegaconf import OmegaConf
 
 from lllaunch.app.boundary import reason_of, without_variables
@@ -35,7 +36,7 @@ from lllaunch.spawner import forks
 from lllaunch.spawner.forks import flush_streams, fork
 from lllaunch.sweep.fingerprint import job_key
 from lllaunch.sweep.pool import Need, never_fits
-from lllaunch.sweep.protocol import Broken
+from lllaunch.sweep.protocol import Answer, Broken, Prepared
 from lllaunch.sweep.resume import NewJob
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from lllaunch.app.sweeping.jobs import SweepJobs
-    from lllaunch.sweep.protocol import SpawnerKey
     from lllaunch.sweep.resume import OldJob
     from lllaunch.sweep.spawner_pool import SpawnerPool
 
@@ -54,14 +54,6 @@ _REFERENCE = re.compile(r"\$\{\s*(?:oc\.select\s*:)?\s*([\w.-]+)\s*[,}]")
 _SHOWN = 5
 # So many jobs are worth another process.
 _SHARE = 8
-
-
-class _Look(NamedTuple):
-    """What composing a job has shown: what is wrong with it, its spawner, the hash of its plan."""
-
-    fault: Broken | None
-    warm: SpawnerKey | None = None
-    plan: str = ""
 
 
 @dataclass(eq=False)
@@ -179,29 +171,35 @@ def probe(
     locked = asks_for_lock(composer.master)
     chosen = choose(overrides, matters, all_of_them=locked)
 
-    def look(index: int) -> _Look:
+    def look(index: int) -> Answer:
         answer = jobs.prepare(overrides[index], labels[index], first + index, None)
         if isinstance(answer, Broken):
-            return _Look(answer)
-        planned: Any = answer.payload
+            return answer
+        spec = answer.payload.spec
         # what a cluster has is not known here
-        here = planned.spec.cluster is None
-        why = never_fits(answer.need, room) if here else ""
-        fault = Broken(int(ExitCode.CONFIG), why) if why else None
-        return _Look(fault, answer.warm, plan_hash(planned.spec) if locked else "")
+        why = never_fits(answer.need, room) if spec.cluster is None else ""
+        if why:
+            return Broken(int(ExitCode.CONFIG), why)
+        return structs.replace(answer, payload=plan_hash(spec) if locked else "")
 
     # a process has its own imports to make: not for a few jobs
     processes = min(len(os.sched_getaffinity(0)), 1 + len(chosen) // _SHARE)
     with contextlib.closing(map_in_forks(look, chosen, processes)) as answers:
         found = dict(zip(chosen, answers, strict=True))
-    faults = {name_of(labels[index]): each.fault for index, each in found.items() if each.fault}
+    faults = {
+        name_of(labels[index]): each for index, each in found.items() if isinstance(each, Broken)
+    }
     if faults:
         raise SweepRefused(faults)
     if locked:
-        jobs.admitted = {job_name(overrides[index]): each.plan for index, each in found.items()}
-    warm = found[0].warm if found and not jobs.composer.for_cluster else None
-    if warm is not None:
-        spawners.start(warm)
+        jobs.admitted = {
+            job_name(overrides[index]): each.payload
+            for index, each in found.items()
+            if isinstance(each, Prepared)
+        }
+    one = found.get(0)
+    if isinstance(one, Prepared) and one.warm is not None and not jobs.composer.for_cluster:
+        spawners.start(one.warm)
 
 
 def compared(

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -234,8 +234,7 @@ class SlurmExecutor(Executor):
         if self.sweep.clock() < self._ask_at:
             return
         if self._starts:
-            jobs = [(self._job_of(number), self._cluster(number)) for number in self._starts]
-            self._to_submit.extend(arrays_of(jobs, slurm.max_array_size()))
+            self._to_submit.extend(self._arrays_of(self._starts))
             self._starts = []
             self._submit()
             self._leave_detached()
@@ -430,15 +429,14 @@ class SlurmExecutor(Executor):
 
     # Submitting
 
-    def _job_of(self, number: int) -> ArrayJob:
+    def _arrays_of(self, numbers: Iterable[int]) -> list[Array]:
         assert self._answers is not None
-        directory = self._answers[number].directory
-        return ArrayJob(number, os.path.join(self._session.path, directory))
-
-    def _cluster(self, number: int) -> Cluster:
-        assert self._answers is not None
-        cluster: Cluster = self._answers[number].payload
-        return cluster
+        jobs = []
+        for number in numbers:
+            answer = self._answers[number]
+            directory = os.path.join(self._session.path, answer.directory)
+            jobs.append((ArrayJob(number, directory), answer.payload))
+        return arrays_of(jobs, slurm.max_array_size())
 
     def _expect_accepted(self) -> None:
         """Raise if the cluster would not accept an array: none is submitted then.
@@ -447,9 +445,8 @@ class SlurmExecutor(Executor):
             SubmitFailed: it would not.
         """
         assert self._answers is not None
-        jobs = [(self._job_of(number), self._cluster(number)) for number in self._answers]
         asked: list[Cluster] = []
-        for array in arrays_of(jobs, slurm.max_array_size()):
+        for array in self._arrays_of(self._answers):
             if array.cluster in asked:
                 continue
             asked.append(array.cluster)
@@ -603,8 +600,10 @@ class SlurmExecutor(Executor):
             job.gone = job.gone + 1 if found is None else 0
             if found is not None and found.state == "PENDING":
                 job.running = False
-            elif found is not None and not job.running and _runs(job.directory):
-                self._tell_start(job)
+            elif found is not None and not job.running:
+                last = account_of(job.directory).last
+                if isinstance(last, (BatchStarted, BatchSignalled)):
+                    self._tell_start(job)
             if found is None or job.shares:
                 self._look_for_end(job)
         if not self.sweep.ends:
@@ -687,10 +686,6 @@ def _id_of(queued: Mapping[str, QueuedJob], directory: str) -> str:
     """Return the id of an array by its working directory, an empty string if it is over."""
     found = (job.id for job in queued.values() if job.directory == directory)
     return next(found, "").partition("_")[0]
-
-
-def _runs(directory: str) -> bool:
-    return isinstance(account_of(directory).last, (BatchStarted, BatchSignalled))
 
 
 def _was_cancelled(job: SubmittedJob, *, started: bool) -> bool:

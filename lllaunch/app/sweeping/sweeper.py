@@ -63,11 +63,20 @@ def sweep(sweeper: LllaunchSweeper, arguments: Sequence[str]) -> Any:
     Raises:
         SystemExit: not all jobs succeeded, or nothing was started.
     """
-    config, context, launcher = sweeper.config, sweeper.hydra_context, _launcher_of(sweeper)
+    config, context = sweeper.config, sweeper.hydra_context
+    launcher: LllaunchLauncher = sweeper.launcher  # type: ignore[assignment]
     assert config is not None
     assert context is not None
     with refusing():
-        _check(sweeper)
+        if sweeper.max_batch_size is not None:
+            problem = Diagnostic(
+                "overrides",
+                "hydra.sweeper.max_batch_size",
+                repr(sweeper.max_batch_size),
+                "has no meaning here: a job starts as soon as there is room for it",
+                "say with hydra.launcher.max_parallel how many may run at the same time",
+            )
+            raise ConfigError((problem,))
         grid = grid_of(config, context.config_loader, arguments)
     launcher.on_begin = lambda resumed: _save(config, resumed)
     returns = launcher.launch(grid, initial_job_idx=0)
@@ -94,23 +103,6 @@ def grid_of(config: DictConfig, loader: ConfigLoader, arguments: Sequence[str]) 
     except OverflowError as error:
         message = f"ask for {error} jobs, expected {sys.maxsize} at most"
         raise ConfigError((Diagnostic("overrides", "", "the overrides", message),)) from None
-
-
-def _launcher_of(sweeper: LllaunchSweeper) -> LllaunchLauncher:
-    launcher: Any = sweeper.launcher
-    return launcher  # type: ignore[no-any-return]
-
-
-def _check(sweeper: LllaunchSweeper) -> None:
-    if sweeper.max_batch_size is not None:
-        problem = Diagnostic(
-            "overrides",
-            "hydra.sweeper.max_batch_size",
-            repr(sweeper.max_batch_size),
-            "has no meaning here: a job starts as soon as there is room for it",
-            "say with hydra.launcher.max_parallel how many may run at the same time",
-        )
-        raise ConfigError((problem,))
 
 
 def _dimensions(overrides: Sequence[Override]) -> list[list[str]]:
