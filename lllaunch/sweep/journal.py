@@ -265,6 +265,7 @@ class Journal:
         end: int,
         now: Callable[[], int],
         tell: Callable[[JournalEntry], object] | None,
+        composed: Mapping[int, tuple[int, int]],
     ) -> None:
         self.path = path
         self.header = header
@@ -273,7 +274,7 @@ class Journal:
         self._tell = tell
         self._end = end  # bytes of whole records
         self._kept: deque[bytes] = deque()
-        self._composed: dict[int, tuple[int, int]] | None = None
+        self._composed = composed  # where in the file the last `ComposedRecord` of a job is
         with naming(path):
             self._fd = os.open(path, _FLAGS)
             self._torn = os.fstat(self._fd).st_size != end
@@ -302,7 +303,7 @@ class Journal:
         entry = JournalEntry(now(), header)
         line = encode(header, entry.time_ns)
         write_atomic(path, line)
-        journal = cls(path, header, len(line), now, tell)
+        journal = cls(path, header, len(line), now, tell, {})
         _sync_directory(path)
         if tell is not None:
             tell(entry)
@@ -321,8 +322,12 @@ class Journal:
             ConfigError: it is not there, damaged, or of another version.
             OutputError: it cannot be read or written.
         """
-        header, end = None, 0
-        for end, entry in _entries(path):  # noqa: B007 - the last one is what counts
+        header, start, end = None, 0, 0
+        composed: dict[int, tuple[int, int]] = {}
+        for end, entry in _entries(path):
+            if entry is not None and isinstance(entry.record, ComposedRecord):
+                composed[entry.record.job] = (start, end)
+            start = end
             if header is None:
                 assert entry is not None, path
                 assert isinstance(entry.record, Header), path
@@ -331,7 +336,7 @@ class Journal:
                 tell(entry)
         if header is None:
             raise _problem(path, "holds no record of a sweep", "start the sweep anew")
-        return cls(path, header, end, now, tell)
+        return cls(path, header, end, now, tell, composed)
 
     def append(self, record: Record) -> None:
         """Adds a record, after those that were kept; it is on the disk when this returns.
@@ -404,7 +409,6 @@ class Journal:
                 raise
             self._torn = False
             self._end += len(line)
-        self._composed = None
 
     def _repair(self) -> None:
         """Cuts off what is no whole record."""
@@ -413,15 +417,14 @@ class Journal:
             self._torn = False
 
     def config_of(self, job: int) -> Mapping[str, Any] | None:
-        """Returns the config that a job was last composed with, None if it was not kept.
+        """Returns the config that a job was composed with, None if it was not kept.
 
-        Configs may be long and are asked for rarely, so none is held in memory.
+        That is as of `open`. Configs may be long and are asked for rarely, so none is held in
+        memory.
 
         Raises:
             ConfigError, OutputError: as `read_journal` does.
         """
-        if self._composed is None:
-            self._composed = _find_composed(self.path)
         where = self._composed.get(job)
         if where is None:
             return None
@@ -492,17 +495,6 @@ def _open_entries(path: str, start: int, lines: int) -> Iterator[tuple[int, Jour
             if found is None:
                 return
             yield found
-
-
-def _find_composed(path: str) -> dict[int, tuple[int, int]]:
-    """Returns for each job where in the file its last `ComposedRecord` begins and ends."""
-    found: dict[int, tuple[int, int]] = {}
-    start = 0
-    for end, entry in _entries(path):
-        if entry is not None and isinstance(entry.record, ComposedRecord):
-            found[entry.record.job] = (start, end)
-        start = end
-    return found
 
 
 def _sync_directory(path: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -45,7 +44,7 @@ class ComposingFailed(LaunchError):
 
 
 class LocalExecutor(Executor):
-    """The jobs of a sweep in processes of this machine; in the main thread.
+    """The jobs of a sweep in processes of this machine; they die with the thread that forks them.
 
     ``work``: its warm spawners stay the caller's, for another sweep. ``review``: called with a job
     that has been composed for the first time, without its payload; what it returns counts (its
@@ -83,14 +82,7 @@ class LocalExecutor(Executor):
         self._watches: dict[Slot, SlotWatch] = {}
 
     def open(self) -> None:
-        """Adopt what jobs leave from now on.
-
-        Raises:
-            RuntimeError: this is not the main thread.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            # Jobs die with the thread that forked them.
-            raise RuntimeError("a sweep runs in the main thread")
+        """Adopt what jobs leave from now on."""
         self._remains = Remains(self._all_marks)
 
     # What the scheduler decides
@@ -116,11 +108,26 @@ class LocalExecutor(Executor):
     def start(self, start: v.StartJob) -> None:
         """Lock the slots of a lease, and let a job run with them."""
         try:
-            busy = self._acquire(start.lease)
+            busy = self._leases.acquire(start.lease)
+            if busy and not all(job.apart for job in self._jobs.values()):
+                # What was just released may still be open in a job that was just forked.
+                for each in self._jobs.values():
+                    each.await_apart()
+                busy = self._leases.acquire(start.lease)
             if busy:
-                self._refused(start, busy)
+                for slot in busy:
+                    self._watches[slot] = self._leases.watch(slot)
+                gpus = tuple(name for slot in busy for name in slot.lease.gpus)
+                cpus = tuple(core for slot in busy for core in slot.lease.cpus)
+                self.sweep.tell(v.LeaseRefused(start.number, gpus, cpus))
                 return
-            job = self._process_of(start)
+            job = self._jobs.get(start.number)
+            if job is not None and job.reap():
+                # it was killed while it waited
+                self._drop(job)
+                job = None
+            # one that is tried again is composed again
+            job = job or self._fork(start.number)
         except (LeaseFailed, ForkFailed) as error:
             self._take_back(start.number, start.lease, error)
             return
@@ -146,31 +153,6 @@ class LocalExecutor(Executor):
             job.signal(signal.SIGKILL)
             if job.deadline is None:
                 job.deadline = self.sweep.clock() + KILL_SECONDS
-
-    def _acquire(self, lease: Lease) -> Sequence[Slot]:
-        busy = self._leases.acquire(lease)
-        if busy and not all(job.apart for job in self._jobs.values()):
-            # What was just released may still be open in a job that was just forked.
-            for job in self._jobs.values():
-                job.await_apart()
-            busy = self._leases.acquire(lease)
-        return busy
-
-    def _refused(self, start: v.StartJob, busy: Sequence[Slot]) -> None:
-        for slot in busy:
-            self._watches[slot] = self._leases.watch(slot)
-        gpus = tuple(name for slot in busy for name in slot.lease.gpus)
-        cpus = tuple(core for slot in busy for core in slot.lease.cpus)
-        self.sweep.tell(v.LeaseRefused(start.number, gpus, cpus))
-
-    def _process_of(self, start: v.StartJob) -> JobProcess:
-        """The process of a job, forked anew if it is tried again or was killed while it waited."""
-        job = self._jobs.get(start.number)
-        if job is not None:
-            if not job.reap():
-                return job
-            self._drop(job)
-        return self._fork(start.number)
 
     def _fork(self, number: int) -> JobProcess:
         job = JobProcess.fork(
@@ -302,7 +284,13 @@ class LocalExecutor(Executor):
         """The process of a job has ended."""
         assert job.exit_code is not None
         if job is self._composing:
-            self._died_composing(job)
+            self._composing = None
+            self._drop(job)
+            self._deaths += 1
+            if self._deaths >= _DEATHS:
+                self.sweep.give_up(ComposingFailed())
+            code = job.exit_code if by_signal(job.exit_code) else 1
+            self._broken(job.number, Broken(code, "its process ended while it was composed"))
         elif job.lease is None:
             # Killed while it waited. It is forked again when it is its turn.
             self._drop(job)
@@ -312,16 +300,6 @@ class LocalExecutor(Executor):
             job.kill_branch()
             self._remains.kill(self._pids())
             self._over(job, job.exit_code)
-
-    def _died_composing(self, job: JobProcess) -> None:
-        self._composing = None
-        self._drop(job)
-        self._deaths += 1
-        if self._deaths >= _DEATHS:
-            self.sweep.give_up(ComposingFailed())
-        assert job.exit_code is not None
-        code = job.exit_code if by_signal(job.exit_code) else 1
-        self._broken(job.number, Broken(code, "its process ended while it was composed"))
 
     def _leaves_nothing(self, job: JobProcess) -> bool:
         """Whether what a job started has ended, too; gives that a deadline otherwise."""

@@ -131,7 +131,10 @@ def become(work: Work, place: ForkInheritance, leave: Callable[[], None]) -> NoR
             code = _work(work, place)
         except BaseException as error:  # noqa: BLE001 - it must not return into the launcher
             code = _code_of(error)
-        _flush()
+        with contextlib.suppress(Exception):
+            atexit._run_exitfuncs()
+        flush_streams()  # nobody may read it any more
+        flush_c_streams()
     finally:
         os._exit(code)
 
@@ -139,7 +142,13 @@ def become(work: Work, place: ForkInheritance, leave: Callable[[], None]) -> NoR
 def _work(work: Work, place: ForkInheritance) -> int:
     channel = Channel(place.sock)
     _send(channel, Apart())
-    answer = _prepare(work, place.number)
+    try:
+        answer = work.prepare(place.number)
+    except LaunchError as error:
+        answer = Broken(error.exit_code, str(error))
+    except Exception as error:  # noqa: BLE001 - whatever the caller's code raises
+        traceback.print_exc()
+        answer = Broken(1, traceback.format_exception_only(error)[-1].strip())
     _send(channel, answer)
     if not isinstance(answer, Prepared):
         return answer.exit_code
@@ -164,16 +173,6 @@ def _work(work: Work, place: ForkInheritance) -> int:
             spawner.close()
     # The system would take it modulo 256.
     return code if 0 <= code <= 255 else 1
-
-
-def _prepare(work: Work, number: int) -> Answer:
-    try:
-        return work.prepare(number)
-    except LaunchError as error:
-        return Broken(error.exit_code, str(error))
-    except Exception as error:  # noqa: BLE001 - whatever the caller's code raises
-        traceback.print_exc()
-        return Broken(1, traceback.format_exception_only(error)[-1].strip())
 
 
 def _await_begin(
@@ -285,13 +284,6 @@ def _code_of(error: BaseException) -> int:
         return error.exit_code
     traceback.print_exception(error)
     return 1
-
-
-def _flush() -> None:
-    with contextlib.suppress(Exception):
-        atexit._run_exitfuncs()
-    flush_streams()  # nobody may read it any more
-    flush_c_streams()
 
 
 _PAUSE_SECONDS = 0.01

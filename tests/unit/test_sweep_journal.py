@@ -243,6 +243,8 @@ def test_the_last_config_of_a_job_is_found(tmp_path) -> None:
     journal.append(COMPOSED)
     journal.append(structs.replace(COMPOSED, job=1, config=None))
     journal.append(structs.replace(COMPOSED, config={"params": {"lr": 0.2, "ü": [1.0, 1]}}))
+    journal.close()
+    journal = Journal.open(journal.path)
     assert journal.config_of(0) == {"params": {"lr": 0.2, "ü": [1.0, 1]}}
     assert [journal.config_of(job) for job in (1, 2)] == [None, None]
     journal.close()

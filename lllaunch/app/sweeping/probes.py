@@ -126,21 +126,11 @@ def references(master: DictConfig) -> frozenset[str]:
     """Returns the keys that decide with the launch node whether a job can run, and where."""
     raw: Any = OmegaConf.to_container(master, resolve=False)
     launch = {key: item for key, item in (raw.get("launch") or {}).items() if key not in _HARMLESS}
-    found: set[str] = set()
-    texts = [*_texts(launch), *_texts(raw["hydra"]["sweep"]), *_texts(raw["hydra"]["launcher"])]
-    while texts:
-        new = {path for text in texts for path in _REFERENCE.findall(text)} - found
+    texts, found = repr([launch, raw["hydra"]["sweep"], raw["hydra"]["launcher"]]), set[str]()
+    while new := {*_REFERENCE.findall(texts)} - found:
         found |= new
-        texts = [text for path in new for text in _texts(_below(raw, path))]
+        texts = repr([_below(raw, path) for path in new])
     return frozenset(found)
-
-
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, dict):
-        return [text for item in value.values() for text in _texts(item)]
-    if isinstance(value, list):
-        return [text for item in value for text in _texts(item)]
-    return [value] if isinstance(value, str) and "${" in value else []
 
 
 def _below(raw: Any, path: str) -> Any:

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 from omegaconf import OmegaConf
@@ -104,13 +104,6 @@ class SubmittedJob:
     gone: int = 0  # at how many looks in a row it was not in the queue
     cancelled: bool = False  # whether this launcher has cancelled it, if it had not started
     ended: bool = False  # whether it has, started or not
-
-
-class ReadyArray(NamedTuple):
-    """An array whose directory says what its tasks run."""
-
-    directory: str
-    submission: Submission
 
 
 class _ToldToEnd(Exception):
