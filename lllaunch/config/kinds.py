@@ -34,7 +34,6 @@ from lllaunch.config.tree import BROKEN, Tree, reveal, show
 from lllaunch.config.values import (
     format_duration,
     format_size,
-    means_off,
     parse_duration,
     parse_samples,
     parse_size,
@@ -373,25 +372,20 @@ def _read_pattern(value: object) -> str:
     return value
 
 
-def _read_limit(value: object, least: float = 0.0) -> float:
-    hint = _NO_LIMIT if means_off(value) else ""
-    seconds = hinted(partial(parse_duration, zero=False), hint)(value)
-    if seconds < least:
-        expected = f"a duration of at least {format_duration(least)}"
-        raise Unfit(expected, "a shorter time is no more than a pause", code="duration")
-    return seconds
-
-
 def _read_memory(value: object) -> int:
-    size = hinted(parse_size, _NO_LIMIT if means_off(value) else "")(value)
-    if size >= _SMALLEST:
-        return size
-    bare = isinstance(value, int) or str(value).strip().isdecimal()
-    hint = f"a number without a unit is bytes: write {size}GiB or {size}MiB" if bare else ""
-    raise Unfit("a size of at least 1MiB", hint if size else _NO_LIMIT, code="size")
+    size = hinted(parse_size, _NO_LIMIT)(value)
+    if size < _SMALLEST:
+        hint = f"a number without a unit is bytes: write {size}GiB or {size}MiB"
+        raise Unfit("a size of at least 1MiB", hint if size else _NO_LIMIT, code="size")
+    return size
 
 
-_LIMIT = Kind(partial(_read_limit, least=_SHORTEST), format_duration, off=True)
+_LIMIT = Kind(
+    hinted(partial(parse_duration, zero=False, least=_SHORTEST), _NO_LIMIT),
+    format_duration,
+    off=True,
+)
+_WHOLE = Kind(hinted(partial(parse_duration, zero=False), _NO_LIMIT), format_duration, off=True)
 _OF_PROGRESS: Mapping[str, Kind] = {
     "pattern": Kind(_read_pattern),
     "within": _LIMIT,
@@ -414,8 +408,8 @@ WATCHDOG = Node(
     WatchdogPolicy,
     {
         "timers": Kind(read_flag),
-        "timeout": Kind(_read_limit, format_duration, off=True),
-        "run_timeout": Kind(_read_limit, format_duration, off=True),
+        "timeout": _WHOLE,
+        "run_timeout": _WHOLE,
         "stall": _LIMIT,
         "stall_scope": Kind(partial(read_choice, choices=("group", "rank"))),
         "silence": _LIMIT,

@@ -304,21 +304,9 @@ def _is_alike(given: Any, composed: Any) -> bool:
         return isinstance(given, list) and len(given) == len(composed)
     if isinstance(composed, dict) or isinstance(given, (dict, list)):
         return isinstance(given, dict) and isinstance(composed, dict)
-    if given is None or composed is None:
-        return given is composed
-    if str(given) == str(composed) or (type(given) is type(composed) and given == composed):
-        return True
     if isinstance(composed, Enum):
         return str(given).rpartition(".")[2] == composed.name or given == composed.value
-    if isinstance(composed, bool):
-        return str(given).lower() in _TRUTHS[composed]
-    try:
-        return isinstance(composed, float) and float(given) == composed
-    except (TypeError, ValueError):
-        return False
-
-
-_TRUTHS = {True: {"true", "yes", "on", "y", "1"}, False: {"false", "no", "off", "n", "0"}}
+    return given == composed or (given is not None and str(given) == str(composed))
 
 
 def origins(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -85,8 +85,13 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
     submits = node.get("cluster") is not None
     if submits:
         names, synonyms = (*names, *LAUNCHERS_KEYS), {**SYNONYMS, **CLUSTER_SYNONYMS}
-    written = dict.fromkeys(_refuse_keys_of_jobs(node, key, findings, submits=submits))
-    known_items(written, key, names, synonyms, findings)
+    # jobs on one machine are runs of one node
+    explained = dict.fromkeys(
+        _OF_SEVERAL, "start a run of several nodes by itself, without -m, or set cluster"
+    )
+    of_jobs = (*_OF_JOBS, *_OF_SEVERAL) if submits else _OF_JOBS
+    explained |= {name: f"each job has its own: set launch.{name}" for name in of_jobs}
+    known_items(dict.fromkeys(node), key, names, synonyms, findings, explained)
     # the jobs of a cluster that we do not have would run here
     backend = (launchers_cluster(node) or {}).get("backend", BACKEND)
     if backend != BACKEND:
@@ -99,53 +104,23 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
     return SweepSettings(SweepPolicy(**of_policy), **values)
 
 
-def _refuse_keys_of_jobs(
-    node: Mapping[str, Any], key: str, findings: Findings, *, submits: bool
-) -> Iterable[str]:
-    """Notes settings that only a job can have; returns the names of the others."""
-    of_jobs = (*_OF_JOBS, *_OF_SEVERAL) if submits else _OF_JOBS
-    for name in of_jobs:
-        if name in node:
-            expected = "unknown setting: each job has its own"
-            findings.add_about(f"{key}.{name}", expected, f"set launch.{name}", code="unknown-key")
-    for name in () if submits else _OF_SEVERAL:
-        if name in node:
-            message = "unknown setting: the jobs of a sweep run on one machine"
-            hint = "start a run of several nodes by itself, without -m"
-            findings.add_about(f"{key}.{name}", message, hint, code="unknown-key")
-    return [name for name in node if name not in {*_OF_JOBS, *_OF_SEVERAL}]
+_SLOTS = "a number (0, 1, 2, ...) or a list of which"
 
 
-def _limit(what: str) -> str:
-    return f"a number of {what} (0, 1, 2, ...) or a list"
-
-
-def _read_entry(value: object) -> int | str:
+def _read_slot(value: object) -> int | str:
     if isinstance(value, bool) or not isinstance(value, (int, str)) or value == "":
         raise Unfit("a number or a name", code="type")
+    if value in {"all", "auto", "none"}:
+        raise Unfit(_SLOTS, "null is all of them, 0 is none", code="number")
     return value
 
 
-def _read_slots(tree: Tree, key: str, findings: Findings, what: str) -> Any:
+def _read_slots(tree: Tree, key: str, findings: Findings) -> Any:
     """Read how many of a kind of slots may be leased, or which ones."""
-    if isinstance(tree, list):
-        return read_each(tree, key, findings, _read_entry)
-
-    def read(value: object) -> int | str:
-        word = value.strip() if isinstance(value, str) else value
-        if isinstance(word, str) and not word.isdecimal():
-            if word.lower() in {"all", "auto", "none"}:
-                raise Unfit(_limit(what), "null is all of them, 0 is none", code="number")
-            if not all(part.strip() for part in word.split(",")):
-                raise Unfit(_limit(what), code="number")
-            return word
-        try:
-            return read_count(word)
-        except Unfit as unfit:
-            raise Unfit(_limit(what), code="number") from unfit
-
-    found = findings.attempt(key, tree, read)
-    return tuple(part.strip() for part in found.split(",")) if isinstance(found, str) else found
+    plain = reveal(tree)
+    if isinstance(plain, list) or (isinstance(plain, str) and not plain.isdecimal()):
+        return read_each(tree, key, findings, _read_slot)
+    return findings.attempt(key, tree, hinted(read_count, "", _SLOTS))
 
 
 def _read_failures(tree: Tree, key: str, findings: Findings) -> int | None:
@@ -172,8 +147,8 @@ def _retries_meant(value: object) -> str:
 
 SWEEP: Mapping[str, Kind] = {
     "max_parallel": Kind(hinted(read_positive, "null is as many as have room")),
-    "gpus": Kind(partial(_read_slots, what="GPUs"), whole=True),
-    "cpus": Kind(partial(_read_slots, what="CPU slots"), whole=True),
+    "gpus": Kind(_read_slots, whole=True),
+    "cpus": Kind(_read_slots, whole=True),
     "pin_cpus": Kind(read_flag),
     "on_failure": Kind(_read_failures, whole=True),
     # how often a job is tried again, by cause

@@ -96,20 +96,7 @@ def parse_samples(value: object) -> float:
     if value is False:
         return 0.0
     expected = f"a duration of at least {format_duration(_SHORTEST_SAMPLES)}, or false"
-    hint = "write false for none" if means_off(value) else ""
-    return hinted(partial(parse_duration, least=_SHORTEST_SAMPLES), hint, expected)(value)
-
-
-_OFF_WORDS = frozenset({"none", "off", "no", "never", "false", "inf", "infinity", "unlimited"})
-
-
-def means_off(value: object) -> bool:
-    """Whether somebody who writes this wants nothing of what a duration or a size is asked for."""
-    if isinstance(value, str):
-        word = value.strip().lower()
-        return word in _OFF_WORDS or word.strip("0.dhms") == ""
-    # -1 as well: so others say it
-    return isinstance(value, (int, float)) and value <= 0
+    return hinted(partial(parse_duration, least=_SHORTEST_SAMPLES), "", expected)(value)
 
 
 def _seconds(value: object) -> Decimal:

@@ -93,10 +93,15 @@ MISTAKES = """
 max_paralel: 2
     max_paralel: unknown setting; did you mean 'max_parallel'? [unknown-key]
 log_dir: x
-    log_dir: unknown setting: each job has its own; set launch.log_dir [unknown-key]
+    log_dir: unknown setting; each job has its own: set launch.log_dir [unknown-key]
+nnodes: 2
+    nnodes: unknown setting; start a run of several nodes by itself, without -m, or set cluster
+    [unknown-key]
 gpus: all
-    gpus: expected a number of GPUs (0, 1, 2, ...) or a list, got 'all'; null is all of
-    them, 0 is none [number]
+    gpus: expected a number (0, 1, 2, ...) or a list of which, got 'all'; null is all of them, 0 is
+    none [number]
+cpus: -1
+    cpus: expected a number (0, 1, 2, ...) or a list of which, got -1 [number]
 cpus: [1, true]
     cpus[1]: expected a number or a name, got true [type]
 on_failure: 2

@@ -153,10 +153,10 @@ watchdog: {progress: {action: report}}
     launch.watchdog.progress: {action: 'report'} names no limit; add within: 30m [duration]
 watchdog: {progress: often}
     launch.watchdog.progress: expected a duration (5m) or a mapping of pattern, within, first_within
-    or action, got 'often' [duration]
+    or action, got 'often'; write null for no limit [duration]
 watchdog: {stall: "0.5"}
-    launch.watchdog.stall: expected a duration of at least 1s, got '0.5'; a shorter time is no more
-    than a pause [duration]
+    launch.watchdog.stall: expected a duration of at least 1s, got '0.5'; write null for no limit
+    [duration]
 watchdog: {timeout: none}
     launch.watchdog.timeout: expected a duration (90, 90s, 10m, 1h30m, 1d), got 'none'; write null
     for no limit [duration]
