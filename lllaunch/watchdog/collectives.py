@@ -121,13 +121,6 @@ class Party(Record, frozen=True):
     places: tuple[str, ...] = ()
 
 
-class Wording(NamedTuple):
-    """How a sentence is worded."""
-
-    shown: Callable[[str], str]  # applied to the paths of files
-    so_far: bool  # whether who has not come may still do so
-
-
 class Disagreement(Record, frozen=True):
     """Ranks that do not agree on a collective operation, or that all wait in one."""
 
@@ -148,7 +141,18 @@ class Disagreement(Record, frozen=True):
 
     def sentence(self, shown: Callable[[str], str] = str, *, so_far: bool = False) -> str:
         """One sentence for people, with times of this machine's zone."""
-        sentence = _SENTENCES[self.kind](self.parties, Wording(shown, so_far))
+        first = self.parties[0]
+        if self.kind == "absent":
+            sentence = _absent_text(self.parties, shown, so_far=so_far)
+        elif self.kind == "arguments":
+            sentence = _arguments_differ(self.parties, shown)
+        elif len(self.parties) > 1:
+            sentence = _operations_differ(self.parties, shown)
+        else:
+            what = operation_text(first.collective, first.group)
+            since, place = _since(first.collective), _at(first, shown)
+            sentence = f"{_named(first.ranks, 'waits', 'wait')} in {what}{since}"
+            sentence = f"{sentence}, {place}" if place else sentence
         if self.instead is None:
             return sentence
         other = operation_text(self.instead.collective, self.instead.group)
@@ -613,10 +617,10 @@ def _since(call: Call) -> str:
     return time.strftime(" since %H:%M:%S", time.localtime(call.created_ns / 1e9))
 
 
-def _absent_text(parties: tuple[Party, ...], how: Wording) -> str:
+def _absent_text(parties: tuple[Party, ...], shown: Callable[[str], str], *, so_far: bool) -> str:
     absent, *came = parties
     what = operation_text(absent.collective, absent.group)
-    verbs = ("has not come", "have not come") if how.so_far else ("never came", "never came")
+    verbs = ("has not come", "have not come") if so_far else ("never came", "never came")
     parts = [(f"{_named(absent.ranks, *verbs)} to {what}", absent)]
     for party in came:
         call = party.collective
@@ -625,7 +629,7 @@ def _absent_text(parties: tuple[Party, ...], how: Wording) -> str:
         text = f"{_named(party.ranks, 'waits', 'wait')} in {where}{_since(call)}"
         parts.append((text, party))
     texts = [
-        f"{text}, {place}" if (place := _at(party, how.shown)) else text
+        f"{text}, {place}" if (place := _at(party, shown)) else text
         for text, party in parts[:_MOST_PARTIES]
     ]
     beyond = {rank for _, party in parts[_MOST_PARTIES:] for rank in party.ranks}
@@ -655,7 +659,7 @@ def _listed(parties: tuple[Party, ...], shown: Callable[[str], str], texts: Iter
     return f"{text}, {places[0]}" if same and places[0] else text
 
 
-def _arguments_differ(parties: tuple[Party, ...], how: Wording) -> str:
+def _arguments_differ(parties: tuple[Party, ...], shown: Callable[[str], str]) -> str:
     types = len({party.collective.dtypes for party in parties}) > 1
     first = parties[0]
     said = []
@@ -664,35 +668,16 @@ def _arguments_differ(parties: tuple[Party, ...], how: Wording) -> str:
         largest = party is parties[-1] and len(party.ranks) > max(1, len(first.ranks))
         who = "the others" if largest and party is not first else _named(party.ranks)
         said.append(f"{who} {f'called {_title_of(first)} ' if party is first else ''}with {text}")
-    return _listed(parties, how.shown, said)
+    return _listed(parties, shown, said)
 
 
-def _operations_differ(parties: tuple[Party, ...], how: Wording) -> str:
+def _operations_differ(parties: tuple[Party, ...], shown: Callable[[str], str]) -> str:
     return _listed(
         parties,
-        how.shown,
+        shown,
         (
             f"{_named(party.ranks, 'is', 'are') if party is parties[0] else _named(party.ranks)} "
             f"in {_title_of(party)}"
             for party in parties
         ),
     )
-
-
-def _waiting_text(parties: tuple[Party, ...], how: Wording) -> str:
-    if len(parties) > 1:
-        return _operations_differ(parties, how)
-    (party,) = parties
-    what = operation_text(party.collective, party.group)
-    since = _since(party.collective)
-    text = f"{_named(party.ranks, 'waits', 'wait')} in {what}{since}"
-    place = _at(party, how.shown)
-    return f"{text}, {place}" if place else text
-
-
-_SENTENCES: dict[Kind, Callable[[tuple[Party, ...], Wording], str]] = {
-    "absent": _absent_text,
-    "arguments": _arguments_differ,
-    "operations": _operations_differ,
-    "waiting": _waiting_text,
-}
