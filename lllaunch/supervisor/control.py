@@ -253,15 +253,6 @@ class Client:
             raise RequestRefused("permission", f"user {self.uid} may not look into this run")
         return Request.from_json(line)
 
-    def send(self, document: Mapping[str, Any]) -> None:
-        """Send its answer.
-
-        Raises:
-            OSError: it is gone, or does not take it.
-        """
-        self.connection.settimeout(_TAKE_SECONDS)
-        self.connection.sendall(json.dumps(document).encode() + b"\n")
-
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
     """Return process id and user of the other end."""
@@ -350,7 +341,8 @@ class ControlSocket:
                 document = client.answer.result(ANSWER_SECONDS)
             except RequestRefused as refused:
                 document = refused.to_json()
-            client.send(document)
+            client.connection.settimeout(_TAKE_SECONDS)
+            client.connection.sendall(json.dumps(document).encode() + b"\n")
         self._clients.pop(client, None)
         self._wake()
 

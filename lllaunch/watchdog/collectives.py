@@ -25,8 +25,6 @@ from lllaunch.watchdog.frames import Waits
 _NAME = 60
 _MOST_ENTRIES = 20_000
 _MOST_TENSORS = 16
-_MOST_DIMENSIONS = 16
-_MOST_RANKS = 100_000
 # Of one group, in a sentence.
 _MOST_PARTIES = 4
 _MOST_PLACES = 2
@@ -244,8 +242,7 @@ def _as(kind: type[_T], value: object) -> _T | None:
 
 
 def _ranks(value: object) -> tuple[int, ...]:
-    ranks = _as(list[int], value) or ()
-    return tuple(sorted(ranks)) if len(ranks) <= _MOST_RANKS else ()
+    return tuple(sorted(_as(list[int], value) or ()))
 
 
 def _read_entries(entries: Any, groups: dict[str, GroupTrace], *, ended: bool) -> None:
@@ -287,7 +284,7 @@ def _call(entry: _Entry, *, completed: bool) -> Call:
     return Call(
         entry.collective_seq_id,
         printable(operation if backend in _BACKENDS else entry.profiling_name, _NAME),
-        tuple(tuple(tensor[:_MOST_DIMENSIONS]) for tensor in tensors),
+        tuple(map(tuple, tensors)),
         tuple(_DTYPES.get(name, printable(name.lower(), _NAME)) for name in dtypes),
         max(0, entry.time_created_ns),
         completed,
@@ -432,7 +429,14 @@ class _Comparison:
         if len(lasts) < 2:
             return None
         missed = min(lasts.values()) + 1
-        odd = _first_mismatch(group)
+        opened = min(each.open for each in group.traces.values())
+        made: dict[int, set[tuple[object, ...]]] = defaultdict(set)
+        for each in group.traces.values():
+            for call in each.calls:
+                if call.number >= opened:
+                    made[call.number].add(_signature(call))
+        # the first call that they do not agree on and that is not over
+        odd = min((number for number, calls in made.items() if len(calls) > 1), default=None)
         if odd is not None and odd <= missed:
             return self.mismatch(group, odd)
         if max(lasts.values()) < missed:
@@ -539,17 +543,6 @@ def _title(name: str, traces: Mapping[int, RankTrace]) -> str:
     if title == _DEFAULT or not members or (members >= traces.keys() and len(described) == 1):
         return title
     return f"{title} of {_named(members)}"
-
-
-def _first_mismatch(group: _Group) -> int | None:
-    """The number of the first call that ranks do not agree on and that is not over."""
-    opened = min(each.open for each in group.traces.values())
-    calls: dict[int, set[tuple[object, ...]]] = defaultdict(set)
-    for each in group.traces.values():
-        for call in each.calls:
-            if call.number >= opened:
-                calls[call.number].add(_signature(call))
-    return min((number for number, made in calls.items() if len(made) > 1), default=None)
 
 
 def _signature(call: Call) -> tuple[object, ...]:
