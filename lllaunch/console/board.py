@@ -7,7 +7,7 @@ one of few.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -156,8 +156,11 @@ class Board:
             action(self, event, now)
         return self._said
 
-    def _say(self, text: str, style: str = "", *, routine: bool = False) -> None:
-        self._said.append(Announcement((StyledText(text, style),), routine))
+    def _say(
+        self, text: str, style: str = "", more: Iterable[str] = (), *, routine: bool = False
+    ) -> None:
+        rest = (StyledText(f"  {line}") for line in more)
+        self._said.append(Announcement((StyledText(text, style), *rest), routine))
 
     def left(self, now: float) -> float | None:
         """Return how long it will take until all jobs are over, seconds; None if unknown."""
@@ -272,7 +275,11 @@ class Board:
             self.cancelled.add(job.number)
             self._say(f"job {job.number} was cancelled after {after}")
         elif not end.attempts:
-            self._cannot_run(job)
+            named = f" ({job.overrides})" if job.overrides else ""
+            code = f" (exit code {job.exit_code})" if job.exit_code is not None else ""
+            lines = job.why.strip().splitlines() or [""]
+            first, *rest = (printable(line, _LONGEST_CAUSE) for line in lines)
+            self._say(f"job {job.number}{named} cannot run{code}: {first}", "bad", rest)
         else:
             text = f"job {job.number} failed after {after}"
             text += f" in attempt {end.attempts - 1}" if end.attempts > 1 else ""
@@ -280,14 +287,6 @@ class Board:
             self._say(text, "bad")
         if end.state is J.FAILED:
             self._drain()
-
-    def _cannot_run(self, job: JobView) -> None:
-        named = f" ({job.overrides})" if job.overrides else ""
-        code = f" (exit code {job.exit_code})" if job.exit_code is not None else ""
-        lines = job.why.strip().splitlines() or [""]
-        first, *rest = (printable(line, _LONGEST_CAUSE) for line in lines)
-        head = StyledText(f"job {job.number}{named} cannot run{code}: {first}", "bad")
-        self._said.append(Announcement((head, *(StyledText(f"  {text}") for text in rest))))
 
     def _drain(self) -> None:
         limit = None if self._policy is None else self._policy.max_failures

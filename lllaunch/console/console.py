@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 import threading
 import time
 import weakref
-from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 from lllaunch.console.bottom import Bottom, RunStatus, heartbeat_text, status_rows
-from lllaunch.console.stream import Outlet, display, encodable, given_or_nowhere, same_file
+from lllaunch.console.stream import Outlet, display, given_or_nowhere, same_file
 from lllaunch.console.table import Painter, is_terminal
 from lllaunch.documents import signal_name
 from lllaunch.run.files import working_directory
@@ -271,7 +269,7 @@ class Console:
             asked = weakref.WeakMethod(self._rows)
             self._bottom = Bottom(
                 self._outlet,
-                partial(_painted, self._outlet.stream, self._policy),
+                Painter(self._outlet.stream, self._policy.color).paint,
                 lambda *size: rows(*size) if (rows := asked()) else [],
             )
         return self._bottom
@@ -335,17 +333,11 @@ class Console:
     def _write(self, lines: Sequence[StyledText], *, last: bool = False) -> None:
         # what workers wrote cannot turn the direction of text either, or hide some
         rows = [(StyledText(visible(self._hide(line.text)), line.style),) for line in lines]
-        # closed by its reader, by us, or full: there is nowhere left to say so
-        with self._speaks, contextlib.suppress(OSError, ValueError):
-            painted = _painted(self._outlet.stream, self._policy, rows)
-            text = "".join(f"{text}\n" for text in painted)
-            patience = self._last_patience if last else self._patience
-            self._outlet.write(text, patience, last=last)
+        patience = self._last_patience if last else self._patience
+        with self._speaks:
+            texts = Painter(self._outlet.stream, self._policy.color).paint(rows)
+            self._outlet.put("".join(f"{text}\n" for text in texts), patience, last=last)
 
 
 def _whom(workers: int | None) -> str:
     return "the preflight" if workers is None else counted(workers, "worker")
-
-
-def _painted(stream: TextIO, policy: ConsolePolicy, rows: Sequence[Row]) -> list[str]:
-    return [encodable(text, stream) for text in Painter(stream, policy.color).paint(rows)]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from msgspec.structs import replace
 
-from lllaunch.console.board import Announcement, Board, heartbeat_text, view_of
+from lllaunch.console.board import Board, heartbeat_text, view_of
 from lllaunch.console.bottom import Bottom, size_of
 from lllaunch.console.console import Console
 from lllaunch.console.stream import KEPT, Outlet, display, given_or_nowhere, same_file
@@ -170,7 +170,10 @@ class SweepConsole:
         if isinstance(event, JobPrinted):
             self._printed(event)
         for message in self._board.take(event, now):
-            self._report(message)
+            if not (message.routine and (self._quiet or self._table is not None)):
+                first, *rest = message.lines
+                head = first._replace(text=f"lllaunch: {first.text}")
+                self._say([(line,) for line in (head, *rest)])
         if isinstance(event, Stopping):
             # the shell writes now
             if self._table is not None:
@@ -229,13 +232,6 @@ class SweepConsole:
             self._table = None
         for flow in (self._flow, self._out):
             flow.push(_LAST_PATIENCE_S, last=True)
-
-    def _report(self, message: Announcement) -> None:
-        if message.routine and (self._quiet or self._table is not None):
-            return
-        first, *rest = message.lines
-        head = first._replace(text=f"lllaunch: {first.text}")
-        self._say([(line,) for line in (head, *rest)])
 
     def _printed(self, event: JobPrinted) -> None:
         flow = self._out if event.stream == 1 else self._flow

@@ -131,13 +131,9 @@ def _summary(run: RunView) -> Iterator[tuple[str, str]]:
     workers = sum(len(attempt.lanes) for attempt in last)
     on = f" on {len(timeline.nodes)} nodes" if len(timeline.nodes) > 1 else ""
     yield "Workers", f"{workers}{on}" if workers else ""
-    steps = [
-        worker.progress
-        for attempt in run.attempts[-1:]
-        for worker in attempt.workers
-        if worker.progress is not None
-    ]
     # of all, as `show` has it; that of the worker that failed is told with the cause
+    workers_of_last = run.attempts[-1].workers if run.attempts else ()
+    steps = [worker.progress for worker in workers_of_last if worker.progress is not None]
     yield "Progress", progress_text(max(steps, key=lambda each: each.step)) if steps else ""
     yield "Batch job", f"{entry.batch_job} {entry.queue}".strip()
     yield "Starts", "" if entry.batch is None else entry.batch.text
@@ -194,16 +190,15 @@ def _workers(run: RunView) -> html.PageTable:
         return (ran[-1].end_ns - ran[0].start_ns) / _SECOND if ran else None
 
     def seen(lane: Lane, name: str) -> float | None:
-        of = lane.attempt, str(lane.rank)
-        worker = told.get(of)
+        worker = told.get((lane.attempt, str(lane.rank)))
         if worker is None:
-            return last.get((name, *of))
-        if name == "step":
-            return None if worker.progress is None else worker.progress.step
-        if name == "cpu_seconds" and worker.started_ns is None:
-            return None
-        value: float | None = getattr(worker, "max_rss" if name == "rss" else name)
-        return value or None if name == "rss" else value
+            return last.get((name, lane.attempt, str(lane.rank)))
+        return {
+            "rss": worker.max_rss or None,
+            "cpu_seconds": None if worker.started_ns is None else worker.cpu_seconds,
+            "step": None if worker.progress is None else worker.progress.step,
+            "pid": worker.pid,
+        }[name]
 
     again = len({attempt.number for attempt in timeline.attempts}) > 1
     memory = "Peak memory" if told else "Memory"
@@ -213,7 +208,11 @@ def _workers(run: RunView) -> html.PageTable:
         html.PageColumn("Node", lambda lane: lane.node),
         html.PageColumn("Fate", lambda lane: html.badge(lane.fate, lane.fate.replace("_", " "))),
         html.PageColumn("What became of it", lambda lane: lane.text, "wide"),
-        html.numbers("Exit", lambda lane: lane.exitcode, _exit_text),
+        html.numbers(
+            "Exit",
+            lambda lane: lane.exitcode,
+            lambda code: signal_name(-int(code)) if code < 0 else str(code),
+        ),
         html.numbers("Took", seconds, duration),
         html.numbers(memory, lambda lane: seen(lane, "rss"), _bytes, minor=True),
         html.numbers("CPU time", lambda lane: seen(lane, "cpu_seconds"), duration, minor=True),
@@ -228,10 +227,6 @@ def _workers(run: RunView) -> html.PageTable:
 
 def _bytes(number: float) -> str:
     return size(round(number))
-
-
-def _exit_text(exitcode: float) -> str:
-    return signal_name(-int(exitcode)) if exitcode < 0 else str(exitcode)
 
 
 # A pair of a rank and what it returned
