@@ -121,8 +121,8 @@ def test_a_failed_run_in_all_forms(project: Project, tmp_path: Path) -> None:
     assert "raise ValueError" in (suite.findtext("testcase/failure") or "")
     assert suite.findtext("system-out", "").splitlines()[1:] == ["epoch 1 ]]> <done>"]
     assert "careful" in suite.findtext("system-err", "")
-    where = f"file=work.py,line={line}"
-    assert forms["github"].startswith(f"::error {where},title=lllaunch%3A run failed::rank 1")
+    where = f"file=work.py,line={line},title=lllaunch%3A run failed"
+    assert forms["github"].startswith(f"::error {where}::Root cause: rank 1")
     assert forms["github"].count("\n") == 1
     assert "<details open>" in summary.read_text()
 
@@ -192,7 +192,7 @@ def test_a_sweep_is_one_test_case_a_job(
     assert main(["sweep", "--format", "github"]) == 0
     failure, skipped = capsys.readouterr().out.splitlines()
     assert failure.startswith("::error file=work.py,line=")
-    assert "title=lllaunch%3A job 1 (params.x=-1) failed::rank 0: raised ValueError: neg" in failure
+    assert "title=lllaunch%3A job 1 (params.x=-1) failed::Root cause: rank 0" in failure
     assert skipped == "::warning title=lllaunch::1 of 3 jobs were not run"
     spans = names(trace(project.root / "sweep", capsys), "X")
     assert {"job 0: succeeded", "job 1: failed"} <= set(spans)
