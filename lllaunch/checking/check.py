@@ -208,16 +208,16 @@ def _policy(
 ) -> tuple[Policy | None, list[CheckedDiagnostic]]:
     """The policy that counts, and what is wrong with this one and those of the tree."""
     found: list[CheckedDiagnostic] = []
-    counting = policy_path(tree_top(os.getcwd()), environ)
+    path = policy_path(tree_top(os.getcwd()), environ)
+    counting = shown_path(path) if path else ""
     policy = None
-    paths = [*tree.policies, *([counting] if counting else [])]
-    for path in dict.fromkeys(map(shown_path, paths)):
+    for path in dict.fromkeys(filter(None, [*tree.policies, counting])):
         try:
             read = read_policy(path)
         except ConfigError as error:
             found += found_in(error)
-            continue
-        policy = read if counting and path == shown_path(counting) else policy
+        else:
+            policy = read if path == counting else policy
     return policy, found
 
 

@@ -61,8 +61,7 @@ class CheckedDiagnostic(Diagnostic):
         experiments: tuple[str, ...] = (),
     ) -> CheckedDiagnostic:
         """Return what is wrong at a line of a file."""
-        known = Diagnostic(code, key, "", message, "", file, line)
-        return cls(**vars(known), exit_code=exit_code, experiments=experiments)
+        return cls.of(Diagnostic(code, key, "", message, "", file, line), exit_code, experiments)
 
     @property
     def level(self) -> Level:

@@ -15,7 +15,7 @@ from typing import Any
 from lllaunch.checking.findings import WRONG, CheckedDiagnostic
 from lllaunch.config.document import NO_LINES, Document, parse, read_text
 from lllaunch.config.secrets import EXPOSED, exposed, not_secret
-from lllaunch.config.tree import dotted, shown_path
+from lllaunch.config.tree import dotted, leaf_items, shown_path
 from lllaunch.errors import ConfigError
 from lllaunch.secret_names import is_secret_name
 from lllaunch.text import shorten
@@ -84,17 +84,12 @@ class ConfigFile:
         option = name.rpartition("/")[2]
         entries = self.data.get("defaults")
         for index, entry in enumerate(entries if isinstance(entries, list) else ()):
-            words = list(entry.values()) if isinstance(entry, dict) else [entry]
-            options = [
-                each for word in words for each in (word if isinstance(word, list) else [word])
-            ]
-            if any(_option(each) == option for each in options):
-                return self.line_of("defaults", index)
+            words = {"": entry} if not isinstance(entry, dict) else entry
+            for _, word in leaf_items(words):
+                asked = str(word).partition("@")[0].removesuffix(".yaml").rpartition("/")[2]
+                if asked == option:
+                    return self.line_of("defaults", index)
         return self.line_of("defaults")
-
-
-def _option(entry: object) -> str:
-    return str(entry).partition("@")[0].removesuffix(".yaml").rpartition("/")[2]
 
 
 def _package(text: str) -> tuple[str | None, int]:
@@ -141,17 +136,13 @@ def read_tree(directory: str) -> ConfigTree:
         elif stem.startswith(f"{_LOCKS}/"):
             locks[stem.partition("/")[2]] = path
         else:
-            files[stem] = read_file(stem, path)
-    found += [each.problem for each in files.values() if each.problem]
+            try:
+                files[stem] = ConfigFile.of(stem, path, read_text(path))
+            except ConfigError as error:
+                problem, *_ = found_in(error)
+                files[stem] = ConfigFile(stem, path, problem=problem)
+                found.append(problem)
     return ConfigTree(shown_path(directory), files, locks, tuple(policies), tuple(found))
-
-
-def read_file(name: str, path: str) -> ConfigFile:
-    """Reads a config file; what is wrong with it stands in the result."""
-    try:
-        return ConfigFile.of(name, path, read_text(path))
-    except ConfigError as error:
-        return ConfigFile(name, path, problem=found_in(error)[0])
 
 
 def found_in(error: ConfigError, file: str = "") -> list[CheckedDiagnostic]:

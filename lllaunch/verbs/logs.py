@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import glob
 import logging
 import os
-import re
 import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,7 +34,6 @@ rank, standard output first. With several ranks, each line begins with its rank.
 RUN names a run: its directory, the end of its path, the id of its batch job, or 'latest' (the
 default), the one started last from here."""
 _STREAMS = ("stdout", "stderr")
-_NODE = re.compile(r"node_.+")
 # Between two looks at whether there is another attempt, and whether the run is over, seconds; and
 # between two questions to a cluster.
 _PAUSE, _CLUSTER_PAUSE = 0.5, 5.0
@@ -190,17 +189,18 @@ def worker_logs(directory: str, attempt: int, history: RunHistory | None = None)
 
     `history` is that of the run if somebody looks again and again.
     """
-    parts = {os.path.basename(part): part for part in parts_of(directory)}
-    if [*parts.values()] == [directory]:
-        found = [*_logs_of_part(directory, attempt, 0)]
-    else:
-        history = (history or RunHistory(directory)).look(parts)
-        ranks = {part: each.base_rank for part, each in history.attempts(attempt)}
-        found = [
-            log
-            for name, part in parts.items()
-            for log in _logs_of_part(part, attempt, ranks.get(name, 0))
-        ]
+    parts, ranks = parts_of(directory), {}
+    if parts != [directory]:
+        names = {os.path.basename(part): part for part in parts}
+        history = (history or RunHistory(directory)).look(names)
+        ranks = {names[name]: each.base_rank for name, each in history.attempts(attempt)}
+    found = [
+        WorkerLog(ranks.get(part, 0) + int(name), stream, path)
+        for part in parts
+        for stream in _STREAMS
+        for path in _below(part, f"attempt_{attempt}/*/{stream}.log")
+        if (name := os.path.basename(os.path.dirname(path))).isascii() and name.isdecimal()
+    ]
     own = (log for log in found if within(directory, log.path) is not None)
     return sorted(own, key=lambda log: (log.rank, _STREAMS.index(log.stream)))
 
@@ -211,31 +211,19 @@ def last_attempt(directory: str) -> int:
 
 
 def _attempts(directory: str) -> set[int]:
-    names = (ATTEMPT.fullmatch(name) for part in parts_of(directory) for name in _names(part))
+    paths = (path for part in parts_of(directory) for path in _below(part, "attempt_*"))
+    names = (ATTEMPT.fullmatch(os.path.basename(path)) for path in paths)
     return {int(match[1]) for match in names if match}
 
 
 def parts_of(directory: str) -> list[str]:
     """Returns where attempts stand: in the run's directory, or of several nodes in one for each."""
-    nodes = [os.path.join(directory, name) for name in _names(directory) if _NODE.fullmatch(name)]
-    return [path for path in nodes if not os.path.islink(path)] or [directory]
+    nodes = [path for path in _below(directory, "node_?*") if not os.path.islink(path)]
+    return nodes or [directory]
 
 
-def _names(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:
-        return []
-
-
-def _logs_of_part(part: str, attempt: int, base_rank: int) -> Iterator[WorkerLog]:
-    directory = os.path.join(part, f"attempt_{attempt}")
-    for name in _names(directory):
-        if name.isascii() and name.isdecimal():
-            for stream in _STREAMS:
-                path = os.path.join(directory, name, f"{stream}.log")
-                if os.path.exists(path):
-                    yield WorkerLog(base_rank + int(name), stream, path)
+def _below(directory: str, pattern: str) -> list[str]:
+    return glob.glob(os.path.join(glob.escape(directory), pattern))
 
 
 def _why_none(found: FoundDirectory, given: argparse.Namespace) -> NoSuchRun:

@@ -8,12 +8,10 @@ import os
 import shlex
 import socket
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lllaunch.console.hang import frame_text, look_lines
 from lllaunch.documents import Plain, as_record
-from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.linux import proc
 from lllaunch.locks import signed_by
@@ -64,18 +62,13 @@ _MOST_NAMED = 8
 _NAME = 80
 
 
-@dataclass(eq=False)
-class NoStacks(LaunchError):
+class NoStacks(NoSuchRun):
     """A run goes on, and does not say where its workers stand."""
 
-    path: str
-    reason: str
-    hint: str = ""
     exit_code: ClassVar[int] = ExitCode.ERROR
 
     def __str__(self) -> str:
-        hint = f"; {self.hint}" if self.hint else ""
-        return f"{self.path}: {self.reason}{hint}"
+        return "; ".join(filter(None, (f"{self.path}: {self.reason}", self.hint)))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -159,11 +152,14 @@ def _live(name: str) -> FoundDirectory:
         raise NoSuchRun(
             found.path, f"is a sweep, none of whose jobs runs: {outcome_text(entry_now(found))}"
         )
-    names = ", ".join(shown_path(each.path, os.getcwd()) for each in running[:_MOST_NAMED])
-    more = ", ..." if len(running) > _MOST_NAMED else ""
+    names = _some([shown_path(each.path, os.getcwd()) for each in running])
     raise NoSuchRun(
-        found.path, f"is a sweep, {len(running)} of whose jobs run", f"say which one: {names}{more}"
+        found.path, f"is a sweep, {len(running)} of whose jobs run", f"say which one: {names}"
     )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_MOST_NAMED] + ["..."] * (len(names) > _MOST_NAMED))
 
 
 def _ask(found: FoundDirectory, where: str, request: Request) -> Answer:
@@ -209,14 +205,12 @@ def _check_goes_on(entry: ListEntry, where: str) -> None:
         raise NoSuchRun(where, f"has not begun: {entry.queue}")
     if entry.state == "unknown":
         raise NoSuchRun(where, "may be running or not: its lock cannot be looked at")
-    # that of all ranks, or what an older version has left
-    names = [f"attempt_*/{TREE}", f"attempt_*/*/{TREE}"]
     parts = map(glob.escape, parts_of(entry.path))
-    left = [path for part in parts for name in names for path in glob.iglob(f"{part}/{name}")]
+    left = [path for part in parts for path in glob.iglob(f"{part}/attempt_*/{TREE}")]
     hint = "it has left no stacks"
     if left:
-        newest_of_all = max(left, key=lambda path: (os.stat(path).st_mtime, -len(path)))
-        hint = f"its stacks are in {shown_path(os.path.abspath(newest_of_all), os.getcwd())}"
+        newest_of_all = os.path.abspath(max(left, key=os.path.getmtime))
+        hint = f"its stacks are in {shown_path(newest_of_all, os.getcwd())}"
     raise NoSuchRun(where, f"is over: {outcome_text(entry)}", hint)
 
 
@@ -240,8 +234,7 @@ def _launchers_here(directory: str, where: str, entry: ListEntry) -> list[tuple[
         command = f"srun --overlap --jobid={entry.batch_job} -w {hosts[0]} -N1 -n1 {command}"
     else:
         command = f"ssh {hosts[0]} {shlex.quote(command)}"
-    more = ", ..." if len(hosts) > _MOST_NAMED else ""
-    reason = f"runs on {', '.join(hosts[:_MOST_NAMED])}{more}, and this is {name}"
+    reason = f"runs on {_some(hosts)}, and this is {name}"
     raise NoStacks(where, reason, f"ask there: {command}")
 
 
@@ -251,16 +244,9 @@ def _launchers_here(directory: str, where: str, entry: ListEntry) -> list[tuple[
 def _look(answer: Answer) -> Hang:
     """Return what a launcher has answered as what is seen when a signal asks."""
     running = {each.rank: each for each in answer.ranks if each.status == "running"}
+    alike = ("rank", "frames", "state", "wchan", "source", "locks")
     stacks = {
-        rank: RankStack(
-            rank,
-            frames=each.frames,
-            state=each.state,
-            wchan=each.wchan,
-            source=each.source,
-            locks=each.locks,
-            trace=_trace(each),
-        )
+        rank: RankStack(**{name: getattr(each, name) for name in alike}, trace=_trace(each))
         for rank, each in running.items()
     }
     judged = blame_now([*stacks.values()], answer.time_ns)
