@@ -140,23 +140,17 @@ def _logs(run: RunView, outcome: RunResult | None) -> Iterator[Excerpt]:
     yield from (found for path in paths if (found := run.end(path, _LOG_LINES)) is not None)
 
 
-def _stacks(run: RunView, cwd: str) -> list[Row]:
-    """Return where all ranks stood when somebody looked, unless the report tells that."""
-    told = run.result is not None and run.result.look is not None
-    if told or (run.root is not None and run.root.hang is not None) or not run.stacks:
-        return []
-    path = shown_path(os.path.join(run.path, run.stacks[0].path), cwd)
-    title = heading(f"Where all ranks stood ({path}):")
-    return [title, *_quoted(run.stacks[0].lines[:_STACK_LINES], "quote")]
+def _quoted(lines: Iterable[str], style: str = "") -> list[Row]:
+    return [(StyledText(f"{GAP}{line}".rstrip(), style),) for line in lines]
 
 
-def _quoted(lines: Iterable[str], style: str = "") -> Iterator[Row]:
-    return ((StyledText(f"{GAP}{line}".rstrip(), style),) for line in lines)
+def _titled(title: str, rows: Sequence[Row]) -> list[Row]:
+    return [heading(f"{title}:"), *rows] if rows else []
 
 
 def run_rows(run: RunView, cwd: str, width: int, *, ascii_only: bool = False) -> list[Row]:
     """Return what is shown of a run: first what became of it, then when, then what it was."""
-    outcome = run.outcome
+    outcome, timeline = run.outcome, run.timeline
     now = LiveReader().run(run.path) if run.entry.state == "running" else None
     if outcome is not None:
         rows: list[Row] = [(line,) for line in report_lines(outcome, cwd)]
@@ -164,45 +158,41 @@ def run_rows(run: RunView, cwd: str, width: int, *, ascii_only: bool = False) ->
         rows = [*_without_outcome(run.entry, cwd)]
     facts = [*_head(run.entry, cwd), ("progress", _progress(run, now))]
     facts += [] if run.entry.batch is None else _of_batch(run.entry, run.entry.batch)
-    parts = [_facts(facts), *_parts_in_time(run, now, cwd, width, ascii_only=ascii_only)]
+    bars = timeline_rows(timeline, width, ascii_only=ascii_only)
+    attempts = len({attempt.number for attempt in timeline.attempts})
+    parts = [
+        _facts(facts),
+        _titled(f"In time (from {_local(timeline.start_ns)})", bars) if bars else [],
+        _titled("Now", [] if now is None else _now(now, cwd, width - len(GAP))),
+        _titled("The most that was used", peak_rows(timeline.series, attempts=attempts)),
+    ]
     if outcome is not None:
         terminal = columns() or None
         parts.append(_nodes(outcome, cwd, terminal))
         parts += [_attempt(attempt, cwd, terminal) for attempt in outcome.attempts]
         parts.append(_values(outcome, cwd))
-    parts.append(_stacks(run, cwd))
-    if logs := log_rows([*_logs(run, outcome)], cwd):
-        parts.append([heading("Ends of logs:"), *logs])
-    if run.plan is not None:
-        parts.append([heading(f"{PLAN}:"), *_quoted(run.plan.splitlines())])
-    if run.result is not None:
-        parts.append(_facts([*_origin(run.result)]))
+    # the report may tell where all ranks stood when somebody looked
+    looked = run.result is not None and run.result.look is not None
+    if run.stacks and not looked and (run.root is None or run.root.hang is None):
+        path = shown_path(os.path.join(run.path, run.stacks[0].path), cwd)
+        lines = run.stacks[0].lines[:_STACK_LINES]
+        parts.append(_titled(f"Where all ranks stood ({path})", _quoted(lines, "quote")))
+    parts.append(_titled("Ends of logs", log_rows([*_logs(run, outcome)], cwd)))
+    parts.append(_titled(PLAN, _quoted((run.plan or "").splitlines())))
+    parts.append([] if run.result is None else _facts([*_origin(run.result)]))
     for part in parts:
         rows += [(), *part] if part else []
     return rows
 
 
-def _parts_in_time(
-    run: RunView, now: LiveView | None, cwd: str, width: int, *, ascii_only: bool
-) -> Iterator[list[Row]]:
-    """Yield what happened when, what each rank does, and what was used at most."""
-    timeline = run.timeline
-    bars = timeline_rows(timeline, width, ascii_only=ascii_only)
-    if bars:
-        began = _local(timeline.start_ns)
-        yield [heading(f"In time (from {began}):"), *bars]
-    if now is not None and (ranks := now.rows):
-        shown = ranks[:_MOST_RANKS]
-        rows = table_rows(now, shown, width - len(GAP), cwd)
-        rows = [(StyledText(GAP), *row) for row in rows]
-        more = len(ranks) - len(shown)
-        if more > 0:
-            text = f"{GAP}and {counted(more, 'more rank')}; python -m lllaunch top shows them"
-            rows.append((StyledText(text, "faint"),))
-        yield [heading("Now:"), *rows]
-    attempts = len({attempt.number for attempt in timeline.attempts})
-    if rows := peak_rows(timeline.series, attempts=attempts):
-        yield [heading("The most that was used:"), *rows]
+def _now(now: LiveView, cwd: str, width: int) -> list[Row]:
+    """Return what each rank does."""
+    shown = now.rows[:_MOST_RANKS]
+    rows = [(StyledText(GAP), *row) for row in table_rows(now, shown, width, cwd)] if shown else []
+    if more := len(now.rows) - len(shown):
+        text = f"{GAP}and {counted(more, 'more rank')}; python -m lllaunch top shows them"
+        rows.append((StyledText(text, "faint"),))
+    return rows
 
 
 def _progress(run: RunView, now: LiveView | None) -> str:
@@ -295,7 +285,7 @@ def _nodes(outcome: RunResult, cwd: str, width: int | None) -> list[Row]:
         )
         for node in outcome.nodes
     ]
-    return [*_table(table, width, shrinks=3), ()] if table else []
+    return _table(table, width, shrinks=3)
 
 
 def _attempt(attempt: AttemptResult, cwd: str, width: int | None) -> list[Row]:
@@ -331,7 +321,7 @@ def _values(outcome: RunResult, cwd: str) -> list[Row]:
     more = len(outcome.return_values) - len(rows)
     if more > 0:
         rows.append((StyledText(f"and {counted(more, 'more rank')} returned something", "faint"),))
-    return [*rows, ()] if rows else []
+    return rows
 
 
 def _without_outcome(entry: ListEntry, cwd: str) -> Iterator[Row]:
