@@ -8,7 +8,6 @@ merge keys (``<<``); of configs, what Hydra takes is taken.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import stat
@@ -143,7 +142,7 @@ def parse(text: str, file: str, *, as_hydra: bool = False) -> Document:
     def read(loader: Any) -> Document:
         return _Builder(file, as_hydra).build(yaml.parse(text, Loader=loader))
 
-    with _telling(text, file):
+    try:
         # libyaml is ten times as fast, and knows no lone surrogates: parts of names that are not
         # UTF-8
         if _CLoader is not None and not _SURROGATE.search(text):
@@ -154,21 +153,6 @@ def parse(text: str, file: str, *, as_hydra: bool = False) -> Document:
                 if not as_hydra or len(text) > _LONGEST_AGAIN:
                     raise
         return read(yaml.SafeLoader)
-
-
-def lines_of(text: str) -> Lines:
-    """The lines of a config's text; none if it cannot be read."""
-    try:
-        return parse(text, "", as_hydra=True).lines
-    except (ConfigError, RecursionError):
-        return NO_LINES
-
-
-@contextlib.contextmanager
-def _telling(text: str, file: str) -> Iterator[None]:
-    """Make what a YAML parser raises in the block a `ConfigError` about a line of a file."""
-    try:
-        yield
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         hint = _meant(text, line)
@@ -179,6 +163,14 @@ def _telling(text: str, file: str) -> Iterator[None]:
         raise wrong(file, line, message, code="yaml") from None
     except UnicodeEncodeError:
         raise wrong(file, 0, "is not UTF-8 text") from None
+
+
+def lines_of(text: str) -> Lines:
+    """The lines of a config's text; none if it cannot be read."""
+    try:
+        return parse(text, "", as_hydra=True).lines
+    except (ConfigError, RecursionError):
+        return NO_LINES
 
 
 def wrong(

@@ -8,7 +8,6 @@ unknown rather than wrong. See docs/design/provenance.md.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 import warnings
@@ -19,7 +18,6 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hydra.core.default_element import ResultDefault
-from hydra.plugins.config_source import ConfigLoadError, ConfigResult
 from hydra.types import RunMode
 from omegaconf import Container, OmegaConf
 
@@ -38,6 +36,7 @@ from lllaunch.secret_names import redacted_overrides
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
+    from hydra.plugins.config_source import ConfigResult
 
     from lllaunch.errors import Diagnostic
     from lllaunch.hydra_compat import ConfigLoaderImpl, DefaultsList, IConfigRepository
@@ -382,18 +381,13 @@ def _layers(
         if path is None or loaded is None:
             continue
         package = default.package if default.package is not None else loaded.header["package"]
-        schema = None
-        if not loaded.is_schema_source:
-            # a stored config with the same name, which Hydra puts below a file (deprecated there)
-            with contextlib.suppress(ConfigLoadError):
-                schema = repo.get_schema_source().load_config(file_name(path))
-        for each in (schema, loaded):
-            if each is not None:
-                if path not in known and each.path.startswith(("file://", "pkg://")):
-                    known[path] = _lines_in(each, path)
-                lines = known.get(path, NO_LINES) if each is loaded else NO_LINES
-                rest = tuple(parts_of(package or ""))
-                yield Layer(_origin(each, path, group), _content(each.config), lines, rest)
+        lines = NO_LINES
+        if loaded.path.startswith(("file://", "pkg://")):
+            if path not in known:
+                known[path] = _lines_in(loaded, path)
+            lines = known[path]
+        rest = tuple(parts_of(package or ""))
+        yield Layer(_origin(loaded, path, group), _content(loaded.config), lines, rest)
 
 
 def _lines_in(loaded: ConfigResult, path: str) -> Lines:
