@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Show the output of a run's workers, from the files that the run keeps: the last attempt, rank by
-rank, standard output first. With several ranks, each line begins with its rank.
-
-RUN names a run: its directory, the end of its path, the id of its batch job, or 'latest' (the
-default), the one started last from here."""
+rank, standard output first. With several ranks, each line begins with its rank."""
 _STREAMS = ("stdout", "stderr")
 # Between two looks at whether there is another attempt, and whether the run is over, seconds; and
 # between two questions to a cluster.
@@ -54,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("logs", _DESCRIPTION)
-    parser.add_run()
+    parser.add_run("a run")
     parser.add_argument(
         "-f", "--follow", action="store_true", help="show new output until the run is over"
     )

@@ -36,8 +36,12 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
-    def add_run(self) -> None:
+    def add_run(self, kinds: str = "a run or a sweep", last: str = "the one") -> None:
         """Take the name of a run or a sweep, as `lllaunch.results.store.locate` reads it."""
+        self.description = f"""{self.description}
+
+RUN names {kinds}: its directory, the end of its path, the id of its batch job, or
+'latest' (the default), {last} started last from here."""
         self.add_argument("run", metavar="RUN", nargs="?", default="latest", help="default: latest")
 
     def error(self, message: str) -> NoReturn:

@@ -21,11 +21,8 @@ from lllaunch.verbs.printing import Parser, complain, perform
 from lllaunch.words import commit_text, ending, resume_override, shown_path
 
 _DESCRIPTION = """\
-Run the plan of a run again, in a new directory.
-
-RUN names a run: its directory, the end of its path, the id of its batch job, or 'latest' (the
-default), the one started last from here. lllaunch runs the plan.yaml of that run, whatever the
-config says today, and reads variables from the environment again."""
+Run the plan.yaml of a run again, in a new directory, whatever the config says today. Variables
+are read from the environment again."""
 _EPILOG = """\
 Overrides may only be Hydra's own, such as hydra.run.dir=DIR. Relative paths start in the same
 directory as in the first run, if it still exists.
@@ -40,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("rerun", _DESCRIPTION, _EPILOG)
-    parser.add_run()
+    parser.add_run("a run")
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="an override of hydra.*")
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="print nothing while all goes well"

@@ -69,10 +69,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Show a run or a sweep from its files: result, timeline, workers, logs and plan. For a live run,
-show its progress and what each rank does.
-
-RUN names a run or a sweep: its directory, the end of its path, the id of its batch job, or
-'latest' (the default), the one started last from here."""
+show its progress and what each rank does."""
 # Where there is no terminal.
 _COLUMNS = 100
 _LOG_LINES = 10

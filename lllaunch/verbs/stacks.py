@@ -52,10 +52,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Show where the workers of a live run are, without disturbing them. A run on several nodes shows
-the workers of all nodes.
-
-RUN names a run: its directory, the end of its path, the id of its batch job, or 'latest' (the
-default), the live run started last from here."""
+the workers of all nodes."""
 # The socket is there a second after the first workers were ordered.
 _PATIENCE, _PAUSE = 5.0, 0.1
 _MOST_NAMED = 8
@@ -78,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("stacks", _DESCRIPTION)
-    parser.add_run()
+    parser.add_run("a run", "the live run")
     parser.add_argument(
         "--rank",
         metavar="RANKS",

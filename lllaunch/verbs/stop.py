@@ -28,10 +28,7 @@ Stop a run or a sweep as Ctrl-C would: workers get SIGTERM and have launch.grace
 their state. The command returns when the run is over.
 
 For a run on a cluster, the batch job is cancelled. Slurm kills what still runs after its
-KillWait.
-
-RUN names a run or a sweep: its directory, the end of its path, the id of its batch job, or
-'latest' (the default), the one started last from here."""
+KillWait."""
 # Between two signals with --now, seconds: those that come at once are one.
 _PAUSE = 0.2
 

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory
 
 _DESCRIPTION = """\
-Wait until a run or a sweep has finished, print its result in one line, and exit with its code.
-
-RUN names a run or a sweep: its directory, the end of its path, the id of its batch job, or
-'latest' (the default), the one started last from here."""
+Wait until a run or a sweep has finished, print its result in one line, and exit with its code."""
 
 # Between two questions to a cluster, seconds: at first, and at most.
 _PAUSE, _LONGEST_PAUSE = 1.0, 10.0
