@@ -53,7 +53,8 @@ from lllaunch.supervisor.machine import (
     WorkerState,
 )
 from lllaunch.supervisor.supervisor import GroupHooks, GroupOptions, Supervisor
-from lllaunch.supervisor.watchdog import TIMEOUT_VARIABLE, KernelSleep, WatchdogDriver
+from lllaunch.supervisor.watchdog import WatchdogDriver
+from lllaunch.watchdog.sampling import TIMEOUT_VARIABLE, KernelSleep
 
 logger = logging.getLogger(__name__)
 

@@ -44,9 +44,10 @@ from lllaunch.supervisor.machine import (
     StartWorkers,
 )
 from lllaunch.supervisor.supervisor import GroupHooks, GroupOptions, Supervisor
-from lllaunch.supervisor.watchdog import KernelSleep, WatchdogDriver
+from lllaunch.supervisor.watchdog import WatchdogDriver
 from lllaunch.text import spans
 from lllaunch.watchdog.findings import limit_of
+from lllaunch.watchdog.sampling import KernelSleep
 from lllaunch.watchdog.stall import look_interval
 from lllaunch.workers.group import WorkerProcesses, start_processes
 from lllaunch.workers.log_files import CONSOLE, LogsDest, announce, destinations

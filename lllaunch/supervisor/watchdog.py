@@ -44,7 +44,7 @@ from lllaunch.watchdog.findings import (
     limit_of,
     suspects,
 )
-from lllaunch.watchdog.sampling import Sample, Sampler, Usage, between, size_of
+from lllaunch.watchdog.sampling import KernelSleep, Sample, Sampler, Usage, between, size_of
 from lllaunch.watchdog.stall import (
     Detector,
     SilenceDetector,
@@ -67,9 +67,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# torch's variable: seconds of uninterruptible sleep after which a worker counts as stuck.
-TIMEOUT_VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
-
 # Stacks that are not there by then are left out: whoever hangs holds GPUs.
 STACKS_SECONDS = 8.0
 ASKED_SECONDS = 3.0
@@ -80,8 +77,6 @@ _STACKS = "stacks.txt"
 # How long workers that are about to be ended may take to tell of their collectives, which is
 # milliseconds where the machine is not overloaded.
 _MOMENT_SECONDS = 1.0
-# Between two looks at who sleeps in the kernel, seconds.
-_LONGEST_INTERVAL = 5.0
 # State letters of processes that have ended, and are yet to be reaped.
 _ENDED = frozenset("ZX")
 # Later than this, seconds, and the launcher was stopped meanwhile.
@@ -95,58 +90,6 @@ _FRAMES_SECONDS = 4.0
 
 # What is due within this part of its interval is done with a look that is taken anyway.
 _EARLY = 0.1
-
-
-def _state(pid: int) -> str:
-    facts = proc.facts(pid)
-    return facts.state if facts is not None else ""
-
-
-class KernelSleep:
-    """Remember since when processes are in uninterruptible sleep.
-
-    ``timeout``: seconds after which one counts as stuck.
-    """
-
-    def __init__(
-        self,
-        timeout: float,
-        clock: Callable[[], float] = time.monotonic,
-        state: Callable[[int], str] = _state,
-    ) -> None:
-        self._timeout = timeout
-        self._clock = clock
-        self._state = state
-        self._since: dict[int, float] = {}
-
-    @classmethod
-    def configured(cls, timeout: float | None) -> KernelSleep | None:
-        """One with the given timeout, or the environment's; None if it is 0 or no number."""
-        if timeout is None:
-            text = os.environ.get(TIMEOUT_VARIABLE, "0")
-            try:
-                timeout = float(text)
-            except ValueError:
-                logger.warning("%s: %r is not a number of seconds", TIMEOUT_VARIABLE, text)
-                return None
-        return cls(timeout) if timeout > 0 else None
-
-    @property
-    def interval(self) -> float:
-        """Seconds between two looks."""
-        return min(_LONGEST_INTERVAL, self._timeout / 4)
-
-    def stuck(self, pids: Mapping[int, int]) -> dict[int, float]:
-        """Look at processes; those that sleep for too long, with the seconds.
-
-        ``pids``: process ids, by local rank.
-        """
-        now = self._clock()
-        asleep = {pid for pid in pids.values() if self._state(pid) == "D"}
-        self._since = {pid: self._since.get(pid, now) for pid in asleep}
-        return {
-            pid: now - since for pid, since in self._since.items() if now - since >= self._timeout
-        }
 
 
 def _is_due(moment: float, now: float, interval: float) -> bool:

@@ -14,9 +14,10 @@ from lllaunch.events import Started
 from lllaunch.multiprocessing import DefaultLogsSpecs
 from lllaunch.spec import WatchdogPolicy
 from lllaunch.supervisor import machine as v
-from lllaunch.supervisor.watchdog import STACKS_SECONDS, KernelSleep, WatchdogDriver
+from lllaunch.supervisor.watchdog import STACKS_SECONDS, WatchdogDriver
 from lllaunch.watchdog import collector
 from lllaunch.watchdog.frames import RankStack
+from lllaunch.watchdog.sampling import KernelSleep
 
 SIGTERM = 15
 

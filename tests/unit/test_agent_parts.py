@@ -28,7 +28,7 @@ from lllaunch.supervisor.environ import (
     substitute_local_rank,
     virtual_rank,
 )
-from lllaunch.supervisor.watchdog import TIMEOUT_VARIABLE, KernelSleep
+from lllaunch.watchdog.sampling import TIMEOUT_VARIABLE, KernelSleep
 
 
 def place(**changes: Any) -> WorkerContext:
