@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import itertools
 import multiprocessing
 import os
 import re
@@ -394,20 +393,16 @@ def shadowed(
     config: Mapping[Any, Any], origins: Origins, own: str, experiment: str
 ) -> Iterator[CheckedDiagnostic]:
     """Tells what an experiment's own file says in vain, since what it includes comes later."""
-    # a list is one value
-    paths = ([*itertools.takewhile(_is_key, path)] for path, _ in leaf_items(config))
-    for key in dict.fromkeys(map(dotted, paths)):
+    for key in origins.keys():  # noqa: SIM118 - no mapping
         origin = origins.of(key)
         if origin is None or origin.kind not in _GIVEN_BY_CONFIGS or origin.where == own:
             continue
-        lost = [each for each in origin.overridden if each.kind == "file" and each.where == own]
+        # a mapping is lost key by key
+        whole = not isinstance(value_at(config, parts_of(key)), dict)
+        lost = [each for each in origin.overridden if whole and each.where == own]
         if lost:
             message = (
                 f"has no effect, {origin.place} overrides it; put _self_ last in the defaults list"
             )
             line = lost[-1].line or 1
             yield CheckedDiagnostic.at(0, "shadowed", own, line, key, message, (experiment,))
-
-
-def _is_key(part: object) -> bool:
-    return not isinstance(part, int)

@@ -128,7 +128,7 @@ def _chosen(
 def list_rows(entries: Sequence[ListEntry], cwd: str, width: int) -> list[Row]:
     """Return a table, with titles; `width` is of the terminal, 0 if there is none."""
     columns = [
-        Column("when", _when, right=False),
+        Column("when", lambda entry: entry.started_ns, _when, right=False),
         Column("path", lambda entry: _path(entry, cwd), right=False),
         Column("state", lambda entry: state_text(entry.state), right=False),
         Column(
@@ -136,7 +136,7 @@ def list_rows(entries: Sequence[ListEntry], cwd: str, width: int) -> list[Row]:
         ),
         Column("code", lambda entry: entry.exit_code),
         Column("time", lambda entry: entry.seconds, took),
-        Column("step", _step),
+        Column("step", lambda entry: entry.progress, lambda far: short_step(far.step, far.total)),
         Column("left", _left),
         Column("tries", lambda entry: entry.attempts),
         Column("value", lambda entry: objective_text(entry.value)),
@@ -146,19 +146,12 @@ def list_rows(entries: Sequence[ListEntry], cwd: str, width: int) -> list[Row]:
     return rows_of(columns, entries, styles, max(1, width - 1) if width else 0, spare=_SPARE)
 
 
-def _when(entry: ListEntry) -> str:
-    if entry.started_ns is None:
-        return ""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.started_ns / 1e9))
+def _when(started_ns: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(started_ns / 1e9))
 
 
 def _path(entry: ListEntry, cwd: str) -> str:
     return one_line(shown_path(os.path.normpath(os.path.join(cwd, entry.path)), cwd))
-
-
-def _step(entry: ListEntry) -> str:
-    progress = entry.progress
-    return "" if progress is None else short_step(progress.step, progress.total)
 
 
 def _left(entry: ListEntry) -> str:

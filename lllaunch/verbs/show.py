@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from lllaunch.results.live import LiveView
     from lllaunch.results.queue import BatchFacts
     from lllaunch.run.result import AttemptResult, RunResult
-    from lllaunch.sweep.history import JobHistory, SweepResult
+    from lllaunch.sweep.history import JobHistory
 
 _DESCRIPTION = """\
 Show a run or a sweep from its files: result, timeline, workers, logs and plan. For a live run,
@@ -351,43 +351,36 @@ def _without_outcome(entry: ListEntry, cwd: str) -> Iterator[Row]:
 
 
 def _show_sweep(view: SweepView, cwd: str, *, as_json: bool) -> None:
-    sweep = view.result
+    sweep, entry = view.result, view.entry
     if sweep is not None and is_submitted(view.path):
         live = {job.number: job for job in view.jobs if job.batch_job}
-        jobs = tuple(_by_now(job, live.get(job.job)) for job in sweep.jobs)
+        jobs = tuple(_by_now(job, live[job.job]) if job.job in live else job for job in sweep.jobs)
         sweep = replace(sweep, jobs=jobs)
+    rows = _facts([*_head(entry, cwd)])
     if as_json:
         summary = None if sweep is None else Plain()(sweep)
-        print_json({**plain(view.entry, view.entry.path), "summary": summary})
-        return
-    print_rows(sweep_rows(view.entry, sweep, cwd, columns()))
+        print_json({**plain(entry, entry.path), "summary": summary})
+    elif sweep is None:
+        message = "lllaunch: its journal cannot be understood"
+        print_rows([*rows, (), (StyledText(message, "error"),)])
+    else:
+        running = entry.state in {"queued", "running"}
+        common = common_overrides([job.overrides for job in sweep.jobs])
+        if running:
+            names = {"started": "running", "composed": "waiting"}
+            jobs = tuple(replace(job, state=names.get(job.state, job.state)) for job in sweep.jobs)
+            sweep = replace(sweep, jobs=jobs)
+        resume, width = None if running else "", columns()
+        setting = Setting(entry.path, cwd, len(sweep.jobs), common, columns=width, resume=resume)
+        shown = summary_rows(sweep, setting)
+        # the last line says how it ended
+        print_rows([*rows, *(shown[:-1] if running else shown)])
 
 
-def sweep_rows(entry: ListEntry, sweep: SweepResult | None, cwd: str, width: int) -> list[Row]:
-    """Return what is shown of a sweep; `width` is of the terminal, 0 if there is none."""
-    rows = _facts(list(_head(entry, cwd)))
-    if sweep is None:
-        return [*rows, (), (StyledText("lllaunch: its journal cannot be understood", "error"),)]
-    running = entry.state in {"queued", "running"}
-    common = common_overrides([job.overrides for job in sweep.jobs])
-    if running:
-        names = {"started": "running", "composed": "waiting"}
-        jobs = (replace(job, state=names.get(job.state, job.state)) for job in sweep.jobs)
-        sweep = replace(sweep, jobs=tuple(jobs))
-    resume = None if running else ""
-    setting = Setting(entry.path, cwd, len(sweep.jobs), common, columns=width, resume=resume)
-    shown = summary_rows(sweep, setting)
-    # the last line says how it ended
-    return [*rows, *(shown[:-1] if running else shown)]
-
-
-def _by_now(job: JobHistory, entry: ListEntry | None) -> JobHistory:
+def _by_now(job: JobHistory, entry: ListEntry) -> JobHistory:
     """Return what is known of a job whose batch job may say more than the journal."""
-    if entry is None:
-        return job
     now: dict[str, Any] = {"state": entry.state}
     if entry.exit_code is not None and job.result is None:
-        value = None if entry.value is None else json.dumps(entry.value)
         now |= {name: getattr(entry, name) for name in ("exit_code", "root_cause", "seconds")}
-        now["return_value"] = value
+        now["return_value"] = None if entry.value is None else json.dumps(entry.value)
     return replace(job, **now)
