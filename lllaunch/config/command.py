@@ -25,7 +25,6 @@ _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _INTERPRETERS = re.compile(r"(python[\d.]*|torchrun)\s+")
 
 _MODULE = "a module alone after -m (-m package.module)"
-_ONE_FORM = "a script (path.py) or a function (package.module:callable)"
 
 FORMS = "package.module:callable, a path ending in .py, -m package.module, or a program"
 
@@ -43,7 +42,12 @@ def parse_entrypoint(value: object, runtime_cwd: str) -> Entrypoint:
     if "\0" in text:
         raise Unfit("text without NUL characters", code="entrypoint")
     if text == "-m" or text.startswith("-m "):
-        return _module(text)
+        name = text[2:].strip()
+        if is_dotted(name) and not name.endswith(".py"):
+            return Entrypoint("module", name, text)
+        hint = "give the arguments as 'args'" if " " in name else ""
+        hint = f"write {name!r}, without -m" if name.endswith(".py") else hint
+        raise Unfit(_MODULE, hint, code="entrypoint")
     if _INTERPRETERS.match(text):
         raise Unfit(
             "one file, module, function or program, not a command line",
@@ -52,32 +56,14 @@ def parse_entrypoint(value: object, runtime_cwd: str) -> Entrypoint:
         )
     if text.endswith(".py"):
         return Entrypoint("script", os.path.join(runtime_cwd, text), text)
-    if ":" in text and "/" not in text:
-        return _function(text)
-    name = os.path.join(runtime_cwd, text) if "/" in text else text
-    head, colon, tail = name.rpartition(":")
-    if colon and head.endswith(".py") and is_dotted(tail):
-        hint = f"a function is named by its module, as 'package.module:{tail}'"
-        raise Unfit(_ONE_FORM, hint, code="entrypoint")
-    return Entrypoint("program", name, text)
-
-
-def _module(text: str) -> Entrypoint:
-    name = text[2:].strip()
-    if name.endswith(".py"):
-        raise Unfit(_MODULE, f"write {name!r}, without -m", code="entrypoint")
-    if is_dotted(name):
-        return Entrypoint("module", name, text)
-    if name and is_dotted(name.split()[0]):
-        raise Unfit(_MODULE, "give the arguments as 'args'", code="entrypoint")
-    raise Unfit(_MODULE, code="entrypoint")
-
-
-def _function(text: str) -> Entrypoint:
-    module, _, qualname = text.partition(":")
-    if module.endswith(".py"):
-        hint = f"did you mean '{module[:-3]}:{qualname}' or {module!r}?"
-        raise Unfit(_ONE_FORM, hint, code="entrypoint")
+    module, colon, qualname = text.partition(":")
+    if module.endswith(".py") and is_dotted(qualname):
+        hint = f"a function is named by its module, as 'package.module:{qualname}'"
+        expected = "a script (path.py) or a function (package.module:callable)"
+        raise Unfit(expected, hint, code="entrypoint")
+    if not colon or "/" in text:
+        name = os.path.join(runtime_cwd, text) if "/" in text else text
+        return Entrypoint("program", name, text)
     if not is_dotted(module) or not is_dotted(qualname):
         raise Unfit("a function (package.module:callable, of dotted names)", code="entrypoint")
     if module == "__main__":

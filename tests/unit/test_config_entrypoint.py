@@ -42,11 +42,7 @@ MODULE = "a module alone after -m (-m package.module)"
         ("-m train.py", MODULE, "write 'train.py', without -m"),
         ("-m pkg --lr 1", MODULE, "give the arguments as 'args'"),
         ("python train.py", "one file, module, function or program", "name the script itself"),
-        (
-            "train.py:main",
-            "a script (path.py) or a function",
-            "did you mean 'train:main' or 'train.py'?",
-        ),
+        ("train.py:main", "a script (path.py) or a function", "'package.module:main'"),
         ("src/train.py:main", "a script (path.py) or a function", "'package.module:main'"),
         ("pkg.train:", "a function (package", ""),
         ("pkg-x:main", "a function (package", ""),
