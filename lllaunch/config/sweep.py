@@ -126,23 +126,13 @@ def _read_slots(tree: Tree, key: str, findings: Findings) -> Any:
 def _read_failures(tree: Tree, key: str, findings: Findings) -> int | None:
     """Read how many jobs may fail for good before nothing more is started."""
     if not isinstance(tree, dict):
-        value = reveal(tree)
-        number = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        hint = f"did you mean {{max_failures: {value}}}?" if number else ""
         choose = partial(read_choice, choices=("continue", "stop"))
-        word = findings.attempt(key, tree, hinted(choose, hint, _FAILURE_FORMS))
+        word = findings.attempt(key, tree, hinted(choose, "", _FAILURE_FORMS))
         return 1 if word == "stop" else None
     items = known_items(tree, key, ("max_failures",), {}, findings)
-    if not tree:
-        unfit = Unfit("a number of failures", "write {max_failures: 3}", code="number")
-        findings.add(key, tree, unfit)
     read = hinted(read_positive, "write on_failure: continue for no limit")
-    return findings.attempt(f"{key}.max_failures", items.get("max_failures", BROKEN), read)
-
-
-def _retries_meant(value: object) -> str:
-    number = value if isinstance(value, int) and not isinstance(value, bool) else 1
-    return f"say for what: {{failure: {number}}}"
+    most = items.get("max_failures", BROKEN if tree else None)
+    return findings.attempt(f"{key}.max_failures", most, read)
 
 
 SWEEP: Mapping[str, Kind] = {
@@ -155,7 +145,7 @@ SWEEP: Mapping[str, Kind] = {
     "retries": Node(
         Retries,
         dict.fromkeys(Retries._fields, Kind(read_count)),
-        meant=_retries_meant,
+        meant=lambda _: "say for what: {failure: 3}",
         of="causes to numbers",
     ).kind,
     "retry_delay": Kind(parse_duration),

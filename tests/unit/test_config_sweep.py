@@ -105,8 +105,10 @@ cpus: -1
 cpus: [1, true]
     cpus[1]: expected a number or a name, got true [type]
 on_failure: 2
-    on_failure: expected continue, stop or {max_failures: 3}, got 2; did you mean {max_failures: 2}?
-    [choice]
+    on_failure: expected continue, stop or {max_failures: 3}, got 2 [choice]
+on_failure: {}
+    on_failure.max_failures: expected a whole number, 1 or more, got null; write on_failure:
+    continue for no limit [number]
 retries: 3
     retries: expected a mapping of causes to numbers (failure, oom, hang, signal, timeout), got 3;
     say for what: {failure: 3} [type]
