@@ -6,7 +6,6 @@ import functools
 import os
 from typing import TYPE_CHECKING
 
-from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.verbs.printing import Parser, hand_over, make_way, perform
 
 if TYPE_CHECKING:
@@ -42,9 +41,8 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("check", _DESCRIPTION, _EPILOG)
     parser.add_argument(
-        "directory", metavar="DIR", nargs="?", help="top of the tree; default: conf"
+        "directory", metavar="DIR", nargs="?", default=_CONF, help="top of the tree; default: conf"
     )
-    parser.add_argument("--config-dir", "-cd", metavar="DIR", help="the same, as in a run")
     forms = ("text", "json", "junit", "github")
     parser.add_argument("--format", choices=forms, default="text", help="default: text")
     parser.add_argument(
@@ -58,14 +56,7 @@ def _check(given: argparse.Namespace) -> int:
     # --help does without
     from lllaunch.checking.check import check_tree  # noqa: PLC0415
 
-    named = [each for each in (given.directory, given.config_dir) if each is not None]
-    if len({*map(os.path.abspath, named)}) > 1:
-        message = f"is another tree than {given.directory!r}"
-        hint = "check them one after the other"
-        raise ConfigError(
-            (Diagnostic("directory", "--config-dir", repr(given.config_dir), message, hint),)
-        )
-    outcome = check_tree(named[0] if named else _CONF, os.environ)
+    outcome = check_tree(given.directory, os.environ)
     tell(outcome, given.format, given.output, strict=given.strict)
     return outcome.exit_code(strict=given.strict)
 
