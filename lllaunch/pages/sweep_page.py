@@ -424,14 +424,18 @@ def _against_all(
 
 
 def _placed(parameter: SweptParameter) -> tuple[charts.Axis, Sequence[float | None]]:
-    """Return the axis of a parameter, and where the jobs lie on it; None is nowhere."""
-    if parameter.numbers:
+    """Return the axis of a parameter, and where the jobs lie on it; few values are steps of it."""
+    if len({*parameter.values}) > _MOST_CATEGORIES:
         return charts.Axis(log=spans_decades(parameter.numbers)), parameter.numbers
     shown = ["not set" if value is None else value for value in parameter.values]
-    index = {name: number for number, name in enumerate(dict.fromkeys(shown))}
+    names = [*dict.fromkeys(shown)]
+    if parameter.numbers:
+        known = dict(zip(shown, parameter.numbers, strict=True))
+        names.sort(key=lambda name: known[name] or 0.0)
     # beside each other, so that all can be seen; by the golden ratio neighbours lie far apart
-    return charts.Axis(categories=tuple(index)), [
-        index[value] + 0.6 * (number * 0.618034 % 1.0 - 0.5) for number, value in enumerate(shown)
+    return charts.Axis(categories=tuple(names)), [
+        names.index(value) + 0.6 * (number * 0.618034 % 1.0 - 0.5)
+        for number, value in enumerate(shown)
     ]
 
 
