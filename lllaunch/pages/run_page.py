@@ -151,8 +151,12 @@ def _report(run: RunView) -> list[Markup]:
     """Return the report of the terminal, of which the first line is above all; causes stand out."""
     outcome = run.outcome
     lines = [] if outcome is None else report_lines(outcome, run.cwd)[1:]
+    told = [line for line in lines if line is not lines[0] or line.text]
     shown = '<span class="hot">{}</span>'
-    return [html.fill(shown if line.style == "cause" else "{}", line.text) for line in lines]
+    return [
+        html.fill(shown if line.style == "cause" else "{}", line.text.removeprefix("  "))
+        for line in told
+    ]
 
 
 def _findings(timeline: RunTimeline) -> list[Markup]:

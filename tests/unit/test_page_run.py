@@ -124,7 +124,7 @@ def test_what_failed_and_where_stands_first(left: LeftRun) -> None:
     assert ids == ["cause", "time", "logs", "plan", "environment"]
     assert [f"#{id_}" for id_ in ids] == re.findall('<a href="(#[a-z]+)">', page)
     assert page.index("Rank 1 raised") < page.index("<main")
-    assert '<span class="hot">  Root cause: rank 1 (attempt 0) raised ValueError: no</span>' in page
+    assert '<span class="hot">Root cause: rank 1 (attempt 0) raised ValueError: no</span>' in page
     assert "careful" in page
 
 
