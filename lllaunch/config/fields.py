@@ -12,6 +12,7 @@ import re
 import signal
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from lllaunch.config.tree import BROKEN, Tree, Withheld, has_secrets, leaves, reveal, show
@@ -234,27 +235,19 @@ def read_flag(value: object) -> bool:
     return value
 
 
-def read_count(value: object) -> int:
-    """Read a whole number, 0 or more."""
+def read_count(value: object, least: int = 0) -> int:
+    """Read a whole number."""
     # Text: what ${oc.env:N} gives is always text.
     if isinstance(value, str) and value.isdecimal() and len(value) < 20:
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise Unfit("a whole number, 0 or more", code="number")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise Unfit(f"a whole number, {least} or more", code="number")
     if value > _MOST_RESTARTS:
         raise Unfit(f"a whole number, {_MOST_RESTARTS} at most", code="number")
     return value
 
 
-def read_positive(value: object) -> int:
-    """Read a whole number, 1 or more."""
-    try:
-        number = read_count(value)
-    except Unfit:
-        number = 0
-    if not number:
-        raise Unfit("a whole number, 1 or more", code="number")
-    return number
+read_positive = partial(read_count, least=1)
 
 
 def read_choice(value: object, choices: Iterable[str]) -> str:
