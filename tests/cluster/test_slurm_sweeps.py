@@ -361,7 +361,7 @@ def test_a_sweep_that_was_left_is_looked_at_waited_for_and_collected(
     assert sweeps.starts() == {0: 1, 1: 2, 2: 1}
     assert sweeps.values() == {0: 10, 1: 10, 2: 10}
     assert sweeps.verb("wait", "sweep").returncode == 0
-    assert "3 succeeded" in sweeps.verb("show", "sweep").stdout
+    assert "3 of 3 jobs succeeded" in sweeps.verb("show", "sweep").stdout
 
 
 # Failures
