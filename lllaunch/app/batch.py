@@ -217,7 +217,7 @@ def submit_run(
     if cluster.snapshot != "none":
         snapshot = take(spec.runtime_cwd, free_place(directory), os.environ, console.note)
     make_ready(spec, cfg, user, snapshot, directory)
-    submission = Submission.of(cluster, directory, snapshot, holder=_HOLDER)
+    submission = Submission.of(cluster, directory, snapshot=snapshot, holder=_HOLDER)
     if snapshot is not None and cluster.snapshot == "temporary":
         hold(snapshot, [_HOLDER])
     # its id may be lost with this process; the directory then tells which it is

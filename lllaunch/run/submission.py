@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from signal import Signals
-from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self
 
 from lllaunch.clock import now_ns
 from lllaunch.documents import (
@@ -76,25 +76,15 @@ class Submission(Record, frozen=True):
     refused: Text = ""  # what the cluster said if it did not take the job; else empty
 
     @classmethod
-    def of(
-        cls,
-        cluster: Cluster,
-        directory: str,
-        snapshot: Snapshot | None,
-        *,
-        retries: Mapping[str, int] | None = None,
-        holder: str = "",
-    ) -> Self:
-        """Return what is about to be submitted from this machine."""
+    def of(cls, cluster: Cluster, directory: str, **fields: Any) -> Self:
+        """Return what is about to be submitted from this machine, with other fields."""
         return cls(
             directory=directory,
             time_ns=now_ns(),
             host=socket.gethostname(),
             requeue=cluster.requeue,
             signal_delay=cluster.signal_delay,
-            retries=retries or {},
-            snapshot=snapshot,
-            holder=holder,
+            **fields,
         )
 
     @property

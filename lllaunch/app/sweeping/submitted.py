@@ -509,7 +509,7 @@ class SlurmExecutor(Executor):
         write_tasks(directory, array)
         cluster, snapshot = array.cluster, self._snapshot_of_jobs
         retries = {cause: n for cause, n in self._policy.retries._asdict().items() if n}
-        submission = Submission.of(cluster, directory, snapshot, retries=retries)
+        submission = Submission.of(cluster, directory, snapshot=snapshot, retries=retries)
         submission.write(directory)
         if snapshot is not None and cluster.snapshot == "temporary":
             holders = [holder_of(directory, index) for index in range(len(array.tasks))]
