@@ -268,6 +268,17 @@ class Reviewed:
         return {"entrypoint": entry, "streams": streams_of(launch), "directories": directories}
 
 
+@dataclass(eq=False)
+class JobRefused(LaunchError):
+    """A job of a sweep cannot run."""
+
+    why: str
+    exit_code: int  # type: ignore[misc]
+
+    def __str__(self) -> str:
+        return self.why
+
+
 def review_run(composed: Composition) -> Reviewed:
     """Decides what a command line would run; what is wrong is a `ConfigError`."""
     config = composed.compose()
@@ -280,7 +291,7 @@ def review_run(composed: Composition) -> Reviewed:
 def review_sweep(composed: Composition) -> list[Reviewed]:
     """Decides what each job of a command line would run.
 
-    What is wrong with the sweep is a `ConfigError`, and so it is with the first such job.
+    What is wrong with the sweep is a `ConfigError`, with a job of it a `JobRefused`.
     """
     master = composed.master()
     key = "hydra.sweeper._target_"
@@ -294,10 +305,14 @@ def review_sweep(composed: Composition) -> list[Reviewed]:
     composer = composed.composer(master)
     found: list[Reviewed] = []
     for number, overrides in enumerate(grid):
-        with composing():
-            job = composer.compose(overrides, number)
-            with locating(composed.loader, job.whole):
-                spec = composer.plan(job, here=False)
+        try:
+            with composing():
+                job = composer.compose(overrides, number)
+                with locating(composed.loader, job.whole):
+                    spec = composer.plan(job, here=False)
+        except LaunchError as error:
+            why = str(error).replace("\n", "\n  ")
+            raise JobRefused(f"{job_name(overrides)}:\n  {why}", error.exit_code) from error
         every = [*as_written(master.hydra.overrides.hydra), *overrides]
         origins = functools.cache(functools.partial(composed.origins, every))
         # the first one is shown whole, the others by what differs

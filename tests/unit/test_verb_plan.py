@@ -155,7 +155,7 @@ def test_what_is_only_of_this_machine_is_marked(
         (["exp=module"], 1, "+exp=module"),
         (["+exp=module", "launch.entrypoint=pkg.fun:take"], 2, "did you mean"),
         (["+exp=module", "launch.args=???"], 2, "launch.args"),
-        (["-m", "+exp=module", "launch.nproc=1,-1,0"], 2, "launch.nproc: expected"),
+        (["-m", "+exp=module", "launch.nproc=1,-1,0"], 2, "launch.nproc=-1:"),
     ],
 )
 def test_what_is_wrong_is_said(
