@@ -67,7 +67,7 @@ def test_a_cluster_is_chosen_by_its_group(project: Project) -> None:
 
 @pytest.mark.smoke
 def test_a_plan_shows_it_with_its_origins(project: Project) -> None:
-    words = ["+exp=a", "cluster=mysite", "+cluster.reservation=r"]
+    words = ["+exp=a", "cluster=mysite", "+cluster.additional_parameters.reservation=r"]
     text = lllaunch(project, "plan", "--changed", *words)
     lines = {
         line.partition("#")[0].strip(): line.partition("#")[2].strip() for line in text.splitlines()
@@ -76,7 +76,7 @@ def test_a_plan_shows_it_with_its_origins(project: Project) -> None:
     assert lines["nnodes: auto"] == lines["nodes: 4"] == "conf/exp/a.yaml:5"
     assert lines["partition: gpu"] == "conf/cluster/mysite.yaml:2"
     assert lines["timeout: 3"] == "conf/cluster/mysite.yaml:4"
-    assert lines["reservation: r"] == "override +cluster.reservation=r"
+    assert lines["reservation: r"] == "override +cluster.additional_parameters.reservation=r"
     assert "nnodes  " not in text
     assert "nproc  " not in text
     document = json.loads(lllaunch(project, "plan", "--format", "json", *words))
