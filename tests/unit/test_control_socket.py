@@ -391,5 +391,6 @@ def test_all_who_ask_are_answered_one_after_the_other(run: RunControl, tmp_path:
     turns(run, WORKING._replace(busy=True), lambda: len(run._waiting) == 4)
     found = turns(run, WORKING, lambda: wait_readable(other, 0))
     assert Collector.closed == 4
-    assert [each.ranks for each in found] == [(4, 5), (4, 5), (4, 5), (4,)]
+    # each has a thread, so nobody knows who comes first
+    assert sorted(each.ranks for each in found) == [(4,), (4, 5), (4, 5), (4, 5)]
     assert [len(line_of(peer)["ranks"]) for peer in (*peers, other)] == [2, 2, 2, 1]
