@@ -389,8 +389,9 @@ def test_all_who_ask_are_answered_one_after_the_other(run: RunControl, tmp_path:
     peers = [connected(tmp_path, Request().to_json()) for _ in range(3)]
     other = connected(tmp_path, Request(frozenset({4})).to_json())
     turns(run, WORKING._replace(busy=True), lambda: len(run._waiting) == 4)
-    found = turns(run, WORKING, lambda: wait_readable(other, 0))
+    everyone = (*peers, other)
+    found = turns(run, WORKING, lambda: all(wait_readable(each, 0) for each in everyone))
     assert Collector.closed == 4
     # each has a thread, so nobody knows who comes first
     assert sorted(each.ranks for each in found) == [(4,), (4, 5), (4, 5), (4, 5)]
-    assert [len(line_of(peer)["ranks"]) for peer in (*peers, other)] == [2, 2, 2, 1]
+    assert [len(line_of(peer)["ranks"]) for peer in everyone] == [2, 2, 2, 1]
