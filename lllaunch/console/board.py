@@ -168,10 +168,12 @@ class Board:
         return expected_left(running, self.waiting, self._good, self._all)
 
     def by_state(self) -> dict[str, int]:
-        """Return how many jobs there are by state; those that wait for another try do so."""
+        """Return how many jobs there are by state."""
         counts = {state.value: number for state, number in self.counts.items()}
         counts["succeeded"] = self.counts[J.SUCCEEDED] + counts.pop("skipped", 0)
-        return {**counts, "running": self.running, "waiting": self.waiting}
+        paused = len(self.of_state(J.PAUSED))
+        waiting = self.waiting - paused
+        return {**counts, "running": self.running, "paused": paused, "waiting": waiting}
 
     def _job(self, number: int, overrides: Sequence[str] = ()) -> JobView:
         job = self.jobs.get(number)
@@ -357,6 +359,7 @@ _ACTIONS: dict[type, Callable[[Board, Any, float], None]] = {
 # How it is shown
 
 _LONGEST_SLOT = 19  # columns of a GPU's name
+_ENDING = "no new jobs start"
 
 
 def lease_text(lease: Lease) -> str:
@@ -372,15 +375,13 @@ def heartbeat_text(board: Board, now: float) -> str:
 
     ``10 min: 12/200 done, 1 failed, 8 running, 179 waiting, about 3 h left, best 0.0123 (job 4)``
     """
-    parts = [done_text(board.by_state()), _left(board, now), short_extremes(board.objectives)]
-    return f"{passed(now - board.began)}: {', '.join(filter(None, parts))}"
-
-
-def _left(board: Board, now: float) -> str:
+    parts = [done_text(board.by_state())]
     if board.ending:
-        return "no new jobs start"
-    left = board.left(now)
-    return f"about {passed(left)} left" if left else ""
+        parts.append(_ENDING)
+    elif left := board.left(now):
+        parts.append(f"about {passed(left)} left")
+    parts.append(short_extremes(board.objectives))
+    return f"{passed(now - board.began)}: {', '.join(filter(None, parts))}"
 
 
 def view_of(board: Board, path: str, now: float) -> LiveView:
@@ -418,8 +419,6 @@ def view_of(board: Board, path: str, now: float) -> LiveView:
                 load_overrides=partial(tuple, job.own),
             )
         )
-    unseen = Counter(counts)
-    unseen.subtract(job.state for job in rows)
     subject = ListEntry(
         "sweep",
         path,
@@ -427,7 +426,7 @@ def view_of(board: Board, path: str, now: float) -> LiveView:
         seconds=now - board.began,
         eta=None if board.ending else board.left(now),
         counts=counts,
-        note=_left(board, now) if board.ending else "",
+        note=_ENDING if board.ending else "",
     )
     return LiveView(
         0,
@@ -435,5 +434,4 @@ def view_of(board: Board, path: str, now: float) -> LiveView:
         subject=subject,
         objectives=board.objectives,
         slots=board.slots,
-        unseen={state: number for state, number in unseen.items() if number > 0},
     )

@@ -73,6 +73,13 @@ def report_lines(outcome: RunResult, cwd: str) -> list[StyledText]:
     return [StyledText(f"{title}; {where}", "good"), *_leftovers(outcome), *_lost(outcome)]
 
 
+def report_body(outcome: RunResult, cwd: str) -> list[StyledText]:
+    """Return the same for what has a title of its own: without the first line, at the margin."""
+    lines = report_lines(outcome, cwd)[1:]
+    shown = lines[1:] if lines and not lines[0].text else lines
+    return [line._replace(text=line.text.removeprefix("  ")) for line in shown]
+
+
 def title_text(outcome: RunResult) -> str:
     """Return ``succeeded in 5.0 s`` or ``FAILED after 5.0 s (exit code 3)``."""
     if outcome.state == "error":

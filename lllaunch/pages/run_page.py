@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lllaunch.console.report import failure_text, report_lines, title_text
+from lllaunch.console.report import failure_text, report_body, title_text
 from lllaunch.documents import signal_name
 from lllaunch.pages import html
 from lllaunch.pages.run_charts import curves_of, lanes_of, marks_of
@@ -150,13 +150,9 @@ def _summary(run: RunView) -> Iterator[tuple[str, str]]:
 def _report(run: RunView) -> list[Markup]:
     """Return the report of the terminal, of which the first line is above all; causes stand out."""
     outcome = run.outcome
-    lines = [] if outcome is None else report_lines(outcome, run.cwd)[1:]
-    told = [line for line in lines if line is not lines[0] or line.text]
+    lines = [] if outcome is None else report_body(outcome, run.cwd)
     shown = '<span class="hot">{}</span>'
-    return [
-        html.fill(shown if line.style == "cause" else "{}", line.text.removeprefix("  "))
-        for line in told
-    ]
+    return [html.fill(shown if line.style == "cause" else "{}", line.text) for line in lines]
 
 
 def _findings(timeline: RunTimeline) -> list[Markup]:

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from lllaunch.documents import isoformat
@@ -74,8 +75,13 @@ class LiveView:
     findings: tuple[str, ...] = ()
     objectives: Objectives | None = None
     slots: Lease = field(default_factory=Lease)  # what a sweep may lease
-    # of a sweep, the number of jobs by state that are in no row: not composed yet
-    unseen: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def unseen(self) -> Mapping[str, int]:
+        """Of a sweep, how many jobs by state are in no row: they are not composed yet."""
+        left = Counter({} if self.subject is None else self.subject.counts)
+        left.subtract(row.state for row in self.rows)
+        return +left if self.kind == "sweep" else {}
 
     @property
     def kind(self) -> Literal["run", "sweep", "all"]:
@@ -299,6 +305,7 @@ class _KnownSweep:
 
     files: SweepFiles
     result: SweepResult | None = None
+    objectives: Objectives | None = None
     state: str = ""
     asked: float = float("-inf")
     entry: ListEntry | None = None
@@ -368,16 +375,11 @@ class LiveReader:
         if row is None:
             return None
         rows = tuple(sorted(self._sweeps[path].shown, key=by_urgency))
-        unseen = Counter(row.counts)
-        unseen.subtract(job.state for job in rows)
-        result = self._sweeps[path].result or SweepResult()
+        known = self._sweeps[path]
+        slots = None if known.result is None else known.result.slots
+        objectives = known.objectives
         return LiveView(
-            time.time_ns(),
-            rows,
-            subject=row,
-            objectives=result.objectives(row.overrides),
-            slots=result.slots or Lease(),
-            unseen={state: number for state, number in unseen.items() if number > 0},
+            time.time_ns(), rows, subject=row, objectives=objectives, slots=slots or Lease()
         )
 
     def forget(self, path: str) -> None:
@@ -412,12 +414,13 @@ class LiveReader:
         if known is not None and known[0] == changed:
             return known[1]
         row = None
-        if found.kind == "sweep" and not self._is_long_over(found, now_ns):
-            row = self._sweep_row(found.path)
-        elif not self._is_long_over(found, now_ns):
-            row = entry_of(found, self._queue)
-            if row.state == "running":
-                row = with_now(row, self._run_now(found.path, found.names))
+        if not self._is_long_over(found, now_ns):
+            if found.kind == "sweep":
+                row = self._sweep_row(found.path)
+            else:
+                row = entry_of(found, self._queue)
+                if row.state == "running":
+                    row = with_now(row, self._run_now(found.path, found.names))
         over = row is None or (not row.is_live and row.state != "unknown")
         if over and changed is not None and now_ns - changed > _SETTLED * 1e9:
             self._over[found.path] = changed, row
@@ -457,6 +460,8 @@ class LiveReader:
             if submitted or known.result is not result or known.entry.state != known.state:
                 known.jobs = [*jobs_of(known.entry, self._queue, result)]
                 known.rows.clear()
+        if known.result is not result and result is not None:
+            known.objectives = result.objectives(known.entry.overrides)
         known.result, known.state = result, known.entry.state
         row = known.entry
         known.shown = self._jobs(known)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lllaunch.console.report import report_lines, title_text
+from lllaunch.console.report import report_body, title_text
 from lllaunch.console.summary import verdict_text
 from lllaunch.documents import isoformat, signal_name
 from lllaunch.exit_codes import ExitCode
@@ -148,7 +148,7 @@ def run_case(
         lost = (node.name for node in result.nodes if node.state == "lost")
         return replace(case, message=tidy("; ".join(f"{name} left no result" for name in lost)))
     kind = _kind_of_state(result.state, result.exit_code)
-    told = "\n".join(line.text.removeprefix("  ") for line in report_lines(result, cwd)[1:])
+    told = "\n".join(line.text for line in report_body(result, cwd))
     return replace(
         case,
         kind=(tidy(result.cause_type) or "failed") if result.state == "failed" else kind,

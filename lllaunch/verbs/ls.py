@@ -6,6 +6,7 @@ import argparse
 import itertools
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.console.table import Column, Row, rows_of
@@ -76,7 +77,9 @@ def _parser() -> argparse.ArgumentParser:
         type=_states,
         help="only these states",
     )
-    parser.add_argument("--limit", metavar="N", type=whole_number, help="only the first N")
+    parser.add_argument(
+        "--limit", metavar="N", type=partial(whole_number, least=1), help="only the first N"
+    )
     parser.add_argument("--sweeps", action="store_true", help="only sweeps")
     parser.add_argument("--jobs", action="store_true", help="also list the jobs of sweeps")
     return parser

@@ -122,14 +122,14 @@ def rank_list(text: str) -> frozenset[int]:
         raise argparse.ArgumentTypeError(f"{expected}, got {text!r}") from error
 
 
-def whole_number(text: str) -> int:
-    """Return the whole number, 0 or more, that an argument is.
+def whole_number(text: str, least: int = 0) -> int:
+    """Return the whole number that an argument is.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: it is none, or less than ``least``.
     """
-    if not text.isascii() or not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
+    if not text.isascii() or not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"expected a whole number from {least} on, got {text!r}")
     return int(text)
 
 

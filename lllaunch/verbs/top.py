@@ -38,7 +38,7 @@ with the named run, or with Ctrl-C. On a pipe it is printed once.
 RUN names a run or a sweep: its directory, the end of its path, the id of its batch job, or
 'latest' (the default), the one started last from here; or it is a directory with runs below it."""
 _EACH = 1.0
-_LEAST_EACH, _MOST_EACH = 0.1, 86400.0
+_LEAST_EACH, _MOST_EACH = 0.1, 86_400
 # How long a frame waits for a terminal that takes nothing, seconds.
 _PATIENCE = 0.5
 
@@ -81,11 +81,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--interval",
         metavar="SECONDS",
-        type=float,
+        type=_interval,
         help="time between updates, also on a pipe; default: 1",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     return parser
+
+
+def _interval(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if _LEAST_EACH <= (seconds := float(text)) <= _MOST_EACH:
+            return seconds
+    raise argparse.ArgumentTypeError(
+        f"expected seconds, {_LEAST_EACH} to {_MOST_EACH}, got {text!r}"
+    )
 
 
 def watched(name: str | None) -> Watched:
@@ -106,7 +115,7 @@ def _top(given: argparse.Namespace) -> None:
     what = watched(given.run)
     on_terminal = moves_cursor() and is_terminal(sys.stdout)
     again = not given.once and (on_terminal or given.interval is not None)
-    each = min(max(_LEAST_EACH, given.interval or _EACH), _MOST_EACH)
+    each = given.interval or _EACH
     reader = LiveReader()
     if again and on_terminal and not given.json:
         if not given.plain and is_terminal(sys.stdin) and find_spec("textual") is not None:

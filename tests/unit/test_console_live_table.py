@@ -106,8 +106,9 @@ def test_what_matters_most_stays_in_a_narrow_terminal() -> None:
 def test_rows_that_have_no_room_are_counted() -> None:
     jobs = [ListEntry("job", "", "running", number=0)]
     jobs += [ListEntry("job", "", "succeeded", number=number) for number in range(1, 40)]
-    sweep = ListEntry("sweep", "/w/s", "running")
-    view = LiveView(0, tuple(jobs), subject=sweep, unseen={"waiting": 60})
+    counts = {"running": 1, "succeeded": 39, "waiting": 60}
+    sweep = ListEntry("sweep", "/w/s", "running", counts=counts)
+    view = LiveView(0, tuple(jobs), subject=sweep)
     rows = shown(view, 80, 12)
     assert len(rows) == 11
     assert rows[-1] == "and 32 more succeeded, 60 more waiting"

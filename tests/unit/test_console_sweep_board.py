@@ -221,6 +221,16 @@ def test_the_table_of_a_sweep_in_the_middle() -> None:
     ]
 
 
+def test_a_job_that_waits_for_another_try_is_counted_once() -> None:
+    of = board(3, retries=Retries(hang=1))
+    begun(of, 0)
+    said(of, v.JobEnded(0, 4, "hang"), v.Retry(0, 1, "hang", at=15.0), now=10.0)
+    head, *rows = shown(of, now=11.0)
+    assert head.startswith("multirun/1: running, 0/3 done, 2 waiting, 1 paused, ")
+    assert [row.split()[3] for row in rows[1:-1]] == ["paused"]
+    assert rows[-1] == "and 2 more waiting"
+
+
 texts = st.text(st.sampled_from("ab=.é漢🙂\u0301\x1b\t"), max_size=40)
 
 
