@@ -1,7 +1,7 @@
-"""Writes what follows from the tables of settings into docs/reference/config.md and sweep-config.md.
+"""Writes what follows from the tables of settings into two pages of docs/reference.
 
-Of the former the list of settings, the default of each, and the presets of the watchdog; of the
-latter the list of launch fields. The rest of both pages is written by hand.
+Of config.md the list of settings, the default of each, and the presets of the watchdog; of
+sweep-config.md the list of launch fields. The rest of both is written by hand.
 
 Run it as ``python docs/generate_config_reference.py`` after a change there; a test compares.
 """
