@@ -52,8 +52,9 @@ from lllaunch.sweep.journal import (
     encode,
 )
 from lllaunch.sweep.pool import Lease
+from lllaunch.watchdog.evidence import Frame, RankStack
 from lllaunch.watchdog.findings import Stalled
-from lllaunch.watchdog.frames import Frame, RankStack, whole_text
+from lllaunch.watchdog.frames import whole_text
 
 SECOND = 10**9
 START = 1_760_000_000 * SECOND

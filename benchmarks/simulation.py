@@ -59,8 +59,8 @@ from lllaunch.supervisor.machine import (
 from lllaunch.supervisor.nodes import Failure, NodeGroup
 from lllaunch.supervisor.supervisor import GroupHooks, GroupOptions, Supervisor
 from lllaunch.watchdog.blame import blame
+from lllaunch.watchdog.evidence import Frame, RankStack
 from lllaunch.watchdog.findings import HeartbeatLost, Stalled
-from lllaunch.watchdog.frames import Frame, RankStack
 
 _EPOCH = 1_800_000_000
 _RUN_ID = "simulated"

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from lllaunch.run.result import Hang, RootCause, WorkerResult
-    from lllaunch.watchdog.collectives import Disagreement
-    from lllaunch.watchdog.frames import Call, Frame, RankStack, StackBranch
+    from lllaunch.watchdog.evidence import Disagreement, Frame, RankStack
+    from lllaunch.watchdog.frames import Call, StackBranch
 
 _SCOPE = 60
 _GROUPS = 8
@@ -148,7 +148,9 @@ def disagreement_text(found: Disagreement, cwd: str, *, so_far: bool = False) ->
 
     Ranks that are missing may still come if it is `so_far`.
     """
-    return found.sentence(lambda path: _file(path, cwd), so_far=so_far)
+    from lllaunch.watchdog.collectives import sentence  # noqa: PLC0415 - few hangs have one
+
+    return sentence(found, lambda path: _file(path, cwd), so_far=so_far)
 
 
 def _by_place(

@@ -19,12 +19,13 @@ from lllaunch.run.result import CalledExit, Excerpt, RootCause
 from lllaunch.spawner.evidence import CRASH, TRACE_FILE
 from lllaunch.spawner.values import EXIT_FILE
 from lllaunch.text import clean
-from lllaunch.watchdog.frames import LIBRARY, WRAPPERS, Frame, is_own
+from lllaunch.watchdog.evidence import Frame
+from lllaunch.watchdog.frames import LIBRARY, WRAPPERS, is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from lllaunch.watchdog.collectives import RankTrace
+    from lllaunch.watchdog.evidence import RankTrace
 
 
 _HEADER = "Traceback (most recent call last):"

@@ -281,8 +281,7 @@ class RunGroup:
         try:
             return RunControl(self.directory.path, hide, self.nodes)
         except OSError as error:
-            reason = error.strerror or str(error)
-            self.observer.observe(ControlUnavailable(reason))
+            self.observer.observe(ControlUnavailable(error.strerror or str(error)))
             return None
 
     def _make(self, places: Mapping[int, WorkerContext]) -> Attempt:

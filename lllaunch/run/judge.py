@@ -47,8 +47,9 @@ from lllaunch.run.result import (
     alike,
 )
 from lllaunch.text import duration, size, times
+from lllaunch.watchdog.evidence import Waits
 from lllaunch.watchdog.findings import Stalled, is_of_all, lasted, suspects
-from lllaunch.watchdog.frames import LIBRARY, Waits, crash_frames
+from lllaunch.watchdog.frames import LIBRARY, crash_frames
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -57,9 +58,8 @@ if TYPE_CHECKING:
     from lllaunch.run.observer import AttemptRecord
     from lllaunch.run.result import AnyWorker, Cause
     from lllaunch.supervisor.machine import GroupStacks
-    from lllaunch.watchdog.collectives import Disagreement
+    from lllaunch.watchdog.evidence import Blame, Disagreement, RankStack
     from lllaunch.watchdog.findings import Finding
-    from lllaunch.watchdog.frames import Blame, RankStack
 
 
 # What a worker says whose peer is gone (gloo, NCCL, TCPStore, plain sockets). Such a failure can

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from lllaunch.run.result import CalledExit, DiskFull, Hang
     from lllaunch.spec import LaunchSpec
     from lllaunch.supervisor.machine import GroupEnd, NoProgress, Reason
-    from lllaunch.watchdog.collectives import RankTrace
+    from lllaunch.watchdog.evidence import RankTrace
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.progress import Progress
 

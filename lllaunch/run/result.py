@@ -39,9 +39,8 @@ from lllaunch.run.directory import RESULT
 from lllaunch.spec import Detected
 from lllaunch.supervisor.machine import NoProgress
 from lllaunch.text import duration, spans
-from lllaunch.watchdog.collectives import Disagreement
+from lllaunch.watchdog.evidence import Disagreement, Frame, RankStack
 from lllaunch.watchdog.findings import Finding, TimedOut, suspects
-from lllaunch.watchdog.frames import Frame, RankStack
 
 _BELOW = re.compile(r"\bCaught \w+ in (DataLoader worker process \d+)\.$")
 

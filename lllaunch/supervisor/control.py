@@ -19,19 +19,19 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from msgspec import Meta, to_builtins
+from msgspec import Meta
 from msgspec.structs import replace
 
 from lllaunch.clock import now_ns
 from lllaunch.documents import Plain, Record, Text, decode_record, encode_record
 from lllaunch.linux.process import short_address, wait_readable
 from lllaunch.supervisor.machine import Logged
-from lllaunch.watchdog.frames import Frame, LockWait, RankStack, Thread
+from lllaunch.watchdog.evidence import RankStack
 
 if TYPE_CHECKING:
     from lllaunch.cluster.membership import Place
@@ -46,7 +46,8 @@ ANSWER_SECONDS = 30.0
 """An answer is there within this."""
 
 _ROOT = 0
-_MOST_CLIENTS = 16
+# Clients that may wait for the one that is served.
+_MOST_WAITING = 16
 # The ranks of thousands of workers fit into it.
 _MOST_REQUEST = 1 << 16
 _MOST_ANSWER = 256 << 20
@@ -99,22 +100,15 @@ class Request(Record, frozen=True):
         return request
 
 
-class RankAnswer(Record, frozen=True):
-    """Where a worker stands; as of a `RankStack`."""
+class RankAnswer(RankStack, frozen=True):
+    """Where a worker stands, and what became of it; threads only if they are asked for."""
 
-    rank: int  # among the workers of all nodes
+    BESIDE = frozenset({"path", "process"})
+
     local_rank: int = 0
     node: Text = ""
     status: str = ""  # ``starting``, ``running`` or ``ended``
     pid: int | None = None
-    source: Text = ""
-    state: Text = ""
-    wchan: Text = ""
-    frames: tuple[Frame, ...] = ()
-    locks: tuple[LockWait, ...] = ()
-    threads: tuple[Thread, ...] | None = None  # None unless they are asked for
-    # its last collectives, as JSON of a `RankTrace`, which who asks compares with those of others
-    trace: Any = None
 
 
 class NodeAnswer(Record, frozen=True):
@@ -230,28 +224,14 @@ def _line(connection: socket.socket, until: float, most: int) -> bytes:
 # Clients
 
 
-class Client:
-    """One connection."""
+class Question(NamedTuple):
+    """A request that is to be answered."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        # of the other end, as the kernel knows it
-        self.pid, self.uid = _peer(connection)
-        self.answer: Future[Mapping[str, Any]] = Future()
-
-    def request(self) -> Request:
-        """Wait for what it asks for; also raises what `_line` does.
-
-        Raises:
-            RequestRefused: it asks for nothing that there is, or may not ask.
-        """
-        try:
-            line = _line(self.connection, time.monotonic() + _REQUEST_SECONDS, _MOST_REQUEST)
-        except ValueError as error:
-            raise RequestRefused("request", str(error)) from None
-        if self.uid not in {_ROOT, os.geteuid()}:
-            raise RequestRefused("permission", f"user {self.uid} may not look into this run")
-        return Request.from_json(line)
+    request: Request
+    tell: Callable[[Mapping[str, Any]], None]
+    until: float  # moment of the monotonic clock by which stacks must have begun to be taken
+    pid: int | None = None  # as in `StacksAnswered`; None for a request of another node
+    uid: int | None = None
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
@@ -263,7 +243,7 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
 
 
 class ControlSocket:
-    """Where clients connect, each of which has a thread as long as it is there.
+    """Where clients connect: one is served after another, by a thread as long as it is there.
 
     Raises:
         OSError: the file system knows no sockets, or it cannot be made.
@@ -272,12 +252,12 @@ class ControlSocket:
     def __init__(self, directory: str) -> None:
         self._path = os.path.join(os.path.abspath(directory), SOCKET)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        self._resumes = 0.0  # nobody is let in before this moment
-        self._clients: dict[Client, threading.Thread] = {}
-        self._asked: queue.SimpleQueue[tuple[Client, Request]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._connection: socket.socket | None = None
+        self._answer: Future[Mapping[str, Any]] = Future()
+        self._asked: queue.SimpleQueue[Question] = queue.SimpleQueue()
         self._inode = 0
         self._event = -1
-        self._lock = threading.Lock()  # held by who uses the event
         try:
             # readable when somebody has asked, or is gone
             self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -288,68 +268,67 @@ class ControlSocket:
             with short_address(self._path) as address:
                 self._listener.bind(address)
             self._inode = os.lstat(self._path).st_ino
-            self._listener.listen(_MOST_CLIENTS)
+            self._listener.listen(_MOST_WAITING)
         except BaseException:
             self.close()
             raise
 
     def files(self) -> list[Any]:
         """Descriptors that are readable when `dispatch` has something to do."""
-        listens = len(self._clients) < _MOST_CLIENTS and self.next_in() is None
-        return [self._event, *([self._listener] if listens else [])]
+        return [self._listener if self._thread is None else self._event]
 
-    def next_in(self) -> float | None:
-        """Seconds until somebody can connect again, or None if that is so now."""
-        left = self._resumes - time.monotonic()
-        return left if left > 0 else None
-
-    def dispatch(self) -> list[tuple[Client, Request]]:
-        """Let clients in, without waiting; return what they have asked for since."""
+    def dispatch(self) -> list[Question]:
+        """Let the next client in, without waiting; return what is asked since."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._event)
-        while len(self._clients) < _MOST_CLIENTS and self.next_in() is None:
+        if self._thread is None and wait_readable(self._listener, 0):
+            self._answer = Future()
+            self._thread = threading.Thread(target=self._serve, args=(self._answer,), daemon=True)
             try:
-                connection, _ = self._listener.accept()
-            except BlockingIOError:
-                break
-            except OSError:
-                self._resumes = time.monotonic() + _PAUSE
-                break
-            client = Client(connection)
-            thread = threading.Thread(target=self._serve, args=(client,), daemon=True)
-            self._clients[client] = thread
-            try:
-                thread.start()
+                self._thread.start()
             except RuntimeError:
                 # there are too many threads
-                del self._clients[client]
-                connection.close()
-        found = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                found.append(self._asked.get_nowait())
-        return found
+                self._thread = None
+                self._listener.accept()[0].close()
+        return [] if self._asked.empty() else [self._asked.get()]
 
-    def _serve(self, client: Client) -> None:
+    def _serve(self, answer: Future[Mapping[str, Any]]) -> None:
         # the main thread is to get them, and to stop for SIGTSTP
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        # it is gone, or slow, or the run is ending
-        with client.connection, contextlib.suppress(OSError, EOFError, CancelledError):
-            try:
-                self._asked.put((client, client.request()))
-                self._wake()
-                document = client.answer.result(ANSWER_SECONDS)
-            except RequestRefused as refused:
-                document = refused.to_json()
-            client.connection.settimeout(_TAKE_SECONDS)
-            client.connection.sendall(json.dumps(document).encode() + b"\n")
-        self._clients.pop(client, None)
-        self._wake()
+        try:
+            self._connection, _ = self._listener.accept()
+        except OSError:
+            # no descriptor is left
+            time.sleep(_PAUSE)
+        else:
+            # it is gone, or slow, or the run is ending
+            with self._connection, contextlib.suppress(OSError, EOFError, CancelledError):
+                try:
+                    self._asked.put(self._question(self._connection, answer))
+                    os.eventfd_write(self._event, 1)
+                    document = answer.result(ANSWER_SECONDS)
+                except RequestRefused as refused:
+                    document = refused.to_json()
+                self._connection.settimeout(_TAKE_SECONDS)
+                self._connection.sendall(json.dumps(document).encode() + b"\n")
+        self._thread = None
+        os.eventfd_write(self._event, 1)
 
-    def _wake(self) -> None:
-        with self._lock:
-            if self._event >= 0:
-                os.eventfd_write(self._event, 1)
+    def _question(self, connection: socket.socket, answer: Future[Mapping[str, Any]]) -> Question:
+        """Wait for what a client asks for; also raises what `_line` does.
+
+        Raises:
+            RequestRefused: it asks for nothing that there is, or may not ask.
+        """
+        try:
+            line = _line(connection, time.monotonic() + _REQUEST_SECONDS, _MOST_REQUEST)
+        except ValueError as error:
+            raise RequestRefused("request", str(error)) from None
+        pid, uid = _peer(connection)
+        if uid not in {_ROOT, os.geteuid()}:
+            raise RequestRefused("permission", f"user {uid} may not look into this run")
+        until = time.monotonic() + _BUSY_SECONDS
+        return Question(Request.from_json(line), answer.set_result, until, pid, uid)
 
     def close(self) -> None:
         """Hang up, and remove the socket; idempotent."""
@@ -357,17 +336,18 @@ class ControlSocket:
             if self._listener.fileno() >= 0 and os.lstat(self._path).st_ino == self._inode:
                 os.unlink(self._path)
         self._listener.close()
-        until = time.monotonic() + _LAST_SECONDS
-        for client, thread in [*self._clients.items()]:
-            # who has its answer takes it; nobody asks any more
-            client.answer.cancel()
+        # who has its answer takes it; nobody asks any more
+        self._answer.cancel()
+        thread, connection = self._thread, self._connection
+        if thread is not None:
             with contextlib.suppress(OSError):
-                client.connection.shutdown(socket.SHUT_RD)
-            thread.join(max(0.0, until - time.monotonic()))
-        with self._lock:
-            if self._event >= 0:
-                os.close(self._event)
-                self._event = -1
+                if connection is not None:
+                    connection.shutdown(socket.SHUT_RD)
+            thread.join(_LAST_SECONDS)
+        # a thread that is late writes to it
+        if self._event >= 0 and self._thread is None:
+            os.close(self._event)
+            self._event = -1
 
 
 # What is answered
@@ -401,20 +381,10 @@ class RunMoment(NamedTuple):
     recorders: Mapping[int, TraceSource] = MappingProxyType({})
 
 
-class _Question(NamedTuple):
-    """A request that is to be answered."""
-
-    request: Request
-    tell: Callable[[Mapping[str, Any]], None]
-    until: float  # moment of the monotonic clock by which stacks must have begun to be taken
-    pid: int | None = None  # as in `StacksAnswered`; None for a request of another node
-    uid: int | None = None
-
-
 class _Look(NamedTuple):
     """Stacks that are being taken for a request."""
 
-    question: _Question
+    question: Question
     view: RunMoment
     time_ns: int  # since the epoch: all that is known was so after that
     until: float  # moment of the monotonic clock by which all must be done
@@ -428,40 +398,31 @@ class _Look(NamedTuple):
         collector = self.collector
         return [] if collector is None or wait_readable(collector, 0) else [collector]
 
-    @property
-    def is_done(self) -> bool:
-        """Whether all that can be known is known."""
-        over = not self.takes and (self.others is None or self.others.done())
-        return over or time.monotonic() >= self.until
-
     def end(self) -> tuple[RankAnswer, ...]:
         """Take no stacks any more; return what is known."""
-        stacks = {}
+        view, stacks = self.view, {}
         if self.collector is not None:
             stacks = {stack.rank: stack for stack in self.collector.result()}
             self.collector.close()
-        return tuple(self._of(rank, stacks.get(rank, RankStack(rank))) for rank in self.ranks)
+        found = []
+        for rank in self.ranks:
+            status = "running" if rank in view.pids else "starting"
+            stack = stacks.get(rank, RankStack(rank))
+            known = {name: getattr(stack, name) for name in RankStack.__struct_fields__}
+            if not self.question.request.threads:
+                known["threads"] = ()
+            if stack.trace is not None:
+                from lllaunch.watchdog.collectives import latest  # noqa: PLC0415 - seldom
 
-    def _of(self, rank: int, stack: RankStack) -> RankAnswer:
-        view, trace = self.view, None
-        status = "running" if rank in view.pids else "starting"
-        if stack.trace is not None:
-            from lllaunch.watchdog.collectives import latest  # noqa: PLC0415 - seldom
-
-            trace = to_builtins(latest(stack.trace))
-        return RankAnswer(
-            rank=view.base_rank + rank,
-            local_rank=rank,
-            status=status if rank in view.alive else "ended",
-            pid=view.pids.get(rank),
-            source=stack.source,
-            state=stack.state,
-            wchan=stack.wchan,
-            frames=stack.frames,
-            locks=stack.locks,
-            threads=stack.threads if self.question.request.threads else None,
-            trace=trace,
-        )
+                known["trace"] = latest(stack.trace)
+            known |= {
+                "rank": view.base_rank + rank,
+                "local_rank": rank,
+                "status": status if rank in view.alive else "ended",
+                "pid": view.pids.get(rank),
+            }
+            found.append(RankAnswer(**known))
+        return tuple(found)
 
 
 class RunControl:
@@ -482,7 +443,7 @@ class RunControl:
         self._socket = ControlSocket(directory)
         self._hide = hide
         self._nodes = nodes
-        self._waiting: list[_Question] = []
+        self._waiting: list[Question] = []
         self._look: _Look | None = None
 
     def files(self) -> list[Any]:
@@ -492,19 +453,22 @@ class RunControl:
     def next_in(self) -> float | None:
         """Seconds until `turn` has something to do though nothing is readable, or None."""
         # those who wait get their turn when the look is over
-        moments = [question.until for question in self._waiting]
-        if self._look is not None:
-            moments = [self._look.until]
-        own = max(0.0, min(moments) - time.monotonic()) if moments else None
-        waits = [each for each in (own, self._socket.next_in()) if each is not None]
-        return min(waits, default=None)
+        waiting = self._waiting if self._look is None else [self._look]
+        first = min((each.until for each in waiting), default=None)
+        return None if first is None else max(0.0, first - time.monotonic())
 
     def turn(self, view: Callable[[], RunMoment]) -> list[object]:
         """Do what is to be done, without waiting."""
-        self._take_requests()
+        self._waiting += self._socket.dispatch()
+        if self._nodes is not None:
+            self._waiting += self._asked_by(self._nodes)
+        look = self._look
         found: list[object] = []
-        if self._look is not None and self._look.is_done:
-            look, self._look = self._look, None
+        if look is not None and (
+            time.monotonic() >= look.until
+            or not (look.takes or (look.others is not None and not look.others.done()))
+        ):
+            self._look = None
             ranks = tuple(look.view.base_rank + rank for rank in look.ranks)
             look.question.tell(Plain(self._hide)(self._answer(look)))
             found.append(StacksAnswered(ranks, look.question.pid, look.question.uid))
@@ -512,38 +476,35 @@ class RunControl:
             self._next(view())
         return found
 
-    def _take_requests(self) -> None:
-        until = time.monotonic() + _BUSY_SECONDS
-        for client, request in self._socket.dispatch():
-            tell = client.answer.set_result
-            self._waiting.append(_Question(request, tell, until, client.pid, client.uid))
-        nodes = self._nodes
-        for number, text in () if nodes is None else nodes.stacks_wanted():
-            assert nodes is not None
-            give = functools.partial(nodes.give_stacks, number)
+    def _asked_by(self, nodes: NodeGroup) -> Iterator[Question]:
+        """Yield what other nodes have asked since the last call."""
+        for number, text in nodes.stacks_wanted():
             try:
-                self._waiting.append(_Question(Request.from_json(text), give, until))
+                request = Request.from_json(text)
             except RequestRefused as refused:
-                give(refused.to_json())
+                nodes.give_stacks(number, refused.to_json())
+                continue
+            give = functools.partial(nodes.give_stacks, number)
+            yield Question(request, give, time.monotonic() + _BUSY_SECONDS)
 
     def _next(self, view: RunMoment) -> None:
         """Begin with the next request, unless the watchdog is at it."""
-        if view.busy:
-            now = time.monotonic()
-            for question in [each for each in self._waiting if each.until <= now]:
-                self._waiting.remove(question)
-                text = "the watchdog takes stacks itself: see what it says"
-                question.tell(RequestRefused("busy", text).to_json())
+        question, now = self._waiting[0], time.monotonic()
+        if view.busy and question.until > now:
             return
-        question = self._waiting.pop(0)
-        try:
-            self._look = self._begun(question, view)
-        except (OSError, RuntimeError) as error:
-            # no descriptor or thread is left; the run may do without
-            text = f"nothing can be started: {error}"
-            question.tell(RequestRefused("busy", text).to_json())
+        del self._waiting[0]
+        text = "the watchdog takes stacks itself: see what it says"
+        if not view.busy:
+            try:
+                self._look = self._begun(question, view)
+            except (OSError, RuntimeError) as error:
+                # no descriptor or thread is left; the run may do without
+                text = f"nothing can be started: {error}"
+            else:
+                return
+        question.tell(RequestRefused("busy", text).to_json())
 
-    def _begun(self, question: _Question, view: RunMoment) -> _Look:
+    def _begun(self, question: Question, view: RunMoment) -> _Look:
         others, collector, seconds, now = None, None, _LOOK_SECONDS + 1.0, now_ns()
         if self._nodes is not None and question.pid is not None:
             others = self._nodes.ask_stacks(question.request.to_json(), _NODES_SECONDS)

@@ -28,8 +28,8 @@ from lllaunch.events import (
     StartFailed,
 )
 from lllaunch.spec import RestartCause, RestartPolicy
+from lllaunch.watchdog.evidence import Blame, RankStack
 from lllaunch.watchdog.findings import Asked, Finding
-from lllaunch.watchdog.frames import Blame, RankStack
 
 if TYPE_CHECKING:
     Moments: TypeAlias = tuple[int, ...]

@@ -58,6 +58,7 @@ from lllaunch.supervisor.machine import (
     WaitForOthers,
 )
 from lllaunch.text import duration
+from lllaunch.watchdog.evidence import RankStack
 from lllaunch.watchdog.findings import FoundElsewhere
 
 if TYPE_CHECKING:
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
     from lllaunch.spec import Nodes
     from lllaunch.supervisor.machine import Action, Event
     from lllaunch.watchdog.findings import Finding, Kind
-    from lllaunch.watchdog.frames import RankStack
 
 # What is said in the end may take so long, seconds.
 _FAREWELL_SECONDS = 5.0
@@ -541,7 +541,7 @@ class NodeGroup:
                 text, until, lambda texts: _judged(place, texts, finding)
             )
             if document is not None:
-                self._wake(_group_stacks(document), link)
+                self._wake(as_record(document, GroupStacks), link)
 
         link.do(share)
 
@@ -834,7 +834,7 @@ def _judged(place: Place, texts: Mapping[int, bytes], finding: Finding) -> dict[
     stacks: list[RankStack] = []
     for node, text in texts.items():
         for each in json.loads(text):
-            stacks.append(_stack(each))
+            stacks.append(as_record(each, RankStack))
             node_of[each["rank"]] = node
     found = blame(stacks, _of_all(finding, place.share.base_rank))
     first = sorted(stacks, key=lambda each: (each.rank not in found.hung, each.rank))
@@ -855,24 +855,6 @@ def _of_all(finding: Finding, base_rank: int) -> Finding:
             moved = value + base_rank if name == "rank" else tuple(r + base_rank for r in value)
             changes[name] = moved
     return replace(finding, **changes) if changes else finding
-
-
-def _stack(document: Mapping[str, Any]) -> RankStack:
-    from lllaunch.watchdog.collectives import RankTrace  # noqa: PLC0415 - as above
-    from lllaunch.watchdog.frames import RankStack  # noqa: PLC0415
-
-    stack = as_record(document, RankStack)
-    trace = document.get("trace")
-    return replace(stack, trace=trace and as_record(trace, RankTrace))
-
-
-def _group_stacks(document: Mapping[str, Any]) -> GroupStacks:
-    from lllaunch.watchdog.collectives import disagreement_of  # noqa: PLC0415 - as above
-
-    group = as_record(document, GroupStacks)
-    assert group.blame is not None
-    found = disagreement_of(group.blame.collectives)
-    return replace(group, blame=replace(group.blame, collectives=found))
 
 
 class _Thread(threading.Thread):

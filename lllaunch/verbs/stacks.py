@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lllaunch.console.hang import frame_text, look_lines
-from lllaunch.documents import Plain, as_record
+from lllaunch.documents import Plain
 from lllaunch.exit_codes import ExitCode
 from lllaunch.linux import proc
 from lllaunch.locks import signed_by
@@ -30,7 +30,6 @@ from lllaunch.run.result import Hang
 from lllaunch.signal_source import STACKS_ON
 from lllaunch.supervisor.control import (
     Answer,
-    RankAnswer,
     Request,
     RequestRefused,
     ask,
@@ -40,9 +39,9 @@ from lllaunch.verbs.logs import parts_of
 from lllaunch.verbs.printing import Parser, complain, perform, print_json, print_rows, rank_list
 from lllaunch.verbs.wait import outcome_text
 from lllaunch.watchdog.blame import blame_now
-from lllaunch.watchdog.collectives import RankTrace
+from lllaunch.watchdog.collectives import sentence
 from lllaunch.watchdog.findings import Asked
-from lllaunch.watchdog.frames import TREE, RankStack
+from lllaunch.watchdog.frames import TREE
 from lllaunch.words import StyledText, capitalised, counted, ranks, shown_path
 
 if TYPE_CHECKING:
@@ -240,12 +239,7 @@ def _launchers_here(directory: str, where: str, entry: ListEntry) -> list[tuple[
 
 def _look(answer: Answer) -> Hang:
     """Return what a launcher has answered as what is seen when a signal asks."""
-    running = {each.rank: each for each in answer.ranks if each.status == "running"}
-    alike = ("rank", "frames", "state", "wchan", "source", "locks")
-    stacks = {
-        rank: RankStack(**{name: getattr(each, name) for name in alike}, trace=_trace(each))
-        for rank, each in running.items()
-    }
+    stacks = {each.rank: each for each in answer.ranks if each.status == "running"}
     judged = blame_now([*stacks.values()], answer.time_ns)
     return Hang(
         finding=Asked(STACKS_ON),
@@ -256,7 +250,7 @@ def _look(answer: Answer) -> Hang:
         asleep=tuple(rank for rank, stack in stacks.items() if stack.state == "D"),
         stopped=tuple(rank for rank, stack in stacks.items() if stack.state in {"T", "t"}),
         standing=tuple(stacks.values()),
-        nodes={rank: running[rank].node for rank in judged.hung},
+        nodes={rank: stacks[rank].node for rank in judged.hung},
     )
 
 
@@ -266,7 +260,7 @@ def _document(answer: Answer, look: Hang, path: str) -> dict[str, Any]:
         # what was recorded has been compared
         del each["trace"]
     found = look.collectives
-    text = {} if found is None else {"text": found.sentence(so_far=True)}
+    text = {} if found is None else {"text": sentence(found, so_far=True)}
     return {
         "path": path,
         **document,
@@ -274,15 +268,6 @@ def _document(answer: Answer, look: Hang, path: str) -> dict[str, Any]:
         "waiting": list(look.waiting),
         "collectives": None if found is None else {**Plain()(found), **text},
     }
-
-
-def _trace(worker: RankAnswer) -> RankTrace | None:
-    """Return which collectives a worker has come to; None if that is not told."""
-    try:
-        return as_record(worker.trace, RankTrace)
-    except ValueError:
-        # no recorder, or the launcher of another version
-        return None
 
 
 def _lines(

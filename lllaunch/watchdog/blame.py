@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from lllaunch.signal_source import STACKS_ON
-from lllaunch.watchdog.collectives import Disagreement, compare
+from lllaunch.watchdog.collectives import compare
+from lllaunch.watchdog.evidence import Blame, Disagreement, Frame, RankStack, Waits
 from lllaunch.watchdog.findings import (
     Asked,
     Finding,
@@ -24,7 +25,7 @@ from lllaunch.watchdog.findings import (
     TimerExpired,
     suspects,
 )
-from lllaunch.watchdog.frames import Blame, Frame, RankStack, Waits, is_own
+from lllaunch.watchdog.frames import is_own
 from lllaunch.watchdog.stall import CANNOT_RUN
 
 # Libraries whose calls wait for other ranks: what stands in the path of their files.

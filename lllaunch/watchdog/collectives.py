@@ -13,20 +13,27 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from lllaunch.documents import Record, as_record
 from lllaunch.text import printable, spans
-from lllaunch.watchdog.frames import Waits
+from lllaunch.watchdog.evidence import (
+    DEFAULT,
+    MOST_PARTIES,
+    Call,
+    Disagreement,
+    GroupTrace,
+    Kind,
+    Party,
+    RankTrace,
+    Waits,
+)
 
 _NAME = 60
 _MOST_ENTRIES = 20_000
 _MOST_TENSORS = 16
-# Of one group, in a sentence.
-_MOST_PARTIES = 4
 _MOST_PLACES = 2
 _SHOWN_TENSORS = 3
 MOST_TOLD = 128
@@ -52,115 +59,7 @@ _EQUAL = frozenset({"all_gather", "_all_gather_base", "_reduce_scatter_base"})
 _BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "rccl")
 # States that only a backend which keeps them has.
 _KEPT = ("started", "completed")
-_DEFAULT = "default_pg"
 _UNDESCRIBED = frozenset({"", "undefined"})
-
-
-class Call(Record, frozen=True):
-    """One call of a collective operation."""
-
-    number: int  # torch's ``collective_seq_id`` in its group, from 1 on
-    operation: str  # ``all_reduce``
-    # shapes of the tensors that went in; none where they are not known
-    sizes: tuple[tuple[int, ...], ...] = ()
-    dtypes: tuple[str, ...] = ()  # their types, ``float32``
-    created_ns: int = 0  # when it was called, nanoseconds since the epoch; 0 if that is not known
-    completed: bool = False  # whether it is known to be over
-
-
-class GroupTrace(Record, frozen=True):
-    """The calls of one rank in one process group."""
-
-    name: str  # torch's name of the group, the same in all of its ranks
-    description: str = ""  # for people: ``default_pg``, or what the user has called it
-    ranks: tuple[int, ...] = ()  # who belongs to it; empty if that is not known
-    calls: tuple[Call, ...] = ()  # by number; the last of them if there were many
-    states: bool = False
-
-    @property
-    def last(self) -> int:
-        """The number of the last call, 0 before the first."""
-        return self.calls[-1].number if self.calls else 0
-
-    @property
-    def open(self) -> int:
-        """The number of the first call that is not known to be over."""
-        if not self.states:
-            return self.last
-        return next((call.number for call in self.calls if not call.completed), self.last + 1)
-
-    def call(self, number: int) -> Call | None:
-        """The call of a number, None if it has not come or is not known any more."""
-        return next((call for call in self.calls if call.number == number), None)
-
-
-class RankTrace(Record, frozen=True):
-    """What one rank has recorded."""
-
-    rank: int
-    groups: tuple[GroupTrace, ...] = ()
-
-    def group(self, name: str) -> GroupTrace:
-        """A group by its name; one without calls if the rank knows none."""
-        return next((each for each in self.groups if each.name == name), GroupTrace(name))
-
-
-Kind = Literal["absent", "arguments", "operations", "waiting"]
-
-
-class Party(Record, frozen=True):
-    """Ranks that have done the same."""
-
-    ranks: tuple[int, ...]  # among all workers
-    # the operation that they have called; of those who never came, the one that they did not call
-    collective: Call
-    group: str = _DEFAULT  # the process group that it is of, for people
-    # where they stand, ``/path/train.py:12``; empty if that is not known
-    places: tuple[str, ...] = ()
-
-
-class Disagreement(Record, frozen=True):
-    """Ranks that do not agree on a collective operation, or that all wait in one."""
-
-    DERIVED = ("text",)
-
-    # ``absent``: the first party never came to an operation, and those after it wait in that or in
-    # later ones; ``arguments``: they have called it with other sizes or types; ``operations``: they
-    # have called different ones; ``waiting``: they wait, and it is not known for whom
-    kind: Kind
-    parties: tuple[Party, ...]  # who did what; the odd ones first, if there are such
-    at_fault: tuple[int, ...] = ()  # whose doing it is; none if that cannot be told
-    instead: Party | None = None  # those who left the operation out wait with these, in another one
-
-    @property
-    def text(self) -> str:
-        """The sentence."""
-        return self.sentence()
-
-    def sentence(self, shown: Callable[[str], str] = str, *, so_far: bool = False) -> str:
-        """One sentence for people, with times of this machine's zone."""
-        first = self.parties[0]
-        if self.kind == "absent":
-            sentence = _absent_text(self.parties, shown, so_far=so_far)
-        elif self.kind == "arguments":
-            sentence = _arguments_differ(self.parties, shown)
-        elif len(self.parties) > 1:
-            sentence = _operations_differ(self.parties, shown)
-        else:
-            what = operation_text(first.collective, first.group)
-            since, place = _since(first.collective), _at(first, shown)
-            sentence = f"{_named(first.ranks, 'waits', 'wait')} in {what}{since}"
-            sentence = f"{sentence}, {place}" if place else sentence
-        if self.instead is None:
-            return sentence
-        other = operation_text(self.instead.collective, self.instead.group)
-        return f"{sentence}; {_named(self.at_fault, 'waits', 'wait')} in {other} instead"
-
-    @property
-    def located(self) -> frozenset[int]:
-        """Ranks of which the sentence tells where they stand."""
-        told = (party for party in self.parties[:_MOST_PARTIES] if party.places)
-        return frozenset(rank for party in told for rank in party.ranks)
 
 
 # Reading
@@ -198,7 +97,7 @@ def read_trace(data: bytes, rank: int, *, ended: bool = False) -> RankTrace | No
     members |= {name: ranks for name, value in of_groups.items() if (ranks := _ranks(value))}
     for name, ranks in members.items():
         if ranks:
-            groups.setdefault(name, GroupTrace(name, _DEFAULT if name == "0" else ""))
+            groups.setdefault(name, GroupTrace(name, DEFAULT if name == "0" else ""))
     return RankTrace(
         rank,
         tuple(replace(each, ranks=members.get(each.name, ())) for each in groups.values()),
@@ -289,18 +188,6 @@ def _call(entry: _Entry, *, completed: bool) -> Call:
         max(0, entry.time_created_ns),
         completed,
     )
-
-
-def disagreement_of(document: object) -> Disagreement | None:
-    """The disagreement that plain data stands for; None if there is none, or it makes no sense."""
-    try:
-        found = as_record(document, Disagreement)
-    except ValueError:
-        return None
-    return found if len(found.parties) >= _FEWEST.get(found.kind, 2) else None
-
-
-_FEWEST = {"waiting": 1}
 
 
 def latest(trace: RankTrace, most: int = MOST_TOLD) -> RankTrace:
@@ -418,7 +305,7 @@ class _Comparison:
         groups = {rank: trace.group(name) for rank, trace in self.traces.items()}
         members = {rank for group in groups.values() for rank in group.ranks}
         described = {group.description for group in groups.values()}
-        if not members and _DEFAULT not in described:
+        if not members and DEFAULT not in described:
             members = {rank for rank, group in groups.items() if group.calls}
         chosen = {rank: group for rank, group in groups.items() if rank in members or not members}
         return _Group(name, _title(name, self.traces), chosen)
@@ -540,7 +427,7 @@ def _title(name: str, traces: Mapping[int, RankTrace]) -> str:
     described = {group.description for group in groups} - _UNDESCRIBED
     members = {rank for group in groups for rank in group.ranks}
     title = min(described, default="a group" if members else f"group {name}")
-    if title == _DEFAULT or not members or (members >= traces.keys() and len(described) == 1):
+    if title == DEFAULT or not members or (members >= traces.keys() and len(described) == 1):
         return title
     return f"{title} of {_named(members)}"
 
@@ -557,6 +444,31 @@ def _signature(call: Call) -> tuple[object, ...]:
 
 
 # Saying it
+
+
+def sentence(
+    found: Disagreement, shown: Callable[[str], str] = str, *, so_far: bool = False
+) -> str:
+    """Return a disagreement in one sentence, with times of this machine's zone.
+
+    ``shown``: how a place is written. ``so_far``: whether ranks that are missing may still come.
+    """
+    first = found.parties[0]
+    if found.kind == "absent":
+        text = _absent_text(found.parties, shown, so_far=so_far)
+    elif found.kind == "arguments":
+        text = _arguments_differ(found.parties, shown)
+    elif len(found.parties) > 1:
+        text = _operations_differ(found.parties, shown)
+    else:
+        what = operation_text(first.collective, first.group)
+        since, place = _since(first.collective), _at(first, shown)
+        text = f"{_named(first.ranks, 'waits', 'wait')} in {what}{since}"
+        text = f"{text}, {place}" if place else text
+    if found.instead is None:
+        return text
+    other = operation_text(found.instead.collective, found.instead.group)
+    return f"{text}; {_named(found.at_fault, 'waits', 'wait')} in {other} instead"
 
 
 def _named(ranks: Iterable[int], verb: str = "", verbs: str = "") -> str:
@@ -623,9 +535,9 @@ def _absent_text(parties: tuple[Party, ...], shown: Callable[[str], str], *, so_
         parts.append((text, party))
     texts = [
         f"{text}, {place}" if (place := _at(party, shown)) else text
-        for text, party in parts[:_MOST_PARTIES]
+        for text, party in parts[:MOST_PARTIES]
     ]
-    beyond = {rank for _, party in parts[_MOST_PARTIES:] for rank in party.ranks}
+    beyond = {rank for _, party in parts[MOST_PARTIES:] for rank in party.ranks}
     if beyond:
         texts.append(f"{_named(beyond, 'is', 'are')} further on")
     return "; ".join(texts)
@@ -633,7 +545,7 @@ def _absent_text(parties: tuple[Party, ...], shown: Callable[[str], str], *, so_
 
 def _title_of(party: Party) -> str:
     """An operation, with its group where that is not the one of all."""
-    of = "" if party.group == _DEFAULT else f" of {party.group}"
+    of = "" if party.group == DEFAULT else f" of {party.group}"
     return f"{party.collective.operation} #{party.collective.number}{of}"
 
 
@@ -645,9 +557,9 @@ def _listed(parties: tuple[Party, ...], shown: Callable[[str], str], texts: Iter
         f"{text} {place}" if place and not same else text
         for text, place in zip(texts, places, strict=True)
     ]
-    left = len(parts) - _MOST_PARTIES
+    left = len(parts) - MOST_PARTIES
     if left > 0:
-        parts[_MOST_PARTIES:] = [f"and {left} more differ"]
+        parts[MOST_PARTIES:] = [f"and {left} more differ"]
     text = ", ".join(parts)
     return f"{text}, {places[0]}" if same and places[0] else text
 

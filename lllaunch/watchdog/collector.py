@@ -31,14 +31,11 @@ from lllaunch.linux.proc import ProcessFacts
 from lllaunch.linux.process import short_address
 from lllaunch.spawner.evidence import GROUPS, TRACE_FILE
 from lllaunch.watchdog import processes
-from lllaunch.watchdog.collectives import RankTrace, read_trace
+from lllaunch.watchdog.collectives import read_trace
+from lllaunch.watchdog.evidence import Frame, RankStack, RankTrace, Source, Thread
 from lllaunch.watchdog.frames import (
     TREE,
-    Frame,
-    RankStack,
-    Source,
     Sources,
-    Thread,
     lock_waits,
     main_frames,
     started_at,

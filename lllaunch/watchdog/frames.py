@@ -13,91 +13,18 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from lllaunch.documents import Record, RunPath, Text
+from lllaunch.documents import Record
 from lllaunch.text import printable, spans
-
-if TYPE_CHECKING:
-    from lllaunch.watchdog.collectives import Disagreement, RankTrace
-else:
-    # nobody reads them in what was written of a stack
-    Disagreement = RankTrace = Any
+from lllaunch.watchdog.evidence import Frame, LockWait, RankStack, Thread
 
 # What stands before a library's own path, Python's own included.
 LIBRARY = re.compile(r".*/(?:site|dist)-packages/|.*/lib(?:64)?/python3[^/]*/")
 # Wrappers around a library's public functions, which say nothing of what was called.
 WRAPPERS = ("/torch/distributed/c10d_logger.py", "/torch/utils/_contextlib.py", "/contextlib.py")
-
-Source = Literal["faulthandler", "py-spy", "kernel", ""]
-
-
-class Frame(Record, frozen=True):
-    """One call."""
-
-    file: str  # path of the source file
-    line: int  # line in it
-    function: str  # what is being run
-    code: str = ""  # the text of the line, empty if it is not known
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
-
-
-class LockWait(Record, frozen=True):
-    """A thread that waits for a lock."""
-
-    thread: str  # its name, ``main thread``, or its number where Python does not tell the name
-    frame: Frame  # the call of the user's code that waits, with its line
-
-
-class Thread(Record, frozen=True):
-    """A thread that runs Python."""
-
-    name: str = ""
-    frames: tuple[Frame, ...] = ()  # innermost first
-
-
-class RankStack(Record, frozen=True):
-    """Where one worker stands."""
-
-    BESIDE = frozenset({"trace", "threads", "process"})
-
-    rank: int  # its local rank; in what is told of a run, its rank among all workers
-    path: RunPath = ""  # its stacks.txt, or an empty string if there is none
-    # of its main thread, innermost first; at most `MAX_FRAMES`, none if they are not known
-    frames: tuple[Frame, ...] = ()
-    # its state letter in /proc (``S`` sleeping, ``R`` running, ``D`` uninterruptible sleep, ``T``
-    # stopped), or an empty string
-    state: Text = ""
-    wchan: Text = ""  # kernel function that it waits in, or an empty string
-    source: Text = ""  # where the frames are from; empty if nothing is known of it
-    # its threads that wait for locks, if there are two or more: perhaps for each other
-    locks: tuple[LockWait, ...] = ()
-    trace: RankTrace | None = None  # which collectives it has come to, or None if that is not known
-    threads: tuple[Thread, ...] = ()  # the main one first; only at a glance
-    process: int = 0  # the process that these are of, which may be one below the worker; 0 for none
-
-
-class Waits(IntEnum):
-    """Whether a worker waits for others."""
-
-    NO = 0
-    PERHAPS = 1
-    SURELY = 2
-
-
-class Blame(Record, frozen=True):
-    """Who hangs, and who only waits for that. Local ranks; both may be empty."""
-
-    hung: tuple[int, ...] = ()
-    waiting: tuple[int, ...] = ()  # those that wait for the others in a collective operation
-    # the operation that they do not agree on, or None; its ranks are among all workers
-    collectives: Disagreement | None = None
-
 
 # As many as faulthandler writes of a thread: where ranks part is seen from the outermost on.
 MAX_FRAMES = 100

@@ -12,7 +12,7 @@ from lllaunch.watchdog.findings import Finding, HeartbeatLost, Silent, Spinning,
 from lllaunch.watchdog.frames import bare
 
 if TYPE_CHECKING:
-    from lllaunch.watchdog.frames import Frame, RankStack
+    from lllaunch.watchdog.evidence import Frame, RankStack
     from lllaunch.watchdog.sampling import Usage
 
     Frames: TypeAlias = tuple[Frame, ...]

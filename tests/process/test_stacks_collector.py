@@ -22,8 +22,8 @@ from lllaunch.spawner.protocol import Program, Script, Target
 from lllaunch.watchdog import processes
 from lllaunch.watchdog.blame import blame
 from lllaunch.watchdog.collector import StackCollector, Written
+from lllaunch.watchdog.evidence import RankStack
 from lllaunch.watchdog.findings import TimedOut
-from lllaunch.watchdog.frames import RankStack
 
 
 class Group:

@@ -158,7 +158,7 @@ def test_for_programs(launcher: Launcher, shown: Shown) -> None:
     Draft202012Validator(SCHEMA).validate(found)
     assert found["path"] == str(launcher.run_dir)
     assert [each["rank"] for each in found["ranks"]] == [0, 1, 2]
-    assert [each["threads"] for each in found["ranks"]] == [None] * 3
+    assert [each["threads"] for each in found["ranks"]] == [[]] * 3
     functions = [frame["function"] for frame in found["ranks"][1]["frames"]]
     assert functions == ["load_next_shard", "step", "<module>"]
     assert (found["hung"], found["waiting"]) == ([1], [])

@@ -16,7 +16,7 @@ from lllaunch.spec import WatchdogPolicy
 from lllaunch.supervisor import machine as v
 from lllaunch.supervisor.watchdog import STACKS_SECONDS, WatchdogDriver
 from lllaunch.watchdog import collector
-from lllaunch.watchdog.frames import RankStack
+from lllaunch.watchdog.evidence import RankStack
 from lllaunch.watchdog.sampling import KernelSleep
 
 SIGTERM = 15

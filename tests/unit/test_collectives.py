@@ -15,18 +15,24 @@ from msgspec.structs import replace
 from lllaunch.documents import as_record
 from lllaunch.watchdog.blame import blame, blame_now
 from lllaunch.watchdog.collectives import (
-    Call,
-    GroupTrace,
-    RankTrace,
     compare,
-    disagreement_of,
     last_operation,
     latest,
     read_trace,
+    sentence,
     with_aborted,
 )
+from lllaunch.watchdog.evidence import (
+    Call,
+    Disagreement,
+    Frame,
+    GroupTrace,
+    LockWait,
+    RankStack,
+    RankTrace,
+    Waits,
+)
 from lllaunch.watchdog.findings import Stalled, TimerExpired
-from lllaunch.watchdog.frames import Frame, LockWait, RankStack, Waits
 
 T0 = 1_700_000_000 * 10**9
 NO, PERHAPS, SURELY = Waits
@@ -50,7 +56,7 @@ def trace(rank: int, *made: Call, ranks: int = 4, states: bool = False) -> RankT
 def said(traces: list[RankTrace], waits: dict[int, Waits] | None = None, **places: str) -> str:
     where = {int(name[1:]): place for name, place in places.items()}
     found = compare({each.rank: each for each in traces}, waits, where)
-    return "" if found is None else found.sentence()
+    return "" if found is None else sentence(found)
 
 
 def at_fault(traces: list[RankTrace], waits: dict[int, Waits] | None = None) -> object:
@@ -365,7 +371,7 @@ def test_whatever_a_trace_holds_it_is_read_and_compared(
     good = read_of(document(entry(1)), 1)
     assert good is not None
     found = compare({0: read, 1: good})
-    assert found is None or found.sentence().isprintable()
+    assert found is None or sentence(found).isprintable()
 
 
 # What travels
@@ -405,11 +411,7 @@ def test_no_verdict_is_beyond_its_evidence(
     if found.kind == "absent":
         missed = found.parties[0].collective.number
         assert {r for r, count in enumerate(counts) if count < missed} == {*found.parties[0].ranks}
-    assert disagreement_of(json.loads(json.dumps(to_builtins(found)))) == found
-
-
-def test_a_disagreement_of_another_version_is_not_understood() -> None:
-    assert disagreement_of({"kind": "other", "parties": [], "at_fault": [1]}) is None
+    assert as_record(json.loads(json.dumps(to_builtins(found))), Disagreement) == found
 
 
 # A rank that gloo has aborted
@@ -422,13 +424,13 @@ def test_an_aborted_rank_differs_only_where_all_others_agree() -> None:
     # gloo aborts who receives more than it expects, whoever is wrong
     found = compare(with_aborted(others(call(4, dtype="float64")), 1))
     assert found is not None
-    assert found.sentence() == (
+    assert sentence(found) == (
         "rank 2 called all_reduce #4 with float64 [4], the others with float32 [4]"
     )
     assert found.at_fault == (2,)
     found = compare(with_aborted(others(call(4)), 1))
     assert found is not None
-    assert found.sentence() == (
+    assert sentence(found) == (
         "rank 1 called all_reduce #4 with another size or type, the others with float32 [4]"
     )
     assert found.at_fault == (1,)
@@ -452,7 +454,7 @@ def test_what_is_recorded_is_stronger_than_where_ranks_stand() -> None:
     assert found.hung == (1,)
     assert found.waiting == (0,)
     assert found.collectives is not None
-    assert found.collectives.sentence() == (
+    assert sentence(found.collectives) == (
         "rank 1 never came to all_reduce #4 of default_pg (float32 [4]), at /home/u/train.py:12; "
         f"ranks 0, 2 wait in it since {clock(4)}, at /home/u/train.py:12"
     )
@@ -480,7 +482,7 @@ def test_a_rank_that_waits_for_a_message_of_one_that_works_does_not_hang() -> No
         found = blame([*pair, idle], STALLED)
         assert (found.hung, found.waiting) == ((2,), (0, 1))
         assert found.collectives is not None
-        assert found.collectives.sentence().startswith("rank 1 never came to all_reduce #1")
+        assert sentence(found.collectives).startswith("rank 1 never came to all_reduce #1")
         assert found.collectives.at_fault == ()
     # nobody else may be at fault
     assert blame(pair, STALLED).hung == (1,)
@@ -491,7 +493,7 @@ def test_in_a_look_at_a_run_that_goes_on_only_waits_of_seconds_are_told() -> Non
     called_ns = calls(4)[-1].created_ns
     found = blame_now(stacks, called_ns + 5 * 10**9)
     assert found.collectives is not None
-    assert found.collectives.sentence(so_far=True).startswith(
+    assert sentence(found.collectives, so_far=True).startswith(
         "rank 1 has not come to all_reduce #4 of default_pg (float32 [4]), at "
     )
     assert (found.hung, found.waiting) == ((1,), (0, 2))

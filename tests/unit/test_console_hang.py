@@ -24,7 +24,7 @@ from lllaunch.run.observer import (
 )
 from lllaunch.run.result import Hang, RootCause
 from lllaunch.supervisor.machine import GroupStacks
-from lllaunch.watchdog.collectives import Call, Disagreement, Party
+from lllaunch.watchdog.evidence import Blame, Call, Disagreement, Frame, Party, RankStack
 from lllaunch.watchdog.findings import (
     Finding,
     HeartbeatLost,
@@ -35,7 +35,6 @@ from lllaunch.watchdog.findings import (
     TimerExpired,
     Unchanged,
 )
-from lllaunch.watchdog.frames import Blame, Frame, RankStack
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S  # 22:13:20 in UTC

@@ -21,8 +21,8 @@ from lllaunch.supervisor import control
 from lllaunch.supervisor.control import (
     SOCKET,
     VERSION,
-    Client,
     ControlSocket,
+    Question,
     Request,
     RequestRefused,
     RunControl,
@@ -31,7 +31,7 @@ from lllaunch.supervisor.control import (
 )
 from lllaunch.supervisor.machine import GroupState
 from lllaunch.watchdog import collector
-from lllaunch.watchdog.frames import Frame, RankStack
+from lllaunch.watchdog.evidence import Frame, RankStack
 
 
 @given(
@@ -79,12 +79,9 @@ def connected(directory: Path, sent: bytes = b"") -> socket.socket:
     return client
 
 
-Asked = list[tuple[Client, Request]]
-
-
-def served(server: ControlSocket, until: Callable[[Asked], object]) -> Asked:
+def served(server: ControlSocket, until: Callable[[list[Question]], object]) -> list[Question]:
     """Let a socket work until something holds of what it was asked; return that."""
-    found: Asked = []
+    found: list[Question] = []
     while not until(found):
         wait(server.files(), seconds=0.01)
         found += server.dispatch()
@@ -112,10 +109,10 @@ def test_who_asks_is_known_and_gets_the_answer_in_directories_of_any_length(tmp_
     assert (stat.S_ISSOCK(mode), stat.S_IMODE(mode)) == (True, 0o600)
     request = Request(frozenset({1, 3}), threads=True)
     peer = connected(directory, request.to_json())
-    ((client, asked),) = served(server, bool)
-    assert asked == request
-    assert (client.pid, client.uid) == (os.getpid(), os.geteuid())
-    client.answer.set_result({"version": VERSION, "ranks": []})
+    (asked,) = served(server, bool)
+    assert asked.request == request
+    assert (asked.pid, asked.uid) == (os.getpid(), os.geteuid())
+    asked.tell({"version": VERSION, "ranks": []})
     assert line_of(peer) == {"version": VERSION, "ranks": []}
     server.close()
     assert not (directory / SOCKET).exists()
@@ -126,14 +123,14 @@ def test_a_request_may_come_in_pieces_and_end_what_is_written(
 ) -> None:
     line = Request().to_json()
     peer = connected(tmp_path, line[:7])
-    assert served(server, lambda _: server._clients) == []
+    assert served(server, lambda _: server._thread) == []
     peer.sendall(line[7:])
     peer.shutdown(socket.SHUT_WR)
-    ((client, asked),) = served(server, bool)
-    assert asked == Request()
+    (asked,) = served(server, bool)
+    assert asked.request == Request()
     # it waits for its answer, and wakes nobody meanwhile
     settle(server)
-    client.answer.set_result({"version": VERSION})
+    asked.tell({"version": VERSION})
     assert line_of(peer) == {"version": VERSION}
 
 
@@ -141,11 +138,11 @@ def test_an_answer_that_is_longer_than_what_the_kernel_keeps(
     server: ControlSocket, tmp_path: Path
 ) -> None:
     peer = connected(tmp_path, Request().to_json())
-    ((client, _),) = served(server, bool)
+    (asked,) = served(server, bool)
     text = "x" * 3_000_000
-    client.answer.set_result({"version": VERSION, "text": text})
+    asked.tell({"version": VERSION, "text": text})
     assert line_of(peer) == {"version": VERSION, "text": text}
-    served(server, lambda _: not server._clients)
+    served(server, lambda _: server._thread is None)
 
 
 @pytest.mark.parametrize("sent", [b"\x00\xff\n", b"x" * 70_000, b'{"ask": 1}\n'])
@@ -153,7 +150,7 @@ def test_garbage_is_answered_with_an_error(
     server: ControlSocket, tmp_path: Path, sent: bytes
 ) -> None:
     peer = connected(tmp_path, sent)
-    assert served(server, lambda _: not server._clients and wait_readable(peer, 0)) == []
+    assert served(server, lambda _: server._thread is None and wait_readable(peer, 0)) == []
     error = line_of(peer)["error"]
     assert error["code"] in {"request", "version"}
     assert error["text"]
@@ -163,11 +160,11 @@ def test_who_hangs_up_is_forgotten(server: ControlSocket, tmp_path: Path) -> Non
     early = connected(tmp_path)
     late = connected(tmp_path, Request().to_json())
     early.close()
-    ((client, _),) = served(server, bool)
+    (asked,) = served(server, bool)
     late.close()
     # its answer goes nowhere
-    client.answer.set_result({"version": VERSION})
-    assert served(server, lambda _: not server._clients) == []
+    asked.tell({"version": VERSION})
+    assert served(server, lambda _: server._thread is None) == []
     settle(server)
 
 
@@ -176,23 +173,20 @@ def test_who_says_nothing_is_hung_up_on_in_time(
 ) -> None:
     monkeypatch.setattr(control, "_REQUEST_SECONDS", 0.1)
     peer = connected(tmp_path, b"{")
-    served(server, lambda _: server._clients)
-    assert served(server, lambda _: not server._clients) == []
+    served(server, lambda _: server._thread)
+    assert served(server, lambda _: server._thread is None) == []
     assert peer.recv(1) == b""
     peer.close()
 
 
-def test_more_clients_than_there_is_room_for_wait_for_it(
-    server: ControlSocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(control, "_MOST_CLIENTS", 1)
+def test_clients_are_served_one_after_the_other(server: ControlSocket, tmp_path: Path) -> None:
     first, second = (connected(tmp_path, Request().to_json()) for _ in range(2))
-    ((client, _),) = served(server, bool)
+    (asked,) = served(server, bool)
     settle(server)
-    client.answer.set_result({"version": VERSION})
+    asked.tell({"version": VERSION})
     assert line_of(first) == {"version": VERSION}
-    ((client, _),) = served(server, bool)
-    client.answer.set_result({"version": VERSION})
+    (asked,) = served(server, bool)
+    asked.tell({"version": VERSION})
     assert line_of(second) == {"version": VERSION}
 
 
@@ -203,7 +197,7 @@ def test_another_user_is_refused(
     monkeypatch.setattr(control.os, "geteuid", lambda: mine + 1)
     monkeypatch.setattr(control, "_ROOT", mine + 2)
     peer = connected(tmp_path, Request().to_json())
-    assert served(server, lambda _: not server._clients and wait_readable(peer, 0)) == []
+    assert served(server, lambda _: server._thread is None and wait_readable(peer, 0)) == []
     assert line_of(peer)["error"]["code"] == "permission"
 
 
@@ -388,10 +382,8 @@ def test_who_waits_when_the_run_ends_is_told(run: RunControl, tmp_path: Path) ->
 def test_all_who_ask_are_answered_one_after_the_other(run: RunControl, tmp_path: Path) -> None:
     peers = [connected(tmp_path, Request().to_json()) for _ in range(3)]
     other = connected(tmp_path, Request(frozenset({4})).to_json())
-    turns(run, WORKING._replace(busy=True), lambda: len(run._waiting) == 4)
     everyone = (*peers, other)
     found = turns(run, WORKING, lambda: all(wait_readable(each, 0) for each in everyone))
     assert Collector.closed == 4
-    # each has a thread, so nobody knows who comes first
-    assert sorted(each.ranks for each in found) == [(4,), (4, 5), (4, 5), (4, 5)]
+    assert [each.ranks for each in found] == [(4, 5), (4, 5), (4, 5), (4,)]
     assert [len(line_of(peer)["ranks"]) for peer in everyone] == [2, 2, 2, 1]

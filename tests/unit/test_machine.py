@@ -31,6 +31,7 @@ from lllaunch.supervisor.machine import (
     Machine,
     WorkerState,
 )
+from lllaunch.watchdog.evidence import Blame
 from lllaunch.watchdog.findings import (
     Asked,
     Finding,
@@ -39,7 +40,6 @@ from lllaunch.watchdog.findings import (
     TimedOut,
     TimerExpired,
 )
-from lllaunch.watchdog.frames import Blame
 
 EVENTS: list[type] = list(v.Event.__args__)  # type: ignore[attr-defined]
 SIGINT, SIGHUP, SIGQUIT = 2, 1, 3

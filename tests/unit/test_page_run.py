@@ -37,8 +37,8 @@ from lllaunch.run.result import (
     Victim,
     WorkerResult,
 )
+from lllaunch.watchdog.evidence import Frame, RankStack
 from lllaunch.watchdog.findings import Asked, Stalled
-from lllaunch.watchdog.frames import Frame, RankStack
 
 EVIL = "<script>alert(1)</script>&amp;\"'\x1b[31m\x00\ud800"
 

@@ -50,8 +50,8 @@ from lllaunch.sweep.journal import (
 )
 from lllaunch.verbs import show
 from lllaunch.verbs.report import RENDERERS, main
+from lllaunch.watchdog.evidence import Frame, RankStack
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
-from lllaunch.watchdog.frames import Frame, RankStack
 from lllaunch.words import jobs_text
 
 

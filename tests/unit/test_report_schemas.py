@@ -62,8 +62,7 @@ from lllaunch.sweep.journal import (
     StartedRecord,
 )
 from lllaunch.watchdog import findings
-from lllaunch.watchdog.collectives import Call, Disagreement, Party
-from lllaunch.watchdog.frames import Frame, LockWait, RankStack
+from lllaunch.watchdog.evidence import Call, Disagreement, Frame, LockWait, Party, RankStack
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
 T0 = 1_700_000_000_000_000_000

@@ -65,6 +65,7 @@ from lllaunch.supervisor.machine import (
     WatchdogFired,
     fault_of,
 )
+from lllaunch.watchdog.evidence import Blame, RankStack
 from lllaunch.watchdog.findings import (
     Finding,
     HeartbeatLost,
@@ -74,7 +75,6 @@ from lllaunch.watchdog.findings import (
     TimedOut,
     TimerExpired,
 )
-from lllaunch.watchdog.frames import Blame, RankStack
 from lllaunch.workers.log_files import LogsDest
 
 S = 1_000_000_000

@@ -49,8 +49,8 @@ from lllaunch.supervisor.machine import (
     WorkersStuck,
 )
 from lllaunch.timer.service import Rejected
+from lllaunch.watchdog.evidence import Blame, Frame, RankStack
 from lllaunch.watchdog.findings import OverMemory, Stalled, TimerExpired
-from lllaunch.watchdog.frames import Blame, Frame, RankStack
 from lllaunch.watchdog.progress import Progress
 from lllaunch.watchdog.sampling import Sample, WorkerSample
 from lllaunch.workers.log_files import LogsDest

@@ -35,8 +35,8 @@ from lllaunch.run.result import (
     Victim,
     encode_result,
 )
+from lllaunch.watchdog.evidence import Frame, RankStack
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
-from lllaunch.watchdog.frames import Frame, RankStack
 
 T0 = 1_700_000_000_000_000_000
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lllaunch.watchdog.blame import blame, waits
+from lllaunch.watchdog.evidence import Blame, Frame, RankStack, Waits
 from lllaunch.watchdog.findings import (
     Finding,
     HeartbeatLost,
@@ -13,7 +14,6 @@ from lllaunch.watchdog.findings import (
     TimedOut,
     TimerExpired,
 )
-from lllaunch.watchdog.frames import Blame, Frame, RankStack, Waits
 
 LIB = "/env/lib/python3.11/site-packages"
 C10D = f"{LIB}/torch/distributed/distributed_c10d.py"

@@ -10,7 +10,8 @@ import pytest
 from lllaunch.linux.proc import ProcessFacts
 from lllaunch.spawner.evidence import SIGNUM
 from lllaunch.watchdog.collector import ProcessCase, Written, survey
-from lllaunch.watchdog.frames import Frame, RankStack, Sources, with_code
+from lllaunch.watchdog.evidence import Frame, RankStack
+from lllaunch.watchdog.frames import Sources, with_code
 from lllaunch.watchdog.processes import ProcessLook, ProcStatus, bit, objection
 
 

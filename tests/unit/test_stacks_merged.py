@@ -7,12 +7,10 @@ from collections.abc import Iterable, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lllaunch.watchdog.evidence import Frame, RankStack, Thread
 from lllaunch.watchdog.frames import (
     Call,
-    Frame,
-    RankStack,
     StackBranch,
-    Thread,
     count_calls,
     short_tree,
     threads_of,

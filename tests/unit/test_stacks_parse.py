@@ -8,13 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.watchdog.frames import (
-    MAX_FRAMES,
-    Frame,
-    main_frames,
-    threads_of,
-    users_part,
-)
+from lllaunch.watchdog.evidence import Frame
+from lllaunch.watchdog.frames import MAX_FRAMES, main_frames, threads_of, users_part
 from lllaunch.watchdog.processes import as_dump, complaint, parse_status, parse_task
 
 

@@ -14,12 +14,13 @@ from msgspec.structs import asdict, replace
 
 from lllaunch.cluster.membership import Ending, Member, Place, Roster, Share
 from lllaunch.cluster.rendezvous import Rendezvous
+from lllaunch.documents import as_record
 from lllaunch.spec import Nodes
 from lllaunch.supervisor import nodes as module
 from lllaunch.supervisor.machine import AttemptProgress
 from lllaunch.supervisor.nodes import _Counted, _Wanted, _Watch
+from lllaunch.watchdog.evidence import Frame, RankStack
 from lllaunch.watchdog.findings import Silent
-from lllaunch.watchdog.frames import Frame, RankStack
 
 INTERVAL, PATIENCE = 1.0, 3.0
 NODES = Nodes(1, 4, 0, "c10d", "host0", 29400)
@@ -243,5 +244,5 @@ def test_what_all_nodes_are_told_of_stacks_is_what_one_node_judged(
     ]
     texts = {each.rank: json.dumps(to_builtins([each])).encode() for each in stacks}
     told = json.dumps(module._judged(place, texts, Silent(2.0)))
-    group = module._group_stacks(json.loads(told))
+    group = as_record(json.loads(told), module.GroupStacks)
     assert sorted(group.stacks, key=lambda each: each.rank) == stacks

@@ -18,8 +18,8 @@ from lllaunch.supervisor.machine import StacksTaken, WatchdogFired
 from lllaunch.supervisor.watchdog import WatchdogDriver
 from lllaunch.testing import FakeClock
 from lllaunch.watchdog import collector
+from lllaunch.watchdog.evidence import Frame, RankStack, Thread
 from lllaunch.watchdog.findings import Asked, Finding, Spinning, Stalled
-from lllaunch.watchdog.frames import Frame, RankStack, Thread
 from lllaunch.watchdog.sampling import Sampler, Usage
 
 HERE = (Frame("/a/train.py", 12, "step"),)

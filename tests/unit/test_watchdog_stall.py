@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lllaunch.spec import StallScope
+from lllaunch.watchdog.evidence import Frame, RankStack, Thread
 from lllaunch.watchdog.findings import (
     HeartbeatLost,
     Spinning,
@@ -21,7 +22,6 @@ from lllaunch.watchdog.findings import (
     limit_of,
     suspects,
 )
-from lllaunch.watchdog.frames import Frame, RankStack, Thread
 from lllaunch.watchdog.sampling import Usage
 from lllaunch.watchdog.stall import (
     IDLE_BYTES,
