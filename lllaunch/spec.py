@@ -10,6 +10,7 @@ import functools
 import operator
 import os
 import signal
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -338,6 +339,14 @@ class LaunchSpec:
     written: tuple[Written, ...] = ()  # what Hydra writes to; the same
 
     @property
+    def directory(self) -> str:
+        """Where the files of the run go, or of its part on this node, if it has several."""
+        name = "" if self.nodes is None else node_directory(self.nodes.node_rank)
+        # Hydra's own may be the node's already
+        hydras = self.log_dir == self.output_dir and os.path.basename(self.output_dir) == name
+        return self.log_dir if hydras or not name else os.path.join(self.log_dir, name)
+
+    @property
     def imports(self) -> tuple[str, ...]:
         """All modules that the spawner imports before it forks."""
         return (*self.preload, *self.derived_preload)
@@ -374,6 +383,11 @@ class LaunchSpec:
         """Return all variables of one worker, on top of the launcher's."""
         own = (env for ranks, env in self.env_per_rank.items() if local_rank in ranks)
         return {**self.env, **self.derived_env, **next(own, {})}
+
+
+def node_directory(node_rank: int | None) -> str:
+    """Return what the directory of a node is called within the run's."""
+    return f"node_{socket.gethostname() if node_rank is None else node_rank}"
 
 
 def rank_key(ranks: range) -> int | str:

@@ -38,11 +38,9 @@ from lllaunch.app.configs import (
 )
 from lllaunch.app.gate import GUARDED, JobOf, admit, has_rules
 from lllaunch.app.planning import (
-    in_node_directory,
     load,
     locating,
     modules_of,
-    node_directory,
     perform,
     plain,
     plan_job,
@@ -55,6 +53,7 @@ from lllaunch.locks import PATIENCE
 from lllaunch.results.index import remember
 from lllaunch.run.directory import SUBMISSION, RunDirectory
 from lllaunch.run.files import link_atomic, naming
+from lllaunch.spec import node_directory
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -213,9 +212,8 @@ class Jobs:
         # one moment for both
         OmegaConf.copy_cache(job, config)
         self._expect_allowed(spec)
-        log_dir = in_node_directory(spec).log_dir
-        if not self._claimed[-1].is_at(log_dir):
-            self._hold(self._taken(log_dir))
+        if not self._claimed[-1].is_at(spec.directory):
+            self._hold(self._taken(spec.directory))
         self._planned = spec
 
     def _decide(self, cfg: DictConfig) -> LaunchSpec:
@@ -281,7 +279,7 @@ class Jobs:
             # a convenience: what is in its way stays, and no run fails for it
             with contextlib.suppress(OutputError):
                 link_atomic(link, os.path.relpath(path, os.path.dirname(link)))
-        log_dir = in_node_directory(spec).log_dir
+        log_dir = spec.directory
         if self._batch is None and os.path.lexists(os.path.join(log_dir, SUBMISSION)):
             # of an earlier run in this directory
             from lllaunch.app.batch import replace_submission  # noqa: PLC0415

@@ -8,8 +8,6 @@ import json
 import os
 import pickle
 import re
-import shlex
-import socket
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -81,77 +79,36 @@ def locating(loader: ConfigLoader, config: Any) -> Iterator[None]:
 
 
 def plan_job(
-    cfg: DictConfig,
-    user: UserFunction | SubmittedFunction | None,
-    *,
-    environ: Mapping[str, str] = os.environ,
-    entrypoint_required: bool = True,
-    quiet: bool = False,
-    **options: Any,
+    cfg: DictConfig, user: UserFunction | SubmittedFunction | None, **known: Any
 ) -> LaunchSpec:
     """Decide what the run of a job is, or raise `ConfigError`; Hydra's config is that of the job.
 
-    ``user`` is what the workers run instead of the configured entrypoint; ``quiet`` is as for
-    `lllaunch.app.app.Jobs`. The other arguments are as for `lllaunch.config.resolve.resolve`.
+    ``user`` is what the workers run instead of the configured entrypoint. The other arguments are
+    as for `lllaunch.config.nodes.HostContext`.
     """
     # what only a run needs; --cfg and --help do without
+    from lllaunch.config.nodes import HostContext  # noqa: PLC0415
     from lllaunch.config.resolve import resolve  # noqa: PLC0415
 
     where = whereabouts()
     # where Hydra looked for the user's configs, in order
-    runtime: Any = HydraConfig.get().runtime
-    searched = [source.path for source in runtime.config_sources if source.schema == "file"]
-    conf = os.path.join(runtime.cwd, DIRECTORY)
-    spec = resolve(
-        cfg,
+    sources = HydraConfig.get().runtime.config_sources
+    searched = [source.path for source in sources if source.schema == "file"]
+    conf = os.path.join(where.runtime_cwd, DIRECTORY)
+    if user is not None:
+        known |= {"function": user.entrypoint, "preload": user.preload, "forked": user.forked}
+    around = HostContext(
         runtime_cwd=where.runtime_cwd,
         output_dir=where.output_dir,
+        job_cwd=where.cwd,
         searched=searched if conf in searched else [*searched, f"{conf} (not there)"],
-        entrypoint_required=entrypoint_required and user is None,
-        environ=environ,
-        **options,
+        **known,
     )
+    spec = resolve(cfg, around)
     expect_quoted(cfg)
-    known: dict[str, Any] = {}
-    if quiet:
-        known["console"] = replace(spec.console, quiet=True)
-    cwd, outer = spec.cwd, options.get("outer")
-    nodes = ("launch",) if outer is None else ("launch", outer)
-    if all(OmegaConf.select(cfg, f"{node}.cwd") is None for node in nodes):
-        # not the working directory of one job, so that all jobs of a sweep share a spawner
-        known |= {"cwd": where.cwd, "spawner_cwd": cwd}
-        cwd = where.cwd
-    known["derived_env"] = variables_elsewhere(spec, cwd, environ)
-    if user is not None:
-        # imported once, in the spawner, instead of in every worker
-        known |= {"entrypoint": user.entrypoint, "derived_preload": user.preload}
-        if user.forked:
-            known["start_method"] = "fork"
-            if spec.start_method == "spawn":
-                function = f"{user.entrypoint.name}:{user.entrypoint.qualname}"
-                key, message = "launch.start_method", "needs a function that workers can import"
-                hint = f"put {function} at the top level of its module, or leave start_method out"
-                raise ConfigError((Diagnostic("start-method", key, "'spawn'", message, hint),))
-    elif spec.entrypoint.form == "script" and is_own_app(spec.entrypoint.name):
-        # each worker would be a launcher
-        settings = [f"launch.nproc={spec.nproc}"] if spec.nproc > 1 else []
-        command = shlex.join(["python", spec.entrypoint.text, *settings, *map(str, spec.args)])
-        key, text = "launch.entrypoint", repr(spec.entrypoint.text)
-        message = "is an lllaunch.main app, which launches its workers itself"
-        raise ConfigError((Diagnostic("own-app", key, text, message, f"\n  run: {command}"),))
-    return replace(spec, **known)
+    return spec
 
 
-def variables_elsewhere(spec: LaunchSpec, cwd: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what lets workers in ``cwd`` import from the directory of the command."""
-    imports = spec.preload or spec.entrypoint.form in {"function", "module"}
-    if cwd == spec.runtime_cwd or not imports:
-        return {}
-    paths = [spec.runtime_cwd, spec.env.get("PYTHONPATH") or environ.get("PYTHONPATH", "")]
-    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-
-_LONGEST_SCRIPT = 4 * 1024 * 1024  # bytes
 # The least number that YAML makes of MIN:MAX: 1:1.
 _SEXAGESIMAL = 61
 
@@ -206,7 +163,7 @@ def perform(
         targets = lambda facts: target  # noqa: E731, ARG005 - all workers run the same
     shared_plan = None if spec.nodes is None else group_plan(portable_plan(spec))
     run = Run(
-        in_node_directory(spec),
+        spec,
         plan_text=plan_config(spec),
         plan_hash=plan_hash(spec),
         console=console,
@@ -249,23 +206,6 @@ def in_snapshot(spec: LaunchSpec, snapshot: Snapshot, environ: Mapping[str, str]
     )
 
 
-def in_node_directory(spec: LaunchSpec) -> LaunchSpec:
-    """Return a spec whose log directory is that of this node, if the run has several."""
-    nodes = spec.nodes
-    if nodes is None:
-        return spec
-    name = node_directory(nodes.node_rank)
-    if spec.log_dir == spec.output_dir and os.path.basename(spec.output_dir) == name:
-        # Hydra's own is the node's already
-        return spec
-    return replace(spec, log_dir=os.path.join(spec.log_dir, name))
-
-
-def node_directory(node_rank: int | None) -> str:
-    """Return what the directory of a node is called within the run's."""
-    return f"node_{socket.gethostname() if node_rank is None else node_rank}"
-
-
 def modules_of(spec: LaunchSpec) -> list[str]:
     """Modules that a config names: what they belong to is worth knowing the version of."""
     entrypoint = spec.entrypoint
@@ -292,22 +232,3 @@ def load(value: ReturnValue | None) -> Any:
     except Exception as error:  # whatever the classes' own code raises
         reason = f"the return value ({value.type_name}) cannot be loaded: "
         raise OutputError(value.path, f"{reason}{type(error).__name__}: {error}") from error
-
-
-_DECORATED = re.compile(
-    rb"^\s*@lllaunch\.main\b|^from lllaunch import [^#\n]*?\bmain(?: as (?P<name>\w+))?\b",
-    re.MULTILINE,
-)
-
-
-def is_own_app(path: str) -> bool:
-    """Return whether a script decorates a function with `lllaunch.main`, by its text."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(_LONGEST_SCRIPT)
-    except OSError:
-        return False
-    found = _DECORATED.search(data)
-    if found is None or found[0].lstrip().startswith(b"@"):
-        return found is not None
-    return re.search(rb"^\s*@" + (found["name"] or b"main") + rb"\b", data, re.M) is not None

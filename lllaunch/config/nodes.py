@@ -7,8 +7,11 @@ and wherever it is reviewed.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
@@ -35,10 +38,10 @@ from lllaunch.config.kinds import Kind, read_fields
 from lllaunch.config.read import Reader
 from lllaunch.config.schema import defaults
 from lllaunch.config.tree import Tree, conceal, has_secrets, reveal
-from lllaunch.config.values import HostContext, format_duration, parse_duration
+from lllaunch.config.values import Nvml, format_duration, parse_duration
 from lllaunch.errors import Unfit
 from lllaunch.launch_settings import KEYS
-from lllaunch.spec import RDZV_BACKENDS, Detected, Nodes, Path, RdzvBackend
+from lllaunch.spec import RDZV_BACKENDS, Detected, Entrypoint, Nodes, Path, RdzvBackend
 
 AUTO: Final = "auto"
 NO_ID = "none"
@@ -70,6 +73,37 @@ _TIMEOUTS = {"timeout": "timeout", "read_timeout": "timeout", "join_timeout": "j
 _TIMES = ("timeout", "join_timeout")
 
 _Value = str | int | float | bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostContext:
+    """All that a run depends on beside the nodes of its config."""
+
+    runtime_cwd: str = ""
+    output_dir: str = ""
+    # the dotted key of the job's node, and of one such as ``hydra.launcher`` whose settings named
+    # in `LAUNCH_FIELDS` are weaker than that and stronger than the schema's defaults
+    key: str = "launch"
+    outer: str | None = None
+    job_cwd: str = ""  # where workers work if the config does not say it; empty for ``runtime_cwd``
+    searched: Sequence[str] = ()  # directories and packages of configs, for a message
+    # what workers run instead of the configured entrypoint, its modules, and whether workers can
+    # only be forked with it
+    function: Entrypoint | None = None
+    preload: tuple[str, ...] = ()
+    forked: bool = False
+    entrypoint_required: bool = True  # False: an app's function is run, and the config names none
+    # whether the app knows nothing of lllaunch. Then literals under names that say secret are
+    # hidden, but refused in our own nodes only
+    users_own: bool = False
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
+    sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))
+    nvml: Nvml | None = None
+    # False where nothing is to run: CPUs and GPUs are not counted, and where the number of workers
+    # depends on them it is 1. Arguments and variables may ask for what the environment has not
+    here: bool = True
+    submitted: bool = False  # whether this is the job on the cluster that the run has become
+    quiet: bool = False  # whatever the config says, nothing is said of what goes well
 
 
 class NodeSettings(NamedTuple):
@@ -121,20 +155,20 @@ def read_nodes(settings: Settings, around: HostContext) -> NodeSettings:
     return _placed(settings, said, rank, found, around.environ) if around.here else found
 
 
-def nodes_ahead(cfg: DictConfig, environ: Mapping[str, str], key: str = "launch") -> Nodes | None:
+def nodes_ahead(cfg: DictConfig, environ: Mapping[str, str]) -> Nodes | None:
     """Read the nodes of a run alone, before it has a directory.
 
     None if it has one node, or if something is wrong, which is reported when all is read.
     """
     findings = Findings()
     items = Reader(findings).read_items(
-        OmegaConf.select(cfg, key), key, ("nnodes", "node_rank", "rdzv")
+        OmegaConf.select(cfg, "launch"), "launch", ("nnodes", "node_rank", "rdzv")
     )
     # a key that is null is one that nobody has set
     given = {name: item for name, item in items.items() if item is not None}
-    keys = {name: f"{key}.{name}" for name in KEYS}
+    keys = {name: f"launch.{name}" for name in KEYS}
     settings = Settings({**defaults(), **given}, keys, findings, given)
-    found = read_nodes(settings, HostContext("", "", key, {}, environ=environ)).nodes
+    found = read_nodes(settings, HostContext(environ=environ)).nodes
     return None if findings.count else found
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -37,7 +38,7 @@ from lllaunch.config.fields import (
 from lllaunch.config.interpolation import endless
 from lllaunch.config.kinds import KINDS, check_replaced, with_on
 from lllaunch.config.locate import import_path
-from lllaunch.config.nodes import NO_ID, NodeSettings, read_nodes
+from lllaunch.config.nodes import NO_ID, HostContext, NodeSettings, read_nodes
 from lllaunch.config.plan import default_run_id
 from lllaunch.config.read import (
     CLUSTER,
@@ -61,9 +62,7 @@ from lllaunch.config.tree import (
 )
 from lllaunch.config.values import (
     PRETEND,
-    HostContext,
     Mask,
-    Nvml,
     check_mask,
     check_within,
     count_cpus,
@@ -198,7 +197,12 @@ def _read_layers(
     return Settings(tree, keys, findings, given=weaker.keys() | own.keys())
 
 
-def _build(settings: Settings, around: HostContext, cluster: ClusterNode | None) -> LaunchSpec:
+def _build(
+    settings: Settings,
+    around: HostContext,
+    cluster: ClusterNode | None,
+    root: Mapping[Any, Any],
+) -> LaunchSpec:
     """Read all settings; the spec is of use only if nothing was found."""
     findings = settings.findings
     env = read_env(settings["env"], settings.key_of("env"), findings)
@@ -206,13 +210,11 @@ def _build(settings: Settings, around: HostContext, cluster: ClusterNode | None)
     nproc = _read_nproc(settings, env, nodes, around)
     key = settings.key_of("env_per_rank")
     env_per_rank = read_env_per_rank(settings["env_per_rank"], key, nproc, findings)
-    cwd = settings.scalar(
-        "cwd",
-        lambda v: read_directory(v, around.runtime_cwd, around.output_dir),
-        around.runtime_cwd,
-    )
-    place = _place(cwd, env, env_per_rank, nproc, around)
-    call = _read_call(settings, place, around)
+    read_cwd = partial(read_directory, runtime_cwd=around.runtime_cwd, made=around.output_dir)
+    cwd = settings.scalar("cwd", read_cwd, "")
+    place = _place(cwd or around.runtime_cwd, env, env_per_rank, nproc, around)
+    call = _read_call(settings, place, around, root, nproc)
+    entrypoint = around.function or call.entrypoint
     preflight, preflight_command = read_preflight(settings, place)
     preload = settings.each("preload", lambda v: check_preload(v, place.sys_path, here=around.here))
     masks: dict[str, Mask] = {}
@@ -231,18 +233,13 @@ def _build(settings: Settings, around: HostContext, cluster: ClusterNode | None)
         # a name that was made from the directory is another one on each node
         group = replace(group, rdzv_id=run_id) if run_id not in (derived_id, NO_ID) else group
         run_id = group.rdzv_id or NO_ID
-    plain: dict[str, Any] = {}
-    for each in SETTINGS:
-        kind = KINDS.get(each.kind)
-        if kind is None:
-            continue
-        name = each.name
-        if kind.whole:
-            plain[name] = kind.read(settings[name], settings.key_of(name), findings)
-        elif kind.is_list:
-            plain[name] = settings.each(name, kind.read)
-        else:
-            plain[name] = settings.scalar(name, kind.read, None)
+    # workers elsewhere import from the directory of the command, too
+    workers_cwd, derived_env = cwd or around.job_cwd or around.runtime_cwd, {}
+    imports = preload or around.preload or entrypoint.form in {"function", "module"}
+    if workers_cwd != around.runtime_cwd and imports:
+        given = reveal(env.get("PYTHONPATH")) or around.environ.get("PYTHONPATH", "")
+        paths = filter(None, (around.runtime_cwd, given))
+        derived_env = {"PYTHONPATH": os.pathsep.join(paths)}
     # their secrets are told leaf by leaf
     passed = {
         "args": dict(call.kwargs) or list(call.args),
@@ -260,16 +257,20 @@ def _build(settings: Settings, around: HostContext, cluster: ClusterNode | None)
         sources["run_id",] = conceal(id_of_group)
     sources |= {p: leaf.source for p, leaf in leaf_items(passed) if isinstance(leaf, Withheld)}
     return LaunchSpec(
-        **plain,
-        entrypoint=call.entrypoint,
+        **_read_plain(settings, around),
+        entrypoint=entrypoint,
         args=tuple(reveal(list(call.args))),
         arg_keys=call.arg_keys,
         kwargs=reveal(dict(call.kwargs)),
         nproc=nproc or 1,
         nodes=group,
         detected=nodes.detected,
-        cwd=cwd,
+        cwd=workers_cwd,
+        # that of one job is none that the jobs of a sweep could share a spawner in
+        spawner_cwd="" if cwd or not around.job_cwd else around.runtime_cwd,
         preload=preload,
+        derived_preload=around.preload,
+        derived_env=derived_env,
         preflight=preflight,
         env=reveal(env),
         env_per_rank={ranks: reveal(own) for ranks, own in env_per_rank.items()},
@@ -284,6 +285,31 @@ def _build(settings: Settings, around: HostContext, cluster: ClusterNode | None)
         local_ranks_filter=None if settings["local_ranks_filter"] is None else _joined(shown),
         sources=sources if cluster is None else {**sources, **cluster.sources},
     )
+
+
+def _read_plain(settings: Settings, around: HostContext) -> dict[str, Any]:
+    """Read the settings that are what a row of `KINDS` makes of them."""
+    plain: dict[str, Any] = {}
+    for each in SETTINGS:
+        name, kind = each.name, KINDS.get(each.kind)
+        if kind is None:
+            continue
+        if kind.whole:
+            plain[name] = kind.read(settings[name], settings.key_of(name), settings.findings)
+        elif kind.is_list:
+            plain[name] = settings.each(name, kind.read)
+        else:
+            plain[name] = settings.scalar(name, kind.read, None)
+    if around.quiet:
+        plain["console"] = replace(plain["console"], quiet=True)
+    if around.forked:
+        message = "needs a function that workers can import"
+        hint = "put the function at the top level of its module, or leave start_method out"
+        if plain["start_method"] == "spawn":
+            unfit = Unfit(message=message, hint=hint, code="start-method")
+            settings.findings.add(settings.key_of("start_method"), "spawn", unfit)
+        plain["start_method"] = "fork"
+    return plain
 
 
 # their secrets are told leaf by leaf
@@ -349,9 +375,15 @@ def _place(
     )
 
 
-def _read_call(settings: Settings, place: SearchPlace, around: HostContext) -> EntrypointCall:
+def _read_call(
+    settings: Settings,
+    place: SearchPlace,
+    around: HostContext,
+    root: Mapping[Any, Any],
+    nproc: int | None,
+) -> EntrypointCall:
     entrypoint, findings = settings["entrypoint"], settings.findings
-    if not around.entrypoint_required:
+    if around.function is not None or not around.entrypoint_required:
         for name in ("entrypoint", "args"):
             value = settings[name]
             if reveal(value) not in (None, "", [], {}):
@@ -361,11 +393,34 @@ def _read_call(settings: Settings, place: SearchPlace, around: HostContext) -> E
         return EntrypointCall()
     call = EntrypointCall()
     if reveal(entrypoint) in (None, ""):
-        unfit = why_empty(around.root, around.key, around.searched)
+        unfit = why_empty(root, around.key, around.searched)
         findings.add(settings.key_of("entrypoint"), entrypoint, unfit)
     elif entrypoint is not BROKEN:
         call = read_call_of(entrypoint, settings["args"], place, around.key, findings)
+        if call.entrypoint.form == "script" and is_own_app(call.entrypoint.name):
+            # each worker would be a launcher
+            message = "is an lllaunch.main app, which launches its workers itself"
+            workers = [] if nproc in (None, 1) else [f"launch.nproc={nproc}"]
+            words = ["python", call.entrypoint.text, *workers, *map(conceal, call.args)]
+            hint = f"\n  run: {shlex.join(map(str, words))}"
+            unfit = Unfit(message=message, hint=hint, code="own-app")
+            findings.add(settings.key_of("entrypoint"), entrypoint, unfit)
     return call
+
+
+def is_own_app(path: str) -> bool:
+    """Return whether a script decorates a function with `lllaunch.main`, by its text."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_LONGEST_SCRIPT)
+    except OSError:
+        return False
+    imported = re.search(rb"^from lllaunch import [^#\n]*\bmain\b", data, re.MULTILINE)
+    decorator = rb"^\s*@(lllaunch\.)?main\b" if imported else rb"^\s*@lllaunch\.main\b"
+    return re.search(decorator, data, re.MULTILINE) is not None
+
+
+_LONGEST_SCRIPT = 4 * 1024 * 1024  # bytes
 
 
 def _joined(ranges: Sequence[range]) -> tuple[range, ...]:
@@ -380,44 +435,17 @@ def _joined(ranges: Sequence[range]) -> tuple[range, ...]:
     return tuple(found)
 
 
-__all__ = ["register_resolvers", "resolve"]
-
 _MOST_ENDLESS = 5  # the others refer to one of them, most likely
 
 # Settings that take any text.
 _TEXTS = ("args", "env")  # and env_per_rank
 
 
-def resolve(
-    cfg: DictConfig,
-    *,
-    runtime_cwd: str,
-    output_dir: str,
-    key: str = "launch",
-    outer: str | None = None,
-    searched: Sequence[str] = (),
-    entrypoint_required: bool = True,
-    users_own: bool = False,
-    environ: Mapping[str, str] | None = None,
-    nvml: Nvml | None = None,
-    here: bool = True,
-    submitted: bool = False,
-) -> LaunchSpec:
-    """Decide what a run is; a missing key below ``key`` has the schema's default.
+def resolve(cfg: DictConfig, around: HostContext) -> LaunchSpec:
+    """Decide what a run is; a missing key of the job's node has the schema's default.
 
-    ``outer``: dotted key of a node of the config, such as ``hydra.launcher``, whose settings named
-    in `lllaunch.launch_settings.LAUNCH_FIELDS` are weaker than those under ``key`` and
-    stronger than the schema's defaults; null there is nothing. ``searched``: directories and
-    packages that configs were looked for in, for a message. ``entrypoint_required``: False where
-    the workers run a function of the caller's own; then the config may name neither an entrypoint
-    nor arguments, and ``LaunchSpec.entrypoint`` is empty. ``users_own``: whether the config is that
-    of a Hydra app that knows nothing of lllaunch. Then literals under names that say secret are
-    hidden, but refused in our own nodes only. ``here``: False where nothing is to run: CPUs and
-    GPUs are not counted, and where the number of workers depends on them, ``LaunchSpec.nproc`` is
-    1. Arguments and variables may ask for what is not set in the environment. A run that goes to a
-    cluster (its root node ``cluster``) is not to run here. ``submitted``: whether this is the job
-    on the cluster that the run has become: it runs here, and what it is comes from the environment
-    as for any run.
+    A run that goes to a cluster (its root node ``cluster``) is not to run here, unless this is the
+    job that it has become.
 
     Raises:
         lllaunch.errors.ConfigError: something is wrong; it holds everything that is.
@@ -425,35 +453,24 @@ def resolve(
     register_resolvers()
     check_resolver()
     findings = Findings()
+    key, outer, users_own = around.key, around.outer, around.users_own
     root, secrets = _plain(cfg, outer)
     asked = asks_for_cluster(cfg, users_own=users_own)
-    reviewed = submitted or not here
-    here = here and (submitted or not asked)
+    reviewed = around.submitted or not around.here
+    here = around.here and (around.submitted or not asked)
     # where nothing is to run, secrets need not be there
     unset = [] if here else [f"{node}.{name}" for node in (key, outer) if node for name in _TEXTS]
     unset += [f"{CLUSTER}."] if asked and reviewed else []
     reader = Reader(findings, [text for _, _, text in secrets], unset)
     settings = _read_layers(cfg, reader, findings, key, outer)
     # of an app of the user's own it may be anything
-    strict = entrypoint_required and not users_own
+    strict = around.function is None and around.entrypoint_required and not users_own
     cluster = read_cluster(
         cfg, reader, findings, strict=strict, reviewed=reviewed, users_own=users_own
     )
     if cluster is not None:
         cluster, settings = with_nodes(cluster, settings)
-    around = HostContext(
-        runtime_cwd=os.path.abspath(runtime_cwd),
-        output_dir=os.path.abspath(os.path.join(runtime_cwd, output_dir)),
-        key=key,
-        root=root,
-        searched=tuple(searched),
-        entrypoint_required=entrypoint_required,
-        environ=dict(os.environ if environ is None else environ),
-        sys_path=tuple(sys.path),
-        nvml=nvml,
-        here=here,
-    )
-    spec = _build(settings, around, cluster)
+    spec = _build(settings, replace(around, here=here), cluster, root)
     nodes = (key, outer, CLUSTER if asked else None)
     ours = tuple(f"{node}." for node in nodes if node) if users_own else ("",)
     for problem in problems_with(each for each in secrets if each[0].startswith(ours)):

@@ -6,10 +6,9 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
-from typing import Any
 
 from lllaunch.config.fields import (
     Findings,
@@ -427,21 +426,3 @@ def count_gpus(
         return driver.count_gpus(visible, nvml)
     except driver.GpusUnknown as unknown:
         raise Unfit(message=str(unknown), code="gpus") from unknown
-
-
-@dataclass(frozen=True)
-class HostContext:
-    """What a config is read in."""
-
-    runtime_cwd: str
-    output_dir: str
-    key: str = "launch"
-    # the whole config as plain data, unresolved
-    root: Mapping[Any, Any] = field(default_factory=dict, repr=False)
-    searched: tuple[str, ...] = ()  # where configs were looked for
-    entrypoint_required: bool = True  # whether the config must say what to run, or must not
-    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
-    sys_path: tuple[str, ...] = ()
-    nvml: Nvml | None = None
-    # whether the run would be on this machine, whose CPUs and GPUs are counted then
-    here: bool = True

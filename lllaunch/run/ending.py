@@ -128,7 +128,7 @@ def result_of(
     )
     return summarize(
         attempts,
-        directory=spec.log_dir,
+        directory=spec.directory,
         # where it comes from the environment, from where
         run_id=str(spec.sources.get(("run_id",), spec.run_id)),
         plan_hash=plan_hash,

@@ -115,11 +115,11 @@ class Run:
         if self.directory is not None:
             return self._perform(self.directory)
         try:
-            claimed = RunDirectory.claim(spec.log_dir, PATIENCE, console.warning)
+            claimed = RunDirectory.claim(spec.directory, PATIENCE, console.warning)
         except LaunchError as error:
             from lllaunch.run.result import RunResult  # noqa: PLC0415 - see `RunObserver`
 
-            outcome = RunResult("error", int(error.exit_code), spec.log_dir, error=str(error))
+            outcome = RunResult("error", int(error.exit_code), spec.directory, error=str(error))
             outcome = replace(outcome, started_ns=self.started_ns, ended_ns=now_ns())
             console.finished(outcome)
             return outcome

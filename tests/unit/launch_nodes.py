@@ -9,6 +9,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from lllaunch.config.nodes import HostContext
 from lllaunch.config.resolve import resolve
 from lllaunch.errors import ConfigError
 from lllaunch.spec import LaunchSpec
@@ -25,12 +26,12 @@ def spec_of(launch: Any = None, root: dict[str, Any] | None = None, **more: Any)
         more: options of `resolve`.
     """
     cfg = OmegaConf.create({"launch": {"entrypoint": "env", **(launch or {})}, **(root or {})})
-    return resolve(cfg, **{**PLACES, **more})
+    return resolve(cfg, HostContext(**{**PLACES, **more}))
 
 
 def read_back(text: str, **more: Any) -> LaunchSpec:
     """What a run with this config is, a plan for instance."""
-    return resolve(OmegaConf.create(text), **{**PLACES, **more})
+    return resolve(OmegaConf.create(text), HostContext(**{**PLACES, **more}))
 
 
 def complaints(launch: Any = None, root: dict[str, Any] | None = None, **more: Any) -> list[str]:

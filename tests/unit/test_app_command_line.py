@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from lllaunch.app.boundary import message_of
 from lllaunch.app.command_line import VERBS, CommandLine, WrongUsage, read
-from lllaunch.app.planning import is_own_app
+from lllaunch.config.resolve import is_own_app
 
 OWN_APP = "import lllaunch\n@lllaunch.main(config_path=None)\ndef train(cfg): ...\n"
 
@@ -228,7 +228,7 @@ def test_arguments_of_a_script_come_out_of_hydras_grammar_as_they_were(word: str
     ("text", "expected"),
     [
         (OWN_APP, True),
-        ("from lllaunch import main as app\n@app(config_path=None)\ndef f(cfg): ...\n", True),
+        ("from lllaunch import main\n@main(config_path=None)\ndef f(cfg): ...\n", True),
         ("from hydra import main  # not lllaunch.main\n@main()\ndef f(cfg): ...\n", False),
         ("lllaunch.main(", False),
     ],

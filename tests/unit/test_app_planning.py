@@ -1,20 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from lllaunch.app.planning import variables_elsewhere
 from lllaunch.config.plan import plan_node
-from lllaunch.spec import Entrypoint, LaunchSpec
-
-SPEC = LaunchSpec(
-    entrypoint=Entrypoint("function", "work", "work:train", "train"),
-    nproc=1,
-    log_dir="/run",
-    cwd="/run",
-    runtime_cwd="/home/me",
-)
+from tests.unit.launch_nodes import spec_of
 
 
 @pytest.mark.parametrize(
@@ -28,16 +19,17 @@ SPEC = LaunchSpec(
 def test_workers_elsewhere_import_from_where_the_command_was_given(
     own: dict[str, str], outer: dict[str, str], expected: str
 ) -> None:
-    found = variables_elsewhere(replace(SPEC, env=own), "/run", outer)
-    assert found == {"PYTHONPATH": expected}
-    spec = replace(SPEC, env=own, derived_env=found)
+    launch = {"entrypoint": "-m json.tool", "env": own}
+    places: dict[str, Any] = {"runtime_cwd": "/home/me", "environ": outer}
+    here = spec_of(launch, **places)
+    assert here.derived_env == {}
+    spec = spec_of(launch, **places, job_cwd="/run")
+    assert (spec.cwd, spec.spawner_cwd) == ("/run", "/home/me")
     assert spec.env_of(0)["PYTHONPATH"] == expected
-    assert plan_node(spec) == plan_node(replace(SPEC, env=own))
+    assert plan_node(spec)["launch"] == {**plan_node(here)["launch"], "cwd": "/run"}
 
 
-def test_a_script_elsewhere_needs_it_only_for_its_preloads() -> None:
-    script = replace(SPEC, entrypoint=Entrypoint("script", "/x.py", "x.py"))
-    assert variables_elsewhere(script, "/run", {}) == {}
-    preloading = replace(script, preload=("work",))
-    assert variables_elsewhere(preloading, "/run", {}) == {"PYTHONPATH": "/home/me"}
-    assert variables_elsewhere(preloading, "/home/me", {}) == {}
+def test_a_program_elsewhere_needs_it_only_for_its_preloads() -> None:
+    places = {"runtime_cwd": "/home/me", "environ": {}, "job_cwd": "/run"}
+    assert spec_of(**places).derived_env == {}
+    assert spec_of({"preload": "json"}, **places).derived_env == {"PYTHONPATH": "/home/me"}

@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_dir
 
 from lllaunch.app.configs import install
 from lllaunch.config.kinds import with_spin
+from lllaunch.config.nodes import HostContext
 from lllaunch.config.resolve import resolve
 from lllaunch.errors import ConfigError
 from lllaunch.spec import RESTART_CAUSES, LaunchSpec, RestartPolicy, WatchdogPolicy
@@ -48,7 +49,7 @@ def conf(tmp_path: Path) -> Path:
 def spec(conf: Path, experiment: str, *overrides: str) -> LaunchSpec:
     with initialize_config_dir(str(conf), version_base="1.3"):
         cfg = compose(None, [f"+exp={experiment}", *overrides])
-    return resolve(cfg, runtime_cwd="/", output_dir="/out")
+    return resolve(cfg, HostContext(runtime_cwd="/", output_dir="/out"))
 
 
 HOUR = with_spin(WatchdogPolicy(timers=True, timeout=3600, stall=600, warmup=300, memory=8 * GIB))

@@ -10,6 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lllaunch.config.kinds import PRESETS, with_spin
+from lllaunch.config.nodes import HostContext
 from lllaunch.config.plan import plan_text
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import DEFAULT_PRESET, launcher_node, schema_node
@@ -56,10 +57,12 @@ def spec_of(launcher: Any, launch: Any = None, **root: Any) -> LaunchSpec:
         cfg["launch"] = launch
     return resolve(
         OmegaConf.create(cfg),
-        runtime_cwd=HERE,
-        output_dir="/out",
-        outer="hydra.launcher",
-        entrypoint_required=False,
+        HostContext(
+            runtime_cwd=HERE,
+            output_dir="/out",
+            outer="hydra.launcher",
+            entrypoint_required=False,
+        ),
     )
 
 
@@ -73,9 +76,11 @@ def alone(launch: Any) -> LaunchSpec:
     """What the launch node alone would give."""
     return resolve(
         OmegaConf.create({"launch": launch}),
-        runtime_cwd=HERE,
-        output_dir="/out",
-        entrypoint_required=False,
+        HostContext(
+            runtime_cwd=HERE,
+            output_dir="/out",
+            entrypoint_required=False,
+        ),
     )
 
 

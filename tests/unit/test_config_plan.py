@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from lllaunch.config.nodes import HostContext
 from lllaunch.config.plan import (
     SOURCES,
     default_run_id,
@@ -312,7 +313,7 @@ def test_the_hash_does_not_depend_on_a_secret(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_plan_of_an_app_names_its_function() -> None:
     cfg = OmegaConf.create({"launch": {}})
-    spec = resolve(cfg, runtime_cwd="/", output_dir="/out", entrypoint_required=False)
+    spec = resolve(cfg, HostContext(runtime_cwd="/", output_dir="/out", entrypoint_required=False))
     assert yaml.safe_load(plan_text(spec))["launch"]["entrypoint"] is None
     function = Entrypoint("function", "train", "train:main", "main")
     named = dataclasses.replace(spec, entrypoint=function)

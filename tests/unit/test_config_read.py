@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lllaunch.config.fields import Findings
+from lllaunch.config.nodes import HostContext
 from lllaunch.config.plan import plan_text
 from lllaunch.config.read import Reader, register_resolvers
 from lllaunch.config.resolve import resolve
@@ -115,7 +116,7 @@ def test_no_message_and_no_plan_holds_a_secret(key: str, raw: str) -> None:
     root = {"params": {"api_key": SECRET}} if "params" in raw else {}
     cfg = OmegaConf.create({"launch": {"entrypoint": "env", key: raw}, **root})
     try:
-        spec = resolve(cfg, runtime_cwd="/", output_dir="/out")
+        spec = resolve(cfg, HostContext(runtime_cwd="/", output_dir="/out"))
     except ConfigError as error:
         text = str(error) + repr(error)
     else:

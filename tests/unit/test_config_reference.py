@@ -11,6 +11,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from lllaunch.config.kinds import RESOURCES, RESTART, WATCHDOG
+from lllaunch.config.nodes import HostContext
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import launcher_node
 from lllaunch.config.sweep import SWEEP, SweepSettings, sweep_settings
@@ -86,7 +87,7 @@ def test_every_setting_and_every_fact_is_described() -> None:
 
 @pytest.mark.parametrize("block", examples(PAGE))
 def test_the_examples_are_right(block: str) -> None:
-    resolve(OmegaConf.create(block), runtime_cwd=str(ROOT), output_dir="/out")
+    resolve(OmegaConf.create(block), HostContext(runtime_cwd=str(ROOT), output_dir="/out"))
 
 
 # Of sweeps
@@ -106,9 +107,9 @@ def test_every_setting_of_a_sweep_has_its_default_and_an_example(key: str) -> No
 def test_the_examples_of_sweeps_are_right(block: str) -> None:
     cfg = OmegaConf.create(block)
     options = {"runtime_cwd": "/", "output_dir": "/out", "entrypoint_required": False}
-    spec = resolve(cfg, outer="hydra.launcher", **options)
+    spec = resolve(cfg, HostContext(outer="hydra.launcher", **options))
     changed = sweep_settings(cfg.hydra.launcher) != SweepSettings()
-    assert changed or spec != resolve(OmegaConf.create(), **options)
+    assert changed or spec != resolve(OmegaConf.create(), HostContext(**options))
 
 
 def test_the_table_of_needs_is_what_is_done() -> None:

@@ -11,7 +11,7 @@ from lllaunch.config import cluster, nodes
 from lllaunch.config.cluster import CLUSTER_KEYS
 from lllaunch.config.command import FORMS
 from lllaunch.config.kinds import CONSOLE, PRESETS, RESOURCES, RESTART, WATCHDOG
-from lllaunch.config.nodes import RDZV
+from lllaunch.config.nodes import RDZV, HostContext
 from lllaunch.config.resolve import endless, resolve
 from lllaunch.config.schema import DEFAULT_PRESET, SYNONYMS, schema_node
 from lllaunch.errors import ConfigError
@@ -26,7 +26,7 @@ HERE = str(Path(__file__).parent)
 def spec_of(launch: Any, root: dict[str, Any] | None = None, **more: Any) -> LaunchSpec:
     cfg = OmegaConf.create({"launch": launch, **(root or {})})
     places = {"runtime_cwd": HERE, "output_dir": "/out/2026-01-31/10-20-30"}
-    return resolve(cfg, **{**places, **more})
+    return resolve(cfg, HostContext(**{**places, **more}))
 
 
 def complaints(launch: Any, root: dict[str, Any] | None = None, **more: Any) -> list[str]:
@@ -243,7 +243,7 @@ def test_mistakes_are_told_together_in_the_order_of_the_settings() -> None:
 def test_a_node_that_is_no_mapping(launch: Any) -> None:
     cfg = OmegaConf.create({"launch": launch})
     with pytest.raises(ConfigError, match=r"launch: expected a mapping of settings"):
-        resolve(cfg, runtime_cwd=HERE, output_dir="/out")
+        resolve(cfg, HostContext(runtime_cwd=HERE, output_dir="/out"))
 
 
 ENTRYPOINT = f"expected an entrypoint ({FORMS})"
@@ -274,7 +274,7 @@ def test_an_empty_entrypoint_alone() -> None:
     (line,) = complaints({}, {"api_key": "${oc.env:HOME}", "text": "two words", "n": 1})
     assert line == f"launch.entrypoint: {ENTRYPOINT}, got null [entrypoint]"
     with pytest.raises(ConfigError, match=r"launch\.entrypoint: expected an entrypoint"):
-        resolve(OmegaConf.create({}), runtime_cwd=HERE, output_dir="/out")
+        resolve(OmegaConf.create({}), HostContext(runtime_cwd=HERE, output_dir="/out"))
 
 
 def test_arguments_are_tried_on_a_function(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.app.configs import install
+from lllaunch.config.nodes import HostContext
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import launcher_node
 from lllaunch.config.sweep import SWEEP, SweepSettings, sweep_settings
@@ -151,7 +152,7 @@ def composed(directory: Path, *overrides: str, config: str | None = None) -> Dic
 
 
 def spec_of(cfg: DictConfig) -> LaunchSpec:
-    return resolve(cfg, runtime_cwd="/", output_dir="/out", outer="hydra.launcher")
+    return resolve(cfg, HostContext(runtime_cwd="/", output_dir="/out", outer="hydra.launcher"))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hydra.core.utils import setup_globals
 from omegaconf import OmegaConf
 
 from lllaunch.app.compose import file_of
+from lllaunch.config.nodes import HostContext
 from lllaunch.config.resolve import resolve
 from lllaunch.errors import Diagnostic
 from lllaunch.review.allow import check, made_by_logging
@@ -62,7 +63,7 @@ def refusals(tree: Path) -> Refusals:
             launch = {"entrypoint": "pkg.train:main", **launch}
             lists = {"entrypoints": ["pkg.train:main"], **lists}
         cfg = OmegaConf.create({"launch": launch})
-        spec = resolve(cfg, runtime_cwd=str(tree), output_dir=f"{tree}/out")
+        spec = resolve(cfg, HostContext(runtime_cwd=str(tree), output_dir=f"{tree}/out"))
         policy = Policy(**{k: tuple(v) for k, v in lists.items()})
         return check(
             spec, OmegaConf.create({"launch": launch, **(config or {})}), policy, str(tree)
@@ -78,7 +79,7 @@ def test_all_look_for_modules_where_workers_do(tree: Path) -> None:
     (tree / "both.py").write_text("def main(old): pass\n")
     launch = {"entrypoint": "both:main", "args": {"new": 1}, "cwd": "work"}
     cfg = OmegaConf.create({"launch": launch})
-    spec = resolve(cfg, runtime_cwd=str(tree), output_dir=f"{tree}/out")
+    spec = resolve(cfg, HostContext(runtime_cwd=str(tree), output_dir=f"{tree}/out"))
     assert file_of(spec) == str(tree / "work" / "both.py")
     policy = Policy(entrypoints=("work/*.py",))
     assert check(spec, cfg, policy, str(tree)) == []
@@ -209,7 +210,7 @@ def test_what_runs_in_a_batch_job_beside_the_run(tree: Path) -> None:
         "additional_parameters": {"prefer": "fast", "export": "NONE"},
     }
     cfg = OmegaConf.create({"launch": launch, "cluster": cluster})
-    spec = resolve(cfg, runtime_cwd=str(tree), output_dir=f"{tree}/out")
+    spec = resolve(cfg, HostContext(runtime_cwd=str(tree), output_dir=f"{tree}/out"))
     # no pattern: a star would take in what follows a semicolon
     allowed = ("module load cuda/12.4", "--prefer=fast", "*", "module load *")
     policy = Policy(entrypoints=("pkg.train:main",), cluster=allowed, file="p.yaml")
@@ -385,7 +386,7 @@ def test_a_search_path_does_not_climb(refusals: Refusals) -> None:
 def test_the_lines_that_are_shown_where_no_policy_is_make_one(tree: Path) -> None:
     cfg = OmegaConf.create({"launch": {"entrypoint": "train.py", "preload": ["torch"]}})
     (tree / "train.py").write_text("")
-    spec = resolve(cfg, runtime_cwd=str(tree), output_dir=f"{tree}/out")
+    spec = resolve(cfg, HostContext(runtime_cwd=str(tree), output_dir=f"{tree}/out"))
     (problem,) = check(spec, OmegaConf.create(), None, str(tree), locked=True)
     _, *lines = str(problem).splitlines()
     policy = parse_policy("\n".join(lines), "conf/lllaunch.yaml")

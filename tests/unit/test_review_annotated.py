@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from lllaunch.config.nodes import HostContext
 from lllaunch.config.origins import KeyOrigin, Origin, Origins
 from lllaunch.config.resolve import resolve
 from lllaunch.config.tree import leaf_items
@@ -81,7 +82,9 @@ def told(args: Any = None, *, sweeps: bool = False, **entries: Origin) -> Origin
     """The origins of keys whose dots are written as two underscores."""
     found = {key.replace("__", "."): KeyOrigin(origin) for key, origin in entries.items()}
     cfg = OmegaConf.create({"launch": {"entrypoint": "env", "args": args}})
-    return OriginAnnotator(Origins(found), resolve(cfg, runtime_cwd="/", output_dir="/o"), sweeps)
+    return OriginAnnotator(
+        Origins(found), resolve(cfg, HostContext(runtime_cwd="/", output_dir="/o")), sweeps
+    )
 
 
 def where(number: int) -> Origin:

@@ -9,6 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lllaunch.config import plan
+from lllaunch.config.nodes import HostContext
 from lllaunch.config.plan import complete, hash_of, plan_hash, portable_plan
 from lllaunch.config.resolve import resolve
 from lllaunch.errors import ConfigError
@@ -26,7 +27,7 @@ from lllaunch.spec import LaunchSpec
 
 def spec_of(launch: Any, cwd: str = "/here", out: str = "/out/day/time", **root: Any) -> LaunchSpec:
     cfg = OmegaConf.create({"launch": launch, **root})
-    return resolve(cfg, runtime_cwd=cwd, output_dir=out)
+    return resolve(cfg, HostContext(runtime_cwd=cwd, output_dir=out))
 
 
 SMALL = {"entrypoint": "env", "nproc": 2, "args": ["${hydra_out}/x"], "watchdog": "none"}

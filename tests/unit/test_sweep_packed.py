@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from lllaunch.app.rerun import RerunRequest
 from lllaunch.app.sweeping.packed import warm_key
+from lllaunch.config.nodes import HostContext
 from lllaunch.config.plan import SOURCES, portable_plan
 from lllaunch.config.resolve import resolve
 from lllaunch.run.group import spawner_environment
@@ -28,7 +29,7 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         {},
         {"nproc": 3},
-        {"cwd": "/", "preload": ["json"]},
+        {"preload": ["json"]},
         {"cwd": "src"},
         {"env": {"PYTHON_TOKEN": "${oc.env:TOKEN}", "OTHER": "${oc.env:TOKEN}", "OMP_X": 3}},
         {"env": {"PYTHONPATH": "${hydra:runtime.cwd}/src", "OMP_NUM_THREADS": "4"}, "nproc": 2},
@@ -41,7 +42,7 @@ def test_it_is_that_which_the_run_asks_for(tmp_path: Path, launch: dict[str, Any
     # as hydra: says it in the run
     given = OmegaConf.create({"launch": {"entrypoint": f"{cwd}/s.py", **launch}})
     text = OmegaConf.to_yaml(given).replace(SOURCES.cwd, cwd)
-    spec = resolve(OmegaConf.create(text), runtime_cwd=cwd, output_dir=f"{cwd}/out")
+    spec = resolve(OmegaConf.create(text), HostContext(runtime_cwd=cwd, output_dir=f"{cwd}/out"))
     plan = portable_plan(spec, SOURCES)
     assert "a secret" not in str(plan)
     found = warm_key(RerunRequest("", plan, {}, cwd), None, os.environ)
