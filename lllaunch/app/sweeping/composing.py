@@ -80,22 +80,22 @@ class Composer:
         config = loader.load_sweep_config(self.master, list(overrides))
         with open_dict(config):
             config.hydra.job.id = config.hydra.job.num = number
-        HydraConfig.instance().set_config(config)
+        # not by set_config, which copies Hydra's own node: run_job does so twice afterwards
+        hydra: Any = HydraConfig.instance()
+        hydra.cfg = config
         # a run that says itself where its files go has other directories than Hydra
         if OmegaConf.select(config, "launch.log_dir") is not None:
             directory = None
         sweep_dir = self.sweep_dir or os.path.abspath(str(config.hydra.sweep.dir))
         output_dir = os.path.abspath(os.path.join(sweep_dir, str(config.hydra.sweep.subdir)))
-        # Hydra's own copy, too: setting it anew would copy all of it, which takes 10 ms
-        known: Any = HydraConfig.get()
-        for each in (config.hydra, known):
-            with read_write(each), open_dict(each):
-                if sweep_dir != os.path.abspath(str(each.sweep.dir)):
-                    each.sweep.dir = sweep_dir
-                if directory and directory != output_dir:
-                    # a name that is another one each time, such as that of a moment
-                    each.sweep.dir, each.sweep.subdir = os.path.split(directory)
-                each.runtime.output_dir = directory or output_dir
+        with read_write(config.hydra), open_dict(config.hydra):
+            if sweep_dir != os.path.abspath(str(config.hydra.sweep.dir)):
+                config.hydra.sweep.dir = sweep_dir
+            if directory and directory != output_dir:
+                # a name that is another one each time, such as that of a moment
+                config.hydra.sweep.dir, config.hydra.sweep.subdir = os.path.split(directory)
+            config.hydra.runtime.output_dir = directory or output_dir
+        OmegaConf.set_readonly(config.hydra, True)
         return JobConfig(config, whereabouts(), sweep_dir)
 
     def plan(
