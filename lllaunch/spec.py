@@ -201,14 +201,14 @@ class Cluster:
 
     ``settings`` are those of a batch job under submitit's names, as they were given; what is left
     to the site is not in it, and ``additional_parameters`` is a mapping of options of sbatch.
-    ``signal_delay`` is seconds. ``detach`` is None for a launcher that leaves once the run is
+    ``signal_delay_s`` is seconds. ``detach`` is None for a launcher that leaves once the run is
     submitted if it has no terminal.
     """
 
     # a comment may come from the environment
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     nodes: int = 1
-    signal_delay: int = 90
+    signal_delay_s: int = 90
     requeue: Requeue = field(default_factory=Requeue)
     array_parallelism: int = 256
     pack: int = 1

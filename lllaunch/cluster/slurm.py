@@ -449,7 +449,7 @@ def batch_text(
     ours: dict[str, Any] = {
         "nodes": cluster.nodes,
         "ntasks-per-node": 1,
-        "signal": f"USR2@{cluster.signal_delay}",
+        "signal": f"USR2@{cluster.signal_delay_s}",
         "open-mode": "append",
         "output": _pattern(output),
         "chdir": directory,

@@ -7,12 +7,12 @@ it says so, by its key ``backend``.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, cast, get_args
 
 from omegaconf import DictConfig, OmegaConf
@@ -21,16 +21,19 @@ from lllaunch.config.fields import (
     Findings,
     Settings,
     did_you_mean,
-    mapping_items,
+    hinted,
+    known_items,
     one_of,
     read_choice,
     read_count,
+    read_each,
     read_flag,
     read_line,
     read_positive,
     read_text,
     read_word,
 )
+from lllaunch.config.kinds import Kind, Node, read_fields
 from lllaunch.config.nodes import AUTO, read_nnodes
 from lllaunch.config.read import BACKEND, Reader, asks_for_cluster, node_of_cluster
 from lllaunch.config.read import CLUSTER as KEY
@@ -51,10 +54,8 @@ _LONGEST_DELAY = 65535  # seconds, as sbatch has it
 def _read_gpus(value: object) -> int | str:
     if isinstance(value, str) and _GPUS.fullmatch(value) and not value.isdecimal():
         return value
-    try:
-        return read_count(value)
-    except Unfit:
-        raise Unfit("a number of GPUs (4), or of GPUs of a type ('a100:4')", code=KEY) from None
+    expected = "a number of GPUs (4), or of GPUs of a type ('a100:4')"
+    return hinted(read_count, "", expected)(value)
 
 
 def _read_memory(value: object) -> int | str:
@@ -66,49 +67,37 @@ def _read_memory(value: object) -> int | str:
 
 
 def _read_gigabytes(value: object) -> float:
-    number = value
     if isinstance(value, str) and re.fullmatch(r"\d{1,9}(\.\d{1,9})?", value, re.ASCII):
-        number = float(value) if "." in value else int(value)
-    real = isinstance(number, (int, float)) and not isinstance(number, bool)
-    if not real or not 0 < number < math.inf:  # type: ignore[operator]
-        word = value.strip() if isinstance(value, str) else ""
-        hint = f"did you mean mem: {word}?" if _MEMORY.fullmatch(word) else ""
-        raise Unfit("a number of GB, more than 0", hint, code=KEY)
-    return number  # type: ignore[return-value]
+        value = float(value) if "." in value else int(value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(value, (int, float)) and number and 0 < value < math.inf:
+        return value
+    word = str(value).strip()
+    hint = f"did you mean mem: {word}?" if not number and _MEMORY.fullmatch(word) else ""
+    raise Unfit("a number of GB, more than 0", hint, code=KEY)
 
 
 def _read_minutes(value: object) -> int:
-    if isinstance(value, str) and _TIME.fullmatch(value.strip()) and not value.strip().isdecimal():
-        raise Unfit(_MINUTES, f"for sbatch's own form: time: '{value.strip()}'", code=KEY)
-    if isinstance(value, str) and not value.strip().isdecimal():
-        try:
-            return max(1, math.ceil(parse_duration(value, zero=False) / 60))
-        except Unfit as unfit:
-            raise Unfit(_MINUTES, unfit.hint, code=KEY) from None
-    try:
-        return read_positive(value.strip() if isinstance(value, str) else value)
-    except Unfit:
-        raise Unfit(_MINUTES, code=KEY) from None
+    text = value.strip() if isinstance(value, str) else value
+    if not isinstance(text, str) or text.isdecimal():
+        return hinted(read_positive, "", _MINUTES)(text)
+    if _TIME.fullmatch(text):
+        raise Unfit(_MINUTES, f"for sbatch's own form: time: '{text}'", code=KEY)
+    read = hinted(partial(parse_duration, zero=False), "", _MINUTES)
+    return max(1, math.ceil(read(text) / 60))
 
 
 def _read_time(value: object) -> int | str:
-    if isinstance(value, str) and _TIME.fullmatch(value.strip()):
-        return value.strip()
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    try:
-        parse_duration(value, zero=False)
-        hint = f"write timeout_min: {value}" if isinstance(value, str) else ""
-    except Unfit:
-        hint = ""
-    raise Unfit("a time as sbatch has it (minutes, '12:00:00', '1-12:00:00')", hint, code=KEY)
+    text = value.strip() if isinstance(value, str) else value
+    if isinstance(text, (int, str)) and _TIME.fullmatch(str(text)):
+        return text
+    expected = "a time as sbatch has it (minutes, '12:00:00', '1-12:00:00')"
+    raise Unfit(expected, "timeout_min takes a duration", code=KEY)
 
 
 def _read_delay(value: object) -> int:
-    try:
-        seconds = math.ceil(parse_duration(value, zero=False))
-    except Unfit as unfit:
-        raise Unfit("a number of seconds, 1 or more", unfit.hint, code=KEY) from None
+    read = hinted(partial(parse_duration, zero=False), "", "a number of seconds, 1 or more")
+    seconds = math.ceil(read(value))
     if seconds > _LONGEST_DELAY:
         raise Unfit(f"a number of seconds, {_LONGEST_DELAY} at most", code=KEY)
     return seconds
@@ -145,58 +134,112 @@ def _read_parameter(value: object) -> Any:
     return read_line(value)
 
 
-_MEMORIES = ("mem", "mem_gb", "mem_per_gpu", "mem_per_cpu")
+def _read_each(tree: Tree, key: str, findings: Findings, what: str) -> list[str] | None:
+    if not isinstance(tree, list):
+        findings.add(key, tree, Unfit(f"a list of {what}", code=KEY))
+        return None
+
+    def read(value: object) -> str:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return read_text(str(value) if number else value)
+
+    return [*read_each(tree, key, findings, read)] or None
 
 
-class _Setting(NamedTuple):
-    option: str = ""  # what sbatch calls it
-    read: Callable[[Any], Any] = read_word
-    names: bool = False  # whether it may be a list, which sbatch takes with commas
-    lines: str = ""  # what it is a list of
+def _read_additional(tree: Tree, key: str, findings: Findings) -> dict[str, Any] | None:
+    if not isinstance(tree, dict):
+        findings.add(key, tree, Unfit("a mapping of options of sbatch", code=KEY))
+        return None
+    found: dict[str, Any] = {}
+    for name, item in tree.items():
+        if _is_null(item) or reveal(item) is False:
+            continue
+        option = findings.attempt(f"{key}.{name}", name, _read_option)
+        value = findings.attempt(f"{key}.{name}", item, _read_parameter)
+        if option is not None and value is not None:
+            found[option] = value
+    return found or None
 
 
+_WORD = Kind(read_word)
+_MEMORY_OF = Kind(_read_memory)
+_POSITIVE = Kind(read_positive)
+_LINES = Kind(partial(_read_each, what="shell lines"), list, whole=True)
 _EXCLUSIVE = ("user", "mcs", "topo")
-_BY_NAME: Mapping[str, _Setting] = {
-    "partition": _Setting("partition", names=True),
-    "account": _Setting("account"),
-    "qos": _Setting("qos", names=True),
-    "gres": _Setting("gres"),
-    "gpus_per_node": _Setting("gpus-per-node", _read_gpus),
-    "cpus_per_task": _Setting("cpus-per-task", read_positive),
-    "cpus_per_gpu": _Setting("cpus-per-gpu", read_positive),
-    "mem": _Setting("mem", _read_memory),
-    "mem_gb": _Setting("mem", _read_gigabytes),
-    "mem_per_gpu": _Setting("mem-per-gpu", _read_memory),
-    "mem_per_cpu": _Setting("mem-per-cpu", _read_memory),
-    "timeout_min": _Setting("time", _read_minutes),
-    "time": _Setting("time", _read_time),
-    "constraint": _Setting("constraint", names=True),
-    "exclude": _Setting("exclude", names=True),
-    "nodelist": _Setting("nodelist", names=True),
-    "comment": _Setting("comment"),
-    "dependency": _Setting("dependency"),
-    "exclusive": _Setting(
-        "exclusive", lambda v: (v or None) if isinstance(v, bool) else read_choice(v, _EXCLUSIVE)
-    ),
-    "mail_type": _Setting("mail-type", names=True),
-    "mail_user": _Setting("mail-user"),
-    "wckey": _Setting("wckey"),
-    "name": _Setting("job-name"),
-    "setup": _Setting(lines="shell lines"),
-    "setup_strict": _Setting(read=read_flag),
-    "teardown": _Setting(lines="shell lines"),
-    "srun_args": _Setting(lines="words for srun"),
-    "additional_parameters": _Setting(),
-}
+# what may be a list, which sbatch takes with commas
+_NAMES = ("partition", "qos", "constraint", "exclude", "nodelist", "mail_type")
 
-SETTINGS = tuple(_BY_NAME)
+_OPTIONS: Mapping[str, Kind] = {
+    "partition": _WORD,
+    "account": _WORD,
+    "qos": _WORD,
+    "gres": _WORD,
+    "gpus_per_node": Kind(_read_gpus),
+    "cpus_per_task": _POSITIVE,
+    "cpus_per_gpu": _POSITIVE,
+    "mem": _MEMORY_OF,
+    "mem_gb": Kind(_read_gigabytes),
+    "mem_per_gpu": _MEMORY_OF,
+    "mem_per_cpu": _MEMORY_OF,
+    "timeout_min": Kind(_read_minutes),
+    "time": Kind(_read_time),
+    "constraint": _WORD,
+    "exclude": _WORD,
+    "nodelist": _WORD,
+    "comment": _WORD,
+    "dependency": _WORD,
+    "exclusive": Kind(lambda v: (v or None) if isinstance(v, bool) else read_choice(v, _EXCLUSIVE)),
+    "mail_type": _WORD,
+    "mail_user": _WORD,
+    "wckey": _WORD,
+    "name": _WORD,
+}
+_SETTINGS: Mapping[str, Kind] = {
+    **_OPTIONS,
+    "setup": _LINES,
+    "setup_strict": Kind(read_flag),
+    "teardown": _LINES,
+    "srun_args": Kind(partial(_read_each, what="words for srun"), list, whole=True),
+    "additional_parameters": Kind(_read_additional, dict, whole=True),
+}
+_REQUEUE_KEYS = tuple(each.name for each in dataclasses.fields(Requeue))
+_NEVER = f"write {{{', '.join(f'{name}: 0' for name in _REQUEUE_KEYS)}}}"
+_REQUEUE = Node(
+    Requeue,
+    dict.fromkeys(_REQUEUE_KEYS, Kind(read_count)),
+    meant=lambda value: _NEVER if value in (False, 0) else "",
+    of="causes to numbers",
+)
+_OWN = Node(
+    Cluster,
+    {
+        "nodes": _POSITIVE,
+        "signal_delay_s": Kind(_read_delay),
+        "requeue": Kind(_REQUEUE.values, _REQUEUE.write, whole=True),
+        "array_parallelism": _POSITIVE,
+        "pack": _POSITIVE,
+        "snapshot": Kind(read_snapshot),
+    },
+)
+# what no plan says
+_UNPLANNED: Mapping[str, Kind] = {"max_num_timeout": Kind(read_count), "detach": Kind(read_flag)}
+
+SETTINGS = tuple(_SETTINGS)
 """What goes to the site as it is, under submitit's names."""
 
-OPTIONS: Mapping[str, str] = {name: each.option for name, each in _BY_NAME.items() if each.option}
+OPTIONS: Mapping[str, str] = {
+    **{name: name.replace("_", "-") for name in _OPTIONS},
+    "mem_gb": "mem",
+    "timeout_min": "time",
+    "name": "job-name",
+}
 """Of the settings that are options of sbatch, what it calls them."""
 
-OWN_KEYS = ("nodes", "signal_delay_s", "requeue", "array_parallelism", "pack", "snapshot")
+OWN_KEYS = tuple(_OWN.fields)
 """What a plan says of a cluster beside `SETTINGS`, in its order."""
+
+CLUSTER_KEYS = ("backend", *SETTINGS, *OWN_KEYS, *_UNPLANNED)
+"""All keys that mean something here, each under the one name that docs give it."""
 
 IGNORED = frozenset({"submitit_folder", "stderr_to_stdout", "python", "_target_"})
 """What stands in people's YAMLs for submitit and means nothing here; it is not read."""
@@ -211,10 +254,9 @@ _ONLY: Mapping[str, tuple[str, str]] = {
     ),
     "use_srun": ("true", "srun starts lllaunch on each node"),
 }
-_KNOWN = ("backend", *SETTINGS, *OWN_KEYS, "max_num_timeout", "detach", "job_name", *_ONLY)
-_REQUEUE_KEYS = tuple(each.name for each in dataclasses.fields(Requeue))
-CLUSTER_KEYS = ("backend", *SETTINGS, *OWN_KEYS, "max_num_timeout", "detach")
-"""All keys that mean something here, each under the one name that docs give it."""
+
+LAUNCHERS_KEYS = (*CLUSTER_KEYS[1:], "job_name", *_ONLY, *sorted(IGNORED - {"_target_"}))
+"""What may stand in ``hydra.launcher`` beside ``cluster``."""
 
 SYNONYMS = dict.fromkeys(("gpus", "num_gpus"), "gpus_per_node") | {"nnodes": "nodes"}
 
@@ -269,8 +311,7 @@ def launchers_cluster(node: Mapping[str, Any]) -> dict[str, Any] | None:
         cluster = given[KEY]
     if cluster is None:
         return None
-    word = cluster if isinstance(cluster, str) else given[KEY]
-    named = _as_written(cluster) if isinstance(cluster, Mapping) else {"backend": word}
+    named = _as_written(cluster) if isinstance(cluster, Mapping) else {"backend": cluster}
     beside = {name: given[name] for name in LAUNCHERS_KEYS if given.get(name) is not None}
     return {"backend": BACKEND, **beside, **named}
 
@@ -281,28 +322,16 @@ def _as_written(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_launcher(problem: Diagnostic, node: Mapping[str, Any], key: str) -> Diagnostic:
-    """Return a problem with what `launchers_cluster` gave, under keys of ``hydra.launcher``."""
-    cluster = node.get(KEY)
-    within = frozenset(cluster if isinstance(cluster, Mapping) else ())
-
-    def name(match: re.Match[str]) -> str:
-        word = match["name"]
-        if word is None or (word == "backend" and word not in within):
-            return f"{key}.{KEY}"
-        below = word in within or (bool(within - {"backend"}) and word not in node)
-        return f"{key}.{KEY}.{word}" if below else f"{key}.{word}"
-
-    texts = (problem.message, problem.hint, problem.expected)
-    message, hint, expected = (_DOTTED.sub(name, text) for text in texts)
-    where = _OWN_KEY.sub(name, problem.key)
-    return replace(problem, key=where, message=message, hint=hint, expected=expected)
-
-
-_OWN_KEY = re.compile(rf"^{KEY}(?:\.(?P<name>\w+))?(?![\w])")
-_DOTTED = re.compile(rf"(?<![\w.]){KEY}\.(?P<name>[a-z]\w*)")
-
-LAUNCHERS_KEYS = (*(name for name in _KNOWN if name != "backend"), *sorted(IGNORED - {"_target_"}))
-"""What may stand in ``hydra.launcher`` beside ``cluster``."""
+    """Return a problem with what `launchers_cluster` gave, under its key of ``hydra.launcher``."""
+    root, _, name = problem.key.partition(".")
+    if root != KEY:
+        return problem
+    cluster, first = node.get(KEY), re.split(r"[.\[]", name)[0]
+    if first in (cluster if isinstance(cluster, Mapping) else ()):
+        name = f"{KEY}.{name}"
+    elif first not in node:
+        name = KEY
+    return replace(problem, key=f"{key}.{name}")
 
 
 def read_cluster(
@@ -328,13 +357,102 @@ def read_cluster(
         return None
     node = node_of_cluster(cfg)
     assert node is not None
-    own = Findings()
+    own = _Reviewed() if reviewed else Findings()
     names: list[Any] = [name for name in node if name not in IGNORED]
-    reading = _Reading(reader.read_items(node, KEY, names), own, reviewed=reviewed)
-    found = reading.read()
+    found = _read(reader.read_items(node, KEY, names), own)
     for problem in own.problems:
         findings.note(replace(problem, code=KEY))
     return found
+
+
+class _Reviewed(Findings):
+    """Of a node that is not acted on: what comes from variables that are not set fits."""
+
+    def attempt(self, key: str, value: Tree, read: Callable[[Any], Any]) -> Any:
+        if isinstance(value, Withheld) and value.value == "":
+            return ""
+        return super().attempt(key, value, read)
+
+
+def _read(items: dict[str, Tree], findings: Findings) -> ClusterNode:
+    items = {name: item for name, item in items.items() if not _is_null(item)}
+    for path, leaf in leaf_items(items):
+        if names_in(reveal(leaf), bare=False):
+            message = "asks for a worker's fact, and no worker is there yet"
+            findings.add(_dotted((KEY, *path)), leaf, Unfit(message=message, code=KEY))
+            items[path[0]] = BROKEN
+    tree = items.pop("backend", None)
+    if tree is not BROKEN and reveal(tree) != BACKEND:
+        hint = did_you_mean(tree, [BACKEND]) if isinstance(tree, str) else _HOW
+        findings.add(f"{KEY}.backend", tree, Unfit(repr(BACKEND), hint, code=KEY))
+    for name, (only, hint) in _ONLY.items():
+        tree = items.pop(name, None)
+        # text: what ${oc.env:N} gives is always text
+        if tree is not None and str(reveal(tree)).lower() != only:
+            findings.add(f"{KEY}.{name}", tree, Unfit(only, hint, code=KEY))
+    below = f"options of sbatch belong below {KEY}.additional_parameters"
+    names = (*CLUSTER_KEYS, "job_name")
+    items = known_items(items, KEY, names, SYNONYMS, findings, otherwise=below)
+    _check_twice(items, findings)
+    if "job_name" in items:
+        items["name"] = items.pop("job_name")
+    for name in _NAMES:
+        if isinstance(items.get(name), list):
+            items[name] = _with_commas(items[name])
+    for name in ("setup", "teardown"):
+        if name in items and not isinstance(items[name], (list, dict)):
+            items[name] = [items[name]]
+    settings = read_fields(_SETTINGS, items, KEY, findings)
+    own = read_fields({**_OWN.fields, **_UNPLANNED}, items, KEY, findings)
+    own = {name: value for name, value in own.items() if value != ""}
+    causes = {name: count for name, count in own.pop("requeue", {}).items() if count != ""}
+    if "max_num_timeout" in own:
+        causes["timeout"] = own.pop("max_num_timeout")
+    cluster = Cluster(settings, **own, requeue=Requeue(**causes))
+    # sbatch's other forms are for sbatch to read
+    limit = "time" if "time" in settings else "timeout_min"
+    minutes = str(settings.get(limit, ""))
+    if minutes.isdecimal() and cluster.signal_delay_s >= int(minutes) * 60:
+        message = f"is not less than the time limit, {KEY}.{limit}"
+        unfit = Unfit(message=message, hint="the run would end as it begins", code=KEY)
+        delay = items.get("signal_delay_s", cluster.signal_delay_s)
+        findings.add(f"{KEY}.signal_delay_s", delay, unfit)
+    leaves = leaf_items(items)
+    sources = {_planned(path): leaf.source for path, leaf in leaves if isinstance(leaf, Withheld)}
+    return ClusterNode(cluster, own.get("nodes"), sources)
+
+
+def _with_commas(names: list[Tree]) -> Tree:
+    if BROKEN in names:
+        return BROKEN
+    text, written = (",".join(map(str, form(names))) for form in (reveal, conceal))
+    return Withheld(text, written) if has_secrets(names) else text
+
+
+def _planned(path: Path) -> Path:
+    """Where a plan says what stands at a path below the node."""
+    if path == ("max_num_timeout",):
+        path = ("requeue", "timeout")
+    if path[0] == "additional_parameters":
+        path = (path[0], str(path[1]).replace("_", "-"), *path[2:])
+    return (KEY, *path)
+
+
+def _check_twice(items: Mapping[str, Tree], findings: Findings) -> None:
+    aliases = {**OPTIONS, "job_name": "job-name", "max_num_timeout": "requeue.timeout"}
+    given = [(name, aliases[name], item) for name, item in items.items() if name in aliases]
+    for above, prefix in (("additional_parameters", ""), ("requeue", "requeue.")):
+        below = items.get(above)
+        for name, item in below.items() if isinstance(below, dict) else ():
+            option = f"{prefix}{name}".replace("_", "-")
+            given.append((f"{above}.{name}", option, item))
+    said: dict[str, str] = {}
+    for where, option, item in given:
+        other = said.setdefault(option, where)
+        if other != where and not _is_null(item):
+            message = f"is said twice: {KEY}.{other} says it as well"
+            unfit = Unfit(message=message, hint="leave one of them out", code=KEY)
+            findings.add(f"{KEY}.{where}", item, unfit)
 
 
 def with_nodes(read: ClusterNode, settings: Settings) -> tuple[ClusterNode, Settings]:
@@ -377,197 +495,16 @@ def written_cluster(cluster: Cluster) -> dict[str, Any]:
 
     Settings that are left to the site are not in it, nor is ``detach``, which changes no run.
     """
-    return {
-        "backend": BACKEND,
-        **{
-            name: copy.deepcopy(cluster.settings[name])
-            for name in SETTINGS
-            if name in cluster.settings
-        },
-        "nodes": cluster.nodes,
-        "signal_delay_s": cluster.signal_delay,
-        "requeue": {name: getattr(cluster.requeue, name) for name in _REQUEUE_KEYS},
-        "array_parallelism": cluster.array_parallelism,
-        "pack": cluster.pack,
-        "snapshot": cluster.snapshot,
+    settings = {
+        name: kind.write(cluster.settings[name])
+        for name, kind in _SETTINGS.items()
+        if name in cluster.settings
     }
+    return {"backend": BACKEND, **settings, **_OWN.write(cluster)}
 
 
-_DEFAULTS = Cluster()
-CLUSTER_DEFAULTS: Mapping[str, Any] = {
-    name: value for name, value in written_cluster(_DEFAULTS).items() if name != "backend"
-}
+CLUSTER_DEFAULTS: Mapping[str, Any] = _OWN.write(Cluster())
 """What a plan has where nothing is said."""
-
-
-class _Reading:
-    """Reads the keys of the node."""
-
-    def __init__(self, items: dict[str, Tree], findings: Findings, *, reviewed: bool) -> None:
-        self._findings = findings
-        self._reviewed = reviewed
-        self._items = {name: item for name, item in items.items() if not _is_null(item)}
-        self._sources: dict[Path, Any] = {}
-        for path, leaf in leaf_items(self._items):
-            if names_in(reveal(leaf), bare=False):
-                message = "asks for a worker's fact, and no worker is there yet"
-                self._add(_dotted(path), leaf, Unfit(message=message, code=KEY))
-                self._items[path[0]] = BROKEN
-
-    def read(self) -> ClusterNode:
-        """Read all of them."""
-        tree = self._items.pop("backend", None)
-        if tree is not BROKEN and reveal(tree) != BACKEND:
-            hint = did_you_mean(tree, [BACKEND]) if isinstance(tree, str) else _HOW
-            self._add("backend", tree, Unfit(repr(BACKEND), hint, code=KEY))
-        for name in [name for name in self._items if name not in _KNOWN]:
-            meant = SYNONYMS.get(name, "")
-            hint = f"did you mean {meant!r}?" if meant else did_you_mean(name, CLUSTER_KEYS)
-            hint = hint or f"options of sbatch belong below {KEY}.additional_parameters"
-            self._findings.add_about(f"{KEY}.{name}", "unknown setting", hint, code=KEY)
-            del self._items[name]
-        for name, (only, hint) in _ONLY.items():
-            tree = self._items.pop(name, None)
-            # text: what ${oc.env:N} gives is always text
-            if tree is not None and str(reveal(tree)).lower() != only:
-                self._add(name, tree, Unfit(only, hint, code=KEY))
-        job_name = self._items.pop("job_name", None)
-        if job_name is not None:
-            if "name" in self._items:
-                self._add("job_name", job_name, _twice("name"))
-            self._items["name"] = job_name
-        settings: dict[str, Any] = {}
-        for name in SETTINGS:
-            if name in self._items:
-                value = self._setting(name)
-                settings.update({} if value is None else {name: value})
-        self._check_twice(settings)
-        own = {
-            "nodes": self._own("nodes", read_positive),
-            "signal_delay": self._own("signal_delay_s", _read_delay),
-            "requeue": self._requeue(),
-            "array_parallelism": self._own("array_parallelism", read_positive),
-            "pack": self._own("pack", read_positive),
-            "detach": self._own("detach", read_flag),
-            "snapshot": self._own("snapshot", read_snapshot),
-        }
-        given = {name: value for name, value in own.items() if value is not None}
-        self._check_delay(settings, own["signal_delay"] or _DEFAULTS.signal_delay)
-        return ClusterNode(Cluster(settings, **given), own["nodes"], self._sources)
-
-    def _add(self, name: str, tree: Tree, unfit: Unfit) -> None:
-        self._findings.add(f"{KEY}.{name}", tree, unfit)
-
-    def _setting(self, name: str) -> Any:
-        setting, tree = _BY_NAME[name], self._items[name]
-        if name == "additional_parameters":
-            return self._additional(name, tree)
-        if setting.lines:
-            return self._lines(name, tree, setting.lines)
-        if setting.names and isinstance(tree, list):
-            if BROKEN in tree:
-                return None
-            text = ",".join(map(str, reveal(tree)))
-            written = ",".join(map(str, conceal(tree)))
-            tree = Withheld(text, written) if has_secrets(tree) else text
-        return self._value((name,), tree, setting.read)
-
-    def _value(self, path: Path, tree: Tree, read: Callable[[Any], Any], where: str = "") -> Any:
-        """Return what a tree comes to, and note its source if it must not be written."""
-        place = (KEY, *path)
-        if has_secrets(tree):
-            self._sources[place] = conceal(tree)
-        if self._is_unset(tree):
-            return ""
-        return self._findings.attempt(where or _dotted(place), tree, read)
-
-    def _is_unset(self, tree: Tree) -> bool:
-        return self._reviewed and isinstance(tree, Withheld) and tree.value == ""
-
-    def _own(self, name: str, read: Callable[[Any], Any]) -> Any:
-        tree = self._items.get(name)
-        if tree is None:
-            return None
-        value = self._value((name,), tree, read)
-        return None if self._is_unset(tree) else value
-
-    def _lines(self, name: str, tree: Tree, what: str) -> list[str] | None:
-        trees = tree if isinstance(tree, list) else [tree]
-        if isinstance(tree, dict) or (name == "srun_args" and not isinstance(tree, list)):
-            self._add(name, tree, Unfit(f"a list of {what}", code=KEY))
-            return None
-
-        def read(value: object) -> str:
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            return read_text(str(value) if number else value)
-
-        values = [self._value((name, index), each, read) for index, each in enumerate(trees)]
-        return [value for value in values if value is not None] or None
-
-    def _additional(self, name: str, tree: Tree) -> dict[str, Any] | None:
-        if not isinstance(tree, dict):
-            if tree is not BROKEN:
-                self._add(name, tree, Unfit("a mapping of options of sbatch", code=KEY))
-            return None
-        found: dict[str, Any] = {}
-        for key, item in tree.items():
-            if _is_null(item) or reveal(item) is False:
-                continue
-            where = f"{name}.{key}"
-            option = self._findings.attempt(f"{KEY}.{where}", key, _read_option)
-            if option in found:
-                self._add(where, item, _twice(f"{name}.{option}"))
-            elif option is not None:
-                value = self._value((name, option), item, _read_parameter, f"{KEY}.{where}")
-                found.update({} if value is None else {option: value})
-        return found or None
-
-    def _check_twice(self, settings: dict[str, Any]) -> None:
-        for names in (_MEMORIES, ("timeout_min", "time")):
-            first, *others = [name for name in names if name in settings] or [""]
-            for name in others:
-                message = f"stands beside {KEY}.{first}"
-                unfit = Unfit(message=message, hint="sbatch takes one of them", code=KEY)
-                self._add(name, self._items[name], unfit)
-        by_option = {OPTIONS[name]: name for name in settings if name in OPTIONS}
-        for option, value in settings.get("additional_parameters", {}).items():
-            if option in by_option:
-                where = f"additional_parameters.{option}"
-                source = self._sources.get((KEY, "additional_parameters", option))
-                tree = value if source is None else Withheld(value, source)
-                self._add(where, tree, _twice(by_option[option]))
-
-    def _check_delay(self, settings: Mapping[str, Any], delay: int) -> None:
-        """See to it that a run is told of its end after its beginning."""
-        name = next((name for name in ("timeout_min", "time") if name in settings), "")
-        minutes = str(settings.get(name, ""))
-        # sbatch's other forms are for sbatch to read
-        if minutes.isdecimal() and delay >= int(minutes) * 60:
-            message = f"is not less than the time limit, {KEY}.{name}"
-            unfit = Unfit(message=message, hint="the run would end as it begins", code=KEY)
-            self._add("signal_delay_s", self._items.get("signal_delay_s", delay), unfit)
-
-    def _requeue(self) -> Requeue:
-        tree, off = self._items.get("requeue"), ", ".join(f"{name}: 0" for name in _REQUEUE_KEYS)
-        items = mapping_items(
-            *(tree, f"{KEY}.requeue", _REQUEUE_KEYS, {}, self._findings),
-            of="causes to numbers",
-            hint=lambda value: f"write {{{off}}}" if value in (False, 0) else "",
-        )
-        counts_by_cause = {
-            name: self._value(("requeue", name), item, read_count)
-            for name, item in items.items()
-            if not _is_null(item)
-        }
-        timeouts = self._items.get("max_num_timeout")
-        if timeouts is not None and "timeout" in counts_by_cause:
-            self._add("max_num_timeout", timeouts, _twice("requeue.timeout"))
-        elif timeouts is not None:
-            where = f"{KEY}.max_num_timeout"
-            path = ("requeue", "timeout")
-            counts_by_cause["timeout"] = self._value(path, timeouts, read_count, where)
-        known = {name: count for name, count in counts_by_cause.items() if isinstance(count, int)}
-        return Requeue(**known)
 
 
 def _is_null(tree: Tree) -> bool:
@@ -577,8 +514,3 @@ def _is_null(tree: Tree) -> bool:
 def _dotted(path: tuple[Any, ...]) -> str:
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")
-
-
-def _twice(other: str) -> Unfit:
-    message = f"is said twice: {KEY}.{other} says it as well"
-    return Unfit(message=message, hint="leave one of them out", code=KEY)

@@ -162,10 +162,12 @@ def known_items(
     synonyms: Mapping[str, str],
     findings: Findings,
     explained: Mapping[str, str] = _NONE,
+    otherwise: str = "",
 ) -> dict[str, Tree]:
     """Return the items of a mapping that are settings; the others are problems.
 
-    ``explained`` says, for names that exist elsewhere but not here, what to do instead.
+    ``explained`` says, for names that exist elsewhere but not here, what to do instead, and
+    ``otherwise`` for those that are like none.
     """
     unknown = [name for name in node if name not in names]
     # looking for what was meant takes time
@@ -173,7 +175,7 @@ def known_items(
         word = str(name).lower().replace("-", "_")
         known = word if word in names else synonyms.get(word)
         hint = f"did you mean {known!r}?" if known else did_you_mean(word, names)
-        hint = explained.get(str(name)) or hint
+        hint = explained.get(str(name)) or hint or otherwise
         findings.add_about(f"{key}.{name}", "unknown setting", hint, code="unknown-key")
     findings.count += len(unknown[MOST_PROBLEMS:])
     return {name: item for name, item in node.items() if name in names}

@@ -83,7 +83,7 @@ class Submission(Record, frozen=True):
             time_ns=now_ns(),
             host=socket.gethostname(),
             requeue=cluster.requeue,
-            signal_delay=cluster.signal_delay,
+            signal_delay=cluster.signal_delay_s,
             **fields,
         )
 

@@ -225,7 +225,7 @@ def test_an_announcement_does_not_end_what_has_not_begun() -> None:
 
 
 def test_nodes_delay_name_and_array() -> None:
-    cluster = Cluster({"name": "given"}, nodes=4, signal_delay=300)
+    cluster = Cluster({"name": "given"}, nodes=4, signal_delay_s=300)
     found = lines(cluster, output="/d 50%/log-%a", directory="/d 50%", array=(12, 5))
     assert {
         "#SBATCH --nodes=4",

@@ -188,11 +188,11 @@ MISTAKES = """
     requeue: expected a mapping of causes to numbers (preempted, timeout, node_failure), got false;
     write {preempted: 0, timeout: 0, node_failure: 0}
 {requeue: {timeout: 1}, max_num_timeout: 1}
-    max_num_timeout: 1 is said twice: cluster.requeue.timeout says it as well; leave one of them out
+    requeue.timeout: 1 is said twice: cluster.max_num_timeout says it as well; leave one of them out
 {snapshot: false}
     snapshot: expected git, temporary or none, got false; did you mean 'none'?
 {timeout_min: 10, time: 20}
-    time: 20 stands beside cluster.timeout_min; sbatch takes one of them
+    time: 20 is said twice: cluster.timeout_min says it as well; leave one of them out
 {signal_delay_s: 0}
     signal_delay_s: expected a number of seconds, 1 or more, got 0
 {reservation: mine}
