@@ -1,6 +1,6 @@
-"""Draws the states of a worker group and of a sweep from their tables, as Mermaid diagrams.
+"""Draws the states of a worker group from its table, as a Mermaid diagram.
 
-``python docs/generate_state_diagram.py`` writes the pictures into docs/design; a test compares the
+``python docs/generate_state_diagram.py`` writes the picture into docs/design; a test compares the
 two.
 """
 
@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lllaunch.supervisor import machine
-from lllaunch.sweep import schedule
 
 DESIGN = Path(__file__).parent / "design"
 BEGIN, END = "<!-- generated: states -->", "<!-- end -->"
@@ -22,13 +21,7 @@ def of_group() -> Iterator[tuple[str, str, str]]:
         yield state.name, after.name, f"{event.__name__}({case})" if case else event.__name__
 
 
-def of_sweep() -> Iterator[tuple[str, str, str]]:
-    """Yield those of a sweep."""
-    for (state, event), (after, _) in schedule.TABLE.items():
-        yield state.name, after.name, event.__name__
-
-
-PAGES = {"supervisor.md": of_group, "sweep-schedule.md": of_sweep}
+PAGES = {"supervisor.md": of_group}
 
 
 def diagram(changes: Iterable[tuple[str, str, str]]) -> str:

@@ -53,7 +53,7 @@ from lllaunch.spawner.forks import flush_streams
 from lllaunch.spawner.protocol import Function
 from lllaunch.sweep.arrays import holder_of, read_tasks
 from lllaunch.sweep.history import forget_result
-from lllaunch.sweep.policy import cause_of
+from lllaunch.sweep.schedule import cause_of
 from lllaunch.text import first_line
 from lllaunch.words import shown_path
 from lllaunch.workers.tail import Follower

@@ -29,7 +29,7 @@ from lllaunch.errors import Unfit
 from lllaunch.launch_settings import LAUNCH_FIELDS
 from lllaunch.spec import ConsolePolicy, Snapshots
 from lllaunch.sweep.objective import DIRECTIONS, Direction
-from lllaunch.sweep.policy import Retries, SweepPolicy
+from lllaunch.sweep.schedule import Retries, SweepPolicy
 
 SYNONYMS = {
     **LAUNCH_SYNONYMS,

@@ -15,10 +15,9 @@ import lllaunch.sweep.schedule as v
 from lllaunch.console.table import decoded
 from lllaunch.documents import signal_name
 from lllaunch.sweep.objective import Objective, Objectives
-from lllaunch.sweep.policy import SweepPolicy
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.protocol import JobPrinted, JobProgressed
-from lllaunch.sweep.schedule import Durations, expected_left
+from lllaunch.sweep.schedule import Durations, SweepPolicy, expected_left
 from lllaunch.text import duration, plain, printable, spans
 from lllaunch.words import (
     FAILED,
@@ -205,17 +204,13 @@ class Board:
         text += f", attempt {job.attempt}" if job.attempt else ""
         self._say(text, routine=True)
 
-    def _not_started(self, event: v.JobNotStarted | v.LeaseRefused, _: float) -> None:
+    def _not_started(self, event: v.JobNotStarted, _: float) -> None:
         job = self._job(event.number)
         self._starting.pop(event.number, None)
         job.state, job.lease, job.tries = J.WAITING, Lease(), job.attempt
-
-    def _refused(self, event: v.LeaseRefused, now: float) -> None:
-        self._not_started(event, now)
-        job = self._job(event.number)
-        if not job.held:
+        slots = lease_text(event.held)
+        if slots and not job.held:
             job.held = True
-            slots = lease_text(Lease(event.gpus, event.cpus))
             self._say(f"job {job.number} waits for {slots}: held by another launcher")
 
     def _printed(self, event: JobPrinted, _: float) -> None:
@@ -324,7 +319,7 @@ class Board:
             self._say(text, "cause")
 
 
-# After these a `LeaseRefused` or `JobNotStarted` may come that takes a `StartJob` back.
+# After these a `JobNotStarted` may come that takes a `StartJob` back.
 _TOO_EARLY = (
     v.ComposeNext,
     v.StartJob,
@@ -332,17 +327,14 @@ _TOO_EARLY = (
     v.Settle,
     v.SignalJobs,
     v.KillJobs,
-    v.LeaseRefused,
     v.JobNotStarted,
     v.Blocked,
-    v.NoMoreJobs,
 )
 
 _ACTIONS: dict[type, Callable[[Board, Any, float], None]] = {
     v.JobComposed: Board._composed,
     v.JobBroken: Board._composed,
     v.StartJob: Board._start,
-    v.LeaseRefused: Board._refused,
     v.JobNotStarted: Board._not_started,
     JobPrinted: Board._printed,
     JobProgressed: Board._progressed,

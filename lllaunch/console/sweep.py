@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from lllaunch.run.result import RunResult
     from lllaunch.sweep.history import SweepResult
     from lllaunch.sweep.objective import Objectives
-    from lllaunch.sweep.policy import SweepPolicy
     from lllaunch.sweep.pool import Lease
+    from lllaunch.sweep.schedule import SweepPolicy
     from lllaunch.watchdog.progress import Progress
 
 

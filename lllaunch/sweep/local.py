@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -20,10 +19,10 @@ from lllaunch.linux.process import wait
 from lllaunch.spawner.forks import STOP_AND_CONTINUE, ignored_at_start
 from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, SlotWatch
 from lllaunch.sweep.loop import Executor
-from lllaunch.sweep.policy import by_signal, cause_of
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.processes import ForkFailed, JobProcess, Remains, TooFewFiles, Work
 from lllaunch.sweep.protocol import Broken, Prepared
+from lllaunch.sweep.schedule import by_signal, cause_of
 
 if TYPE_CHECKING:
     from lllaunch.linux.process import HasFileno
@@ -119,7 +118,7 @@ class LocalExecutor(Executor):
                     self._watches[slot] = self._leases.watch(slot)
                 gpus = tuple(name for slot in busy for name in slot.lease.gpus)
                 cpus = tuple(core for slot in busy for core in slot.lease.cpus)
-                self.sweep.tell(v.LeaseRefused(start.number, gpus, cpus))
+                self.sweep.tell(v.JobNotStarted(start.number, Lease(gpus, cpus)))
                 return
             job = self._jobs.get(start.number)
             if job is not None and job.reap():
@@ -222,7 +221,7 @@ class LocalExecutor(Executor):
             if watch.fileno() in ready:
                 watch.close()
                 del self._watches[slot]
-                self.sweep.tell(v.SlotsFreed(slot.lease.gpus, slot.lease.cpus))
+                self.sweep.tell(v.SlotsFreed(slot.lease))
 
     def _look_at(self, job: JobProcess, ready: frozenset[int]) -> None:
         """Reads what a job says and prints, and notices its end."""
@@ -330,7 +329,7 @@ class LocalExecutor(Executor):
             why = job.why or silent
             end = records.ended(job.number, job.attempt, answer.directory, exit_code, why)
             # the observer knows how long it held its lease
-            return replace(end, seconds=None)
+            return structs.replace(end, seconds=None)
         why = f"its process ended (exit code {exit_code}) while it was composed again"
         end = v.JobEnded(job.number, exit_code, cause_of(exit_code), why)
         if isinstance(answer, Broken):

@@ -17,10 +17,9 @@ from lllaunch.clock import RunClock
 from lllaunch.errors import LaunchError
 from lllaunch.linux.process import wait
 from lllaunch.signal_source import QUIET, SignalSource
-from lllaunch.sweep.policy import SweepPolicy
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.protocol import Stopping, Tick
-from lllaunch.sweep.schedule import Scheduler, SweepState
+from lllaunch.sweep.schedule import Scheduler, SweepPolicy
 from lllaunch.sweep.session import JobRecords
 
 if TYPE_CHECKING:
@@ -61,8 +60,8 @@ class Executor:
     """Where the jobs of a sweep run.
 
     It does what the scheduler decides, and tells what comes of it with `Sweep.tell`, at once or
-    later: of `compose` a `JobComposed` or `JobBroken`, of `start` a `JobEnded`, or a `LeaseRefused`
-    or `JobNotStarted`. What an executor has nothing to do for it leaves out.
+    later: of `compose` a `JobComposed` or `JobBroken`, of `start` a `JobEnded` or
+    `JobNotStarted`. What an executor has nothing to do for it leaves out.
     """
 
     sweep: Sweep
@@ -152,9 +151,7 @@ class Sweep:
         self._onlooker = onlooker
         self._executor = executor
         executor.sweep = self
-        self._scheduler = Scheduler(executor.slots, policy)
-        self._total = len(numbers)
-        self._numbers = iter(numbers)
+        self._scheduler = Scheduler(executor.slots, policy, numbers)
         self._tick_at: float | None = None
         self._due: dict[int, float] = {}
         # Why no job can be started, since when, and when that is tried again.
@@ -178,7 +175,7 @@ class Sweep:
         executor = self._executor
         executor.open()
         try:
-            self.tell(v.BeginSweep(self._total))
+            self.tell(v.BeginSweep())
             while self._finish is None:
                 self._turn()
         except JobsLeft as left:
@@ -198,11 +195,7 @@ class Sweep:
     @property
     def ends(self) -> bool:
         """Whether no job is started any more."""
-        return self._scheduler.state not in {
-            SweepState.NEW,
-            SweepState.PACKING,
-            SweepState.BLOCKED,
-        }
+        return not self._scheduler.going_on
 
     # What is waited for
 
@@ -321,12 +314,8 @@ class Sweep:
         match action:
             case v.FinishSweep():
                 self._finish = action
-            case v.ComposeNext():
-                number = next(self._numbers, None)
-                if number is None:
-                    self.tell(v.NoMoreJobs())
-                else:
-                    self._executor.compose(number)
+            case v.ComposeNext(number):
+                self._executor.compose(number)
             case v.StartJob():
                 self._executor.start(action)
             case v.Retry():

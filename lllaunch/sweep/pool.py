@@ -1,12 +1,11 @@
 """The slots of a machine: which are free, and which a job gets. Pure.
 
-Slots are bits of an integer: GPUs in the order in which the launcher sees them, cores by number.
-That makes a run of neighbours quick to find, also among hundreds of cores.
+Neighbours are GPUs in the order in which the launcher sees them, and cores by number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Generic, TypeVar
 
 from lllaunch.documents import Record
@@ -45,11 +44,6 @@ def need_of(
     return Need(nproc * gpus, nproc * cpus)
 
 
-T = TypeVar("T")
-
-_NOTHING = Lease()
-
-
 def never_fits(need: Need, size: Need) -> str:
     """Returns why a job can never run, as the predicate of a sentence; empty if it can.
 
@@ -80,100 +74,67 @@ def without(room: Need, kept: Need) -> Need:
     return Need(max(0, room.gpus - kept.gpus), max(0, room.cpus - kept.cpus))
 
 
-def _gaps(mask: int) -> Iterator[tuple[int, int]]:
-    """Yields the runs of neighbouring bits, lowest first: the first bit and how many."""
-    while mask:
-        low = mask & -mask
-        # Adding the lowest bit carries through its run, and no further.
-        run = mask & ~(mask + low)
-        yield low.bit_length() - 1, run.bit_count()
-        mask ^= run
-
-
-def _choose(mask: int, count: int) -> int:
-    """Returns ``count`` bits of a mask that has as many.
-
-    The lowest ones of the tightest run that is long enough, so that long runs stay whole; the
-    lowest ones of all if no run is.
-    """
-    tight = [(length, first) for first, length in _gaps(mask) if length >= count]
-    if tight:
-        return ((1 << count) - 1) << min(tight)[1]
-    chosen = 0
-    for _ in range(count):
-        chosen |= (mask ^ chosen) & -(mask ^ chosen)
-    return chosen
+T = TypeVar("T")
 
 
 class _Row(Generic[T]):
-    """Slots of one kind."""
+    """Slots of one kind, each with its place in the row."""
 
-    def __init__(self, bits: Mapping[T, int]) -> None:
-        self._bits = bits
-        self._names = {bit: name for name, bit in bits.items()}
-        self.free = self.mask(bits)
-        # Held by other launchers.
-        self.taken = 0
-
-    def mask(self, names: Iterable[T]) -> int:
-        """Returns the bits of slots; names of none are left out."""
-        mask = 0
-        for name in names:
-            if name in self._bits:
-                mask |= 1 << self._bits[name]
-        return mask
+    def __init__(self, places: Mapping[T, int]) -> None:
+        self._places = places
+        self.free = set(places)
+        self.taken: set[T] = set()  # by other launchers
 
     def take(self, count: int) -> tuple[T, ...]:
-        """Choose free slots; they are free no longer."""
-        chosen = _choose(self.free, count) if count else 0
-        self.free ^= chosen
-        return tuple(
-            self._names[bit] for first, n in _gaps(chosen) for bit in range(first, first + n)
+        """Choose free slots, the first neighbours if there are as many; they are free no longer."""
+        free = sorted(self.free, key=self._places.__getitem__)
+        places = [self._places[slot] for slot in free]
+        runs = (
+            first
+            for first in range(len(free) - count + 1)
+            if count and places[first + count - 1] == places[first] + count - 1
         )
+        first = next(runs, 0)
+        chosen = tuple(free[first : first + count])
+        self.free.difference_update(chosen)
+        return chosen
 
-    def give(self, names: Iterable[T], lost: Iterable[T]) -> None:
+    def give(self, slots: Collection[T], lost: Collection[T]) -> None:
         """Slots are held by nobody of ours any longer; some of them are held by others."""
-        gone = self.mask(lost)
-        self.free |= self.mask(names) & ~gone
-        self.taken |= gone
+        self.free |= {*slots} - {*lost}
+        self.taken |= {*lost}
 
-    def regain(self, names: Iterable[T]) -> None:
+    def regain(self, slots: Collection[T]) -> None:
         """Slots are no longer held by others."""
-        back = self.mask(names) & self.taken
-        self.taken ^= back
+        back = self.taken & {*slots}
+        self.taken -= back
         self.free |= back
 
 
 class Pool:
-    """All slots that a sweep may use.
-
-    Raises:
-        ValueError: a slot is named twice.
-    """
+    """All slots that a sweep may use."""
 
     def __init__(self, slots: Lease) -> None:
         self.size = Need(len(slots.gpus), len(slots.cpus))
-        self._gpus = _Row({name: bit for bit, name in enumerate(slots.gpus)})
+        self._gpus = _Row({name: place for place, name in enumerate(slots.gpus)})
         self._cpus = _Row({core: core for core in slots.cpus})
-        if self.free != self.size:
-            raise ValueError(f"a slot is named twice: {slots}")
 
     @property
     def free(self) -> Need:
         """Slots that nobody holds, as far as is known."""
-        return Need(self._gpus.free.bit_count(), self._cpus.free.bit_count())
+        return Need(len(self._gpus.free), len(self._cpus.free))
 
     @property
     def ours(self) -> Need:
         """Slots that no other launcher holds, as far as is known: free, or held by jobs."""
-        gpus, cpus = self._gpus.taken, self._cpus.taken
-        return Need(self.size.gpus - gpus.bit_count(), self.size.cpus - cpus.bit_count())
+        taken = Need(len(self._gpus.taken), len(self._cpus.taken))
+        return without(self.size, taken)
 
     def take(self, need: Need) -> Lease:
         """Lease free slots, of which there must be enough."""
         return Lease(self._gpus.take(need.gpus), self._cpus.take(need.cpus))
 
-    def give(self, lease: Lease, lost: Lease = _NOTHING) -> None:
+    def give(self, lease: Lease, lost: Lease = Lease()) -> None:  # noqa: B008 - frozen
         """A lease has ended."""
         self._gpus.give(lease.gpus, lost.gpus)
         self._cpus.give(lease.cpus, lost.cpus)

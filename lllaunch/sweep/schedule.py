@@ -1,8 +1,7 @@
 """Which job of a sweep runs when, and on what: events in, actions out.
 
 Pure: nothing here starts, waits or asks for the time. `Scheduler.handle` takes an event and returns
-the actions that follow; the launcher performs them and feeds back what happens. `TABLE`, at the
-end, says for a state and an event the next state and what is done. What is not in it cannot come.
+the actions that follow; the launcher performs them and feeds back what happens.
 
 Which job is next: first those that are tried again, then by number. The first that fits is next, so
 that no slot is idle while a waiting job fits it. That alone would let a large job wait as long as
@@ -18,21 +17,97 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from lllaunch.exit_codes import ExitCode
+from msgspec import Struct, field
+
+from lllaunch.documents import Record
+from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.spec import RestartCause
-from lllaunch.sweep.policy import Retries, Summary, SweepPolicy, by_signal
 from lllaunch.sweep.pool import Lease, Need, Pool, fits, never_fits, without
+
+# What a sweep does about failures
+
+# Exit codes above are 128 + the number of the signal that ended a job's process, or the job.
+_OF_SIGNALS = 128
+# Another try of these meets the same config, or the same plan; or has been made often enough.
+_IN_VAIN = frozenset(map(int, (ExitCode.CONFIG, ExitCode.REFUSED, ExitCode.NO_PROGRESS)))
+# What result.json names as a cause. The rest are failures.
+_CAUSES: dict[str, RestartCause] = {
+    "OutOfMemory": "oom",
+    "OverMemory": "oom",
+    "DeviceOutOfMemory": "oom",
+    "KilledBySignal": "signal",
+    # Nothing of the experiment's failed: somebody killed the spawner.
+    "SpawnerLost": "signal",
+    "TimerExpired": "hang",
+    "Stalled": "hang",
+    "Silent": "hang",
+    "Spinning": "hang",
+    "HeartbeatLost": "hang",
+    "ProgressMissing": "hang",
+    "Unchanged": "hang",
+    "NotFinite": "hang",
+    "HungInKernel": "hang",
+    "FoundElsewhere": "hang",
+    "TimedOut": "timeout",
+}
+
+
+class Retries(NamedTuple):
+    """How often a job is tried again, by cause; each cause has its own count."""
+
+    failure: int = 0
+    oom: int = 0
+    hang: int = 1
+    signal: int = 2
+    timeout: int = 0
+
+    def of(self, cause: RestartCause) -> int:
+        """How often for a cause."""
+        return int(getattr(self, cause))
+
+
+class SweepPolicy(NamedTuple):
+    """What holds for all jobs of a sweep."""
+
+    # how many jobs may run at the same time, at least 1; None for as many as fit
+    max_parallel: int | None = None
+    # nothing more is started once so many jobs have failed for good: 1 is ``on_failure: stop``,
+    # None is ``on_failure: continue``
+    max_failures: int | None = None
+    retries: Retries = Retries()
+    retry_delay: float = 0.0  # seconds before it is tried again
+    # how many jobs behind a waiting one may be started before slots are kept for it
+    patience: int = 64
+
+
+def by_signal(exit_code: int) -> bool:
+    """Whether a signal ended a job's process, or the job through its launcher."""
+    return exit_code > _OF_SIGNALS
+
+
+def cause_of(exit_code: int, kind: str = "") -> RestartCause | None:
+    """Returns what a job's end is to `Retries`; None if it is not worth another try.
+
+    ``exit_code``: of the job's process; 128+N if signal N ended that process itself. ``kind``: what
+    its result.json names as ``type`` of its limit or of its root cause; empty if there is none.
+    """
+    if exit_code == ExitCode.SUCCESS or exit_code in _IN_VAIN:
+        return None
+    if by_signal(exit_code):
+        # Whatever had happened in it before.
+        return "signal"
+    if exit_code == ExitCode.WATCHDOG:
+        return _CAUSES.get(kind, "hang")
+    return _CAUSES.get(kind, "failure")
 
 
 class SweepState(str, Enum):
     """State of a sweep."""
 
-    NEW = "new"  # nothing has begun
     PACKING = "packing"  # jobs are composed and started as slots come free
     # the journal cannot be written, or no process can be made; nothing is started until that works
     # again, what runs goes on
@@ -41,7 +116,6 @@ class SweepState(str, Enum):
     # goes on to its end
     DRAINING = "draining"
     CANCELLING = "cancelling"  # a signal came; nothing is started, what runs was told to end
-    KILLING = "killing"  # another signal came; what runs is being killed
     FINISHED = "finished"  # all jobs have ended; terminal
 
 
@@ -61,17 +135,11 @@ class JobState(str, Enum):
 # Events
 
 
-@dataclass(frozen=True)
-class BeginSweep:
+class BeginSweep(Record, frozen=True):
     """The launcher was asked to sweep."""
 
-    # number of jobs if that is known beforehand, so that those that are never composed can be
-    # counted; else None
-    total: int | None = None
 
-
-@dataclass(frozen=True)
-class JobComposed:
+class JobComposed(Record, frozen=True):
     """The next job is composed, and its config is good. Answers `ComposeNext`."""
 
     number: int
@@ -81,8 +149,7 @@ class JobComposed:
     directory: str = ""
 
 
-@dataclass(frozen=True)
-class JobBroken:
+class JobBroken(Record, frozen=True):
     """The next job could not be composed, or its config is wrong. Answers `ComposeNext`."""
 
     number: int
@@ -94,38 +161,21 @@ class JobBroken:
     directory: str = ""
 
 
-@dataclass(frozen=True)
-class NoMoreJobs:
-    """All jobs have been composed. Answers `ComposeNext`."""
+class SlotsFreed(Record, frozen=True):
+    """Other launchers no longer hold slots that `JobNotStarted` named."""
+
+    slots: Lease
 
 
-@dataclass(frozen=True)
-class LeaseRefused:
-    """A job was not started, since other launchers hold slots of its lease."""
-
-    number: int
-    # the slots of its lease that others hold; at least one of both kinds together
-    gpus: tuple[str, ...] = ()
-    cpus: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class SlotsFreed:
-    """Other launchers no longer hold slots that `LeaseRefused` named."""
-
-    gpus: tuple[str, ...] = ()
-    cpus: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class JobNotStarted:
-    """A job was not started, since something failed; `Blocked` came before."""
+class JobNotStarted(Record, frozen=True):
+    """A job was not started: other launchers hold its slots, or something failed."""
 
     number: int
+    # the slots of its lease that others hold; nothing if something failed, and `Blocked` has told
+    held: Lease = Lease()
 
 
-@dataclass(frozen=True)
-class JobDropped:
+class JobDropped(Record, frozen=True):
     """A job that was started is gone from a queue: somebody has cancelled it before it ran."""
 
     number: int
@@ -133,30 +183,26 @@ class JobDropped:
     why: str = ""
 
 
-@dataclass(frozen=True)
-class Blocked:
+class Blocked(Record, frozen=True):
     """The journal cannot be written, or no process can be made: no job can be started."""
 
     why: str = ""
 
 
-@dataclass(frozen=True)
-class Unblocked:
+class Unblocked(Record, frozen=True):
     """What `Blocked` told of works again."""
 
 
-@dataclass(frozen=True)
-class Abandoned:
+class Abandoned(Record, frozen=True):
     """No job can be started any more: what failed will not work again."""
 
 
-@dataclass(frozen=True)
-class JobEnded:
+class JobEnded(Record, frozen=True):
     """The process of a running job has ended, or could not be made. Its slots are free."""
 
     number: int
     exit_code: int  # its exit code; 128+N if signal N ended the process
-    # what it failed of, see `lllaunch.sweep.policy.cause_of`; None if it succeeded, or if another
+    # what it failed of, see `cause_of`; None if it succeeded, or if another
     # attempt would be in vain
     cause: RestartCause | None = None
     why: str = ""
@@ -168,15 +214,13 @@ class JobEnded:
     cancelled: bool = False
 
 
-@dataclass(frozen=True)
-class RetryDue:
+class RetryDue(Record, frozen=True):
     """The moment that a `Retry` named has come."""
 
     number: int
 
 
-@dataclass(frozen=True)
-class SweepSignalled:
+class SweepSignalled(Record, frozen=True):
     """A signal to the launcher."""
 
     signum: int
@@ -186,8 +230,6 @@ SweepEvent = (
     BeginSweep
     | JobComposed
     | JobBroken
-    | NoMoreJobs
-    | LeaseRefused
     | SlotsFreed
     | JobNotStarted
     | JobDropped
@@ -203,22 +245,21 @@ SweepEvent = (
 # Actions
 
 
-@dataclass(frozen=True)
-class ComposeNext:
+class ComposeNext(Record, frozen=True):
     """Compose one more job. Exactly one event answers; until then no other is asked for."""
 
+    number: int
 
-@dataclass(frozen=True)
-class StartJob:
-    """Lock the slots of a lease and start a job; else `LeaseRefused` follows."""
+
+class StartJob(Record, frozen=True):
+    """Lock the slots of a lease and start a job; else `JobNotStarted` follows."""
 
     number: int
     lease: Lease
     attempt: int = 0  # number of the job's attempt in this sweep, from 0
 
 
-@dataclass(frozen=True)
-class Retry:
+class Retry(Record, frozen=True):
     """An attempt of a job failed, and the job is tried again."""
 
     number: int
@@ -229,8 +270,7 @@ class Retry:
     at: float | None = None
 
 
-@dataclass(frozen=True)
-class Settle:
+class Settle(Record, frozen=True):
     """What became of a job, for good. Comes exactly once for each job that was told of."""
 
     number: int
@@ -240,23 +280,19 @@ class Settle:
     why: str = ""
 
 
-@dataclass(frozen=True)
-class SignalJobs:
+class SignalJobs(Record, frozen=True):
     """Send a signal to all running jobs. Each then gives its workers their grace period."""
 
     signum: int
 
 
-@dataclass(frozen=True)
-class KillJobs:
+class KillJobs(Record, frozen=True):
     """SIGKILL all running jobs and what they started."""
 
 
-@dataclass(frozen=True)
-class FinishSweep:
+class FinishSweep(Record, frozen=True):
     """The sweep is over."""
 
-    summary: Summary
     exit_code: int
     signum: int | None = None
 
@@ -265,466 +301,224 @@ SweepAction = ComposeNext | StartJob | Retry | Settle | SignalJobs | KillJobs | 
 SweepActions = tuple[SweepAction, ...]
 
 
-_NOTHING = Lease()
-
-
-class Job:
+class Job(Struct):
     """A job that is not over."""
 
-    __slots__ = ("_left", "attempts", "exit_code", "lease", "need", "number", "overtaken", "why")
-
-    def __init__(self, number: int, need: Need, retries: Retries) -> None:
-        self.number = number
-        self.need = need
-        self.attempts = 0
-        self.lease = _NOTHING
-        self.exit_code: int | None = None
-        self.why = ""
-        # how many jobs behind it started while it waited for its first or next attempt
-        self.overtaken = 0
-        self._left = retries._asdict()
-
-    def take_chance(self, cause: RestartCause | None) -> bool:
-        """Whether it is tried again for a cause; that leaves one chance less."""
-        if cause is None or self._left.get(cause, 0) <= 0:
-            return False
-        self._left[cause] -= 1
-        return True
+    number: int
+    need: Need = Need()
+    attempts: int = 0
+    lease: Lease = Lease()
+    exit_code: int | None = None
+    why: str = ""
+    # how many jobs behind it started while it waited for its first or next attempt
+    overtaken: int = 0
+    retries: Counter[str] = field(default_factory=Counter)  # had so far, by cause
 
     def rank(self) -> tuple[bool, int]:
         """Its place in the order: the smaller, the sooner."""
         return (self.attempts == 0, self.number)
 
 
-class Waiting:
-    """The jobs that wait, in order.
-
-    ``patience``: how many jobs may overtake one before slots are kept for it.
-    """
-
-    def __init__(self, patience: int) -> None:
-        self._patience = patience
-        self._jobs: list[Job] = []
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def __contains__(self, number: int) -> bool:
-        return any(job.number == number for job in self._jobs)
-
-    def add(self, job: Job) -> None:
-        """A job waits."""
-        insort(self._jobs, job, key=Job.rank)
-
-    def clear(self) -> list[Job]:
-        """Nobody waits any longer; those who did."""
-        jobs, self._jobs = self._jobs, []
-        return jobs
-
-    def starving(self, ours: Need) -> Job | None:
-        """Returns the job that slots are kept for, if there is one.
-
-        ``ours``: the slots that no other launcher holds.
-        """
-        for job in self._jobs:
-            if job.overtaken >= self._patience and fits(job.need, ours):
-                return job
-        return None
-
-    def room(self, free: Need, ours: Need) -> Need:
-        """Returns the free slots that are not kept for anybody.
-
-        ``ours``: slots that no other launcher holds.
-        """
-        first = self.starving(ours)
-        return free if first is None else without(free, first.need)
-
-    def take(self, free: Need, ours: Need) -> Job | None:
-        """Returns the next job to start, which waits no longer; None if none fits."""
-        first = self.starving(ours)
-        if first is not None and fits(first.need, free):
-            return self._remove(self._jobs.index(first))
-        room = free if first is None else without(free, first.need)
-        # Most jobs of a sweep need the same.
-        misfits: set[Need] = set()
-        for place, job in enumerate(self._jobs):
-            if job is first or job.need in misfits:
-                continue
-            if fits(job.need, room):
-                return self._remove(place)
-            misfits.add(job.need)
-        return None
-
-    def _remove(self, place: int) -> Job:
-        """Let the job at a place start, and so overtake those before it."""
-        job = self._jobs.pop(place)
-        for other in self._jobs[:place]:
-            other.overtaken += 1
-        return job
-
-
 # So many jobs are composed ahead at least, and at most where slots are idle that may fit another.
 _AHEAD, _FAR_AHEAD = 2, 64
 
 J = JobState
-# Jobs are started in these states, or will be.
-_GOING_ON = frozenset({SweepState.PACKING, SweepState.BLOCKED})
-
-
-class EnoughFailed:
-    """Of an event within: with it as many jobs have failed as the policy allows."""
-
-
-class NothingLeft:
-    """Of an event within: with it no job runs, waits or is to come."""
-
-
-class ImpossibleSweepEvent(Exception):
-    """An event came when it cannot come: an error in the launcher."""
-
-
-class Scheduler:
-    """A sweep from its first job to its end."""
-
-    def __init__(self, slots: Lease, policy: SweepPolicy | None = None) -> None:
-        self.state = SweepState.NEW
-        self.policy = policy or SweepPolicy()
-        self.pool = Pool(slots)
-        self.waiting = Waiting(self.policy.patience)
-        self.running: dict[int, Job] = {}
-        self.paused: dict[int, Job] = {}
-        self.composing = False
-        self.exhausted = False
-        self.total: int | None = None
-        self.signum: int | None = None
-        self.now = 0.0
-        self._ends: Counter[JobState] = Counter()
-        # What jobs have needed so far, without what is no smaller than another.
-        self._smallest: list[Need] = []
-
-    def handle(self, event: SweepEvent, now: float) -> SweepActions:
-        """Take note of an event; the actions that follow, in order.
-
-        Raises:
-            ImpossibleSweepEvent: it cannot come in this state, or of this job.
-        """
-        if self.state is SweepState.FINISHED:
-            # Late news: a job that was being composed, another signal.
-            return ()
-        transition = TABLE.get((self.state, type(event)))
-        if transition is None:
-            raise ImpossibleSweepEvent(f"{event} in state {self.state.value}")
-        after, act = transition
-        if act is not Scheduler.ignore:
-            self._check(event)
-        self.now, self.state = now, after
-        return act(self, event)
-
-    def _follow(self, kind: type[EnoughFailed | NothingLeft]) -> SweepActions:
-        """Go on to what follows within an event."""
-        self.state, act = TABLE[self.state, kind]
-        return act(self, None)
-
-    def _check(self, event: SweepEvent) -> None:
-        """An event must be about what there is."""
-        if isinstance(event, (JobComposed, JobBroken, NoMoreJobs)) and not self.composing:
-            raise ImpossibleSweepEvent(f"{event}, which was not asked for")
-        if isinstance(event, (JobComposed, JobBroken)):
-            if any(event.number in jobs for jobs in (self.running, self.paused, self.waiting)):
-                raise ImpossibleSweepEvent(
-                    f"{event} is about another job than the one of that number"
-                )
-        elif isinstance(event, (JobEnded, LeaseRefused, JobNotStarted, JobDropped)):
-            if event.number not in self.running:
-                raise ImpossibleSweepEvent(f"{event}, which does not run")
-        elif isinstance(event, RetryDue) and event.number not in self.paused:
-            raise ImpossibleSweepEvent(f"{event}, which is not to be tried again")
-        if isinstance(event, LeaseRefused):
-            lease = self.running[event.number].lease
-            inside = {*event.gpus} <= {*lease.gpus} and {*event.cpus} <= {*lease.cpus}
-            # Without a slot that is out of the pool the job would start again at once, for ever.
-            if not inside or not (event.gpus or event.cpus):
-                raise ImpossibleSweepEvent(f"{event} does not name slots of {lease}")
-
-    def begin(self, event: BeginSweep) -> SweepActions:
-        """Ask for the first job."""
-        self.total = event.total
-        return self._go_on()
-
-    def composed(self, event: JobComposed) -> SweepActions:
-        """A job waits, unless it can never run."""
-        self.composing = False
-        why = never_fits(event.need, self.pool.size)
-        if why:
-            code = int(ExitCode.CONFIG)
-            return self._failed(Settle(event.number, J.FAILED, exit_code=code, why=why))
-        if not any(fits(small, event.need) for small in self._smallest):
-            larger = [need for need in self._smallest if not fits(event.need, need)]
-            self._smallest = [*larger, event.need]
-        self.waiting.add(Job(event.number, event.need, self.policy.retries))
-        return self._go_on()
-
-    def composed_too_late(self, event: JobComposed) -> SweepActions:
-        """Nothing is started any more."""
-        self.composing = False
-        return (self._settle(Settle(event.number, J.NOT_RUN)),)
-
-    def broken(self, event: JobBroken) -> SweepActions:
-        """A job that cannot run has failed."""
-        self.composing = False
-        end = Settle(event.number, J.FAILED, exit_code=event.exit_code, why=event.why)
-        return self._failed(end)
-
-    def broken_while_cancelled(self, event: JobBroken) -> SweepActions:
-        """A job that cannot run has failed; one whose process got the signal, too, has not run."""
-        if not by_signal(event.exit_code):
-            return self.broken(event)
-        self.composing = False
-        return (self._settle(Settle(event.number, J.NOT_RUN)),)
-
-    def no_more(self, _: SweepEvent) -> SweepActions:
-        """What waits and runs is all that is left."""
-        self.composing, self.exhausted = False, True
-        return self._go_on()
-
-    def put_back(self, event: LeaseRefused | JobNotStarted) -> SweepActions:
-        """A job did not start after all: it waits again, for other slots or until that works."""
-        self.waiting.add(self._take_back(event))
-        return self._go_on()
-
-    def put_back_too_late(self, event: LeaseRefused | JobNotStarted) -> SweepActions:
-        """A job did not start, and does not any more."""
-        return (self._leave(self._take_back(event)), *self._go_on())
-
-    def dropped(self, event: JobDropped) -> SweepActions:
-        """A job has left a queue without a start."""
-        job = self._take_back(event)
-        job.exit_code, job.why = event.exit_code, event.why
-        return (self._over(job, J.NOT_RUN), *self._go_on())
-
-    def unblock(self, _: Unblocked) -> SweepActions:
-        """Jobs are started again."""
-        return self._go_on()
-
-    def abandon(self, _: Abandoned) -> SweepActions:
-        """Nothing is started any more; what runs goes on."""
-        return (*self.halt(None), *self._go_on())
-
-    def freed(self, event: SlotsFreed) -> SweepActions:
-        """Slots can be tried again."""
-        self.pool.regain(Lease(event.gpus, event.cpus))
-        return self._go_on()
-
-    def ended(self, event: JobEnded) -> SweepActions:
-        """A job ended: it succeeded, is tried again, or failed."""
-        job = self._end(event)
-        if event.exit_code == 0:
-            return (self._over(job, J.SUCCEEDED), *self._go_on())
-        if event.cancelled:
-            return (self._over(job, J.CANCELLED), *self._go_on())
-        if event.cause is None or not job.take_chance(event.cause):
-            return self._failed(self._end_of(job, J.FAILED))
-        at = None
-        if self.policy.retry_delay > 0:
-            at = self.now + self.policy.retry_delay
-            self.paused[job.number] = job
-        else:
-            self.waiting.add(job)
-        return (Retry(job.number, job.attempts, event.cause, at), *self._go_on())
-
-    def ended_while_draining(self, event: JobEnded) -> SweepActions:
-        """A job ended, and is not tried again."""
-        job = self._end(event)
-        failed = J.CANCELLED if event.cancelled else J.FAILED
-        state = failed if event.exit_code else J.SUCCEEDED
-        return (self._over(job, state), *self._go_on())
-
-    def ended_while_cancelled(self, event: JobEnded) -> SweepActions:
-        """A job ended after a signal, by that signal or as it would have anyway."""
-        if not by_signal(event.exit_code):
-            return self.ended_while_draining(event)
-        return (self._over(self._end(event), J.CANCELLED), *self._go_on())
-
-    def retry(self, event: RetryDue) -> SweepActions:
-        """A job that failed waits for slots again."""
-        self.waiting.add(self.paused.pop(event.number))
-        return self._go_on()
-
-    def cancel(self, event: SweepSignalled) -> SweepActions:
-        """The first signal: nothing more is started, and what runs is told to end."""
-        self.signum = event.signum
-        told = (SignalJobs(event.signum),) if self.running else ()
-        return (*told, *self.halt(None), *self._go_on())
-
-    def kill(self, _: SweepSignalled) -> SweepActions:
-        """Another signal: what runs is killed."""
-        return (KillJobs(),)
-
-    def ignore(self, _: object) -> SweepActions:
-        """Nothing follows."""
-        return ()
-
-    def _go_on(self) -> SweepActions:
-        """Start what fits, compose what may fit next; or finish, if nothing is left."""
-        if self.state not in _GOING_ON:
-            return () if self.running else self._follow(NothingLeft)
-        if self.exhausted and not (self.running or self.waiting or self.paused):
-            return self._follow(NothingLeft)
-        if self.state is SweepState.BLOCKED:
-            return ()
-        starts = self._fill()
-        # First, since composing goes on beside the starting.
-        return (*self._look_ahead(), *starts)
-
-    def _fill(self) -> SweepActions:
-        starts = []
-        while self._may_start():
-            job = self.waiting.take(self.pool.free, self.pool.ours)
-            if job is None:
-                break
-            job.lease = self.pool.take(job.need)
-            self.running[job.number] = job
-            starts.append(StartJob(job.number, job.lease, job.attempts))
-        return tuple(starts)
-
-    def _may_start(self) -> bool:
-        limit = self.policy.max_parallel
-        return limit is None or len(self.running) < limit
-
-    def _look_ahead(self) -> SweepActions:
-        if self.composing or self.exhausted:
-            return ()
-        ahead = len(self.waiting)
-        enough = ahead >= max(_AHEAD, len(self.running))
-        if enough and (ahead >= _FAR_AHEAD or not self._idle()):
-            return ()
-        self.composing = True
-        return (ComposeNext(),)
-
-    def _idle(self) -> bool:
-        """Whether there is room for a job such as there has been before, and none waits for it."""
-        room = self.waiting.room(self.pool.free, self.pool.ours)
-        return self._may_start() and any(fits(need, room) for need in self._smallest)
-
-    def _take_back(self, event: LeaseRefused | JobNotStarted | JobDropped | JobEnded) -> Job:
-        job = self.running.pop(event.number)
-        if isinstance(event, LeaseRefused):
-            self.pool.give(job.lease, Lease(event.gpus, event.cpus))
-        else:
-            self.pool.give(job.lease)
-        return job
-
-    def _end(self, event: JobEnded) -> Job:
-        job = self._take_back(event)
-        job.attempts += 1
-        job.exit_code, job.why = event.exit_code, event.why
-        job.overtaken = 0
-        return job
-
-    def _failed(self, end: Settle) -> SweepActions:
-        """A job failed for good; perhaps it was one too many."""
-        settled = self._settle(end)
-        limit = self.policy.max_failures
-        halted: SweepActions = ()
-        going_on = self.state in _GOING_ON
-        if going_on and limit is not None and self._ends[J.FAILED] >= limit:
-            halted = self._follow(EnoughFailed)
-        return (settled, *halted, *self._go_on())
-
-    def halt(self, _: object) -> SweepActions:
-        """Start nothing any more."""
-        left = [*self.waiting.clear(), *self.paused.values()]
-        self.paused.clear()
-        return tuple(self._leave(job) for job in sorted(left, key=lambda job: job.number))
-
-    def _leave(self, job: Job) -> Settle:
-        """A job does not get to run, or to be tried again."""
-        return self._over(job, J.FAILED if job.attempts else J.NOT_RUN)
-
-    def _over(self, job: Job, state: JobState) -> Settle:
-        return self._settle(self._end_of(job, state))
-
-    def _end_of(self, job: Job, state: JobState) -> Settle:
-        return Settle(job.number, state, job.attempts, job.exit_code, job.why)
-
-    def _settle(self, end: Settle) -> Settle:
-        self._ends[end.state] += 1
-        return end
-
-    def finish(self, _: object) -> SweepActions:
-        """All is over."""
-        ends = self._ends
-        told = sum(ends.values())
-        unknown = 0 if self.total is None else max(0, self.total - told)
-        summary = Summary(
-            succeeded=ends[J.SUCCEEDED],
-            failed=ends[J.FAILED],
-            cancelled=ends[J.CANCELLED],
-            not_run=ends[J.NOT_RUN] + unknown,
-        )
-        return (FinishSweep(summary, summary.exit_code(self.signum), self.signum),)
-
-
-# mypy cannot know that a method gets the event that it stands for in the table.
-_Method = Callable[[Any, Any], SweepActions]
-
-_S = SweepState
-_ENDING = (_S.DRAINING, _S.CANCELLING, _S.KILLING)
-_STOPPED = (_S.CANCELLING, _S.KILLING)
-_BEGUN = (_S.PACKING, _S.BLOCKED, *_ENDING)
-_OPEN = (_S.PACKING, _S.BLOCKED)
-
-_Row = tuple["tuple[SweepState, ...]", tuple[type, ...], "SweepState | None", _Method]
-# In which states, at which events; the next state (None: the same), and what is done.
-# fmt: off
-_ROWS: tuple[_Row, ...] = (
-    ((_S.NEW,), (BeginSweep,), _S.PACKING, Scheduler.begin),
-    # Answers to the request to compose. A job that cannot run has failed also while all ends.
-    (_OPEN, (JobComposed,), None, Scheduler.composed),
-    (_ENDING, (JobComposed,), None, Scheduler.composed_too_late),
-    ((*_OPEN, _S.DRAINING), (JobBroken,), None, Scheduler.broken),
-    (_STOPPED, (JobBroken,), None, Scheduler.broken_while_cancelled),
-    (_BEGUN, (NoMoreJobs,), None, Scheduler.no_more),
-    # Jobs that do not start. One that a failure kept from it would start again at once.
-    (_OPEN, (LeaseRefused,), None, Scheduler.put_back),
-    ((_S.BLOCKED,), (JobNotStarted,), None, Scheduler.put_back),
-    (_ENDING, (LeaseRefused, JobNotStarted), None, Scheduler.put_back_too_late),
-    (_BEGUN, (JobDropped,), None, Scheduler.dropped),
-    # What may be started then: nothing of it is while the sweep is blocked (`Scheduler._go_on`).
-    (_OPEN, (SlotsFreed,), None, Scheduler.freed),
-    (_OPEN, (RetryDue,), None, Scheduler.retry),
-    (_ENDING, (SlotsFreed, RetryDue), None, Scheduler.ignore),
-    # Jobs end.
-    (_OPEN, (JobEnded,), None, Scheduler.ended),
-    ((_S.DRAINING,), (JobEnded,), None, Scheduler.ended_while_draining),
-    (_STOPPED, (JobEnded,), None, Scheduler.ended_while_cancelled),
-    # Something fails that every start needs. It is told of once, whatever else fails.
-    ((_S.PACKING,), (Blocked,), _S.BLOCKED, Scheduler.ignore),
-    ((_S.BLOCKED,), (Unblocked,), _S.PACKING, Scheduler.unblock),
-    (_OPEN, (Abandoned,), _S.DRAINING, Scheduler.abandon),
-    (_ENDING, (Blocked, Unblocked, Abandoned), None, Scheduler.ignore),
-    # Signals.
-    ((_S.NEW, *_OPEN, _S.DRAINING), (SweepSignalled,), _S.CANCELLING, Scheduler.cancel),
-    (_STOPPED, (SweepSignalled,), _S.KILLING, Scheduler.kill),
-    # What follows within an event.
-    (_OPEN, (EnoughFailed,), _S.DRAINING, Scheduler.halt),
-    (_BEGUN, (NothingLeft,), _S.FINISHED, Scheduler.finish),
-)
-# fmt: on
-
-# The scheduler as a machine: state and event; the next state and what is done.
-TABLE: dict[tuple[SweepState, type], tuple[SweepState, _Method]] = {
-    (state, event): (after or state, act)
-    for states, events, after, act in _ROWS
-    for state in states
-    for event in events
+_STATES = {
+    Blocked: SweepState.BLOCKED,
+    Unblocked: SweepState.PACKING,
+    Abandoned: SweepState.DRAINING,
 }
 
 
-# How long it will take
+class Scheduler:
+    """A sweep from its first job to its end; ``numbers``: of all jobs, in order."""
 
-# Of the time that a job takes.
-_PRECISION = 1 / 64
+    def __init__(
+        self, slots: Lease, policy: SweepPolicy | None = None, numbers: Sequence[int] = ()
+    ) -> None:
+        self.state = SweepState.PACKING
+        self.running: dict[int, Job] = {}
+        self._policy = policy or SweepPolicy()
+        self._pool = Pool(slots)
+        self._waiting: list[Job] = []  # in order
+        self._paused: dict[int, Job] = {}
+        self._numbers = numbers
+        self._asked = 0  # how many of them are composed, or being so
+        self._composing = False
+        self._signum: int | None = None
+        self._ends: Counter[JobState] = Counter()
+        # the least of each kind that a job has needed so far
+        self._least = Need(len(slots.gpus) + 1, len(slots.cpus) + 1)
+        self._actions: list[SweepAction] = []
+
+    @property
+    def going_on(self) -> bool:
+        """Whether jobs are started, or will be."""
+        return self.state in {SweepState.PACKING, SweepState.BLOCKED}
+
+    def handle(self, event: SweepEvent, now: float) -> SweepActions:
+        """Take note of an event; the actions that follow, in order."""
+        if self.state is SweepState.FINISHED:
+            # Late news: a job that was being composed, another signal.
+            return ()
+        self._actions = []
+        match event:
+            case JobComposed() | JobBroken():
+                self._answered(event)
+            case JobNotStarted(number, held):
+                insort(self._waiting, self._take_back(number, held), key=Job.rank)
+            case JobDropped(number, exit_code, why):
+                job = self._take_back(number)
+                job.exit_code, job.why = exit_code, why
+                self._settle(job, J.NOT_RUN)
+            case JobEnded():
+                self._ended(event, now)
+            case RetryDue(number):
+                insort(self._waiting, self._paused.pop(number), key=Job.rank)
+            case SlotsFreed(slots):
+                self._pool.regain(slots)
+            case Blocked() | Unblocked() | Abandoned() if self.going_on:
+                self.state = _STATES[type(event)]
+            case SweepSignalled(signum):
+                first, self._signum = self._signum is None, self._signum or signum
+                self.state = SweepState.CANCELLING
+                if self.running:
+                    self._actions.append(SignalJobs(signum) if first else KillJobs())
+        self._go_on()
+        return tuple(self._actions)
+
+    def _answered(self, event: JobComposed | JobBroken) -> None:
+        """A job waits, unless it can never run."""
+        self._composing = False
+        job = Job(event.number)
+        if isinstance(event, JobBroken):
+            # or its process got the signal to the launcher, too
+            signalled = self._signum is not None and by_signal(event.exit_code)
+            if not signalled:
+                job.exit_code, job.why = event.exit_code, event.why
+            self._settle(job, J.NOT_RUN if signalled else J.FAILED)
+        elif not self.going_on:
+            self._settle(job, J.NOT_RUN)
+        elif why := never_fits(event.need, self._pool.size):
+            job.exit_code, job.why = int(ExitCode.CONFIG), why
+            self._settle(job, J.FAILED)
+        else:
+            job.need = event.need
+            least = self._least
+            self._least = Need(min(least.gpus, job.need.gpus), min(least.cpus, job.need.cpus))
+            insort(self._waiting, job, key=Job.rank)
+
+    def _ended(self, event: JobEnded, now: float) -> None:
+        """A job ended: it succeeded, is tried again, or failed."""
+        job, cause = self._take_back(event.number), event.cause
+        job.attempts += 1
+        job.exit_code, job.why = event.exit_code, event.why
+        job.overtaken = 0
+        signalled = self._signum is not None and by_signal(event.exit_code)
+        if event.exit_code == 0:
+            self._settle(job, J.SUCCEEDED)
+        elif event.cancelled or signalled:
+            self._settle(job, J.CANCELLED)
+        elif (
+            not self.going_on
+            or cause is None
+            or job.retries[cause] >= self._policy.retries.of(cause)
+        ):
+            self._settle(job, J.FAILED)
+        else:
+            job.retries[cause] += 1
+            at = None
+            if self._policy.retry_delay > 0:
+                at = now + self._policy.retry_delay
+                self._paused[job.number] = job
+            else:
+                insort(self._waiting, job, key=Job.rank)
+            self._actions.append(Retry(job.number, job.attempts, cause, at))
+
+    def _take_back(self, number: int, held: Lease = Lease()) -> Job:  # noqa: B008 - frozen
+        """A job no longer runs; ``held``: what other launchers hold of its lease."""
+        job = self.running.pop(number)
+        self._pool.give(job.lease, held)
+        return job
+
+    def _settle(self, job: Job, state: JobState) -> None:
+        self._ends[state] += 1
+        self._actions.append(Settle(job.number, state, job.attempts, job.exit_code, job.why))
+
+    def _go_on(self) -> None:
+        """Start what fits, compose what may fit next; or finish, if nothing is left."""
+        limit = self._policy.max_failures
+        if self.going_on and limit is not None and self._ends[J.FAILED] >= limit:
+            self.state = SweepState.DRAINING
+        if not self.going_on:
+            left = [*self._waiting, *self._paused.values()]
+            self._waiting, self._paused = [], {}
+            for job in sorted(left, key=lambda job: job.number):
+                self._settle(job, J.FAILED if job.attempts else J.NOT_RUN)
+        to_come = self._composing or self._asked < len(self._numbers)
+        if self.running or (self.going_on and (to_come or self._waiting or self._paused)):
+            if self.state is SweepState.PACKING:
+                starts = self._fill()
+                # First, since composing goes on beside the starting.
+                self._look_ahead()
+                self._actions += starts
+            return
+        self.state = SweepState.FINISHED
+        good = self._ends[J.SUCCEEDED] == len(self._numbers)
+        code = int(ExitCode.SUCCESS if good else ExitCode.SWEEP)
+        code = code if self._signum is None else for_signal(self._signum)
+        self._actions.append(FinishSweep(code, self._signum))
+
+    def _fill(self) -> list[StartJob]:
+        starts = []
+        while self._may_start() and (job := self._next()) is not None:
+            job.lease = self._pool.take(job.need)
+            self.running[job.number] = job
+            starts.append(StartJob(job.number, job.lease, job.attempts))
+        return starts
+
+    def _next(self) -> Job | None:
+        """Take the first waiting job that fits, which overtakes those before it."""
+        starving, room = self._starving(), self._room()
+        for place, job in enumerate(self._waiting):
+            if fits(job.need, self._pool.free if job is starving else room):
+                for other in self._waiting[:place]:
+                    other.overtaken += 1
+                return self._waiting.pop(place)
+        return None
+
+    def _starving(self) -> Job | None:
+        """Return the job that slots are kept for, if there is one."""
+        patience, ours = self._policy.patience, self._pool.ours
+        starving = (
+            job for job in self._waiting if job.overtaken >= patience and fits(job.need, ours)
+        )
+        return next(starving, None)
+
+    def _room(self) -> Need:
+        """Return the free slots that are not kept for anybody."""
+        starving = self._starving()
+        return self._pool.free if starving is None else without(self._pool.free, starving.need)
+
+    def _may_start(self) -> bool:
+        limit = self._policy.max_parallel
+        return limit is None or len(self.running) < limit
+
+    def _look_ahead(self) -> None:
+        if self._composing or self._asked == len(self._numbers):
+            return
+        ahead = len(self._waiting)
+        if ahead >= max(_AHEAD, len(self.running)):
+            # only where there is room for a job such as there has been before
+            idle = self._may_start() and fits(self._least, self._room())
+            if ahead >= _FAR_AHEAD or not idle:
+                return
+        self._composing = True
+        self._actions.append(ComposeNext(self._numbers[self._asked]))
+        self._asked += 1
+
+
+# How long it will take
 
 
 class Durations(NamedTuple):
@@ -761,19 +555,9 @@ def expected_left(
     if not running or not count:
         return None
     each = (known.seconds + sum(thought)) / count
-    ends = [max(0.0, each - ran) if left is None else left for ran, left in running]
-    last = max(ends)
-    if not waiting or each <= 0:
-        return last
-
-    def begun_by(moment: float) -> int:
-        # a waiting job takes the place of the one that ends next
-        return sum(int((moment - end) / each) for end in ends if end < moment)
-
-    # no sooner than if jobs could be cut in pieces, and at most one job later
-    low = max(last, (sum(ends) + waiting * each) / len(ends)) - each
-    high = low + 2 * each
-    while high - low > each * _PRECISION:
-        middle = (low + high) / 2
-        low, high = (low, middle) if begun_by(middle) >= waiting else (middle, high)
-    return max(last, high)
+    ends = sorted(max(0.0, each - ran) if left is None else left for ran, left in running)
+    if not waiting:
+        return ends[-1]
+    # the waiting jobs take the places of those that end, in turn
+    rounds, place = divmod(waiting - 1, len(ends))
+    return max(ends[-1] + rounds * each, ends[place] + (rounds + 1) * each)

@@ -49,9 +49,9 @@ from lllaunch.sweep.journal import (
     Skipped,
     StartedRecord,
 )
-from lllaunch.sweep.policy import by_signal, cause_of
 from lllaunch.sweep.protocol import Answer, Prepared, record_of
 from lllaunch.sweep.resume import OldJob, plan_resume
+from lllaunch.sweep.schedule import by_signal, cause_of
 from lllaunch.text import first_line
 
 if TYPE_CHECKING:

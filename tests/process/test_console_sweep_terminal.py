@@ -110,7 +110,7 @@ def test_a_table_that_shrinks_leaves_nothing_behind(sweep: Sweep) -> None:
     sweep.began(6, running=6)
     assert len(sweep.shown()) == 1 + 2 + 6
     for number in range(5):
-        sweep.observe(v.LeaseRefused(number, (str(number),)))
+        sweep.observe(v.JobNotStarted(number, Lease((str(number),))))
         sweep.observe(v.Settle(number, v.JobState.NOT_RUN))
     sweep.tick()
     held = [f"lllaunch: job {n} waits for GPU {n}: held by another launcher" for n in range(5)]

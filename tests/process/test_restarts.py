@@ -15,7 +15,7 @@ from lllaunch.run.result import PreflightFailure, RunResult, as_result
 from lllaunch.run.submission import BatchJob
 from lllaunch.spec import Preflight, RestartPolicy
 from lllaunch.supervisor.machine import NoProgress
-from lllaunch.sweep.policy import cause_of
+from lllaunch.sweep.schedule import cause_of
 from tests.process.test_run import Run
 
 

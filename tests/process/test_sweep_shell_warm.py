@@ -22,7 +22,6 @@ from lllaunch.multiprocessing.api import DefaultLogsSpecs
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.protocol import Script
 from lllaunch.std import Std
-from lllaunch.sweep.policy import Summary
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import Answer, Prepared, SpawnerKey
 from lllaunch.sweep.spawner_pool import SpawnerPool
@@ -194,7 +193,7 @@ def test_what_cannot_be_preloaded_is_the_matter_of_the_jobs(played: Warmed) -> N
         return 0
 
     finish = played.sweep(3, played.jobs(), execute, warm=warm)
-    assert finish.summary == Summary(succeeded=3)
+    assert finish == v.FinishSweep(0)
     assert played.kinds() == ["cold"] * 3
     (told,) = played.of(PreloadBroken)
     assert (told.module, told.reason) == ("slow", "ImportError: cannot be imported")
@@ -225,7 +224,7 @@ def test_a_signal_ends_a_job_that_waits_for_its_preloads(played: Warmed) -> None
     finish = played.sweep(5, played.jobs(), played.work(), warm=warm)
     assert helper[0].wait(WAIT) == 0
     assert finish.exit_code == 143
-    assert finish.summary.cancelled == 2
+    assert played.counts()["cancelled"] == 2
     assert not played.of(v.KillJobs)
     assert played.kinds() == []
 
@@ -239,7 +238,7 @@ def test_a_job_does_not_wait_longer_than_it_wants_to(played: Warmed) -> None:
         return 0 if spawner is None else 1
 
     finish = played.sweep(2, played.jobs(patience=0.05), cold, warm=warm)
-    assert finish.summary == Summary(succeeded=2)
+    assert finish == v.FinishSweep(0)
     assert len(warm.spawners()) == 1
     (played.place / "hold").unlink()
     played.succeed([2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.local import LocalExecutor
 from lllaunch.sweep.loop import Onlooker, Sweep
 from lllaunch.sweep.machine import SweepMachine, find_machine
-from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.processes import Work
 from lllaunch.sweep.protocol import Answer, Prepared
+from lllaunch.sweep.schedule import Retries, SweepPolicy
 
 # of this process only: tests may run side by side
 NAMES = [f"{name}-{os.getpid()}" for name in "abcd"]
@@ -80,6 +81,10 @@ class Played:
 
     def ends(self) -> dict[int, tuple[str, int | None]]:
         return {one.number: (one.state.value, one.exit_code) for one in self.of(v.Settle)}
+
+    def counts(self) -> dict[str, int]:
+        """How many jobs ended in which way."""
+        return Counter(state for state, _ in self.ends().values())
 
     def history(self) -> SweepHistory:
         return SweepHistory(read_journal(self.journal.path))

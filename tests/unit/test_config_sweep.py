@@ -18,7 +18,7 @@ from lllaunch.config.sweep import SWEEP, SweepSettings, sweep_settings
 from lllaunch.errors import ConfigError
 from lllaunch.launch_settings import KEYS, LAUNCH_FIELDS
 from lllaunch.spec import RESTART_CAUSES, LaunchSpec
-from lllaunch.sweep.policy import Retries, SweepPolicy
+from lllaunch.sweep.schedule import Retries, SweepPolicy
 from tests.unit.launch_nodes import mistakes
 
 HYDRAS = {"_target_", "_recursive_"}

@@ -13,13 +13,13 @@ import lllaunch.sweep.schedule as v
 from lllaunch.console.board import Board, view_of
 from lllaunch.console.live_table import view_rows
 from lllaunch.sweep.objective import Objectives
-from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import (
     JobPrinted,
     JobProgressed,
     Tick,
 )
+from lllaunch.sweep.schedule import Retries, SweepPolicy
 from lllaunch.words import short_overrides
 from lllaunch.workers.terminal import cells
 
@@ -111,13 +111,13 @@ def test_slots_that_others_hold_are_named_once_and_no_start_is_told() -> None:
     of = board()
     said(of, *composed(0))
     lease = Lease(("0", "1"), (4, 5, 6))
-    refused = [v.StartJob(0, lease), v.LeaseRefused(0, ("1",), (4, 5))]
+    refused = [v.StartJob(0, lease), v.JobNotStarted(0, Lease(("1",), (4, 5)))]
     held = "job 0 waits for GPU 1, cores 4-5: held by another launcher"
     assert said(of, *refused, Tick()) == [held]
     assert of.running == 0
-    assert said(of, v.SlotsFreed(("1",), (4, 5)), *refused, Tick()) == []
+    assert said(of, v.SlotsFreed(Lease(("1",), (4, 5))), *refused, Tick()) == []
     started = "job 0 started (lr=0.1 seed=0) on GPU 0,1, cores 4-6"
-    assert said(of, v.StartJob(0, lease), v.NoMoreJobs(), Tick()) == [started]
+    assert said(of, v.StartJob(0, lease), v.ComposeNext(7), Tick()) == [started]
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,6 @@ def test_the_committed_pictures_are_the_tables() -> None:
     assert spec.loader is not None
     generator = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generator)
-    for name, arrow in (
-        ("supervisor.md", "RUNNING --> TERMINATING"),
-        ("sweep-schedule.md", "PACKING --> BLOCKED"),
-    ):
-        text = (generator.DESIGN / name).read_text()
-        assert generator.page(name) == text, "run docs/generate_state_diagram.py"
-        assert arrow in text
+    text = (generator.DESIGN / "supervisor.md").read_text()
+    assert generator.page("supervisor.md") == text, "run docs/generate_state_diagram.py"
+    assert "RUNNING --> TERMINATING" in text

@@ -10,9 +10,9 @@ from lllaunch.signal_source import QUIET, SignalSource
 from lllaunch.sweep.history import SweepHistory
 from lllaunch.sweep.journal import Header, Journal, read_journal
 from lllaunch.sweep.loop import Executor, JobsLeft, Onlooker, Sweep
-from lllaunch.sweep.policy import Summary, SweepPolicy
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import Prepared
+from lllaunch.sweep.schedule import SweepPolicy
 
 
 class Queue(Executor):
@@ -39,7 +39,7 @@ class Queue(Executor):
 
     def goes_on(self, signum: int) -> bool:
         if self._leaves:
-            raise JobsLeft(v.FinishSweep(Summary(), 0, signum))
+            raise JobsLeft(v.FinishSweep(0, signum))
         return False
 
     def deadline(self) -> float:
@@ -71,7 +71,7 @@ def swept(place: Path, queue: Queue) -> tuple[v.FinishSweep, dict[int, tuple[str
 def test_an_executor_of_a_few_lines_runs_a_sweep(tmp_path: Path) -> None:
     queue = Queue()
     finish, jobs = swept(tmp_path, queue)
-    assert finish == v.FinishSweep(Summary(succeeded=4), 0)
+    assert finish == v.FinishSweep(0)
     tries = {0: 1, 1: 2, 2: 1, 3: 1}
     assert jobs == {number: ("succeeded", count) for number, count in tries.items()}
     assert queue.most == 2
@@ -79,11 +79,11 @@ def test_an_executor_of_a_few_lines_runs_a_sweep(tmp_path: Path) -> None:
 
 def test_a_signal_ends_what_an_executor_runs_or_leaves_it(tmp_path: Path) -> None:
     finish, jobs = swept(tmp_path, Queue(signal.SIGTERM))
-    assert finish == v.FinishSweep(Summary(succeeded=1, failed=1, not_run=2), 143, signal.SIGTERM)
+    assert finish == v.FinishSweep(143, signal.SIGTERM)
     assert jobs[2] == ("skipped", 0)
     (tmp_path / "sweep.jsonl").unlink()
     queue = Queue(signal.SIGTERM, leaves=True)
     finish, jobs = swept(tmp_path, queue)
-    assert finish == v.FinishSweep(Summary(), 0, signal.SIGTERM)
+    assert finish == v.FinishSweep(0, signal.SIGTERM)
     assert [job.number for job in queue.started] == [0, 1]
     assert jobs[0] == ("started", 1)

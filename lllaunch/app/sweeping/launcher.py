@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobRuntime, JobStatus, filter_overrides, setup_globals
+from msgspec import structs
 from omegaconf import OmegaConf, open_dict, read_write
 
 from lllaunch import __version__
@@ -257,7 +258,7 @@ class HydraSweep:
             assert failure is not None
             raise failure
         if late and finish.signum is None:
-            return replace(finish, signum=late[0], exit_code=for_signal(late[0]))
+            return structs.replace(finish, signum=late[0], exit_code=for_signal(late[0]))
         return finish
 
     def _sweep(

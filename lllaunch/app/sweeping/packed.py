@@ -34,10 +34,10 @@ from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.local import LocalExecutor
 from lllaunch.sweep.loop import Onlooker, Sweep
 from lllaunch.sweep.machine import SweepMachine, find_machine
-from lllaunch.sweep.policy import Retries, SweepPolicy
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.processes import Work
 from lllaunch.sweep.protocol import Prepared, SpawnerKey
+from lllaunch.sweep.schedule import Retries, SweepPolicy
 from lllaunch.sweep.spawner_pool import SpawnerPool
 from lllaunch.text import first_line
 

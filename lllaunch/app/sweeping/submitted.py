@@ -56,7 +56,6 @@ from lllaunch.sweep.arrays import (
 )
 from lllaunch.sweep.journal import ARRAYS
 from lllaunch.sweep.loop import Executor, JobsLeft
-from lllaunch.sweep.policy import Summary
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import Broken, Prepared
 from lllaunch.text import duration
@@ -66,8 +65,8 @@ if TYPE_CHECKING:
     from lllaunch.app.sweeping.composing import Composer, JobConfig
     from lllaunch.cluster.slurm import QueuedJob
     from lllaunch.spec import Cluster
-    from lllaunch.sweep.policy import SweepPolicy
     from lllaunch.sweep.protocol import Answer
+    from lllaunch.sweep.schedule import SweepPolicy
     from lllaunch.sweep.session import Batch, SweepSession
 
 # Of a temporary snapshot, until all jobs that need it are in the queue.
@@ -639,7 +638,7 @@ class SlurmExecutor(Executor):
         code, why = (said.exit_code, said.reason) if isinstance(said, BatchEnded) else (0, "")
         why = why or "its batch job ended without a result"
         end = self.sweep.records.ended(job.number, 0, job.directory, code, why)
-        self.sweep.tell(replace(end, cause=None, cancelled=was_cancelled))
+        self.sweep.tell(structs.replace(end, cause=None, cancelled=was_cancelled))
 
     # Leaving
 
@@ -655,7 +654,7 @@ class SlurmExecutor(Executor):
             text = "not submitted: only a launcher that goes on with the sweep does that"
             self._say(f"{counted(waiting, 'job')} {text}")
         code = ExitCode.SUCCESS if signum in {None, signal.SIGINT} else for_signal(int(signum or 0))
-        return JobsLeft(v.FinishSweep(Summary(), int(code), signum))
+        return JobsLeft(v.FinishSweep(int(code), signum))
 
 
 def _write_hydra(config: JobConfig) -> None:
