@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec.structs import replace
 
@@ -43,6 +43,7 @@ from lllaunch.run.result import (
     StartFailure,
     Succeeded,
     Sure,
+    Suspect,
     Victim,
     alike,
 )
@@ -52,7 +53,7 @@ from lllaunch.watchdog.findings import Stalled, is_of_all, lasted, suspects
 from lllaunch.watchdog.frames import LIBRARY, crash_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from lllaunch.linux.cgroup import Memory
     from lllaunch.run.observer import AttemptRecord
@@ -301,7 +302,8 @@ def _with_others(failure: RootCause, record: AttemptRecord, hang: Hang | None) -
     collectives, explanation = _disagreement(record), failure.explanation
     worker = _worker(record, failure)
     if collectives is not None and worker.misfit is not None:
-        explanation = of_misfit(worker.misfit, whose_known=True)
+        text = misfit_text(worker.misfit, whose_known=True)
+        explanation = Explanation("itself", "likely", text)
     return replace(failure, hang=hang, collectives=collectives, explanation=explanation)
 
 
@@ -571,14 +573,175 @@ _NEAR_LIMIT = 0.8
 # What is said of a process below that was killed: torch's DataLoader, subprocess, a shell.
 _SAYS_KILLED = re.compile(r"killed by signal: Killed|SIGKILL|exit (?:code|status) (?:137|-9)\b")
 
-_PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+_PORT_TAKEN = re.compile(
+    r"(?=.*(?:EADDRINUSE|address already in use)).*?\bport:? (\d{1,5})\b", re.IGNORECASE | re.DOTALL
+)
 _NO_CUDA = re.compile(
     r"Torch not compiled with CUDA|'torch\._C' has no attribute '_cuda|torch\._C\._cuda"
 )
-_PORT = re.compile(r"\bport:? (\d{1,5})\b")
 
 # /dev/shm with less free than this is full: one tensor handed between processes needs more.
 _SHM_FULL = 16 << 20
+
+_BY_SIGNAL: dict[int, str] = {
+    signal.SIGSEGV: "It touched memory that is not its own: usually a bug in native code "
+    "(an extension, a driver) or a C stack that overflowed.",
+    signal.SIGABRT: "It aborted itself: a failed assertion in native code, an uncaught C++ "
+    "exception, or heap corruption; see its last lines of stderr.",
+    signal.SIGILL: "It ran an instruction that this processor does not have: a library built for "
+    "another machine.",
+    signal.SIGFPE: "An integer division by zero, or an overflow of one, in native code.",
+    signal.SIGSYS: "It made a system call that a seccomp filter (of its container) forbids.",
+    signal.SIGPIPE: "It wrote to a pipe or socket whose other end was closed.",
+    signal.SIGXCPU: "It used up the CPU time that a limit allows (ulimit -t).",
+    signal.SIGXFSZ: "It wrote a file beyond the size that a limit allows (ulimit -f).",
+    signal.SIGTRAP: "It ran into a breakpoint or a failed check in native code.",
+    signal.SIGALRM: "An alarm that it had set for itself ran out, and it did not handle it.",
+}
+
+_ASKED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1}
+
+_BY_STATUS: dict[int, str] = {
+    126: "By a shell's convention 126 is 'found, but not executable': look at the file's mode and "
+    "its #! line.",
+    127: "By a shell's convention 127 is 'command not found'.",
+}
+_STRUCK = "The kernel's OOM killer struck"
+
+_Rule: TypeAlias = tuple[object, Suspect, Sure, str]
+"""Whether the evidence is so, and what follows then."""
+
+
+def explain(worker: WorkerRecord, record: AttemptRecord) -> Explanation | None:
+    """Return what probably ended a worker, or None where its status says all.
+
+    The first rule that holds says it.
+    """
+    exitcode = worker.exited.exitcode if worker.exited else 0
+    if exitcode >= 0:
+        rules = _of_exit(exitcode, worker, record)
+    elif exitcode == -signal.SIGKILL and not worker.was_asked:
+        rules = _of_sigkill(worker, record)
+    else:
+        rules = _of_signal(-exitcode, worker)
+    found = (Explanation(who, sure, text) for holds, who, sure, text in rules if holds)
+    return next(found, None)
+
+
+def _of_exit(status: int, worker: WorkerRecord, record: AttemptRecord) -> Iterator[_Rule]:
+    """A worker that ended by itself, with what it raised."""
+    said = worker.error.message if worker.error else ""
+    killed, _ = _kills(record.memory, worker.memory)
+    bound, name = _bound(worker.memory)
+    limit = f" ({name} is {size(bound)})" if bound else ""
+    struck = f"{_STRUCK} in this cgroup during the attempt ({times(killed or 0)})"
+    # a DataLoader worker, a subprocess, that the kernel killed
+    below = killed and _SAYS_KILLED.search(said) and killed > _unexplained(record)
+    yield below, "oom", "certain", f"{struck}: it was a process that the worker had{limit}."
+    yield killed, "oom", "possible", f"{struck}: perhaps a process that the worker had{limit}."
+    # the disk of the log directory is full
+    full = "It could not write down why: the file system of its logs is full."
+    yield worker.disk, "itself", "likely", full
+    # MASTER_PORT is in use, the one that was given or one that the script has set
+    taken, given = _PORT_TAKEN.search(said), record.master_port
+    port = taken[1] if taken else ""
+    whose = f"; the launcher had given it MASTER_PORT={given}."
+    if port == given:
+        whose = ", the MASTER_PORT that the launcher gave it."
+    text = f"Somebody else listens on port {port}{whose}"
+    yield port and given, "itself", "certain", text
+    text = "The torch that is installed is built without CUDA: it computes on the CPU only."
+    yield _NO_CUDA.search(said), "itself", "likely", text
+    if said:
+        return
+    yield status in _BY_STATUS, "itself", "possible", _BY_STATUS.get(status, "")
+    signum = status - 128
+    text = f"By a shell's convention {status} is 128 + {signum}: a child of it died of "
+    hint = " That alone is no proof of a lack of memory." if signum == signal.SIGKILL else ""
+    of_signal = signum in set(signal.Signals)
+    yield of_signal, "itself", "possible", f"{text}{signal_name(signum)}.{hint}"
+
+
+def _of_signal(signum: int, worker: WorkerRecord) -> Iterator[_Rule]:
+    """A signal other than a SIGKILL from who knows where."""
+    sent = worker.was_asked and any(each.signum == signum for each in worker.sent)
+    yield sent, "launcher", "certain", f"The launcher sent it {signal_name(signum)}."
+    after = worker.memory
+    free, total = after.shm_free, after.shm_total
+    text = (
+        "A page of mapped memory could not be had: shared memory (/dev/shm) or a disk was full, "
+        "or a mapped file was cut short."
+    )
+    if signum == signal.SIGBUS and free is not None and total is not None:
+        space = f"/dev/shm has {size(free)} of {size(total)} free"  # noqa: S108 - a message
+        more = "Give it more (docker: --shm-size), or use fewer data loader workers."
+        full = f"Shared memory is full: {space}. {more}"
+        yield free < _SHM_FULL, "itself", "likely", full
+        text += f" Now {space}."
+    yield signum == signal.SIGBUS, "itself", "possible", text
+    text = (
+        "The launcher did not send it: another process did (a user's kill, a job scheduler) or "
+        "the worker itself."
+    )
+    yield signum in _ASKED, "outside", "likely", text
+    if worker.misfit is not None:
+        yield True, "itself", "likely", misfit_text(worker.misfit)
+    yield signum in _BY_SIGNAL, "itself", "likely", _BY_SIGNAL.get(signum, "")
+
+
+def misfit_text(misfit: tuple[int, int], *, whose_known: bool = False) -> str:
+    """Return why gloo aborted a worker; ``whose_known`` if it is said which rank differs."""
+    received, fitting = misfit
+    text = (
+        "The ranks do not agree on the size of a collective operation: it received "
+        f"{received} bytes where its own call has {fitting}."
+    )
+    either = (
+        " Either it or the rank that sent them has another shape or type, or is in another "
+        "operation."
+    )
+    return text if whose_known else text + either
+
+
+def _of_sigkill(worker: WorkerRecord, record: AttemptRecord) -> Iterator[_Rule]:
+    """SIGKILL that the launcher did not send: the kernel's OOM killer, or another process?"""
+    in_cgroup, on_machine = _kills(record.memory, worker.memory)
+    bound, name = _bound(worker.memory)
+    exited, peak, share = worker.exited, "", 0.0
+    if exited is not None and exited.max_rss:  # the spawner's is not known
+        of = f"; {name} is {size(bound)}" if bound else ""
+        peak = f" Its peak memory was {size(exited.max_rss)}{of}."
+        share = exited.max_rss / bound if bound else 0.0
+    text = f"{_STRUCK} in this cgroup during the attempt ({times(in_cgroup or 0)}).{peak}"
+    all_told = in_cgroup is not None and in_cgroup >= _unexplained(record)
+    yield in_cgroup, "oom", "certain" if all_told else "likely", text
+    # only the size of the worker speaks
+    dark = in_cgroup is None and on_machine is None
+    text = f"Probably the kernel's OOM killer, whose counters cannot be read here.{peak}"
+    yield dark and share >= _NEAR_LIMIT, "oom", "possible", text
+    text = (
+        "The launcher did not send it: another process did, or the kernel's OOM killer, whose "
+        f"counters cannot be read here.{peak}"
+    )
+    yield dark, "outside", "possible", text
+    text = f"{_STRUCK} on this machine during the attempt ({times(on_machine or 0)}).{peak}"
+    sure: Sure = "likely" if share >= _NOTABLE else "possible"
+    yield in_cgroup is None and on_machine, "oom", sure, text
+    limit = record.cpu_limit
+    if limit is not None:
+        text = f"It used up the {duration(limit)} of CPU time that a limit allows (ulimit -t)."
+        used = exited is not None and exited.cpu_seconds >= limit - 1
+        yield used, "itself", "likely", text
+    # neither the launcher nor, by its own counters, the kernel
+    but = f" in this cgroup (but {on_machine} on this machine)" if on_machine else ""
+    text = (
+        f"The launcher did not send it, and the kernel counts no OOM kill{but}: another process "
+        "did (kill -9, a job scheduler, a memory watchdog such as systemd-oomd), or the worker "
+        "itself."
+    )
+    surely = in_cgroup is not None and not on_machine and limit is None
+    more = peak if share >= _NOTABLE else ""
+    yield True, "outside", "certain" if surely else "likely", text + more
 
 
 def _kills(before: Memory, after: Memory) -> tuple[int | None, int | None]:
@@ -607,164 +770,3 @@ def _unexplained(record: AttemptRecord) -> int:
         each.exited is not None and each.exited.exitcode == -signal.SIGKILL and not each.was_asked
         for each in record.workers
     )
-
-
-_BY_SIGNAL: dict[int, str] = {
-    signal.SIGSEGV: "It touched memory that is not its own: usually a bug in native code "
-    "(an extension, a driver) or a C stack that overflowed.",
-    signal.SIGABRT: "It aborted itself: a failed assertion in native code, an uncaught C++ "
-    "exception, or heap corruption; see its last lines of stderr.",
-    signal.SIGILL: "It ran an instruction that this processor does not have: a library built for "
-    "another machine.",
-    signal.SIGFPE: "An integer division by zero, or an overflow of one, in native code.",
-    signal.SIGSYS: "It made a system call that a seccomp filter (of its container) forbids.",
-    signal.SIGPIPE: "It wrote to a pipe or socket whose other end was closed.",
-    signal.SIGXCPU: "It used up the CPU time that a limit allows (ulimit -t).",
-    signal.SIGXFSZ: "It wrote a file beyond the size that a limit allows (ulimit -f).",
-    signal.SIGTRAP: "It ran into a breakpoint or a failed check in native code.",
-    signal.SIGALRM: "An alarm that it had set for itself ran out, and it did not handle it.",
-}
-
-_ASKED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1}
-
-_BY_STATUS: dict[int, str] = {
-    126: "By a shell's convention 126 is 'found, but not executable': look at the file's mode and "
-    "its #! line.",
-    127: "By a shell's convention 127 is 'command not found'.",
-}
-
-
-def explain(worker: WorkerRecord, record: AttemptRecord) -> Explanation | None:
-    """Return what probably ended a worker, or None where its status says all."""
-    exitcode = worker.exited.exitcode if worker.exited else 0
-    said = worker.error.message if worker.error else ""
-    if exitcode >= 0:
-        return _of_exit(exitcode, said, worker, record)
-    signum = -exitcode
-    if worker.was_asked and any(each.signum == signum for each in worker.sent):
-        return Explanation("launcher", "certain", f"The launcher sent it {signal_name(signum)}.")
-    if signum == signal.SIGKILL:
-        return _of_sigkill(worker, record)
-    if signum == signal.SIGBUS:
-        return _of_sigbus(worker.memory)
-    if signum in _ASKED:
-        text = (
-            "The launcher did not send it: another process did (a user's kill, a job scheduler) or "
-            "the worker itself."
-        )
-        return Explanation("outside", "likely", text)
-    if worker.misfit is not None:
-        return of_misfit(worker.misfit)
-    text = _BY_SIGNAL.get(signum, "")
-    return Explanation("itself", "likely", text) if text else None
-
-
-def of_misfit(misfit: tuple[int, int], *, whose_known: bool = False) -> Explanation:
-    """Return why gloo aborted a worker; ``whose_known`` if it is said which rank differs."""
-    received, fitting = misfit
-    text = (
-        "The ranks do not agree on the size of a collective operation: it received "
-        f"{received} bytes where its own call has {fitting}."
-    )
-    if not whose_known:
-        text += (
-            " Either it or the rank that sent them has another shape or type, or is in another "
-            "operation."
-        )
-    return Explanation("itself", "likely", text)
-
-
-def _of_exit(
-    status: int, said: str, worker: WorkerRecord, record: AttemptRecord
-) -> Explanation | None:
-    """A worker that ended by itself, with what it raised."""
-    killed, _ = _kills(record.memory, worker.memory)
-    if killed:
-        text = f"The kernel's OOM killer struck in this cgroup during the attempt ({times(killed)})"
-        bound, name = _bound(worker.memory)
-        limit = f" ({name} is {size(bound)})" if bound else ""
-        if _SAYS_KILLED.search(said) and killed > _unexplained(record):
-            text = f"{text}: it was a process that the worker had{limit}."
-            return Explanation("oom", "certain", text)
-        return Explanation(
-            "oom", "possible", f"{text}: perhaps a process that the worker had{limit}."
-        )
-    if worker.disk is not None:
-        text = "It could not write down why: the file system of its logs is full."
-        return Explanation("itself", "likely", text)
-    used, given = _PORT.search(said), record.master_port
-    if _PORT_TAKEN.search(said) and used is not None and given:
-        whose = f"; the launcher had given it MASTER_PORT={given}."
-        if used[1] == given:
-            whose = ", the MASTER_PORT that the launcher gave it."
-        return Explanation("itself", "certain", f"Somebody else listens on port {used[1]}{whose}")
-    if _NO_CUDA.search(said):
-        text = "The torch that is installed is built without CUDA: it computes on the CPU only."
-        return Explanation("itself", "likely", text)
-    if not said and status in _BY_STATUS:
-        return Explanation("itself", "possible", _BY_STATUS[status])
-    signum = status - 128
-    if said or not 0 < signum < signal.NSIG or signum not in set(signal.Signals):
-        return None
-    text = f"By a shell's convention {status} is 128 + {signum}: a child of it died of "
-    hint = " That alone is no proof of a lack of memory." if signum == signal.SIGKILL else ""
-    return Explanation("itself", "possible", f"{text}{signal_name(signum)}.{hint}")
-
-
-def _of_sigkill(worker: WorkerRecord, record: AttemptRecord) -> Explanation:
-    """SIGKILL that the launcher did not send: the kernel's OOM killer, or another process?"""
-    in_cgroup, on_machine = _kills(record.memory, worker.memory)
-    bound, name = _bound(worker.memory)
-    peak, share = "", 0.0
-    if worker.exited is not None and worker.exited.max_rss:  # the spawner's is not known
-        of = f"; {name} is {size(bound)}" if bound else ""
-        peak = f" Its peak memory was {size(worker.exited.max_rss)}{of}."
-        share = worker.exited.max_rss / bound if bound else 0.0
-    sure: Sure
-    if in_cgroup:
-        sure = "certain" if in_cgroup >= _unexplained(record) else "likely"
-        text = "The kernel's OOM killer struck in this cgroup during the attempt"
-        return Explanation("oom", sure, f"{text} ({times(in_cgroup)}).{peak}")
-    if in_cgroup is None and on_machine is None:
-        # only the size of the worker speaks
-        if share >= _NEAR_LIMIT:
-            text = "Probably the kernel's OOM killer, whose counters cannot be read here."
-            return Explanation("oom", "possible", f"{text}{peak}")
-        text = (
-            "The launcher did not send it: another process did, or the kernel's OOM killer, whose "
-            "counters cannot be read here."
-        )
-        return Explanation("outside", "possible", f"{text}{peak}")
-    if in_cgroup is None and on_machine:
-        text = "The kernel's OOM killer struck on this machine during the attempt"
-        sure = "likely" if share >= _NOTABLE else "possible"
-        return Explanation("oom", sure, f"{text} ({times(on_machine)}).{peak}")
-    limit = record.cpu_limit
-    if limit is not None and worker.exited is not None and worker.exited.cpu_seconds >= limit - 1:
-        text = f"It used up the {duration(limit)} of CPU time that a limit allows (ulimit -t)."
-        return Explanation("itself", "likely", text)
-    # neither the launcher nor, by its own counters, the kernel
-    text = "The launcher did not send it, and the kernel counts no OOM kill"
-    if on_machine:
-        text += f" in this cgroup (but {on_machine} on this machine)"
-    text += (
-        ": another process did (kill -9, a job scheduler, a memory watchdog such as "
-        "systemd-oomd), or the worker itself."
-    )
-    surely = in_cgroup is not None and not on_machine and limit is None
-    sure = "certain" if surely else "likely"
-    return Explanation("outside", sure, text + (peak if share >= _NOTABLE else ""))
-
-
-def _of_sigbus(after: Memory) -> Explanation:
-    general = (
-        "A page of mapped memory could not be had: shared memory (/dev/shm) or a disk was full, "
-        "or a mapped file was cut short."
-    )
-    if after.shm_free is None or after.shm_total is None:
-        return Explanation("itself", "possible", general)
-    space = f"/dev/shm has {size(after.shm_free)} of {size(after.shm_total)} free"  # noqa: S108 - a message
-    if after.shm_free < _SHM_FULL:
-        text = f"Shared memory is full: {space}. Give it more (docker: --shm-size), or use fewer "
-        return Explanation("itself", "likely", f"{text}data loader workers.")
-    return Explanation("itself", "possible", f"{general} Now {space}.")
