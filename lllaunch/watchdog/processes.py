@@ -22,125 +22,161 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Collection
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from lllaunch.linux import proc
 from lllaunch.linux.process import open_pidfd, send_signal
 from lllaunch.spawner.evidence import SIGNUM, open_memory
-from lllaunch.watchdog.frames import MAIN_THREAD
+from lllaunch.watchdog.frames import MAIN_THREAD, main_frames, threads_of
 
-# Threads that are looked at one by one.
-_MAX_THREADS = 256
+if TYPE_CHECKING:
+    from lllaunch.watchdog.evidence import Frame, Source, Thread
+
 # Lines of /proc/PID/status that are told.
 _TOLD = ("State", "Threads", "VmRSS", "SigBlk", "SigCgt")
-_ASLEEP = "D"
 _SPAWNER = "lllaunch.spawner.server"
 _COMMAND_WIDTH = 200
+# A dump that has not grown for so long is whole, if the handler does not run; seconds.
+_SETTLED = 0.03
+# A handler that has not written anything by then has nowhere to write; seconds.
+_SILENT = 0.2
+# More than a hundred threads of a hundred frames, which is all that faulthandler writes.
+_MAX_BYTES = 4 << 20
 
 
-class ProcStatus(NamedTuple):
-    """What /proc/PID/status says of a process and its main thread."""
-
-    lines: tuple[str, ...]  # those worth telling, as ``Name: value``
-    state: str
-    threads: int
-    pending: int  # signals that wait for the process or its main thread, as a bit mask
-    blocked: int
-    caught: int
+def status(pid: int) -> dict[str, str]:
+    """What /proc/PID/status says, by name; nothing if the process is gone."""
+    lines = proc.read_text(f"/proc/{pid}/status").splitlines()
+    fields = (line.partition(":") for line in lines)
+    return {name: " ".join(value.split()) for name, _, value in fields}
 
 
-class ProcessLook(NamedTuple):
-    """One process at one moment."""
-
-    state: str
-    wchan: str  # kernel function that its main thread waits in, or an empty string
-    python: bool
-    lines: tuple[str, ...]  # all that the kernel tells of it, for people
+def has_signal(fields: Mapping[str, str], *masks: str) -> bool:
+    """Whether the signal that asks for stacks is in one of the masks, such as ``SigCgt``."""
+    return any(int(fields.get(mask, "0"), 16) >> (SIGNUM - 1) & 1 for mask in masks)
 
 
-def bit(signum: int) -> int:
-    """A signal in the masks of `ProcStatus`."""
-    return 1 << (signum - 1)
+class Process:
+    """One process, as it is at one moment."""
 
+    def __init__(self, facts: proc.ProcessFacts) -> None:
+        self.facts = facts
+        # what the kernel tells of it; nothing before `examine`, or when it is gone
+        self.state = ""
+        self.wchan = ""  # kernel function that its main thread waits in
+        self.python = False
+        self.stacks = ""
+        self.source: Source = ""
+        self.threads: tuple[Thread, ...] = ()
+        self._lines: list[str] = []
+        self._memory = -1
+        self._offset = self._size = 0
+        self._changed = 0.0
 
-def parse_status(text: str) -> ProcStatus:
-    """Read the text of /proc/PID/status; what is missing counts as zero."""
-    fields: dict[str, str] = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        fields[name] = value.strip()
+    def examine(self) -> None:
+        """Ask the kernel."""
+        pid, fields = self.facts.pid, status(self.facts.pid)
+        if not fields:
+            return
+        self.state = fields["State"][:1]
+        # the kernel writes 0 for a process that does not wait
+        self.wchan = proc.read_text(f"/proc/{pid}/wchan").strip().removeprefix("0")
+        with contextlib.suppress(OSError):
+            self.python = os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
+        self._lines = [
+            f"process {pid} (parent {self.facts.ppid}): {self._command()}",
+            *(f"  {name}: {fields[name]}" for name in _TOLD if name in fields),
+            f"  waits in the kernel in: {self.wchan or '-'}",
+            *_kernel_stack(pid),
+        ]
 
-    def mask(name: str) -> int:
+    def _command(self) -> str:
+        pid = self.facts.pid
+        if self.state == "D":
+            return f"({proc.read_text(f'/proc/{pid}/comm').strip() or '?'})"
+        command = proc.command(pid, _COMMAND_WIDTH)
+        # A fork of the spawner's has its command line, which says nothing of what it runs.
+        return "forked by the launcher's spawner" if _SPAWNER in command else command
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """Frames of its main thread."""
+        return main_frames(self.threads)
+
+    def section(self, role: str) -> str:
+        """Its part of stacks.txt."""
+        if not self._lines:
+            return f"\n{role}: process {self.facts.pid}: it was gone, or no time was left for it\n"
+        lines = [f"\n{role}: {self._lines[0]}", *self._lines[1:]]
+        if self.stacks.strip():
+            # As it was written, so that other programs can read it.
+            lines.append(f"\n{self.stacks.strip()}")
+        return "\n".join(lines) + "\n"
+
+    def tell(self, source: Source, text: str, why_not: str = "") -> None:
+        """Take note of its stacks as they were written, or why they were not."""
+        how = "read by py-spy" if source == "py-spy" else "written by itself"
+        if not text:
+            self._lines.append(f"  Python stacks, {how}: none, {why_not}")
+            return
+        self.stacks, self.source, self.threads = text, source, threads_of(text)
+        by = " (faulthandler)" if source == "faulthandler" else ""
+        self._lines.append(f"  Python stacks, {how}{by}:")
+
+    def ask(self, now: float) -> None:
+        """Ask it for its stacks; they are there when it has `answered`.
+
+        ``now``: monotonic clock, seconds.
+        """
+        self._changed = now
+        pidfd, why_not = None, "it is gone"
         try:
-            return int(fields.get(name, "0"), 16)
-        except ValueError:
-            return 0
+            pidfd = open_pidfd(self.facts.pid)
+            # From here on the number cannot come to mean another process for this pidfd.
+            if pidfd is not None and proc.same_process(self.facts):
+                self._memory = open_memory(self.facts.pid)
+                why_not = "it is not prepared for that"
+                if self._memory >= 0:
+                    self._offset = self._size = os.fstat(self._memory).st_size
+                    why_not = objection(status(self.facts.pid))
+                if not why_not and not send_signal(pidfd, SIGNUM):
+                    why_not = "it is gone"
+        except OSError as error:
+            why_not = error.strerror or str(error)
+        finally:
+            if pidfd is not None:
+                os.close(pidfd)
+        if why_not:
+            self._answer("", why_not)
 
-    threads = fields.get("Threads", "")
-    return ProcStatus(
-        lines=tuple(
-            f"{name}: {' '.join(fields[name].split())}" for name in _TOLD if name in fields
-        ),
-        state=fields.get("State", "")[:1],
-        threads=int(threads[:9]) if threads.isdecimal() else 0,
-        pending=mask("SigPnd") | mask("ShdPnd"),
-        blocked=mask("SigBlk"),
-        caught=mask("SigCgt"),
-    )
+    def answered(self, now: float, last: bool = False) -> bool:
+        """Whether there is nothing more to wait for, or this is the ``last`` look.
 
+        ``now``: monotonic clock, seconds.
+        """
+        if self._memory < 0:
+            return True
+        size, fields = os.fstat(self._memory).st_size, status(self.facts.pid)
+        pending = has_signal(fields, "SigPnd", "ShdPnd")
+        if size != self._size or pending or has_signal(fields, "SigBlk"):
+            self._size, self._changed = size, now
+        quiet, empty = now - self._changed, size == self._offset
+        if not last and quiet < (_SILENT if empty else _SETTLED) and fields:
+            return False
+        data = os.pread(self._memory, min(size - self._offset, _MAX_BYTES), self._offset)
+        why_not = "it did not answer in time" if pending else "it wrote nothing"
+        self._answer(data.decode(errors="replace"), why_not)
+        return True
 
-def status(pid: int) -> ProcStatus | None:
-    """What /proc/PID/status says, or None if the process is gone."""
-    text = proc.read_text(f"/proc/{pid}/status")
-    return parse_status(text) if text else None
-
-
-def look(process: proc.ProcessFacts) -> ProcessLook | None:
-    """Look at a process.
-
-    Returns None if it is gone.
-    """
-    pid = process.pid
-    now = status(pid)
-    if now is None:
-        return None
-    wchan = _wchan(f"/proc/{pid}/wchan")
-    lines = [
-        f"process {pid} (parent {process.ppid}): {_command(pid, now.state)}",
-        *(f"  {line}" for line in now.lines),
-        f"  waits in the kernel in: {wchan or '-'}",
-        *_kernel_stack(pid),
-    ]
-    if now.threads > 1 and (threads := _threads(pid)):
-        lines.append("  its other threads (count, state, kernel function, name):")
-        lines += [f"    {line}" for line in threads]
-    return ProcessLook(now.state, wchan, runs_python(pid), tuple(lines))
-
-
-def runs_python(pid: int) -> bool:
-    """Whether a process runs Python's interpreter, by the name of its program."""
-    try:
-        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
-    except OSError:
-        return False
-
-
-def _command(pid: int, state: str) -> str:
-    if state == _ASLEEP:
-        return f"({proc.read_text(f'/proc/{pid}/comm').strip() or '?'})"
-    command = proc.command(pid, _COMMAND_WIDTH)
-    # A fork of the spawner's has its command line, which says nothing of what it runs.
-    return "forked by the launcher's spawner" if _SPAWNER in command else command
-
-
-def _wchan(path: str) -> str:
-    name = proc.read_text(path).strip()
-    # The kernel writes 0 for a process that does not wait.
-    return "" if name == "0" else name
+    def _answer(self, text: str, why_not: str) -> None:
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1
+        if text or self.python:
+            self.tell("faulthandler", text, why_not)
 
 
 def _kernel_stack(pid: int) -> list[str]:
@@ -154,126 +190,18 @@ def _kernel_stack(pid: int) -> list[str]:
     return ["  kernel stack:" + ("" if lines else " it is empty: the process runs"), *lines]
 
 
-def _threads(pid: int) -> tuple[str, ...]:
-    """Where the threads but the main one are; those in the same place share a line."""
-    try:
-        tids = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    except OSError:
-        return ()
-    places: Counter[str] = Counter()
-    others = sorted(tid for tid in tids if tid != pid)
-    for tid in others[:_MAX_THREADS]:
-        name, state = parse_task(proc.read_text(f"/proc/{pid}/task/{tid}/stat"))
-        if state:
-            wchan = _wchan(f"/proc/{pid}/task/{tid}/wchan") or "-"
-            places[f"{state} {wchan} ({name})"] += 1
-    lines = [f"{count} x {place}" for place, count in places.most_common()]
-    if len(others) > _MAX_THREADS:
-        lines.append(f"and {len(others) - _MAX_THREADS} more")
-    return tuple(lines)
-
-
-def parse_task(text: str) -> tuple[str, str]:
-    """The name and the state letter in the text of a stat file; empty if it is not one."""
-    # The name, in parentheses, may hold anything, parentheses too.
-    start, end = text.find("("), text.rfind(")")
-    if not 0 <= start < end:
-        return "", ""
-    return text[start + 1 : end], text[end + 1 :].strip()[:1]
-
-
-# A dump that has not grown for so long is whole, if the handler does not run; seconds.
-_SETTLED = 0.03
-# A handler that has not written anything by then has nowhere to write; seconds.
-_SILENT = 0.2
-# More than a hundred threads of a hundred frames, which is all that faulthandler writes.
-_MAX_BYTES = 4 << 20
-
-
-class Dump:
-    """What one process writes when it is asked for its stacks.
-
-    ``now``: monotonic clock, seconds.
-    """
-
-    def __init__(self, process: proc.ProcessFacts, now: float) -> None:
-        self.why_not = ""  # why it was not asked, or has not answered; empty if it has
-        self.text = ""  # what it wrote, once `look` says that it is done
-        self._pid = process.pid
-        self._memory = -1
-        self._offset = self._size = 0
-        self._changed = now
-        pidfd = None
-        try:
-            pidfd = open_pidfd(process.pid)
-            # From here on the number cannot come to mean another process for this pidfd.
-            if pidfd is None or not proc.same_process(process):
-                self.why_not = "it is gone"
-            else:
-                self._ask(pidfd)
-        except OSError as error:
-            self.why_not = error.strerror or str(error)
-        finally:
-            if pidfd is not None:
-                os.close(pidfd)
-        if self.why_not:
-            self.close()
-
-    def _ask(self, pidfd: int) -> None:
-        self._memory = open_memory(self._pid)
-        if self._memory < 0:
-            self.why_not = "it is not prepared for that"
-            return
-        self._offset = self._size = os.fstat(self._memory).st_size
-        self.why_not = objection(status(self._pid))
-        if not self.why_not and not send_signal(pidfd, SIGNUM):
-            self.why_not = "it is gone"
-
-    def look(self, now: float, last: bool = False) -> bool:
-        """Whether there is nothing more to wait for.
-
-        ``now``: monotonic clock, seconds.
-        """
-        if self._memory < 0:
-            return True
-        size = os.fstat(self._memory).st_size
-        current = status(self._pid)
-        busy = current is not None and bool((current.pending | current.blocked) & bit(SIGNUM))
-        if size != self._size or busy:
-            self._size, self._changed = size, now
-        quiet = now - self._changed
-        empty = size == self._offset
-        if not last and quiet < (_SILENT if empty else _SETTLED) and current is not None:
-            return False
-        if empty:
-            pending = current is not None and current.pending & bit(SIGNUM)
-            self.why_not = "it did not answer in time" if pending else "it wrote nothing"
-        else:
-            data = os.pread(self._memory, min(size - self._offset, _MAX_BYTES), self._offset)
-            self.text = data.decode(errors="replace")
-        self.close()
-        return True
-
-    def close(self) -> None:
-        """Close what is open; idempotent."""
-        if self._memory >= 0:
-            os.close(self._memory)
-            self._memory = -1
-
-
-def objection(current: ProcStatus | None) -> str:
-    """Why a process must not be sent the signal now; empty if it may."""
-    if current is None or current.state in "ZX":
+def objection(fields: Mapping[str, str]) -> str:
+    """Why a process must not be sent the signal now, by its status; empty if it may."""
+    state = fields.get("State", "Z")[:1]
+    if state in "ZX":
         return "it is gone"
-    if current.state in "Tt":
+    if state in "Tt":
         return "it is stopped"
-    if current.state == "D":
+    if state == "D":
         return "it sleeps uninterruptibly"
-    if not current.caught & bit(SIGNUM):
+    if not has_signal(fields, "SigCgt"):
         return "it does not catch the signal for that"
-    if current.blocked & bit(SIGNUM):
-        return "it blocks the signal for that"
-    return ""
+    return "it blocks the signal for that" if has_signal(fields, "SigBlk") else ""
 
 
 # Reading one process takes 10 ms, a large one 0.5 s.

@@ -227,13 +227,13 @@ START = """
 import os, signal, sys
 from lllaunch.spawner import evidence as dump
 from lllaunch.testing import open_fds
-from lllaunch.watchdog.processes import bit, status
+from lllaunch.watchdog.processes import has_signal, status
 
 def files():
     return [fd for fd, link in open_fds().items() if link == dump.MEMFD_LINK]
 
 def catches():
-    return bool(status(os.getpid()).caught & bit(dump.SIGNUM))
+    return has_signal(status(os.getpid()), "SigCgt")
 
 def dumped():
     os.kill(os.getpid(), dump.SIGNUM)

@@ -9,50 +9,59 @@ import pytest
 
 from lllaunch.linux.proc import ProcessFacts
 from lllaunch.spawner.evidence import SIGNUM
-from lllaunch.watchdog.collector import ProcessCase, Written, survey
+from lllaunch.watchdog.collector import StackCollector, Written, survey
 from lllaunch.watchdog.evidence import Frame, RankStack
 from lllaunch.watchdog.frames import Sources, with_code
-from lllaunch.watchdog.processes import ProcessLook, ProcStatus, bit, objection
+from lllaunch.watchdog.processes import Process, objection
+
+OURS, OTHERS = 1 << (SIGNUM - 1), 1 << (SIGNUM - 2) | 1 << SIGNUM
 
 
 @pytest.mark.parametrize(
     ("state", "blocked", "caught", "expected"),
     [
-        ("S", 0, bit(SIGNUM), ""),
-        ("S", 0, bit(SIGNUM - 1) | bit(SIGNUM + 1), "it does not catch the signal for that"),
-        ("S", bit(SIGNUM), bit(SIGNUM), "it blocks the signal for that"),
-        ("T", 0, bit(SIGNUM), "it is stopped"),
-        ("D", 0, bit(SIGNUM), "it sleeps uninterruptibly"),
-        ("Z", 0, bit(SIGNUM), "it is gone"),
+        ("S", 0, OURS, ""),
+        ("S", 0, OTHERS, "it does not catch the signal for that"),
+        ("S", OURS, OURS, "it blocks the signal for that"),
+        ("T", 0, OURS, "it is stopped"),
+        ("D", 0, OURS, "it sleeps uninterruptibly"),
+        ("Z", 0, OURS, "it is gone"),
     ],
 )
 def test_who_may_be_sent_the_signal(state: str, blocked: int, caught: int, expected: str) -> None:
-    assert objection(ProcStatus((), state, 1, 0, blocked, caught)) == expected
+    fields = {"State": f"{state} (x)", "SigBlk": f"{blocked:016x}", "SigCgt": f"{caught:016x}"}
+    assert objection(fields) == expected
+    assert objection({}) == "it is gone"
 
 
 def test_a_section_tells_what_is_known_and_what_is_not() -> None:
-    case = ProcessCase(facts(7, 6, 7))
-    case.seen = ProcessLook("S", "futex_do_wait", True, ("process 7", "  State: S (sleeping)"))
-    case.tell("py-spy", "Current thread\n  File\n")
-    assert case.section("worker") == (
-        "\nworker: process 7\n"
-        "  State: S (sleeping)\n"
+    process = Process(facts(os.getpid(), 6, 7))
+    assert process.section("worker").endswith("it was gone, or no time was left for it\n")
+    process.examine()
+    assert process.python
+    process.tell("faulthandler", "", "it is stopped")
+    process.tell("py-spy", "Current thread\n  File\n")
+    text = process.section("worker")
+    assert text.startswith(f"\nworker: process {os.getpid()} (parent 6): ")
+    assert "\n  State: R (running)\n" in text
+    assert text.endswith(
+        "  Python stacks, written by itself: none, it is stopped\n"
         "  Python stacks, read by py-spy:\n"
         "\nCurrent thread\n  File\n"
     )
 
 
 def test_a_full_disk_is_one_problem_of_its_file_alone(tmp_path: Path) -> None:
-    writer = Written("why\n")
+    collector = StackCollector({}, Written("why\n", {}))
     good = tmp_path / "stacks.txt"
-    assert not writer.append("/dev/full", "text")
-    assert not writer.append(str(tmp_path / "no" / "directory"), "text")
-    assert writer.append(str(good), writer.heading + "one\n")
-    assert writer.append(str(good), "\udcff two\n")
-    assert not writer.append("", "text")
-    assert writer.problem == "/dev/full: No space left on device"
-    assert good.read_text().splitlines()[1::2] == ["why", "one"]
-    assert good.read_text().endswith("? two\n")
+    assert not collector._append("/dev/full", "text")
+    assert not collector._append(str(tmp_path / "no" / "directory"), "text")
+    assert collector._append(str(good), "one\n")
+    assert collector._append(str(good), "\udcff two\n")
+    assert not collector._append("", "text")
+    assert collector.problem == "/dev/full: No space left on device"
+    assert good.read_text() == "one\n? two\n"
+    collector.close()
 
 
 def facts(pid: int, ppid: int, session: int) -> ProcessFacts:
@@ -71,8 +80,8 @@ def test_only_processes_below_us_that_lead_a_session_are_workers() -> None:
         facts(30, 1, 30),
     ]
     workers = {0: 10, 1: 20, 2: 30, 3: 40, 4: me}
-    (case,) = survey(workers, {0: "a"}, lambda: everything)
-    assert (case.rank, case.path, case.worker.facts.pid) == (0, "a", 10)
+    (case,) = survey(workers, lambda: everything)
+    assert (case.rank, case.worker.facts.pid) == (0, 10)
     assert [process.facts.pid for process in case.below] == [11, 12]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lllaunch.watchdog.evidence import Frame
 from lllaunch.watchdog.frames import MAX_FRAMES, main_frames, threads_of, users_part
-from lllaunch.watchdog.processes import as_dump, complaint, parse_status, parse_task
+from lllaunch.watchdog.processes import as_dump, complaint
 
 
 def written(text: str) -> tuple[Frame, ...]:
@@ -114,8 +114,6 @@ def test_garbage_hurts_nobody(text: str) -> None:
     frames = written(text)
     assert len(frames) <= MAX_FRAMES
     assert all(isinstance(frame, Frame) for frame in frames)
-    parse_status(text)
-    parse_task(text)
 
 
 def test_what_pyspy_complains_of_fits_a_line() -> None:
