@@ -382,11 +382,6 @@ class LiveReader:
             time.time_ns(), rows, subject=row, objectives=objectives, slots=slots or Lease()
         )
 
-    def forget(self, path: str) -> None:
-        """Look anew at a run or a sweep of which something is to be found out for sure."""
-        self._over.pop(path, None)
-        self._contents.pop(path, None)
-
     # How it is read
 
     def _forget_queue(self) -> None:

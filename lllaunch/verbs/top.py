@@ -120,9 +120,9 @@ def _top(given: argparse.Namespace) -> None:
     if again and on_terminal and not given.json:
         if not given.plain and is_terminal(sys.stdin) and find_spec("textual") is not None:
             # 0.3 s to import, and not everybody has it
-            from lllaunch.verbs.top_app import run_app  # noqa: PLC0415
+            from lllaunch.verbs.top_app import TopApp  # noqa: PLC0415
 
-            run_app(what, reader, each)
+            TopApp(what, reader, each).run()
         else:
             _redraw(what, reader, each)
         return

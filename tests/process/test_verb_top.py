@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.launching import WAIT, Launcher, text_of, until
 from support.screen import Terminal as Screen
-from textual.widgets import DataTable, HelpPanel, Input, RichLog, Static
+from textual.widgets import DataTable, HelpPanel, Input
 
 from lllaunch.results.live import LiveReader
 from lllaunch.verbs import ls, top
 from lllaunch.verbs.top import watched
-from lllaunch.verbs.top_app import ListScreen, LogScreen, Question, StacksScreen, TopApp
+from lllaunch.verbs.top_app import ListScreen, TopApp
 
 if TYPE_CHECKING:
     from textual.pilot import Pilot
@@ -278,7 +278,7 @@ class Keys:
     async def until(self, condition: Callable[[], Any], what: str) -> None:
         deadline = time.monotonic() + WAIT
         while not condition():
-            assert time.monotonic() < deadline, f"waited in vain for {what}: {self.status}"
+            assert time.monotonic() < deadline, f"waited in vain for {what}: {self.rows}"
             await self._pilot.pause(0.02)
 
     @property
@@ -294,14 +294,6 @@ class Keys:
     @property
     def titles(self) -> list[str]:
         return [str(column.label) for column in self.table.ordered_columns]
-
-    def text(self, of: str) -> str:
-        return str(self.app.screen.query_one(of, Static).content)
-
-    @property
-    def status(self) -> str:
-        found = self.app.screen.query("#status")
-        return self.text("#status") if found else ""
 
     def shows(self, kind: type) -> bool:
         return isinstance(self.app.screen, kind)
@@ -348,73 +340,65 @@ def test_rows_are_sorted_and_filtered(run: Launcher) -> None:
         await keys.press("escape")
         await keys.until(lambda: keys.table.row_count == 2, "all rows")
         await keys.press("slash", *"running", "enter")
-        assert not keys.app.screen.query_one(Input).display
+        assert keys.table.has_focus
         assert keys.table.row_count == 2
-        assert keys.status == "only what has: running; Escape shows all"
         await keys.press("escape")
-        await keys.until(lambda: keys.status == "", "no filter, and no word of it")
+        await keys.until(lambda: not keys.app.screen.query_one(Input).display, "no filter")
 
     with_keys("run", test)
 
 
-def test_a_log_grows(run: Launcher) -> None:
-    async def test(keys: Keys) -> None:
-        await keys.press("down", "l")
-        await keys.until(lambda: keys.shows(LogScreen), "the log")
-        pane = keys.app.screen.query_one(RichLog)
-        await keys.until(lambda: len(pane.lines) == 2, "its lines")
-        assert sorted(line.text for line in pane.lines) == ["an error of 1", "first of 1"]
-        assert keys.text("#head") == "run, rank 1, attempt 0"
-        await keys.until(lambda: keys.text("#rest") == "a bar of 1", "what is no line yet")
-        with open(run.run_dir / "attempt_0/1/stdout.log", "ab") as log:
-            log.write(b"\x1b[31m\x1b[2Jone\xff more\n")
-        await keys.until(lambda: len(pane.lines) == 3, "one more")
-        assert pane.lines[2].text.endswith("one\\xff more")
-        await keys.press("escape")
-        await keys.until(lambda: keys.shows(ListScreen), "the ranks")
-
-    with_keys("run", test)
+# Verbs in the same terminal
 
 
-def test_stacks_are_shown(run: Launcher) -> None:
-    async def test(keys: Keys) -> None:
-        await keys.press("k")
-        await keys.until(lambda: keys.shows(StacksScreen), "the pane")
-        await keys.until(lambda: "wait_for_the_file" in keys.text("#stacks"), "stacks")
-        assert "Ranks 0-1 were here" in keys.text("#stacks")
-        await keys.press("k")
-        await keys.until(lambda: keys.status == "", "them again")
-        await keys.press("escape")
-        # of a rank all threads
-        await keys.press("enter")
-        await keys.until(lambda: keys.table.row_count == 2, "its ranks")
-        await keys.press("down", "k")
-        await keys.until(lambda: keys.shows(StacksScreen), "the pane")
-        await keys.until(lambda: "Rank 1, process" in keys.text("#stacks"), "threads")
-        assert "Rank 0" not in keys.text("#stacks")
-
-    with_keys(None, test)
+def test_the_log_of_a_rank_is_followed(run: Launcher, terminal: Callable[..., Terminal]) -> None:
+    shown = terminal("run", lines=15)
+    shown.until(lambda lines: any("5/40" in line for line in lines), "the ranks")
+    shown.type("\x1b[Bl")
+    # the emulated screen has no second one: what the app has drawn stays around it
+    lines = shown.until(lambda lines: any("a bar of 1" in line for line in lines), "its lines")
+    assert all(any(text in line for line in lines) for text in ("first of 1", "an error of 1"))
+    assert not any("of 0" in line for line in lines)
+    with open(run.run_dir / "attempt_0/1/stdout.log", "ab") as log:
+        log.write(b"one more\n")
+    shown.until(lambda lines: any("one more" in line for line in lines), "one more")
+    # it ends, and the app does not
+    shown.type("\x03\r")
+    shown.until(lambda lines: any("5/40" in line for line in lines), "the ranks again")
+    shown.type("q")
+    assert shown.ended()[0] == 0
 
 
-def test_a_run_is_stopped_only_after_a_yes(run: Launcher) -> None:
-    async def test(keys: Keys) -> None:
-        for answer in ("n", "escape"):
-            await keys.press("x")
-            assert keys.shows(Question)
-            await keys.press(answer)
-            await keys.until(lambda: keys.shows(ListScreen), "the list")
-            assert keys.status == "run was not stopped"
-        assert run.process.poll() is None
-        await keys.press("x", "y")
-        await keys.until(lambda: "exit code 143" in keys.status, "its end")
-        await keys.until(lambda: keys.rows[0][1] == "signalled", "its state")
-        # what is over cannot be stopped
-        await keys.press("x")
-        assert keys.shows(ListScreen)
-        assert keys.status == "run is over"
-        # nor does it stand anywhere
-        await keys.press("k")
-        await keys.until(lambda: "is over" in keys.status, "why not")
+def test_stacks_are_shown(terminal: Callable[..., Terminal]) -> None:
+    shown = terminal("run", lines=30)
+    shown.until(lambda lines: any("5/40" in line for line in lines), "the ranks")
+    shown.type("\x1b[Bk")
+    # of a rank all threads
+    lines = shown.until(lambda lines: any("wait_for_the_file" in line for line in lines), "stacks")
+    assert any("Rank 1, process" in line for line in lines)
+    shown.until(lambda lines: any("Enter shows the list" in line for line in lines), "its end")
+    shown.type("\rq")
+    assert shown.ended()[0] == 0
 
-    with_keys(None, test)
+
+def test_a_run_is_stopped_only_after_a_yes(
+    run: Launcher, terminal: Callable[..., Terminal]
+) -> None:
+    shown = terminal()
+
+    def asked(answer: str) -> None:
+        head = "1 running; in outputs/"
+        shown.until(lambda lines: lines[0].strip().startswith(head), "the run")
+        shown.type("x")
+        asks = "Stop the run run? [y/N]"
+        shown.until(lambda lines: any(asks in line for line in lines), "the question")
+        shown.type(f"{answer}\r")
+
+    asked("n")
+    asked("y")
+    shown.until(lambda lines: any("exit code 143" in line for line in lines), "its end")
+    shown.type("\r")
+    shown.until(lambda lines: any("signalled" in line for line in lines), "its state")
+    shown.type("q")
+    assert shown.ended()[0] == 0
     assert run.finish().code == 128 + signal.SIGTERM
