@@ -19,11 +19,12 @@ from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import NoSuchRun, entry_now, locate, lock_of, read_run
 from lllaunch.run.directory import ATTEMPT, SUBMISSION
 from lllaunch.run.submission import LOG
+from lllaunch.text import spans
 from lllaunch.verbs.printing import Parser, complain, perform, rank_list, whole_number
 from lllaunch.workers.tail import Follower
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from lllaunch.results.store import FoundDirectory
 
@@ -87,30 +88,28 @@ def _show(given: argparse.Namespace) -> int:
         failed = failed or level >= logging.ERROR
         complain(text)
 
-    follower = Follower("logs", elsewhere=SUBMISSION in found.names, report=report)
-    if given.launcher:
-        _show_launcher(found, follower, follow=given.follow)
-        return ExitCode.ERROR if failed else ExitCode.SUCCESS
-
     history = RunHistory(found.path)
+    launchers = WorkerLog(0, "stdout", os.path.join(found.path, LOG))
+    first = last_attempt(found.path)
+    shown: set[WorkerLog] = set()
 
-    def chosen(attempt: int) -> list[WorkerLog]:
+    def chosen() -> list[WorkerLog]:
+        if given.launcher:
+            return [launchers] if os.path.exists(launchers.path) else []
+        # all that follow the first: one may have been short
+        later = range(first, last_attempt(found.path) + 1) if given.follow else (first,)
         return [
             log
-            for log in worker_logs(found.path, attempt, history)
+            for number in (later if given.attempt is None else (given.attempt,))
+            for log in worker_logs(found.path, number, history)
             if log.stream in given.streams and (given.rank is None or log.rank in given.rank)
         ]
 
-    one = given.rank is not None and len(given.rank) == 1
-    first = last_attempt(found.path)
-    shown: set[WorkerLog] = set()
+    follower = Follower("logs", elsewhere=SUBMISSION in found.names, report=report)
     with _started(follower):
         for _ in _until_over(found) if given.follow else (None,):
-            # all that follow the first: one may have been short
-            later = range(first, last_attempt(found.path) + 1) if given.follow else (first,)
-            numbers = later if given.attempt is None else (given.attempt,)
-            logs = [log for number in numbers for log in chosen(number)]
-            plain = one or len({log.rank for log in logs}) < 2
+            logs = chosen()
+            plain = len({log.rank for log in logs}) < 2
             for log in logs:
                 if log in shown:
                     continue
@@ -138,23 +137,6 @@ def _started(follower: Follower) -> Iterator[Follower]:
         yield follower.start()
     finally:
         follower.stop()
-
-
-def _show_launcher(found: FoundDirectory, follower: Follower, *, follow: bool) -> None:
-    """Show what a launcher said in its batch job.
-
-    Raises:
-        NoSuchRun: it was in none, or has not begun.
-    """
-    path = os.path.join(found.path, LOG)
-    if SUBMISSION not in found.names and not os.path.exists(path):
-        raise NoSuchRun(found.path, "was run here: its launcher wrote to its terminal")
-    follower.add(path, b"", sys.stdout)
-    with _started(follower):
-        for _ in _until_over(found) if follow else ():
-            pass
-    if not os.path.exists(path):
-        raise NoSuchRun(found.path, "has not started in its batch job")
 
 
 def _until_over(found: FoundDirectory) -> Iterator[None]:
@@ -224,25 +206,21 @@ def _below(directory: str, pattern: str) -> list[str]:
 
 
 def _why_none(found: FoundDirectory, given: argparse.Namespace) -> NoSuchRun:
-    there = _attempts(found.path)
+    """Return what is there, where nothing is that was asked for."""
+    there, submitted = _attempts(found.path), SUBMISSION in found.names
+    queue = entry_now(found).queue if submitted and not there else ""
     attempt = max(there, default=0) if given.attempt is None else given.attempt
     known = {log.rank for log in worker_logs(found.path, attempt)}
-    if not there:
+    if given.launcher and not submitted:
+        reason, hint = "was run here: its launcher wrote to its terminal", ""
+    elif given.launcher or not there:
         reason = "has begun no attempt"
-        hint = "'logs --launcher' shows what its launcher said in a batch job"
-        if SUBMISSION not in found.names:
-            hint = ""
-        elif said := entry_now(found).queue:
-            hint = f"its batch job: {said}; 'logs -f' waits for it"
+        hint = f"its batch job: {queue}; 'logs -f' waits for it" if queue else ""
     elif attempt not in there:
-        reason, hint = f"has no attempt {attempt}, only {_listed(there)}", ""
+        reason, hint = f"has no attempt {attempt}, only {spans(there)}", ""
     elif known and given.rank is not None and not given.rank & known:
-        reason, hint = f"has no logs of rank {_listed(given.rank)}, only of {_listed(known)}", ""
+        reason, hint = f"has no logs of rank {spans(given.rank)}, only of {spans(known)}", ""
     else:
         reason = f"has not kept {' or '.join(given.streams)} in files"
         hint = "it went where the launcher's own went; launch.redirects and launch.tee keep it"
     return NoSuchRun(found.path, reason, hint)
-
-
-def _listed(numbers: Collection[int]) -> str:
-    return ", ".join(map(str, sorted(numbers)))

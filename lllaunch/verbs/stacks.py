@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from lllaunch.console.hang import frame_text, look_lines
 from lllaunch.documents import Plain
 from lllaunch.exit_codes import ExitCode
-from lllaunch.linux import proc
 from lllaunch.locks import signed_by
 from lllaunch.results.store import (
     LATEST,
@@ -25,7 +24,6 @@ from lllaunch.results.store import (
     newest,
     roots_of,
 )
-from lllaunch.results.store import look as look_at
 from lllaunch.run.result import Hang
 from lllaunch.signal_source import STACKS_ON
 from lllaunch.supervisor.control import (
@@ -45,7 +43,7 @@ from lllaunch.watchdog.frames import TREE
 from lllaunch.words import StyledText, capitalised, counted, ranks, shown_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from lllaunch.results.store import FoundDirectory, ListEntry
 
@@ -86,72 +84,46 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _show(given: argparse.Namespace) -> None:
-    found = _live(given.run)
-    answer, look = _taken(found, given.rank)
-    for node in answer.nodes:
-        if node.why_not:
-            complain(f"{node.name} {node.why_not}: its workers are not shown")
-    if given.json:
-        print_json(_document(answer, look, os.path.abspath(found.path)))
-    else:
-        print_rows((line,) for line in _lines(answer, look, _shown(found), given.rank))
-
-
-def stack_lines(found: FoundDirectory, chosen: frozenset[int] | None = None) -> list[StyledText]:
-    """Return where the workers of a live run stand, as lines for people.
-
-    All threads of the ``chosen`` ranks; None for what all ranks do.
-
-    Raises:
-        LaunchError: it is over, has no such rank, or does not answer; says which.
-    """
-    return _lines(*_taken(found, chosen), _shown(found), chosen)
-
-
-def _shown(found: FoundDirectory) -> str:
-    return shown_path(os.path.abspath(found.path), os.getcwd())
-
-
-def _taken(found: FoundDirectory, chosen: frozenset[int] | None) -> tuple[Answer, Hang]:
-    """Ask a run where its workers stand; return its answer, and what follows from it."""
-    where = _shown(found)
+    found, chosen = _live(given.run), given.rank
+    where = shown_path(os.path.abspath(found.path), os.getcwd())
     answer = _ask(found, where, Request(chosen, chosen is not None))
     known = answer.world_size
     if chosen is not None and max(chosen) >= known:
         missing = ranks(rank for rank in chosen if rank >= known)
         raise NoSuchRun(where, f"has no {missing}, only {ranks(range(known))}")
-    return answer, _look(answer)
+    for node in answer.nodes:
+        if node.why_not:
+            complain(f"{node.name} {node.why_not}: its workers are not shown")
+    look = _look(answer)
+    if given.json:
+        print_json(_document(answer, look, os.path.abspath(found.path)))
+    else:
+        print_rows((line,) for line in _lines(answer, look, where, chosen))
 
 
 # Whose stacks
 
 
 def _live(name: str) -> FoundDirectory:
-    """Find a run that may go on."""
-    if name != LATEST or os.path.exists(name):
-        found = locate(name)
-    else:
-        entries = newest(roots_of())
-        entry = next((each for each in entries if each.state == "running"), None)
-        latest = None if entry is None else look_at(entry.path)
-        if latest is None:
+    """Find a run that may go on; of a sweep the only job that does."""
+    if name == LATEST and not os.path.exists(name):
+        running = (each.path for each in newest(roots_of()) if each.state == "running")
+        name = next(running, "")
+        if not name:
             hint = "'python -m lllaunch ls' lists what was run"
             raise NoSuchRun("", "nothing that was started from here goes on", hint)
-        found = latest
+    found = locate(name)
     if found.kind == "run":
         return found
-    running = [job for job in jobs_of(entry_now(found)) if job.state == "running"]
-    job = look_at(running[0].path) if len(running) == 1 else None
-    if job is not None:
-        return job
-    if not running:
-        raise NoSuchRun(
-            found.path, f"is a sweep, none of whose jobs runs: {outcome_text(entry_now(found))}"
-        )
-    names = _some([shown_path(each.path, os.getcwd()) for each in running])
-    raise NoSuchRun(
-        found.path, f"is a sweep, {len(running)} of whose jobs run", f"say which one: {names}"
-    )
+    jobs = [job.path for job in jobs_of(entry_now(found)) if job.state == "running"]
+    if not jobs:
+        reason = f"is a sweep, none of whose jobs runs: {outcome_text(entry_now(found))}"
+        raise NoSuchRun(found.path, reason)
+    if len(jobs) > 1:
+        names = _some([shown_path(path, os.getcwd()) for path in jobs])
+        reason = f"is a sweep, {len(jobs)} of whose jobs run"
+        raise NoSuchRun(found.path, reason, f"say which one: {names}")
+    return locate(jobs[0])
 
 
 def _some(names: list[str]) -> str:
@@ -165,32 +137,18 @@ def _ask(found: FoundDirectory, where: str, request: Request) -> Answer:
         entry = entry_now(found)
         _check_goes_on(entry, where)
         for directory, pid in _launchers_here(found.path, where, entry):
-            facts = proc.facts(pid)
-            if facts is not None and facts.state in "Tt":
-                hint = f"'kill -CONT {pid}' lets it go on"
-                raise NoStacks(
-                    where, f"its launcher (pid {pid}) is stopped (SIGSTOP, Ctrl-Z)", hint
-                )
             try:
                 return ask(directory, request)
             except (FileNotFoundError, ConnectionRefusedError):
                 # it may come, and another node of this machine may have one
                 continue
-            except PermissionError:
-                reason = "is another user's, who alone may look into it"
-            except RequestRefused as refused:
-                reason = f"its launcher refuses to answer: {refused.text}"
-            except (OSError, ValueError) as error:
-                reason = f"its launcher (pid {pid}) gave no answer: {error}"
-            raise NoStacks(where, reason)
+            except (RequestRefused, OSError, ValueError) as error:
+                raise NoStacks(where, f"its launcher (pid {pid}) gave no answer: {error}") from None
         if time.monotonic() >= until:
-            reason = (
-                f"has no socket to ask at: its launcher (pid {pid}) is starting, busy or ending"
-            )
-            hint = (
-                f"ask again in a moment; 'kill -QUIT {pid}' lets it show them in its own terminal"
-            )
-            raise NoStacks(where, reason, hint)
+            state = f"its launcher (pid {pid}) is starting, busy or ending"
+            hint = f"'kill -QUIT {pid}' lets it show them in its own terminal"
+            reason = f"has no socket to ask at: {state}"
+            raise NoStacks(where, reason, f"ask again in a moment; {hint}")
         time.sleep(_PAUSE)
 
 
@@ -212,19 +170,13 @@ def _check_goes_on(entry: ListEntry, where: str) -> None:
 
 def _launchers_here(directory: str, where: str, entry: ListEntry) -> list[tuple[str, int]]:
     """Return the directories of this machine's launchers of a run, with their process ids."""
-    signed = [
-        (part, pid, host)
-        for part in parts_of(directory)
-        for pid, host in [signed_by(lock_of("run", part))]
-        if pid
-    ]
-    name = socket.gethostname()
-    here = [(part, pid) for part, pid, host in signed if host == name]
-    if here:
-        return here
-    hosts = sorted({host for _, _, host in signed})
+    signed = [(part, *signed_by(lock_of("run", part))) for part in parts_of(directory)]
+    hosts = sorted({host for _, pid, host in signed if pid})
     if not hosts:
         raise NoStacks(where, "does not say where its launcher is: its lock cannot be read")
+    name = socket.gethostname()
+    if name in hosts:
+        return [(part, pid) for part, pid, host in signed if pid and host == name]
     command = f"python -m lllaunch stacks {shlex.quote(os.path.abspath(directory))}"
     if entry.batch_job:
         command = f"srun --overlap --jobid={entry.batch_job} -w {hosts[0]} -N1 -n1 {command}"
@@ -283,27 +235,21 @@ def _lines(
         if members:
             has = "has" if len(members) == 1 else "have"
             lines.append(StyledText(f"    {capitalised(ranks(members))} {has} {what}"))
-    if chosen is not None:
-        lines += _threads(answer, os.getcwd())
-    elif look.stacks:
-        lines += look_lines(look, os.getcwd())
-    return lines
-
-
-_STATUS = {"starting": "not started yet: imports, or the preflight, come first", "ended": "ended"}
-
-
-def _threads(answer: Answer, cwd: str) -> Iterator[StyledText]:
-    """Yield all threads of all ranks."""
+    if chosen is None:
+        return [*lines, *(look_lines(look, os.getcwd()) if look.stacks else ())]
     for each in answer.ranks:
         if each.status != "running":
             continue
         kernel = ", ".join(filter(None, (each.state, each.wchan)))
         on = f" on {each.node}" if each.node else ""
-        yield StyledText(f"    Rank {each.rank}{on}, process {each.pid} ({kernel}):")
-        if not each.threads:
-            yield StyledText("      no Python frames are known", "faint")
+        lines.append(StyledText(f"    Rank {each.rank}{on}, process {each.pid} ({kernel}):"))
         for thread in each.threads or ():
-            yield StyledText(f"      {printable(thread.name, _NAME)} (innermost call first):")
-            for frame in thread.frames:
-                yield StyledText(f"        {frame_text(frame, cwd)}", "quote")
+            title = f"      {printable(thread.name, _NAME)} (innermost call first):"
+            frames = (f"        {frame_text(frame, os.getcwd())}" for frame in thread.frames)
+            lines += [StyledText(title), *(StyledText(text, "quote") for text in frames)]
+        if not each.threads:
+            lines.append(StyledText("      no Python frames are known", "faint"))
+    return lines
+
+
+_STATUS = {"starting": "not started yet: imports, or the preflight, come first", "ended": "ended"}

@@ -48,17 +48,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _stop(given: argparse.Namespace) -> None:
-    print_lines([stopped(locate(given.run), now=given.now)])
-
-
-def stopped(found: FoundDirectory, *, now: bool = False) -> str:
-    """End a run or a sweep, wait until it is over, and return in a line what became of it.
-
-    ``now``: its workers are killed, without the grace period.
-
-    Raises:
-        LaunchError: it cannot be ended from here; says why, and from where it can.
-    """
+    found, now = locate(given.run), given.now
     lock = lock_of(found.kind, found.path)
     where = shown_path(os.path.abspath(found.path), os.getcwd())
     queue = BatchQueue()
@@ -66,7 +56,8 @@ def stopped(found: FoundDirectory, *, now: bool = False) -> str:
     arrays = found.kind == "sweep" and os.path.isdir(os.path.join(found.path, ARRAYS))
     submits = held and arrays
     if not entry.queue and not submits and (entry.batch_job or held is False):
-        return f"{where}: is over: {outcome_text(entry_now(found, queue))}"
+        print_lines([f"{where}: is over: {outcome_text(entry_now(found, queue))}"])
+        return
     if submits:
         # it would submit more; one of another machine is followed while it does
         with contextlib.suppress(NoSuchRun):
@@ -80,7 +71,7 @@ def stopped(found: FoundDirectory, *, now: bool = False) -> str:
     if entry.queue:
         _cancel(found, where, queue, now=now)
         entry = until_over(found)
-    return f"{where}: {outcome_text(entry)}"
+    print_lines([f"{where}: {outcome_text(entry)}"])
 
 
 def _end_launcher(found: FoundDirectory, lock: str, where: str, *, now: bool) -> None:

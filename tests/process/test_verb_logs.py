@@ -69,10 +69,10 @@ def test_all_ranks_of_the_last_attempt_are_shown_one_after_the_other(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["run", "--rank", "2"], "'run' has no logs of rank 2, only of 0, 1"),
-        (["run", "--attempt", "5"], "'run' has no attempt 5, only 0, 1"),
+        (["run", "--rank", "2"], "'run' has no logs of rank 2, only of 0-1"),
+        (["run", "--attempt", "5"], "'run' has no attempt 5, only 0-1"),
         (["run", "--rank", "x"], "expected ranks (0, 1-3, or 0,2-3), got 'x'"),
-        (["run", "--attempt", "-1"], "expected a whole number, got '-1'"),
+        (["run", "--attempt", "-1"], "expected a whole number from 0 on, got '-1'"),
         (["nowhere"], "nowhere"),
     ],
 )

@@ -194,18 +194,13 @@ def test_a_run_that_is_over_says_how_and_where_its_stacks_are(
 def test_where_a_launcher_cannot_be_asked_it_is_said_why_and_what_to_do(
     launcher: Launcher, shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher.signal(signal.SIGSTOP)
-    text = shown("run", code=1)
-    assert f"run: its launcher (pid {launcher.pid}) is stopped" in text
-    assert f"'kill -CONT {launcher.pid}' lets it go on" in text
-    launcher.signal(signal.SIGCONT)
-    assert "load_next_shard" in shown("run")
     host = socket.gethostname()
     with monkeypatch.context() as patch:
         patch.setattr(stacks.socket, "gethostname", lambda: "elsewhere")
         text = shown("run", code=1)
     assert f"run: runs on {host}, and this is elsewhere; ask there: ssh {host} " in text
     assert f"python -m lllaunch stacks {launcher.run_dir}" in text
+    until((launcher.run_dir / SOCKET).exists, "the socket")
     (launcher.run_dir / SOCKET).unlink()
     monkeypatch.setattr(stacks, "_PATIENCE", 0.0)
     why = f"its launcher (pid {launcher.pid}) is starting, busy or ending; ask again in a moment"
