@@ -49,7 +49,7 @@ from lllaunch.config.secrets import safe_source
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.hydra_compat import BASIC_SWEEPER, Callbacks, create_automatic_config_search_path
 from lllaunch.review.allow import with_hydra
-from lllaunch.review.annotated import OriginAnnotator, streams_of
+from lllaunch.review.annotated import OriginAnnotator
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -265,7 +265,7 @@ class Reviewed:
         if not file.startswith(os.pardir):
             entry["file"] = file
         directories = {"output": self.directory, "log": launch["log_dir"], "cwd": launch["cwd"]}
-        return {"entrypoint": entry, "streams": streams_of(launch), "directories": directories}
+        return {"entrypoint": entry, "directories": directories}
 
 
 @dataclass(eq=False)

@@ -7,55 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lllaunch.config.document import lines_of
-from lllaunch.config.fields import Findings
 from lllaunch.config.origins import Link, Origin, Origins
 from lllaunch.config.plan import dump_yaml
 from lllaunch.config.tree import leaf_items
-from lllaunch.config.values import Mask, parse_mask, parse_ranks
 from lllaunch.spec import LaunchSpec
-from lllaunch.std import Std
-
-
-def streams_of(launch: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Returns where the streams of each rank go.
-
-    By rank or range (``0``, ``1-7``, or ``1-`` where the number of ranks is not known): ``stdout``
-    and ``stderr`` as ``file``, ``file and console`` or ``launcher`` (where the launcher's own
-    goes).
-    """
-    # of a plan: nothing is wrong with them
-    files, shown = (
-        parse_mask(launch[name], "", Findings()) or Mask() for name in ("redirects", "tee")
-    )
-    asked, nproc = launch["local_ranks_filter"], launch["nproc"]
-    heard = None if asked is None else [parse_ranks(each) for each in asked]
-    last = nproc if isinstance(nproc, int) else None
-
-    def goes(rank: int) -> dict[str, str]:
-        in_file, on_console = (
-            next((std for ranks, std in mask.parts if rank in ranks), mask.rest)
-            for mask in (files, shown)
-        )
-        audible = heard is None or any(rank in ranks for ranks in heard)
-        teed = "file and console" if audible else "file"
-        return {
-            name: teed if on_console & std else "file" if in_file & std else "launcher"
-            for name, std in (("stdout", Std.OUT), ("stderr", Std.ERR))
-        }
-
-    # ranks at which something may change
-    ranges = [*(ranks for ranks, _ in (*files.parts, *shown.parts)), *(heard or ())]
-    places = {0} | {place for ranks in ranges for place in (ranks.start, ranks.stop)}
-    found: dict[str, dict[str, str]] = {}
-    first = 0
-    for place in [*sorted(place for place in places if last is None or place < last), last]:
-        if place is None or place == last or goes(place) != goes(first):
-            single = place == first + 1
-            end = "" if place is None else place - 1
-            found[f"{first}" if single else f"{first}-{end}"] = goes(first)
-            first = place or 0
-    return found
-
 
 Path = tuple[Any, ...]
 

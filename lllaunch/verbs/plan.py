@@ -17,7 +17,6 @@ from lllaunch.app.compose import (
     ConfigRequest,
     Reviewed,
     add_hydra_flags,
-    file_of,
     located,
     review_run,
     review_sweep,
@@ -25,16 +24,13 @@ from lllaunch.app.compose import (
 from lllaunch.app.configs import unlocked
 from lllaunch.app.gate import policy_of, variables_of_hydra
 from lllaunch.app.planning import modules_of
-from lllaunch.cluster.values import format_nnodes
 from lllaunch.config.fields import Findings
-from lllaunch.config.nodes import AUTO
 from lllaunch.config.plan import dump_yaml, essential
 from lllaunch.config.tree import leaf_items
-from lllaunch.config.values import PRETEND, WORDS, count_cpus, count_gpus, parse_nproc
 from lllaunch.difference import Change, differences, jsonable, text_lines
 from lllaunch.difference import as_json as changes_as_json
 from lllaunch.documents import Plain
-from lllaunch.errors import ConfigError, Diagnostic, LaunchError, Unfit
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.review.allow import check
 from lllaunch.review.annotated import AnnotatedLine, annotated, comment_lines, origin_json
@@ -146,7 +142,7 @@ origin of each value. Nothing is started, imported or written."""
 _EPILOG = """\
 The comment behind a value names its origin: file and line, group choice or override, then what it
 overrides, and after '<-' the origin of what it refers to. The plan is the same on every machine.
-Facts of this machine are in comments at the end. For a run on a cluster, the batch file is there,
+Commit and versions are in comments at the end. For a run on a cluster, the batch file is there,
 and the cluster is asked whether it accepts it; its objections are warnings.
 
 --format trainjob prints a TrainJob of Kubeflow Trainer: its pods run the same command with
@@ -263,7 +259,7 @@ def _show(
         rest["jobs"] = list(_jobs(runs, lambda changes: text_lines(changes) if changes else None))
     lines += [AnnotatedLine(text) for text in dump_yaml(rest).splitlines()]
     if build is not None:
-        lines += comment_lines(_HERE, _of_this_machine(first, build))
+        lines += comment_lines(_HERE, _here(build).items())
     if batch:
         text = batch["batch"] or f"none: {batch['batch_problem']}"
         title = _BATCH_OF_SWEEP if sweep else _BATCH
@@ -311,43 +307,9 @@ def _jobs(
         yield {"overrides": run.job, "plan_hash": run.plan_hash, **differs}
 
 
-def _of_this_machine(run: Reviewed, build: Build) -> Iterator[tuple[str, str]]:
-    if "file" not in run.resolved["entrypoint"]:
-        yield "entrypoint", file_of(run.spec) or "unknown without importing it"
-    word = run.plan["launch"]["nproc"]
-    # of a run that goes elsewhere nothing is counted here
-    submits = run.spec.cluster is not None
-    if word in WORDS and not submits:
-        yield "nproc", f"{word} is {_count(run, word)}"
-    if run.plan["launch"]["nnodes"] == AUTO and not submits:
-        yield "nnodes", _auto_text()
-    yield "commit", commit_text(build)
-    yield "versions", versions_text(build)
-
-
-def _auto_text() -> str:
-    """Return what ``nnodes: auto`` is here."""
-    from lllaunch.cluster.detect import detect  # noqa: PLC0415 - of such runs only
-
-    try:
-        found = detect(os.environ)
-    except Unfit as unfit:
-        return f"{AUTO} {unfit.message}: {unfit.detail}"
-    taken = [f"{each.setting} {each.value} from {each.variable}" for each in found.detected]
-    several = f": {', '.join(taken)}" if taken else ""
-    return f"{AUTO} is {format_nnodes(found.min_nodes, found.max_nodes)}{several}"
-
-
-def _count(run: Reviewed, word: str) -> str:
-    visible = run.spec.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-    def gpus() -> int:
-        return count_gpus(visible, pretended=os.environ.get(PRETEND))
-
-    try:
-        return str(parse_nproc(word, cpus=count_cpus, gpus=gpus))
-    except ValueError as unfit:
-        return f"no number: {unfit.args[0]}"
+def _here(build: Build) -> dict[str, str]:
+    """Return what this machine has of the project, in words."""
+    return {"commit": commit_text(build), "versions": versions_text(build)}
 
 
 def _document(runs: Sequence[Reviewed], build: Build | None, *, sweep: bool) -> dict[str, Any]:
@@ -364,7 +326,7 @@ def _document(runs: Sequence[Reviewed], build: Build | None, *, sweep: bool) -> 
     }
     if build is not None:
         fingerprint["build"] = Plain()(build)
-        document["here"] = dict(_of_this_machine(first, build))
+        document["here"] = _here(build)
     if sweep:
         document["jobs"] = list(_jobs(runs, changes_as_json))
     return document

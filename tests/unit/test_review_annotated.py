@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +16,6 @@ from lllaunch.review.annotated import (
     OriginAnnotator,
     annotated,
     comment_lines,
-    streams_of,
 )
 
 texts = st.text("ab#:'\" \\\n\r\t\x85\u2028\x1b[é🐘-{}.~?&*!|>%@`", max_size=8)
@@ -123,43 +121,3 @@ def test_the_launchers_defaults_win_over_the_schemas_and_nothing_else() -> None:
     alone = told(**entries, **weaker)
     assert alone.comment(("launch", "role")) == "default"
     assert alone.comment(("launch", "gone")) == ""
-
-
-# ---- where the output of each rank goes
-
-
-def launch(**given: Any) -> dict[str, Any]:
-    return {"nproc": 1, "redirects": "all", "tee": "0:all", "local_ranks_filter": None, **given}
-
-
-BOTH = {"stdout": "file and console", "stderr": "file and console"}
-FILES = {"stdout": "file", "stderr": "file"}
-LAUNCHER = {"stdout": "launcher", "stderr": "launcher"}
-
-
-@pytest.mark.parametrize(
-    ("node", "expected"),
-    [
-        ({}, {"0": BOTH}),
-        ({"nproc": 2, "tee": "none", "redirects": "none"}, {"0-1": LAUNCHER}),
-        (
-            {"nproc": 3, "redirects": "out", "tee": "2:err"},
-            {
-                "0-1": {"stdout": "file", "stderr": "launcher"},
-                "2": {"stdout": "file", "stderr": "file and console"},
-            },
-        ),
-        # as many as there are
-        ({"nproc": "gpu"}, {"0": BOTH, "1-": FILES}),
-        (
-            {"nproc": "auto", "tee": "all", "local_ranks_filter": [1]},
-            {"0": FILES, "1": BOTH, "2-": FILES},
-        ),
-        (
-            {"nproc": "gpu", "tee": "all", "local_ranks_filter": ["1-999999"]},
-            {"0": FILES, "1-999999": BOTH, "1000000-": FILES},
-        ),
-    ],
-)
-def test_where_the_streams_of_each_rank_go(node: dict[str, Any], expected: Any) -> None:
-    assert streams_of(launch(**node)) == expected
