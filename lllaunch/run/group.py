@@ -9,10 +9,9 @@ import signal
 import socket
 import stat
 import time
-from collections import deque
 from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.clock import RunClock, now_ns
@@ -68,8 +67,6 @@ if TYPE_CHECKING:
     Targets = Callable[[Mapping[str, str]], Target | Forked]
     Targeted = Mapping[int, Target | Forked]
     Envs = Mapping[int, Mapping[str, str]]
-    # when it was written, what it is (size, device, inode), and where it leads as a link
-    _File = tuple[int, int, int, int, str]
 
 
 def target_of(spec: LaunchSpec, facts: Mapping[str, str]) -> Target:
@@ -559,7 +556,8 @@ class Checkpoint:
     def __init__(self, path: str, most: int | None = None) -> None:
         self._path = path
         self._most = MOST_ENTRIES if most is None else most
-        self._before: dict[str, _File] = {}
+        # when each file, or link, was written or renamed, its size and its inode
+        self._before: dict[str, tuple[int, int, int]] = {}
         self._whole = True
 
     def look(self) -> None:
@@ -580,28 +578,21 @@ class Checkpoint:
                 return True
         return False if self._whole and whole else None
 
-    def _now(self) -> tuple[dict[str, _File], bool]:
+    def _now(self) -> tuple[dict[str, tuple[int, int, int]], bool]:
         """Return the files that there are, by path, and whether these are all."""
-        files: dict[str, _File] = {}
-        waiting, seen, end = deque([self._path]), 0, time.monotonic() + _SECONDS
-        while waiting:
-            if seen >= self._most or time.monotonic() > end:
+        files: dict[str, tuple[int, int, int]] = {}
+        end = time.monotonic() + _SECONDS
+        below = (
+            os.path.join(top, name)
+            for top, directories, names in os.walk(self._path)
+            for name in (*names, *directories)
+        )
+        # where the path itself leads counts, too
+        for seen, path in enumerate(chain((self._path, os.path.realpath(self._path)), below)):
+            if seen > self._most or time.monotonic() > end:
                 return files, False
-            path, seen = waiting.popleft(), seen + 1
-            try:
-                link = os.lstat(path)
-                target = os.readlink(path) if stat.S_ISLNK(link.st_mode) else ""
-                found = os.stat(path) if target else link
-            except OSError:
-                # it has gone meanwhile, or leads nowhere
-                continue
-            is_directory = stat.S_ISDIR(found.st_mode)
-            if is_directory and (not target or path == self._path):
-                # of a link to a directory, below the path, only where it leads is of interest
-                with contextlib.suppress(OSError), os.scandir(path) as entries:
-                    waiting.extend(each.path for each in islice(entries, self._most))
-                if not target:
-                    continue
-            size, mtime = (0, 0) if is_directory else (found.st_size, found.st_mtime_ns)
-            files[path] = mtime, size, found.st_dev, found.st_ino, target
+            with contextlib.suppress(OSError):  # it has gone meanwhile
+                found = os.lstat(path)
+                if not stat.S_ISDIR(found.st_mode):
+                    files[path] = found.st_ctime_ns, found.st_size, found.st_ino
         return files, True
