@@ -48,6 +48,7 @@ from lllaunch.supervisor import supervisor as supervisor_module
 from lllaunch.supervisor.machine import (
     Begin,
     Finish,
+    GroupEnd,
     Machine,
     NodesAgreed,
     SignalReceived,
@@ -56,7 +57,7 @@ from lllaunch.supervisor.machine import (
     WatchdogFired,
     WorkerState,
 )
-from lllaunch.supervisor.nodes import Failure, NodeGroup
+from lllaunch.supervisor.nodes import NodeGroup
 from lllaunch.supervisor.supervisor import GroupHooks, GroupOptions, Supervisor
 from lllaunch.watchdog.blame import blame
 from lllaunch.watchdog.evidence import Frame, RankStack
@@ -85,7 +86,7 @@ _PHASES = (
     ("ranks", r"/role_info/|/assigned_ranks/"),
     ("keep-alive", r"/alive/|/looks?"),
     ("end", r"/ended"),
-    ("roll call", r"/here/|/counted"),
+    ("roll call", r"/end/|/counted"),
     ("barrier", r"/terminal_state|/arrived"),
     ("stacks", r"stacks|/stall|/silence"),
     ("results", r"/result"),
@@ -819,10 +820,13 @@ class _Group(NodeGroup):
                 nproc=node.world.scenario.nproc,
                 plan={"entrypoint": "train.py", "args": {"lr": 0.1}},
                 directory=f"/scratch/experiments/2026-11-22/12-00-00/node_{node.number}",
-                token=lambda: "0123456789abcdef",
-                say=lambda _: None,
-                failure=node.failure,
             )
+
+    def token(self) -> str:
+        return "0123456789abcdef"
+
+    def failure(self) -> GroupEnd | None:
+        return self._node.failure()
 
     @property
     def link(self) -> rendezvous.Rendezvous | None:
@@ -904,7 +908,7 @@ class _Workers:
         self._node = node
         self.attempt = number
         self.alive = set(range(world.scenario.nproc))
-        self.failure: Failure | None = None
+        self.failure: GroupEnd | None = None
         over = max(world.scenario.clean_at, world.now + 0.5)
         for rank in self.alive:
             world.at(over + world.random.uniform(0.0, 2.0), self.end, rank, 0, True)
@@ -919,7 +923,9 @@ class _Workers:
         if exitcode and self.failure is None:
             base = node.group.place.share.base_rank if node.group.place is not None else 0
             text = f"exited with status {exitcode}"
-            self.failure = Failure(base + rank, text, now_ns, "ExitedNonZero")
+            self.failure = GroupEnd(
+                "failed", "", -1, text, base + rank, now_ns, cause="ExitedNonZero"
+            )
         node.arrive(Exited(rank, 1, exitcode, now_ns, attempt=self.attempt))
 
     def signal(self, signum: int) -> None:
@@ -1083,7 +1089,7 @@ class _Node:
         if self.number != 0:
             self.group.give_result(self.world.document)
         else:
-            self.results = len(self.group.results(20.0 if over else 1.0))
+            self.results = len(self.group.results(20.0 if over else 1.0, _Signals()))
         self.group.close(over=over)
 
     def _left(self, _: Any, error: Exception | None) -> None:
@@ -1092,7 +1098,7 @@ class _Node:
         self.gone = True
         self.world.ended(self)
 
-    def failure(self) -> Failure | None:
+    def failure(self) -> GroupEnd | None:
         return None if self.workers is None else self.workers.failure
 
     # What happens to it

@@ -145,21 +145,6 @@ class Roster(Record, frozen=True):
         return None
 
 
-class Ending(Record, frozen=True):
-    """Why an attempt ends, as one node tells all others."""
-
-    how: str  # ``succeeded``, or as `lllaunch.supervisor.machine.GroupEnd` has it
-    reason: str = ""  # as `lllaunch.supervisor.machine.TellNodes` has it
-    group_rank: int = -1  # of the node that says so, or of which it is said
-    gone: tuple[int, ...] = ()  # group ranks of nodes that do not take part any more
-    text: str = ""  # what happened, as the predicate of a sentence about the worker or the node
-    rank: int | None = None  # of the worker among all; None if it is about the node
-    time_ns: int = 0  # when, nanoseconds since the epoch by node 0's clock
-    cause: str = ""
-    finding: bool = False  # whether ``text`` is what the watchdog has found
-    final: bool = False  # whether nothing may be tried again
-
-
 class Hello(Record, frozen=True):
     """What a node says when it comes."""
 

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from lllaunch.clock import now_ns
 from lllaunch.cluster.address import await_endpoint
 from lllaunch.cluster.membership import (
-    Ending,
     Hello,
     Member,
     Place,
@@ -158,9 +157,6 @@ class Rendezvous:
         self._base: Any = None
         self._greeted = False
         self._rounds = 0
-        # The last result that was asked for, and those that were promised and have not come.
-        self._asked = 0
-        self._due: list[int] = []
         self._torch_store: Any = None
         self._round: Any = None
         # seconds that this node's clock is ahead of node 0's; None if not known
@@ -429,10 +425,11 @@ class Rendezvous:
     def _lost_for_good(self) -> bool:
         try:
             ended = self._round.check(["ended"])
-            if ended and decode_record(self._round.get("ended"), Ending).gone:
+            if ended and json.loads(self._round.get("ended"))["gone"]:
                 return True
-            return self._round.check(["counted"]) and bool(json.loads(self._round.get("counted")))
-        except (RuntimeError, ValueError):
+            counted = self._round.check(["counted"])
+            return counted and bool(json.loads(self._round.get("counted"))["gone"])
+        except (RuntimeError, ValueError, TypeError):
             return True
 
     def _hello(self) -> list[Hello]:
@@ -476,9 +473,8 @@ class Rendezvous:
         """Return whether nodes wait to join."""
         return bool(self._handler.num_nodes_waiting() > 0)
 
-    def end(self, ending: Ending) -> None:
-        """Say why the attempt ends, unless somebody has said so before."""
-        text = encode_record(ending).decode()
+    def end(self, text: str) -> None:
+        """Say why the attempt ends, unless somebody has said so before; ``null``: it succeeded."""
         if self._nodes.backend != "etcd-v2":
             # In one step: a node that is lost between two would leave all others waiting.
             self._round.compare_set("ended", "", text)
@@ -497,7 +493,7 @@ class Rendezvous:
             # torch's counts all rounds
             last = self._round.add("arrived", 1) == size
         if last and not self.place.roster.mixed:
-            self.end(Ending("succeeded"))
+            self.end("null")
 
     def are_all_idle(self, kind: str, now: int, valid: float) -> bool:
         """Take note that this node's workers do nothing; return whether those of all nodes do so.
@@ -597,10 +593,10 @@ class Rendezvous:
         assert self.place is not None
         self._round.set(f"look/{number}/{self.place.group_rank}", packed(text))
 
-    def tell_progress(self, text: str) -> None:
-        """Let the first node know how far the attempt came here, for `_Watch` of all nodes."""
+    def confirm(self, text: str) -> None:
+        """Confirm that the attempt ends, and say how far it came here; ``null``: nobody knows."""
         assert self.place is not None
-        self._round.set(f"progress/{self.place.group_rank}", text)
+        self._round.set(f"end/{self.place.group_rank}", text)
 
     def has_finished(self) -> bool:
         """Return whether all have arrived, where some nodes run torchrun."""
@@ -611,21 +607,30 @@ class Rendezvous:
 
     # The end
 
-    def give_result(self, run: str, text: str) -> None:
+    def give_result(self, text: str) -> None:
         """Leave what became of this node's part of the run, for node 0."""
-        store = self._base
-        store.set(f"{run}/result/{store.add(f'{run}/results', 1)}", text)
+        assert self.place is not None
+        self._base.set(result_key(self.place, self.place.group_rank), text)
 
-    def results(self, run: str) -> list[bytes]:
-        """Return what nodes have left since this was asked before; argument as of `give_result`."""
-        store = self._base
-        self._due = [*self._due, *range(self._asked + 1, store.add(f"{run}/results", 0) + 1)]
-        self._asked = max([self._asked, *self._due])
-        ready = self._due
-        if ready and not store.check([f"{run}/result/{number}" for number in ready]):
-            ready = [number for number in ready if store.check([f"{run}/result/{number}"])]
-        self._due = [number for number in self._due if number not in ready]
-        found: list[bytes] = store.multi_get([f"{run}/result/{n}" for n in ready]) if ready else []
+    def results(
+        self,
+        left: Sequence[tuple[Place, int]],
+        expected: Sequence[str],
+        seconds: float,
+        given_up: Callable[[], bool],
+    ) -> list[bytes]:
+        """Return what nodes have left, each in a place and with its group rank there.
+
+        ``expected``: keys of those that are waited for, at most for some ``seconds``.
+        """
+        store, until = self._base, time.monotonic() + seconds
+        while expected and not are_set(store, expected, _MOMENT_SECONDS):
+            if time.monotonic() >= until or given_up():
+                break
+        keys = [result_key(place, rank) for place, rank in left]
+        if keys and not store.check(keys):
+            keys = [key for key in keys if store.check([key])]
+        found: list[bytes] = store.multi_get(keys) if keys else []
         return found
 
     def leave(self, *, over: bool) -> None:
@@ -644,6 +649,11 @@ class Rendezvous:
                 handler._stop_heartbeats()
                 deadline = handler._get_deadline(timedelta(seconds=2))
                 handler._op_executor.run(dynamic_rendezvous._RendezvousExitOp(), deadline)
+
+
+def result_key(place: Place, group_rank: int) -> str:
+    """Return where a node leaves what became of it, whose last place that is."""
+    return f"{place.roster.token}/result/{place.attempt}/{group_rank}"
 
 
 def are_set(store: Any, keys: Sequence[str], seconds: float) -> bool:

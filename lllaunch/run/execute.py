@@ -182,13 +182,12 @@ class Run:
         self, directory: RunDirectory, observer: RunObserver, signals: SignalSource
     ) -> int | None:
         """Runs all attempts; returns the signal to the launcher that ended the run, or None."""
-        spec, job, group = self.spec, self.job, None
+        spec, job = self.spec, self.job
         if spec.nodes is not None:
             # the launcher of one node does without
             from lllaunch.run.nodes import RunNodes  # noqa: PLC0415
 
             self.nodes = RunNodes(spec, directory, observer, self.shared_plan or {})
-            group = self.nodes.group
         continues = job is not None and job.continues
         looks_back = continues and spec.restart.looks_back
         with contextlib.ExitStack() as stack:
@@ -199,7 +198,7 @@ class Run:
                 signals,
                 self.spawner or stack.enter_context(Spawner()),
                 self.targets,
-                group,
+                self.nodes,
             )
             return workers.run(
                 earlier=directory.next_attempt() if continues else 0,

@@ -28,7 +28,8 @@ from lllaunch.run.result import (
     as_result,
     plain_result,
 )
-from lllaunch.supervisor.nodes import Failure, LastWord, NodeGroup
+from lllaunch.supervisor.machine import GroupEnd
+from lllaunch.supervisor.nodes import LastWord, NodeGroup
 from lllaunch.workers.group import UNKILLABLE_SECONDS
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ _SETTLE_SECONDS = 2 * UNKILLABLE_SECONDS + 5.0
 _LAST_WORDS = 15.0
 
 
-class RunNodes:
-    """The nodes of a run, as far as the run's files and its end are concerned."""
+class RunNodes(NodeGroup):
+    """The nodes of a run, with the run's files and its end."""
 
     def __init__(
         self,
@@ -60,25 +61,21 @@ class RunNodes:
         plan: Mapping[str, Any],
     ) -> None:
         assert spec.nodes is not None
-        self._nodes = spec.nodes
-        self._grace_period = spec.grace_period
-        self._root = os.path.dirname(directory.path)
-        self._observer = observer
-        self._own_token = secrets.token_hex(8)
-        if spec.nodes.node_rank == 0:
-            self._make_root(directory)
-        self.group = NodeGroup(
+        super().__init__(
             spec.nodes,
             run_id=spec.nodes.rdzv_id or spec.run_id,
             role=spec.role,
             nproc=spec.nproc,
             plan=plan,
             directory=directory.path,
-            token=self._token,
-            say=observer.console.note,
-            failure=self._failure,
             settles=spec.grace_period + _SETTLE_SECONDS if spec.restart.looks_back else None,
         )
+        self._grace_period = spec.grace_period
+        self._root = os.path.dirname(directory.path)
+        self._observer = observer
+        self._own_token = secrets.token_hex(8)
+        if spec.nodes.node_rank == 0:
+            self._make_root(directory)
 
     def file(self, name: str) -> str:
         """Return the path of a file of the run as a whole."""
@@ -93,7 +90,11 @@ class RunNodes:
             if name != ".hydra" or os.path.isdir(directory.file(name)):
                 link_atomic(self.file(name), os.path.join(own, name))
 
-    def _token(self) -> str:
+    def say(self, text: str) -> None:
+        """Show a line to people."""
+        self._observer.console.note(text)
+
+    def token(self) -> str:
         """Return what node 0 has left in the run's directory, if this node sees it."""
         if self._nodes.node_rank == 0:
             return self._own_token
@@ -102,14 +103,16 @@ class RunNodes:
         except OSError:
             return ""
 
-    def _failure(self) -> Failure | None:
+    def failure(self) -> GroupEnd | None:
+        """Return the first failure of the present attempt here, None if there is none."""
         from lllaunch.run.judge import judge_attempt  # noqa: PLC0415 - only where something failed
 
         record = self._observer.latest()
         root = None if record is None else judge_attempt(record).root_cause
         if root is None:
             return None
-        return Failure(root.rank, str(root.cause), root.time_ns, type(root.cause).__name__)
+        text, cause = str(root.cause), type(root.cause).__name__
+        return GroupEnd("failed", "", -1, text, root.rank, root.time_ns, cause=cause)
 
     def finish(self, outcome: RunResult, signals: SignalSource) -> RunResult | None:
         """Let the other nodes know what became of this one; return what became of all to node 0.
@@ -122,13 +125,13 @@ class RunNodes:
                 hide = self._observer.hide
                 # of a node nobody asks for its host
                 alone = replace(outcome, host=None, build=None)
-                self.group.give_result(plain_result(alone, hide))
+                self.give_result(plain_result(alone, hide))
                 return None
-            seconds = self._grace_period + _LAST_WORDS if over else 1.0
-            found = self.group.results(seconds, lambda: bool(signals.received()))
-            return merged(outcome, self.group.places, found, self.group.lost, self._root)
+            waits = over and not signals.received()
+            found = self.results(self._grace_period + _LAST_WORDS if waits else 1.0, signals)
+            return merged(outcome, self.places, found, self.lost, self._root)
         finally:
-            self.group.close(over=over)
+            self.close(over=over)
 
 
 def merged(

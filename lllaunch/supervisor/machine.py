@@ -245,6 +245,7 @@ class NodesAgreed(Logged, frozen=True):
     # what the node said that was first, or what was found out about one that is gone
     ended: GroupEnd
     final: bool = False
+    gone: tuple[int, ...] = ()  # group ranks of nodes that do not take part any more
 
     @property
     def hangs(self) -> bool:

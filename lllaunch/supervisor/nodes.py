@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -20,7 +21,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,12 +30,13 @@ from msgspec.structs import replace
 
 from lllaunch.clock import now_ns
 from lllaunch.cluster.address import local_address, network_name
-from lllaunch.cluster.membership import CLOCK_TOLERANCE, Ending, Member, Place, Pulse
+from lllaunch.cluster.membership import CLOCK_TOLERANCE, Member, Place, Pulse
 from lllaunch.cluster.rendezvous import (
     Rendezvous,
     are_set,
     keep_alive,
     load_torch,
+    result_key,
     torchs_keep_alive,
 )
 from lllaunch.cluster.values import format_endpoint
@@ -78,22 +80,12 @@ _LINGER_SECONDS = 3.0
 _MOMENT_SECONDS = 2.0
 # What takes longer is worth a line, seconds.
 _SILENT_SECONDS = 3.0
-_MOST_NAMES = 8
 # For so long a node listens before it asks whether it has missed something, seconds.
 _LONGEST_PAUSE_SECONDS = 5.0
 # After this process did not run for a while, its thread gets so long for a word, seconds.
 _BENEFIT_SECONDS = 2.0
 # Of so many ranks that wait, more stacks say nothing new.
 _MOST_STACKS = 32
-
-
-class Failure(NamedTuple):
-    """The first failure of this node's attempt."""
-
-    rank: int | None  # rank among all workers, None if it is about all of this node
-    text: str  # what happened, as the predicate of a sentence about the worker
-    time_ns: int
-    cause: str = ""
 
 
 class LastWord(Record, frozen=True):
@@ -107,10 +99,9 @@ class LastWord(Record, frozen=True):
 class NodeGroup:
     """The nodes of a run, from its first attempt to its end.
 
-    ``plan``: what all nodes must have in common, plain data. ``say``: gets lines for people.
-    ``failure``: tells the first failure of the present attempt, None if there is none. ``settles``:
-    seconds within which each node knows how far an attempt came that has ended, and says so, since
-    all must know; None if that does not matter.
+    ``plan``: what all nodes must have in common, plain data. ``settles``: seconds within which each
+    node knows how far an attempt came that has ended, and says so, since all must know; None if
+    that does not matter. A subclass knows the run: `token`, `say` and `failure`.
     """
 
     def __init__(
@@ -122,9 +113,6 @@ class NodeGroup:
         nproc: int,
         plan: Mapping[str, Any],
         directory: str,
-        token: Callable[[], str] = str,
-        say: Callable[[str], object] = print,
-        failure: Callable[[], Failure | None] = lambda: None,
         settles: float | None = None,
     ) -> None:
         self._settles = settles
@@ -134,13 +122,8 @@ class NodeGroup:
         self._nproc = nproc
         self._plan = json.dumps(plan, sort_keys=True)
         self._directory = directory
-        self._token = token
-        self._say = say
-        self._failure = failure
         self._address = local_address(nodes.host, nodes.port, nodes.interface)
-        interval, attempts = keep_alive(nodes)
-        self._interval = interval
-        self._patience = interval * attempts
+        self._patience = math.prod(keep_alive(nodes))
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # While it is held the descriptor above is not closed.
         self._open = threading.Lock()
@@ -164,6 +147,17 @@ class NodeGroup:
         self.places: list[Place] = []
         # nodes that were lost or left, by their name, with what happened to them
         self.lost: dict[str, str] = {}
+
+    def token(self) -> str:
+        """Return what node 0 has left where this node's files are; empty if it sees nothing."""
+        return ""
+
+    def say(self, text: str) -> None:
+        """Show a line to people."""
+
+    def failure(self) -> GroupEnd | None:
+        """Return the first failure of the present attempt here, None if there is none."""
+        return None
 
     # Meeting
 
@@ -212,7 +206,7 @@ class NodeGroup:
                 attempt=attempt,
                 restarts=restarts,
                 directory=self._directory,
-                token=self._token(),
+                token=self.token(),
                 clock_offset=rendezvous.clock_offset,
                 history="" if history is None else encode_record(history).decode(),
             )
@@ -240,16 +234,7 @@ class NodeGroup:
         self._tell_offset(rendezvous)
         if first:
             self._tell_unshared(place)
-        self._watch = _Watch(
-            rendezvous,
-            place,
-            self._nodes,
-            self._interval,
-            self._patience,
-            self._wake,
-            link.stopped,
-            self._settles,
-        )
+        self._watch = _Watch(rendezvous, self._nodes, self._settles, self._wake, link.stopped)
         self._watch.start()
         self._stacks_until = None
         self._ending, self._gone = False, []
@@ -287,7 +272,7 @@ class NodeGroup:
             while self._news:
                 each, _ = self._news.popleft()
                 if isinstance(each, str):
-                    self._say(each)
+                    self.say(each)
         try:
             return done.result()
         except Exception as error:
@@ -340,7 +325,7 @@ class NodeGroup:
         mine = roster.members[place.group_rank]
         if first is None or mine is None or mine.token == roster.token:
             return
-        self._say(
+        self.say(
             f"this node's files are in {mine.hostname}:{mine.directory}, apart from node 0's "
             f"({first.hostname}); if both see one file system, launch.rdzv.id gives them one place"
         )
@@ -358,7 +343,7 @@ class NodeGroup:
                 f"; torch's rendezvous takes a node for dead at {duration(patience)}: set "
                 "the clocks, or launch.rdzv.conf.keep_alive_max_attempt"
             )
-        self._say(f"warning: {text}")
+        self.say(f"warning: {text}")
 
     @property
     def restarts(self) -> int | None:
@@ -426,10 +411,10 @@ class NodeGroup:
             # nobody is left to tell it to, or to wait for
             return [GroupStacks()] if isinstance(action, TellStacks) else []
         if isinstance(action, TellNodes):
-            ending = self._ending_of(action)
+            ending = encode_record(self._ending_of(action)).decode()
             link.do(lambda: link.rendezvous.end(ending))
         elif isinstance(action, TellProgress):
-            self._tell_progress(link, action.progress)
+            self._confirm(link, action.progress)
         elif isinstance(action, TellStacks):
             self._stacks_until = time.monotonic() + _STACKS_SECONDS + _PATIENCE_FOR_BLAME
             self._tell_stacks(link, action)
@@ -444,15 +429,10 @@ class NodeGroup:
         link = self._link
         if link is None or self.place is None:
             return
-        ending = Ending(
-            "failed",
-            "failure",
-            self.place.group_rank,
-            text=f"could not be started: {text}",
-            time_ns=now_ns() - self._offset_ns,
-        )
+        agreed = NodesAgreed("failure", self._end_here("failed", f"could not be started: {text}"))
+        ending = encode_record(agreed).decode()
         link.do(lambda: link.rendezvous.end(ending))
-        link.wait(self._tell_progress(link, None), _MOMENT_SECONDS)
+        link.wait(self._confirm(link, None), _MOMENT_SECONDS)
 
     def are_all_idle(self, kind: str, valid: float) -> bool:
         """Take note that this node's workers do nothing; return whether those of all nodes do so.
@@ -511,22 +491,30 @@ class NodeGroup:
 
     # What is told
 
-    def _ending_of(self, action: TellNodes) -> Ending:
+    def _end_here(self, how: Any, text: str = "") -> GroupEnd:
+        """Return an end that this node is the cause of, now; times of what is told are node 0's."""
         assert self.place is not None
-        here, now = self.place.group_rank, now_ns() - self._offset_ns
+        rank = self.place.group_rank
+        now = now_ns() - self._offset_ns
+        return GroupEnd(how, self.place.roster.name(rank), rank, text, time_ns=now)
+
+    def _ending_of(self, action: TellNodes) -> NodesAgreed:
         if action.reason == "membership":
-            return Ending("joined", action.reason, here, time_ns=now)
+            return NodesAgreed(action.reason, self._end_here("joined"))
         if action.signum is not None:
             text = f"was ended by {signal.Signals(action.signum).name}"
-            return Ending("left", "node", here, (here,), text, time_ns=now)
-        failure = self._failure()
-        ending = Ending("failed", action.reason, here, time_ns=now, final=action.final)
+            ended = self._end_here("left", text)
+            return NodesAgreed("node", ended, gone=(ended.group_rank,))
+        ended, failure, finding = self._end_here("failed"), self.failure(), action.finding
         if failure is not None:
             at = failure.time_ns - self._offset_ns
-            ending = replace(ending, **{**failure._asdict(), "time_ns": at})
-        if action.finding is not None:
-            ending = replace(ending, text=str(action.finding), finding=True)
-        return ending
+            changes = {"text": failure.text, "rank": failure.rank, "cause": failure.cause}
+            ended = replace(ended, time_ns=at, **changes)
+        if finding is not None:
+            kind: Kind = "timeout" if action.reason == "timeout" else "hang"
+            found = FoundElsewhere(ended.node, str(finding), kind)
+            ended = replace(ended, text=found.found, finding=found)
+        return NodesAgreed(action.reason, ended, action.final)
 
     def _tell_stacks(self, link: _Link, action: TellStacks) -> None:
         place = self.place
@@ -545,12 +533,12 @@ class NodeGroup:
 
         link.do(share)
 
-    def _tell_progress(self, link: _Link, progress: AttemptProgress | None) -> Future[None]:
-        """Say how far the attempt came here; None: nobody knows, and need wait for it."""
+    def _confirm(self, link: _Link, progress: AttemptProgress | None) -> Future[None]:
+        """Say how far the attempt came here that ends; None: nobody knows."""
         if progress is not None:
             progress = replace(progress, time_ns=progress.time_ns - self._offset_ns)
         text = encode_record(progress).decode()
-        return link.do(lambda: link.rendezvous.tell_progress(text))
+        return link.do(lambda: link.rendezvous.confirm(text))
 
     @property
     def _offset_ns(self) -> int:
@@ -561,20 +549,25 @@ class NodeGroup:
     # What is heard
 
     def _take(self, news: object) -> list[Event]:
-        if isinstance(news, (MembershipChanged, GroupStacks)):
-            if isinstance(news, GroupStacks):
+        match news:
+            case MembershipChanged():
+                return [news]
+            case GroupStacks():
                 self._stacks_until = None
-            return [news]
-        if isinstance(news, Ending):
-            return self._agreed(news)
-        if isinstance(news, _Counted):
-            return self._counted(news)
-        if isinstance(news, _Broken):
-            return self._broken(news)
-        if isinstance(news, _Wanted):
-            self._wanted.append((news.number, news.request))
-        else:
-            self._say(str(news))
+                return [news]
+            case BarrierPassed():
+                self._stop_listening()
+                return [news]
+            case NodesAgreed():
+                return [self._agreed(news)]
+            case _Counted():
+                return [self._counted(news)]
+            case _Broken():
+                return self._broken(news)
+            case _Wanted():
+                self._wanted.append((news.number, news.request))
+            case _:
+                self.say(str(news))
         return []
 
     def _broken(self, news: _Broken) -> list[Event]:
@@ -592,47 +585,23 @@ class NodeGroup:
             else f"cannot be spoken to any more: {news.why}"
         )
 
-    def _agreed(self, ending: Ending) -> list[Event]:
-        place = self.place
+    def _agreed(self, agreed: NodesAgreed) -> NodesAgreed:
+        place, ended = self.place, agreed.ended
         assert place is not None
-        if ending.how == "succeeded":
-            self._stop_listening()
-            return [BarrierPassed()]
-        self._gone = [*ending.gone]
-        finding = None
-        if ending.finding:
-            kind: Kind = "timeout" if ending.reason == "timeout" else "hang"
-            finding = FoundElsewhere(place.roster.name(ending.group_rank), ending.text, kind)
-        about = self._gone[0] if self._gone else ending.group_rank
-        how: Any = ending.how
-        ended = GroupEnd(
-            how=how,
-            node=place.roster.name(about),
-            group_rank=about,
-            text=ending.text,
-            rank=ending.rank,
-            time_ns=ending.time_ns + self._offset_ns,
-            here=about == place.group_rank,
-            finding=finding,
-            cause=ending.cause,
-        )
-        for each in self._gone:
-            self.lost[place.roster.name(each)] = ending.text
-        self._ending = True
-        reason: Any = ending.reason
-        return [NodesAgreed(reason, ended, ending.final)]
+        self._ending, self._gone = True, [*agreed.gone]
+        self.lost |= {place.roster.name(each): ended.text for each in agreed.gone}
+        at, here = ended.time_ns + self._offset_ns, ended.group_rank == place.group_rank
+        return replace(agreed, ended=replace(ended, time_ns=at, here=here))
 
-    def _counted(self, news: _Counted) -> list[Event]:
+    def _counted(self, news: _Counted) -> NodesCounted:
         place = self.place
         assert place is not None
         self._stop_listening()
         text = "gave no sign of life when the attempt ended"
-        for each in news.gone:
-            self.lost[place.roster.name(each)] = text
-        first = news.gone[0] if news.gone else None
-        lost = None if first is None else GroupEnd("lost", place.roster.name(first), first, text)
+        lost = [GroupEnd("lost", place.roster.name(each), each, text) for each in news.gone]
+        self.lost |= {each.node: text for each in lost}
         again = self._enough_without([*self._gone, *news.gone])
-        return [NodesCounted(lost, again, news.progress)]
+        return NodesCounted(lost[0] if lost else None, again, news.progress)
 
     def _enough_without(self, gone: list[int]) -> bool:
         assert self.place is not None
@@ -685,44 +654,45 @@ class NodeGroup:
         link = self._link
         if link is not None and self.place is not None:
             text = encode_record(LastWord(self.place.attempt, document, self.name)).decode()
-            run = self.place.roster.token
-            given = link.do(lambda: link.rendezvous.give_result(run, text))
-            link.wait(given, _FAREWELL_SECONDS)
+            link.wait(link.do(lambda: link.rendezvous.give_result(text)), _FAREWELL_SECONDS)
 
-    def results(
-        self, seconds: float, given_up: Callable[[], bool] = lambda: False
-    ) -> dict[str, list[LastWord]]:
+    def results(self, seconds: float, signals: SignalSource) -> dict[str, list[LastWord]]:
         """Return what the other nodes have left, by their name and in order, for node 0.
 
-        ``given_up``: asked meanwhile; whether nobody waits any more.
+        A signal ends the wait.
         """
-        link = self._link
-        if link is None or self.place is None:
+        link, last = self._link, self.place
+        if link is None or last is None:
             return {}
-        roster = self.place.roster
-        expected = roster.names - {self.name, *self.lost}
-        until, said = time.monotonic() + seconds, time.monotonic() + _SILENT_SECONDS
-        present = self.place.attempt
+        # who came again has left a word when it left
+        left = [
+            (before, rank)
+            for before, after in itertools.pairwise(self.places)
+            for rank in before.roster.of_lllaunch
+            if before.roster.name(rank) not in after.roster.names
+        ]
+        left += [(last, rank) for rank in last.roster.of_lllaunch if rank != last.group_rank]
+        expected = {
+            result_key(last, rank): last.roster.name(rank)
+            for rank in last.roster.of_lllaunch
+            if rank != last.group_rank and last.roster.name(rank) not in self.lost
+        }
+        over = threading.Event()
+        collect = functools.partial(
+            link.rendezvous.results, left, [*expected], seconds, over.is_set
+        )
+        done = link.do(collect)
+        with contextlib.suppress(SignalException), signals.raising():
+            if not link.wait(done, min(seconds, _SILENT_SECONDS)):
+                nodes = "another node" if len(expected) == 1 else f"{len(expected)} other nodes"
+                self.say(f"waiting for the results of {nodes}, up to {duration(seconds)}")
+                link.wait(done, seconds)
+        over.set()
         found: dict[str, list[LastWord]] = {}
-        while True:
-            done = link.do(functools.partial(link.rendezvous.results, roster.token))
-            if not link.wait(done, _FAREWELL_SECONDS) or done.exception() is not None:
-                return found
-            for text in done.result():
-                word = decode_record(text, LastWord)
+        if link.wait(done, _FAREWELL_SECONDS) and done.exception() is None:
+            for word in (decode_record(text, LastWord) for text in done.result()):
                 found.setdefault(word.name, []).append(word)
-            # one that came again has left something before
-            here = {name for name, told in found.items() if told[-1].attempt >= present}
-            missing, now = sorted(expected - here), time.monotonic()
-            if not missing or now >= until or given_up():
-                return found
-            if now >= said:
-                names = ", ".join(missing[:_MOST_NAMES]) + (
-                    ", ..." if missing[_MOST_NAMES:] else ""
-                )
-                self._say(f"waiting for the results of {names}, up to {duration(until - now)}")
-                said = until
-            time.sleep(0.1)
+        return found
 
     def close(self, *, over: bool) -> None:
         """Take leave of the other nodes; idempotent."""
@@ -736,7 +706,7 @@ class NodeGroup:
             if free:
                 if self._settles is not None and self.place is not None:
                     # who waits for this one to say more need not
-                    self._tell_progress(link, None)
+                    self._confirm(link, None)
                 if self._clock is not None:
                     link.do(rendezvous.knock)
                 left = link.do(lambda: rendezvous.leave(over=over))
@@ -788,10 +758,10 @@ class _Broken(NamedTuple):
     why: str
 
 
-class _Counted(NamedTuple):
+class _Counted(Record, frozen=True):
     """Group ranks of nodes that have not confirmed that the attempt ends."""
 
-    gone: list[int]
+    gone: tuple[int, ...] = ()
     # how far it came on all nodes; None if that does not matter, or is not known
     progress: AttemptProgress | None = None
 
@@ -932,33 +902,31 @@ class _Watch:
 
     A failure may be all that is seen of a node that is gone: connections to it break at once, and
     its signs of life end later. So all confirm that the attempt ends, and are counted. Where it
-    matters how far it came, they are counted when all have said that, too.
+    matters how far it came, they confirm it when they know that.
     """
 
     def __init__(
         self,
         rendezvous: Rendezvous,
-        place: Place,
         nodes: Nodes,
-        interval: float,
-        patience: float,
+        settles: float | None,
         wake: Callable[[object, object], None],
         abandoned: Callable[[], bool],
-        settles: float | None = None,
     ) -> None:
-        self._settles = settles
-        # Who has not confirmed, as long as it is waited for how far the others came.
-        self._missing: list[int] | None = None
+        assert rendezvous.place is not None
         self._rendezvous = rendezvous
-        self._place = place
+        self._place = place = rendezvous.place
+        self._settles = settles
         self._wake = wake
         self._abandoned = abandoned
-        self._interval = interval
+        self._interval, attempts = keep_alive(nodes)
+        self._patience = self._interval * attempts
+        self._pulse = Pulse(self._patience)
         self._dynamic = nodes.backend != "static"
-        self._pulse = Pulse(patience)
-        self._patience = patience
-        self._ended: Ending | None = None
+        self._ended: NodesAgreed | None = None
+        # until when all are waited for that have not confirmed the end, and which of them are gone
         self._roll_ends = 0.0
+        self._lost: frozenset[int] = frozenset()
         self._beats = 0
         self._next_beat = 0.0
         self._stop = threading.Event()
@@ -1009,9 +977,7 @@ class _Watch:
 
         Returns whether the attempt has ended.
         """
-        # One node looks for joiners as often as torch's agents do; the others only wait.
-        looks = self._leads or self._mixed
-        pause = min(1.0 if looks else _LONGEST_PAUSE_SECONDS, self._interval / 2)
+        pause = min(_LONGEST_PAUSE_SECONDS, self._interval / 2)
         now = time.monotonic()
         if now >= self._next_beat:
             if self._next_beat and now - self._next_beat > self._interval:
@@ -1020,86 +986,60 @@ class _Watch:
             self._beat(store)
             self.contact = time.monotonic()
         if self._ended is not None:
-            return self._call_roll(store, self._ended, pause)
-        if self._leads:
-            self._look_for_joiners()
-        elif self._mixed and self.at_barrier and self._rendezvous.has_finished():
-            self._wake(Ending("succeeded"), self)
+            return self._count(store, self._ended, pause)
+        if self._mixed and self.at_barrier and self._rendezvous.has_finished():
+            self._wake(BarrierPassed(), self)
             return True
         has_ended = are_set(store, ["ended"], pause)
         self.contact = time.monotonic()
-        return has_ended and self._begin_to_end(store, decode_record(store.get("ended"), Ending))
+        return has_ended and self._begin_to_end(store)
 
-    def _begin_to_end(self, store: Any, ending: Ending) -> bool:
-        """Pass on why the attempt ends, and confirm it; return whether that is all."""
-        self._wake(ending, self)
-        if ending.how == "succeeded":
+    def _begin_to_end(self, store: Any) -> bool:
+        """Pass on why the attempt ends; return whether that is all."""
+        self._ended = decode_record(store.get("ended"), NodesAgreed | None)
+        self._wake(self._ended or BarrierPassed(), self)
+        if self._ended is None:
             return True
-        store.set(f"here/{self._place.group_rank}", "1")
-        self._ended = ending
+        if self._settles is None:
+            store.set(f"end/{self._place.group_rank}", "null")
         # who was just looked at may be gone since then
-        self._roll_ends = time.monotonic() + self._patience + self._interval
+        patience = max(self._patience + self._interval, self._settles or 0.0)
+        self._roll_ends = time.monotonic() + patience
         return False
 
-    def _call_roll(self, store: Any, ending: Ending, pause: float) -> bool:
+    def _count(self, store: Any, ending: NodesAgreed, pause: float) -> bool:
         """Find out who is left: nodes that are gone do not confirm that the attempt ends.
 
         The first of those that should be there finds out, and tells the others.
 
         Returns whether it is known.
         """
-        of_lllaunch = self._place.roster.of_lllaunch
-        expected = [rank for rank in of_lllaunch if rank not in ending.gone]
-        calls = not expected or expected[0] == self._place.group_rank
-        if self._missing is not None:
-            return self._collect(store, expected, self._missing, pause)
-        keys = [f"here/{rank}" for rank in expected] if calls else ["counted"]
-        late = not are_set(store, keys, pause) if keys else False
+        expected = [rank for rank in self._place.roster.of_lllaunch if rank not in ending.gone]
+        counts = not expected or expected[0] == self._place.group_rank
+        keys = [f"end/{rank}" for rank in expected] if counts else ["counted"]
+        complete = not keys or are_set(store, keys, pause)
         now = self.contact = time.monotonic()
-        # the others give it the time to say so
-        patience = 0.0 if calls else 2 * self._interval + (self._settles or 0.0)
-        if late and now < self._roll_ends + patience:
+        if not counts:
+            # it gets the time to say so
+            if not complete and now < self._roll_ends + 2 * self._interval:
+                return False
+            counted = decode_record(store.get("counted"), _Counted) if complete else None
+            self._wake(counted or _Counted((expected[0],)), self)
+            return True
+        self._watched = expected[1:]
+        late = now >= self._roll_ends
+        if not (complete or late or self._lost):
             return False
-        if not calls and not late:
-            missing = json.loads(store.get("counted"))
-        else:
-            missing = [r for r in expected if not store.check([f"here/{r}"])] if late else []
-        if calls and self._settles is not None:
-            self._missing, self._roll_ends = missing, now + self._settles
+        there = [rank for rank in expected if complete or store.check([f"end/{rank}"])]
+        # who lives and says nothing takes longer than it may
+        missing = tuple(self._lost.intersection(expected).difference(there))
+        if not late and len(there) + len(missing) < len(expected):
             return False
-        if calls:
-            store.set("counted", json.dumps(missing))
-        elif late and expected[0] not in missing:
-            missing = [expected[0], *missing]
-        self._wake(_Counted(missing, None if late else self._agreed_progress(store)), self)
+        progress = _farthest(store.multi_get([f"end/{r}" for r in there])) if there else None
+        counted = _Counted(tuple(sorted(missing)), progress)
+        store.set("counted", encode_record(counted).decode())
+        self._wake(counted, self)
         return True
-
-    def _collect(
-        self, store: Any, expected: Sequence[int], missing: list[int], pause: float
-    ) -> bool:
-        """Wait for how far the attempt came on the nodes that are left; then all are counted.
-
-        Returns whether it is known, or was waited for long enough.
-        """
-        keys = [f"progress/{rank}" for rank in expected if rank not in missing]
-        late = bool(keys) and not are_set(store, keys, pause)
-        now = self.contact = time.monotonic()
-        if late and now < self._roll_ends:
-            return False
-        if late:
-            keys = [key for key in keys if store.check([key])]
-        found = _farthest(store.multi_get(keys)) if keys else None
-        if found is not None:
-            store.set("progress", encode_record(found).decode())
-        store.set("counted", json.dumps(missing))
-        self._wake(_Counted(missing, found), self)
-        return True
-
-    def _agreed_progress(self, store: Any) -> AttemptProgress | None:
-        """Return how far the attempt came on all nodes, as the first has found."""
-        if self._settles is None or not store.check(["progress"]):
-            return None
-        return _farthest([store.get("progress")])
 
     def _beat(self, store: Any) -> None:
         self._beats += 1
@@ -1109,14 +1049,22 @@ class _Watch:
         *found, looks = store.multi_get([*keys, "looks"]) if keys else [b"0"]
         counters = dict(zip(self._watched, found, strict=True))
         lost = self._pulse.look(time.monotonic(), counters)
-        if lost and self._ended is None and not self._is_over():
-            seconds, offset = max(lost.values()), self._rendezvous.clock_offset or 0.0
-            first = min(lost)
+        self._lost = frozenset(lost)
+        self._hear_looks(store, int(looks))
+        if self._ended is not None or self._is_over():
+            return
+        if lost:
+            gone, rendezvous = tuple(sorted(lost)), self._rendezvous
+            seconds, offset = max(lost.values()), rendezvous.clock_offset or 0.0
             text = f"gave no sign of life for {duration(seconds)}"
             at = now_ns() - int((seconds + offset) * 1e9)
-            gone = tuple(sorted(lost))
-            self._rendezvous.end(Ending("lost", "node", first, gone, text, time_ns=at))
-        self._hear_looks(store, int(looks))
+            name = self._place.roster.name(gone[0])
+            ended = GroupEnd("lost", name, gone[0], text, time_ns=at)
+            rendezvous.end(encode_record(NodesAgreed("node", ended, gone=gone)).decode())
+        if self._leads and self._dynamic and not self._told_joiners:
+            self._told_joiners = self._rendezvous.are_waiting()
+            if self._told_joiners:
+                self._wake(MembershipChanged(), self)
 
     def _hear_looks(self, store: Any, count: int) -> None:
         """Pass on what other nodes have asked."""
@@ -1129,13 +1077,6 @@ class _Watch:
             self._looks, self._patient = self._looks + 1, True
             if found is not None and found[0] != self._place.group_rank:
                 self._wake(_Wanted(self._looks, found[1]), self)
-
-    def _look_for_joiners(self) -> None:
-        if self._mixed and self.at_barrier and self._rendezvous.has_finished():
-            self._rendezvous.end(Ending("succeeded"))
-        if self._dynamic and not self._told_joiners and self._rendezvous.are_waiting():
-            self._told_joiners = True
-            self._wake(MembershipChanged(), self)
 
 
 def _is_of_store(error: Exception) -> bool:

@@ -6,25 +6,33 @@ import json
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from msgspec import to_builtins
 from msgspec.structs import asdict, replace
 
-from lllaunch.cluster.membership import Ending, Member, Place, Roster, Share
+from lllaunch.cluster.membership import Member, Place, Roster, Share
 from lllaunch.cluster.rendezvous import Rendezvous
-from lllaunch.documents import as_record
+from lllaunch.documents import as_record, encode_record
 from lllaunch.spec import Nodes
 from lllaunch.supervisor import nodes as module
-from lllaunch.supervisor.machine import AttemptProgress
+from lllaunch.supervisor.machine import (
+    AttemptProgress,
+    BarrierPassed,
+    GroupEnd,
+    MembershipChanged,
+    NodesAgreed,
+)
 from lllaunch.supervisor.nodes import _Counted, _Wanted, _Watch
 from lllaunch.watchdog.evidence import Frame, RankStack
 from lllaunch.watchdog.findings import Silent
 
 INTERVAL, PATIENCE = 1.0, 3.0
-NODES = Nodes(1, 4, 0, "c10d", "host0", 29400)
-FAILED = Ending("failed", "failure", 1, text="raised ValueError")
+CONF = {"keep_alive_interval": INTERVAL, "keep_alive_max_attempt": PATIENCE / INTERVAL}
+NODES = Nodes(1, 4, 0, "c10d", "host0", 29400, conf=CONF)
+FAILED = NodesAgreed("failure", GroupEnd("failed", "node 1 (host1)", 1, "raised ValueError"))
 
 
 class Store:
@@ -83,12 +91,7 @@ class Playing:
             self.store.set(f"alive/{rank}", "0")
             heard = self.heard[rank]
             self.watches.append(
-                _Watch(
-                    *(rendezvous, place, NODES, INTERVAL, PATIENCE),
-                    wake=partial(_note, heard),
-                    abandoned=lambda: False,
-                    settles=settles,
-                )
+                _Watch(rendezvous, NODES, settles, partial(_note, heard), abandoned=lambda: False)
             )
 
     def turns(self, seconds: float, dead: Sequence[int] = ()) -> None:
@@ -105,6 +108,10 @@ class Playing:
         return [each for rank, each in enumerate(self.heard) if rank not in dead]
 
 
+def end(group: Playing, rank: int, agreed: NodesAgreed) -> None:
+    group.nodes[rank].end(encode_record(agreed).decode())
+
+
 @pytest.fixture
 def four(monkeypatch: pytest.MonkeyPatch) -> Playing:
     return Playing(4, monkeypatch)
@@ -113,36 +120,36 @@ def four(monkeypatch: pytest.MonkeyPatch) -> Playing:
 def test_all_hear_the_first_word_and_that_nobody_is_missing(four: Playing) -> None:
     four.turns(2)
     assert four.said() == [[], [], [], []]
-    four.nodes[1].end(FAILED)
-    four.nodes[2].end(replace(FAILED, group_rank=2))
+    end(four, 1, FAILED)
+    end(four, 2, replace(FAILED, reason="died"))
     four.turns(2)
-    assert four.said() == [[FAILED, _Counted([])]] * 4
+    assert four.said() == [[FAILED, _Counted()]] * 4
     assert four.over == [True] * 4
 
 
 def test_a_node_that_is_gone_when_another_tells_of_a_failure_is_missed(four: Playing) -> None:
     four.turns(2)
-    four.nodes[1].end(FAILED)
+    end(four, 1, FAILED)
     four.turns(PATIENCE - 1, dead=[3])
     # the workers are ended meanwhile, but who is left is not known yet
     assert four.said(3) == [[FAILED]] * 3
     four.turns(2 * PATIENCE, dead=[3])
-    assert four.said(3) == [[FAILED, _Counted([3])]] * 3
+    assert four.said(3) == [[FAILED, _Counted((3,))]] * 3
 
 
 def test_when_the_node_that_counts_is_gone_the_others_miss_it(four: Playing) -> None:
     four.turns(2)
-    four.nodes[1].end(FAILED)
+    end(four, 1, FAILED)
     four.turns(4 * PATIENCE, dead=[0])
-    assert four.said(0) == [[FAILED, _Counted([0])]] * 3
+    assert four.said(0) == [[FAILED, _Counted((0,))]] * 3
 
 
 def test_nodes_that_are_known_to_be_gone_are_not_waited_for(four: Playing) -> None:
     four.turns(2)
-    left = Ending("left", "node", 0, (0,))
-    four.nodes[0].end(left)
+    left = NodesAgreed("node", GroupEnd("left", "node 0 (host0)", 0), gone=(0,))
+    end(four, 0, left)
     four.turns(2, dead=[0])
-    assert four.said(0) == [[left, _Counted([])]] * 3
+    assert four.said(0) == [[left, _Counted()]] * 3
 
 
 def test_the_loss_of_a_node_is_told_when_its_patience_is_over(four: Playing) -> None:
@@ -151,14 +158,30 @@ def test_the_loss_of_a_node_is_told_when_its_patience_is_over(four: Playing) -> 
     assert four.said(2) == [[], [], []]
     four.turns(2 * PATIENCE, dead=[2])
     for first, last in four.said(2):
-        assert (first.how, first.gone) == ("lost", (2,))
-        assert last == _Counted([])
+        assert (first.ended.how, first.gone) == ("lost", (2,))
+        assert last == _Counted()
 
 
 def test_after_success_nobody_is_counted(four: Playing) -> None:
-    four.nodes[1].end(Ending("succeeded"))
+    four.nodes[1].end("null")
     four.turns(INTERVAL / 2, dead=[3])
-    assert four.said(3) == [[Ending("succeeded")]] * 3
+    assert four.said(3) == [[BarrierPassed()]] * 3
+
+
+def test_who_leads_looks_for_joiners_with_its_signs_of_life(
+    four: Playing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P10: nothing polls once a second."""
+    looks = []
+    monkeypatch.setattr(four.nodes[0], "are_waiting", lambda: looks.append(four.now))
+    monkeypatch.setattr(four.nodes[1], "are_waiting", lambda: True)
+    for watch in four.watches:
+        watch._interval = 10.0
+    four.turns(20)
+    assert [later - before for before, later in pairwise(looks)] == [5.0] * 3
+    monkeypatch.setattr(four.nodes[0], "are_waiting", lambda: True)
+    four.turns(10)
+    assert four.said() == [[MembershipChanged()], [], [], []]
 
 
 # How far an attempt came
@@ -174,11 +197,11 @@ def three(monkeypatch: pytest.MonkeyPatch) -> Playing:
 
 def say(group: Playing, rank: int, step: float | None, *, saved: bool = False) -> None:
     progress = AttemptProgress(step, saved, 100 + rank)
-    group.nodes[rank].tell_progress(json.dumps(asdict(progress)))
+    group.nodes[rank].confirm(json.dumps(asdict(progress)))
 
 
 def test_all_are_counted_when_all_have_said_how_far_it_came(three: Playing) -> None:
-    three.nodes[1].end(FAILED)
+    end(three, 1, FAILED)
     three.turns(2)
     say(three, 0, None)
     say(three, 2, 7.0)
@@ -187,29 +210,29 @@ def test_all_are_counted_when_all_have_said_how_far_it_came(three: Playing) -> N
     say(three, 1, 5.0, saved=True)
     three.turns(2)
     farthest = AttemptProgress(7.0, checkpoint_changed=True, time_ns=102)
-    assert three.said() == [[FAILED, _Counted([], farthest)]] * 3
+    assert three.said() == [[FAILED, _Counted((), farthest)]] * 3
     assert three.over == [True] * 3
 
 
 def test_who_knows_nothing_is_not_waited_for(three: Playing) -> None:
-    three.nodes[1].end(FAILED)
+    end(three, 1, FAILED)
     say(three, 0, 3.0)
-    three.nodes[1].tell_progress("null")
+    three.nodes[1].confirm("null")
     say(three, 2, None)
     three.turns(3)
     farthest = AttemptProgress(3.0, checkpoint_changed=False, time_ns=102)
-    assert three.said() == [[FAILED, _Counted([], farthest)]] * 3
+    assert three.said() == [[FAILED, _Counted((), farthest)]] * 3
 
 
 def test_a_node_that_says_nothing_is_waited_for_no_longer_than_it_may_take(three: Playing) -> None:
-    three.nodes[1].end(FAILED)
+    end(three, 1, FAILED)
     say(three, 0, 3.0)
     say(three, 1, 4.0)
     three.turns(SETTLES - 2)
     assert three.said() == [[FAILED]] * 3
     three.turns(6)
     farthest = AttemptProgress(4.0, checkpoint_changed=False, time_ns=101)
-    assert three.said() == [[FAILED, _Counted([], farthest)]] * 3
+    assert three.said() == [[FAILED, _Counted((), farthest)]] * 3
 
 
 def _ask(playing: Playing, number: int, group_rank: int | None) -> None:
