@@ -58,7 +58,6 @@ MEANINGS = {
     ("-sc", "--shell-completion"): "completion for bash, zsh or fish: `install=SHELL`,"
     " `uninstall=SHELL`",
     ("--hydra-help",): "show Hydra's own help",
-    ("--experimental-rerun",): "run again from a pickle, as Hydra does; `lllaunch rerun` is safer",
 }
 
 

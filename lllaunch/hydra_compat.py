@@ -93,8 +93,6 @@ class Seam(Enum):
     """The class of what makes and calls the callbacks of a run or sweep."""
     RUN_JOB = "hydra._internal.hydra", "run_job"
     """Run the only job of a run."""
-    READ_PICKLE = "hydra.main", "_get_rerun_conf"
-    """Read the config of ``--experimental-rerun``."""
     RUN_APP = "hydra.main", "_run_hydra"
     """Do what a command line asks for."""
     RUN_OTHER_APP = "hydra._internal.utils", "_run_hydra"

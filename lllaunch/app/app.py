@@ -36,7 +36,7 @@ from lllaunch.app.configs import (
     install_app,
     is_of_a_moment,
 )
-from lllaunch.app.gate import GUARDED, JobOf, admit, has_rules
+from lllaunch.app.gate import GuardedLoader, JobOf, admit, has_rules
 from lllaunch.app.planning import (
     load,
     locating,
@@ -112,12 +112,13 @@ class Jobs:
         """
         setattr(task, _MARK, self)
         own: dict[Seam, Callable[[Any], Any]] = {
+            Seam.LOADER: lambda _: GuardedLoader,
             Seam.CALLBACKS: self._beginning,
             Seam.LOGGING: _delaying,
             Seam.RUN_JOB: self._naming,
         }
         with self.at_end:
-            return self.ledger.run(app, {**GUARDED, **own})
+            return self.ledger.run(app, own)
 
     def _beginning(self, make: Callable[..., Callbacks]) -> Callable[..., Callbacks]:
         """Return Hydra's class of callbacks, but before it makes them, all is decided.

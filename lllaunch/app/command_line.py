@@ -62,7 +62,7 @@ FLAGS: dict[str, int | None] = {
     **dict.fromkeys(("--resolve", "--run", "-r", "--multirun", "-m"), 0),
     **dict.fromkeys(("--shell-completion", "-sc"), 0),
     **dict.fromkeys(("--config-path", "-cp", "--config-name", "-cn"), 1),
-    **dict.fromkeys(("--config-dir", "-cd", "--experimental-rerun"), 1),
+    **dict.fromkeys(("--config-dir", "-cd"), 1),
     **dict.fromkeys(("--info", "-i"), None),
     **dict.fromkeys(("--quiet", "-q"), 0),
 }
@@ -200,14 +200,8 @@ def read(
     if not line.left:
         overrides = torchrun_overrides(line.options, alone=False)
     elif own_app:
-        text = f"{script!r}: expected an override (KEY=VALUE), got no '='"
-        if script in VERBS:
-            own = relative_path(sys.argv[0], working_directory())
-            text = f"{script!r} is a command of lllaunch, and {own} is an app of its own"
-            composes = script in {"plan", "check"}
-            meant = f"python {shlex.quote(own)} --cfg job" if composes else f"lllaunch {script}"
-            text = f"{text}; did you mean '{meant}'?"
-        raise WrongUsage(text)
+        hint = f"; did you mean 'lllaunch {script}'?" if script in VERBS else ""
+        raise WrongUsage(f"{script!r}: expected an override (KEY=VALUE), got no '='{hint}")
     else:
         options = {**_from_environment(environ), **line.options}
         entrypoint = _entrypoint(script, options)
@@ -322,24 +316,16 @@ def _of_word(word: str, words: Sequence[str], line: _Reader) -> str:
 
     experiment = word.lstrip("+").removeprefix("conf/").removeprefix("exp/").removesuffix(".yaml")
     if word in VERBS:
-        others = [each for each in words if each != word]
-        return f"{word!r} is a command, and comes first: {_command(word, *others)}"
-    if word.endswith(".yaml") and not os.path.isfile(word):
-        return f"{word}: no such file"
+        return f"{word!r} is a command, and comes first: {program()} {word} ..."
     if os.path.isfile(os.path.join("conf", "exp", f"{experiment}.yaml")):
-        command = _command(*line.found, f"+exp={experiment}", *line.overrides, *line.left[1:])
-        if word.endswith(".yaml"):
-            return f"{word}: to run it: {command}"
+        given = [*line.found, f"+exp={experiment}", *line.overrides, *line.left[1:]]
+        command = f"{program()} {shlex.join(given)}"
         return f"{word!r} is not an override; to run that experiment: {command}"
     if word in words[:1] and re.fullmatch(r"[A-Za-z][\w-]*", word) and not os.path.exists(word):
         text = f"unknown command {word!r} (choose from {', '.join(VERBS)})"
         hint = did_you_mean(word, VERBS)
         return f"{text}; {hint}" if hint else text
     return f"{word!r}: expected a script (a path ending in .py) or an override (KEY=VALUE)"
-
-
-def _command(*words: str) -> str:
-    return f"{program()} {shlex.join(words)}".rstrip()
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:

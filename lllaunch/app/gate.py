@@ -15,7 +15,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
@@ -34,7 +34,6 @@ from lllaunch.config.tree import shown_path, value_at
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.hydra_compat import (
     BoundedRepository,
-    Seam,
     WatchedLoader,
     own_node,
     raw_value,
@@ -214,19 +213,6 @@ def asks_for_lock(config: DictConfig) -> bool:
     node = own_node(launch, "locked") if known else None
     wanted = raw_value(node) if node is not None else None
     return wanted not in (None, False) or locks_all(os.environ)
-
-
-def _guarding(read: Callable[[str, list[str]], DictConfig]) -> Callable[..., DictConfig]:
-    """Return Hydra's function, but where there are rules it reads no pickle."""
-
-    def read_pickle(path: str, overrides: list[str]) -> DictConfig:
-        message = "holds code that nobody can review"
-        hint = "'python -m lllaunch rerun RUN' runs a plan again"
-        found = Diagnostic("pickle", "--experimental-rerun", repr(path), message, hint)
-        _refuse_if_any([found] if has_rules() else [])
-        return read(path, overrides)
-
-    return read_pickle
 
 
 class GuardedLoader(WatchedLoader):
@@ -422,10 +408,3 @@ def _refuse_literals(secrets: Iterable[tuple[str, str, str]]) -> None:
     problems = problems_with(secrets)
     if problems:
         raise ConfigError(tuple(problems))
-
-
-GUARDED: Mapping[Seam, Callable[[Any], Any]] = {
-    Seam.LOADER: lambda _: GuardedLoader,
-    Seam.READ_PICKLE: _guarding,
-}
-"""What lets Hydra's apps compose with a `GuardedLoader`, and run no pickle unseen."""

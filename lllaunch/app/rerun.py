@@ -167,12 +167,8 @@ def _expect_ours(directory: str, former: Callable[[str], Any], launch: Mapping[A
     # how the plan calls the function: train.py:main, package.module:main
     script = str(launch.get("entrypoint", "")).rpartition(":")[0]
     words = ["python", script] if script.endswith(".py") else ["python", "-m", script]
-    lists = [former(f"overrides.{kind}") for kind in ("hydra", "task")]
-    texts = [str(text) for each in lists if isinstance(each, list) for text in each]
+    texts = [str(text) for kind in ("hydra", "task") for text in former(f"overrides.{kind}") or ()]
     command = shlex.join([*words, *unlocked(redacted_overrides(texts))])
-    cwd = former("runtime.cwd")
-    if isinstance(cwd, str) and os.path.realpath(cwd) != os.path.realpath(os.getcwd()):
-        command = f"cd {shlex.quote(cwd)} && {command}"
     message = f"was run by an app of its own, {str(former('job.name'))!r}"
     hint = f"\n  to run it again: {command}"
     raise ConfigError((Diagnostic("own-app", "RUN", repr(directory), message, hint),))

@@ -140,7 +140,7 @@ def test_what_torchrun_reads_from_the_environment_counts_for_scripts_alone() -> 
     ("line", "command"),
     [
         ("conf/exp/big/net.yaml", "lllaunch +exp=big/net"),
-        ("+exp=toy plan", "lllaunch plan +exp=toy"),
+        ("+exp=toy plan", "lllaunch plan ..."),
         ("-q toy lr=1", "lllaunch -q +exp=toy lr=1"),
     ],
 )
@@ -195,7 +195,6 @@ def test_what_cannot_be_meant_is_named(line: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("plan lr=2", "'plan' is a command of lllaunch, and own.py is an app of its own"),
         ("show", "; did you mean 'lllaunch show'?"),
         ("lr", "'lr': expected an override"),
     ],

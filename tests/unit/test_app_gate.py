@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,24 +133,6 @@ def test_a_run_reads_and_writes_in_the_tree_alone(
     assert "Traceback" not in ended.err
     assert not list(project.root.rglob("attempt_0"))
     assert not (project.root.parent / "out").exists()
-
-
-class _Evil:
-    def __reduce__(self) -> tuple[object, ...]:
-        return (os.system, ("touch sprung",))
-
-
-@pytest.mark.parametrize(("flag", "locked"), [("--experimental-rerun", False), ("--exp", True)])
-def test_no_pickle_is_loaded_where_there_are_rules(
-    flag: str, locked: bool, run: Called, project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (project.root / "config.pickle").write_bytes(pickle.dumps(_Evil()))
-    if locked:
-        (project.root / "conf/lllaunch.yaml").unlink()
-        monkeypatch.setenv("LLLAUNCH_LOCKED", "1")
-    ended = run(flag, "config.pickle")
-    assert ended.code == 5
-    assert "--experimental-rerun" in ended.err
 
 
 def test_a_lock_is_that_of_the_project_wherever_hydra_changes_to(

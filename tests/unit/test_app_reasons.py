@@ -25,22 +25,6 @@ def message(*overrides: str) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("args", "override", "told"),
-    [
-        ("{a: 1}", "launch.args=[]", "expected a mapping, as the config has one there, got a list"),
-        ("[1]", "launch.args={a:1}", "expected a list, as the config has one there, got a mapping"),
-    ],
-)
-def test_a_list_over_a_mapping_is_told_with_how_to_replace_it(
-    args: str, override: str, told: str, experiment: Path
-) -> None:
-    experiment.write_text(f"# @package _global_\nlaunch:\n  entrypoint: env\n  args: {args}\n")
-    assert message(override).startswith(f"launch.args: {told}; to replace it: '~launch.args' ")
-    with Composition(ConfigRequest(("+exp=a", "~launch.args", f"+{override}"))) as composed:
-        assert composed.compose().launch.args in ([], {"a": 1})
-
-
 def test_a_node_that_refers_to_itself_is_named_first(experiment: Path) -> None:
     experiment.write_text("# @package _global_\nlaunch: ${launch}\n")
     assert message() == "launch: expected a value, got a reference that leads back to launch"
