@@ -165,7 +165,12 @@ class Jobs:
         # where names for moments begin: ``outputs`` by default
         above = os.path.abspath(os.path.dirname(str(raw["dir"]).partition("${")[0]))
         link = os.path.join(above, "latest") if fresh else ""
-        nodes = _nodes_of(config, elsewhere=self._batch is None)
+        nodes: Nodes | None = None
+        count = OmegaConf.select(config, "launch.nnodes", throw_on_resolution_failure=False)
+        if count not in (None, 1):
+            from lllaunch.config.nodes import nodes_ahead  # noqa: PLC0415 - of several nodes only
+
+            nodes = nodes_ahead(config, elsewhere=self._batch is None)
         if nodes is not None and nodes.rdzv_id and fresh:
             # that all nodes have in common, and no moment
             name, fresh = os.path.join(above, as_file_name(nodes.rdzv_id)), False
@@ -327,24 +332,6 @@ def jobs_of(task_function: Callable[..., object]) -> Jobs | None:
     return getattr(task_function, _MARK, None)
 
 
-def _nodes_of(config: DictConfig, *, elsewhere: bool) -> Nodes | None:
-    """Return what a run's config says of several nodes, None if there is one, or if it is wrong.
-
-    What is wrong is said when the run is decided. ``elsewhere``: a run that goes to a cluster has
-    them there.
-    """
-    launch = OmegaConf.select(config, "launch")
-    if not isinstance(launch, DictConfig) or launch.get("nnodes") in (None, 1):
-        return None
-    from lllaunch.config.read import asks_for_cluster  # noqa: PLC0415 - of several nodes only
-
-    if elsewhere and asks_for_cluster(config):
-        return None
-    from lllaunch.config.nodes import nodes_ahead  # noqa: PLC0415 - of several nodes only
-
-    return nodes_ahead(config, os.environ)
-
-
 class _LateFile(logging.FileHandler):
     """A log file that is made by the first message; where it cannot be, there is none."""
 
@@ -420,7 +407,20 @@ class LaunchedMain(Generic[R]):
 
         if call_in_worker(self._function):
             return None
-        code = self._run_app()
+        try:
+            line = read(sys.argv[1:], own_app=True)
+            sys.argv[1:] = completed(line.words)
+            with prestarted(sys.argv[1:]) as spawner:
+                install()
+                self._jobs = Jobs(spawner, function=self._function, quiet=line.asks(*OWN_FLAGS))
+                code = self._jobs.run_app(self._app, self._task)
+        except WrongUsage as wrong:
+            print(f"lllaunch: {wrong}", file=sys.stderr)
+            code = ExitCode.CONFIG
+        finally:
+            if self._jobs is not None:
+                self._jobs.ledger.restore()
+            self._jobs = None
         if code is not None:
             sys.exit(code)
         return None
@@ -432,23 +432,6 @@ class LaunchedMain(Generic[R]):
         """
         found = {} if self.outcome is None else self.outcome.return_values
         return {rank: load(value) for rank, value in found.items()}
-
-    def _run_app(self) -> int | None:
-        try:
-            line = read(sys.argv[1:], own_app=True)
-        except WrongUsage as wrong:
-            print(f"lllaunch: {wrong}", file=sys.stderr)
-            return ExitCode.CONFIG
-        sys.argv[1:] = completed(line.words)
-        try:
-            with prestarted(sys.argv[1:]) as spawner:
-                install()
-                self._jobs = Jobs(spawner, function=self._function, quiet=line.asks(*OWN_FLAGS))
-                return self._jobs.run_app(self._app, self._task)
-        finally:
-            if self._jobs is not None:
-                self._jobs.ledger.restore()
-            self._jobs = None
 
 
 def main(

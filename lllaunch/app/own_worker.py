@@ -55,7 +55,6 @@ class UserScript(NamedTuple):
 
     path: str = ""  # absolute
     module: str = ""  # of ``python -m``
-    guarded: bool = False  # whether workers leave out what stands behind its guard
 
 
 class AppReached(BaseException):
@@ -100,21 +99,20 @@ def end_script_at_launch(function: Any) -> None:
         raise AppReached
 
 
-def started_as(main: ModuleType, needed: bool, direct: bool = True) -> UserScript:
+def started_as(main: ModuleType, needed: bool) -> UserScript:
     """Returns how a process was started; ``needed``: the function that workers run is in ``main``.
 
-    Without ``direct``, as `calls_directly` says, a library such as a test runner is not to run in
-    workers; nor is a package's ``__main__.py``, which often has no guard.
+    If it is not, a library such as a test runner is not to run in workers; nor is a package's
+    ``__main__.py``, which often has no guard.
     """
-    guarded = not needed and not direct
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     name = spec.name if spec is not None else ""
-    if name.rpartition(".")[2] == "__main__" and not needed:
+    if not needed and (name.endswith(".__main__") or not calls_directly(main)):
         return UserScript()
     if name and name != "__main__":
-        return UserScript(module=name, guarded=guarded)
+        return UserScript(module=name)
     if path and os.path.isfile(path):
-        return UserScript(path=os.path.abspath(path), guarded=guarded)
+        return UserScript(path=os.path.abspath(path))
     return UserScript()
 
 
@@ -165,12 +163,11 @@ def run_in_script(
     _State.worker, _State.task, _State.reach = True, task, reach
     # the calls of plain Hydra apps come to `call_in_worker`
     watch_apps(_app_called)
-    name = "__mp_main__" if script.guarded else "__main__"
     try:
         if script.module:
-            execute_module(script.module, name)
+            execute_module(script.module)
         elif script.path:
-            execute_script(script.path, name)
+            execute_script(script.path)
     except AppReached:
         # what stands below the call runs in the launcher, after all workers
         pass
@@ -245,11 +242,14 @@ _CALL = re.compile(r"\$\{[^${}:]+:[^${}]*\}")
 def settle(cfg: DictConfig) -> None:
     """Resolves every interpolation once, for the caches; what only workers can resolve is left."""
     for node, key, text in _texts(cfg, OmegaConf.to_container(cfg, resolve=False)):
-        if _resolves(node, key):
-            continue
-        # a part that only workers can resolve hides the others: try them alone
-        for call in _CALL.findall(text):
-            _resolves(OmegaConf.create({"call": call}, parent=node), "call")
+        # a part that only workers can resolve hides the others: these are tried alone, too
+        alone = [
+            (OmegaConf.create({"call": call}, parent=node), "call") for call in _CALL.findall(text)
+        ]
+        for owner, name in [(node, key), *alone]:
+            # resolvers are the user's code; the worker meets it again
+            with contextlib.suppress(Exception):
+                owner[name]
 
 
 def _texts(node: Any, plain: Any) -> Iterator[tuple[Any, Any, str]]:
@@ -260,14 +260,6 @@ def _texts(node: Any, plain: Any) -> Iterator[tuple[Any, Any, str]]:
             yield from _texts(node[key], value)
         elif isinstance(value, str) and "${" in value:
             yield node, key, value
-
-
-def _resolves(node: Any, key: Any) -> bool:
-    try:
-        node[key]
-    except Exception:  # noqa: BLE001 - resolvers are the user's code; the worker meets it again
-        return False
-    return True
 
 
 class _WorkerHydra(Hydra):
@@ -451,7 +443,7 @@ class UserFunction(NamedTuple):
             raise _named(function, repr(function)).missing()
         in_main = reach is not None and reach.module == "__main__"
         main = sys.modules["__main__"]
-        script = started_as(main, needed=in_main, direct=calls_directly(main))
+        script = started_as(main, needed=in_main)
         # read from standard input: there is nothing that workers could import
         lost = in_main and script == UserScript()
         return cls(function, None if lost else reach, script)

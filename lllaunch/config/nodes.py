@@ -35,7 +35,7 @@ from lllaunch.config.fields import (
     read_word,
 )
 from lllaunch.config.kinds import Kind, read_fields
-from lllaunch.config.read import Reader
+from lllaunch.config.read import Reader, asks_for_cluster
 from lllaunch.config.schema import defaults
 from lllaunch.config.tree import Tree, conceal, has_secrets, reveal
 from lllaunch.config.values import Nvml, format_duration, parse_duration
@@ -155,20 +155,22 @@ def read_nodes(settings: Settings, around: HostContext) -> NodeSettings:
     return _placed(settings, said, rank, found, around.environ) if around.here else found
 
 
-def nodes_ahead(cfg: DictConfig, environ: Mapping[str, str]) -> Nodes | None:
+def nodes_ahead(cfg: DictConfig, *, elsewhere: bool = False) -> Nodes | None:
     """Read the nodes of a run alone, before it has a directory.
 
     None if it has one node, or if something is wrong, which is reported when all is read.
+    ``elsewhere``: a run that goes to a cluster has its nodes there.
     """
+    launch = OmegaConf.select(cfg, "launch")
+    if not isinstance(launch, DictConfig) or (elsewhere and asks_for_cluster(cfg)):
+        return None
     findings = Findings()
-    items = Reader(findings).read_items(
-        OmegaConf.select(cfg, "launch"), "launch", ("nnodes", "node_rank", "rdzv")
-    )
+    items = Reader(findings).read_items(launch, "launch", ("nnodes", "node_rank", "rdzv"))
     # a key that is null is one that nobody has set
     given = {name: item for name, item in items.items() if item is not None}
     keys = {name: f"launch.{name}" for name in KEYS}
     settings = Settings({**defaults(), **given}, keys, findings, given)
-    found = read_nodes(settings, HostContext(environ=environ)).nodes
+    found = read_nodes(settings, HostContext()).nodes
     return None if findings.count else found
 
 

@@ -172,15 +172,15 @@ class Interrupted(Exception):
     """The worker's code ended by KeyboardInterrupt."""
 
 
-def _fresh_main(file: str, name: str) -> ModuleType:
+def _fresh_main(file: str) -> ModuleType:
     """A ``__main__`` that stays: pickling by name and atexit functions need it to the end."""
-    module = ModuleType(name)
+    module = ModuleType("__main__")
     module.__file__ = file
     module.__dict__["__builtins__"] = builtins
     vars(module).update(__annotations__={})
     module.__dict__["__cached__"] = None
     sys.modules["__main__"] = module
-    if name == "__mp_main__" or "__mp_main__" in sys.modules:
+    if "__mp_main__" in sys.modules:
         # multiprocessing, where it is imported, has made this another name of the spawner's main
         # module, and unpickles by it what its own children send.
         sys.modules["__mp_main__"] = module
@@ -195,16 +195,13 @@ def run_script(path: str, argv: tuple[str, ...], base_path: list[str]) -> None:
     execute_script(path)
 
 
-def execute_script(path: str, name: str = "__main__") -> None:
-    """Execute a file as ``__main__``.
-
-    ``name``: its ``__name__``; ``__mp_main__`` leaves out what stands behind its guard.
-    """
+def execute_script(path: str) -> None:
+    """Execute a file as ``__main__``."""
     full = os.path.abspath(path)
     with io.open_code(full) as file:
         code = compile(file.read(), full, "exec", dont_inherit=True)
-    module = _fresh_main(full, name)
-    module.__loader__ = importlib.machinery.SourceFileLoader(name, full)
+    module = _fresh_main(full)
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", full)
     exec(code, module.__dict__)  # noqa: S102 - running it is the task
 
 
@@ -239,12 +236,12 @@ def run_module(name: str, argv: tuple[str, ...], base_path: list[str]) -> None:
     execute_module(name)
 
 
-def execute_module(module_name: str, name: str = "__main__") -> None:
+def execute_module(module_name: str) -> None:
     """Execute a module, or a package's ``__main__``, as ``__main__``."""
     # As python -m has it while the parent packages are imported.
     sys.argv[:1] = ["-m"]
     code, spec = _module_code(module_name)
-    module = _fresh_main(spec.origin or "", name)
+    module = _fresh_main(spec.origin or "")
     sys.argv[0] = spec.origin or module_name
     module.__spec__ = spec
     module.__loader__ = spec.loader

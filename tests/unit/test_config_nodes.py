@@ -425,16 +425,20 @@ def test_nodes_may_not_differ_in_what_they_run() -> None:
     assert group_hash(several) not in {group_hash({**several, **other}) for other in others}
 
 
-def test_what_a_config_says_of_nodes_is_known_before_the_run_has_a_directory() -> None:
-    def ahead(environ: dict[str, str], **said: Any) -> tuple[int | None, str] | None:
+def test_what_a_config_says_of_nodes_is_known_before_the_run_has_a_directory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ahead(**said: Any) -> tuple[int | None, str] | None:
         launch = dict.fromkeys(("nnodes", "node_rank", "rdzv")) | said
-        found = nodes_ahead(OmegaConf.create({"launch": launch}), environ)
+        found = nodes_ahead(OmegaConf.create({"launch": launch}))
         return None if found is None else (found.node_rank, found.rdzv_id)
 
-    assert ahead({}) is None
-    assert ahead({}, nnodes=2, node_rank=1, rdzv={"endpoint": "a:1", "id": "mine"}) == (1, "mine")
+    assert ahead() is None
+    assert ahead(nnodes=2, node_rank=1, rdzv={"endpoint": "a:1", "id": "mine"}) == (1, "mine")
     environ = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "a", "PET_RDZV_ID": "x"}
-    assert ahead(environ, nnodes="auto") == (1, "x")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert ahead(nnodes="auto") == (1, "x")
 
 
 def test_auto_where_nothing_says_which_node_this_is_asks_for_it() -> None:
