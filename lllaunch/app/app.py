@@ -45,7 +45,7 @@ from lllaunch.app.planning import (
     plain,
     plan_job,
 )
-from lllaunch.app.sweeping.resume import completed
+from lllaunch.app.sweeping.sweeper import completed
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.hydra_compat import Seam, root_of

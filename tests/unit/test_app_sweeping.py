@@ -14,23 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lllaunch.app.sweeping.launcher import (
-    SweptJob,
-    check_sweeper,
-    launches_once,
-    sweepers_direction,
-)
+from lllaunch.app.sweeping.launcher import SweptJob, check_resume, launches_once
 from lllaunch.app.sweeping.probes import (
     ComposerKilled,
     SweepRefused,
     choose,
     decides,
     map_in_forks,
-    references,
 )
-from lllaunch.app.sweeping.resume import check, completed
-from lllaunch.app.sweeping.sweeper import Grid
-from lllaunch.config.sweep import sweep_settings
+from lllaunch.app.sweeping.sweeper import completed, grid
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.sweep.protocol import Broken
 
@@ -38,15 +30,15 @@ from lllaunch.sweep.protocol import Broken
 @given(st.lists(st.lists(st.integers(), max_size=4), max_size=4))
 def test_a_grid_has_the_jobs_of_hydras_basic_sweeper_in_its_order(values: list[list[int]]) -> None:
     dimensions = [[f"k{place}={value}" for value in row] for place, row in enumerate(values)]
-    grid = Grid(dimensions)
+    jobs = grid(dimensions)
     expected = [list(job) for job in itertools.product(*dimensions)]
-    assert list(grid) == expected
-    assert len(grid) == len(expected)
-    assert grid[1:3] == expected[1:3]
-    assert [grid[-1]] == expected[-1:] if expected else not grid
+    assert list(jobs) == expected
+    assert len(jobs) == len(expected)
+    assert jobs[1:3] == expected[1:3]
+    assert [jobs[-1]] == expected[-1:] if expected else not jobs
     for outside in (len(expected), -len(expected) - 1):
         with pytest.raises(IndexError):
-            grid[outside]
+            jobs[outside]
 
 
 def about_launch(override: str) -> bool:
@@ -54,11 +46,11 @@ def about_launch(override: str) -> bool:
 
 
 def test_the_first_job_is_tried_and_one_for_each_value_that_may_matter() -> None:
-    grid = Grid([["lr=1", "lr=2"], ["launch.nproc=1", "launch.nproc=2", "launch.nproc=99"]])
-    assert choose(grid, about_launch) == [0, 1, 2]
-    assert choose(Grid([[f"seed={seed}" for seed in range(1000)]]), about_launch) == [0]
+    jobs = grid([["lr=1", "lr=2"], ["launch.nproc=1", "launch.nproc=2", "launch.nproc=99"]])
+    assert choose(jobs, about_launch) == [0, 1, 2]
+    assert choose(grid([[f"seed={seed}" for seed in range(1000)]]), about_launch) == [0]
     assert choose([], about_launch) == []
-    many = Grid([[f"launch.nproc={nproc}" for nproc in range(1000)]])
+    many = grid([[f"launch.nproc={nproc}" for nproc in range(1000)]])
     assert len(choose(many, about_launch)) == 32
 
 
@@ -110,15 +102,6 @@ def test_a_resumed_sweep_is_where_it_was() -> None:
     assert completed(argv) == argv
 
 
-def test_a_resume_elsewhere_is_refused(tmp_path: Path) -> None:
-    check(None, "multirun/x", str(tmp_path))
-    check("./multirun//x", "multirun/x", str(tmp_path))
-    with pytest.raises(
-        ConfigError, match=r"hydra\.launcher\.resume: 'y' .*add hydra\.sweep\.dir=y"
-    ):
-        check("y", "multirun/x", str(tmp_path))
-
-
 OURS = "hydra_plugins.lllaunch_launcher.sweeper.LllaunchSweeper"
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 OPTUNA = "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"
@@ -137,25 +120,26 @@ def test_a_grid_is_one_batch_and_adaptive_sweepers_ask_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("sweeper", "resume", "message"),
     [
-        (swept_by(OPTUNA, resume="x"), "chooses jobs by the results of others"),
-        (swept_by(BASIC, batch=2, resume="x"), "in batches"),
-        (swept_by(BASIC, batch=2, on_failure="continue"), r"hydra\.launcher\.on_failure"),
+        (swept_by(OPTUNA), "multirun/x", "several batches"),
+        (swept_by(BASIC, batch=2), "multirun/x", "several batches"),
+        (swept_by(BASIC), "y", r"resume: 'y' .*add hydra\.sweep\.dir=y"),
     ],
 )
-def test_what_a_sweeper_cannot_do_is_refused_with_the_reason(config: Any, message: str) -> None:
-    settings = sweep_settings(OmegaConf.to_container(config.hydra.launcher))  # type: ignore[arg-type]
+def test_what_cannot_be_resumed_is_refused_with_the_reason(
+    sweeper: Any, resume: str, message: str, tmp_path: Path
+) -> None:
+    place = {"hydra": {"sweep": {"dir": "multirun/x"}, "runtime": {"cwd": str(tmp_path)}}}
     with pytest.raises(ConfigError, match=message):
-        check_sweeper(config, settings)
+        check_resume(OmegaConf.merge(sweeper, place), resume)  # type: ignore[arg-type]
 
 
-def test_a_sweeper_may_say_which_objective_it_looks_for() -> None:
-    config = swept_by(OPTUNA)
-    assert sweepers_direction(config) is None
-    for direction, expected in (("MAXIMIZE", "maximize"), (["minimize", "maximize"], None)):
-        config.hydra.sweeper.direction = direction
-        assert sweepers_direction(config) == expected
+def test_a_sweep_is_resumed_where_it_was(tmp_path: Path) -> None:
+    place = {"hydra": {"sweep": {"dir": "multirun/x"}, "runtime": {"cwd": str(tmp_path)}}}
+    config: Any = OmegaConf.merge(swept_by(BASIC), place)
+    check_resume(config, None)
+    check_resume(config, "./multirun//x")
 
 
 def test_what_hydra_is_told_is_composed_when_it_asks(tmp_path: Path) -> None:
@@ -187,11 +171,14 @@ def test_groups_the_launch_node_and_what_it_refers_to_decide_whether_a_job_can_r
             "hydra": {"sweep": {"dir": "x", "subdir": "${name}"}, "launcher": {"cpus": None}},
         }
     )
-    assert references(master) == {"params.n", "size", "times.long", "shown", "name"}
     matters = decides(Loader(), master)  # type: ignore[arg-type]
-    assert all(map(matters, ("size=2", "params.n=3", "+times={long: 2h}", "name=a", "shown=x")))
+    assert all(
+        map(matters, ("params.n=3", "cluster.pack=2", "+times={long: 2h}", "name=a", "shown=x"))
+    )
     assert all(map(matters, ("+launch.resources.gpus_per_proc=2", "+exp=resnet", "~db")))
-    assert not any(map(matters, ("params.lr=launch.nproc", "sizes=3", "other=1", "launcher=2")))
+    assert not any(
+        map(matters, ("params.lr=launch.nproc", "params.lrs=3", "other=1", "launcher=2"))
+    )
 
 
 FORMER = """

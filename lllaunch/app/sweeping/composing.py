@@ -46,7 +46,10 @@ class JobConfig(NamedTuple):
 
 
 class Composer:
-    """Composes the jobs of one sweep."""
+    """Composes the jobs of one sweep.
+
+    ``users_own``: whether the app is a user's own that knows nothing of lllaunch.
+    """
 
     def __init__(
         self,
@@ -58,11 +61,14 @@ class Composer:
         self.context = context
         self.user = user
         self.master = master
-        self.users_own = users_own  # whether the app is a user's own that knows nothing of lllaunch
+        self.users_own = users_own
         self.sweep_dir = ""  # the sweep's directory, absolute; empty for where the config says
-        self.for_cluster = asks_for_cluster(
-            with_launchers_cluster(master, users_own=users_own), users_own=users_own
-        )
+        self.for_cluster = self.goes_to_cluster(master)
+
+    def goes_to_cluster(self, config: DictConfig) -> bool:
+        """Return whether the job of a config goes to a cluster, of its own or the launcher's."""
+        known = with_launchers_cluster(config, users_own=self.users_own)
+        return asks_for_cluster(known, users_own=self.users_own)
 
     def compose(
         self, overrides: Sequence[str], number: int, directory: str | None = None

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.utils import env_override, filter_overrides, run_job
 from omegaconf import OmegaConf
@@ -19,6 +18,7 @@ from lllaunch.app.configs import job_name
 from lllaunch.app.gate import JobOf, admit
 from lllaunch.app.planning import in_snapshot, load, locating, perform, plain
 from lllaunch.app.sweeping.composing import LAUNCHER
+from lllaunch.app.sweeping.sweeper import Lazy
 from lllaunch.config.plan import MARKS, essential, plan_node
 from lllaunch.config.read import CLUSTER, public_config, with_sources
 from lllaunch.config.secrets import literals, not_secret
@@ -47,32 +47,24 @@ if TYPE_CHECKING:
     from lllaunch.sweep.pool import Lease
 
 
-class Labels(Sequence[Sequence[str]]):
-    """The overrides of jobs as Hydra lists them for a job, without secrets; made when asked for.
+def labels_of(overrides: Sequence[Sequence[str]], sweep: str = "") -> Sequence[tuple[str, ...]]:
+    """Return the overrides of jobs as Hydra lists them for a job, without secrets.
 
     ``sweep``: name of the sweep where hidden values that differ are told apart (`mark`): of an app
     where literals stand under names that only sound secret (``sort_key``); else empty.
     """
 
-    def __init__(self, overrides: Sequence[Sequence[str]], sweep: str = "") -> None:
-        self._overrides = overrides
-        self._sweep = sweep
-
-    def __len__(self) -> int:
-        return len(self._overrides)
-
-    @overload
-    def __getitem__(self, index: int) -> tuple[str, ...]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[tuple[str, ...]]: ...
-    def __getitem__(self, index: int | slice) -> tuple[str, ...] | list[tuple[str, ...]]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        written = filter_overrides(self._overrides[index])
+    def label(index: int) -> tuple[str, ...]:
+        written = filter_overrides(overrides[index])
         shown = redacted_overrides(written)
-        if not self._sweep:
+        if not sweep:
             return shown
-        return tuple(_marked(*each, self._sweep) for each in zip(written, shown, strict=True))
+        return tuple(
+            new if old == new or "${" in old else f"{old.partition('=')[0]}={mark(old, sweep)}"
+            for old, new in zip(written, shown, strict=True)
+        )
+
+    return Lazy(len(overrides), label)
 
 
 def name_of(overrides: Sequence[str], number: int | None = None) -> str:
@@ -93,26 +85,10 @@ def mark(text: str, sweep: str) -> str:
     return f"<hidden {hashlib.pbkdf2_hmac('sha256', value, salt, 20_000).hex()[:8]}>"
 
 
-def _marked(written: str, shown: str, sweep: str) -> str:
-    if written == shown or "${" in written:
-        return shown
-    return f"{written.partition('=')[0]}={mark(written, sweep)}"
-
-
 THREADS = "OMP_NUM_THREADS"
 
-# What every job needs and imports lazily: here it is imported once, and not in each fork.
-_FOR_JOBS = (
-    "lllaunch.config.resolve",
-    "lllaunch.run.execute",
-    "lllaunch.run.ending",
-)
-
-
-def import_for_jobs() -> None:
-    """Imports what every job needs, in the launcher."""
-    for name in _FOR_JOBS:
-        importlib.import_module(name)
+# What every job needs and imports lazily: in the launcher it is imported once, not in each fork.
+FOR_JOBS = ("lllaunch.config.resolve", "lllaunch.run.execute", "lllaunch.run.ending")
 
 
 @dataclass(eq=False)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import itertools
 import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobRuntime, JobStatus, filter_overrides, setup_globals
@@ -29,10 +30,10 @@ from lllaunch.app.boundary import AppEnded, JobFailed, refusing, tell_ci
 from lllaunch.app.configs import as_written, is_of_a_moment
 from lllaunch.app.own_worker import UserFunction, end_script_at_launch
 from lllaunch.app.planning import load, locating
-from lllaunch.app.sweeping.composing import LAUNCHER, Composer, with_launchers_cluster
-from lllaunch.app.sweeping.jobs import Labels, SweepJobs, import_for_jobs, name_of
-from lllaunch.app.sweeping.probes import compared, is_group, probe
-from lllaunch.app.sweeping.resume import check, command
+from lllaunch.app.sweeping.composing import LAUNCHER, Composer
+from lllaunch.app.sweeping.jobs import FOR_JOBS, SweepJobs, labels_of, name_of
+from lllaunch.app.sweeping.probes import compared, decides, probe
+from lllaunch.app.sweeping.sweeper import RESUME, command
 from lllaunch.config.read import asks_for_cluster, register_resolvers
 from lllaunch.config.sweep import SweepSettings, sweep_settings
 from lllaunch.console.sweep import SweepConsole
@@ -61,11 +62,9 @@ from lllaunch.sweep.spawner_pool import SpawnerPool
 from lllaunch.words import counted, resume_override, short_overrides, shown_path
 
 if TYPE_CHECKING:
-    from hydra.core.config_loader import ConfigLoader
     from omegaconf import DictConfig
 
     from hydra_plugins.lllaunch_launcher.launcher import LllaunchLauncher
-    from lllaunch.app.app import Jobs
     from lllaunch.app.sweeping.composing import JobConfig
     from lllaunch.sweep.objective import Direction
     from lllaunch.sweep.pool import Lease
@@ -104,38 +103,28 @@ def launch(
     return [sweep.returned(batch, job, index) for index, job in enumerate(overrides)]
 
 
+@dataclass(eq=False)
 class HydraSweep:
-    """What a launcher has from its first batch of jobs to its last; made by `begin`.
+    """What a launcher has from its first batch of jobs to its last; made by `begin`."""
 
-    ``command``: how the app was called, if a resume needs no more than that; else empty.
-    """
-
-    def __init__(
-        self,
-        jobs: SweepJobs,
-        settings: SweepSettings,
-        leases: Leases,
-        session: SweepSession,
-        spawners: SpawnerPool,
-        command: str,
-    ) -> None:
-        # whether the sweeper asks for all jobs at once, so that a resume can, too
-        self.at_once = launches_once(jobs.composer.master)
-        self._jobs = jobs
-        self._settings = settings
-        self._leases = leases
-        self._session = session
-        self._spawners = spawners
-        self._command = command
-        self._resources = contextlib.ExitStack()
-        # which job runs in a directory
-        self._taken: dict[str, int] = {}
-        self._batches = 0
-        self._objectives: Objectives | None = None
-        # the last of several, while the sweep's summary is not written and shown
-        self._open: Batch | None = None
-        # whether jobs are in a cluster's queue that this launcher does not follow
-        self.left = False
+    _jobs: SweepJobs
+    _settings: SweepSettings
+    _leases: Leases
+    _session: SweepSession
+    _spawners: SpawnerPool
+    # how the app was called, if a resume needs no more than that; else empty
+    _command: str
+    # whether the sweeper asks for all jobs at once, so that a resume can, too
+    at_once: bool
+    _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    # which job runs in a directory
+    _taken: dict[str, int] = field(default_factory=dict)
+    _batches: int = 0
+    _objectives: Objectives | None = None
+    # the last of several, while the sweep's summary is not written and shown
+    _open: Batch | None = None
+    # whether jobs are in a cluster's queue that this launcher does not follow
+    left: bool = False
 
     @classmethod
     def begin(
@@ -152,15 +141,22 @@ class HydraSweep:
             raise NotInMainThread
         config, loader = launcher.config, launcher.hydra_context.config_loader
         ours = jobs_of(launcher.task_function)
-        for_cluster = goes_to_cluster(loader, config, overrides, users_own=ours is None)
+        function = launcher.task_function if ours is None else ours.function
+        # what workers run instead of the configured entrypoint, None for that
+        user = None
+        if function is not None:
+            user = UserFunction.of(function, importable=ours is not None)
+        composer = Composer(launcher.hydra_context, config, user, users_own=ours is None)
+        for_cluster = composer.for_cluster = _goes_to_cluster(composer, overrides)
         with locating(loader, config):
-            settings, machine = read_settings(config, for_cluster=for_cluster)
+            settings = sweep_settings(config.hydra.launcher, LAUNCHER)
+            machine, of_machine = SweepMachine(), (settings.gpus, settings.cpus)
+            if not for_cluster:
+                machine = find_machine(os.environ, *of_machine, key=LAUNCHER)
+            check_resume(config, settings.resume)
         if ours is not None and ours.quiet:
             settings = settings._replace(console=replace(settings.console, quiet=True))
-        user = _user(ours, launcher.task_function)
         environ = dict(os.environ)
-        composer = Composer(launcher.hydra_context, config, user, users_own=ours is None)
-        composer.for_cluster = for_cluster
         jobs = SweepJobs(composer, launcher.task_function, machine, environ)
         with contextlib.ExitStack() as undo:
             spawners = SpawnerPool(environ, prestarted=None if ours is None else ours.spawner)
@@ -168,24 +164,29 @@ class HydraSweep:
             query = BuildQuery(config.hydra.runtime.cwd)
             undo.callback(query.close)
             probe(jobs, overrides, first, spawners)
-            import_for_jobs()
+            for name in FOR_JOBS:
+                importlib.import_module(name)
             session = begin_session(
                 config,
                 settings.resume is not None,
                 moves=launcher.on_begin is not None,
-                direction=settings.direction or sweepers_direction(config),
+                # of two objectives, which one a sweeper looks for, as Optuna's says it
+                direction=settings.direction
+                or as_direction(OmegaConf.select(config, "hydra.sweeper.direction")),
                 slots=None if for_cluster else machine.everything,
             )
             undo.callback(session.close)
             composer.sweep_dir = session.path
             # once for all jobs
             jobs.build = query.result(own=[session.path])
-            _take_snapshot(jobs, settings, session.path, undo)
+            if settings.snapshot != "none" and not for_cluster:
+                _take_snapshot(jobs, session.path, undo, keeps=settings.snapshot != "temporary")
             if launcher.on_begin is not None:
                 launcher.on_begin(session.resumed)
             leases = Leases(machine, lock_cpus=settings.pin_cpus)
             called = "" if ours is None else command()
-            sweep = cls(jobs, settings, leases, session, spawners, called)
+            at_once = launches_once(config)
+            sweep = cls(jobs, settings, leases, session, spawners, called, at_once)
             undo.callback(sweep._conclude_quietly)
             undo.callback(leases.close)
             sweep._resources = undo.pop_all()
@@ -209,7 +210,7 @@ class HydraSweep:
                 be written to.
         """
         users_own = self._jobs.composer.users_own
-        labels = Labels(overrides, id_of(self._session.path) if users_own else "")
+        labels = labels_of(overrides, id_of(self._session.path) if users_own else "")
         compose = compared(self._jobs, overrides, labels, self._session.path)
         composer = self._jobs.composer
         clusters = not composer.users_own or asks_for_cluster(composer.master, users_own=True)
@@ -248,7 +249,12 @@ class HydraSweep:
             except LaunchError as error:
                 failure = error
             if self.left:
-                self._tell_left()
+                self._open = None
+                where = shown_path(self._session.path, os.getcwd())
+                _say(
+                    f"the sweep is in {where}; 'lllaunch wait {where}' waits for its jobs, "
+                    f"'lllaunch stop {where}' ends them, {resume_override(where)} goes on with it"
+                )
             elif self.at_once or finish is None or finish.signum is not None:
                 failure = self._conclude(batch, console, failure)
             else:
@@ -284,45 +290,28 @@ class HydraSweep:
                 batch.directories[event.number] = event.directory
             console.observe(event)
 
-        policy, executor = self._settings.policy, self._executor(batch, prepare, console.note)
-        if executor.queues:
-            # of the cluster: it limits what runs at the same time
-            policy = policy._replace(max_parallel=None)
-        onlooker = Onlooker(observe, console.tick_in, console.awaited)
-        sweep = Sweep(executor, policy, self._session.journal, onlooker, batch.to_run(), signals)
-        try:
-            return sweep.run()
-        finally:
-            self.left = executor.left
-
-    def _executor(
-        self,
-        batch: Batch,
-        prepare: Callable[[int], Prepared | Broken],
-        say: Callable[[str], object],
-    ) -> Executor:
-        jobs, session = self._jobs, self._session
+        jobs, session, policy = self._jobs, self._session, self._settings.policy
+        executor: Executor
         if jobs.composer.for_cluster:
             # only of what goes to a cluster
             from lllaunch.app.sweeping.submitted import SlurmExecutor  # noqa: PLC0415
 
-            given = (session, jobs.composer, self._settings.policy, batch, prepare, self._review)
-            return SlurmExecutor(*given, say, at_once=self.at_once)
-        pins, spawners = self._settings.pin_cpus, self._spawners
-        work = Work(prepare, jobs.execute, jobs.machine, pins, spawners, locks=session.locks)
-        return LocalExecutor(
-            work, self._leases, review=self._review, captures=True, label=batch.label
-        )
-
-    def _tell_left(self) -> None:
-        """Say that the jobs go on without this launcher, and what looks after them."""
-        self._open = None
-        where = shown_path(self._session.path, os.getcwd())
-        print(
-            f"lllaunch: the sweep is in {where}; 'lllaunch wait {where}' waits for its jobs, "
-            f"'lllaunch stop {where}' ends them, {resume_override(where)} goes on with it",
-            file=sys.stderr,
-        )
+            given = (session, jobs.composer, policy, batch, prepare, self._review, console.note)
+            executor = SlurmExecutor(*given, at_once=self.at_once)
+            # of the cluster: it limits what runs at the same time
+            policy = policy._replace(max_parallel=None)
+        else:
+            pins, spawners = self._settings.pin_cpus, self._spawners
+            work = Work(prepare, jobs.execute, jobs.machine, pins, spawners, locks=session.locks)
+            executor = LocalExecutor(
+                work, self._leases, review=self._review, captures=True, label=batch.label
+            )
+        onlooker = Onlooker(observe, console.tick_in, console.awaited)
+        sweep = Sweep(executor, policy, session.journal, onlooker, batch.to_run(), signals)
+        try:
+            return sweep.run()
+        finally:
+            self.left = executor.left
 
     def _review(self, number: int, prepared: Prepared) -> Prepared | Broken:
         """Refuse a job that would write where another one does."""
@@ -407,12 +396,13 @@ class HydraSweep:
         """Return what became of a job."""
         number = batch.numbers[index]
         skipped = batch.skipped.get(number)
-        failure = None
+        failure, end = None, batch.ends.get(number)
         if skipped is not None:
             directory = skipped.history.directory
         else:
             directory = batch.directories.get(number, "")
-            failure = _failure(name_of(batch.labels[index], number), batch.ends.get(number))
+            if end is None or end.state is not JobState.SUCCEEDED:
+                failure = _failure(name_of(batch.labels[index], number), end)
         directory = os.path.join(self._session.path, directory) if directory else ""
         composer = self._jobs.composer
 
@@ -423,32 +413,18 @@ class HydraSweep:
 
 
 def _take_snapshot(
-    jobs: SweepJobs, settings: SweepSettings, directory: str, undo: contextlib.ExitStack
+    jobs: SweepJobs, directory: str, undo: contextlib.ExitStack, *, keeps: bool
 ) -> None:
-    """Let the jobs run the code as it is now, if the sweep says so.
-
-    Raises:
-        SnapshotFailed: git could not do it.
-    """
-    if settings.snapshot == "none" or jobs.composer.for_cluster:
-        return
+    """Let the jobs run the code as it is now, or raise `SnapshotFailed`."""
     # only of sweeps that have one
     from lllaunch.run.snapshot import free_place, remove, take  # noqa: PLC0415
 
     cwd = str(jobs.composer.master.hydra.runtime.cwd)
     snapshot = jobs.snapshot = take(cwd, free_place(directory), os.environ, _say)
-    if snapshot is None:
-        return
-    jobs.build = snapshot.build(jobs.build or Build())
-    if settings.snapshot == "temporary":
-        undo.callback(remove, snapshot)
-
-
-def _user(ours: Jobs | None, task_function: Callable[[Any], Any]) -> UserFunction | None:
-    """Return what workers run instead of the configured entrypoint, None for that."""
-    if ours is None:
-        return UserFunction.of(task_function)
-    return None if ours.function is None else UserFunction.of(ours.function, importable=True)
+    if snapshot is not None:
+        jobs.build = snapshot.build(jobs.build or Build())
+        if not keeps:
+            undo.callback(remove, snapshot)
 
 
 # The sweep's settings
@@ -462,131 +438,48 @@ class NotInMainThread(LaunchError):
 
 
 _OURS = "hydra_plugins.lllaunch_launcher.sweeper.LllaunchSweeper"
-_CHOOSE_OURS = "use hydra/sweeper=lllaunch, which runs all jobs as one batch"
 
 
 def launches_once(config: DictConfig) -> bool:
     """Whether the sweeper asks for all of its jobs at once."""
-    return _target(config) == _OURS or (
-        _target(config) == BASIC_SWEEPER and not _batch_size(config)
-    )
+    sweeper: Any = config.hydra.sweeper
+    basic = sweeper.get("_target_") == BASIC_SWEEPER and not sweeper.get("max_batch_size")
+    return basic or sweeper.get("_target_") == _OURS
 
 
-def sweepers_direction(config: DictConfig) -> Direction | None:
-    """Return which of two objectives a sweeper looks for, as Optuna's says it, or None."""
-    return as_direction(OmegaConf.select(config, "hydra.sweeper.direction"))
+def check_resume(config: DictConfig, resume: str | None) -> None:
+    """Raise `ConfigError` if a sweep is resumed that is not where Hydra works, or cannot be."""
+    if resume is None:
+        return
+    sweep_dir, cwd = str(config.hydra.sweep.dir), config.hydra.runtime.cwd
+    theirs, ours = (os.path.realpath(os.path.join(cwd, path)) for path in (sweep_dir, resume))
+    if theirs != ours:
+        message = f"is not the sweep's directory ({sweep_dir})"
+        hint = f"add hydra.sweep.dir={resume}"
+    elif not launches_once(config):
+        message = "cannot be resumed with a sweeper that asks for jobs in several batches"
+        hint = "use hydra/sweeper=lllaunch, which runs all jobs as one batch"
+    else:
+        return
+    raise ConfigError((Diagnostic("resume", RESUME, repr(resume), message, hint),))
 
 
-def check_sweeper(config: DictConfig, settings: SweepSettings) -> None:
-    """Checks that the sweeper can do what the launcher is asked for.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    problems = []
-    if settings.resume is not None and not launches_once(config):
-        message = "cannot be resumed with a sweeper that chooses jobs by the results of others"
-        if _target(config) == BASIC_SWEEPER:
-            message = "cannot be resumed in batches (hydra.sweeper.max_batch_size)"
-        problem = Diagnostic(
-            "sweeper", "hydra.launcher.resume", repr(settings.resume), message, _CHOOSE_OURS
-        )
-        problems.append(problem)
-    stated = OmegaConf.select(config, "hydra.launcher.on_failure")
-    if stated == "continue" and _target(config) == BASIC_SWEEPER and _batch_size(config):
-        message = (
-            "is not what Hydra's basic sweeper does with hydra.sweeper.max_batch_size: it ends "
-            "with the first batch in which a job fails"
-        )
-        problem = Diagnostic(
-            "sweeper", "hydra.launcher.on_failure", "'continue'", message, _CHOOSE_OURS
-        )
-        problems.append(problem)
-    if problems:
-        raise ConfigError(tuple(problems))
-
-
-def _target(config: DictConfig) -> str:
-    return str(OmegaConf.select(config, "hydra.sweeper._target_"))
-
-
-def _batch_size(config: DictConfig) -> object:
-    return OmegaConf.select(config, "hydra.sweeper.max_batch_size")
-
-
-T = TypeVar("T")
-
-
-def read_settings(
-    config: DictConfig, *, for_cluster: bool = False
-) -> tuple[SweepSettings, SweepMachine]:
-    """Returns the launcher's settings, and what they let it lease.
-
-    ``for_cluster``: whether the jobs go to a cluster: nothing is leased here.
-
-    Raises:
-        ConfigError: something is wrong; it holds everything that is.
-    """
-    problems: dict[str, Diagnostic] = {}
-
-    def attempt(step: Callable[[], T]) -> T | None:
-        try:
-            return step()
-        except ConfigError as error:
-            for problem in error.problems:
-                problems.setdefault(problem.key, problem)
-            return None
-
-    settings = attempt(lambda: sweep_settings(config.hydra.launcher, LAUNCHER))
-    # of settings that are wrong, what the machine has to do with can be looked at all the same
-    raw: Any = settings or OmegaConf.to_container(config.hydra.launcher)
-    gpus, cpus = (_of(raw, name) for name in ("gpus", "cpus"))
-    machine: SweepMachine | None = SweepMachine()
-    if not for_cluster:
-        machine = attempt(lambda: find_machine(os.environ, gpus, cpus, key=LAUNCHER))
-    if settings is not None:
-        found = settings
-        sweep_dir, cwd = str(config.hydra.sweep.dir), config.hydra.runtime.cwd
-        attempt(lambda: check(found.resume, sweep_dir, cwd))
-        attempt(lambda: check_sweeper(config, found))
-    if problems:
-        raise ConfigError(tuple(problems.values()))
-    assert settings is not None
-    assert machine is not None
-    return settings, machine
-
-
-def _of(settings: Any, name: str) -> Any:
-    return getattr(settings, name) if isinstance(settings, SweepSettings) else settings.get(name)
-
-
-def goes_to_cluster(
-    loader: ConfigLoader,
-    config: DictConfig,
-    overrides: Sequence[Sequence[str]],
-    *,
-    users_own: bool,
-) -> bool:
+def _goes_to_cluster(composer: Composer, overrides: Sequence[Sequence[str]]) -> bool:
     """Return whether the jobs of a sweep go to a cluster, as the first of them says.
 
-    ``config``: what the sweep was composed to. What is swept is not in it: clusters, or experiments
-    that choose theirs.
+    What is swept is not in what the sweep was composed to: clusters, or experiments that choose
+    theirs.
     """
-
-    def goes(config: DictConfig) -> bool:
-        known = with_launchers_cluster(config, users_own=users_own)
-        return asks_for_cluster(known, users_own=users_own)
-
-    if goes(config):
+    config, loader = composer.master, composer.context.config_loader
+    if composer.for_cluster:
         return True
     stated = frozenset(as_written(config.hydra.overrides.task))
     swept = [text for text in overrides[0] if text not in stated] if overrides else []
-    keys = [text.partition("=")[0].lstrip("+~").partition("@")[0] for text in swept]
     # composing takes as long as some short jobs
-    if not any(key.startswith("cluster.") or is_group(loader, key) for key in keys):
+    if not any(map(decides(loader), swept)):
         return False
     try:
-        return goes(loader.load_sweep_config(config, list(overrides[0])))
+        return composer.goes_to_cluster(loader.load_sweep_config(config, list(overrides[0])))
     except Exception:  # noqa: BLE001 - of Hydra; it is told where jobs are tried
         return False
 
@@ -747,12 +640,10 @@ def read_returned(directory: str) -> ReturnValue | None:
     return result.return_values.get(0)
 
 
-def _failure(name: str, end: Settle | None) -> JobFailed | None:
-    """The exception of a job that did not succeed, None of one that did."""
+def _failure(name: str, end: Settle | None) -> JobFailed:
+    """Return the exception of a job that did not succeed; None of one that has no end."""
     if end is None:
         return JobFailed(ExitCode.ERROR, f"lllaunch: {name} was not run")
-    if end.state is JobState.SUCCEEDED:
-        return None
     code = ExitCode.ERROR if end.exit_code is None else end.exit_code
     said = "was not run" if end.state is JobState.NOT_RUN else f"failed (exit code {code})"
     return JobFailed(code, f"lllaunch: {name} {said}{f': {end.why}' if end.why else ''}")

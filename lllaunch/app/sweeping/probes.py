@@ -19,7 +19,7 @@ import signal
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from msgspec import structs
 from omegaconf import OmegaConf
@@ -27,8 +27,9 @@ from omegaconf import OmegaConf
 from lllaunch.app.boundary import reason_of, without_variables
 from lllaunch.app.configs import job_name
 from lllaunch.app.gate import asks_for_lock
-from lllaunch.app.sweeping.jobs import Labels, name_of
+from lllaunch.app.sweeping.jobs import labels_of, name_of
 from lllaunch.config.plan import plan_hash
+from lllaunch.config.read import CLUSTER
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.linux.process import set_parent_death_signal
@@ -106,43 +107,29 @@ def choose(
 
 
 def decides(loader: ConfigLoader, master: DictConfig | None = None) -> Callable[[str], bool]:
-    """Returns what tells whether an override may decide whether a job can run."""
-    referenced = frozenset() if master is None else references(master)
-    # to ask Hydra takes milliseconds, and a sweep has few keys
-    chooses = functools.cache(lambda key: is_group(loader, key))
+    """Return what tells whether an override may decide whether a job can run.
 
-    def matters(override: str) -> bool:
-        key = override.partition("=")[0].lstrip("+~").partition("@")[0]
-        if key == "launch" or key.startswith("launch.") or chooses(key):
+    That is one of ``launch``, of the cluster, of a config group, or, with ``master``, of what the
+    launch node and the launcher's settings refer to.
+    """
+    referenced: set[str] = set()
+    if master is not None:
+        raw: Any = OmegaConf.to_container(master, resolve=False)
+        launch = [item for key, item in (raw.get("launch") or {}).items() if key not in _HARMLESS]
+        texts = repr([launch, raw["hydra"]["sweep"], raw["hydra"]["launcher"]])
+        referenced.update(_REFERENCE.findall(texts))
+
+    # to ask Hydra takes milliseconds, and a sweep has few keys
+    @functools.cache
+    def key_matters(key: str) -> bool:
+        above, _, name = key.rpartition("/")
+        if key.partition(".")[0] in {"launch", CLUSTER} or name in loader.list_groups(above):
             return True
         return any(
             f"{key}.".startswith(f"{path}.") or path.startswith(f"{key}.") for path in referenced
         )
 
-    return matters
-
-
-def references(master: DictConfig) -> frozenset[str]:
-    """Returns the keys that decide with the launch node whether a job can run, and where."""
-    raw: Any = OmegaConf.to_container(master, resolve=False)
-    launch = {key: item for key, item in (raw.get("launch") or {}).items() if key not in _HARMLESS}
-    texts, found = repr([launch, raw["hydra"]["sweep"], raw["hydra"]["launcher"]]), set[str]()
-    while new := {*_REFERENCE.findall(texts)} - found:
-        found |= new
-        texts = repr([_below(raw, path) for path in new])
-    return frozenset(found)
-
-
-def _below(raw: Any, path: str) -> Any:
-    for part in path.split("."):
-        raw = raw.get(part) if isinstance(raw, dict) else None
-    return raw
-
-
-def is_group(loader: ConfigLoader, key: str) -> bool:
-    """Return whether a key is a config group, such as ``exp`` or ``model/optimizer``."""
-    parent, _, name = key.rpartition("/")
-    return name in loader.list_groups(parent)
+    return lambda text: key_matters(text.partition("=")[0].lstrip("+~").partition("@")[0])
 
 
 def probe(
@@ -153,7 +140,7 @@ def probe(
     Raises:
         SweepRefused: they cannot.
     """
-    labels, size = Labels(overrides), jobs.machine.everything
+    labels, size = labels_of(overrides), jobs.machine.everything
     room = Need(len(size.gpus), len(size.cpus))
     composer = jobs.composer
     matters = decides(composer.context.config_loader, composer.master)
@@ -193,7 +180,10 @@ def probe(
 
 
 def compared(
-    jobs: SweepJobs, overrides: Sequence[Sequence[str]], labels: Labels, sweep_dir: str
+    jobs: SweepJobs,
+    overrides: Sequence[Sequence[str]],
+    labels: Sequence[Sequence[str]],
+    sweep_dir: str,
 ) -> Callable[[Sequence[tuple[int, OldJob]]], Generator[NewJob, None, None]]:
     """Return what composes jobs that have finished, for comparison: as many at once as cores."""
 
@@ -251,7 +241,13 @@ def map_in_forks(
             for place in range(min(processes, len(items)))
         ]
         for place in range(len(items)):
-            yield _answer_of(pipes[place % processes])
+            try:
+                answer, error = pickle.load(pipes[place % processes])  # noqa: S301 - of our own fork
+            except (EOFError, pickle.UnpicklingError):
+                raise ComposerKilled from None
+            if error is not None:
+                raise error
+            yield answer
 
 
 @contextlib.contextmanager
@@ -262,58 +258,36 @@ def _fork(function: Callable[[A], object], items: Sequence[A]) -> Iterator[IO[by
     parent, ignored = os.getpid(), forks.ignored_at_start()
     pid = fork()
     if pid == 0:
+        # never returns into the code that was forked
         try:
             os.close(read)
-            _become(parent, ignored)
-            _answer(function, items, write)
+            # Ctrl-C is for the launcher, which ends the fork then, or takes it along
+            forks.leave_terminal(parent)
+            set_parent_death_signal(signal.SIGKILL)
+            if os.getppid() == parent:
+                forks.reset(ignored, python=True)  # lifts the mask, too
+                _answer(function, items, os.fdopen(write, "wb"))
+        except BaseException:  # noqa: BLE001 - see above
+            traceback.print_exc()
+            flush_streams()
         finally:
+            # closes the pipe, when all is said on standard error, too
             os._exit(1)
     os.close(write)
-    try:
-        with os.fdopen(read, "rb") as file:
+    with os.fdopen(read, "rb") as file:
+        try:
             yield file
-    finally:
-        # one that has answered all is ending; the others are not wanted any more
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        finally:
+            # one that has answered all is ending; the others are not wanted any more
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
-def _become(parent: int, ignored: frozenset[signal.Signals]) -> None:
-    """In the fork: ends with the process that forked it, and only that tells it to."""
-    forks.leave_terminal(parent)  # Ctrl-C is for the launcher, which ends the fork then
-    set_parent_death_signal(signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-    forks.reset(ignored, python=True)  # lifts the mask, too
-
-
-def _answer_of(pipe: IO[bytes]) -> Any:
-    try:
-        answer, error = pickle.load(pipe)  # noqa: S301 - of our own fork
-    except (EOFError, pickle.UnpicklingError):
-        raise ComposerKilled from None
-    if error is not None:
-        raise error
-    return answer
-
-
-def _answer(function: Callable[[A], object], items: Sequence[A], write: int) -> NoReturn:
-    """In the fork: never returns into the code that was forked."""
-    try:
-        # closed by the end of the process, when all is said on standard error, too
-        file = os.fdopen(write, "wb")
-        for item in items:
-            try:
-                answer: tuple[object, LaunchError | None] = (function(item), None)
-            except LaunchError as error:
-                answer = (None, error)
-            file.write(pickle.dumps(answer))
-            file.flush()
-    except BrokenPipeError:
-        # nobody wants the rest
-        os._exit(0)
-    except BaseException:  # noqa: BLE001 - see above
-        traceback.print_exc()
-        flush_streams()
-        os._exit(1)
-    os._exit(0)
+def _answer(function: Callable[[A], object], items: Sequence[A], file: IO[bytes]) -> None:
+    for item in items:
+        try:
+            answer: tuple[object, LaunchError | None] = (function(item), None)
+        except LaunchError as error:
+            answer = (None, error)
+        pickle.dump(answer, file)
+        file.flush()
