@@ -347,11 +347,10 @@ def run_in_job(
         _end_others(job)
         raise BatchJobRefused(_superseded(job, submission.job))
     first = leads()
-    account, facts = account_of(directory), _facts(job)
+    account = account_of(directory)
     batch = BatchJob(
         directory,
         account,
-        None if facts is None else facts.end_time,
         leads=first,
         continues=account.starts > 0 if first else restart_count() > 0,
         snapshot=submission.snapshot,
@@ -497,7 +496,7 @@ def begin(batch: BatchJob, job: str, requeue: Requeue | None) -> None:
     # for people alone: no run fails for it
     with contextlib.suppress(LaunchError):
         nodes = tuple(slurm.node_names(os.environ.get("SLURM_JOB_NODELIST", "")))
-    batch.note(BatchStarted(job, nodes, batch.end_time))
+    batch.note(BatchStarted(job, nodes))
     reason = "" if back is None or requeue is None else account.refusal(back.cause, requeue)
     if reason:
         batch.note(BatchEnded(int(ExitCode.ERROR), reason))
@@ -564,13 +563,17 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
     # asked again as long as there may be time for it: many may ask at once
     facts = _facts(job, questions=3) if asks else None
     ending = None if facts is None else slurm.ending(facts, restart_count())
+    end_time = None if facts is None else facts.end_time
+    left = None
+    if end_time is not None and batch.signalled_ns:
+        left = max(0.0, end_time - batch.signalled_ns / 1e9)
     decision = decide(
         batch.account,
         EndFacts(
             code,
             signalled=announced,
             cause=_cause_of_ending(ending),
-            seconds_left=batch.seconds_left,
+            seconds_left=left,
             failure=None if outcome is None or outcome.signum else cause_of(code, kind),
             cancelled=ending == "cancelled",
             taken_back=ending == "requeued",

@@ -117,7 +117,6 @@ class JobFacts(NamedTuple):
     Times are seconds since the epoch.
     """
 
-    id: str  # ``123``, or ``123_4`` of an array's task
     state: str  # ``PENDING``, ``RUNNING``, ``COMPLETING``, ``TIMEOUT``
     reason: str = ""  # why it is in that state; ``None`` is Slurm's word for no reason
     # how often it was put back into the queue. It grows before the processes of the job are
@@ -126,9 +125,6 @@ class JobFacts(NamedTuple):
     end_time: float | None = None  # when it ended, or will be ended; None if unknown
     # when another job began to take its place; None if none did, or if it is back in the queue
     preempt_time: float | None = None
-    nodes: str = ""  # a list of nodes as `node_names` reads it, empty if it has none
-    directory: str = ""
-    name: str = ""
 
 
 Ending = Literal["requeued", "preempted", "timeout", "node_failure", "cancelled"]
@@ -287,56 +283,29 @@ def job_facts(id: str) -> JobFacts | None:  # noqa: A002 - as Slurm calls it
     ``id``: of the job, or ``123_4`` of an array's task. Each task also has an id as other jobs
     have, which is not to be used: that of the last task is that of the whole array.
     """
-    answer = _ask("scontrol", "--oneliner", "show", "job", id, known=_UNKNOWN_JOB)
-    return None if answer.status else parse_job(answer.out, id)
-
-
-# Names of jobs may be anything. They stand in front, what stands behind the command is the user's.
-_RECORD = re.compile(
-    r"(?P<job>\d+) (?:ArrayJobId=(?P<array>\d+) ArrayTaskId=(?P<task>\S+) )?.*?"
-    r"JobName=(?P<name>.*?) UserId=\S* GroupId=(?P<head>.*?)"
-    r"(?P<tail> (?:Command|WorkDir)=.*)",
-    re.DOTALL,
-)
-_FIELD = re.compile(r"(?:^|\s)([\w:/]+)=(\S*)")
-_DIRECTORY = re.compile(r" WorkDir=(.*?) (?:StdErr|AdminComment|SystemComment|Comment)=", re.DOTALL)
-
-
-def parse_job(text: str, id: str) -> JobFacts | None:  # noqa: A002
-    """Returns what ``scontrol --oneliner show job`` says of a job, in one of its lines. Pure.
-
-    The id that is returned may differ: that of an array's task has two parts.
-    """
-    lines = (line.removeprefix("JobId=") for line in text.split("\nJobId="))
-    found = [each for line in lines if (each := _RECORD.match(line))]
-    for match in found:
-        if len(found) == 1 or id in {match["job"], f"{match['array']}_{match['task']}"}:
-            return _facts(match)
-    return None
-
-
-def _facts(match: re.Match[str]) -> JobFacts:
-    # some have blanks: Reason=ReqNodeNotAvail, UnavailableNodes:node1
-    reason = re.search(r" Reason=(.*?) Dependency=", match["head"])
-    fields = dict(_FIELD.findall(match["head"]))
-    directory = _DIRECTORY.search(match["tail"])
-    restarts = fields.get("Restarts", "")
+    columns = ",".join(f"{name}:{_WIDTH}" for name in _FACTS)
+    words = ("squeue", "--noheader", "--array", "--states=all", "--jobs", id, "--Format", columns)
+    line = _ask(*words, known=_UNKNOWN_JOB).out.partition("\n")[0]
+    found = [line[at : at + _WIDTH].strip() for at in range(0, len(line), _WIDTH)]
+    if len(found) < len(_FACTS):
+        return None
+    state, reason, restarts, end, preempted = found
     return JobFacts(
-        id=f"{match['array']}_{match['task']}" if match["array"] else match["job"],
-        state=fields.get("JobState", ""),
-        reason=reason[1] if reason else "",
-        restarts=int(restarts) if restarts.isdecimal() else 0,
-        end_time=_seconds(fields.get("EndTime")),
-        preempt_time=_seconds(fields.get("PreemptTime")),
-        nodes=_value(fields.get("NodeList", "")),
-        directory=directory[1] if directory else "",
-        name=match["name"],
+        state,
+        reason,
+        int(restarts) if restarts.isdecimal() else 0,
+        _seconds(end),
+        _seconds(preempted),
     )
 
 
-def _seconds(text: str | None) -> float | None:
+# As wide as none of them is: where the columns end nothing else says.
+_FACTS, _WIDTH = ("State", "Reason", "RestartCnt", "EndTime", "PreemptTime"), 200
+
+
+def _seconds(text: str) -> float | None:
     # N/A, None, Unknown
-    return float(text) if text and text.isdecimal() and int(text) else None
+    return float(text) if text.isdecimal() and int(text) else None
 
 
 def ending(facts: JobFacts, restart_count: int) -> Ending | None:

@@ -117,11 +117,10 @@ def forget_submission(directory: str) -> None:
 
 
 class BatchStarted(Record, frozen=True, tag=True):
-    """The batch job has started; ``end_time`` is seconds since the epoch, None if unknown."""
+    """The batch job has started."""
 
     job: str
     nodes: tuple[str, ...] = ()
-    end_time: float | None = None
 
 
 class BatchSignalled(Record, frozen=True, tag=True):
@@ -302,14 +301,12 @@ class BatchJob:
 
     directory: str
     account: Account = field(default_factory=Account)
-    # when the job's time is over, seconds since the epoch; None if unknown
-    end_time: float | None = None
     leads: bool = True  # whether this is the job's first node, whose launcher writes and decides
     continues: bool = False  # whether the run has started before
     announced: bool = False  # whether a signal has announced the job's end
     signal: int | None = None
     early: int | None = None  # such a signal, if it came before the run could act on it
-    seconds_left: float | None = None  # how long before the end it came; None if unknown
+    signalled_ns: int = 0  # when it came, nanoseconds since the epoch; 0 if none did
     ran: bool = False  # whether what was to run has run, to whatever end
     outcome: RunResult | None = None
     snapshot: Snapshot | None = None
@@ -328,9 +325,7 @@ class BatchJob:
 
     def signalled(self, signum: int) -> None:
         """Write down, at once, that the end of the job was announced."""
-        self.announced, self.signal = True, signum
-        if self.end_time is not None:
-            self.seconds_left = max(0.0, self.end_time - now_ns() / 1e9)
+        self.announced, self.signal, self.signalled_ns = True, signum, now_ns()
         if self.leads:
             event = BatchSignalled(Signals(signum).name)
             self.account.add(event)

@@ -39,8 +39,9 @@ class FakeSlurm:
         self.told: list[str] = []
 
     def job_facts(self, job: str) -> JobFacts:
+        self.told.append(f"facts {job}")
         restarts = self.restarts.pop(0) if len(self.restarts) > 1 else self.restarts[0]
-        return JobFacts(job, "RUNNING", restarts=restarts)
+        return JobFacts("RUNNING", restarts=restarts)
 
     def has_down_node(self, nodelist: str) -> bool:
         assert nodelist == "node[0-1]"
@@ -83,8 +84,8 @@ def events(directory: Path) -> list[QueueEvent]:
 
 
 def test_what_slurm_has_put_back_meanwhile_is_not_over(fake: FakeSlurm, tmp_path: Path) -> None:
-    # at the start, when it decides, and after it was refused
-    fake.restarts, fake.refuses = [0, 0, 1], True
+    # when it decides, and after it was refused
+    fake.restarts, fake.refuses = [0, 1], True
     assert run_in_job(str(tmp_path), "7", Submission("7", str(tmp_path)), told_to_end) == 143
     assert events(tmp_path)[-1] == Requeued("preempted", "lllaunch")
 
@@ -93,7 +94,7 @@ def test_what_slurm_has_put_back_meanwhile_is_not_over(fake: FakeSlurm, tmp_path
 def test_a_node_that_is_down_is_why_slurm_has_put_a_job_back(
     fake: FakeSlurm, tmp_path: Path, down: bool, cause: str
 ) -> None:
-    fake.restarts, fake.down = [0, 1], down
+    fake.restarts, fake.down = [1], down
     assert run_in_job(str(tmp_path), "7", Submission("7", str(tmp_path)), told_to_end) == 143
     assert events(tmp_path)[-1] == Requeued(cause, "slurm")  # type: ignore[arg-type]
 
@@ -119,6 +120,15 @@ def test_a_node_that_a_signal_has_ended_is_not_lost(
 
     assert run_in_job(str(tmp_path), "7", Submission("7", str(tmp_path)), left_alone) == 3
     assert events(tmp_path)[-1] == Requeued(cause, "lllaunch")  # type: ignore[arg-type]
+
+
+def test_a_job_that_ends_well_asks_slurm_nothing(fake: FakeSlurm, tmp_path: Path) -> None:
+    def succeeds(batch: BatchJob, _: Submission) -> int:
+        batch.ran, batch.outcome = True, RunResult("succeeded", 0, batch.directory)
+        return 0
+
+    assert run_in_job(str(tmp_path), "7", Submission("7", str(tmp_path)), succeeds) == 0
+    assert fake.told == []
 
 
 def test_what_slurm_does_not_put_back_is_over(fake: FakeSlurm, tmp_path: Path) -> None:

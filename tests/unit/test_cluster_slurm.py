@@ -20,7 +20,6 @@ from lllaunch.cluster.slurm import (
     is_full,
     is_mistake,
     node_names,
-    parse_job,
     parse_queue,
 )
 from lllaunch.errors import ConfigError, OutputError
@@ -46,55 +45,20 @@ def test_jobs_of_a_queue_may_have_any_names() -> None:
     assert [*parse_queue("slurm: something else\n")] == []
 
 
-JOB = (
-    "JobId={id} {array}JobName={name} UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=1 "
-    "Nice=0 Account=(null) QOS=(null) JobState={state} Reason={reason} Dependency=(null) "
-    "Requeue=1 Restarts=2 BatchFlag=1 Reboot=0 ExitCode=0:15 RunTime=00:00:02 "
-    "TimeLimit=01:00:00 TimeMin=N/A SubmitTime=1795401443 EligibleTime=1795401443 "
-    "StartTime=1795401444 EndTime={end} Deadline=N/A PreemptEligibleTime=1795401444 "
-    "PreemptTime={preempt} SuspendTime=None Partition=main AllocNode:Sid=login:1 "
-    "ReqNodeList=node0 ExcNodeList=(null) NodeList={nodes} BatchHost=node0 NumNodes=1 "
-    "TRES=cpu=1,mem=100M,node=1 Command=/a/b JobState=FAILED WorkDir={directory} "
-    "StdErr=/a b/o StdIn=/dev/null StdOut=/a b/o Power= \n"
-)
+def test_what_slurm_says_of_a_job(tool: Tool) -> None:
+    def told(*columns: str) -> JobFacts | None:
+        tool("squeue", f"echo '{''.join(each.ljust(200) for each in columns)}'")
+        return slurm.job_facts("12")
 
-
-def job(**given: str) -> str:
-    usual = {"id": "12", "array": "", "name": "n", "state": "RUNNING", "reason": "None"}
-    usual |= {"end": "1795405044", "preempt": "None", "nodes": "node[0-1]", "directory": "/w"}
-    return JOB.format(**{**usual, **given})
-
-
-FACTS = JobFacts("12", "RUNNING", "None", 2, 1795405044.0, None, "node[0-1]", "/w", "n")
-
-
-def test_what_slurm_says_of_a_job() -> None:
-    assert parse_job(job(), "12") == FACTS
-    changes = {"state": "PENDING", "reason": "ReqNodeNotAvail, May be reserved", "nodes": ""}
-    waiting = parse_job(job(end="Unknown", **changes), "12")
-    assert waiting == FACTS._replace(end_time=None, **changes)
-    preempted = parse_job(job(preempt="1795401500", nodes="(null)"), "12")
-    assert preempted == FACTS._replace(preempt_time=1795401500.0, nodes="")
-    assert parse_job("Invalid job id specified", "12") is None
-
-
-def test_names_and_directories_may_look_like_fields() -> None:
-    name, directory = "JobState=FAILED Reason=x Restarts=9", "/w it's Restarts=9 NodeList=x"
-    found = parse_job(job(name=name, directory=directory), "12")
-    assert found == FACTS._replace(name=name, directory=directory)
-
-
-def test_of_an_array_that_task_is_looked_for_that_was_asked_for() -> None:
-    def task(id: str, task: str) -> str:  # noqa: A002
-        return job(id=id, array=f"ArrayJobId=20 ArrayTaskId={task} ArrayTaskThrottle=1 ")
-
-    text = task("20", "2") + task("21", "0") + task("22", "1")
-    for number in range(3):
-        assert parse_job(text, f"20_{number}") == FACTS._replace(id=f"20_{number}")
-    assert parse_job(text, "21") == FACTS._replace(id="20_0")
-    assert parse_job(text, "20_7") is None
-    # those that wait stand in one record
-    assert parse_job(task("20", "3-9%2"), "20_5") == FACTS._replace(id="20_3-9%2")
+    running = ("RUNNING", "None", "2", "1795405044", "N/A")
+    assert told(*running) == JobFacts("RUNNING", "None", 2, 1795405044.0)
+    waiting = told("PENDING", "ReqNodeNotAvail, May be reserved", "0", "N/A", "N/A")
+    assert waiting == JobFacts("PENDING", "ReqNodeNotAvail, May be reserved")
+    assert told(*running[:4], "1795401500") == JobFacts(
+        "RUNNING", "None", 2, 1795405044.0, 1795401500.0
+    )
+    tool("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert slurm.job_facts("12") is None
 
 
 @pytest.mark.parametrize(
@@ -115,7 +79,7 @@ def test_of_an_array_that_task_is_looked_for_that_was_asked_for() -> None:
     ],
 )
 def test_why_a_job_is_ended(facts: dict[str, Any], count: int, expected: str | None) -> None:
-    assert ending(FACTS._replace(**facts), count) == expected
+    assert ending(JobFacts(**{"state": "RUNNING", "restarts": 2, **facts}), count) == expected
 
 
 def test_lists_of_nodes() -> None:

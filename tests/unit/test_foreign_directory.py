@@ -17,7 +17,7 @@ import pytest
 from support.launching import until
 from support.left import LeftRun, LeftSweep
 
-from lllaunch.app.sweeping import resume
+from lllaunch.app.sweeping import sweeper
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.run.directory import RunDirectory
 from lllaunch.run.result import Succeeded
@@ -103,7 +103,7 @@ def test_no_verb_waits_or_follows(
             (directory / file).unlink()  # which is shown, however long
     with only_carefully(outputs):
         for directory in sorted(outputs.iterdir()):
-            resume.completed([f"hydra.launcher.resume={directory}"])
+            sweeper.completed([f"hydra.launcher.resume={directory}"])
             with contextlib.suppress(LaunchError):
                 Journal.open(str(directory / "sweep.jsonl")).close()
             for words in VERBS:

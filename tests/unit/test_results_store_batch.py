@@ -74,7 +74,7 @@ class FakeSlurm:
 
     def job_facts(self, job: str) -> JobFacts | None:
         self.asked.append(job)
-        return JobFacts(job, self.ended[job]) if job in self.ended else None
+        return JobFacts(self.ended[job]) if job in self.ended else None
 
     def cancel(self, ids: Collection[str], *, signal: str | None = None) -> None:
         self.cancelled.append((sorted(ids), signal))

@@ -115,7 +115,6 @@ def _run(
         own = BatchJob(
             directory,
             account,
-            batch.end_time,
             continues=account.starts > 0,
             snapshot=batch.snapshot,
             overrides=read_overrides(directory),
