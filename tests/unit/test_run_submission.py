@@ -29,7 +29,7 @@ from lllaunch.run.submission import (
 )
 from lllaunch.spec import Requeue
 
-STARTED = BatchStarted("7", ("node0",), 1000.0)
+STARTED = BatchStarted("7", ("node0",))
 LIMITS = Submission(
     requeue=Requeue(preempted=2, timeout=1, node_failure=1),
     signal_delay=90.0,
