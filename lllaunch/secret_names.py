@@ -137,30 +137,17 @@ def source_for(name: str) -> str:
     return f"${{oc.env:{_NO_VARIABLE.sub('_', name).upper()}}}"
 
 
-_LONGEST = 10_000  # characters of a value that is taken apart
-_WORDS = re.compile(r"[^\s,{}\[\]:'\"]+")
-_KEY_IN_VALUE = re.compile(r"""(?<![\w.-])([\w.-]+)["']?\s*:""")
-_INTERPOLATION = re.compile(r"\$\{[^${}]*\}")
-_VARIABLE = re.compile(r"\boc\.env\s*:\s*(\w+)")
-_DEFAULT = re.compile(r"\$\{\s*(oc\.(?:env|select))\s*:\s*([^,{}]+?)\s*,[^{}]*\}")
-# As Hydra writes the interpolations of a job's overrides: $\{oc.env\:NAME\}.
-_ESCAPED = re.compile(r"\\([{}:,()\[\]=\s])")
-# What a sweep takes its values from.
-_SWEEP = re.compile(r"(?:choice|range|interval|shuffle|sort|tag)\((.*)\)")
-# A key of a dict in an override, and a value that is one word, a text, or an interpolation.
-_PAIR = re.compile(
-    r"""(?P<key>(?<![\w.-])(["']?)(?P<name>[\w.-]+)\2\s*:\s*)"""
-    r"""(?P<value>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|(?:\$\{[^{}]*\}|[^\s,{}\[\]'"$])+)"""
-    r"""(?=\s*(?:[,}]|$))"""
+# The parts of a value in an override: brackets, names of what follows, and words.
+_PART = re.compile(
+    r"""(?P<opens>\{)|(?P<closes>\})"""
+    r"""|oc\.env\s*\\?:\s*(?P<variable>\w+)"""
+    r"""|(["']?)(?P<name>[\w.-]+)\4\s*\\?:(?!//)"""
+    r"""|[^\s,{}\[\]()'"$\\]+"""
 )
 
 
 def redacted_overrides(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return Hydra's overrides with ``${oc.env:NAME}`` in place of the literal secrets in them.
-
-    Within a dict, too; where a value there is a list or a dict itself, ``<redacted>`` stands for
-    the whole value.
-    """
+    """Return Hydra's overrides with ``${oc.env:NAME}`` in place of the literal secrets in them."""
     return tuple(_redacted(override) for override in overrides)
 
 
@@ -178,38 +165,24 @@ def literals_in(overrides: Iterable[str]) -> Iterator[tuple[str, str, str]]:
 
 def _redacted(override: str) -> str:
     key, equals, value = override.partition("=")
-    if not equals:
-        return override
-    plain = _ESCAPED.sub(r"\1", value) if "$\\{" in value else value
-    redacted = _redacted_setting(key, plain)
-    return override if redacted == f"{key}={plain}" else redacted
+    own = _last(key.lstrip("+~-"))
+    # of a word, and of all that it is in
+    names = [own]
 
+    def replaced(part: re.Match[str]) -> str:
+        if part["opens"]:
+            names.append(names[-1])
+        elif part["closes"]:
+            names[:] = names[:-1] or names
+        elif name := part["variable"] or part["name"]:
+            names[-1] = name
+        elif any(is_literal_secret(part[0], each) for each in names):
+            return source_for(names[-1])
+        return part[0]
 
-def _redacted_setting(key: str, value: str) -> str:
-    within = "" if ":" not in value else value if len(value) > _LONGEST else _PAIR.sub("", value)
-    named = any(is_secret_name(_last(other)) for other in _KEY_IN_VALUE.findall(within))
-    if named and any(is_literal_secret(word, "token") for word in _WORDS.findall(value)):
-        return f"{key}=<redacted>"
-    if ":" in value and len(value) <= _LONGEST:
-        value = _PAIR.sub(
-            lambda pair: f"{pair['key']}{_redacted_value(pair['value'], _last(pair['name']))}",
-            value,
-        )
-    return f"{key}={_redacted_value(value, _last(key.lstrip('+~-')))}"
-
-
-def _redacted_value(value: str, name: str) -> str:
-    if "${" in value:
-        names = (name, *_VARIABLE.findall(value))
-        text = value
-        if any(is_literal_secret(word, each) for word in _WORDS.findall(value) for each in names):
-            text = _DEFAULT.sub(r"${\1:\2}", value)
-        words = _INTERPOLATION.sub(" ", text).split()
-        return source_for(name) if any(is_literal_secret(word, name) for word in words) else text
-    sweep = _SWEEP.fullmatch(value)
-    parts = (sweep[1] if sweep else value).split(",")
-    secret = any(is_literal_secret(part.strip(" '\"[]"), name) for part in parts)
-    return source_for(name) if secret else value
+    text = _PART.sub(replaced, value)
+    # what has blanks is no word
+    return f"{key}{equals}{source_for(own) if is_literal_secret(text) else text}"
 
 
 def _last(key: str) -> str:
