@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from inspect import Signature
 from typing import Any
 
-from lllaunch.config.fields import Findings, Settings, did_you_mean, known_items, nearest, one_of
-from lllaunch.config.kinds import Kind, read_fields
+from lllaunch.config.fields import Findings, Settings, did_you_mean, one_of
+from lllaunch.config.kinds import Kind, Node
 from lllaunch.config.locate import NameStatus, locate, locate_main, misfits
 from lllaunch.config.tree import BROKEN, Tree, Withheld, has_secrets, reveal
 from lllaunch.config.values import format_duration, parse_duration
@@ -125,14 +125,8 @@ def check_program(entrypoint: Entrypoint, place: SearchPlace, code: Code = "entr
             raise Unfit(message="is not executable", hint=hint, detail=detail, code=code)
         scripts = [each for each in _names_in(place.runtime_cwd) if each.endswith(".py")]
         programs = (each for directory in path.split(os.pathsep) for each in _names_in(directory))
-        if " " in name:
-            hint = "arguments go under 'args'"
-        elif f"{name}.py" in scripts:
-            hint = f"did you mean '{name}.py'?"
-        elif os.path.isfile(os.path.join(place.runtime_cwd, name)):
-            hint = f"did you mean './{name}'?"
-        else:
-            hint = did_you_mean(name, scripts) or did_you_mean(name, programs)
+        hint = did_you_mean(name, scripts) or did_you_mean(name, programs)
+        hint = "arguments go under 'args'" if " " in name else hint
         raise Unfit(message="is not a program on PATH", hint=hint, code=code)
 
 
@@ -310,52 +304,23 @@ def why_empty(root: Mapping[Any, Any], key: str, searched: Sequence[str]) -> Unf
     groups.sort(key=lambda name: name != "exp")
     choices = one_of([repr(name) for name in groups[:3]])
     looked = f" in {', '.join(searched)}" if searched else ""
-    name, choice = groups[0], root[groups[0]]
-    near = nearest(
-        name,
-        [
-            group
-            for directory in searched
-            for group in _names_in(directory)
-            if os.path.isfile(os.path.join(directory, group, f"{choice}.yaml"))
-        ],
-    )
-    meant = f"did you mean +{near}={choice}?"
-    hint = meant if near else f"'{name}={choice}' was taken for a plain value"
+    hint = f"'{groups[0]}={root[groups[0]]}' was taken for a plain value"
     return Unfit(expected, hint, f"there is no config group {choices}{looked}", code="entrypoint")
 
 
-PREFLIGHT_KEYS = Preflight._fields
-_TIMEOUT = Kind(partial(parse_duration, zero=False), format_duration)
 _PREFLIGHT = "a program and its arguments ([nvidia-smi, -L]), or {command: [...], timeout: 5m}"
 
 
-def read_preflight(settings: Settings, place: SearchPlace) -> tuple[Preflight | None, Tree]:
-    """Read ``preflight``: what is run, or None, and its command as it was given."""
-    tree, key, findings = settings["preflight"], settings.key_of("preflight"), settings.findings
-    if reveal(tree) is None or tree is BROKEN:
-        return None, None
-    items, where = {"command": tree}, key
-    if isinstance(tree, dict):
-        items, where = known_items(tree, key, PREFLIGHT_KEYS, {}, findings), f"{key}.command"
+def _read_words(tree: Tree, key: str, findings: Findings) -> tuple[str, ...] | None:
     before = findings.count
-    times = read_fields({"timeout": _TIMEOUT}, items, key, findings)
-    command = first = items.get("command")
-    if isinstance(command, list):
-        read = read_command_line(command, where, findings, "preflight")
+    if isinstance(tree, list):
+        read = read_command_line(tree, key, findings, "preflight")
         words = tuple(str(reveal(word)) for word, _ in read)
     else:
-        words = findings.attempt(where, command, _split_words) or ()
+        words = findings.attempt(key, tree, _split_words) or ()
     if not words and findings.count == before:
-        findings.add(where, command, Unfit(_PREFLIGHT, code="preflight"))
-    if not words or findings.count > before:
-        return None, None
-    preflight = Preflight(words, **times)
-    program = Entrypoint("program", preflight.program(place.runtime_cwd), words[0])
-    if isinstance(command, list):
-        first, where = command[0], f"{where}[0]"
-    findings.attempt(where, first, lambda _: check_program(program, place, "preflight"))
-    return preflight, command
+        findings.add(key, tree, Unfit(_PREFLIGHT, code="preflight"))
+    return words if findings.count == before else None
 
 
 def _split_words(value: object) -> tuple[str, ...]:
@@ -371,8 +336,29 @@ def _split_words(value: object) -> tuple[str, ...]:
         raise Unfit("a command line", "", str(error), code="preflight") from None
 
 
-def written_preflight(preflight: Preflight | None) -> dict[str, Any] | None:
-    """What is run, as a config would say it."""
-    if preflight is None:
-        return None
-    return {"command": [*preflight.command], "timeout": format_duration(preflight.timeout)}
+PREFLIGHT = Node(
+    Preflight,
+    {
+        "command": Kind(_read_words, list, whole=True),
+        "timeout": Kind(partial(parse_duration, zero=False), format_duration),
+    },
+)
+
+
+def read_preflight(settings: Settings, place: SearchPlace) -> tuple[Preflight | None, Tree]:
+    """Read ``preflight``: what is run, or None, and its command as it was given."""
+    tree, key, findings = settings["preflight"], settings.key_of("preflight"), settings.findings
+    if reveal(tree) is None or tree is BROKEN:
+        return None, None
+    items, where = tree if isinstance(tree, dict) else {"command": tree}, f"{key}.command"
+    before, command = findings.count, items.get("command")
+    values = PREFLIGHT.values(items, key, findings)
+    if command is None:
+        findings.add(key, tree, Unfit(_PREFLIGHT, code="preflight"))
+    if "command" not in values or findings.count > before:
+        return None, None
+    preflight = Preflight(**values)
+    program = Entrypoint("program", preflight.program(place.runtime_cwd), preflight.command[0])
+    first = command[0] if isinstance(command, list) else command
+    findings.attempt(where, first, lambda _: check_program(program, place, "preflight"))
+    return preflight, command

@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
 from lllaunch.cluster.values import format_nnodes
 from lllaunch.config.cluster import CLUSTER_DEFAULTS, written_cluster
-from lllaunch.config.command import written_preflight
+from lllaunch.config.command import PREFLIGHT
 from lllaunch.config.kinds import KINDS, with_spin
 from lllaunch.config.nodes import NO_ID, RDZV_DEFAULTS, written_rdzv
 from lllaunch.config.tree import conceal
@@ -275,7 +275,7 @@ def plan_node(spec: LaunchSpec) -> dict[str, Any]:
         "tee": write_mask(spec.tee),
         "local_ranks_filter": None if shown is None else [rank_key(ranks) for ranks in shown],
         "log_dir": spec.log_dir,
-        "preflight": written_preflight(spec.preflight),
+        "preflight": spec.preflight and PREFLIGHT.write(spec.preflight),
         "run_id": spec.run_id,
     }
     for each in SETTINGS:

@@ -131,13 +131,11 @@ def test_a_program_with_a_slash_is_a_file(tmp_path: Path) -> None:
 
 def test_a_file_beside_the_user_is_suggested(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
-    executable(tmp_path / "simulate")
     executable(tmp_path / "bin/strings")
     for text, hint in [
         ("train", "did you mean 'train.py'?"),
         ("trian", "did you mean 'train.py'?"),
         ("string", "did you mean 'strings'?"),
-        ("simulate", "did you mean './simulate'?"),
         ("nvidia-smi -L", "arguments go under 'args'"),
     ]:
         assert refused(program, tmp_path, text, f"{tmp_path}/bin").hint == hint

@@ -23,12 +23,13 @@ resources: 2
     launch.resources: expected a mapping of numbers (gpus_per_proc, cpus_per_proc), got 2; did you
     mean {gpus_per_proc: 2}? [type]
 preflight: [nowhere-x]
-    launch.preflight[0]: 'nowhere-x' is not a program on PATH [preflight]
+    launch.preflight.command: 'nowhere-x' is not a program on PATH [preflight]
 preflight: []
-    launch.preflight: expected a program and its arguments ([nvidia-smi, -L]), or {command: [...],
-    timeout: 5m}, got [] [preflight]
+    launch.preflight.command: expected a program and its arguments ([nvidia-smi, -L]), or
+    {command: [...], timeout: 5m}, got [] [preflight]
 preflight: "env 'A"
-    launch.preflight: expected a command line, got "env 'A"; No closing quotation [preflight]
+    launch.preflight.command: expected a command line, got "env 'A"; No closing quotation
+    [preflight]
 preflight: {command: env, timeout: 0}
     launch.preflight.timeout: expected a duration of more than 0, got 0 [duration]
 min_disk: 0
