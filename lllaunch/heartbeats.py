@@ -41,46 +41,21 @@ _READS = 4
 _now, _put_moment = time.monotonic_ns, _MOMENT.pack_into
 
 
-class _Layout:
-    """How a record with metrics of certain names looks in memory."""
-
-    __slots__ = ("names", "put")
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        text = _SEPARATOR.join(names).encode("utf-8", "replace")
-        self.names = struct.pack("HH", len(names), len(text)) + text
-        # writes moment, step, total, ``names``, the metrics, and the moment, at an offset
-        self.put = struct.Struct(f"qdd{len(self.names)}s{len(names)}dq").pack_into
-
-
 class _Place:
     """Where this process writes; without a launcher that watches, nowhere."""
 
-    __slots__ = ("layouts", "memory", "offset", "start")
+    __slots__ = ("memory", "offset")
 
     def __init__(self) -> None:
         self.memory: mmap.mmap | None = None  # shared with the launcher, or None
         self.offset = 0
-        # by the names of metrics. They are the same in every call of a training, so a few are
-        # enough
-        self.layouts: dict[tuple[str, ...], _Layout] = {}
         offset, _, path = os.environ.get(HEARTBEAT, "").partition(":")
         # Where the file is gone the launcher watches no more.
         with contextlib.suppress(OSError, ValueError), open(path, "r+b") as file:
             self.memory = mmap.mmap(file.fileno(), 0)
             self.offset = int(offset)
-        self.start = self.offset + _START
-
-    def layout(self, names: tuple[str, ...]) -> _Layout:
-        """Return the layout of names that were not seen before."""
-        if len(self.layouts) >= _MOST_LAYOUTS:
-            self.layouts.clear()
-        # what has no room is put as if it were no number: see `progress`
-        self.layouts[names] = layout = _Layout(names if _have_room(names) else ())
-        return layout
 
 
-_MOST_LAYOUTS = 64
 _places: list[_Place] = []
 # A fork of the spawner is a worker with a place of its own.
 os.register_at_fork(after_in_child=_places.clear)
@@ -116,42 +91,21 @@ def progress(step: float, total: float | None = None, **metrics: Any) -> None:
     """
     if not _places:
         _places.append(_Place())
-    place = _places[0]
-    memory = place.memory
-    if memory is None:
-        _expect_numbers(step, total)
+    place, moment = _places[0], _now()
+    done = _expect_number("step", step)
+    goal = _NO_TOTAL if total is None else _expect_number("total", total)
+    if place.memory is None:
         return
-    names = tuple(metrics)
-    layout = place.layouts.get(names) or place.layout(names)
-    moment, at = _now(), place.start
-    if total is None:
-        total = _NO_TOTAL
-    try:
-        layout.put(memory, at, moment, step, total, layout.names, *metrics.values(), moment)
-    except Exception:  # noqa: BLE001 - whatever the conversion of a user's object raises
-        _expect_numbers(step, total)
-        numbers = _with_room(metrics)
-        layout, step, total = _Layout(tuple(numbers)), _within_floats(step), _within_floats(total)
-        layout.put(memory, at, moment, step, total, layout.names, *numbers.values(), moment)
-
-
-def _have_room(names: tuple[str, ...]) -> bool:
-    text = _SEPARATOR.join(names)
-    size = 8 * len(names) + len(text.encode("utf-8", "replace"))
-    return size <= _ROOM and text.count(_SEPARATOR) == max(0, len(names) - 1)
-
-
-def _with_room(metrics: dict[str, Any]) -> dict[str, float]:
-    """Return those metrics that are numbers, as many as have room."""
-    numbers: dict[str, float] = {}
-    for name, value in metrics.items():
-        number, plain = _as_number(value), name.replace(_SEPARATOR, " ")
-        if number is None:
-            continue
-        if not _have_room((*numbers, plain)):
-            break
-        numbers[plain] = number
-    return numbers
+    found = {name.replace(_SEPARATOR, " "): _as_number(value) for name, value in metrics.items()}
+    numbers = {name: number for name, number in found.items() if number is not None}
+    names = _SEPARATOR.join(numbers).encode("utf-8", "replace")
+    while len(names) + 8 * len(numbers) > _ROOM:
+        numbers.popitem()
+        names = _SEPARATOR.join(numbers).encode("utf-8", "replace")
+    count, length = len(numbers), len(names)
+    record = (moment, done, goal, count, length, names, *numbers.values(), moment)
+    at = place.offset + _START
+    struct.pack_into(f"{_RECORD.format}{length}s{count}dq", place.memory, at, *record)
 
 
 def _as_number(value: Any) -> float | None:
@@ -163,20 +117,15 @@ def _as_number(value: Any) -> float | None:
         return None
 
 
-def _within_floats(number: float) -> float:
+def _expect_number(name: str, value: Any) -> float:
     """Return a number as a float, the largest or smallest one where it is beyond all of them."""
-    try:
-        return float(number)
-    except OverflowError:
+    number = _as_number(value)
+    if number is not None:
+        return number
+    if isinstance(value, int):
         # not infinity, which files in JSON cannot hold
-        return sys.float_info.max if number > 0 else -sys.float_info.max
-
-
-def _expect_numbers(step: object, total: object) -> None:
-    for name, value in (("step", step), ("total", total)):
-        plain = isinstance(value, (int, float)) or (value is None and name == "total")
-        if not plain and _as_number(value) is None:
-            raise TypeError(f"progress: {name}: expected a number, got {value!r:.100}")
+        return math.copysign(sys.float_info.max, 1 if value > 0 else -1)
+    raise TypeError(f"progress: {name}: expected a number, got {value!r:.100}")
 
 
 class ProgressRecord(NamedTuple):
