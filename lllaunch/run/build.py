@@ -20,7 +20,6 @@ from msgspec.structs import replace
 from lllaunch.documents import Record
 
 _KILLED_WITHIN = 1.0  # seconds
-_MOST = 16 * 1024 * 1024  # bytes of an answer
 # Nothing of the repository's is to be run, and nothing to be written in it.
 _QUIET = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 # They speak of another tree than that of the directory, as in a hook; or write traces.
@@ -115,48 +114,44 @@ class Git:
             for name, value in environ.items()
             if name not in _DROPPED and not name.startswith("GIT_TRACE")
         }
-        self.status: int | None = None  # its exit status; None before `end`, or if not known
-        with contextlib.ExitStack() as opened:
-            # files rather than pipes: it need not wait for anybody who reads
-            self._out, self._err = (
-                opened.enter_context(open(os.memfd_create("git"), "w+b")) for _ in range(2)
-            )
-            self._process = subprocess.Popen(
-                [*with_launcher, program, "-C", cwd, *_QUIET, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=self._out,
-                stderr=self._err,
-                env={**kept, **_SET, **(variables or {})},
-                start_new_session=True,
-            )
-            self._opened = opened.pop_all()
+        self._process = subprocess.Popen(
+            [*with_launcher, program, "-C", cwd, *_QUIET, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**kept, **_SET, **(variables or {})},
+            start_new_session=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+        )
 
-    def end(self, timeout: float, most: int = _MOST) -> tuple[str, str] | None:
+    @property
+    def status(self) -> int | None:
+        """Its exit status; None before `end`."""
+        return self._process.returncode
+
+    def end(self, timeout: float) -> tuple[str, str] | None:
         """Waits for it, then kills it and what it started; to be called once.
 
-        Returns its standard output and standard error, at most so many bytes of each; None if it
-        did not end within ``timeout`` seconds.
+        Returns its standard output and standard error; None if it did not end within ``timeout``
+        seconds.
         """
         import subprocess  # noqa: PLC0415 - as above
 
-        with self._opened:
-            try:
+        process = self._process
+        try:
+            return process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if process.returncode is None:  # also where a signal interrupts who waits
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                # if it hangs in the kernel, it is left to that
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.status = self._process.wait(timeout)
-            finally:
-                if self.status is None:  # also where a signal interrupts who waits
-                    with contextlib.suppress(OSError):
-                        os.killpg(self._process.pid, signal.SIGKILL)
-                    # if it hangs in the kernel, it is left to that
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        self._process.wait(_KILLED_WITHIN)
-            if self.status is None:
-                return None
-            out, err = (
-                os.pread(file.fileno(), most, 0).decode(errors="surrogateescape")
-                for file in (self._out, self._err)
-            )
-            return out, err
+                    process.wait(_KILLED_WITHIN)
+                for pipe in filter(None, (process.stdout, process.stderr)):
+                    pipe.close()
 
 
 def versions_of(names: Iterable[str], path: Sequence[str] | None = None) -> dict[str, str]:

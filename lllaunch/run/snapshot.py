@@ -44,7 +44,6 @@ MOST_UNTRACKED = 200 << 20
 """How many bytes in files that are neither tracked nor ignored are set aside at most."""
 
 _MUCH_UNTRACKED = 20 << 20  # bytes; so many are worth a line
-_MOST_ANSWER = 1 << 30  # bytes; a list of all files
 _REFS = "refs/lllaunch/snapshots"
 _MOST_NAMED = 5
 _OUTPUTS = ("outputs", "multirun")  # where Hydra writes
@@ -253,7 +252,7 @@ class _Repository(NamedTuple):
             git = Git(self.top, [*_SETTINGS, *arguments], self.environ, variables)
         except OSError as error:
             raise SnapshotFailed(self.top, refusal(error)) from error
-        answer = git.end(PATIENCE, _MOST_ANSWER)
+        answer = git.end(PATIENCE)
         verb = next(word for word in arguments if word != "-c" and "=" not in word)
         if answer is None:
             raise SnapshotFailed(self.top, f"git {verb} took longer than {PATIENCE:.0f} s")
