@@ -1,24 +1,293 @@
-"""What is known about failed workers, and `record`, which makes a worker's exception known."""
+"""Errors of workers: ``error.json`` as a worker writes it, read again, and `record`.
+
+The format is that of ``torch.distributed.elastic.multiprocessing.errors``: a JSON object whose
+``message`` is either text or ``{"message", "extraInfo": {"py_callstack", "timestamp"}}``, the
+timestamp in whole seconds since the epoch, as text. Ours adds to ``extraInfo`` the nanoseconds, as
+``timestamp_ns``, and the same on a clock that nobody sets, as ``since_boot_ns`` of a ``boot_id``.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
+import json
 import logging
 import os
 import signal
+import stat
+import sys
 import time
+import traceback
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from lllaunch.error_file import ErrorHandler, read_error_file
+from lllaunch.clock import boot_id, from_boot, since_boot_ns
+from lllaunch.errors import LaunchError
+from lllaunch.files import replace_file, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import TracebackType
+
+logger = logging.getLogger(__name__)
+
+_NS = 1_000_000_000
+# Later than any clock of a machine that runs this; what is beyond cannot be shown as a date.
+_LATEST_S = 1 << 34
+# A timestamp in whole seconds and the file's own time belong together within this many seconds.
+_SETTLING_S = 5
+
+
+@dataclass(frozen=True)
+class ErrorRecord:
+    """What an error file says."""
+
+    message: str | dict[str, Any]  # text, or the mapping under ``message``
+    # when the error happened, nanoseconds since the epoch; on the scale of `lllaunch.clock.now_ns`
+    # if the file tells
+    time_ns: int
+    data: dict[str, Any] = field(default_factory=dict)
+    # why the file could not be read, or an empty string; the other fields are then placeholders,
+    # except ``time_ns``, which is still the best that is known
+    problem: str = ""
+
+
+def read_error_file(path: str) -> ErrorRecord:
+    """Reads an error file written by us or by torch; never raises for what is in it.
+
+    Returns what it says, or a record whose ``problem`` tells why that is not known.
+    """
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            changed_ns = os.fstat(file.fileno()).st_mtime_ns
+            text = file.read()
+    except (OSError, MemoryError) as error:
+        return ErrorRecord("", time.time_ns(), problem=f"{type(error).__name__}: {error}")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        kind = "it is empty" if not text.strip() else f"it is no whole JSON document: {error}"
+        return ErrorRecord("", changed_ns, problem=kind)
+    message = data.get("message") if isinstance(data, dict) else None
+    if not isinstance(message, (str, dict)):
+        return ErrorRecord("", changed_ns, problem="it holds no 'message' in the expected form")
+    return ErrorRecord(message, _time_of(data, message, changed_ns), data)
+
+
+def _time_of(data: dict[str, Any], message: str | dict[str, Any], changed_ns: int) -> int:
+    """When the error happened, as exactly as the file allows."""
+    extra = message.get("extraInfo") if isinstance(message, dict) else data
+    if not isinstance(extra, dict):
+        return changed_ns
+    # Two workers that failed one after the other may have a step of the wall clock between them.
+    moment = _whole_number(extra.get("since_boot_ns"), since_boot_ns())
+    if moment is not None and extra.get("boot_id") == boot_id():
+        return from_boot(moment)
+    exact = _whole_number(extra.get("timestamp_ns"), _LATEST_S * _NS)
+    if exact is not None:
+        return exact
+    seconds = _whole_number(extra.get("timestamp"), _LATEST_S)
+    if seconds is None:
+        return changed_ns
+    # Torch knows whole seconds only; the file was written right after the error, so its own time
+    # says which of two failures within one second was first. A copied file is recognised by a gap.
+    if 0 <= changed_ns - seconds * _NS < _SETTLING_S * _NS:
+        return changed_ns
+    return seconds * _NS
+
+
+def _whole_number(value: object, limit: int) -> int | None:
+    if not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = int(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if 0 < number < limit else None
+
+
+def write_error_file(path: str, text: str) -> None:
+    """Writes an error file so that a reader sees all of it or what was there before.
+
+    A target that is no regular file (a pipe, ``/dev/null``) is written to in place, and so is a
+    file whose directory takes no new ones.
+
+    ``path``: the file; its directory must exist.
+
+    Raises:
+        OSError: it cannot be written, for instance because the disk is full.
+    """
+    contents = text.encode("utf-8", "surrogatepass")
+    target = os.path.realpath(path)
+    if not _is_replaceable(target):
+        _write_in_place(target, contents)
+        return
+    try:
+        replace_file(target, contents)
+    except PermissionError:
+        _write_in_place(target, contents)
+
+
+def _is_replaceable(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return True
+
+
+def _write_in_place(path: str, contents: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        write_all(descriptor, contents)
+    finally:
+        os.close(descriptor)
+
+
+# Where a worker begins, before it comes to the user's code.
+_OWN = ("lllaunch.", "importlib.", "_frozen_importlib")
+
+
+class ErrorHandler:
+    """Writes exceptions to the error file that ``TORCHELASTIC_ERROR_FILE`` names, as torch's does.
+
+    Where the variable is unset or empty, what would have been written is logged instead. A
+    subclass may override `initialize` and `record_exception`.
+    """
+
+    def _get_error_file_path(self) -> str | None:
+        """Path of this process's error file, or None to log instead."""
+        return os.environ.get("TORCHELASTIC_ERROR_FILE") or None
+
+    def initialize(self) -> None:
+        """Prepares the process before the code whose errors are recorded: crashes print stacks.
+
+        A worker of lllaunch's has a file for them, which stays in use.
+        """
+        if "LLLAUNCH_CRASH_FILE" in os.environ and faulthandler.is_enabled():
+            return
+        try:
+            faulthandler.enable(all_threads=True)
+        except Exception as error:  # noqa: BLE001 - sys.stderr may be anything
+            warnings.warn(f"crashes will print no stacks: {error!r}", stacklevel=2)
+
+    def record_exception(self, e: BaseException) -> None:
+        """Writes an exception to the error file.
+
+        An error file that cannot be written (a full disk) is logged and not raised, so that the
+        exception itself is what the user sees.
+        """
+        self._write(json.dumps(describe_exception(e, time.time_ns(), since_boot_ns())))
+
+    def override_error_code_in_rootcause_data(
+        self,
+        rootcause_error_file: str,
+        rootcause_error: dict[str, Any],
+        error_code: int = 0,
+    ) -> None:
+        """Puts the exit code of a child into the data of its error file, where there is a place.
+
+        A child ended by a signal cannot have written its own.
+
+        ``rootcause_error``: the data; changed in place. ``error_code``: exit status, negative for a
+        signal.
+        """
+        message = rootcause_error.get("message")
+        if isinstance(message, dict):
+            message["errorCode"] = error_code
+        else:
+            logger.warning(
+                "%s holds no structured message; exit code %s is not added to it",
+                rootcause_error_file,
+                error_code,
+            )
+
+    def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
+        """Makes a child's error file this process's own.
+
+        A child's file that cannot be read is replaced by a message that says so.
+        """
+        record = read_error_file(rootcause_error_file)
+        data = record.data
+        if record.problem:
+            data = {
+                "message": f"the error file {rootcause_error_file!r} is unreadable: "
+                f"{record.problem} (exit code {error_code})",
+                "timestamp": str(record.time_ns // 1_000_000_000),
+                "timestamp_ns": str(record.time_ns),
+            }
+        elif error_code:
+            self.override_error_code_in_rootcause_data(rootcause_error_file, data, error_code)
+        self._keep_what_is_there()
+        self._write(json.dumps(data))
+
+    def _keep_what_is_there(self) -> None:
+        """Logs an error file that is about to be overwritten; it may have another cause in it."""
+        path = self._get_error_file_path()
+        if path is None or not os.path.isfile(path):
+            return
+        record = read_error_file(path)
+        contents = record.problem or json.dumps(record.data, indent=2)
+        logger.warning("%s is overwritten with the root cause; it was: %s", path, contents)
+
+    def _write(self, text: str) -> None:
+        path = self._get_error_file_path()
+        if path is None:
+            logger.info("TORCHELASTIC_ERROR_FILE is not set; not written: %s", text)
+            return
+        try:
+            write_error_file(path, text)
+        except OSError as error:
+            logger.error("the error file %r cannot be written: %s", path, error)  # noqa: TRY400 - the user's own traceback follows; ours would hide it
+
+
+def describe_exception(error: BaseException, time_ns: int, boot_ns: int) -> dict[str, Any]:
+    """The contents of an error file.
+
+    ``time_ns``: when it happened, nanoseconds since the epoch. Returns plain data in torch's form,
+    with ``timestamp_ns``, ``since_boot_ns`` and ``boot_id`` added.
+    """
+    try:
+        summary = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - a broken __str__ of the user's must not hide the error
+        summary = f"{type(error).__name__}: <its text cannot be made: {sys.exc_info()[0]}>"
+    callstack = "".join(traceback.format_exception(type(error), error, users_part(error)))
+    return {
+        "message": {
+            "message": summary,
+            "extraInfo": {
+                "py_callstack": callstack,
+                "timestamp": str(time_ns // 1_000_000_000),
+                "timestamp_ns": str(time_ns),
+                "since_boot_ns": str(boot_ns),
+                "boot_id": boot_id(),
+            },
+        }
+    }
+
+
+def users_part(error: BaseException) -> TracebackType | None:
+    """The traceback of an exception from the user's first frame on, as the interpreter shows it.
+
+    A script that cannot be compiled, or a module that is not there, has no frame of the user's.
+    """
+    if isinstance(error, LaunchError):
+        # It says all there is to say; where we raised it helps nobody.
+        error.__cause__, error.__suppress_context__ = None, True
+        return None
+    inner = error.__traceback__
+    while inner and str(inner.tb_frame.f_globals.get("__name__")).startswith(_OWN):
+        inner = inner.tb_next
+    if inner is None and not isinstance(error, (SyntaxError, ImportError, OSError)):
+        return error.__traceback__
+    return inner
+
+
+# What is known about failed workers
 
 
 NOT_AVAILABLE = "<N/A>"
-_NS = 1_000_000_000
 
 
 @dataclass
@@ -171,8 +440,6 @@ def _describe(index: int, rank: GlobalRank, failure: ProcessFailure) -> str:
     }
     return "\n".join([f"[{index}]:", *(f"  {key:<10}: {value}" for key, value in fields.items())])
 
-
-logger = logging.getLogger(__name__)
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

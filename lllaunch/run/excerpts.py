@@ -12,7 +12,7 @@ import re
 import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
-from lllaunch.error_file import read_error_file
+from lllaunch.failure import read_error_file
 from lllaunch.files import read_bytes
 from lllaunch.run.observer import WorkerError
 from lllaunch.run.result import CalledExit, Excerpt, RootCause

@@ -419,7 +419,7 @@ def _print(text: object) -> None:
 
 
 def _users_part(error: BaseException) -> TracebackType | None:
-    from lllaunch.error_file import users_part  # noqa: PLC0415 - on failure
+    from lllaunch.failure import users_part  # noqa: PLC0415 - on failure
 
     return users_part(error)
 
@@ -444,7 +444,7 @@ def _record(error: BaseException) -> None:
     if not path or path == os.devnull or os.path.exists(path):
         return
     try:
-        from lllaunch.error_file import ErrorHandler  # noqa: PLC0415 - on failure
+        from lllaunch.failure import ErrorHandler  # noqa: PLC0415 - on failure
 
         error.__traceback__ = _users_part(error)
         ErrorHandler().record_exception(error)
