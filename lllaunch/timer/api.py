@@ -332,7 +332,7 @@ class FileTimerServer(ServerThread):
         self._end_thread()
         # Who writes without a pause keeps no server from its end.
         began = time.monotonic()
-        while self._service.backlog.until < began:
+        while self._service.read_until < began:
             self._run_watchdog()
         self._close()
 

@@ -23,6 +23,7 @@ import sys
 import time
 from _thread import RLock
 from abc import ABC, abstractmethod
+from functools import lru_cache, wraps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ _TRIES = 10
 _PAUSE = 0.1
 # Seconds without any room in a full FIFO: its server reads nothing.
 _STUCK = 1.0
-_CACHED_TEXTS = 1024
-_quoted_texts: dict[str, str] = {}
 
 
 class _ThisProcess:
@@ -142,17 +141,12 @@ class FileTimerRequest(TimerRequest):
         )
 
 
+@lru_cache(1024)
 def _quoted(text: str) -> str:
     """A JSON string; what is no text, as in a path, cannot be written as JSON."""
-    found = _quoted_texts.get(text)
-    if found is None:
-        import json  # noqa: PLC0415 - 5 ms that a worker's client pays when it needs them
+    import json  # noqa: PLC0415 - 5 ms that a worker's client pays when it needs them
 
-        if len(_quoted_texts) >= _CACHED_TEXTS:
-            _quoted_texts.clear()
-        found = json.dumps(text.encode(errors="backslashreplace").decode())
-        _quoted_texts[text] = found
-    return found
+    return json.dumps(text.encode(errors="backslashreplace").decode())
 
 
 class LocalTimerClient(TimerClient):
@@ -402,8 +396,7 @@ class Countdown:
         Raises:
             TypeError: it is neither. In a generator use a ``with`` block.
         """
-        import functools  # noqa: PLC0415 - few workers decorate
-        import inspect  # noqa: PLC0415 - as above
+        import inspect  # noqa: PLC0415 - few workers decorate
 
         steps = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         if isinstance(function, type) or not callable(function) or steps:
@@ -416,12 +409,12 @@ class Countdown:
         def countdown() -> Countdown:
             return Countdown(self._after, scope, self._client, own=self._own)
 
-        @functools.wraps(function)
+        @wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             with countdown():
                 return function(*args, **kwargs)
 
-        @functools.wraps(function)
+        @wraps(function)
         async def awaited(*args: Any, **kwargs: Any) -> Any:
             with countdown():
                 return await function(*args, **kwargs)

@@ -51,25 +51,23 @@ class _Fields(msgspec.Struct):
     signal: Annotated[int, msgspec.Meta(le=64)]
     version: Literal[1] = 1
 
-
-class _Pid(msgspec.Struct):
-    pid: int
+    def request(self) -> FileTimerRequest:
+        """Return it in the form that clients have."""
+        return FileTimerRequest(self.pid, self.scope_id, self.expiration_time, self.signal)
 
 
 _decode = msgspec.json.Decoder(_Fields).decode
-_decode_pid = msgspec.json.Decoder(_Pid).decode
 _TOO_LONG = f"it is longer than {select.PIPE_BUF} bytes"
 
 
 def request_of(pid: Any, scope: Any, expiration_time: Any, signum: int) -> FileTimerRequest:
-    """A request whose fields somebody has put together.
+    """Return a request with these fields.
 
     Raises:
-        ValueError: they are none of a request.
+        ValueError: a field is invalid.
     """
     fields = {"pid": pid, "scope_id": scope, "expiration_time": expiration_time, "signal": signum}
-    read = msgspec.convert(fields, _Fields)
-    return FileTimerRequest(read.pid, read.scope_id, read.expiration_time, read.signal)
+    return msgspec.convert(fields, _Fields).request()
 
 
 class RequestReader:
@@ -89,11 +87,13 @@ class RequestReader:
             # It was reported when it grew too long.
             self._overlong = False
             del lines[0]
-        for line in filter(None, lines):
+        for line in lines:
+            if not line.strip():
+                continue
             found = parse(line)
             if isinstance(found, FileTimerRequest):
                 requests.append(found)
-            elif found:
+            else:
                 wrong.append((line, found))
         if len(self._rest) >= select.PIPE_BUF:
             if not self._overlong:
@@ -103,109 +103,25 @@ class RequestReader:
 
 
 def parse(line: bytes) -> FileTimerRequest | str:
-    """The request that a line is, or what is wrong with it; an empty text for a blank line."""
+    """Return the request that a line is, or what is wrong with it."""
     if len(line) >= select.PIPE_BUF:
-        return _TOO_LONG if line.strip() else ""
-    text = line.strip()
-    if not (text.startswith(b"{") and text.endswith(b"}")):
-        # Told without a parser, which takes its time.
-        return "it is not a JSON object" if text else ""
+        return _TOO_LONG
     try:
-        read = _decode(text)
+        return _decode(line).request()
     except msgspec.ValidationError as error:
         return str(error)
     except (ValueError, RecursionError) as error:
         return f"it is not JSON ({error})"
-    return FileTimerRequest(read.pid, read.scope_id, read.expiration_time, read.signal)
 
 
-_TOLD = 20
+# So many rejections are reported in so many seconds.
+_REPORTED = 20
 _PERIOD = 10.0
-
-
-class Rejections:
-    """Tells at most 20 rejections in 10 seconds one by one, and counts the others."""
-
-    def __init__(self) -> None:
-        self._told: list[Rejected] = []
-        self.left = _TOLD  # so many are told one by one now
-        self._others = 0
-        self._period_ends = 0.0
-        self._counted = False
-        self._refused: set[tuple[int, str]] = set()
-
-    def refuse(self, pid: int, reason: str) -> None:
-        """Take note of a refusal, told once for a process: it may go on asking while it lives."""
-        if (pid, reason) not in self._refused:
-            if len(self._refused) >= _REFUSED:
-                self._refused.clear()
-            if self.left:
-                self._refused.add((pid, reason))
-            self.add(reason, pid=pid)
-
-    def begin(self, now: float) -> None:
-        """Note that time has passed; to be called before what is found at ``now`` is added."""
-        if now >= self._period_ends:
-            self._period_ends = now + _PERIOD
-            self.left, self._counted = _TOLD, False
-
-    def add(self, reason: str, line: bytes = b"", pid: int | None = None) -> None:
-        """Take note of one; ``line`` is what was read, if the reason does not say it all."""
-        if not self.left:
-            self._others += 1
-            return
-        self.left -= 1
-        if line:
-            with contextlib.suppress(ValueError, RecursionError):
-                pid = _decode_pid(line).pid
-        text = printable(line[: 2 * _TEXT].decode(errors="backslashreplace"), _TEXT)
-        self._told.append(Rejected(pid, reason, text))
-
-    def take(self) -> list[Rejected]:
-        """Return what is to be told now; the others, once a period, as one."""
-        told, self._told = self._told, []
-        if self._others and not self._counted:
-            requests = "1 more request" if self._others == 1 else f"{self._others} more requests"
-            told.append(Rejected(None, f"{requests} for timers could not be accepted", ""))
-            self._others, self._counted = 0, True
-        return told
-
-
-class Backlog:
-    """Tells up to which moment everything that was written has been read.
-
-    A timer that is over may have been taken back in a part that is still to be read.
-    """
-
-    def __init__(self) -> None:
-        self.until = -math.inf  # at least until then all has been read
-        self.behind = False  # there was more at the last reading
-        # When what is to be read now had been written, and how much is left of it.
-        self._began = -math.inf
-        self._left = 0
-
-    def note(self, now: float, got: int, waiting: int) -> None:
-        """Take note of a reading that began ``now``: bytes that it got, and that it left."""
-        self.behind = waiting > 0
-        self._left -= got
-        if not waiting:
-            self.until = self._began = now
-            self._left = 0
-        elif self._left <= 0:
-            # All that was there when `_left` was set has been read; what is there now is next.
-            self.until = self._began
-            self._began, self._left = now, waiting
-
-
 # Processes that may have timers: each costs a descriptor.
 _PROCESSES = 4096
 _TIMERS_PER_PROCESS = 10_000
-# So many refused processes are remembered, to be told once each.
-_REFUSED = 1024
 # As much as a user may have without privileges, by default: 9000 requests.
 _PIPE_BYTES = 1 << 20
-# A few milliseconds of work, whatever is in it: who reads has other things to do as well.
-_READ_BYTES = 1 << 16
 
 
 class Process(NamedTuple):
@@ -282,11 +198,13 @@ class TimerService:
         self._path = path
         self._owner_of, self._clock, self._wall_clock = owner_of, clock, wall_clock
         self._reader = RequestReader()
-        self.backlog = Backlog()
-        self._rejections = Rejections()
+        # All that was written until then has been read.
+        self.read_until = -math.inf
+        self._rejected: list[Rejected] = []
+        self._left = _REPORTED  # so many rejections are still reported in this period
+        self._period_ends = -math.inf
+        self._refused: set[tuple[int, str]] = set()  # what was reported of processes
         self._timers: dict[int, dict[str, Timer]] = {}  # by process and name
-        # When the next is over; None where that is to be found out.
-        self._next: float | None = None
         self.received = 0  # requests that were understood
         self._processes: dict[int, Process] = {}  # by process id, those that had timers and live
         self._pids: dict[int, int] = {}  # by descriptor
@@ -308,21 +226,18 @@ class TimerService:
     def dispatch(self) -> list[Rejected]:
         """Read what is in the FIFO, and forget the timers of ended processes.
 
-        It reads 64 KiB at most, so that it takes milliseconds whatever is written there. If there
-        is more, `fileno` is still readable.
+        It reads what was written before, a megabyte at most, and leaves the rest to the next call.
         """
         now = self._clock()
-        self._rejections.begin(now)
+        if now >= self._period_ends:
+            self._period_ends, self._left = now + _PERIOD, _REPORTED
         requests: list[FileTimerRequest] = []
         if self._fifo >= 0:
-            block = b""
-            with contextlib.suppress(BlockingIOError):
-                block = os.read(self._fifo, _READ_BYTES)
-            (left,) = struct.unpack("i", fcntl.ioctl(self._fifo, termios.FIONREAD, bytes(4)))
-            self.backlog.note(now, len(block), left)
-            requests, wrong = self._reader.feed(block)
+            (waiting,) = struct.unpack("i", fcntl.ioctl(self._fifo, termios.FIONREAD, bytes(4)))
+            requests, wrong = self._reader.feed(os.read(self._fifo, waiting) if waiting else b"")
             for line, reason in wrong:
-                self._rejections.add(reason, line)
+                self._reject(reason, line)
+        self.read_until = now
         # Between reading and registering: what was read may come from a process that has got the
         # number of one that has ended.
         for fd, _ in self._epoll.poll(0):
@@ -333,44 +248,44 @@ class TimerService:
                 del self._processes[pid]
                 self.forget([pid])
         self.register(requests)
-        return self._rejections.take()
+        rejected, self._rejected = self._rejected, []
+        return rejected
+
+    def _reject(self, reason: str, line: bytes = b"", pid: int | None = None) -> None:
+        """Take note of one; ``line`` is what was read, if the reason does not say it all."""
+        if self._left:
+            text = printable(line[: 2 * _TEXT].decode(errors="backslashreplace"), _TEXT)
+            self._rejected.append(Rejected(pid, reason, text))
+            self._left -= 1
+            if not self._left:
+                reason = f"further requests for timers are rejected, not reported for {_PERIOD:g} s"
+                self._rejected.append(Rejected(None, reason, ""))
 
     def register(self, requests: Iterable[FileTimerRequest]) -> None:
         """Set timers and take them back. What is wrong with them, the next `dispatch` tells."""
-        # Of many requests for one timer the last counts. Those that are taken back come first, so
-        # that there is room for the others.
-        last: dict[tuple[int, str], FileTimerRequest] = {}
-        for request in requests:
-            last[request.worker_id, request.scope_id] = request
-            self.received += 1
         now = self._clock()
         offset = now - self._wall_clock()
-        acquired = []
-        for (pid, scope), request in last.items():
-            if request.expiration_time >= 0:
-                acquired.append(request)
-            elif self._timers.get(pid, {}).pop(scope, None) is not None:
-                self._next = None
-                if not self._timers[pid]:
-                    del self._timers[pid]
         strangers: set[int] = set()
-        for request in acquired:
+        for request in requests:
+            self.received += 1
             pid, scope = request.worker_pid, request.scope_id
-            if pid in strangers:
+            if request.expiration_time < 0:
+                self._timers.get(pid, {}).pop(scope, None)
                 continue
-            refusal = self._refusal(pid)
+            refusal = "" if pid in strangers else self._refusal(pid)
             if refusal is not None:
                 strangers.add(pid)
-                if refusal:
-                    self._rejections.refuse(pid, refusal)
+                # once for a process, which may go on asking
+                if refusal and (pid, refusal) not in self._refused:
+                    self._refused.add((pid, refusal))
+                    self._reject(refusal, pid=pid)
                 continue
             timers = self._timers.setdefault(pid, {})
             if len(timers) < _TIMERS_PER_PROCESS or scope in timers:
                 timers[scope] = Timer(request.expiration_time + offset, now, request)
-                self._next = None
             else:
                 reason = f"process {pid} has {_TIMERS_PER_PROCESS} timers already"
-                self._rejections.add(reason, pid=pid)
+                self._reject(reason, pid=pid)
 
     def _refusal(self, pid: int) -> str | None:
         """Why a process may have no timer; empty if it has ended, None if it may."""
@@ -399,26 +314,17 @@ class TimerService:
 
         It may be longer than a clock goes, or than system calls can wait.
         """
-        return max(0.0, self._next_deadline() - self._clock()) if self._timers else None
-
-    def _next_deadline(self) -> float:
-        if self._next is None:
-            deadlines = (
-                timer.deadline for timers in self._timers.values() for timer in timers.values()
-            )
-            self._next = min(deadlines, default=math.inf)
-        return self._next
+        deadlines = [each.deadline for timers in self._timers.values() for each in timers.values()]
+        return max(0.0, min(deadlines) - self._clock()) if deadlines else None
 
     def expired(self) -> list[Expired]:
-        """The processes of which timers have expired; each is told once.
+        """The processes of which timers had expired at the last `dispatch`; each is told once.
 
-        All timers of these processes are forgotten. While there is more in the FIFO than was read,
-        a timer is told when all has been read that was there when it expired: its process may have
-        taken it back in time.
+        All timers of these processes are forgotten. Those that expired later are left to the next
+        `dispatch`: their process may have taken them back in what is still to be read.
         """
-        now = self.backlog.until if self.backlog.behind else self._clock()
         expired = []
-        over = self._over(now) if self._next_deadline() <= now else {}
+        over = self._over(self.read_until)
         for pid, timers in over.items():
             first = next((timer for timer in timers if timer.request.signal > 0), timers[0])
             expired.append(
@@ -459,8 +365,7 @@ class TimerService:
     def forget(self, pids: Iterable[int]) -> None:
         """Take back all timers of processes."""
         for pid in pids:
-            if self._timers.pop(pid, None) is not None:
-                self._next = None
+            self._timers.pop(pid, None)
 
     def signal(self, pid: int, signum: int) -> bool:
         """Send a signal to a process that has set a timer; False if it is gone.
