@@ -4,9 +4,8 @@ Every agent tells its role and size; the agent of group rank 0 lays out all work
 and tells every agent where its own begin. Keys and values are torch's, so that agents of both kinds
 could meet in one store.
 
-`SimpleElasticAgent` is the base for agents of one's own: it drives the supervisor's machine, and
-asks its subclass to start, watch and stop workers. Subclasses written for torch's class of the same
-name work unchanged.
+`SimpleElasticAgent` is the base for agents of one's own: it asks its subclass to start, watch and
+stop workers. Subclasses written for torch's class of the same name work unchanged.
 """
 
 from __future__ import annotations
@@ -29,25 +28,9 @@ from typing import Any
 
 from lllaunch.cluster.membership import Share
 from lllaunch.cluster.rendezvous import agree, arrive, await_barrier
-from lllaunch.events import Exited, OrphansGone
 from lllaunch.multiprocessing.errors import ProcessFailure
 from lllaunch.signal_source import SignalException
-from lllaunch.supervisor.machine import (
-    Action,
-    BarrierPassed,
-    CleanUp,
-    Finish,
-    GroupStarted,
-    Machine,
-    MembershipChanged,
-    MonitorLost,
-    SignalWorkers,
-    StartWorkers,
-    WaitForOthers,
-    WorkerState,
-)
-from lllaunch.supervisor.machine import Event as MachineEvent
-from lllaunch.supervisor.supervisor import drive
+from lllaunch.supervisor.machine import WorkerState
 
 __all__ = [
     "DEFAULT_ROLE",
@@ -216,9 +199,6 @@ class SimpleElasticAgent(ElasticAgent):
         self._shutdown_timeout = shutdown_timeout
         self._total_execution_time = 0
         self._in_exit_barrier = False
-        self._machine = Machine(spec.max_restarts)
-        self._observer: Callable[[object], None] | None = None
-        self._last_result = RunResult(WorkerState.INIT)
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:  # noqa: ARG002
         """The group; there is one role."""
@@ -289,10 +269,7 @@ class SimpleElasticAgent(ElasticAgent):
 
         Raises:
             SignalException: a death signal arrived; the workers have been ended.
-            RuntimeError: it has run already.
         """
-        if self._machine.finished:
-            raise RuntimeError("an agent runs once: make another one")
         started = time.monotonic()
         signum = signal.SIGTERM
         try:
@@ -301,9 +278,7 @@ class SimpleElasticAgent(ElasticAgent):
             self._record_metrics(result)
             self._record_worker_events(result)
         except SignalException as error:
-            if self._observer is None:
-                # An observer tells its user; and a console may be what keeps this process here.
-                logger.warning("%s: ending the workers", error)
+            logger.warning("%s: ending the workers", error)
             signum = error.sigval
             raise
         except Exception as error:
@@ -318,69 +293,27 @@ class SimpleElasticAgent(ElasticAgent):
         return result
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - there is one
-        return self._conclude(self._drive())
-
-    def _drive(self) -> Finish:
-        """Drive the machine until it finishes."""
-        return drive(self._machine, self._await_events, self._perform, self._seen)
-
-    def _seen(self, item: object) -> object:
-        # the machine is told of a start after this
-        started = isinstance(item, GroupStarted)
-        state = WorkerState.HEALTHY if started else self._machine.worker_state
-        self._worker_group.state = state
-        if self._observer is not None:
-            self._observer(item)
-        return item
-
-    def _conclude(self, end: Finish) -> RunResult:
-        self._worker_group.state = end.state
-        role = self._worker_group.spec.role
-        put_metric(f"workers.{role}.remaining_restarts", self._remaining_restarts)
-        put_metric(f"workers.{role}.{end.state.name.lower()}", 1)
-        if end.signum is not None:
-            received = signal.Signals(end.signum)
-            raise SignalException(f"the agent received {received.name}", sigval=received)
-        if end.state is WorkerState.UNKNOWN:
-            raise RuntimeError(f"[{role}] the agent lost track of its workers")
-        self._last_result.state = end.state
-        return self._last_result
-
-    def _perform(self, action: Action) -> list[MachineEvent]:
-        """Perform an action; the events that it brings about at once."""
-        group = self._worker_group
-        if isinstance(action, StartWorkers):
-            self._remaining_restarts = group.spec.max_restarts - action.restart_count
-            start = self._initialize_workers if action.attempt == 0 else self._restart_workers
-            start(group)
-            return [GroupStarted(frozenset(range(group.spec.local_world_size)))]
-        if isinstance(action, SignalWorkers):
-            # The hook ends them all before it returns.
-            self._stop_workers(group)
-            return [_end_of(rank, failed=True) for rank in sorted(self._machine.alive)]
-        if isinstance(action, CleanUp):
-            return [OrphansGone()]
-        if isinstance(action, WaitForOthers):
-            self._exit_barrier()
-            return [BarrierPassed()]
-        return []
-
-    def _await_events(self) -> list[MachineEvent]:
-        """Wait for something to happen; here by looking every ``monitor_interval`` seconds."""
-        group, alive = self._worker_group, sorted(self._machine.alive)
-        time.sleep(group.spec.monitor_interval)
-        result = self._monitor_workers(group)
-        if result.state is WorkerState.SUCCEEDED:
-            self._last_result = result
-            return [_end_of(rank, failed=False) for rank in alive]
-        if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
-            self._last_result = result
-            ranks = {w.local_rank for w in group.workers if w.global_rank in result.failures}
-            failed = [rank for rank in alive if rank in ranks] or alive
-            return [_end_of(rank, failed=True) for rank in failed[:1]]
-        if result.state is not WorkerState.HEALTHY:
-            return [MonitorLost()]
-        return [MembershipChanged()] if self._nodes_are_waiting() else []
+        """Start the workers and look at them every ``monitor_interval`` seconds, to the end."""
+        group, spec = self._worker_group, self._worker_group.spec
+        self._initialize_workers(group)
+        while True:
+            time.sleep(spec.monitor_interval)
+            result = self._monitor_workers(group)
+            group.state = result.state
+            if result.state is WorkerState.SUCCEEDED:
+                self._exit_barrier()
+                return result
+            if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
+                if not self._remaining_restarts:
+                    self._stop_workers(group)
+                    group.state = WorkerState.FAILED
+                    return result
+                self._remaining_restarts -= 1
+                self._restart_workers(group)
+            elif result.state is not WorkerState.HEALTHY:
+                raise RuntimeError(f"[{spec.role}] the agent lost track of its workers")
+            elif self._nodes_are_waiting():
+                self._restart_workers(group)
 
     def _nodes_are_waiting(self) -> bool:
         handler = self._worker_group.spec.rdzv_handler
@@ -505,6 +438,8 @@ class SimpleElasticAgent(ElasticAgent):
         flakiness = 100.0
         if not failed:
             flakiness -= 100.0 * (self._remaining_restarts + 1) / (spec.max_restarts + 1)
+        put_metric(f"workers.{spec.role}.remaining_restarts", self._remaining_restarts)
+        put_metric(f"workers.{spec.role}.{result.state.name.lower()}", 1)
         put_metric(f"workers.{spec.role}.flakiness", int(flakiness))
         put_metric(f"workers.{spec.role}.run_total", 1)
         for name, happened in outcomes.items():
@@ -516,8 +451,3 @@ def put_metric(name: str, value: int) -> None:
     put = getattr(sys.modules.get("torch.distributed.elastic.metrics"), "put_metric", None)
     if put is not None:
         put(name, value, "torchelastic")
-
-
-def _end_of(local_rank: int, *, failed: bool) -> Exited:
-    """Return the end of a worker of which only that is known."""
-    return Exited(local_rank, 0, int(failed), time.time_ns())

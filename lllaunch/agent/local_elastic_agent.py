@@ -30,7 +30,7 @@ from lllaunch.multiprocessing.api import (
     PContext,
     SubprocessContext,
 )
-from lllaunch.signal_source import SignalSource
+from lllaunch.signal_source import SignalException, SignalSource
 from lllaunch.spawner import store
 from lllaunch.spawner.evidence import WATCHED
 from lllaunch.spec import ENABLE_FILE_TIMER, TIMER_FILE, RestartPolicy, WatchdogPolicy
@@ -46,7 +46,7 @@ from lllaunch.supervisor.machine import (
     Action,
     BarrierPassed,
     Event,
-    Finish,
+    GroupStarted,
     Machine,
     MembershipChanged,
     StartWorkers,
@@ -218,7 +218,10 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._port = None
 
     def _start(self, action: StartWorkers) -> PContext:
-        super()._perform(action)
+        group = self._worker_group
+        self._remaining_restarts = group.spec.max_restarts - action.restart_count
+        start = self._initialize_workers if action.attempt == 0 else self._restart_workers
+        start(group)
         assert self._pcontext is not None
         return self._pcontext
 
@@ -282,11 +285,17 @@ class LocalElasticAgent(SimpleElasticAgent):
     # Running
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """As `ElasticAgent.run`; signals are handled until all is over."""
+        """As `ElasticAgent.run`; signals are handled until all is over.
+
+        Raises:
+            RuntimeError: it has run already.
+        """
+        if self._machine.finished:
+            raise RuntimeError("an agent runs once: make another one")
         with self._signals:
             return super().run(role)
 
-    def _drive(self) -> Finish:
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - there is one
         spec = self._worker_group.spec
         self._supervisor = Supervisor(
             self._machine,
@@ -297,21 +306,29 @@ class LocalElasticAgent(SimpleElasticAgent):
             clock=self._clock,
             nodes=None if spec.rdzv_handler is None else self,
         )
-        return self._supervisor.run()
+        end = self._supervisor.run()
+        self._worker_group.state = end.state
+        if end.signum is not None:
+            received = signal.Signals(end.signum)
+            raise SignalException(f"the agent received {received.name}", sigval=received)
+        if end.state is WorkerState.UNKNOWN:
+            raise RuntimeError(f"[{spec.role}] the agent lost track of its workers")
+        if self._pcontext is None:
+            return RunResult(end.state)
+        found = self._watchdog.at_fault() if end.reason in ("hang", "timeout", "oom") else None
+        return self._global_result(self._pcontext, end.state, found)
 
     def _seen(self, item: object) -> object:
-        super()._seen(item)
+        # the machine gets to know of a start after this
+        if not isinstance(item, GroupStarted):
+            self._worker_group.state = self._machine.worker_state
+        if self._observer is not None:
+            self._observer(item)
         if isinstance(item, Started):
             worker = self._worker_group.workers[item.local_rank]
             worker.id = item.pid
             self._record("START", worker)
         return item
-
-    def _conclude(self, end: Finish) -> RunResult:
-        if end.signum is None and end.state is not WorkerState.UNKNOWN and self._pcontext:
-            found = self._watchdog.at_fault() if end.reason in ("hang", "timeout", "oom") else None
-            self._last_result = self._global_result(self._pcontext, end.state, found)
-        return super()._conclude(end)
 
     def _global_result(
         self, context: PContext, state: WorkerState, at_fault: dict[int, str] | None = None
