@@ -257,7 +257,6 @@ class PContext(group.WorkerProcesses, abc.ABC):
         handle_signals: bool = True,
         attempt: int = 0,
         progbar_events: Mapping[str, Any] | None = None,
-        interval_sec: float = 0.1,
     ) -> None:
         self.entrypoint = entrypoint
         self.args = args
@@ -272,7 +271,6 @@ class PContext(group.WorkerProcesses, abc.ABC):
             stdout_filters=duplicate_stdout_filters or (),
             stderr_filters=duplicate_stderr_filters or (),
             progbar_events=progbar_events,
-            interval=interval_sec,
         )
         super().__init__(name, len(args), files, shown, attempt=attempt)
         self._handle_signals = handle_signals
@@ -532,7 +530,7 @@ def start_processes(
     tee: Std | dict[int, Std] = Std.NONE,
     local_ranks_filter: set[int] | None = None,
     progbar_events: Mapping[str, Any] | None = None,
-    interval_sec: float = 0.1,
+    interval_sec: float = 0.1,  # noqa: ARG001 - torch's, not needed
 ) -> PContext:
     """Start one process per entry of ``args``.
 
@@ -566,7 +564,6 @@ def start_processes(
         "duplicate_stdout_filters": duplicate_stdout_filters,
         "duplicate_stderr_filters": duplicate_stderr_filters,
         "progbar_events": progbar_events,
-        "interval_sec": interval_sec,
     }
     context: PContext
     if isinstance(entrypoint, str):

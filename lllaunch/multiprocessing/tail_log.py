@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TailLog", "tail_logfile"]
 
-# Files that the kernel cannot watch are not looked at more often than this, seconds.
-_POLL_S = 1.0
-
 
 def tail_logfile(
     header: str,
@@ -42,8 +39,8 @@ class TailLog:
     of them changes. Lines of different files come in no particular order, but never mixed.
 
     ``name``: what the files belong to; the header of a line is ``[<name><key>]:``. ``dst``: where
-    the lines go; None shows nothing. ``interval_sec``: seconds between looks at files that the
-    kernel cannot watch, at least 1. ``log_line_filter``: says of a line, with its newline, whether
+    the lines go; None shows nothing. ``interval_sec``: torch's polling interval. Accepted, not
+    needed: a change wakes it up. ``log_line_filter``: says of a line, with its newline, whether
     it is shown. ``progbar_events``: events ``trigger_clear`` and ``cleared`` of a progress bar that
     is taken off the screen while lines are written.
     """
@@ -54,7 +51,7 @@ class TailLog:
         log_files: Mapping[int, str],
         dst: TextIO | None,
         log_line_prefixes: Mapping[int, str] | None = None,
-        interval_sec: float = 0.1,
+        interval_sec: float = 0.1,  # noqa: ARG002
         log_line_filter: Callable[[str], bool] | None = None,
         *,
         progbar_events: Mapping[str, Any] | None = None,
@@ -63,7 +60,7 @@ class TailLog:
         self._stopped = False
         if dst is None or not log_files:
             return
-        self._follower = Follower(f"TailLog_{name}", max(_POLL_S, interval_sec))
+        self._follower = Follower(f"TailLog_{name}")
         for key, path in log_files.items():
             header = (log_line_prefixes or {}).get(key, f"[{name}{key}]:")
             shown = header.encode("utf-8", "surrogateescape")

@@ -1,8 +1,5 @@
 """Output files as they grow: followed, cut into lines and shown.
 
-Locks and progress bars that others own may stand before a destination. Each wait for them is
-bounded: a tail goes on without them rather than not at all.
-
 The thread sleeps until the kernel says that a file has changed (inotify) or that it is to stop
 (an eventfd). Only files that inotify cannot watch are looked at once a second, and those that are
 not there yet ten times; the files of workers are made before.
@@ -17,20 +14,19 @@ import functools
 import logging
 import math
 import os
-import select
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from lllaunch.errors import OutputError
 from lllaunch.files import open_file
 from lllaunch.linux.cgroup import shortage
-from lllaunch.linux.process import Inotify
+from lllaunch.linux.process import Inotify, wait
 from lllaunch.workers.lines import LineCollapser, LineSplitter, Span
 from lllaunch.workers.terminal import Destination, screen_of
 
@@ -44,21 +40,8 @@ logger = logging.getLogger(__name__)
 Report: TypeAlias = Callable[[int, str], object]
 """Takes trouble with a level of `logging` and a text, from any thread."""
 
-# How long a lock or a progress bar that others own is waited for, seconds.
+# How long a progress bar that others own is waited for, seconds.
 _PATIENCE_S = 1.0
-
-
-# One asks for a bar at a time; else one's question would wipe out the answer to another's.
-_bar_lock = threading.Lock()
-
-
-def _forget_lock() -> None:
-    """In a forked child: the thread that may have held it is not there."""
-    global _bar_lock  # noqa: PLW0603 - the lock is what has to be replaced
-    _bar_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_lock)
 
 
 class BarGate:
@@ -82,33 +65,19 @@ class BarGate:
     @contextmanager
     def lifted(self) -> Iterator[None]:
         """While inside, the bar is off the screen, if there is one."""
-        with _bar_lock:
-            expected = self._answered or self._cleared.is_set()
-            self._cleared.clear()
-            self._trigger.set()
-            try:
-                self._answered = self._cleared.wait(_PATIENCE_S if expected else 0)
-                yield
-            finally:
-                self._trigger.clear()
+        expected = self._answered or self._cleared.is_set()
+        self._cleared.clear()
+        self._trigger.set()
+        try:
+            self._answered = self._cleared.wait(_PATIENCE_S if expected else 0)
+            yield
+        finally:
+            self._trigger.clear()
 
 
-@contextmanager
-def guarded(lock: Any, gate: BarGate | None) -> Iterator[None]:
-    """While inside, somebody else's lock is held and somebody else's bar is off the screen.
-
-    ``lock``: of `threading` or `multiprocessing`; None if there is none. Where it cannot be had,
-    this goes on without it.
-    """
-    with ExitStack() as stack:
-        if lock is not None and lock.acquire(timeout=_PATIENCE_S):
-            stack.callback(lock.release)
-        if gate is not None:
-            stack.enter_context(gate.lifted())
-        yield
-
-
-# A file that is not there yet is looked for so often, seconds.
+# Files that the kernel cannot watch are looked at so often, and those that are not there yet,
+# seconds.
+_POLL_S = 1.0
 _AWAIT_S = 0.1
 # What stops a file from being opened now but not for ever.
 _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -117,42 +86,28 @@ _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 class Watching:
     """The files of one thread that follows them, and what it sleeps on.
 
-    ``wake``: an eventfd that ends a wait; not closed here. ``poll_interval``: seconds between looks
-    at files that inotify cannot watch.
+    ``wake``: an eventfd that ends a wait; not closed here. ``elsewhere``: whether other machines
+    write to the files, of which this one's kernel cannot tell.
     """
 
-    def __init__(
-        self,
-        wake: int,
-        poll_interval: float,
-        *,
-        elsewhere: bool = False,
-        report: Report = logger.log,
-    ) -> None:
+    def __init__(self, wake: int, *, elsewhere: bool = False, report: Report = logger.log) -> None:
         self._wake = wake
         self._report = report
-        self._poll_interval = poll_interval
         # what is meant to be so needs no warning
         self._warned = elsewhere
         self._changed: dict[FollowedFile, None] = {}
         # Files that the kernel cannot watch, and those that are not there yet.
         self._polled: set[FollowedFile] = set()
-        self._awaited: set[FollowedFile] = set()
-        self._await_interval = poll_interval if elsewhere else min(poll_interval, _AWAIT_S)
-        self._next_look = 0.0
+        self._await_interval = _POLL_S if elsewhere else _AWAIT_S
+        self._next_look = math.inf
         # Files by the number of the watch that tells of them.
         self._watched: dict[int, set[FollowedFile]] = {}
-        self._poll_wake = select.poll()
-        self._poll_wake.register(wake, select.POLLIN)
-        self._poll_all = select.poll()
-        self._poll_all.register(wake, select.POLLIN)
         self._inotify: Inotify | None = None
         self._reason = ""
         if elsewhere:
             return
         try:
             self._inotify = Inotify()
-            self._poll_all.register(self._inotify.fileno(), select.POLLIN)
         except (AttributeError, OSError) as error:
             self._reason = _reason(error)
 
@@ -171,23 +126,20 @@ class Watching:
                 return
             self._warn(f"{file.path}: {error.strerror}")
             opened = False
-        if not opened:
-            self._look_within(self._await_interval)
-            self._awaited.add(file)
-            return
-        self._changed[file] = None
-        reason = self._reason
-        if self._inotify is not None:
-            try:
-                number = self._inotify.watch(file.path)
-            except OSError as error:
-                reason = f"{file.path}: {error.strerror}"
-            else:
-                self._watched.setdefault(number, set()).add(file)
-                return
-        self._warn(reason)
-        self._look_within(self._poll_interval)
+        if opened:
+            self._changed[file] = None
+            reason = self._reason
+            if self._inotify is not None:
+                try:
+                    number = self._inotify.watch(file.path)
+                except OSError as error:
+                    reason = f"{file.path}: {error.strerror}"
+                else:
+                    self._watched.setdefault(number, set()).add(file)
+                    return
+            self._warn(reason)
         self._polled.add(file)
+        self._look_again()
 
     def catch_up(self) -> None:
         """Takes note of all changes until now, without waiting."""
@@ -212,36 +164,25 @@ class Watching:
         self._changed.clear()
         return files
 
-    def wait(self, due: float | None, gather_ms: int) -> None:
+    def wait(self, due: float | None, gather: float) -> None:
         """Sleeps until a file changes, the eventfd is written to, or a time has come.
 
-        ``due``: latest end, by `time.monotonic`; None for none. ``gather_ms``: milliseconds in
-        which changes are not looked at, but only the eventfd.
+        ``due``: latest end, by `time.monotonic`; None for none. ``gather``: seconds in which
+        changes are not looked at, but only the eventfd.
         """
-        until_due = self._timeout_ms(due)
-        if until_due is not None:
-            gather_ms = min(gather_ms, until_due)
-        if not self._changed and gather_ms and self._poll_wake.poll(gather_ms):
+        end = min(self._next_look, math.inf if due is None else due)
+        left = 0.0 if self._changed else max(0.0, end - time.monotonic())
+        if min(gather, left) and wait((self._wake,), seconds=min(gather, left)):
             self._clear_wake()
             return
-        for descriptor, _ in self._poll_all.poll(self._timeout_ms(due)):
-            if descriptor == self._wake:
-                self._clear_wake()
-            elif self._inotify is not None:
-                self._take_changes(self._inotify)
+        left = 0.0 if self._changed else max(0.0, end - time.monotonic())
+        files = (self._wake,) if self._inotify is None else (self._wake, self._inotify)
+        if self._wake in wait(files, seconds=left):
+            self._clear_wake()
+        if self._inotify is not None:
+            self._take_changes(self._inotify)
         if time.monotonic() >= self._next_look:
             self._look()
-
-    def _timeout_ms(self, due: float | None) -> int | None:
-        if self._changed:
-            return 0
-        times = [] if due is None else [due]
-        if self._polled or self._awaited:
-            times.append(self._next_look)
-        if not times:
-            return None
-        # Rounded up: waking before the time would only mean waking twice.
-        return max(0, math.ceil((min(times) - time.monotonic()) * 1000))
 
     def _clear_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -254,25 +195,28 @@ class Watching:
 
     def _look(self) -> None:
         """Look at what the kernel cannot tell of."""
-        self._changed.update(dict.fromkeys(self._polled))
-        awaited, self._awaited = self._awaited, set()
-        if self._polled:
-            self._next_look = time.monotonic() + self._poll_interval
-        for file in awaited:
-            self.add(file)
+        polled, self._polled, self._next_look = self._polled, set(), math.inf
+        for file in polled:
+            if not file.is_open:
+                self.add(file)
+                continue
+            self._changed[file] = None
+            self._polled.add(file)
+        self._look_again()
 
-    def _look_within(self, seconds: float) -> None:
-        """Look again soon enough."""
-        moment = time.monotonic() + seconds
-        pending = self._polled or self._awaited
-        self._next_look = min(self._next_look, moment) if pending else moment
+    def _look_again(self) -> None:
+        """Look soon enough."""
+        if self._polled:
+            awaits = any(not file.is_open for file in self._polled)
+            moment = time.monotonic() + (self._await_interval if awaits else _POLL_S)
+            self._next_look = min(self._next_look, moment)
 
     def _warn(self, reason: str) -> None:
         if not self._warned:
             self._warned = True
             self._report(
                 logging.WARNING,
-                f"output is looked for every {self._poll_interval:g} s, since the kernel cannot "
+                f"output is looked for every {_POLL_S:g} s, since the kernel cannot "
                 f"tell of it: {reason}",
             )
 
@@ -388,7 +332,6 @@ class FollowedFile:
         destination: Destination,
         line_filter: Callable[[str], bool] | None = None,
         *,
-        lock: Any = None,
         gate: BarGate | None = None,
         collapsed: CollapsedFiles | None = None,
         report: Report = logger.log,
@@ -403,7 +346,6 @@ class FollowedFile:
         self._flooded = False
         self._destination = destination
         self._filter = line_filter
-        self._lock = lock
         self._gate = gate
         self._report = report
         # Under a foreign bar every line starts at the left edge and erases what is behind it.
@@ -583,7 +525,7 @@ class FollowedFile:
         ``sources``: whose lines in the live area end with them; None for this one's.
         """
         try:
-            with guarded(self._lock, self._gate):
+            with nullcontext() if self._gate is None else self._gate.lifted():
                 self._destination.write(parts, (self,) if sources is None else sources)
         except BrokenPipeError:
             # who read it has gone, as `| head` does; there is nobody to tell
@@ -593,8 +535,7 @@ class FollowedFile:
 
     def _live(self, text: bytes | None) -> None:
         try:
-            with guarded(self._lock, None):
-                self._destination.show(self, text)
+            self._destination.show(self, text)
         except Exception as error:  # noqa: BLE001 - as above
             self._complain(f"it cannot be shown: {_reason(error)}")
 
@@ -612,9 +553,9 @@ def _reason(error: Exception) -> str:
     return strerror or repr(error)
 
 
-# After something was shown, so long nothing is, milliseconds: what is written line by line then
+# After something was shown, so long nothing is, seconds: what is written line by line then
 # comes in blocks, and costs a hundred looks a second at most.
-_GATHER_MS = 10
+_GATHER_S = 0.01
 # stop() gives up on a destination that takes nothing for so long, seconds.
 _STOP_PATIENCE_S = 10.0
 
@@ -622,17 +563,12 @@ _STOP_PATIENCE_S = 10.0
 class Follower:
     """Shows files as they grow, whole lines only, each with a prefix; one thread for all of them.
 
-    ``poll_interval``: seconds between looks at files that inotify cannot watch. ``report``: takes
-    what cannot be followed, read or shown, from the thread; by default it is logged.
+    ``elsewhere``: as for `Watching`. ``report``: takes what cannot be followed, read or shown, from
+    the thread; by default it is logged.
     """
 
     def __init__(
-        self,
-        name: str = "tail",
-        poll_interval: float = 1.0,
-        *,
-        elsewhere: bool = False,
-        report: Report = logger.log,
+        self, name: str = "tail", *, elsewhere: bool = False, report: Report = logger.log
     ) -> None:
         self._elsewhere = elsewhere
         self._report = report
@@ -643,7 +579,6 @@ class Follower:
         # of those who wait until what is held is shown
         self._asked: collections.deque[threading.Event] = collections.deque()
         self._destinations: dict[int, tuple[TextIO, Destination]] = {}
-        self._poll_interval = poll_interval
         # Reentrant: a signal handler may call stop() while its thread is in one of these methods.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
@@ -659,7 +594,6 @@ class Follower:
         dst: TextIO,
         line_filter: Callable[[str], bool] | None = None,
         *,
-        lock: Any = None,
         progbar_events: Mapping[str, Any] | None = None,
     ) -> None:
         """Adds a file, before `start` or after.
@@ -679,10 +613,7 @@ class Follower:
             destination = self._destination(dst)
             gate = None if progbar_events is None else BarGate(progbar_events)
             file = FollowedFile(
-                *(path, prefix, destination, line_filter),
-                lock=lock,
-                gate=gate,
-                report=self._report,
+                path, prefix, destination, line_filter, gate=gate, report=self._report
             )
             self._added.append(file)
             self._notify()
@@ -815,13 +746,11 @@ class Follower:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
         watching: Watching | None = None
         try:
-            watching = Watching(
-                wake, self._poll_interval, elsewhere=self._elsewhere, report=self._report
-            )
+            watching = Watching(wake, elsewhere=self._elsewhere, report=self._report)
             while not self._stopping:
                 self._take_added(watching)
                 busy = self._look(watching)
-                watching.wait(self._due(), gather_ms=_GATHER_MS if busy else 0)
+                watching.wait(self._due(), gather=_GATHER_S if busy else 0.0)
             self._take_added(watching)
             self._finish()
         except Exception as error:
@@ -910,8 +839,6 @@ class Follower:
 
 
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# Files that the kernel cannot watch are not looked at more often than this, seconds.
-_POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -928,8 +855,6 @@ class Shown:
     stdout_filters: Sequence[str] = ()
     stderr_filters: Sequence[str] = ()
     progbar_events: Mapping[str, Any] | None = None  # as for `Follower.add`
-    # seconds between looks at files that the kernel cannot watch, if that is longer than usual
-    interval: float = 0.0
     # takes what cannot be shown, from a thread of its own; None: it is logged
     report: Report | None = None
 
@@ -947,8 +872,7 @@ class Tees:
         self._name = name
         self._how = shown
         self._report = shown.report or logger.log
-        interval = max(_POLL_SECONDS, shown.interval)
-        self._follower = Follower(f"tee {name}", interval, report=self._report)
+        self._follower = Follower(f"tee {name}", report=self._report)
         # a program without a console (pythonw, some daemons) has None there
         consoles = ((files.tee_stdouts, sys.stdout), (files.tee_stderrs, sys.stderr))
         self._streams = [(paths, dst) for paths, dst in consoles if paths and dst is not None]

@@ -3,13 +3,12 @@ from __future__ import annotations
 import io
 import threading
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.workers.tail import BarGate, guarded
+from lllaunch.workers.tail import BarGate
 from lllaunch.workers.terminal import Destination, cells, fit
 
 
@@ -47,15 +46,6 @@ def test_bar_that_does_not_answer_is_waited_for_once_and_again_when_it_does() ->
     with gate.lifted():
         pass
     assert cleared.waited[-1] == 1.0
-
-
-def test_foreign_lock_that_cannot_be_had_is_done_without() -> None:
-    lock = Mock()
-    lock.acquire.return_value = False
-    with guarded(lock, None):
-        pass
-    assert lock.acquire.call_args.kwargs["timeout"] > 0, "the wait is bounded"
-    lock.release.assert_not_called()
 
 
 def test_text_stream_gets_text_with_what_is_no_utf8_replaced() -> None:

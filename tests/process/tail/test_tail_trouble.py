@@ -210,7 +210,8 @@ def test_where_the_kernel_does_not_tell_files_are_polled_with_one_warning(
     monkeypatch.setattr(where, name, instead)
     there, later = tmp_path / "there", tmp_path / "later"
     append(there, b"there\n")
-    follower = Follower(poll_interval=0.01)
+    monkeypatch.setattr("lllaunch.workers.tail._POLL_S", 0.01)
+    follower = Follower()
     for path in (there, later):
         follower.add(str(path), b"", sink)
     follower.start()
