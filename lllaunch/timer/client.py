@@ -1,9 +1,8 @@
 """The worker's side: requests, the clients that send them, `expires` and `deadline`.
 
 One request through the FIFO is one ``os.write`` of at most PIPE_BUF bytes, which the kernel never
-mixes with others'. The client keeps the FIFO open if the server is ours, which marks its FIFO with
-the sticky bit: torch's server waits in ``readline`` for as long as any writer is there, so with
-that one the FIFO is opened and closed for each request, as torch's client does.
+mixes with others'. The FIFO is opened and closed for each, as torch's client does: torch's server
+waits in ``readline`` for as long as any writer is there.
 
 A server knows a timer by its process and its name, so a name that is taken again while it is held
 (by recursion, by threads, by asyncio's tasks) would set the first timer anew, and the first to
@@ -23,6 +22,7 @@ import sys
 import time
 from _thread import RLock
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from functools import lru_cache, wraps
 
 TYPE_CHECKING = False
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., Any])
 
 TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
-
-SERVED_BY_US = stat.S_ISVTX
-"""Mode bit of a FIFO whose server does not mind that writers keep it open."""
 
 _SIGKILL = 9  # the module `signal` imports enum
 _TRIES = 10
@@ -55,11 +52,10 @@ class _ThisProcess:
         """Begin anew; called in each fork, which holds no timers."""
         # Asking the kernel for it takes a third of the time of a request.
         self.pid = os.getpid()
-        # Guards what the threads share. Re-entrant, as a signal handler may use timers too. The
-        # thread that held it in the parent does not exist here.
-        self.lock = RLock()
-        # Names of the timers that `deadline` has set.
+        # Names of the timers that `deadline` has set, and what guards them. Re-entrant, as a
+        # signal handler may use timers too. The thread that held it in the parent is not here.
         self.scopes: set[str] = set()
+        self.lock = RLock()
 
     def take(self, scope: str) -> str:
         """Return the name itself if it is free, else the first free one of ``scope (2)``, ..."""
@@ -182,7 +178,6 @@ class FileTimerClient(TimerClient):
     def __init__(self, file_path: str, signal: int = _SIGKILL) -> None:
         super().__init__()
         self._file_path = file_path
-        self._fd = -1
         self.signal = signal  # what the server shall send
 
     def acquire(self, scope_id: str, expiration_time: float) -> None:
@@ -205,13 +200,11 @@ class FileTimerClient(TimerClient):
             )
         for left in range(_TRIES - 1, -1, -1):
             try:
-                with this_process.lock:
-                    self._write(data)
+                self._write(data)
             except BlockingIOError:
                 raise
             except OSError as error:
                 # The server has gone; there may be another by now.
-                self.close()
                 if not left:
                     why = error.strerror or error
                     message = f"no timer server reads this FIFO, the request was not sent ({why})"
@@ -222,54 +215,30 @@ class FileTimerClient(TimerClient):
 
     def _write(self, data: bytes) -> None:
         """Write a request; whole or, raising an OSError, not at all."""
-        keep = self._fd >= 0
-        if not keep:
-            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
-            self._fd = os.open(self._file_path, flags)
-            mode = os.fstat(self._fd).st_mode
-            if not stat.S_ISFIFO(mode):
+        fd = os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISFIFO(os.fstat(fd).st_mode):
                 raise OSError(errno.EINVAL, "it is no FIFO")
-            keep = bool(mode & SERVED_BY_US)
-        while True:
-            try:
-                os.write(self._fd, data)
-            except BlockingIOError:
+            while True:
+                with suppress(BlockingIOError):
+                    os.write(fd, data)
+                    return
                 # Others wait for room, too, and may be faster.
                 poll = select.poll()
-                poll.register(self._fd, select.POLLOUT)
+                poll.register(fd, select.POLLOUT)
                 if not poll.poll(_STUCK * 1000):
-                    self.close()
                     raise BlockingIOError(
                         errno.EAGAIN,
                         f"the timer server's FIFO was full for {_STUCK:g} s, "
                         "the request was not sent",
                         self._file_path,
-                    ) from None
-            else:
-                break
-        if not keep:
-            self.close()
-
-    def __getstate__(self) -> dict[str, object]:
-        # A descriptor means nothing, or something else, in another process.
-        return {**self.__dict__, "_fd": -1}
-
-    def close(self) -> None:
-        """Closes the FIFO; the next request opens it again. Idempotent; beyond torch."""
-        with this_process.lock:
-            fd, self._fd = self._fd, -1
-            if fd >= 0:
-                os.close(fd)
-
-    def __del__(self) -> None:
-        # Not there if __init__ failed.
-        if getattr(self, "_fd", -1) >= 0:
-            self.close()
+                    )
+        finally:
+            os.close(fd)
 
 
-# What `configure` was given last; below it, clients by the value of TIMER_FILE.
+# What `configure` was given last.
 _configured: list[TimerClient] = []
-_defaults: dict[str, TimerClient] = {}
 
 
 def configure(timer_client: TimerClient | None) -> None:
@@ -291,10 +260,7 @@ def _client() -> TimerClient:
             "Configure timer client before using countdown timers. "
             f"(lllaunch.timer.configure, or {TIMER_FILE} in the environment)"
         )
-    client = _defaults.get(path)
-    if client is None:
-        client = _defaults[path] = FileTimerClient(path)
-    return client
+    return FileTimerClient(path)
 
 
 def expires(after: float, scope: str | None = None, client: TimerClient | None = None) -> Countdown:

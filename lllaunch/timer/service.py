@@ -29,7 +29,7 @@ import msgspec
 
 from lllaunch.linux.process import open_pidfd, process_ended, send_signal
 from lllaunch.text import printable
-from lllaunch.timer.client import SERVED_BY_US, FileTimerRequest
+from lllaunch.timer.client import FileTimerRequest
 
 _TEXT = 120
 
@@ -168,9 +168,6 @@ def make_fifo(path: str) -> int:
     except OSError:
         os.unlink(path)
         raise
-    # A filesystem that keeps no such bit costs clients an open for each request.
-    with contextlib.suppress(OSError):
-        os.fchmod(fd, 0o600 | SERVED_BY_US)
     with contextlib.suppress(OSError):
         fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return fd

@@ -143,7 +143,6 @@ def test_a_server_does_not_end_its_own_process(
         client.acquire("a", time.time() + 60)
         until(lambda n=received: server._service.received == n, "the request")
         until(lambda: refusal in caplog.text, "the refusal")
-    client.close()
     server.stop()
     assert caplog.text.count(refusal) == 1
 

@@ -87,10 +87,10 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made.end()
 
 
-def test_the_fifo_is_private_marked_and_large(place: Place) -> None:
+def test_the_fifo_is_private_and_large(place: Place) -> None:
     found = os.stat(place.path)
     assert stat.S_ISFIFO(found.st_mode)
-    assert stat.S_IMODE(found.st_mode) == 0o1600
+    assert stat.S_IMODE(found.st_mode) == 0o600
     written = 0
     fd = os.open(place.path, os.O_WRONLY | os.O_NONBLOCK)
     with contextlib.suppress(BlockingIOError):

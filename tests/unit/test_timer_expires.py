@@ -131,7 +131,7 @@ def test_a_client_can_be_taken_back(client: Recorder, monkeypatch: pytest.Monkey
         pytest.fail("there is no client")
     path = "/no/such/fifo"
     monkeypatch.setenv(client_module.TIMER_FILE, path)
-    monkeypatch.setattr(client_module, "_defaults", {path: client})
+    monkeypatch.setattr(client_module, "FileTimerClient", {path: client}.get)
     with expires(5, "work"):
         pass
     assert client.calls == both("work")
