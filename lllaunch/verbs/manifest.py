@@ -16,32 +16,33 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
+from omegaconf import OmegaConf
 
 from lllaunch.app.compose import Composition, ConfigRequest, Reviewed, located, review_run
-from lllaunch.app.configs import experiment_name, unlocked
+from lllaunch.app.configs import unlocked
 from lllaunch.app.gate import admit
 from lllaunch.app.planning import expect_quoted, locating
-from lllaunch.cluster.values import format_nnodes
-from lllaunch.config.fields import Findings
-from lllaunch.config.nodes import read_nnodes
 from lllaunch.config.plan import plan_node
-from lllaunch.config.read import Reader, watching
+from lllaunch.config.read import watching
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.review.lock import PlanRefused, lock_path, name_problem, renew_command
 from lllaunch.review.paths import locks_all
 from lllaunch.secret_names import Redactor, redacted_overrides
-from lllaunch.spec import LaunchSpec
 from lllaunch.verbs.printing import print_lines
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from lllaunch.spec import LaunchSpec
 
 _AUTO = "launch.nnodes=auto"
 _KIND = "ClusterTrainingRuntime"
 _RUNTIME = "torch-distributed"
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-# Kubernetes makes the names of pods, labels of DNS, from that of the job.
-_LONGEST_LABEL = 63
+# Kubernetes makes the names of pods, labels of DNS of at most 63 characters, from that of the job.
+_LONGEST = 40
 # What Kubernetes would take for a variable of its own, or for an escape of one.
 _EXPANDED = re.compile(r"\$(?=[$(])")
 
@@ -61,14 +62,6 @@ def add_manifest_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def manifest_flags(given: argparse.Namespace) -> dict[str, str]:
-    """Returns those of a manifest's options that were given."""
-    names = ("image", "runtime", "nodes")
-    return {
-        f"--{name}": str(value) for name in names if (value := getattr(given, name)) is not None
-    }
-
-
 def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
     """Prints a TrainJob that runs a plan.
 
@@ -78,44 +71,46 @@ def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
             does not allow it.
         ComposeFailed: Hydra cannot compose it.
     """
-    findings, flags = Findings(), manifest_flags(given)
-    for flag, wrong in (("--lock", given.lock), ("--diff", given.diff)):
-        if wrong:
-            findings.add_about(flag, "is not for --format trainjob", code="trainjob")
-    findings.raise_if_any()
-    experiment, nodes = _look_ahead(command, given.nodes)
-    others = (
-        text for text in command.overrides if text.lstrip("+~").partition("=")[0] != "launch.nnodes"
-    )
+    with Composition(command) as composed:
+        if composed.is_sweep():
+            raise ConfigError((_problem("-m", "", "is for sweeps, and a TrainJob is one run"),))
+        config = composed.compose()
+        with locating(composed.loader, config):
+            # the pods are told to ask their environment instead
+            nodes = _nodes(config) if given.nodes is None else given.nodes
+    keys = {text: text.lstrip("+~").partition("=")[0] for text in command.overrides}
+    others = (text for text, key in keys.items() if key != "launch.nnodes")
     auto = command._replace(overrides=(*others, _AUTO))
     with Composition(auto) as composed:
         with watching("oc.env") as variables:
             reviewed = review_run(composed)
-        problems = located([reviewed], _misfits)
-        name = given.name or name_for(experiment or reviewed.name, nodes)
+        if problems := located([reviewed], _misfits):
+            raise ConfigError(problems)
+        name = given.name or name_for(reviewed.name)
         if not name:
             message = "has no name that it could be made from"
-            nameless = Diagnostic("trainjob", "", "the TrainJob", message, "give --name NAME")
-            problems = (*problems, nameless)
-        if problems:
-            raise ConfigError(problems)
+            raise ConfigError((_problem("the TrainJob", "", message, "give --name NAME"),))
         locked = _admit(composed, reviewed)
-    spec = reviewed.spec
-    own = reviewed.config["hydra"]["job"]["env_set"]
-    options = [word for option in flags.items() for word in option]
-    options += [] if given.name is None else ["--name", given.name]
-    words = ("python", "-m", "lllaunch", "plan", "--format", "trainjob", *options)
-    told = shlex.join([*words, *_words(command, spec)])
-    # a line break in it would end the comment
-    made_by = f"# Made by: {told}" if told.isprintable() and told.isascii() else ""
-    trainer = _trainer(spec, given.image, nodes, _words(auto, spec))
-    env = []
-    if nodes > 1 and plan_node(spec)["launch"]["rdzv"]["id"] is None:
-        env.append({"name": "PET_RDZV_ID", "value": name})
-    if locked:
-        env.append({"name": "LLLAUNCH_LOCKED", "value": "1"})
-    if env:
-        trainer["env"] = env
+    spec, hide = reviewed.spec, Redactor.of(reviewed.spec)
+
+    def words(request: ConfigRequest) -> list[str]:
+        clean = request._replace(overrides=redacted_overrides(request.overrides))
+        return [hide(word) for word in clean.words]
+
+    options = {"--image": given.image, "--runtime": given.runtime, "--nodes": given.nodes}
+    options["--name"] = given.name
+    told = [word for flag, value in options.items() if value for word in (flag, str(value))]
+    made_by = shlex.join(["plan", "--format", "trainjob", *told, *words(command)])
+    env = {"PET_RDZV_ID": name} if nodes > 1 and _launch(spec)["rdzv"]["id"] is None else {}
+    env |= {"LLLAUNCH_LOCKED": "1"} if locked else {}
+    trainer: dict[str, Any] = {
+        **({"image": given.image} if given.image else {}),
+        "command": ["python", "-m", "lllaunch"],
+        "args": [_EXPANDED.sub("$$", word) for word in words(auto)],
+        "numNodes": nodes,
+        **_of_node(spec),
+        **({"env": [{"name": key, "value": text} for key, text in env.items()]} if env else {}),
+    }
     kind, _, runtime = (given.runtime or _RUNTIME).rpartition("/")
     reference = {"apiGroup": "trainer.kubeflow.org", "kind": kind or _KIND, "name": runtime}
     manifest = {
@@ -124,111 +119,70 @@ def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
         "metadata": {"name": name},
         "spec": {"runtimeRef": reference, "trainer": trainer},
     }
-    if made_by:
-        print_lines([made_by])
-    if given.image is None:
+    # a line break in it would end the comment
+    if made_by.isprintable() and made_by.isascii():
+        print_lines([f"# Made by: python -m lllaunch {made_by}"])
+    if not given.image:
         needs = "lllaunch, and the project as working directory"
         print_lines([f"# No --image: the runtime's must have {needs}."])
-    print_lines(yaml.safe_dump(manifest, sort_keys=False, width=1_000_000).splitlines())
-    names = (each for each in dict.fromkeys(variables) if each not in own)
-    asked = [each for each in names if _VARIABLE.fullmatch(each)]
-    print_lines(_hints(asked, name, has_env=bool(env)))
+    print_lines(yaml.safe_dump(manifest, sort_keys=False, width=10**6).splitlines())
+    asked = ", ".join(each for each in dict.fromkeys(variables) if each.isprintable())
+    if asked:
+        where = "from spec.trainer.env, the image or the runtime"
+        print_lines([f"# The pods need these, {where}: {asked}"])
 
 
-def _trainer(
-    spec: LaunchSpec, image: str | None, nodes: int, words: tuple[str, ...]
-) -> dict[str, Any]:
-    nproc = _nproc(spec)
-    trainer: dict[str, Any] = {} if image is None else {"image": image}
-    trainer |= {
-        "command": ["python", "-m", "lllaunch"],
-        "args": [_EXPANDED.sub("$$", word) for word in words],
-        "numNodes": nodes,
-    }
-    if nproc is None:
-        return trainer
-    gpus, cpus = ((each or 0) * nproc for each in spec.resources)
+def _launch(spec: LaunchSpec) -> dict[str, Any]:
+    node: dict[str, Any] = plan_node(spec)["launch"]
+    return node
+
+
+def _of_node(spec: LaunchSpec) -> dict[str, Any]:
+    """Return what a pod runs and needs; nothing if it decides itself how many workers it has."""
+    if ("nproc",) in spec.sources:
+        return {}
+    gpus, cpus = ((each or 0) * spec.nproc for each in spec.resources)
     # a GPU's request is its limit; a limit of CPU would only slow a pod
     resources = {"requests": {"cpu": str(cpus)}} if cpus else {}
     resources |= {"limits": {"nvidia.com/gpu": str(gpus)}} if gpus else {}
-    return (
-        trainer | {"numProcPerNode": nproc} | ({"resourcesPerNode": resources} if resources else {})
-    )
+    of_workers = {"numProcPerNode": spec.nproc}
+    return of_workers | ({"resourcesPerNode": resources} if resources else {})
 
 
-def _hints(variables: list[str], name: str, *, has_env: bool) -> Iterator[str]:
-    """Yield comments that become the end of the trainer's environment."""
-    if not variables:
-        return
-    yield "# The config takes these from the environment of the pods. If neither image nor"
-    yield "# runtime gives them, a Secret may: take the # away."
-    if not has_env:
-        yield "#    env:"
-    for variable in variables:
-        yield f"#    - name: {variable}"
-        yield f"#      valueFrom: {{secretKeyRef: {{name: {name}, key: {variable}}}}}"
+def _problem(key: str, value: str, message: str, hint: str = "") -> Diagnostic:
+    return Diagnostic("trainjob", key, value, message, hint)
 
 
-def _look_ahead(command: ConfigRequest, nodes: int | None) -> tuple[str, int]:
-    """Return the experiment, and the nodes before they are left to the pods."""
-    findings = Findings()
-    with Composition(command) as composed:
-        if composed.is_sweep():
-            message = "is for sweeps, and a TrainJob is one run"
-            findings.add_about("-m", message, code="trainjob")
-            findings.raise_if_any()
-        config = composed.compose()
-        if nodes is None:
-            with locating(composed.loader, config):
-                expect_quoted(config)
-                written = Reader(findings).read_items(config.launch, "launch", ["nnodes"])
-                count = findings.attempt(
-                    "launch.nnodes",
-                    written.get("nnodes"),
-                    lambda n: read_nnodes(1 if n is None else n),
-                )
-                if isinstance(count, str) or (count and count[0] != count[1]):
-                    shown = count if isinstance(count, str) else format_nnodes(*count)
-                    message = "is no one number, which a TrainJob needs"
-                    hint = "give --nodes N"
-                    findings.note(
-                        Diagnostic("trainjob", "launch.nnodes", repr(shown), message, hint)
-                    )
-                findings.raise_if_any()
-                nodes = count[1] if isinstance(count, tuple) else 1
-        return experiment_name(config), nodes
+def _nodes(config: DictConfig) -> int:
+    """Return the number of nodes that a config says."""
+    expect_quoted(config)
+    count = OmegaConf.select(config, "launch.nnodes", throw_on_resolution_failure=False)
+    if isinstance(count, int | None):
+        return 1 if count is None else count
+    message = "is no one number, which a TrainJob needs"
+    raise ConfigError((_problem("launch.nnodes", repr(count), message, "give --nodes N"),))
 
 
-def name_for(experiment: str, nodes: int) -> str:
+def name_for(experiment: str) -> str:
     """Return a name for the TrainJob of an experiment; empty if nothing of it could be one."""
     name = re.sub(r"[^a-z0-9]+", "-", experiment.lower()).strip("-")
     if name and not name[0].isalpha():
         name = f"run-{name}"
-    return name[: _LONGEST_LABEL - len(f"-node-0-{nodes - 1}-abcde")].rstrip("-")
+    return name[:_LONGEST].rstrip("-")
 
 
 def _misfits(reviewed: Reviewed) -> Iterator[Diagnostic]:
-    """Yield what a config says that no TrainJob can, or that it says itself."""
-    spec = reviewed.spec
-    launch = plan_node(spec)["launch"]
+    """Yield what a config says that the pods are told otherwise."""
+    launch = _launch(reviewed.spec)
     rank, rdzv = launch["node_rank"], launch["rdzv"]
     if rank is not None:
         message = "would be the number of every pod"
         hint = "leave it out, or add launch.node_rank=null"
-        yield Diagnostic("trainjob", "launch.node_rank", repr(rank), message, hint)
+        yield _problem("launch.node_rank", repr(rank), message, hint)
     if rdzv["endpoint"] is not None and rdzv["backend"] != "etcd-v2":
         message = "is not where pods meet: the TrainJob says where its first one is"
         hint = "leave it out, or add launch.rdzv.endpoint=null"
-        yield Diagnostic("trainjob", "launch.rdzv.endpoint", repr(rdzv["endpoint"]), message, hint)
-    if any(spec.resources) and _nproc(spec) is None:
-        message = "is what each worker needs, and how many a pod has is not known"
-        hint = "give launch.nproc as a number"
-        yield Diagnostic("trainjob", "launch.resources", "", message, hint)
-
-
-def _nproc(spec: LaunchSpec) -> int | None:
-    """Return the number of workers of a node, None where something else decides on it."""
-    return None if ("nproc",) in spec.sources else spec.nproc
+        yield _problem("launch.rdzv.endpoint", repr(rdzv["endpoint"]), message, hint)
 
 
 def _admit(composed: Composition, reviewed: Reviewed) -> bool:
@@ -250,9 +204,3 @@ def _admit(composed: Composition, reviewed: Reviewed) -> bool:
         words = composed.command._replace(overrides=clean).words
         raise replace(refused, renew=renew_command([*named, *words])) from None
     return locked
-
-
-def _words(command: ConfigRequest, spec: LaunchSpec) -> tuple[str, ...]:
-    """Return a command line without secrets."""
-    clean = command._replace(overrides=redacted_overrides(command.overrides))
-    return tuple(map(Redactor.of(spec), clean.words))

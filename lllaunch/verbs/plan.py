@@ -47,7 +47,7 @@ from lllaunch.review.paths import tree_top
 from lllaunch.run.build import Build, BuildQuery
 from lllaunch.secret_names import Redactor, redacted_overrides
 from lllaunch.text import first_line
-from lllaunch.verbs.manifest import add_manifest_flags, manifest_flags, show_trainjob
+from lllaunch.verbs.manifest import add_manifest_flags, show_trainjob
 from lllaunch.verbs.printing import (
     Parser,
     complain,
@@ -196,13 +196,18 @@ def _parser() -> argparse.ArgumentParser:
 
 def _plan(given: argparse.Namespace) -> int:
     command = ConfigRequest.of(given)
-    if given.format == "trainjob":
+    trainjob = given.format == "trainjob"
+    findings = Findings()
+    for name in ("lock", "diff") if trainjob else ("image", "runtime", "nodes"):
+        if getattr(given, name):
+            message = (
+                "is not for --format trainjob" if trainjob else "is for --format trainjob alone"
+            )
+            findings.add_about(f"--{name}", message, code="trainjob")
+    findings.raise_if_any()
+    if trainjob:
         show_trainjob(command, given)
         return ExitCode.SUCCESS
-    findings = Findings()
-    for flag in manifest_flags(given):
-        findings.add_about(flag, "is for --format trainjob alone", code="trainjob")
-    findings.raise_if_any()
     as_json, code = given.format == "json", 0
     with contextlib.closing(BuildQuery(os.getcwd())) as query, Composition(command) as composed:
         if composed.is_sweep():
