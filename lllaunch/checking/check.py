@@ -1,49 +1,63 @@
-"""Checks a tree of configs: all its experiments, files and locks at once."""
+"""Checks a tree of configs: all its experiments, files and locks at once.
+
+Each experiment is composed as a run would, in a fork with a time limit; nothing is run.
+
+Workers of ``python -m lllaunch`` get what ``launch`` says and nothing else of the config. So a
+top-level key that nothing refers to has no effect, and is most likely a mistake. A file that
+several experiments share is blamed only for what none of them uses. It counts that a key may be
+used in some way, by a resolver of the user's as well.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import multiprocessing
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from lllaunch.app.compose import Composition, ConfigRequest, composing, name_of
-from lllaunch.app.configs import DIRECTORY, as_written, job_name
+from omegaconf import DictConfig, OmegaConf
+
+from lllaunch.app.compose import ComposeFailed, Composition, ConfigRequest, composing, name_of
+from lllaunch.app.configs import DIRECTORY, PRIMARY, as_written, job_name
 from lllaunch.app.sweeping.sweeper import grid_of
-from lllaunch.checking.examine import (
-    CheckContext,
-    Examined,
-    examine,
-    in_fork,
-    in_short,
-    told_unused,
-)
-from lllaunch.checking.findings import (
-    REFUSED,
-    WRONG,
-    Checked,
-    CheckedDiagnostic,
-    Outcome,
-    merged,
-)
+from lllaunch.checking.findings import REFUSED, WRONG, Checked, CheckedDiagnostic, Outcome, merged
 from lllaunch.checking.tree import (
     ConfigFile,
     ConfigTree,
+    Experiment,
     find_experiments,
     found_in,
     is_in,
     lint,
+    misplaced,
     read_tree,
 )
 from lllaunch.config.document import wrong
-from lllaunch.config.plan import portable_plan
+from lllaunch.config.fields import did_you_mean
+from lllaunch.config.interpolation import may_refer_to
+from lllaunch.config.origins import Origins
+from lllaunch.config.plan import hash_of, portable_plan
+from lllaunch.config.schema import is_set
 from lllaunch.config.secrets import literals
-from lllaunch.config.tree import leaf_items, shown_path
+from lllaunch.config.tree import dotted, leaf_items, parts_of, shown_path, value_at
 from lllaunch.difference import Change, differences, text_lines
-from lllaunch.errors import ConfigError, Unfit
-from lllaunch.review.lock import Lock, PlanRefused, read_lock, sweep_plan
-from lllaunch.review.paths import policy_path, tree_top
+from lllaunch.errors import Code, ConfigError, Diagnostic, LaunchError
+from lllaunch.hydra_compat import HydraMessage
+from lllaunch.launch_settings import KEYS
+from lllaunch.review.allow import check
+from lllaunch.review.lock import (
+    Lock,
+    PlanRefused,
+    lock_path,
+    read_lock,
+    renew_command,
+    sweep_plan,
+)
+from lllaunch.review.paths import POLICY_FILE, locks_all, policy_path, tree_top
 from lllaunch.review.policy import Policy, read_policy
 from lllaunch.secret_names import Redactor, is_secret_name
 from lllaunch.text import shorten
@@ -51,12 +65,109 @@ from lllaunch.text import shorten
 if TYPE_CHECKING:
     from lllaunch.spec import LaunchSpec
 
+LONGEST, LONGEST_OF_LOCKS = 60.0, 300.0
+"""How long composing one experiment, or what a lock holds, may take, seconds."""
 
-LONGEST_OF_LOCKS = 300.0
-"""How long composing what a lock holds may take, seconds."""
-
+_LONGEST = 600
+# comparing a word with all keys takes its time
+_MOST_CHOICES = 1_000
 _MOST_LINES = 20
 _JOBS = "jobs"
+_VARIABLE = re.compile(r"oc\.env\s*:\s*(\w+)")
+
+T = TypeVar("T")
+
+
+def check_tree(directory: str) -> Outcome:
+    """Checks all that is in a tree of configs. Nothing is started, nothing is written.
+
+    Raises:
+        ConfigError: there is no such directory.
+    """
+    if not os.path.isdir(directory):
+        raise wrong(directory, 0, "is not a directory")
+    tree = read_tree(directory)
+    policy, about_policies = _policy(tree)
+    linted = [found for file in tree.files.values() for found in lint(file)]
+    usual = os.path.abspath(directory) == os.path.abspath(DIRECTORY)
+    every = list(examine(tree, policy, None if usual else tree.directory))
+    for each in every:
+        file = each.experiment.file.path
+        included = any(file in other.made_of for other in every if other is not each)
+        each.found += [] if each.experiment.is_preset or included else each.left_open
+    examined = [each for each in every if each.is_one]
+    by_command = {each.command: each for each in examined}
+    found = [
+        *(*tree.found, *about_policies, *linted),
+        *superseded([each for one in examined for each in one.found], linted),
+        *told_unused(examined),
+        *(each for lock in tree.locks.items() for each in compare_lock(*lock, by_command)),
+    ]
+    outcome = Outcome(
+        tree.directory,
+        tuple(
+            Checked(
+                each.experiment.name,
+                each.experiment.file.path,
+                each.command.words,
+                each.plan_hash,
+                each.locked,
+            )
+            for each in examined
+        ),
+        tuple(tree.locks.values()),
+        (*(file.path for file in tree.files.values()), *tree.policies),
+        tuple(merged(found)),
+    )
+    hide, literal = _redactors(tree.files.values())
+    return outcome.cleaned(lambda text: hide(literal(text)))
+
+
+def superseded(
+    found: Iterable[CheckedDiagnostic], by: Iterable[CheckedDiagnostic]
+) -> list[CheckedDiagnostic]:
+    """Leaves out what says again, in other words, what the text of a file shows."""
+    known = [(each.file, each.line, each.key) for each in by if each.exit_code]
+    return [
+        each
+        for each in found
+        if not any(
+            (each.file, each.line) == (file, line) and is_in(key, each.key)
+            for file, line, key in known
+        )
+    ]
+
+
+def _policy(tree: ConfigTree) -> tuple[Policy | None, list[CheckedDiagnostic]]:
+    """The policy that counts, and what is wrong with this one and those of the tree."""
+    found: list[CheckedDiagnostic] = []
+    path = policy_path(tree_top(os.getcwd()), os.environ)
+    counting = shown_path(path) if path else ""
+    policy = None
+    for path in dict.fromkeys(filter(None, [*tree.policies, counting])):
+        try:
+            read = read_policy(path)
+        except ConfigError as error:
+            found += found_in(error)
+        else:
+            policy = read if path == counting else policy
+    return policy, found
+
+
+def _redactors(files: Iterable[ConfigFile]) -> tuple[Redactor, Redactor]:
+    """Return what takes out values of the environment, and what the literals of configs."""
+    names = set(filter(is_secret_name, os.environ))
+    found: dict[str, str] = {}
+    for file in files:
+        for _, leaf in leaf_items(file.data):
+            names.update(_VARIABLE.findall(leaf) if isinstance(leaf, str) else ())
+        data: Any = file.data
+        found |= {text: source for _, source, text in literals(data)}
+    values = {os.environ[name]: f"${{oc.env:{name}}}" for name in names if name in os.environ}
+    return Redactor(values), Redactor(found, certain=True)
+
+
+# Locks
 
 
 def compare_lock(
@@ -65,49 +176,45 @@ def compare_lock(
     """Tells what is wrong with a lock, or differs from it; ``examined`` are known by command."""
     try:
         lock = read_lock(path)
-        experiment, changes = _changes(lock, name, examined)
     except ConfigError as error:
         yield from found_in(error)
+        return
     except PlanRefused as refused:
         for each in refused.problems:
             line = each.line if each.file else 1
             message = f"{each.text}: {refused.renew}"
             yield CheckedDiagnostic.at(REFUSED, each.code, path, line, each.key, message)
-    except Unfit as unfit:
-        yield CheckedDiagnostic.of(replace(unfit.at("command", ""), file=path, line=1), WRONG)
-    else:
-        if changes:
-            lines = [f"  {line}" for line in text_lines(changes, _MOST_LINES)]
-            advice = f"if this is what shall run, have it reviewed anew: {lock.renew}"
-            whose = f"the plan of {experiment}" if experiment else "the plan"
-            message = "\n".join([f"{whose} is not the reviewed one:", *lines, advice])
-            names = (experiment,) if experiment else ()
-            yield CheckedDiagnostic.at(REFUSED, "not-reviewed", path, 1, "", message, names)
+        return
+    experiment, changes = _changes(lock, name, examined)
+    if isinstance(changes, str):
+        problem = Diagnostic("lock", "command", "", changes, "", path, 1)
+        yield CheckedDiagnostic.of(problem, WRONG)
+    elif changes:
+        lines = [f"  {line}" for line in text_lines(changes, _MOST_LINES)]
+        advice = f"if this is what shall run, have it reviewed anew: {lock.renew}"
+        whose = f"the plan of {experiment}" if experiment else "the plan"
+        message = "\n".join([f"{whose} is not the reviewed one:", *lines, advice])
+        names = (experiment,) if experiment else ()
+        yield CheckedDiagnostic.at(REFUSED, "not-reviewed", path, 1, "", message, names)
 
 
 def _changes(
     lock: Lock, name: str, examined: Mapping[ConfigRequest, Examined]
-) -> tuple[str, tuple[Change, ...]]:
-    """The experiment of a lock, if it is one of the tree, and what differs."""
+) -> tuple[str, tuple[Change, ...] | str]:
+    """The experiment of a lock, if it is one of the tree, and what differs, or why no one knows."""
+    named = lock.command[:1] == ("--name",)
     try:
-        named = lock.command[:1] == ("--name",)
         command = ConfigRequest.parse(lock.command[2:] if named else lock.command)
     except ValueError as error:
-        message = f"is no command that makes a plan: {shorten(str(error))}"
-        raise Unfit(message=message, code="lock") from None
+        return "", f"is no command that makes a plan: {shorten(str(error))}"
     known = examined.get(command)
     if known is not None and _JOBS not in lock.plan:
         if known.plan is None:
-            message = f"makes no plan any more: see {known.experiment.file.path}"
-            raise Unfit(message=message, code="lock")
+            return "", f"makes no plan any more: see {known.experiment.file.path}"
         return known.experiment.name, differences(lock.plan, known.plan)
     whose = None if named else name
     changes = in_fork(lambda: _composed_changes(lock, command, whose), LONGEST_OF_LOCKS)
-    if changes is None:
-        changes = f"cannot be composed within {LONGEST_OF_LOCKS:g} s"
-    if isinstance(changes, str):
-        raise Unfit(message=changes, code="lock")
-    return "", changes
+    return "", f"cannot be composed within {LONGEST_OF_LOCKS:g} s" if changes is None else changes
 
 
 def _composed_changes(
@@ -139,98 +246,333 @@ def _jobs(composed: Composition, name: str | None) -> Iterator[tuple[str, Launch
                 yield job_name(overrides), spec
 
 
-_VARIABLE = re.compile(r"oc\.env\s*:\s*(\w+)")
+# Experiments
 
 
-def check_tree(directory: str, environ: Mapping[str, str]) -> Outcome:
-    """Checks all that is in a tree of configs. Nothing is started, nothing is written.
+def in_fork(work: Callable[[], T], seconds: float) -> T | None:
+    """Return what a function returns in a process of its own; None if it takes longer, or dies."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: there.send(work()), daemon=True)
+    process.start()
+    there.close()
+    try:
+        return here.recv() if here.poll(seconds) else None
+    except EOFError:
+        return None
+    finally:
+        process.kill()
+        process.join()
+        here.close()
 
-    Raises:
-        ConfigError: there is no such directory.
+
+def compose_problem(
+    error: Exception, experiment: str, file: ConfigFile, files: Mapping[str, ConfigFile]
+) -> CheckedDiagnostic:
+    """Return why Hydra cannot compose an experiment, at the line that asks for what is missing."""
+    reason = error.reason if isinstance(error, ComposeFailed) else ""
+    asked_by = re.search(HydraMessage.INCLUDED_BY, reason)
+    asking = files.get(asked_by[1], file) if asked_by else file
+    missing = re.search(HydraMessage.NO_CONFIG, reason)
+    message = in_short(error).removeprefix(f"{asking.path}: ")
+    key, line = "", 1
+    if missing:
+        key, line = "defaults", asking.line_of_choice(missing[1].removesuffix(".yaml"))
+    elif full := re.search(HydraMessage.FULL_KEY, reason):
+        key, line = full[1], asking.line_of(*parts_of(full[1]))
+    said = message if missing else f"cannot be composed: {message}"
+    return CheckedDiagnostic.at(WRONG, "compose", asking.path, line, key, said, (experiment,))
+
+
+def in_short(error: Exception) -> str:
+    """Return why something cannot be composed, on one line."""
+    text = str(error) if isinstance(error, LaunchError) else f"{type(error).__name__}: {error}"
+    return shorten(" ".join(re.sub(HydraMessage.FULL_KEY, "", text).split()), _LONGEST)
+
+
+@dataclass
+class Examined:
+    """What is known of an experiment."""
+
+    experiment: Experiment
+    command: ConfigRequest
+    found: list[CheckedDiagnostic] = field(default_factory=list)
+    # what is no problem where other configs may give what is not there
+    left_open: list[CheckedDiagnostic] = field(default_factory=list)
+    made_of: set[str] = field(default_factory=set)  # paths of the files
+    is_one: bool = True  # whether it is an experiment at all
+    # its plan as it is compared; None if there is something wrong with it, or if it is not whole
+    plan: Mapping[str, Any] | None = None
+    plan_hash: str = ""  # empty if it has none
+    locked: bool = False  # whether it may only run with a lock, and can have one
+    used: frozenset[str] = frozenset()  # its top-level keys that something refers to
+    # and the others, where a file of the tree gives them
+    unused: list[CheckedDiagnostic] = field(default_factory=list)
+
+
+def examine(tree: ConfigTree, policy: Policy | None, directory: str | None) -> Iterator[Examined]:
+    """Compose experiments, each in a fork; those whose files cannot be read are not composed.
+
+    ``directory``: of the tree, where runs do not look by themselves.
     """
-    if not os.path.isdir(directory):
-        raise wrong(directory, 0, "is not a directory")
-    tree = read_tree(directory)
-    policy, about_policies = _policy(tree, environ)
-    linted = [found for file in tree.files.values() for found in lint(file)]
-    top, usual = tree_top(os.getcwd()), os.path.abspath(directory) == os.path.abspath(DIRECTORY)
-    around = CheckContext(tree.directory, tree.files, policy, top, environ, usual)
-    every = list(examine(find_experiments(tree.files.values()), around))
-    for each in every:
-        file = each.experiment.file.path
-        included = any(file in other.made_of for other in every if other is not each)
-        each.found += [] if each.experiment.is_preset or included else each.left_open
-    examined = [each for each in every if each.is_one]
-    by_command = {each.command: each for each in examined}
-    found = [
-        *(*tree.found, *about_policies, *linted),
-        *superseded([each for one in examined for each in one.found], linted),
-        *told_unused(examined),
-        *(each for lock in tree.locks.items() for each in compare_lock(*lock, by_command)),
-    ]
-    outcome = Outcome(
-        tree.directory,
-        tuple(
-            Checked(
-                each.experiment.name,
-                each.experiment.file.path,
-                each.command.words,
-                each.plan_hash,
-                each.locked,
-            )
-            for each in examined
-        ),
-        tuple(tree.locks.values()),
-        (*(file.path for file in tree.files.values()), *tree.policies),
-        tuple(merged(found)),
-    )
-    hide, literal = _redactors(tree.files.values(), environ)
-    return outcome.cleaned(lambda text: hide(literal(text)))
+    with Composition(ConfigRequest(config_dir=directory)) as composed:
+        with contextlib.suppress(LaunchError):
+            composed.compose()  # what all forks would read and import
+        for each in find_experiments(tree.files.values()):
+            command = ConfigRequest(each.overrides, False, each.config_name, None, directory)
+            examined = Examined(each, command)
+            broken = [each.file.problem] if each.file.problem else [*misplaced(each.file)]
+            if broken:
+                examined.is_one = each.certain
+                examined.found = [replace(one, experiments=(each.name,)) for one in broken]
+                yield examined
+                continue
+            done = in_fork(_Examination(examined, composed, tree.files, policy).perform, LONGEST)
+            if done is None:
+                message = f"cannot be composed within {LONGEST:g} s"
+                place = (each.file.path, each.file.line_of("defaults"), "", message, (each.name,))
+                examined.found = [CheckedDiagnostic.at(WRONG, "too-large", *place)]
+            yield done or examined
 
 
-def superseded(
-    found: Iterable[CheckedDiagnostic], by: Iterable[CheckedDiagnostic]
-) -> list[CheckedDiagnostic]:
-    """Leaves out what says again, in other words, what the text of a file shows."""
-    known: dict[tuple[str, int], list[str]] = {}
-    for each in by:
-        if each.exit_code:
-            known.setdefault((each.file, each.line), []).append(each.key)
-    return [
-        each
-        for each in found
-        if not any(is_in(key, each.key) for key in known.get((each.file, each.line), ()))
-    ]
+class _Examination:
+    """Examines one experiment."""
 
+    def __init__(
+        self,
+        examined: Examined,
+        composed: Composition,
+        files: Mapping[str, ConfigFile],
+        policy: Policy | None,
+    ) -> None:
+        self._examined = examined
+        self._experiment = examined.experiment
+        self._composed = composed
+        self._files = files
+        self._policy = policy
+        self._config: Any = {}
+        self._origins = Origins({})
+        # an app of the user's own names what workers run, and may use all of the config
+        self._users_own = False
+        composed.config_name = self._experiment.config_name or PRIMARY
 
-def _policy(
-    tree: ConfigTree, environ: Mapping[str, str]
-) -> tuple[Policy | None, list[CheckedDiagnostic]]:
-    """The policy that counts, and what is wrong with this one and those of the tree."""
-    found: list[CheckedDiagnostic] = []
-    path = policy_path(tree_top(os.getcwd()), environ)
-    counting = shown_path(path) if path else ""
-    policy = None
-    for path in dict.fromkeys(filter(None, [*tree.policies, counting])):
+    def perform(self) -> Examined:
+        """Note everything in the result."""
+        examined = self._examined
+        known = {os.path.abspath(file.path): file for file in self._files.values()}
+        repository: Any = self._composed.loader.repository
+        expect = repository.expect
+
+        def note(path: str) -> None:
+            file = known.get(os.path.abspath(path))
+            if file is not None:
+                examined.made_of.add(file.path)
+                if file.problem is not None:
+                    raise ConfigError((file.problem,))
+            expect(path)
+
+        repository.expect = note
         try:
-            read = read_policy(path)
-        except ConfigError as error:
-            found += found_in(error)
+            self._examine()
+        except Exception as error:  # noqa: BLE001 - one hostile config must not hide the others
+            examined.is_one = self._experiment.certain
+            self._note_failure(error)
+        return examined
+
+    def _note_failure(self, error: Exception) -> None:
+        """Note why the experiment has come to no plan."""
+        examined, name, file = self._examined, self._experiment.name, self._experiment.file
+        if isinstance(error, ConfigError):
+            # of a file, or of the policy, which the loader looks at
+            placed = found_in(error, file.path)
+            examined.found += [replace(each, experiments=(name,)) for each in placed]
+        elif isinstance(error, PlanRefused):
+            line = file.line_of("hydra", "searchpath")
+            examined.found += [
+                CheckedDiagnostic.of(replace(each, file=file.path, line=line), REFUSED, (name,))
+                for each in error.problems
+            ]
         else:
-            policy = read if path == counting else policy
-    return policy, found
+            reason = error.reason if isinstance(error, ComposeFailed) else ""
+            may_be_given = re.search(HydraMessage.INCOMPLETE, reason)
+            found = examined.left_open if may_be_given else examined.found
+            found.append(compose_problem(error, name, file, self._files))
+
+    def _examine(self) -> None:
+        experiment, examined = self._experiment, self._examined
+        path = experiment.file.path
+        cfg = self._composed.compose(experiment.overrides)
+        config: Any = OmegaConf.to_container(cfg, resolve=False)
+        self._config = config
+        launch = config.get("launch")
+        whole = isinstance(launch, dict) and launch.get("entrypoint") is not None
+        self._users_own = users_own = experiment.config_name is not None and not whole
+        given = any(map(is_set, launch.values())) if isinstance(launch, dict) else is_set(launch)
+        examined.is_one = experiment.certain or given
+        if not examined.is_one:
+            return
+        problems, locked = self._planned(cfg)
+        entries = experiment.file.data.get("defaults")
+        # without _self_ a config comes after all that it includes
+        shadows = isinstance(entries, list) and any(
+            str(each).partition("@")[0] == "_self_" for each in entries[:-1]
+        )
+        unused = frozenset() if users_own else unused_keys(config)
+        if locked or problems or unused or shadows:
+            # it takes as long as to compose them
+            self._origins = self._composed.origins(experiment.overrides)
+        if not users_own:
+            examined.used = frozenset(map(str, config)) - unused
+            paths = {each.path for each in self._files.values()}
+            examined.unused += about_unused(unused, self._origins, paths, experiment.name)
+        for problem, code in problems:
+            # other configs may give what is not there
+            may_come = code == WRONG and problem.code in {"missing", "interpolation", "entrypoint"}
+            found = examined.left_open if may_come else examined.found
+            found.append(self._located(problem, code))
+        examined.found += shadowed(config, self._origins, path, experiment.name)
+        if locked is not None:
+            self._expect_lock(locked, name_of(locked, cfg))
+
+    def _located(self, problem: Diagnostic, exit_code: int) -> CheckedDiagnostic:
+        """A problem with its place, and what was meant by a key that is not there."""
+        at, missing = problem.key, ""
+        if problem.code == "interpolation":
+            found = re.search(HydraMessage.NO_KEY, problem.message)
+            missing = found[1].lstrip(".") if found else ""
+        for link in self._origins.chain(problem.key) if missing else ():
+            path = parts_of(link.key)
+            asked = may_refer_to(value_at(self._config, path), path)
+            named = next((each for each in asked if each.endswith(missing)), None)
+            if named is not None:
+                at, missing = link.key, named
+                break
+        if missing and not problem.hint:
+            keys = [*self._origins.keys()][:_MOST_CHOICES]
+            problem = replace(problem, hint=did_you_mean(missing, keys))
+        file, line = self._place(at)
+        if problem.code == "no-policy":
+            problem = replace(problem, key="")
+            file, line = shown_path(os.path.join(tree_top(os.getcwd()), POLICY_FILE)), 0
+        placed = replace(problem, file=file, line=line)
+        return CheckedDiagnostic.of(placed, exit_code, (self._experiment.name,))
+
+    def _place(self, key: str) -> tuple[str, int]:
+        """File and line of a key, of what it refers to, or of what it is in."""
+        origin = self._origins.stands_in(key)
+        if origin is not None and origin.kind == "file":
+            return origin.where, origin.line or 1
+        file = self._experiment.file
+        return file.path, file.line_of(*parts_of(key)[:1])
+
+    def _planned(self, cfg: DictConfig) -> tuple[list[tuple[Diagnostic, int]], LaunchSpec | None]:
+        """Return what is wrong or not allowed, and what runs if that needs a reviewed plan."""
+        examined, users_own = self._examined, self._users_own
+        try:
+            spec = self._composed.plan(cfg, entrypoint_required=not users_own)
+        except ConfigError as error:
+            return [(each, WRONG) for each in error.problems], None
+        if not users_own:
+            plan = examined.plan = portable_plan(spec)
+            examined.plan_hash = hash_of(plan) if spec.entrypoint.text else ""
+        everywhere = locks_all(os.environ) and not self._experiment.is_preset
+        locked = bool(spec.locked) or (everywhere and not users_own)
+        top = tree_top(os.getcwd())
+        refused = check(spec, cfg, self._policy, top, locked=locked, entrypoint=not users_own)
+        return [(each, REFUSED) for each in refused], spec if locked else None
+
+    def _expect_lock(self, spec: LaunchSpec, name: str) -> None:
+        """Note if an experiment has no lock where runs look for it."""
+        examined = self._examined
+        path = examined.experiment.file.path
+        file, line = self._place("launch.locked") if spec.locked else (path, 1)
+        examined.locked = bool(name) and not self._users_own
+        code: Code
+        if self._users_own:
+            code = "own-app"
+            message = "and is an app of its own: locks hold plans of python -m lllaunch"
+        elif not name:
+            code = "lock-name"
+            message = "and has no name that a lock could be found by; set launch.locked=NAME"
+        else:
+            try:
+                lock = lock_path(os.getcwd(), name)
+            except ConfigError as error:
+                problem = error.problems[0]
+                code, message = problem.code, f"but {problem.key}: {problem.text}"
+            else:
+                if os.path.lexists(lock):
+                    return
+                code = "no-lock"
+                message = (
+                    f"and there is no {shown_path(lock)}: its plan has not been reviewed\n"
+                    f"  to write it: {renew_command(examined.command.words)}"
+                )
+        text, names = f"is locked, {message}", (examined.experiment.name,)
+        examined.found.append(CheckedDiagnostic.at(REFUSED, code, file, line, "", text, names))
 
 
-def _redactors(
-    files: Iterable[ConfigFile], environ: Mapping[str, str]
-) -> tuple[Redactor, Redactor]:
-    """Return what takes out values of the environment, and what the literals of configs."""
-    names = {name for name in environ if is_secret_name(name)}
-    found: dict[str, str] = {}
-    for file in files:
-        for _, leaf in leaf_items(file.data):
-            names.update(_VARIABLE.findall(leaf) if isinstance(leaf, str) else ())
-        data: Any = file.data
-        found |= {text: source for _, source, text in literals(data)}
-    values = {environ[name]: f"${{oc.env:{name}}}" for name in names if name in environ}
-    return Redactor(values), Redactor(found, certain=True)
+ROOTS = ("launch", "cluster", "hydra")
+"""Top-level keys that count by themselves."""
+
+_MEANT = (*ROOTS, "defaults")
+# so few letters differ that nothing else can be meant
+_ALIKE = 0.75
+_GIVEN_BY_CONFIGS = frozenset({"file", "package", "schema"})
+
+
+def unused_keys(config: Mapping[Any, Any]) -> frozenset[str]:
+    """Return the top-level keys beside `ROOTS` that nothing outside of them refers to."""
+    referred: set[str] = set()
+    for name, node in config.items():
+        for path, leaf in leaf_items(node, (name,)):
+            tops = {key.partition(".")[0] for key in may_refer_to(leaf, path)}
+            if "" in tops:
+                return frozenset()  # made up: any key may be meant
+            referred |= tops - {str(name)}
+    return frozenset(map(str, config)) - referred - {*ROOTS}
+
+
+def about_unused(
+    unused: Iterable[str], origins: Origins, files: Collection[str], experiment: str
+) -> Iterator[CheckedDiagnostic]:
+    """Tells which files give top-level keys that an experiment does not use."""
+    for key in sorted(unused):
+        origin = origins.of(dotted([key]))
+        if origin is not None and origin.kind == "file" and origin.where in files:
+            place = (origin.where, origin.line or 1, key, _message(key), (experiment,))
+            yield CheckedDiagnostic.at(0, "unused-key", *place)
+
+
+def told_unused(examined: Collection[Examined]) -> Iterator[CheckedDiagnostic]:
+    """Tells which top-level keys no experiment uses."""
+    used = {(key, file) for each in examined for key in each.used for file in each.made_of}
+    for each in examined:
+        yield from (found for found in each.unused if (found.key, found.file) not in used)
+
+
+def _message(key: str) -> str:
+    meant = difflib.get_close_matches(key.lower(), _MEANT, n=1, cutoff=_ALIKE)
+    if meant:
+        return f"is no key that lllaunch or Hydra knows; did you mean {meant[0]!r}?"
+    text = "has no effect: nothing under launch refers to it"
+    return f"{text}; did you mean 'launch.{key}'?" if key in KEYS else text
+
+
+def shadowed(
+    config: Mapping[Any, Any], origins: Origins, own: str, experiment: str
+) -> Iterator[CheckedDiagnostic]:
+    """Tells what an experiment's own file says in vain, since what it includes comes later."""
+    for key in origins.keys():  # noqa: SIM118 - no mapping
+        origin = origins.of(key)
+        if origin is None or origin.kind not in _GIVEN_BY_CONFIGS or origin.where == own:
+            continue
+        # a mapping is lost key by key
+        whole = not isinstance(value_at(config, parts_of(key)), dict)
+        lost = [each for each in origin.overridden if whole and each.where == own]
+        if lost:
+            message = (
+                f"has no effect, {origin.place} overrides it; put _self_ last in the defaults list"
+            )
+            line = lost[-1].line or 1
+            yield CheckedDiagnostic.at(0, "shadowed", own, line, key, message, (experiment,))

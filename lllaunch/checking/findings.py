@@ -6,9 +6,8 @@ The writing is that of the reports of runs: here an experiment, a lock or a file
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from lllaunch.errors import Code, Diagnostic
@@ -27,8 +26,9 @@ WRONG = 2
 REFUSED = 5
 """Code of what was not reviewed, or is not allowed."""
 
-MOST_ALIKE = 20
-"""Warnings of one kind in one file; the others are counted."""
+# What may hold a secret, and what must be on one line.
+_TEXTS = {"key", "value", "message", "hint", "expected", "command"}
+_PATHS = {"file", "files", "locks"}
 
 
 @dataclass(frozen=True)
@@ -70,27 +70,12 @@ class CheckedDiagnostic(Diagnostic):
 
 
 def merged(found: Iterable[CheckedDiagnostic]) -> list[CheckedDiagnostic]:
-    """Returns what was found, each thing once with all experiments that it hits, in order.
-
-    Of warnings that are alike in a file, those that nobody would read are counted.
-    """
-    experiments: dict[CheckedDiagnostic, dict[str, None]] = {}
+    """Returns what was found, each thing once with all experiments that it hits, in order."""
+    names: dict[CheckedDiagnostic, list[str]] = {}
     for each in found:
-        alone = replace(each, experiments=())
-        experiments.setdefault(alone, {}).update(dict.fromkeys(each.experiments))
-    whole = [replace(each, experiments=tuple(names)) for each, names in experiments.items()]
-    alike: Counter[tuple[str, Code]] = Counter()
-    shown = []
-    for each in sorted(whole, key=lambda each: (each.file, each.line, each.level)):
-        if not each.exit_code:
-            alike[each.file, each.code] += 1
-        if each.exit_code or alike[each.file, each.code] <= MOST_ALIKE:
-            shown.append(each)
-    for (file, code), number in alike.items():
-        if number > MOST_ALIKE:
-            message = f"has {number - MOST_ALIKE} more such lines"
-            shown.append(CheckedDiagnostic.at(0, code, file, 0, "", message))
-    return shown
+        names.setdefault(replace(each, experiments=()), []).extend(each.experiments)
+    whole = [replace(each, experiments=tuple(dict.fromkeys(of))) for each, of in names.items()]
+    return sorted(whole, key=lambda each: (each.file, each.line, each.level))
 
 
 @dataclass(frozen=True)
@@ -132,29 +117,20 @@ class Outcome:
     def cleaned(self, hide: Callable[[str], str]) -> Outcome:
         """Returns the same for all who read it: without secrets, and with tidy texts only."""
 
-        def clean(found: CheckedDiagnostic) -> CheckedDiagnostic:
-            told = ("key", "value", "message", "hint", "expected")
-            texts: dict[str, Any] = {name: tidy(hide(getattr(found, name))) for name in told}
-            names = tuple(map(tidy, found.experiments))
-            return replace(found, **texts, file=_on_one_line(found.file), experiments=names)
+        def clean(value: Any, name: str) -> Any:
+            if isinstance(value, str):
+                text = tidy(hide(value) if name in _TEXTS else value)
+                return text.replace("\n", " ") if name in _PATHS else text
+            if isinstance(value, tuple):
+                return tuple(clean(each, name) for each in value)
+            return cleaned(value) if is_dataclass(value) else value
 
-        def known(each: Checked) -> Checked:
-            command = tuple(tidy(hide(word)) for word in each.command)
-            return replace(
-                each, name=tidy(each.name), file=_on_one_line(each.file), command=command
-            )
+        def cleaned(record: Any) -> Any:
+            given = {each.name: getattr(record, each.name) for each in fields(record)}
+            return replace(record, **{name: clean(value, name) for name, value in given.items()})
 
-        return Outcome(
-            tidy(self.directory),
-            tuple(map(known, self.experiments)),
-            tuple(map(_on_one_line, self.locks)),
-            tuple(map(_on_one_line, self.files)),
-            tuple(map(clean, self.found)),
-        )
-
-
-def _on_one_line(text: str) -> str:
-    return " ".join(tidy(text).split("\n"))
+        outcome: Outcome = cleaned(self)
+        return outcome
 
 
 VERSION = 1

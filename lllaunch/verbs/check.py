@@ -56,7 +56,7 @@ def _check(given: argparse.Namespace) -> int:
     # --help does without
     from lllaunch.checking.check import check_tree  # noqa: PLC0415
 
-    outcome = check_tree(given.directory, os.environ)
+    outcome = check_tree(given.directory)
     tell(outcome, given.format, given.output, strict=given.strict)
     return outcome.exit_code(strict=given.strict)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lllaunch.checking import examine
+from lllaunch.checking import check as checking
 from lllaunch.checking.check import check_tree
 from lllaunch.checking.findings import Outcome
 from lllaunch.checking.tree import ConfigFile, find_experiments
@@ -29,7 +28,7 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checked:
             path = tmp_path / "conf" / f"{name.replace('__', '/')}.yaml"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        return check_tree("conf", os.environ)
+        return check_tree("conf")
 
     return check
 
@@ -93,7 +92,7 @@ def test_composing_an_experiment_has_an_end(
     checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # includes that double with each level
-    monkeypatch.setattr(examine, "LONGEST", 3.0)
+    monkeypatch.setattr(checking, "LONGEST", 3.0)
     texts = {f"m__e{n}": f"defaults: [e{n + 1}@a, e{n + 1}@b]\n" for n in range(60)}
     texts["m__e60"] = "x: 1\n"
     outcome = checked(**texts, exp__a=f"{GLOBAL}defaults: [/m: e0]\n", exp__f=TRAIN)

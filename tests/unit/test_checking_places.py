@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lllaunch.app.compose import ComposeFailed
-from lllaunch.checking.examine import compose_problem, in_short
+from lllaunch.checking.check import compose_problem, in_short
 from lllaunch.checking.findings import CheckedDiagnostic, Outcome
 from lllaunch.checking.tree import ConfigFile, lint
 from lllaunch.errors import Diagnostic

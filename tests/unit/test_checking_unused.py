@@ -12,14 +12,14 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lllaunch.app.compose import ConfigRequest
-from lllaunch.checking.examine import (
+from lllaunch.checking.check import (
     Examined,
     about_unused,
     shadowed,
     told_unused,
     unused_keys,
 )
-from lllaunch.checking.findings import MOST_ALIKE, merged
+from lllaunch.checking.findings import merged
 from lllaunch.checking.tree import ConfigFile, Experiment
 from lllaunch.config.document import lines_of
 from lllaunch.config.interpolation import may_refer_to
@@ -161,13 +161,6 @@ lr: 3
         f"a.yaml:5 nproc: {NOTHING}; did you mean 'launch.nproc'? [unused-key] [a]",
         f"a.yaml:6 lr: {NOTHING} [unused-key] [a]",
     ]
-
-
-def test_no_more_is_told_than_anybody_reads() -> None:
-    text = LAUNCH + "".join(f"k{number}: {number}\n" for number in range(1_000))
-    lines = told(a=Composition(("a.yaml", text)))
-    assert len(lines) == MOST_ALIKE + 1
-    assert lines[-1] == f"a.yaml has {1_000 - MOST_ALIKE} more such lines [unused-key] []"
 
 
 def shadows(own: str, *layers: tuple[str, str]) -> list[str]:
