@@ -78,6 +78,11 @@ class JobHistory(Record, frozen=True):
         return Result(self.state, self.exit_code, self.root_cause, self.seconds, self.return_value)
 
     @property
+    def finished(self) -> bool:
+        """Whether it need not run again."""
+        return self.state == "succeeded"
+
+    @property
     def value(self) -> Any:
         """What rank 0 returned; None if that is nothing, or long."""
         return None if self.return_value is None else json.loads(self.return_value)
@@ -322,30 +327,30 @@ def read_result(directory: str) -> RunResult | None:
         return None
 
 
-def read_results(sweep: str, jobs: Iterable[JobHistory]) -> dict[int, Result]:
+def read_results(sweep: str, jobs: Iterable[JobHistory]) -> dict[int, JobHistory]:
     """Reads what became of jobs, journalled or not.
 
-    Returns by number, the results that are there: what result.json says. Where there is none of its
-    own, what the journal says: the job has no directory, or a job that was started later has the
-    same.
+    Returns by number what is known with what result.json says. A job that has none of its own has
+    not ended, whatever the journal says; but for one that has no directory, or whose directory is
+    that of a job that was started later.
 
     Raises:
         OutputError: one cannot be read.
     """
     known = sorted(jobs, key=lambda job: (job.started_ns, job.job))
     last = {job.directory: job.job for job in known if job.directory}
-    found = {
-        job.job: _own_result(sweep, job) if last.get(job.directory) == job.job else job.result
+    return {
+        job.job: _with_result(sweep, job) if last.get(job.directory) == job.job else job
         for job in known
     }
-    return {number: result for number, result in found.items() if result is not None}
 
 
-def _own_result(sweep: str, job: JobHistory) -> Result | None:
+def _with_result(sweep: str, job: JobHistory) -> JobHistory:
     run = read_result(os.path.join(sweep, job.directory))
-    if run is None or not (job.started_ns or _began_after(run, job.composed_ns)):
-        return None  # whatever is there is somebody else's
-    return result_of(run)
+    if run is not None and not (job.started_ns or _began_after(run, job.composed_ns)):
+        run = None  # whatever is there is somebody else's
+    result = result_of(run)
+    return replace(job, **asdict(result or Result("started")))
 
 
 def _began_after(run: RunResult, composed_ns: int) -> bool:

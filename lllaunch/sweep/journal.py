@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeAlias, get_args
 
@@ -29,7 +28,7 @@ from lllaunch.sweep.objective import Direction, objective_of
 from lllaunch.sweep.pool import Lease
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterator
 
 
 # not the name of a run's: a job whose directory is the sweep's own takes that one
@@ -168,11 +167,6 @@ class _Moment(documents.Record, frozen=True):
 class UnknownVersion(ValueError):
     """The journal is of another lllaunch: its records cannot be understood here."""
 
-    def __init__(self, version: object, lllaunch: str) -> None:
-        super().__init__(version, lllaunch)
-        self.version = version
-        self.lllaunch = lllaunch  # the version of the launcher that wrote it, or an empty string
-
 
 def encode(record: Record, time_ns: int) -> bytes:
     """Return a record as one line of JSON, newline included."""
@@ -197,57 +191,14 @@ def decode(line: bytes) -> JournalEntry | None:
     time_ns = as_record(fields, _Moment).time_ns
     kind = _KINDS.get(fields.get("type"))
     if kind is Header and fields.get("version") != VERSION:
-        raise UnknownVersion(fields.get("version"), str(fields.get("lllaunch", "")))
+        author = f" (lllaunch {fields['lllaunch']})" if fields.get("lllaunch") else ""
+        message = f"is a journal of version {fields.get('version')}{author}"
+        raise UnknownVersion(f"{message}; this one reads {VERSION}")
     return None if kind is None else JournalEntry(time_ns, as_record(fields, kind))
 
 
 def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
-
-
-class Damaged(ValueError):
-    """A line of a journal cannot be read, and it is not a torn last one."""
-
-    def __init__(self, line: int, reason: str) -> None:
-        super().__init__(line, reason)
-        self.line = line  # its number, from 1
-        self.reason = reason
-
-
-def parse(
-    lines: Iterable[bytes], end: int = 0, before: int = 0
-) -> Iterator[tuple[int, JournalEntry | None]]:
-    """Reads the lines of a journal; pure.
-
-    A last line without a newline is torn. So is one with NUL bytes in it: that is what a file
-    system leaves, after a power failure, of data that had not reached the disk.
-
-    ``end``: bytes of the lines before these. Yields for each line the bytes up to and with it, and
-    its record; None if its type is not known.
-
-    Raises:
-        Damaged: a line cannot be read.
-        UnknownVersion: the journal is of another version.
-    """
-    torn = 0
-    for number, line in enumerate(lines, before + 1):
-        if torn:
-            raise Damaged(torn, "it holds NUL bytes")
-        if b"\0" in line or not line.endswith(b"\n"):
-            torn = number
-            continue
-        try:
-            entry = decode(line)
-        except UnknownVersion:
-            raise
-        except ValueError as error:
-            # those of the decoders say at length where in the line they stopped
-            reason = "it is not JSON" if type(error) is not ValueError else str(error)
-            raise Damaged(number, reason) from None
-        if (number == 1) != (entry is not None and isinstance(entry.record, Header)):
-            raise Damaged(number, "a sweep begins with its header, and only there")
-        end += len(line)
-        yield end, entry
 
 
 _RESUME = "hydra.launcher.resume"
@@ -256,87 +207,56 @@ _LONGEST = 16 * 1024 * 1024  # bytes of a line
 
 
 class Journal:
-    """The journal of a sweep, open for appending; made by `create` or `open`."""
+    """The journal of a sweep, open for appending; made by `create` or `open`.
+
+    ``end``: bytes of whole records. ``tell``: gets each record.
+    """
 
     def __init__(
-        self,
-        path: str,
-        header: Header,
-        end: int,
-        now: Callable[[], int],
-        tell: Callable[[JournalEntry], object] | None,
-        composed: Mapping[int, tuple[int, int]],
+        self, path: str, end: int, tell: Callable[[JournalEntry], object] | None = None
     ) -> None:
         self.path = path
-        self.header = header
-        self.error: OutputError | None = None
-        self._now = now
-        self._tell = tell
-        self._end = end  # bytes of whole records
-        self._kept: deque[bytes] = deque()
-        self._composed = composed  # where in the file the last `ComposedRecord` of a job is
+        self.error: OutputError | None = None  # why the last writing has failed, if it has
+        self._tell = tell or (lambda _: None)
+        self._end = end
+        self._kept: list[bytes] = []
         with naming(path):
             self._fd = os.open(path, _FLAGS)
             self._torn = os.fstat(self._fd).st_size != end
 
     @classmethod
     def create(
-        cls,
-        path: str,
-        header: Header,
-        now: Callable[[], int] = time.time_ns,
-        tell: Callable[[JournalEntry], object] | None = None,
+        cls, path: str, header: Header, tell: Callable[[JournalEntry], object] | None = None
     ) -> Self:
         """Begins a journal; its header is there whole or not at all.
 
         Raises:
-            ConfigError: there is a journal already.
             OutputError: it cannot be written.
         """
-        if os.path.lexists(path):
-            directory = os.path.dirname(path)
-            message = "has a sweep in it already"
-            hint = f"choose another directory, or go on with that one: {_RESUME}={directory}"
-            raise ConfigError(
-                (Diagnostic("in-use", "hydra.sweep.dir", repr(directory), message, hint),)
-            )
-        entry = JournalEntry(now(), header)
+        entry = JournalEntry(time.time_ns(), header)
         line = encode(header, entry.time_ns)
         write_atomic(path, line)
-        journal = cls(path, header, len(line), now, tell, {})
+        journal = cls(path, len(line), tell)
         _sync_directory(path)
-        if tell is not None:
-            tell(entry)
+        journal._tell(entry)
         return journal
 
     @classmethod
-    def open(
-        cls,
-        path: str,
-        now: Callable[[], int] = time.time_ns,
-        tell: Callable[[JournalEntry], object] | None = None,
-    ) -> Self:
+    def open(cls, path: str, tell: Callable[[JournalEntry], object] | None = None) -> Self:
         """Opens a journal to go on with it; the file is changed by the first `append` only.
 
         Raises:
             ConfigError: it is not there, damaged, or of another version.
             OutputError: it cannot be read or written.
         """
-        header, start, end = None, 0, 0
-        composed: dict[int, tuple[int, int]] = {}
-        for end, entry in _entries(path):
-            if entry is not None and isinstance(entry.record, ComposedRecord):
-                composed[entry.record.job] = (start, end)
-            start = end
-            if header is None:
-                assert entry is not None, path
-                assert isinstance(entry.record, Header), path
-                header = entry.record
+        end = 0
+        for at, entry in _entries(path):
+            end = at
             if tell is not None and entry is not None:
                 tell(entry)
-        if header is None:
+        if not end:
             raise _problem(path, "holds no record of a sweep", "start the sweep anew")
-        return cls(path, header, end, now, tell, composed)
+        return cls(path, end, tell)
 
     def append(self, record: Record) -> None:
         """Adds a record, after those that were kept; it is on the disk when this returns.
@@ -346,93 +266,68 @@ class Journal:
         Raises:
             OutputError: the disk is full, the file was removed, ...; names the file.
         """
-        entry = JournalEntry(self._now(), record)
-        self.flush()
-        self._write(encode(record, entry.time_ns))
-        if self._tell is not None:
-            self._tell(entry)
+        entry = JournalEntry(time.time_ns(), record)
+        self._kept.append(encode(record, entry.time_ns))
+        try:
+            self.flush()
+        except OutputError:
+            self._kept.pop()
+            raise
+        self._tell(entry)
 
     def keep(self, record: Record) -> None:
-        """Adds a record of what has happened, as soon as the disk takes it; see `error`."""
-        entry = JournalEntry(self._now(), record)
+        """Adds a record of what has happened; the next `flush` or `append` writes it."""
+        entry = JournalEntry(time.time_ns(), record)
         self._kept.append(encode(record, entry.time_ns))
-        if self._tell is not None:
-            self._tell(entry)
-        with contextlib.suppress(OutputError):
-            self.flush()
+        self._tell(entry)
 
     def flush(self) -> None:
-        """Writes what was kept.
+        """Writes what was kept, all in one.
 
         Raises:
-            OutputError: as `append` does; the rest stays kept.
+            OutputError: as `append` does; it stays kept.
         """
-        while self._kept:
-            self._write(self._kept[0])
-            self._kept.popleft()
+        if self._kept:
+            self._write(b"".join(self._kept))
+            self._kept.clear()
 
     @property
     def lost(self) -> bool:
         """Whether nothing can be written any more: the file was removed."""
         return os.fstat(self._fd).st_nlink == 0
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, lines: bytes) -> None:
         try:
-            self._expect_own_file()
-            self._write_line(line)
+            with naming(self.path):
+                self._expect_own_file()
+                self._repair()
+                # until all of it is on the disk, what has been written is to be cut off again
+                self._torn = True
+                try:
+                    write_all(self._fd, lines)
+                    os.fsync(self._fd)
+                except OSError:
+                    with contextlib.suppress(OSError):  # the next append tries again
+                        self._repair()
+                    raise
         except OutputError as error:
             self.error = error
             raise
-        self.error = None
+        self._torn, self.error = False, None
+        self._end += len(lines)
 
     def _expect_own_file(self) -> None:
         """Raises if the file is no longer where it was: nobody would find what is written."""
-        with naming(self.path):
-            try:
-                there = os.path.samestat(os.stat(self.path), os.fstat(self._fd))
-            except (FileNotFoundError, NotADirectoryError):
-                there = False
-        if not there:
-            raise OutputError(self.path, "was removed, renamed or replaced while the sweep ran")
-
-    def _write_line(self, line: bytes) -> None:
-        with naming(self.path):
-            self._repair()
-            # until all of it is on the disk, whatever has been written is to be cut off again
-            self._torn = True
-            try:
-                write_all(self._fd, line)
-                os.fsync(self._fd)
-            except OSError:
-                with contextlib.suppress(OSError):  # the next append tries again
-                    self._repair()
-                raise
-            self._torn = False
-            self._end += len(line)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samestat(os.stat(self.path), os.fstat(self._fd)):
+                return
+        raise OutputError(self.path, "was removed, renamed or replaced while the sweep ran")
 
     def _repair(self) -> None:
         """Cuts off what is no whole record."""
         if self._torn:
             os.ftruncate(self._fd, self._end)
             self._torn = False
-
-    def config_of(self, job: int) -> Mapping[str, Any] | None:
-        """Returns the config that a job was composed with, None if it was not kept.
-
-        That is as of `open`. Configs may be long and are asked for rarely, so none is held in
-        memory.
-
-        Raises:
-            ConfigError, OutputError: as `read_journal` does.
-        """
-        where = self._composed.get(job)
-        if where is None:
-            return None
-        start, end = where
-        with naming(self.path), open(open_file(self.path), "rb") as file:
-            file.seek(start)
-            entry = decode(file.read(end - start))
-        return entry.record.config if entry and isinstance(entry.record, ComposedRecord) else None
 
     def close(self) -> None:
         """Closes the file; idempotent."""
@@ -453,48 +348,68 @@ def read_journal(path: str) -> Iterator[JournalEntry]:
             yield entry
 
 
+def read_configs(path: str, jobs: Collection[int]) -> dict[int, Mapping[str, Any] | None]:
+    """Returns the configs that some jobs were composed with last, None for one that was not kept.
+
+    Raises:
+        ConfigError, OutputError: as `read_journal` does.
+    """
+    return {
+        record.job: record.config
+        for _, record in read_journal(path)
+        if isinstance(record, ComposedRecord) and record.job in jobs
+    }
+
+
 def _entries(path: str) -> Iterator[tuple[int, JournalEntry | None]]:
-    """Reads a file as `parse` does; errors name it."""
-    start, lines, suspected = 0, 0, -1
+    """Yields of each line the bytes up to and with it, and its record; None for a later lllaunch's.
+
+    A last line without a newline is torn. So is one with NUL bytes in it: that is what a file
+    system leaves, after a power failure, of data that had not reached the disk.
+    """
+    end, number, suspected = 0, 1, -1
     while True:
-        try:
-            for found in _open_entries(path, start, lines):
-                start, lines = found[0], lines + 1
-                yield found
-        except Damaged as damage:
-            if suspected == start:
-                message = f"is damaged in line {damage.line}: {damage.reason}"
-                raise _problem(path, message, "mend that line, or start the sweep anew") from None
-            # A launcher may just have cut a torn line off, and written on in its place.
-            suspected = start
-        except UnknownVersion as unknown:
-            author = f" (lllaunch {unknown.lllaunch})" if unknown.lllaunch else ""
-            message = f"is a journal of version {unknown.version}{author}; this one reads {VERSION}"
-            hint = "resume it with the lllaunch that began it"
-            raise _problem(path, message, hint) from None
-        else:
+        damage, torn = "", False
+        for line in _lines(path, end):
+            if torn:
+                damage = "it holds NUL bytes"
+                break
+            if b"\0" in line or not line.endswith(b"\n"):
+                torn = True
+                continue
+            try:
+                entry = decode(line)
+            except UnknownVersion as unknown:
+                hint = "resume it with the lllaunch that began it"
+                raise _problem(path, str(unknown), hint) from None
+            except ValueError as error:
+                # those of the decoders say at length where in the line they stopped
+                damage = "it is not JSON" if type(error) is not ValueError else str(error)
+                break
+            if (number == 1) != (entry is not None and isinstance(entry.record, Header)):
+                damage = "a sweep begins with its header, and only there"
+                break
+            end, number = end + len(line), number + 1
+            yield end, entry
+        if not damage:
             return
+        if suspected == end:
+            message = f"is damaged in line {number}: {damage}"
+            raise _problem(path, message, "mend that line, or start the sweep anew")
+        # A launcher may just have cut a torn line off, and written on in its place.
+        suspected = end
 
 
-def _open_entries(path: str, start: int, lines: int) -> Iterator[tuple[int, JournalEntry | None]]:
-    # not within `naming`: an error of whoever consumes the records is not the file's
+def _lines(path: str, start: int) -> Iterator[bytes]:
     try:
-        file = open(open_file(path), "rb")  # noqa: SIM115 - closed below
+        with open(open_file(path), "rb") as file:
+            file.seek(start)
+            while line := file.readline(_LONGEST):
+                yield line
     except FileNotFoundError:
         raise _problem(path, "is not there", "give the directory of a sweep") from None
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error
-    with file:
-        file.seek(start)
-        records = parse(iter(lambda: file.readline(_LONGEST), b""), start, lines)
-        while True:
-            try:
-                found = next(records, None)
-            except OSError as error:
-                raise OutputError(path, error.strerror or str(error)) from error
-            if found is None:
-                return
-            yield found
 
 
 def _sync_directory(path: str) -> None:

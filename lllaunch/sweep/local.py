@@ -316,9 +316,7 @@ class LocalExecutor(Executor):
         assert lease is not None
         job.close(self.sweep.observe)
         self._leases.release(lease)
-        event = self._end_of(job, exit_code)
-        self.sweep.look_at_records()
-        self.sweep.tell(event)
+        self.sweep.tell(self._end_of(job, exit_code))
 
     def _end_of(self, job: JobProcess, exit_code: int) -> v.JobEnded:
         """Write down how a job that held a lease has ended."""

@@ -7,6 +7,7 @@ docs/design/sweep-shell.md says why it is as it is.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import lllaunch.sweep.schedule as v
 from lllaunch.clock import RunClock
-from lllaunch.errors import LaunchError
+from lllaunch.errors import LaunchError, OutputError
 from lllaunch.linux.process import wait
 from lllaunch.signal_source import QUIET, SignalSource
 from lllaunch.sweep.pool import Lease
@@ -182,6 +183,8 @@ class Sweep:
             return left.finish
         except BaseException:
             executor.abandon()
+            with contextlib.suppress(OutputError):
+                self.records.flush()
             raise
         finally:
             executor.close()
@@ -251,7 +254,10 @@ class Sweep:
     # When something fails that all jobs need
 
     def look_at_records(self) -> None:
-        """Start no job while the journal cannot be written."""
+        """Write down what has happened; start no job while the journal cannot be written."""
+        if self._error is None:
+            with contextlib.suppress(OutputError):
+                self.records.flush()
         if self.records.error is not None:
             self.block(self.records.error)
 

@@ -8,13 +8,11 @@ of the journal before anything is written: a refused resume leaves all as it was
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
-import stat
 import time
 from typing import TYPE_CHECKING, Self
-
-from msgspec.structs import replace
 
 import lllaunch.sweep.schedule as v
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
@@ -48,20 +46,21 @@ from lllaunch.sweep.journal import (
     Resumed,
     Skipped,
     StartedRecord,
+    read_configs,
 )
 from lllaunch.sweep.protocol import Answer, Prepared, record_of
-from lllaunch.sweep.resume import OldJob, plan_resume
+from lllaunch.sweep.resume import plan_resume
 from lllaunch.sweep.schedule import by_signal, cause_of
 from lllaunch.text import first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from lllaunch.sweep.history import SweepResult
+    from lllaunch.sweep.history import JobHistory, SweepResult
     from lllaunch.sweep.journal import JournalEntry
     from lllaunch.sweep.objective import Direction
     from lllaunch.sweep.pool import Lease
-    from lllaunch.sweep.resume import NewJob
+    from lllaunch.sweep.resume import Compose
 
 _RESUME = "hydra.launcher.resume"
 # sweep.json of a sweep of many batches takes one part in so many of the time.
@@ -69,84 +68,81 @@ _RATIO = 50
 
 
 _TRACES = frozenset({RESULT, EVENTS, SUBMISSION})
-_LONGEST = 18  # digits; a number is a signed 64-bit one for most readers of JSON
+# A number is a signed 64-bit one for most readers of JSON.
+_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 
 
-class SweepDirectory(HeldDirectory):
-    """A sweep's directory, held by this launcher until `release`.
+def claim(
+    path: str,
+    key: str = "hydra.sweep.dir",
+    patience: float = 0.0,
+    say: Callable[[str], object] | None = None,
+) -> HeldDirectory:
+    """Makes a sweep's directory if need be and takes it for this launcher.
 
     Processes forked from the launcher hold it with it. A job's process that keeps it open until it
     ends makes sure that nobody resumes a sweep of which something still runs.
+
+    ``patience``: how long to wait for the jobs of a launcher that has ended, seconds. A launcher
+    that lives is not waited for.
+
+    Raises:
+        ConfigError: another launcher runs a sweep in it, or jobs of one that has ended do.
+        OutputError: it cannot be made, written to, or locked.
     """
+    path = os.path.abspath(path)
+    with naming(path):
+        return HeldDirectory(path, lock_directory(path, LOCK_NAME, key, "sweep", patience, say))
 
-    @classmethod
-    def claim(
-        cls,
-        path: str,
-        key: str = "hydra.sweep.dir",
-        patience: float = 0.0,
-        say: Callable[[str], object] | None = None,
-    ) -> SweepDirectory:
-        """Makes the directory if need be and takes it for this launcher.
 
-        ``patience``: how long to wait for the jobs of a launcher that has ended, seconds. A
-        launcher that lives is not waited for.
+def set_aside(path: str) -> str | None:
+    """Makes room for a new sweep: the journal of one that is there gets a number in its name.
 
-        Raises:
-            ConfigError: another launcher runs a sweep in it, or jobs of one that has ended do.
-            OutputError: it cannot be made, written to, or locked.
-        """
-        path = os.path.abspath(path)
-        with naming(path):
-            return cls(path, lock_directory(path, LOCK_NAME, key, "sweep", patience, say))
+    Raises:
+        OutputError: it cannot be renamed.
+    """
+    journal, summary = os.path.join(path, JOURNAL), os.path.join(path, SUMMARY)
+    if not os.path.lexists(journal):
+        return None
+    number = 1
+    while os.path.lexists(_numbered(journal, number)):
+        number += 1
+    with naming(path):
+        # first, so that a journal that is here always has the summary that is
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(summary, _numbered(summary, number))
+        os.rename(journal, _numbered(journal, number))
+    return _numbered(journal, number)
 
-    def set_aside(self) -> str | None:
-        """Makes room for a new sweep: the journal of one that is here gets a number in its name.
 
-        Raises:
-            OutputError: it cannot be renamed.
-        """
-        if not os.path.lexists(self.file(JOURNAL)):
-            return None
-        number = 1
-        while os.path.lexists(self.file(_numbered(JOURNAL, number))):
-            number += 1
-        with naming(self.path):
-            # first, so that a journal that is here always has the summary that is
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(self.file(SUMMARY), self.file(_numbered(SUMMARY, number)))
-            os.rename(self.file(JOURNAL), self.file(_numbered(JOURNAL, number)))
-        return self.file(_numbered(JOURNAL, number))
+def numbers_in(path: str) -> frozenset[int]:
+    """Returns the numbers that entries of a sweep's directory have for a name.
 
-    def numbers(self) -> frozenset[int]:
-        """Returns the numbers that entries of the directory have for a name.
+    No new job gets one of these: with Hydra's default ``hydra.sweep.subdir`` it would run in the
+    directory of something that the journal does not know. Where a job was only made ready for a
+    cluster nothing has run.
 
-        No new job gets one of these: with Hydra's default ``hydra.sweep.subdir`` it would run in
-        the directory of something that the journal does not know. Where a job was only made ready
-        for a cluster nothing has run.
+    Raises:
+        OutputError: the directory cannot be read.
+    """
+    with naming(path):
+        names = os.listdir(path)
+    return frozenset(
+        int(name)
+        for name in names
+        if _NUMBER.fullmatch(name)
+        and not (ARRAYS in names and _is_only_ready(os.path.join(path, name)))
+    )
 
-        Raises:
-            OutputError: the directory cannot be read.
-        """
-        with naming(self.path):
-            names = os.listdir(self.path)
-        return frozenset(
-            int(name)
-            for name in names
-            if name.isascii()
-            and name.isdecimal()
-            and len(name) <= _LONGEST
-            and not (ARRAYS in names and self._is_only_ready(name))
-        )
 
-    def _is_only_ready(self, name: str) -> bool:
-        try:
-            names = os.listdir(os.path.join(self.path, name))
-        except OSError:
-            return False
-        return PLAN in names and not any(
-            each in _TRACES or each.startswith("attempt_") for each in names
-        )
+def _is_only_ready(path: str) -> bool:
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return False
+    return PLAN in names and not any(
+        each in _TRACES or each.startswith("attempt_") for each in names
+    )
 
 
 def _numbered(name: str, number: int) -> str:
@@ -167,7 +163,7 @@ class Batch:
         self,
         labels: Sequence[Sequence[str]],
         numbers: Sequence[int],
-        skipped: Mapping[int, OldJob] | None = None,
+        skipped: Mapping[int, JobHistory] | None = None,
         directories: Mapping[int, str] | None = None,
     ) -> None:
         self.labels = labels
@@ -175,13 +171,11 @@ class Batch:
         self.skipped = skipped or {}
         self.directories = dict(directories or {})
         self.ends: dict[int, v.Settle] = {}
-        self._places: Mapping[int, int] = {}
-        if not isinstance(numbers, range):
-            self._places = {number: place for place, number in enumerate(numbers)}
+        self._places = {number: place for place, number in enumerate(numbers)}
 
     def index(self, number: int) -> int:
         """Return the place of a job among the others."""
-        return self._places[number] if self._places else self.numbers.index(number)
+        return self._places[number]
 
     def label(self, number: int) -> Sequence[str]:
         """Return the overrides of a job, redacted."""
@@ -202,7 +196,7 @@ class SweepSession:
 
     def __init__(
         self,
-        directory: SweepDirectory,
+        directory: HeldDirectory,
         journal: Journal,
         resumed: Resumed | None,
         history: SweepHistory,
@@ -244,9 +238,7 @@ class SweepSession:
         if resume:
             # else it would be made by claiming it
             _expect_sweep(path)
-            held = SweepDirectory.claim(path, _RESUME, patience, say)
-        else:
-            held = SweepDirectory.claim(path, patience=patience, say=say)
+        held = claim(path, _RESUME if resume else "hydra.sweep.dir", patience, say)
         file, history = held.file(JOURNAL), SweepHistory()
 
         def tell(entry: JournalEntry) -> None:
@@ -254,17 +246,16 @@ class SweepSession:
 
         try:
             if resume:
-                journal = Journal.open(file, tell=tell)
+                journal = Journal.open(file, tell)
                 return cls(held, journal, Resumed(version, given, direction, slots), history)
-            former = held.set_aside()
+            former = set_aside(path)
             if former is not None and say is not None:
                 say(
                     f"{path} holds a sweep already, which hydra.launcher.resume={path} would go "
                     f"on with; a new one begins, and the journal of that one is now {former}"
                 )
             header = Header(id_of(path), version, given, direction=direction, slots=slots)
-            journal = Journal.create(file, header, tell=tell)
-            return cls(held, journal, None, history)
+            return cls(held, Journal.create(file, header, tell), None, history)
         except BaseException:
             held.release()
             raise
@@ -273,7 +264,7 @@ class SweepSession:
         self,
         jobs: Sequence[Sequence[str]],
         first_number: int,
-        compose: Callable[[Sequence[tuple[int, OldJob]]], Generator[NewJob, None, None]],
+        compose: Compose,
         *,
         clusters: bool = False,
     ) -> Batch:
@@ -291,37 +282,31 @@ class SweepSession:
                 next may follow from results of earlier jobs: there is nothing to compare with.
         """
         if not self.resumed:
-            self.journal.keep(PlannedRecord(len(jobs)))
+            self.journal.append(PlannedRecord(len(jobs)))
             return Batch(jobs, range(first_number, first_number + len(jobs)))
         if self._resumption is None:
             raise RuntimeError("a sweep is resumed with one batch of jobs")
-        histories = self._history.jobs.values()
-        results = read_results(self.path, histories)
-        matches = plan_resume(
-            [OldJob(history, results.get(history.job)) for history in histories],
+        before = self._history.jobs
+        planned = plan_resume(
+            read_results(self.path, before.values()).values(),
             jobs,
             compose,
-            taken=self._directory.numbers(),
+            taken=numbers_in(self.path),
             first=first_number,
-            config_of=self.journal.config_of,
+            configs_of=functools.partial(read_configs, self.journal.path),
             clusters=clusters,
         )
         self.journal.append(self._resumption)
         self._resumption = None
-        self.journal.keep(PlannedRecord(len(matches)))
-        before = {match.number: match.old for match in matches if match.old is not None}
-        skipped = {number: job for number, job in before.items() if job.finished}
+        self.journal.keep(PlannedRecord(len(planned)))
+        skipped = {job.job: job for job in planned if job.finished}
         for number, job in skipped.items():
-            if not job.journalled:
+            if job.result is not None and not before[number].finished:
                 # the launcher that ran it had not come to that
-                assert job.result is not None
-                self.journal.append(EndedRecord(number, job.history.retry, job.result))
-        again = {
-            number: job.history.directory
-            for number, job in before.items()
-            if not job.finished and job.history.directory
-        }
-        return Batch(jobs, tuple(match.number for match in matches), skipped, again)
+                self.journal.keep(EndedRecord(number, job.retry, job.result))
+        self.journal.flush()
+        again = {job.job: job.directory for job in planned if job.directory and not job.finished}
+        return Batch(jobs, tuple(job.job for job in planned), skipped, again)
 
     @property
     def locks(self) -> tuple[int, ...]:
@@ -373,16 +358,14 @@ class SweepSession:
 
 def _expect_sweep(path: str) -> None:
     """Raises unless a directory is there and has a journal in it."""
-    missing = (FileNotFoundError, NotADirectoryError)
+    message = ""
     with naming(path):
         try:
-            message = "" if stat.S_ISDIR(os.stat(path).st_mode) else "is not a directory"
-        except missing:
-            message = "is not there"
-        try:
             os.stat(os.path.join(path, JOURNAL))
-        except missing:
-            message = message or f"holds no sweep: there is no {JOURNAL} in it"
+        except (FileNotFoundError, NotADirectoryError):
+            message = f"holds no sweep: there is no {JOURNAL} in it"
+            if not os.path.isdir(path):
+                message = "is not a directory" if os.path.exists(path) else "is not there"
     if message:
         hint = "give the directory of a sweep, such as multirun/DATE/TIME"
         raise ConfigError((Diagnostic("resume", _RESUME, repr(path), message, hint),))
@@ -402,8 +385,6 @@ class JobRecords:
         self._base = os.getcwd() if journal is None else os.path.dirname(journal.path)
         # Composed, and not in the journal yet.
         self._ahead: dict[int, ComposedRecord] = {}
-        # Last in the journal, without the config.
-        self._known: dict[int, ComposedRecord] = {}
 
     def composed(self, number: int, answer: Answer) -> None:
         """A job was composed; the journal gets that when the job starts, or is settled."""
@@ -424,8 +405,8 @@ class JobRecords:
         Raises:
             OutputError: the journal cannot be written; this can be tried again.
         """
-        self.composed(number, answer)
-        self._keep_composed(number)
+        self._ahead.pop(number, None)
+        self._keep(record_of(number, answer, self._relative(answer.directory)))
         if answer.directory:
             directory = os.path.join(self._base, answer.directory)
             forget_result(directory)
@@ -471,23 +452,21 @@ class JobRecords:
 
     def settled(self, end: v.Settle) -> None:
         """What became of a job is known."""
-        ahead = end.number in self._ahead
-        if ahead and end.state is v.JobState.FAILED:
+        composed = self._ahead.pop(end.number, None)
+        if composed is not None:
+            self._keep(composed)
+        if composed is not None and end.state is v.JobState.FAILED:
             # It cannot run.
-            self._keep_composed(end.number)
-            self._keep(
-                EndedRecord(end.number, 0, Result("error", end.exit_code, first_line(end.why)))
-            )
-        elif end.state is v.JobState.NOT_RUN or (ahead and end.state is v.JobState.CANCELLED):
-            if ahead:
-                self._keep_composed(end.number)
+            result = Result("error", end.exit_code, first_line(end.why))
+            self._keep(EndedRecord(end.number, 0, result))
+        elif composed is not None or end.state is v.JobState.NOT_RUN:
             self._keep(Skipped(end.number, first_line(end.why) or end.state.value))
-        self._ahead.pop(end.number, None)
-        self._known.pop(end.number, None)
 
     def over(self, exit_code: int) -> None:
         """The sweep is over."""
         self._keep(OverRecord(exit_code))
+        with contextlib.suppress(OutputError):
+            self.flush()
 
     @property
     def error(self) -> OutputError | None:
@@ -513,13 +492,6 @@ class JobRecords:
         if self._journal is not None:
             self._journal.close()
         self._journal = None
-
-    def _keep_composed(self, number: int) -> None:
-        record = self._ahead.pop(number)
-        known = replace(record, config=None)
-        if self._known.get(number) != known:
-            self._keep(record)
-            self._known[number] = known
 
     def _keep(self, record: Record) -> None:
         if self._journal is not None:

@@ -24,7 +24,7 @@ import lllaunch.sweep.schedule as v
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.forks import STOP_AND_CONTINUE
-from lllaunch.sweep.journal import Journal
+from lllaunch.sweep.journal import read_configs
 from lllaunch.sweep.local import ComposingFailed
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.processes import JobProcess, TooFewFiles
@@ -399,9 +399,7 @@ def test_jobs_that_always_die_while_composed_end_the_sweep_and_no_other_job(
 def test_a_config_larger_than_the_socket(played: Played) -> None:
     job = Prepared(Need(1), config={"text": "x" * 2_000_000})
     assert played.sweep(3, each(job), lambda *_: 0).exit_code == 0
-    journal = Journal.open(played.journal.path)
-    config = journal.config_of(2)
-    journal.close()
+    config = read_configs(played.journal.path, {2})[2]
     assert config is not None
     assert len(config["text"]) == 2_000_000
 

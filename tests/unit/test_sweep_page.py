@@ -34,7 +34,7 @@ from lllaunch.sweep.journal import (
 )
 from lllaunch.sweep.objective import Direction
 from lllaunch.sweep.pool import Lease
-from lllaunch.sweep.session import SweepDirectory
+from lllaunch.sweep.session import claim
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=\"alert('2')\"> &amp; \x1b[31m\x00\ud800"
@@ -401,7 +401,7 @@ def test_a_sweep_that_is_over(written: LeftSweep) -> None:
 @contextlib.contextmanager
 def going_on(sweep: LeftSweep) -> Iterator[None]:
     """Its launcher lives."""
-    lock = SweepDirectory.claim(str(sweep.path))
+    lock = claim(str(sweep.path))
     try:
         yield
     finally:

@@ -6,7 +6,7 @@ import enum
 import json
 import pathlib
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -25,13 +25,7 @@ from lllaunch.sweep.fingerprint import (
 )
 from lllaunch.sweep.history import JobHistory
 from lllaunch.sweep.journal import Result
-from lllaunch.sweep.resume import (
-    Match,
-    NewJob,
-    OldJob,
-    match_jobs,
-    plan_resume,
-)
+from lllaunch.sweep.resume import match_jobs, plan_resume
 
 GOOD = Result("succeeded", 0)
 BAD = Result("failed", 3)
@@ -39,23 +33,29 @@ BAD = Result("failed", 3)
 
 def old(
     number: int, *overrides: str, result: Result | None = None, config: Any = None, **known: Any
-) -> OldJob:
+) -> JobHistory:
     key = job_key(job_config({}, config or {}))
-    return OldJob(JobHistory(number, overrides, str(number), key, **known), result)
+    became = structs.asdict(result or Result("started"))
+    return JobHistory(number, overrides, str(number), key, **became, **known)
 
 
-Wanted = tuple[tuple[str, ...], NewJob]
+Composed = Generator[Mapping[str, Any], None, None]
+Wanted = tuple[tuple[str, ...], Mapping[str, Any]]
 
 
 def new(*overrides: str, config: Any = None) -> Wanted:
-    canonical = job_config({}, config or {})
-    return overrides, NewJob(job_key(canonical), canonical)
+    return overrides, job_config({}, config or {})
 
 
-def planned(before: list[OldJob], now: list[Wanted], **more: Any) -> tuple[Match, ...]:
+def of(kept: dict[int, Any]) -> Callable[[Collection[int]], dict[int, Any]]:
+    """The configs of some jobs, as the journal has kept them."""
+    return lambda numbers: {number: kept[number] for number in numbers}
+
+
+def planned(before: list[JobHistory], now: list[Wanted], **more: Any) -> list[JobHistory]:
     """Plans a resume; only jobs that have finished are composed."""
 
-    def compose(finished: Sequence[tuple[int, OldJob]]) -> Generator[NewJob, None, None]:
+    def compose(finished: Sequence[tuple[int, JobHistory]]) -> Composed:
         for index, job in finished:
             assert job.finished
             yield now[index][1]
@@ -63,24 +63,22 @@ def planned(before: list[OldJob], now: list[Wanted], **more: Any) -> tuple[Match
     return plan_resume(before, [overrides for overrides, _ in now], compose, **more)
 
 
-@pytest.mark.parametrize("state", ["composed", "failed", "succeeded"])
 @pytest.mark.parametrize("result", [None, GOOD, BAD, Result("signalled", 143)])
-def test_only_a_result_of_success_makes_a_job_finished(state: str, result: Result | None) -> None:
-    job = old(0, "a=1", result=result, state=state)
+def test_only_a_result_of_success_makes_a_job_finished(result: Result | None) -> None:
+    job = old(0, "a=1", result=result)
     # what has not finished may have another config by now
-    (match,) = planned([job], [new("a=1", config=None if result is GOOD else {"a": 2})])
-    assert match.old == job
-    assert match.finished == (result is GOOD)
+    assert planned([job], [new("a=1", config=None if result is GOOD else {"a": 2})]) == [job]
+    assert job.finished == (result is GOOD)
 
 
 def test_overrides_that_do_not_change_the_outcome_need_not_be_the_same() -> None:
     before = [old(0, "a=1", "launch.tee=all", result=GOOD), old(1, "a=1", result=GOOD)]
     matches = match_jobs(before, [("a=1",), ("a=1", "launch.grace_period=5s"), ("a=2",)])
-    assert [match.number for match in matches] == [1, 0, 2]
+    assert [match.job for match in matches] == [1, 0, 2]
     # a sweep over such a key keeps them apart
     swept = [old(i, "a=1", f"launch.watchdog.stall={i}m") for i in range(1, 4)]
     wanted = [("launch.watchdog.stall=3m", "a=1"), ("a=1", "launch.watchdog.stall=2m")]
-    assert [match.number for match in match_jobs(swept, wanted)] == [3, 2]
+    assert [match.job for match in match_jobs(swept, wanted)] == [3, 2]
 
 
 jobs = st.lists(st.sampled_from("abc"), max_size=3).map(
@@ -101,24 +99,23 @@ def sweeps(draw):
 def test_each_job_is_matched_once_and_no_number_is_used_twice(before, wanted, taken, first) -> None:
     plan = planned(before, [new(*texts) for texts in wanted], taken=taken, first=first)
     assert len(plan) == len(wanted)
-    numbers = [job.number for job in plan]
+    numbers = [job.job for job in plan]
     assert len(set(numbers)) == len(numbers)
-    known = {job.number for job in before}
+    known = {job.job for job in before}
     for index, (match, texts) in enumerate(zip(plan, wanted, strict=True)):
-        if match.old is None:
-            assert match.number not in known | taken
+        if match.job not in known:
+            assert match.job not in taken
             place = first + index
             free = place not in known | taken
-            assert match.number == place if free else match.number > max(known, default=-1)
+            assert match.job == place if free else match.job > max(known, default=-1)
         else:
-            assert match.old in before
-            assert match.number == match.old.number
-            assert overrides_key(match.old.history.overrides) == overrides_key(texts)
+            assert match in before
+            assert overrides_key(match.overrides) == overrides_key(texts)
     # as many as can be are matched, and those that have finished first
-    there = Counter(overrides_key(job.history.overrides) for job in before)
-    done = Counter(overrides_key(job.history.overrides) for job in before if job.finished)
+    there = Counter(overrides_key(job.overrides) for job in before)
+    done = Counter(overrides_key(job.overrides) for job in before if job.finished)
     count = Counter(map(overrides_key, wanted))
-    kept = [match for match in plan if match.old is not None]
+    kept = [match for match in plan if match.job in known]
     assert len(kept) == sum(min(count[key], there[key]) for key in count)
     skipped = [match for match in kept if match.finished]
     assert len(skipped) == sum(min(count[key], done[key]) for key in count)
@@ -129,7 +126,7 @@ def test_a_change_of_a_finished_jobs_config_is_refused_with_the_difference() -> 
     then = {"params": {"epochs": 5, "net": ["a", "c"], "more": {"x": "y"}}}
     before = [old(0, "lr=1", result=GOOD, config=first)]
     with pytest.raises(ConfigError) as caught:
-        planned(before, [new("lr=1", config=then)], config_of={0: job_config({}, first)}.get)
+        planned(before, [new("lr=1", config=then)], configs_of=of({0: job_config({}, first)}))
     assert caught.value.exit_code == 2
     assert str(caught.value) == (
         "hydra.launcher.resume: job 0 (lr=1) has finished, and its config has changed since; "
@@ -146,7 +143,7 @@ def test_jobs_that_have_changed_alike_are_told_together() -> None:
     now = [new(f"lr={i}", config={"a": 1 + (i != 3) + (i == 5), "lr": i}) for i in range(6)]
     kept = {i: job_config({}, {"a": 1, "lr": i}) for i in range(6)}
     with pytest.raises(ConfigError) as caught:
-        planned(before, now[::-1], config_of=kept.get)
+        planned(before, now[::-1], configs_of=of(kept))
     many, one = map(str, caught.value.problems)
     assert "jobs 0-2, 4 have finished" in many
     assert many.endswith("\n    a: 1 -> 2")
@@ -158,7 +155,7 @@ def test_not_all_jobs_are_composed_to_say_that_all_have_changed() -> None:
     now = [new(f"lr={i}", config={"a": 2 if i > 9 else 1}) for i in range(200)]
     composed = []
 
-    def compose(finished: Sequence[tuple[int, OldJob]]) -> Generator[NewJob, None, None]:
+    def compose(finished: Sequence[tuple[int, JobHistory]]) -> Composed:
         for index, _ in finished:
             composed.append(index)
             yield now[index][1]
@@ -176,20 +173,6 @@ def test_a_change_is_refused_also_where_the_old_config_was_not_kept() -> None:
     with pytest.raises(ConfigError, match=r"job 0 has finished.*\n.* is not known") as caught:
         planned(before, [new(config={"a": 2})])
     assert len(caught.value.problems) == 1
-    with pytest.raises(ConfigError, match="is not known"):
-        planned(before, [((), NewJob())])
-
-
-def test_a_fingerprint_that_is_not_that_of_the_kept_config_is_no_change_of_it() -> None:
-    kept = {0: job_config({}, {"a": 1}), 1: job_config({}, {"a": 1})}
-    before = [old(i, f"lr={i}", result=GOOD, config={"a": 1}) for i in kept]
-    before = [
-        job._replace(history=structs.replace(job.history, fingerprint="F" * 64)) for job in before
-    ]
-    plan = planned(before[:1], [new("lr=0", config={"a": 1})], config_of=kept.get)
-    assert plan == (Match(0, before[0]),)
-    with pytest.raises(ConfigError, match=r"job 1 .* has finished.*\n    a: 1 -> 2"):
-        planned(before[1:], [new("lr=1", config={"a": 2})], config_of=kept.get)
 
 
 plain = st.recursive(
@@ -203,16 +186,6 @@ plain = st.recursive(
 def test_there_is_a_difference_exactly_where_the_fingerprints_differ(one, other) -> None:
     a, b = job_config({}, one), job_config({}, other)
     assert bool(differences(a, b, ordered=False)) == (job_key(a) != job_key(b))
-
-
-def test_a_job_of_a_journal_that_named_defaults_is_the_same() -> None:
-    complete = job_config({"entrypoint": "env", "nproc": 1}, {"a": 1})
-    essential = job_config({"entrypoint": "env"}, {"a": 1})
-    known = NewJob(job_key(essential), essential, former=job_key(complete))
-    before = OldJob(JobHistory(0, (), "0", job_key(complete)), GOOD)
-    planned([before], [((), known)])
-    with pytest.raises(ConfigError, match="has changed"):
-        planned([before], [((), known._replace(former=None))])
 
 
 # of the keys that there are: those whose change makes another job

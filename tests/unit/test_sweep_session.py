@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import resource
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -21,6 +21,7 @@ import lllaunch.sweep.session as session_module
 from lllaunch.documents import Plain
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.sweep.fingerprint import job_config, job_key
+from lllaunch.sweep.history import JobHistory
 from lllaunch.sweep.journal import (
     JOURNAL,
     SUMMARY,
@@ -45,7 +46,6 @@ from lllaunch.sweep.protocol import (
     Prepared,
     SpawnerKey,
 )
-from lllaunch.sweep.resume import NewJob, OldJob
 from lllaunch.sweep.session import JobRecords, SweepSession
 
 COMMAND = ("+exp=resnet", "lr=0,1,2")
@@ -79,7 +79,7 @@ def jobs(*names: object) -> list[list[str]]:
     return [[f"lr={name}"] for name in names]
 
 
-Composed: TypeAlias = Generator[NewJob, None, None]
+Composed: TypeAlias = Generator[Mapping[str, Any], None, None]
 
 
 def config(name: object, **more: Any) -> dict[str, Any]:
@@ -91,18 +91,17 @@ def composed(number: int) -> ComposedRecord:
     return ComposedRecord(number, (f"lr={number}",), str(number), job_key(canonical), canonical)
 
 
-def compose_nothing(finished: Sequence[tuple[int, OldJob]]) -> Composed:
+def compose_nothing(finished: Sequence[tuple[int, JobHistory]]) -> Composed:
     yield from ()
     assert not finished, "need not be composed"
 
 
 def same_config(wanted: Sequence[Sequence[str]], told: list[Any] | None = None) -> Any:
-    def compose(finished: Sequence[tuple[int, OldJob]]) -> Composed:
+    def compose(finished: Sequence[tuple[int, JobHistory]]) -> Composed:
         for index, job in finished:
             if told is not None:
-                told.append((index, job.number, job.history.directory))
-            canonical = config(wanted[index][0].partition("=")[2])
-            yield NewJob(job_key(canonical), canonical)
+                told.append((index, job.job, job.directory))
+            yield config(wanted[index][0].partition("=")[2])
 
     return compose
 
@@ -171,6 +170,7 @@ def test_a_new_sweep_has_a_journal_and_does_not_look_at_its_jobs(
         assert session.path == str(path)
         batch = session.plan(Untouched(10_000), 7, compose_nothing)
         assert (batch.numbers, batch.skipped) == (range(7, 10_007), {})
+        assert batch.index(9) == 2
         assert records(path) == [
             Header("multi_run-12-00-00", "0.1.0", COMMAND, direction="minimize", slots=slots),
             PlannedRecord(10_000),
@@ -281,10 +281,9 @@ def test_a_refused_resume_leaves_everything_as_it_was(tmp_path: Path) -> None:
     before = (tmp_path / JOURNAL).read_bytes()
     wanted = jobs(*range(6))
 
-    def changed(finished: Sequence[tuple[int, OldJob]]) -> Composed:
+    def changed(finished: Sequence[tuple[int, JobHistory]]) -> Composed:
         for index, _ in finished:
-            canonical = config(index, epochs=3)
-            yield NewJob(job_key(canonical), canonical)
+            yield config(index, epochs=3)
 
     with contextlib.closing(resume(tmp_path)) as session:
         with pytest.raises(ConfigError, match=r"jobs 0-1 have finished, and .* have changed"):
@@ -405,6 +404,7 @@ class Written:
         self.writer = JobRecords(self.journal)
 
     def records(self) -> list[Record]:
+        self.journal.flush()
         return [entry.record for entry in read_journal(self.journal.path)][1:]
 
     def result(self, directory: str, **fields: object) -> None:
@@ -435,6 +435,7 @@ def test_a_job_is_composed_and_started_once_an_attempt(written: Written) -> None
     assert written.records()[2:] == [
         ComposedRecord(5, ("a=1",), "5", "f", {"a": 1}),
         StartedRecord(5, 0, Lease(("g",)), 77),
+        ComposedRecord(5, ("a=1",), "5", "f", {"a": 1}),
         StartedRecord(5, 1, Lease(("g",)), 77),
     ]
 

@@ -126,7 +126,6 @@ class Planned(NamedTuple):
     identity: Mapping[str, Any]
     # which spawner it can share with others; None if it needs one of its own, or none
     warm: SpawnerKey | None
-    former: Callable[[], Mapping[str, Any]]
 
 
 class SweepJobs:
@@ -184,17 +183,14 @@ class SweepJobs:
         # where they are not told otherwise, workers are where the command was given
         if launch["cwd"] == where.runtime_cwd:
             launch["cwd"] = MARKS.cwd
-        whole, launch = launch, essential({"launch": launch})["launch"]
+        launch = essential({"launch": launch})["launch"]
         rest = public_config(config.whole) | self._hidden(config)
         identity = job_config(launch, rest, places)
-        # which knew of no other number of nodes
-        whole = {name: value for name, value in whole.items() if name != "nnodes"}
-        former = functools.partial(job_config, whole, rest, places)
         with env_override(config.whole.hydra.job.env_set):
             if self.snapshot is not None:
                 spec = in_snapshot(spec, self.snapshot, os.environ)
             warm = self._warm_key(spec)
-        return Planned(config, spec, identity, warm, former)
+        return Planned(config, spec, identity, warm)
 
     def prepare(
         self, overrides: Sequence[str], labels: Sequence[str], number: int, directory: str | None

@@ -369,7 +369,7 @@ class HydraSweep:
         if batch.skipped:
             common = self._common(batch)
             for number, job in batch.skipped.items():
-                value = None if job.result is None else job.result.objective
+                value = job.objective
                 if value is not None:
                     name = short_overrides(batch.label(number), common)
                     self._objectives.add(Objective(value, number, name))
@@ -398,7 +398,7 @@ class HydraSweep:
         skipped = batch.skipped.get(number)
         failure, end = None, batch.ends.get(number)
         if skipped is not None:
-            directory = skipped.history.directory
+            directory = skipped.directory
         else:
             directory = batch.directories.get(number, "")
             if end is None or end.state is not JobState.SUCCEEDED:

@@ -35,17 +35,16 @@ from lllaunch.exit_codes import ExitCode
 from lllaunch.linux.process import set_parent_death_signal
 from lllaunch.spawner import forks
 from lllaunch.spawner.forks import flush_streams, fork
-from lllaunch.sweep.fingerprint import job_key
 from lllaunch.sweep.pool import Need, never_fits
 from lllaunch.sweep.protocol import Answer, Broken, Prepared
-from lllaunch.sweep.resume import NewJob
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
     from omegaconf import DictConfig
 
     from lllaunch.app.sweeping.jobs import SweepJobs
-    from lllaunch.sweep.resume import OldJob
+    from lllaunch.sweep.history import JobHistory
+    from lllaunch.sweep.resume import Compose
     from lllaunch.sweep.spawner_pool import SpawnerPool
 
 MOST_PROBES = 32
@@ -184,25 +183,24 @@ def compared(
     overrides: Sequence[Sequence[str]],
     labels: Sequence[Sequence[str]],
     sweep_dir: str,
-) -> Callable[[Sequence[tuple[int, OldJob]]], Generator[NewJob, None, None]]:
+) -> Compose:
     """Return what composes jobs that have finished, for comparison: as many at once as cores."""
 
-    def compose(job: tuple[int, OldJob]) -> NewJob:
+    def compose(job: tuple[int, JobHistory]) -> Mapping[str, Any]:
         index, old = job
         try:
-            directory = os.path.join(sweep_dir, old.history.directory)
-            planned = jobs.plan(overrides[index], old.number, directory)
+            directory = os.path.join(sweep_dir, old.directory)
+            planned = jobs.plan(overrides[index], old.job, directory)
         except LaunchError:
             raise
         except Exception as error:
-            name = name_of(labels[index], old.number)
+            name = name_of(labels[index], old.job)
             reason = without_variables(reason_of(error))
             problem = Diagnostic(
                 "interpolation", name, "", f"cannot be composed any more: {reason}"
             )
             raise ConfigError((problem,)) from error
-        former = job_key(planned.former())
-        return NewJob(job_key(planned.identity), planned.identity, former)
+        return planned.identity
 
     processes = max(1, len(os.sched_getaffinity(0)))
     return lambda finished: map_in_forks(compose, finished, processes)
