@@ -12,8 +12,10 @@ import os
 import signal
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from lllaunch.documents import Record
 from lllaunch.std import Std
@@ -36,8 +38,14 @@ RESTART_CAUSES: tuple[RestartCause, ...] = (
 )
 
 
-@dataclass(frozen=True)
-class ProgressLimit:
+class Discreet(Struct, frozen=True):
+    """What may hold secrets: its repr shows none of its fields."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
+
+class ProgressLimit(Struct, frozen=True):
     """How often the workers of an attempt must show that they get further.
 
     ``pattern`` is searched in what they print, and its named groups are numbers; it is empty for
@@ -55,8 +63,7 @@ class ProgressLimit:
         return min((each for each in (self.within, self.first_within) if each), default=None)
 
 
-@dataclass(frozen=True)
-class WatchdogPolicy:
+class WatchdogPolicy(Struct, frozen=True):
     """What the watchdog looks for, as ``launch.watchdog`` says; without arguments, nothing.
 
     Limits are seconds, ``memory`` is bytes; None is no limit. ``report`` names the limits that are
@@ -84,8 +91,7 @@ class WatchdogPolicy:
         return replace(self, collectives=True) != WatchdogPolicy()
 
 
-@dataclass(frozen=True)
-class RestartPolicy:
+class RestartPolicy(Struct, frozen=True):
     """What a failed group is started again for, and how soon, as ``launch.restart`` of the config.
 
     Times are seconds. ``window`` is None for as long as the run goes on. After
@@ -140,8 +146,7 @@ Path = tuple[str | int, ...]
 """Of a value in the ``launch`` node: ``("args", 3)``, ``("env", "HF_TOKEN")``."""
 
 
-@dataclass(frozen=True)
-class Entrypoint:
+class Entrypoint(Struct, frozen=True):
     """What the workers run."""
 
     form: EntrypointForm
@@ -157,8 +162,7 @@ class Entrypoint:
     decided: bool = False
 
 
-@dataclass(frozen=True)
-class Nodes:
+class Nodes(Discreet, frozen=True):
     """The nodes of a run that has several; never fewer than ``min_nodes``, which is at least 1.
 
     ``node_rank`` is None for one that joins without a number, which ``c10d`` and ``etcd-v2`` give
@@ -174,7 +178,7 @@ class Nodes:
     port: int
     rdzv_id: str = ""
     # the certificate's key of etcd, for one
-    conf: Mapping[str, str | int | float | bool] = field(default_factory=dict, repr=False)
+    conf: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     interface: str | None = None
     timeout: float = 60.0
     join_timeout: float = 600.0
@@ -183,8 +187,7 @@ class Nodes:
 Snapshots = Literal["git", "temporary", "none"]
 
 
-@dataclass(frozen=True)
-class Requeue:
+class Requeue(Struct, frozen=True):
     """How often a cluster takes a run that it has ended back into its queue.
 
     After another job took its place, its time limit, or the loss of a node.
@@ -195,8 +198,7 @@ class Requeue:
     node_failure: int = 3
 
 
-@dataclass(frozen=True)
-class Cluster:
+class Cluster(Discreet, frozen=True):
     """Where a run goes that is not run here: ``cluster`` of the config.
 
     ``settings`` are those of a batch job under submitit's names, as they were given; what is left
@@ -206,7 +208,7 @@ class Cluster:
     """
 
     # a comment may come from the environment
-    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     nodes: int = 1
     signal_delay_s: int = 90
     requeue: Requeue = field(default_factory=Requeue)
@@ -235,8 +237,7 @@ class Resources(NamedTuple):
     cpus_per_proc: int | None = None
 
 
-@dataclass(frozen=True)
-class ConsolePolicy:
+class ConsolePolicy(Struct, frozen=True):
     """What is shown of a run or a sweep, beside the output of workers.
 
     None for ``live`` and ``color`` is what the terminal can do; ``interval`` is seconds between two
@@ -259,13 +260,11 @@ class Written(NamedTuple):
     hidden: bool = False  # whether variables were read for it, so that it must not be shown
 
 
-@dataclass(frozen=True)
-class LaunchSpec:
+class LaunchSpec(Discreet, frozen=True):
     """One run, resolved: all that the launcher decides from.
 
     Fields that the config has, too, are explained in `lllaunch.launch_settings.Launch`; here all
-    are decided: times are seconds, sizes bytes, paths absolute, and None is no limit. Its repr
-    leaves out the fields that may hold secrets.
+    are decided: times are seconds, sizes bytes, paths absolute, and None is no limit.
     """
 
     entrypoint: Entrypoint
@@ -274,8 +273,8 @@ class LaunchSpec:
     cwd: str
     # positional arguments. For scripts, modules and programs, text ready for a command line (a
     # mapping in the config has become ``--key value``); for functions, any plain data
-    args: tuple[Any, ...] = field(default=(), repr=False)
-    kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
     role: str = "default"
     # also ``fork`` for a function that workers cannot import, which are forked from the process
     # that has it
@@ -283,12 +282,12 @@ class LaunchSpec:
     preload: tuple[str, ...] = ()
     # what the spawner imports after ``preload``, since the kind of the run asks for it; in no plan
     derived_preload: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    env: Mapping[str, str] = field(default_factory=dict)
     # variables of some workers by their local ranks, stronger than both. Ranges may reach beyond
     # ``nproc`` where the machine decides on it
-    env_per_rank: Mapping[range, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    env_per_rank: Mapping[range, Mapping[str, str]] = field(default_factory=dict)
     # variables that follow from the rest and from where it runs, stronger than ``env``; in no plan
-    derived_env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    derived_env: Mapping[str, str] = field(default_factory=dict)
     # streams that go to files, by local rank, every rank listed; includes ``tee``
     redirects: Mapping[int, Std] = field(default_factory=dict)
     # streams that are shown as well, by local rank, every rank listed
@@ -311,7 +310,7 @@ class LaunchSpec:
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     min_disk: int | None = None
     # its arguments may come from the environment
-    preflight: Preflight | None = field(default=None, repr=False)
+    preflight: Preflight | None = None
     resources: Resources = field(default_factory=Resources)
     virtual_local_rank: bool = False
     run_id: str = ""
@@ -332,7 +331,7 @@ class LaunchSpec:
     cluster: Cluster | None = None
     # of each of ``args``, the path below ``launch.args`` of what it was made from; empty for
     # keyword arguments
-    arg_keys: tuple[Path, ...] = field(default=(), compare=False, repr=False)
+    arg_keys: tuple[Path, ...] = ()
     # what Hydra makes by the names in its own node, redacted; it is in no plan but a lock's, and
     # only known where plans are reviewed
     hydra: Mapping[str, Any] = field(default_factory=dict)

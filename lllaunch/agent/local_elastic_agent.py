@@ -9,9 +9,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from string import Template
 from typing import Any
+
+from msgspec.structs import replace
 
 from lllaunch.agent.api import (
     DEFAULT_ROLE,

@@ -10,13 +10,13 @@ import pickle
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 from hydra import version
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from msgspec.structs import replace
 from omegaconf import OmegaConf
 
 from lllaunch.app.configs import DIRECTORY, given_overrides

@@ -7,7 +7,6 @@ it says so, by its key ``backend``.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast, get_args
 
+from msgspec import structs
 from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.config.fields import (
@@ -202,7 +202,7 @@ _SETTINGS: Mapping[str, Kind] = {
     "srun_args": Kind(partial(_read_each, what="words for srun"), list, whole=True),
     "additional_parameters": Kind(_read_additional, dict, whole=True),
 }
-_REQUEUE_KEYS = tuple(each.name for each in dataclasses.fields(Requeue))
+_REQUEUE_KEYS = tuple(each.name for each in structs.fields(Requeue))
 _NEVER = f"write {{{', '.join(f'{name}: 0' for name in _REQUEUE_KEYS)}}}"
 _REQUEUE = Node(
     Requeue,
@@ -487,7 +487,7 @@ def with_nodes(read: ClusterNode, settings: Settings) -> tuple[ClusterNode, Sett
             sources = {**sources, (KEY, "nodes"): conceal(tree)}
     if given == AUTO or nodes > 1:
         settings = settings.with_value("nnodes", AUTO)
-    return ClusterNode(replace(read.cluster, nodes=nodes), nodes, sources), settings
+    return ClusterNode(structs.replace(read.cluster, nodes=nodes), nodes, sources), settings
 
 
 def written_cluster(cluster: Cluster) -> dict[str, Any]:

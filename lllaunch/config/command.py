@@ -6,11 +6,13 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from inspect import Signature
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from lllaunch.config.fields import Findings, Settings, did_you_mean, one_of
 from lllaunch.config.kinds import Kind, Node
@@ -72,8 +74,7 @@ def parse_entrypoint(value: object, runtime_cwd: str) -> Entrypoint:
     return Entrypoint("function", module, text, qualname)
 
 
-@dataclass(frozen=True)
-class SearchPlace:
+class SearchPlace(Struct, frozen=True):
     """Where things are looked for: ``search_paths`` is each ``PATH`` that some worker has."""
 
     runtime_cwd: str
@@ -199,8 +200,7 @@ def _as_text(value: Any, code: Code) -> str:
 NO_ENTRYPOINT = Entrypoint("function", "", "")
 
 
-@dataclass(frozen=True)
-class EntrypointCall:
+class EntrypointCall(Struct, frozen=True):
     """What the workers run, and with what; secrets withheld.
 
     ``entrypoint`` is `NO_ENTRYPOINT` if there is none or something is wrong with it. ``arg_keys``

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
+
+from msgspec.structs import replace
 
 from lllaunch.config.fields import (
     Findings,

@@ -11,10 +11,10 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
+from msgspec import field
 from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.cluster.values import (
@@ -41,7 +41,7 @@ from lllaunch.config.tree import Tree, conceal, has_secrets, reveal
 from lllaunch.config.values import Nvml, format_duration, parse_duration
 from lllaunch.errors import Unfit
 from lllaunch.launch_settings import KEYS
-from lllaunch.spec import RDZV_BACKENDS, Detected, Entrypoint, Nodes, Path, RdzvBackend
+from lllaunch.spec import RDZV_BACKENDS, Detected, Discreet, Entrypoint, Nodes, Path, RdzvBackend
 
 AUTO: Final = "auto"
 NO_ID = "none"
@@ -75,8 +75,7 @@ _TIMES = ("timeout", "join_timeout")
 _Value = str | int | float | bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostContext:
+class HostContext(Discreet, frozen=True, kw_only=True):
     """All that a run depends on beside the nodes of its config."""
 
     runtime_cwd: str = ""
@@ -96,7 +95,7 @@ class HostContext:
     # whether the app knows nothing of lllaunch. Then literals under names that say secret are
     # hidden, but refused in our own nodes only
     users_own: bool = False
-    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))
     nvml: Nvml | None = None
     # False where nothing is to run: CPUs and GPUs are not counted, and where the number of workers

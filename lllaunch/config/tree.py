@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from lllaunch.run.files import relative_path
 from lllaunch.text import shorten
@@ -25,8 +26,7 @@ _LONGEST_SHOWN = 100
 _MOST_BITS = 3400
 
 
-@dataclass(frozen=True, repr=False)
-class Withheld:
+class Withheld(Struct, frozen=True):
     """A value that is used but never written, and the text that stands for it."""
 
     value: Any

@@ -6,9 +6,10 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
+
+from msgspec import Struct
 
 from lllaunch.config.fields import (
     Findings,
@@ -220,8 +221,7 @@ _STREAMS = "a mask of streams (none, out, err, all, 0-3)"
 _SEXAGESIMAL = 60
 
 
-@dataclass(frozen=True)
-class Mask:
+class Mask(Struct, frozen=True):
     """Streams by ranges of ranks, which do not overlap; ``rest`` is for all other ranks."""
 
     parts: tuple[tuple[range, Std], ...] = ()

@@ -17,9 +17,9 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec.structs import replace
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 

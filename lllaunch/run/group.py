@@ -9,10 +9,13 @@ import signal
 import socket
 import stat
 import time
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from lllaunch.clock import RunClock, now_ns
 from lllaunch.errors import (
@@ -95,8 +98,7 @@ def target_of(spec: LaunchSpec, facts: Mapping[str, str]) -> Target:
     return Program(entrypoint.name, argv)
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """A new attempt's place, made before its workers start; mappings are by local rank.
 
     ``envs`` are the workers' variables, ``facts`` what is known of them
@@ -107,9 +109,9 @@ class Attempt:
     path: str
     files: LogsDest
     facts: Mapping[int, Mapping[str, str]]
-    envs: Envs = field(default_factory=dict)
-    targets: Targeted = field(default_factory=dict)
-    preflight_env: Mapping[str, str] = field(default_factory=dict)
+    envs: Envs = {}
+    targets: Targeted = {}
+    preflight_env: Mapping[str, str] = {}
 
     @property
     def preflight_log(self) -> str:

@@ -9,8 +9,9 @@ import errno
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from string import Template
+
+from msgspec import Struct
 
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.macros import WORKER_NAMES
@@ -19,8 +20,7 @@ from lllaunch.macros import WORKER_NAMES
 LOOPBACK = "127.0.0.1"
 
 
-@dataclass(frozen=True)
-class WorkerContext:
+class WorkerContext(Struct, frozen=True):
     """Where one worker stands in its group."""
 
     local_rank: int

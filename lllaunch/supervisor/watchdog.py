@@ -7,7 +7,6 @@ asks for the events then.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import time
@@ -488,7 +487,7 @@ class WatchdogDriver:
     def _settle(self, limit: str) -> None:
         """Watch for a limit no more in this attempt."""
         off: dict[str, Any] = {limit: None}
-        self._limits = dataclasses.replace(self._limits, **off)
+        self._limits = replace(self._limits, **off)
         self._detectors.pop(limit, None)
         if limit == "memory":
             self._next_memory = None

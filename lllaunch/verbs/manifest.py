@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
+from msgspec import structs
 from omegaconf import OmegaConf
 
 from lllaunch.app.compose import Composition, ConfigRequest, Reviewed, located, review_run
@@ -194,7 +195,7 @@ def _admit(composed: Composition, reviewed: Reviewed) -> bool:
     config = composed.compose()
     try:
         with locating(composed.loader, config):
-            admit(replace(spec, locked=spec.locked or locked), config)
+            admit(structs.replace(spec, locked=spec.locked or locked), config)
     except PlanRefused as refused:
         if not refused.renew:
             raise

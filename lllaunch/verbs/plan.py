@@ -7,9 +7,9 @@ import contextlib
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
 from omegaconf import OmegaConf
 
 from lllaunch.app.compose import (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from omegaconf import OmegaConf
 
 from lllaunch.config.kinds import PRESETS, with_spin
@@ -112,7 +112,7 @@ def test_mappings_are_taken_whole() -> None:
     launcher = {"env": {"A": "1"}, "watchdog": {"stall": "10m"}, "restart": {"delay": "1s"}}
     spec = spec_of(launcher, {"env": {"B": "2"}, "watchdog": {"timeout": "1h"}})
     assert spec.env == {"B": "2"}
-    assert spec.watchdog == dataclasses.replace(PRESETS[DEFAULT_PRESET], timeout=3600)
+    assert spec.watchdog == structs.replace(PRESETS[DEFAULT_PRESET], timeout=3600)
     assert spec.restart == RestartPolicy(delay=1)
 
 

@@ -6,12 +6,12 @@ import io
 import json
 import os
 import pickle
-from dataclasses import replace
 from types import NoneType
 from typing import Any
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 from support.ends import own
 
 from lllaunch.clock import now_ns

@@ -6,9 +6,8 @@ network, a store and workers that chance delays, ends and cuts off.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.simulation import FAULTS, PHASES, Scenario, World, random_scenario
 from lllaunch.cluster.membership import keep_alive_interval

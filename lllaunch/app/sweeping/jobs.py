@@ -7,10 +7,11 @@ import hashlib
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.utils import env_override, filter_overrides, run_job
+from msgspec.structs import replace
 from omegaconf import OmegaConf
 
 from lllaunch.app.boundary import JobFailed, message_of, noting_variables, without_variables

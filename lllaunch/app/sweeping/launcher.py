@@ -16,7 +16,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -155,7 +155,7 @@ class HydraSweep:
                 machine = find_machine(os.environ, *of_machine, key=LAUNCHER)
             check_resume(config, settings.resume)
         if ours is not None and ours.quiet:
-            settings = settings._replace(console=replace(settings.console, quiet=True))
+            settings = settings._replace(console=structs.replace(settings.console, quiet=True))
         environ = dict(os.environ)
         jobs = SweepJobs(composer, launcher.task_function, machine, environ)
         with contextlib.ExitStack() as undo:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -551,7 +551,7 @@ class SlurmExecutor(Executor):
         if not others or count <= self._parallel(cluster) or "?" in given:
             return cluster
         after = ",".join(filter(None, [given, f"afterany:{others[-1][1]}"]))
-        return replace(cluster, settings={**cluster.settings, "dependency": after})
+        return structs.replace(cluster, settings={**cluster.settings, "dependency": after})
 
     # Following
 
