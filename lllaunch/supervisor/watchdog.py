@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -32,8 +33,8 @@ from lllaunch.supervisor.machine import (
 from lllaunch.watchdog.findings import (
     Asked,
     Finding,
+    HeartbeatLost,
     NotFinite,
-    OverMemory,
     Spinning,
     Stalled,
     TimedOut,
@@ -46,11 +47,10 @@ from lllaunch.watchdog.findings import (
 from lllaunch.watchdog.sampling import KernelSleep, Sample, Sampler, Usage, between, size_of
 from lllaunch.watchdog.stall import (
     Detector,
+    MemoryDetector,
     SilenceDetector,
     SpinDetector,
     StallDetector,
-    heartbeats_lost,
-    next_silence,
 )
 
 if TYPE_CHECKING:
@@ -80,8 +80,6 @@ _MOMENT_SECONDS = 1.0
 _ENDED = frozenset("ZX")
 # Later than this, seconds, and the launcher was stopped meanwhile.
 _LATE = 1.0
-# Between two looks at memory, seconds.
-_MEMORY_INTERVAL = 1.0
 # Who can say when it last called a collective has done so by then, seconds.
 _ANSWER_SECONDS = 0.5
 # Where the workers are is known by then, or not at all, seconds.
@@ -89,11 +87,6 @@ _FRAMES_SECONDS = 4.0
 
 # What is due within this part of its interval is done with a look that is taken anyway.
 _EARLY = 0.1
-
-
-def _is_due(moment: float, now: float, interval: float) -> bool:
-    """Whether something is done with a look that is taken now, if not for its own sake."""
-    return moment - now <= _EARLY * interval
 
 
 class _Taking(NamedTuple):
@@ -154,8 +147,6 @@ class WatchdogDriver:
     def _reset(self, ranks: int) -> None:
         """Forget the attempt before."""
         self._ranks = ranks
-        # what it is watched for: all but what was reported
-        self._limits = self._policy
         # Variables of the workers; who only takes samples leaves them as they are.
         watched = {WATCHED: "1"} if self._policy.looks else {}
         self._environment = {rank: {**watched} for rank in range(ranks)}
@@ -172,23 +163,22 @@ class WatchdogDriver:
         # Files of the workers' output, and those whose output is not all in such.
         self._outputs: Mapping[int, tuple[str, ...]] = {}
         self._unseen: frozenset[int] = frozenset()
-        self._due: float | None = None
+        # When it wants to be asked again, and until when time does not count.
+        self._wakes: float | None = None
         self._thawed = 0.0
-        # By the limits that they are for, and the moments of their next looks.
+        # By the limits that they are for: all but what was reported.
         self._detectors: dict[str, Detector] = {}
-        self._due_looks: dict[str, float] = {}
-        self._spin: SpinDetector | None = None
-        # The moment of the next sample, and of what the last one was made, by local rank.
-        self._sample_due: float | None = None
+        # Moments of the next looks: of detectors, of a `sample`, of who sleeps in the `kernel`, and
+        # when the `timeout` of the attempt is over.
+        self._due: dict[str, float] = {}
+        # The moment of the last sample, and of what it was made, by local rank.
         self._sampled: dict[int, tuple[float, Usage]] = {}
         self._progress: ProgressReader | None = None
-        self._next_memory: float | None = None
-        # When each worker was last seen below its limit of memory.
-        self._below: dict[int, float] = {}
-        self._next_kernel_look: float | None = None
         self._finding: Finding | None = None
         self._hung: tuple[int, ...] = ()
         self._taking: _Taking | None = None
+        # Limits that were reported.
+        self._settled: set[str] = set()
 
     # One attempt after another
 
@@ -291,7 +281,7 @@ class WatchdogDriver:
         self._began_at = time.time()
         now, policy = self._clock(), self._policy
         if self._kernel_sleep is not None:
-            self._next_kernel_look = now + self._kernel_sleep.interval
+            self._due["kernel"] = now + self._kernel_sleep.interval
         if not self._on:
             return
         self._started, self._visible = now, self._visible_now()
@@ -304,26 +294,30 @@ class WatchdogDriver:
             rank for rank, paths in self._outputs.items() if len(paths) < len(files)
         )
         starts = now + policy.warmup
+        found: dict[str, Detector] = {}
+        if policy.memory is not None:
+            found["memory"] = MemoryDetector(policy.memory, self._sampler.shared_out)
         if policy.stall is not None:
-            self._detectors["stall"] = StallDetector(policy.stall, policy.stall_scope, starts)
+            found["stall"] = StallDetector(policy.stall, policy.stall_scope, starts)
         if policy.silence is not None:
-            self._detectors["silence"] = SilenceDetector(policy.silence, starts)
+            found["silence"] = SilenceDetector(policy.silence, starts)
         if policy.spin is not None:
             # A group that does nothing at all is told as a stall, and told once; but those of
             # another node may be busy.
             idle = self._confirm is not None or policy.stall is None or policy.stall > policy.spin
-            self._detectors["spin"] = self._spin = SpinDetector(policy.spin, starts, idle=idle)
+            found["spin"] = SpinDetector(policy.spin, starts, idle=idle)
         if policy.progress is not None:
             from lllaunch.watchdog.progress import ProgressDetector  # noqa: PLC0415 - most need none
 
             tracker = self._progress_reader().tracker
             # imports and compilers have no time of their own: `first_within` has theirs in it
-            self._detectors["progress"] = ProgressDetector(policy.progress, tracker, now)
-        self._due_looks = dict.fromkeys(self._detectors, now)
-        if policy.memory is not None:
-            self._next_memory = now
+            found["progress"] = ProgressDetector(policy.progress, tracker, now)
+        self._detectors = found
+        self._due |= dict.fromkeys(found, now)
         if self._samples is not None:
-            self._sample_due = now + self._samples
+            self._due["sample"] = now + self._samples
+        if policy.timeout is not None:
+            self._due["timeout"] = now + policy.timeout
 
     def close(self) -> None:
         """Watch no more; idempotent. A signal that interrupts it leaves no directory behind."""
@@ -347,18 +341,33 @@ class WatchdogDriver:
     def next_in(self, *, healthy: bool) -> float | None:
         """Seconds until `events` has something to tell though no file is readable, or None."""
         now = self._clock()
-        waits = [None if self._run_ends is None else self._run_ends - now]
-        if healthy and self._next_kernel_look is not None:
-            waits.append(self._next_kernel_look - now)
+        moments = [self._run_ends]
+        if healthy:
+            moments.append(self._due.get("kernel"))
         if self._taking is not None:
-            waits.append(self._taking.until - now)
+            moments.append(self._taking.until)
         if self._watches(healthy=healthy):
-            waits.append(self._finds_in(now))
-        elif not self._takes_all:
-            due = self._next_sample()
-            waits.append(None if due is None else due - now)
-        known = [max(0.0, wait) for wait in waits if wait is not None]
-        return min(known, default=None)
+            self._notice_freeze(now)
+            wait = None if self._timers is None else self._timers.next_in()
+            found = [None if wait is None else now + wait, *self._moments()]
+            lost = [moment + self._limit for moment in self._last_beats().values()]
+            self._wakes = min((each for each in (*found, *lost) if each is not None), default=None)
+            moments.append(self._wakes)
+        elif not self._takes_all and self._pids:
+            moments.append(self._due.get("sample"))
+        first = min((each for each in moments if each is not None), default=None)
+        return None if first is None else max(0.0, first - now)
+
+    def _moments(self) -> list[float]:
+        """Moments of the next looks; without workers there is nobody of whom to take a sample."""
+        left_out = {"kernel"} if self._pids else {"kernel", "sample"}
+        return [moment for name, moment in self._due.items() if name not in left_out]
+
+    @property
+    def _limit(self) -> float:
+        """Seconds without a heartbeat that are too long."""
+        reported = "heartbeat" in self._settled
+        return math.inf if self._policy.heartbeat is None or reported else self._policy.heartbeat
 
     @property
     def _takes_all(self) -> bool:
@@ -369,28 +378,9 @@ class WatchdogDriver:
         """Whether something may be found in the attempt."""
         return healthy and self._finding is None and not self._takes_all
 
-    def _finds_in(self, now: float) -> float | None:
-        """Seconds until the attempt is to be looked at, None for never."""
-        policy = self._limits
-        self._notice_freeze(now)
-        waits = [None if self._timers is None else self._timers.next_in()]
-        if self._started is not None and policy.timeout is not None:
-            waits.append(self._started + policy.timeout - now)
-        waits += [moment - now for moment in self._moments()]
-        if policy.heartbeat is not None and self._started is not None:
-            waits.append(next_silence(policy.heartbeat, now, self._live_beats(), self._counts_from))
-        known = [max(0.0, wait) for wait in waits if wait is not None]
-        wait = min(known, default=None)
-        self._due = None if wait is None else now + wait
-        return wait
-
-    @property
-    def _counts_from(self) -> float:
-        return max((self._started or 0.0) + self._policy.warmup, self._thawed)
-
     def _notice_freeze(self, now: float) -> None:
         """Forgive the workers time in which nobody ran: suspended machines, stopped containers."""
-        if self._due is not None and now > self._due + self._tolerance:
+        if self._wakes is not None and now > self._wakes + self._tolerance:
             self._thawed = now
             for detector in self._detectors.values():
                 detector.forgive(now)
@@ -401,15 +391,17 @@ class WatchdogDriver:
         Returns events, for the group's machine; requests for timers that were refused, and samples,
         are none, but worth knowing.
         """
+        now = self._clock()
         found: list[object] = []
-        if self._run_ends is not None and self._clock() >= self._run_ends:
+        if self._run_ends is not None and now >= self._run_ends:
             found.append(self._run_over())
         if self._taking is not None and self._taking.finding is not None:
             found += self._stacks_taken(self._taking, self._taking.finding)
-        if healthy and self._kernel_sleep is not None:
-            found += self._stuck(self._kernel_sleep)
+        if healthy and self._kernel_sleep is not None and now >= self._due.get("kernel", math.inf):
+            found += self._stuck(now, self._kernel_sleep)
         if self._watches(healthy=healthy):
-            found += self._findings()
+            for each in self._reports(now):
+                found += self._fired(each) if isinstance(each, Finding) else [each]
             return found
         if self._timers is not None:
             # let no worker wait for room in the FIFO, whatever it wants to say
@@ -417,7 +409,9 @@ class WatchdogDriver:
             self._timers.expired()
         if self._taking is not None and self._taking.finding is None:
             self._end_taking()
-        return found + self._due_sample()
+        if (pids := self._pids) and now >= self._due.get("sample", math.inf):
+            found += self._sample(now, pids, self._sampler.usage(pids), self._written(now, pids))
+        return found
 
     def _run_over(self) -> WatchdogFired:
         self._run_ends, self._run_over_told = None, True
@@ -428,33 +422,31 @@ class WatchdogDriver:
         self._finding = self._finding or finding
         return WatchdogFired(finding, "timeout", whole_run=True)
 
-    def _findings(self) -> list[object]:
-        found: list[object] = []
-        for finding in self._reports():
-            if not isinstance(finding, Finding):
-                found.append(finding)
-                continue
-            if self._confirm and is_of_all(finding) and not self._confirm(finding):
-                continue
-            name = limit_of(finding)
-            limited = getattr(self._policy, name, None) is not None
-            reported = name in self._policy.report
-            if isinstance(finding, NotFinite) and not (finding.chosen and limited and not reported):
-                # where the workers stand says nothing of it
-                found.append(finding)
-                continue
-            if reported:
-                found.append(WatchdogFired(finding, kind_of(finding), ends=False))
-                self._settle(name)
-                continue
-            self._finding = self._finding or finding
-            asked = None
-            if isinstance(finding, TimerExpired) and finding.signum > 0:
-                asked = SignalProcess(finding.rank, finding.pid, finding.signum)
-            found.append(WatchdogFired(finding, kind_of(finding), asked=asked))
-        return found
+    def _fired(self, finding: Finding) -> list[object]:
+        """What follows from a finding."""
+        if self._confirm and is_of_all(finding) and not self._confirm(finding):
+            return []
+        name = limit_of(finding)
+        limited = getattr(self._policy, name, None) is not None
+        reported = name in self._policy.report
+        if isinstance(finding, NotFinite) and not (finding.chosen and limited and not reported):
+            # where the workers stand says nothing of it
+            return [finding]
+        if reported:
+            # it is watched for no more in this attempt
+            self._settled.add(name)
+            self._detectors.pop(name, None)
+            self._due.pop(name, None)
+            if name == "spin":
+                self._end_taking()
+            return [WatchdogFired(finding, kind_of(finding), ends=False)]
+        self._finding = self._finding or finding
+        asked = None
+        if isinstance(finding, TimerExpired) and finding.signum > 0:
+            asked = SignalProcess(finding.rank, finding.pid, finding.signum)
+        return [WatchdogFired(finding, kind_of(finding), asked=asked)]
 
-    def _reports(self) -> list[object]:
+    def _reports(self, now: float) -> list[object]:
         """What is wrong now, and what was wrong with requests; waits for nothing."""
         found: list[object] = []
         if self._timers is not None:
@@ -468,51 +460,43 @@ class WatchdogDriver:
             ]
         if self._started is None:
             return found
-        now, policy = self._clock(), self._limits
         self._notice_freeze(now)
-        if policy.timeout is not None and now >= self._started + policy.timeout:
-            found.append(TimedOut(policy.timeout))
-        if policy.heartbeat is not None:
-            beats = self._live_beats()
-            lost = heartbeats_lost(policy.heartbeat, now, beats, self._counts_from)
-            found += [lost] if lost is not None else []
+        if now >= self._due.get("timeout", math.inf):
+            found.append(TimedOut(self._due["timeout"] - self._started))
+        late = {
+            rank: now - moment
+            for rank, moment in sorted(self._last_beats().items())
+            if now - moment >= self._limit
+        }
+        if late:
+            found.append(HeartbeatLost(tuple(late), max(late.values())))
         if self._taking is not None:
             found += self._compare(now, self._taking)
         if any(now >= moment for moment in self._moments()):
             found += self._look(now)
-        if self._spin is not None and self._spin.wants_stacks and self._taking is None:
-            self._ask_frames(now)
+        spin = self._spin
+        if spin is not None and spin.wants_stacks and self._taking is None:
+            from lllaunch.watchdog.collector import StackCollector  # noqa: PLC0415 - seldom
+
+            live = {rank: pid for rank, pid in self._pids.items() if pid != self._starter}
+            collector = StackCollector(live, seconds=_FRAMES_SECONDS, parent=self._starter)
+            # one that hangs in the kernel tells nothing
+            self._taking = _Taking(collector, now + 2 * _FRAMES_SECONDS)
+            collector.start()
         return found
 
-    def _settle(self, limit: str) -> None:
-        """Watch for a limit no more in this attempt."""
-        off: dict[str, Any] = {limit: None}
-        self._limits = replace(self._limits, **off)
-        self._detectors.pop(limit, None)
-        if limit == "memory":
-            self._next_memory = None
-        elif limit == "spin":
-            self._spin = None
-            self._end_taking()
+    @property
+    def _spin(self) -> SpinDetector | None:
+        spin = self._detectors.get("spin")
+        return spin if isinstance(spin, SpinDetector) else None
 
-    def _moments(self) -> list[float]:
-        """Moments of the next looks."""
-        detectors = [self._due_looks[name] for name in self._detectors]
-        moments = [*detectors, self._next_memory, self._next_sample()]
-        return [moment for moment in moments if moment is not None]
-
-    def _due_sample(self) -> list[object]:
-        """The sample that is due, for a time in which nothing may be found."""
-        now, due = self._clock(), self._next_sample()
-        if due is None or now < due:
-            return []
-        pids, written = self._pids, self._written()
-        self._look_at_progress(now, list(pids), written)
-        return [*self._sample(now, pids, self._sampler.usage(pids), written)]
-
-    def _next_sample(self) -> float | None:
-        """Moment of the next sample, None if there is nobody of whom to take one."""
-        return self._sample_due if self._pids else None
+    def _last_beats(self) -> dict[int, float]:
+        """From when on the next heartbeat is waited for, of live workers that have sent one."""
+        if self._started is None or self._limit == math.inf:
+            return {}
+        starts = max(self._started + self._policy.warmup, self._thawed)
+        beats = self._live_beats()
+        return {rank: max(beat / 1e9, starts) for rank, beat in beats.items() if beat}
 
     def _sample(
         self,
@@ -523,7 +507,7 @@ class WatchdogDriver:
     ) -> list[Sample]:
         if self._samples is None or self._started is None:
             return []
-        self._sample_due = now + self._samples
+        self._due["sample"] = now + self._samples
         # where one has not started yet, its parent stands for it; what has just ended has no memory
         started = {
             rank: used
@@ -557,9 +541,18 @@ class WatchdogDriver:
             sample = sample._replace(workers=workers, gpus=reading.gpus)
         return [sample]
 
-    def _written(self) -> dict[int, int]:
-        """Bytes in the files of workers' output, by local rank of those that have any."""
-        return {rank: size_of(paths) for rank, paths in self._outputs.items() if paths}
+    def _written(self, now: float, ranks: Collection[int]) -> dict[int, int]:
+        """Bytes in the files of workers' output, by local rank of those that have any.
+
+        How far they are, which they print, is read at the same time.
+        """
+        written = {rank: size_of(paths) for rank, paths in self._outputs.items() if paths}
+        # what reads it is imported when there is something to read
+        if self._progress is not None or any(written.values()) or self._last_heartbeat():
+            # no descriptor is left for the import, or for a file: there are other looks
+            with contextlib.suppress(ImportError, OSError):
+                self._progress_reader().look(now, ranks)
+        return written
 
     # How far they are
 
@@ -570,12 +563,12 @@ class WatchdogDriver:
         last. Returns by local rank; those that have not said are left out.
         """
         now = self._clock()
-        self._look_at_progress(now, range(self._ranks) if ranks is None else ranks)
+        self._written(now, range(self._ranks) if ranks is None else ranks)
         return {} if self._progress is None else self._progress.tracker.at(now)
 
     def furthest_step(self) -> float | None:
         """Return the highest step that any worker has shown by now; None if none has shown any."""
-        self._look_at_progress(self._clock(), range(self._ranks))
+        self._written(self._clock(), range(self._ranks))
         return None if self._progress is None else self._progress.tracker.furthest()
 
     def _progress_reader(self) -> ProgressReader:
@@ -587,39 +580,19 @@ class WatchdogDriver:
             self._progress = ProgressReader(self._beats, self._outputs, pattern)
         return self._progress
 
-    def _look_at_progress(
-        self, now: float, ranks: Collection[int], written: Mapping[int, int] | None = None
-    ) -> None:
-        # what reads it is imported when there is something to read
-        if self._progress is None and not self._last_heartbeat():
-            written = self._written() if written is None else written
-            if not any(written.values()):
-                return
-        # no descriptor is left for the import, or for a file: there are other looks
-        with contextlib.suppress(ImportError, OSError):
-            self._progress_reader().look(now, ranks)
-
-    def _ask_frames(self, now: float) -> None:
-        from lllaunch.watchdog.collector import StackCollector  # noqa: PLC0415 - seldom
-
-        live = {rank: pid for rank, pid in self._pids.items() if pid != self._starter}
-        collector = StackCollector(live, seconds=_FRAMES_SECONDS, parent=self._starter)
-        # one that hangs in the kernel tells nothing
-        self._taking = _Taking(collector, now + 2 * _FRAMES_SECONDS)
-        collector.start()
-
     def _compare(self, now: float, glance: _Taking) -> list[Finding]:
         """Let the detector of spins know where the workers are, if that is known by now."""
         if not wait_readable(glance.collector, 0) and now < glance.until:
             return []
         stands = {stack.rank: stack for stack in glance.collector.result()}
         self._end_taking()
-        if self._spin is None:
+        spin = self._spin
+        if spin is None:
             return []
         # they may have gone on meanwhile
-        usage = self._sampler.usage(self._pids)
-        self._spin.look(now, self._activities(usage, self._written()))
-        return self._without_moving(now, self._spin, self._spin.compare(now, stands))
+        pids = self._pids
+        spin.look(now, self._activities(self._sampler.usage(pids), self._written(now, pids)))
+        return self._without_moving(now, spin, spin.compare(now, stands))
 
     def _last_heartbeat(self) -> float | None:
         """Return when a worker last said that it gets on, monotonic seconds; None if none has."""
@@ -633,28 +606,26 @@ class WatchdogDriver:
         return {rank: beats[rank] for rank in self._pids}
 
     def _look(self, now: float) -> list[object]:
-        found: list[object] = []
-        pids = self._pids
-        usage = self._sampler.usage(pids)
-        if self._limits.memory is not None:
-            found += self._over_memory(now, usage, self._limits.memory)
-            self._next_memory = now + _MEMORY_INTERVAL
-        written = self._written()
-        self._look_at_progress(now, list(pids), written)
-        if self._progress is not None:
-            found += self._progress.tracker.not_finite()
-        moment = self._sample_due
-        if moment is not None and _is_due(moment, now, self._samples or 0.0):
-            found += self._sample(now, pids, usage, written)
+        """Take the looks that are due, and those that nearly are."""
         due = [
             name
             for name, detector in self._detectors.items()
-            if _is_due(self._due_looks[name], now, detector.interval)
+            if self._due[name] - now <= _EARLY * detector.interval
         ]
+        sample = self._due.get("sample", math.inf) - now <= _EARLY * (self._samples or 0.0)
+        if not due and not sample:
+            return []
+        found: list[object] = []
+        pids = self._pids
+        usage, written = self._sampler.usage(pids), self._written(now, pids)
+        if self._progress is not None:
+            found += self._progress.tracker.not_finite()
+        if sample:
+            found += self._sample(now, pids, usage, written)
         looks = self._activities(usage, written) if due else {}
         for name in due:
             detector = self._detectors[name]
-            self._due_looks[name] = now + detector.interval
+            self._due[name] = now + detector.interval
             found += self._without_moving(now, detector, detector.look(now, looks))
         return found
 
@@ -710,7 +681,7 @@ class WatchdogDriver:
         found = {}
         for rank, used in usage.items():
             output, io, wrote = written.get(rank, 0), used.io, used.written
-            if self._spin is not None or rank in self._unseen:
+            if "spin" in self._detectors or rank in self._unseen:
                 # its stacks, which it wrote when it was asked, are nothing that it did by itself
                 asked = dumped(used.pids[0])
                 output += used.written - asked if rank in self._unseen else 0
@@ -719,19 +690,8 @@ class WatchdogDriver:
             found[rank] = used._replace(output=output, beat=beat, io=io, written=wrote)
         return found
 
-    def _over_memory(self, now: float, usage: Mapping[int, Usage], limit: int) -> list[Finding]:
-        for rank, used in sorted(usage.items()):
-            exact = self._sampler.shared_out(used) if used.rss > limit else 0
-            if exact > limit:
-                below = self._below.get(rank)
-                return [OverMemory(rank, exact, limit, None if below is None else now - below)]
-            self._below[rank] = now
-        return []
-
-    def _stuck(self, kernel_sleep: KernelSleep) -> list[WorkersStuck]:
-        if self._next_kernel_look is None or self._clock() < self._next_kernel_look:
-            return []
-        self._next_kernel_look = self._clock() + kernel_sleep.interval
+    def _stuck(self, now: float, kernel_sleep: KernelSleep) -> list[WorkersStuck]:
+        self._due["kernel"] = now + kernel_sleep.interval
         assert self._context is not None
         stuck = kernel_sleep.stuck(self._context.known_pids())
         for pid, seconds in stuck.items():

@@ -1,14 +1,14 @@
-"""When workers stall, spin, are silent, or their heartbeats lost. Pure: looks are passed in."""
+"""When workers stall, spin, are silent or use too much memory. Pure: looks are passed in."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from lllaunch.spec import StallScope
-from lllaunch.watchdog.findings import Finding, HeartbeatLost, Silent, Spinning, Stalled
+from lllaunch.watchdog.findings import Finding, OverMemory, Silent, Spinning, Stalled
 from lllaunch.watchdog.frames import bare
 
 if TYPE_CHECKING:
@@ -116,6 +116,31 @@ class StallDetector(Detector):
             asleep=tuple(rank for rank in long if looks[rank].state == "D"),
             stopped=tuple(rank for rank in long if looks[rank].state in ("T", "t")),
         )
+
+
+class MemoryDetector(Detector):
+    """Finds a worker that uses more memory than it may, with all below it.
+
+    ``shared_out``: measures exactly what the plain sum says is too much.
+    """
+
+    interval = 1.0
+
+    def __init__(self, limit: int, shared_out: Callable[[Usage], int]) -> None:
+        super().__init__(limit, 0.0)
+        self._most, self._shared_out = limit, shared_out
+        # When each worker was last seen below its limit.
+        self._below: dict[int, float] = {}
+
+    def look(self, now: float, looks: Mapping[int, Usage]) -> OverMemory | None:
+        """Take note of a look; return who uses too much."""
+        for rank, used in sorted(looks.items()):
+            exact = self._shared_out(used) if used.rss > self._most else 0
+            if exact > self._most:
+                below = self._below.get(rank)
+                return OverMemory(rank, exact, self._most, None if below is None else now - below)
+            self._below[rank] = now
+        return None
 
 
 class SilenceDetector(Detector):
@@ -278,29 +303,6 @@ def _varies(places: Counter[tuple[Frames, ...]]) -> bool:
 def _waits(frames: Frames) -> bool:
     """Whether a thread waits for others, in Python's own code."""
     return bool(frames) and frames[0].file.endswith(_WAITS)
-
-
-def heartbeats_lost(
-    limit: float, now: float, beats: Mapping[int, int], starts: float
-) -> HeartbeatLost | None:
-    """Finds workers whose heartbeats have stopped.
-
-    ``limit``: seconds without one that are too long. ``beats``: moment of the last heartbeat,
-    nanoseconds of the same clock, by local rank of live workers; 0 for one that never sent any, and
-    need not. ``starts``: moment from which on silence counts, seconds of the same clock.
-    """
-    silent = {
-        rank: now - max(beat / 1e9, starts)
-        for rank, beat in beats.items()
-        if beat and now - max(beat / 1e9, starts) >= limit
-    }
-    return HeartbeatLost(tuple(sorted(silent)), max(silent.values())) if silent else None
-
-
-def next_silence(limit: float, now: float, beats: Mapping[int, int], starts: float) -> float | None:
-    """Seconds until a heartbeat can be lost, 0 if one is; None before the first heartbeat."""
-    moments = [max(beat / 1e9, starts) + limit - now for beat in beats.values() if beat]
-    return max(0.0, min(moments)) if moments else None
 
 
 def look_interval(limit: float) -> float:

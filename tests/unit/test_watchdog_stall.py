@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from lllaunch.spec import StallScope
 from lllaunch.watchdog.evidence import Frame, RankStack, Thread
 from lllaunch.watchdog.findings import (
-    HeartbeatLost,
     Spinning,
     Stalled,
     is_of_all,
@@ -28,9 +27,7 @@ from lllaunch.watchdog.stall import (
     IDLE_SHARE,
     SpinDetector,
     StallDetector,
-    heartbeats_lost,
     look_interval,
-    next_silence,
 )
 
 SECOND = 1_000_000_000
@@ -116,20 +113,6 @@ def test_a_stall_is_never_shorter_than_the_limit_and_names_live_ranks(
             assert set(found.ranks) <= set(look)
             if scope == "group":
                 assert set(found.ranks) == set(look)
-
-
-def test_heartbeats_are_lost_only_by_those_that_sent_some() -> None:
-    beats = {0: 0, 1: 90 * SECOND, 2: 60 * SECOND}
-    assert heartbeats_lost(30.0, 89.0, beats, 0.0) is None
-    assert heartbeats_lost(30.0, 95.0, beats, 0.0) == HeartbeatLost((2,), 35.0)
-    assert heartbeats_lost(30.0, 125.0, beats, 0.0) == HeartbeatLost((1, 2), 65.0)
-    # silence in the warmup is allowed
-    assert heartbeats_lost(30.0, 125.0, {0: SECOND}, 100.0) is None
-    assert heartbeats_lost(30.0, 130.0, {0: SECOND}, 100.0) == HeartbeatLost((0,), 30.0)
-    # the next one is known beforehand
-    assert next_silence(30.0, 5.0, {0: 0}, 0.0) is None
-    assert next_silence(30.0, 5.0, {0: 0, 1: 3 * SECOND, 2: 4 * SECOND}, 0.0) == 28.0
-    assert next_silence(30.0, 5.0, {1: 3 * SECOND}, 60.0) == 85.0
 
 
 def test_looks_are_rare_and_a_short_limit_is_kept() -> None:
