@@ -95,7 +95,7 @@ class ProgressMissing(Said, frozen=True):
 class Unchanged(Said, frozen=True):
     """Workers say how far they are, and it is the same each time."""
 
-    name: str  # of the number: ``step``, or what the user's pattern calls it
+    name: str  # of the number: ``step``
     value: float  # the number
     seconds: float  # since when it is the same
 

@@ -46,8 +46,6 @@ _MOST_BARS = 64
 # Seconds, ten years: what would take longer nobody can tell. Of an odd step or total a rate is
 # infinite, or none that is shown, and so is the rest.
 _LONGEST = 10 * 365 * 86400.0
-# What a pattern captures to tell how far it is; all else that it captures is to change.
-_TOTALS = frozenset({"total", "epoch", "epochs"})
 
 
 class Progress(NamedTuple):
@@ -244,10 +242,6 @@ class ProgressTracker:
         self.spoke: float | None = None
         # moment of the last progress of any rank; None before the first
         self.moved: float | None = None
-        # by the names that the pattern captures, the moment of the last change in any rank, and the
-        # number
-        self.changed: dict[str, tuple[float, float]] = {}
-        self._captured: dict[tuple[int, str], float] = {}
         # Names of numbers that were reported, by whether the user's code told them.
         self._named: dict[bool, set[str]] = {True: set(), False: set()}
         self._not_finite: list[NotFinite] = []
@@ -278,7 +272,12 @@ class ProgressTracker:
         known = self._rank(rank)
         for each in printed:
             if isinstance(each, Captured):
-                self._capture(rank, each.numbers, now, complete=complete)
+                step = known.own.step if known.own is not None else None
+                known.capture(each.numbers, now)
+                known.print_other()
+                exact = complete and "step" in each.numbers
+                self._check(rank, each.numbers, each.numbers.get("step", known.step), exact=exact)
+                self._note(now, moved="step" not in each.numbers or each.numbers["step"] != step)
                 continue
             if isinstance(each, OtherOutput):
                 known.print_other()
@@ -302,22 +301,6 @@ class ProgressTracker:
         """Take note that a rank printed more than was read: nobody knows what."""
         if self._captures or self.moved is not None:
             self._note(now, moved=True)
-        self.changed = {name: (now, number) for name, (_, number) in self.changed.items()}
-
-    def _capture(
-        self, rank: int, numbers: Mapping[str, float], now: float, *, complete: bool
-    ) -> None:
-        known = self._rank(rank)
-        known.capture(numbers, now)
-        known.print_other()
-        exact = complete and "step" in numbers
-        self._check(rank, numbers, numbers.get("step", known.step), exact=exact)
-        # NaN is never equal to itself, and found otherwise
-        new = [name for name in numbers if self._captured.get((rank, name)) != numbers[name]]
-        for name in new:
-            self._captured[rank, name] = numbers[name]
-            self.changed[name] = now, numbers[name]
-        self._note(now, moved="step" in new if "step" in numbers else bool(new) or not numbers)
 
     def _note(self, now: float, *, moved: bool) -> None:
         self.spoke = now
@@ -407,14 +390,6 @@ class ProgressDetector(Detector):
             return ProgressMissing(idle, tracker.step)
         if idle >= within and tracker.step is not None:
             return Unchanged("step", tracker.step, idle)
-        same = {
-            name: now - max(moment, self._starts)
-            for name, (moment, _) in tracker.changed.items()
-            if name not in _TOTALS
-        }
-        name = max(same, key=lambda each: same[each], default="")
-        if same.get(name, 0.0) >= within:
-            return Unchanged(name, tracker.changed[name][1], same[name])
         return None
 
 
