@@ -254,11 +254,6 @@ class StackBranch(Record, frozen=True):
         for branch in self.below:
             yield from branch.walk()
 
-    @property
-    def lines(self) -> int:
-        """How many lines `tree_lines` makes of it."""
-        return sum(1 + bool(each.below and each.ends) for each in self.walk())
-
 
 def merged(chains: Mapping[int, Sequence[Call]], at: int = 0) -> tuple[StackBranch, ...]:
     """Merge the calls of several ranks into a tree, or several if they begin differently.
@@ -297,17 +292,33 @@ def _calls(stack: RankStack) -> tuple[Call, ...]:
 
 
 def short_tree(stacks: Iterable[RankStack], most: int = MOST_LINES) -> tuple[StackBranch, ...]:
-    """Merge stacks with the calls that say most, and cut what is too much."""
-    roots = _cut(merged({stack.rank: _folded(_calls(stack)) for stack in stacks}), most)
-    return tuple(map(_narrow, roots))
+    """Merge stacks with the calls that say most, and cut what parts most until it has few lines."""
+    roots = merged({stack.rank: _folded(_calls(stack)) for stack in stacks})
+    ranks = tuple(sorted(rank for root in roots for rank in root.ranks))
+    for width in range(most, -1, -1):
+        found = _cut(StackBranch((), ranks, (), roots), width)
+        roots_left = found.below or (found,) * bool(ranks)
+        if sum(1 + bool(each.below and each.ends) for each in _walk(roots_left)) <= most:
+            break
+    return roots_left
 
 
-def _narrow(branch: StackBranch) -> StackBranch:
-    """Return a branch with few calls on each line: the first say where it is, the last what."""
+def _walk(roots: Iterable[StackBranch]) -> Iterator[StackBranch]:
+    return (each for root in roots for each in root.walk())
+
+
+def _cut(branch: StackBranch, width: int) -> StackBranch:
+    """Return a branch with few calls on each line and few branches below each.
+
+    The first calls of a line say where it is, the last what.
+    """
     calls = branch.calls
     if len(calls) > _MOST_CALLS:
         calls = (*calls[:2], LEFT_OUT, *calls[3 - _MOST_CALLS :])
-    return replace(branch, calls=calls, below=tuple(map(_narrow, branch.below)))
+    if len(branch.below) > width:
+        places = sum(bool(each.ends) for each in branch.walk())
+        return StackBranch(calls, branch.ranks, branch.ranks, (), places)
+    return replace(branch, calls=calls, below=tuple(_cut(each, width) for each in branch.below))
 
 
 def _folded(calls: Sequence[Call]) -> tuple[Call, ...]:
@@ -350,32 +361,6 @@ def _package(frame: Frame) -> str:
     return frame.file[library.end() :].partition("/")[0]
 
 
-def _cut(roots: tuple[StackBranch, ...], most: int) -> tuple[StackBranch, ...]:
-    """Leave out the branches that part most, until a tree has few lines."""
-    while sum(root.lines for root in roots) > most:
-        parents = [each for root in roots for each in root.walk() if each.below]
-        lowest = [each for each in parents if not any(child.below for child in each.below)]
-        if not lowest:
-            by_size = sorted(roots, key=lambda root: (-len(root.ranks), root.ranks))
-            rest = by_size[most - 1 :]
-            ranks = tuple(sorted(rank for root in rest for rank in root.ranks))
-            return (
-                *sorted(by_size[: most - 1], key=lambda root: root.ranks),
-                StackBranch((), ranks, ranks, (), sum(max(1, root.places) for root in rest)),
-            )
-        widest = max(lowest, key=lambda each: each.lines)
-        roots = tuple(_without(root, widest) for root in roots)
-    return roots
-
-
-def _without(branch: StackBranch, parent: StackBranch) -> StackBranch:
-    """Return a branch without what is below one of its parts."""
-    if branch is parent:
-        places = sum(max(1, each.places) for each in branch.below) + bool(branch.ends)
-        return StackBranch(branch.calls, branch.ranks, branch.ranks, (), places)
-    return replace(branch, below=tuple(_without(each, parent) for each in branch.below))
-
-
 def count_calls(roots: Iterable[StackBranch]) -> int:
     """Return how many calls a tree has."""
     calls = (call for root in roots for each in root.walk() for call in each.calls)
@@ -393,7 +378,7 @@ def tree_lines(roots: Iterable[StackBranch], text: Callable[[Call], str]) -> Ite
         parts = [*map(text, branch.calls)]
         if branch.places:
             parts.append(
-                f"{branch.places} places" if branch.calls else f"at {branch.places} other places"
+                f"{branch.places} places" if branch.calls else f"at {branch.places} places"
             )
         yield f"{label(branch.ranks)} {' → '.join(parts)}"
         if branch.below and branch.ends:

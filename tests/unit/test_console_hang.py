@@ -216,13 +216,19 @@ def test_all_in_the_same_place():
 
 
 def test_at_most_a_dozen_places_are_listed():
-    places = [(Frame(f"{HOME}/train.py", line, "work"),) for line in range(1, 21)]
-    stacks = [stack(rank, frames) for rank, frames in enumerate([*places, places[19]])]
-    found = lines_of(hung(STALL, stacks, Blame()))
-    assert "(9 more calls in run/attempt_0/stacks.txt)" in found[2]
-    assert found[3] == "      [0] work (train.py:1)"
-    # the largest group stays
-    assert found[13:15] == ["      [19-20] work (train.py:20)", "      [10-18] at 9 other places"]
+    places = [
+        (Frame(f"{HOME}/train.py", line, "work"), Frame(f"{HOME}/train.py", 99, "main"))
+        for line in range(1, 21)
+    ]
+    stacks = [stack(rank, frames) for rank, frames in enumerate(places)]
+    other = (Frame(f"{HOME}/train.py", 7, "save"), Frame(f"{HOME}/train.py", 98, "main"))
+    found = lines_of(hung(STALL, [*stacks, stack(20, other)], Blame()))
+    assert "(20 more calls in run/attempt_0/stacks.txt)" in found[2]
+    # who is elsewhere stays
+    assert found[3:5] == [
+        "      [0-19] main (train.py:99) → 20 places",
+        "      [20] main (train.py:98) → save (train.py:7)",
+    ]
 
 
 def test_of_two_workers_the_places_are_enough():
