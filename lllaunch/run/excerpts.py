@@ -12,6 +12,8 @@ import re
 import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 from lllaunch.failure import read_error_file
 from lllaunch.files import read_bytes
 from lllaunch.run.observer import WorkerError
@@ -23,93 +25,69 @@ from lllaunch.watchdog.evidence import Frame
 from lllaunch.watchdog.frames import LIBRARY, WRAPPERS, is_own
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from lllaunch.watchdog.evidence import RankTrace
 
 
-_HEADER = "Traceback (most recent call last):"
+_TITLE = "Traceback (most recent call last):"
+_HEADER = re.compile(rf"^{re.escape(_TITLE)}\n", re.MULTILINE)
 _FRAME = re.compile(r'  File "(.*)", line (\d{1,9})(?:, in (.*))?$')
 _CAUSED = "The above exception was the direct cause of the following exception:"
 
 
-class TracebackFrame(NamedTuple):
-    """One frame of a traceback, and the lines that show it there."""
-
-    file: str
-    line: int
-    function: str
-    text: tuple[str, ...] = ()
-
-    @property
-    def of_library(self) -> bool:
-        """Whether it is of Python's own library or an installed package."""
-        return LIBRARY.match(self.file) is not None or self.file.startswith("<")
-
-
 class Block(NamedTuple):
-    """The traceback of one exception of a chain, after how it follows from the one before."""
+    """The traceback of one exception of a chain, after how it follows from the one before.
 
-    before: tuple[str, ...]
-    calls: tuple[TracebackFrame, ...]
-    error: tuple[str, ...]
+    The code of its calls is all lines that show them there.
+    """
+
+    before: list[str]
+    calls: list[Frame]
+    error: list[str]
 
 
 def blocks(text: str) -> list[Block]:
     """Returns the exceptions of a chain, the first that was raised first."""
+    before, *parts = _HEADER.split(text)
     found: list[Block] = []
-    before: list[str] = []
-    lines = text.split("\n")
-    at = 0
-    while at < len(lines):
-        if lines[at] != _HEADER:
-            before.append(lines[at])
-            at += 1
-            continue
-        at, calls = _calls(lines, at + 1)
-        error = []
-        # until the next exception of the chain follows an empty line
-        while at < len(lines) and (lines[at] or _HEADER not in lines[at : at + 4]):
-            error.append(lines[at])
-            at += 1
-        found.append(Block(tuple(before), tuple(calls), tuple(error)))
-        before = []
-    if found and before:
-        last = found[-1]
-        found[-1] = last._replace(error=(*last.error, *before))
+    how = before.split("\n")[:-1]
+    for number, part in enumerate(parts):
+        calls: list[Frame] = []
+        lines = part.split("\n")
+        end = next((at for at, line in enumerate(lines) if not line.startswith("  ")), len(lines))
+        for line in lines[:end]:
+            frame = _FRAME.match(line)
+            if frame is not None:
+                calls.append(Frame(frame[1], int(frame[2]), frame[3] or "", line))
+            elif calls:
+                calls[-1] = replace(calls[-1], code=f"{calls[-1].code}\n{line}")
+        error, begins = lines[end:], how
+        if number < len(parts) - 1:
+            # an empty line, how the next one follows, and another empty one
+            error, how = error[:-4], error[-4:-1]
+        found.append(Block(begins, calls, error))
     return found
 
 
-def _calls(lines: Sequence[str], at: int) -> tuple[int, list[TracebackFrame]]:
-    calls: list[TracebackFrame] = []
-    while at < len(lines) and lines[at].startswith("  "):
-        frame = _FRAME.match(lines[at])
-        if frame is not None:
-            calls.append(TracebackFrame(frame[1], int(frame[2]), frame[3] or "", (lines[at],)))
-        elif calls:
-            calls[-1] = calls[-1]._replace(text=(*calls[-1].text, lines[at]))
-        at += 1
-    return at, calls
-
-
-def _innermost_own(text: str) -> list[TracebackFrame]:
+def _innermost_own(text: str) -> list[Frame]:
     """Return the innermost frame of the user's code in a traceback, and those below it.
 
     Of a chain, that of the last exception which has one.
     """
     for block in reversed(blocks(text)):
-        own = [index for index, call in enumerate(block.calls) if not call.of_library]
+        own = [index for index, call in enumerate(block.calls) if is_own(call)]
         if own:
-            return [*block.calls[own[-1] :]]
+            return block.calls[own[-1] :]
     return []
 
 
-def users_call(text: str) -> TracebackFrame | None:
+def users_call(text: str) -> Frame | None:
     """Returns the innermost frame of the user's code in a traceback, None if there is none."""
     return next(iter(_innermost_own(text)), None)
 
 
-def place_of(root: RootCause) -> TracebackFrame | Frame | None:
+def place_of(root: RootCause) -> Frame | None:
     """Return the call in the user's code that a run failed in, None if that is not known."""
     if isinstance(root.cause, CalledExit):
         return Frame(root.cause.file, root.cause.line, root.cause.function)
@@ -150,10 +128,10 @@ def folded(text: str) -> list[str]:
     """
     lines: list[str] = []
     for block in blocks(text):
-        lines += [*block.before, _HEADER]
-        inside: list[TracebackFrame] = []
+        lines += [*block.before, _TITLE]
+        inside: list[Frame] = []
         for call in block.calls:
-            if call.of_library and call is not block.calls[-1]:
+            if not is_own(call) and call is not block.calls[-1]:
                 inside.append(call)
                 continue
             # one call takes no more lines than what would stand for it
@@ -164,9 +142,9 @@ def folded(text: str) -> list[str]:
                     names.setdefault(name.removesuffix(".py"))
                 lines.append(f"  ... {len(inside)} calls in {', '.join(names)}")
             else:
-                lines += [line for each in inside for line in each.text]
+                lines += [line for each in inside for line in each.code.split("\n")]
             inside = []
-            lines += call.text
+            lines += call.code.split("\n")
         lines += block.error
     return lines or text.split("\n")
 
