@@ -27,7 +27,6 @@ from lllaunch.spawner.forks import reseed
 from lllaunch.spawner.interpreter import importing
 from lllaunch.spawner.private_names import take_over_multiprocessing, x_options
 from lllaunch.spawner.protocol import (
-    Check,
     Forked,
     Kept,
     Module,
@@ -160,7 +159,7 @@ def _execute_interpreter(request: SpawnRequest, around: ChildDefaults) -> NoRetu
         with os.fdopen(os.dup(fd), "wb") as file:
             pickle.dump((target, list(around.base_path)), file)
         os.lseek(fd, 0, os.SEEK_SET)
-        if isinstance(target, (Check, Pickled)):
+        if isinstance(target, Pickled):
             for inherited in target.fds:
                 os.set_inheritable(inherited, True)
         command += ("-c", f"{importing('lllaunch.spawner.worker', 'boot')}; boot({fd})")

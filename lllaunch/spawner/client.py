@@ -42,10 +42,9 @@ from lllaunch.spawner.orphans import (
     new_mark,
 )
 from lllaunch.spawner.protocol import (
-    MAX_PROBLEM,
     Channel,
-    Check,
     Forked,
+    Function,
     Kept,
     Message,
     Pickled,
@@ -283,7 +282,7 @@ class Spawner:
         if isinstance(target, Forked):
             target = Kept(rank)
         request = SpawnRequest(key, target, cwd, dict(env), stdout, stderr, fresh)
-        fds = target.fds if isinstance(target, (Check, Pickled)) else ()
+        fds = target.fds if isinstance(target, Pickled) else ()
         self._send({"op": "spawn", "key": key}, pickle.dumps(request), fds, close_fds=True)
         return key
 
@@ -588,9 +587,10 @@ class Spawner:
         Raises:
             SpawnerDied: the spawner ended meanwhile.
         """
-        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        answer = os.memfd_create("lllaunch-check", os.MFD_CLOEXEC)
+        asked = (module, qualname, call, f"/proc/{os.getpid()}/fd/{answer}")
+        target = Function("lllaunch.spawner.worker", "check", pickle.dumps((asked, {})))
         nowhere = os.devnull  # its workers will show what the import prints
-        target = Check(module, qualname, call, (write,))
         key = self.spawn(_CHECK, target, cwd=cwd, env=env, stdout=nowhere, stderr=nowhere)
         kept: list[SpawnerEvent] = []
         until = None if seconds is None else time.monotonic() + seconds
@@ -606,9 +606,7 @@ class Spawner:
                     break
             if self.dead is not None:
                 raise SpawnerDied(self.dead.pid, self.dead.status, self.dead.detail)
-            with contextlib.suppress(BlockingIOError):
-                return os.read(read, MAX_PROBLEM).decode(errors="replace")
-            return ""
+            return os.pread(answer, os.fstat(answer).st_size, 0).decode(errors="replace")
         finally:
             if key in self._workers:
                 # Whatever hangs there is nobody's any more.
@@ -616,7 +614,7 @@ class Spawner:
                 self._forget_worker(key)
             mine = [event for event in kept if getattr(event, "local_rank", None) != _CHECK]
             self._events = mine + self._events
-            os.close(read)
+            os.close(answer)
 
     # Ending
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import json
 import os
 import signal
@@ -46,9 +45,6 @@ MEMFD_LINK = f"/memfd:{MEMFD} (deleted)"
 CRASH_FILE = "LLLAUNCH_CRASH_FILE"
 CRASH = "crash.txt"
 
-# The files get numbers from here on: those of the worker's own stay what they are without them.
-_NUMBER = 1008
-
 # The descriptor, of this process or the one it was forked from.
 _memfd: list[int] = []
 
@@ -70,7 +66,7 @@ def arm() -> None:
                 if os.readlink(f"/proc/self/fd/{inherited}") == MEMFD_LINK:
                     os.close(inherited)
         # Processes that the worker forks share it, and the position in it.
-        _memfd.append(_raised(os.memfd_create(MEMFD, os.MFD_CLOEXEC)))
+        _memfd.append(os.memfd_create(MEMFD, os.MFD_CLOEXEC))
         faulthandler.register(SIGNUM, file=_memfd[0], all_threads=True, chain=False)
     except (AttributeError, OSError, RuntimeError, ValueError):
         # Its stacks are read from outside then, as those of any program.
@@ -87,7 +83,7 @@ def catch_crashes(path: str) -> None:
         return
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     with contextlib.suppress(OSError, RuntimeError, ValueError):
-        fd = _raised(os.open(path, flags, 0o666))
+        fd = os.open(path, flags, 0o666)
         faulthandler.enable(file=fd, all_threads=True)
         faulthandler.register(signal.SIGXCPU, file=fd, all_threads=True, chain=True)
 
@@ -96,8 +92,7 @@ def open_memory(pid: int) -> int:
     """Open the memory file that a worker writes its stacks to; -1 if it has none."""
     directory = f"/proc/{pid}/fd"
     try:
-        # Ours has one of the highest numbers.
-        names = sorted(os.listdir(directory), key=int, reverse=True)
+        names = os.listdir(directory)
     except OSError:
         return -1
     for name in names:
@@ -116,16 +111,6 @@ def dumped(pid: int) -> int:
         return os.fstat(memory).st_size
     finally:
         os.close(memory)
-
-
-def _raised(low: int) -> int:
-    """The same file under a number that nobody counts on, if the limit of open files allows it."""
-    try:
-        high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _NUMBER)
-    except OSError:
-        return low
-    os.close(low)
-    return high
 
 
 # Collectives

@@ -10,7 +10,6 @@ with different GPUs; its own is for what its preloads ask.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import signal
@@ -141,7 +140,7 @@ def start_interpreter(sock: socket.socket, environ: Mapping[str, str]) -> int:
     """
     code = f"{importing('lllaunch.spawner.server', 'main')}; main({sock.fileno()}, {os.getpid()})"
     os.set_inheritable(sock.fileno(), True)
-    pid = os.posix_spawn(
+    return os.posix_spawn(
         sys.executable,
         [*interpreter_command(), "-c", code],
         environ,
@@ -152,9 +151,3 @@ def start_interpreter(sock: socket.socket, environ: Mapping[str, str]) -> int:
         # (SIGCHLD, where a program waits for it by signalfd).
         setsigmask=signal.valid_signals() - {signal.SIGCHLD},
     )
-    # Until it has a parent-death signal, its socket sends it SIGCONT when this process ends or
-    # writes: should it be stopped, it sees that.
-    fcntl.fcntl(sock, fcntl.F_SETOWN, pid)
-    fcntl.fcntl(sock, fcntl.F_SETSIG, signal.SIGCONT)
-    fcntl.fcntl(sock, fcntl.F_SETFL, fcntl.fcntl(sock, fcntl.F_GETFL) | os.O_ASYNC)
-    return pid

@@ -70,29 +70,13 @@ class Pickled(NamedTuple):
     fds: tuple[int, ...] = ()
 
 
-class Check(NamedTuple):
-    """A function that is only imported, and its arguments bound.
-
-    What is wrong, at most `MAX_PROBLEM` bytes, is written to the descriptor that is sent along.
-    """
-
-    module: str
-    qualname: str
-    call: bytes
-    fds: tuple[int, ...]
-
-
-# What a pipe takes without a reader.
-MAX_PROBLEM = 4096
-
-
 class Kept(NamedTuple):
     """A call that the spawner was forked with."""
 
     local_rank: int
 
 
-PythonTarget = Script | Module | Function | Pickled | Check
+PythonTarget = Script | Module | Function | Pickled
 Target = Program | PythonTarget | Kept
 
 

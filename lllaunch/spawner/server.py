@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import math
 import os
@@ -49,7 +48,7 @@ from lllaunch.spawner.child import ChildDefaults, failure_of, start
 from lllaunch.spawner.interpreter import comes_too_late
 from lllaunch.spawner.orphans import MARK, OrphanCleanup, Pauses, kill_below
 from lllaunch.spawner.preloading import Preloaded, loaded_runtimes, pause, preload
-from lllaunch.spawner.protocol import Channel, Check, Forked, Kept, Message, Pickled, SpawnRequest
+from lllaunch.spawner.protocol import Channel, Forked, Kept, Message, Pickled, SpawnRequest
 
 
 class Wakeups:
@@ -441,7 +440,7 @@ class Server:
 
     def _request(self, message: Message) -> SpawnRequest:
         request: SpawnRequest = pickle.loads(message.payload)  # noqa: S301 - the launcher's own
-        if isinstance(request.target, (Check, Pickled)):
+        if isinstance(request.target, Pickled):
             # as they are numbered here
             target = request.target._replace(fds=tuple(message.fds))
             request = request._replace(target=target)
@@ -617,8 +616,6 @@ def main(fd: int, launcher: int) -> NoReturn:
     pidfd = open_pidfd(launcher)
     if pidfd is None or os.getppid() != launcher:
         os._exit(1)
-    # see `start_interpreter`
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_ASYNC)
     # What a fresh interpreter's path would be; the client prepended the place of this package.
     try:
         server = Server(socket.socket(fileno=fd), pidfd, ignored)

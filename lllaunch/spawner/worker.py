@@ -40,8 +40,6 @@ from lllaunch.linux.process import flush_c_streams
 from lllaunch.spawner import private_names
 from lllaunch.spawner.evidence import CRASH_FILE, SOCKET, WATCHED, arm, catch_crashes, save, serve
 from lllaunch.spawner.protocol import (
-    MAX_PROBLEM,
-    Check,
     Function,
     Module,
     Pickled,
@@ -271,25 +269,24 @@ def run_function(target: Function, base_path: list[str]) -> None:
     _call(resolve(target.module, target.qualname), args, kwargs)
 
 
-def run_check(target: Check, base_path: list[str]) -> NoReturn:
-    """Import a function and bind its arguments; what is wrong goes to who asks."""
-    sys.path[:] = [os.getcwd(), *base_path]
-    problem = ""
+def check(module: str, qualname: str, call: bytes, answer: str) -> NoReturn:
+    """Import a function and bind its arguments; what is wrong is written to a file."""
     # A failing import is the attempt's to report.
     with contextlib.suppress(BaseException):
-        problem = _problem(target)
-    os.write(target.fds[0], problem.encode()[:MAX_PROBLEM])
+        problem = _problem(module, qualname, call)
+        with open(answer, "w", errors="backslashreplace") as file:
+            file.write(problem)
     os._exit(0)
 
 
-def _problem(target: Check) -> str:
+def _problem(module: str, qualname: str, call: bytes) -> str:
     import inspect  # noqa: PLC0415 - in the check only: every spawner imports this module
 
     try:
-        function = resolve(target.module, target.qualname)
+        function = resolve(module, qualname)
     except (ImportError, AttributeError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
-    args, kwargs = pickle.loads(target.call)  # noqa: S301 - the launcher's own bytes
+    args, kwargs = pickle.loads(call)  # noqa: S301 - the launcher's own bytes
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -297,8 +294,7 @@ def _problem(target: Check) -> str:
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        name = f"{target.module}:{target.qualname}"
-        return f"the arguments do not fit {name}{signature}: {error}"
+        return f"the arguments do not fit {module}:{qualname}{signature}: {error}"
     return ""
 
 
@@ -323,8 +319,6 @@ def _dispatch(target: PythonTarget, base_path: list[str]) -> None:
         run_script(target.path, target.argv, base_path)
     elif isinstance(target, Module):
         run_module(target.name, target.argv, base_path)
-    elif isinstance(target, Check):
-        run_check(target, base_path)
     elif isinstance(target, Function):
         run_function(target, base_path)
     else:

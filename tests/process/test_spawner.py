@@ -641,23 +641,3 @@ def test_a_sweep_that_was_given_up_neither_ends_what_comes_later_nor_is_told(
     assert stuck not in left
     spawner.close()
     wait_gone(stuck)
-
-
-def test_a_launcher_that_is_killed_leaves_no_spawner_that_was_stopped_as_it_began() -> None:
-    # before it can ask for a signal at the launcher's end
-    launcher = (
-        "import os, signal\n"
-        "from lllaunch.spawner.client import Spawner\n"
-        "spawner = Spawner.prestart()\n"
-        "os.kill(spawner.pid, signal.SIGSTOP)\n"
-        "open('pid', 'w').write(str(spawner.pid))\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    killed = subprocess.run([sys.executable, "-c", launcher], check=False)
-    assert killed.returncode == -signal.SIGKILL
-    pid = pid_in("pid")
-    try:
-        until(lambda: gone(pid), "the end of the spawner", 20.0)
-    finally:
-        if not gone(pid):
-            os.kill(pid, signal.SIGKILL)
