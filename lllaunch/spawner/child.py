@@ -36,6 +36,10 @@ from lllaunch.spawner.protocol import (
     SpawnRequest,
 )
 
+# Appended to, so that `echo x > /dev/stdout` in a worker does not truncate what came before. A
+# terminal must not become the one of the new session.
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
+
 
 @dataclass(frozen=True)
 class ChildDefaults:
@@ -47,8 +51,6 @@ class ChildDefaults:
     base_path: tuple[str, ...]  # sys.path of a fresh interpreter without its first entry
     # command line that starts a fresh interpreter, without what it runs
     interpreter: tuple[str, ...]
-    # file to write ``0`` to in order to join the workers' cgroup; empty if there is none
-    cgroup: str
     private_fds: tuple[int, ...]  # the spawner's own descriptors, closed in every child
     # by local rank: the calls of a launcher that was forked to be the spawner
     calls: Mapping[int, Forked] = field(default_factory=dict)
@@ -65,18 +67,16 @@ def failure_of(error: BaseException) -> dict[str, Any]:
 def become_worker(
     request: SpawnRequest,
     around: ChildDefaults,
-    streams: tuple[int, int],
     report: int,
     others: Iterable[int],
 ) -> NoReturn:
     """Turn the forked child into the worker that ``request`` describes; never returns.
 
-    ``streams``: descriptors for standard output and error. ``others``: descriptors of other
-    workers', to be closed.
+    ``others``: descriptors of other workers', to be closed.
     """
     try:
         try:
-            _prepare(request, around, streams, others)
+            _prepare(request, around, others)
         except BaseException as error:  # noqa: BLE001 - the spawner tells the launcher why
             os.write(report, json.dumps(failure_of(error)).encode())
         else:
@@ -91,7 +91,6 @@ def become_worker(
 def _prepare(
     request: SpawnRequest,
     around: ChildDefaults,
-    streams: tuple[int, int],
     others: Iterable[int],
 ) -> None:
     """Take over or execute what the worker is; returns if its Python code is to run here."""
@@ -103,15 +102,12 @@ def _prepare(
         # It died before the signal was set.
         os._exit(127)
     forks.reset(around.ignored, python=program is None and not request.fresh)
-    if around.cgroup:
-        # Without the cgroup the tree is ended process by process.
-        with contextlib.suppress(OSError), open(around.cgroup, "w") as file:
-            file.write("0")
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    for number, fd in enumerate(streams, start=1):
-        if fd != number:
+    for number, path in enumerate((request.stdout, request.stderr), start=1):
+        if path:
+            fd = os.open(path, _FLAGS, 0o666)
             os.dup2(fd, number)
             os.close(fd)
     _close(around.private_fds)
@@ -201,27 +197,16 @@ def _renew_streams(request: SpawnRequest) -> None:
             setattr(sys, name, io.TextIOWrapper(raw, "utf-8", errors, write_through=True))
 
 
-# Appended to, so that `echo x > /dev/stdout` in a worker does not truncate what came before.
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-
-
 def start(request: SpawnRequest, around: ChildDefaults, others: Iterable[int]) -> tuple[int, int]:
-    """Fork a worker.
+    """Fork a worker; return its process id and the read end of its report pipe.
 
     ``others``: descriptors of other workers' (their report pipes, what was sent along for them);
     the child closes them, since whoever waits for their end would wait for it too.
 
     Raises:
-        OSError: a file cannot be opened (its name is in the error), or there is no room for another
-            process.
+        OSError: there is no room for another process, or pipe.
     """
-    streams = open_streams(request.stdout, request.stderr)
-    try:
-        read, write = os.pipe2(os.O_CLOEXEC)
-    except OSError:
-        for fd in streams:
-            close_above_2(fd)
-        raise
+    read, write = os.pipe2(os.O_CLOEXEC)
     try:
         pid = os.fork()
     except OSError:
@@ -230,33 +215,9 @@ def start(request: SpawnRequest, around: ChildDefaults, others: Iterable[int]) -
     else:
         if pid == 0:
             try:
-                become_worker(request, around, streams, write, (read, *others))
+                become_worker(request, around, write, (read, *others))
             finally:
                 os._exit(127)
         return pid, read
     finally:
-        for fd in (write, *streams):
-            close_above_2(fd)
-
-
-def open_streams(stdout: str, stderr: str) -> tuple[int, int]:
-    """Open a worker's files for standard output and error; 1 or 2 where the path is empty.
-
-    Raises:
-        OSError: one cannot be opened; the other is closed again.
-    """
-    opened: list[int] = []
-    for number, path in ((1, stdout), (2, stderr)):
-        try:
-            opened.append(os.open(path, _FLAGS, 0o666) if path else number)
-        except OSError:
-            for fd in opened:
-                close_above_2(fd)
-            raise
-    return opened[0], opened[1]
-
-
-def close_above_2(fd: int) -> None:
-    """Close a descriptor of `open_streams`, if it is not this process's own output."""
-    if fd > 2:
-        os.close(fd)
+        os.close(write)
